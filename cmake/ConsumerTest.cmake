@@ -1,0 +1,13 @@
+# Installs BUILD_TREE to a prefix under WORK, then configures, builds and runs EXAMPLE against it.
+
+cmake_minimum_required(VERSION 3.25)
+
+file(REMOVE_RECURSE "${WORK}") # nothing of an earlier run may help
+set(run COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD_TREE} --config ${CONFIG} --prefix ${WORK}/prefix ${run})
+execute_process(
+  COMMAND ${CMAKE_COMMAND} -S ${EXAMPLE} -B ${WORK}/build -G ${GENERATOR} -D CMAKE_CXX_COMPILER=${COMPILER} -D
+          CMAKE_BUILD_TYPE=${CONFIG} -D CMAKE_PREFIX_PATH=${WORK}/prefix ${run})
+execute_process(COMMAND ${CMAKE_COMMAND} --build ${WORK}/build --config ${CONFIG} ${run})
+find_program(example NAMES example PATHS ${WORK}/build ${WORK}/build/${CONFIG} NO_DEFAULT_PATH REQUIRED)
+execute_process(COMMAND ${example} ${run})

@@ -1,0 +1,15 @@
+# What a build does when nobody says otherwise. A parent project makes these choices itself.
+
+if(NOT PROJECT_IS_TOP_LEVEL)
+  return()
+endif()
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+
+find_program(TILEWISE_CCACHE ccache DOC "Compiler cache, used where present")
+mark_as_advanced(TILEWISE_CCACHE)
+if(TILEWISE_CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${TILEWISE_CCACHE}")
+endif()

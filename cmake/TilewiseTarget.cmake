@@ -1,0 +1,43 @@
+# tilewise_target(<target>): the flags every target of this project is compiled with.
+#
+# Nothing here may depend on the machine that builds: no -march=native. The binary runs on the architecture's
+# baseline and Highway picks better instructions at run time.
+
+set(TILEWISE_WARNINGS
+    -Wall
+    -Wextra
+    -Wpedantic
+    -Wshadow
+    -Wconversion # offsets are 64 bits wide and statistics are f32: narrowing must be written down
+    -Wdouble-promotion
+    -Wold-style-cast
+    -Wnon-virtual-dtor
+    -Woverloaded-virtual
+    -Wundef
+    -Wvla)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # GCC 12 sees overruns in the standard library's inlined std::sort and std::string that are not there
+  # (GCC bugs 107852 and 105651). The sanitized tests look for real ones.
+  list(APPEND TILEWISE_WARNINGS -Wno-array-bounds -Wno-restrict)
+endif()
+
+function(tilewise_target target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  set_target_properties(
+    ${target}
+    PROPERTIES CXX_EXTENSIONS OFF
+               CXX_VISIBILITY_PRESET hidden
+               VISIBILITY_INLINES_HIDDEN ON)
+  target_compile_options(
+    ${target} PRIVATE ${TILEWISE_WARNINGS} $<$<BOOL:${TILEWISE_WERROR}>:-Werror>
+                      $<$<CONFIG:Release>:-g1>) # enough for a profile or a backtrace with lines
+  # Indices into vectors, arrays and spans are checked where assertions are.
+  target_compile_definitions(${target} PRIVATE $<$<CONFIG:Debug>:_GLIBCXX_ASSERTIONS>)
+  if(TILEWISE_SANITIZE)
+    set(sanitize -fsanitize=${TILEWISE_SANITIZE})
+    # The sanitizers' own code in the optimiser's way gives false maybe-uninitialized warnings.
+    target_compile_options(${target} PRIVATE ${sanitize} -fno-sanitize-recover=all -fno-omit-frame-pointer
+                                             -Wno-maybe-uninitialized)
+    target_link_options(${target} PUBLIC ${sanitize})
+  endif()
+endfunction()

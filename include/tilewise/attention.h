@@ -1,0 +1,146 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tilewise/context.h"
+#include "tilewise/error.h"
+#include "tilewise/tensor.h"
+
+#pragma GCC visibility push(default)
+namespace tilewise {
+
+// Exact attention: o = softmax(score(q, k)) v, with everything that may change the score. Shapes:
+// B batch, Hq query heads, Hkv key heads (Hq a multiple of Hkv), Sq queries, Sk keys, D and Dv head dims.
+
+/// Packed sequences: q is [total_q, Hq, D], k and v are [total_k, Hkv, ...]; sequence n owns the rows
+/// cumulative[n] up to cumulative[n+1]. Both tensors are i32 [sequences + 1] and start at 0.
+struct PackedSequences {
+  Tensor cumulative_q;
+  Tensor cumulative_k;
+  std::int64_t max_length_q = 0;  ///< upper bounds on the lengths
+  std::int64_t max_length_k = 0;
+  bool given() const { return cumulative_q.given() || cumulative_k.given(); }
+};
+
+/// A block-sparse mask in FlexAttention's form. For each row of query blocks, `indices` lists the key blocks
+/// to be computed (its first `counts` entries) and `full_indices` those in which nothing is hidden.
+/// Blocks in neither list are hidden. Shapes broadcast over B and Hq.
+struct BlockMask {
+  std::int64_t block_q = 128;
+  std::int64_t block_k = 128;
+  Tensor counts;        ///< i32 [B|1, Hq|1, query blocks]
+  Tensor indices;       ///< i32 [B|1, Hq|1, query blocks, slots]
+  Tensor full_counts;   ///< as counts; optional
+  Tensor full_indices;  ///< as indices; optional
+  /// What is visible inside the blocks of `indices`: tile_ids (shape of indices) names one of
+  /// tiles (boolean [tiles, block_q, block_k]) for each. Without them all of a block is visible.
+  Tensor tile_ids;
+  Tensor tiles;
+  bool given() const { return counts.given(); }
+};
+
+struct AttentionInputs {
+  Tensor q;             ///< [B, Hq, Sq, D]
+  Tensor k;             ///< [B, Hkv, Sk, D]; paged: [pages, Hkv, page, D]
+  Tensor v;             ///< [B, Hkv, Sk, Dv]; paged: [pages, Hkv, page, Dv]
+  Tensor mask;          ///< broadcast to [B, Hq, Sq, Sk]: boolean (true attends), or added to the score
+  Tensor alibi_slopes;  ///< [Hq] or [B, Hq], f32 (f64 allowed when q is f64)
+  Tensor sinks;         ///< [Hq], likewise: a logit that joins the denominator alone
+  Tensor key_lengths;   ///< i32 [B]: how many keys of each entry are in use; required when paged
+  Tensor page_table;    ///< i32 [B, max_pages]
+  PackedSequences packed;
+  BlockMask blocks;
+};
+
+/// Which corner of the score matrix causal and window line up with: query i stands at key i, or the last
+/// query at the last key.
+enum class Alignment : std::uint8_t { top_left, bottom_right };
+
+/// A query standing at key p sees keys p - left up to p + right; an absent side is unbounded.
+struct Window {
+  std::optional<std::int64_t> left;
+  std::optional<std::int64_t> right;
+};
+
+/// Drops attention weights with `probability`; the mask is a function of (seed, offset, b, h, i, j) alone.
+struct Dropout {
+  float probability = 0;
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+};
+
+/// What f32 inputs may lose on tensor cores.
+enum class Precision : std::uint8_t { full, allow_tf32 };
+
+struct AttentionOptions {
+  std::optional<float> scale;  ///< 1/√D when absent
+  bool causal = false;
+  Alignment alignment = Alignment::top_left;
+  Window window{};
+  float softcap = 0;  ///< 0: none
+  Dropout dropout{};
+  bool deterministic = false;  ///< backward bitwise repeatable; forward always is
+  Precision precision = Precision::full;
+  std::string_view kernel = "auto";
+};
+
+struct AttentionOutputs {
+  Tensor o;    ///< [B, Hq, Sq, Dv]; packed: [total_q, Hq, Dv]
+  Tensor lse;  ///< f32 (f64 when q is) [B, Hq, Sq]; packed: [Hq, total_q]; optional
+};
+
+/// What backward reads (o, lse, d_o, d_lse) and what it writes. Only the gradients given are computed.
+struct AttentionGradients {
+  Tensor o;
+  Tensor lse;
+  Tensor d_o;    ///< gradient of o
+  Tensor d_lse;  ///< gradient of lse; optional, type of lse
+  Tensor dq;
+  Tensor dk;
+  Tensor dv;
+  Tensor dmask;   ///< shape of mask, in mask's type or f32: summed over broadcast dimensions
+  Tensor dsinks;  ///< shape and type of sinks
+};
+
+/// Every check is made before anything is written.
+void attention_forward(const AttentionInputs& inputs, const AttentionOptions& options,
+                       const AttentionOutputs& outputs, const Context& context);
+void attention_backward(const AttentionInputs& inputs, const AttentionOptions& options,
+                        const AttentionGradients& gradients, const Context& context);
+
+/// Bytes of workspace the call will need.
+std::size_t attention_forward_workspace(const AttentionInputs& inputs, const AttentionOptions& options,
+                                        const AttentionOutputs& outputs, const Context& context);
+std::size_t attention_backward_workspace(const AttentionInputs& inputs, const AttentionOptions& options,
+                                         const AttentionGradients& gradients, const Context& context);
+
+/// Each kernel in order of preference: chosen, able, or why not.
+struct Explanation {
+  enum class Verdict : std::uint8_t { chosen, able, unable };
+  struct Entry {
+    std::string kernel;
+    Verdict verdict;
+    std::string reason;  ///< empty unless unable
+  };
+  std::string problem;
+  std::vector<Entry> entries;
+};
+std::string to_string(const Explanation& explanation);
+
+Explanation explain_attention_forward(const AttentionInputs& inputs, const AttentionOptions& options,
+                                      const AttentionOutputs& outputs, const Context& context);
+Explanation explain_attention_backward(const AttentionInputs& inputs, const AttentionOptions& options,
+                                       const AttentionGradients& gradients, const Context& context);
+
+/// Names of all attention kernels, fastest first.
+std::vector<std::string_view> attention_kernels();
+/// SIMD levels the CPU kernels can use on this machine, best first: "avx512", "avx2", "sse4", "neon".
+std::vector<std::string_view> simd_levels();
+
+}  // namespace tilewise
+#pragma GCC visibility pop

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#pragma GCC visibility push(default)
+namespace tilewise {
+
+/// Element types. f64 is taken by the reference kernel alone; boolean is one byte, zero or not.
+enum class DType : std::uint8_t { f32, f16, bf16, f64, boolean, i32 };
+
+/// Bytes one element takes.
+constexpr std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64: return 8;
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::f16:
+    case DType::bf16: return 2;
+    case DType::boolean: return 1;
+  }
+  return 0;
+}
+
+constexpr bool is_floating(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f64;
+}
+
+constexpr std::string_view to_string(DType dtype) {
+  switch (dtype) {
+    case DType::f64: return "f64";
+    case DType::f32: return "f32";
+    case DType::f16: return "f16";
+    case DType::bf16: return "bf16";
+    case DType::boolean: return "boolean";
+    case DType::i32: return "i32";
+  }
+  return "unknown";
+}
+
+}  // namespace tilewise
+#pragma GCC visibility pop

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tilewise/attention.h"
+
+namespace tilewise {
+
+enum class Pass : std::uint8_t { forward, backward };
+enum class Layout : std::uint8_t { dense, packed, paged };
+enum class MaskKind : std::uint8_t { none, boolean, additive };
+
+/// What may change a score or its gradient.
+struct AttentionFeatures {
+  MaskKind mask = MaskKind::none;
+  bool mask_gradient = false;
+  bool causal = false;
+  bool window = false;
+  bool softcap = false;
+  bool alibi = false;
+  bool sinks = false;
+  bool dropout = false;
+  bool key_lengths = false;
+  bool block_mask = false;
+  friend bool operator==(const AttentionFeatures&, const AttentionFeatures&) = default;
+};
+
+/// What is asked, apart from how it is done: everything a kernel needs to say whether it can.
+struct AttentionProblem {
+  Pass pass = Pass::forward;
+  Layout layout = Layout::dense;
+  Device device{};
+  DType dtype = DType::f32;
+  std::int64_t batch = 0;  ///< sequences, when packed
+  std::int64_t heads_q = 0;
+  std::int64_t heads_kv = 0;
+  std::int64_t length_q = 0;  ///< the longest, when packed
+  std::int64_t length_k = 0;  ///< the capacity, when paged
+  std::int64_t dim_qk = 0;
+  std::int64_t dim_v = 0;
+  AttentionFeatures features{};
+  friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
+};
+
+/// "forward f32 dense B2 Hq8 Hkv2 Sq128 Sk128 D64 Dv64, causal, dropout"
+std::string to_string(const AttentionProblem& problem);
+
+}  // namespace tilewise

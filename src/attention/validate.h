@@ -1,0 +1,17 @@
+#pragma once
+
+#include "attention/call.h"
+#include "tilewise/attention.h"
+
+namespace tilewise {
+
+/// Checks every argument and gives the call in the form kernels read. Throws InvalidArgument; writes nothing.
+AttentionCall checked_forward(const AttentionInputs& inputs, const AttentionOptions& options,
+                              const AttentionOutputs& outputs, const Context& context);
+AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOptions& options,
+                               const AttentionGradients& gradients, const Context& context);
+
+/// The parts of it that read index tensors: lengths, pages, blocks. CPU memory only.
+void check_indices(const AttentionInputs& inputs, const AttentionCall& call);
+
+}  // namespace tilewise

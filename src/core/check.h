@@ -1,0 +1,41 @@
+#pragma once
+
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "tilewise/error.h"
+#include "tilewise/tensor.h"
+
+namespace tilewise {
+
+/// What was given, in words: a tensor by type and shape, a callable by its result (made on failure alone).
+template <typename T>
+void describe(std::ostream& out, const T& value) {
+  if constexpr (std::is_invocable_v<T>) {
+    out << value();
+  } else if constexpr (std::is_same_v<T, Tensor>) {
+    out << to_string(value);
+  } else {
+    out << value;
+  }
+}
+
+/// Throws InvalidArgument("argument: expected …, got …").
+template <typename Expected, typename Given>
+[[noreturn]] void reject(std::string_view argument, const Expected& expected, const Given& given) {
+  std::ostringstream text;
+  text << argument << ": expected ";
+  describe(text, expected);
+  text << ", got ";
+  describe(text, given);
+  throw InvalidArgument(text.str());
+}
+
+template <typename Expected, typename Given>
+void check(bool holds, std::string_view argument, const Expected& expected, const Given& given) {
+  if (!holds) reject(argument, expected, given);
+}
+
+}  // namespace tilewise

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "tilewise/context.h"
+
+namespace tilewise {
+
+/// Runs task(worker, index) for every index below `count`, taken in order by whichever worker is free: put
+/// the longest tasks first. At most `parallel_for.threads` workers exist, so `worker` may pick scratch
+/// memory.
+template <typename Task>
+void for_each_task(const ParallelFor& parallel_for, std::int64_t count, const Task& task) {
+  const std::int64_t workers = std::min<std::int64_t>(count, parallel_for.threads);
+  if (workers <= 1) {
+    for (std::int64_t index = 0; index < count; ++index) task(0, index);
+    return;
+  }
+  std::atomic<std::int64_t> next{0};
+  parallel_for.run(workers, [&](std::int64_t worker) {
+    for (std::int64_t index = next++; index < count; index = next++) task(worker, index);
+  });
+}
+
+}  // namespace tilewise

@@ -1,0 +1,194 @@
+#include <algorithm>
+
+#include "core/parallel.h"
+#include "cpu/reference/reference.h"
+#include "cpu/reference/softmax.h"
+#include "cpu/unused_rows.h"
+
+namespace tilewise::cpu::reference {
+namespace {
+
+// The gradient from the inputs and d_o alone: o and lse, which may be rounded, are not read.
+
+// Per query, in f64, kept for the passes over keys and mask elements.
+struct RowState {
+  double lse;
+  double shift;  // d_lse − Σ_j p_j·dp_j, what every score's gradient has in common
+};
+
+struct Scratch {
+  RowState* rows;   // [B, Hq, Sq]
+  double* workers;  // [threads, doubles_per_worker]
+};
+
+std::int64_t doubles_per_worker(const AttentionProblem& problem) {
+  return std::max(2 * problem.length_k + problem.dim_qk, problem.dim_qk + problem.dim_v);
+}
+
+std::int64_t row_count(const AttentionProblem& problem) {
+  return problem.batch * problem.heads_q * problem.length_q;
+}
+
+Scratch scratch_of(const AttentionCall& call, const Context& context) {
+  auto* rows = static_cast<RowState*>(context.workspace.data);
+  return {rows, reinterpret_cast<double*>(rows + row_count(call.problem))};
+}
+
+std::int64_t row_index(const Query& query) {
+  const AttentionProblem& problem = query.call.problem;
+  return (query.b * problem.heads_q + query.h) * problem.length_q + query.i;
+}
+
+// Gradient of the weight of key j, dropout included.
+double weight_gradient(const Query& query, std::int64_t j) {
+  const AttentionCall& call = query.call;
+  const double factor = query.dropout_factor(j);
+  if (factor == 0) return 0;
+  return factor * dot(call.v.dtype, query.row(call.d_o), query.key_row(call.v, j), call.problem.dim_v);
+}
+
+struct PairGradient {
+  double weight;  // after dropout
+  double score;   // gradient of the score
+};
+
+PairGradient pair_gradient(const Query& query, std::int64_t j, const RowState& row) {
+  const double p = weight_of(query.score(j), row.lse);
+  if (p == 0) return {0, 0};
+  return {p * query.dropout_factor(j), p * (weight_gradient(query, j) + row.shift)};
+}
+
+// Statistics of one row, and its dq.
+void differentiate_query(const Query& query, RowState& row, double* scratch) {
+  const AttentionCall& call = query.call;
+  const std::int64_t length = query.sequence.length_k;
+  double* scores = scratch;
+  double* dweights = scores + call.problem.length_k;
+  double* dq = dweights + call.problem.length_k;
+  row.lse = softmax_row(query, scores);
+  row.shift = call.d_lse.wanted ? load_element(query.row(call.d_lse), call.d_lse.dtype, 0) : 0.0;
+  for (std::int64_t j = 0; j < length; ++j) {
+    const double p = weight_of(scores[j], row.lse);
+    dweights[j] = p == 0 ? 0.0 : weight_gradient(query, j);
+    row.shift -= p * dweights[j];
+  }
+  if (!call.dq.wanted) return;
+  std::fill_n(dq, call.problem.dim_qk, 0.0);
+  for (std::int64_t j = 0; j < length; ++j) {
+    const double p = weight_of(scores[j], row.lse);
+    if (p == 0) continue;
+    const double ds = p * (dweights[j] + row.shift) * query.score_slope(j);
+    add_scaled(dq, ds, call.k.dtype, query.key_row(call.k, j), call.problem.dim_qk);
+  }
+  store_row(query.row(call.dq), call.dq.dtype, dq, call.scale, call.problem.dim_qk);
+}
+
+// dk and dv of one key, over the queries of every head that shares it.
+void differentiate_key(const AttentionCall& call, std::int64_t b, std::int64_t h_kv, std::int64_t j,
+                       const RowState* rows, double* scratch) {
+  const AttentionProblem& problem = call.problem;
+  const Sequence sequence = call.sequence(b);
+  double* dk = scratch;
+  double* dv = dk + problem.dim_qk;
+  std::fill_n(dk, problem.dim_qk + problem.dim_v, 0.0);
+  for (std::int64_t h = h_kv * call.group(); h < (h_kv + 1) * call.group(); ++h) {
+    for (std::int64_t i = 0; i < sequence.length_q; ++i) {
+      const Query query{call, b, h, i};
+      const PairGradient pair = pair_gradient(query, j, rows[row_index(query)]);
+      if (pair.weight != 0) add_scaled(dv, pair.weight, call.d_o.dtype, query.row(call.d_o), problem.dim_v);
+      if (pair.score == 0) continue;
+      add_scaled(dk, pair.score * query.score_slope(j), call.q.dtype, query.row(call.q), problem.dim_qk);
+    }
+  }
+  if (call.dk.wanted) {
+    store_row(call.key_row(call.dk, sequence, b, h_kv, j), call.dk.dtype, dk, call.scale, problem.dim_qk);
+  }
+  if (call.dv.wanted)
+    store_row(call.key_row(call.dv, sequence, b, h_kv, j), call.dv.dtype, dv, 1.0, problem.dim_v);
+}
+
+// One element of the mask's gradient: the sum over every score it was added to.
+double mask_element(const AttentionCall& call, const std::int64_t (&index)[4], const RowState* rows) {
+  const AttentionProblem& problem = call.problem;
+  const std::int64_t whole[4] = {problem.batch, problem.heads_q, problem.length_q, problem.length_k};
+  std::int64_t first[4], last[4];
+  for (int dim = 0; dim < 4; ++dim) {
+    const bool broadcast = call.dmask.extent[dim] == 1;
+    first[dim] = broadcast ? 0 : index[dim];
+    last[dim] = broadcast ? whole[dim] : index[dim] + 1;
+  }
+  double sum = 0;
+  for (std::int64_t b = first[0]; b < last[0]; ++b) {
+    for (std::int64_t h = first[1]; h < last[1]; ++h) {
+      for (std::int64_t i = first[2]; i < last[2]; ++i) {
+        const Query query{call, b, h, i};
+        for (std::int64_t j = first[3]; j < std::min(last[3], query.sequence.length_k); ++j) {
+          sum += pair_gradient(query, j, rows[row_index(query)]).score;
+        }
+      }
+    }
+  }
+  return sum;
+}
+
+void differentiate_mask(const AttentionCall& call, const Context& context, const RowState* rows) {
+  const MaskView& dmask = call.dmask;
+  const std::int64_t lines = dmask.extent[0] * dmask.extent[1] * dmask.extent[2];
+  for_each_task(context.parallel_for, lines, [&](std::int64_t, std::int64_t line) {
+    std::int64_t index[4] = {line / dmask.extent[2] / dmask.extent[1],
+                             line / dmask.extent[2] % dmask.extent[1], line % dmask.extent[2], 0};
+    for (; index[3] < dmask.extent[3]; ++index[3]) {
+      store_element(dmask.at(index[0], index[1], index[2], index[3]), dmask.dtype, 0,
+                    mask_element(call, index, rows));
+    }
+  });
+}
+
+void differentiate_sinks(const AttentionCall& call, const RowState* rows) {
+  for (std::int64_t h = 0; h < call.problem.heads_q; ++h) {
+    double sum = 0;
+    for (std::int64_t b = 0; b < call.problem.batch; ++b) {
+      for (std::int64_t i = 0; i < call.sequence(b).length_q; ++i) {
+        const RowState& row = rows[row_index(Query{call, b, h, i})];
+        sum += weight_of(call.sinks.at(b, h), row.lse) * row.shift;
+      }
+    }
+    store_element(call.dsinks, call.sinks.dtype, h * call.dsinks_stride, sum);
+  }
+}
+
+}  // namespace
+
+std::size_t backward_workspace(const AttentionCall& call, const Context& context) {
+  const std::int64_t workers = context.parallel_for.threads * doubles_per_worker(call.problem);
+  return static_cast<std::size_t>(row_count(call.problem)) * sizeof(RowState) +
+         static_cast<std::size_t>(workers) * sizeof(double);
+}
+
+void backward(const AttentionCall& call, const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  const Scratch scratch = scratch_of(call, context);
+  const auto worker_scratch = [&](std::int64_t worker) {
+    return scratch.workers + worker * doubles_per_worker(problem);
+  };
+  for_each_task(context.parallel_for, problem.batch * problem.heads_q,
+                [&](std::int64_t worker, std::int64_t task) {
+                  const std::int64_t b = task / problem.heads_q;
+                  for (std::int64_t i = 0; i < call.sequence(b).length_q; ++i) {
+                    const Query query{call, b, task % problem.heads_q, i};
+                    differentiate_query(query, scratch.rows[row_index(query)], worker_scratch(worker));
+                  }
+                });
+  for_each_task(
+      context.parallel_for, problem.batch * problem.heads_kv, [&](std::int64_t worker, std::int64_t task) {
+        const std::int64_t b = task / problem.heads_kv;
+        for (std::int64_t j = 0; j < call.sequence(b).length_k; ++j) {
+          differentiate_key(call, b, task % problem.heads_kv, j, scratch.rows, worker_scratch(worker));
+        }
+      });
+  clear_unused_gradients(call);
+  if (problem.features.mask_gradient) differentiate_mask(call, context, scratch.rows);
+  if (call.dsinks != nullptr) differentiate_sinks(call, scratch.rows);
+}
+
+}  // namespace tilewise::cpu::reference

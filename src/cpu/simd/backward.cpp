@@ -1,0 +1,269 @@
+#include "cpu/simd/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd/backward.cpp"
+#include "hwy/foreach_target.h"  // compiles this file once for each target
+//
+#include <cmath>
+
+#include "cpu/simd/gradient_tile-inl.h"
+#include "cpu/simd/mask_gradient-inl.h"
+#include "cpu/simd/passes.h"
+#include "cpu/unused_rows.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tilewise::cpu::simd::HWY_NAMESPACE {
+namespace {
+
+std::int64_t padded(std::int64_t dim) { return (dim + lanes - 1) / lanes * lanes; }
+
+// How a problem is cut: tasks are (b, key head, split), and a split takes every splits-th panel of the
+// queries that share the key head. dk and dv are summed a split, so that no two tasks meet, and joined at the
+// end in one order.
+struct Plan {
+  PanelGrid grid;
+  int width;
+  int keys;  // a tile
+  std::int64_t splits;
+
+  explicit Plan(const AttentionCall& call)
+      : grid(call, panel_width(call.problem.length_q, lanes), false),
+        width(panel_width(call.problem.length_q, lanes)),
+        keys(tile_keys(std::max(call.problem.dim_qk, call.problem.dim_v))),
+        splits(gradient_splits(call.problem.batch * call.problem.heads_kv, grid.panels() * call.group())) {}
+};
+
+struct Scratch {
+  GradientScratch tile;
+  float* q_rows;    // [width, padded D]
+  float* d_o_rows;  // [width, padded Dv]
+  float* dq;        // [D, width]
+};
+
+struct Workspace {
+  float* shifts;  // [Hq, rows_q]
+  float* dk;      // [splits, Hkv, rows_k, padded D]
+  float* dv;      // [splits, Hkv, rows_k, padded Dv]
+  std::byte* workers;
+};
+
+Scratch take_scratch(Arena& arena, const AttentionCall& call, const Plan& plan) {
+  return {.tile = take_gradient_scratch(arena, call, plan.width, plan.keys),
+          .q_rows = arena.take<float>(plan.width * padded(call.problem.dim_qk)),
+          .d_o_rows = arena.take<float>(plan.width * padded(call.problem.dim_v)),
+          .dq = arena.take<float>(plan.width * call.problem.dim_qk)};
+}
+
+// A worker computes panels, then parts of the mask: the larger of the two.
+std::size_t worker_bytes(const AttentionCall& call, const Plan& plan) {
+  Arena panels(nullptr);
+  Arena mask(nullptr);
+  take_scratch(panels, call, plan);
+  if (call.problem.features.mask_gradient) take_mask_scratch(mask, call, plan.width, plan.keys);
+  return (std::max(panels.used(), mask.used()) + 63) / 64 * 64;
+}
+
+Workspace take_workspace(Arena& arena, const AttentionCall& call, const Plan& plan, int threads) {
+  const std::int64_t key_rows = plan.splits * call.problem.heads_kv * call.rows_k();
+  return {.shifts = arena.take<float>(call.problem.heads_q * call.rows_q()),
+          .dk = arena.take<float>(call.dk.wanted ? key_rows * padded(call.problem.dim_qk) : 0),
+          .dv = arena.take<float>(call.dv.wanted ? key_rows * padded(call.problem.dim_v) : 0),
+          .workers = arena.take<std::byte>(static_cast<std::int64_t>(worker_bytes(call, plan)) *
+                                           std::int64_t{threads})};
+}
+
+// Rows [width, padded dim] as they stand in memory, widened; the padding is zero.
+void load_rows(const Panel& panel, const Rows& rows, std::int64_t dim, float* to) {
+  const std::int64_t stride = padded(dim);
+  for (int lane = 0; lane < panel.rows; ++lane) {
+    float* row = to + lane * stride;
+    widen(row, rows.at(panel.b, panel.head[lane], panel.sequence.first_q + panel.query[lane]), rows.dtype,
+          static_cast<int>(dim), 1.0f);
+    std::fill_n(row + dim, stride - dim, 0.0f);
+  }
+}
+
+void write_dq(const AttentionCall& call, const Panel& panel, const Scratch& scratch) {
+  const auto dim = static_cast<int>(call.problem.dim_qk);
+  const VF scale = set(static_cast<float>(call.scale));
+  map_tile(scratch.dq, dim, panel.width, [&](int, int, VF dq) HWY_ATTR { return hn::Mul(dq, scale); });
+  panel_to_rows(scratch.dq, panel.width, dim, panel.rows, call.dq.dtype, scratch.tile.score.staging,
+                [&](int lane) {
+                  return call.dq.at(panel.b, panel.head[lane], panel.sequence.first_q + panel.query[lane]);
+                });
+}
+
+// All gradients of one panel: dq is finished, dk and dv ([keys, padded dim] of this entry and head) are added
+// to.
+void differentiate_panel(const AttentionCall& call, const Plan& plan, const Panel& panel, const float* shifts,
+                         const Scratch& scratch, float* dk, float* dv) {
+  const auto dim_qk = static_cast<int>(call.problem.dim_qk);
+  const std::int64_t stride_k = padded(call.problem.dim_qk);
+  const std::int64_t stride_v = padded(call.problem.dim_v);
+  const int width = panel.width;
+  const bool with_scores = call.dq.wanted || call.dk.wanted;
+  load_panel(call, panel, shifts, scratch.tile);
+  if (call.dk.wanted) load_rows(panel, call.q, call.problem.dim_qk, scratch.q_rows);
+  if (call.dv.wanted) load_rows(panel, call.d_o, call.problem.dim_v, scratch.d_o_rows);
+  std::fill_n(scratch.dq, dim_qk * width, 0.0f);
+  for_each_key_tile(call, panel, panel.any, plan.keys, [&](const KeyTile& tile) {
+    const TileRows rows = gradient_tile(call, panel, tile, with_scores, scratch.tile);
+    if (call.dv.wanted) {
+      multiply<ALayout::rows, Into::add>({.a = scratch.tile.weights,
+                                          .lda = width,
+                                          .b = scratch.d_o_rows,
+                                          .ldb = stride_v,
+                                          .c = dv + tile.first * stride_v,
+                                          .ldc = stride_v,
+                                          .depth = panel.rows},
+                                         tile.count, static_cast<int>(stride_v));
+    }
+    if (!with_scores) return;
+    if (call.problem.features.softcap) {  // through s = c·tanh(x): ds/dx = 1 − tanh²
+      map_tile(scratch.tile.dscores, tile.count, width, [&](int j, int lane, VF ds) HWY_ATTR {
+        const VF t = load(scratch.tile.score.tangents + j * width + lane);
+        return hn::Mul(ds, hn::NegMulAdd(t, t, set(1.0f)));
+      });
+    }
+    if (call.dk.wanted) {
+      multiply<ALayout::rows, Into::add>({.a = scratch.tile.dscores,
+                                          .lda = width,
+                                          .b = scratch.q_rows,
+                                          .ldb = stride_k,
+                                          .c = dk + tile.first * stride_k,
+                                          .ldc = stride_k,
+                                          .depth = panel.rows},
+                                         tile.count, static_cast<int>(stride_k));
+    }
+    if (call.dq.wanted) {
+      multiply<ALayout::columns, Into::add>({.a = rows.k.data,
+                                             .lda = rows.k.stride,
+                                             .b = scratch.tile.dscores,
+                                             .ldb = width,
+                                             .c = scratch.dq,
+                                             .ldc = width,
+                                             .depth = tile.count},
+                                            dim_qk, width);
+    }
+  });
+  if (call.dq.wanted) write_dq(call, panel, scratch);
+}
+
+// Joins the splits of one key's gradient and writes it: factor · Σ_split part.
+void write_key_row(const AttentionCall& call, const Plan& plan, const Rows& to, const float* parts,
+                   std::int64_t dim, float factor, std::int64_t b, std::int64_t h_kv, std::int64_t j,
+                   float* staging) {
+  const std::int64_t stride = padded(dim);
+  const std::int64_t row = h_kv * call.rows_k() + call.first_row_k(b) + j;
+  const std::int64_t split_stride = call.problem.heads_kv * call.rows_k() * stride;
+  const float* part = parts + row * stride;
+  for (std::int64_t d = 0; d < stride; d += lanes) {
+    VF sum = load(part + d);
+    for (std::int64_t split = 1; split < plan.splits; ++split) {
+      sum = hn::Add(sum, load(part + split * split_stride + d));
+    }
+    store(hn::Mul(sum, set(factor)), staging + d);
+  }
+  narrow(call.key_row(to, call.sequence(b), b, h_kv, j), to.dtype, staging, static_cast<int>(dim));
+}
+
+void sink_gradient(const AttentionCall& call, const float* shifts) {
+  for (std::int64_t h = 0; h < call.problem.heads_q; ++h) {
+    double sum = 0;
+    for (std::int64_t b = 0; b < call.problem.batch; ++b) {
+      const Sequence sequence = call.sequence(b);
+      const double sink = call.sinks.at(b, h);
+      for (std::int64_t i = 0; i < sequence.length_q; ++i) {
+        const float lse = *reinterpret_cast<const float*>(call.lse.at(b, h, sequence.first_q + i));
+        if (lse == minus_infinity) continue;  // the row saw nothing, not even its sink
+        const float shift = shifts[h * call.rows_q() + call.first_row_q(b) + i];
+        sum += std::exp(sink - static_cast<double>(lse)) * static_cast<double>(shift);
+      }
+    }
+    store_element(call.dsinks, call.sinks.dtype, h * call.dsinks_stride, sum);
+  }
+}
+
+}  // namespace
+
+std::size_t backward_workspace(const AttentionCall& call, const Context& context) {
+  Arena arena(nullptr);
+  take_workspace(arena, call, Plan(call), context.parallel_for.threads);
+  return arena.used();
+}
+
+void backward(const AttentionCall& call, const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  const Plan plan(call);
+  Arena arena(context.workspace.data);
+  const Workspace workspace = take_workspace(arena, call, plan, context.parallel_for.threads);
+  const std::size_t stride = worker_bytes(call, plan);
+  const auto worker_arena = [&](std::int64_t worker) {
+    return Arena(workspace.workers + stride * static_cast<std::size_t>(worker));
+  };
+
+  for_each_task(context.parallel_for, problem.batch * problem.heads_q,
+                [&](std::int64_t worker, std::int64_t task) {
+                  Arena own = worker_arena(worker);
+                  const Scratch scratch = take_scratch(own, call, plan);
+                  const std::int64_t b = task / problem.heads_q;
+                  const std::int64_t h = task % problem.heads_q;
+                  row_shifts(call, b, h, scratch.tile.score.staging,
+                             workspace.shifts + h * call.rows_q() + call.first_row_q(b));
+                });
+
+  if (call.dq.wanted || call.dk.wanted || call.dv.wanted) {
+    const std::int64_t panels = plan.grid.panels();
+    for_each_task(context.parallel_for, problem.batch * problem.heads_kv * plan.splits,
+                  [&](std::int64_t worker, std::int64_t task) {
+                    Arena own = worker_arena(worker);
+                    const Scratch scratch = take_scratch(own, call, plan);
+                    const std::int64_t split = task % plan.splits;
+                    const std::int64_t h_kv = task / plan.splits % problem.heads_kv;
+                    const std::int64_t b = task / plan.splits / problem.heads_kv;
+                    const std::int64_t row =
+                        (split * problem.heads_kv + h_kv) * call.rows_k() + call.first_row_k(b);
+                    const std::int64_t length = call.sequence(b).length_k;
+                    float* dk = workspace.dk + row * padded(problem.dim_qk);
+                    float* dv = workspace.dv + row * padded(problem.dim_v);
+                    if (call.dk.wanted) std::fill_n(dk, length * padded(problem.dim_qk), 0.0f);
+                    if (call.dv.wanted) std::fill_n(dv, length * padded(problem.dim_v), 0.0f);
+                    for (std::int64_t unit = split; unit < call.group() * panels; unit += plan.splits) {
+                      const std::int64_t head = h_kv * call.group() + unit / panels;
+                      if (!fill_panel(call, plan.grid, b, head, unit % panels, scratch.tile)) continue;
+                      differentiate_panel(call, plan, *scratch.tile.panel, workspace.shifts, scratch, dk, dv);
+                    }
+                  });
+  }
+
+  if (call.dk.wanted || call.dv.wanted) {
+    for_each_task(context.parallel_for, problem.batch * problem.heads_kv,
+                  [&](std::int64_t worker, std::int64_t task) {
+                    Arena own = worker_arena(worker);
+                    const Scratch scratch = take_scratch(own, call, plan);
+                    const std::int64_t b = task / problem.heads_kv;
+                    const std::int64_t h_kv = task % problem.heads_kv;
+                    for (std::int64_t j = 0; j < call.sequence(b).length_k; ++j) {
+                      if (call.dk.wanted) {
+                        write_key_row(call, plan, call.dk, workspace.dk, problem.dim_qk,
+                                      static_cast<float>(call.scale), b, h_kv, j, scratch.q_rows);
+                      }
+                      if (call.dv.wanted) {
+                        write_key_row(call, plan, call.dv, workspace.dv, problem.dim_v, 1.0f, b, h_kv, j,
+                                      scratch.d_o_rows);
+                      }
+                    }
+                  });
+  }
+  clear_unused_gradients(call);
+  if (problem.features.mask_gradient) {
+    mask_gradient(call, context, plan.grid, plan.keys, workspace.shifts, [&](std::int64_t worker) {
+      Arena own = worker_arena(worker);
+      return take_mask_scratch(own, call, plan.width, plan.keys);
+    });
+  }
+  if (call.dsinks != nullptr) sink_gradient(call, workspace.shifts);
+}
+
+}  // namespace tilewise::cpu::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,270 @@
+#include "cpu/simd/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd/forward.cpp"
+#include "hwy/foreach_target.h"  // compiles this file once for each target
+//
+#include <cmath>
+
+#include "core/arena.h"
+#include "core/parallel.h"
+#include "cpu/simd/dropout-inl.h"
+#include "cpu/simd/multiply-inl.h"
+#include "cpu/simd/panel.h"
+#include "cpu/simd/passes.h"
+#include "cpu/simd/score-inl.h"
+#include "cpu/simd/softmax-inl.h"
+#include "cpu/simd/tuning.h"
+#include "cpu/unused_rows.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tilewise::cpu::simd::HWY_NAMESPACE {
+namespace {
+
+// What a worker computes a panel in.
+struct Scratch {
+  Panel* panel;
+  float* q;        // [D, width]: the queries, transposed and scaled
+  float* o;        // [Dv, width]: the output so far, transposed
+  float* scores;   // [tile keys, width], later the weights
+  float* kv_rows;  // [tile keys, max(D, Dv)]: keys or values that cannot be read where they lie
+  ScoreScratch score;
+  std::int32_t* block_states;
+  SoftmaxState* state;
+};
+
+// A panel's result over a part of the keys, kept until all parts are there.
+struct Partial {
+  SoftmaxState state;
+  // o [Dv, width] follows
+};
+
+struct Plan {
+  PanelGrid grid;
+  int width;
+  int keys;  // a tile
+  std::int64_t splits;
+
+  explicit Plan(const AttentionCall& call)
+      : grid(call, width_of(call), true),
+        width(width_of(call)),
+        keys(tile_keys(std::max(call.problem.dim_qk, call.problem.dim_v))),
+        splits(key_splits(call.problem.batch * grid.heads() * grid.panels(), call.problem.length_k)) {}
+
+  static int width_of(const AttentionCall& call) {
+    const bool shared = call.problem.length_q < panel_vectors * lanes && !call.problem.features.block_mask;
+    return panel_width(call.problem.length_q * (shared ? call.group() : 1), lanes);
+  }
+
+  std::int64_t panels(const AttentionCall& call) const {
+    return call.problem.batch * grid.heads() * grid.panels();
+  }
+  std::int64_t partial_floats(const AttentionCall& call) const {
+    return static_cast<std::int64_t>(sizeof(Partial) / sizeof(float)) + call.problem.dim_v * width;
+  }
+};
+
+Scratch take_scratch(Arena& arena, const AttentionCall& call, const Plan& plan) {
+  const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
+  const std::int64_t tile = std::int64_t{plan.keys} * plan.width;
+  const bool blocks = call.problem.features.block_mask;
+  const bool converts = call.problem.dtype != DType::f32 || call.problem.layout == Layout::paged;
+  return {.panel = arena.take<Panel>(1),
+          .q = arena.take<float>(call.problem.dim_qk * plan.width),
+          .o = arena.take<float>(call.problem.dim_v * plan.width),
+          .scores = arena.take<float>(tile),
+          .kv_rows = arena.take<float>(converts ? plan.keys * dim : 0),
+          .score = {.bias = arena.take<float>(tile),
+                    .staging = arena.take<float>(8 * std::max<std::int64_t>(dim, plan.keys)),
+                    .tangents = nullptr},
+          .block_states = arena.take<std::int32_t>(blocks ? call.key_blocks() : 0),
+          .state = arena.take<SoftmaxState>(1)};
+}
+
+// Attends from the panel to the keys of `range`; leaves the unnormalised output and its state in the scratch.
+void attend(const AttentionCall& call, const Plan& plan, const Panel& panel, KeyRange range,
+            Scratch& scratch) {
+  const auto dim_qk = static_cast<int>(call.problem.dim_qk);
+  const auto dim_v = static_cast<int>(call.problem.dim_v);
+  const int width = panel.width;
+  alignas(64) float rescale[max_panel_width];
+  scratch.state->reset(width);
+  std::fill_n(scratch.o, dim_v * width, 0.0f);
+  rows_to_panel(scratch.q, width, dim_qk, call.q.dtype, query_factor(call), scratch.score.staging,
+                [&](int lane) {
+                  return call.q.at(panel.b, panel.head[lane], panel.sequence.first_q + panel.query[lane]);
+                });
+  for_each_key_tile(call, panel, range, plan.keys, [&](const KeyTile& tile) {
+    const RowBlock k = load_key_rows(call, panel, call.k, tile, dim_qk, scratch.kv_rows);
+    multiply_deep({.a = k.data,
+                   .lda = k.stride,
+                   .b = scratch.q,
+                   .ldb = width,
+                   .c = scratch.scores,
+                   .ldc = width,
+                   .depth = dim_qk},
+                  tile.count, width);
+    score_tile(call, panel, tile, scratch.scores, scratch.score);
+    softmax_tile(scratch.scores, tile.count, width, *scratch.state, rescale);
+    if (call.problem.features.dropout) {
+      for_each_dropout_factor(call, panel, tile, [&](int j, int lane, VF factor) HWY_ATTR {
+        float* weight = scratch.scores + j * width + lane;
+        store(hn::Mul(load(weight), factor), weight);
+      });
+    }
+    const RowBlock v = load_key_rows(call, panel, call.v, tile, dim_v, scratch.kv_rows);
+    multiply<ALayout::columns, Into::rescale>({.a = v.data,
+                                               .lda = v.stride,
+                                               .b = scratch.scores,
+                                               .ldb = width,
+                                               .c = scratch.o,
+                                               .ldc = width,
+                                               .depth = tile.count,
+                                               .factor = rescale},
+                                              dim_v, width);
+  });
+}
+
+// Joins the sink, divides by the sum, writes o and lse.
+void finish(const AttentionCall& call, const Panel& panel, Scratch& scratch) {
+  const auto dim_v = static_cast<int>(call.problem.dim_v);
+  alignas(64) float inverse[max_panel_width];
+  for (int lane = 0; lane < panel.width; ++lane) {
+    float maximum = scratch.state->maximum[lane];
+    float sum = scratch.state->sum[lane];
+    float factor = 1;
+    if (call.problem.features.sinks) {
+      const float sink = static_cast<float>(call.sinks.at(panel.b, panel.head[lane])) * log2e;
+      const float highest = std::max(maximum, sink);
+      factor = std::exp2(maximum - highest);
+      sum = sum * factor + std::exp2(sink - highest);
+      maximum = highest;
+    }
+    const bool empty = sum == 0;
+    inverse[lane] = empty ? 0.0f : factor / sum;
+    if (call.lse.wanted && lane < panel.rows) {
+      const double lse =
+          static_cast<double>(maximum) * 0.6931471805599453 + std::log(static_cast<double>(sum));
+      const std::int64_t row = panel.sequence.first_q + panel.query[lane];
+      *reinterpret_cast<float*>(call.lse.at(panel.b, panel.head[lane], row)) =
+          empty ? minus_infinity : static_cast<float>(lse);
+    }
+  }
+  map_tile(scratch.o, dim_v, panel.width,
+           [&](int, int lane, VF o) HWY_ATTR { return hn::Mul(o, hn::Load(F(), inverse + lane)); });
+  panel_to_rows(scratch.o, panel.width, dim_v, panel.rows, call.o.dtype, scratch.score.staging,
+                [&](int lane) {
+                  return call.o.at(panel.b, panel.head[lane], panel.sequence.first_q + panel.query[lane]);
+                });
+}
+
+void save_partial(const AttentionCall& call, const Panel& panel, const Scratch& scratch, float* to) {
+  auto* partial = reinterpret_cast<Partial*>(to);
+  partial->state = *scratch.state;
+  std::copy_n(scratch.o, call.problem.dim_v * panel.width, reinterpret_cast<float*>(partial + 1));
+}
+
+// Adds a partial result to the scratch, in the order of the parts.
+void join_partial(const AttentionCall& call, const Panel& panel, Scratch& scratch, const float* from) {
+  const auto* partial = reinterpret_cast<const Partial*>(from);
+  const auto* o = reinterpret_cast<const float*>(partial + 1);
+  for (int lane = 0; lane < panel.width; lane += lanes) {
+    const VF ours = hn::Load(F(), scratch.state->maximum + lane);
+    const VF theirs = hn::Load(F(), partial->state.maximum + lane);
+    const VF maximum = hn::Max(ours, theirs);
+    const VF our_factor = exp2_of(hn::Sub(ours, maximum));
+    const VF their_factor = exp2_of(hn::Sub(theirs, maximum));
+    const VF their_sum = hn::Mul(hn::Load(F(), partial->state.sum + lane), their_factor);
+    hn::Store(hn::MulAdd(hn::Load(F(), scratch.state->sum + lane), our_factor, their_sum), F(),
+              scratch.state->sum + lane);
+    hn::Store(maximum, F(), scratch.state->maximum + lane);
+    for (std::int64_t d = 0; d < call.problem.dim_v; ++d) {
+      const std::int64_t at = d * panel.width + lane;
+      store(hn::MulAdd(load(scratch.o + at), our_factor, hn::Mul(load(o + at), their_factor)),
+            scratch.o + at);
+    }
+  }
+}
+
+struct Task {
+  std::int64_t b, head, panel;
+};
+
+// Heads one after another, and the last panels of a head first: with causal they see the most keys.
+Task task_of(const Plan& plan, std::int64_t index) {
+  const std::int64_t panels = plan.grid.panels();
+  return {.b = index / panels / plan.grid.heads(),
+          .head = index / panels % plan.grid.heads(),
+          .panel = panels - 1 - index % panels};
+}
+
+// Part `split` of the keys the panel sees, cut at whole tiles.
+KeyRange split_range(const Plan& plan, const Panel& panel, std::int64_t split) {
+  const std::int64_t tiles = (panel.any.last - panel.any.first + plan.keys - 1) / plan.keys;
+  const auto cut = [&](std::int64_t part) {
+    return panel.any.first + tiles * part / plan.splits * plan.keys;
+  };
+  return {cut(split), split + 1 == plan.splits ? panel.any.last : cut(split + 1)};
+}
+
+}  // namespace
+
+std::size_t forward_workspace(const AttentionCall& call, const Context& context) {
+  const Plan plan(call);
+  Arena arena(nullptr);
+  for (int worker = 0; worker < context.parallel_for.threads; ++worker) take_scratch(arena, call, plan);
+  if (plan.splits > 1) arena.take<float>(plan.panels(call) * plan.splits * plan.partial_floats(call));
+  return arena.used();
+}
+
+void forward(const AttentionCall& call, const Context& context) {
+  const Plan plan(call);
+  Arena arena(nullptr);
+  take_scratch(arena, call, plan);
+  const std::size_t stride = (arena.used() + 63) / 64 * 64;
+  auto* base = static_cast<std::byte*>(context.workspace.data);
+  auto* partials =
+      reinterpret_cast<float*>(base + stride * static_cast<std::size_t>(context.parallel_for.threads));
+  const auto states = [&](const Scratch& scratch) {
+    const bool blocks = call.problem.features.block_mask;
+    return std::span(scratch.block_states, static_cast<std::size_t>(blocks ? call.key_blocks() : 0));
+  };
+  const auto worker_scratch = [&](std::int64_t worker) {
+    Arena own(base + stride * static_cast<std::size_t>(worker));
+    return take_scratch(own, call, plan);
+  };
+
+  for_each_task(context.parallel_for, plan.panels(call) * plan.splits,
+                [&](std::int64_t worker, std::int64_t index) {
+                  Scratch scratch = worker_scratch(worker);
+                  const Task task = task_of(plan, index / plan.splits);
+                  Panel& panel = *scratch.panel;
+                  if (!plan.grid.fill(panel, task.b, task.head, task.panel, lanes, states(scratch))) return;
+                  if (plan.splits == 1) {
+                    attend(call, plan, panel, panel.any, scratch);
+                    finish(call, panel, scratch);
+                  } else {
+                    attend(call, plan, panel, split_range(plan, panel, index % plan.splits), scratch);
+                    save_partial(call, panel, scratch, partials + index * plan.partial_floats(call));
+                  }
+                });
+  if (plan.splits > 1) {
+    for_each_task(context.parallel_for, plan.panels(call), [&](std::int64_t worker, std::int64_t index) {
+      Scratch scratch = worker_scratch(worker);
+      const Task task = task_of(plan, index);
+      Panel& panel = *scratch.panel;
+      if (!plan.grid.fill(panel, task.b, task.head, task.panel, lanes, states(scratch))) return;
+      scratch.state->reset(panel.width);
+      std::fill_n(scratch.o, call.problem.dim_v * panel.width, 0.0f);
+      for (std::int64_t split = 0; split < plan.splits; ++split) {
+        join_partial(call, panel, scratch,
+                     partials + (index * plan.splits + split) * plan.partial_floats(call));
+      }
+      finish(call, panel, scratch);
+    });
+  }
+  clear_unused_outputs(call);
+}
+
+}  // namespace tilewise::cpu::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

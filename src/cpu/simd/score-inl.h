@@ -1,0 +1,153 @@
+// What happens to a tile of scores between the two products: softcap, ALiBi, masks, hidden keys, dropout.
+// A tile is [keys, width]: one key a row, one query a lane. Scores are in units of log2 e, ready for exp2.
+
+#if defined(TILEWISE_CPU_SIMD_SCORE_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef TILEWISE_CPU_SIMD_SCORE_INL_H
+#undef TILEWISE_CPU_SIMD_SCORE_INL_H
+#else
+#define TILEWISE_CPU_SIMD_SCORE_INL_H
+#endif
+
+#include "cpu/simd/panel.h"
+#include "cpu/simd/transpose-inl.h"
+#include "cpu/simd/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tilewise::cpu::simd::HWY_NAMESPACE {
+
+/// Calls body(key row j, lane, vector) → vector on every vector of the tile.
+template <typename Body>
+HWY_INLINE void map_tile(float* tile, int keys, int width, const Body& body) {
+  for (int lane = 0; lane < width; lane += lanes) {
+    for (int j = 0; j < keys; ++j) {
+      float* at = tile + j * width + lane;
+      store(body(j, lane, load(at)), at);
+    }
+  }
+}
+
+/// The factor on q that puts q·k where score_tile expects it.
+inline float query_factor(const AttentionCall& call) {
+  const double unit = call.problem.features.softcap ? 1.0 / call.softcap : 1.4426950408889634;
+  return static_cast<float>(call.scale * unit);
+}
+
+inline void cap_scores(const AttentionCall& call, int keys, int width, float* tile, float* tangents) {
+  const VF cap = set(static_cast<float>(call.softcap) * log2e);
+  map_tile(tile, keys, width, [&](int j, int lane, VF x) HWY_ATTR {
+    const VF t = tanh_of(x);
+    if (tangents != nullptr) store(t, tangents + j * width + lane);
+    return hn::Mul(t, cap);
+  });
+}
+
+inline void add_alibi(const AttentionCall& call, const Panel& panel, const KeyTile& keys, float* tile) {
+  alignas(64) float slopes[max_panel_width];
+  alignas(64) std::int32_t positions[max_panel_width];  // where each query stands among the keys
+  const Sequence& sequence = panel.sequence;
+  for (int lane = 0; lane < panel.width; ++lane) {
+    slopes[lane] = static_cast<float>(call.alibi_slopes.at(panel.b, panel.head[lane])) * log2e;
+    positions[lane] =
+        static_cast<std::int32_t>(panel.query[lane] + sequence.length_k - sequence.length_q - keys.first);
+  }
+  map_tile(tile, keys.count, panel.width, [&](int j, int lane, VF s) HWY_ATTR {
+    const VI distance = hn::Abs(hn::Sub(hn::Load(I(), positions + lane), hn::Set(I(), j)));
+    return hn::NegMulAdd(hn::Load(F(), slopes + lane), hn::ConvertTo(F(), distance), s);
+  });
+}
+
+/// s + bias; −inf hides whatever s is, a NaN included.
+HWY_INLINE VF add_bias(VF s, VF bias) {
+  return hn::IfThenElse(hn::Eq(bias, set(minus_infinity)), bias, hn::Add(s, bias));
+}
+
+/// Adds a mask that differs between lanes: row(lane) is the address of its first key in the tile.
+template <typename RowOf>
+void add_bias_rows(int keys, int width, DType dtype, float* tile, float* bias, float* staging,
+                   const RowOf& row) {
+  rows_to_panel(bias, width, keys, dtype, log2e, staging, row);
+  map_tile(tile, keys, width,
+           [&](int j, int lane, VF s) HWY_ATTR { return add_bias(s, load(bias + j * width + lane)); });
+}
+
+/// Gathers a row whose elements stand apart; returns `from` itself if they do not.
+inline const std::byte* contiguous_row(const std::byte* from, std::int64_t stride, DType dtype, int count,
+                                       std::byte* buffer) {
+  if (stride == 1) return from;
+  const std::size_t size = size_of(dtype);
+  for (int n = 0; n < count; ++n) {
+    std::memcpy(buffer + static_cast<std::size_t>(n) * size,
+                from + n * stride * static_cast<std::int64_t>(size), size);
+  }
+  return buffer;
+}
+
+inline void add_mask(const AttentionCall& call, const Panel& panel, const KeyTile& keys, float* tile,
+                     float* bias, float* staging) {
+  const MaskView& mask = call.mask;
+  const std::int64_t stride = mask.stride[3];
+  auto* gathered = reinterpret_cast<std::byte*>(staging + 4 * keys.count);
+  const std::size_t row_bytes = static_cast<std::size_t>(keys.count) * sizeof(float);
+  const bool same_for_all = mask.stride[2] == 0 && (mask.stride[1] == 0 || panel.one_head());
+  if (same_for_all) {
+    const std::byte* from = contiguous_row(mask.at(panel.b, panel.head[0], 0, keys.first), stride, mask.dtype,
+                                           keys.count, gathered);
+    widen(bias, from, mask.dtype, keys.count, log2e);
+    map_tile(tile, keys.count, panel.width,
+             [&](int j, int, VF s) HWY_ATTR { return add_bias(s, set(bias[j])); });
+    return;
+  }
+  add_bias_rows(keys.count, panel.width, mask.dtype, tile, bias, staging, [&](int lane) {
+    const std::byte* from = mask.at(panel.b, panel.head[lane], panel.query[lane], keys.first);
+    return contiguous_row(from, stride, mask.dtype, keys.count,
+                          gathered + static_cast<std::size_t>(lane % 4) * row_bytes);
+  });
+}
+
+/// Hides what the block mask's own tile hides inside a partial block.
+inline void hide_by_block_tile(const AttentionCall& call, const Panel& panel, const KeyTile& keys,
+                               float* tile, float* bias, float* staging) {
+  const BlockView& blocks = call.blocks;
+  auto* gathered = reinterpret_cast<std::byte*>(staging + 4 * keys.count);
+  add_bias_rows(keys.count, panel.width, DType::boolean, tile, bias, staging, [&](int lane) {
+    const std::byte* from = blocks.tiles + keys.block_tile * blocks.tile_stride[0] +
+                            panel.query[lane] % blocks.block_q * blocks.tile_stride[1] +
+                            keys.first % blocks.block_k * blocks.tile_stride[2];
+    return contiguous_row(
+        from, blocks.tile_stride[2], DType::boolean, keys.count,
+        gathered + static_cast<std::size_t>(lane % 4) * static_cast<std::size_t>(keys.count));
+  });
+}
+
+/// Hides keys outside each lane's [first_key, last_key).
+inline void hide_outside(const Panel& panel, const KeyTile& keys, float* tile) {
+  map_tile(tile, keys.count, panel.width, [&](int j, int lane, VF s) HWY_ATTR {
+    const VI key = hn::Set(I(), static_cast<std::int32_t>(keys.first) + j);
+    const auto before = hn::Lt(key, hn::Load(I(), panel.first_key + lane));
+    const auto inside = hn::Lt(key, hn::Load(I(), panel.last_key + lane));
+    return hn::IfThenElse(hn::RebindMask(F(), hn::AndNot(before, inside)), s, set(minus_infinity));
+  });
+}
+
+/// Scratch of the functions above.
+struct ScoreScratch {
+  float* bias;      // [tile keys, width]
+  float* staging;   // 8 · max(head dims, tile keys)
+  float* tangents;  // [tile keys, width]: tanh of the capped scores, kept for backward; may be null
+};
+
+/// From k·(query_factor·q) to the score, in units of log2 e.
+inline void score_tile(const AttentionCall& call, const Panel& panel, const KeyTile& keys, float* tile,
+                       const ScoreScratch& scratch) {
+  const AttentionFeatures& features = call.problem.features;
+  if (features.softcap) cap_scores(call, keys.count, panel.width, tile, scratch.tangents);
+  if (features.alibi) add_alibi(call, panel, keys, tile);
+  if (features.mask != MaskKind::none) add_mask(call, panel, keys, tile, scratch.bias, scratch.staging);
+  if (keys.block_tile >= 0) hide_by_block_tile(call, panel, keys, tile, scratch.bias, scratch.staging);
+  if (keys.edge) hide_outside(panel, keys, tile);
+}
+
+}  // namespace tilewise::cpu::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggle
