@@ -1,24 +1,41 @@
 # The optional parts, each AUTO (built when possible), ON (an error when not) or OFF, and each with one line
-# that says what became of it. Neither part has sources yet; the search for its toolkit comes with them.
+# that says what became of it. bindings/torch looks for what it needs itself.
 
-set(TILEWISE_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON or OFF")
+set(TILEWISE_CUDA OFF CACHE STRING "CUDA kernels: AUTO, ON or OFF")
 set(TILEWISE_TORCH AUTO CACHE STRING "PyTorch binding: AUTO, ON or OFF")
 
-function(tilewise_part name choice directory missing)
+# Says that a part is left out, or fails where it was asked for.
+function(tilewise_left_out name choice reason)
   if(NOT choice MATCHES "^(AUTO|ON|OFF)$")
     message(FATAL_ERROR "${name}: expected AUTO, ON or OFF, got '${choice}'")
+  elseif(choice STREQUAL "ON")
+    message(FATAL_ERROR "${name}: asked for, but ${reason}")
   elseif(choice STREQUAL "OFF")
     set(reason "switched off")
-  elseif(NOT IS_DIRECTORY "${PROJECT_SOURCE_DIR}/${directory}")
-    set(reason "${missing}")
-  else()
-    message(FATAL_ERROR "${name}: ${directory} is there, but cmake/TilewiseParts.cmake cannot build it yet")
-  endif()
-  if(choice STREQUAL "ON")
-    message(FATAL_ERROR "${name}: asked for, but ${reason}")
   endif()
   message(STATUS "${name}: left out (${reason})")
 endfunction()
 
-tilewise_part("CUDA" "${TILEWISE_CUDA}" src/cuda "no kernels in this version")
-tilewise_part("PyTorch" "${TILEWISE_TORCH}" bindings/torch "no binding in this version")
+# Machine code for what most data centres have, and PTX from which the driver makes the rest.
+set(TILEWISE_CUDA_ARCHITECTURES "75-virtual;80-real;90-real;90-virtual" CACHE STRING
+    "Architectures the CUDA kernels are compiled for, as CMAKE_CUDA_ARCHITECTURES")
+
+set(TILEWISE_HAS_CUDA OFF)
+include(CheckLanguage)
+if(NOT TILEWISE_CUDA STREQUAL "OFF")
+  set(CMAKE_CUDA_ARCHITECTURES ${TILEWISE_CUDA_ARCHITECTURES})
+  check_language(CUDA)
+endif()
+if(TILEWISE_CUDA STREQUAL "OFF")
+  tilewise_left_out("CUDA" OFF "")
+elseif(NOT CMAKE_CUDA_COMPILER)
+  tilewise_left_out("CUDA" "${TILEWISE_CUDA}" "no nvcc")
+else()
+  enable_language(CUDA)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
+    tilewise_left_out("CUDA" "${TILEWISE_CUDA}" "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is older than 12.8")
+  else()
+    set(TILEWISE_HAS_CUDA ON)
+    message(STATUS "CUDA: built (nvcc ${CMAKE_CUDA_COMPILER_VERSION}, ${TILEWISE_CUDA_ARCHITECTURES})")
+  endif()
+endif()

@@ -26,18 +26,23 @@ function(tilewise_target target)
   set_target_properties(
     ${target}
     PROPERTIES CXX_EXTENSIONS OFF
+               CUDA_STANDARD 20
+               CUDA_EXTENSIONS OFF
+               CUDA_VISIBILITY_PRESET hidden
                CXX_VISIBILITY_PRESET hidden
                VISIBILITY_INLINES_HIDDEN ON)
+  # The host code nvcc makes of a .cu file does not live up to all of these warnings.
   target_compile_options(
-    ${target} PRIVATE ${TILEWISE_WARNINGS} $<$<BOOL:${TILEWISE_WERROR}>:-Werror>
-                      $<$<CONFIG:Release>:-g1>) # enough for a profile or a backtrace with lines
+    ${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${TILEWISE_WARNINGS} $<$<BOOL:${TILEWISE_WERROR}>:-Werror>
+                      $<$<CONFIG:Release>:-g1>> # enough for a profile or a backtrace with lines
+                      $<$<COMPILE_LANGUAGE:CUDA>:$<$<BOOL:${TILEWISE_WERROR}>:-Werror=all-warnings>>)
   # Indices into vectors, arrays and spans are checked where assertions are.
   target_compile_definitions(${target} PRIVATE $<$<CONFIG:Debug>:_GLIBCXX_ASSERTIONS>)
   if(TILEWISE_SANITIZE)
     set(sanitize -fsanitize=${TILEWISE_SANITIZE})
     # The sanitizers' own code in the optimiser's way gives false maybe-uninitialized warnings.
-    target_compile_options(${target} PRIVATE ${sanitize} -fno-sanitize-recover=all -fno-omit-frame-pointer
-                                             -Wno-maybe-uninitialized)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${sanitize} -fno-sanitize-recover=all
+                                             -fno-omit-frame-pointer -Wno-maybe-uninitialized>)
     target_link_options(${target} PUBLIC ${sanitize})
   endif()
 endfunction()

@@ -22,7 +22,7 @@ struct Rows {
   std::int64_t stride_s = 0;
   bool wanted = false;  ///< whether the caller gave the tensor
 
-  std::byte* at(std::int64_t b, std::int64_t h, std::int64_t s) const {
+  constexpr std::byte* at(std::int64_t b, std::int64_t h, std::int64_t s) const {
     const std::int64_t offset = b * stride_b + h * stride_h + s * stride_s;
     return data + offset * static_cast<std::int64_t>(size_of(dtype));
   }
@@ -35,7 +35,7 @@ struct MaskView {
   std::int64_t extent[4] = {};
   std::int64_t stride[4] = {};
 
-  std::byte* at(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+  constexpr std::byte* at(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
     const std::int64_t offset = b * stride[0] + h * stride[1] + i * stride[2] + j * stride[3];
     return data + offset * static_cast<std::int64_t>(size_of(dtype));
   }
@@ -43,15 +43,15 @@ struct MaskView {
 
 /// Values per head, or per batch entry and head.
 struct HeadValues {
-  const std::byte* data = nullptr;
+  const void* data = nullptr;
   DType dtype = DType::f32;
   std::int64_t stride_b = 0;
   std::int64_t stride_h = 0;
 
-  double at(std::int64_t b, std::int64_t h) const {
+  constexpr double at(std::int64_t b, std::int64_t h) const {
     const std::int64_t index = b * stride_b + h * stride_h;
-    return dtype == DType::f64 ? reinterpret_cast<const double*>(data)[index]
-                               : static_cast<double>(reinterpret_cast<const float*>(data)[index]);
+    return dtype == DType::f64 ? static_cast<const double*>(data)[index]
+                               : static_cast<double>(static_cast<const float*>(data)[index]);
   }
 };
 
@@ -60,7 +60,8 @@ struct Indices {
   const std::int32_t* data = nullptr;
   std::int64_t stride[4] = {};
 
-  std::int32_t at(std::int64_t a, std::int64_t b = 0, std::int64_t c = 0, std::int64_t d = 0) const {
+  constexpr std::int32_t at(std::int64_t a, std::int64_t b = 0, std::int64_t c = 0,
+                            std::int64_t d = 0) const {
     return data[a * stride[0] + b * stride[1] + c * stride[2] + d * stride[3]];
   }
 };
@@ -73,7 +74,7 @@ struct BlockView {
   const std::byte* tiles = nullptr;  ///< [tiles, block_q, block_k]
   std::int64_t tile_stride[3] = {};
 
-  bool tile_shows(std::int32_t tile, std::int64_t i, std::int64_t j) const {
+  constexpr bool tile_shows(std::int32_t tile, std::int64_t i, std::int64_t j) const {
     return tiles[tile * tile_stride[0] + i * tile_stride[1] + j * tile_stride[2]] != std::byte{0};
   }
 };
@@ -86,7 +87,7 @@ inline constexpr std::int32_t block_full = -1;
 struct KeyRange {
   std::int64_t first = 0;
   std::int64_t last = 0;
-  bool empty() const { return first >= last; }
+  constexpr bool empty() const { return first >= last; }
 };
 
 /// Causal and window as one: the query at position p sees keys p - left up to p + right.
@@ -94,7 +95,7 @@ struct Band {
   static constexpr std::int64_t unbounded = std::numeric_limits<std::int64_t>::max() / 4;
   std::int64_t left = unbounded;
   std::int64_t right = unbounded;
-  bool bounded() const { return left < unbounded || right < unbounded; }
+  constexpr bool bounded() const { return left < unbounded || right < unbounded; }
 };
 
 /// One batch entry or packed sequence.
@@ -106,7 +107,8 @@ struct Sequence {
   std::int64_t band_offset = 0;  ///< query i stands at key i + band_offset
 };
 
-/// A checked call: the problem, and every argument in the form the CPU kernels read.
+/// A checked call: the problem, and every argument in the form kernels read. It is passed to CUDA kernels by
+/// value, and its small functions are constexpr so that they may be called there.
 struct AttentionCall {
   AttentionProblem problem;
 
@@ -130,9 +132,12 @@ struct AttentionCall {
   Alignment alignment = Alignment::top_left;
   DropoutMask dropout;
 
-  std::int64_t group() const { return problem.heads_q / problem.heads_kv; }
+  /// Query heads that share a key head.
+  constexpr std::int64_t group() const {
+    return problem.heads_kv > 0 ? problem.heads_q / problem.heads_kv : 1;
+  }
 
-  Sequence sequence(std::int64_t b) const {
+  constexpr Sequence sequence(std::int64_t b) const {
     Sequence s{.length_q = problem.length_q, .length_k = problem.length_k};
     if (packed()) {
       s.first_q = cumulative_q.at(b);
@@ -147,29 +152,31 @@ struct AttentionCall {
 
   /// Rows of queries or keys a head has over the whole batch, and where those of entry b begin among them:
   /// how kernels index what they keep a row.
-  std::int64_t rows_q() const { return packed() ? total_q : problem.batch * problem.length_q; }
-  std::int64_t rows_k() const { return packed() ? total_k : problem.batch * problem.length_k; }
-  std::int64_t first_row_q(std::int64_t b) const {
+  constexpr std::int64_t rows_q() const { return packed() ? total_q : problem.batch * problem.length_q; }
+  constexpr std::int64_t rows_k() const { return packed() ? total_k : problem.batch * problem.length_k; }
+  constexpr std::int64_t first_row_q(std::int64_t b) const {
     return packed() ? cumulative_q.at(b) : b * problem.length_q;
   }
-  std::int64_t first_row_k(std::int64_t b) const {
+  constexpr std::int64_t first_row_k(std::int64_t b) const {
     return packed() ? cumulative_k.at(b) : b * problem.length_k;
   }
-  bool packed() const { return problem.layout == Layout::packed; }
+  constexpr bool packed() const { return problem.layout == Layout::packed; }
 
   /// The keys that causal, window and lengths leave to query i.
-  KeyRange keys_of(const Sequence& s, std::int64_t i) const {
+  constexpr KeyRange keys_of(const Sequence& s, std::int64_t i) const {
     const std::int64_t position = i + s.band_offset;
     return {std::max<std::int64_t>(0, position - band.left), std::min(s.length_k, position + band.right + 1)};
   }
 
-  std::byte* key_row(const Rows& rows, const Sequence& s, std::int64_t b, std::int64_t h_kv,
-                     std::int64_t j) const {
+  constexpr std::byte* key_row(const Rows& rows, const Sequence& s, std::int64_t b, std::int64_t h_kv,
+                               std::int64_t j) const {
     if (problem.layout == Layout::paged) return rows.at(page_table.at(b, j / page), h_kv, j % page);
     return rows.at(b, h_kv, s.first_k + j);
   }
 
-  std::int64_t key_blocks() const { return (problem.length_k + blocks.block_k - 1) / blocks.block_k; }
+  constexpr std::int64_t key_blocks() const {
+    return (problem.length_k + blocks.block_k - 1) / blocks.block_k;
+  }
 
   /// Fills `states` (one a key block) for query block `qb`.
   void block_states(std::int64_t b, std::int64_t h, std::int64_t qb, std::span<std::int32_t> states) const;

@@ -24,7 +24,7 @@ struct DropoutMask {
         threshold(static_cast<std::uint32_t>(static_cast<double>(dropout.probability) * 0x1p32)),
         keep_scale(static_cast<float>(1.0 / (1.0 - static_cast<double>(dropout.probability)))) {}
 
-  bool keeps(std::uint32_t head_index, std::uint32_t i, std::uint32_t j) const {
+  constexpr bool keeps(std::uint32_t head_index, std::uint32_t i, std::uint32_t j) const {
     return philox({j / 4, i, head_index, stream}, key)[j % 4] >= threshold;
   }
 };

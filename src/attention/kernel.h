@@ -31,6 +31,14 @@ void check_kernel_name(std::string_view name);
 /// there is none that can.
 const AttentionKernel& choose_attention_kernel(const AttentionProblem& problem, std::string_view name);
 
+#ifdef TILEWISE_HAS_CUDA
+namespace cuda {
+extern const AttentionKernel fused_attention;
+extern const AttentionKernel tiled_attention;
+extern const AttentionKernel naive_attention;
+}  // namespace cuda
+#endif
+
 namespace cpu {
 extern const AttentionKernel simd_attention;
 extern const AttentionKernel reference_attention;

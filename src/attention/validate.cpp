@@ -103,7 +103,7 @@ MaskView mask_view(const Tensor& tensor) {
 }
 
 HeadValues head_values(const Tensor& tensor) {
-  return {.data = static_cast<const std::byte*>(tensor.data),
+  return {.data = tensor.data,
           .dtype = tensor.dtype,
           .stride_b = tensor.rank == 2 ? tensor.stride(0) : 0,
           .stride_h = tensor.rank == 2 ? tensor.stride(1) : tensor.stride(0)};

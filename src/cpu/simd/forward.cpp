@@ -134,17 +134,16 @@ void finish(const AttentionCall& call, const Panel& panel, Scratch& scratch) {
     float sum = scratch.state->sum[lane];
     float factor = 1;
     if (call.problem.features.sinks) {
-      const float sink = static_cast<float>(call.sinks.at(panel.b, panel.head[lane])) * log2e;
+      const float sink = static_cast<float>(call.sinks.at(panel.b, panel.head[lane]));
       const float highest = std::max(maximum, sink);
-      factor = std::exp2(maximum - highest);
-      sum = sum * factor + std::exp2(sink - highest);
+      factor = std::exp(maximum - highest);
+      sum = sum * factor + std::exp(sink - highest);
       maximum = highest;
     }
     const bool empty = sum == 0;
     inverse[lane] = empty ? 0.0f : factor / sum;
     if (call.lse.wanted && lane < panel.rows) {
-      const double lse =
-          static_cast<double>(maximum) * 0.6931471805599453 + std::log(static_cast<double>(sum));
+      const double lse = static_cast<double>(maximum) + std::log(static_cast<double>(sum));
       const std::int64_t row = panel.sequence.first_q + panel.query[lane];
       *reinterpret_cast<float*>(call.lse.at(panel.b, panel.head[lane], row)) =
           empty ? minus_infinity : static_cast<float>(lse);
@@ -172,8 +171,8 @@ void join_partial(const AttentionCall& call, const Panel& panel, Scratch& scratc
     const VF ours = hn::Load(F(), scratch.state->maximum + lane);
     const VF theirs = hn::Load(F(), partial->state.maximum + lane);
     const VF maximum = hn::Max(ours, theirs);
-    const VF our_factor = exp2_of(hn::Sub(ours, maximum));
-    const VF their_factor = exp2_of(hn::Sub(theirs, maximum));
+    const VF our_factor = exp_of(hn::Sub(ours, maximum));
+    const VF their_factor = exp_of(hn::Sub(theirs, maximum));
     const VF their_sum = hn::Mul(hn::Load(F(), partial->state.sum + lane), their_factor);
     hn::Store(hn::MulAdd(hn::Load(F(), scratch.state->sum + lane), our_factor, their_sum), F(),
               scratch.state->sum + lane);

@@ -24,7 +24,7 @@ struct GradientScratch {
   std::int32_t* block_states;
   float* q;        // [D, width]: transposed and scaled
   float* d_o;      // [Dv, width]: transposed
-  float* lse;      // [width], in units of log2 e; +inf for a row that sees nothing, whose weights are then 0
+  float* lse;      // [width]; +inf for a row that sees nothing, whose weights are then 0
   float* shift;    // [width]: d_lse − Σ_d d_o·o
   float* weights;  // [tile keys, width], after dropout
   float* dscores;  // [tile keys, width]
@@ -102,7 +102,7 @@ inline void load_panel(const AttentionCall& call, const Panel& panel, const floa
                 scratch.score.staging, row_of(call.d_o));
   for (int lane = 0; lane < panel.width; ++lane) {
     const float lse = *reinterpret_cast<const float*>(row_of(call.lse)(lane));
-    scratch.lse[lane] = lse == minus_infinity ? -minus_infinity : lse * log2e;
+    scratch.lse[lane] = lse == minus_infinity ? -minus_infinity : lse;
     scratch.shift[lane] =
         shifts[panel.head[lane] * call.rows_q() + call.first_row_q(panel.b) + panel.query[lane]];
   }
@@ -147,7 +147,7 @@ inline TileRows gradient_tile(const AttentionCall& call, const Panel& panel, con
     });
   }
   map_tile(scratch.weights, tile.count, width, [&](int j, int lane, VF s) HWY_ATTR {
-    const VF weight = exp2_of(hn::Sub(s, load(scratch.lse + lane)));
+    const VF weight = exp_of(hn::Sub(s, load(scratch.lse + lane)));
     const VF factor = dropout ? load(scratch.score.bias + j * width + lane) : set(1.0f);
     if (with_scores) {
       float* dscore = scratch.dscores + j * width + lane;

@@ -20,14 +20,14 @@ struct MaskScratch {
   GradientScratch tile;
   float* sum;         // [tile keys, width]: over the batch entries and heads that share the mask
   double* key_sum;    // [tile keys]: over queries too
-  double* query_sum;  // [width]: over keys too
+  double* query_sum;  // [max_panel_width]: over keys too
 };
 
 inline MaskScratch take_mask_scratch(Arena& arena, const AttentionCall& call, int width, int keys) {
   return {.tile = take_gradient_scratch(arena, call, width, keys),
           .sum = arena.take<float>(std::int64_t{keys} * width),
           .key_sum = arena.take<double>(keys),
-          .query_sum = arena.take<double>(width)};
+          .query_sum = arena.take<double>(max_panel_width)};
 }
 
 /// A range that a task loops over: one index, or all of a dimension the mask is broadcast along.
@@ -66,7 +66,7 @@ class MaskTask {
     const bool keeps_queries = mask.extent[2] != 1;
     const bool keeps_keys = mask.extent[3] != 1;
     std::fill_n(scratch_.key_sum, keys_, 0.0);
-    std::fill_n(scratch_.query_sum, max_width(), 0.0);
+    std::fill_n(scratch_.query_sum, max_panel_width, 0.0);
     for (std::int64_t panel = panels.first; panel < panels.last; ++panel) {
       for (std::int64_t tile = tiles.first; tile < tiles.last; ++tile) {
         sum_tile(panel, tile);
@@ -95,8 +95,6 @@ class MaskTask {
   }
 
  private:
-  static int max_width() { return panel_vectors * lanes; }
-
   // scratch.sum = the score gradients of a panel by a tile, over all batch entries and heads that share the
   // mask.
   void sum_tile(std::int64_t index, std::int64_t tile_index) {

@@ -67,6 +67,7 @@ class PanelGrid {
     panel.h_kv = shared_ ? head : head / call_.group();
     panel.sequence = call_.sequence(b);
     const std::int64_t length = panel.sequence.length_q;
+    panel.block_states = {};
     std::int64_t first = index * width_;
     std::int64_t last = shared_ ? length * call_.group() : length;
     if (blocks_) {

@@ -1,5 +1,5 @@
 // What happens to a tile of scores between the two products: softcap, ALiBi, masks, hidden keys, dropout.
-// A tile is [keys, width]: one key a row, one query a lane. Scores are in units of log2 e, ready for exp2.
+// A tile is [keys, width]: one key a row, one query a lane.
 
 #if defined(TILEWISE_CPU_SIMD_SCORE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TILEWISE_CPU_SIMD_SCORE_INL_H
@@ -28,12 +28,11 @@ HWY_INLINE void map_tile(float* tile, int keys, int width, const Body& body) {
 
 /// The factor on q that puts q·k where score_tile expects it.
 inline float query_factor(const AttentionCall& call) {
-  const double unit = call.problem.features.softcap ? 1.0 / call.softcap : 1.4426950408889634;
-  return static_cast<float>(call.scale * unit);
+  return static_cast<float>(call.problem.features.softcap ? call.scale / call.softcap : call.scale);
 }
 
 inline void cap_scores(const AttentionCall& call, int keys, int width, float* tile, float* tangents) {
-  const VF cap = set(static_cast<float>(call.softcap) * log2e);
+  const VF cap = set(static_cast<float>(call.softcap));
   map_tile(tile, keys, width, [&](int j, int lane, VF x) HWY_ATTR {
     const VF t = tanh_of(x);
     if (tangents != nullptr) store(t, tangents + j * width + lane);
@@ -46,7 +45,7 @@ inline void add_alibi(const AttentionCall& call, const Panel& panel, const KeyTi
   alignas(64) std::int32_t positions[max_panel_width];  // where each query stands among the keys
   const Sequence& sequence = panel.sequence;
   for (int lane = 0; lane < panel.width; ++lane) {
-    slopes[lane] = static_cast<float>(call.alibi_slopes.at(panel.b, panel.head[lane])) * log2e;
+    slopes[lane] = static_cast<float>(call.alibi_slopes.at(panel.b, panel.head[lane]));
     positions[lane] =
         static_cast<std::int32_t>(panel.query[lane] + sequence.length_k - sequence.length_q - keys.first);
   }
@@ -65,7 +64,7 @@ HWY_INLINE VF add_bias(VF s, VF bias) {
 template <typename RowOf>
 void add_bias_rows(int keys, int width, DType dtype, float* tile, float* bias, float* staging,
                    const RowOf& row) {
-  rows_to_panel(bias, width, keys, dtype, log2e, staging, row);
+  rows_to_panel(bias, width, keys, dtype, 1.0f, staging, row);
   map_tile(tile, keys, width,
            [&](int j, int lane, VF s) HWY_ATTR { return add_bias(s, load(bias + j * width + lane)); });
 }
@@ -92,7 +91,7 @@ inline void add_mask(const AttentionCall& call, const Panel& panel, const KeyTil
   if (same_for_all) {
     const std::byte* from = contiguous_row(mask.at(panel.b, panel.head[0], 0, keys.first), stride, mask.dtype,
                                            keys.count, gathered);
-    widen(bias, from, mask.dtype, keys.count, log2e);
+    widen(bias, from, mask.dtype, keys.count, 1.0f);
     map_tile(tile, keys.count, panel.width,
              [&](int j, int, VF s) HWY_ATTR { return add_bias(s, set(bias[j])); });
     return;
@@ -136,7 +135,7 @@ struct ScoreScratch {
   float* tangents;  // [tile keys, width]: tanh of the capped scores, kept for backward; may be null
 };
 
-/// From k·(query_factor·q) to the score, in units of log2 e.
+/// From k·(query_factor·q) to the score.
 inline void score_tile(const AttentionCall& call, const Panel& panel, const KeyTile& keys, float* tile,
                        const ScoreScratch& scratch) {
   const AttentionFeatures& features = call.problem.features;

@@ -25,7 +25,7 @@ struct SoftmaxState {
   }
 };
 
-/// Turns scores into weights exp2(s − maximum), updates the state, and leaves in `rescale` the factor for
+/// Turns scores into weights exp(s − maximum), updates the state, and leaves in `rescale` the factor for
 /// what was summed under the maximum of before.
 inline void softmax_tile(float* tile, int keys, int width, SoftmaxState& state, float* rescale) {
   for (int lane = 0; lane < width; lane += lanes) {
@@ -38,18 +38,18 @@ inline void softmax_tile(float* tile, int keys, int width, SoftmaxState& state, 
     }
     for (; j < keys; ++j) highest[0] = hn::Max(highest[0], load(column + j * width));
     const VF maximum = hn::Max(hn::Max(highest[0], highest[1]), hn::Max(highest[2], highest[3]));
-    const VF factor = exp2_of(hn::Sub(before, maximum));
+    const VF factor = exp_of(hn::Sub(before, maximum));
     VF sum[2] = {hn::Mul(hn::Load(F(), state.sum + lane), factor), hn::Zero(F())};
     for (j = 0; j + 2 <= keys; j += 2) {
       for (int n = 0; n < 2; ++n) {
         float* at = column + (j + n) * width;
-        const VF weight = exp2_of(hn::Sub(load(at), maximum));
+        const VF weight = exp_of(hn::Sub(load(at), maximum));
         store(weight, at);
         sum[n] = hn::Add(sum[n], weight);
       }
     }
     for (; j < keys; ++j) {
-      const VF weight = exp2_of(hn::Sub(load(column + j * width), maximum));
+      const VF weight = exp_of(hn::Sub(load(column + j * width), maximum));
       store(weight, column + j * width);
       sum[0] = hn::Add(sum[0], weight);
     }

@@ -29,7 +29,6 @@ using VU = hn::Vec<U>;
 
 inline constexpr int lanes = static_cast<int>(hn::MaxLanes(F()));
 inline constexpr float log2e = 1.44269504088896340736f;
-inline constexpr float ln2 = 0.69314718055994530942f;
 inline constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
 HWY_INLINE VF load(const float* from) { return hn::LoadU(F(), from); }
@@ -56,6 +55,9 @@ HWY_INLINE VF exp2_of(VF x) {
   p = hn::MulAdd(p, r, set(1.0f));
   return hn::Mul(p, power);
 }
+
+/// e^x, likewise.
+HWY_INLINE VF exp_of(VF x) { return exp2_of(hn::Mul(x, set(log2e))); }
 
 HWY_INLINE VF tanh_of(VF x) { return hn::Tanh(F(), x); }
 

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+
+namespace tilewise::cuda {
+
+// Copies from global to shared memory that do not pass through registers (sm_80 on); before, ordinary copies.
+
+/// 16 bytes, or 16 zero bytes where not `valid`. Both addresses are multiples of 16.
+__device__ __forceinline__ void copy_async_16(void* to_smem, const void* from_gmem, bool valid) {
+#if __CUDA_ARCH__ >= 800
+  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(to_smem));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_gmem), "r"(valid ? 16 : 0));
+#else
+  *static_cast<uint4*>(to_smem) = valid ? *static_cast<const uint4*>(from_gmem) : uint4{};
+#endif
+}
+
+/// Ends a group of copies.
+__device__ __forceinline__ void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;");
+#endif
+}
+
+/// Waits until at most `groups` of this thread's groups are under way.
+template <int groups>
+__device__ __forceinline__ void wait_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(groups));
+#endif
+}
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,50 @@
+#include "cuda/runtime/device.h"
+
+#include <array>
+#include <mutex>
+
+#include "cuda/runtime/check.h"
+
+namespace tilewise::cuda {
+namespace {
+
+constexpr int max_devices = 64;
+
+int attribute(cudaDeviceAttr what, int index) {
+  int value = 0;
+  check_cuda(cudaDeviceGetAttribute(&value, what, index), "reading a CUDA device's properties");
+  return value;
+}
+
+DeviceProperties read_properties(int index) {
+  return {.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, index),
+          .compute_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, index) +
+                                attribute(cudaDevAttrComputeCapabilityMinor, index),
+          .shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index)};
+}
+
+}  // namespace
+
+const DeviceProperties& device_properties(int index) {
+  static std::array<DeviceProperties, max_devices> properties;
+  static std::array<std::once_flag, max_devices> once;
+  if (index < 0 || index >= max_devices) {
+    throw DeviceError("cuda:" + std::to_string(index) + ": no such device");
+  }
+  const auto slot = static_cast<std::size_t>(index);
+  std::call_once(once[slot], [&] { properties[slot] = read_properties(index); });
+  return properties[slot];
+}
+
+DeviceGuard::DeviceGuard(int index) {
+  check_cuda(cudaGetDevice(&before_), "asking for the current CUDA device");
+  if (before_ == index) return;
+  check_cuda(cudaSetDevice(index), "making a CUDA device current");
+  changed_ = true;
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (changed_) cudaSetDevice(before_);
+}
+
+}  // namespace tilewise::cuda

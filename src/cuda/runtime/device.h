@@ -1,0 +1,30 @@
+#pragma once
+
+#include "tilewise/tensor.h"
+
+namespace tilewise::cuda {
+
+/// What kernels are configured by; read once a device.
+struct DeviceProperties {
+  int multiprocessors = 0;
+  int compute_capability = 0;       ///< 90 for sm_90
+  int shared_bytes_per_block = 0;   ///< with opt-in
+};
+
+/// Throws DeviceError when there is no such device or no driver.
+const DeviceProperties& device_properties(int index);
+
+/// Makes a device current for a scope.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int index);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define TILEWISE_HAS_NVTX 1
+#endif
+
+#include "cuda/runtime/check.h"
+
+namespace tilewise::cuda {
+
+/// A named range in a profile.
+class Range {
+ public:
+#ifdef TILEWISE_HAS_NVTX
+  explicit Range(const char* name) { nvtxRangePushA(name); }
+  ~Range() { nvtxRangePop(); }
+#else
+  explicit Range(const char*) {}
+#endif
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+};
+
+/// How a kernel is launched. The name is what errors and profiles call it.
+struct Launch {
+  const char* name;
+  std::int64_t blocks;
+  int threads;
+  std::size_t shared_bytes = 0;
+  cudaStream_t stream = nullptr;
+};
+
+/// The one way to launch: raises the limit of shared memory where needed (once a kernel and device), marks a range and
+/// throws DeviceError with the kernel's name when the launch fails. No blocks, no launch.
+template <auto kernel, typename... Arguments>
+void launch(const Launch& how, const Arguments&... arguments) {
+  if (how.blocks == 0) return;
+  if (how.blocks > 0x7fffffff) throw DeviceError(std::string(how.name) + ": more than 2^31 - 1 blocks");
+  Range range(how.name);
+  constexpr std::size_t shared_without_asking = 48 * 1024;
+  if (how.shared_bytes > shared_without_asking) {
+    static std::atomic<std::uint64_t> raised{0};  // a bit a device
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), how.name);
+    const std::uint64_t bit = std::uint64_t{1} << (device % 64);
+    if ((raised.load() & bit) == 0) {
+      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(how.shared_bytes)),
+                 how.name);
+      raised.fetch_or(bit);
+    }
+  }
+  kernel<<<static_cast<unsigned>(how.blocks), static_cast<unsigned>(how.threads), how.shared_bytes, how.stream>>>(
+      arguments...);
+  check_cuda(cudaGetLastError(), how.name);
+}
+
+}  // namespace tilewise::cuda

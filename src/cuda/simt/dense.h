@@ -1,0 +1,57 @@
+#pragma once
+
+#include "attention/call.h"
+#include "core/arena.h"
+#include "tilewise/context.h"
+
+namespace tilewise::cuda::simt {
+
+// The two rungs that keep the scores in memory. They take the dense layout without block masks.
+
+void naive_forward(const AttentionCall& call, const Context& context);
+void naive_backward(const AttentionCall& call, const Context& context);
+void tiled_forward(const AttentionCall& call, const Context& context);
+void tiled_backward(const AttentionCall& call, const Context& context);
+
+/// What both keep in the workspace: [B, Hq, Sq, Sk] for each matrix, without gaps.
+struct ForwardScratch {
+  float* scores;  ///< then weights
+
+  ForwardScratch(Arena& arena, const AttentionCall& call) : scores(arena.take<float>(matrix_size(call))) {}
+
+  static constexpr std::int64_t matrix_size(const AttentionCall& call) {
+    return call.problem.heads_q * call.rows_q() * call.problem.length_k;
+  }
+};
+
+struct BackwardScratch {
+  float* shifts;   ///< [B, Hq, Sq]: what all score gradients of a row have in common
+  float* weights;  ///< after dropout
+  float* dscores;
+  float* dproducts;  ///< gradients of scale·q·k. Only a softcap sets them apart, and then only dmask needs both
+
+  BackwardScratch(Arena& arena, const AttentionCall& call)
+      : shifts(arena.take<float>(call.problem.heads_q * call.rows_q())),
+        weights(arena.take<float>(ForwardScratch::matrix_size(call))),
+        dscores(arena.take<float>(ForwardScratch::matrix_size(call))),
+        dproducts(dscores) {
+    const AttentionFeatures& features = call.problem.features;
+    if (features.softcap && features.mask_gradient)
+      dproducts = arena.take<float>(ForwardScratch::matrix_size(call));
+  }
+};
+
+/// Bytes of workspace, for either rung.
+inline std::size_t dense_forward_workspace(const AttentionCall& call) {
+  Arena arena(nullptr);
+  ForwardScratch(arena, call);
+  return arena.used();
+}
+
+inline std::size_t dense_backward_workspace(const AttentionCall& call) {
+  Arena arena(nullptr);
+  BackwardScratch(arena, call);
+  return arena.used();
+}
+
+}  // namespace tilewise::cuda::simt

@@ -1,0 +1,58 @@
+#include "attention/kernel.h"
+#include "cuda/runtime/device.h"
+#include "cuda/simt/dense.h"
+#include "cuda/simt/fused.h"
+
+namespace tilewise::cuda {
+namespace {
+
+std::string supports_fused(const AttentionProblem& problem) {
+  if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
+  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (problem.layout == Layout::paged && problem.pass == Pass::backward) return "paged keys have no backward";
+  return {};
+}
+
+std::string supports_dense(const AttentionProblem& problem) {
+  if (problem.layout != Layout::dense) return "takes dense tensors alone, not packed or paged ones";
+  if (problem.features.block_mask) return "takes no block mask";
+  return supports_fused(problem);
+}
+
+// Makes the call's device current around one of the two passes.
+template <auto forward, auto backward>
+void launch_on_device(const AttentionCall& call, const Context& context) {
+  const DeviceGuard guard(context.device.index);
+  (call.problem.pass == Pass::forward ? forward : backward)(call, context);
+}
+
+std::size_t fused_workspace(const AttentionCall& call, const Context&) {
+  return call.problem.pass == Pass::forward ? 0 : simt::fused_backward_workspace(call);
+}
+
+template <auto forward, auto backward>
+std::size_t dense_workspace(const AttentionCall& call, const Context&) {
+  return call.problem.pass == Pass::forward ? forward(call) : backward(call);
+}
+
+}  // namespace
+
+constinit const AttentionKernel fused_attention = {
+    .name = "fused",
+    .supports = supports_fused,
+    .workspace = fused_workspace,
+    .launch = launch_on_device<simt::fused_forward, simt::fused_backward>};
+
+constinit const AttentionKernel tiled_attention = {
+    .name = "tiled",
+    .supports = supports_dense,
+    .workspace = dense_workspace<simt::tiled_forward_workspace, simt::tiled_backward_workspace>,
+    .launch = launch_on_device<simt::tiled_forward, simt::tiled_backward>};
+
+constinit const AttentionKernel naive_attention = {
+    .name = "naive",
+    .supports = supports_dense,
+    .workspace = dense_workspace<simt::naive_forward_workspace, simt::naive_backward_workspace>,
+    .launch = launch_on_device<simt::naive_forward, simt::naive_backward>};
+
+}  // namespace tilewise::cuda

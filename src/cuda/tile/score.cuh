@@ -1,0 +1,92 @@
+#pragma once
+
+#include "attention/call.h"
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/element.cuh"
+
+namespace tilewise::cuda {
+
+inline constexpr float log2e = 1.4426950408889634f;
+inline constexpr float ln2 = 0.6931471805599453f;
+inline constexpr float minus_infinity = -__builtin_huge_valf();
+
+/// What turns a product q·k of one entry and head into a score, in units of log2 e, ready for exp2.
+struct ScoreRules {
+  float scale;  ///< scale·log2 e; with softcap scale / c
+  float cap;    ///< c·log2 e
+  float slope;  ///< ALiBi's, in units of log2 e
+  bool softcap, alibi, mask, boolean_mask;
+
+  __device__ ScoreRules(const AttentionCall& call, std::int64_t b, std::int64_t h) {
+    const AttentionFeatures& features = call.problem.features;
+    softcap = features.softcap;
+    alibi = features.alibi;
+    mask = features.mask != MaskKind::none;
+    boolean_mask = features.mask == MaskKind::boolean;
+    scale = static_cast<float>(softcap ? call.scale / call.softcap : call.scale * 1.4426950408889634);
+    cap = static_cast<float>(call.softcap) * log2e;
+    slope = alibi ? static_cast<float>(call.alibi_slopes.at(b, h)) * log2e : 0.0f;
+  }
+
+  /// Nothing but the scale: such a call skips the rest.
+  __device__ bool plain() const { return !softcap && !alibi && !mask; }
+};
+
+/// tanh to f32 accuracy; tanhf of the device library.
+__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
+
+/// What ALiBi and the mask add at (i, j); −inf where a boolean mask hides.
+__device__ __forceinline__ float score_bias(const AttentionCall& call, const ScoreRules& rules, const Sequence& sequence,
+                                            std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+  float bias = 0;
+  if (rules.alibi) {
+    const std::int64_t distance = i + sequence.length_k - sequence.length_q - j;
+    bias -= rules.slope * static_cast<float>(distance < 0 ? -distance : distance);
+  }
+  if (rules.mask) {
+    const std::byte* at = call.mask.at(b, h, i, j);
+    if (rules.boolean_mask) {
+      if (*at == std::byte{0}) bias = minus_infinity;
+    } else {
+      bias += load_element(at, call.mask.dtype) * log2e;
+    }
+  }
+  return bias;
+}
+
+/// The score of a pair from its product. `tangent` receives tanh of the capped score, for its derivative.
+__device__ __forceinline__ float score_of(const AttentionCall& call, const ScoreRules& rules, const Sequence& sequence,
+                                          std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, float product,
+                                          float& tangent) {
+  float s = product * rules.scale;
+  if (rules.softcap) {
+    tangent = tanh_of(s);
+    s = tangent * rules.cap;
+  }
+  const float bias = score_bias(call, rules, sequence, b, h, i, j);
+  return bias == minus_infinity ? bias : s + bias;
+}
+
+/// What dropout makes of the weight of (i, j): 0 or keep_scale. Four keys that share a counter are drawn at once.
+struct DropoutFactors {
+  float factor[4];
+
+  __device__ DropoutFactors(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t i,
+                            std::int64_t first_key) {
+    const DropoutMask& dropout = call.dropout;
+    const auto words = philox({static_cast<std::uint32_t>(first_key / 4), static_cast<std::uint32_t>(i),
+                               static_cast<std::uint32_t>(b * call.problem.heads_q + h), dropout.stream},
+                              dropout.key);
+    for (int n = 0; n < 4; ++n) factor[n] = words[n] >= dropout.threshold ? dropout.keep_scale : 0.0f;
+  }
+};
+
+__device__ __forceinline__ float dropout_factor(const AttentionCall& call, std::int64_t b, std::int64_t h,
+                                                std::int64_t i, std::int64_t j) {
+  const auto head = static_cast<std::uint32_t>(b * call.problem.heads_q + h);
+  return call.dropout.keeps(head, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j))
+             ? call.dropout.keep_scale
+             : 0.0f;
+}
+
+}  // namespace tilewise::cuda
