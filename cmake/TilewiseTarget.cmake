@@ -26,8 +26,6 @@ function(tilewise_target target)
   set_target_properties(
     ${target}
     PROPERTIES CXX_EXTENSIONS OFF
-               CUDA_STANDARD 20
-               CUDA_EXTENSIONS OFF
                CUDA_VISIBILITY_PRESET hidden
                CXX_VISIBILITY_PRESET hidden
                VISIBILITY_INLINES_HIDDEN ON)
@@ -35,7 +33,8 @@ function(tilewise_target target)
   target_compile_options(
     ${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${TILEWISE_WARNINGS} $<$<BOOL:${TILEWISE_WERROR}>:-Werror>
                       $<$<CONFIG:Release>:-g1>> # enough for a profile or a backtrace with lines
-                      $<$<COMPILE_LANGUAGE:CUDA>:$<$<BOOL:${TILEWISE_WERROR}>:-Werror=all-warnings>>)
+                      # CMake 3.25 does not know nvcc 13's standards: said outright.
+                      $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 $<$<BOOL:${TILEWISE_WERROR}>:-Werror=all-warnings>>)
   # Indices into vectors, arrays and spans are checked where assertions are.
   target_compile_definitions(${target} PRIVATE $<$<CONFIG:Debug>:_GLIBCXX_ASSERTIONS>)
   if(TILEWISE_SANITIZE)

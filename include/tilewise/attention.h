@@ -20,8 +20,8 @@ namespace tilewise {
 /// Packed sequences: q is [total_q, Hq, D], k and v are [total_k, Hkv, ...]; sequence n owns the rows
 /// cumulative[n] up to cumulative[n+1]. Both tensors are i32 [sequences + 1] and start at 0.
 struct PackedSequences {
-  Tensor cumulative_q;
-  Tensor cumulative_k;
+  Tensor cumulative_q{};
+  Tensor cumulative_k{};
   std::int64_t max_length_q = 0;  ///< upper bounds on the lengths
   std::int64_t max_length_k = 0;
   bool given() const { return cumulative_q.given() || cumulative_k.given(); }
@@ -33,28 +33,31 @@ struct PackedSequences {
 struct BlockMask {
   std::int64_t block_q = 128;
   std::int64_t block_k = 128;
-  Tensor counts;        ///< i32 [B|1, Hq|1, query blocks]
-  Tensor indices;       ///< i32 [B|1, Hq|1, query blocks, slots]
-  Tensor full_counts;   ///< as counts; optional
-  Tensor full_indices;  ///< as indices; optional
+  Tensor counts{};        ///< i32 [B|1, Hq|1, query blocks]
+  Tensor indices{};       ///< i32 [B|1, Hq|1, query blocks, slots]
+  Tensor full_counts{};   ///< as counts; optional
+  Tensor full_indices{};  ///< as indices; optional
   /// What is visible inside the blocks of `indices`: tile_ids (shape of indices) names one of
   /// tiles (boolean [tiles, block_q, block_k]) for each. Without them all of a block is visible.
-  Tensor tile_ids;
-  Tensor tiles;
-  bool given() const { return counts.given(); }
+  Tensor tile_ids{};
+  Tensor tiles{};
+  bool given() const {
+    return counts.given() || indices.given() || full_counts.given() || full_indices.given() ||
+           tile_ids.given() || tiles.given();
+  }
 };
 
 struct AttentionInputs {
-  Tensor q;             ///< [B, Hq, Sq, D]
-  Tensor k;             ///< [B, Hkv, Sk, D]; paged: [pages, Hkv, page, D]
-  Tensor v;             ///< [B, Hkv, Sk, Dv]; paged: [pages, Hkv, page, Dv]
-  Tensor mask;          ///< broadcast to [B, Hq, Sq, Sk]: boolean (true attends), or added to the score
-  Tensor alibi_slopes;  ///< [Hq] or [B, Hq], f32 (f64 allowed when q is f64)
-  Tensor sinks;         ///< [Hq], likewise: a logit that joins the denominator alone
-  Tensor key_lengths;   ///< i32 [B]: how many keys of each entry are in use; required when paged
-  Tensor page_table;    ///< i32 [B, max_pages]
-  PackedSequences packed;
-  BlockMask blocks;
+  Tensor q{};             ///< [B, Hq, Sq, D]
+  Tensor k{};             ///< [B, Hkv, Sk, D]; paged: [pages, Hkv, page, D]
+  Tensor v{};             ///< [B, Hkv, Sk, Dv]; paged: [pages, Hkv, page, Dv]
+  Tensor mask{};          ///< broadcast to [B, Hq, Sq, Sk]: boolean (true attends), or added to the score
+  Tensor alibi_slopes{};  ///< [Hq] or [B, Hq], f32 (f64 allowed when q is f64)
+  Tensor sinks{};         ///< [Hq], likewise: a logit that joins the denominator alone
+  Tensor key_lengths{};   ///< i32 [B]: how many keys of each entry are in use; required when paged
+  Tensor page_table{};    ///< i32 [B, max_pages]
+  PackedSequences packed{};
+  BlockMask blocks{};
 };
 
 /// Which corner of the score matrix causal and window line up with: query i stands at key i, or the last
@@ -63,8 +66,8 @@ enum class Alignment : std::uint8_t { top_left, bottom_right };
 
 /// A query standing at key p sees keys p - left up to p + right; an absent side is unbounded.
 struct Window {
-  std::optional<std::int64_t> left;
-  std::optional<std::int64_t> right;
+  std::optional<std::int64_t> left{};
+  std::optional<std::int64_t> right{};
 };
 
 /// Drops attention weights with `probability`; the mask is a function of (seed, offset, b, h, i, j) alone.
@@ -78,7 +81,7 @@ struct Dropout {
 enum class Precision : std::uint8_t { full, allow_tf32 };
 
 struct AttentionOptions {
-  std::optional<float> scale;  ///< 1/√D when absent
+  std::optional<float> scale{};  ///< 1/√D when absent
   bool causal = false;
   Alignment alignment = Alignment::top_left;
   Window window{};
@@ -90,21 +93,21 @@ struct AttentionOptions {
 };
 
 struct AttentionOutputs {
-  Tensor o;    ///< [B, Hq, Sq, Dv]; packed: [total_q, Hq, Dv]
-  Tensor lse;  ///< f32 (f64 when q is) [B, Hq, Sq]; packed: [Hq, total_q]; optional
+  Tensor o{};    ///< [B, Hq, Sq, Dv]; packed: [total_q, Hq, Dv]
+  Tensor lse{};  ///< f32 (f64 when q is) [B, Hq, Sq]; packed: [Hq, total_q]; optional
 };
 
 /// What backward reads (o, lse, d_o, d_lse) and what it writes. Only the gradients given are computed.
 struct AttentionGradients {
-  Tensor o;
-  Tensor lse;
-  Tensor d_o;    ///< gradient of o
-  Tensor d_lse;  ///< gradient of lse; optional, type of lse
-  Tensor dq;
-  Tensor dk;
-  Tensor dv;
-  Tensor dmask;   ///< shape of mask, in mask's type or f32: summed over broadcast dimensions
-  Tensor dsinks;  ///< shape and type of sinks
+  Tensor o{};
+  Tensor lse{};
+  Tensor d_o{};    ///< gradient of o
+  Tensor d_lse{};  ///< gradient of lse; optional, type of lse
+  Tensor dq{};
+  Tensor dk{};
+  Tensor dv{};
+  Tensor dmask{};   ///< shape of mask, in mask's type or f32: summed over broadcast dimensions
+  Tensor dsinks{};  ///< shape and type of sinks
 };
 
 /// Every check is made before anything is written.

@@ -23,7 +23,10 @@ void launch(const AttentionCall& call, const AttentionOptions& options, const Co
   check(
       context.workspace.bytes >= needed && (needed == 0 || context.workspace.data != nullptr), "workspace",
       [&] { return "at least " + std::to_string(needed) + " bytes"; },
-      context.workspace.data == nullptr ? "none" : std::to_string(context.workspace.bytes));
+      [&] {
+        return context.workspace.data == nullptr ? "none"
+                                                 : std::to_string(context.workspace.bytes) + " bytes";
+      });
   Context aligned = context;
   const auto address = reinterpret_cast<std::uintptr_t>(context.workspace.data);
   const std::uintptr_t padding = -address % workspace_alignment;

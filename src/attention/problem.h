@@ -48,7 +48,7 @@ struct AttentionProblem {
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };
 
-/// "forward f32 dense B2 Hq8 Hkv2 Sq128 Sk128 D64 Dv64, causal, dropout"
+/// "forward f32 dense B2 Hq8 Hkv2 Sq128 Sk128 D64 Dv64 on cpu, causal, dropout"
 std::string to_string(const AttentionProblem& problem);
 
 }  // namespace tilewise

@@ -123,6 +123,11 @@ void check_options(const AttentionOptions& options) {
         options.window.right.value_or(0));
 }
 
+void check_parallel_for(const ParallelFor& parallel_for) {
+  check(parallel_for.threads >= 1, "parallel_for.threads", "1 or more", parallel_for.threads);
+  check(parallel_for.run != nullptr, "parallel_for.run", "a function", "none");
+}
+
 void check_simd_level(std::string_view level) {
   if (level.empty()) return;
   std::string names;
@@ -215,8 +220,10 @@ void check_packed(const AttentionInputs& inputs, const Context& context, Attenti
       packed.cumulative_k.extent(0) == problem.batch + 1, "packed.cumulative_k",
       [&] { return "as many entries as cumulative_q, " + std::to_string(problem.batch + 1); },
       packed.cumulative_k);
-  check(packed.max_length_q >= 0, "packed.max_length_q", "0 or above", packed.max_length_q);
-  check(packed.max_length_k >= 0, "packed.max_length_k", "0 or above", packed.max_length_k);
+  check(packed.max_length_q >= 0 && packed.max_length_q < max_length, "packed.max_length_q",
+        "0 or above and below 2^31", packed.max_length_q);
+  check(packed.max_length_k >= 0 && packed.max_length_k < max_length, "packed.max_length_k",
+        "0 or above and below 2^31", packed.max_length_k);
   problem.length_q = packed.max_length_q;
   problem.length_k = packed.max_length_k;
   check(!inputs.mask.given(), "mask", "none with packed sequences", inputs.mask);
@@ -328,6 +335,7 @@ Band band_of(const AttentionOptions& options) {
 AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const AttentionOptions& options,
                              const Context& context) {
   check_options(options);
+  check_parallel_for(context.parallel_for);
   check_simd_level(context.simd_level);
 
   AttentionCall call;

@@ -16,7 +16,7 @@ void describe(std::ostream& out, const T& value) {
   if constexpr (std::is_invocable_v<T>) {
     out << value();
   } else if constexpr (std::is_same_v<T, Tensor>) {
-    out << to_string(value);
+    out << (value.given() ? to_string(value) : "none");
   } else {
     out << value;
   }

@@ -18,9 +18,15 @@ void for_each_task(const ParallelFor& parallel_for, std::int64_t count, const Ta
     for (std::int64_t index = 0; index < count; ++index) task(0, index);
     return;
   }
-  std::atomic<std::int64_t> next{0};
-  parallel_for.run(workers, [&](std::int64_t worker) {
-    for (std::int64_t index = next++; index < count; index = next++) task(worker, index);
+  // One reference is all that a std::function holds without allocating.
+  struct Shared {
+    const Task& task;
+    std::int64_t count;
+    std::atomic<std::int64_t> next{0};
+  } shared{task, count};
+  parallel_for.run(workers, [&shared](std::int64_t worker) {
+    for (std::int64_t index = shared.next++; index < shared.count; index = shared.next++)
+      shared.task(worker, index);
   });
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 // Per query, in f64, kept for the passes over keys and mask elements.
 struct RowState {
-  double lse;
+  Softmax softmax;
   double shift;  // d_lse − Σ_j p_j·dp_j, what every score's gradient has in common
 };
 
@@ -53,7 +53,7 @@ struct PairGradient {
 };
 
 PairGradient pair_gradient(const Query& query, std::int64_t j, const RowState& row) {
-  const double p = weight_of(query.score(j), row.lse);
+  const double p = row.softmax.weight(query.score(j));
   if (p == 0) return {0, 0};
   return {p * query.dropout_factor(j), p * (weight_gradient(query, j) + row.shift)};
 }
@@ -65,17 +65,17 @@ void differentiate_query(const Query& query, RowState& row, double* scratch) {
   double* scores = scratch;
   double* dweights = scores + call.problem.length_k;
   double* dq = dweights + call.problem.length_k;
-  row.lse = softmax_row(query, scores);
+  row.softmax = softmax_row(query, scores);
   row.shift = call.d_lse.wanted ? load_element(query.row(call.d_lse), call.d_lse.dtype, 0) : 0.0;
   for (std::int64_t j = 0; j < length; ++j) {
-    const double p = weight_of(scores[j], row.lse);
+    const double p = row.softmax.weight(scores[j]);
     dweights[j] = p == 0 ? 0.0 : weight_gradient(query, j);
     row.shift -= p * dweights[j];
   }
   if (!call.dq.wanted) return;
   std::fill_n(dq, call.problem.dim_qk, 0.0);
   for (std::int64_t j = 0; j < length; ++j) {
-    const double p = weight_of(scores[j], row.lse);
+    const double p = row.softmax.weight(scores[j]);
     if (p == 0) continue;
     const double ds = p * (dweights[j] + row.shift) * query.score_slope(j);
     add_scaled(dq, ds, call.k.dtype, query.key_row(call.k, j), call.problem.dim_qk);
@@ -150,7 +150,7 @@ void differentiate_sinks(const AttentionCall& call, const RowState* rows) {
     for (std::int64_t b = 0; b < call.problem.batch; ++b) {
       for (std::int64_t i = 0; i < call.sequence(b).length_q; ++i) {
         const RowState& row = rows[row_index(Query{call, b, h, i})];
-        sum += weight_of(call.sinks.at(b, h), row.lse) * row.shift;
+        sum += row.softmax.weight(call.sinks.at(b, h)) * row.shift;
       }
     }
     store_element(call.dsinks, call.sinks.dtype, h * call.dsinks_stride, sum);

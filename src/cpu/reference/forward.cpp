@@ -13,14 +13,14 @@ std::int64_t doubles_per_worker(const AttentionProblem& problem) { return proble
 
 void attend(const Query& query, double* scores, double* o) {
   const AttentionCall& call = query.call;
-  const double lse = softmax_row(query, scores);
+  const Softmax softmax = softmax_row(query, scores);
   std::fill_n(o, call.problem.dim_v, 0.0);
   for (std::int64_t j = 0; j < query.sequence.length_k; ++j) {
-    const double weight = weight_of(scores[j], lse) * query.dropout_factor(j);
+    const double weight = softmax.weight(scores[j]) * query.dropout_factor(j);
     if (weight != 0) add_scaled(o, weight, call.v.dtype, query.key_row(call.v, j), call.problem.dim_v);
   }
   store_row(query.row(call.o), call.o.dtype, o, 1.0, call.problem.dim_v);
-  if (call.lse.wanted) store_element(query.row(call.lse), call.lse.dtype, 0, lse);
+  if (call.lse.wanted) store_element(query.row(call.lse), call.lse.dtype, 0, softmax.lse());
 }
 
 }  // namespace

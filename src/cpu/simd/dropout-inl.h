@@ -33,14 +33,14 @@ HWY_INLINE WideProduct multiply_wide(VU x, std::uint32_t multiplier) {
 /// philox() of core/philox.h on vectors.
 HWY_INLINE void philox_vectors(VU (&counter)[4], PhiloxKey key) {
   for (int round = 0; round < philox_rounds; ++round) {
-    const WideProduct p0 = multiply_wide(counter[0], philox_multiplier[0]);
-    const WideProduct p1 = multiply_wide(counter[2], philox_multiplier[1]);
+    const WideProduct p0 = multiply_wide(counter[0], philox_multiplier0);
+    const WideProduct p1 = multiply_wide(counter[2], philox_multiplier1);
     counter[0] = hn::Xor(hn::Xor(p1.high, counter[1]), hn::Set(U(), key.low));
     counter[2] = hn::Xor(hn::Xor(p0.high, counter[3]), hn::Set(U(), key.high));
     counter[1] = p1.low;
     counter[3] = p0.low;
-    key.low += philox_weyl[0];
-    key.high += philox_weyl[1];
+    key.low += philox_weyl0;
+    key.high += philox_weyl1;
   }
 }
 

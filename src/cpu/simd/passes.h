@@ -2,7 +2,7 @@
 
 #include "attention/call.h"
 #include "cpu/simd/targets.h"
-#include "hwy/detect_targets.h"
+#include "hwy/highway.h"
 #include "tilewise/context.h"
 
 // The two passes, once in the namespace of each target they are compiled for.
@@ -14,17 +14,17 @@
   void backward(const AttentionCall& call, const Context& context);                  \
   }
 
-#if HWY_TARGETS & HWY_AVX3
+#if HWY_ARCH_X86 && (HWY_TARGETS & HWY_AVX3)
 TILEWISE_DECLARE_PASSES(N_AVX3)
 #endif
-#if HWY_TARGETS & HWY_AVX2
+#if HWY_ARCH_X86 && (HWY_TARGETS & HWY_AVX2)
 TILEWISE_DECLARE_PASSES(N_AVX2)
 #endif
-#if HWY_TARGETS & HWY_SSE4
+#if HWY_ARCH_X86 && (HWY_TARGETS & HWY_SSE4)
 TILEWISE_DECLARE_PASSES(N_SSE4)
 #endif
-#if HWY_TARGETS & HWY_NEON
-TILEWISE_DECLARE_PASSES(N_NEON)
+#if !HWY_ARCH_X86
+TILEWISE_DECLARE_PASSES(HWY_NAMESPACE)
 #endif
 
 #undef TILEWISE_DECLARE_PASSES

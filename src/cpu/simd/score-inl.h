@@ -1,4 +1,4 @@
-// What happens to a tile of scores between the two products: softcap, ALiBi, masks, hidden keys, dropout.
+// What happens to a tile of scores between the two products: softcap, ALiBi, masks, hidden keys.
 // A tile is [keys, width]: one key a row, one query a lane.
 
 #if defined(TILEWISE_CPU_SIMD_SCORE_INL_H) == defined(HWY_TARGET_TOGGLE)

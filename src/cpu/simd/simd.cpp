@@ -21,7 +21,8 @@ struct Level {
 #if HWY_ARCH_X86
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd");
 }
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
@@ -29,11 +30,12 @@ bool has_avx2() {
 }
 bool has_sse4() { return __builtin_cpu_supports("sse4.2"); }
 #else
-bool has_neon() { return true; }
+bool has_baseline() { return true; }
 #endif
 
 // Best first.
 constexpr std::array levels = {
+#if HWY_ARCH_X86
 #if HWY_TARGETS & HWY_AVX3
     Level{"avx512", has_avx512, N_AVX3::forward_workspace, N_AVX3::backward_workspace, N_AVX3::forward,
           N_AVX3::backward},
@@ -42,13 +44,11 @@ constexpr std::array levels = {
     Level{"avx2", has_avx2, N_AVX2::forward_workspace, N_AVX2::backward_workspace, N_AVX2::forward,
           N_AVX2::backward},
 #endif
-#if HWY_TARGETS & HWY_SSE4
     Level{"sse4", has_sse4, N_SSE4::forward_workspace, N_SSE4::backward_workspace, N_SSE4::forward,
           N_SSE4::backward},
-#endif
-#if HWY_TARGETS & HWY_NEON
-    Level{"neon", has_neon, N_NEON::forward_workspace, N_NEON::backward_workspace, N_NEON::forward,
-          N_NEON::backward},
+#else
+    Level{HWY_ARCH_ARM ? "neon" : "baseline", has_baseline, HWY_NAMESPACE::forward_workspace,
+          HWY_NAMESPACE::backward_workspace, HWY_NAMESPACE::forward, HWY_NAMESPACE::backward},
 #endif
 };
 

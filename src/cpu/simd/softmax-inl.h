@@ -39,7 +39,8 @@ inline void softmax_tile(float* tile, int keys, int width, SoftmaxState& state, 
     for (; j < keys; ++j) highest[0] = hn::Max(highest[0], load(column + j * width));
     const VF maximum = hn::Max(hn::Max(highest[0], highest[1]), hn::Max(highest[2], highest[3]));
     const VF factor = exp_of(hn::Sub(before, maximum));
-    VF sum[2] = {hn::Mul(hn::Load(F(), state.sum + lane), factor), hn::Zero(F())};
+    // A tile's weights are summed apart from the sum of before, which may be much larger.
+    VF sum[2] = {hn::Zero(F()), hn::Zero(F())};
     for (j = 0; j + 2 <= keys; j += 2) {
       for (int n = 0; n < 2; ++n) {
         float* at = column + (j + n) * width;
@@ -54,7 +55,8 @@ inline void softmax_tile(float* tile, int keys, int width, SoftmaxState& state, 
       sum[0] = hn::Add(sum[0], weight);
     }
     hn::Store(maximum, F(), state.maximum + lane);
-    hn::Store(hn::Add(sum[0], sum[1]), F(), state.sum + lane);
+    hn::Store(hn::MulAdd(hn::Load(F(), state.sum + lane), factor, hn::Add(sum[0], sum[1])), F(),
+              state.sum + lane);
     hn::Store(factor, F(), rescale + lane);
   }
 }

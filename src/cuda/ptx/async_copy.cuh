@@ -10,7 +10,8 @@ namespace tilewise::cuda {
 __device__ __forceinline__ void copy_async_16(void* to_smem, const void* from_gmem, bool valid) {
 #if __CUDA_ARCH__ >= 800
   const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(to_smem));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_gmem), "r"(valid ? 16 : 0));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_gmem),
+               "r"(valid ? 16 : 0));
 #else
   *static_cast<uint4*>(to_smem) = valid ? *static_cast<const uint4*>(from_gmem) : uint4{};
 #endif

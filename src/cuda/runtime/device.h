@@ -7,8 +7,8 @@ namespace tilewise::cuda {
 /// What kernels are configured by; read once a device.
 struct DeviceProperties {
   int multiprocessors = 0;
-  int compute_capability = 0;       ///< 90 for sm_90
-  int shared_bytes_per_block = 0;   ///< with opt-in
+  int compute_capability = 0;      ///< 90 for sm_90
+  int shared_bytes_per_block = 0;  ///< with opt-in
 };
 
 /// Throws DeviceError when there is no such device or no driver.

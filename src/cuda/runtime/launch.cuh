@@ -34,8 +34,8 @@ struct Launch {
   cudaStream_t stream = nullptr;
 };
 
-/// The one way to launch: raises the limit of shared memory where needed (once a kernel and device), marks a range and
-/// throws DeviceError with the kernel's name when the launch fails. No blocks, no launch.
+/// The one way to launch: raises the limit of shared memory where needed (once a kernel and device), marks a
+/// range and throws DeviceError with the kernel's name when the launch fails. No blocks, no launch.
 template <auto kernel, typename... Arguments>
 void launch(const Launch& how, const Arguments&... arguments) {
   if (how.blocks == 0) return;
@@ -54,8 +54,8 @@ void launch(const Launch& how, const Arguments&... arguments) {
       raised.fetch_or(bit);
     }
   }
-  kernel<<<static_cast<unsigned>(how.blocks), static_cast<unsigned>(how.threads), how.shared_bytes, how.stream>>>(
-      arguments...);
+  kernel<<<static_cast<unsigned>(how.blocks), static_cast<unsigned>(how.threads), how.shared_bytes,
+           how.stream>>>(arguments...);
   check_cuda(cudaGetLastError(), how.name);
 }
 

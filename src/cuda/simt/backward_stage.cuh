@@ -4,8 +4,8 @@
 
 namespace tilewise::cuda::simt {
 
-// What the kernels of backward share: the configuration, the tiles in shared memory, and the recomputation of weights
-// and score gradients from them.
+// What the kernels of backward share: the configuration, the tiles in shared memory, and the recomputation of
+// weights and score gradients from them.
 
 template <int rows_, int columns_, int own_each, int other_each, int dims_each>
 struct Config {
@@ -48,18 +48,18 @@ __device__ __forceinline__ Operand operand(const Rows& rows, std::int64_t dim) {
 }
 
 template <typename C, typename Tile>
-__device__ __forceinline__ void load_queries(const AttentionCall& call, const QueryTile& query, const Operand& from,
-                                             int piece, int rows, float* tile) {
+__device__ __forceinline__ void load_queries(const AttentionCall& call, const QueryTile& query,
+                                             const Operand& from, int piece, int rows, float* tile) {
   const int first = piece * C::dim;
-  load_tile<Tile, C::threads>(tile, rows, query.count, first, min(C::dim, from.dim - first), from.rows->dtype,
-                              from.aligned, [&](int r) {
-                                return from.rows->at(query.b, query.h, query.sequence.first_q + query.first + r);
-                              });
+  load_tile<Tile, C::threads>(
+      tile, rows, query.count, first, min(C::dim, from.dim - first), from.rows->dtype, from.aligned,
+      [&](int r) { return from.rows->at(query.b, query.h, query.sequence.first_q + query.first + r); });
 }
 
 template <typename C, typename Tile>
-__device__ __forceinline__ void load_keys(const AttentionCall& call, const QueryTile& query, const KeyTile& keys,
-                                          const Operand& from, int piece, int rows, float* tile) {
+__device__ __forceinline__ void load_keys(const AttentionCall& call, const QueryTile& query,
+                                          const KeyTile& keys, const Operand& from, int piece, int rows,
+                                          float* tile) {
   const int first = piece * C::dim;
   const std::int64_t h_kv = query.h / call.group();
   load_tile<Tile, C::threads>(
@@ -97,9 +97,11 @@ struct Stage {
 
   __device__ void load_own(const QueryTile& query, const KeyTile& keys, int piece, bool values) const {
     if constexpr (side == Side::queries) {
-      load_queries<C, typename C::OwnTile>(call, query, values ? d_o : q, piece, C::own, values ? own_v : own);
+      load_queries<C, typename C::OwnTile>(call, query, values ? d_o : q, piece, C::own,
+                                           values ? own_v : own);
     } else {
-      load_keys<C, typename C::OwnTile>(call, query, keys, values ? v : k, piece, C::own, values ? own_v : own);
+      load_keys<C, typename C::OwnTile>(call, query, keys, values ? v : k, piece, C::own,
+                                        values ? own_v : own);
     }
   }
 
@@ -113,7 +115,8 @@ struct Stage {
     }
   }
 
-  // sum += own · otherᵀ over all of D (or Dv), piece by piece. The first piece of `own` stays when it is the only one.
+  // sum += own · otherᵀ over all of D (or Dv), piece by piece. The first piece of `own` stays when it is the
+  // only one.
   __device__ void multiply(const QueryTile& query, const KeyTile& keys, bool values, bool own_is_there,
                            const typename C::Grid& grid, float (&sum)[C::M][C::N]) const {
     const int dim = values ? v.dim : q.dim;
@@ -126,7 +129,8 @@ struct Stage {
       wait_copies<0>();
       __syncthreads();  // both tiles are there
       multiply_rows<C::M, C::N, typename C::Grid, typename C::OwnTile, typename C::OtherTile>(
-          sum, values ? own_v : own, values ? other_v : other, (min(C::dim, dim - piece * C::dim) + 3) / 4, grid);
+          sum, values ? own_v : own, values ? other_v : other, (min(C::dim, dim - piece * C::dim) + 3) / 4,
+          grid);
     }
   }
 
@@ -141,9 +145,10 @@ struct Stage {
 /// Products to weights (after dropout) and score gradients of a pair of tiles, in registers.
 template <typename C, Side side, bool features>
 __device__ __forceinline__ void differentiate_pairs(const Stage<C, side>& stage, const ScoreRules& rules,
-                                                    const QueryTile& query, const KeyTile& keys, const float* shifts,
-                                                    bool own_is_there, bool through_softcap,
-                                                    const typename C::Grid& grid, float (&weights)[C::M][C::N],
+                                                    const QueryTile& query, const KeyTile& keys,
+                                                    const float* shifts, bool own_is_there,
+                                                    bool through_softcap, const typename C::Grid& grid,
+                                                    float (&weights)[C::M][C::N],
                                                     float (&dscores)[C::M][C::N]) {
   const AttentionCall& call = stage.call;
 #pragma unroll

@@ -25,16 +25,17 @@ struct ForwardScratch {
 };
 
 struct BackwardScratch {
-  float* shifts;   ///< [B, Hq, Sq]: what all score gradients of a row have in common
-  float* weights;  ///< after dropout
-  float* dscores;
-  float* dproducts;  ///< gradients of scale·q·k. Only a softcap sets them apart, and then only dmask needs both
+  float* shifts;     ///< [B, Hq, Sq]: what all score gradients of a row have in common
+  float* weights;    ///< after dropout
+  float* dscores;    ///< gradients of scores, which the mask's is summed from
+  float* dproducts;  ///< gradients of scale·q·k: those of scores, unless there is a softcap
 
   BackwardScratch(Arena& arena, const AttentionCall& call)
       : shifts(arena.take<float>(call.problem.heads_q * call.rows_q())),
         weights(arena.take<float>(ForwardScratch::matrix_size(call))),
         dscores(arena.take<float>(ForwardScratch::matrix_size(call))),
         dproducts(dscores) {
+    // With a softcap and no mask to differentiate, dscores are not kept: one matrix serves.
     const AttentionFeatures& features = call.problem.features;
     if (features.softcap && features.mask_gradient)
       dproducts = arena.take<float>(ForwardScratch::matrix_size(call));

@@ -8,11 +8,8 @@ namespace tilewise::cuda::simt {
 // What the rungs that keep scores in memory share: a pair's score and gradient, and the passes over rows. In
 // those, `lanes` neighbouring threads have a row: one thread, or a warp. Each sum has one order.
 
-// What score.cuh's scores count in; statistics outside these passes are natural logarithms.
-inline constexpr float score_unit = log2e;
-
 /// e^x of a difference of scores.
-__device__ __forceinline__ float exp_of(float x) { return exp2_approx(x * (log2e / score_unit)); }
+__device__ __forceinline__ float exp_of(float x) { return exp2_approx(x * log2e); }
 
 /// This thread among all of a launch.
 __device__ __forceinline__ std::int64_t thread_index() {
@@ -56,21 +53,22 @@ struct RowGradient {
         shift(shifts_gmem[row.index(call)]) {}
 };
 
-struct PairGradient {
+/// What backward keeps of a pair.
+struct StoredPair {
   float weight;    // after dropout
   float dscore;    // of the score, and so of what the mask added
   float dproduct;  // of scale·q·k
 };
 
 /// From the products q·k and d_o·v of a pair. A hidden one gives zeros.
-__device__ __forceinline__ PairGradient pair_gradient(const AttentionCall& call, const ScoreRules& rules,
-                                                      const QueryRow& row, const RowGradient& gradient,
-                                                      std::int64_t j, float product, float dweight) {
+__device__ __forceinline__ StoredPair stored_pair(const AttentionCall& call, const ScoreRules& rules,
+                                                  const QueryRow& row, const RowGradient& gradient,
+                                                  std::int64_t j, float product, float dweight) {
   if (!row.sees(j) || gradient.lse == minus_infinity) return {};
   float tangent = 0;  // stays so without softcap
   const float score = score_of(call, rules, row.sequence, row.b, row.h, row.i, j, product, tangent);
   if (score == minus_infinity) return {};
-  const float p = exp_of(fmaf(-gradient.lse, score_unit, score));
+  const float p = exp_of(score - gradient.lse);
   const float kept = call.problem.features.dropout ? dropout_factor(call, row.b, row.h, row.i, j) : 1.0f;
   const float dscore = p * fmaf(dweight, kept, gradient.shift);
   return {p * kept, dscore, dscore * (1.0f - tangent * tangent)};
@@ -101,7 +99,7 @@ __global__ void softmax_rows(const __grid_constant__ AttentionCall call,
   float* row_gmem = scores_gmem + index * problem.length_k;
 
   const float sink =
-      problem.features.sinks ? static_cast<float>(call.sinks.at(row.b, row.h)) * score_unit : minus_infinity;
+      problem.features.sinks ? static_cast<float>(call.sinks.at(row.b, row.h)) : minus_infinity;
   // From the lowest finite number, so that no difference is NaN in a row that sees nothing.
   float maximum = fmaxf(sink, -3.402823466e38f);
   for (std::int64_t j = lane; j < problem.length_k; j += lanes) maximum = fmaxf(maximum, row_gmem[j]);
@@ -118,8 +116,8 @@ __global__ void softmax_rows(const __grid_constant__ AttentionCall call,
     row_gmem[j] = drawn ? p * dropout_factor(call, row.b, row.h, row.i, j) : p;
   }
   if (lane == 0 && call.lse.wanted) {
-    *reinterpret_cast<float*>(call.lse.at(row.b, row.h, row.i)) =
-        empty ? minus_infinity : fmaf(maximum, 1.0f / score_unit, logf(sum));
+    const float lse = empty ? minus_infinity : maximum + logf(sum);
+    *reinterpret_cast<float*>(call.lse.at(row.b, row.h, row.i)) = lse;
   }
 }
 
@@ -145,8 +143,8 @@ __global__ void shift_rows(const __grid_constant__ AttentionCall call, float* sh
 
 /// dsinks: the weight of the sink times the row's shift, over all rows of a head.
 template <int lanes>
-__global__ void sink_gradient(const __grid_constant__ AttentionCall call,
-                              const float* shifts_gmem) {  // [B, Hq, Sq]
+__global__ void sum_sinks(const __grid_constant__ AttentionCall call,
+                          const float* shifts_gmem) {  // [B, Hq, Sq]
   const AttentionProblem& problem = call.problem;
   const std::int64_t h = thread_index() / lanes;
   if (h >= problem.heads_q) return;
@@ -158,7 +156,7 @@ __global__ void sink_gradient(const __grid_constant__ AttentionCall call,
       const float lse = *reinterpret_cast<const float*>(call.lse.at(b, h, i));
       if (lse == minus_infinity) continue;  // the row saw nothing, not even its sink
       const float shift = shifts_gmem[(b * problem.heads_q + h) * problem.length_q + i];
-      sum = fmaf(exp2_approx((sink - lse) * log2e), shift, sum);
+      sum = fmaf(exp_of(sink - lse), shift, sum);
     }
   }
   sum = sum_over<lanes>(sum);
@@ -168,8 +166,8 @@ __global__ void sink_gradient(const __grid_constant__ AttentionCall call,
 /// dmask: each element is the sum of all score gradients that it was added to. With several lanes these share
 /// the keys, so that they read side by side where the mask is broadcast along them.
 template <int lanes>
-__global__ void mask_gradient(const __grid_constant__ AttentionCall call,
-                              const float* dscores_gmem) {  // [B, Hq, Sq, Sk]
+__global__ void sum_mask(const __grid_constant__ AttentionCall call,
+                         const float* dscores_gmem) {  // [B, Hq, Sq, Sk]
   const AttentionProblem& problem = call.problem;
   const MaskView& dmask = call.dmask;
   const std::int64_t whole[4] = {problem.batch, problem.heads_q, problem.length_q, problem.length_k};

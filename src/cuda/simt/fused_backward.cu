@@ -7,9 +7,10 @@
 namespace tilewise::cuda::simt {
 namespace {
 
-// Backward by recomputation, without atomics, so it is repeatable: one kernel walks over keys for each tile of queries
-// and gives dq, another walks over queries for each tile of keys and gives dk and dv. Both are one template, the two
-// sides exchanged. It costs seven products where five would do; atomics would cost the repeatability.
+// Backward by recomputation, without atomics, so it is repeatable: one kernel walks over keys for each tile
+// of queries and gives dq, another walks over queries for each tile of keys and gives dk and dv. Both are one
+// template, the two sides exchanged. It costs seven products where five would do; atomics would cost the
+// repeatability.
 
 struct Blocks {
   QueryGrid queries;
@@ -18,9 +19,10 @@ struct Blocks {
 };
 
 template <typename C>
-__device__ __forceinline__ void store_rows(const Rows& rows, int valid, int first_dim, std::int64_t dim, float factor,
-                                           const typename C::Grid& grid, const float (&sum)[C::M][C::V],
-                                           std::int64_t b, std::int64_t h, std::int64_t first_row) {
+__device__ __forceinline__ void store_rows(const Rows& rows, int valid, int first_dim, std::int64_t dim,
+                                           float factor, const typename C::Grid& grid,
+                                           const float (&sum)[C::M][C::V], std::int64_t b, std::int64_t h,
+                                           std::int64_t first_row) {
   const bool aligned = aligned_rows(rows, dim);
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
@@ -29,23 +31,26 @@ __device__ __forceinline__ void store_rows(const Rows& rows, int valid, int firs
     std::byte* to = rows.at(b, h, first_row + r) + first_dim * size_of(rows.dtype);
 #pragma unroll
     for (int d = 0; d < C::V; d += 4) {
-      store_chunk(to, rows.dtype, grid.column * 4 + d * C::Grid::columns, static_cast<int>(dim) - first_dim, aligned,
-                  {factor * sum[m][d], factor * sum[m][d + 1], factor * sum[m][d + 2], factor * sum[m][d + 3]});
+      store_chunk(
+          to, rows.dtype, grid.column * 4 + d * C::Grid::columns, static_cast<int>(dim) - first_dim, aligned,
+          {factor * sum[m][d], factor * sum[m][d + 1], factor * sum[m][d + 2], factor * sum[m][d + 3]});
     }
   }
 }
 
 // dq: a block keeps queries and one piece of D, and walks over keys.
 template <typename C, bool features>
-__global__ void __launch_bounds__(C::threads) fused_backward_queries(const __grid_constant__ AttentionCall call,
-                                                                     const Blocks blocks, const float* shifts) {
+__global__ void __launch_bounds__(C::threads)
+    fused_backward_queries(const __grid_constant__ AttentionCall call, const Blocks blocks,
+                           const float* shifts) {
   extern __shared__ __align__(16) float shared[];
   const int piece = static_cast<int>(blockIdx.x % blocks.dim_pieces);
   const std::int64_t index = blockIdx.x / blocks.dim_pieces;
   const std::int64_t head = index / blocks.queries.tiles;
   const std::int64_t b = head / call.problem.heads_q;
   const std::int64_t h = head % call.problem.heads_q;
-  const QueryTile query = blocks.queries.tile(call, b, h, blocks.queries.tiles - 1 - index % blocks.queries.tiles);
+  const QueryTile query =
+      blocks.queries.tile(call, b, h, blocks.queries.tiles - 1 - index % blocks.queries.tiles);
   if (query.count <= 0) return;
   const typename C::Grid grid;
   const Stage<C, Side::queries> stage(call, shared);
@@ -55,8 +60,8 @@ __global__ void __launch_bounds__(C::threads) fused_backward_queries(const __gri
   bool own_is_there = false;
   for (KeyTile keys = tiles.next(); keys.count > 0; keys = tiles.next()) {
     float weights[C::M][C::N], dscores[C::M][C::N];
-    differentiate_pairs<C, Side::queries, features>(stage, rules, query, keys, shifts, own_is_there, true, grid,
-                                                    weights, dscores);
+    differentiate_pairs<C, Side::queries, features>(stage, rules, query, keys, shifts, own_is_there, true,
+                                                    grid, weights, dscores);
     own_is_there = true;
     store_pairs<C>(dscores, stage.dscores, grid);
     if (stage.pieces_qk > 1) __syncthreads();  // everyone is done with k's last piece
@@ -67,11 +72,12 @@ __global__ void __launch_bounds__(C::threads) fused_backward_queries(const __gri
     multiply_columns<C::M, C::V, typename C::Grid, typename C::PairTile, typename C::OtherTile>(
         dq, stage.dscores, stage.other, (keys.count + 3) / 4, grid);
   }
-  store_rows<C>(call.dq, query.count, piece * C::dim, call.problem.dim_qk, static_cast<float>(call.scale), grid, dq, b,
-                h, query.sequence.first_q + query.first);
+  store_rows<C>(call.dq, query.count, piece * C::dim, call.problem.dim_qk, static_cast<float>(call.scale),
+                grid, dq, b, h, query.sequence.first_q + query.first);
 }
 
-// dk and dv: a block keeps keys and one piece of D and of Dv, and walks over the queries of every head in the group.
+// dk and dv: a block keeps keys and one piece of D and of Dv, and walks over the queries of every head in the
+// group.
 template <typename C, bool features>
 __global__ void __launch_bounds__(C::threads) fused_backward_keys(const __grid_constant__ AttentionCall call,
                                                                   const Blocks blocks, const float* shifts) {
@@ -95,12 +101,13 @@ __global__ void __launch_bounds__(C::threads) fused_backward_keys(const __grid_c
       const QueryTile query = blocks.queries.tile(call, b, h, tile);
       if (!meets(call, query, keys)) continue;
       float weights[C::M][C::N], dscores[C::M][C::N];
-      differentiate_pairs<C, Side::keys, features>(stage, rules, query, keys, shifts, own_is_there, true, grid,
-                                                   weights, dscores);
+      differentiate_pairs<C, Side::keys, features>(stage, rules, query, keys, shifts, own_is_there, true,
+                                                   grid, weights, dscores);
       own_is_there = true;
       store_pairs<C>(weights, stage.weights, grid);
       store_pairs<C>(dscores, stage.dscores, grid);
-      if (stage.pieces_qk > 1 || stage.pieces_v > 1) __syncthreads();  // everyone is done with the last pieces
+      if (stage.pieces_qk > 1 || stage.pieces_v > 1)
+        __syncthreads();  // everyone is done with the last pieces
       stage.reload_other(query, keys, piece, false);
       stage.reload_other(query, keys, piece, true);
       commit_copies();
@@ -118,8 +125,8 @@ __global__ void __launch_bounds__(C::threads) fused_backward_keys(const __grid_c
     }
   }
   if (call.dk.wanted && piece < stage.pieces_qk) {
-    store_rows<C>(call.dk, keys.count, piece * C::dim, call.problem.dim_qk, static_cast<float>(call.scale), grid, dk,
-                  b, h_kv, sequence.first_k + keys.first);
+    store_rows<C>(call.dk, keys.count, piece * C::dim, call.problem.dim_qk, static_cast<float>(call.scale),
+                  grid, dk, b, h_kv, sequence.first_k + keys.first);
   }
   if (call.dv.wanted && piece < stage.pieces_v) {
     store_rows<C>(call.dv, keys.count, piece * C::dim, call.problem.dim_v, 1.0f, grid, dv, b, h_kv,

@@ -12,9 +12,10 @@
 namespace tilewise::cuda::simt {
 namespace {
 
-// Online softmax in one kernel. A block keeps a tile of queries and walks over tiles of keys; scores live in registers,
-// pass through shared memory once as weights, and never reach global memory. Head dims beyond a tile's are met by
-// walking over pieces of D for every tile of keys, and by giving each piece of Dv a block of its own.
+// Online softmax in one kernel. A block keeps a tile of queries and walks over tiles of keys; scores live in
+// registers, pass through shared memory once as weights, and never reach global memory. Head dims beyond a
+// tile's are met by walking over pieces of D for every tile of keys, and by giving each piece of Dv a block
+// of its own.
 
 // What a configuration says: the threads, and what each holds.
 template <int rows_, int columns_, int queries_each, int keys_each, int dims_each>
@@ -28,7 +29,7 @@ struct Config {
   static constexpr int keys = columns_ * N;
   static constexpr int dim = columns_ * V;  // of a piece of D, and of a piece of Dv
   using QTile = SharedTile<dim, 0>;
-  using KTile = SharedTile<dim, 2>;  // a thread reads four consecutive keys
+  using KTile = SharedTile<dim, 2>;   // a thread reads four consecutive keys
   using VTile = SharedTile<dim, 31>;  // read by columns: not swizzled
   using PTile = SharedTile<keys, 0>;
   static constexpr int q_floats = QTile::floats(queries);
@@ -64,8 +65,8 @@ __device__ __forceinline__ float row_sum(float x) {
   return x;
 }
 
-// Products to scores in units of log2 e, hidden ones −inf. Without features a call has nothing but the scale and the
-// band, and pays for nothing more.
+// Products to scores, hidden ones −inf. Without features a call has nothing but the scale and the band, pays
+// for nothing more, and its scores are in units of log2 e, ready for exp2.
 template <typename C>
 __device__ __forceinline__ void finish_plain_scores(const AttentionCall& call, const ScoreRules& rules,
                                                     const QueryTile& query, const KeyTile& keys, bool edge,
@@ -73,7 +74,7 @@ __device__ __forceinline__ void finish_plain_scores(const AttentionCall& call, c
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
 #pragma unroll
-    for (int n = 0; n < C::N; ++n) s[m][n] *= rules.scale;
+    for (int n = 0; n < C::N; ++n) s[m][n] *= rules.scale_log2;
   }
   if (!edge) return;
 #pragma unroll
@@ -109,8 +110,14 @@ __device__ __forceinline__ void finish_scores(const AttentionCall& call, const S
   }
 }
 
+// e^x of a difference of scores.
+template <bool features>
+__device__ __forceinline__ float exp_of(float x) {
+  return exp2_approx(features ? x * log2e : x);
+}
+
 // Scores to weights; o is rescaled when the maximum moved.
-template <typename C>
+template <typename C, bool features>
 __device__ __forceinline__ void softmax(float (&s)[C::M][C::N], float (&o)[C::M][C::V], SoftmaxRow<C>& row) {
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
@@ -118,12 +125,12 @@ __device__ __forceinline__ void softmax(float (&s)[C::M][C::N], float (&o)[C::M]
 #pragma unroll
     for (int n = 1; n < C::N; ++n) highest = fmaxf(highest, s[m][n]);
     const float maximum = fmaxf(row.maximum[m], row_maximum<C>(highest));
-    const float rescale = exp2_approx(row.maximum[m] - maximum);
+    const float rescale = exp_of<features>(row.maximum[m] - maximum);
     row.maximum[m] = maximum;
     float sum = 0;
 #pragma unroll
     for (int n = 0; n < C::N; ++n) {
-      s[m][n] = exp2_approx(s[m][n] - maximum);
+      s[m][n] = exp_of<features>(s[m][n] - maximum);
       sum += s[m][n];
     }
     row.sum[m] = row.sum[m] * rescale + sum;
@@ -168,9 +175,10 @@ __device__ __forceinline__ void store_weights(const float (&p)[C::M][C::N], floa
 }
 
 // Joins the sink, divides, writes o (and lse, by the blocks of the first piece of Dv).
-template <typename C>
+template <typename C, bool features>
 __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTile& query, int first_dim,
-                                       const typename C::Grid& grid, float (&o)[C::M][C::V], SoftmaxRow<C>& row) {
+                                       const typename C::Grid& grid, float (&o)[C::M][C::V],
+                                       SoftmaxRow<C>& row) {
   const int dims = static_cast<int>(call.problem.dim_v) - first_dim;
   const bool aligned = aligned_rows(call.o, call.problem.dim_v);
 #pragma unroll
@@ -181,16 +189,16 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
     float factor = 1;
     if (r >= query.count) continue;
     if (call.problem.features.sinks) {
-      const float sink = static_cast<float>(call.sinks.at(query.b, query.h)) * log2e;
+      const float sink = static_cast<float>(call.sinks.at(query.b, query.h)) * (features ? 1.0f : log2e);
       const float highest = fmaxf(maximum, sink);
-      factor = exp2_approx(maximum - highest);
-      sum = sum * factor + exp2_approx(sink - highest);
+      factor = exp_of<features>(maximum - highest);
+      sum = sum * factor + exp_of<features>(sink - highest);
       maximum = highest;
     }
     const float inverse = sum == 0 ? 0.0f : factor / sum;
     const std::int64_t s = query.sequence.first_q + query.first + r;
     if (call.lse.wanted && first_dim == 0 && grid.column == 0) {
-      const float lse = sum == 0 ? minus_infinity : fmaf(maximum, ln2, logf(sum));
+      const float lse = sum == 0 ? minus_infinity : fmaf(maximum, features ? 1.0f : ln2, logf(sum));
       *reinterpret_cast<float*>(call.lse.at(query.b, query.h, s)) = lse;
     }
     std::byte* out = call.o.at(query.b, query.h, s) + first_dim * size_of(call.o.dtype);
@@ -239,13 +247,13 @@ __global__ void __launch_bounds__(C::threads, 2)
 
   const auto load_q = [&](int piece) {
     load_tile<typename C::QTile, C::threads>(
-        q_smem, C::queries, query.count, piece * C::dim, min(C::dim, dim_qk - piece * C::dim), call.q.dtype, q_aligned,
-        [&](int r) { return call.q.at(b, h, query.sequence.first_q + query.first + r); });
+        q_smem, C::queries, query.count, piece * C::dim, min(C::dim, dim_qk - piece * C::dim), call.q.dtype,
+        q_aligned, [&](int r) { return call.q.at(b, h, query.sequence.first_q + query.first + r); });
   };
   const auto load_k = [&](const KeyTile& keys, int piece) {
     load_tile<typename C::KTile, C::threads>(
-        k_smem, C::keys, keys.count, piece * C::dim, min(C::dim, dim_qk - piece * C::dim), call.k.dtype, k_aligned,
-        [&](int r) { return call.key_row(call.k, query.sequence, b, h_kv, keys.first + r); });
+        k_smem, C::keys, keys.count, piece * C::dim, min(C::dim, dim_qk - piece * C::dim), call.k.dtype,
+        k_aligned, [&](int r) { return call.key_row(call.k, query.sequence, b, h_kv, keys.first + r); });
   };
   const auto load_v = [&](const KeyTile& keys) {
     load_tile<typename C::VTile, C::threads>(
@@ -293,31 +301,32 @@ __global__ void __launch_bounds__(C::threads, 2)
       load_k(ahead, 0);
     }
     commit_copies();
-    const bool edge = keys.first < all.first || keys.first + C::keys > all.last || keys.count < C::keys ||
-                      keys.tile >= 0;
+    const bool edge =
+        keys.first < all.first || keys.first + C::keys > all.last || keys.count < C::keys || keys.tile >= 0;
     if constexpr (features) {
       finish_scores<C>(call, rules, query, keys, edge, grid, s);
     } else {
       finish_plain_scores<C>(call, rules, query, keys, edge, grid, s);
     }
-    softmax<C>(s, o, row);
+    softmax<C, features>(s, o, row);
     if constexpr (features) {
       if (call.problem.features.dropout) drop<C>(call, query, keys, grid, s);
     }
     store_weights<C>(s, p_smem, grid);
     wait_copies<1>();  // v; the next k may still be under way
     __syncthreads();   // weights and v are there
-    multiply_columns<C::M, C::V, typename C::Grid, typename C::PTile, typename C::VTile>(o, p_smem, v_smem,
-                                                                               (keys.count + 3) / 4, grid);
+    multiply_columns<C::M, C::V, typename C::Grid, typename C::PTile, typename C::VTile>(
+        o, p_smem, v_smem, (keys.count + 3) / 4, grid);
     __syncthreads();  // everyone is done with weights and v
     keys = ahead;
   }
-  finish<C>(call, query, first_dim, grid, o, row);
+  finish<C, features>(call, query, first_dim, grid, o, row);
 }
 
 template <typename C, bool features>
 void run(const AttentionCall& call, cudaStream_t stream) {
-  const Blocks blocks{QueryGrid::of(call, C::queries), static_cast<int>((call.problem.dim_v + C::dim - 1) / C::dim)};
+  const Blocks blocks{QueryGrid::of(call, C::queries),
+                      static_cast<int>((call.problem.dim_v + C::dim - 1) / C::dim)};
   launch<fused_forward<C, features>>(
       {.name = "tilewise fused forward",
        .blocks = call.problem.batch * call.problem.heads_q * blocks.queries.tiles * blocks.dim_pieces,
@@ -338,7 +347,8 @@ void fused_forward(const AttentionCall& call, const Context& context) {
     return narrow ? run<Small64, true>(call, stream) : run<Small128, true>(call, stream);
   }
   const std::int64_t heads = problem.batch * problem.heads_q;
-  const std::int64_t wide_tiles = heads * QueryGrid::of(call, narrow ? Wide64::queries : Wide128::queries).tiles;
+  const std::int64_t wide_tiles =
+      heads * QueryGrid::of(call, narrow ? Wide64::queries : Wide128::queries).tiles;
   const bool few = wide_tiles < 2 * device_properties(context.device.index).multiprocessors;
   if (narrow) return few ? run<Small64, false>(call, stream) : run<Wide64, false>(call, stream);
   return few ? run<Small128, false>(call, stream) : run<Wide128, false>(call, stream);

@@ -14,9 +14,10 @@ std::string supports_fused(const AttentionProblem& problem) {
 }
 
 std::string supports_dense(const AttentionProblem& problem) {
+  const std::string reason = supports_fused(problem);
+  if (!reason.empty()) return reason;
   if (problem.layout != Layout::dense) return "takes dense tensors alone, not packed or paged ones";
-  if (problem.features.block_mask) return "takes no block mask";
-  return supports_fused(problem);
+  return problem.features.block_mask ? "takes no block mask" : "";
 }
 
 // Makes the call's device current around one of the two passes.
@@ -30,9 +31,9 @@ std::size_t fused_workspace(const AttentionCall& call, const Context&) {
   return call.problem.pass == Pass::forward ? 0 : simt::fused_backward_workspace(call);
 }
 
-template <auto forward, auto backward>
 std::size_t dense_workspace(const AttentionCall& call, const Context&) {
-  return call.problem.pass == Pass::forward ? forward(call) : backward(call);
+  return call.problem.pass == Pass::forward ? simt::dense_forward_workspace(call)
+                                            : simt::dense_backward_workspace(call);
 }
 
 }  // namespace
@@ -46,13 +47,13 @@ constinit const AttentionKernel fused_attention = {
 constinit const AttentionKernel tiled_attention = {
     .name = "tiled",
     .supports = supports_dense,
-    .workspace = dense_workspace<simt::tiled_forward_workspace, simt::tiled_backward_workspace>,
+    .workspace = dense_workspace,
     .launch = launch_on_device<simt::tiled_forward, simt::tiled_backward>};
 
 constinit const AttentionKernel naive_attention = {
     .name = "naive",
     .supports = supports_dense,
-    .workspace = dense_workspace<simt::naive_forward_workspace, simt::naive_backward_workspace>,
+    .workspace = dense_workspace,
     .launch = launch_on_device<simt::naive_forward, simt::naive_backward>};
 
 }  // namespace tilewise::cuda

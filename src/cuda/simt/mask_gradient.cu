@@ -5,9 +5,9 @@
 namespace tilewise::cuda::simt {
 namespace {
 
-// A block owns some elements of dmask and recomputes every score they were added to: a tile of queries by a tile of
-// keys for each entry and head that shares the mask; over all tiles of queries, or of keys, where the mask is broadcast
-// along them. So each element has one writer and its sum one order.
+// A block owns some elements of dmask and recomputes every score they were added to: a tile of queries by a
+// tile of keys for each entry and head that shares the mask; over all tiles of queries, or of keys, where the
+// mask is broadcast along them. So each element has one writer and its sum one order.
 
 struct Blocks {
   QueryGrid queries;
@@ -20,7 +20,8 @@ struct Span {
   std::int64_t first, last;
 };
 
-__device__ __forceinline__ Span span_of(const MaskView& mask, int dim, std::int64_t index, std::int64_t whole) {
+__device__ __forceinline__ Span span_of(const MaskView& mask, int dim, std::int64_t index,
+                                        std::int64_t whole) {
   return mask.extent[dim] == 1 ? Span{0, whole} : Span{index, index + 1};
 }
 
@@ -57,8 +58,8 @@ __global__ void __launch_bounds__(C::threads) mask_gradient_tiles(const __grid_c
           KeyTile keys = blocks.keys.tile(call, query.sequence, key_tile);
           if (keys.count <= 0 || !meets(call, query, keys)) continue;
           float weights[C::M][C::N], dscores[C::M][C::N];
-          differentiate_pairs<C, Side::queries, true>(stage, ScoreRules(call, b, h), query, keys, shifts, false, false,
-                                                      grid, weights, dscores);
+          differentiate_pairs<C, Side::queries, true>(stage, ScoreRules(call, b, h), query, keys, shifts,
+                                                      false, false, grid, weights, dscores);
 #pragma unroll
           for (int m = 0; m < C::M; ++m) {
 #pragma unroll
@@ -79,9 +80,11 @@ __global__ void __launch_bounds__(C::threads) mask_gradient_tiles(const __grid_c
           store_element(mask.at(mask_b, mask_h, query.first + r, keys.first + c), mask.dtype, element(r, c));
         }
       } else if (keeps_keys) {
-        for (int r = 0; thread < keys.count && r < query.count; ++r) total += static_cast<double>(element(r, thread));
+        for (int r = 0; thread < keys.count && r < query.count; ++r)
+          total += static_cast<double>(element(r, thread));
       } else {
-        for (int c = 0; thread < query.count && c < keys.count; ++c) total += static_cast<double>(element(thread, c));
+        for (int c = 0; thread < query.count && c < keys.count; ++c)
+          total += static_cast<double>(element(thread, c));
       }
     }
   }
@@ -126,12 +129,13 @@ void run(const AttentionCall& call, const float* shifts, cudaStream_t stream) {
   Blocks blocks{QueryGrid::of(call, C::own), KeyGrid::of(call, C::other), 1, 1};
   if (mask.extent[2] != 1) blocks.query_tasks = blocks.queries.tiles;
   if (mask.extent[3] != 1) blocks.key_tasks = blocks.keys.tiles;
-  launch<mask_gradient_tiles<C>>({.name = "tilewise mask gradient",
-                                  .blocks = mask.extent[0] * mask.extent[1] * blocks.query_tasks * blocks.key_tasks,
-                                  .threads = C::threads,
-                                  .shared_bytes = shared_bytes<C, Side::queries>(),
-                                  .stream = stream},
-                                 call, blocks, shifts);
+  launch<mask_gradient_tiles<C>>(
+      {.name = "tilewise mask gradient",
+       .blocks = mask.extent[0] * mask.extent[1] * blocks.query_tasks * blocks.key_tasks,
+       .threads = C::threads,
+       .shared_bytes = shared_bytes<C, Side::queries>(),
+       .stream = stream},
+      call, blocks, shifts);
 }
 
 }  // namespace
@@ -141,8 +145,11 @@ void mask_gradient(const AttentionCall& call, const float* shifts, cudaStream_t 
   if (problem.batch * problem.heads_q * problem.length_q * problem.length_k == 0) {
     const MaskView& mask = call.dmask;
     const std::int64_t size = mask.extent[0] * mask.extent[1] * mask.extent[2] * mask.extent[3];
-    launch<clear_mask_gradient>(
-        {.name = "tilewise clear mask gradient", .blocks = (size + 255) / 256, .threads = 256, .stream = stream}, call);
+    launch<clear_mask_gradient>({.name = "tilewise clear mask gradient",
+                                 .blocks = (size + 255) / 256,
+                                 .threads = 256,
+                                 .stream = stream},
+                                call);
   } else if (problem.dim_qk <= 64 && problem.dim_v <= 64) {
     run<Narrow>(call, shifts, stream);
   } else {

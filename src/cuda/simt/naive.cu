@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(threads) naive_scores(const __grid_constant__ 
 
 // A thread a pair: its weight, and the gradient of its score.
 template <typename T>
-__global__ void __launch_bounds__(threads) naive_pairs(const __grid_constant__ AttentionCall call,
-                                                       const BackwardScratch scratch) {
+__global__ void __launch_bounds__(threads)
+    naive_pairs(const __grid_constant__ AttentionCall call, const BackwardScratch scratch) {
   const std::int64_t at = thread_index();
   if (at >= ForwardScratch::matrix_size(call)) return;
   const std::int64_t j = at % call.problem.length_k;
@@ -57,8 +57,8 @@ __global__ void __launch_bounds__(threads) naive_pairs(const __grid_constant__ A
     dweight =
         dot(row_of<T>(call.d_o, row.b, row.h, row.i), row_of<T>(call.v, row.b, h_kv, j), call.problem.dim_v);
   }
-  const PairGradient pair = pair_gradient(call, ScoreRules(call, row.b, row.h), row,
-                                          RowGradient(call, row, scratch.shifts), j, product, dweight);
+  const StoredPair pair = stored_pair(call, ScoreRules(call, row.b, row.h), row,
+                                      RowGradient(call, row, scratch.shifts), j, product, dweight);
   scratch.weights[at] = pair.weight;
   scratch.dproducts[at] = pair.dproduct;
   if (scratch.dscores != scratch.dproducts) scratch.dscores[at] = pair.dscore;
@@ -66,12 +66,11 @@ __global__ void __launch_bounds__(threads) naive_pairs(const __grid_constant__ A
 
 // A thread an element of o or dq: out[i, d] = factor · Σ_j matrix[i, j]·keys[j, d].
 template <typename T>
-__global__ void __launch_bounds__(threads)
-    naive_query_sums(const __grid_constant__ AttentionCall call,
-                     const float* matrix_gmem,  // [B, Hq, Sq, Sk]
-                     const Rows keys,           // [B, Hkv, Sk, dim]
-                     const Rows out,            // [B, Hq, Sq, dim]
-                     const std::int64_t dim, const float factor) {
+__global__ void __launch_bounds__(threads) naive_query_sums(const __grid_constant__ AttentionCall call,
+                                                            const float* matrix_gmem,  // [B, Hq, Sq, Sk]
+                                                            const Rows keys,           // [B, Hkv, Sk, dim]
+                                                            const Rows out,            // [B, Hq, Sq, dim]
+                                                            const std::int64_t dim, const float factor) {
   const std::int64_t at = thread_index();
   if (at >= call.problem.heads_q * call.rows_q() * dim) return;
   const std::int64_t d = at % dim;
@@ -88,12 +87,11 @@ __global__ void __launch_bounds__(threads)
 // A thread an element of dk or dv: out[j, d] = factor · Σ_i matrix[i, j]·queries[i, d], over the heads that
 // share the key. Columns of keys that nothing sees are zero.
 template <typename T>
-__global__ void __launch_bounds__(threads)
-    naive_key_sums(const __grid_constant__ AttentionCall call,
-                   const float* matrix_gmem,  // [B, Hq, Sq, Sk]
-                   const Rows queries,        // [B, Hq, Sq, dim]
-                   const Rows out,            // [B, Hkv, Sk, dim]
-                   const std::int64_t dim, const float factor) {
+__global__ void __launch_bounds__(threads) naive_key_sums(const __grid_constant__ AttentionCall call,
+                                                          const float* matrix_gmem,  // [B, Hq, Sq, Sk]
+                                                          const Rows queries,        // [B, Hq, Sq, dim]
+                                                          const Rows out,            // [B, Hkv, Sk, dim]
+                                                          const std::int64_t dim, const float factor) {
   const AttentionProblem& problem = call.problem;
   const std::int64_t at = thread_index();
   if (at >= problem.heads_kv * call.rows_k() * dim) return;
@@ -160,11 +158,11 @@ void backward(const AttentionCall& call, const Context& context) {
   if (problem.features.mask_gradient) {
     const std::int64_t(&extent)[4] = call.dmask.extent;
     const std::int64_t elements = extent[0] * extent[1] * extent[2] * extent[3];
-    launch<mask_gradient<1>>(thread_each("tilewise naive dmask", elements, context), call, scratch.dscores);
+    launch<sum_mask<1>>(thread_each("tilewise naive dmask", elements, context), call, scratch.dscores);
   }
   if (call.dsinks != nullptr) {
-    launch<sink_gradient<1>>(thread_each("tilewise naive dsinks", problem.heads_q, context), call,
-                             scratch.shifts);
+    launch<sum_sinks<1>>(thread_each("tilewise naive dsinks", problem.heads_q, context), call,
+                         scratch.shifts);
   }
 }
 

@@ -95,7 +95,8 @@ void clear(const AttentionCall& call, const Rows& rows, std::int64_t heads, std:
            cudaStream_t stream) {
   if (!rows.wanted) return;
   const std::int64_t entries = call.packed() ? 1 : call.problem.batch;
-  const std::int64_t capacity = call.packed() ? (of_queries ? call.total_q : call.total_k) : call.problem.length_k;
+  const std::int64_t capacity =
+      call.packed() ? (of_queries ? call.total_q : call.total_k) : call.problem.length_k;
   launch<clear_unused_rows>({.name = "tilewise clear unused rows",
                              .blocks = entries * heads * capacity,
                              .threads = 64,
@@ -115,9 +116,11 @@ void row_shifts(const AttentionCall& call, float* shifts, cudaStream_t stream) {
 }
 
 void sink_gradient(const AttentionCall& call, const float* shifts, cudaStream_t stream) {
-  launch<sink_gradient_kernel>(
-      {.name = "tilewise sink gradient", .blocks = call.problem.heads_q, .threads = threads, .stream = stream}, call,
-      shifts);
+  launch<sink_gradient_kernel>({.name = "tilewise sink gradient",
+                                .blocks = call.problem.heads_q,
+                                .threads = threads,
+                                .stream = stream},
+                               call, shifts);
 }
 
 void clear_unused_outputs(const AttentionCall& call, cudaStream_t stream) {

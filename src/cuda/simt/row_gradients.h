@@ -14,7 +14,8 @@ void row_shifts(const AttentionCall& call, float* shifts, cudaStream_t stream);
 /// dsinks[h] = Σ over entries and queries of exp(sink − lse)·shift.
 void sink_gradient(const AttentionCall& call, const float* shifts, cudaStream_t stream);
 
-/// dmask: score gradients recomputed for each element of the mask and summed over what it was broadcast along.
+/// dmask: score gradients recomputed for each element of the mask and summed over what it was broadcast
+/// along.
 void mask_gradient(const AttentionCall& call, const float* shifts, cudaStream_t stream);
 
 /// Rows of packed tensors that no sequence owns: o = 0, lse = −inf.

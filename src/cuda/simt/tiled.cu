@@ -55,8 +55,8 @@ __device__ __forceinline__ void load(SharedTile& to_smem, const Factor<T, contig
     const int index = static_cast<int>(threadIdx.x) + threads * n;
     const int k = contiguous == Contiguous::depth ? index % depth : index / tile;
     const int row = contiguous == Contiguous::depth ? index / depth : index % tile;
-    const std::int64_t at = contiguous == Contiguous::depth ? row * from.stride + first + k
-                                                            : (first + k) * from.stride + row;
+    const std::int64_t at =
+        contiguous == Contiguous::depth ? row * from.stride + first + k : (first + k) * from.stride + row;
     const bool present = row < from.rows && first + k < last;
     to_smem[k][row] = present ? widen(from.data_gmem[at]) : 0.0f;
   }
@@ -159,7 +159,7 @@ struct PairTile {
 // A tile of scores: s = score(q_i·k_j), −inf where hidden.
 template <typename T>
 __global__ void __launch_bounds__(threads, 2) tiled_scores(const __grid_constant__ AttentionCall call,
-                                                        float* scores_gmem) {  // [B, Hq, Sq, Sk]
+                                                           float* scores_gmem) {  // [B, Hq, Sq, Sk]
   __shared__ SharedFactors shared;
   const PairTile pairs(call, blockIdx.x);
   const ScoreRules rules(call, pairs.query.b, pairs.query.h);
@@ -168,16 +168,15 @@ __global__ void __launch_bounds__(threads, 2) tiled_scores(const __grid_constant
     pairs.template add_products<T>(product, shared, call, call.q, call.k, call.problem.dim_qk);
   pairs.for_each_row(call, [&](const QueryRow& row, int m) {
     float* row_gmem = scores_gmem + row.index(call) * call.problem.length_k;  // [Sk]
-    pairs.for_each_key(call, [&](std::int64_t j, int n) {
-      row_gmem[j] = pair_score(call, rules, row, j, product[m][n]);
-    });
+    pairs.for_each_key(
+        call, [&](std::int64_t j, int n) { row_gmem[j] = pair_score(call, rules, row, j, product[m][n]); });
   });
 }
 
 // A tile of weights and of score gradients; zeros where hidden.
 template <typename T>
-__global__ void __launch_bounds__(threads, 2) tiled_pairs(const __grid_constant__ AttentionCall call,
-                                                       const BackwardScratch scratch) {
+__global__ void __launch_bounds__(threads, 2)
+    tiled_pairs(const __grid_constant__ AttentionCall call, const BackwardScratch scratch) {
   __shared__ SharedFactors shared;
   const PairTile pairs(call, blockIdx.x);
   const ScoreRules rules(call, pairs.query.b, pairs.query.h);
@@ -191,8 +190,7 @@ __global__ void __launch_bounds__(threads, 2) tiled_pairs(const __grid_constant_
     const RowGradient gradient(call, row, scratch.shifts);
     const std::int64_t row_at = row.index(call) * call.problem.length_k;
     pairs.for_each_key(call, [&](std::int64_t j, int n) {
-      const PairGradient pair =
-          pair_gradient(call, rules, row, gradient, j, product[m][n], dweight[m][n]);
+      const StoredPair pair = stored_pair(call, rules, row, gradient, j, product[m][n], dweight[m][n]);
       scratch.weights[row_at + j] = pair.weight;
       scratch.dproducts[row_at + j] = pair.dproduct;
       if (scratch.dscores != scratch.dproducts) scratch.dscores[row_at + j] = pair.dscore;
@@ -217,24 +215,26 @@ __device__ __forceinline__ void store(const Sums& sum, float factor, int rows, i
 
 // o or dq: out[i, d] = factor · Σ_j matrix[i, j]·keys[j, d]. Blocks over [B, Hq, tiles of Sq, tiles of dim].
 template <typename T>
-__global__ void __launch_bounds__(threads)
-    tiled_query_sums(const __grid_constant__ AttentionCall call,
-                     const float* matrix_gmem,  // [B, Hq, Sq, Sk]
-                     const Rows keys,           // [B, Hkv, Sk, dim]
-                     const Rows out,            // [B, Hq, Sq, dim]
-                     const std::int64_t dim, const float factor) {
+__global__ void __launch_bounds__(threads) tiled_query_sums(const __grid_constant__ AttentionCall call,
+                                                            const float* matrix_gmem,  // [B, Hq, Sq, Sk]
+                                                            const Rows keys,           // [B, Hkv, Sk, dim]
+                                                            const Rows out,            // [B, Hq, Sq, dim]
+                                                            const std::int64_t dim, const float factor) {
   __shared__ SharedFactors shared;
   const QueryTile query = query_tile(call, blockIdx.x / tiles_of(dim));
   const int first_dim = static_cast<int>(blockIdx.x % tiles_of(dim)) * tile;
   const int dims = tile_count(first_dim, dim);
-  const std::int64_t first_row = (query.b * call.problem.heads_q + query.h) * call.problem.length_q + query.first;
-  const Factor<float, Contiguous::depth> a{matrix_gmem + first_row * call.problem.length_k,
-                                           call.problem.length_k, query.count};
-  const Factor<T, Contiguous::rows> b{
-      reinterpret_cast<const T*>(keys.at(query.b, query.h / call.group(), 0)) + first_dim, keys.stride_s, dims};
+  const AttentionProblem& problem = call.problem;
+  const std::int64_t first_row = (query.b * problem.heads_q + query.h) * problem.length_q + query.first;
+  const std::int64_t h_kv = query.h / call.group();
   const KeyRange any = query.any(call);
   Sums sum = {};
-  add_product(sum, shared, a, b, any.first, any.last);
+  add_product(sum, shared,
+              Factor<float, Contiguous::depth>{matrix_gmem + first_row * problem.length_k, problem.length_k,
+                                               query.count},
+              Factor<T, Contiguous::rows>{reinterpret_cast<const T*>(keys.at(query.b, h_kv, 0)) + first_dim,
+                                          keys.stride_s, dims},
+              any.first, any.last);
   store<T>(sum, factor, query.count, first_dim, dims,
            [&](int r) { return out.at(query.b, query.h, query.first + r); });
 }
@@ -242,12 +242,11 @@ __global__ void __launch_bounds__(threads)
 // dk or dv: out[j, d] = factor · Σ_i matrix[i, j]·queries[i, d], over the heads that share the keys. Blocks
 // over [B, Hkv, tiles of Sk, tiles of dim].
 template <typename T>
-__global__ void __launch_bounds__(threads)
-    tiled_key_sums(const __grid_constant__ AttentionCall call,
-                   const float* matrix_gmem,  // [B, Hq, Sq, Sk]
-                   const Rows queries,        // [B, Hq, Sq, dim]
-                   const Rows out,            // [B, Hkv, Sk, dim]
-                   const std::int64_t dim, const float factor) {
+__global__ void __launch_bounds__(threads) tiled_key_sums(const __grid_constant__ AttentionCall call,
+                                                          const float* matrix_gmem,  // [B, Hq, Sq, Sk]
+                                                          const Rows queries,        // [B, Hq, Sq, dim]
+                                                          const Rows out,            // [B, Hkv, Sk, dim]
+                                                          const std::int64_t dim, const float factor) {
   __shared__ SharedFactors shared;
   const AttentionProblem& problem = call.problem;
   const std::int64_t index = blockIdx.x / tiles_of(dim);
@@ -265,19 +264,19 @@ __global__ void __launch_bounds__(threads)
   Sums sum = {};
   for (std::int64_t h = h_kv * call.group(); h < (h_kv + 1) * call.group(); ++h) {
     const std::int64_t first_row = (b * problem.heads_q + h) * problem.length_q;
-    add_product(
-        sum, shared,
-        Factor<float, Contiguous::rows>{matrix_gmem + first_row * problem.length_k + first_key,
-                                        problem.length_k, count},
-        Factor<T, Contiguous::rows>{reinterpret_cast<const T*>(queries.at(b, h, 0)) + first_dim,
-                                    queries.stride_s, dims},
-        first, last);
+    add_product(sum, shared,
+                Factor<float, Contiguous::rows>{matrix_gmem + first_row * problem.length_k + first_key,
+                                                problem.length_k, count},
+                Factor<T, Contiguous::rows>{reinterpret_cast<const T*>(queries.at(b, h, 0)) + first_dim,
+                                            queries.stride_s, dims},
+                first, last);
   }
   store<T>(sum, factor, count, first_dim, dims, [&](int r) { return out.at(b, h_kv, first_key + r); });
 }
 
 Launch block_each(const char* name, std::int64_t count, const Context& context) {
-  return {.name = name, .blocks = count, .threads = threads, .stream = static_cast<cudaStream_t>(context.stream)};
+  return {
+      .name = name, .blocks = count, .threads = threads, .stream = static_cast<cudaStream_t>(context.stream)};
 }
 Launch warp_each(const char* name, std::int64_t count, const Context& context) {
   return block_each(name, (count * warp + threads - 1) / threads, context);
@@ -292,8 +291,8 @@ void forward(const AttentionCall& call, const Context& context) {
   launch<tiled_scores<T>>(
       block_each("tilewise tiled scores", query_tiles * tiles_of(problem.length_k), context), call,
       scratch.scores);
-  launch<softmax_rows<warp>>(
-      warp_each("tilewise tiled softmax", problem.heads_q * call.rows_q(), context), call, scratch.scores);
+  launch<softmax_rows<warp>>(warp_each("tilewise tiled softmax", problem.heads_q * call.rows_q(), context),
+                             call, scratch.scores);
   launch<tiled_query_sums<T>>(
       block_each("tilewise tiled output", query_tiles * tiles_of(problem.dim_v), context), call,
       scratch.scores, call.v, call.o, problem.dim_v, 1.0f);
@@ -304,11 +303,10 @@ void launch_mask_gradient(const AttentionCall& call, const BackwardScratch& scra
   const std::int64_t(&extent)[4] = call.dmask.extent;
   const std::int64_t elements = extent[0] * extent[1] * extent[2] * extent[3];
   if (extent[3] == 1) {
-    launch<mask_gradient<warp>>(warp_each("tilewise tiled dmask", elements, context), call, scratch.dscores);
+    launch<sum_mask<warp>>(warp_each("tilewise tiled dmask", elements, context), call, scratch.dscores);
   } else {
-    launch<mask_gradient<1>>(
-        block_each("tilewise tiled dmask", (elements + threads - 1) / threads, context), call,
-        scratch.dscores);
+    launch<sum_mask<1>>(block_each("tilewise tiled dmask", (elements + threads - 1) / threads, context),
+                        call, scratch.dscores);
   }
 }
 
@@ -320,8 +318,8 @@ void backward(const AttentionCall& call, const Context& context) {
   const auto scale = static_cast<float>(call.scale);
   Arena arena(context.workspace.data);
   const BackwardScratch scratch(arena, call);
-  launch<shift_rows<T, warp>>(
-      warp_each("tilewise tiled shifts", problem.heads_q * call.rows_q(), context), call, scratch.shifts);
+  launch<shift_rows<T, warp>>(warp_each("tilewise tiled shifts", problem.heads_q * call.rows_q(), context),
+                              call, scratch.shifts);
   launch<tiled_pairs<T>>(
       block_each("tilewise tiled pairs", query_tiles * tiles_of(problem.length_k), context), call, scratch);
   if (call.dq.wanted) {
@@ -330,9 +328,8 @@ void backward(const AttentionCall& call, const Context& context) {
         scratch.dproducts, call.k, call.dq, problem.dim_qk, scale);
   }
   if (call.dk.wanted) {
-    launch<tiled_key_sums<T>>(
-        block_each("tilewise tiled dk", key_tiles * tiles_of(problem.dim_qk), context), call,
-        scratch.dproducts, call.q, call.dk, problem.dim_qk, scale);
+    launch<tiled_key_sums<T>>(block_each("tilewise tiled dk", key_tiles * tiles_of(problem.dim_qk), context),
+                              call, scratch.dproducts, call.q, call.dk, problem.dim_qk, scale);
   }
   if (call.dv.wanted) {
     launch<tiled_key_sums<T>>(block_each("tilewise tiled dv", key_tiles * tiles_of(problem.dim_v), context),
@@ -340,8 +337,8 @@ void backward(const AttentionCall& call, const Context& context) {
   }
   if (problem.features.mask_gradient) launch_mask_gradient(call, scratch, context);
   if (call.dsinks != nullptr) {
-    launch<sink_gradient<warp>>(warp_each("tilewise tiled dsinks", problem.heads_q, context), call,
-                                scratch.shifts);
+    launch<sum_sinks<warp>>(warp_each("tilewise tiled dsinks", problem.heads_q, context), call,
+                            scratch.shifts);
   }
 }
 

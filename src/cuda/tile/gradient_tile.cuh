@@ -7,12 +7,13 @@
 
 namespace tilewise::cuda {
 
-// What every gradient needs: weights and score gradients of a tile of queries by a tile of keys, recomputed. One side is
-// `own`, the rows of the thread grid, kept by the block; the other passes by. Either may be the queries.
+// What every gradient needs: weights and score gradients of a tile of queries by a tile of keys, recomputed.
+// One side is `own`, the rows of the thread grid, kept by the block; the other passes by. Either may be the
+// queries.
 
 /// The statistics of a query that backward reads.
 struct RowState {
-  float lse;    ///< in units of log2 e; +inf for a row that saw nothing, whose weights are then 0
+  float lse;    ///< +inf for a row that saw nothing, whose weights are then 0
   float shift;  ///< d_lse − Σ_d d_o·o
 };
 
@@ -22,12 +23,12 @@ __device__ __forceinline__ RowState row_state(const AttentionCall& call, const Q
   if (r >= query.count) return {__builtin_huge_valf(), 0.0f};
   const std::int64_t s = query.sequence.first_q + query.first + r;
   const float lse = *reinterpret_cast<const float*>(call.lse.at(query.b, query.h, s));
-  return {lse == minus_infinity ? __builtin_huge_valf() : lse * log2e,
+  return {lse == minus_infinity ? __builtin_huge_valf() : lse,
           shifts[query.h * call.rows_q() + call.first_row_q(query.b) + query.first + r]};
 }
 
-/// Turns products into weights (after dropout) and score gradients of one pair. `dscore` enters as d_o·v and leaves as
-/// the gradient of the score, or, times `slope`, that of scale·q·k.
+/// Turns products into weights (after dropout) and score gradients of one pair. `dscore` enters as d_o·v and
+/// leaves as the gradient of the score, or, times `slope`, that of scale·q·k.
 struct PairGradient {
   float weight;
   float dscore;
@@ -36,8 +37,9 @@ struct PairGradient {
 
 template <bool features>
 __device__ __forceinline__ PairGradient pair_gradient(const AttentionCall& call, const ScoreRules& rules,
-                                                      const QueryTile& query, const KeyTile& keys, bool edge, int r, int c,
-                                                      const RowState& row, float product, float dweight) {
+                                                      const QueryTile& query, const KeyTile& keys, bool edge,
+                                                      int r, int c, const RowState& row, float product,
+                                                      float dweight) {
   const std::int64_t i = query.first + r;
   const std::int64_t j = keys.first + c;
   float slope = 1;
@@ -56,7 +58,7 @@ __device__ __forceinline__ PairGradient pair_gradient(const AttentionCall& call,
       if (j < range.first || j >= range.last || c >= keys.count) s = minus_infinity;
     }
   }
-  const float weight = exp2_approx(s - row.lse);
+  const float weight = exp2_approx((s - row.lse) * log2e);
   return {weight * factor, weight * fmaf(dweight, factor, row.shift), slope};
 }
 
@@ -83,7 +85,8 @@ __device__ __forceinline__ bool meets(const AttentionCall& call, const QueryTile
   if (keys.first >= any.last || keys.first + keys.count <= any.first) return false;
   keys.tile = block_full;
   if (!call.problem.features.block_mask) return true;
-  keys.tile = block_state(call, query.b, query.h, query.first / call.blocks.block_q, keys.first / call.blocks.block_k);
+  keys.tile = block_state(call, query.b, query.h, query.first / call.blocks.block_q,
+                          keys.first / call.blocks.block_k);
   return keys.tile != block_hidden;
 }
 

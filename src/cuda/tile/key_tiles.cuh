@@ -43,7 +43,8 @@ struct QueryGrid {
   }
 
   /// The tile of that index; count is 0 or less when it has no queries.
-  constexpr QueryTile tile(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t index) const {
+  constexpr QueryTile tile(const AttentionCall& call, std::int64_t b, std::int64_t h,
+                           std::int64_t index) const {
     QueryTile query{.b = b, .h = h, .first = index * size, .count = 0, .sequence = call.sequence(b)};
     std::int64_t end = query.sequence.length_q;
     if (tiles_per_block > 0) {
@@ -51,12 +52,14 @@ struct QueryGrid {
       query.first = block * call.blocks.block_q + index % tiles_per_block * size;
       end = std::min(end, (block + 1) * call.blocks.block_q);
     }
-    query.count = static_cast<int>(std::max<std::int64_t>(std::min<std::int64_t>(size, end - query.first), 0));
+    query.count =
+        static_cast<int>(std::max<std::int64_t>(std::min<std::int64_t>(size, end - query.first), 0));
     return query;
   }
 };
 
-/// Walks the tiles of at most `size` keys that a query tile sees: a range, or the listed blocks of a block mask.
+/// Walks the tiles of at most `size` keys that a query tile sees: a range, or the listed blocks of a block
+/// mask.
 class KeyTiles {
  public:
   __device__ KeyTiles(const AttentionCall& call, const QueryTile& query, int size)
@@ -93,7 +96,8 @@ class KeyTiles {
     if (lists_ == 0) return false;
     const BlockView& blocks = call_.blocks;
     const std::int64_t block = (full_ ? blocks.full_indices : blocks.indices).at(b_, h_, block_row_, slot_);
-    tile_ = full_ || blocks.tile_ids.data == nullptr ? block_full : blocks.tile_ids.at(b_, h_, block_row_, slot_);
+    tile_ =
+        full_ || blocks.tile_ids.data == nullptr ? block_full : blocks.tile_ids.at(b_, h_, block_row_, slot_);
     next_ = max(range_.first, block * blocks.block_k);
     end_ = min(range_.last, (block + 1) * blocks.block_k);
     ++slot_;
@@ -113,11 +117,12 @@ class KeyTiles {
 };
 
 /// Whether band, lengths or a block mask's tile hide key j of a key tile from query i.
-__device__ __forceinline__ bool hidden(const AttentionCall& call, const Sequence& sequence, const KeyTile& keys,
-                                       std::int64_t i, std::int64_t j) {
+__device__ __forceinline__ bool hidden(const AttentionCall& call, const Sequence& sequence,
+                                       const KeyTile& keys, std::int64_t i, std::int64_t j) {
   const KeyRange range = call.keys_of(sequence, i);
   if (j < range.first || j >= range.last || j >= keys.first + keys.count) return true;
-  return keys.tile >= 0 && !call.blocks.tile_shows(keys.tile, i % call.blocks.block_q, j % call.blocks.block_k);
+  return keys.tile >= 0 &&
+         !call.blocks.tile_shows(keys.tile, i % call.blocks.block_q, j % call.blocks.block_k);
 }
 
 }  // namespace tilewise::cuda

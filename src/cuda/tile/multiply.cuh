@@ -2,8 +2,8 @@
 
 namespace tilewise::cuda {
 
-// Register-blocked products of f32 tiles in shared memory. Thread (row, column) of a grid of R x C threads holds M rows
-// row + R·m, and columns in runs of four: 4·column + 4·C·run.
+// Register-blocked products of f32 tiles in shared memory. Thread (row, column) of a grid of R x C threads
+// holds M rows row + R·m, and columns in runs of four: 4·column + 4·C·run.
 
 template <int R_, int C_>
 struct ThreadGrid {
@@ -20,8 +20,8 @@ struct ThreadGrid {
 
 /// sum[m][n] += Σ_k a[row m][k]·b[column n][k]: both by rows, over `chunks` chunks of four.
 template <int M, int N, typename Grid, typename TileA, typename TileB>
-__device__ __forceinline__ void multiply_rows(float (&sum)[M][N], const float* a_smem, const float* b_smem, int chunks,
-                                              const Grid& grid) {
+__device__ __forceinline__ void multiply_rows(float (&sum)[M][N], const float* a_smem, const float* b_smem,
+                                              int chunks, const Grid& grid) {
   const float4* a_row = reinterpret_cast<const float4*>(a_smem) + grid.row * TileA::chunks;
   const float4* b_row = reinterpret_cast<const float4*>(b_smem) + grid.column * 4 * TileB::chunks;
   const int a_swizzle = TileA::swizzle(grid.row);  // the same for all of the thread's rows, and so for b
@@ -46,8 +46,8 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[M][N], const float* a
   }
 }
 
-/// sum[m][n] += Σ_k a[row m][k]·b[k][column n]: a by rows, b by columns, over `chunks` chunks of four. Four rows of b
-/// that make a chunk of a must share their swizzle.
+/// sum[m][n] += Σ_k a[row m][k]·b[k][column n]: a by rows, b by columns, over `chunks` chunks of four. Four
+/// rows of b that make a chunk of a must share their swizzle.
 template <int M, int N, typename Grid, typename TileA, typename TileB>
 __device__ __forceinline__ void multiply_columns(float (&sum)[M][N], const float* a_smem, const float* b_smem,
                                                  int chunks, const Grid& grid) {

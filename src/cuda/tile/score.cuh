@@ -10,11 +10,14 @@ inline constexpr float log2e = 1.4426950408889634f;
 inline constexpr float ln2 = 0.6931471805599453f;
 inline constexpr float minus_infinity = -__builtin_huge_valf();
 
-/// What turns a product q·k of one entry and head into a score, in units of log2 e, ready for exp2.
+/// What turns a product q·k of one entry and head into a score. Scores are in natural units: in units of log2
+/// e, which exp2 would like, a mask of the lowest finite number would overflow. Calls that have nothing but
+/// the scale may use `scale_log2` instead and stay in those.
 struct ScoreRules {
-  float scale;  ///< scale·log2 e; with softcap scale / c
-  float cap;    ///< c·log2 e
-  float slope;  ///< ALiBi's, in units of log2 e
+  float scale;       ///< with softcap scale / c
+  float scale_log2;  ///< scale·log2 e
+  float cap;         ///< c
+  float slope;       ///< ALiBi's
   bool softcap, alibi, mask, boolean_mask;
 
   __device__ ScoreRules(const AttentionCall& call, std::int64_t b, std::int64_t h) {
@@ -23,21 +26,20 @@ struct ScoreRules {
     alibi = features.alibi;
     mask = features.mask != MaskKind::none;
     boolean_mask = features.mask == MaskKind::boolean;
-    scale = static_cast<float>(softcap ? call.scale / call.softcap : call.scale * 1.4426950408889634);
-    cap = static_cast<float>(call.softcap) * log2e;
-    slope = alibi ? static_cast<float>(call.alibi_slopes.at(b, h)) * log2e : 0.0f;
+    scale = static_cast<float>(softcap ? call.scale / call.softcap : call.scale);
+    scale_log2 = static_cast<float>(call.scale * 1.4426950408889634);
+    cap = static_cast<float>(call.softcap);
+    slope = alibi ? static_cast<float>(call.alibi_slopes.at(b, h)) : 0.0f;
   }
-
-  /// Nothing but the scale: such a call skips the rest.
-  __device__ bool plain() const { return !softcap && !alibi && !mask; }
 };
 
 /// tanh to f32 accuracy; tanhf of the device library.
 __device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
 
 /// What ALiBi and the mask add at (i, j); −inf where a boolean mask hides.
-__device__ __forceinline__ float score_bias(const AttentionCall& call, const ScoreRules& rules, const Sequence& sequence,
-                                            std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+__device__ __forceinline__ float score_bias(const AttentionCall& call, const ScoreRules& rules,
+                                            const Sequence& sequence, std::int64_t b, std::int64_t h,
+                                            std::int64_t i, std::int64_t j) {
   float bias = 0;
   if (rules.alibi) {
     const std::int64_t distance = i + sequence.length_k - sequence.length_q - j;
@@ -48,16 +50,16 @@ __device__ __forceinline__ float score_bias(const AttentionCall& call, const Sco
     if (rules.boolean_mask) {
       if (*at == std::byte{0}) bias = minus_infinity;
     } else {
-      bias += load_element(at, call.mask.dtype) * log2e;
+      bias += load_element(at, call.mask.dtype);
     }
   }
   return bias;
 }
 
 /// The score of a pair from its product. `tangent` receives tanh of the capped score, for its derivative.
-__device__ __forceinline__ float score_of(const AttentionCall& call, const ScoreRules& rules, const Sequence& sequence,
-                                          std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, float product,
-                                          float& tangent) {
+__device__ __forceinline__ float score_of(const AttentionCall& call, const ScoreRules& rules,
+                                          const Sequence& sequence, std::int64_t b, std::int64_t h,
+                                          std::int64_t i, std::int64_t j, float product, float& tangent) {
   float s = product * rules.scale;
   if (rules.softcap) {
     tangent = tanh_of(s);
@@ -67,7 +69,8 @@ __device__ __forceinline__ float score_of(const AttentionCall& call, const Score
   return bias == minus_infinity ? bias : s + bias;
 }
 
-/// What dropout makes of the weight of (i, j): 0 or keep_scale. Four keys that share a counter are drawn at once.
+/// What dropout makes of the weight of (i, j): 0 or keep_scale. Four keys that share a counter are drawn at
+/// once.
 struct DropoutFactors {
   float factor[4];
 

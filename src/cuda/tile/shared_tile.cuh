@@ -6,9 +6,9 @@
 
 namespace tilewise::cuda {
 
-// Tiles of f32 in shared memory, [rows, dim] with dim a multiple of 4, as chunks of four. The chunks of a row are
-// permuted by xor so that threads that read one column of several rows meet no bank twice; `shift` says which rows
-// those are: rows that differ in bits shift to shift + 2.
+// Tiles of f32 in shared memory, [rows, dim] with dim a multiple of 4, as chunks of four. The chunks of a row
+// are permuted by xor so that threads that read one column of several rows meet no bank twice; `shift` says
+// which rows those are: rows that differ in bits shift to shift + 2.
 
 template <int dim_, int shift>
 struct SharedTile {
@@ -29,8 +29,8 @@ __device__ __forceinline__ bool aligned_rows(const Rows& rows, std::int64_t dim)
 }
 
 template <typename T, typename Tile, int threads, typename RowOf>
-__device__ __forceinline__ void load_tile_of(float* tile, int rows, int valid, int first, int dims, bool aligned,
-                                             const RowOf& row_of) {
+__device__ __forceinline__ void load_tile_of(float* tile, int rows, int valid, int first, int dims,
+                                             bool aligned, const RowOf& row_of) {
   const int used = (dims + 3) / 4;
   for (int index = threadIdx.x; index < rows * Tile::chunks; index += threads) {
     const int row = index / Tile::chunks;
@@ -54,14 +54,16 @@ __device__ __forceinline__ void load_tile_of(float* tile, int rows, int valid, i
   }
 }
 
-/// Fills `tile` with elements [first, first + dims) of `rows` rows; row_of(r) is a row's address. Rows from `valid` on,
-/// and what pads dims to a multiple of four, are zero; chunks past that stay as they are. f32 rows that are aligned go
-/// by asynchronous copies, to be committed and awaited by the caller; everything else is there after a barrier.
+/// Fills `tile` with elements [first, first + dims) of `rows` rows; row_of(r) is a row's address. Rows from
+/// `valid` on, and what pads dims to a multiple of four, are zero; chunks past that stay as they are. f32
+/// rows that are aligned go by asynchronous copies, to be committed and awaited by the caller; everything
+/// else is there after a barrier.
 template <typename Tile, int threads, typename RowOf>
 __device__ __forceinline__ void load_tile(float* tile, int rows, int valid, int first, int dims, DType dtype,
                                           bool aligned, const RowOf& row_of) {
   switch (dtype) {
-    case DType::f16: return load_tile_of<__half, Tile, threads>(tile, rows, valid, first, dims, aligned, row_of);
+    case DType::f16:
+      return load_tile_of<__half, Tile, threads>(tile, rows, valid, first, dims, aligned, row_of);
     case DType::bf16:
       return load_tile_of<__nv_bfloat16, Tile, threads>(tile, rows, valid, first, dims, aligned, row_of);
     default: return load_tile_of<float, Tile, threads>(tile, rows, valid, first, dims, aligned, row_of);

@@ -1,0 +1,40 @@
+# Every target sets up what it needs; nothing has to be done before.
+PREFIX ?= /usr/local
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help build test asan bench lint format install setup clean
+# Ninja and ctest use all cores by themselves, and the targets share build trees.
+.NOTPARALLEL:
+
+help: ## show the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 18
+
+build: setup ## build the library, the tests and the benchmark into build/release
+	@scripts/build.sh release
+
+test: setup ## lint, build and run every test, then again with sanitizers
+	@.venv/bin/python scripts/test.py lint release asan
+
+asan: setup ## build and run the tests with AddressSanitizer and UBSan
+	@.venv/bin/python scripts/test.py asan
+
+bench: setup ## run the benchmark (ARGS="--help" for its options)
+	@scripts/build.sh release --target tilewise_bench
+	@build/release/bench/tilewise_bench $(ARGS)
+
+lint: setup ## check the layout of the sources
+	@scripts/lint.sh
+
+format: setup ## mend the layout of the sources
+	@scripts/lint.sh --fix
+
+install: setup ## install headers, library and CMake package to PREFIX (/usr/local)
+	@scripts/build.sh release --target tilewise
+	@cmake --install build/release --prefix "$(PREFIX)"
+
+setup: ## install missing system packages and make .venv
+	@scripts/setup.sh
+
+clean: ## remove the build trees
+	rm -rf build

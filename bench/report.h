@@ -1,0 +1,42 @@
+#pragma once
+
+#include <fstream>
+#include <map>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "runner.h"
+
+namespace tilewise::bench {
+
+/// The machine and the build, measured or read when the run began.
+struct Environment {
+  std::string cpu;
+  std::vector<std::string> simd_levels;
+  int threads = 1;
+  std::string compiler;
+  std::string version;
+  std::string fma_instructions;
+  std::map<int, double> peak_gflops;  ///< by threads
+  std::map<int, double> copy_gbps;
+};
+Environment inspect(const std::vector<int>& thread_counts);
+
+/// JSON lines, the environment first. Every line is on disk before the next measurement begins.
+class JsonLines {
+ public:
+  /// Throws InvalidArgument where the file cannot be written.
+  JsonLines(const std::string& file, const Environment& environment);
+  void add(const Measurement& measurement);
+
+ private:
+  std::ofstream stream_;
+};
+
+void print_environment(std::ostream& out, const Environment& environment);
+/// One line a measurement, and below them the range of the peak over the run.
+void print_table(std::ostream& out, const Environment& environment,
+                 const std::vector<Measurement>& measurements);
+
+}  // namespace tilewise::bench

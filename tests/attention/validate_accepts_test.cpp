@@ -1,0 +1,217 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <ostream>
+#include <string>
+
+#include "attention/validate_case.h"
+
+// Sound calls that stand next to the refused ones.
+namespace tilewise::test {
+namespace {
+
+struct Sound {
+  const char* name;
+  Scene (*base)();
+  void (*change)(Scene&);
+};
+
+std::ostream& operator<<(std::ostream& out, const Sound& sound) { return out << sound.name; }
+
+class ValidateAccepts : public testing::TestWithParam<Sound> {};
+
+TEST_P(ValidateAccepts, AndWritesOnlyWhereItMay) {
+  Scene scene = GetParam().base();
+  GetParam().change(scene);
+  ASSERT_NO_THROW(scene.provide_workspace());
+  EXPECT_NO_THROW(scene.call());
+  EXPECT_TRUE(scene.guards_intact());
+}
+
+// All tensors anew, with these extents.
+void resize(Scene& s, std::int64_t b, std::int64_t hq, std::int64_t hkv, std::int64_t sq, std::int64_t sk,
+            std::int64_t d = 4, std::int64_t dv = 6) {
+  s.inputs.q = s.zeros(DType::f32, {b, hq, sq, d});
+  s.inputs.k = s.zeros(DType::f32, {b, hkv, sk, d});
+  s.inputs.v = s.zeros(DType::f32, {b, hkv, sk, dv});
+  s.outputs.o = s.make(DType::f32, {b, hq, sq, dv});
+  s.outputs.lse = s.make(DType::f32, {b, hq, sq});
+  if (s.pass == Pass::backward) s = backward_of(std::move(s));
+}
+
+Scene plain_backward() { return backward_of(dense()); }
+
+const Sound sound[] = {
+    {"NothingChanged", dense, [](Scene&) {}},
+    {"NoLse", dense, [](Scene& s) { s.outputs.lse = {}; }},
+    {"BatchZeroWithNullData", dense, [](Scene& s) { resize(s, 0, 4, 2, 3, 5); }},
+    {"QueriesZeroWithNullData", dense, [](Scene& s) { resize(s, 2, 4, 2, 0, 5); }},
+    {"KeysZeroWithNullData", dense, [](Scene& s) { resize(s, 2, 4, 2, 3, 0); }},
+    {"NoHeadsAtAll", dense, [](Scene& s) { resize(s, 2, 0, 0, 3, 5); }},
+    {"NoQueryHeads", dense, [](Scene& s) { resize(s, 2, 0, 2, 3, 5); }},
+    {"BackwardBatchZero", plain_backward, [](Scene& s) { resize(s, 0, 4, 2, 3, 5); }},
+    {"BackwardQueriesZero", plain_backward, [](Scene& s) { resize(s, 2, 4, 2, 0, 5); }},
+    {"BackwardKeysZero", plain_backward, [](Scene& s) { resize(s, 2, 4, 2, 3, 0); }},
+    {"BackwardNoHeads", plain_backward, [](Scene& s) { resize(s, 2, 0, 0, 3, 5); }},
+    {"MultiQuery", dense, [](Scene& s) { resize(s, 2, 4, 1, 3, 5); }},
+    {"LargestHeadDims", dense, [](Scene& s) { resize(s, 1, 1, 1, 2, 3, 4096, 4096); }},
+    {"HeadDimOneWithAnyLastStride", dense,
+     [](Scene& s) {
+       resize(s, 2, 4, 2, 3, 5, 1, 1);
+       s.inputs.q.strides[3] = 17;
+       s.inputs.k.strides[3] = 0;
+       s.outputs.o.strides[3] = -4;
+     }},
+    {"ScaleZero", dense, [](Scene& s) { s.options.scale = 0.0f; }},
+    {"ScaleNegative", dense, [](Scene& s) { s.options.scale = -3.0f; }},
+    {"SoftcapSmallest", dense, [](Scene& s) { s.options.softcap = std::numeric_limits<float>::min(); }},
+    {"DropoutJustUnderOne", dense,
+     [](Scene& s) { s.options.dropout.probability = std::nextafter(1.0f, 0.0f); }},
+    {"WindowZero", dense, [](Scene& s) { s.options.window = {.left = 0, .right = 0}; }},
+    {"WindowLargest", dense,
+     [](Scene& s) {
+       constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+       s.options.window = {.left = most, .right = most};
+       s.options.alignment = Alignment::bottom_right;
+     }},
+    {"KernelByName", dense, [](Scene& s) { s.options.kernel = "reference"; }},
+    {"MaskScalarLike", dense, [](Scene& s) { s.inputs.mask = s.zeros(DType::f32, {1}); }},
+    {"MaskPerKey", dense, [](Scene& s) { s.inputs.mask = s.zeros(DType::boolean, {5}); }},
+    {"MaskPerHead", dense, [](Scene& s) { s.inputs.mask = s.zeros(DType::f32, {4, 1, 1}); }},
+    {"MaskExpanded", dense,
+     [](Scene& s) { s.inputs.mask = s.make(DType::boolean, {2, 4, 3, 5}, {.expanded = {0, 1}}); }},
+    {"MaskTransposed", dense,
+     [](Scene& s) { s.inputs.mask = s.make(DType::boolean, {3, 5}, {.order = {1, 0}}); }},
+    {"MaskF32WithHalf", dense,
+     [](Scene& s) {
+       s.inputs.q = s.zeros(DType::f16, {2, 4, 3, 4});
+       s.inputs.k = s.zeros(DType::f16, {2, 2, 5, 4});
+       s.inputs.v = s.zeros(DType::f16, {2, 2, 5, 6});
+       s.outputs.o = s.make(DType::f16, {2, 4, 3, 6});
+       s.inputs.mask = s.zeros(DType::f32, {3, 5});
+     }},
+    {"SlopesPerEntry", dense, [](Scene& s) { s.inputs.alibi_slopes = s.zeros(DType::f32, {2, 4}); }},
+    {"LengthsAtBothEnds", dense, [](Scene& s) { s.inputs.key_lengths = s.indices({2}, {0, 5}); }},
+    {"InputsThatOverlap", dense,
+     [](Scene& s) {
+       s.inputs.k = s.inputs.q;
+       s.inputs.v = s.inputs.q;
+       s.outputs.o = s.make(DType::f32, {2, 4, 3, 4});
+     }},
+    {"InputsExpanded", dense,
+     [](Scene& s) { s.inputs.k = s.make(DType::f32, {2, 2, 5, 4}, {.expanded = {0, 1}}); }},
+    {"OutputsStrided", dense,
+     [](Scene& s) {
+       s.outputs.o = s.make(DType::f32, {2, 4, 3, 6}, {.order = {0, 2, 1, 3}, .padding = {0, 1, 0, 5}});
+       s.outputs.lse = s.make(DType::f32, {2, 4, 3}, {.order = {2, 0, 1}});
+     }},
+    {"OutputBesideTheInputs", dense,
+     [](Scene& s) {
+       const Shape shapes[] = {{2, 4, 3, 4}, {2, 4, 3, 4}, {2, 4, 3, 4}, {2, 4, 3, 4}};
+       auto parts = Buffer::side_by_side(DType::f32, shapes);
+       for (std::size_t n = 0; n < 3; ++n) parts[n].fill(0);
+       s.inputs.q = parts[0].view();
+       s.inputs.k = parts[1].view();
+       s.inputs.v = parts[2].view();
+       s.outputs.o = parts[3].view();
+       s.buffers.insert(s.buffers.end(), parts.begin(), parts.end());
+     }},
+    {"GradientsSideBySide", plain_backward,
+     [](Scene& s) {
+       const Shape shapes[] = {{2, 4, 5, 4}, {2, 2, 5, 4}, {2, 2, 5, 4}};
+       resize(s, 2, 4, 2, 5, 5, 4, 4);
+       const auto parts = Buffer::side_by_side(DType::f32, shapes);
+       s.gradients.dq = parts[0].view();
+       s.gradients.dk = parts[1].view();
+       s.gradients.dv = parts[2].view();
+       s.buffers.insert(s.buffers.end(), parts.begin(), parts.end());
+     }},
+    {"NoGradientAsked", backward,
+     [](Scene& s) {
+       for (Tensor* output : {&s.gradients.dq, &s.gradients.dk, &s.gradients.dv, &s.gradients.dmask,
+                              &s.gradients.dsinks, &s.gradients.d_lse}) {
+         *output = {};
+       }
+     }},
+    {"DmaskInF32", plain_backward,
+     [](Scene& s) {
+       for (Tensor* tensor : {&s.inputs.q, &s.inputs.k, &s.inputs.v, &s.outputs.o}) {
+         *tensor = s.zeros(DType::bf16, Shape(tensor->shape.begin(), tensor->shape.begin() + 4));
+       }
+       s = backward_of(std::move(s));
+       s.inputs.mask = s.zeros(DType::bf16, {3, 1});
+       s.gradients.dmask = s.make(DType::f32, {3, 1});
+     }},
+    {"PackedWithoutSequences", packed,
+     [](Scene& s) {
+       s.inputs.packed.cumulative_q = s.indices({1}, {0});
+       s.inputs.packed.cumulative_k = s.indices({1}, {0});
+     }},
+    {"PackedEmptySequences", packed,
+     [](Scene& s) { s.inputs.packed.cumulative_k = s.indices({3}, {0, 0, 4}); }},
+    {"PackedLooseMaximum", packed, [](Scene& s) { s.inputs.packed.max_length_k = 1000; }},
+    {"PackedEmpty", packed,
+     [](Scene& s) {
+       s.inputs.q = s.make(DType::f32, {0, 4, 4});
+       s.inputs.k = s.make(DType::f32, {0, 2, 4});
+       s.inputs.v = s.make(DType::f32, {0, 2, 6});
+       s.inputs.packed = {.cumulative_q = s.indices({2}, {0, 0}), .cumulative_k = s.indices({2}, {0, 0})};
+       s.outputs.o = s.make(DType::f32, {0, 4, 6});
+       s.outputs.lse = s.make(DType::f32, {4, 0});
+     }},
+    {"PagedEmptyEntries", paged, [](Scene& s) { s.inputs.key_lengths = s.indices({2}, {0, 0}); }},
+    {"PagedWithoutPages", paged,
+     [](Scene& s) {
+       s.inputs.page_table = s.make(DType::i32, {2, 0});
+       s.inputs.key_lengths = s.indices({2}, {0, 0});
+     }},
+    {"PagedWithMask", paged, [](Scene& s) { s.inputs.mask = s.zeros(DType::f32, {2, 1, 1, 6}); }},
+    {"BlocksPerEntryAndHead", dense,
+     [](Scene& s) {
+       s.inputs.blocks.block_q = 4;
+       s.inputs.blocks.block_k = 8;
+       s.inputs.blocks.counts = s.zeros(DType::i32, {2, 4, 1});
+       s.inputs.blocks.indices = s.make(DType::i32, {2, 4, 1, 1});
+     }},
+    {"BlocksWithoutSlots", dense,
+     [](Scene& s) {
+       s.inputs.blocks.counts = s.zeros(DType::i32, {1, 1, 1});
+       s.inputs.blocks.indices = s.make(DType::i32, {1, 1, 1, 0});
+     }},
+};
+
+INSTANTIATE_TEST_SUITE_P(Calls, ValidateAccepts, testing::ValuesIn(sound),
+                         [](const auto& tested) { return std::string(tested.param.name); });
+
+TEST(ValidateDevice, CudaMemoryAndACpuKernelAreUnsupported) {
+  Scene scene = dense();
+  scene.provide_workspace();
+  scene.options.kernel = "reference";
+  const Device cuda{Device::Type::cuda, 0};
+  scene.context.device = cuda;
+  for (Tensor* tensor :
+       {&scene.inputs.q, &scene.inputs.k, &scene.inputs.v, &scene.outputs.o, &scene.outputs.lse}) {
+    tensor->device = cuda;
+  }
+  const std::vector<std::byte> before = scene.memory();
+  const std::string message = message_of<Unsupported>([&] { scene.call(); });
+  EXPECT_TRUE(scene.memory() == before) << "something was written";
+  EXPECT_NE(message.find("on cuda:0"), std::string::npos) << message;
+  EXPECT_NE(message.find("reference: runs on the CPU alone"), std::string::npos) << message;
+}
+
+TEST(ValidateBackward, PagedKeysAreUnsupported) {
+  Scene scene = backward_of(paged());
+  const std::vector<std::byte> before = scene.memory();
+  for (const std::string& message : {message_of<Unsupported>([&] { scene.call(); }),
+                                     message_of<Unsupported>([&] { scene.workspace_bytes(); })}) {
+    EXPECT_NE(message.find("backward f32 paged B2 Hq4 Hkv2 Sq3 Sk6 D4 Dv6"), std::string::npos) << message;
+    EXPECT_NE(message.find("reference: paged keys have no backward"), std::string::npos) << message;
+    EXPECT_NE(message.find("simd: "), std::string::npos) << message;
+  }
+  EXPECT_TRUE(scene.memory() == before) << "something was written";
+}
+
+}  // namespace
+}  // namespace tilewise::test

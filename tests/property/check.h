@@ -1,0 +1,52 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "support/device.h"
+#include "support/open_problem.h"
+#include "support/random_problem.h"
+#include "support/tolerance.h"
+#include "tilewise/attention.h"
+
+namespace tilewise::test {
+
+/// What is tested: a kernel of the library at a SIMD level, or one made wrong on purpose.
+struct Subject {
+  std::string kernel;
+  Device device{};
+  std::string level{};    ///< empty: the best
+  double repetition = 1;  ///< chance of the second run, which must give the same bits
+  std::function<void(const AttentionInputs&, const AttentionOptions&, const AttentionOutputs&, Context)>
+      forward = run_forward;
+  std::function<void(const AttentionInputs&, const AttentionOptions&, const AttentionGradients&, Context)>
+      backward = run_backward;
+};
+
+/// One problem, its truth by the reference kernel in f64, and what kernels may be off.
+class Checker {
+ public:
+  Checker(const RandomProblem& problem, int threads);
+
+  /// Failures of the reference itself: it must agree with the formula as the tests have written it down.
+  const std::vector<std::string>& reference_failures() const { return reference_failures_; }
+
+  /// Both passes of a subject, as far as it can take them: that results are right, that all and only they are
+  /// written, and that another run with another number of threads gives the same bits. Gives the failures.
+  std::vector<std::string> check(const Subject& subject) const;
+
+ private:
+  struct Run;
+  void check_forward(Run& run) const;
+  void check_backward(Run& run) const;
+
+  const RandomProblem& problem_;
+  int threads_;
+  bool differentiable_;
+  Results truth_;
+  Expectation o_, lse_, dq_, dk_, dv_, dmask_, dsinks_;
+  std::vector<std::string> reference_failures_;
+};
+
+}  // namespace tilewise::test

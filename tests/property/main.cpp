@@ -1,0 +1,185 @@
+// Random problems over the whole contract: every kernel, at every SIMD level, against the reference.
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "property/check.h"
+#include "property/self_test.h"
+
+namespace {
+
+using namespace tilewise;
+using namespace tilewise::test;
+
+struct Settings {
+  bool cuda = false;
+  std::int64_t count = 2000;
+  std::string seed = "1";
+  std::string only;
+  std::string kernel;
+  std::string level;
+  int threads = 2;
+  bool verbose = false;
+  bool self_test = false;
+};
+
+constexpr std::int64_t shown_failures = 20;
+
+std::string hexadecimal(std::uint64_t value) {
+  std::ostringstream text;
+  text << "0x" << std::hex << value;
+  return text.str();
+}
+
+// A kernel at the best SIMD level and at one other, so that all of them have their turn.
+std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
+  std::vector<Subject> subjects;
+  if (settings.cuda) {
+    for (const std::string_view name : attention_kernels()) {
+      if (!settings.kernel.empty() && settings.kernel != name) continue;
+      subjects.push_back({.kernel = std::string(name),
+                          .device = {Device::Type::cuda, 0},
+                          .forward = run_forward_on_cuda,
+                          .backward = run_backward_on_cuda});
+    }
+    return subjects;
+  }
+  for (const std::string_view name : attention_kernels()) {
+    const std::string kernel(name);
+    if (!settings.kernel.empty() && settings.kernel != kernel) continue;
+    const std::vector<std::string_view> levels = simd_levels();
+    if (kernel != "simd") {
+      // As slow as it is simple, the reference is run again now and then only.
+      subjects.push_back({.kernel = kernel, .repetition = kernel == "reference" ? 0.2 : 1.0});
+    } else if (!settings.level.empty()) {
+      subjects.push_back({.kernel = kernel, .level = settings.level});
+    } else if (!levels.empty()) {
+      subjects.push_back({.kernel = kernel, .level = std::string(levels.front())});
+      if (levels.size() == 1) continue;
+      Random rng(seed + 4);
+      const auto other =
+          static_cast<std::size_t>(rng.between(1, static_cast<std::int64_t>(levels.size()) - 1));
+      subjects.push_back({.kernel = kernel, .level = std::string(levels[other])});
+    }
+  }
+  return subjects;
+}
+
+std::vector<std::string> failures_of(const Settings& settings, const RandomProblem& problem) {
+  try {
+    const Checker checker(problem, settings.threads);
+    std::vector<std::string> failures = checker.reference_failures();
+    for (const Subject& subject : subjects_of(settings, problem.seed)) {
+      const std::vector<std::string> found = checker.check(subject);
+      failures.insert(failures.end(), found.begin(), found.end());
+    }
+    return failures;
+  } catch (const std::exception& error) {
+    return {std::string("reference in f64: threw ") + error.what()};
+  }
+}
+
+// A line that rewrites itself on a terminal; elsewhere a line for every tenth.
+class Progress {
+ public:
+  explicit Progress(std::int64_t total) : total_(total) {}
+
+  void show(std::int64_t done, std::int64_t failed) {
+    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    const bool tenth = done * 10 / total_ > shown_ * 10 / total_;
+    if (terminal_ ? seconds - last_ < 0.2 && done < total_ : !tenth) return;
+    shown_ = done;
+    last_ = seconds;
+    std::printf("%s%lld of %lld problems, %lld failed, %.0f s%s", terminal_ ? "\r" : "",
+                static_cast<long long>(done), static_cast<long long>(total_), static_cast<long long>(failed),
+                seconds, terminal_ && done < total_ ? "" : "\n");
+    std::fflush(stdout);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::int64_t total_;
+  std::int64_t shown_ = 0;
+  double last_ = 0;
+  bool terminal_ = isatty(STDOUT_FILENO) == 1;
+  Clock::time_point start_ = Clock::now();
+};
+
+void report(const Settings& settings, const RandomProblem& problem,
+            const std::vector<std::string>& failures) {
+  std::cout << "\nFAILED " << to_string(problem) << '\n';
+  for (const std::string& failure : failures) std::cout << "  " << failure << '\n';
+  std::cout << "  reproduce: tilewise_property --only " << hexadecimal(problem.seed) << " --threads "
+            << settings.threads << (settings.cuda ? " --cuda" : "") << std::endl;
+}
+
+int run(const Settings& settings) {
+  std::vector<std::uint64_t> seeds;
+  if (!settings.only.empty()) {
+    seeds.push_back(std::stoull(settings.only, nullptr, 0));
+  } else {
+    const std::uint64_t base =
+        settings.seed == "random" ? std::random_device{}() : std::stoull(settings.seed, nullptr, 0);
+    Random rng(base);
+    for (std::int64_t n = 0; n < settings.count; ++n) seeds.push_back(rng.bits());
+    std::cout << settings.count << " problems from seed " << base << std::endl;
+  }
+  Progress progress(static_cast<std::int64_t>(seeds.size()));
+  std::int64_t done = 0;
+  std::int64_t failed = 0;
+  for (const std::uint64_t seed : seeds) {
+    const RandomProblem problem = random_problem(seed);
+    if (settings.verbose) std::cout << hexadecimal(seed) << ' ' << to_string(problem) << std::endl;
+    const std::vector<std::string> failures = failures_of(settings, problem);
+    if (!failures.empty() && ++failed <= shown_failures) report(settings, problem, failures);
+    progress.show(++done, failed);
+  }
+  std::cout << done - failed << " passed, " << failed << " failed" << std::endl;
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  CLI::App app("Checks every attention kernel against the reference on random problems.");
+  app.add_option("--count", settings.count, "number of problems")
+      ->envname("TILEWISE_PROPERTY_COUNT")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--seed", settings.seed,
+                 "what the problems are drawn from; 'random' for a new one each time")
+      ->capture_default_str();
+  app.add_option("--only", settings.only, "the seed of one problem, as a failure prints it");
+  app.add_option("--kernel", settings.kernel, "check this kernel alone");
+  app.add_option("--level", settings.level, "check the CPU kernels at this SIMD level alone");
+  app.add_option("--threads", settings.threads, "number of threads")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_flag("--cuda", settings.cuda, "check the CUDA kernels, on the first device");
+  app.add_flag("--verbose", settings.verbose, "print every problem");
+  app.add_flag("--self-test", settings.self_test, "only check that wrong kernels are found out");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    if (const CudaPresence cuda = cuda_presence(); settings.cuda && !cuda.present) {
+      std::cerr << "no CUDA kernels can be checked here: " << cuda.reason << '\n';
+      return 1;
+    }
+    if (settings.only.empty() && !self_test()) return 1;
+    return settings.self_test ? 0 : run(settings);
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << '\n';
+    return 1;
+  }
+}

@@ -1,0 +1,199 @@
+#include "property/self_test.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/load.h"
+#include "property/check.h"
+
+namespace tilewise::test {
+namespace {
+
+// A small problem with a part of everything, in which every key and every option matters.
+RandomProblem plain_problem(DType dtype) {
+  Random rng(1);
+  RandomProblem p;
+  p.dtype = dtype;
+  p.batch = 2;
+  p.heads_q = 4;
+  p.heads_kv = 2;
+  p.length_q = 5;
+  p.length_k = 7;
+  p.dim_qk = 8;
+  p.dim_v = 6;
+  p.q = Buffer(dtype, {2, 4, 5, 8});
+  p.k = Buffer(dtype, {2, 2, 7, 8});
+  p.v = Buffer(dtype, {2, 2, 7, 6});
+  p.d_o = Buffer(dtype, {2, 4, 5, 6});
+  p.d_lse = Buffer(DType::f32, {2, 4, 5});
+  p.mask = Buffer(DType::f32, {5, 7});
+  p.sinks = Buffer(DType::f32, {4});
+  for (Buffer* buffer : {&p.q, &p.k, &p.v, &p.d_o, &p.d_lse, &p.mask, &p.sinks}) buffer->fill_random(rng);
+  p.options.causal = true;
+  p.options.alignment = Alignment::bottom_right;
+  p.options.dropout = {.probability = 0.2f, .seed = 5};
+  p.asked.dmask = true;
+  p.asked.dsinks = true;
+  return p;
+}
+
+// The reference, with something done to what it is asked or to what it gives.
+struct Fault {
+  std::string name;
+  std::string found_as;  // part of the failure's text
+  std::function<void(AttentionInputs&, AttentionOptions&)> before{};
+  std::function<void(const AttentionOutputs&)> after_forward{};
+  std::function<void(const AttentionGradients&)> after_backward{};
+};
+
+Subject subject_of(const Fault& fault) {
+  return {.kernel = "reference",
+          .forward =
+              [&fault](AttentionInputs inputs, AttentionOptions options, const AttentionOutputs& outputs,
+                       Context context) {
+                if (fault.before) fault.before(inputs, options);
+                run_forward(inputs, options, outputs, std::move(context));
+                if (fault.after_forward) fault.after_forward(outputs);
+              },
+          .backward =
+              [&fault](AttentionInputs inputs, AttentionOptions options, const AttentionGradients& gradients,
+                       Context context) {
+                if (fault.before) fault.before(inputs, options);
+                run_backward(inputs, options, gradients, std::move(context));
+                if (fault.after_backward) fault.after_backward(gradients);
+              }};
+}
+
+std::byte* bytes_of(const Tensor& tensor) { return static_cast<std::byte*>(tensor.data); }
+
+void shift_last(const Tensor& tensor, double distance) {
+  const std::int64_t last = tensor.size() - 1;
+  store_element(bytes_of(tensor), tensor.dtype, last,
+                load_element(bytes_of(tensor), tensor.dtype, last) + distance);
+}
+
+void leave_last_unwritten(const Tensor& tensor) {
+  const std::size_t width = size_of(tensor.dtype);
+  std::fill_n(bytes_of(tensor) + static_cast<std::size_t>(tensor.size() - 1) * width, width, std::byte{0xFF});
+}
+
+std::vector<Fault> faults() {
+  static std::int32_t one_key_less[] = {6, 6};
+  static int runs = 0;
+  using Inputs = AttentionInputs;
+  using Options = AttentionOptions;
+  using Outputs = AttentionOutputs;
+  using Gradients = AttentionGradients;
+  return {
+      {.name = "one element of o off",
+       .found_as = "forward: o[",
+       .after_forward = [](const Outputs& out) { shift_last(out.o, 0.1); }},
+      {.name = "lse off",
+       .found_as = "forward: lse[",
+       .after_forward =
+           [](const Outputs& out) {
+             if (out.lse.given()) shift_last(out.lse, 1e-4);
+           }},
+      {.name = "o not written",
+       .found_as = "o: not all",
+       .after_forward = [](const Outputs& out) { leave_last_unwritten(out.o); }},
+      {.name = "written before o",
+       .found_as = "o: written outside",
+       .after_forward = [](const Outputs& out) { bytes_of(out.o)[-1] = std::byte{1}; }},
+      {.name = "o not repeatable",
+       .found_as = "forward: o: a",
+       .after_forward = [](const Outputs& out) { bytes_of(out.o)[0] ^= std::byte{++runs % 2 == 1}; }},
+      {.name = "an input written",
+       .found_as = "an input was written",
+       .before = [](Inputs& in, Options&) { bytes_of(in.k)[0] = std::byte{0x11}; }},
+      {.name = "a key skipped",
+       .found_as = "forward: o[",
+       .before = [](Inputs& in, Options&) { in.key_lengths = Tensor::of(one_key_less, {2}); }},
+      {.name = "scale off",
+       .found_as = "forward: o[",
+       .before = [](Inputs&, Options& options) { options.scale = 0.4f; }},
+      {.name = "causal ignored",
+       .found_as = "forward: o[",
+       .before = [](Inputs&, Options& options) { options.causal = false; }},
+      {.name = "causal aligned otherwise",
+       .found_as = "forward: o[",
+       .before = [](Inputs&, Options& options) { options.alignment = Alignment::top_left; }},
+      {.name = "mask ignored",
+       .found_as = "forward: o[",
+       .before = [](Inputs& in, Options&) { in.mask = {}; }},
+      {.name = "sinks ignored",
+       .found_as = "forward: lse[",
+       .before = [](Inputs& in, Options&) { in.sinks = {}; }},
+      {.name = "another dropout",
+       .found_as = "forward: o[",
+       .before = [](Inputs&, Options& options) { ++options.dropout.seed; }},
+      {.name = "dq off",
+       .found_as = "backward: dq[",
+       .after_backward = [](const Gradients& out) { shift_last(out.dq, 0.2); }},
+      {.name = "dk off",
+       .found_as = "backward: dk[",
+       .after_backward = [](const Gradients& out) { shift_last(out.dk, 0.2); }},
+      {.name = "dv off",
+       .found_as = "backward: dv[",
+       .after_backward = [](const Gradients& out) { shift_last(out.dv, 0.2); }},
+      {.name = "dmask off",
+       .found_as = "backward: dmask[",
+       .after_backward = [](const Gradients& out) { shift_last(out.dmask, 0.2); }},
+      {.name = "dsinks off",
+       .found_as = "backward: dsinks[",
+       .after_backward = [](const Gradients& out) { shift_last(out.dsinks, 0.2); }},
+      {.name = "dk not written",
+       .found_as = "dk: not all",
+       .after_backward = [](const Gradients& out) { leave_last_unwritten(out.dk); }},
+      {.name = "dv not repeatable",
+       .found_as = "dv: another run",
+       .after_backward = [](const Gradients& out) { bytes_of(out.dv)[0] ^= std::byte{++runs % 2 == 1}; }},
+  };
+}
+
+bool finds_workspace_overrun(std::ptrdiff_t where) {
+  try {
+    with_workspace(
+        10, [&](Workspace workspace) { static_cast<std::byte*>(workspace.data)[where] = std::byte{0}; });
+  } catch (const GuardError&) {
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool self_test() {
+  int missed = 0;
+  const auto expect = [&](bool holds, const std::string& what) {
+    if (holds) return;
+    ++missed;
+    std::cout << "self-test: " << what << '\n';
+  };
+  const auto contains = [](const std::vector<std::string>& failures, const std::string& text) {
+    return std::any_of(failures.begin(), failures.end(),
+                       [&](const std::string& failure) { return failure.find(text) != std::string::npos; });
+  };
+  const std::vector<Fault> all = faults();
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const std::string type = std::string(to_string(dtype)) + ": ";
+    for (const Fault& fault : all) {
+      const RandomProblem problem = plain_problem(dtype);  // a new one, since a fault may write to it
+      const Checker checker(problem, 2);
+      expect(checker.reference_failures().empty(), type + "the reference disagrees with the formula");
+      if (&fault == all.data()) expect(checker.check({.kernel = "reference"}).empty(), type + "false alarm");
+      expect(contains(checker.check(subject_of(fault)), fault.found_as), type + "not found: " + fault.name);
+    }
+  }
+  expect(finds_workspace_overrun(-1), "not found: written before the workspace");
+  expect(finds_workspace_overrun(10), "not found: written past the workspace");
+  if (missed == 0) std::cout << "self-test: " << all.size() + 2 << " deliberate faults found" << std::endl;
+  return missed == 0;
+}
+
+}  // namespace tilewise::test

@@ -1,0 +1,167 @@
+#include "support/open_problem.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include "attention/dropout.h"
+
+namespace tilewise::test {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+std::size_t count(std::int64_t value) { return static_cast<std::size_t>(value); }
+
+std::int64_t integer(const Buffer& buffer, std::int64_t index) {
+  return static_cast<std::int64_t>(buffer.at(index));
+}
+
+std::vector<double> values_of(const Buffer& buffer) {
+  return buffer.given() ? buffer.values() : std::vector<double>{};
+}
+
+}  // namespace
+
+Results::Results(const RandomProblem& p)
+    : o(count(p.d_o.size())),
+      lse(count(p.q.size() / p.dim_qk), -infinity),
+      dq(count(p.q.size())),
+      dk(count(p.k.size())),
+      dv(count(p.v.size())),
+      dmask(count(p.mask.given() ? p.mask.size() : 0)),
+      dsinks(count(p.sinks.given() ? p.sinks.size() : 0)) {}
+
+OpenProblem::OpenProblem(const RandomProblem& p)
+    : problem(p),
+      scale(p.options.scale ? static_cast<double>(*p.options.scale)
+                            : 1 / std::sqrt(static_cast<double>(p.dim_qk))),
+      dim_qk(count(p.dim_qk)),
+      dim_v(count(p.dim_v)),
+      q_(values_of(p.q)),
+      k_(values_of(p.k)),
+      v_(values_of(p.v)),
+      d_o_(values_of(p.d_o)),
+      d_lse_(values_of(p.d_lse)),
+      mask_(values_of(p.mask)) {}
+
+struct OpenProblem::Entry {
+  std::int64_t first_q = 0;
+  std::int64_t first_k = 0;
+  std::int64_t queries = 0;
+  std::int64_t keys = 0;
+};
+
+OpenProblem::Entry OpenProblem::entry(std::int64_t b) const {
+  const RandomProblem& p = problem;
+  if (p.layout == Layout::packed) {
+    const std::int64_t first_q = integer(p.cumulative_q, b);
+    const std::int64_t first_k = integer(p.cumulative_k, b);
+    return {first_q, first_k, integer(p.cumulative_q, b + 1) - first_q,
+            integer(p.cumulative_k, b + 1) - first_k};
+  }
+  return {0, 0, p.length_q, p.key_lengths.given() ? integer(p.key_lengths, b) : p.length_k};
+}
+
+bool OpenProblem::band_shows(const Entry& entry, std::int64_t i, std::int64_t j) const {
+  const AttentionOptions& options = problem.options;
+  const bool bottom_right = options.alignment == Alignment::bottom_right;
+  const std::int64_t position = bottom_right ? i + entry.keys - entry.queries : i;
+  if (options.causal && j > position) return false;
+  if (options.window.left && position - j > *options.window.left) return false;
+  return !options.window.right || j - position <= *options.window.right;
+}
+
+bool OpenProblem::block_shows(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+  const RandomBlocks& blocks = problem.blocks;
+  const std::int64_t qb = i / blocks.block_q;
+  const std::int64_t kb = j / blocks.block_k;
+  // The slot of key block kb in a list, or -1.
+  const auto slot_in = [&](const Buffer& counts, const Buffer& indices) -> std::int64_t {
+    const std::int64_t entry = counts.extent(0) == 1 ? 0 : b;
+    const std::int64_t head = counts.extent(1) == 1 ? 0 : h;
+    for (std::int64_t slot = 0; slot < static_cast<std::int64_t>(counts.at(entry, head, qb)); ++slot) {
+      if (static_cast<std::int64_t>(indices.at(entry, head, qb, slot)) == kb) return slot;
+    }
+    return -1;
+  };
+  if (blocks.full_counts.given() && slot_in(blocks.full_counts, blocks.full_indices) >= 0) return true;
+  const std::int64_t slot = slot_in(blocks.counts, blocks.indices);
+  if (slot < 0 || !blocks.tiles.given()) return slot >= 0;
+  const std::int64_t entry = blocks.tile_ids.extent(0) == 1 ? 0 : b;
+  const std::int64_t head = blocks.tile_ids.extent(1) == 1 ? 0 : h;
+  return blocks.tiles.at(blocks.tile_ids.at(entry, head, qb, slot), i % blocks.block_q, j % blocks.block_k) !=
+         0;
+}
+
+std::size_t OpenProblem::mask_index(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+  const std::int64_t whole[] = {b, h, i, j};
+  const Shape& shape = problem.mask.shape();
+  std::int64_t index = 0;
+  for (std::size_t dim = 0; dim < shape.size(); ++dim) {
+    index = index * shape[dim] + (shape[dim] == 1 ? 0 : whole[dim + 4 - shape.size()]);
+  }
+  return count(index);
+}
+
+Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
+  const RandomProblem& p = problem;
+  const Entry entry = this->entry(b);
+  const std::int64_t h_kv = h / (p.heads_q / p.heads_kv);
+  const bool packed = p.layout == Layout::packed;
+  const bool boolean = p.mask.given() && p.mask.dtype() == DType::boolean;
+  const bool additive = p.mask.given() && !boolean;
+  const bool dropout = p.options.dropout.probability > 0;
+  const DropoutMask dropout_mask(p.options.dropout);
+  double slope = 0;
+  if (p.alibi_slopes.given())
+    slope = p.alibi_slopes.shape().size() == 1 ? p.alibi_slopes.at(h) : p.alibi_slopes.at(b, h);
+
+  Head head;
+  head.queries = count(entry.queries);
+  head.keys = count(entry.keys);
+  head.head = count(h);
+  head.sink = p.sinks.given() ? p.sinks.at(h) : -infinity;
+  for (std::int64_t i = 0; i < entry.queries; ++i) {
+    const std::int64_t row =
+        packed ? (entry.first_q + i) * p.heads_q + h : (b * p.heads_q + h) * p.length_q + i;
+    head.query_row.push_back(count(row));
+    head.statistic.push_back(count(packed ? h * p.q.extent(0) + entry.first_q + i : row));
+    head.q.push_back(&q_[count(row) * dim_qk]);
+    head.d_o.push_back(&d_o_[count(row) * dim_v]);
+    head.d_lse.push_back(d_lse_.empty() ? 0.0 : d_lse_[head.statistic.back()]);
+  }
+  for (std::int64_t j = 0; j < entry.keys; ++j) {
+    std::int64_t row = (b * p.heads_kv + h_kv) * p.length_k + j;
+    if (packed) row = (entry.first_k + j) * p.heads_kv + h_kv;
+    if (p.layout == Layout::paged) {
+      const std::int64_t page = p.k.extent(2);
+      const auto id = static_cast<std::int64_t>(p.page_table.at(b, j / page));
+      row = (id * p.heads_kv + h_kv) * page + j % page;
+    }
+    head.key_row.push_back(count(row));
+    head.k.push_back(&k_[count(row) * dim_qk]);
+    head.v.push_back(&v_[count(row) * dim_v]);
+  }
+  for (std::int64_t i = 0; i < entry.queries; ++i) {
+    for (std::int64_t j = 0; j < entry.keys; ++j) {
+      bool visible = band_shows(entry, i, j);
+      if (visible && p.blocks.counts.given()) visible = block_shows(b, h, i, j);
+      const std::size_t index = p.mask.given() ? mask_index(b, h, i, j) : 0;
+      if (boolean) visible = visible && mask_[index] != 0;
+      if (additive) visible = visible && mask_[index] != -infinity;
+      if (additive) head.mask_index.push_back(index);
+      const auto distance = static_cast<double>(std::abs(i + entry.keys - entry.queries - j));
+      const auto head_index = static_cast<std::uint32_t>(b * p.heads_q + h);
+      const bool kept = !dropout || dropout_mask.keeps(head_index, static_cast<std::uint32_t>(i),
+                                                       static_cast<std::uint32_t>(j));
+      head.visible.push_back(visible);
+      head.alibi.push_back(-slope * distance);
+      head.mask.push_back(additive ? mask_[index] : 0.0);
+      head.keep.push_back(kept ? static_cast<double>(dropout_mask.keep_scale) : 0.0);
+    }
+  }
+  return head;
+}
+
+}  // namespace tilewise::test

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "support/random_problem.h"
+
+namespace tilewise::test {
+
+/// All that the two passes give, each with the last index fastest.
+struct Results {
+  std::vector<double> o, lse, dq, dk, dv, dmask, dsinks;
+
+  /// As if every row were empty.
+  explicit Results(const RandomProblem& problem);
+  Results() = default;
+};
+
+/// One query head of one entry with everything in the open: no strides, layouts or broadcasting are left.
+/// Written apart from the library, so that the two readings of the contract check each other.
+struct Head {
+  std::size_t queries = 0;
+  std::size_t keys = 0;
+  std::size_t head = 0;
+  std::vector<const double*> q, d_o;  ///< [queries] rows
+  std::vector<const double*> k, v;    ///< [keys] rows
+  std::vector<double> d_lse;          ///< [queries]
+  std::vector<char> visible;          ///< [queries, keys]
+  std::vector<double> alibi;          ///< [queries, keys] added to the score
+  std::vector<double> mask;           ///< [queries, keys] likewise
+  std::vector<double> keep;           ///< [queries, keys] dropout's factor
+  double sink = 0;                    ///< -inf when there is none
+
+  // Where in Results things belong.
+  std::vector<std::size_t> query_row;   ///< [queries] row of o and dq
+  std::vector<std::size_t> statistic;   ///< [queries] element of lse
+  std::vector<std::size_t> key_row;     ///< [keys] row of dk and dv
+  std::vector<std::size_t> mask_index;  ///< [queries, keys] element of dmask; empty without additive mask
+
+  std::size_t pair(std::size_t i, std::size_t j) const { return i * keys + j; }
+};
+
+class OpenProblem {
+ public:
+  explicit OpenProblem(const RandomProblem& problem);
+
+  const RandomProblem& problem;
+  double scale;
+  std::size_t dim_qk;
+  std::size_t dim_v;
+
+  /// Calls body(head) for every query head of every entry.
+  template <typename Body>
+  void for_each_head(const Body& body) const {
+    for (std::int64_t b = 0; b < problem.batch; ++b) {
+      for (std::int64_t h = 0; h < problem.heads_q; ++h) body(head(b, h));
+    }
+  }
+
+ private:
+  struct Entry;  // where a batch entry or sequence lies
+  Entry entry(std::int64_t b) const;
+  Head head(std::int64_t b, std::int64_t h) const;
+  bool band_shows(const Entry& entry, std::int64_t i, std::int64_t j) const;
+  bool block_shows(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
+  std::size_t mask_index(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
+
+  std::vector<double> q_, k_, v_, d_o_, d_lse_, mask_;
+};
+
+}  // namespace tilewise::test

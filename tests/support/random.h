@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <iterator>
+#include <utility>
+
+namespace tilewise::test {
+
+/// Random numbers that are the same on every machine and standard library: SplitMix64 (Steele, Lea and
+/// Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed) {}
+
+  std::uint64_t bits() {
+    std::uint64_t z = state_ += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+
+  /// In [0, 1).
+  double unit() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
+  double uniform(double low, double high) { return low + (high - low) * unit(); }
+  /// From low to high, both included.
+  std::int64_t between(std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(bits() % static_cast<std::uint64_t>(high - low + 1));
+  }
+  bool chance(double probability) { return unit() < probability; }
+  double normal() {
+    const double radius = std::sqrt(-2 * std::log(1 - unit()));
+    return radius * std::cos(6.283185307179586 * unit());
+  }
+  /// The same chance for every factor between the two.
+  double log_uniform(double low, double high) { return std::exp(uniform(std::log(low), std::log(high))); }
+
+  template <typename T>
+  T pick(std::initializer_list<T> choices) {
+    return choices.begin()[between(0, static_cast<std::int64_t>(choices.size()) - 1)];
+  }
+  template <typename Range>
+  void shuffle(Range& range) {
+    for (auto n = static_cast<std::int64_t>(std::size(range)) - 1; n > 0; --n) {
+      std::swap(range[static_cast<std::size_t>(n)], range[static_cast<std::size_t>(between(0, n))]);
+    }
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+}  // namespace tilewise::test

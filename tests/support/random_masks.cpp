@@ -1,0 +1,167 @@
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "support/random_parts.h"
+#include "support/random_placement.h"
+
+namespace tilewise::test {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+// A shape of rank 1 to 4 that broadcasts to [B, Hq, Sq, Sk].
+Shape broadcast_shape(Random& rng, const RandomProblem& p) {
+  Shape shape = {p.batch, p.heads_q, p.length_q, p.length_k};
+  for (std::int64_t& extent : shape) {
+    if (rng.chance(0.35)) extent = 1;
+  }
+  const std::int64_t missing = rng.pick<std::int64_t>({0, 0, 0, 1, 2, 3});
+  shape.erase(shape.begin(), shape.begin() + missing);
+  return shape;
+}
+
+// How often elements and whole rows of a mask are hidden.
+struct Density {
+  double elements;
+  double rows;
+};
+
+Density random_density(Random& rng) {
+  return {rng.pick({0.0, 0.1, 0.5, 0.9, 1.0}), rng.chance(0.3) ? 0.3 : 0.0};
+}
+
+// Calls body(index, row_hidden) for every element.
+template <typename Body>
+void for_each_element(Random& rng, const Buffer& mask, double hidden_rows, const Body& body) {
+  const Shape& shape = mask.shape();
+  Shape index(shape.size());
+  bool row_hidden = false;
+  for (std::int64_t n = mask.size(); n > 0; --n) {
+    if (index.back() == 0) row_hidden = rng.chance(hidden_rows);
+    body(index, row_hidden);
+    for (std::size_t dim = shape.size(); dim-- > 0;) {
+      if (++index[dim] < shape[dim]) break;
+      index[dim] = 0;
+    }
+  }
+}
+
+void make_boolean_mask(Random& rng, RandomProblem& p) {
+  p.mask = random_buffer(rng, DType::boolean, broadcast_shape(rng, p), input_values);
+  const Density hidden = random_density(rng);
+  const bool all_ones = rng.chance(0.3);  // true as 0xFF, as the poison left it, and not as 1
+  for_each_element(rng, p.mask, hidden.rows, [&](const Shape& index, bool row_hidden) {
+    const bool hide = row_hidden || rng.chance(hidden.elements);
+    if (hide || !all_ones) p.mask.set(index, hide ? 0 : 1);
+  });
+}
+
+// Mask columns of keys that no entry has.
+void poison_past_lengths(RandomProblem& p) {
+  Buffer& mask = p.mask;
+  if (!p.key_lengths.given() || mask.size() == 0 || mask.shape().back() != p.length_k || p.length_k == 1)
+    return;
+  if (mask.strides().back() == 0) return;
+  const bool per_entry = mask.shape().size() == 4 && mask.extent(0) > 1 && mask.strides()[0] != 0;
+  double longest = 0;
+  for (std::int64_t b = 0; b < p.batch; ++b) longest = std::max(longest, p.key_lengths.at(b));
+  Random unused(0);
+  for_each_element(unused, mask, 0, [&](const Shape& index, bool) {
+    const double length = per_entry ? p.key_lengths.at(index[0]) : longest;
+    if (static_cast<double>(index.back()) >= length)
+      mask.set(index, std::numeric_limits<double>::quiet_NaN());
+  });
+}
+
+void make_additive_mask(Random& rng, RandomProblem& p, const Magnitudes& magnitudes) {
+  const DType dtype = rng.pick({DType::f32, p.dtype});
+  p.mask = random_buffer(rng, dtype, broadcast_shape(rng, p), input_values);
+  const Density hidden = random_density(rng);
+  const double scale = rng.pick({0.1, 1.0, magnitudes.scores});
+  // What hides: -inf, or as models do, the lowest finite number; that one never fills a row on purpose, since
+  // what such a row attends to is decided by roundings.
+  const double lowest = dtype == DType::f16 ? -65504.0 : -3.38e38;
+  const double hides = rng.chance(0.8) ? -infinity : lowest;
+  const double density = hides == lowest ? std::min(hidden.elements, 0.5) : hidden.elements;
+  for_each_element(rng, p.mask, hidden.rows, [&](const Shape& index, bool row_hidden) {
+    const double value = row_hidden ? -infinity : rng.chance(density) ? hides : scale * rng.normal();
+    p.mask.set(index, value);
+  });
+  poison_past_lengths(p);
+}
+
+using BlockRows = std::vector<std::vector<std::int64_t>>;  // the key blocks of each row of query blocks
+
+// counts and indices over [B|1, Hq|1, query blocks]. Entries past a count are nonsense.
+void make_lists(Random& rng, const BlockRows& rows, const Shape& shape, Buffer& counts, Buffer& indices) {
+  std::size_t slots = 0;
+  for (const auto& row : rows) slots = std::max(slots, row.size());
+  slots += static_cast<std::size_t>(rng.between(0, 2));
+  std::vector<double> sizes, entries;
+  for (const auto& row : rows) {
+    sizes.push_back(static_cast<double>(row.size()));
+    for (std::size_t slot = 0; slot < slots; ++slot) {
+      entries.push_back(slot < row.size() ? static_cast<double>(row[slot]) : rng.pick({-1.0, 1e9}));
+    }
+  }
+  const Shape with_slots = {shape[0], shape[1], shape[2], static_cast<std::int64_t>(slots)};
+  counts = random_buffer(rng, DType::i32, shape, input_indices);
+  indices = random_buffer(rng, DType::i32, with_slots, input_indices);
+  counts.set_values(sizes);
+  indices.set_values(entries);
+}
+
+// Each key block of each row of query blocks is hidden, full or partial.
+void make_blocks(Random& rng, RandomProblem& p) {
+  RandomBlocks& blocks = p.blocks;
+  blocks.block_q = rng.pick<std::int64_t>({1, 2, 3, 5, 8, 16, 31, 32, 64, 100, 128});
+  blocks.block_k = rng.pick<std::int64_t>({1, 2, 3, 5, 8, 16, 31, 32, 64, 100, 128});
+  while (p.length_k / blocks.block_k > 64) blocks.block_k *= 2;  // the reference searches the lists
+  const std::int64_t blocks_q = (p.length_q + blocks.block_q - 1) / blocks.block_q;
+  const std::int64_t blocks_k = (p.length_k + blocks.block_k - 1) / blocks.block_k;
+  const std::int64_t entries = rng.chance(0.5) ? 1 : p.batch;
+  const std::int64_t heads = rng.chance(0.5) ? 1 : p.heads_q;
+  const double partial = rng.pick({0.1, 0.5, 0.9});
+  const double full = rng.chance(0.6) ? rng.pick({0.1, 0.4}) : 0.0;
+  BlockRows partial_rows, full_rows;
+  for (std::int64_t row = 0; row < entries * heads * blocks_q; ++row) {
+    partial_rows.emplace_back();
+    full_rows.emplace_back();
+    for (std::int64_t block = 0; block < blocks_k; ++block) {
+      if (rng.chance(partial)) {
+        partial_rows.back().push_back(block);
+      } else if (rng.chance(full)) {
+        full_rows.back().push_back(block);
+      }
+    }
+    rng.shuffle(partial_rows.back());
+    rng.shuffle(full_rows.back());
+  }
+  const Shape shape = {entries, heads, blocks_q};
+  make_lists(rng, partial_rows, shape, blocks.counts, blocks.indices);
+  if (full > 0) make_lists(rng, full_rows, shape, blocks.full_counts, blocks.full_indices);
+  if (rng.chance(0.4)) return;
+  const std::int64_t tiles = rng.between(1, 4);
+  blocks.tiles = random_buffer(rng, DType::boolean, {tiles, blocks.block_q, blocks.block_k}, input_values);
+  blocks.tiles.fill_random(rng);
+  blocks.tile_ids = random_buffer(rng, DType::i32, blocks.indices.shape(), input_indices);
+  std::vector<double> ids;
+  for (std::int64_t n = blocks.tile_ids.size(); n > 0; --n)
+    ids.push_back(static_cast<double>(rng.between(0, tiles - 1)));
+  blocks.tile_ids.set_values(ids);
+}
+
+}  // namespace
+
+void make_masks(Random& rng, RandomProblem& p, const Magnitudes& magnitudes) {
+  if (p.layout == Layout::packed) return;
+  if (rng.chance(0.25)) {
+    make_boolean_mask(rng, p);
+  } else if (rng.chance(0.4)) {
+    make_additive_mask(rng, p, magnitudes);
+  }
+  if (rng.chance(0.2)) make_blocks(rng, p);
+}
+
+}  // namespace tilewise::test

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "attention/problem.h"
+#include "support/buffer.h"
+#include "tilewise/attention.h"
+
+namespace tilewise::test {
+
+struct RandomBlocks {
+  std::int64_t block_q = 0;
+  std::int64_t block_k = 0;
+  Buffer counts, indices, full_counts, full_indices, tile_ids, tiles;
+};
+
+/// What the calls ask for beside o.
+struct Asked {
+  bool dq = true;
+  bool dk = true;
+  bool dv = true;
+  bool dmask = false;
+  bool dsinks = false;
+  DType dmask_dtype = DType::f32;
+  bool own_forward = true;  ///< backward gets o and lse from the kernel's own forward, not the reference's
+  bool packed_outputs = false;  ///< dq, dk and dv are slices of one buffer
+};
+
+/// A problem over the whole contract, every option mixed with every other where validation allows. A function
+/// of its seed alone. Memory that no call may read (rows past a sequence's end, pages not in use, entries
+/// past a count) is poisoned.
+struct RandomProblem {
+  std::uint64_t seed = 0;
+  DType dtype = DType::f32;
+  Layout layout = Layout::dense;
+  std::int64_t batch = 0;  ///< sequences, when packed
+  std::int64_t heads_q = 0;
+  std::int64_t heads_kv = 0;
+  std::int64_t length_q = 0;  ///< bound on the lengths, when packed
+  std::int64_t length_k = 0;  ///< capacity, when paged
+  std::int64_t dim_qk = 0;
+  std::int64_t dim_v = 0;
+
+  Buffer q, k, v;
+  Buffer mask, alibi_slopes, sinks;
+  Buffer key_lengths, page_table, cumulative_q, cumulative_k;
+  RandomBlocks blocks;
+  Buffer d_o, d_lse;
+  AttentionOptions options;
+  Asked asked;
+
+  AttentionInputs inputs() const;
+  /// Shape of o with last extent `dim`; of lse.
+  Shape beside_q(std::int64_t dim) const;
+  Shape statistics_shape() const;
+};
+
+RandomProblem random_problem(std::uint64_t seed);
+
+/// The same problem in f64 (the reference alone takes it), with every gradient asked for.
+RandomProblem widened(const RandomProblem& problem);
+
+/// One line.
+std::string to_string(const RandomProblem& problem);
+
+/// What forward and backward write, poisoned, in random places. Of the gradients only those asked for are
+/// given.
+struct OutputBuffers {
+  Buffer o, lse;
+  AttentionOutputs view(bool with_lse = true) const;
+};
+struct GradientBuffers {
+  Buffer dq, dk, dv, dmask, dsinks;
+};
+OutputBuffers make_outputs(const RandomProblem& problem);
+GradientBuffers make_gradients(const RandomProblem& problem);
+
+}  // namespace tilewise::test
