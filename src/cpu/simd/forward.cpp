@@ -60,7 +60,9 @@ struct Plan {
     return call.problem.batch * grid.heads() * grid.panels();
   }
   std::int64_t partial_floats(const AttentionCall& call) const {
-    return static_cast<std::int64_t>(sizeof(Partial) / sizeof(float)) + call.problem.dim_v * width;
+    const std::int64_t floats =
+        static_cast<std::int64_t>(sizeof(Partial) / sizeof(float)) + call.problem.dim_v * width;
+    return (floats + 15) / 16 * 16;  // the next one is aligned too
   }
 };
 
@@ -75,7 +77,7 @@ Scratch take_scratch(Arena& arena, const AttentionCall& call, const Plan& plan) 
           .scores = arena.take<float>(tile),
           .kv_rows = arena.take<float>(converts ? plan.keys * dim : 0),
           .score = {.bias = arena.take<float>(tile),
-                    .staging = arena.take<float>(8 * std::max<std::int64_t>(dim, plan.keys)),
+                    .staging = arena.take<float>(staging_floats(dim, plan.keys)),
                     .tangents = nullptr},
           .block_states = arena.take<std::int32_t>(blocks ? call.key_blocks() : 0),
           .state = arena.take<SoftmaxState>(1)};

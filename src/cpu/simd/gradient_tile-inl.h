@@ -49,7 +49,7 @@ inline GradientScratch take_gradient_scratch(Arena& arena, const AttentionCall& 
           .k_rows = arena.take<float>(converts ? keys * problem.dim_qk : 0),
           .v_rows = arena.take<float>(converts ? keys * problem.dim_v : 0),
           .score = {.bias = arena.take<float>(tile),
-                    .staging = arena.take<float>(8 * widest),
+                    .staging = arena.take<float>(staging_floats(widest, keys)),
                     .tangents = arena.take<float>(problem.features.softcap ? tile : 0)}};
 }
 

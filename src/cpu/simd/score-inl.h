@@ -60,61 +60,58 @@ HWY_INLINE VF add_bias(VF s, VF bias) {
   return hn::IfThenElse(hn::Eq(bias, set(minus_infinity)), bias, hn::Add(s, bias));
 }
 
-/// Adds a mask that differs between lanes: row(lane) is the address of its first key in the tile.
-template <typename RowOf>
-void add_bias_rows(int keys, int width, DType dtype, float* tile, float* bias, float* staging,
-                   const RowOf& row) {
-  rows_to_panel(bias, width, keys, dtype, 1.0f, staging, row);
-  map_tile(tile, keys, width,
-           [&](int j, int lane, VF s) HWY_ATTR { return add_bias(s, load(bias + j * width + lane)); });
+/// A row whose elements stand `stride` apart, next to each other: in `buffer`, or where it lies if it does so
+/// already.
+inline const std::byte* contiguous_row(const std::byte* from, std::int64_t stride, DType dtype, int count,
+                                       float* buffer) {
+  if (stride == 1) return from;
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  auto* to = reinterpret_cast<std::byte*>(buffer);
+  for (int n = 0; n < count; ++n) std::memcpy(to + n * size, from + n * stride * size, size_of(dtype));
+  return to;
 }
 
-/// Gathers a row whose elements stand apart; returns `from` itself if they do not.
-inline const std::byte* contiguous_row(const std::byte* from, std::int64_t stride, DType dtype, int count,
-                                       std::byte* buffer) {
-  if (stride == 1) return from;
-  const std::size_t size = size_of(dtype);
-  for (int n = 0; n < count; ++n) {
-    std::memcpy(buffer + static_cast<std::size_t>(n) * size,
-                from + n * stride * static_cast<std::int64_t>(size), size);
-  }
-  return buffer;
+/// Adds a mask that differs between lanes: row(lane) is the address of its first key in the tile, `stride`
+/// the distance between keys. The mask runs along the keys and the lanes along the queries, so it is turned
+/// on the way.
+template <typename RowOf>
+void add_bias_rows(int keys, int width, DType dtype, std::int64_t stride, float* tile, float* staging,
+                   const RowOf& row) {
+  const auto add = [&](int lane, int j, VF bias) HWY_ATTR {
+    float* at = tile + j * width + lane;
+    store(add_bias(load(at), bias), at);
+  };
+  float* gathered = staging + turn_staging(keys);
+  turn_rows(
+      width, keys, dtype, staging,
+      [&](int lane) { return contiguous_row(row(lane), stride, dtype, keys, gathered); }, add);
 }
 
 inline void add_mask(const AttentionCall& call, const Panel& panel, const KeyTile& keys, float* tile,
                      float* bias, float* staging) {
   const MaskView& mask = call.mask;
   const std::int64_t stride = mask.stride[3];
-  auto* gathered = reinterpret_cast<std::byte*>(staging + 4 * keys.count);
-  const std::size_t row_bytes = static_cast<std::size_t>(keys.count) * sizeof(float);
   const bool same_for_all = mask.stride[2] == 0 && (mask.stride[1] == 0 || panel.one_head());
   if (same_for_all) {
     const std::byte* from = contiguous_row(mask.at(panel.b, panel.head[0], 0, keys.first), stride, mask.dtype,
-                                           keys.count, gathered);
+                                           keys.count, staging);
     widen(bias, from, mask.dtype, keys.count, 1.0f);
     map_tile(tile, keys.count, panel.width,
              [&](int j, int, VF s) HWY_ATTR { return add_bias(s, set(bias[j])); });
     return;
   }
-  add_bias_rows(keys.count, panel.width, mask.dtype, tile, bias, staging, [&](int lane) {
-    const std::byte* from = mask.at(panel.b, panel.head[lane], panel.query[lane], keys.first);
-    return contiguous_row(from, stride, mask.dtype, keys.count,
-                          gathered + static_cast<std::size_t>(lane % 4) * row_bytes);
-  });
+  add_bias_rows(keys.count, panel.width, mask.dtype, stride, tile, staging,
+                [&](int lane) { return mask.at(panel.b, panel.head[lane], panel.query[lane], keys.first); });
 }
 
 /// Hides what the block mask's own tile hides inside a partial block.
 inline void hide_by_block_tile(const AttentionCall& call, const Panel& panel, const KeyTile& keys,
-                               float* tile, float* bias, float* staging) {
+                               float* tile, float* staging) {
   const BlockView& blocks = call.blocks;
-  auto* gathered = reinterpret_cast<std::byte*>(staging + 4 * keys.count);
-  add_bias_rows(keys.count, panel.width, DType::boolean, tile, bias, staging, [&](int lane) {
-    const std::byte* from = blocks.tiles + keys.block_tile * blocks.tile_stride[0] +
-                            panel.query[lane] % blocks.block_q * blocks.tile_stride[1] +
-                            keys.first % blocks.block_k * blocks.tile_stride[2];
-    return contiguous_row(
-        from, blocks.tile_stride[2], DType::boolean, keys.count,
-        gathered + static_cast<std::size_t>(lane % 4) * static_cast<std::size_t>(keys.count));
+  add_bias_rows(keys.count, panel.width, DType::boolean, blocks.tile_stride[2], tile, staging, [&](int lane) {
+    return blocks.tiles + keys.block_tile * blocks.tile_stride[0] +
+           panel.query[lane] % blocks.block_q * blocks.tile_stride[1] +
+           keys.first % blocks.block_k * blocks.tile_stride[2];
   });
 }
 
@@ -131,9 +128,14 @@ inline void hide_outside(const Panel& panel, const KeyTile& keys, float* tile) {
 /// Scratch of the functions above.
 struct ScoreScratch {
   float* bias;      // [tile keys, width]
-  float* staging;   // 8 · max(head dims, tile keys)
+  float* staging;   // staging_floats()
   float* tangents;  // [tile keys, width]: tanh of the capped scores, kept for backward; may be null
 };
+
+/// Room for turning rows of `dim` elements or masks of `keys`, either way.
+constexpr std::int64_t staging_floats(std::int64_t dim, std::int64_t keys) {
+  return std::max(turn_staging(std::max(dim, keys)) + keys, 4 * std::max(dim, keys));
+}
 
 /// From k·(query_factor·q) to the score.
 inline void score_tile(const AttentionCall& call, const Panel& panel, const KeyTile& keys, float* tile,
@@ -142,7 +144,7 @@ inline void score_tile(const AttentionCall& call, const Panel& panel, const KeyT
   if (features.softcap) cap_scores(call, keys.count, panel.width, tile, scratch.tangents);
   if (features.alibi) add_alibi(call, panel, keys, tile);
   if (features.mask != MaskKind::none) add_mask(call, panel, keys, tile, scratch.bias, scratch.staging);
-  if (keys.block_tile >= 0) hide_by_block_tile(call, panel, keys, tile, scratch.bias, scratch.staging);
+  if (keys.block_tile >= 0) hide_by_block_tile(call, panel, keys, tile, scratch.staging);
   if (keys.edge) hide_outside(panel, keys, tile);
 }
 

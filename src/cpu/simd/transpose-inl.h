@@ -36,25 +36,75 @@ HWY_INLINE void transpose_4x4(const float* HWY_RESTRICT from, std::int64_t from_
   hn::StoreU(hn::BitCast(f, hn::InterleaveUpper(pairs, high01, high23)), f, to + 3 * to_stride);
 }
 
-/// to[c·to_stride + r] = from[r·from_stride + c] for four rows and any number of columns.
-HWY_INLINE void transpose_4_rows(const float* HWY_RESTRICT from, std::int64_t from_stride, int columns,
-                                 float* HWY_RESTRICT to, std::int64_t to_stride) {
+/// Four elements of every fourth row, from rows[first] on, side by side in a vector: one to a block of 128
+/// bits.
+HWY_INLINE VF load_blocks(const float* const* rows, int first, int column) {
+  const F4 f;
+  const auto block = [&](int r) HWY_ATTR { return hn::LoadU(f, rows[first + r] + column); };
+#if HWY_MAX_BYTES == 16
+  return block(0);
+#elif HWY_MAX_BYTES == 32
+  return hn::Combine(F(), block(4), block(0));
+#else
+  const hn::FixedTag<float, 8> half;
+  return hn::Combine(F(), hn::Combine(half, block(12), block(8)), hn::Combine(half, block(4), block(0)));
+#endif
+}
+
+/// Calls body(c, column c of as many rows as a vector has lanes) for every column below `count`.
+template <typename Body>
+HWY_INLINE void for_each_column(const float* const* rows, int count, const Body& body) {
+  const hn::Repartition<double, F> pairs;
   int c = 0;
-  for (; c + 4 <= columns; c += 4) transpose_4x4(from + c, from_stride, to + c * to_stride, to_stride);
-  for (; c < columns; ++c) {
-    for (int r = 0; r < 4; ++r) to[c * to_stride + r] = from[r * from_stride + c];
+  for (; c + 4 <= count; c += 4) {  // 4x4 transposes, one in each block of 128 bits
+    const VF r0 = load_blocks(rows, 0, c);
+    const VF r1 = load_blocks(rows, 1, c);
+    const VF r2 = load_blocks(rows, 2, c);
+    const VF r3 = load_blocks(rows, 3, c);
+    const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(F(), r0, r1));
+    const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(F(), r2, r3));
+    const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(F(), r0, r1));
+    const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(F(), r2, r3));
+    body(c, hn::BitCast(F(), hn::InterleaveLower(pairs, low01, low23)));
+    body(c + 1, hn::BitCast(F(), hn::InterleaveUpper(pairs, low01, low23)));
+    body(c + 2, hn::BitCast(F(), hn::InterleaveLower(pairs, high01, high23)));
+    body(c + 3, hn::BitCast(F(), hn::InterleaveUpper(pairs, high01, high23)));
+  }
+  for (; c < count; ++c) {
+    alignas(64) float column[lanes];
+    for (int lane = 0; lane < lanes; ++lane) column[lane] = rows[lane][c];
+    body(c, hn::Load(F(), column));
   }
 }
 
-/// panel[c·width + lane] = factor · (element c of row(lane)), for `count` elements. `staging` holds 4·count
-/// floats; row(lane) gives the address of the lane's row, in `dtype`.
+/// What turn_rows needs of staging for rows of `count` elements.
+constexpr std::int64_t turn_staging(std::int64_t count) { return lanes * count; }
+
+/// Calls body(lane, c, vector) with element c of the rows of lanes lane, lane + 1, …, as f32, for all lanes
+/// below `width` and elements below `count`. row(lane) is the address of a lane's row, in `dtype`. Rows pass
+/// through `staging`, one at a time: read column by column where they lie, rows a power of two apart would
+/// share cache lines' places and push one another out.
+template <typename RowOf, typename Body>
+HWY_INLINE void turn_rows(int width, int count, DType dtype, float* staging, const RowOf& row,
+                          const Body& body) {
+  for (int first = 0; first < width; first += lanes) {
+    const float* rows[lanes];
+    for (int lane = 0; lane < lanes; ++lane) {
+      rows[lane] = staging + lane * count;
+      widen(staging + lane * count, row(first + lane), dtype, count, 1.0f);
+    }
+    for_each_column(rows, count, [&](int c, VF column) HWY_ATTR { body(first, c, column); });
+  }
+}
+
+/// panel[c·width + lane] = factor · (element c of row(lane)), for `count` elements.
 template <typename RowOf>
 void rows_to_panel(float* panel, int width, int count, DType dtype, float factor, float* staging,
                    const RowOf& row) {
-  for (int lane = 0; lane < width; lane += 4) {
-    for (int r = 0; r < 4; ++r) widen(staging + r * count, row(lane + r), dtype, count, factor);
-    transpose_4_rows(staging, count, count, panel + lane, width);
-  }
+  const VF scale = set(factor);
+  turn_rows(width, count, dtype, staging, row, [&](int lane, int c, VF column) HWY_ATTR {
+    store(hn::Mul(column, scale), panel + c * width + lane);
+  });
 }
 
 /// The way back: row(lane)[c] = panel[c·width + lane], rounded to `dtype`, for the first `rows` lanes.
