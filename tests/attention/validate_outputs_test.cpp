@@ -224,7 +224,8 @@ TEST_P(ValidateWorkspace, MissingOrOneByteTooSmallIsRefusedAndTheAskedSizeIsEnou
 
   const Buffer memory(DType::boolean, {static_cast<std::int64_t>(needed)}, {.lead = 1});
   scene.context.workspace = {memory.view().data, needed - 1};
-  EXPECT_EQ(message_of<InvalidArgument>([&] { scene.call(); }), expected + std::to_string(needed - 1) + " bytes");
+  EXPECT_EQ(message_of<InvalidArgument>([&] { scene.call(); }),
+            expected + std::to_string(needed - 1) + " bytes");
   EXPECT_TRUE(scene.memory() == before) << "something was written";
   scene.context.workspace = {nullptr, needed};
   EXPECT_EQ(message_of<InvalidArgument>([&] { scene.call(); }), expected + "none");

@@ -42,6 +42,10 @@ std::string hexadecimal(std::uint64_t value) {
   return text.str();
 }
 
+std::vector<std::string> strings(const std::vector<std::string_view>& names) {
+  return {names.begin(), names.end()};
+}
+
 // A kernel at the best SIMD level and at one other, so that all of them have their turn.
 std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
   std::vector<Subject> subjects;
@@ -162,8 +166,10 @@ int main(int argc, char** argv) {
                  "what the problems are drawn from; 'random' for a new one each time")
       ->capture_default_str();
   app.add_option("--only", settings.only, "the seed of one problem, as a failure prints it");
-  app.add_option("--kernel", settings.kernel, "check this kernel alone");
-  app.add_option("--level", settings.level, "check the CPU kernels at this SIMD level alone");
+  app.add_option("--kernel", settings.kernel, "check this kernel alone")
+      ->check(CLI::IsMember(strings(attention_kernels())));
+  app.add_option("--level", settings.level, "check the CPU kernels at this SIMD level alone")
+      ->check(CLI::IsMember(strings(simd_levels())));
   app.add_option("--threads", settings.threads, "number of threads")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

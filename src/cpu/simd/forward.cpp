@@ -9,6 +9,7 @@
 #include "core/arena.h"
 #include "core/parallel.h"
 #include "cpu/simd/dropout-inl.h"
+#include "cpu/simd/few-inl.h"
 #include "cpu/simd/multiply-inl.h"
 #include "cpu/simd/panel.h"
 #include "cpu/simd/passes.h"
@@ -25,6 +26,8 @@ namespace {
 struct Scratch {
   Panel* panel;
   float* q;        // [D, width]: the queries, transposed and scaled
+  float* few_q;    // [few_queries, padded D]: the same as rows, for panels of few queries
+  float* few_o;    // [few_queries, padded Dv]
   float* o;        // [Dv, width]: the output so far, transposed
   float* scores;   // [tile keys, width], later the weights
   float* kv_rows;  // [tile keys, max(D, Dv)]: keys or values that cannot be read where they lie
@@ -32,6 +35,8 @@ struct Scratch {
   std::int32_t* block_states;
   SoftmaxState* state;
 };
+
+std::int64_t padded(std::int64_t dim) { return (dim + lanes - 1) / lanes * lanes; }
 
 // A panel's result over a part of the keys, kept until all parts are there.
 struct Partial {
@@ -73,6 +78,8 @@ Scratch take_scratch(Arena& arena, const AttentionCall& call, const Plan& plan) 
   const bool converts = call.problem.dtype != DType::f32 || call.problem.layout == Layout::paged;
   return {.panel = arena.take<Panel>(1),
           .q = arena.take<float>(call.problem.dim_qk * plan.width),
+          .few_q = arena.take<float>(few_queries * padded(call.problem.dim_qk)),
+          .few_o = arena.take<float>(few_queries * padded(call.problem.dim_v)),
           .o = arena.take<float>(call.problem.dim_v * plan.width),
           .scores = arena.take<float>(tile),
           .kv_rows = arena.take<float>(converts ? plan.keys * dim : 0),
@@ -83,19 +90,32 @@ Scratch take_scratch(Arena& arena, const AttentionCall& call, const Plan& plan) 
           .state = arena.take<SoftmaxState>(1)};
 }
 
+std::byte* query_row(const Rows& rows, const Panel& panel, int lane) {
+  return rows.at(panel.b, panel.head[lane], panel.sequence.first_q + panel.query[lane]);
+}
+
+// Between the two products: scores of a tile to weights.
+void weigh(const AttentionCall& call, const Panel& panel, const KeyTile& tile, const Scratch& scratch,
+           float* rescale) {
+  score_tile(call, panel, tile, scratch.scores, scratch.score);
+  softmax_tile(scratch.scores, tile.count, panel.width, *scratch.state, rescale);
+  if (!call.problem.features.dropout) return;
+  for_each_dropout_factor(call, panel, tile, [&](int j, int lane, VF factor) HWY_ATTR {
+    float* weight = scratch.scores + j * panel.width + lane;
+    store(hn::Mul(load(weight), factor), weight);
+  });
+}
+
 // Attends from the panel to the keys of `range`; leaves the unnormalised output and its state in the scratch.
-void attend(const AttentionCall& call, const Plan& plan, const Panel& panel, KeyRange range,
-            Scratch& scratch) {
+void attend_many(const AttentionCall& call, const Plan& plan, const Panel& panel, KeyRange range,
+                 const Scratch& scratch) {
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   const int width = panel.width;
   alignas(64) float rescale[max_panel_width];
-  scratch.state->reset(width);
   std::fill_n(scratch.o, dim_v * width, 0.0f);
   rows_to_panel(scratch.q, width, dim_qk, call.q.dtype, query_factor(call), scratch.score.staging,
-                [&](int lane) {
-                  return call.q.at(panel.b, panel.head[lane], panel.sequence.first_q + panel.query[lane]);
-                });
+                [&](int lane) { return query_row(call.q, panel, lane); });
   for_each_key_tile(call, panel, range, plan.keys, [&](const KeyTile& tile) {
     const RowBlock k = load_key_rows(call, panel, call.k, tile, dim_qk, scratch.kv_rows);
     multiply_deep({.a = k.data,
@@ -106,14 +126,7 @@ void attend(const AttentionCall& call, const Plan& plan, const Panel& panel, Key
                    .ldc = width,
                    .depth = dim_qk},
                   tile.count, width);
-    score_tile(call, panel, tile, scratch.scores, scratch.score);
-    softmax_tile(scratch.scores, tile.count, width, *scratch.state, rescale);
-    if (call.problem.features.dropout) {
-      for_each_dropout_factor(call, panel, tile, [&](int j, int lane, VF factor) HWY_ATTR {
-        float* weight = scratch.scores + j * width + lane;
-        store(hn::Mul(load(weight), factor), weight);
-      });
-    }
+    weigh(call, panel, tile, scratch, rescale);
     const RowBlock v = load_key_rows(call, panel, call.v, tile, dim_v, scratch.kv_rows);
     multiply<ALayout::columns, Into::rescale>({.a = v.data,
                                                .lda = v.stride,
@@ -125,6 +138,49 @@ void attend(const AttentionCall& call, const Plan& plan, const Panel& panel, Key
                                                .factor = rescale},
                                               dim_v, width);
   });
+}
+
+// The same for few queries, with vectors along the head dim.
+void attend_few(const AttentionCall& call, const Plan& plan, const Panel& panel, KeyRange range,
+                const Scratch& scratch) {
+  const auto dim_qk = static_cast<int>(call.problem.dim_qk);
+  const auto dim_v = static_cast<int>(call.problem.dim_v);
+  const std::int64_t q_stride = padded(dim_qk);
+  const std::int64_t o_stride = padded(dim_v);
+  alignas(64) float rescale[max_panel_width];
+  std::fill_n(scratch.few_q, few_queries * q_stride, 0.0f);
+  std::fill_n(scratch.few_o, few_queries * o_stride, 0.0f);
+  std::fill_n(scratch.scores, plan.keys * panel.width, 0.0f);  // lanes without a query stay finite
+  for (int row = 0; row < panel.rows; ++row) {
+    widen(scratch.few_q + row * q_stride, query_row(call.q, panel, row), call.q.dtype, dim_qk,
+          query_factor(call));
+  }
+  for_each_key_tile(call, panel, range, plan.keys, [&](const KeyTile& tile) {
+    const RowBlock k = load_key_rows(call, panel, call.k, tile, dim_qk, scratch.kv_rows);
+    with_few(panel.rows, [&](auto rows) HWY_ATTR {
+      few_scores<rows>(k, tile.count, dim_qk, scratch.few_q, q_stride, scratch.scores, panel.width);
+    });
+    weigh(call, panel, tile, scratch, rescale);
+    const RowBlock v = load_key_rows(call, panel, call.v, tile, dim_v, scratch.kv_rows);
+    with_few(panel.rows, [&](auto rows) HWY_ATTR {
+      few_outputs<rows>(v, tile.count, dim_v, scratch.scores, panel.width, rescale, scratch.few_o, o_stride);
+    });
+  });
+  for (int d = 0; d < dim_v; ++d) {
+    for (int lane = 0; lane < panel.width; ++lane) {
+      scratch.o[d * panel.width + lane] = lane < panel.rows ? scratch.few_o[lane * o_stride + d] : 0.0f;
+    }
+  }
+}
+
+void attend(const AttentionCall& call, const Plan& plan, const Panel& panel, KeyRange range,
+            const Scratch& scratch) {
+  scratch.state->reset(panel.width);
+  if (panel.rows <= few_queries) {
+    attend_few(call, plan, panel, range, scratch);
+  } else {
+    attend_many(call, plan, panel, range, scratch);
+  }
 }
 
 // Joins the sink, divides by the sum, writes o and lse.
@@ -154,9 +210,7 @@ void finish(const AttentionCall& call, const Panel& panel, Scratch& scratch) {
   map_tile(scratch.o, dim_v, panel.width,
            [&](int, int lane, VF o) HWY_ATTR { return hn::Mul(o, hn::Load(F(), inverse + lane)); });
   panel_to_rows(scratch.o, panel.width, dim_v, panel.rows, call.o.dtype, scratch.score.staging,
-                [&](int lane) {
-                  return call.o.at(panel.b, panel.head[lane], panel.sequence.first_q + panel.query[lane]);
-                });
+                [&](int lane) { return query_row(call.o, panel, lane); });
 }
 
 void save_partial(const AttentionCall& call, const Panel& panel, const Scratch& scratch, float* to) {

@@ -1,9 +1,11 @@
 #pragma once
 
 #include "attention/call.h"
+#include "tilewise/context.h"
+#if !defined(__x86_64__)
 #include "cpu/simd/targets.h"
 #include "hwy/highway.h"
-#include "tilewise/context.h"
+#endif
 
 // The two passes, once in the namespace of each target they are compiled for.
 #define TILEWISE_DECLARE_PASSES(target)                                              \
@@ -14,16 +16,11 @@
   void backward(const AttentionCall& call, const Context& context);                  \
   }
 
-#if HWY_ARCH_X86 && (HWY_TARGETS & HWY_AVX3)
+#if defined(__x86_64__)  // by Highway's names, but without its headers, which want their instructions at once
 TILEWISE_DECLARE_PASSES(N_AVX3)
-#endif
-#if HWY_ARCH_X86 && (HWY_TARGETS & HWY_AVX2)
 TILEWISE_DECLARE_PASSES(N_AVX2)
-#endif
-#if HWY_ARCH_X86 && (HWY_TARGETS & HWY_SSE4)
 TILEWISE_DECLARE_PASSES(N_SSE4)
-#endif
-#if !HWY_ARCH_X86
+#else
 TILEWISE_DECLARE_PASSES(HWY_NAMESPACE)
 #endif
 

@@ -18,7 +18,7 @@ struct Level {
   void (*backward)(const AttentionCall&, const Context&);
 };
 
-#if HWY_ARCH_X86
+#if defined(__x86_64__)
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
@@ -35,15 +35,11 @@ bool has_baseline() { return true; }
 
 // Best first.
 constexpr std::array levels = {
-#if HWY_ARCH_X86
-#if HWY_TARGETS & HWY_AVX3
+#if defined(__x86_64__)
     Level{"avx512", has_avx512, N_AVX3::forward_workspace, N_AVX3::backward_workspace, N_AVX3::forward,
           N_AVX3::backward},
-#endif
-#if HWY_TARGETS & HWY_AVX2
     Level{"avx2", has_avx2, N_AVX2::forward_workspace, N_AVX2::backward_workspace, N_AVX2::forward,
           N_AVX2::backward},
-#endif
     Level{"sse4", has_sse4, N_SSE4::forward_workspace, N_SSE4::backward_workspace, N_SSE4::forward,
           N_SSE4::backward},
 #else

@@ -305,8 +305,8 @@ void launch_mask_gradient(const AttentionCall& call, const BackwardScratch& scra
   if (extent[3] == 1) {
     launch<sum_mask<warp>>(warp_each("tilewise tiled dmask", elements, context), call, scratch.dscores);
   } else {
-    launch<sum_mask<1>>(block_each("tilewise tiled dmask", (elements + threads - 1) / threads, context),
-                        call, scratch.dscores);
+    launch<sum_mask<1>>(block_each("tilewise tiled dmask", (elements + threads - 1) / threads, context), call,
+                        scratch.dscores);
   }
 }
 

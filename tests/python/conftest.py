@@ -1,0 +1,107 @@
+"""What the tests of the package share: seeds, devices, and the contract's bound on errors."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device; runs the same checks there")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed of each test's own, so that it draws the same numbers alone and among others."""
+    value = zlib.crc32(request.node.name.encode())
+    print(f"seed {value}")
+    torch.manual_seed(value)
+    return value
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32, device: Any = "cpu", grad: bool = True) -> Tensor:
+    """Normal numbers, exact in `dtype`."""
+    return torch.randn(shape, device=device).to(dtype).requires_grad_(grad)
+
+
+def gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> list[Tensor]:
+    """Gradients of all `inputs`, zeros for those the outputs do not depend on."""
+    pairs = [(out, c.to(out.dtype)) for out, c in zip(outputs, cotangents, strict=True) if out.requires_grad]
+    found = torch.autograd.grad(
+        [out for out, _ in pairs], inputs, [c for _, c in pairs], allow_unused=True, materialize_grads=True
+    )
+    return list(found)
+
+
+def assert_within_contract(
+    name: str, actual: Tensor, exact: Tensor, math: Tensor, precision: torch.dtype | None = None
+) -> None:
+    """At most twice the error of PyTorch's own arithmetic in the same precision, and one rounding more.
+
+    Errors are root mean squares, as the largest of few is a matter of luck; no single one may stand out. `exact`
+    is in float64; `math` was computed in f32 (or wider) and is rounded to `precision` here, the type of `actual`
+    unless given.
+    """
+    precision = precision or actual.dtype
+    exact, math = exact.double(), math.to(precision).double()
+    assert actual.shape == exact.shape, f"{name}: shape {list(actual.shape)}, expected {list(exact.shape)}"
+    infinite = exact.isinf()
+    assert torch.equal(actual.double()[infinite], exact[infinite]), f"{name}: infinities differ"
+    error, allowed = ((x.double() - exact)[~infinite].abs() for x in (actual, math))
+    if error.numel() == 0:
+        return
+    rounding = torch.finfo(precision).eps * exact[~infinite].abs()
+    for kind, of, slack in (("mean", lambda x: x.square().mean().sqrt(), 1), ("largest", torch.amax, 8)):
+        bound = 2 * of(allowed) + slack * of(rounding)
+        assert of(error) <= bound, f"{name}: {kind} error {of(error):.3g}, at most {bound:.3g} allowed"
+
+
+Attend = Callable[..., tuple[Tensor, Tensor]]
+
+
+def check_against(
+    ours: Attend, reference: Attend, rows: Sequence[Tensor], extra: dict[str, Tensor], with_lse: bool = True
+) -> None:
+    """Outputs and all gradients of `ours` against `reference`, which takes `dtype` to compute in.
+
+    `extra` are the differentiable tensors given by name, such as sinks.
+    """
+    seed = torch.randint(2**31, ()).item()
+
+    def run(attend: Attend, cast: torch.dtype | None, **options: Any) -> list[Tensor]:
+        torch.manual_seed(seed)  # the same dropout for all, and the same cotangents
+        leaves = [x.detach().to(cast or x.dtype).requires_grad_() for x in (*rows, *extra.values())]
+        out, lse = attend(
+            *leaves[: len(rows)], **dict(zip(extra, leaves[len(rows) :], strict=True)), **options
+        )
+        torch.manual_seed(seed + 1)
+        cotangents = [torch.randn(x.shape, device=x.device).to(rows[0].dtype) for x in (out, lse)]
+        cotangents[1] = torch.where(lse.isinf(), 0.0, cotangents[1]).detach()
+        count = 2 if with_lse else 1
+        return [out, lse, *gradients((out, lse)[:count], leaves, cotangents[:count])]
+
+    wide = torch.float32 if rows[0].dtype != torch.float64 else torch.float64
+    results = (
+        run(ours, None),
+        run(reference, torch.float64, dtype=torch.float64),
+        run(reference, wide, dtype=wide),
+    )
+    names = ["out", "lse", *(f"gradient of {n}" for n in ("query", "key", "value")[: len(rows)]), *extra]
+    for name, actual, exact, math in zip(names, *results, strict=True):
+        # Of rows in 16 bits comes no gradient more precise than they are, be it of an f32 mask.
+        precision = rows[0].dtype if name in extra else None
+        assert_within_contract(name, actual, exact, math, precision)

@@ -1,0 +1,798 @@
+"""tilewise.attention and its kin against the float64 reference and PyTorch's own attention."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import functools
+import importlib
+import itertools
+import multiprocessing
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import tilewise
+import torch
+import torch.nn.functional as F
+from conftest import assert_within_contract, check_against, gradients, leaf
+from tilewise import attention, attention_decode, attention_varlen, merge_states, reference
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.flex_attention import create_block_mask
+
+TYPES = [torch.float32, torch.float16, torch.bfloat16]
+TYPE_IDS = ["f32", "f16", "bf16"]
+dtypes = pytest.mark.parametrize("dtype", TYPES, ids=TYPE_IDS)
+
+B, HQ, HKV, SQ, SK, D, DV = 2, 6, 2, 37, 53, 40, 24
+
+
+def rows(
+    dtype: torch.dtype = torch.float32, device: Any = "cpu", **sizes: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    n = {"b": B, "hq": HQ, "hkv": HKV, "sq": SQ, "sk": SK, "d": D, "dv": DV} | sizes
+    return (
+        leaf(n["b"], n["hq"], n["sq"], n["d"], dtype=dtype, device=device),
+        leaf(n["b"], n["hkv"], n["sk"], n["d"], dtype=dtype, device=device),
+        leaf(n["b"], n["hkv"], n["sk"], n["dv"], dtype=dtype, device=device),
+    )
+
+
+def both(**options: Any) -> dict[str, Any]:
+    """Ours and the reference with the same options."""
+    options = {"enable_gqa": True, "return_lse": True} | options
+    return {
+        "ours": functools.partial(attention, **options),
+        "reference": functools.partial(reference.attention, **options),
+    }
+
+
+def blocks(device: Any, *shape: int) -> tilewise.BlockMask:
+    return tilewise.BlockMask.from_dense(torch.rand(shape, device=device) < 0.2, block_size=(16, 8))
+
+
+OPTIONS: dict[str, Any] = {
+    "plain": lambda _: {},
+    "scale": lambda _: {"scale": 0.25},
+    "causal": lambda _: {"is_causal": True},
+    "causal bottom right": lambda _: {"is_causal": True, "alignment": "bottom_right"},
+    "window": lambda _: {"window": (7, 3)},
+    "window bottom right": lambda _: {"window": (7, None), "alignment": "bottom_right", "is_causal": True},
+    "softcap": lambda _: {"softcap": 2.0},
+    "alibi": lambda d: {"alibi_slopes": torch.rand(HQ, device=d)},
+    "alibi per entry": lambda d: {"alibi_slopes": torch.rand(B, HQ, device=d)},
+    "boolean mask": lambda d: {"attn_mask": torch.rand(B, 1, SQ, SK, device=d) < 0.5},
+    "padding mask": lambda d: {
+        "attn_mask": torch.arange(SK, device=d) < torch.tensor([[[[20]]], [[[0]]]], device=d)
+    },
+    "block mask": lambda d: {"block_mask": blocks(d, B, HQ, SQ, SK)},
+    "block mask broadcast": lambda d: {"block_mask": blocks(d, 1, 1, SQ, SK)},
+    "dropout": lambda _: {"dropout_p": 0.3},
+    "all": lambda d: {
+        "is_causal": True,
+        "alignment": "bottom_right",
+        "window": (30, 5),
+        "softcap": 5.0,
+        "alibi_slopes": torch.rand(HQ, device=d),
+        "block_mask": blocks(d, 1, HQ, SQ, SK),
+        "dropout_p": 0.2,
+        "scale": 0.5,
+    },
+}
+
+
+# Exactness
+
+
+@dtypes
+@pytest.mark.parametrize("name", OPTIONS)
+def test_outputs_and_gradients_are_within_the_contract(
+    name: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    check_against(**both(**OPTIONS[name](device)), rows=rows(dtype, device), extra={})
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(SK,), (SQ, 1), (1, HQ, 1, SK), (B, 1, SQ, SK), (B, HQ, SQ, SK), ()])
+@pytest.mark.parametrize("wide", [False, True], ids=["own type", "f32"])
+def test_an_additive_mask_of_any_shape_has_its_gradient(
+    shape: tuple[int, ...], wide: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    mask = leaf(*shape, dtype=torch.float32 if wide else dtype, device=device)
+    check_against(**both(), rows=rows(dtype, device), extra={"attn_mask": mask})
+
+
+@dtypes
+def test_sinks_have_their_gradient(dtype: torch.dtype, device: torch.device) -> None:
+    sinks = leaf(HQ, device=device)
+    check_against(**both(is_causal=True), rows=rows(dtype, device), extra={"sinks": sinks})
+
+
+@pytest.mark.parametrize("kernel", ["simd", "reference"])
+@pytest.mark.parametrize(
+    "sizes", [{"sq": 0}, {"sk": 0}, {"b": 0}, {"sq": 1}, {"d": 1, "dv": 1}, {"d": 257, "dv": 3}]
+)
+def test_every_cpu_kernel_takes_odd_sizes(kernel: str, sizes: dict[str, int]) -> None:
+    check_against(**both(kernel=kernel), rows=rows(**sizes), extra={})
+
+
+def test_rows_that_see_nothing_are_zero_and_have_no_gradient(device: torch.device) -> None:
+    q, k, v = rows(device=device)
+    mask = torch.ones(SQ, SK, dtype=torch.bool, device=device)
+    mask[3:5] = False
+    out, lse = attention(q, k, v, mask, enable_gqa=True, return_lse=True)
+    assert (out[:, :, 3:5] == 0).all() and (lse[:, :, 3:5] == -torch.inf).all()
+    found = gradients([out], [q, k, v], [torch.ones_like(out)])
+    assert (found[0][:, :, 3:5] == 0).all() and all(x.isfinite().all() for x in found)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@dtypes
+def test_plain_attention_matches_torchs_math_path(
+    causal: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    q, k, v = (x.detach() for x in rows(dtype, device))
+    with sdpa_kernel(SDPBackend.MATH):
+        math = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+        exact = F.scaled_dot_product_attention(
+            q.double(), k.double(), v.double(), is_causal=causal, enable_gqa=True
+        )
+    assert_within_contract("out", attention(q, k, v, is_causal=causal, enable_gqa=True), exact, math)
+    torch.testing.assert_close(reference.attention(q, k, v, is_causal=causal), exact, atol=1e-13, rtol=1e-13)
+
+
+# Strides
+
+
+@dtypes
+@pytest.mark.parametrize(
+    "layout", ["heads inside", "packed qkv", "expanded", "last dimension strided", "sliced"]
+)
+def test_any_strides_give_the_same(layout: str, dtype: torch.dtype, device: torch.device) -> None:
+    base = leaf(B, SQ, 3, HQ, D, dtype=dtype, device=device, grad=False)
+    q, k, v = (base[:, :, n].transpose(1, 2) for n in range(3))
+    if layout == "heads inside":
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    elif layout == "expanded":
+        k, v = (x[:1, :1].expand(B, HQ, SQ, D) for x in (k, v))
+    elif layout == "last dimension strided":
+        q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v))
+    elif layout == "sliced":
+        q, k, v = (x[:, :, 2::2, 1:] for x in (q, k, v))
+    expected = attention(q.contiguous(), k.contiguous(), v.contiguous())
+    assert torch.equal(attention(q, k, v), expected)
+    leaves = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in (q, k, v)]
+    out = attention(*leaves, is_causal=True)
+    others = [x.detach().contiguous().requires_grad_() for x in (q, k, v)]
+    expected = attention(*others, is_causal=True)
+    for ours, theirs in zip(
+        torch.autograd.grad(out.sum(), leaves), torch.autograd.grad(expected.sum(), others), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+def test_the_output_is_laid_out_as_the_query_is() -> None:
+    x = torch.randn(B, SQ, HQ, D).transpose(1, 2)
+    assert attention(x, x, x).transpose(1, 2).is_contiguous()
+    x = x.contiguous()
+    assert attention(x, x, x).is_contiguous()
+
+
+# PyTorch's own function
+
+
+@pytest.mark.parametrize("leading", [(), (5,), (2, 3), (2, 1, 2), (2, 2, 2, 2)], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_sdpa_takes_any_leading_dimensions(leading: tuple[int, ...], masked: bool) -> None:
+    q, k, v = (torch.randn(*leading, n, 8) for n in (4, 6, 6))
+    mask = torch.rand(*leading, 4, 6) < 0.7 if masked else None
+    expected = F.scaled_dot_product_attention(q, k, v, mask)
+    torch.testing.assert_close(tilewise.scaled_dot_product_attention(q, k, v, mask), expected)
+
+
+def test_sdpa_broadcasts_as_torch_does() -> None:
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(1, 4, 6, 8), torch.randn(2, 1, 6, 8)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = F.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(tilewise.scaled_dot_product_attention(q, k, v), expected)
+
+
+@pytest.mark.parametrize("bias", [causal_upper_left, causal_lower_right])
+def test_sdpa_knows_torchs_causal_biases(bias: Any) -> None:
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 9, 8), torch.randn(2, 4, 9, 8)
+    expected = F.scaled_dot_product_attention(q, k, v, bias(5, 9))
+    torch.testing.assert_close(tilewise.scaled_dot_product_attention(q, k, v, bias(5, 9)), expected)
+
+
+# Other layouts
+
+
+def lengths(*values: int, device: Any = "cpu") -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+VARLEN_OPTIONS: dict[str, Any] = {
+    "plain": {},
+    "causal": {"is_causal": True, "alignment": "bottom_right"},
+    "window": {"window": (3, 1), "softcap": 3.0, "scale": 0.5},
+}
+
+
+@dtypes
+@pytest.mark.parametrize("name", VARLEN_OPTIONS)
+def test_varlen_is_attention_within_each_sequence(
+    name: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    q = leaf(40, HQ, D, dtype=dtype, device=device)
+    k = leaf(50, HKV, D, dtype=dtype, device=device)
+    v = leaf(50, HKV, DV, dtype=dtype, device=device)
+    cu_q, cu_k = lengths(0, 13, 13, 38, device=device), lengths(0, 20, 24, 50, device=device)
+    options = {
+        "cu_seqlens_q": cu_q,
+        "cu_seqlens_k": cu_k,
+        "max_seqlen_q": 25,
+        "max_seqlen_k": 26,
+        "return_lse": True,
+        "alibi_slopes": torch.rand(3, HQ, device=device),
+    } | VARLEN_OPTIONS[name]
+    check_against(
+        functools.partial(attention_varlen, **options),
+        functools.partial(reference.attention_varlen, **options),
+        (q, k, v),
+        {"sinks": leaf(HQ, device=device)},
+    )
+
+
+@dtypes
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("page", [None, 1, 7, 16])
+def test_decode_reads_the_keys_in_use(
+    length: int, page: int | None, dtype: torch.dtype, device: torch.device
+) -> None:
+    q = leaf(3, HQ, length, D, dtype=dtype, device=device, grad=False)
+    table = None
+    shape = (3, HKV, 48)
+    if page is not None:
+        count = -(-48 // page)
+        table = torch.randperm(3 * count, dtype=torch.int32).view(3, count).to(device)
+        shape = (3 * count, HKV, page)
+    k, v = (leaf(*shape, d, dtype=dtype, device=device, grad=False) for d in (D, DV))
+    used = lengths(5, 48, 17, device=device)
+    for options in ({}, {"is_causal": True}, {"window": (4, None), "sinks": torch.randn(HQ, device=device)}):
+        out, lse = attention_decode(q, k, v, used, table, return_lse=True, **options)
+        exact, exact_lse = reference.attention_decode(q, k, v, used, table, return_lse=True, **options)
+        math, math_lse = reference.attention_decode(
+            q, k, v, used, table, return_lse=True, dtype=torch.float32, **options
+        )
+        assert_within_contract("out", out, exact, math)
+        assert_within_contract("lse", lse, exact_lse, math_lse)
+
+
+def test_decode_with_a_dense_cache_has_a_gradient() -> None:
+    q, k, v = rows(sq=2)
+    options = {"cache_seqlens": lengths(9, 53), "is_causal": True, "return_lse": True}
+    check_against(
+        functools.partial(attention_decode, **options),
+        functools.partial(reference.attention_decode, **options),
+        (q, k, v),
+        {},
+    )
+
+
+def test_a_paged_cache_has_no_gradient_and_says_so() -> None:
+    q, k, v = leaf(1, 2, 1, 8), leaf(4, 2, 4, 8), leaf(4, 2, 4, 8)
+    out = attention_decode(q, k, v, lengths(7), lengths(2, 0).view(1, 2))
+    with pytest.raises(RuntimeError, match="paged keys have no backward"):
+        out.sum().backward()
+
+
+# Block masks
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_torchs_block_mask_keeps_its_meaning(size: int, device: torch.device) -> None:
+    document = torch.randint(0, 3, (B, 75), device=device)
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k) & (document[b, q] == document[b, k])
+
+    mask = create_block_mask(mask_mod, B, None, 75, 75, device=str(device), BLOCK_SIZE=size)
+    q, k, v = rows(sq=75, sk=75, device=device)
+    i = torch.arange(75, device=device)
+    dense = (i[:, None] >= i) & (document[:, None, :, None] == document[:, None, None, :])
+    expected, lse = reference.attention(q, k, v, dense, return_lse=True)
+    out, ours = attention(q, k, v, block_mask=mask, enable_gqa=True, return_lse=True)
+    torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(ours.double(), lse, atol=2e-6, rtol=1e-5)
+
+
+def test_a_block_mask_stores_equal_tiles_once_and_survives_pickling() -> None:
+    mask = tilewise.BlockMask.from_mask_mod(lambda b, h, q, k: q >= k, 1000, 1000, block_size=64)
+    assert mask.tiles is not None and mask.tiles.shape[0] <= 2
+    again = pickle.loads(pickle.dumps(mask))
+    assert torch.equal(again.to_dense(1000, 1000), torch.ones(1000, 1000).tril().bool()[None, None])
+
+
+# States
+
+
+def test_merged_parts_are_the_whole_with_its_gradient(device: torch.device) -> None:
+    q, k, v = rows(device=device)
+
+    def parts(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        cuts = (slice(0, 20), slice(20, 21), slice(21, SK), slice(0, 0))
+        states = [attention(q, k[:, :, s], v[:, :, s], enable_gqa=True, return_lse=True) for s in cuts]
+        return merge_states(*zip(*states, strict=True))
+
+    check_against(parts, functools.partial(reference.attention, return_lse=True), (q, k, v), {})
+
+
+def test_merging_parts_that_see_nothing_gives_nothing() -> None:
+    out, lse = merge_states([torch.zeros(1, 2, 3, 4)] * 2, [torch.full((1, 2, 3), -torch.inf)] * 2)
+    assert (out == 0).all() and (lse == -torch.inf).all()
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("asked", list(itertools.product([False, True], repeat=5)))
+def test_only_the_gradients_asked_for_are_given(asked: tuple[bool, ...]) -> None:
+    tensors = [*rows(), leaf(SQ, SK), leaf(HQ)]
+    for tensor, ask in zip(tensors, asked, strict=True):
+        tensor.requires_grad_(ask)
+    q, k, v, mask, sinks = tensors
+    out = attention(q, k, v, mask, enable_gqa=True, sinks=sinks)
+    assert out.requires_grad == any(asked)
+    if any(asked):
+        out.sum().backward()
+    assert [x.grad is not None for x in tensors] == list(asked)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True, "softcap": 2.0},
+        {"window": (2, 1), "alignment": "bottom_right"},
+        {"dropout_p": 0.4},
+    ],
+    ids=str,
+)
+def test_gradcheck(options: dict[str, Any]) -> None:
+    tensors = [leaf(1, 4, 3, 2), leaf(1, 2, 5, 2), leaf(1, 2, 5, 3), leaf(4, 3, 5), leaf(4)]
+    tensors = [x.detach().double().requires_grad_() for x in tensors]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(7)
+        return attention(q, k, v, mask, enable_gqa=True, sinks=sinks, return_lse=True, **options)
+
+    assert torch.autograd.gradcheck(attend, tensors)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    q, k, v = rows()
+    (dq,) = torch.autograd.grad(attention(q, k, v, enable_gqa=True).sum(), q, create_graph=True)
+    with pytest.raises(tilewise.Unsupported, match="no second derivative"):
+        dq.sum().backward()
+    with pytest.raises(Exception, match="no second derivative"):
+        torch.func.grad(lambda x: torch.func.grad(lambda y: attention(y, y, y).sum())(x).sum())(
+            torch.randn(1, 1, 4, 8)
+        )
+
+
+def test_slopes_that_want_a_gradient_are_refused() -> None:
+    q, k, v = rows()
+    with pytest.raises(tilewise.Unsupported, match="alibi_slopes"):
+        attention(q, k, v, enable_gqa=True, alibi_slopes=leaf(HQ))
+
+
+@pytest.mark.parametrize("switch", ["argument", "torch"])
+def test_deterministic_gradients_repeat_bit_by_bit(switch: str, device: torch.device) -> None:
+    q, k, v = rows(sq=300, sk=300, device=device)
+    torch.use_deterministic_algorithms(switch == "torch")
+    try:
+        results = [
+            torch.autograd.grad(
+                attention(q, k, v, enable_gqa=True, deterministic=switch == "argument").sum(), (q, k, v)
+            )
+            for _ in range(3)
+        ]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+# Dropout
+
+
+def test_dropout_is_governed_by_manual_seed(device: torch.device) -> None:
+    q, k, v = rows(device=device)
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(attention(q, k, v, enable_gqa=True, dropout_p=0.5))
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+    assert not torch.equal(results[2], attention(q, k, v, enable_gqa=True, dropout_p=0.5))
+
+
+def test_checkpointing_repeats_the_dropout() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    q, k, v = rows()
+    attend = functools.partial(attention, enable_gqa=True, dropout_p=0.5)
+    torch.manual_seed(5)
+    expected = torch.autograd.grad(attend(q, k, v).sum(), (q, k, v))
+    torch.manual_seed(5)
+    found = torch.autograd.grad(checkpoint(attend, q, k, v, use_reentrant=False).sum(), (q, k, v))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+# A citizen of PyTorch
+
+
+def opcheck_samples() -> dict[str, tuple[Any, ...]]:
+    q, k, v = rows(b=1, hq=2, hkv=2, sq=5, sk=6, d=8, dv=4)
+    none = (None,) * 4
+    seed = torch.tensor([3, 4])
+    mask = tilewise.BlockMask.from_dense(torch.rand(1, 1, 5, 6) < 0.5, block_size=4)
+    varlen = [leaf(9, 2, 8) for _ in range(3)]
+    return {
+        "plain": (q, k, v),
+        "options": (q, k, v, None, 0.0, True, 0.5, True, None, True, 3, 1, 2.0, torch.rand(2), leaf(2)),
+        "mask and dropout": (q, k, v, leaf(5, 6), 0.5, False, None, True, seed),
+        "heads inside": tuple(x.detach().transpose(1, 2).requires_grad_() for x in (leaf(1, 5, 2, 8),) * 3),
+        "lengths": (
+            q, k, v, None, 0.0, False, None, True, None, False, None, None, 0.0, None, None, lengths(4),
+        ),
+        "packed": (
+            *varlen, None, 0.0, True, None, True, None, False, None, None, 0.0, *none, lengths(0, 4, 9),
+            lengths(0, 4, 9), 5, 5,
+        ),
+        "blocks": (
+            q, k, v, None, 0.0, False, None, True, None, False, None, None, 0.0, *none, None, None, 0, 0,
+            mask.counts, mask.indices, mask.full_counts, mask.full_indices, mask.tile_ids, mask.tiles, 4, 4,
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", opcheck_samples())
+def test_opcheck_of_forward(name: str) -> None:
+    torch.library.opcheck(torch.ops.tilewise.attention_forward.default, opcheck_samples()[name])
+
+
+@pytest.mark.parametrize("name", opcheck_samples())
+def test_opcheck_of_backward(name: str) -> None:
+    arguments = opcheck_samples()[name]
+    with torch.no_grad():
+        out, lse = torch.ops.tilewise.attention_forward.default(*arguments)
+    arguments = tuple(x.detach() if isinstance(x, Tensor) else x for x in arguments)
+    additive = len(arguments) > 3 and isinstance(arguments[3], Tensor)
+    sinks = len(arguments) > 14 and isinstance(arguments[14], Tensor)
+    for needed in ([True] * 3 + [additive, sinks], [False, True, False, additive, False]):
+        sample = (torch.randn_like(out), torch.randn_like(lse), out, lse, needed, *arguments)
+        torch.library.opcheck(torch.ops.tilewise.attention_backward.default, sample)
+
+
+@pytest.mark.parametrize("mask", [None, torch.rand(5, 6) < 0.5])
+def test_opcheck_of_inference(mask: Tensor | None) -> None:
+    q, k, v = (x.detach() for x in rows(b=1, hq=2, hkv=2, sq=5, sk=6, d=8, dv=4))
+    sample = (q, k, v, mask, True, None, False, False)
+    torch.library.opcheck(torch.ops.tilewise.attention_inference.default, sample)
+
+
+COMPILED = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "options": {"window": (5, 0), "softcap": 4.0, "alignment": "bottom_right", "return_lse": True},
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_compile_without_a_break_and_with_dynamic_shapes(name: str, backend: str) -> None:
+    torch._dynamo.reset()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        out = attention(q * 2, k, v, enable_gqa=True, **COMPILED[name])
+        return out[0] + out[1].unsqueeze(-1) if isinstance(out, tuple) else out + 1
+
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=backend)
+    for sizes in ({}, {"sq": 9, "sk": 70}, {"b": 3, "sq": 64, "sk": 64}):
+        q, k, v = rows(**sizes)
+        expected, out = attend(q, k, v), compiled(q, k, v)
+        torch.testing.assert_close(out, expected)
+        cotangent = torch.randn_like(out)
+        for ours, theirs in zip(
+            gradients([out], [q, k, v], [cotangent]),
+            gradients([expected], [q, k, v], [cotangent]),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(q, k, v), attend(q, k, v))
+
+
+def test_compile_of_the_other_forms() -> None:
+    torch._dynamo.reset()
+    block_mask = tilewise.BlockMask.from_dense(torch.rand(1, 1, 33, 33) < 0.4, block_size=16)
+
+    @functools.partial(torch.compile, fullgraph=True, dynamic=True, backend="aot_eager")
+    def compiled(x: Tensor, packed: Tensor, cu: Tensor, longest: int, used: Tensor) -> tuple[Tensor, ...]:
+        return (
+            attention(x, x, x, block_mask=block_mask),
+            attention_varlen(packed, packed, packed, cu, cu, longest, longest, is_causal=True),
+            attention_decode(x[:, :, -1:], x, x, used),
+            tilewise.scaled_dot_product_attention(x[0, 0], x[0, 0], x[0, 0]),
+            merge_states(*zip(*[attention(x, x, x, return_lse=True)] * 2, strict=True))[0],
+        )
+
+    x, packed = torch.randn(2, 3, 33, 16), torch.randn(20, 3, 16)
+    out = compiled(x, packed, lengths(0, 8, 20), 12, lengths(5, 33))
+    expected = (
+        attention(x, x, x, block_mask=block_mask),
+        attention_varlen(
+            packed, packed, packed, lengths(0, 8, 20), lengths(0, 8, 20), 12, 12, is_causal=True
+        ),
+        attention_decode(x[:, :, -1:], x, x, lengths(5, 33)),
+        attention(x[:1, :1], x[:1, :1], x[:1, :1])[0, 0],
+        attention(x, x, x),
+    )
+    for ours, theirs in zip(out, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_compiled_dropout_is_governed_by_manual_seed() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(functools.partial(attention, dropout_p=0.5), fullgraph=True)
+    x = torch.randn(1, 2, 16, 8)
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(compiled(x, x, x))
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(32, 96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        return attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def test_export_with_dynamic_shapes(tmp_path: Any) -> None:
+    block = Block().eval()
+    shapes = {"x": {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=2)}}
+    program = torch.export.export(block, (torch.randn(2, 10, 32),), dynamic_shapes=shapes)
+    assert any("tilewise.attention" in str(node.target) for node in program.graph.nodes)
+    torch.export.save(program, tmp_path / "block.pt2")
+    loaded = torch.export.load(tmp_path / "block.pt2").module()
+    for size in ((2, 10, 32), (1, 33, 32)):
+        x = torch.randn(size)
+        torch.testing.assert_close(loaded(x), block(x))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_autocast_computes_in_its_type(grad: bool) -> None:
+    q, k, v = (x.requires_grad_(grad) for x in rows())
+    mask = leaf(SQ, SK, grad=grad)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(q, k, v, mask, enable_gqa=True)
+        plain = attention(q, k, v, enable_gqa=True)
+        wide = attention(q.double(), k.double(), v.double(), enable_gqa=True)
+    assert out.dtype == plain.dtype == torch.bfloat16 and wide.dtype == torch.float64
+    expected = attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), enable_gqa=True)
+    assert torch.equal(plain, expected)
+    if grad:
+        out.sum().backward()
+        assert q.grad is not None and q.grad.dtype == torch.float32 and mask.grad is not None
+
+
+def test_autocast_is_compiled_in() -> None:
+    torch._dynamo.reset()
+
+    @functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
+    def compiled(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return attention(x, x, x)
+
+    assert compiled(torch.randn(1, 2, 8, 8)).dtype == torch.bfloat16
+
+
+VMAPPED: dict[str, Any] = {
+    "all rows": ((0, 0, 0), {}),
+    "queries": ((1, None, None), {}),
+    "keys and values": ((None, 2, 2), {"is_causal": True}),
+    "softcap": ((0, 0, 0), {"softcap": 2.0, "window": (3, 3)}),
+    "slopes": ((0, 0, 0), {"alibi_slopes": torch.rand(HQ)}),
+}
+
+
+@pytest.mark.parametrize("name", VMAPPED)
+def test_vmap_is_a_loop(name: str) -> None:
+    dims, options = VMAPPED[name]
+    n = 3
+    base = [
+        x.detach() if d is None else torch.randn(n, *x.shape).movedim(0, d)
+        for x, d in zip(rows(), dims, strict=True)
+    ]
+    attend = functools.partial(attention, enable_gqa=True, return_lse=True, **options)
+    out, lse = torch.vmap(attend, dims)(*base)
+    at = [[x if d is None else x.select(d, i) for x, d in zip(base, dims, strict=True)] for i in range(n)]
+    for ours, theirs in zip((out, lse), zip(*(attend(*x) for x in at), strict=True), strict=True):
+        torch.testing.assert_close(ours, torch.stack(theirs))
+
+    def loss(*tensors: Tensor) -> Tensor:
+        return attend(*tensors)[0].pow(2).sum()
+
+    per_item = torch.vmap(torch.func.grad(loss, (0, 1, 2)), dims)(*base)
+    expected = [torch.func.grad(loss, (0, 1, 2))(*x) for x in at]
+    for ours, theirs in zip(per_item, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(ours, torch.stack(theirs), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mask_shape", [(SQ, SK), (1, 1, SQ, SK), (B, 1, 1, SK), (HQ, SQ, 1)], ids=str)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_vmap_over_masks_and_sinks(mask_shape: tuple[int, ...], mapped: bool) -> None:
+    n = 3
+    q, k, v = (torch.randn(n, *x.shape) for x in rows())
+    mask, sinks = torch.randn(n, *mask_shape), torch.randn(n, HQ)
+    if not mapped:
+        mask, sinks = mask[0], sinks[0]
+    dims = (0, 0, 0, *((0, 0) if mapped else (None, None)))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor) -> Tensor:
+        return attention(q, k, v, mask, enable_gqa=True, sinks=sinks)
+
+    def loss(*tensors: Tensor) -> Tensor:
+        return attend(*tensors).pow(2).sum()
+
+    items = [(q[i], k[i], v[i], mask[i] if mapped else mask, sinks[i] if mapped else sinks) for i in range(n)]
+    out = torch.vmap(attend, dims)(q, k, v, mask, sinks)
+    torch.testing.assert_close(out, torch.stack([attend(*item) for item in items]))
+    found = torch.vmap(torch.func.grad(loss, (0, 1, 2, 3, 4)), dims)(q, k, v, mask, sinks)
+    expected = zip(*(torch.func.grad(loss, (0, 1, 2, 3, 4))(*item) for item in items), strict=True)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, torch.stack(theirs), atol=1e-5, rtol=1e-5)
+
+
+def test_the_gradient_of_a_vmap() -> None:
+    q, k, v = (torch.randn(3, *x.shape, requires_grad=True) for x in rows())
+    attend = functools.partial(attention, enable_gqa=True)
+    found = torch.autograd.grad(torch.vmap(attend)(q, k, v).sum(), (q, k, v))
+    expected = torch.autograd.grad(
+        torch.stack([attend(*x) for x in zip(q, k, v, strict=True)]).sum(), (q, k, v)
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_vmapped_dropout_follows_its_randomness() -> None:
+    x = torch.randn(1, 2, 8, 8).expand(3, 1, 2, 8, 8)
+
+    def attend(x: Tensor) -> Tensor:
+        return attention(x, x, x, dropout_p=0.5)
+
+    same = torch.vmap(attend, randomness="same")(x)
+    assert torch.equal(same[0], same[1]) and torch.equal(same[0], same[2])
+    different = torch.vmap(attend, randomness="different")(x)
+    assert not torch.equal(different[0], different[1])
+    with pytest.raises(RuntimeError, match="randomness"):
+        torch.vmap(attend)(x)
+
+
+def test_inference_mode_and_no_grad_give_the_same() -> None:
+    q, k, v = rows()
+    expected = attention(q, k, v, enable_gqa=True)
+    with torch.no_grad():
+        assert torch.equal(attention(q, k, v, enable_gqa=True), expected)
+    with torch.inference_mode():
+        out = attention(q, k, v, enable_gqa=True)
+        assert torch.equal(out, expected) and out.is_inference()
+        assert attention(q, k, v, enable_gqa=True, return_lse=True)[1].is_inference()
+
+
+def test_parameters_and_subclasses_pass() -> None:
+    class Marked(Tensor):
+        pass
+
+    x = torch.randn(1, 2, 4, 8)
+    assert torch.equal(attention(torch.nn.Parameter(x), x, x), attention(x, x, x))
+    marked = attention(x.as_subclass(Marked), x, x)
+    assert isinstance(marked, Marked) and torch.equal(marked.as_subclass(Tensor), attention(x, x, x))
+
+
+def test_meta_tensors_give_shapes() -> None:
+    x = torch.empty(2, 4, 8, 16, device="meta")
+    out, lse = attention(x, x, x[..., :4], return_lse=True)
+    assert out.shape == (2, 4, 8, 4) and lse.shape == (2, 4, 8) and attention(x, x, x).shape == x.shape
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    q, k, v = rows(sq=200, sk=200)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            out = attention(q, k, v, enable_gqa=True, is_causal=True)
+            results.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_threads_may_call_at_once() -> None:
+    def work(seed: int) -> bool:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(2, 4, 60 + seed, 32, generator=generator, requires_grad=True)
+        out = attention(x, x, x, is_causal=True)
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+        return torch.allclose(
+            out, F.scaled_dot_product_attention(x, x, x, is_causal=True), atol=1e-5
+        ) and bool(gradient.isfinite().all())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(64)))
+
+
+def _in_child(queue: Any) -> None:
+    x = torch.ones(1, 8, 256, 16, requires_grad=True)
+    out = attention(x, x, x)
+    out.sum().backward()
+    queue.put(out.sum().item())
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_process_may_call(method: str) -> None:
+    x = torch.randn(1, 8, 256, 16)
+    attention(x, x, x)  # the parent has threads already, which a forked child does not
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    child = context.Process(target=_in_child, args=(queue,), daemon=True)
+    child.start()
+    try:
+        assert queue.get(timeout=60) == 8 * 256 * 16
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_functions_and_exceptions_survive_copies_and_pickling() -> None:
+    assert pickle.loads(pickle.dumps(attention)) is attention and copy.deepcopy(attention) is attention
+    for kind in (tilewise.InvalidArgument, tilewise.Unsupported, tilewise.DeviceError):
+        again = pickle.loads(pickle.dumps(kind("text")))
+        assert type(again) is kind and str(again) == "text"
+
+
+# Words
+
+
+def test_explain_walks_the_kernels_of_both_passes() -> None:
+    q, k, v = rows()
+    text = tilewise.explain(q, k, v, enable_gqa=True, dropout_p=0.5)
+    assert text.count("simd: chosen") == 2 and "backward f32 dense" in text and "dropout" in text
+    text = tilewise.explain(q.double(), k.double(), v.double(), enable_gqa=True)
+    assert "simd: cannot: takes f32, f16 and bf16, not f64" in text and "reference: chosen" in text
+    assert tilewise.kernels()[-1] == "reference"
+
+
+def test_explain_draws_no_random_numbers() -> None:
+    q, k, v = rows()
+    state = torch.random.get_rng_state()
+    tilewise.explain(q, k, v, enable_gqa=True, dropout_p=0.5)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    "module", ["attention", "block_mask", "reference"], ids=lambda name: f"tilewise.{name}"
+)
+def test_examples_in_docstrings_run(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(f"tilewise.{module}"))
+    assert found.failed == 0 and found.attempted > 0
