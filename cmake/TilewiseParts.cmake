@@ -1,7 +1,7 @@
 # The optional parts, each AUTO (built when possible), ON (an error when not) or OFF, and each with one line
 # that says what became of it. bindings/torch looks for what it needs itself.
 
-set(TILEWISE_CUDA OFF CACHE STRING "CUDA kernels: AUTO, ON or OFF")
+set(TILEWISE_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON or OFF")
 set(TILEWISE_TORCH AUTO CACHE STRING "PyTorch binding: AUTO, ON or OFF")
 
 # Says that a part is left out, or fails where it was asked for.

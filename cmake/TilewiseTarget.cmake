@@ -16,8 +16,8 @@ set(TILEWISE_WARNINGS
     -Wundef
     -Wvla)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # GCC 12 sees overruns in the standard library's inlined std::sort and std::string that are not there
-  # (GCC bugs 107852 and 105651). The sanitized tests look for real ones.
+  # GCC 12 sees overruns in the standard library's inlined std::sort and std::string that are not there.
+  # The sanitized tests look for real ones.
   list(APPEND TILEWISE_WARNINGS -Wno-array-bounds -Wno-restrict)
 endif()
 
