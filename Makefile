@@ -3,18 +3,18 @@ PREFIX ?= /usr/local
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help build test asan bench lint format install setup clean
+.PHONY: help build test asan bench lint format install stage results-status setup clean
 # Ninja and ctest use all cores by themselves, and the targets share build trees.
 .NOTPARALLEL:
 
 help: ## show the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 24
 
 build: setup ## build the library, the tests and the benchmark into build/release
 	@scripts/build.sh release
 
 test: setup ## lint, build and run every test, then again with sanitizers
-	@.venv/bin/python scripts/test.py lint release asan
+	@.venv/bin/python scripts/test.py lint release python asan
 
 asan: setup ## build and run the tests with AddressSanitizer and UBSan
 	@.venv/bin/python scripts/test.py asan
@@ -32,6 +32,12 @@ format: setup ## mend the layout of the sources
 install: setup ## install headers, library and CMake package to PREFIX (/usr/local)
 	@scripts/build.sh release --target tilewise
 	@cmake --install build/release --prefix "$(PREFIX)"
+
+stage: setup ## build with CUDA and gather build/stage for a GPU machine (ARGS: options of cmake)
+	@scripts/stage.sh $(ARGS)
+
+results-status: ## say which records in results/ are older than the sources
+	@python3 scripts/results_status.py
 
 setup: ## install missing system packages and make .venv
 	@scripts/setup.sh

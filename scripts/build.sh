@@ -11,9 +11,10 @@ flock 9
 
 # A tree is configured afresh after an interrupted configuration, a move or a change of the presets.
 stamp=build/$preset/tilewise-configured
-key=$({ pwd && cat CMakePresets.json; } | sha256sum)
+key=$({ pwd && cat CMakePresets.json scripts/build.sh; } | sha256sum)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
-  cmake --fresh --preset "$preset"
+  # The binding is built for the torch that the tests run with.
+  cmake --fresh --preset "$preset" -D Python3_EXECUTABLE="$PWD/.venv/bin/python"
   echo "$key" >"$stamp"
 fi
 cmake --build --preset "$preset" "$@"

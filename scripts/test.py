@@ -1,4 +1,4 @@
-"""Runs checks and counts: test.py [lint] [preset ...]. The closing line is `N passed, N failed`."""
+"""Runs checks and counts: test.py [lint] [preset ...] [python]. The closing line is `N passed, N failed`."""
 
 import os
 import subprocess
@@ -9,9 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run(*command: str) -> bool:
+def run(*command: str, **environment: str) -> bool:
     print(f"\n> {' '.join(command)}", flush=True)
-    return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL).returncode == 0
+    variables = os.environ | environment
+    return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, env=variables).returncode == 0
 
 
 def run_lint() -> list[tuple[str, str]]:
@@ -33,10 +34,29 @@ def run_preset(preset: str) -> list[tuple[str, str]]:
     return results
 
 
+def run_python() -> list[tuple[str, str]]:
+    """The tests of the PyTorch package, on the binding of the release build, which has been built."""
+    report = ROOT / "build" / "python.xml"
+    report.unlink(missing_ok=True)
+    passed = run(
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}"),
+        PYTHONPATH=str(ROOT / "python"),
+        TILEWISE_TORCH_LIBRARY=str(ROOT / "build" / "release" / "bindings" / "torch" / "_tilewise.so"),
+    )
+    results = []
+    for case in ElementTree.parse(report).getroot().iter("testcase") if report.exists() else []:
+        outcomes = {child.tag for child in case}
+        status = "fail" if outcomes & {"failure", "error"} else "skip" if "skipped" in outcomes else "run"
+        results.append((f"python: {case.get('classname')}.{case.get('name')}", status))
+    if not passed and all(status != "fail" for _, status in results):
+        results.append(("python: pytest", "fail"))
+    return results
+
+
 def main(steps: list[str]) -> int:
     results: list[tuple[str, str]] = []
     for step in steps:
-        results += run_lint() if step == "lint" else run_preset(step)
+        results += {"lint": run_lint, "python": run_python}.get(step, lambda step=step: run_preset(step))()
 
     passed = [name for name, status in results if status == "run"]
     failed = [name for name, status in results if status == "fail"]

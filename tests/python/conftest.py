@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+# The sizes of a problem unless a test says otherwise; none is a multiple of a vector or tile.
+B, HQ, HKV, SQ, SK, D, DV = 2, 6, 2, 37, 53, 40, 24
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA device; runs the same checks there")
@@ -36,6 +39,21 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float32, device: Any = "cpu", g
     return torch.randn(shape, device=device).to(dtype).requires_grad_(grad)
 
 
+def rows(
+    dtype: torch.dtype = torch.float32, device: Any = "cpu", **sizes: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    n = {"b": B, "hq": HQ, "hkv": HKV, "sq": SQ, "sk": SK, "d": D, "dv": DV} | sizes
+    return (
+        leaf(n["b"], n["hq"], n["sq"], n["d"], dtype=dtype, device=device),
+        leaf(n["b"], n["hkv"], n["sk"], n["d"], dtype=dtype, device=device),
+        leaf(n["b"], n["hkv"], n["sk"], n["dv"], dtype=dtype, device=device),
+    )
+
+
+def lengths(*values: int, device: Any = "cpu") -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
 def gradients(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> list[Tensor]:
@@ -52,9 +70,9 @@ def assert_within_contract(
 ) -> None:
     """At most twice the error of PyTorch's own arithmetic in the same precision, and one rounding more.
 
-    Errors are root mean squares, as the largest of few is a matter of luck; no single one may stand out. `exact`
-    is in float64; `math` was computed in f32 (or wider) and is rounded to `precision` here, the type of `actual`
-    unless given.
+    Errors are root mean squares, as the largest of few is a matter of luck; no single one may stand out.
+    `exact` is in float64; `math` was computed in f32 (or wider) and is rounded to `precision` here, the type
+    of `actual` unless given.
     """
     precision = precision or actual.dtype
     exact, math = exact.double(), math.to(precision).double()

@@ -1,0 +1,154 @@
+#include "arguments.h"
+
+#include "core/check.h"
+
+namespace tilewise::torch_binding {
+namespace {
+
+using OptionalTensor = AttentionArguments::OptionalTensor;
+
+constexpr std::string_view floating = "f32, f16, bf16 or f64";
+
+Tensor optional_view(const OptionalTensor& tensor, std::string_view name, std::string_view expected) {
+  return tensor ? view(*tensor, name, expected) : Tensor();
+}
+
+Tensor index_view(const OptionalTensor& tensor, std::string_view name) {
+  return optional_view(tensor, name, "i32");
+}
+
+// A mask of rank 0 broadcasts like one of a single element; to the library rank 0 means no mask.
+Tensor mask_view(const OptionalTensor& mask) {
+  Tensor result = optional_view(mask, "mask", "boolean or floating");
+  if (mask && result.rank == 0) {
+    result.rank = 1;
+    result.shape[0] = result.strides[0] = 1;
+  }
+  return result;
+}
+
+void check_heads(const Tensor& q, const Tensor& k, bool enable_gqa) {
+  if (enable_gqa || q.rank != 4 || k.rank != 4) return;
+  check(
+      q.extent(1) == k.extent(1), "enable_gqa",
+      [&] {
+        return "True where query has " + std::to_string(q.extent(1)) + " heads and key " +
+               std::to_string(k.extent(1));
+      },
+      "False");
+}
+
+Dropout dropout_of(double probability, const OptionalTensor& seed) {
+  Dropout dropout{.probability = static_cast<float>(probability)};
+  if (seed) {
+    const bool fits = seed->is_cpu() && seed->scalar_type() == torch::headeronly::ScalarType::Long &&
+                      seed->numel() == 2 && seed->is_contiguous();
+    check(fits, "dropout_seed", "int64 [2] on the CPU", "another tensor");
+    const auto* words = static_cast<const std::uint64_t*>(seed->const_data_ptr());
+    dropout.seed = words[0];
+    dropout.offset = words[1];
+  } else {
+    check(!(probability > 0), "dropout_seed", "a seed where weights are dropped", "none");
+  }
+  return dropout;
+}
+
+}  // namespace
+
+AttentionArguments::AttentionArguments(ArgumentStack& stack)
+    : query(stack.take<TorchTensor>()),
+      key(stack.take<TorchTensor>()),
+      value(stack.take<TorchTensor>()),
+      attn_mask(stack.take<OptionalTensor>()),
+      dropout_p(stack.take<double>()),
+      is_causal(stack.take<bool>()),
+      scale(stack.take<std::optional<double>>()),
+      enable_gqa(stack.take<bool>()),
+      dropout_seed(stack.take<OptionalTensor>()),
+      bottom_right(stack.take<bool>()),
+      window_left(stack.take<std::optional<std::int64_t>>()),
+      window_right(stack.take<std::optional<std::int64_t>>()),
+      softcap(stack.take<double>()),
+      alibi_slopes(stack.take<OptionalTensor>()),
+      sinks(stack.take<OptionalTensor>()),
+      key_lengths(stack.take<OptionalTensor>()),
+      page_table(stack.take<OptionalTensor>()),
+      cumulative_q(stack.take<OptionalTensor>()),
+      cumulative_k(stack.take<OptionalTensor>()),
+      max_length_q(stack.take<std::int64_t>()),
+      max_length_k(stack.take<std::int64_t>()),
+      block_counts(stack.take<OptionalTensor>()),
+      block_indices(stack.take<OptionalTensor>()),
+      block_full_counts(stack.take<OptionalTensor>()),
+      block_full_indices(stack.take<OptionalTensor>()),
+      block_tile_ids(stack.take<OptionalTensor>()),
+      block_tiles(stack.take<OptionalTensor>()),
+      block_q(stack.take<std::int64_t>()),
+      block_k(stack.take<std::int64_t>()),
+      kernel_name(stack.take<std::optional<std::string>>()),
+      deterministic(stack.take<bool>()),
+      allow_tf32(stack.take<bool>()) {}
+
+AttentionArguments AttentionArguments::plain(ArgumentStack& stack) {
+  auto q = stack.take<TorchTensor>();
+  auto k = stack.take<TorchTensor>();
+  AttentionArguments arguments(std::move(q), std::move(k), stack.take<TorchTensor>());
+  arguments.attn_mask = stack.take<OptionalTensor>();
+  arguments.is_causal = stack.take<bool>();
+  arguments.scale = stack.take<std::optional<double>>();
+  arguments.enable_gqa = stack.take<bool>();
+  arguments.allow_tf32 = stack.take<bool>();
+  return arguments;
+}
+
+AttentionInputs AttentionArguments::inputs() {
+  for (TorchTensor* rows : {&query, &key, &value}) *rows = with_contiguous_last(*rows);
+  AttentionInputs inputs{
+      .q = view(query, "q", floating),
+      .k = view(key, "k", floating),
+      .v = view(value, "v", floating),
+      .mask = mask_view(attn_mask),
+      .alibi_slopes = optional_view(alibi_slopes, "alibi_slopes", "f32"),
+      .sinks = optional_view(sinks, "sinks", "f32"),
+      .key_lengths = index_view(key_lengths, "key_lengths"),
+      .page_table = index_view(page_table, "page_table"),
+      .packed = {.cumulative_q = index_view(cumulative_q, "packed.cumulative_q"),
+                 .cumulative_k = index_view(cumulative_k, "packed.cumulative_k"),
+                 .max_length_q = max_length_q,
+                 .max_length_k = max_length_k},
+      .blocks = {.block_q = block_q,
+                 .block_k = block_k,
+                 .counts = index_view(block_counts, "blocks.counts"),
+                 .indices = index_view(block_indices, "blocks.indices"),
+                 .full_counts = index_view(block_full_counts, "blocks.full_counts"),
+                 .full_indices = index_view(block_full_indices, "blocks.full_indices"),
+                 .tile_ids = index_view(block_tile_ids, "blocks.tile_ids"),
+                 .tiles = optional_view(block_tiles, "blocks.tiles", "boolean")},
+  };
+  check_heads(inputs.q, inputs.k, enable_gqa);
+  return inputs;
+}
+
+AttentionOptions AttentionArguments::options() const {
+  return {
+      .scale = scale ? std::optional(static_cast<float>(*scale)) : std::nullopt,
+      .causal = is_causal,
+      .alignment = bottom_right ? Alignment::bottom_right : Alignment::top_left,
+      .window = {.left = window_left, .right = window_right},
+      .softcap = static_cast<float>(softcap),
+      .dropout = dropout_of(dropout_p, dropout_seed),
+      .deterministic = deterministic,
+      .precision = allow_tf32 ? Precision::allow_tf32 : Precision::full,
+      .kernel = kernel_name ? std::string_view(*kernel_name) : "auto",
+  };
+}
+
+double work_of(const AttentionInputs& inputs) {
+  const bool packed = inputs.packed.given();
+  const bool paged = inputs.page_table.given();
+  const std::int64_t length = packed ? inputs.packed.max_length_k : inputs.k.extent(2);
+  const auto keys = static_cast<double>(paged ? length * inputs.page_table.extent(1) : length);
+  return 2 * static_cast<double>(inputs.q.size()) * keys;
+}
+
+}  // namespace tilewise::torch_binding

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <optional>
+#include <string>
+
+#include "runtime.h"
+#include "tilewise/tilewise.h"
+
+namespace tilewise::torch_binding {
+
+/// Takes an operator's arguments off torch's stack, in the order of its schema. All of them must be taken,
+/// and nothing may throw in between: what stays on the stack is never freed.
+class ArgumentStack {
+ public:
+  explicit ArgumentStack(StableIValue* stack) : next_(stack) {}
+
+  template <typename T>
+  T take() {
+    return torch::stable::detail::to<T>(*next_++);
+  }
+
+ private:
+  StableIValue* next_;
+};
+
+/// What attention is asked, field for field as in `attention_schema`.
+struct AttentionArguments {
+  explicit AttentionArguments(ArgumentStack& stack);
+  /// From the few arguments of `plain_attention_schema`.
+  static AttentionArguments plain(ArgumentStack& stack);
+
+  using OptionalTensor = std::optional<TorchTensor>;
+  TorchTensor query, key, value;
+  OptionalTensor attn_mask;
+  double dropout_p = 0;
+  bool is_causal = false;
+  std::optional<double> scale;
+  bool enable_gqa = true;
+  OptionalTensor dropout_seed;  // int64 [2] on the CPU: seed and offset
+  bool bottom_right = false;
+  std::optional<std::int64_t> window_left, window_right;
+  double softcap = 0;
+  OptionalTensor alibi_slopes, sinks;
+  OptionalTensor key_lengths, page_table;
+  OptionalTensor cumulative_q, cumulative_k;
+  std::int64_t max_length_q = 0, max_length_k = 0;
+  OptionalTensor block_counts, block_indices, block_full_counts, block_full_indices;
+  OptionalTensor block_tile_ids, block_tiles;
+  std::int64_t block_q = 128, block_k = 128;
+  std::optional<std::string> kernel_name;
+  bool deterministic = false;
+  bool allow_tf32 = false;
+
+  /// In the library's form, as views that last as long as this. Rows that are not contiguous are copied.
+  AttentionInputs inputs();
+  AttentionOptions options() const;
+
+ private:
+  AttentionArguments(TorchTensor q, TorchTensor k, TorchTensor v)
+      : query(std::move(q)), key(std::move(k)), value(std::move(v)) {}
+};
+
+/// Multiply-adds of a forward pass in which nothing is hidden, roughly.
+double work_of(const AttentionInputs& inputs);
+
+inline constexpr const char* attention_schema =
+    "Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, "
+    "bool is_causal=False, float? scale=None, bool enable_gqa=True, Tensor? dropout_seed=None, "
+    "bool bottom_right=False, SymInt? window_left=None, SymInt? window_right=None, float softcap=0.0, "
+    "Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? key_lengths=None, Tensor? page_table=None, "
+    "Tensor? cumulative_q=None, Tensor? cumulative_k=None, SymInt max_length_q=0, SymInt max_length_k=0, "
+    "Tensor? block_counts=None, Tensor? block_indices=None, Tensor? block_full_counts=None, "
+    "Tensor? block_full_indices=None, Tensor? block_tile_ids=None, Tensor? block_tiles=None, "
+    "SymInt block_q=128, SymInt block_k=128, str? kernel_name=None, bool deterministic=False, "
+    "bool allow_tf32=False";
+// torch looks every argument it was not given up by name, so that the common call is best short.
+inline constexpr const char* plain_attention_schema =
+    "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, float? scale, bool "
+    "enable_gqa, "
+    "bool allow_tf32";
+
+}  // namespace tilewise::torch_binding

@@ -1,0 +1,186 @@
+#include "attention.h"
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "arguments.h"
+
+namespace tilewise::torch_binding {
+namespace {
+
+using OptionalTensor = AttentionArguments::OptionalTensor;
+using torch::stable::detail::from;
+
+constexpr std::string_view floating = "f32, f16, bf16 or f64";
+
+/// Runs `body`. The stable ABI has one kind of exception, so the library's carry their kind in the text,
+/// which the Python package turns back into a type.
+template <typename Body>
+void with_kinds(const Body& body) {
+  try {
+    body();
+  } catch (const InvalidArgument& error) {
+    throw std::runtime_error(std::string("tilewise.InvalidArgument: ") + error.what());
+  } catch (const Unsupported& error) {
+    throw std::runtime_error(std::string("tilewise.Unsupported: ") + error.what());
+  } catch (const DeviceError& error) {
+    throw std::runtime_error(std::string("tilewise.DeviceError: ") + error.what());
+  }
+}
+
+Tensor statistics_view(const TorchTensor& tensor, std::string_view name) {
+  return view(tensor, name, "f32, or f64 where q is");
+}
+
+/// Memory for what forward writes. Where the shapes are malformed there is none: the library names the error
+/// before it looks for outputs.
+struct Outputs {
+  Outputs(const AttentionInputs& inputs, bool with_lse) {
+    const Tensor& q = inputs.q;
+    const Tensor& v = inputs.v;
+    if (q.rank < 3 || v.rank != q.rank) return;
+    o = empty_beside(q, v.extent(v.rank - 1));
+    views.o = view(*o, "o", floating);
+    if (!with_lse) return;
+    const DType dtype = q.dtype == DType::f64 ? DType::f64 : DType::f32;
+    const std::array packed_rows = {q.extent(1), q.extent(0)};
+    const auto rows = std::span(q.shape).first(static_cast<std::size_t>(q.rank - 1));
+    lse = empty(inputs.packed.given() ? std::span<const std::int64_t>(packed_rows) : rows, dtype, q.device);
+    views.lse = statistics_view(*lse, "lse");
+  }
+
+  OptionalTensor o, lse;
+  AttentionOutputs views;
+};
+
+Outputs run_forward(AttentionArguments& arguments, bool with_lse) {
+  const AttentionInputs inputs = arguments.inputs();
+  const AttentionOptions options = arguments.options();
+  Runtime runtime(inputs.q.device, work_of(inputs));
+  Outputs outputs(inputs, with_lse);
+  const std::size_t bytes = attention_forward_workspace(inputs, options, outputs.views, runtime.context());
+  attention_forward(inputs, options, outputs.views, runtime.with_workspace(bytes));
+  return outputs;
+}
+
+/// The gradients backward can give, in the order of its `needed`.
+enum Gradient : std::size_t { gradient_q, gradient_k, gradient_v, gradient_mask, gradient_sinks };
+
+/// Memory for the gradients asked for.
+struct Gradients {
+  Gradients(const std::vector<bool>& needed, const AttentionInputs& inputs) {
+    const auto add = [&](Gradient which, const Tensor& like, Tensor& gradient, std::string_view name) {
+      if (which >= needed.size() || !needed[which] || !like.given()) return;
+      memory.push_back(which <= gradient_v ? empty_beside(like, like.extent(like.rank - 1))
+                                           : empty_like(like));
+      gradient = view(memory.back(), name, floating);
+    };
+    add(gradient_q, inputs.q, views.dq, "dq");
+    add(gradient_k, inputs.k, views.dk, "dk");
+    add(gradient_v, inputs.v, views.dv, "dv");
+    add(gradient_mask, inputs.mask, views.dmask, "dmask");
+    add(gradient_sinks, inputs.sinks, views.dsinks, "dsinks");
+  }
+
+  std::vector<TorchTensor> memory;
+  AttentionGradients views;
+};
+
+/// attention_backward's own arguments, before those of attention.
+struct BackwardArguments {
+  explicit BackwardArguments(ArgumentStack& stack)
+      : grad_out(stack.take<TorchTensor>()),
+        grad_lse(stack.take<OptionalTensor>()),
+        out(stack.take<TorchTensor>()),
+        lse(stack.take<TorchTensor>()),
+        needed(stack.take<std::vector<bool>>()) {}
+
+  TorchTensor grad_out;
+  OptionalTensor grad_lse;
+  TorchTensor out, lse;
+  std::vector<bool> needed;
+};
+
+std::string explain_forward(const AttentionInputs& inputs, const AttentionOptions& options,
+                            const Context& context) {
+  const Outputs outputs(inputs, true);
+  return to_string(explain_attention_forward(inputs, options, outputs.views, context));
+}
+
+std::string explain_backward(const std::vector<bool>& needed, const AttentionInputs& inputs,
+                             const AttentionOptions& options, const Context& context) {
+  const Outputs outputs(inputs, true);
+  const Outputs output_gradients(inputs, false);
+  Gradients gradients(needed, inputs);
+  gradients.views.o = outputs.views.o;
+  gradients.views.lse = outputs.views.lse;
+  gradients.views.d_o = output_gradients.views.o;
+  return to_string(explain_attention_backward(inputs, options, gradients.views, context));
+}
+
+}  // namespace
+
+void attention_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_kinds([&] {
+    ArgumentStack taken(stack);
+    AttentionArguments arguments(taken);
+    const Outputs outputs = run_forward(arguments, true);
+    stack[0] = from(*outputs.o);
+    stack[1] = from(*outputs.lse);
+  });
+}
+
+void attention_inference_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_kinds([&] {
+    ArgumentStack taken(stack);
+    AttentionArguments arguments = AttentionArguments::plain(taken);
+    stack[0] = from(*run_forward(arguments, false).o);
+  });
+}
+
+void attention_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_kinds([&] {
+    ArgumentStack taken(stack);
+    const BackwardArguments backward(taken);
+    AttentionArguments arguments(taken);
+    const AttentionInputs inputs = arguments.inputs();
+    const AttentionOptions options = arguments.options();
+    Runtime runtime(inputs.q.device, work_of(inputs));
+    const TorchTensor out = with_contiguous_last(backward.out);
+    const TorchTensor grad_out = with_contiguous_last(backward.grad_out);
+    Gradients gradients(backward.needed, inputs);
+    gradients.views.o = view(out, "o", floating);
+    gradients.views.lse = statistics_view(backward.lse, "lse");
+    gradients.views.d_o = view(grad_out, "d_o", floating);
+    if (backward.grad_lse) gradients.views.d_lse = statistics_view(*backward.grad_lse, "d_lse");
+    const std::size_t bytes =
+        attention_backward_workspace(inputs, options, gradients.views, runtime.context());
+    attention_backward(inputs, options, gradients.views, runtime.with_workspace(bytes));
+    stack[0] = from(gradients.memory);
+  });
+}
+
+void explain_attention_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_kinds([&] {
+    ArgumentStack taken(stack);
+    const auto needed = taken.take<std::vector<bool>>();
+    AttentionArguments arguments(taken);
+    const AttentionInputs inputs = arguments.inputs();
+    const AttentionOptions options = arguments.options();
+    const Runtime runtime(inputs.q.device, work_of(inputs));
+    const Context& context = runtime.context();
+    stack[0] = from(needed.empty() ? explain_forward(inputs, options, context)
+                                   : explain_backward(needed, inputs, options, context));
+  });
+}
+
+void attention_kernels_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::vector<std::string> names;
+  for (std::string_view name : attention_kernels()) names.emplace_back(name);
+  stack[0] = from(names);
+}
+
+void version_op(StableIValue* stack, std::uint64_t, std::uint64_t) { stack[0] = from(std::string(version)); }
+
+}  // namespace tilewise::torch_binding

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <cstdint>
+
+namespace tilewise::torch_binding {
+
+// The operators, as torch calls them: arguments are taken off the stack and results put there. `library.cpp`
+// has their schemas.
+void attention_forward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void attention_inference_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void attention_backward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void explain_attention_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void attention_kernels_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void version_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+
+}  // namespace tilewise::torch_binding

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "tilewise/tilewise.h"
+
+namespace tilewise::torch_binding {
+
+using TorchTensor = torch::stable::Tensor;
+
+/// The library's view of a torch tensor. Throws InvalidArgument, with what was expected instead, for types
+/// and devices the library does not have.
+Tensor view(const TorchTensor& tensor, std::string_view name, std::string_view expected);
+
+/// The tensor itself, or a copy where its last dimension is not contiguous.
+TorchTensor with_contiguous_last(const TorchTensor& tensor);
+
+/// Uninitialised memory of torch's allocator, row-major.
+TorchTensor empty(std::span<const std::int64_t> shape, DType dtype, Device device);
+TorchTensor empty_like(const Tensor& like);
+/// The same with the shape of `like` but another last extent, and in memory as `like` is: heads outside
+/// positions, or inside, where what follows attention can then join the heads without a copy.
+TorchTensor empty_beside(const Tensor& like, std::int64_t last_extent);
+
+/// Where and how a call runs: torch's current stream, thread pool and allocator. The device is torch's
+/// current one for as long as this lives.
+class Runtime {
+ public:
+  /// `work` counts multiply-adds, and decides whether waking other threads pays.
+  Runtime(Device device, double work);
+  const Context& context() const { return context_; }
+  /// The context with that much workspace.
+  const Context& with_workspace(std::size_t bytes);
+
+ private:
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
+  std::optional<TorchTensor> workspace_;
+  Context context_;
+};
+
+}  // namespace tilewise::torch_binding

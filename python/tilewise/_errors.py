@@ -1,0 +1,103 @@
+"""The library's exceptions, and how they come back from an operator.
+
+PyTorch's stable ABI lets one kind of exception through, so the binding writes the kind in front of the text.
+Turning it back costs nothing unless something was raised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+
+
+class Error(RuntimeError):
+    """What every exception of the library derives from."""
+
+
+class InvalidArgument(Error, ValueError):
+    """An argument is malformed. The text names it, what was expected and what came."""
+
+
+class Unsupported(Error, NotImplementedError):
+    """The arguments are sound, but no kernel (or not the one asked for) can take the problem."""
+
+
+class DeviceError(Error):
+    """A device or its driver failed."""
+
+
+_KINDS: dict[str, type[Error]] = {
+    f"tilewise.{kind.__name__}": kind for kind in (InvalidArgument, Unsupported, DeviceError)
+}
+_WRONG_TYPE = re.compile(
+    r"Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'"
+)
+
+_TENSORS = {
+    *("query", "key", "value", "attn_mask", "alibi_slopes", "sinks", "key_lengths", "page_table"),
+    *("cumulative_q", "cumulative_k"),
+}
+
+# Python's names for arguments that the library or the operators know by others.
+DENSE_NAMES = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "mask": "attn_mask",
+    "dropout.probability": "dropout_p",
+    "window.left": "window[0]",
+    "window.right": "window[1]",
+    "window_left": "window[0]",
+    "window_right": "window[1]",
+    "kernel_name": "kernel",
+}
+VARLEN_NAMES = DENSE_NAMES | {
+    "packed.cumulative_q": "cu_seqlens_q",
+    "packed.cumulative_k": "cu_seqlens_k",
+    "packed.max_length_q": "max_seqlen_q",
+    "packed.max_length_k": "max_seqlen_k",
+    "cumulative_q": "cu_seqlens_q",
+    "cumulative_k": "cu_seqlens_k",
+    "max_length_q": "max_seqlen_q",
+    "max_length_k": "max_seqlen_k",
+}
+DECODE_NAMES = DENSE_NAMES | {
+    "k": "k_cache",
+    "v": "v_cache",
+    "key": "k_cache",
+    "value": "v_cache",
+    "key_lengths": "cache_seqlens",
+}
+
+
+def translated(error: Exception, arguments: Mapping[str, Any], names: Mapping[str, str]) -> Exception:
+    """The exception to raise for what a call of an operator raised: of the library's kind, in Python's names.
+
+    `arguments` are attention_forward's by name.
+    """
+    text = str(error)
+    kind, _, message = text.partition(": ")
+    if kind in _KINDS:
+        argument, separator, rest = message.partition(": ")
+        argument = argument.replace("blocks.", "block_mask.")
+        return _KINDS[kind](names.get(argument, argument) + separator + rest)
+    for argument, value in arguments.items():
+        name = names.get(argument, argument)
+        optional = argument not in ("query", "key", "value")
+        if argument in _TENSORS and not (isinstance(value, torch.Tensor) or (value is None and optional)):
+            return TypeError(f"{name}: expected Tensor, got {type(value).__name__}")
+        if isinstance(value, torch.Tensor) and (value.is_nested or value.layout is not torch.strided):
+            layout = "a nested one" if value.is_nested else str(value.layout)
+            return InvalidArgument(f"{name}: expected a dense tensor in strides, got {layout}")
+    if match := _WRONG_TYPE.search(text):
+        expected, argument, given = match.groups()
+        return TypeError(f"{names.get(argument, argument)}: expected {expected}, got {given}")
+    return error
+
+
+def reject(argument: str, expected: str, given: object) -> NoReturn:
+    """Raises InvalidArgument in the library's form."""
+    raise InvalidArgument(f"{argument}: expected {expected}, got {given}")

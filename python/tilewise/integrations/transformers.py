@@ -1,0 +1,171 @@
+"""Hugging Face models on Tilewise: `attn_implementation="tilewise"`.
+
+>>> from transformers import LlamaConfig, LlamaForCausalLM
+>>> from tilewise.integrations import transformers
+>>> transformers.register()
+>>> sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 16}
+>>> config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)
+>>> model = LlamaForCausalLM._from_config(config, attn_implementation="tilewise")
+>>> model(torch.tensor([[1, 2, 3]])).logits.shape
+torch.Size([1, 3, 16])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewise._errors import InvalidArgument, Unsupported
+from tilewise.attention import Window, attention
+
+# Names that transformers reads more into than which function to call.
+_TAKEN = ("flash", "sdpa", "flex_attention", "eager", "paged|")
+
+# What a model may ask for beyond the arguments of `attention_forward`. Other names cannot be refused: layers
+# pass on to the attention function whatever they were given themselves.
+_REFUSED = {
+    "output_attentions": "the weights are never formed; use attn_implementation='eager' to see them",
+    "cache": "the paged cache of continuous batching",
+    "indices": "keys chosen for each query by an indexer",
+    "block_indices": "blocks of keys chosen for each query by an indexer",
+    "head_mask": "a factor for the weights of each head",
+}
+_PACKED = ("cu_seq_lens_q", "cu_seq_lens_k")
+
+
+def register(name: str = "tilewise") -> None:
+    """Makes `attn_implementation=name` known to transformers; call it once, before or after making a model.
+
+    It holds for `from_pretrained`, `_from_config` and `set_attn_implementation`. Registering again changes
+    nothing.
+
+    Args:
+        name: what models shall call it. Names in which transformers sees one of its own are refused.
+
+    >>> register()
+    >>> from transformers import AttentionInterface
+    >>> "tilewise" in AttentionInterface().valid_keys()
+    True
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    if any(taken in name for taken in _TAKEN):
+        raise InvalidArgument(f"name: expected one without {', '.join(_TAKEN)}, got {name!r}")
+    AttentionInterface.register(name, attention_forward)
+    AttentionMaskInterface.register(name, attention_mask)  # without it models are given no masks at all
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers' models call.
+
+    Args:
+        module: the model's attention layer; `module.is_causal` counts where `is_causal` is None.
+        query: [B, Hq, Sq, D].
+        key: [B, Hkv, Sk, D], heads not repeated.
+        value: [B, Hkv, Sk, Dv].
+        attention_mask: broadcasts to [B, Hq, Sq, Sk]; boolean (true attends), or floating and added to the
+            score. It holds causality and window. Without one, query i stands at key i, and a single query at
+            the last key.
+        dropout: probability of dropping a weight while the module trains.
+        scaling: factor of the score, 1/√D by default.
+        is_causal: whether a query sees no later keys.
+        sliding_window: how many keys a causal query sees, its own among them; else as many to both sides.
+        softcap: c replaces each score s by c·tanh(s/c).
+        s_aux: [Hq], a sink's logit for each head. Has a gradient.
+        position_bias: broadcasts to [B, Hq, Sq, Sk] and is added to the score. Has a gradient.
+        others: what the layer was given besides. What would change the result raises NotImplementedError.
+
+    Returns:
+        (out [B, Sq, Hq, Dv] contiguous, None).
+
+    >>> layer = torch.nn.Module()
+    >>> q, k = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
+    >>> attention_forward(layer, q, k, k, None, is_causal=True, sliding_window=3)[0].shape
+    torch.Size([1, 6, 4, 8])
+    """
+    _refuse(others, attention_mask)
+    window: Window | None = None
+    alone = query.shape[2] == 1  # a newest token, whose position is the last key's
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is not None:
+        causal = False
+    elif sliding_window is not None:
+        window = (sliding_window - 1, None if causal else sliding_window - 1)
+    out = attention(
+        *(query, key, value, _joined(attention_mask, position_bias)),
+        dropout_p=dropout if module.training else 0.0,
+        is_causal=False if alone else bool(causal),
+        scale=scaling,
+        enable_gqa=True,
+        alignment="bottom_right" if alone else "top_left",
+        window=window,
+        softcap=softcap or 0.0,
+        sinks=None if s_aux is None else s_aux.float(),
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def attention_mask(
+    *sizes: Any,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_bidirectional_skip: bool = False,
+    **options: Any,
+) -> Tensor | None:
+    """The mask that `attention_forward` is given: boolean [B, 1, Sq, Sk], or None where none is needed.
+
+    Args:
+        sizes: of batch, queries and keys, as transformers passes them.
+        attention_mask: boolean [B, Sk], false for padding.
+        local_size: width of a window or chunk.
+        allow_is_bidirectional_skip: whether a mask that hides nothing may be left out.
+        options: the others of transformers' own mask functions.
+
+    >>> attention_mask(1, 2, 3, attention_mask=torch.tensor([[False, True, True]]))
+    tensor([[[[False, False, False],
+              [False,  True, False]]]])
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    if allow_is_bidirectional_skip and attention_mask is None and local_size is None:
+        return None  # also while torch.export traces, where sdpa_mask would build one
+    return sdpa_mask(
+        *sizes,
+        attention_mask=attention_mask,
+        local_size=local_size,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        **options,
+    )
+
+
+def _refuse(others: dict[str, Any], mask: Tensor | None) -> None:
+    for name, meaning in _REFUSED.items():
+        asked = others.get(name)
+        if asked is not None and asked is not False:
+            raise Unsupported(f"{name}: {meaning}; Tilewise does not take it from transformers")
+    if mask is None and any(others.get(name) is not None for name in _PACKED):
+        raise Unsupported(
+            "cu_seq_lens_q: packed sequences need position_ids that restart at 0, of which the mask is made"
+        )
+
+
+def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    if bias is None or mask is None:
+        return mask if bias is None else bias
+    return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias

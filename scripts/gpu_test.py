@@ -1,0 +1,269 @@
+"""Runs the tests of a staged tree on this machine's GPU and records what came of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gpu_record
+from gpu_record import STAGE, Gpu, NoGpu, Record
+
+UNIT_TESTS = ("core_test", "attention_test", "cpu_test")
+# Tests of tens of gigabytes, and those that are slow where every access is checked.
+LARGE = "*CudaLarge*"
+UNSANITIZED = f"{LARGE}:*Errors*:*GivesTheSameBitsAgain*:*Concurrency*"
+SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
+
+
+@dataclass
+class Outcome:
+    suite: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    more: dict[str, Any] = field(default_factory=dict)  # of this suite alone
+
+    def line(self) -> dict[str, Any]:
+        line = asdict(self)
+        return line | line.pop("more")
+
+
+def run(command: list[str], timeout: float, **environment: str) -> tuple[int, str]:
+    """Exit status and output of a command in the staged tree; 124 where it took too long."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=STAGE,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired as late:
+        return 124, (late.stdout or b"").decode(errors="replace") + f"\nstopped after {timeout:.0f} s\n"
+    return done.returncode, done.stdout.decode(errors="replace")
+
+
+def show_failure(command: list[str], output: str) -> None:
+    print(f"--- {' '.join(command)}")
+    print("\n".join(output.splitlines()[-80:]))
+
+
+def unit_test(program: str, timeout: float, leave_out: str = "") -> Outcome:
+    """A GoogleTest program, its tests counted."""
+    outcome = Outcome(program)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [f"bin/{program}", f"--gtest_output=json:{report}", "--gtest_brief=1"]
+        if leave_out:
+            command.append(f"--gtest_filter=-{leave_out}")
+            outcome.more["left_out"] = leave_out
+        status, output = run(command, timeout)
+        suites = json.loads(report.read_text())["testsuites"] if report.exists() else []
+    reasons = set()
+    for test in (test for suite in suites for test in suite["testsuite"]):
+        if test["result"] == "SKIPPED":
+            outcome.skipped += 1
+            reasons |= {skip["message"].split("\n")[-1] for skip in test.get("skipped", [])}
+        elif "failures" in test:
+            outcome.failed += 1
+        else:
+            outcome.passed += 1
+    if status != 0 and outcome.failed == 0:  # a crash leaves no report
+        outcome.failed = 1
+    if outcome.failed:
+        show_failure(command, output)
+    if reasons:
+        outcome.more["skipped_because"] = sorted(reasons)
+    return outcome
+
+
+def property_test(count: int, seed: int, jobs: int, timeout: float) -> Outcome:
+    """Random problems on the GPU, in several processes since the reference takes most of the time."""
+    shares = [count // jobs + (n < count % jobs) for n in range(jobs)]
+    seeds = {seed + n: share for n, share in enumerate(shares) if share}
+    outcome = Outcome("property", more={"seeds": seeds})
+
+    def run_share(own_seed: int) -> None:
+        command = ["bin/tilewise_property", "--cuda", f"--count={seeds[own_seed]}", f"--seed={own_seed}"]
+        status, output = run(command, timeout)
+        # Counted by its closing line; without one, all of its problems have failed.
+        found = re.search(r"^(\d+) passed, (\d+) failed$", output, re.MULTILINE)
+        passed, failed = (int(found[1]), int(found[2])) if found else (0, seeds[own_seed])
+        with lock:
+            outcome.passed += passed
+            outcome.failed += failed if failed or status == 0 else 1
+            if status != 0:
+                show_failure(command, output)
+
+    lock = threading.Lock()
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(run_share, seeds))
+    return outcome
+
+
+def python_test(timeout: float) -> Outcome:
+    """The package's tests that are marked as the GPU's."""
+    outcome = Outcome("python")
+    folders = [str(STAGE / "python"), os.environ.get("PYTHONPATH", ""), str(STAGE / "tools")]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [
+            *(sys.executable, "-m", "pytest", "tests/python", "-m", "gpu"),
+            *("-q", "-ra", "-p", "no:cacheprovider", f"--junitxml={report}"),
+        ]
+        python_path = os.pathsep.join(filter(None, folders))
+        status, output = run(command, timeout, PYTHONPATH=python_path, PYTHONDONTWRITEBYTECODE="1")
+        cases = list(ElementTree.parse(report).getroot().iter("testcase")) if report.exists() else []
+    kinds = [{child.tag for child in case} for case in cases]
+    outcome.failed = sum(bool(kind & {"failure", "error"}) for kind in kinds)
+    outcome.skipped = sum("skipped" in kind for kind in kinds)
+    outcome.passed = len(cases) - outcome.failed - outcome.skipped
+    if status != 0 and outcome.failed == 0:
+        outcome.failed = 1
+    if outcome.failed:
+        show_failure(command, output)
+    return outcome
+
+
+def sanitize(tool: str, program: str, arguments: list[str], timeout: float) -> Outcome:
+    """One of compute-sanitizer's tools over a program. What passes is the program under it, so 1 or 0."""
+    command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=99", f"bin/{program}", *arguments]
+    status, output = run(command, timeout)
+    summaries = re.findall(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*)$", output, re.MULTILINE)
+    clean = status == 0 and bool(summaries) and all(re.search(r": 0 ", summary) for summary in summaries)
+    if not clean:
+        show_failure(command, output)
+    return Outcome(
+        f"{tool} {program}",
+        passed=int(clean),
+        failed=int(not clean),
+        more={"tool": tool, "arguments": arguments, "summary": summaries, "exit_status": status},
+    )
+
+
+def skipped(suite: str, reason: str) -> Outcome:
+    return Outcome(suite, skipped=1, more={"skipped_because": [reason]})
+
+
+Suites = Iterator[tuple[str, Callable[[], Outcome]]]
+
+
+def test_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
+    for program in UNIT_TESTS:
+        yield program, partial(unit_test, program, options.timeout)
+    yield "cuda_test", partial(unit_test, "cuda_test", options.timeout, LARGE if options.quick else "")
+    if no_gpu:
+        yield "property", partial(skipped, "property", no_gpu)
+    else:
+        yield "property", partial(property_test, options.count, options.seed, options.jobs, options.timeout)
+    if reason := no_gpu or no_package():
+        yield "python", partial(skipped, "python", reason)
+    else:
+        yield "python", partial(python_test, options.timeout)
+
+
+def no_package() -> str:
+    if not (STAGE / "python/tilewise/_tilewise.so").exists():
+        return "the PyTorch package is not in this staged tree"
+    return "" if gpu_record.torch_version() else f"no torch in {sys.executable}"
+
+
+def sanitizer_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
+    reason = no_gpu or ("" if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH")
+    programs = {
+        "tilewise_property": ["--cuda", f"--count={options.sanitize_count}", f"--seed={options.seed}"],
+        "cuda_test": [f"--gtest_filter=-{UNSANITIZED}", "--gtest_brief=1"],
+    }
+    for tool in SANITIZERS:
+        for program, arguments in programs.items():
+            name = f"{tool} {program}"
+            if reason:
+                yield name, partial(skipped, name, reason)
+            else:
+                yield name, partial(sanitize, tool, program, arguments, options.timeout)
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpu-test", description=__doc__)
+    parser.add_argument(
+        "--out", type=Path, help="folder for the record, which goes to <out>/<gpu>/ (default: results)"
+    )
+    parser.add_argument("--count", type=int, default=None, help="random problems (default: 5000)")
+    parser.add_argument("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
+    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes for them")
+    parser.add_argument("--quick", action="store_true", help="500 problems, and no test of large memory")
+    parser.add_argument("--sanitize", action="store_true", help="run compute-sanitizer's tools instead")
+    parser.add_argument("--sanitize-count", type=int, default=40, help="random problems for each tool")
+    parser.add_argument("--only", action="append", help="run only the suites whose name contains this")
+    parser.add_argument("--timeout", type=float, default=400, help="seconds for each program")
+    options = parser.parse_args()
+    if options.count is None:
+        options.count = 500 if options.quick else 5000
+    if options.count < 1 or options.jobs < 1 or options.sanitize_count < 1:
+        parser.error("counts must be 1 or more")
+    return options
+
+
+def describe(outcome: Outcome) -> str:
+    text = f"{outcome.suite}: {outcome.passed} passed, {outcome.failed} failed"
+    if outcome.skipped:
+        text += f", {outcome.skipped} skipped ({'; '.join(outcome.more.get('skipped_because', []))})"
+    summaries = "".join(f", {summary}" for summary in outcome.more.get("summary", []))
+    return f"{text}, {outcome.seconds:.1f} s{summaries}"
+
+
+def main() -> int:
+    options = parse_options()
+    gpu_record.check_stage()
+    gpu: Gpu | None = None
+    no_gpu = ""
+    try:
+        gpu = gpu_record.find_gpu()
+        print(f"{gpu.name}, driver {gpu.driver}, {gpu.memory_mb} MB")
+    except NoGpu as reason:
+        no_gpu = f"no GPU: {reason}"
+        print(no_gpu)
+    # A record is of a GPU. Without one, only who asks for it gets it.
+    folder = options.out or (Path("results") if gpu else None)
+    name = "sanitizers.jsonl" if options.sanitize else "tests.jsonl"
+    record = Record(folder / (gpu.slug if gpu else "no-gpu") / name if folder else None, gpu)
+
+    outcomes = []
+    for suite, run_suite in (sanitizer_suites if options.sanitize else test_suites)(options, no_gpu):
+        if options.only and not any(part in suite for part in options.only):
+            continue
+        start = time.monotonic()
+        outcome = run_suite()
+        outcome.seconds = round(time.monotonic() - start, 2)
+        outcomes.append(outcome)
+        record.add(outcome.line())
+        print(describe(outcome), flush=True)
+
+    failed = sum(outcome.failed for outcome in outcomes)
+    passed = sum(outcome.passed for outcome in outcomes)
+    print(f"{passed} passed, {failed} failed, {sum(outcome.skipped for outcome in outcomes)} skipped")
+    if record.path:
+        print(f"record in {record.path}")
+    return 1 if failed or not outcomes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

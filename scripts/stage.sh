@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# stage.sh [options of cmake]: builds a release with CUDA in build/cuda and gathers build/stage, which runs on a
+# machine with an NVIDIA driver, Python with torch, and nothing else. Two options that matter:
+#   -D TILEWISE_CUDA_ARCHITECTURES=90-real   for one GPU alone, which compiles sooner
+#   -D TILEWISE_TORCH_DIR=.../torch          torch's folder, in place of the one in .venv
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tree=build/cuda
+stage=build/stage
+most_bytes=60000000
+
+mkdir -p build
+exec 9>"$tree.lock" # two builds in one tree would corrupt it
+flock 9
+
+# As in build.sh: configured afresh after an interruption, a move, or a change of what it is configured by.
+stamp=$tree/tilewise-configured
+key=$({ pwd && printf '%s\n' "$@" && cat CMakePresets.json scripts/stage.sh scripts/stage.cmake; } | sha256sum)
+if [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
+  cmake --fresh --preset release -B "$tree" -D TILEWISE_CUDA=ON -D CMAKE_CUDA_FLAGS=--compress-mode=size \
+    -D "CMAKE_PROJECT_tilewise_INCLUDE=$PWD/scripts/stage.cmake" \
+    -D CMAKE_BUILD_WITH_INSTALL_RPATH=ON -D 'CMAKE_INSTALL_RPATH=$ORIGIN/../lib' \
+    -D Python3_EXECUTABLE="$PWD/.venv/bin/python" "$@"
+  echo "$key" >"$stamp"
+fi
+
+tests=(core_test attention_test cpu_test cuda_test tilewise_property)
+binding=$(cmake --build "$tree" --target help | sed -n 's/^\(tilewise_torch\):.*/\1/p')
+sources=$(python3 scripts/results_status.py --sources)
+# shellcheck disable=SC2086 # none or one word
+cmake --build "$tree" --target tilewise_shared "${tests[@]}" tilewise_bench $binding
+if [ "$sources" != "$(python3 scripts/results_status.py --sources)" ]; then
+  echo "The sources changed while they were built. Please try again." >&2
+  exit 1
+fi
+
+rm -rf "$stage"
+mkdir -p "$stage"/{bin,lib,bench,tests,python,tools}
+for test in "${tests[@]}"; do
+  strip -o "$stage/bin/$test" "$tree/tests/$test"
+done
+strip -o "$stage/bin/tilewise_bench" "$tree/bench/tilewise_bench"
+strip -o "$stage/lib/libtilewise_shared.so" "$tree/libtilewise_shared.so"
+# torch comes with an OpenMP of its own, which programs cannot find; libstdc++ is torch's need, too.
+cp "$(g++ -print-file-name=libgomp.so.1)" "$stage/lib/"
+cp -r bench/suites "$stage/bench/"
+cp scripts/gpu-test scripts/gpu-bench scripts/gpu_*.py "$stage/"
+
+if [ -n "$binding" ]; then
+  cp -r python/tilewise "$stage/python/"
+  strip -o "$stage/python/tilewise/_tilewise.so" "$tree/bindings/torch/_tilewise.so"
+  cp -r tests/python "$stage/tests/"
+  find "$stage" -name __pycache__ -prune -exec rm -r {} +
+  if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+    --target "$stage/tools" pytest hypothesis; then
+    echo "pytest: left out (pip could not fetch it); the Python tests need the GPU machine's own"
+  fi
+else
+  echo "PyTorch package: left out (no torch of 2.10 or newer; see -D TILEWISE_TORCH_DIR in scripts/stage.sh)"
+fi
+
+cached() {
+  sed -n "s/^$1:[^=]*=//p" "$tree/CMakeCache.txt"
+}
+echo "$sources" >"$stage/SOURCES.sha256"
+cat >"$stage/BUILD.json" <<END
+{
+  "commit": "$(git describe --always --dirty 2>/dev/null || echo unknown)",
+  "cuda": "$(nvcc --version | sed -n 's/.*release [^V]*V//p')",
+  "architectures": "$(cached TILEWISE_CUDA_ARCHITECTURES)"
+}
+END
+
+bytes=$(du -sb "$stage" | cut -f1)
+echo "$stage: $((bytes / 1000000)) MB; on the GPU machine: ./gpu-test, ./gpu-bench"
+if [ "$bytes" -gt "$most_bytes" ]; then
+  echo "That is more than $((most_bytes / 1000000)) MB. Fewer architectures make it smaller." >&2
+  exit 1
+fi

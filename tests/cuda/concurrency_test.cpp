@@ -1,0 +1,86 @@
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <exception>
+#include <latch>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cuda/device_problem.h"
+
+namespace tilewise::test {
+namespace {
+
+constexpr int callers = 4;
+constexpr int repetitions = 25;
+
+// A problem of its own for each caller, so that no caller can profit from another's results.
+RandomProblem problem_of(int caller) {
+  const auto seed = static_cast<std::uint64_t>(10 + caller);
+  const Sizes sizes{.sq = 200 + 37 * caller, .sk = 300 - 41 * caller};
+  return caller % 2 == 0 ? featured_problem(seed, DType::f32, sizes)
+                         : dense_problem(seed, DType::bf16, sizes);
+}
+
+class Concurrency : public CudaKernelTest {
+ protected:
+  void SetUp() override {
+    CudaKernelTest::SetUp();
+    if (IsSkipped()) return;
+    for (int caller = 0; caller < callers; ++caller) {
+      const Stream& stream = streams.emplace_back();
+      const RandomProblem problem = problem_of(caller);
+      if (const std::string reason = reason_against(problem, GetParam()); !reason.empty()) {
+        GTEST_SKIP() << reason;
+      }
+      problems.emplace_back(problem, GetParam());
+      alone.push_back(problems.back().run(stream));
+    }
+  }
+
+  std::deque<Stream> streams;
+  std::deque<DeviceProblem> problems;
+  std::vector<std::vector<std::byte>> alone;  // results of each, with nothing else on the device
+};
+
+TEST_P(Concurrency, FourStreamsAtOnceGiveTheResultsOfOne) {
+  for (int repetition = 0; repetition < repetitions; ++repetition) {
+    for (std::size_t caller = 0; caller < callers; ++caller) {
+      problems[caller].poison(streams[caller]);
+      problems[caller].forward(streams[caller]);
+      problems[caller].backward(streams[caller]);
+    }
+  }
+  for (std::size_t caller = 0; caller < callers; ++caller) {
+    streams[caller].wait();
+    EXPECT_TRUE(problems[caller].results() == alone[caller]) << "stream " << caller;
+  }
+}
+
+TEST_P(Concurrency, FourHostThreadsAtOnceGiveTheResultsOfOne) {
+  std::latch start(callers);
+  std::vector<std::string> failures(callers);
+  std::vector<std::thread> threads;
+  for (std::size_t caller = 0; caller < callers; ++caller) {
+    threads.emplace_back([&, caller] {
+      start.arrive_and_wait();
+      try {
+        for (int repetition = 0; repetition < repetitions && failures[caller].empty(); ++repetition) {
+          if (problems[caller].run(streams[caller]) != alone[caller]) failures[caller] = "other results";
+        }
+      } catch (const std::exception& error) {
+        failures[caller] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t caller = 0; caller < callers; ++caller) {
+    EXPECT_EQ(failures[caller], "") << "thread " << caller;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, Concurrency, testing::ValuesIn(cuda_kernels()), kernel_name);
+
+}  // namespace
+}  // namespace tilewise::test

@@ -1,0 +1,188 @@
+#pragma once
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/device_tensors.h"
+#include "support/random_problem.h"
+
+namespace tilewise::test {
+
+struct Sizes {
+  std::int64_t b = 2, hq = 4, hkv = 2, sq = 70, sk = 131, d = 40, dv = 24;
+};
+
+/// Dense, of random numbers, and with no features.
+inline RandomProblem dense_problem(std::uint64_t seed, DType dtype, const Sizes& n = {}) {
+  Random rng(seed);
+  RandomProblem p;
+  p.seed = seed;
+  p.dtype = dtype;
+  p.batch = n.b;
+  p.heads_q = n.hq;
+  p.heads_kv = n.hkv;
+  p.length_q = n.sq;
+  p.length_k = n.sk;
+  p.dim_qk = n.d;
+  p.dim_v = n.dv;
+  p.q = Buffer(dtype, {n.b, n.hq, n.sq, n.d});
+  p.k = Buffer(dtype, {n.b, n.hkv, n.sk, n.d});
+  p.v = Buffer(dtype, {n.b, n.hkv, n.sk, n.dv});
+  p.d_o = Buffer(dtype, {n.b, n.hq, n.sq, n.dv});
+  for (Buffer* buffer : {&p.q, &p.k, &p.v, &p.d_o}) buffer->fill_random(rng);
+  return p;
+}
+
+/// The same with what changes scores and weights: causal, sinks, dropout and a mask that has a gradient.
+inline RandomProblem featured_problem(std::uint64_t seed, DType dtype, const Sizes& n = {}) {
+  RandomProblem p = dense_problem(seed, dtype, n);
+  Random rng(seed + 1);
+  p.d_lse = Buffer(DType::f32, {n.b, n.hq, n.sq});
+  p.mask = Buffer(DType::f32, {n.b, 1, n.sq, n.sk});
+  p.sinks = Buffer(DType::f32, {n.hq});
+  for (Buffer* buffer : {&p.d_lse, &p.mask, &p.sinks}) buffer->fill_random(rng);
+  p.options.causal = true;
+  p.options.alignment = Alignment::bottom_right;
+  p.options.dropout = {.probability = 0.2f, .seed = seed};
+  p.asked.dmask = true;
+  p.asked.dsinks = true;
+  return p;
+}
+
+inline AttentionGradients backward_arguments(const RandomProblem& problem, const OutputBuffers& outputs,
+                                             const GradientBuffers& gradients) {
+  return {.o = outputs.o.view(),
+          .lse = outputs.lse.view(),
+          .d_o = problem.d_o.view(),
+          .d_lse = problem.d_lse.view(),
+          .dq = gradients.dq.view(),
+          .dk = gradients.dk.view(),
+          .dv = gradients.dv.view(),
+          .dmask = gradients.dmask.view(),
+          .dsinks = gradients.dsinks.view()};
+}
+
+/// The kernels of the library that may run on CUDA devices, as parameters of tests.
+inline std::vector<std::string> cuda_kernels() {
+  std::vector<std::string> names;
+  for (const std::string_view name : attention_kernels()) {
+    if (name != "simd" && name != "reference") names.emplace_back(name);
+  }
+  return names;
+}
+
+/// Tests that run once a kernel.
+class CudaKernelTest : public CudaTest, public testing::WithParamInterface<std::string> {};
+
+inline std::string kernel_name(const testing::TestParamInfo<std::string>& info) { return info.param; }
+
+/// Why a kernel cannot take both passes of a problem on a CUDA device; empty where it can.
+inline std::string reason_against(const RandomProblem& problem, const std::string& kernel) {
+  const OutputBuffers outputs = make_outputs(problem);
+  const GradientBuffers gradients = make_gradients(problem);
+  const AttentionInputs inputs = on_device(problem.inputs(), first_device);
+  const Context context{.device = first_device};
+  AttentionOptions options = problem.options;
+  options.kernel = kernel;
+  for (const Explanation& explanation :
+       {explain_attention_forward(inputs, options, on_device(outputs.view(), first_device), context),
+        explain_attention_backward(inputs, options,
+                                   on_device(backward_arguments(problem, outputs, gradients), first_device),
+                                   context)}) {
+    for (const Explanation::Entry& entry : explanation.entries) {
+      if (entry.kernel == kernel && entry.verdict == Explanation::Verdict::unable) return entry.reason;
+    }
+  }
+  return {};
+}
+
+/// Both passes of one kernel on a problem whose tensors are all on the device. Backward reads what forward
+/// wrote and is deterministic.
+class DeviceProblem {
+ public:
+  DeviceProblem(const RandomProblem& problem, std::string kernel)
+      : kernel_(std::move(kernel)), inputs_(problem.inputs()), options_(problem.options) {
+    options_.deterministic = true;
+    const OutputBuffers outputs = make_outputs(problem);
+    const GradientBuffers gradients = make_gradients(problem);
+    outputs_ = outputs.view();
+    gradients_ = backward_arguments(problem, outputs, gradients);
+    move_to_device(tensors_of(inputs_), data_);
+    move_to_device({&gradients_.d_o, &gradients_.d_lse}, data_);
+    move_to_device(tensors_of(outputs_), results_);
+    move_to_device(written_by(gradients_), results_);
+    gradients_.o = outputs_.o;
+    gradients_.lse = outputs_.lse;
+    const Context context{.device = first_device};
+    workspace_ = std::make_unique<DeviceMemory>(
+        std::max(attention_forward_workspace(inputs_, options(), outputs_, context),
+                 attention_backward_workspace(inputs_, options(), gradients_, context)));
+  }
+
+  /// The data of another problem of the same shapes and options, at the same addresses.
+  void upload(const RandomProblem& problem) const {
+    AttentionInputs inputs = problem.inputs();
+    std::vector<Tensor*> tensors = tensors_of(inputs);
+    Tensor d_o = problem.d_o.view();
+    Tensor d_lse = problem.d_lse.view();
+    tensors.insert(tensors.end(), {&d_o, &d_lse});
+    auto place = data_.begin();
+    for (const Tensor* tensor : tensors) {
+      if (tensor->given()) (place++)->upload(*tensor);
+    }
+  }
+
+  void forward(cudaStream_t stream) const {
+    attention_forward(inputs_, options(), outputs_, context(stream));
+  }
+  void backward(cudaStream_t stream) const {
+    attention_backward(inputs_, options(), gradients_, context(stream));
+  }
+
+  /// Poisons the results and the workspace.
+  void poison(cudaStream_t stream) const {
+    for (const DeviceTensor& result : results_) result.poison(stream);
+    workspace_->fill(0xFF, stream);
+  }
+  /// o, lse and all gradients. The caller has waited for them.
+  std::vector<std::byte> results() const {
+    std::vector<std::byte> all;
+    for (const DeviceTensor& result : results_) {
+      const std::vector<std::byte> bytes = result.bytes();
+      all.insert(all.end(), bytes.begin(), bytes.end());
+    }
+    return all;
+  }
+  /// Both passes from poisoned results to the end.
+  std::vector<std::byte> run(const Stream& stream) const {
+    poison(stream);
+    forward(stream);
+    backward(stream);
+    stream.wait();
+    return results();
+  }
+
+ private:
+  AttentionOptions options() const {
+    AttentionOptions options = options_;
+    options.kernel = kernel_;
+    return options;
+  }
+  Context context(cudaStream_t stream) const {
+    return {.device = first_device, .stream = stream, .workspace = {workspace_->data(), workspace_->bytes()}};
+  }
+
+  std::string kernel_;
+  AttentionInputs inputs_;
+  AttentionOptions options_;
+  AttentionOutputs outputs_;
+  AttentionGradients gradients_;
+  std::deque<DeviceTensor> data_, results_;
+  std::unique_ptr<DeviceMemory> workspace_;
+};
+
+}  // namespace tilewise::test

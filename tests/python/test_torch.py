@@ -1,0 +1,356 @@
+"""Compilation, export, autocast, vmap, threads and processes: what PyTorch expects of its operators."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import multiprocessing
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import tilewise
+import torch
+import torch.nn.functional as F
+from conftest import HQ, SK, SQ, B, gradients, leaf, lengths, rows
+from tilewise import attention, attention_decode, attention_varlen, merge_states
+from torch import Tensor
+
+
+def opcheck_samples() -> dict[str, tuple[Any, ...]]:
+    q, k, v = rows(b=1, hq=2, hkv=2, sq=5, sk=6, d=8, dv=4)
+    none = (None,) * 4
+    seed = torch.tensor([3, 4])
+    mask = tilewise.BlockMask.from_dense(torch.rand(1, 1, 5, 6) < 0.5, block_size=4)
+    varlen = [leaf(9, 2, 8) for _ in range(3)]
+    return {
+        "plain": (q, k, v),
+        "options": (q, k, v, None, 0.0, True, 0.5, True, None, True, 3, 1, 2.0, torch.rand(2), leaf(2)),
+        "mask and dropout": (q, k, v, leaf(5, 6), 0.5, False, None, True, seed),
+        "heads inside": tuple(x.detach().transpose(1, 2).requires_grad_() for x in (leaf(1, 5, 2, 8),) * 3),
+        "lengths": (
+            q, k, v, None, 0.0, False, None, True, None, False, None, None, 0.0, None, None, lengths(4),
+        ),
+        "packed": (
+            *varlen, None, 0.0, True, None, True, None, False, None, None, 0.0, *none, lengths(0, 4, 9),
+            lengths(0, 4, 9), 5, 5,
+        ),
+        "blocks": (
+            q, k, v, None, 0.0, False, None, True, None, False, None, None, 0.0, *none, None, None, 0, 0,
+            mask.counts, mask.indices, mask.full_counts, mask.full_indices, mask.tile_ids, mask.tiles, 4, 4,
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", opcheck_samples())
+def test_opcheck_of_forward(name: str) -> None:
+    torch.library.opcheck(torch.ops.tilewise.attention_forward.default, opcheck_samples()[name])
+
+
+@pytest.mark.parametrize("name", opcheck_samples())
+def test_opcheck_of_backward(name: str) -> None:
+    arguments = opcheck_samples()[name]
+    with torch.no_grad():
+        out, lse = torch.ops.tilewise.attention_forward.default(*arguments)
+    arguments = tuple(x.detach() if isinstance(x, Tensor) else x for x in arguments)
+    additive = len(arguments) > 3 and isinstance(arguments[3], Tensor)
+    sinks = len(arguments) > 14 and isinstance(arguments[14], Tensor)
+    for needed in ([True] * 3 + [additive, sinks], [False, True, False, additive, False]):
+        sample = (torch.randn_like(out), torch.randn_like(lse), out, lse, needed, *arguments)
+        torch.library.opcheck(torch.ops.tilewise.attention_backward.default, sample)
+
+
+@pytest.mark.parametrize("mask", [None, torch.rand(5, 6) < 0.5])
+def test_opcheck_of_inference(mask: Tensor | None) -> None:
+    q, k, v = (x.detach() for x in rows(b=1, hq=2, hkv=2, sq=5, sk=6, d=8, dv=4))
+    sample = (q, k, v, mask, True, None, False, False)
+    torch.library.opcheck(torch.ops.tilewise.attention_inference.default, sample)
+
+
+COMPILED = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "options": {"window": (5, 0), "softcap": 4.0, "alignment": "bottom_right", "return_lse": True},
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_compile_without_a_break_and_with_dynamic_shapes(name: str, backend: str) -> None:
+    torch._dynamo.reset()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        out = attention(q * 2, k, v, enable_gqa=True, **COMPILED[name])
+        return out[0] + out[1].unsqueeze(-1) if isinstance(out, tuple) else out + 1
+
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=backend)
+    for sizes in ({}, {"sq": 9, "sk": 70}, {"b": 3, "sq": 64, "sk": 64}):
+        q, k, v = rows(**sizes)
+        expected, out = attend(q, k, v), compiled(q, k, v)
+        torch.testing.assert_close(out, expected)
+        cotangent = torch.randn_like(out)
+        for ours, theirs in zip(
+            gradients([out], [q, k, v], [cotangent]),
+            gradients([expected], [q, k, v], [cotangent]),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(q, k, v), attend(q, k, v))
+
+
+def test_compile_of_the_other_forms() -> None:
+    torch._dynamo.reset()
+    block_mask = tilewise.BlockMask.from_dense(torch.rand(1, 1, 33, 33) < 0.4, block_size=16)
+
+    @functools.partial(torch.compile, fullgraph=True, dynamic=True, backend="aot_eager")
+    def compiled(x: Tensor, packed: Tensor, cu: Tensor, longest: int, used: Tensor) -> tuple[Tensor, ...]:
+        return (
+            attention(x, x, x, block_mask=block_mask),
+            attention_varlen(packed, packed, packed, cu, cu, longest, longest, is_causal=True),
+            attention_decode(x[:, :, -1:], x, x, used),
+            tilewise.scaled_dot_product_attention(x[0, 0], x[0, 0], x[0, 0]),
+            merge_states(*zip(*[attention(x, x, x, return_lse=True)] * 2, strict=True))[0],
+        )
+
+    x, packed = torch.randn(2, 3, 33, 16), torch.randn(20, 3, 16)
+    out = compiled(x, packed, lengths(0, 8, 20), 12, lengths(5, 33))
+    expected = (
+        attention(x, x, x, block_mask=block_mask),
+        attention_varlen(
+            packed, packed, packed, lengths(0, 8, 20), lengths(0, 8, 20), 12, 12, is_causal=True
+        ),
+        attention_decode(x[:, :, -1:], x, x, lengths(5, 33)),
+        attention(x[:1, :1], x[:1, :1], x[:1, :1])[0, 0],
+        attention(x, x, x),
+    )
+    for ours, theirs in zip(out, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_compiled_dropout_is_governed_by_manual_seed() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(functools.partial(attention, dropout_p=0.5), fullgraph=True)
+    x = torch.randn(1, 2, 16, 8)
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(compiled(x, x, x))
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(32, 96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        return attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def test_export_with_dynamic_shapes(tmp_path: Any) -> None:
+    block = Block().eval()
+    shapes = {"x": {0: torch.export.Dim("batch", min=1), 1: torch.export.Dim("length", min=2)}}
+    program = torch.export.export(block, (torch.randn(2, 10, 32),), dynamic_shapes=shapes)
+    assert any("tilewise.attention" in str(node.target) for node in program.graph.nodes)
+    torch.export.save(program, tmp_path / "block.pt2")
+    loaded = torch.export.load(tmp_path / "block.pt2").module()
+    for size in ((2, 10, 32), (1, 33, 32)):
+        x = torch.randn(size)
+        torch.testing.assert_close(loaded(x), block(x))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_autocast_computes_in_its_type(grad: bool) -> None:
+    q, k, v = (x.requires_grad_(grad) for x in rows())
+    mask = leaf(SQ, SK, grad=grad)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(q, k, v, mask, enable_gqa=True)
+        plain = attention(q, k, v, enable_gqa=True)
+        wide = attention(q.double(), k.double(), v.double(), enable_gqa=True)
+    assert out.dtype == plain.dtype == torch.bfloat16 and wide.dtype == torch.float64
+    expected = attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), enable_gqa=True)
+    assert torch.equal(plain, expected)
+    if grad:
+        out.sum().backward()
+        assert q.grad is not None and q.grad.dtype == torch.float32 and mask.grad is not None
+
+
+def test_autocast_is_compiled_in() -> None:
+    torch._dynamo.reset()
+
+    @functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
+    def compiled(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return attention(x, x, x)
+
+    assert compiled(torch.randn(1, 2, 8, 8)).dtype == torch.bfloat16
+
+
+VMAPPED: dict[str, Any] = {
+    "all rows": ((0, 0, 0), {}),
+    "queries": ((1, None, None), {}),
+    "keys and values": ((None, 2, 2), {"is_causal": True}),
+    "softcap": ((0, 0, 0), {"softcap": 2.0, "window": (3, 3)}),
+    "slopes": ((0, 0, 0), {"alibi_slopes": torch.rand(HQ)}),
+}
+
+
+@pytest.mark.parametrize("name", VMAPPED)
+def test_vmap_is_a_loop(name: str) -> None:
+    dims, options = VMAPPED[name]
+    n = 3
+    base = [
+        x.detach() if d is None else torch.randn(n, *x.shape).movedim(0, d)
+        for x, d in zip(rows(), dims, strict=True)
+    ]
+    attend = functools.partial(attention, enable_gqa=True, return_lse=True, **options)
+    out, lse = torch.vmap(attend, dims)(*base)
+    at = [[x if d is None else x.select(d, i) for x, d in zip(base, dims, strict=True)] for i in range(n)]
+    for ours, theirs in zip((out, lse), zip(*(attend(*x) for x in at), strict=True), strict=True):
+        torch.testing.assert_close(ours, torch.stack(theirs))
+
+    def loss(*tensors: Tensor) -> Tensor:
+        return attend(*tensors)[0].pow(2).sum()
+
+    per_item = torch.vmap(torch.func.grad(loss, (0, 1, 2)), dims)(*base)
+    expected = [torch.func.grad(loss, (0, 1, 2))(*x) for x in at]
+    for ours, theirs in zip(per_item, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(ours, torch.stack(theirs), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mask_shape", [(SQ, SK), (1, 1, SQ, SK), (B, 1, 1, SK), (HQ, SQ, 1)], ids=str)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_vmap_over_masks_and_sinks(mask_shape: tuple[int, ...], mapped: bool) -> None:
+    n = 3
+    q, k, v = (torch.randn(n, *x.shape) for x in rows())
+    mask, sinks = torch.randn(n, *mask_shape), torch.randn(n, HQ)
+    if not mapped:
+        mask, sinks = mask[0], sinks[0]
+    dims = (0, 0, 0, *((0, 0) if mapped else (None, None)))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor) -> Tensor:
+        return attention(q, k, v, mask, enable_gqa=True, sinks=sinks)
+
+    def loss(*tensors: Tensor) -> Tensor:
+        return attend(*tensors).pow(2).sum()
+
+    items = [(q[i], k[i], v[i], mask[i] if mapped else mask, sinks[i] if mapped else sinks) for i in range(n)]
+    out = torch.vmap(attend, dims)(q, k, v, mask, sinks)
+    torch.testing.assert_close(out, torch.stack([attend(*item) for item in items]))
+    found = torch.vmap(torch.func.grad(loss, (0, 1, 2, 3, 4)), dims)(q, k, v, mask, sinks)
+    expected = zip(*(torch.func.grad(loss, (0, 1, 2, 3, 4))(*item) for item in items), strict=True)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, torch.stack(theirs), atol=1e-5, rtol=1e-5)
+
+
+def test_the_gradient_of_a_vmap() -> None:
+    q, k, v = (torch.randn(3, *x.shape, requires_grad=True) for x in rows())
+    attend = functools.partial(attention, enable_gqa=True)
+    found = torch.autograd.grad(torch.vmap(attend)(q, k, v).sum(), (q, k, v))
+    expected = torch.autograd.grad(
+        torch.stack([attend(*x) for x in zip(q, k, v, strict=True)]).sum(), (q, k, v)
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_vmapped_dropout_follows_its_randomness() -> None:
+    x = torch.randn(1, 2, 8, 8).expand(3, 1, 2, 8, 8)
+
+    def attend(x: Tensor) -> Tensor:
+        return attention(x, x, x, dropout_p=0.5)
+
+    same = torch.vmap(attend, randomness="same")(x)
+    assert torch.equal(same[0], same[1]) and torch.equal(same[0], same[2])
+    different = torch.vmap(attend, randomness="different")(x)
+    assert not torch.equal(different[0], different[1])
+    with pytest.raises(RuntimeError, match="randomness"):
+        torch.vmap(attend)(x)
+
+
+def test_inference_mode_and_no_grad_give_the_same() -> None:
+    q, k, v = rows()
+    expected = attention(q, k, v, enable_gqa=True)
+    with torch.no_grad():
+        assert torch.equal(attention(q, k, v, enable_gqa=True), expected)
+    with torch.inference_mode():
+        out = attention(q, k, v, enable_gqa=True)
+        assert torch.equal(out, expected) and out.is_inference()
+        assert attention(q, k, v, enable_gqa=True, return_lse=True)[1].is_inference()
+
+
+def test_parameters_and_subclasses_pass() -> None:
+    class Marked(Tensor):
+        pass
+
+    x = torch.randn(1, 2, 4, 8)
+    assert torch.equal(attention(torch.nn.Parameter(x), x, x), attention(x, x, x))
+    marked = attention(x.as_subclass(Marked), x, x)
+    assert isinstance(marked, Marked) and torch.equal(marked.as_subclass(Tensor), attention(x, x, x))
+
+
+def test_meta_tensors_give_shapes() -> None:
+    x = torch.empty(2, 4, 8, 16, device="meta")
+    out, lse = attention(x, x, x[..., :4], return_lse=True)
+    assert out.shape == (2, 4, 8, 4) and lse.shape == (2, 4, 8) and attention(x, x, x).shape == x.shape
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    q, k, v = rows(sq=200, sk=200)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            out = attention(q, k, v, enable_gqa=True, is_causal=True)
+            results.append((out, *torch.autograd.grad(out.sum(), (q, k, v))))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_threads_may_call_at_once() -> None:
+    def work(seed: int) -> bool:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(2, 4, 60 + seed, 32, generator=generator, requires_grad=True)
+        out = attention(x, x, x, is_causal=True)
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+        return torch.allclose(
+            out, F.scaled_dot_product_attention(x, x, x, is_causal=True), atol=1e-5
+        ) and bool(gradient.isfinite().all())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(64)))
+
+
+def _in_child(queue: Any) -> None:
+    x = torch.ones(1, 8, 256, 16, requires_grad=True)
+    out = attention(x, x, x)
+    out.sum().backward()
+    queue.put(out.sum().item())
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_process_may_call(method: str) -> None:
+    x = torch.randn(1, 8, 256, 16)
+    attention(x, x, x)  # the parent has threads already, which a forked child does not
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    child = context.Process(target=_in_child, args=(queue,), daemon=True)
+    child.start()
+    try:
+        assert queue.get(timeout=60) == 8 * 256 * 16
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_functions_and_exceptions_survive_copies_and_pickling() -> None:
+    assert pickle.loads(pickle.dumps(attention)) is attention and copy.deepcopy(attention) is attention
+    for kind in (tilewise.InvalidArgument, tilewise.Unsupported, tilewise.DeviceError):
+        again = pickle.loads(pickle.dumps(kind("text")))
+        assert type(again) is kind and str(again) == "text"
