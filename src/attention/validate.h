@@ -11,6 +11,10 @@ AttentionCall checked_forward(const AttentionInputs& inputs, const AttentionOpti
 AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOptions& options,
                                const AttentionGradients& gradients, const Context& context);
 
+/// The part of it that both passes share: everything but outputs and gradients.
+AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const AttentionOptions& options,
+                             const Context& context);
+
 /// The parts of it that read index tensors: lengths, pages, blocks. CPU memory only.
 void check_indices(const AttentionInputs& inputs, const AttentionCall& call);
 

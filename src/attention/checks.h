@@ -1,0 +1,62 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/check.h"
+#include "tilewise/context.h"
+
+namespace tilewise {
+
+// The checks that arguments have in common.
+
+using Shape = std::initializer_list<std::int64_t>;
+
+inline std::string text_of(Shape shape) {
+  return shape_string(
+      Tensor(nullptr, DType::f32, std::span<const std::int64_t>(shape.begin(), shape.size())));
+}
+
+inline bool has_shape(const Tensor& tensor, Shape shape) {
+  return tensor.rank == static_cast<int>(shape.size()) &&
+         std::equal(shape.begin(), shape.end(), tensor.shape.begin());
+}
+
+inline void check_memory(const Tensor& tensor, std::string_view name, const Context& context) {
+  for (int dim = 0; dim < tensor.rank; ++dim) {
+    check(tensor.extent(dim) >= 0, name, "no negative extent", tensor);
+  }
+  check(
+      tensor.device == context.device, name, [&] { return "memory on " + to_string(context.device); },
+      [&] { return to_string(tensor.device); });
+  check(tensor.data != nullptr || tensor.size() == 0, name, "data",
+        [&] { return "null data with " + to_string(tensor); });
+}
+
+inline void check_shape(const Tensor& tensor, std::string_view name, Shape shape, std::string_view meaning,
+                        const Context& context) {
+  check(
+      has_shape(tensor, shape), name, [&] { return std::string(meaning) + " = " + text_of(shape); }, tensor);
+  check_memory(tensor, name, context);
+}
+
+inline void check_contiguous_last(const Tensor& tensor, std::string_view name) {
+  const int last = tensor.rank - 1;
+  check(tensor.extent(last) <= 1 || tensor.stride(last) == 1, name, "a contiguous last dimension",
+        [&] { return "stride " + std::to_string(tensor.stride(last)); });
+}
+
+inline void check_dtype(const Tensor& tensor, std::string_view name, DType expected) {
+  check(tensor.dtype == expected, name, to_string(expected), to_string(tensor.dtype));
+}
+
+// f32, or f64 where the inputs are.
+inline void check_statistics_dtype(const Tensor& tensor, std::string_view name, DType inputs) {
+  check_dtype(tensor, name, inputs == DType::f64 && tensor.dtype == DType::f64 ? DType::f64 : DType::f32);
+}
+
+}  // namespace tilewise

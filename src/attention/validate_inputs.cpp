@@ -1,0 +1,315 @@
+#include <array>
+#include <cmath>
+#include <string>
+#include <tuple>
+
+#include "attention/checks.h"
+#include "attention/kernel.h"
+#include "attention/validate.h"
+#include "attention/views.h"
+
+namespace tilewise {
+namespace {
+
+constexpr std::int64_t max_head_dim = 4096;
+constexpr std::int64_t max_length = std::int64_t{1} << 31;  // positions are 32-bit in the dropout counter
+
+void check_options(const AttentionOptions& options) {
+  check_kernel_name(options.kernel);
+  check(!options.scale || std::isfinite(*options.scale), "scale", "a finite number",
+        options.scale.value_or(0));
+  check(std::isfinite(options.softcap) && options.softcap >= 0, "softcap", "a finite number, 0 or above",
+        options.softcap);
+  check(options.dropout.probability >= 0 && options.dropout.probability < 1, "dropout.probability",
+        "a number in [0, 1)", options.dropout.probability);
+  check(options.window.left.value_or(0) >= 0, "window.left", "0 or above, or absent",
+        options.window.left.value_or(0));
+  check(options.window.right.value_or(0) >= 0, "window.right", "0 or above, or absent",
+        options.window.right.value_or(0));
+}
+
+void check_parallel_for(const ParallelFor& parallel_for) {
+  check(parallel_for.threads >= 1, "parallel_for.threads", "1 or more", parallel_for.threads);
+  check(parallel_for.run != nullptr, "parallel_for.run", "a function", "none");
+}
+
+void check_simd_level(std::string_view level) {
+  if (level.empty()) return;
+  std::string names;
+  for (std::string_view name : simd_levels()) {
+    if (name == level) return;
+    names += (names.empty() ? "" : ", ") + std::string(name);
+  }
+  reject("simd_level", "one of " + names + " on this machine", "'" + std::string(level) + "'");
+}
+
+Layout layout_of(const AttentionInputs& inputs) {
+  if (inputs.packed.given()) return Layout::packed;
+  return inputs.page_table.given() ? Layout::paged : Layout::dense;
+}
+
+// q, k, v: rank, type and agreement; fills the problem's shape.
+void check_qkv(const AttentionInputs& inputs, const Context& context, AttentionProblem& problem) {
+  const auto& [q, k, v] = std::tie(inputs.q, inputs.k, inputs.v);
+  const bool packed = problem.layout == Layout::packed;
+  const bool paged = problem.layout == Layout::paged;
+  const int rank = packed ? 3 : 4;
+  check(q.rank == rank, "q", packed ? "rank 3 [total_q, Hq, D]" : "rank 4 [B, Hq, Sq, D]", q);
+  check(k.rank == rank, "k",
+        packed  ? "rank 3 [total_k, Hkv, D]"
+        : paged ? "rank 4 [pages, Hkv, page, D]"
+                : "rank 4 [B, Hkv, Sk, D]",
+        k);
+  check(v.rank == rank, "v",
+        packed  ? "rank 3 [total_k, Hkv, Dv]"
+        : paged ? "rank 4 [pages, Hkv, page, Dv]"
+                : "rank 4 [B, Hkv, Sk, Dv]",
+        v);
+  for (const auto& [tensor, name] : {std::pair(&q, "q"), std::pair(&k, "k"), std::pair(&v, "v")}) {
+    check_memory(*tensor, name, context);
+    check(is_floating(tensor->dtype), name, "f32, f16, bf16 or f64", to_string(tensor->dtype));
+    check(
+        tensor->dtype == q.dtype, name, [&] { return "the type of q, " + std::string(to_string(q.dtype)); },
+        to_string(tensor->dtype));
+    check_contiguous_last(*tensor, name);
+  }
+
+  const int heads = 1;
+  problem.device = context.device;
+  problem.dtype = q.dtype;
+  problem.heads_q = q.extent(heads);
+  problem.heads_kv = k.extent(heads);
+  problem.dim_qk = q.extent(rank - 1);
+  problem.dim_v = v.extent(rank - 1);
+  check(problem.dim_qk >= 1 && problem.dim_qk <= max_head_dim, "q", "a head dim from 1 to 4096", q);
+  check(problem.dim_v >= 1 && problem.dim_v <= max_head_dim, "v", "a head dim from 1 to 4096", v);
+  check(
+      k.extent(rank - 1) == problem.dim_qk, "k",
+      [&] { return "the head dim of q, " + std::to_string(problem.dim_qk); }, k);
+  check(
+      v.extent(heads) == problem.heads_kv, "v",
+      [&] { return "as many heads as k, " + std::to_string(problem.heads_kv); }, v);
+  const bool divides = problem.heads_kv > 0 ? problem.heads_q % problem.heads_kv == 0 : problem.heads_q == 0;
+  check(divides, "q", [&] { return "a multiple of k's " + std::to_string(problem.heads_kv) + " heads"; }, q);
+
+  const int length = packed ? 0 : 2;
+  check(
+      v.extent(length) == k.extent(length), "v",
+      [&] { return "the length of k, " + std::to_string(k.extent(length)); }, v);
+  if (!packed) {
+    check(
+        v.extent(0) == k.extent(0), "v", [&] { return "k's first extent, " + std::to_string(k.extent(0)); },
+        v);
+  }
+  if (problem.layout == Layout::dense) {
+    problem.batch = q.extent(0);
+    check(
+        k.extent(0) == problem.batch, "k", [&] { return "the batch of q, " + std::to_string(problem.batch); },
+        k);
+    problem.length_q = q.extent(2);
+    problem.length_k = k.extent(2);
+  }
+}
+
+void check_packed(const AttentionInputs& inputs, const Context& context, AttentionProblem& problem) {
+  const PackedSequences& packed = inputs.packed;
+  const auto check_cumulative = [&](const Tensor& tensor, std::string_view name) {
+    check(tensor.rank == 1 && tensor.extent(0) >= 1, name, "rank 1 [sequences + 1]", tensor);
+    check_dtype(tensor, name, DType::i32);
+    check_memory(tensor, name, context);
+  };
+  check_cumulative(packed.cumulative_q, "packed.cumulative_q");
+  check_cumulative(packed.cumulative_k, "packed.cumulative_k");
+  problem.batch = packed.cumulative_q.extent(0) - 1;
+  check(
+      packed.cumulative_k.extent(0) == problem.batch + 1, "packed.cumulative_k",
+      [&] { return "as many entries as cumulative_q, " + std::to_string(problem.batch + 1); },
+      packed.cumulative_k);
+  check(packed.max_length_q >= 0 && packed.max_length_q < max_length, "packed.max_length_q",
+        "0 or above and below 2^31", packed.max_length_q);
+  check(packed.max_length_k >= 0 && packed.max_length_k < max_length, "packed.max_length_k",
+        "0 or above and below 2^31", packed.max_length_k);
+  problem.length_q = packed.max_length_q;
+  problem.length_k = packed.max_length_k;
+  check(!inputs.mask.given(), "mask", "none with packed sequences", inputs.mask);
+  check(!inputs.blocks.given(), "blocks", "none with packed sequences", "a block mask");
+  check(!inputs.page_table.given(), "page_table", "none with packed sequences", inputs.page_table);
+  check(!inputs.key_lengths.given(), "key_lengths", "none with packed sequences", inputs.key_lengths);
+}
+
+void check_paged(const AttentionInputs& inputs, const Context& context, AttentionProblem& problem) {
+  const Tensor& table = inputs.page_table;
+  problem.batch = inputs.q.extent(0);
+  problem.length_q = inputs.q.extent(2);
+  check(
+      table.rank == 2 && table.extent(0) == problem.batch, "page_table",
+      [&] { return "[B, max_pages] with B " + std::to_string(problem.batch); }, table);
+  check_dtype(table, "page_table", DType::i32);
+  check_memory(table, "page_table", context);
+  check(inputs.k.extent(2) >= 1, "k", "pages of at least one key", inputs.k);
+  check(inputs.key_lengths.given(), "key_lengths", "i32 [B] with paged keys", "none");
+  problem.length_k = table.extent(1) * inputs.k.extent(2);
+}
+
+void check_mask(const Tensor& mask, const Context& context, const AttentionProblem& problem) {
+  check(mask.dtype == DType::boolean || is_floating(mask.dtype), "mask", "boolean or floating",
+        to_string(mask.dtype));
+  check(
+      mask.dtype == DType::boolean || mask.dtype == DType::f32 || mask.dtype == problem.dtype, "mask",
+      [&] { return "boolean, f32 or the type of q, " + std::string(to_string(problem.dtype)); },
+      to_string(mask.dtype));
+  check(mask.rank <= 4, "mask", "at most rank 4", mask);
+  const std::array full = {problem.batch, problem.heads_q, problem.length_q, problem.length_k};
+  for (int dim = 0; dim < mask.rank; ++dim) {
+    const std::int64_t whole = full[static_cast<std::size_t>(dim + 4 - mask.rank)];
+    check(
+        mask.extent(dim) == 1 || mask.extent(dim) == whole, "mask",
+        [&] {
+          return "a shape that broadcasts to [B, Hq, Sq, Sk] = " +
+                 text_of({problem.batch, problem.heads_q, problem.length_q, problem.length_k});
+        },
+        mask);
+  }
+  check_memory(mask, "mask", context);
+}
+
+void check_blocks(const BlockMask& blocks, const Context& context, const AttentionProblem& problem) {
+  check(blocks.block_q >= 1, "blocks.block_q", "1 or above", blocks.block_q);
+  check(blocks.block_k >= 1, "blocks.block_k", "1 or above", blocks.block_k);
+  const std::int64_t rows = (problem.length_q + blocks.block_q - 1) / blocks.block_q;
+  const auto check_list = [&](const Tensor& tensor, std::string_view name, int rank) {
+    check(tensor.rank == rank, name,
+          rank == 3 ? "rank 3 [B|1, Hq|1, query blocks]" : "rank 4 [B|1, Hq|1, query blocks, slots]", tensor);
+    check_dtype(tensor, name, DType::i32);
+    const bool fits = (tensor.extent(0) == 1 || tensor.extent(0) == problem.batch) &&
+                      (tensor.extent(1) == 1 || tensor.extent(1) == problem.heads_q) &&
+                      tensor.extent(2) == rows;
+    check(
+        fits, name,
+        [&] {
+          return "B|1 " + std::to_string(problem.batch) + ", Hq|1 " + std::to_string(problem.heads_q) + ", " +
+                 std::to_string(rows) + " query blocks";
+        },
+        tensor);
+    check_memory(tensor, name, context);
+  };
+  check_list(blocks.counts, "blocks.counts", 3);
+  check_list(blocks.indices, "blocks.indices", 4);
+  check(blocks.full_counts.given() == blocks.full_indices.given(), "blocks.full_indices",
+        "both full_counts and full_indices, or neither", "one of them");
+  if (blocks.full_counts.given()) {
+    check_list(blocks.full_counts, "blocks.full_counts", 3);
+    check_list(blocks.full_indices, "blocks.full_indices", 4);
+  }
+  check(blocks.tile_ids.given() == blocks.tiles.given(), "blocks.tile_ids",
+        "both tile_ids and tiles, or neither", "one of them");
+  if (blocks.tile_ids.given()) {
+    check_list(blocks.tile_ids, "blocks.tile_ids", 4);
+    check(blocks.tile_ids.extent(3) == blocks.indices.extent(3), "blocks.tile_ids", "the slots of indices",
+          blocks.tile_ids);
+    check_dtype(blocks.tiles, "blocks.tiles", DType::boolean);
+    check(blocks.tiles.rank == 3 && blocks.tiles.extent(1) == blocks.block_q &&
+              blocks.tiles.extent(2) == blocks.block_k,
+          "blocks.tiles", "rank 3 [tiles, block_q, block_k]", blocks.tiles);
+    check_memory(blocks.tiles, "blocks.tiles", context);
+  }
+}
+
+BlockView block_view(const BlockMask& blocks) {
+  BlockView view{.block_q = blocks.block_q,
+                 .block_k = blocks.block_k,
+                 .counts = indices_of(blocks.counts),
+                 .indices = indices_of(blocks.indices),
+                 .full_counts = indices_of(blocks.full_counts),
+                 .full_indices = indices_of(blocks.full_indices),
+                 .tile_ids = indices_of(blocks.tile_ids),
+                 .tiles = static_cast<const std::byte*>(blocks.tiles.data)};
+  for (int dim = 0; dim < blocks.tiles.rank; ++dim) view.tile_stride[dim] = blocks.tiles.stride(dim);
+  return view;
+}
+
+Band band_of(const AttentionOptions& options) {
+  Band band;
+  if (options.window.left) band.left = std::min(*options.window.left, Band::unbounded);
+  if (options.window.right) band.right = std::min(*options.window.right, Band::unbounded);
+  if (options.causal) band.right = 0;
+  return band;
+}
+
+}  // namespace
+
+AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const AttentionOptions& options,
+                             const Context& context) {
+  check_options(options);
+  check_parallel_for(context.parallel_for);
+  check_simd_level(context.simd_level);
+
+  AttentionCall call;
+  AttentionProblem& problem = call.problem;
+  problem.pass = pass;
+  problem.layout = layout_of(inputs);
+  check_qkv(inputs, context, problem);
+  if (problem.layout == Layout::packed) check_packed(inputs, context, problem);
+  if (problem.layout == Layout::paged) check_paged(inputs, context, problem);
+  check(problem.length_q < max_length, "q", "fewer than 2^31 queries", inputs.q);
+  check(problem.length_k < max_length, "k", "fewer than 2^31 keys", inputs.k);
+  check(problem.batch * problem.heads_q < 2 * max_length, "q", "fewer than 2^32 heads in all", inputs.q);
+
+  if (inputs.mask.given()) check_mask(inputs.mask, context, problem);
+  if (inputs.blocks.given()) check_blocks(inputs.blocks, context, problem);
+  if (inputs.alibi_slopes.given()) {
+    const Tensor& slopes = inputs.alibi_slopes;
+    check_statistics_dtype(slopes, "alibi_slopes", problem.dtype);
+    check(
+        has_shape(slopes, {problem.heads_q}) || has_shape(slopes, {problem.batch, problem.heads_q}),
+        "alibi_slopes", [&] { return "[Hq] or [B, Hq] = " + text_of({problem.batch, problem.heads_q}); },
+        slopes);
+    check_memory(slopes, "alibi_slopes", context);
+  }
+  if (inputs.sinks.given()) {
+    check_statistics_dtype(inputs.sinks, "sinks", problem.dtype);
+    check_shape(inputs.sinks, "sinks", {problem.heads_q}, "[Hq]", context);
+  }
+  if (inputs.key_lengths.given()) {
+    check_dtype(inputs.key_lengths, "key_lengths", DType::i32);
+    check_shape(inputs.key_lengths, "key_lengths", {problem.batch}, "[B]", context);
+  }
+
+  const double dim = static_cast<double>(problem.dim_qk);
+  call.q = rows_of(inputs.q, problem.layout);
+  call.k = rows_of(inputs.k, problem.layout);
+  call.v = rows_of(inputs.v, problem.layout);
+  call.mask = mask_view(inputs.mask);
+  call.alibi_slopes = head_values(inputs.alibi_slopes);
+  call.sinks = head_values(inputs.sinks);
+  call.key_lengths = indices_of(inputs.key_lengths);
+  call.cumulative_q = indices_of(inputs.packed.cumulative_q);
+  call.cumulative_k = indices_of(inputs.packed.cumulative_k);
+  call.page_table = indices_of(inputs.page_table);
+  call.total_q = problem.layout == Layout::packed ? inputs.q.extent(0) : 0;
+  call.total_k = problem.layout == Layout::packed ? inputs.k.extent(0) : 0;
+  call.page = problem.layout == Layout::paged ? inputs.k.extent(2) : 0;
+  call.blocks = block_view(inputs.blocks);
+  call.scale = options.scale ? static_cast<double>(*options.scale) : 1.0 / std::sqrt(dim);
+  call.softcap = static_cast<double>(options.softcap);
+  call.band = band_of(options);
+  call.alignment = options.alignment;
+  call.dropout = DropoutMask(options.dropout);
+  problem.features = {
+      .mask = !inputs.mask.given()                  ? MaskKind::none
+              : inputs.mask.dtype == DType::boolean ? MaskKind::boolean
+                                                    : MaskKind::additive,
+      .causal = options.causal,
+      .window = options.window.left.has_value() || options.window.right.has_value(),
+      .softcap = options.softcap > 0,
+      .alibi = inputs.alibi_slopes.given(),
+      .sinks = inputs.sinks.given(),
+      .dropout = options.dropout.probability > 0,
+      .key_lengths = inputs.key_lengths.given(),
+      .block_mask = inputs.blocks.given(),
+  };
+  if (context.device.type == Device::Type::cpu) check_indices(inputs, call);
+  return call;
+}
+
+}  // namespace tilewise
