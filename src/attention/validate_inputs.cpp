@@ -241,7 +241,7 @@ Band band_of(const AttentionOptions& options) {
 AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const AttentionOptions& options,
                              const Context& context) {
   check_options(options);
-  check_parallel_for(context.parallel_for);
+  if (context.device.type == Device::Type::cpu) check_parallel_for(context.parallel_for);
   check_simd_level(context.simd_level);
 
   AttentionCall call;
