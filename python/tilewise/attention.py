@@ -310,9 +310,9 @@ def explain(
     recorded, the backward pass follows.
 
     >>> q = torch.randn(1, 2, 16, 8)
-    >>> print(explain(q, q, q, is_causal=True))
+    >>> print(explain(q, q, q, is_causal=True))  # doctest: +ELLIPSIS
     forward f32 dense B1 Hq2 Hkv2 Sq16 Sk16 D8 Dv8 on cpu, causal
-      simd: chosen
+    ...  simd: chosen
       reference: able
     """
     arguments = (

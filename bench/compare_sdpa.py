@@ -1,0 +1,74 @@
+"""Times Tilewise beside torch's SDPA on the CPU: the same process, interleaved, medians.
+
+In a checkout, after make build, with PYTHONPATH=python and
+TILEWISE_TORCH_LIBRARY=build/release/bindings/torch/_tilewise.so in the environment of .venv/bin/python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import tilewise
+import torch
+import torch.nn.functional as F
+
+SHAPES = [(1, 12, 197, 64), (1, 8, 1024, 64), (1, 8, 2048, 128), (1, 2, 4096, 64)]  # B, H, S, D
+
+
+def medians(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Milliseconds of each, taking turns until `seconds` are spent."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times[next(iter(times))]) < 5:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def compare(shape: tuple[int, int, int, int], dtype: torch.dtype, causal: bool, seconds: float) -> None:
+    """Prints a row: both passes, SDPA's time over ours."""
+    batch, heads, length, dim = shape
+    q, k, v = (torch.randn(batch, heads, length, dim).to(dtype).requires_grad_() for _ in range(3))
+    gradient = torch.randn(batch, heads, length, dim).to(dtype)
+
+    def forward(function: Callable[..., torch.Tensor]) -> Callable[[], object]:
+        def call() -> object:
+            with torch.no_grad():
+                return function(q, k, v, is_causal=causal)
+
+        return call
+
+    def both(function: Callable[..., torch.Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(function(q, k, v, is_causal=causal), (q, k, v), gradient)
+
+    row = f"h{heads} s{length} d{dim}".ljust(16) + f"{str(dtype)[6:]:<10}{'causal' if causal else 'full':<8}"
+    for make in (forward, both):
+        found = medians(
+            {"sdpa": make(F.scaled_dot_product_attention), "ours": make(tilewise.attention)}, seconds
+        )
+        row += f"{found['ours']:10.2f} ms {found['sdpa'] / found['ours']:6.2f}x"
+    print(row, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each cell")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(f"torch {torch.__version__}, {arguments.threads} threads; forward, then forward and backward")
+    for dtype in (torch.float32, torch.bfloat16):
+        for causal in (False, True):
+            for shape in SHAPES:
+                compare(shape, dtype, causal, arguments.seconds)
+
+
+if __name__ == "__main__":
+    main()
