@@ -119,7 +119,7 @@ def checked(options: dict[str, Any], tensors: list[Tensor], extra: dict[str, Ten
     softcaps,
     seeds,
 )
-def test_attention_is_within_the_contract(
+def test_attention_is_near_the_reference(
     dtype: torch.dtype,
     batch: int,
     heads: tuple[int, int],
@@ -164,7 +164,7 @@ def test_attention_is_within_the_contract(
     st.sampled_from([0.0, 0.3]),
     seeds,
 )
-def test_masks_sinks_and_dropout_are_within_the_contract(
+def test_masks_sinks_and_dropout_are_near_the_reference(
     dtype: torch.dtype,
     broadcast: tuple[bool, ...],
     rank: int,
@@ -267,7 +267,7 @@ def test_the_reference_is_torchs_math_path(
     st.integers(0, 3),
     seeds,
 )
-def test_packed_sequences_are_within_the_contract(
+def test_packed_sequences_are_near_the_reference(
     dtype: torch.dtype,
     sizes: list[tuple[int, int]],
     heads: tuple[int, int],
@@ -315,7 +315,7 @@ def test_packed_sequences_are_within_the_contract(
     windows,
     seeds,
 )
-def test_caches_are_within_the_contract(
+def test_caches_are_near_the_reference(
     dtype: torch.dtype,
     used: list[int],
     heads: tuple[int, int],
