@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -68,22 +67,29 @@ def show_failure(command: list[str], output: str) -> None:
 
 def unit_test(program: str, timeout: float, leave_out: str = "") -> Outcome:
     """A GoogleTest program, its tests counted."""
-    outcome = Outcome(program)
+    command = [f"bin/{program}", "--gtest_brief=1"]
+    more = {}
+    if leave_out:
+        command.append(f"--gtest_filter=-{leave_out}")
+        more["left_out"] = leave_out
+    return counted(Outcome(program, more=more), command, "--gtest_output=xml:", timeout)
+
+
+def counted(
+    outcome: Outcome, command: list[str], report_to: str, timeout: float, **environment: str
+) -> Outcome:
+    """Runs a command that leaves a report in JUnit's form, and counts the tests in it."""
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        command = [f"bin/{program}", f"--gtest_output=json:{report}", "--gtest_brief=1"]
-        if leave_out:
-            command.append(f"--gtest_filter=-{leave_out}")
-            outcome.more["left_out"] = leave_out
-        status, output = run(command, timeout)
-        suites = json.loads(report.read_text())["testsuites"] if report.exists() else []
+        report = Path(folder) / "report.xml"
+        status, output = run([*command, f"{report_to}{report}"], timeout, **environment)
+        cases = list(ElementTree.parse(report).getroot().iter("testcase")) if report.exists() else []
     reasons = set()
-    for test in (test for suite in suites for test in suite["testsuite"]):
-        if test["result"] == "SKIPPED":
-            outcome.skipped += 1
-            reasons |= {skip["message"].split("\n")[-1] for skip in test.get("skipped", [])}
-        elif "failures" in test:
+    for case in cases:
+        if case.find("failure") is not None or case.find("error") is not None:
             outcome.failed += 1
+        elif (skip := case.find("skipped")) is not None:
+            outcome.skipped += 1
+            reasons.add((skip.get("message") or "no reason").splitlines()[-1])
         else:
             outcome.passed += 1
     if status != 0 and outcome.failed == 0:  # a crash leaves no report
@@ -121,26 +127,13 @@ def property_test(count: int, seed: int, jobs: int, timeout: float) -> Outcome:
 
 def python_test(timeout: float) -> Outcome:
     """The package's tests that are marked as the GPU's."""
-    outcome = Outcome("python")
     folders = [str(STAGE / "python"), os.environ.get("PYTHONPATH", ""), str(STAGE / "tools")]
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [
-            *(sys.executable, "-m", "pytest", "tests/python", "-m", "gpu"),
-            *("-q", "-ra", "-p", "no:cacheprovider", f"--junitxml={report}"),
-        ]
-        python_path = os.pathsep.join(filter(None, folders))
-        status, output = run(command, timeout, PYTHONPATH=python_path, PYTHONDONTWRITEBYTECODE="1")
-        cases = list(ElementTree.parse(report).getroot().iter("testcase")) if report.exists() else []
-    kinds = [{child.tag for child in case} for case in cases]
-    outcome.failed = sum(bool(kind & {"failure", "error"}) for kind in kinds)
-    outcome.skipped = sum("skipped" in kind for kind in kinds)
-    outcome.passed = len(cases) - outcome.failed - outcome.skipped
-    if status != 0 and outcome.failed == 0:
-        outcome.failed = 1
-    if outcome.failed:
-        show_failure(command, output)
-    return outcome
+    command = [
+        *(sys.executable, "-m", "pytest", "tests/python", "-m", "gpu"),
+        *("-q", "-ra", "-p", "no:cacheprovider"),
+    ]
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "PYTHONDONTWRITEBYTECODE": "1"}
+    return counted(Outcome("python"), command, "--junitxml=", timeout, **variables)
 
 
 def sanitize(tool: str, program: str, arguments: list[str], timeout: float) -> Outcome:

@@ -15,10 +15,10 @@ flock 9
 
 # As in build.sh: configured afresh after an interruption, a move, or a change of what it is configured by.
 stamp=$tree/tilewise-configured
-key=$({ pwd && printf '%s\n' "$@" && cat CMakePresets.json scripts/stage.sh scripts/stage.cmake; } | sha256sum)
+key=$({ pwd && printf '%s\n' "$@" && cat CMakePresets.json scripts/stage.sh; } | sha256sum)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
+  # Each program carries every kernel, so these are compressed as well as can be: to a tenth.
   cmake --fresh --preset release -B "$tree" -D TILEWISE_CUDA=ON -D CMAKE_CUDA_FLAGS=--compress-mode=size \
-    -D "CMAKE_PROJECT_tilewise_INCLUDE=$PWD/scripts/stage.cmake" \
     -D CMAKE_BUILD_WITH_INSTALL_RPATH=ON -D 'CMAKE_INSTALL_RPATH=$ORIGIN/../lib' \
     -D Python3_EXECUTABLE="$PWD/.venv/bin/python" "$@"
   echo "$key" >"$stamp"
@@ -28,7 +28,7 @@ tests=(core_test attention_test cpu_test cuda_test tilewise_property)
 binding=$(cmake --build "$tree" --target help | sed -n 's/^\(tilewise_torch\):.*/\1/p')
 sources=$(python3 scripts/results_status.py --sources)
 # shellcheck disable=SC2086 # none or one word
-cmake --build "$tree" --target tilewise_shared "${tests[@]}" tilewise_bench $binding
+cmake --build "$tree" --target "${tests[@]}" tilewise_bench $binding
 if [ "$sources" != "$(python3 scripts/results_status.py --sources)" ]; then
   echo "The sources changed while they were built. Please try again." >&2
   exit 1
@@ -40,7 +40,6 @@ for test in "${tests[@]}"; do
   strip -o "$stage/bin/$test" "$tree/tests/$test"
 done
 strip -o "$stage/bin/tilewise_bench" "$tree/bench/tilewise_bench"
-strip -o "$stage/lib/libtilewise_shared.so" "$tree/libtilewise_shared.so"
 # torch comes with an OpenMP of its own, which programs cannot find; libstdc++ is torch's need, too.
 cp "$(g++ -print-file-name=libgomp.so.1)" "$stage/lib/"
 cp -r bench/suites "$stage/bench/"

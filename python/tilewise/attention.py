@@ -392,7 +392,8 @@ def _options(
         reject("window", "(left, right), each None or at least 0", repr(window))
     seed = None
     if dropout_p > 0.0:
-        seed = draw_seed() if draws else torch.zeros(2, dtype=torch.int64)
+        # A probability that will be refused draws nothing.
+        seed = draw_seed() if draws and dropout_p < 1.0 else torch.zeros(2, dtype=torch.int64)
     return seed, alignment == "bottom_right", left, right, _number("softcap", softcap), alibi_slopes, sinks
 
 
