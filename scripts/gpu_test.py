@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import shutil
@@ -127,7 +128,9 @@ def property_test(count: int, seed: int, jobs: int, timeout: float) -> Outcome:
 
 def python_test(timeout: float) -> Outcome:
     """The package's tests that are marked as the GPU's."""
-    folders = [str(STAGE / "python"), os.environ.get("PYTHONPATH", ""), str(STAGE / "tools")]
+    folders = [str(STAGE / "python"), os.environ.get("PYTHONPATH", "")]
+    if not all(importlib.util.find_spec(name) for name in ("pytest", "hypothesis")):
+        folders.append(str(STAGE / "tools"))
     command = [
         *(sys.executable, "-m", "pytest", "tests/python", "-m", "gpu"),
         *("-q", "-ra", "-p", "no:cacheprovider"),

@@ -27,9 +27,11 @@ def status(record: Path, fingerprint: str) -> str:
     try:
         with record.open() as lines:
             environment = json.loads(next(lines))["environment"]
-        made_from, date = environment["sources"], environment["date"]
-    except (StopIteration, ValueError, KeyError, TypeError):
-        return "not a record: its first line has no environment with sources and date"
+        made_from, date = environment.get("sources"), environment.get("date", "an unknown day")
+    except (StopIteration, ValueError, KeyError, TypeError, AttributeError):
+        return "not a record: its first line is no environment"
+    if made_from is None:
+        return "does not say which sources it was made from"
     return f"{'current' if made_from == fingerprint else 'OLDER than the sources'}, from {date}"
 
 

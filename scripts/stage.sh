@@ -50,7 +50,9 @@ if [ -n "$binding" ]; then
   strip -o "$stage/python/tilewise/_tilewise.so" "$tree/bindings/torch/_tilewise.so"
   cp -r tests/python "$stage/tests/"
   find "$stage" -name __pycache__ -prune -exec rm -r {} +
+  # Wheels without compiled parts, since the GPU machine's Python may be another.
   if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+    --platform any --implementation py --abi none --only-binary=:all: \
     --target "$stage/tools" pytest hypothesis; then
     echo "pytest: left out (pip could not fetch it); the Python tests need the GPU machine's own"
   fi
