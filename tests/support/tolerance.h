@@ -14,8 +14,8 @@ namespace tilewise::test {
 // sample: in a tensor of few elements, or where roundings happen not to matter to it, it is right by luck. So
 // the error that a fused kernel must be expected to make, by a model of its roundings (rounding_error), is
 // added. That makes the bound wider than the contract's: in f32, about 9 to 20 times the path's own error an
-// element, so there it guards against regressions and does not prove "twice". The form and the factor of three
-// were settled after a first, tighter form, 2 · (error + deviation), had failed 12 of 12,000 problems.
+// element, so there it guards against regressions and does not prove "twice". The form and the factor of
+// three were settled after a first, tighter form, 2 · (error + deviation), had failed 12 of 12,000 problems.
 
 /// Standard deviations of every result's error, for a kernel that keeps scores and sums in f32, and rounds to
 /// the type: the weights and the scores' gradients (what matrix units take), o as backward reads it, and
