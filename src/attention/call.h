@@ -131,6 +131,7 @@ struct AttentionCall {
   Band band;
   Alignment alignment = Alignment::top_left;
   DropoutMask dropout;
+  bool deterministic = false;
 
   /// Query heads that share a key head.
   constexpr std::int64_t group() const {

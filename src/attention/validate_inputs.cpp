@@ -295,6 +295,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   call.band = band_of(options);
   call.alignment = options.alignment;
   call.dropout = DropoutMask(options.dropout);
+  call.deterministic = options.deterministic;
   problem.features = {
       .mask = !inputs.mask.given()                  ? MaskKind::none
               : inputs.mask.dtype == DType::boolean ? MaskKind::boolean

@@ -40,7 +40,7 @@ __global__ void walk_tiles(const __grid_constant__ AttentionCall call, const cud
   const KeyRange any = query.any(call);
   const KeyRange all = query.all(call);
   if (query.count <= 0) return;
-  cuda::KeyTiles tiles(call, query, key_tile_size);
+  cuda::KeyTiles<true> tiles(call, query, key_tile_size);
   for (cuda::KeyTile keys = tiles.next(); keys.count > 0; keys = tiles.next()) {
     if (keys.count > key_tile_size || keys.first < any.first || keys.first + keys.count > any.last) {
       atomicAdd(pairs.faults, 1);

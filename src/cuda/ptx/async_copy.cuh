@@ -17,6 +17,16 @@ __device__ __forceinline__ void copy_async_16(void* to_smem, const void* from_gm
 #endif
 }
 
+/// One float.
+__device__ __forceinline__ void copy_async_4(float* to_smem, const float* from_gmem) {
+#if __CUDA_ARCH__ >= 800
+  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(to_smem));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from_gmem));
+#else
+  *to_smem = *from_gmem;
+#endif
+}
+
 /// Ends a group of copies.
 __device__ __forceinline__ void commit_copies() {
 #if __CUDA_ARCH__ >= 800

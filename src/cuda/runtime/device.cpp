@@ -17,10 +17,11 @@ int attribute(cudaDeviceAttr what, int index) {
 }
 
 DeviceProperties read_properties(int index) {
-  return {.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, index),
-          .compute_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, index) +
-                                attribute(cudaDevAttrComputeCapabilityMinor, index),
-          .shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index)};
+  return {
+      .multiprocessors = attribute(cudaDevAttrMultiProcessorCount, index),
+      .compute_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, index) +
+                            attribute(cudaDevAttrComputeCapabilityMinor, index),
+      .shared_bytes = static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index))};
 }
 
 }  // namespace

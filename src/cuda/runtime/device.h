@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+
 #include "tilewise/tensor.h"
 
 namespace tilewise::cuda {
@@ -7,8 +9,8 @@ namespace tilewise::cuda {
 /// What kernels are configured by; read once a device.
 struct DeviceProperties {
   int multiprocessors = 0;
-  int compute_capability = 0;      ///< 90 for sm_90
-  int shared_bytes_per_block = 0;  ///< with opt-in
+  int compute_capability = 0;    ///< 90 for sm_90
+  std::size_t shared_bytes = 0;  ///< a block may have, when it asks
 };
 
 /// Throws DeviceError when there is no such device or no driver.

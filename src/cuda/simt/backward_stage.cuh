@@ -1,198 +1,326 @@
 #pragma once
 
-#include "cuda/tile/gradient_tile.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/runtime/device.h"
+#include "cuda/tile/key_grid.cuh"
+#include "cuda/tile/multiply.cuh"
+#include "cuda/tile/score.cuh"
+#include "cuda/tile/shared_tile.cuh"
+#include "tilewise/context.h"
 
 namespace tilewise::cuda::simt {
 
-// What the kernels of backward share: the configuration, the tiles in shared memory, and the recomputation of
-// weights and score gradients from them.
+// What every gradient needs: weights and score gradients of a tile of queries by a tile of keys, recomputed.
+// One side is `own`, kept by the block; the other passes by. Either may be the queries.
+//
+// The warps of a block come in two halves that do the same to different operands: one multiplies q·kᵀ while
+// the other multiplies d_o·vᵀ; the first makes weights of its products, the second score gradients; and then,
+// in fused_backward.cu, one sums dv while the other sums dk. So a lane has one 8 x 8 block of results where
+// it would need two, and every product feeds 64 multiply-adds from four loads.
 
-template <int rows_, int columns_, int own_each, int other_each, int dims_each>
-struct Config {
-  using Grid = ThreadGrid<rows_, columns_>;
-  static constexpr int M = own_each;
-  static constexpr int N = other_each;
-  static constexpr int V = dims_each;
-  static constexpr int threads = Grid::threads;
-  static constexpr int own = rows_ * M;
-  static constexpr int other = columns_ * N;
-  static constexpr int dim = columns_ * V;  // of a piece of D or Dv
-  using OwnTile = SharedTile<dim, 0>;
-  using OtherTile = SharedTile<dim, 2>;
-  using PairTile = SharedTile<other, 0>;
-  static constexpr int own_floats = OwnTile::floats(own);
-  static constexpr int other_floats = OtherTile::floats(other);
-  static constexpr int pair_floats = PairTile::floats(own);
+template <int dim_, int tile_>
+struct BackwardConfig {
+  static constexpr int dim = dim_;    // of a piece of D or Dv
+  static constexpr int tile = tile_;  // queries, and keys
+  static constexpr int half_warps = dim / 32;
+  static constexpr int threads = 2 * half_warps * 32;
+  static constexpr int blocks = dim == 64 ? 2 : 1;  // a multiprocessor
+  static constexpr int R = 4;                       // rows of lanes in a warp
+  static constexpr int C = 8;
+  static constexpr int M = tile / (half_warps * R);  // rows of a lane in a product of tiles
+  static constexpr int N = tile / C;
+  static constexpr int own_each = tile / (2 * R);  // rows of a lane in dk or dv, of eight dims each
+  static constexpr int row_stride = dim + 4;
+  static constexpr int pair_stride = tile + 8;  // then lanes that store their own pairs meet in no bank
+  static constexpr int row_floats = tile * row_stride;
+  static constexpr int pair_floats = tile * pair_stride;
+  static constexpr std::size_t shared_bytes = sizeof(float) * (4 * row_floats + 2 * pair_floats + 2 * tile);
 };
 
-using Narrow = Config<8, 16, 8, 4, 4>;  // dims to 64
-using Broad = Config<16, 16, 4, 4, 8>;  // and beyond, in pieces of 128
+using Narrow = BackwardConfig<64, 64>;  // dims to 64
+using Broad = BackwardConfig<128, 64>;  // and beyond, in pieces of 128
+using Small = BackwardConfig<64, 32>;   // where shared memory or work is too little for these
+
+/// Whether the plain kernels will do.
+inline bool plain_backward(const AttentionCall& call) {
+  const AttentionProblem& problem = call.problem;
+  return !problem.features.needs_more_than_band() && plain_rows(call.q, problem.dim_qk) &&
+         plain_rows(call.k, problem.dim_qk) && plain_rows(call.v, problem.dim_v) &&
+         plain_rows(call.d_o, problem.dim_v) && problem.dim_qk <= Broad::dim && problem.dim_v <= Broad::dim;
+}
+
+enum class BackwardSize { small, narrow, broad };
+
+inline BackwardSize backward_size(const AttentionCall& call, const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  const DeviceProperties& device = device_properties(context.device.index);
+  const bool broad = problem.dim_qk > 64 || problem.dim_v > 64;
+  const std::int64_t blocks = problem.batch * problem.heads_kv * KeyGrid::of(call, Narrow::tile).tiles;
+  if (device.shared_bytes < (broad ? Broad::shared_bytes : Narrow::shared_bytes)) return BackwardSize::small;
+  if (2 * blocks < device.multiprocessors && (!broad || !plain_backward(call))) return BackwardSize::small;
+  return broad ? BackwardSize::broad : BackwardSize::narrow;
+}
 
 enum class Side { queries, keys };
 
-template <typename C, Side side>
-constexpr std::size_t shared_bytes() {
-  const int pairs = side == Side::keys ? 2 : 1;  // weights and score gradients, or the latter alone
-  return sizeof(float) * (2 * C::own_floats + 2 * C::other_floats + pairs * C::pair_floats);
-}
+/// Where a thread stands.
+template <typename C>
+struct Place {
+  Lanes<C::R> lane;
+  int warp = static_cast<int>(threadIdx.x) / 32;  // in the block
+  bool second = warp >= C::half_warps;            // half
+  int in_half = second ? warp - C::half_warps : warp;
 
-/// Rows of D (q or k) or of Dv (d_o or v) of one side.
-struct Operand {
-  const Rows* rows;
-  int dim;
-  bool aligned;
+  /// Row (of `other`) and column (of `own`) in a product of tiles.
+  __device__ int other(int m) const { return in_half * C::R * C::M + in_steps<C::R>(lane.row, m); }
+  __device__ int own(int n) const { return in_steps<C::C>(lane.column, n); }
 };
 
-__device__ __forceinline__ Operand operand(const Rows& rows, std::int64_t dim) {
-  return {&rows, static_cast<int>(dim), aligned_rows(rows, dim)};
-}
-
-template <typename C, typename Tile>
-__device__ __forceinline__ void load_queries(const AttentionCall& call, const QueryTile& query,
-                                             const Operand& from, int piece, int rows, float* tile) {
-  const int first = piece * C::dim;
-  load_tile<Tile, C::threads>(
-      tile, rows, query.count, first, min(C::dim, from.dim - first), from.rows->dtype, from.aligned,
-      [&](int r) { return from.rows->at(query.b, query.h, query.sequence.first_q + query.first + r); });
-}
-
-template <typename C, typename Tile>
-__device__ __forceinline__ void load_keys(const AttentionCall& call, const QueryTile& query,
-                                          const KeyTile& keys, const Operand& from, int piece, int rows,
-                                          float* tile) {
-  const int first = piece * C::dim;
-  const std::int64_t h_kv = query.h / call.group();
-  load_tile<Tile, C::threads>(
-      tile, rows, keys.count, first, min(C::dim, from.dim - first), from.rows->dtype, from.aligned,
-      [&](int r) { return call.key_row(*from.rows, query.sequence, query.b, h_kv, keys.first + r); });
-}
-
-/// A block's shared memory and the two sides of the problem.
-template <typename C, Side side>
+/// A block's shared memory and how it is filled. `general` is as in fused_forward.cu.
+template <typename C, Side side, bool general>
 struct Stage {
   const AttentionCall& call;
-  float* own;    // [own, piece] of q or k
-  float* own_v;  // [own, piece] of d_o or v
-  float* other;
+  float* own;    // [tile, piece] of q or k
+  float* own_v;  // [tile, piece] of d_o or v
+  float* other;  // the same of the other side
   float* other_v;
-  float* dscores;  // [own, other]
-  float* weights;  // [own, other]; keys' side alone
-  Operand q, k, d_o, v;
-  int pieces_qk, pieces_v;
+  float* weights;  // [other, own], after dropout
+  float* dscores;  // [other, own]
+  float* lse;      // [queries]; −inf where there is none, or the query saw nothing
+  float* shift;    // [queries]: d_lse − Σ_d d_o·o
+  int dim_qk, dim_v, pieces_qk, pieces_v;
 
   __device__ Stage(const AttentionCall& call_, float* shared)
       : call(call_),
         own(shared),
-        own_v(own + C::own_floats),
-        other(own_v + C::own_floats),
-        other_v(other + C::other_floats),
-        dscores(other_v + C::other_floats),
-        weights(dscores + C::pair_floats),
-        q(operand(call.q, call.problem.dim_qk)),
-        k(operand(call.k, call.problem.dim_qk)),
-        d_o(operand(call.d_o, call.problem.dim_v)),
-        v(operand(call.v, call.problem.dim_v)),
-        pieces_qk((q.dim + C::dim - 1) / C::dim),
-        pieces_v((v.dim + C::dim - 1) / C::dim) {}
+        own_v(own + C::row_floats),
+        other(own_v + C::row_floats),
+        other_v(other + C::row_floats),
+        weights(other_v + C::row_floats),
+        dscores(weights + C::pair_floats),
+        lse(dscores + C::pair_floats),
+        shift(lse + C::tile),
+        dim_qk(static_cast<int>(call.problem.dim_qk)),
+        dim_v(static_cast<int>(call.problem.dim_v)),
+        pieces_qk((dim_qk + C::dim - 1) / C::dim),
+        pieces_v((dim_v + C::dim - 1) / C::dim) {}
 
-  __device__ void load_own(const QueryTile& query, const KeyTile& keys, int piece, bool values) const {
-    if constexpr (side == Side::queries) {
-      load_queries<C, typename C::OwnTile>(call, query, values ? d_o : q, piece, C::own,
-                                           values ? own_v : own);
-    } else {
-      load_keys<C, typename C::OwnTile>(call, query, keys, values ? v : k, piece, C::own,
-                                        values ? own_v : own);
+  /// Whether every row is in shared memory whole.
+  __device__ bool whole() const { return !general || (pieces_qk == 1 && pieces_v == 1); }
+  __device__ int dims_qk(int piece) const { return max(0, min(C::dim, dim_qk - piece * C::dim)); }
+  __device__ int dims_v(int piece) const { return max(0, min(C::dim, dim_v - piece * C::dim)); }
+
+  __device__ void load_queries(const QueryTile& query, int piece, float* to, float* to_v) const {
+    load(to, call.q, dim_qk, query.b, query.h, query.sequence.first_q + query.first, query.count, piece);
+    load(to_v, call.d_o, dim_v, query.b, query.h, query.sequence.first_q + query.first, query.count, piece);
+  }
+  __device__ void load_keys(const QueryTile& query, const KeyTile& keys, int piece, float* to,
+                            float* to_v) const {
+    const std::int64_t h = query.h / call.group();
+    load(to, call.k, dim_qk, query.b, h, query.sequence.first_k + keys.first, keys.count, piece);
+    load(to_v, call.v, dim_v, query.b, h, query.sequence.first_k + keys.first, keys.count, piece);
+  }
+  __device__ void load_own(const QueryTile& query, const KeyTile& keys, int piece) const {
+    side == Side::queries ? load_queries(query, piece, own, own_v)
+                          : load_keys(query, keys, piece, own, own_v);
+  }
+  __device__ void load_other(const QueryTile& query, const KeyTile& keys, int piece) const {
+    side == Side::queries ? load_keys(query, keys, piece, other, other_v)
+                          : load_queries(query, piece, other, other_v);
+  }
+  /// `shifts` is [Hq, rows_q].
+  __device__ void load_states(const QueryTile& query, const float* shifts) const {
+    const int r = static_cast<int>(threadIdx.x);
+    if (r >= C::tile) return;
+    if (r >= query.count) {
+      lse[r] = minus_infinity;
+      shift[r] = 0;
+      return;
     }
+    const std::int64_t s = query.sequence.first_q + query.first + r;
+    copy_async_4(lse + r, reinterpret_cast<const float*>(call.lse.at(query.b, query.h, s)));
+    copy_async_4(shift + r, shifts + query.h * call.rows_q() + call.first_row_q(query.b) + query.first + r);
   }
 
-  __device__ void load_other(const QueryTile& query, const KeyTile& keys, int piece, bool values) const {
-    if constexpr (side == Side::queries) {
-      load_keys<C, typename C::OtherTile>(call, query, keys, values ? v : k, piece, C::other,
-                                          values ? other_v : other);
-    } else {
-      load_queries<C, typename C::OtherTile>(call, query, values ? d_o : q, piece, C::other,
-                                             values ? other_v : other);
-    }
-  }
-
-  // sum += own · otherᵀ over all of D (or Dv), piece by piece. The first piece of `own` stays when it is the
-  // only one.
-  __device__ void multiply(const QueryTile& query, const KeyTile& keys, bool values, bool own_is_there,
-                           const typename C::Grid& grid, float (&sum)[C::M][C::N]) const {
-    const int dim = values ? v.dim : q.dim;
-    const int pieces = values ? pieces_v : pieces_qk;
-    for (int piece = 0; piece < pieces; ++piece) {
-      __syncthreads();  // everyone is done with what these tiles held
-      if (!own_is_there || pieces > 1) load_own(query, keys, piece, values);
-      load_other(query, keys, piece, values);
-      commit_copies();
-      wait_copies<0>();
-      __syncthreads();  // both tiles are there
-      multiply_rows<C::M, C::N, typename C::Grid, typename C::OwnTile, typename C::OtherTile>(
-          sum, values ? own_v : own, values ? other_v : other, (min(C::dim, dim - piece * C::dim) + 3) / 4,
-          grid);
-    }
-  }
-
-  // Brings piece `piece` of the other side back where a later one took its place.
-  __device__ void reload_other(const QueryTile& query, const KeyTile& keys, int piece, bool values) const {
-    const int pieces = values ? pieces_v : pieces_qk;
-    if (pieces == 1 || piece >= pieces) return;
-    load_other(query, keys, piece, values);
+ private:
+  __device__ static void load(float* to, const Rows& rows, int dim, std::int64_t b, std::int64_t h,
+                              std::int64_t row, int valid, int piece) {
+    const int first = piece * C::dim;
+    if (first >= dim) return;
+    load_rows<general, C::tile, C::dim, C::row_stride, C::threads>(to, RowAddress(rows, dim, b, h, row), 0,
+                                                                   valid, first, min(C::dim, dim - first));
   }
 };
 
-/// Products to weights (after dropout) and score gradients of a pair of tiles, in registers.
-template <typename C, Side side, bool features>
-__device__ __forceinline__ void differentiate_pairs(const Stage<C, side>& stage, const ScoreRules& rules,
-                                                    const QueryTile& query, const KeyTile& keys,
-                                                    const float* shifts, bool own_is_there,
-                                                    bool through_softcap, const typename C::Grid& grid,
-                                                    float (&weights)[C::M][C::N],
-                                                    float (&dscores)[C::M][C::N]) {
+/// Products to weights, by the first half. Of a query that saw nothing all are 0.
+template <typename C, Side side, bool general>
+__device__ __forceinline__ void store_weights(const Stage<C, side, general>& stage, const ScoreRules& rules,
+                                              const QueryTile& query, const KeyTile& keys, bool edge,
+                                              const Place<C>& place, const float (&products)[C::M][C::N]) {
   const AttentionCall& call = stage.call;
+  constexpr int queries_each = side == Side::queries ? C::N : C::M;
+  float lse[queries_each];
 #pragma unroll
-  for (int m = 0; m < C::M; ++m) {
-#pragma unroll
-    for (int n = 0; n < C::N; ++n) weights[m][n] = dscores[m][n] = 0;
-  }
-  stage.multiply(query, keys, false, own_is_there, grid, weights);
-  stage.multiply(query, keys, true, own_is_there, grid, dscores);
-  constexpr int key_tile = side == Side::keys ? C::own : C::other;
-  const KeyRange all = query.all(call);
-  const bool edge =
-      keys.first < all.first || keys.first + key_tile > all.last || keys.count < key_tile || keys.tile >= 0;
-  RowState state[side == Side::queries ? C::M : C::N];
-#pragma unroll
-  for (int n = 0; n < (side == Side::queries ? C::M : C::N); ++n) {
-    state[n] = row_state(call, query, side == Side::queries ? grid.own(n) : grid.other(n), shifts);
+  for (int n = 0; n < queries_each; ++n) {
+    lse[n] = stage.lse[side == Side::queries ? place.own(n) : place.other(n)];
+    if (lse[n] == minus_infinity) lse[n] = -minus_infinity;
   }
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
 #pragma unroll
     for (int n = 0; n < C::N; ++n) {
-      const int r = side == Side::queries ? grid.own(m) : grid.other(n);
-      const int c = side == Side::queries ? grid.other(n) : grid.own(m);
-      const PairGradient pair =
-          pair_gradient<features>(call, rules, query, keys, edge, r, c, state[side == Side::queries ? m : n],
-                                  weights[m][n], dscores[m][n]);
-      weights[m][n] = pair.weight;
-      dscores[m][n] = through_softcap ? pair.dscore * pair.slope : pair.dscore;
+      const float x = fmaf(products[m][n], rules.scale, -lse[side == Side::queries ? n : m]);
+      stage.weights[place.other(m) * C::pair_stride + place.own(n)] = exp2_approx(x * log2e);
+    }
+  }
+  if (!edge) return;
+#pragma unroll 1
+  for (int n = 0; n < queries_each; ++n) {
+    const int r = side == Side::queries ? place.own(n) : place.other(n);
+    const KeyRange range = call.keys_of(query.sequence, query.first + r);
+    const int first = static_cast<int>(range.first - keys.first);
+    const int last = min(static_cast<int>(range.last - keys.first), keys.count);
+#pragma unroll 1
+    for (int m = 0; m < C::M * C::N / queries_each; ++m) {
+      const int c = side == Side::queries ? place.other(m) : place.own(m);
+      float& weight =
+          stage.weights[(side == Side::queries ? c : r) * C::pair_stride + (side == Side::queries ? r : c)];
+      if (c < first || c >= last) weight = 0;
     }
   }
 }
 
-/// Registers to a tile [own, other] in shared memory.
-template <typename C>
-__device__ __forceinline__ void store_pairs(const float (&pairs)[C::M][C::N], float* tile,
-                                            const typename C::Grid& grid) {
+/// The same in the general kernel, by way of shared memory, where a loop can reach the pairs: the code for
+/// one, with all it may have to do, is there once. Leaves the weight before dropout, times the slope of the
+/// softcap where `through_softcap`, in `dscores`.
+template <typename C, Side side, bool general>
+__device__ __forceinline__ void store_general_weights(const Stage<C, side, general>& stage,
+                                                      const ScoreRules& rules, const QueryTile& query,
+                                                      const KeyTile& keys, bool edge, bool through_softcap,
+                                                      const Place<C>& place,
+                                                      const float (&products)[C::M][C::N]) {
+  const AttentionCall& call = stage.call;
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
 #pragma unroll
-    for (int n = 0; n < C::N; n += 4) {
-      *reinterpret_cast<float4*>(tile + C::PairTile::at(grid.own(m), grid.other(n) / 4)) =
-          float4{pairs[m][n], pairs[m][n + 1], pairs[m][n + 2], pairs[m][n + 3]};
+    for (int n = 0; n < C::N; ++n) {
+      stage.weights[place.other(m) * C::pair_stride + place.own(n)] = products[m][n];
     }
+  }
+  __syncwarp();  // the warp's products are there
+  constexpr int warp_rows = C::R * C::M;
+#pragma unroll 1
+  for (int index = static_cast<int>(threadIdx.x) % 32; index < warp_rows * C::tile / 4; index += 32) {
+    const int row = place.in_half * warp_rows + index % warp_rows;
+    const int first = index / warp_rows * 4;
+    float weight[4], sloped[4];
+    float factor[4] = {1, 1, 1, 1};
+    if (call.problem.features.dropout && side == Side::keys && keys.first % 4 == 0) {
+      const DropoutFactors drawn(call, query.b, query.h, query.first + row, keys.first + first);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) factor[n] = drawn.factor[n];
+    }
+    const float4 four = load_four(stage.weights + row * C::pair_stride + first);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int r = side == Side::queries ? first + n : row;
+      const int c = side == Side::queries ? row : first + n;
+      const std::int64_t i = query.first + r;
+      const std::int64_t j = keys.first + c;
+      const float lse = stage.lse[r];
+      weight[n] = sloped[n] = 0;
+      if (lse == minus_infinity || (edge && hidden(call, query.sequence, keys, i, j))) continue;
+      float tangent = 0;
+      const float s =
+          score_of(call, rules, query.sequence, query.b, query.h, i, j, element(four, n), tangent);
+      const float p = exp2_approx((s - lse) * log2e);
+      if (call.problem.features.dropout && !(side == Side::keys && keys.first % 4 == 0)) {
+        factor[n] = dropout_factor(call, query.b, query.h, i, j);
+      }
+      weight[n] = p * factor[n];
+      sloped[n] = through_softcap && rules.softcap ? p * (1 - tangent * tangent) : p;
+    }
+    const int at = row * C::pair_stride + first;
+    *reinterpret_cast<float4*>(stage.weights + at) = {weight[0], weight[1], weight[2], weight[3]};
+    *reinterpret_cast<float4*>(stage.dscores + at) = {sloped[0], sloped[1], sloped[2], sloped[3]};
+  }
+}
+
+/// d_o·v to score gradients, by the second half.
+template <typename C, Side side, bool general>
+__device__ __forceinline__ void store_score_gradients(const Stage<C, side, general>& stage,
+                                                      const Place<C>& place,
+                                                      const float (&dweights)[C::M][C::N]) {
+  const AttentionCall& call = stage.call;
+  const bool dropout = general && call.problem.features.dropout;
+  const float keep_scale = dropout ? call.dropout.keep_scale : 1.0f;
+  float shift[side == Side::queries ? C::N : C::M];
+#pragma unroll
+  for (int n = 0; n < (side == Side::queries ? C::N : C::M); ++n) {
+    shift[n] = stage.shift[side == Side::queries ? place.own(n) : place.other(n)];
+  }
+#pragma unroll
+  for (int m = 0; m < C::M; ++m) {
+    float weight[C::N], sloped[C::N];  // a row is read before it is written: a load does not wait for a store
+#pragma unroll
+    for (int n = 0; n < C::N; ++n) {
+      const int at = place.other(m) * C::pair_stride + place.own(n);
+      weight[n] = stage.weights[at];
+      sloped[n] = general ? stage.dscores[at] : weight[n];
+    }
+#pragma unroll
+    for (int n = 0; n < C::N; ++n) {
+      const float dweight = dropout && weight[n] == 0 ? 0.0f : dweights[m][n] * keep_scale;
+      stage.dscores[place.other(m) * C::pair_stride + place.own(n)] =
+          sloped[n] * (dweight + shift[side == Side::queries ? n : m]);
+    }
+  }
+}
+
+/// Fills weights and dscores from the tiles of both sides, which are loaded and awaited here unless rows are
+/// whole; then they must be there. The first half is done with its part when its weights are there for all;
+/// the second when its score gradients are there for itself, so that each can go on to what needs no more
+/// than that.
+template <typename C, Side side, bool general>
+__device__ __forceinline__ void differentiate(const Stage<C, side, general>& stage, const ScoreRules& rules,
+                                              const QueryTile& query, const KeyTile& keys,
+                                              bool through_softcap, const Place<C>& place) {
+  float products[C::M][C::N] = {};
+  const ByRows<C::row_stride, C::R> other{(place.second ? stage.other_v : stage.other) +
+                                          place.other(0) * C::row_stride};
+  const ByRows<C::row_stride, C::C> own{(place.second ? stage.own_v : stage.own) +
+                                        place.own(0) * C::row_stride};
+  const auto multiply = [&](int piece) {
+    const int dims = place.second ? stage.dims_v(piece) : stage.dims_qk(piece);
+    multiply_rows(products, other, own, (dims + 7) / 8 * 8);
+  };
+  if (stage.whole()) {
+    multiply(0);
+  } else {
+    for (int piece = 0; piece < max(stage.pieces_qk, stage.pieces_v); ++piece) {
+      __syncthreads();  // everyone is done with the last piece
+      stage.load_own(query, keys, piece);
+      stage.load_other(query, keys, piece);
+      commit_copies();
+      wait_copies<0>();
+      __syncthreads();  // the piece is there
+      multiply(piece);
+    }
+  }
+  const KeyRange all = query.all(stage.call);
+  const bool edge =
+      keys.first < all.first || keys.first + C::tile > all.last || keys.count < C::tile || keys.tile >= 0;
+  if (!place.second) {
+    if constexpr (general) {
+      store_general_weights(stage, rules, query, keys, edge, through_softcap, place, products);
+    } else {
+      store_weights(stage, rules, query, keys, edge, place, products);
+    }
+  }
+  __syncthreads();  // weights are there
+  if (place.second) {
+    store_score_gradients(stage, place, products);
+    sync_some<1, C::threads / 2>();  // score gradients are there for this half
   }
 }
 

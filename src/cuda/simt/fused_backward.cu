@@ -1,4 +1,5 @@
 #include "core/arena.h"
+#include "cuda/ptx/reduce.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/backward_stage.cuh"
 #include "cuda/simt/fused.h"
@@ -7,10 +8,19 @@
 namespace tilewise::cuda::simt {
 namespace {
 
-// Backward by recomputation, without atomics, so it is repeatable: one kernel walks over keys for each tile
-// of queries and gives dq, another walks over queries for each tile of keys and gives dk and dv. Both are one
-// template, the two sides exchanged. It costs seven products where five would do; atomics would cost the
-// repeatability.
+// Backward by recomputation. A block keeps a tile of keys and walks over the queries that see it: five
+// products a pair of tiles. dk and dv stay in registers; dq is added to global memory as it comes, in
+// whatever order. Where it must be repeatable a block that keeps queries and walks over keys gives dq, at the
+// price of two products more. Both are one template, the two sides exchanged.
+
+enum class Gradients {
+  all,      // own: keys; dk, dv, and dq by atomic additions
+  keys,     // own: keys; dk and dv
+  queries,  // own: queries; dq
+};
+constexpr Side side_of(Gradients gradients) {
+  return gradients == Gradients::queries ? Side::queries : Side::keys;
+}
 
 struct Blocks {
   QueryGrid queries;
@@ -18,169 +28,334 @@ struct Blocks {
   int dim_pieces;
 };
 
+// The pairs of tiles of one block, in order.
+template <Side side, bool general>
+class Pairs;
+
+template <bool general>
+class Pairs<Side::keys, general> {  // every query tile that sees the keys, head by head of the group
+ public:
+  QueryTile query;
+  KeyTile keys;
+
+  __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::int64_t index)
+      : call_(call), blocks_(blocks) {
+    const std::int64_t head = index / blocks.keys.tiles;
+    query.b = head / call.problem.heads_kv;
+    query.h = head % call.problem.heads_kv * call.group();
+    query.sequence = call.sequence(query.b);
+    keys = blocks.keys.tile(call, query.sequence, index % blocks.keys.tiles);
+    next_h_ = query.h;
+    last_h_ = query.h + call.group();
+    // Queries i with i + offset − left < the end of the keys, and i + offset + right >= their beginning.
+    const std::int64_t position = keys.first - query.sequence.band_offset;
+    const std::int64_t first = max(std::int64_t{0}, position - call.band.right);
+    const std::int64_t last = min(query.sequence.length_q, position + keys.count + call.band.left);
+    first_ = general ? 0 : first / blocks.queries.size;
+    last_ = general           ? blocks.queries.tiles
+            : keys.count <= 0 ? first_
+                              : (last + blocks.queries.size - 1) / blocks.queries.size;
+    next_ = first_;
+  }
+  __device__ bool next() {
+    for (; next_h_ < last_h_; ++next_h_, next_ = first_) {
+      while (next_ < last_) {
+        query = blocks_.queries.tile(call_, query.b, next_h_, next_++);
+        if (!general || meets(call_, query, keys)) return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  const AttentionCall& call_;
+  const Blocks& blocks_;
+  std::int64_t first_, last_, next_;  // query tiles
+  std::int64_t next_h_, last_h_;
+};
+
+template <bool general>
+class Pairs<Side::queries, general> {  // every key tile that the queries see
+ public:
+  QueryTile query;
+  KeyTile keys;
+
+  __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::int64_t index)
+      : query(blocks.queries.tile(call, index / blocks.queries.tiles / call.problem.heads_q,
+                                  index / blocks.queries.tiles % call.problem.heads_q,
+                                  blocks.queries.tiles - 1 - index % blocks.queries.tiles)),
+        tiles_(call, query, blocks.keys.size) {}
+  __device__ bool next() {
+    keys = query.count > 0 ? tiles_.next() : KeyTile{};
+    return keys.count > 0;
+  }
+
+ private:
+  KeyTiles<general> tiles_;
+};
+
+// Where the sums of a lane are in [own, piece] of its half's gradient: 8 x 8, or 4 x 8 of small tiles.
 template <typename C>
-__device__ __forceinline__ void store_rows(const Rows& rows, int valid, int first_dim, std::int64_t dim,
-                                           float factor, const typename C::Grid& grid,
-                                           const float (&sum)[C::M][C::V], std::int64_t b, std::int64_t h,
-                                           std::int64_t first_row) {
-  const bool aligned = aligned_rows(rows, dim);
+struct OwnPlace {
+  int rows, dims;  // the lane's first, in fours
+  __device__ explicit OwnPlace(const Place<C>& place)
+      : rows(place.in_half % 2 * C::R + place.lane.row), dims(place.in_half / 2 * 16 + place.lane.column) {}
+  __device__ int row(int m) const { return in_runs<2 * C::R>(rows, m); }
+  __device__ int dim(int n) const { return in_runs<C::C>(dims, n); }
+};
+
+template <typename C>
+__device__ __forceinline__ void add_to_own(float (&sum)[C::own_each][8], const float* pairs,
+                                           const float* rows, int count, const OwnPlace<C>& at) {
+  multiply_turned(sum, Turned<C::pair_stride, 2 * C::R>{pairs + at.rows * 4},
+                  Turned<C::row_stride, C::C>{rows + at.dims * 4}, (count + 7) / 8 * 8);
+}
+
+template <typename C>
+__device__ __forceinline__ void store_own(const Rows& rows, const float (&sum)[C::own_each][8], float factor,
+                                          int valid, int first_dim, int dims, const OwnPlace<C>& at,
+                                          std::int64_t b, std::int64_t h, std::int64_t first_row) {
+  const bool aligned = aligned_rows(rows, dims);
 #pragma unroll
-  for (int m = 0; m < C::M; ++m) {
-    const int r = grid.own(m);
+  for (int m = 0; m < C::own_each; ++m) {
+    const int r = at.row(m);
     if (r >= valid) continue;
     std::byte* to = rows.at(b, h, first_row + r) + first_dim * size_of(rows.dtype);
 #pragma unroll
-    for (int d = 0; d < C::V; d += 4) {
+    for (int n = 0; n < 8; n += 4) {
       store_chunk(
-          to, rows.dtype, grid.column * 4 + d * C::Grid::columns, static_cast<int>(dim) - first_dim, aligned,
-          {factor * sum[m][d], factor * sum[m][d + 1], factor * sum[m][d + 2], factor * sum[m][d + 3]});
+          to, rows.dtype, at.dim(n), dims - first_dim, aligned,
+          {factor * sum[m][n], factor * sum[m][n + 1], factor * sum[m][n + 2], factor * sum[m][n + 3]});
     }
   }
 }
 
-// dq: a block keeps queries and one piece of D, and walks over keys.
-template <typename C, bool features>
-__global__ void __launch_bounds__(C::threads)
-    fused_backward_queries(const __grid_constant__ AttentionCall call, const Blocks blocks,
-                           const float* shifts) {
-  extern __shared__ __align__(16) float shared[];
-  const int piece = static_cast<int>(blockIdx.x % blocks.dim_pieces);
-  const std::int64_t index = blockIdx.x / blocks.dim_pieces;
-  const std::int64_t head = index / blocks.queries.tiles;
-  const std::int64_t b = head / call.problem.heads_q;
-  const std::int64_t h = head % call.problem.heads_q;
-  const QueryTile query =
-      blocks.queries.tile(call, b, h, blocks.queries.tiles - 1 - index % blocks.queries.tiles);
-  if (query.count <= 0) return;
-  const typename C::Grid grid;
-  const Stage<C, Side::queries> stage(call, shared);
-  const ScoreRules rules(call, b, h);
-  float dq[C::M][C::V] = {};
-  KeyTiles tiles(call, query, C::other);
-  bool own_is_there = false;
-  for (KeyTile keys = tiles.next(); keys.count > 0; keys = tiles.next()) {
-    float weights[C::M][C::N], dscores[C::M][C::N];
-    differentiate_pairs<C, Side::queries, features>(stage, rules, query, keys, shifts, own_is_there, true,
-                                                    grid, weights, dscores);
-    own_is_there = true;
-    store_pairs<C>(dscores, stage.dscores, grid);
-    if (stage.pieces_qk > 1) __syncthreads();  // everyone is done with k's last piece
-    stage.reload_other(query, keys, piece, false);
-    commit_copies();
-    wait_copies<0>();
-    __syncthreads();  // score gradients are there, and k's piece
-    multiply_columns<C::M, C::V, typename C::Grid, typename C::PairTile, typename C::OtherTile>(
-        dq, stage.dscores, stage.other, (keys.count + 3) / 4, grid);
+// dq += dscores · k, by all warps: a quarter of the queries and 64 dims each.
+template <typename C, bool general>
+__device__ __forceinline__ void add_dq(const Stage<C, Side::keys, general>& stage, const Rows& dq_sum,
+                                       const QueryTile& query, const KeyTile& keys, int piece,
+                                       const Place<C>& place) {
+  constexpr int rows_each = C::tile / 16;
+  const int first_row = place.warp % 4 * (C::tile / 4);
+  const int first_dim = place.warp / 4 * 64;
+  float dq[rows_each][8] = {};
+  multiply_rows_turned(
+      dq, ByRows<C::pair_stride, C::R>{stage.dscores + (first_row + place.lane.row) * C::pair_stride},
+      Turned<C::row_stride, C::C>{stage.own + first_dim + place.lane.column * 4}, (keys.count + 7) / 8 * 8);
+  const auto scale = static_cast<float>(stage.call.scale);
+  const int dims = stage.dims_qk(piece);
+  const bool aligned = aligned_rows(dq_sum, stage.dim_qk);
+  const std::int64_t s = query.sequence.first_q + query.first;
+#pragma unroll
+  for (int m = 0; m < rows_each; ++m) {
+    const int r = first_row + in_steps<C::R>(place.lane.row, m);
+    if (r >= query.count) continue;
+    auto* to = reinterpret_cast<float*>(dq_sum.at(query.b, query.h, s + r)) + piece * C::dim;
+#pragma unroll
+    for (int n = 0; n < 8; n += 4) {
+      const int d = first_dim + in_runs<C::C>(place.lane.column, n);
+      if (d >= dims) continue;
+      if (aligned) {
+        add_4(to + d, {scale * dq[m][n], scale * dq[m][n + 1], scale * dq[m][n + 2], scale * dq[m][n + 3]});
+      } else {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (d + k < dims) atomicAdd(to + d + k, scale * dq[m][n + k]);
+        }
+      }
+    }
   }
-  store_rows<C>(call.dq, query.count, piece * C::dim, call.problem.dim_qk, static_cast<float>(call.scale),
-                grid, dq, b, h, query.sequence.first_q + query.first);
 }
 
-// dk and dv: a block keeps keys and one piece of D and of Dv, and walks over the queries of every head in the
-// group.
-template <typename C, bool features>
-__global__ void __launch_bounds__(C::threads) fused_backward_keys(const __grid_constant__ AttentionCall call,
-                                                                  const Blocks blocks, const float* shifts) {
+template <typename C, bool general, Gradients gradients>
+__global__ void __launch_bounds__(C::threads, C::blocks)
+    fused_backward(const __grid_constant__ AttentionCall call, const Blocks blocks, const float* shifts,
+                   const Rows dq_sum) {
+  constexpr Side side = side_of(gradients);
   extern __shared__ __align__(16) float shared[];
   const int piece = static_cast<int>(blockIdx.x % blocks.dim_pieces);
-  const std::int64_t index = blockIdx.x / blocks.dim_pieces;
-  const std::int64_t head = index / blocks.keys.tiles;
-  const std::int64_t b = head / call.problem.heads_kv;
-  const std::int64_t h_kv = head % call.problem.heads_kv;
-  const Sequence sequence = call.sequence(b);
-  KeyTile keys = blocks.keys.tile(call, sequence, index % blocks.keys.tiles);
-  if (keys.count <= 0) return;
-  const typename C::Grid grid;
-  const Stage<C, Side::keys> stage(call, shared);
-  float dk[C::M][C::V] = {};
-  float dv[C::M][C::V] = {};
-  bool own_is_there = false;
-  for (std::int64_t h = h_kv * call.group(); h < (h_kv + 1) * call.group(); ++h) {
-    const ScoreRules rules(call, b, h);
-    for (std::int64_t tile = 0; tile < blocks.queries.tiles; ++tile) {
-      const QueryTile query = blocks.queries.tile(call, b, h, tile);
-      if (!meets(call, query, keys)) continue;
-      float weights[C::M][C::N], dscores[C::M][C::N];
-      differentiate_pairs<C, Side::keys, features>(stage, rules, query, keys, shifts, own_is_there, true,
-                                                   grid, weights, dscores);
-      own_is_there = true;
-      store_pairs<C>(weights, stage.weights, grid);
-      store_pairs<C>(dscores, stage.dscores, grid);
-      if (stage.pieces_qk > 1 || stage.pieces_v > 1)
-        __syncthreads();  // everyone is done with the last pieces
-      stage.reload_other(query, keys, piece, false);
-      stage.reload_other(query, keys, piece, true);
+  const Place<C> place;
+  const OwnPlace<C> own_place(place);
+  const Stage<C, side, general> stage(call, shared);
+  Pairs<side, general> pairs(call, blocks, blockIdx.x / blocks.dim_pieces);
+  float sum[C::own_each][8] =
+      {};  // keys: dv in the first half, dk in the second; queries: dq, half of it in each
+
+  bool more = pairs.next();
+  if (more && stage.whole()) {
+    stage.load_own(pairs.query, pairs.keys, 0);
+    stage.load_other(pairs.query, pairs.keys, 0);
+    stage.load_states(pairs.query, shifts);
+    commit_copies();
+  }
+  while (more) {
+    const QueryTile query = pairs.query;
+    const KeyTile keys = pairs.keys;
+    if (!stage.whole()) {
+      __syncthreads();  // everyone is done with the last states
+      stage.load_states(query, shifts);
+      commit_copies();
+    }
+    wait_copies<0>();
+    __syncthreads();  // what was loaded is there
+    const ScoreRules rules(call, query.b, query.h);
+    differentiate(stage, rules, query, keys, true, place);
+    if (!stage.whole()) {
+      __syncthreads();  // everyone is done with the last piece, and score gradients are there
+      stage.load_other(query, keys, piece);
+      if (gradients == Gradients::all) stage.load_own(query, keys, piece);
       commit_copies();
       wait_copies<0>();
-      __syncthreads();  // weights and score gradients are there, and the pieces
-      const int chunks = (query.count + 3) / 4;
-      if (piece < stage.pieces_v) {
-        multiply_columns<C::M, C::V, typename C::Grid, typename C::PairTile, typename C::OtherTile>(
-            dv, stage.weights, stage.other_v, chunks, grid);
-      }
-      if (piece < stage.pieces_qk) {
-        multiply_columns<C::M, C::V, typename C::Grid, typename C::PairTile, typename C::OtherTile>(
-            dk, stage.dscores, stage.other, chunks, grid);
-      }
+      __syncthreads();  // the block's piece is there
+    }
+    if constexpr (side == Side::keys) {
+      add_to_own(sum, place.second ? stage.dscores : stage.weights,
+                 place.second ? stage.other : stage.other_v, query.count, own_place);
+    } else {
+      if (stage.whole()) __syncthreads();  // score gradients are there
+      const int first = place.second ? C::tile / 2 : 0;
+      add_to_own(sum, stage.dscores + first * C::pair_stride, stage.other + first * C::row_stride,
+                 min(C::tile / 2, max(0, keys.count - first)), own_place);
+    }
+    __syncthreads();  // everyone is done with the other side, and score gradients are there for all
+    more = pairs.next();
+    if (more && stage.whole()) {  // the next tile comes while dq is summed
+      stage.load_other(pairs.query, pairs.keys, 0);
+      stage.load_states(pairs.query, shifts);
+      commit_copies();
+    }
+    if constexpr (gradients == Gradients::all) {
+      if (piece < stage.pieces_qk) add_dq(stage, dq_sum, query, keys, piece, place);
     }
   }
-  if (call.dk.wanted && piece < stage.pieces_qk) {
-    store_rows<C>(call.dk, keys.count, piece * C::dim, call.problem.dim_qk, static_cast<float>(call.scale),
-                  grid, dk, b, h_kv, sequence.first_k + keys.first);
-  }
-  if (call.dv.wanted && piece < stage.pieces_v) {
-    store_rows<C>(call.dv, keys.count, piece * C::dim, call.problem.dim_v, 1.0f, grid, dv, b, h_kv,
-                  sequence.first_k + keys.first);
+
+  const QueryTile& query = pairs.query;
+  const auto scale = static_cast<float>(call.scale);
+  const int first_dim = piece * C::dim;
+  if constexpr (side == Side::keys) {
+    const Rows& rows = place.second ? call.dk : call.dv;
+    const int dims = place.second ? stage.dim_qk : stage.dim_v;
+    if (!rows.wanted || first_dim >= dims) return;
+    store_own(rows, sum, place.second ? scale : 1.0f, pairs.keys.count, first_dim, dims, own_place, query.b,
+              query.h / call.group(), query.sequence.first_k + pairs.keys.first);
+  } else {
+    float* partial = stage.own;  // [own_each, 8, half]: where the halves' sums meet
+    const int thread = static_cast<int>(threadIdx.x) % (C::threads / 2);
+    __syncthreads();  // everyone is done with the place
+#pragma unroll
+    for (int m = 0; m < C::own_each; ++m) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        if (place.second) partial[(m * 8 + n) * (C::threads / 2) + thread] = sum[m][n];
+      }
+    }
+    __syncthreads();  // the second half's sums are there
+    if (place.second) return;
+#pragma unroll
+    for (int m = 0; m < C::own_each; ++m) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n) sum[m][n] += partial[(m * 8 + n) * (C::threads / 2) + thread];
+    }
+    store_own(call.dq, sum, scale, query.count, first_dim, stage.dim_qk, own_place, query.b, query.h,
+              query.sequence.first_q + query.first);
   }
 }
 
-template <typename C, bool features>
-void run(const AttentionCall& call, const float* shifts, cudaStream_t stream) {
+// Sums of dq to its type.
+__global__ void narrow_dq(const __grid_constant__ AttentionCall call, const Rows dq_sum) {
+  const std::int64_t dim = call.problem.dim_qk;
+  const std::int64_t index = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const std::int64_t row = index / dim;
+  if (row >= call.problem.heads_q * call.rows_q()) return;
+  const std::int64_t h = row / call.rows_q();
+  const std::int64_t b = call.packed() ? 0 : row % call.rows_q() / call.problem.length_q;
+  const std::int64_t s = call.packed() ? row % call.rows_q() : row % call.rows_q() % call.problem.length_q;
+  if (call.packed() && s >= call.cumulative_q.at(call.problem.batch)) return;  // nobody's
+  store_element(call.dq.at(b, h, s) + index % dim * static_cast<std::int64_t>(size_of(call.dq.dtype)),
+                call.dq.dtype, reinterpret_cast<const float*>(dq_sum.at(b, h, s))[index % dim]);
+}
+
+template <typename C, bool general, Gradients gradients>
+void run(const AttentionCall& call, const float* shifts, const Rows& dq_sum, cudaStream_t stream) {
   const AttentionProblem& problem = call.problem;
   const auto pieces = [](std::int64_t dim) { return static_cast<int>((dim + C::dim - 1) / C::dim); };
-  if (call.dq.wanted) {
-    const Blocks blocks{QueryGrid::of(call, C::own), {}, pieces(problem.dim_qk)};
-    launch<fused_backward_queries<C, features>>(
-        {.name = "tilewise fused backward, queries",
-         .blocks = problem.batch * problem.heads_q * blocks.queries.tiles * blocks.dim_pieces,
-         .threads = C::threads,
-         .shared_bytes = shared_bytes<C, Side::queries>(),
-         .stream = stream},
-        call, blocks, shifts);
-  }
-  if (call.dk.wanted || call.dv.wanted) {
-    const Blocks blocks{QueryGrid::of(call, C::other), KeyGrid::of(call, C::own),
-                        pieces(std::max(problem.dim_qk, problem.dim_v))};
-    launch<fused_backward_keys<C, features>>(
-        {.name = "tilewise fused backward, keys",
-         .blocks = problem.batch * problem.heads_kv * blocks.keys.tiles * blocks.dim_pieces,
-         .threads = C::threads,
-         .shared_bytes = shared_bytes<C, Side::keys>(),
-         .stream = stream},
-        call, blocks, shifts);
+  const bool of_queries = gradients == Gradients::queries;
+  const Blocks blocks{QueryGrid::of(call, C::tile), KeyGrid::of(call, C::tile),
+                      of_queries ? pieces(problem.dim_qk) : pieces(std::max(problem.dim_qk, problem.dim_v))};
+  launch<fused_backward<C, general, gradients>>(
+      {.name = of_queries ? "tilewise fused backward, queries" : "tilewise fused backward, keys",
+       .blocks = problem.batch * blocks.dim_pieces *
+                 (of_queries ? problem.heads_q * blocks.queries.tiles : problem.heads_kv * blocks.keys.tiles),
+       .threads = C::threads,
+       .shared_bytes = C::shared_bytes,
+       .stream = stream},
+      call, blocks, shifts, dq_sum);
+}
+
+template <typename C, bool general>
+void run(const AttentionCall& call, const float* shifts, const Rows& dq_sum, cudaStream_t stream) {
+  const bool of_keys = call.dk.wanted || call.dv.wanted;
+  if (dq_sum.wanted) return run<C, general, Gradients::all>(call, shifts, dq_sum, stream);
+  if (call.dq.wanted) run<C, general, Gradients::queries>(call, shifts, dq_sum, stream);
+  if (of_keys) run<C, general, Gradients::keys>(call, shifts, dq_sum, stream);
+}
+
+template <bool general>
+void run_for(const AttentionCall& call, const float* shifts, const Rows& dq_sum, const Context& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  switch (backward_size(call, context)) {
+    case BackwardSize::small: return run<Small, general>(call, shifts, dq_sum, stream);
+    case BackwardSize::narrow: return run<Narrow, general>(call, shifts, dq_sum, stream);
+    case BackwardSize::broad: return run<Broad, general>(call, shifts, dq_sum, stream);
   }
 }
+
+struct Workspace {
+  float* shifts;  // [Hq, rows_q]
+  Rows dq_sum;    // f32, where dq is summed; dq itself where it can be
+  std::size_t bytes;
+
+  Workspace(const AttentionCall& call, void* data) {
+    Arena arena(data);
+    const std::int64_t rows = call.problem.heads_q * call.rows_q();
+    shifts = arena.take<float>(rows);
+    // dq alone is cheaper without the products of the keys.
+    if (call.dq.wanted && (call.dk.wanted || call.dv.wanted) && !call.deterministic) {
+      dq_sum = call.dq;
+      if (call.dq.dtype != DType::f32) {
+        const std::int64_t stride = (call.problem.dim_qk + 3) / 4 * 4;
+        dq_sum = {.data = reinterpret_cast<std::byte*>(arena.take<float>(rows * stride)),
+                  .dtype = DType::f32,
+                  .stride_b = call.packed() ? 0 : call.problem.length_q * stride,
+                  .stride_h = call.rows_q() * stride,
+                  .stride_s = stride,
+                  .wanted = true};
+      }
+    }
+    bytes = arena.used();
+  }
+};
 
 }  // namespace
 
-std::size_t fused_backward_workspace(const AttentionCall& call) {
-  Arena arena(nullptr);
-  arena.take<float>(call.problem.heads_q * call.rows_q());
-  return arena.used();
-}
+std::size_t fused_backward_workspace(const AttentionCall& call) { return Workspace(call, nullptr).bytes; }
 
 void fused_backward(const AttentionCall& call, const Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  auto* shifts = static_cast<float*>(context.workspace.data);
-  row_shifts(call, shifts, stream);
-  const bool narrow = call.problem.dim_qk <= 64 && call.problem.dim_v <= 64;
-  if (call.problem.features.needs_more_than_band()) {
-    narrow ? run<Narrow, true>(call, shifts, stream) : run<Broad, true>(call, shifts, stream);
-  } else {
-    narrow ? run<Narrow, false>(call, shifts, stream) : run<Broad, false>(call, shifts, stream);
+  const Workspace workspace(call, context.workspace.data);
+  const Rows& dq_sum = workspace.dq_sum;
+  row_shifts(call, workspace.shifts, dq_sum, stream);
+  plain_backward(call) ? run_for<false>(call, workspace.shifts, dq_sum, context)
+                       : run_for<true>(call, workspace.shifts, dq_sum, context);
+  if (dq_sum.wanted && dq_sum.data != call.dq.data) {
+    launch<narrow_dq>({.name = "tilewise narrow dq",
+                       .blocks = (call.problem.heads_q * call.rows_q() * call.problem.dim_qk + 255) / 256,
+                       .threads = 256,
+                       .stream = stream},
+                      call, dq_sum);
   }
-  if (call.problem.features.mask_gradient) mask_gradient(call, shifts, stream);
-  if (call.dsinks != nullptr) sink_gradient(call, shifts, stream);
+  if (call.problem.features.mask_gradient) mask_gradient(call, workspace.shifts, context);
+  if (call.dsinks != nullptr) sink_gradient(call, workspace.shifts, stream);
   clear_unused_gradients(call, stream);
 }
 

@@ -1,4 +1,4 @@
-#include <array>
+#include <type_traits>
 
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
@@ -13,40 +13,60 @@ namespace tilewise::cuda::simt {
 namespace {
 
 // Online softmax in one kernel. A block keeps a tile of queries and walks over tiles of keys; scores live in
-// registers, pass through shared memory once as weights, and never reach global memory. Head dims beyond a
-// tile's are met by walking over pieces of D for every tile of keys, and by giving each piece of Dv a block
-// of its own.
+// registers, pass through shared memory once as weights, and never reach global memory. A warp has its
+// queries for itself, so that weights need no barrier: two a tile of keys are left, each with the next copy
+// under way behind it. Head dims beyond a tile's are met by walking over pieces of D for every tile of keys,
+// and by giving each piece of Dv a block of its own.
 
-// What a configuration says: the threads, and what each holds. Both products are outer products of turned
-// tiles, so queries, keys and weights lie in shared memory with what is summed over along the rows.
-template <int rows_, int columns_, int queries_each, int keys_each, int dims_each, int blocks_>
+// What a configuration says: the warps, the rows of lanes in each, and what a lane holds.
+template <int warps, int lane_rows, int queries_each, int keys_each, int dims_each, int blocks_>
 struct Config {
-  using Grid = BlockedGrid<rows_, columns_>;
+  using Lanes = cuda::Lanes<lane_rows>;
+  static constexpr int R = Lanes::rows;
+  static constexpr int C = Lanes::columns;
   static constexpr int M = queries_each;
   static constexpr int N = keys_each;
   static constexpr int V = dims_each;
-  static constexpr int threads = Grid::threads;
-  static constexpr int blocks = blocks_;  // a multiprocessor, at least
-  static constexpr int queries = rows_ * M;
-  static constexpr int keys = columns_ * N;
-  static constexpr int dim = columns_ * V;  // of a piece of D, and of a piece of Dv
-  using QTile = TurnedTile<queries>;        // [dim, queries]
-  using KTile = TurnedTile<keys>;           // [dim, keys]
-  using PTile = TurnedTile<queries>;        // [keys, queries]
-  using VTile = PlainTile<dim>;             // [keys, dim]: as loaded
-  using Loaded = SharedTile<dim, 31>;       // [queries or keys, dim]: as loaded
-  static constexpr int q_floats = queries * dim;
-  static constexpr int k_floats = keys * dim;
-  static constexpr int p_floats = keys * queries;
-  static constexpr std::size_t shared_bytes = sizeof(float) * (q_floats + 3 * k_floats + p_floats);
-  static_assert(q_floats <= k_floats + p_floats, "queries are loaded where values and weights go later");
+  static constexpr int threads = warps * 32;
+  static constexpr int blocks = blocks_;      // a multiprocessor, at least
+  static constexpr int warp_queries = R * M;  // of a warp
+  static constexpr int queries = warps * warp_queries;
+  static constexpr int keys = C * N;
+  static constexpr int dim = C * V;           // of a piece of D, and of a piece of Dv
+  static constexpr int row_stride = dim + 4;  // of queries as loaded, and of keys
+  static constexpr int p_stride =
+      warp_queries + 4;                           // lanes that store weights of several keys meet in no bank
+  static constexpr int q_floats = dim * queries;  // [dim, queries]: turned
+  static constexpr int k_floats = keys * row_stride;        // [keys, dim]
+  static constexpr int v_floats = keys * dim;               // [keys, dim]
+  static constexpr int p_floats = warps * keys * p_stride;  // a warp: [keys, warp_queries]
+  static constexpr std::size_t shared_bytes = sizeof(float) * (q_floats + k_floats + v_floats + p_floats);
+  static_assert(queries * row_stride <= v_floats + p_floats,
+                "queries are loaded where values and weights go");
 };
 
-// Dims to 64 and beyond; the small ones when there are too few queries to fill the GPU with the large.
-using Wide64 = Config<16, 8, 8, 8, 8, 2>;
-using Wide128 = Config<16, 16, 8, 4, 8, 1>;
-using Small64 = Config<8, 16, 4, 4, 4, 2>;
-using Small128 = Config<8, 16, 4, 4, 8, 1>;
+// Dims to 64 and beyond. The narrower ones are for problems with too few queries to fill the GPU.
+using Wide64 = Config<4, 4, 8, 8, 8, 2>;
+using Half64 = Config<4, 4, 4, 8, 8, 3>;
+using Small64 = Config<4, 2, 4, 4, 4, 2>;
+using Wide128 = Config<8, 2, 8, 4, 8, 1>;
+using Small128 = Config<4, 2, 4, 4, 8, 1>;
+
+// There are two of each: a plain kernel for aligned f32 rows at a stride and scores that only a band hides,
+// and a general one for everything else. One kernel for all would cost the plain case a tenth of its speed,
+// in registers.
+
+// Where a thread stands.
+template <typename C>
+struct Place {
+  typename C::Lanes lane;
+  int warp = static_cast<int>(threadIdx.x) / 32;
+
+  __device__ int first_query() const { return warp * C::warp_queries; }
+  __device__ int query(int m) const { return first_query() + in_runs<C::R>(lane.row, m); }
+  __device__ int key(int n) const { return in_steps<C::C>(lane.column, n); }
+  __device__ int dim(int d) const { return in_runs<C::C>(lane.column, d); }
+};
 
 template <typename C>
 struct SoftmaxRow {
@@ -54,160 +74,193 @@ struct SoftmaxRow {
   float sum[C::M];      // over this thread's keys alone, until the end
 };
 
-// The maximum over the threads of a row, which are neighbours in a warp.
+// Over the lanes of a row, which are neighbours in a warp.
 template <typename C>
 __device__ __forceinline__ float row_maximum(float x) {
 #pragma unroll
-  for (int lane = C::Grid::columns / 2; lane > 0; lane /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, lane));
+  for (int apart = C::C / 2; apart > 0; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
   return x;
 }
 template <typename C>
 __device__ __forceinline__ float row_sum(float x) {
 #pragma unroll
-  for (int lane = C::Grid::columns / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
+  for (int apart = C::C / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
   return x;
 }
 
-// Products to scores, hidden ones −inf. Without features a call has nothing but the scale and the band, pays
-// for nothing more, and its scores are in units of log2 e, ready for exp2.
+// Where query r and key c of a warp are in its weights, [keys, warp_queries].
 template <typename C>
-__device__ __forceinline__ void finish_plain_scores(const AttentionCall& call, const ScoreRules& rules,
-                                                    const QueryTile& query, const KeyTile& keys, bool edge,
-                                                    const typename C::Grid& grid, float (&s)[C::M][C::N]) {
-#pragma unroll
-  for (int m = 0; m < C::M; ++m) {
-#pragma unroll
-    for (int n = 0; n < C::N; ++n) s[m][n] *= rules.scale_log2;
-  }
-  if (!edge) return;
-#pragma unroll
-  for (int m = 0; m < C::M; ++m) {
-    const KeyRange range = call.keys_of(query.sequence, query.first + grid.own(m));
-    const int first = static_cast<int>(range.first - keys.first) - grid.column * 4;
-    const int last = static_cast<int>(range.last - keys.first) - grid.column * 4;
-#pragma unroll
-    for (int n = 0; n < C::N; ++n) {
-      const int key = n / 4 * 4 * C::Grid::columns + n % 4;
-      if (key < first || key >= last) s[m][n] = minus_infinity;
-    }
-  }
-}
-
-template <typename C>
-__device__ __forceinline__ void finish_scores(const AttentionCall& call, const ScoreRules& rules,
-                                              const QueryTile& query, const KeyTile& keys, bool edge,
-                                              const typename C::Grid& grid, float (&s)[C::M][C::N]) {
-#pragma unroll
-  for (int m = 0; m < C::M; ++m) {
-    const std::int64_t i = query.first + min(grid.own(m), query.count - 1);
-#pragma unroll
-    for (int n = 0; n < C::N; ++n) {
-      const std::int64_t j = keys.first + grid.other(n);
-      float tangent;
-      if (edge && hidden(call, query.sequence, keys, i, j)) {
-        s[m][n] = minus_infinity;
-      } else {
-        s[m][n] = score_of(call, rules, query.sequence, query.b, query.h, i, j, s[m][n], tangent);
-      }
-    }
-  }
-}
-
-// e^x of a difference of scores.
-template <bool features>
-__device__ __forceinline__ float exp_of(float x) {
-  return exp2_approx(features ? x * log2e : x);
-}
-
-// Scores to weights; o is rescaled when the maximum moved.
-template <typename C, bool features>
-__device__ __forceinline__ void softmax(float (&s)[C::M][C::N], float (&o)[C::M][C::V], SoftmaxRow<C>& row) {
-#pragma unroll
-  for (int m = 0; m < C::M; ++m) {
-    float highest = s[m][0];
-#pragma unroll
-    for (int n = 1; n < C::N; ++n) highest = fmaxf(highest, s[m][n]);
-    const float maximum = fmaxf(row.maximum[m], row_maximum<C>(highest));
-    const float rescale = exp_of<features>(row.maximum[m] - maximum);
-    row.maximum[m] = maximum;
-    float sum = 0;
-#pragma unroll
-    for (int n = 0; n < C::N; ++n) {
-      s[m][n] = exp_of<features>(s[m][n] - maximum);
-      sum += s[m][n];
-    }
-    row.sum[m] = row.sum[m] * rescale + sum;
-#pragma unroll
-    for (int d = 0; d < C::V; ++d) o[m][d] *= rescale;
-  }
-}
-
-template <typename C>
-__device__ __forceinline__ void drop(const AttentionCall& call, const QueryTile& query, const KeyTile& keys,
-                                     const typename C::Grid& grid, float (&p)[C::M][C::N]) {
-#pragma unroll
-  for (int m = 0; m < C::M; ++m) {
-    const std::int64_t i = query.first + grid.own(m);
-#pragma unroll
-    for (int n = 0; n < C::N; n += 4) {
-      const std::int64_t j = keys.first + grid.other(n);
-      if (keys.first % 4 == 0) {
-        const DropoutFactors drawn(call, query.b, query.h, i, j);
-#pragma unroll
-        for (int k = 0; k < 4; ++k) p[m][n + k] *= drawn.factor[k];
-      } else {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) p[m][n + k] *= dropout_factor(call, query.b, query.h, i, j + k);
-      }
-    }
-  }
+__device__ __forceinline__ int weight_at(int r, int c) {
+  return c * C::p_stride + r;
 }
 
 template <typename C>
 __device__ __forceinline__ void store_weights(const float (&p)[C::M][C::N], float* p_smem,
-                                              const typename C::Grid& grid) {
+                                              const Place<C>& place) {
 #pragma unroll
   for (int n = 0; n < C::N; ++n) {
 #pragma unroll
     for (int m = 0; m < C::M; m += 4) {
-      reinterpret_cast<float4*>(p_smem)[C::PTile::chunk(grid.other(n), grid.own(m) / 4)] =
+      *reinterpret_cast<float4*>(p_smem + weight_at<C>(in_runs<C::R>(place.lane.row, m), place.key(n))) =
           float4{p[m][n], p[m + 1][n], p[m + 2][n], p[m + 3][n]};
     }
   }
 }
 
+// Hides what the band hides: in the plain kernel all there is between a product and exp2.
+template <typename C>
+__device__ __forceinline__ void hide(const AttentionCall& call, const QueryTile& query, const KeyTile& keys,
+                                     const Place<C>& place, float (&s)[C::M][C::N]) {
+#pragma unroll
+  for (int m = 0; m < C::M; ++m) {
+    const KeyRange range = call.keys_of(query.sequence, query.first + place.query(m));
+    const int first = static_cast<int>(range.first - keys.first) - place.lane.column;
+    const int last = static_cast<int>(range.last - keys.first) - place.lane.column;
+#pragma unroll
+    for (int n = 0; n < C::N; ++n) {
+      if (C::C * n < first || C::C * n >= last) s[m][n] = minus_infinity;
+    }
+  }
+}
+
+// Products to scores by way of shared memory, where a loop can reach them: the code for a pair, with all it
+// may have to do, is there once.
+template <typename C>
+__device__ __forceinline__ void finish_scores(const AttentionCall& call, const ScoreRules& rules,
+                                              const QueryTile& query, const KeyTile& keys, bool edge,
+                                              const Place<C>& place, float* p_smem, float (&s)[C::M][C::N]) {
+  store_weights<C>(s, p_smem, place);
+#pragma unroll 1
+  for (int index = 0; index < C::N * C::M / 4; ++index) {  // a lane meets what it stored itself
+    const int n = index / (C::M / 4);
+    const int m = index % (C::M / 4) * 4;
+    const std::int64_t j = keys.first + place.key(n);
+    float4& four =
+        *reinterpret_cast<float4*>(p_smem + weight_at<C>(in_runs<C::R>(place.lane.row, m), place.key(n)));
+    float lane[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const std::int64_t i = query.first + min(place.query(m + r), query.count - 1);
+      float tangent;
+      lane[r] = edge && hidden(call, query.sequence, keys, i, j)
+                    ? minus_infinity
+                    : score_of(call, rules, query.sequence, query.b, query.h, i, j, lane[r], tangent);
+    }
+    four = {lane[0], lane[1], lane[2], lane[3]};
+  }
+#pragma unroll
+  for (int n = 0; n < C::N; ++n) {
+#pragma unroll
+    for (int m = 0; m < C::M; m += 4) {
+      const float4 four = load_four(p_smem + weight_at<C>(in_runs<C::R>(place.lane.row, m), place.key(n)));
+#pragma unroll
+      for (int r = 0; r < 4; ++r) s[m + r][n] = element(four, r);
+    }
+  }
+}
+
+// In the plain kernel `s` are bare products, `unit` turns them into scores in units of log2 e, and that is
+// what exp2 takes. In the general one they are scores in natural units, since a mask of the lowest finite
+// number would overflow in others. Maxima and sums are in the same units.
+template <bool general>
+__device__ __forceinline__ float weight_of(float s, float unit, float maximum) {
+  return exp2_approx(general ? (s - maximum) * log2e : fmaf(s, unit, -maximum));
+}
+
+// The maximum that weights are relative to is let lie until it is about 2^8 too low: a weight may then reach
+// that, the sum loses nothing, and o is hardly ever rescaled.
+template <typename C, bool general>
+__device__ __forceinline__ void softmax(float (&s)[C::M][C::N], float (&o)[C::M][C::V], float unit,
+                                        SoftmaxRow<C>& row) {
+  constexpr float slack = general ? 5.5f : 8.0f;
+  float highest[C::M];  // of the lane's own keys
+  bool rises = false;
+#pragma unroll
+  for (int m = 0; m < C::M; ++m) {
+    highest[m] = s[m][0];
+#pragma unroll
+    for (int n = 1; n < C::N; ++n) highest[m] = fmaxf(highest[m], s[m][n]);
+    if constexpr (!general) highest[m] *= unit;
+    rises |= highest[m] > row.maximum[m] + slack;
+  }
+  if (__any_sync(~0u, rises)) {
+#pragma unroll
+    for (int m = 0; m < C::M; ++m) {
+      const float maximum = fmaxf(row.maximum[m], row_maximum<C>(highest[m]));
+      const float rescale = weight_of<general>(row.maximum[m], 1.0f, maximum);
+      row.maximum[m] = maximum;
+      row.sum[m] *= rescale;
+#pragma unroll
+      for (int d = 0; d < C::V; ++d) o[m][d] *= rescale;
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < C::M; ++m) {
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < C::N; ++n) {
+      s[m][n] = weight_of<general>(s[m][n], unit, row.maximum[m]);
+      sum += s[m][n];
+    }
+    row.sum[m] += sum;
+  }
+}
+
+// A lane draws for four keys of a query at a time, which share a random number.
+template <typename C>
+__device__ __forceinline__ void drop(const AttentionCall& call, const QueryTile& query, const KeyTile& keys,
+                                     const Place<C>& place, float* p_smem) {
+  __syncwarp();  // the warp's weights are there
+#pragma unroll 1
+  for (int index = static_cast<int>(threadIdx.x) % 32; index < C::warp_queries * C::keys / 4; index += 32) {
+    const int r = index % C::warp_queries;
+    const int c = index / C::warp_queries * 4;
+    const std::int64_t i = query.first + place.first_query() + r;
+    const std::int64_t j = keys.first + c;
+    if (keys.first % 4 == 0) {
+      const DropoutFactors drawn(call, query.b, query.h, i, j);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) p_smem[weight_at<C>(r, c + n)] *= drawn.factor[n];
+    } else {
+#pragma unroll 1
+      for (int n = 0; n < 4; ++n) {
+        p_smem[weight_at<C>(r, c + n)] *= dropout_factor(call, query.b, query.h, i, j + n);
+      }
+    }
+  }
+}
+
 // Joins the sink, divides, writes o (and lse, by the blocks of the first piece of Dv).
-template <typename C, bool features>
+template <typename C, bool general>
 __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTile& query, int first_dim,
-                                       const typename C::Grid& grid, float (&o)[C::M][C::V],
-                                       SoftmaxRow<C>& row) {
+                                       const Place<C>& place, float (&o)[C::M][C::V], SoftmaxRow<C>& row) {
   const int dims = static_cast<int>(call.problem.dim_v) - first_dim;
   const bool aligned = aligned_rows(call.o, call.problem.dim_v);
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
-    const int r = grid.own(m);
+    const int r = place.query(m);
     float sum = row_sum<C>(row.sum[m]);
     float maximum = row.maximum[m];
     float factor = 1;
     if (r >= query.count) continue;
     if (call.problem.features.sinks) {
-      const float sink = static_cast<float>(call.sinks.at(query.b, query.h)) * (features ? 1.0f : log2e);
+      const float sink = static_cast<float>(call.sinks.at(query.b, query.h)) * (general ? 1.0f : log2e);
       const float highest = fmaxf(maximum, sink);
       // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
-      factor = features ? expf(maximum - highest) : exp2f(maximum - highest);
-      sum = sum * factor + (features ? expf(sink - highest) : exp2f(sink - highest));
+      factor = general ? expf(maximum - highest) : exp2f(maximum - highest);
+      sum = sum * factor + (general ? expf(sink - highest) : exp2f(sink - highest));
       maximum = highest;
     }
     const float inverse = sum == 0 ? 0.0f : factor / sum;
     const std::int64_t s = query.sequence.first_q + query.first + r;
-    if (call.lse.wanted && first_dim == 0 && grid.column == 0) {
-      const float lse = sum == 0 ? minus_infinity : fmaf(maximum, features ? 1.0f : ln2, logf(sum));
+    if (call.lse.wanted && first_dim == 0 && place.lane.column == 0) {
+      const float lse = sum == 0 ? minus_infinity : fmaf(maximum, general ? 1.0f : ln2, logf(sum));
       *reinterpret_cast<float*>(call.lse.at(query.b, query.h, s)) = lse;
     }
     std::byte* out = call.o.at(query.b, query.h, s) + first_dim * size_of(call.o.dtype);
 #pragma unroll
     for (int d = 0; d < C::V; d += 4) {
-      store_chunk(out, call.o.dtype, grid.other(d), dims, aligned,
+      store_chunk(out, call.o.dtype, place.dim(d), dims, aligned,
                   {o[m][d] * inverse, o[m][d + 1] * inverse, o[m][d + 2] * inverse, o[m][d + 3] * inverse});
     }
   }
@@ -218,59 +271,60 @@ struct Blocks {
   int dim_pieces;  // of Dv
 };
 
-// The keys a block walks over, and how their rows, and those of its queries, come into shared memory.
-template <typename C>
+// How rows come into shared memory: queries, and the keys and values of a tile.
+template <typename C, bool general>
 struct Loader {
-  const AttentionCall& call;
   const QueryTile& query;
-  std::int64_t h_kv;
+  RowAddress q;
+  std::conditional_t<general, PagedRowAddress, RowAddress> k, v;
   int dim_qk, first_dim, dims_v;  // of v: the block's piece
-  bool q_aligned, k_aligned, v_aligned;
 
-  __device__ Loader(const AttentionCall& call_, const QueryTile& query_, int first_dim_)
-      : call(call_),
-        query(query_),
-        h_kv(query.h / call.group()),
+  __device__ Loader(const AttentionCall& call, const QueryTile& query_, int first_dim_)
+      : query(query_),
+        q(call.q, call.problem.dim_qk, query.b, query.h, query.sequence.first_q),
+        k(key_rows(call, query, call.k, call.problem.dim_qk)),
+        v(key_rows(call, query, call.v, call.problem.dim_v)),
         dim_qk(static_cast<int>(call.problem.dim_qk)),
         first_dim(first_dim_),
-        dims_v(min(C::dim, static_cast<int>(call.problem.dim_v) - first_dim)),
-        q_aligned(aligned_rows(call.q, call.problem.dim_qk)),
-        k_aligned(aligned_rows(call.k, call.problem.dim_qk)),
-        v_aligned(aligned_rows(call.v, call.problem.dim_v)) {}
+        dims_v(min(C::dim, static_cast<int>(call.problem.dim_v) - first_dim)) {}
 
+  __device__ int pieces() const { return general ? (dim_qk + C::dim - 1) / C::dim : 1; }
   __device__ int dims(int piece) const { return min(C::dim, dim_qk - piece * C::dim); }
   __device__ int depth(int piece) const { return (dims(piece) + 7) / 8 * 8; }
 
   __device__ void queries(int piece, float* to) const {
-    const RowAddress from{call, call.q, query.b, query.h, query.sequence.first_q + query.first, false};
-    load_rows<C::queries, C::dim, C::threads>(to, from, query.count, piece * C::dim, dims(piece), q_aligned);
+    load_rows<general, C::queries, C::dim, C::row_stride, C::threads>(to, q, query.first, query.count,
+                                                                      piece * C::dim, dims(piece));
   }
   __device__ void keys(const KeyTile& tile, int piece, float* to) const {
-    load_rows<C::keys, C::dim, C::threads>(to, address(call.k, tile), tile.count, piece * C::dim, dims(piece),
-                                           k_aligned);
+    load_rows<general, C::keys, C::dim, C::row_stride, C::threads>(to, k, tile.first, tile.count,
+                                                                   piece * C::dim, dims(piece));
   }
   __device__ void values(const KeyTile& tile, float* to) const {
-    load_rows<C::keys, C::dim, C::threads>(to, address(call.v, tile), tile.count, first_dim, dims_v,
-                                           v_aligned);
+    load_rows<general, C::keys, C::dim, C::dim, C::threads>(to, v, tile.first, tile.count, first_dim, dims_v);
   }
 
  private:
-  __device__ RowAddress address(const Rows& rows, const KeyTile& tile) const {
-    const bool paged = call.problem.layout == Layout::paged;
-    return {call, rows, query.b, h_kv, paged ? tile.first : query.sequence.first_k + tile.first, paged};
+  __device__ static auto key_rows(const AttentionCall& call, const QueryTile& query, const Rows& rows,
+                                  std::int64_t dim) {
+    const std::int64_t h = query.h / call.group();
+    if constexpr (general) {
+      return PagedRowAddress(call, rows, dim, query.b, h, query.sequence.first_k);
+    } else {
+      return RowAddress(rows, dim, query.b, h, query.sequence.first_k);
+    }
   }
 };
 
-template <typename C, bool features>
+template <typename C, bool general>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_forward(const __grid_constant__ AttentionCall call, const Blocks blocks) {
   extern __shared__ __align__(16) float shared[];
-  float* q_smem = shared;                  // [D piece, queries], turned
-  float* k_smem = q_smem + C::q_floats;    // [D piece, keys], turned
-  float* k_loaded = k_smem + C::k_floats;  // [keys, D piece]: the next ones, before they are turned
-  float* v_smem = k_loaded + C::k_floats;  // [keys, Dv piece]
-  float* p_smem = v_smem + C::k_floats;    // [keys, queries]
-  float* q_loaded = v_smem;                // [queries, D piece], before anything else needs the place
+  float* q_smem = shared;                // [D piece, queries], turned
+  float* k_smem = q_smem + C::q_floats;  // [keys, D piece]
+  float* v_smem = k_smem + C::k_floats;  // [keys, Dv piece]
+  float* p_smem = v_smem + C::v_floats;  // a warp: [keys, warp_queries]
+  float* q_loaded = v_smem;              // [queries, D piece], before values and weights need the place
 
   // Heads one after another, the last queries of each first: with causal they see the most keys.
   const std::int64_t index = blockIdx.x / blocks.dim_pieces;
@@ -282,11 +336,20 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
       blocks.queries.tile(call, b, h, blocks.queries.tiles - 1 - index % blocks.queries.tiles);
   if (query.count <= 0) return;
 
-  const typename C::Grid grid;
+  const Place<C> place;
   const ScoreRules rules(call, b, h);
-  const Loader<C> load(call, query, first_dim);
-  const int pieces = (load.dim_qk + C::dim - 1) / C::dim;
+  const Loader<C, general> load(call, query, first_dim);
+  const int pieces = load.pieces();
   const KeyRange all = query.all(call);
+  float* p_warp = p_smem + place.warp * C::keys * C::p_stride;
+  const Turned<C::queries, C::R> q_turned{q_smem + place.first_query() + place.lane.row * 4};
+  const ByRows<C::row_stride, C::C> k_rows{k_smem + place.lane.column * C::row_stride};
+  const Turned<C::p_stride, C::R> weights{p_warp + place.lane.row * 4};
+  const Turned<C::dim, C::C> values{v_smem + place.lane.column * 4};
+  // The maximum of products is that of scores only where the scale is positive, so its sign goes to the
+  // queries.
+  const float sign = !general && rules.scale < 0 ? -1.0f : 1.0f;
+  const float unit = rules.scale_log2 * sign;
 
   float o[C::M][C::V] = {};
   SoftmaxRow<C> row;
@@ -296,72 +359,76 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     row.sum[m] = 0;
   }
 
-  KeyTiles tiles(call, query, C::keys);
+  KeyTiles<general> tiles(call, query, C::keys);
   KeyTile keys = tiles.next();
   if (keys.count > 0 && pieces == 1) {
-    load.queries(0, q_loaded);
-    load.keys(keys, 0, k_loaded);
+    load.keys(keys, 0, k_smem);
     commit_copies();
-    wait_copies<0>();
-    __syncthreads();  // queries are there
-    turn_tile<C::queries, C::dim, C::threads>(q_smem, q_loaded, load.depth(0), 1.0f);
-    __syncthreads();  // their place is free for values and weights
+    if constexpr (general) {
+      load.queries(0, q_loaded);
+      commit_copies();
+      wait_copies<0>();
+      __syncthreads();  // queries are there
+      turn_rows<C::queries, C::row_stride, C::threads>(q_smem, q_loaded, load.depth(0), sign);
+    } else {
+      turn_plain_rows<C::queries, C::threads>(q_smem, load.q, query.first, query.count, load.dims(0),
+                                              load.depth(0), sign);
+    }
   }
   while (keys.count > 0) {
     const KeyTile ahead = tiles.next();
     float s[C::M][C::N] = {};
     if (pieces == 1) {
+      wait_copies<0>();
+      __syncthreads();  // keys are there, queries are turned, and everyone is done with the last values
       load.values(keys, v_smem);
       commit_copies();
-      wait_copies<1>();  // keys; values may still be under way
-      __syncthreads();   // keys are there, loaded by everyone
-      turn_tile<C::keys, C::dim, C::threads>(k_smem, k_loaded, load.depth(0), 1.0f);
-      __syncthreads();  // and turned; the place they were loaded to is free
-      if (ahead.count > 0) load.keys(ahead, 0, k_loaded);
+      multiply_turned_rows(s, q_turned, k_rows, load.depth(0));
+      wait_copies<0>();
+      __syncthreads();  // values are there, and everyone is done with the keys
+      if (ahead.count > 0) load.keys(ahead, 0, k_smem);
       commit_copies();
-      multiply_turned<typename C::QTile, typename C::KTile>(s, q_smem, k_smem, load.depth(0), grid);
     } else {
       for (int piece = 0; piece < pieces; ++piece) {
+        __syncthreads();  // everyone is done with what is overwritten
         load.queries(piece, q_loaded);
-        load.keys(keys, piece, k_loaded);
+        load.keys(keys, piece, k_smem);
         commit_copies();
         wait_copies<0>();
-        __syncthreads();  // the piece is there, and everyone is done with the one before
-        turn_tile<C::queries, C::dim, C::threads>(q_smem, q_loaded, load.depth(piece), 1.0f);
-        turn_tile<C::keys, C::dim, C::threads>(k_smem, k_loaded, load.depth(piece), 1.0f);
+        __syncthreads();  // the piece is there
+        turn_rows<C::queries, C::row_stride, C::threads>(q_smem, q_loaded, load.depth(piece), sign);
         __syncthreads();  // and turned
-        multiply_turned<typename C::QTile, typename C::KTile>(s, q_smem, k_smem, load.depth(piece), grid);
+        multiply_turned_rows(s, q_turned, k_rows, load.depth(piece));
       }
       load.values(keys, v_smem);
       commit_copies();
-      commit_copies();  // an empty group, so that the count below holds here too
+      wait_copies<0>();
+      __syncthreads();  // values are there
     }
     const bool edge =
         keys.first < all.first || keys.first + C::keys > all.last || keys.count < C::keys || keys.tile >= 0;
-    if constexpr (features) {
-      finish_scores<C>(call, rules, query, keys, edge, grid, s);
+    if constexpr (general) {
+      finish_scores<C>(call, rules, query, keys, edge, place, p_warp, s);
     } else {
-      finish_plain_scores<C>(call, rules, query, keys, edge, grid, s);
+      if (edge) hide<C>(call, query, keys, place, s);
     }
-    softmax<C, features>(s, o, row);
-    if constexpr (features) {
-      if (call.problem.features.dropout) drop<C>(call, query, keys, grid, s);
+    softmax<C, general>(s, o, unit, row);
+    store_weights<C>(s, p_warp, place);
+    if constexpr (general) {
+      if (call.problem.features.dropout) drop<C>(call, query, keys, place, p_warp);
     }
-    store_weights<C>(s, p_smem, grid);
-    wait_copies<1>();  // values; the next keys may still be under way
-    __syncthreads();   // weights and values are there
-    multiply_turned<typename C::PTile, typename C::VTile>(o, p_smem, v_smem, (keys.count + 7) / 8 * 8, grid);
-    __syncthreads();  // everyone is done with weights and values
+    __syncwarp();  // the warp's weights are there
+    multiply_turned(o, weights, values, (keys.count + 7) / 8 * 8);
     keys = ahead;
   }
-  finish<C, features>(call, query, first_dim, grid, o, row);
+  finish<C, general>(call, query, first_dim, place, o, row);
 }
 
-template <typename C, bool features>
+template <typename C, bool general>
 void run(const AttentionCall& call, cudaStream_t stream) {
   const Blocks blocks{QueryGrid::of(call, C::queries),
                       static_cast<int>((call.problem.dim_v + C::dim - 1) / C::dim)};
-  launch<fused_forward<C, features>>(
+  launch<fused_forward<C, general>>(
       {.name = "tilewise fused forward",
        .blocks = call.problem.batch * call.problem.heads_q * blocks.queries.tiles * blocks.dim_pieces,
        .threads = C::threads,
@@ -370,23 +437,36 @@ void run(const AttentionCall& call, cudaStream_t stream) {
       call, blocks);
 }
 
+template <bool general>
+void run_for(const AttentionCall& call, const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  const DeviceProperties& device = device_properties(context.device.index);
+  // A smaller tile does less work a second, so it pays only where most of the GPU would stand idle.
+  const auto suits = [&]<typename C>(C) {
+    const std::int64_t blocks = problem.batch * problem.heads_q * QueryGrid::of(call, C::queries).tiles;
+    return C::shared_bytes <= device.shared_bytes && 4 * blocks >= 3 * device.multiprocessors;
+  };
+  if (problem.dim_qk <= 64 && problem.dim_v <= 64) {
+    if (suits(Wide64{})) return run<Wide64, general>(call, stream);
+    return suits(Half64{}) ? run<Half64, general>(call, stream) : run<Small64, general>(call, stream);
+  }
+  if (suits(Wide128{})) return run<Wide128, general>(call, stream);
+  return Small128::shared_bytes <= device.shared_bytes ? run<Small128, general>(call, stream)
+                                                       : run<Small64, general>(call, stream);
+}
+
 }  // namespace
 
 void fused_forward(const AttentionCall& call, const Context& context) {
+  clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));
   const AttentionProblem& problem = call.problem;
-  const auto stream = static_cast<cudaStream_t>(context.stream);
-  clear_unused_outputs(call, stream);
-  const bool narrow = problem.dim_qk <= 64 && problem.dim_v <= 64;
-  if (problem.features.needs_more_than_band()) {
-    return narrow ? run<Small64, true>(call, stream) : run<Small128, true>(call, stream);
-  }
-  const std::int64_t heads = problem.batch * problem.heads_q;
-  const std::int64_t wide_tiles =
-      heads * QueryGrid::of(call, narrow ? Wide64::queries : Wide128::queries).tiles;
-  // A small tile does a third of the work a second, so it pays only where most of the GPU would stand idle.
-  const bool few = 4 * wide_tiles < 3 * device_properties(context.device.index).multiprocessors;
-  if (narrow) return few ? run<Small64, false>(call, stream) : run<Wide64, false>(call, stream);
-  return few ? run<Small128, false>(call, stream) : run<Wide128, false>(call, stream);
+  const bool plain = !problem.features.needs_more_than_band() && problem.layout != Layout::paged &&
+                     call.scale != 0 &&  // with none a hidden product, −inf, would not stay hidden
+                     plain_rows(call.q, problem.dim_qk) && plain_rows(call.k, problem.dim_qk) &&
+                     plain_rows(call.v, problem.dim_v) && problem.dim_qk <= Wide128::dim &&
+                     problem.dim_v <= Wide128::dim;
+  plain ? run_for<false>(call, context) : run_for<true>(call, context);
 }
 
 }  // namespace tilewise::cuda::simt

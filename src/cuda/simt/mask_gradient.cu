@@ -26,8 +26,9 @@ __device__ __forceinline__ Span span_of(const MaskView& mask, int dim, std::int6
 }
 
 template <typename C>
-__global__ void __launch_bounds__(C::threads) mask_gradient_tiles(const __grid_constant__ AttentionCall call,
-                                                                  const Blocks blocks, const float* shifts) {
+__global__ void __launch_bounds__(C::threads, C::blocks)
+    mask_gradient_tiles(const __grid_constant__ AttentionCall call, const Blocks blocks,
+                        const float* shifts) {
   extern __shared__ __align__(16) float shared[];
   const MaskView& mask = call.dmask;
   const bool keeps_queries = mask.extent[2] != 1;
@@ -44,47 +45,65 @@ __global__ void __launch_bounds__(C::threads) mask_gradient_tiles(const __grid_c
   const Span query_span = keeps_queries ? Span{query_task, query_task + 1} : Span{0, blocks.queries.tiles};
   const Span key_span = keeps_keys ? Span{key_task, key_task + 1} : Span{0, blocks.keys.tiles};
 
-  const typename C::Grid grid;
-  const Stage<C, Side::queries> stage(call, shared);
+  const Place<C> place;
+  const Stage<C, Side::keys, true> stage(call, shared);
   const int thread = static_cast<int>(threadIdx.x);
+  constexpr int each =
+      C::tile * C::tile / C::threads;  // pairs of a thread, side by side with its neighbours'
   double total = 0;  // of the thread's key, query, or part of everything, where something is summed away
   Sequence whole{.length_q = call.problem.length_q, .length_k = call.problem.length_k};
   for (std::int64_t query_tile = query_span.first; query_tile < query_span.last; ++query_tile) {
     for (std::int64_t key_tile = key_span.first; key_tile < key_span.last; ++key_tile) {
-      float sum[C::M][C::N] = {};
+      float sum[each] = {};
       for (std::int64_t b = b_span.first; b < b_span.last; ++b) {
         for (std::int64_t h = h_span.first; h < h_span.last; ++h) {
           const QueryTile query = blocks.queries.tile(call, b, h, query_tile);
           KeyTile keys = blocks.keys.tile(call, query.sequence, key_tile);
           if (keys.count <= 0 || !meets(call, query, keys)) continue;
-          float weights[C::M][C::N], dscores[C::M][C::N];
-          differentiate_pairs<C, Side::queries, true>(stage, ScoreRules(call, b, h), query, keys, shifts,
-                                                      false, false, grid, weights, dscores);
+          __syncthreads();  // everyone is done with what is overwritten
+          if (stage.whole()) {
+            stage.load_own(query, keys, 0);
+            stage.load_other(query, keys, 0);
+          }
+          stage.load_states(query, shifts);
+          commit_copies();
+          wait_copies<0>();
+          __syncthreads();  // what was loaded is there
+          differentiate(stage, ScoreRules(call, b, h), query, keys, false, place);
+          __syncthreads();  // score gradients are there for all
 #pragma unroll
-          for (int m = 0; m < C::M; ++m) {
-#pragma unroll
-            for (int n = 0; n < C::N; ++n) sum[m][n] += dscores[m][n];
+          for (int n = 0; n < each; ++n) {
+            const int at = n * C::threads + thread;
+            sum[n] += stage.dscores[at / C::tile * C::pair_stride + at % C::tile];
           }
         }
       }
       const KeyTile keys = blocks.keys.tile(call, whole, key_tile);
       const QueryTile query = blocks.queries.tile(call, 0, 0, query_tile);
-      __syncthreads();  // everyone is done with what the tile held
-      store_pairs<C>(sum, stage.dscores, grid);
-      __syncthreads();  // the sums are there
-      const auto element = [&](int r, int c) { return stage.dscores[C::PairTile::at(r, c / 4) + c % 4]; };
       if (keeps_queries && keeps_keys) {
-        for (int at = thread; at < query.count * keys.count; at += C::threads) {
-          const int r = at / keys.count;
-          const int c = at % keys.count;
-          store_element(mask.at(mask_b, mask_h, query.first + r, keys.first + c), mask.dtype, element(r, c));
+#pragma unroll
+        for (int n = 0; n < each; ++n) {
+          const int r = (n * C::threads + thread) / C::tile;
+          const int c = thread % C::tile;
+          if (r >= query.count || c >= keys.count) continue;
+          store_element(mask.at(mask_b, mask_h, query.first + r, keys.first + c), mask.dtype, sum[n]);
         }
-      } else if (keeps_keys) {
-        for (int r = 0; thread < keys.count && r < query.count; ++r)
-          total += static_cast<double>(element(r, thread));
+        continue;
+      }
+      __syncthreads();  // everyone is done with the last score gradients
+#pragma unroll
+      for (int n = 0; n < each; ++n) {
+        const int at = n * C::threads + thread;
+        stage.dscores[at / C::tile * C::pair_stride + at % C::tile] = sum[n];
+      }
+      __syncthreads();  // the sums are there
+      const auto pair = [&](int r, int c) {
+        return static_cast<double>(stage.dscores[r * C::pair_stride + c]);
+      };
+      if (keeps_keys) {
+        for (int r = 0; thread < keys.count && r < query.count; ++r) total += pair(r, thread);
       } else {
-        for (int c = 0; thread < query.count && c < keys.count; ++c)
-          total += static_cast<double>(element(thread, c));
+        for (int c = 0; thread < query.count && c < keys.count; ++c) total += pair(thread, c);
       }
     }
   }
@@ -100,7 +119,7 @@ __global__ void __launch_bounds__(C::threads) mask_gradient_tiles(const __grid_c
       store_element(mask.at(mask_b, mask_h, query.first + thread, 0), mask.dtype, static_cast<float>(total));
     }
   } else {
-    __syncthreads();  // the tile gives way to the totals
+    __syncthreads();  // tiles give way to the totals
     auto* totals = reinterpret_cast<double*>(shared);
     totals[thread] = total;
     __syncthreads();  // all totals are there
@@ -126,34 +145,36 @@ __global__ void clear_mask_gradient(const __grid_constant__ AttentionCall call) 
 template <typename C>
 void run(const AttentionCall& call, const float* shifts, cudaStream_t stream) {
   const MaskView& mask = call.dmask;
-  Blocks blocks{QueryGrid::of(call, C::own), KeyGrid::of(call, C::other), 1, 1};
+  Blocks blocks{QueryGrid::of(call, C::tile), KeyGrid::of(call, C::tile), 1, 1};
   if (mask.extent[2] != 1) blocks.query_tasks = blocks.queries.tiles;
   if (mask.extent[3] != 1) blocks.key_tasks = blocks.keys.tiles;
   launch<mask_gradient_tiles<C>>(
       {.name = "tilewise mask gradient",
        .blocks = mask.extent[0] * mask.extent[1] * blocks.query_tasks * blocks.key_tasks,
        .threads = C::threads,
-       .shared_bytes = shared_bytes<C, Side::queries>(),
+       .shared_bytes = C::shared_bytes,
        .stream = stream},
       call, blocks, shifts);
 }
 
 }  // namespace
 
-void mask_gradient(const AttentionCall& call, const float* shifts, cudaStream_t stream) {
+void mask_gradient(const AttentionCall& call, const float* shifts, const Context& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
   const AttentionProblem& problem = call.problem;
   if (problem.batch * problem.heads_q * problem.length_q * problem.length_k == 0) {
     const MaskView& mask = call.dmask;
     const std::int64_t size = mask.extent[0] * mask.extent[1] * mask.extent[2] * mask.extent[3];
-    launch<clear_mask_gradient>({.name = "tilewise clear mask gradient",
-                                 .blocks = (size + 255) / 256,
-                                 .threads = 256,
-                                 .stream = stream},
-                                call);
-  } else if (problem.dim_qk <= 64 && problem.dim_v <= 64) {
-    run<Narrow>(call, shifts, stream);
-  } else {
-    run<Broad>(call, shifts, stream);
+    return launch<clear_mask_gradient>({.name = "tilewise clear mask gradient",
+                                        .blocks = (size + 255) / 256,
+                                        .threads = 256,
+                                        .stream = stream},
+                                       call);
+  }
+  switch (backward_size(call, context)) {
+    case BackwardSize::small: return run<Small>(call, shifts, stream);
+    case BackwardSize::narrow: return run<Narrow>(call, shifts, stream);
+    case BackwardSize::broad: return run<Broad>(call, shifts, stream);
   }
 }
 

@@ -14,8 +14,9 @@ __device__ __forceinline__ float load_at(const std::byte* row, DType dtype, std:
   return load_element(row + index * static_cast<std::int64_t>(size_of(dtype)), dtype);
 }
 
-// A warp a query.
-__global__ void row_shifts_kernel(const __grid_constant__ AttentionCall call, float* shifts) {
+// A warp a query. Where dq will be summed, that row is made 0 on the way.
+__global__ void row_shifts_kernel(const __grid_constant__ AttentionCall call, float* shifts,
+                                  const Rows dq_sum) {
   const std::int64_t row = std::int64_t{blockIdx.x} * rows_per_block + threadIdx.x / warp;
   const int lane = static_cast<int>(threadIdx.x % warp);
   const std::int64_t length = call.problem.length_q;
@@ -25,6 +26,10 @@ __global__ void row_shifts_kernel(const __grid_constant__ AttentionCall call, fl
   const std::int64_t i = row % length;
   const Sequence sequence = call.sequence(b);
   if (i >= sequence.length_q) return;
+  if (dq_sum.wanted) {
+    auto* dq = reinterpret_cast<float*>(dq_sum.at(b, h, sequence.first_q + i));
+    for (std::int64_t d = lane; d < call.problem.dim_qk; d += warp) dq[d] = 0;
+  }
   const std::byte* o = call.o.at(b, h, sequence.first_q + i);
   const std::byte* d_o = call.d_o.at(b, h, sequence.first_q + i);
   float sum = 0;
@@ -35,7 +40,9 @@ __global__ void row_shifts_kernel(const __grid_constant__ AttentionCall call, fl
   if (lane != 0) return;
   const float d_lse =
       call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, h, sequence.first_q + i)) : 0.0f;
-  shifts[h * call.rows_q() + call.first_row_q(b) + i] = d_lse - sum;
+  const bool empty =
+      *reinterpret_cast<const float*>(call.lse.at(b, h, sequence.first_q + i)) == minus_infinity;
+  shifts[h * call.rows_q() + call.first_row_q(b) + i] = empty ? 0.0f : d_lse - sum;
 }
 
 // A block a head; each thread sums every threads-th query, then the threads' sums are added in order.
@@ -106,13 +113,13 @@ void clear(const AttentionCall& call, const Rows& rows, std::int64_t heads, std:
 
 }  // namespace
 
-void row_shifts(const AttentionCall& call, float* shifts, cudaStream_t stream) {
+void row_shifts(const AttentionCall& call, float* shifts, const Rows& dq_sum, cudaStream_t stream) {
   const std::int64_t rows = call.problem.batch * call.problem.heads_q * call.problem.length_q;
   launch<row_shifts_kernel>({.name = "tilewise row shifts",
                              .blocks = (rows + rows_per_block - 1) / rows_per_block,
                              .threads = threads,
                              .stream = stream},
-                            call, shifts);
+                            call, shifts, dq_sum);
 }
 
 void sink_gradient(const AttentionCall& call, const float* shifts, cudaStream_t stream) {

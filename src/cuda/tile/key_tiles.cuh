@@ -58,9 +58,33 @@ struct QueryGrid {
   }
 };
 
-/// Walks the tiles of at most `size` keys that a query tile sees: a range, or the listed blocks of a block
-/// mask.
-class KeyTiles {
+/// Walks the tiles of at most `size` keys that a query tile sees: a range, or, where calls with `blocks` may
+/// have a block mask, the blocks it lists.
+template <bool blocks>
+class KeyTiles;
+
+template <>
+class KeyTiles<false> {
+ public:
+  __device__ KeyTiles(const AttentionCall& call, const QueryTile& query, int size) : size_(size) {
+    const KeyRange range = query.any(call);
+    next_ = range.first;
+    end_ = range.last;
+  }
+  __device__ KeyTile next() {
+    if (next_ >= end_) return {};
+    const KeyTile tile{next_, static_cast<int>(min(static_cast<std::int64_t>(size_), end_ - next_))};
+    next_ += size_;
+    return tile;
+  }
+
+ private:
+  int size_;
+  std::int64_t next_, end_;
+};
+
+template <>
+class KeyTiles<true> {
  public:
   __device__ KeyTiles(const AttentionCall& call, const QueryTile& query, int size)
       : call_(call), b_(query.b), h_(query.h), size_(size), range_(query.any(call)) {

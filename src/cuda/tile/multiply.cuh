@@ -2,111 +2,76 @@
 
 namespace tilewise::cuda {
 
-// Register-blocked products of f32 tiles in shared memory. Thread (row, column) of a grid of R x C threads
-// holds M rows row + R·m, and columns in runs of four: 4·column + 4·C·run.
+// Register-blocked products of f32 tiles in shared memory, a warp at a time. A warp is R x C lanes, each with
+// M rows and N columns of the result, and walks over what is summed over (k). An operand lies in one of two
+// ways:
+//
+//   turned   [k, rows]: a lane's rows are runs of four, 4·lane + 4·R·run, one 16-byte load a run and k
+//   by rows  [rows, k]: a lane's rows are lane + R·m, one 16-byte load a row and four k
+//
+// Either way 16 loads feed 256 multiply-adds of an 8 x 8 block, so what counts is that no instruction but
+// these is in the loop: strides are known when compiling, so that addresses are constants; operands are
+// loaded a step ahead; and results are visited to and fro, so that of two neighbouring multiply-adds one
+// shares a factor with the next even where a row ends. (Registers have two banks: a multiply-add that fetches
+// three operands takes two cycles.)
 
-template <int R_, int C_>
-struct ThreadGrid {
-  static constexpr int rows = R_;
-  static constexpr int columns = C_;
-  static constexpr int threads = R_ * C_;
+/// A warp as R x 32 / R lanes.
+template <int R>
+struct Lanes {
+  static constexpr int rows = R;
+  static constexpr int columns = 32 / R;
   int row, column;
-  __device__ ThreadGrid() : row(threadIdx.x / C_), column(threadIdx.x % C_) {}
-
-  /// The thread's m-th row and n-th column.
-  __device__ int own(int m) const { return row + R_ * m; }
-  __device__ int other(int n) const { return column * 4 + n / 4 * 4 * C_ + n % 4; }
+  __device__ Lanes()
+      : row(static_cast<int>(threadIdx.x) % 32 / columns), column(static_cast<int>(threadIdx.x) % columns) {}
 };
 
-/// sum[m][n] += Σ_k a[row m][k]·b[column n][k]: both by rows, over `chunks` chunks of four.
-template <int M, int N, typename Grid, typename TileA, typename TileB>
-__device__ __forceinline__ void multiply_rows(float (&sum)[M][N], const float* a_smem, const float* b_smem,
-                                              int chunks, const Grid& grid) {
-  const float4* a_row = reinterpret_cast<const float4*>(a_smem) + grid.row * TileA::chunks;
-  const float4* b_row = reinterpret_cast<const float4*>(b_smem) + grid.column * 4 * TileB::chunks;
-  const int a_swizzle = TileA::swizzle(grid.row);  // the same for all of the thread's rows, and so for b
-  const int b_swizzle = TileB::swizzle(grid.column * 4);
-#pragma unroll 1
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    float4 a[M];
-#pragma unroll
-    for (int m = 0; m < M; ++m) a[m] = a_row[m * Grid::rows * TileA::chunks + (chunk ^ a_swizzle)];
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      const int column = n / 4 * 4 * Grid::columns + n % 4;
-      const float4 b = b_row[column * TileB::chunks + (chunk ^ b_swizzle)];
-#pragma unroll
-      for (int m = 0; m < M; ++m) {
-        sum[m][n] = fmaf(a[m].x, b.x, sum[m][n]);
-        sum[m][n] = fmaf(a[m].y, b.y, sum[m][n]);
-        sum[m][n] = fmaf(a[m].z, b.z, sum[m][n]);
-        sum[m][n] = fmaf(a[m].w, b.w, sum[m][n]);
-      }
-    }
-  }
+/// Where the n-th element of a lane is, of a turned operand or of results that come from one.
+template <int lanes>
+__device__ __forceinline__ constexpr int in_runs(int lane, int n) {
+  return lane * 4 + n / 4 * 4 * lanes + n % 4;
+}
+/// The same by rows.
+template <int lanes>
+__device__ __forceinline__ constexpr int in_steps(int lane, int n) {
+  return lane + lanes * n;
 }
 
-/// sum[m][n] += Σ_k a[row m][k]·b[k][column n]: a by rows, b by columns, over `chunks` chunks of four. Four
-/// rows of b that make a chunk of a must share their swizzle.
-template <int M, int N, typename Grid, typename TileA, typename TileB>
-__device__ __forceinline__ void multiply_columns(float (&sum)[M][N], const float* a_smem, const float* b_smem,
-                                                 int chunks, const Grid& grid) {
-  const float4* a_row = reinterpret_cast<const float4*>(a_smem) + grid.row * TileA::chunks;
-  const float4* b_rows = reinterpret_cast<const float4*>(b_smem);
-  const int a_swizzle = TileA::swizzle(grid.row);
-#pragma unroll 1
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    float4 a[M];
-#pragma unroll
-    for (int m = 0; m < M; ++m) a[m] = a_row[m * Grid::rows * TileA::chunks + (chunk ^ a_swizzle)];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-#pragma unroll
-      for (int n = 0; n < N; n += 4) {
-        const int column = (grid.column + n / 4 * Grid::columns) ^ TileB::swizzle(chunk * 4);
-        const float4 b = b_rows[(chunk * 4 + k) * TileB::chunks + column];
-#pragma unroll
-        for (int m = 0; m < M; ++m) {
-          const float x = k == 0 ? a[m].x : k == 1 ? a[m].y : k == 2 ? a[m].z : a[m].w;
-          sum[m][n] = fmaf(x, b.x, sum[m][n]);
-          sum[m][n + 1] = fmaf(x, b.y, sum[m][n + 1]);
-          sum[m][n + 2] = fmaf(x, b.z, sum[m][n + 2]);
-          sum[m][n + 3] = fmaf(x, b.w, sum[m][n + 3]);
-        }
-      }
-    }
-  }
+__device__ __forceinline__ float element(const float4& four, int n) {
+  return n == 0 ? four.x : n == 1 ? four.y : n == 2 ? four.z : four.w;
+}
+__device__ __forceinline__ float4 load_four(const float* from) {
+  return *reinterpret_cast<const float4*>(from);
+}
+/// 0, 1, …, count − 1, or the other way round.
+__device__ __forceinline__ constexpr int to_and_fro(bool fro, int n, int count) {
+  return fro ? count - 1 - n : n;
 }
 
-/// A grid of R x C threads, each with rows and columns in runs of four: 4·row + 4·R·run and 4·column +
-/// 4·C·run.
-template <int R_, int C_>
-struct BlockedGrid {
-  static constexpr int rows = R_;
-  static constexpr int columns = C_;
-  static constexpr int threads = R_ * C_;
-  int row, column;
-  __device__ BlockedGrid() : row(threadIdx.x / C_), column(threadIdx.x % C_) {}
-
-  /// The thread's m-th row and n-th column.
-  __device__ int own(int m) const { return row * 4 + m / 4 * 4 * R_ + m % 4; }
-  __device__ int other(int n) const { return column * 4 + n / 4 * 4 * C_ + n % 4; }
+/// A turned operand, from the lane's first element on: a row of k is `stride` floats, `lanes` lanes share it.
+template <int stride, int lanes>
+struct Turned {
+  const float* first;
+  __device__ float4 at(int k, int run) const { return load_four(first + k * stride + run * 4 * lanes); }
 };
 
-/// sum[m][n] += Σ_k a[k][row m]·b[k][column n] for k below `depth`, a multiple of eight: an outer product a
-/// step. The next step's operands are loaded while this one's are multiplied; without that, half of the time
-/// is spent waiting.
-template <typename TileA, typename TileB, int M, int N, typename Grid>
-__device__ __forceinline__ void multiply_turned(float (&sum)[M][N], const float* a_smem, const float* b_smem,
-                                                int depth, const Grid& grid) {
-  const float4* a_chunks = reinterpret_cast<const float4*>(a_smem);
-  const float4* b_chunks = reinterpret_cast<const float4*>(b_smem);
-  float4 a[2][M / 4], b[2][N / 4];
+/// An operand by rows, from the lane's first row on: rows lie `stride` floats apart, `lanes` lanes take
+/// turns.
+template <int stride, int lanes>
+struct ByRows {
+  const float* first;
+  /// Four elements from k on.
+  __device__ float4 at(int row, int k) const { return load_four(first + row * lanes * stride + k); }
+};
+
+/// sum[m][n] += Σ_k a[k][m]·b[k][n] for k below `depth`, a multiple of eight: both turned.
+template <typename A, typename B, int M, int N>
+__device__ __forceinline__ void multiply_turned(float (&sum)[M][N], const A& a, const B& b, int depth) {
+  float4 a4[2][M / 4], b4[2][N / 4];
   const auto load = [&](int k, int slot) {
 #pragma unroll
-    for (int m = 0; m < M / 4; ++m) a[slot][m] = a_chunks[TileA::chunk(k, grid.row + m * Grid::rows)];
+    for (int m = 0; m < M / 4; ++m) a4[slot][m] = a.at(k, m);
 #pragma unroll
-    for (int n = 0; n < N / 4; ++n) b[slot][n] = b_chunks[TileB::chunk(k, grid.column + n * Grid::columns)];
+    for (int n = 0; n < N / 4; ++n) b4[slot][n] = b.at(k, n);
   };
   load(0, 0);
 #pragma unroll 1
@@ -117,18 +82,114 @@ __device__ __forceinline__ void multiply_turned(float (&sum)[M][N], const float*
       load(step < 7 ? k + step + 1 : k + 8 < depth ? k + 8 : 0, 1 - slot);
 #pragma unroll
       for (int m = 0; m < M; ++m) {
-        const float4 a4 = a[slot][m / 4];
-        const float x = m % 4 == 0 ? a4.x : m % 4 == 1 ? a4.y : m % 4 == 2 ? a4.z : a4.w;
 #pragma unroll
-        for (int n = 0; n < N; n += 4) {
-          const float4 b4 = b[slot][n / 4];
-          sum[m][n] = fmaf(x, b4.x, sum[m][n]);
-          sum[m][n + 1] = fmaf(x, b4.y, sum[m][n + 1]);
-          sum[m][n + 2] = fmaf(x, b4.z, sum[m][n + 2]);
-          sum[m][n + 3] = fmaf(x, b4.w, sum[m][n + 3]);
+        for (int turn = 0; turn < N; ++turn) {
+          const int n = to_and_fro(m % 2 == 1, turn, N);
+          sum[m][n] = fmaf(element(a4[slot][m / 4], m % 4), element(b4[slot][n / 4], n % 4), sum[m][n]);
         }
       }
     }
+  }
+}
+
+/// sum[m][n] += Σ_k a[k][m]·b[n][k]: a turned, b by rows.
+template <typename A, typename B, int M, int N>
+__device__ __forceinline__ void multiply_turned_rows(float (&sum)[M][N], const A& a, const B& b, int depth) {
+  float4 a4[2][M / 4], b4[N];
+  const auto load_a = [&](int k, int slot) {
+#pragma unroll
+    for (int m = 0; m < M / 4; ++m) a4[slot][m] = a.at(k, m);
+  };
+  load_a(0, 0);
+#pragma unroll
+  for (int n = 0; n < N; ++n) b4[n] = b.at(n, 0);
+  const auto four = [&](int k, int next) {  // four k, and the first loads of the next four
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const int slot = step % 2;
+      load_a(step < 3 ? k + step + 1 : next, 1 - slot);
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int turn = 0; turn < M; ++turn) {
+          const int m = to_and_fro(n % 2 == 1, turn, M);
+          sum[m][n] = fmaf(element(a4[slot][m / 4], m % 4), element(b4[n], step), sum[m][n]);
+        }
+        if (step == 3) b4[n] = b.at(n, next);
+      }
+    }
+  };
+#pragma unroll 1
+  for (int k = 0; k < depth; k += 8) {
+    four(k, k + 4);
+    four(k + 4, k + 8 < depth ? k + 8 : 0);
+  }
+}
+
+/// sum[m][n] += Σ_k a[m][k]·b[n][k]: both by rows.
+template <typename A, typename B, int M, int N>
+__device__ __forceinline__ void multiply_rows(float (&sum)[M][N], const A& a, const B& b, int depth) {
+  static_assert(N % 2 == 0 && N >= M);
+  float4 a4[2][M], b4[2];
+#pragma unroll
+  for (int m = 0; m < M; ++m) a4[0][m] = a.at(m, 0);
+  b4[0] = b.at(0, 0);
+  const auto four = [&](const float4(&now)[M], float4(&then)[M], int k, int next) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      b4[1 - n % 2] = n + 1 < N ? b.at(n + 1, k) : b.at(0, next);
+      if (n < M) then[n] = a.at(n, next);
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int turn = 0; turn < M; ++turn) {
+          const int m = to_and_fro(step % 2 == 1, turn, M);
+          sum[m][n] = fmaf(element(now[m], step), element(b4[n % 2], step), sum[m][n]);
+        }
+      }
+    }
+  };
+#pragma unroll 1
+  for (int k = 0; k < depth; k += 8) {
+    four(a4[0], a4[1], k, k + 4);
+    four(a4[1], a4[0], k + 4, k + 8 < depth ? k + 8 : 0);
+  }
+}
+
+/// sum[m][n] += Σ_k a[m][k]·b[k][n]: a by rows, b turned.
+template <typename A, typename B, int M, int N>
+__device__ __forceinline__ void multiply_rows_turned(float (&sum)[M][N], const A& a, const B& b, int depth) {
+  float4 a4[2][M], b4[2][N / 4];
+  const auto load_b = [&](int k, int slot) {
+#pragma unroll
+    for (int n = 0; n < N / 4; ++n) b4[slot][n] = b.at(k, n);
+  };
+#pragma unroll
+  for (int m = 0; m < M; ++m) a4[0][m] = a.at(m, 0);
+  load_b(0, 0);
+  const auto four = [&](const float4(&now)[M], float4(&then)[M], int k, int next) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const int slot = step % 2;
+      load_b(step < 3 ? k + step + 1 : next, 1 - slot);
+#pragma unroll
+      for (int m = step * M / 4; m < (step + 1) * M / 4; ++m) {
+        then[m] = a.at(m, next);
+      }
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int turn = 0; turn < N; ++turn) {
+          const int n = to_and_fro(m % 2 == 1, turn, N);
+          sum[m][n] = fmaf(element(now[m], step), element(b4[slot][n / 4], n % 4), sum[m][n]);
+        }
+      }
+    }
+  };
+#pragma unroll 1
+  for (int k = 0; k < depth; k += 8) {
+    four(a4[0], a4[1], k, k + 4);
+    four(a4[1], a4[0], k + 4, k + 8 < depth ? k + 8 : 0);
   }
 }
 

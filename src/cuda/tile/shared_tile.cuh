@@ -3,156 +3,156 @@
 #include "attention/call.h"
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/tile/element.cuh"
+#include "cuda/tile/multiply.cuh"
 
 namespace tilewise::cuda {
 
-// Tiles of f32 in shared memory, [rows, dim] with dim a multiple of 4, as chunks of four. The chunks of a row
-// are permuted by xor so that threads that read one column of several rows meet no bank twice; `shift` says
-// which rows those are: rows that differ in bits shift to shift + 2.
-
-template <int dim_, int shift>
-struct SharedTile {
-  static constexpr int dim = dim_;
-  static constexpr int chunks = dim / 4;
-  static constexpr int floats(int rows) { return rows * dim; }
-
-  __device__ static int swizzle(int row) { return (row >> shift) & 7; }
-  __device__ static int at(int row, int chunk) { return row * dim + ((chunk ^ swizzle(row)) << 2); }
-};
-
-/// A tile turned round, [k, columns]: what is summed over runs along the rows. Four columns that make a chunk
-/// stay together; chunks are permuted by xor with k / 4, so that turning a tile meets no bank twice.
-template <int columns_>
-struct TurnedTile {
-  static constexpr int columns = columns_;
-  static constexpr int chunks = columns / 4;
-  static constexpr int floats(int depth) { return depth * columns; }
-
-  __device__ static int swizzle(int k) { return (k >> 2) & 7; }
-  __device__ static int chunk(int k, int c) { return k * chunks + (c ^ swizzle(k)); }
-};
-
-/// The same without a permutation, for tiles that lie so already.
-template <int columns_>
-struct PlainTile {
-  static constexpr int columns = columns_;
-  static constexpr int chunks = columns / 4;
-  __device__ static int chunk(int k, int c) { return k * chunks + c; }
-};
-
-/// Turns the first `dims` (a multiple of four) columns of `from`, [rows, dim] as loaded, into `to`, [dim,
-/// rows], times `factor`. A warp takes four rows by eight chunks, so neither side has a bank conflict.
-template <int rows, int dim, int threads>
-__device__ __forceinline__ void turn_tile(float* to, const float* from, int dims, float factor) {
-  using Turned = TurnedTile<rows>;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int row = static_cast<int>(threadIdx.x) / 32 * 4 + lane / 8; row < rows; row += threads / 8) {
-    for (int c = lane % 8; c < dims / 4; c += 8) {
-      const float4 value = *reinterpret_cast<const float4*>(from + row * dim + c * 4);
-      float* at =
-          to + Turned::chunk(c * 4, row / 4) * 4 + row % 4;  // the four share k / 4, so they differ by a row
-      at[0] = value.x * factor;
-      at[rows] = value.y * factor;
-      at[2 * rows] = value.z * factor;
-      at[3 * rows] = value.w * factor;
-    }
-  }
-}
+// Tiles of f32 in shared memory, [rows, dim] with dim a multiple of 4, and how they come there. Rows that are
+// read by several lanes at once, four elements each, lie dim + 4 floats apart: then no two meet in a bank.
 
 /// Whether rows can be read and written four elements at a time.
-__device__ __forceinline__ bool aligned_rows(const Rows& rows, std::int64_t dim) {
+__host__ __device__ __forceinline__ bool aligned_rows(const Rows& rows, std::int64_t dim) {
   const auto size = static_cast<std::int64_t>(size_of(rows.dtype));
   const std::int64_t strides = (rows.stride_b | rows.stride_h | rows.stride_s) * size;
   const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(rows.data));
   return ((address | strides) & (4 * size - 1)) == 0 && dim % 4 == 0;
 }
 
-template <typename T, typename Tile, int threads, typename RowOf>
-__device__ __forceinline__ void load_tile_of(float* tile, int rows, int valid, int first, int dims,
-                                             bool aligned, const RowOf& row_of) {
-  const int used = (dims + 7) / 8 * 2;
-  for (int index = threadIdx.x; index < rows * Tile::chunks; index += threads) {
-    const int row = index / Tile::chunks;
-    const int chunk = index % Tile::chunks;
-    if (chunk >= used) continue;
-    float* to = tile + Tile::at(row, chunk);
-    const bool present = row < valid;
-    const bool inside = present && chunk * 4 < dims;
-    const T* from = reinterpret_cast<const T*>(row_of(present ? row : 0)) + first + (inside ? chunk * 4 : 0);
-    if (aligned) {
-      if constexpr (sizeof(T) == 4) {
-        copy_async_16(to, from, inside);
-      } else {
-        *reinterpret_cast<float4*>(to) = inside ? load_4(from) : float4{};
-      }
-    } else {
-      float lane[4];
-#pragma unroll
-      for (int n = 0; n < 4; ++n) lane[n] = present && chunk * 4 + n < dims ? widen(from[n]) : 0.0f;
-      *reinterpret_cast<float4*>(to) = float4{lane[0], lane[1], lane[2], lane[3]};
-    }
-  }
+/// Whether load_plain_rows can read them.
+inline bool plain_rows(const Rows& rows, std::int64_t dim) {
+  return rows.dtype == DType::f32 && aligned_rows(rows, dim);
 }
 
-/// Fills `tile` with elements [first, first + dims) of `rows` rows; row_of(r) is a row's address. Rows from
-/// `valid` on, and what pads dims to a multiple of eight, are zero; chunks past that stay as they are. f32
-/// rows that are aligned go by asynchronous copies, to be committed and awaited by the caller; everything
-/// else is there after a barrier.
-template <typename Tile, int threads, typename RowOf>
-__device__ __forceinline__ void load_tile(float* tile, int rows, int valid, int first, int dims, DType dtype,
-                                          bool aligned, const RowOf& row_of) {
-  switch (dtype) {
-    case DType::f16:
-      return load_tile_of<__half, Tile, threads>(tile, rows, valid, first, dims, aligned, row_of);
-    case DType::bf16:
-      return load_tile_of<__nv_bfloat16, Tile, threads>(tile, rows, valid, first, dims, aligned, row_of);
-    default: return load_tile_of<float, Tile, threads>(tile, rows, valid, first, dims, aligned, row_of);
-  }
-}
-
-/// Where rows [first, …) of an entry and head lie: at a stride, or, paged, wherever their pages are.
+/// The rows of an entry and head: at a stride, or, paged, wherever their pages are.
 struct RowAddress {
-  const AttentionCall& call;
   const Rows& rows;
-  std::int64_t b, h, first;
-  bool paged;
+  const std::byte* first;  ///< row 0, where they lie at a stride
+  bool aligned;
 
-  __device__ const std::byte* at(int r) const {
-    if (!paged) return rows.at(b, h, first + r);
-    return rows.at(call.page_table.at(b, (first + r) / call.page), h, (first + r) % call.page);
+  __device__ RowAddress(const Rows& rows_, std::int64_t dim, std::int64_t b, std::int64_t h, std::int64_t row)
+      : rows(rows_), first(rows_.at(b, h, row)), aligned(aligned_rows(rows_, dim)) {}
+  __device__ const std::byte* at(std::int64_t row) const {
+    return first + row * rows.stride_s * static_cast<std::int64_t>(size_of(rows.dtype));
+  }
+};
+struct PagedRowAddress : RowAddress {
+  const AttentionCall& call;
+  std::int64_t b, h;
+
+  __device__ PagedRowAddress(const AttentionCall& call_, const Rows& rows_, std::int64_t dim, std::int64_t b_,
+                             std::int64_t h_, std::int64_t row)
+      : RowAddress(rows_, dim, b_, h_, row), call(call_), b(b_), h(h_) {}
+  __device__ const std::byte* at(std::int64_t row) const {
+    if (call.problem.layout != Layout::paged) return RowAddress::at(row);
+    return rows.at(call.page_table.at(b, row / call.page), h, row % call.page);
   }
 };
 
-/// The general case of load_rows, out of line: what it costs is not paid by others, in registers or in code.
-template <int count, int dim, int threads>
-__device__ __noinline__ void load_any_rows(float* tile, const RowAddress& from, int valid, int first,
-                                           int dims, bool aligned) {
-  load_tile<SharedTile<dim, 31>, threads>(tile, count, valid, first, dims, from.rows.dtype, aligned,
-                                          [&](int r) { return from.at(r); });
-}
-
-/// load_tile into [count, dim] without a permutation. Aligned f32 rows at a stride, the case that must be
-/// quick, take an addition and a copy for every chunk.
-template <int count, int dim, int threads>
-__device__ __forceinline__ void load_rows(float* tile, const RowAddress& from, int valid, int first, int dims,
-                                          bool aligned) {
-  if (from.paged || !aligned || from.rows.dtype != DType::f32) {
-    return load_any_rows<count, dim, threads>(tile, from, valid, first, dims, aligned);
-  }
+/// Fills `tile`, `count` rows of `dim` floats that lie `stride` apart, with elements [first, first + dims) of
+/// `valid` rows from row `begin` on; everything else is zero. Copies are to be committed and awaited by the
+/// caller; what did not go by them is there after a barrier too. This one is for aligned f32 rows at a
+/// stride: an addition and an asynchronous copy for every 16 bytes.
+template <int count, int dim, int stride, int threads>
+__device__ __forceinline__ void load_plain_rows(float* tile, const RowAddress& from, std::int64_t begin,
+                                                int valid, int first, int dims) {
   constexpr int chunks = dim / 4;
   constexpr int step = threads / chunks;  // rows between those of a thread
   static_assert(threads % chunks == 0 && count % step == 0);
   const int row = static_cast<int>(threadIdx.x) / chunks;
   const int column = static_cast<int>(threadIdx.x) % chunks * 4;
-  const bool inside = column < dims;
-  const float* source = reinterpret_cast<const float*>(from.at(0)) + first + (inside ? column : 0);
-  const std::int64_t stride = from.rows.stride_s;
-  float* to = tile + row * dim + column;
+  const float* source = reinterpret_cast<const float*>(from.at(begin)) + first;
+  const std::int64_t next = from.rows.stride_s * step;
+  float* to = tile + row * stride + column;
+  if (valid >= count && dims >= dim) {
+    source += row * from.rows.stride_s + column;
+#pragma unroll
+    for (int r = 0; r < count; r += step) {
+      copy_async_16(to + r * stride, source, true);
+      source += next;
+    }
+  } else {
+#pragma unroll 1
+    for (int r = row; r < count; r += step) {
+      const bool present = r < valid && column < dims;
+      copy_async_16(to, present ? source + r * from.rows.stride_s + column : source, present);
+      to += step * stride;
+    }
+  }
+}
+
+template <typename T, int count, int dim, int stride, int threads, typename Address>
+__device__ __forceinline__ void load_rows_of(float* tile, const Address& from, std::int64_t begin, int valid,
+                                             int first, int dims) {
+#pragma unroll 1
+  for (int index = threadIdx.x; index < count * dim / 4; index += threads) {
+    const int row = index / (dim / 4);
+    const int column = index % (dim / 4) * 4;
+    const bool present = row < valid && column < dims;
+    const T* source =
+        reinterpret_cast<const T*>(from.at(begin + (present ? row : 0))) + first + (present ? column : 0);
+    float4 four{};
+    if (present && from.aligned) {
+      four = load_4(source);
+    } else if (present) {
+      four.x = widen(source[0]);
+      if (column + 1 < dims) four.y = widen(source[1]);
+      if (column + 2 < dims) four.z = widen(source[2]);
+      if (column + 3 < dims) four.w = widen(source[3]);
+    }
+    *reinterpret_cast<float4*>(tile + row * stride + column) = four;
+  }
+}
+
+/// The same for rows of any type, alignment and place.
+template <int count, int dim, int stride, int threads, typename Address>
+__device__ __forceinline__ void load_any_rows(float* tile, const Address& from, std::int64_t begin, int valid,
+                                              int first, int dims) {
+  switch (from.rows.dtype) {
+    case DType::f16:
+      return load_rows_of<__half, count, dim, stride, threads>(tile, from, begin, valid, first, dims);
+    case DType::bf16:
+      return load_rows_of<__nv_bfloat16, count, dim, stride, threads>(tile, from, begin, valid, first, dims);
+    default: return load_rows_of<float, count, dim, stride, threads>(tile, from, begin, valid, first, dims);
+  }
+}
+
+template <bool any, int count, int dim, int stride, int threads, typename Address>
+__device__ __forceinline__ void load_rows(float* tile, const Address& from, std::int64_t begin, int valid,
+                                          int first, int dims) {
+  if constexpr (any) {
+    load_any_rows<count, dim, stride, threads>(tile, from, begin, valid, first, dims);
+  } else {
+    load_plain_rows<count, dim, stride, threads>(tile, from, begin, valid, first, dims);
+  }
+}
+
+/// Turns the first `depth` (a multiple of four) columns of `from`, [rows, from_stride], into `to`, [depth,
+/// rows], times `factor`. A warp takes a column of 32 rows, so neither side has a bank conflict.
+template <int rows, int from_stride, int threads>
+__device__ __forceinline__ void turn_rows(float* to, const float* from, int depth, float factor) {
+  for (int index = threadIdx.x; index < rows * depth / 4; index += threads) {
+    const int row = index % rows;
+    const int column = index / rows * 4;
+    const float4 four = load_four(from + row * from_stride + column);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) to[(column + n) * rows + row] = element(four, n) * factor;
+  }
+}
+
+/// The same straight from plain rows in global memory: `valid` of them from row `begin` on, and `dims`
+/// columns.
+template <int rows, int threads>
+__device__ __forceinline__ void turn_plain_rows(float* to, const RowAddress& from, std::int64_t begin,
+                                                int valid, int dims, int depth, float factor) {
 #pragma unroll 4
-  for (int r = row; r < count; r += step) {
-    const bool present = inside && r < valid;
-    copy_async_16(to, present ? source + r * stride : source, present);
-    to += step * dim;
+  for (int index = threadIdx.x; index < rows * depth / 4; index += threads) {
+    const int row = index % rows;
+    const int column = index / rows * 4;
+    const bool present = row < valid && column < dims;
+    const float4 four =
+        present ? load_four(reinterpret_cast<const float*>(from.at(begin + row)) + column) : float4{};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) to[(column + n) * rows + row] = element(four, n) * factor;
   }
 }
 
@@ -167,10 +167,9 @@ __device__ __forceinline__ void store_chunk(std::byte* row, DType dtype, int fir
       default: return store_4(reinterpret_cast<float*>(row) + first, value);
     }
   }
-  const float lane[4] = {value.x, value.y, value.z, value.w};
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
-    if (first + n < dims) store_element(row + (first + n) * size_of(dtype), dtype, lane[n]);
+    if (first + n < dims) store_element(row + (first + n) * size_of(dtype), dtype, element(value, n));
   }
 }
 

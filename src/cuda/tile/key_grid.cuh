@@ -1,66 +1,8 @@
 #pragma once
 
 #include "cuda/tile/key_tiles.cuh"
-#include "cuda/tile/multiply.cuh"
-#include "cuda/tile/score.cuh"
-#include "cuda/tile/shared_tile.cuh"
 
 namespace tilewise::cuda {
-
-// What every gradient needs: weights and score gradients of a tile of queries by a tile of keys, recomputed.
-// One side is `own`, the rows of the thread grid, kept by the block; the other passes by. Either may be the
-// queries.
-
-/// The statistics of a query that backward reads.
-struct RowState {
-  float lse;    ///< +inf for a row that saw nothing, whose weights are then 0
-  float shift;  ///< d_lse − Σ_d d_o·o
-};
-
-/// `shifts` is [Hq, rows_q].
-__device__ __forceinline__ RowState row_state(const AttentionCall& call, const QueryTile& query, int r,
-                                              const float* shifts) {
-  if (r >= query.count) return {__builtin_huge_valf(), 0.0f};
-  const std::int64_t s = query.sequence.first_q + query.first + r;
-  const float lse = *reinterpret_cast<const float*>(call.lse.at(query.b, query.h, s));
-  return {lse == minus_infinity ? __builtin_huge_valf() : lse,
-          shifts[query.h * call.rows_q() + call.first_row_q(query.b) + query.first + r]};
-}
-
-/// Turns products into weights (after dropout) and score gradients of one pair. `dscore` enters as d_o·v and
-/// leaves as the gradient of the score, or, times `slope`, that of scale·q·k.
-struct PairGradient {
-  float weight;
-  float dscore;
-  float slope;
-};
-
-template <bool features>
-__device__ __forceinline__ PairGradient pair_gradient(const AttentionCall& call, const ScoreRules& rules,
-                                                      const QueryTile& query, const KeyTile& keys, bool edge,
-                                                      int r, int c, const RowState& row, float product,
-                                                      float dweight) {
-  const std::int64_t i = query.first + r;
-  const std::int64_t j = keys.first + c;
-  float slope = 1;
-  float factor = 1;
-  float s;
-  if constexpr (features) {
-    if (r >= query.count || (edge && hidden(call, query.sequence, keys, i, j))) return {0.0f, 0.0f, 0.0f};
-    float tangent = 0;
-    s = score_of(call, rules, query.sequence, query.b, query.h, i, j, product, tangent);
-    if (rules.softcap) slope = 1 - tangent * tangent;
-    if (call.problem.features.dropout) factor = dropout_factor(call, query.b, query.h, i, j);
-  } else {
-    s = product * rules.scale;
-    if (edge) {
-      const KeyRange range = call.keys_of(query.sequence, i);
-      if (j < range.first || j >= range.last || c >= keys.count) s = minus_infinity;
-    }
-  }
-  const float weight = exp2_approx((s - row.lse) * log2e);
-  return {weight * factor, weight * fmaf(dweight, factor, row.shift), slope};
-}
 
 /// What the block mask says of key block `kb` for the queries of block row `qb`.
 __device__ __forceinline__ std::int32_t block_state(const AttentionCall& call, std::int64_t b, std::int64_t h,
