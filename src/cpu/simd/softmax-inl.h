@@ -25,23 +25,29 @@ struct SoftmaxState {
   }
 };
 
+/// The highest of `start` and a column of a tile, lane by lane. Four at a time, as a maximum takes its time.
+HWY_INLINE VF highest_score(const float* column, int keys, int width, VF start) {
+  VF highest[4] = {start, start, start, start};
+  int j = 0;
+  for (; j + 4 <= keys; j += 4) {
+    for (int n = 0; n < 4; ++n) highest[n] = hn::Max(highest[n], load(column + (j + n) * width));
+  }
+  for (; j < keys; ++j) highest[0] = hn::Max(highest[0], load(column + j * width));
+  return hn::Max(hn::Max(highest[0], highest[1]), hn::Max(highest[2], highest[3]));
+}
+
 /// Turns scores into weights exp(s − maximum), updates the state, and leaves in `rescale` the factor for
 /// what was summed under the maximum of before.
 inline void softmax_tile(float* tile, int keys, int width, SoftmaxState& state, float* rescale) {
   for (int lane = 0; lane < width; lane += lanes) {
     const VF before = hn::Load(F(), state.maximum + lane);
     float* column = tile + lane;
-    VF highest[4] = {before, before, before, before};
-    int j = 0;
-    for (; j + 4 <= keys; j += 4) {
-      for (int n = 0; n < 4; ++n) highest[n] = hn::Max(highest[n], load(column + (j + n) * width));
-    }
-    for (; j < keys; ++j) highest[0] = hn::Max(highest[0], load(column + j * width));
-    const VF maximum = hn::Max(hn::Max(highest[0], highest[1]), hn::Max(highest[2], highest[3]));
+    const VF maximum = highest_score(column, keys, width, before);
     const VF factor = exp_of(hn::Sub(before, maximum));
     // A tile's weights are summed apart from the sum of before, which may be much larger.
     VF sum[2] = {hn::Zero(F()), hn::Zero(F())};
-    for (j = 0; j + 2 <= keys; j += 2) {
+    int j = 0;
+    for (; j + 2 <= keys; j += 2) {
       for (int n = 0; n < 2; ++n) {
         float* at = column + (j + n) * width;
         const VF weight = exp_of(hn::Sub(load(at), maximum));
