@@ -1,5 +1,7 @@
 #include "support/open_problem.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
@@ -19,6 +21,15 @@ std::int64_t integer(const Buffer& buffer, std::int64_t index) {
 
 std::vector<double> values_of(const Buffer& buffer) {
   return buffer.given() ? buffer.values() : std::vector<double>{};
+}
+
+// A value of the type: one of the two around it, the nearer one the more likely.
+double moved_value(double value, DType dtype, Random& rng) {
+  if (value == 0) return value;
+  const int digits = dtype == DType::f16 ? 11 : dtype == DType::bf16 ? 8 : 24;
+  const int smallest = dtype == DType::f16 ? -24 : -149;
+  const double unit = std::ldexp(1.0, std::max(std::ilogb(value) + 1 - digits, smallest));
+  return std::floor(value / unit + rng.unit()) * unit;
 }
 
 }  // namespace
@@ -43,7 +54,28 @@ OpenProblem::OpenProblem(const RandomProblem& p)
       v_(values_of(p.v)),
       d_o_(values_of(p.d_o)),
       d_lse_(values_of(p.d_lse)),
-      mask_(values_of(p.mask)) {}
+      mask_(values_of(p.mask)),
+      sinks_(values_of(p.sinks)) {}
+
+OpenProblem OpenProblem::neighbour(std::uint64_t seed) const {
+  OpenProblem moved = *this;
+  const auto move = [&](std::vector<double>& values, const Buffer& like) {
+    if (!like.given() || like.dtype() == DType::boolean) return;
+    for (double& value : values) {
+      if (!std::isfinite(value)) continue;
+      Random rng(seed ^ std::bit_cast<std::uint64_t>(value));
+      value = moved_value(value * (1 + rng.uniform(-0x1p-10, 0x1p-10)), like.dtype(), rng);
+    }
+  };
+  move(moved.q_, problem.q);
+  move(moved.k_, problem.k);
+  move(moved.v_, problem.v);
+  move(moved.d_o_, problem.d_o);
+  move(moved.d_lse_, problem.d_lse);
+  move(moved.mask_, problem.mask);
+  move(moved.sinks_, problem.sinks);
+  return moved;
+}
 
 struct OpenProblem::Entry {
   std::int64_t first_q = 0;
@@ -121,7 +153,7 @@ Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
   head.queries = count(entry.queries);
   head.keys = count(entry.keys);
   head.head = count(h);
-  head.sink = p.sinks.given() ? p.sinks.at(h) : -infinity;
+  head.sink = p.sinks.given() ? sinks_[count(h)] : -infinity;
   for (std::int64_t i = 0; i < entry.queries; ++i) {
     const std::int64_t row =
         packed ? (entry.first_q + i) * p.heads_q + h : (b * p.heads_q + h) * p.length_q + i;
