@@ -15,6 +15,9 @@ constexpr double contract_factor = 2;
 // as bad as the worst of the others.
 constexpr int most_draws = 64;
 
+// f32's smallest normal number. Weights below it may count as none.
+constexpr double smallest_weight = 0x1p-126;
+
 double largest_finite(DType dtype) {
   switch (dtype) {
     case DType::f16: return 65504;
@@ -147,10 +150,10 @@ Results term_sizes(const OpenProblem& open) {
 Errors allowed_errors(const Expectation& expectation, const Errors& math, DType dtype) {
   double largest = 0;
   double squares = 0;
-  for (const double truth : expectation.truth) {
-    const double half = half_unit(truth, dtype);
-    largest = std::max(largest, half);
-    squares += half * half;
+  for (std::size_t n = 0; n < expectation.truth.size(); ++n) {
+    const double least = half_unit(expectation.truth[n], dtype) + smallest_weight * expectation.sizes[n];
+    largest = std::max(largest, least);
+    squares += least * least;
   }
   return {.largest = std::max(contract_factor * math.largest, largest),
           .norm = std::max(contract_factor * math.norm, std::sqrt(squares))};

@@ -165,22 +165,22 @@ inline void weigh_tile(const AttentionCall& call, int keys, int width, float* we
   const bool dropout = call.problem.features.dropout;
   for (int lane = 0; lane < width; lane += lanes) {
     const VF maximum = load(scratch.maximum + lane);
-    VF tile_sum = hn::Zero(F());
-    VF tile_delta = hn::Zero(F());
-    for (int j = 0; j < keys; ++j) {
+    VF tile_sum[4] = {hn::Zero(F()), hn::Zero(F()), hn::Zero(F()), hn::Zero(F())};
+    VF tile_delta[4] = {hn::Zero(F()), hn::Zero(F()), hn::Zero(F()), hn::Zero(F())};
+    in_fours(keys, [&](int j, int part) HWY_ATTR {
       const int at = j * width + lane;
       const VF weight = exp_of(hn::Sub(load(weights + at), maximum));
-      tile_sum = hn::Add(tile_sum, weight);
-      tile_delta = hn::MulAdd(weight, load(dp + at), tile_delta);
+      tile_sum[part] = hn::Add(tile_sum[part], weight);
+      tile_delta[part] = hn::MulAdd(weight, load(dp + at), tile_delta[part]);
       if (dropout) {
         const auto dropped = hn::Eq(load(scratch.score.bias + at), hn::Zero(F()));
         store(hn::IfThenElse(dropped, hn::Neg(weight), weight), weights + at);
       } else {
         store(weight, weights + at);
       }
-    }
-    store(hn::Add(load(sum + lane), tile_sum), sum + lane);
-    store(hn::Add(load(delta + lane), tile_delta), delta + lane);
+    });
+    store(hn::Add(load(sum + lane), sum_of(tile_sum)), sum + lane);
+    store(hn::Add(load(delta + lane), sum_of(tile_delta)), delta + lane);
   }
 }
 

@@ -123,7 +123,7 @@ void multiply(const Product& p, int rows, int columns) {
 }
 
 // Sums longer than this are made in pieces: it keeps the error of long sums down and B's piece in cache.
-inline constexpr int depth_piece = 512;
+inline constexpr int depth_piece = 128;
 
 /// C = A·B with A by rows, for any depth.
 inline void multiply_deep(Product p, int rows, int columns) {
