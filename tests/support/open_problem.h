@@ -55,8 +55,9 @@ class OpenProblem {
   std::size_t dim_qk;
   std::size_t dim_v;
 
-  /// A problem like this one, but for values that each moved by about a thousandth, to others of their type.
-  /// Equal values stay equal. Truth and conditioning are nearly the same; roundings are drawn anew.
+  /// A problem like this one, but for values that each moved by about a thousandth, to others of their type,
+  /// and for the order of queries, keys and head dims, in which sums are made. Equal values stay equal. Truth
+  /// and conditioning are nearly the same; roundings are drawn anew.
   OpenProblem neighbour(std::uint64_t seed) const;
 
   /// Calls body(head) for every query head of every entry.
@@ -76,6 +77,7 @@ class OpenProblem {
   std::size_t mask_index(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
 
   std::vector<double> q_, k_, v_, d_o_, d_lse_, mask_, sinks_;
+  std::uint64_t order_ = 0;  // seed of the order that a head lists its queries and keys in; 0: as they are
 };
 
 }  // namespace tilewise::test

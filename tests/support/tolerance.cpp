@@ -93,7 +93,7 @@ const Errors& MathPathErrors::of(std::vector<double> Results::* result) const {
 bool MathPathErrors::draw_more() {
   if (draws_ >= most_draws) return false;
   for (int n = draws_; n > 0; --n) {
-    const OpenProblem neighbour = open_.neighbour(open_.problem.seed + static_cast<std::uint64_t>(draws_));
+    const OpenProblem neighbour = open_.neighbour(static_cast<std::uint64_t>(draws_));
     draw(neighbour, formula(neighbour));
   }
   return true;
