@@ -158,10 +158,26 @@ inline float* strip_tangents(const AttentionCall& call, const Panel& panel, cons
   return call.problem.features.softcap ? scratch.score.tangents + strip_offset(panel, tile) : nullptr;
 }
 
+/// A long sum, a lane each: what rounding takes from `high` is kept in `low` (Knuth's TwoSum).
+struct ExactSums {
+  alignas(64) float high[max_panel_width] = {};
+  alignas(64) float low[max_panel_width] = {};
+
+  HWY_ATTR void add(int lane, VF x) {
+    const VF before = load(high + lane);
+    const VF sum = hn::Add(before, x);
+    const VF taken = hn::Sub(sum, before);
+    const VF lost = hn::Add(hn::Sub(before, hn::Sub(sum, taken)), hn::Sub(x, taken));
+    store(sum, high + lane);
+    store(hn::Add(load(low + lane), lost), low + lane);
+  }
+  double at(int lane) const { return static_cast<double>(high[lane]) + static_cast<double>(low[lane]); }
+};
+
 /// From scores and dp of a tile: exp(s − maximum) in place of s, negative where dropout hides the key, and
 /// their sums, added to those of the tiles before.
 inline void weigh_tile(const AttentionCall& call, int keys, int width, float* weights, const float* dp,
-                       const GradientScratch& scratch, float* sum, float* delta) {
+                       const GradientScratch& scratch, ExactSums& sum, ExactSums& delta) {
   const bool dropout = call.problem.features.dropout;
   for (int lane = 0; lane < width; lane += lanes) {
     const VF maximum = load(scratch.maximum + lane);
@@ -179,8 +195,8 @@ inline void weigh_tile(const AttentionCall& call, int keys, int width, float* we
         store(weight, weights + at);
       }
     });
-    store(hn::Add(load(sum + lane), sum_of(tile_sum)), sum + lane);
-    store(hn::Add(load(delta + lane), sum_of(tile_delta)), delta + lane);
+    sum.add(lane, sum_of(tile_sum));
+    delta.add(lane, sum_of(tile_delta));
   }
 }
 
@@ -191,8 +207,8 @@ inline void weigh_tile(const AttentionCall& call, int keys, int width, float* we
 inline void weigh_panel(const AttentionCall& call, const Panel& panel, int tile_keys,
                         const GradientScratch& scratch, const RowStatistics& rows) {
   const int width = panel.width;
-  alignas(64) float sum[max_panel_width] = {};
-  alignas(64) float delta[max_panel_width] = {};
+  ExactSums sum;
+  ExactSums delta;
   for (int lane = 0; lane < width; ++lane) {
     scratch.maximum[lane] = std::numeric_limits<float>::lowest();
     if (call.problem.features.sinks) {
@@ -215,11 +231,10 @@ inline void weigh_panel(const AttentionCall& call, const Panel& panel, int tile_
   });
   for (int lane = 0; lane < panel.rows; ++lane) {
     const std::int64_t row = panel.head[lane] * call.rows_q() + call.first_row_q(panel.b) + panel.query[lane];
-    const double total =
-        static_cast<double>(sum[lane]) + sink_weight(call, panel.b, panel.head[lane], scratch.maximum[lane]);
+    const double total = sum.at(lane) + sink_weight(call, panel.b, panel.head[lane], scratch.maximum[lane]);
     rows.maximum[row] = scratch.maximum[lane];
-    rows.sum[row] = sum[lane];
-    rows.delta[row] = total == 0 ? 0.0f : static_cast<float>(static_cast<double>(delta[lane]) / total);
+    rows.sum[row] = static_cast<float>(sum.at(lane));
+    rows.delta[row] = total == 0 ? 0.0f : static_cast<float>(delta.at(lane) / total);
   }
 }
 
