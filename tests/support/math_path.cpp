@@ -64,15 +64,16 @@ class MathPath {
     }
   };
 
-  // A sum as vectorised code makes it: in 16 lanes, which are then added in pairs.
+  // A sum as vectorised code makes it: in lanes, which are then added in pairs.
+  template <std::size_t count>
   class LaneSum {
    public:
     void add(Real a, Real b) {
-      Real& lane = lanes_[count_++ % lanes_.size()];
+      Real& lane = lanes_[terms_++ % count];
       lane = multiply_add(a, b, lane);
     }
     Real value() const {
-      std::array<Real, 16> rest = lanes_;
+      std::array<Real, count> rest = lanes_;
       for (std::size_t half = rest.size() / 2; half > 0; half /= 2) {
         for (std::size_t n = 0; n < half; ++n) rest[n] += rest[n + half];
       }
@@ -80,8 +81,8 @@ class MathPath {
     }
 
    private:
-    std::array<Real, 16> lanes_{};
-    std::size_t count_ = 0;
+    std::array<Real, count> lanes_{};
+    std::size_t terms_ = 0;
   };
 
   static Matrix scaled(const std::vector<const double*>& rows, std::size_t dim, Real factor) {
@@ -92,19 +93,26 @@ class MathPath {
     return result;
   }
 
-  static Real dot(const Real* a, const Real* b, std::size_t dim) {
+  Real dot(const Real* a, const Real* b, std::size_t dim) const {
+    if (one_query_) {  // a product with a vector, which has four lanes and no pieces
+      LaneSum<4> sum;
+      for (std::size_t d = 0; d < dim; ++d) sum.add(a[d], b[d]);
+      return sum.value();
+    }
     const std::size_t longest = piece_of(dim);
     Real sum = 0;
     for (std::size_t first = 0; first < dim; first += longest) {
       Real piece = 0;
-      for (std::size_t d = first; d < std::min(dim, first + longest); ++d)
+      for (std::size_t d = first; d < std::min(dim, first + longest); ++d) {
         piece = multiply_add(a[d], b[d], piece);
+      }
       sum += piece;
     }
     return sum;
   }
 
   void attend(const Head& head) {
+    one_query_ = head.queries == 1;
     q_ = scaled(head.q, dim_qk_, scale_q_);
     k_ = scaled(head.k, dim_qk_, scale_k_);
     v_ = scaled(head.v, dim_v_, 1);
@@ -154,7 +162,7 @@ class MathPath {
       maximum = std::max(maximum, s);
     }
     if (maximum == none) return false;
-    LaneSum weights;
+    LaneSum<16> weights;
     for (Real& p : p_) {
       p = std::exp(p - maximum);
       weights.add(p, 1);
@@ -180,7 +188,7 @@ class MathPath {
 
   void backward(const Head& head, std::size_t i, RowSums& dk) {
     dp_.resize(head.keys);
-    LaneSum delta;
+    LaneSum<16> delta;
     for (std::size_t j = 0; j < head.keys; ++j) {
       dp_[j] =
           dot(&d_o_[i * dim_v_], &v_[j * dim_v_], dim_v_) * static_cast<Real>(head.keep[head.pair(i, j)]);
@@ -212,6 +220,7 @@ class MathPath {
   Real scale_q_;
   Results results_;
 
+  bool one_query_ = false;
   Matrix q_, k_, v_, d_o_;  // of the head
   Matrix p_, slope_, dp_;   // of the query
   Real p_sink_ = 0;
