@@ -15,8 +15,8 @@ constexpr double contract_factor = 2;
 // as bad as the worst of the others.
 constexpr int most_draws = 64;
 
-// f32's smallest normal number. Weights below it may count as none.
-constexpr double smallest_weight = 0x1p-126;
+// The truth is rounded too: it is not known better than to this much of its terms.
+constexpr double truth_unit = 0x1p-53;
 
 double largest_finite(DType dtype) {
   switch (dtype) {
@@ -151,7 +151,7 @@ Errors allowed_errors(const Expectation& expectation, const Errors& math, DType 
   double largest = 0;
   double squares = 0;
   for (std::size_t n = 0; n < expectation.truth.size(); ++n) {
-    const double least = half_unit(expectation.truth[n], dtype) + smallest_weight * expectation.sizes[n];
+    const double least = half_unit(expectation.truth[n], dtype) + truth_unit * expectation.sizes[n];
     largest = std::max(largest, least);
     squares += least * least;
   }

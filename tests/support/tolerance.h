@@ -58,6 +58,7 @@ struct Expectation {
 
 /// What is allowed around the truth: twice `math`, and at least half a unit in the last place, the unit of
 /// the largest element for the largest error and that of each for the norm: a result has to be rounded.
+/// The truth is in f64, and no better known than that.
 Errors allowed_errors(const Expectation& expectation, const Errors& math, DType dtype);
 
 /// Empty when `got` is as expected, else the worst element or the norm.

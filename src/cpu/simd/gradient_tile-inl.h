@@ -158,26 +158,27 @@ inline float* strip_tangents(const AttentionCall& call, const Panel& panel, cons
   return call.problem.features.softcap ? scratch.score.tangents + strip_offset(panel, tile) : nullptr;
 }
 
-/// A long sum, a lane each: what rounding takes from `high` is kept in `low` (Knuth's TwoSum).
-struct ExactSums {
+/// *high += x, and *low += what rounding takes from that (Knuth's TwoSum): a long sum, without its errors.
+HWY_INLINE void add_exactly(VF x, float* high, float* low) {
+  const VF before = load(high);
+  const VF sum = hn::Add(before, x);
+  const VF taken = hn::Sub(sum, before);
+  const VF lost = hn::Add(hn::Sub(before, hn::Sub(sum, taken)), hn::Sub(x, taken));
+  store(sum, high);
+  store(hn::Add(load(low), lost), low);
+}
+
+/// Such a sum a lane.
+struct LaneSums {
   alignas(64) float high[max_panel_width] = {};
   alignas(64) float low[max_panel_width] = {};
-
-  HWY_ATTR void add(int lane, VF x) {
-    const VF before = load(high + lane);
-    const VF sum = hn::Add(before, x);
-    const VF taken = hn::Sub(sum, before);
-    const VF lost = hn::Add(hn::Sub(before, hn::Sub(sum, taken)), hn::Sub(x, taken));
-    store(sum, high + lane);
-    store(hn::Add(load(low + lane), lost), low + lane);
-  }
   double at(int lane) const { return static_cast<double>(high[lane]) + static_cast<double>(low[lane]); }
 };
 
 /// From scores and dp of a tile: exp(s − maximum) in place of s, negative where dropout hides the key, and
 /// their sums, added to those of the tiles before.
 inline void weigh_tile(const AttentionCall& call, int keys, int width, float* weights, const float* dp,
-                       const GradientScratch& scratch, ExactSums& sum, ExactSums& delta) {
+                       const GradientScratch& scratch, LaneSums& sum, LaneSums& delta) {
   const bool dropout = call.problem.features.dropout;
   for (int lane = 0; lane < width; lane += lanes) {
     const VF maximum = load(scratch.maximum + lane);
@@ -195,8 +196,8 @@ inline void weigh_tile(const AttentionCall& call, int keys, int width, float* we
         store(weight, weights + at);
       }
     });
-    sum.add(lane, sum_of(tile_sum));
-    delta.add(lane, sum_of(tile_delta));
+    add_exactly(sum_of(tile_sum), sum.high + lane, sum.low + lane);
+    add_exactly(sum_of(tile_delta), delta.high + lane, delta.low + lane);
   }
 }
 
@@ -207,8 +208,8 @@ inline void weigh_tile(const AttentionCall& call, int keys, int width, float* we
 inline void weigh_panel(const AttentionCall& call, const Panel& panel, int tile_keys,
                         const GradientScratch& scratch, const RowStatistics& rows) {
   const int width = panel.width;
-  ExactSums sum;
-  ExactSums delta;
+  LaneSums sum;
+  LaneSums delta;
   for (int lane = 0; lane < width; ++lane) {
     scratch.maximum[lane] = std::numeric_limits<float>::lowest();
     if (call.problem.features.sinks) {

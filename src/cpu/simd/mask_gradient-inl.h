@@ -19,12 +19,14 @@ namespace tilewise::cpu::simd::HWY_NAMESPACE {
 struct MaskScratch {
   GradientScratch tile;
   float* sum;       // [tile keys, width]: over the batch entries and heads that share the mask
+  float* lost;      // [tile keys, width]: what rounding took from it
   double* key_sum;  // [tile keys]: over queries too
 };
 
 inline MaskScratch take_mask_scratch(Arena& arena, const AttentionCall& call, int width, int keys) {
   return {.tile = take_gradient_scratch(arena, call, width, keys, keys),
           .sum = arena.take<float>(std::int64_t{keys} * width),
+          .lost = arena.take<float>(std::int64_t{keys} * width),
           .key_sum = arena.take<double>(keys)};
 }
 
@@ -85,12 +87,13 @@ class MaskTask {
     Panel& panel = *scratch_.tile.panel;
     for (std::int64_t b = b_.first; b < b_.last; ++b) {
       for (std::int64_t h = h_.first; h < h_.last; ++h) {
-        if (!fill_panel(call_, grid_, b, h, index, scratch_.tile)) return;
+        if (!fill_panel(call_, grid_, b, h, index, scratch_.tile)) continue;
         if (rows_ == 0) {
           rows_ = panel.rows;
           width_ = panel.width;
           std::copy_n(panel.query, rows_, queries_);
           std::fill_n(scratch_.sum, count_ * width_, 0.0f);
+          std::fill_n(scratch_.lost, count_ * width_, 0.0f);
         }
         bool loaded = false;
         for_each_key_tile(call_, panel, {first_key_, first_key_ + count_}, keys_, [&](const KeyTile& tile) {
@@ -99,22 +102,28 @@ class MaskTask {
             load_statistics(call_, panel, statistics_, scratch_.tile);
           }
           loaded = true;
-          add_tile(panel, tile, scratch_.sum + (tile.first - first_key_) * width_);
+          add_tile(panel, tile, (tile.first - first_key_) * width_);
         });
       }
     }
+    if (rows_ == 0) return;
+    map_tile(scratch_.sum, count_, width_, [&](int j, int lane, VF sum) HWY_ATTR {
+      return hn::Add(sum, load(scratch_.lost + j * width_ + lane));
+    });
   }
 
-  // sum += the score gradients of a tile.
-  void add_tile(const Panel& panel, const KeyTile& tile, float* sum) const {
+  // Adds the score gradients of a tile to the sum, from element `first` on.
+  void add_tile(const Panel& panel, const KeyTile& tile, std::int64_t first) const {
     const GradientScratch& scratch = scratch_.tile;
     gradient_scores(call_, panel, tile, scratch.weights, scratch.score.tangents, scratch);
     gradient_weights(call_, panel, tile, scratch.dscores, scratch);
-    map_tile(sum, tile.count, width_, [&](int j, int lane, VF s) HWY_ATTR {
+    map_tile(scratch.dscores, tile.count, width_, [&](int j, int lane, VF dp) HWY_ATTR {
       const int at = j * width_ + lane;
       const VF weight = exp_of(hn::Sub(load(scratch.weights + at), load(scratch.maximum + lane)));
       const VF p = hn::Mul(weight, load(scratch.inverse + lane));
-      return hn::MulAdd(p, hn::Add(load(scratch.dscores + at), load(scratch.shift + lane)), s);
+      const VF ds = hn::Mul(p, hn::Add(dp, load(scratch.shift + lane)));
+      add_exactly(ds, scratch_.sum + first + at, scratch_.lost + first + at);
+      return ds;
     });
   }
 
