@@ -105,16 +105,6 @@ Checker::Checker(const RandomProblem& problem, int threads)
       truth_(reference_truth(problem, OpenProblem(problem), sizes_, reference_failures_)),
       math_errors_(OpenProblem(problem), truth_) {}
 
-std::string Checker::failure(const char* name, std::vector<double> Results::* result,
-                             const Buffer& got) const {
-  const Expectation expectation{name, truth_.*result, sizes_.*result};
-  while (true) {
-    const Errors allowed = allowed_errors(expectation, math_errors_.of(result), got.dtype());
-    std::string text = mismatch(expectation, allowed, got);
-    if (text.empty() || !math_errors_.draw_more()) return text;
-  }
-}
-
 // What the checks of one subject share.
 struct Checker::Run {
   const Subject& subject;
@@ -136,7 +126,7 @@ void Checker::compare(Run& run, const char* pass, const char* name, std::vector<
   if (!got.given()) return;
   if (!got.guards_intact()) run.fail(pass, std::string(name) + ": written outside its elements");
   if (!got.all_written()) run.fail(pass, std::string(name) + ": not all of it is written");
-  const std::string text = failure(name, result, got);
+  const std::string text = math_errors_.mismatch({name, truth_.*result, sizes_.*result}, result, got);
   if (!text.empty()) run.fail(pass, text);
 }
 

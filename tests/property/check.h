@@ -38,8 +38,6 @@ class Checker {
 
  private:
   struct Run;
-  /// Empty when a result is within the contract.
-  std::string failure(const char* name, std::vector<double> Results::* result, const Buffer& got) const;
   void compare(Run& run, const char* pass, const char* name, std::vector<double> Results::* result,
                const Buffer& got) const;
   void check_forward(Run& run) const;

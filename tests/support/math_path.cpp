@@ -50,8 +50,7 @@ class MathPath {
     Matrix total, piece;
     std::size_t longest, terms = 0;
 
-    RowSums(std::size_t size, std::size_t all_terms)
-        : total(size), piece(size), longest(piece_of(all_terms)) {}
+    RowSums(std::size_t size, std::size_t longest_run) : total(size), piece(size), longest(longest_run) {}
 
     void add(std::size_t at, Real factor, const Real* row, std::size_t dim) {
       for (std::size_t d = 0; d < dim; ++d) piece[at + d] = multiply_add(factor, row[d], piece[at + d]);
@@ -94,7 +93,7 @@ class MathPath {
   }
 
   Real dot(const Real* a, const Real* b, std::size_t dim) const {
-    if (one_query_) {  // a product with a vector, which has four lanes and no pieces
+    if (one_query_) {  // a product with a vector: four lanes
       LaneSum<4> sum;
       for (std::size_t d = 0; d < dim; ++d) sum.add(a[d], b[d]);
       return sum.value();
@@ -113,12 +112,13 @@ class MathPath {
 
   void attend(const Head& head) {
     one_query_ = head.queries == 1;
+    longest_run_ = one_query_ ? head.keys + 1 : piece_of(head.keys);
     q_ = scaled(head.q, dim_qk_, scale_q_);
     k_ = scaled(head.k, dim_qk_, scale_k_);
     v_ = scaled(head.v, dim_v_, 1);
     d_o_ = scaled(head.d_o, dim_v_, 1);
-    RowSums dk(k_.size(), head.queries);
-    RowSums dv(v_.size(), head.queries);
+    RowSums dk(k_.size(), piece_of(head.queries));
+    RowSums dv(v_.size(), piece_of(head.queries));
     for (std::size_t i = 0; i < head.queries; ++i) {
       if (!softmax(head, i)) continue;
       forward(head, i, dv);
@@ -175,7 +175,7 @@ class MathPath {
   }
 
   void forward(const Head& head, std::size_t i, RowSums& dv) {
-    RowSums o(dim_v_, head.keys);
+    RowSums o(dim_v_, longest_run_);
     for (std::size_t j = 0; j < head.keys; ++j) {
       const Real weight = p_[j] * static_cast<Real>(head.keep[head.pair(i, j)]);
       o.add(0, weight, &v_[j * dim_v_], dim_v_);
@@ -195,7 +195,7 @@ class MathPath {
       delta.add(p_[j], dp_[j]);
     }
     const Real shift = static_cast<Real>(head.d_lse[i]) - delta.value();
-    RowSums dq(dim_qk_, head.keys);
+    RowSums dq(dim_qk_, longest_run_);
     for (std::size_t j = 0; j < head.keys; ++j) {
       const Real ds = p_[j] * (dp_[j] + shift);
       // Long sums of one tensor are made by cascades in PyTorch, and have no error to speak of.
@@ -220,9 +220,10 @@ class MathPath {
   Real scale_q_;
   Results results_;
 
-  bool one_query_ = false;
-  Matrix q_, k_, v_, d_o_;  // of the head
-  Matrix p_, slope_, dp_;   // of the query
+  bool one_query_ = false;       // products of matrices are products with a vector
+  std::size_t longest_run_ = 0;  // of a sum over keys
+  Matrix q_, k_, v_, d_o_;       // of the head
+  Matrix p_, slope_, dp_;        // of the query
   Real p_sink_ = 0;
 };
 

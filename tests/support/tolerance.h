@@ -24,27 +24,6 @@ struct Errors {
   double norm = 0;
 };
 
-/// What the math path's errors are, by result.
-class MathPathErrors {
- public:
-  /// The first draw: the problem as it stands.
-  MathPathErrors(const OpenProblem& open, const Results& truth);
-
-  /// The worst of all draws so far. What the path cannot represent (it overflows where a kernel need not)
-  /// counts as no error.
-  const Errors& of(std::vector<double> Results::* result) const;
-
-  /// Doubles the number of draws; false when there have been enough.
-  bool draw_more();
-
- private:
-  void draw(const OpenProblem& open, const Results& truth);
-
-  OpenProblem open_;
-  std::array<Errors, Results::members.size()> worst_;
-  int draws_ = 0;
-};
-
 /// The size that the terms of each result have at most, roughly; zero where a result must be exact: rows,
 /// keys and mask elements that take part in nothing.
 Results term_sizes(const OpenProblem& problem);
@@ -63,5 +42,28 @@ Errors allowed_errors(const Expectation& expectation, const Errors& math, DType 
 
 /// Empty when `got` is as expected, else the worst element or the norm.
 std::string mismatch(const Expectation& expectation, const Errors& allowed, const Buffer& got);
+
+/// What the math path's errors are, by result.
+class MathPathErrors {
+ public:
+  /// The first draw: the problem as it stands.
+  MathPathErrors(const OpenProblem& open, const Results& truth);
+
+  /// The worst of all draws so far. What the path cannot represent (it overflows where a kernel need not)
+  /// counts as no error.
+  const Errors& of(std::vector<double> Results::* result) const;
+
+  /// Empty when `got` is within the contract, else what it misses. Draws more where that is needed.
+  std::string mismatch(const Expectation& expectation, std::vector<double> Results::* result,
+                       const Buffer& got);
+
+ private:
+  void draw_more();  // as many again
+  void draw(const OpenProblem& open, const Results& truth);
+
+  OpenProblem open_;
+  std::array<Errors, Results::members.size()> worst_;
+  int draws_ = 0;
+};
 
 }  // namespace tilewise::test

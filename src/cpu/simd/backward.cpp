@@ -64,7 +64,7 @@ std::size_t worker_bytes(const AttentionCall& call, const Plan& plan) {
 Workspace take_workspace(Arena& arena, const AttentionCall& call, const Plan& plan, int threads) {
   const std::int64_t rows = call.problem.heads_q * call.rows_q();
   const std::int64_t key_rows = plan.splits * call.problem.heads_kv * call.rows_k();
-  return {.rows = {arena.take<float>(rows), arena.take<float>(rows), arena.take<float>(rows)},
+  return {.rows = {arena.take<float>(rows), arena.take<double>(rows), arena.take<double>(rows)},
           .dk = arena.take<float>(call.dk.wanted ? key_rows * padded(call.problem.dim_qk) : 0),
           .dv = arena.take<float>(call.dv.wanted ? key_rows * padded(call.problem.dim_v) : 0),
           .workers = arena.take<std::byte>(static_cast<std::int64_t>(worker_bytes(call, plan)) *
@@ -102,7 +102,7 @@ void finish_tile(const AttentionCall& call, const Panel& panel, const KeyTile& t
   map_tile(scratch.tile.weights + at, tile.count, width, [&](int j, int lane, VF weight) HWY_ATTR {
     const VF p = hn::Mul(hn::Abs(weight), load(scratch.tile.inverse + lane));
     float* ds = dscores + j * width + lane;
-    store(hn::Mul(p, hn::Add(load(ds), load(scratch.tile.shift + lane))), ds);
+    store(gradient_of(p, load(ds), scratch.tile, lane), ds);
     return dropout ? hn::IfNegativeThenElse(weight, hn::Zero(F()), hn::Mul(p, keep_scale)) : p;
   });
   if (call.problem.features.softcap) {  // through s = c·tanh(x): ds/dx = 1 − tanh²
@@ -193,9 +193,8 @@ void sink_gradient(const AttentionCall& call, const RowStatistics& statistics) {
       for (std::int64_t i = 0; i < sequence.length_q; ++i) {
         const double sink = sink_weight(call, b, h, rows.maximum[i]);
         if (sink == 0) continue;
-        const double shift = static_cast<double>(d_lse_of(call, b, h, sequence.first_q + i)) -
-                             static_cast<double>(rows.delta[i]);
-        sum += sink / (static_cast<double>(rows.sum[i]) + sink) * shift;
+        const double shift = d_lse_of(call, b, h, sequence.first_q + i) - rows.delta[i];
+        sum += sink / (rows.sum[i] + sink) * shift;
       }
     }
     store_element(call.dsinks, call.sinks.dtype, h * call.dsinks_stride, sum);

@@ -21,11 +21,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 
-/// What is known of a query once all its scores are; [Hq, rows_q] each.
+/// What is known of a query once all its scores are; [Hq, rows_q] each. In f64, since gradients are small
+/// differences of dp and delta where a few keys have all the weight.
 struct RowStatistics {
   float* maximum;  // of its scores and its sink; the lowest number when it sees nothing
-  float* sum;      // Σ_j exp(s_j − maximum), without the sink
-  float* delta;    // Σ_j p_j·dp_j
+  double* sum;     // Σ_j exp(s_j − maximum), without the sink
+  double* delta;   // Σ_j p_j·dp_j
 
   RowStatistics operator+(std::int64_t rows) const { return {maximum + rows, sum + rows, delta + rows}; }
 };
@@ -39,6 +40,7 @@ struct GradientScratch {
   float* maximum;  // [width], as in RowStatistics
   float* inverse;  // [width]: 1 / (sum + sink); 0 for a row that sees nothing
   float* shift;    // [width]: d_lse − delta
+  float* rest;     // [width]: what rounding took from it
   float* weights;  // [keys, width]
   float* dscores;  // [keys, width]
   float* k_rows;   // [tile keys, D]: keys that cannot be read where they lie
@@ -59,6 +61,7 @@ inline GradientScratch take_gradient_scratch(Arena& arena, const AttentionCall& 
           .maximum = arena.take<float>(width),
           .inverse = arena.take<float>(width),
           .shift = arena.take<float>(width),
+          .rest = arena.take<float>(width),
           .weights = arena.take<float>(keys * width),
           .dscores = arena.take<float>(keys * width),
           .k_rows = arena.take<float>(converts ? tile * problem.dim_qk : 0),
@@ -83,13 +86,14 @@ inline void load_panel(const AttentionCall& call, const Panel& panel, const Grad
     };
   };
   rows_to_panel(scratch.q, panel.width, static_cast<int>(call.problem.dim_qk), call.q.dtype,
-                query_factor(call), scratch.score.staging, row_of(call.q));
+                static_cast<float>(call.scale), scratch.score.staging, row_of(call.q));
   rows_to_panel(scratch.d_o, panel.width, static_cast<int>(call.problem.dim_v), call.d_o.dtype, 1.0f,
                 scratch.score.staging, row_of(call.d_o));
 }
 
-inline float d_lse_of(const AttentionCall& call, std::int64_t b, std::int64_t head, std::int64_t row) {
-  return call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, head, row)) : 0.0f;
+inline double d_lse_of(const AttentionCall& call, std::int64_t b, std::int64_t head, std::int64_t row) {
+  if (!call.d_lse.wanted) return 0;
+  return static_cast<double>(*reinterpret_cast<const float*>(call.d_lse.at(b, head, row)));
 }
 
 /// What the sink adds to the sum of a row's weights.
@@ -104,13 +108,20 @@ inline void load_statistics(const AttentionCall& call, const Panel& panel, const
   for (int lane = 0; lane < panel.width; ++lane) {
     const std::int64_t head = panel.head[lane];
     const std::int64_t row = head * call.rows_q() + call.first_row_q(panel.b) + panel.query[lane];
-    const double total =
-        static_cast<double>(rows.sum[row]) + sink_weight(call, panel.b, head, rows.maximum[row]);
+    const double total = rows.sum[row] + sink_weight(call, panel.b, head, rows.maximum[row]);
+    const double shift =
+        d_lse_of(call, panel.b, head, panel.sequence.first_q + panel.query[lane]) - rows.delta[row];
     scratch.maximum[lane] = rows.maximum[row];
     scratch.inverse[lane] = total == 0 ? 0.0f : static_cast<float>(1 / total);
-    scratch.shift[lane] =
-        d_lse_of(call, panel.b, head, panel.sequence.first_q + panel.query[lane]) - rows.delta[row];
+    scratch.shift[lane] = static_cast<float>(shift);
+    scratch.rest[lane] = static_cast<float>(shift - static_cast<double>(scratch.shift[lane]));
   }
+}
+
+/// The gradients of scores, from weights and dp of `lane`.
+HWY_INLINE VF gradient_of(VF p, VF dp, const GradientScratch& scratch, int lane) {
+  const VF difference = hn::Add(hn::Add(dp, load(scratch.shift + lane)), load(scratch.rest + lane));
+  return hn::Mul(p, difference);
 }
 
 /// The scores of a tile; gives its keys.
@@ -125,7 +136,7 @@ inline RowBlock gradient_scores(const AttentionCall& call, const Panel& panel, c
                  .c = scores,
                  .ldc = panel.width,
                  .depth = dim},
-                tile.count, panel.width);
+                tile.count, panel.width, panel.sequence.length_q);
   ScoreScratch score = scratch.score;
   score.tangents = tangents;
   score_tile(call, panel, tile, scores, score);
@@ -140,7 +151,7 @@ inline void gradient_weights(const AttentionCall& call, const Panel& panel, cons
   const RowBlock v = load_key_rows(call, panel, call.v, tile, dim, scratch.v_rows);
   multiply_deep(
       {.a = v.data, .lda = v.stride, .b = scratch.d_o, .ldb = width, .c = dp, .ldc = width, .depth = dim},
-      tile.count, width);
+      tile.count, width, panel.sequence.length_q);
   if (!call.problem.features.dropout) return;
   for_each_dropout_factor(call, panel, tile, [&](int j, int lane, VF factor) HWY_ATTR {
     float* at = dp + j * width + lane;
@@ -196,8 +207,10 @@ inline void weigh_tile(const AttentionCall& call, int keys, int width, float* we
         store(weight, weights + at);
       }
     });
-    add_exactly(sum_of(tile_sum), sum.high + lane, sum.low + lane);
-    add_exactly(sum_of(tile_delta), delta.high + lane, delta.low + lane);
+    for (int part = 0; part < 4; ++part) {
+      add_exactly(tile_sum[part], sum.high + lane, sum.low + lane);
+      add_exactly(tile_delta[part], delta.high + lane, delta.low + lane);
+    }
   }
 }
 
@@ -234,8 +247,8 @@ inline void weigh_panel(const AttentionCall& call, const Panel& panel, int tile_
     const std::int64_t row = panel.head[lane] * call.rows_q() + call.first_row_q(panel.b) + panel.query[lane];
     const double total = sum.at(lane) + sink_weight(call, panel.b, panel.head[lane], scratch.maximum[lane]);
     rows.maximum[row] = scratch.maximum[lane];
-    rows.sum[row] = static_cast<float>(sum.at(lane));
-    rows.delta[row] = total == 0 ? 0.0f : static_cast<float>(delta.at(lane) / total);
+    rows.sum[row] = sum.at(lane);
+    rows.delta[row] = total == 0 ? 0 : delta.at(lane) / total;
   }
 }
 

@@ -121,7 +121,7 @@ class MaskTask {
       const int at = j * width_ + lane;
       const VF weight = exp_of(hn::Sub(load(scratch.weights + at), load(scratch.maximum + lane)));
       const VF p = hn::Mul(weight, load(scratch.inverse + lane));
-      const VF ds = hn::Mul(p, hn::Add(dp, load(scratch.shift + lane)));
+      const VF ds = gradient_of(p, dp, scratch, lane);
       add_exactly(ds, scratch_.sum + first + at, scratch_.lost + first + at);
       return ds;
     });
@@ -177,11 +177,9 @@ inline void row_mask_gradient(const AttentionCall& call, const RowStatistics& st
   const MaskView& mask = call.dmask;
   const auto row_sum = [&](std::int64_t b, std::int64_t h, std::int64_t i) -> double {
     const RowStatistics row = statistics + (h * call.rows_q() + call.first_row_q(b) + i);
-    const double sum = static_cast<double>(*row.sum);
     const double sink = sink_weight(call, b, h, *row.maximum);
-    if (sum == 0) return 0;
-    return (sum * static_cast<double>(d_lse_of(call, b, h, i)) + sink * static_cast<double>(*row.delta)) /
-           (sum + sink);
+    if (*row.sum == 0) return 0;
+    return (*row.sum * d_lse_of(call, b, h, i) + sink * *row.delta) / (*row.sum + sink);
   };
   for (std::int64_t mask_b = 0; mask_b < mask.extent[0]; ++mask_b) {
     const MaskRange entries = mask_range(mask, 0, mask_b, call.problem.batch);
