@@ -102,7 +102,7 @@ void finish_tile(const AttentionCall& call, const Panel& panel, const KeyTile& t
   map_tile(scratch.tile.weights + at, tile.count, width, [&](int j, int lane, VF weight) HWY_ATTR {
     const VF p = hn::Mul(hn::Abs(weight), load(scratch.tile.inverse + lane));
     float* ds = dscores + j * width + lane;
-    store(gradient_of(p, load(ds), scratch.tile, lane), ds);
+    store(hn::Mul(p, hn::Add(load(ds), load(scratch.tile.shift + lane))), ds);
     return dropout ? hn::IfNegativeThenElse(weight, hn::Zero(F()), hn::Mul(p, keep_scale)) : p;
   });
   if (call.problem.features.softcap) {  // through s = c·tanh(x): ds/dx = 1 − tanh²

@@ -21,8 +21,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 
-/// What is known of a query once all its scores are; [Hq, rows_q] each. In f64, since gradients are small
-/// differences of dp and delta where a few keys have all the weight.
+/// What is known of a query once all its scores are; [Hq, rows_q] each. In f64, to be rounded
+/// once.
 struct RowStatistics {
   float* maximum;  // of its scores and its sink; the lowest number when it sees nothing
   double* sum;     // Σ_j exp(s_j − maximum), without the sink
@@ -40,7 +40,6 @@ struct GradientScratch {
   float* maximum;  // [width], as in RowStatistics
   float* inverse;  // [width]: 1 / (sum + sink); 0 for a row that sees nothing
   float* shift;    // [width]: d_lse − delta
-  float* rest;     // [width]: what rounding took from it
   float* weights;  // [keys, width]
   float* dscores;  // [keys, width]
   float* k_rows;   // [tile keys, D]: keys that cannot be read where they lie
@@ -61,7 +60,6 @@ inline GradientScratch take_gradient_scratch(Arena& arena, const AttentionCall& 
           .maximum = arena.take<float>(width),
           .inverse = arena.take<float>(width),
           .shift = arena.take<float>(width),
-          .rest = arena.take<float>(width),
           .weights = arena.take<float>(keys * width),
           .dscores = arena.take<float>(keys * width),
           .k_rows = arena.take<float>(converts ? tile * problem.dim_qk : 0),
@@ -114,14 +112,7 @@ inline void load_statistics(const AttentionCall& call, const Panel& panel, const
     scratch.maximum[lane] = rows.maximum[row];
     scratch.inverse[lane] = total == 0 ? 0.0f : static_cast<float>(1 / total);
     scratch.shift[lane] = static_cast<float>(shift);
-    scratch.rest[lane] = static_cast<float>(shift - static_cast<double>(scratch.shift[lane]));
   }
-}
-
-/// The gradients of scores, from weights and dp of `lane`.
-HWY_INLINE VF gradient_of(VF p, VF dp, const GradientScratch& scratch, int lane) {
-  const VF difference = hn::Add(hn::Add(dp, load(scratch.shift + lane)), load(scratch.rest + lane));
-  return hn::Mul(p, difference);
 }
 
 /// The scores of a tile; gives its keys.

@@ -121,7 +121,7 @@ class MaskTask {
       const int at = j * width_ + lane;
       const VF weight = exp_of(hn::Sub(load(scratch.weights + at), load(scratch.maximum + lane)));
       const VF p = hn::Mul(weight, load(scratch.inverse + lane));
-      const VF ds = gradient_of(p, dp, scratch, lane);
+      const VF ds = hn::Mul(p, hn::Add(dp, load(scratch.shift + lane)));
       add_exactly(ds, scratch_.sum + first + at, scratch_.lost + first + at);
       return ds;
     });

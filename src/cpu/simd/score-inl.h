@@ -47,7 +47,9 @@ inline void add_alibi(const AttentionCall& call, const Panel& panel, const KeyTi
   }
   map_tile(tile, keys.count, panel.width, [&](int j, int lane, VF s) HWY_ATTR {
     const VI distance = hn::Abs(hn::Sub(hn::Load(I(), positions + lane), hn::Set(I(), j)));
-    return hn::NegMulAdd(hn::Load(F(), slopes + lane), hn::ConvertTo(F(), distance), s);
+    // Not fused: PyTorch adds a bias that is rounded, and keys that are alike then have roundings that are
+    // alike.
+    return hn::Sub(s, hn::Mul(hn::Load(F(), slopes + lane), hn::ConvertTo(F(), distance)));
   });
 }
 
