@@ -1,6 +1,7 @@
 #include "property/self_test.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <functional>
 #include <iostream>
@@ -10,28 +11,29 @@
 
 #include "core/load.h"
 #include "property/check.h"
+#include "support/math_path.h"
 
 namespace tilewise::test {
 namespace {
 
 // A small problem with a part of everything, in which every key and every option matters.
-RandomProblem plain_problem(DType dtype) {
+RandomProblem plain_problem(DType dtype, std::int64_t length_q = 5, std::int64_t length_k = 7) {
   Random rng(1);
   RandomProblem p;
   p.dtype = dtype;
   p.batch = 2;
   p.heads_q = 4;
   p.heads_kv = 2;
-  p.length_q = 5;
-  p.length_k = 7;
+  p.length_q = length_q;
+  p.length_k = length_k;
   p.dim_qk = 8;
   p.dim_v = 6;
-  p.q = Buffer(dtype, {2, 4, 5, 8});
-  p.k = Buffer(dtype, {2, 2, 7, 8});
-  p.v = Buffer(dtype, {2, 2, 7, 6});
-  p.d_o = Buffer(dtype, {2, 4, 5, 6});
-  p.d_lse = Buffer(DType::f32, {2, 4, 5});
-  p.mask = Buffer(DType::f32, {5, 7});
+  p.q = Buffer(dtype, {2, 4, length_q, 8});
+  p.k = Buffer(dtype, {2, 2, length_k, 8});
+  p.v = Buffer(dtype, {2, 2, length_k, 6});
+  p.d_o = Buffer(dtype, {2, 4, length_q, 6});
+  p.d_lse = Buffer(DType::f32, {2, 4, length_q});
+  p.mask = Buffer(DType::f32, {length_q, length_k});
   p.sinks = Buffer(DType::f32, {4});
   for (Buffer* buffer : {&p.q, &p.k, &p.v, &p.d_o, &p.d_lse, &p.mask, &p.sinks}) buffer->fill_random(rng);
   p.options.causal = true;
@@ -156,6 +158,49 @@ std::vector<Fault> faults() {
   };
 }
 
+void set_elements(const Tensor& tensor, const std::vector<double>& values) {
+  if (!tensor.given()) return;
+  for (std::size_t n = 0; n < values.size(); ++n) {
+    std::int64_t offset = 0;
+    auto rest = static_cast<std::int64_t>(n);
+    for (auto dim = static_cast<std::size_t>(tensor.rank); dim-- > 0;) {
+      offset += rest % tensor.shape[dim] * tensor.strides[dim];
+      rest /= tensor.shape[dim];
+    }
+    store_element(bytes_of(tensor), tensor.dtype, offset, values[n]);
+  }
+}
+
+// A kernel whose every error is `factor` times the math path's.
+Subject amplified(const RandomProblem& problem, double factor) {
+  const OpenProblem open(problem);
+  const Results exact = formula(open);
+  Results results = math_path(open);
+  for (const auto member : Results::members) {
+    for (std::size_t n = 0; n < (exact.*member).size(); ++n) {
+      double& value = (results.*member)[n];
+      const double truth = (exact.*member)[n];
+      if (std::isfinite(truth)) value = truth + factor * (value - truth);
+    }
+  }
+  return {.kernel = "reference",
+          .forward =
+              [results](const AttentionInputs&, const AttentionOptions&, const AttentionOutputs& outputs,
+                        const Context&) {
+                set_elements(outputs.o, results.o);
+                set_elements(outputs.lse, results.lse);
+              },
+          .backward =
+              [results](const AttentionInputs&, const AttentionOptions&, const AttentionGradients& gradients,
+                        const Context&) {
+                set_elements(gradients.dq, results.dq);
+                set_elements(gradients.dk, results.dk);
+                set_elements(gradients.dv, results.dv);
+                set_elements(gradients.dmask, results.dmask);
+                set_elements(gradients.dsinks, results.dsinks);
+              }};
+}
+
 bool finds_workspace_overrun(std::ptrdiff_t where) {
   try {
     with_workspace(
@@ -190,9 +235,21 @@ bool self_test() {
       expect(contains(checker.check(subject_of(fault)), fault.found_as), type + "not found: " + fault.name);
     }
   }
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const std::string type = std::string(to_string(dtype)) + ": ";
+    const RandomProblem problem = plain_problem(dtype, 29, 31);
+    const Checker checker(problem, 2);
+    const std::vector<std::string> found = checker.check(amplified(problem, 2.5));
+    for (const char* name : {"forward: o", "backward: dq", "backward: dk", "backward: dv"}) {
+      expect(contains(found, name), type + "not found: 2.5 times the error, " + name);
+    }
+    // In 16 bits the result of this would be rounded a second time.
+    if (dtype == DType::f32)
+      expect(checker.check(amplified(problem, 1.5)).empty(), type + "false alarm at 1.5");
+  }
   expect(finds_workspace_overrun(-1), "not found: written before the workspace");
   expect(finds_workspace_overrun(10), "not found: written past the workspace");
-  if (missed == 0) std::cout << "self-test: " << all.size() + 2 << " deliberate faults found" << std::endl;
+  if (missed == 0) std::cout << "self-test: " << all.size() + 3 << " deliberate faults found" << std::endl;
   return missed == 0;
 }
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import assert_within_contract
+from contract import assert_twice, moved
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -204,20 +205,14 @@ def logits_and_gradients(model: Any, inputs: dict[str, Tensor], double: bool = F
 
 
 def compare(model: Any, ours: Any, inputs: dict[str, Tensor]) -> None:
-    exact = logits_and_gradients(model, inputs, double=True)
-    math = logits_and_gradients(model, inputs)
-    actual = logits_and_gradients(ours, inputs)
-    assert actual.keys() == exact.keys()
-    assert_within_contract("logits", actual.pop("logits"), exact.pop("logits"), math.pop("logits"))
-    # Each gradient counts alike; one that is zero but for rounding (of a key's bias), as if of middle size.
-    sizes = {name: x.square().mean().sqrt() for name, x in exact.items()}
-    middle = torch.stack(list(sizes.values())).median()
-    units = {name: size if size > 1e-6 * middle else middle for name, size in sizes.items()}
+    def draw(n: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        near = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in near.parameters() if n else ():
+                parameter.copy_(moved(parameter, n))
+        return logits_and_gradients(near, inputs, double=True), logits_and_gradients(near, inputs)
 
-    def joined(gradients: dict[str, Tensor]) -> Tensor:
-        return torch.cat([(gradients[name].double() / unit).flatten() for name, unit in units.items()])
-
-    assert_within_contract("gradients", *map(joined, (actual, exact, math)), torch.float32)
+    assert_twice(logits_and_gradients(ours, inputs), draw)
 
 
 @models

@@ -1,14 +1,17 @@
 #pragma once
 
 #include "support/open_problem.h"
-#include "tilewise/dtype.h"
 
 namespace tilewise::test {
 
-/// What PyTorch's math path computes (scaled_dot_product_attention's plain composition of matmul, softmax and
-/// matmul, and its autograd) with tensors of type `dtype`: √scale goes to q and k each, products accumulate
-/// in f32, and every intermediate tensor (scores, weights and the gradients of both) is rounded to `dtype`.
-/// f64 is the formula without any rounding to speak of. Rows without keys give zeros, as the contract says.
-Results math_path(const OpenProblem& problem, DType dtype);
+/// What PyTorch's math path gives (scaled_dot_product_attention's plain composition of matmul, softmax and
+/// matmul, and its autograd; 2.13): everything in f32, f16 and bf16 widened on the way in and results rounded
+/// on the way out; √scale goes to q and k each; sums are made in the order its matrix products and its
+/// softmax make them in. lse is what torch.logsumexp would give of the scores. Rows without keys give zeros,
+/// as the contract says. docs/numerics.md compares it with the real one.
+Results math_path(const OpenProblem& problem);
+
+/// The same in f64.
+Results formula(const OpenProblem& problem);
 
 }  // namespace tilewise::test

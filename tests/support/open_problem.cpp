@@ -1,8 +1,11 @@
 #include "support/open_problem.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <numeric>
 
 #include "attention/dropout.h"
 
@@ -19,6 +22,33 @@ std::int64_t integer(const Buffer& buffer, std::int64_t index) {
 
 std::vector<double> values_of(const Buffer& buffer) {
   return buffer.given() ? buffer.values() : std::vector<double>{};
+}
+
+// A value of the type: one of the two around it, the nearer one the more likely.
+double moved_value(double value, DType dtype, Random& rng) {
+  if (value == 0) return value;
+  const int digits = dtype == DType::f16 ? 11 : dtype == DType::bf16 ? 8 : 24;
+  const int smallest = dtype == DType::f16 ? -24 : -149;
+  const double unit = std::ldexp(1.0, std::max(std::ilogb(value) + 1 - digits, smallest));
+  return std::floor(value / unit + rng.unit()) * unit;
+}
+
+// 0 to n − 1, shuffled unless the seed is 0.
+std::vector<std::int64_t> listed(std::int64_t n, std::uint64_t seed) {
+  std::vector<std::int64_t> indices(count(n));
+  std::iota(indices.begin(), indices.end(), 0);
+  Random rng(seed);
+  if (seed != 0) rng.shuffle(indices);
+  return indices;
+}
+
+// Every row's elements in the order given.
+void reorder(std::vector<double>& rows, const std::vector<std::int64_t>& order) {
+  std::vector<double> before(order.size());
+  for (std::size_t first = 0; first < rows.size(); first += order.size()) {
+    std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(first), order.size(), before.begin());
+    for (std::size_t d = 0; d < order.size(); ++d) rows[first + d] = before[count(order[d])];
+  }
 }
 
 }  // namespace
@@ -43,7 +73,35 @@ OpenProblem::OpenProblem(const RandomProblem& p)
       v_(values_of(p.v)),
       d_o_(values_of(p.d_o)),
       d_lse_(values_of(p.d_lse)),
-      mask_(values_of(p.mask)) {}
+      mask_(values_of(p.mask)),
+      sinks_(values_of(p.sinks)) {}
+
+OpenProblem OpenProblem::neighbour(std::uint64_t seed) const {
+  OpenProblem moved = *this;
+  const auto move = [&](std::vector<double>& values, const Buffer& like) {
+    if (!like.given() || like.dtype() == DType::boolean) return;
+    for (double& value : values) {
+      if (!std::isfinite(value)) continue;
+      Random rng(seed ^ std::bit_cast<std::uint64_t>(value));
+      value = moved_value(value * (1 + rng.uniform(-0x1p-10, 0x1p-10)), like.dtype(), rng);
+    }
+  };
+  move(moved.q_, problem.q);
+  move(moved.k_, problem.k);
+  move(moved.v_, problem.v);
+  move(moved.d_o_, problem.d_o);
+  move(moved.d_lse_, problem.d_lse);
+  move(moved.mask_, problem.mask);
+  move(moved.sinks_, problem.sinks);
+  const std::vector<std::int64_t> order_qk = listed(problem.dim_qk, seed);
+  const std::vector<std::int64_t> order_v = listed(problem.dim_v, seed);
+  reorder(moved.q_, order_qk);
+  reorder(moved.k_, order_qk);
+  reorder(moved.v_, order_v);
+  reorder(moved.d_o_, order_v);
+  moved.order_ = seed;
+  return moved;
+}
 
 struct OpenProblem::Entry {
   std::int64_t first_q = 0;
@@ -121,8 +179,10 @@ Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
   head.queries = count(entry.queries);
   head.keys = count(entry.keys);
   head.head = count(h);
-  head.sink = p.sinks.given() ? p.sinks.at(h) : -infinity;
-  for (std::int64_t i = 0; i < entry.queries; ++i) {
+  head.sink = p.sinks.given() ? sinks_[count(h)] : -infinity;
+  const std::vector<std::int64_t> queries = listed(entry.queries, order_);
+  const std::vector<std::int64_t> keys = listed(entry.keys, order_);
+  for (const std::int64_t i : queries) {
     const std::int64_t row =
         packed ? (entry.first_q + i) * p.heads_q + h : (b * p.heads_q + h) * p.length_q + i;
     head.query_row.push_back(count(row));
@@ -131,7 +191,7 @@ Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
     head.d_o.push_back(&d_o_[count(row) * dim_v]);
     head.d_lse.push_back(d_lse_.empty() ? 0.0 : d_lse_[head.statistic.back()]);
   }
-  for (std::int64_t j = 0; j < entry.keys; ++j) {
+  for (const std::int64_t j : keys) {
     std::int64_t row = (b * p.heads_kv + h_kv) * p.length_k + j;
     if (packed) row = (entry.first_k + j) * p.heads_kv + h_kv;
     if (p.layout == Layout::paged) {
@@ -143,8 +203,8 @@ Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
     head.k.push_back(&k_[count(row) * dim_qk]);
     head.v.push_back(&v_[count(row) * dim_v]);
   }
-  for (std::int64_t i = 0; i < entry.queries; ++i) {
-    for (std::int64_t j = 0; j < entry.keys; ++j) {
+  for (const std::int64_t i : queries) {
+    for (const std::int64_t j : keys) {
       bool visible = band_shows(entry, i, j);
       if (visible && p.blocks.counts.given()) visible = block_shows(b, h, i, j);
       const std::size_t index = p.mask.given() ? mask_index(b, h, i, j) : 0;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -11,6 +12,7 @@ namespace tilewise::test {
 /// All that the two passes give, each with the last index fastest.
 struct Results {
   std::vector<double> o, lse, dq, dk, dv, dmask, dsinks;
+  static const std::array<std::vector<double> Results::*, 7> members;
 
   /// As if every row were empty.
   explicit Results(const RandomProblem& problem);
@@ -41,6 +43,9 @@ struct Head {
   std::size_t pair(std::size_t i, std::size_t j) const { return i * keys + j; }
 };
 
+inline constexpr std::array<std::vector<double> Results::*, 7> Results::members = {
+    &Results::o, &Results::lse, &Results::dq, &Results::dk, &Results::dv, &Results::dmask, &Results::dsinks};
+
 class OpenProblem {
  public:
   explicit OpenProblem(const RandomProblem& problem);
@@ -49,6 +54,11 @@ class OpenProblem {
   double scale;
   std::size_t dim_qk;
   std::size_t dim_v;
+
+  /// A problem like this one, but for values that each moved by about a thousandth, to others of their type,
+  /// and for the order of queries, keys and head dims, in which sums are made. Equal values stay equal. Truth
+  /// and conditioning are nearly the same; roundings are drawn anew.
+  OpenProblem neighbour(std::uint64_t seed) const;
 
   /// Calls body(head) for every query head of every entry.
   template <typename Body>
@@ -66,7 +76,8 @@ class OpenProblem {
   bool block_shows(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
   std::size_t mask_index(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
 
-  std::vector<double> q_, k_, v_, d_o_, d_lse_, mask_;
+  std::vector<double> q_, k_, v_, d_o_, d_lse_, mask_, sinks_;
+  std::uint64_t order_ = 0;  // seed of the order that a head lists its queries and keys in; 0: as they are
 };
 
 }  // namespace tilewise::test

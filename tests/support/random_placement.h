@@ -10,8 +10,7 @@ struct PlacementRules {
   bool flip;             ///< negative strides
   bool contiguous_rows;  ///< the last dimension has stride 1
 };
-/// Rows of q, k and the like. Never expanded along their length: tokens that are all alike have roundings
-/// that are all alike, and the tolerance counts on their being independent.
+/// Rows of q, k and the like.
 constexpr PlacementRules input_rows(unsigned expandable) { return {expandable, true, true}; }
 inline constexpr PlacementRules output_rows = {.expandable = 0, .flip = false, .contiguous_rows = true};
 inline constexpr PlacementRules input_values = {.expandable = ~0u, .flip = true, .contiguous_rows = false};

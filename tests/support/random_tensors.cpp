@@ -16,9 +16,12 @@ Buffer make_integers(Random& rng, const Lengths& values, const Shape& shape) {
   return buffer;
 }
 
-// Batch entries may share queries, and batch entries and heads keys.
-unsigned expandable_queries(Layout layout) { return layout == Layout::packed ? 0 : 0b1; }
-unsigned expandable_keys(Layout layout) { return layout == Layout::dense ? 0b11 : 0b10; }
+// Dimensions along which all rows may be one: any, but pages must stay apart.
+unsigned expandable_queries(Layout layout) { return layout == Layout::packed ? 0b11 : 0b111; }
+unsigned expandable_keys(Layout layout) {
+  if (layout == Layout::packed) return 0b11;
+  return layout == Layout::dense ? 0b111 : 0b110;
+}
 
 void place(Random& rng, RandomProblem& p, const Shape& q, const Shape& k, const Shape& v) {
   const bool same_tokens = q.size() == 3 ? q[0] == k[0] : q[0] == k[0] && q[2] == k[2];

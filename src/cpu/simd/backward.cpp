@@ -4,8 +4,6 @@
 #define HWY_TARGET_INCLUDE "cpu/simd/backward.cpp"
 #include "hwy/foreach_target.h"  // compiles this file once for each target
 //
-#include <cmath>
-
 #include "cpu/simd/gradient_tile-inl.h"
 #include "cpu/simd/mask_gradient-inl.h"
 #include "cpu/simd/passes.h"
@@ -41,14 +39,14 @@ struct Scratch {
 };
 
 struct Workspace {
-  float* shifts;  // [Hq, rows_q]
-  float* dk;      // [splits, Hkv, rows_k, padded D]
-  float* dv;      // [splits, Hkv, rows_k, padded Dv]
+  RowStatistics rows;
+  float* dk;  // [splits, Hkv, rows_k, padded D]
+  float* dv;  // [splits, Hkv, rows_k, padded Dv]
   std::byte* workers;
 };
 
 Scratch take_scratch(Arena& arena, const AttentionCall& call, const Plan& plan) {
-  return {.tile = take_gradient_scratch(arena, call, plan.width, plan.keys),
+  return {.tile = take_gradient_scratch(arena, call, plan.width, call.problem.length_k, plan.keys),
           .q_rows = arena.take<float>(plan.width * padded(call.problem.dim_qk)),
           .d_o_rows = arena.take<float>(plan.width * padded(call.problem.dim_v)),
           .dq = arena.take<float>(plan.width * call.problem.dim_qk)};
@@ -64,8 +62,9 @@ std::size_t worker_bytes(const AttentionCall& call, const Plan& plan) {
 }
 
 Workspace take_workspace(Arena& arena, const AttentionCall& call, const Plan& plan, int threads) {
+  const std::int64_t rows = call.problem.heads_q * call.rows_q();
   const std::int64_t key_rows = plan.splits * call.problem.heads_kv * call.rows_k();
-  return {.shifts = arena.take<float>(call.problem.heads_q * call.rows_q()),
+  return {.rows = {arena.take<float>(rows), arena.take<double>(rows), arena.take<double>(rows)},
           .dk = arena.take<float>(call.dk.wanted ? key_rows * padded(call.problem.dim_qk) : 0),
           .dv = arena.take<float>(call.dv.wanted ? key_rows * padded(call.problem.dim_v) : 0),
           .workers = arena.take<std::byte>(static_cast<std::int64_t>(worker_bytes(call, plan)) *
@@ -93,23 +92,47 @@ void write_dq(const AttentionCall& call, const Panel& panel, const Scratch& scra
                 });
 }
 
-// All gradients of one panel: dq is finished, dk and dv ([keys, padded dim] of this entry and head) are added
-// to.
-void differentiate_panel(const AttentionCall& call, const Plan& plan, const Panel& panel, const float* shifts,
-                         const Scratch& scratch, float* dk, float* dv) {
+// From what weigh_panel leaves of a tile: the gradients of its scores, and the weights after dropout.
+void finish_tile(const AttentionCall& call, const Panel& panel, const KeyTile& tile, const Scratch& scratch) {
+  const int width = panel.width;
+  const std::int64_t at = strip_offset(panel, tile);
+  float* dscores = scratch.tile.dscores + at;
+  const VF keep_scale = set(call.dropout.keep_scale);
+  const bool dropout = call.problem.features.dropout;
+  map_tile(scratch.tile.weights + at, tile.count, width, [&](int j, int lane, VF weight) HWY_ATTR {
+    const VF p = hn::Mul(hn::Abs(weight), load(scratch.tile.inverse + lane));
+    float* ds = dscores + j * width + lane;
+    store(hn::Mul(p, hn::Add(load(ds), load(scratch.tile.shift + lane))), ds);
+    return dropout ? hn::IfNegativeThenElse(weight, hn::Zero(F()), hn::Mul(p, keep_scale)) : p;
+  });
+  if (call.problem.features.softcap) {  // through s = c·tanh(x): ds/dx = 1 − tanh²
+    map_tile(dscores, tile.count, width, [&](int j, int lane, VF ds) HWY_ATTR {
+      const VF t = load(scratch.tile.score.tangents + at + j * width + lane);
+      return hn::Mul(ds, hn::NegMulAdd(t, t, set(1.0f)));
+    });
+  }
+}
+
+// All gradients of one panel: its rows' statistics and dq are finished, dk and dv ([keys, padded dim] of this
+// entry and head) are added to.
+void differentiate_panel(const AttentionCall& call, const Plan& plan, const Panel& panel,
+                         const Scratch& scratch, const RowStatistics& statistics, float* dk, float* dv) {
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
   const std::int64_t stride_k = padded(call.problem.dim_qk);
   const std::int64_t stride_v = padded(call.problem.dim_v);
   const int width = panel.width;
-  const bool with_scores = call.dq.wanted || call.dk.wanted;
-  load_panel(call, panel, shifts, scratch.tile);
+  load_panel(call, panel, scratch.tile);
+  weigh_panel(call, panel, plan.keys, scratch.tile, statistics);
+  if (!call.dq.wanted && !call.dk.wanted && !call.dv.wanted) return;
+  load_statistics(call, panel, statistics, scratch.tile);
   if (call.dk.wanted) load_rows(panel, call.q, call.problem.dim_qk, scratch.q_rows);
   if (call.dv.wanted) load_rows(panel, call.d_o, call.problem.dim_v, scratch.d_o_rows);
   std::fill_n(scratch.dq, dim_qk * width, 0.0f);
   for_each_key_tile(call, panel, panel.any, plan.keys, [&](const KeyTile& tile) {
-    const TileRows rows = gradient_tile(call, panel, tile, with_scores, scratch.tile);
+    const std::int64_t at = strip_offset(panel, tile);
+    finish_tile(call, panel, tile, scratch);
     if (call.dv.wanted) {
-      multiply<ALayout::rows, Into::add>({.a = scratch.tile.weights,
+      multiply<ALayout::rows, Into::add>({.a = scratch.tile.weights + at,
                                           .lda = width,
                                           .b = scratch.d_o_rows,
                                           .ldb = stride_v,
@@ -118,15 +141,8 @@ void differentiate_panel(const AttentionCall& call, const Plan& plan, const Pane
                                           .depth = panel.rows},
                                          tile.count, static_cast<int>(stride_v));
     }
-    if (!with_scores) return;
-    if (call.problem.features.softcap) {  // through s = c·tanh(x): ds/dx = 1 − tanh²
-      map_tile(scratch.tile.dscores, tile.count, width, [&](int j, int lane, VF ds) HWY_ATTR {
-        const VF t = load(scratch.tile.score.tangents + j * width + lane);
-        return hn::Mul(ds, hn::NegMulAdd(t, t, set(1.0f)));
-      });
-    }
     if (call.dk.wanted) {
-      multiply<ALayout::rows, Into::add>({.a = scratch.tile.dscores,
+      multiply<ALayout::rows, Into::add>({.a = scratch.tile.dscores + at,
                                           .lda = width,
                                           .b = scratch.q_rows,
                                           .ldb = stride_k,
@@ -136,9 +152,10 @@ void differentiate_panel(const AttentionCall& call, const Plan& plan, const Pane
                                          tile.count, static_cast<int>(stride_k));
     }
     if (call.dq.wanted) {
-      multiply<ALayout::columns, Into::add>({.a = rows.k.data,
-                                             .lda = rows.k.stride,
-                                             .b = scratch.tile.dscores,
+      const RowBlock k = load_key_rows(call, panel, call.k, tile, dim_qk, scratch.tile.k_rows);
+      multiply<ALayout::columns, Into::add>({.a = k.data,
+                                             .lda = k.stride,
+                                             .b = scratch.tile.dscores + at,
                                              .ldb = width,
                                              .c = scratch.dq,
                                              .ldc = width,
@@ -167,17 +184,17 @@ void write_key_row(const AttentionCall& call, const Plan& plan, const Rows& to, 
   narrow(call.key_row(to, call.sequence(b), b, h_kv, j), to.dtype, staging, static_cast<int>(dim));
 }
 
-void sink_gradient(const AttentionCall& call, const float* shifts) {
+void sink_gradient(const AttentionCall& call, const RowStatistics& statistics) {
   for (std::int64_t h = 0; h < call.problem.heads_q; ++h) {
     double sum = 0;
     for (std::int64_t b = 0; b < call.problem.batch; ++b) {
       const Sequence sequence = call.sequence(b);
-      const double sink = call.sinks.at(b, h);
+      const RowStatistics rows = statistics + (h * call.rows_q() + call.first_row_q(b));
       for (std::int64_t i = 0; i < sequence.length_q; ++i) {
-        const float lse = *reinterpret_cast<const float*>(call.lse.at(b, h, sequence.first_q + i));
-        if (lse == minus_infinity) continue;  // the row saw nothing, not even its sink
-        const float shift = shifts[h * call.rows_q() + call.first_row_q(b) + i];
-        sum += std::exp(sink - static_cast<double>(lse)) * static_cast<double>(shift);
+        const double sink = sink_weight(call, b, h, rows.maximum[i]);
+        if (sink == 0) continue;
+        const double shift = d_lse_of(call, b, h, sequence.first_q + i) - rows.delta[i];
+        sum += sink / (rows.sum[i] + sink) * shift;
       }
     }
     store_element(call.dsinks, call.sinks.dtype, h * call.dsinks_stride, sum);
@@ -202,39 +219,27 @@ void backward(const AttentionCall& call, const Context& context) {
     return Arena(workspace.workers + stride * static_cast<std::size_t>(worker));
   };
 
-  for_each_task(context.parallel_for, problem.batch * problem.heads_q,
+  const std::int64_t panels = plan.grid.panels();
+  for_each_task(context.parallel_for, problem.batch * problem.heads_kv * plan.splits,
                 [&](std::int64_t worker, std::int64_t task) {
                   Arena own = worker_arena(worker);
                   const Scratch scratch = take_scratch(own, call, plan);
-                  const std::int64_t b = task / problem.heads_q;
-                  const std::int64_t h = task % problem.heads_q;
-                  row_shifts(call, b, h, scratch.tile.score.staging,
-                             workspace.shifts + h * call.rows_q() + call.first_row_q(b));
+                  const std::int64_t split = task % plan.splits;
+                  const std::int64_t h_kv = task / plan.splits % problem.heads_kv;
+                  const std::int64_t b = task / plan.splits / problem.heads_kv;
+                  const std::int64_t row =
+                      (split * problem.heads_kv + h_kv) * call.rows_k() + call.first_row_k(b);
+                  const std::int64_t length = call.sequence(b).length_k;
+                  float* dk = workspace.dk + row * padded(problem.dim_qk);
+                  float* dv = workspace.dv + row * padded(problem.dim_v);
+                  if (call.dk.wanted) std::fill_n(dk, length * padded(problem.dim_qk), 0.0f);
+                  if (call.dv.wanted) std::fill_n(dv, length * padded(problem.dim_v), 0.0f);
+                  for (std::int64_t unit = split; unit < call.group() * panels; unit += plan.splits) {
+                    const std::int64_t head = h_kv * call.group() + unit / panels;
+                    if (!fill_panel(call, plan.grid, b, head, unit % panels, scratch.tile)) continue;
+                    differentiate_panel(call, plan, *scratch.tile.panel, scratch, workspace.rows, dk, dv);
+                  }
                 });
-
-  if (call.dq.wanted || call.dk.wanted || call.dv.wanted) {
-    const std::int64_t panels = plan.grid.panels();
-    for_each_task(context.parallel_for, problem.batch * problem.heads_kv * plan.splits,
-                  [&](std::int64_t worker, std::int64_t task) {
-                    Arena own = worker_arena(worker);
-                    const Scratch scratch = take_scratch(own, call, plan);
-                    const std::int64_t split = task % plan.splits;
-                    const std::int64_t h_kv = task / plan.splits % problem.heads_kv;
-                    const std::int64_t b = task / plan.splits / problem.heads_kv;
-                    const std::int64_t row =
-                        (split * problem.heads_kv + h_kv) * call.rows_k() + call.first_row_k(b);
-                    const std::int64_t length = call.sequence(b).length_k;
-                    float* dk = workspace.dk + row * padded(problem.dim_qk);
-                    float* dv = workspace.dv + row * padded(problem.dim_v);
-                    if (call.dk.wanted) std::fill_n(dk, length * padded(problem.dim_qk), 0.0f);
-                    if (call.dv.wanted) std::fill_n(dv, length * padded(problem.dim_v), 0.0f);
-                    for (std::int64_t unit = split; unit < call.group() * panels; unit += plan.splits) {
-                      const std::int64_t head = h_kv * call.group() + unit / panels;
-                      if (!fill_panel(call, plan.grid, b, head, unit % panels, scratch.tile)) continue;
-                      differentiate_panel(call, plan, *scratch.tile.panel, workspace.shifts, scratch, dk, dv);
-                    }
-                  });
-  }
 
   if (call.dk.wanted || call.dv.wanted) {
     for_each_task(context.parallel_for, problem.batch * problem.heads_kv,
@@ -257,12 +262,12 @@ void backward(const AttentionCall& call, const Context& context) {
   }
   clear_unused_gradients(call);
   if (problem.features.mask_gradient) {
-    mask_gradient(call, context, plan.grid, plan.keys, workspace.shifts, [&](std::int64_t worker) {
+    mask_gradient(call, context, plan.grid, plan.keys, workspace.rows, [&](std::int64_t worker) {
       Arena own = worker_arena(worker);
       return take_mask_scratch(own, call, plan.width, plan.keys);
     });
   }
-  if (call.dsinks != nullptr) sink_gradient(call, workspace.shifts);
+  if (call.dsinks != nullptr) sink_gradient(call, workspace.rows);
 }
 
 }  // namespace tilewise::cpu::simd::HWY_NAMESPACE

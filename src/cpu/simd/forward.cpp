@@ -114,7 +114,7 @@ void attend_many(const AttentionCall& call, const Plan& plan, const Panel& panel
   const int width = panel.width;
   alignas(64) float rescale[max_panel_width];
   std::fill_n(scratch.o, dim_v * width, 0.0f);
-  rows_to_panel(scratch.q, width, dim_qk, call.q.dtype, query_factor(call), scratch.score.staging,
+  rows_to_panel(scratch.q, width, dim_qk, call.q.dtype, static_cast<float>(call.scale), scratch.score.staging,
                 [&](int lane) { return query_row(call.q, panel, lane); });
   for_each_key_tile(call, panel, range, plan.keys, [&](const KeyTile& tile) {
     const RowBlock k = load_key_rows(call, panel, call.k, tile, dim_qk, scratch.kv_rows);
@@ -125,7 +125,7 @@ void attend_many(const AttentionCall& call, const Plan& plan, const Panel& panel
                    .c = scratch.scores,
                    .ldc = width,
                    .depth = dim_qk},
-                  tile.count, width);
+                  tile.count, width, panel.sequence.length_q);
     weigh(call, panel, tile, scratch, rescale);
     const RowBlock v = load_key_rows(call, panel, call.v, tile, dim_v, scratch.kv_rows);
     multiply<ALayout::columns, Into::rescale>({.a = v.data,
@@ -153,7 +153,7 @@ void attend_few(const AttentionCall& call, const Plan& plan, const Panel& panel,
   std::fill_n(scratch.scores, plan.keys * panel.width, 0.0f);  // lanes without a query stay finite
   for (int row = 0; row < panel.rows; ++row) {
     widen(scratch.few_q + row * q_stride, query_row(call.q, panel, row), call.q.dtype, dim_qk,
-          query_factor(call));
+          static_cast<float>(call.scale));
   }
   for_each_key_tile(call, panel, range, plan.keys, [&](const KeyTile& tile) {
     const RowBlock k = load_key_rows(call, panel, call.k, tile, dim_qk, scratch.kv_rows);

@@ -1,5 +1,5 @@
-// The part of backward that every gradient needs: weights and score gradients of a panel by a tile of keys,
-// recomputed from q, k, v, d_o and the statistics.
+// The part of backward that every gradient needs: the weights of a panel, recomputed from q and k as a
+// softmax of their own, and the gradients of its scores.
 
 #if defined(TILEWISE_CPU_SIMD_GRADIENT_TILE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TILEWISE_CPU_SIMD_GRADIENT_TILE_INL_H
@@ -8,49 +8,65 @@
 #define TILEWISE_CPU_SIMD_GRADIENT_TILE_INL_H
 #endif
 
+#include <cmath>
+
 #include "core/arena.h"
 #include "cpu/simd/dropout-inl.h"
 #include "cpu/simd/multiply-inl.h"
 #include "cpu/simd/panel.h"
 #include "cpu/simd/score-inl.h"
+#include "cpu/simd/softmax-inl.h"
 #include "cpu/simd/tuning.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 
-/// What a worker recomputes a tile in.
+/// What is known of a query once all its scores are; [Hq, rows_q] each. In f64, to be rounded
+/// once.
+struct RowStatistics {
+  float* maximum;  // of its scores and its sink; the lowest number when it sees nothing
+  double* sum;     // Σ_j exp(s_j − maximum), without the sink
+  double* delta;   // Σ_j p_j·dp_j
+
+  RowStatistics operator+(std::int64_t rows) const { return {maximum + rows, sum + rows, delta + rows}; }
+};
+
+/// What a worker recomputes scores in. A strip has a row for each of `keys` keys.
 struct GradientScratch {
   Panel* panel;
   std::int32_t* block_states;
   float* q;        // [D, width]: transposed and scaled
   float* d_o;      // [Dv, width]: transposed
-  float* lse;      // [width]; +inf for a row that sees nothing, whose weights are then 0
-  float* shift;    // [width]: d_lse − Σ_d d_o·o
-  float* weights;  // [tile keys, width], after dropout
-  float* dscores;  // [tile keys, width]
+  float* maximum;  // [width], as in RowStatistics
+  float* inverse;  // [width]: 1 / (sum + sink); 0 for a row that sees nothing
+  float* shift;    // [width]: d_lse − delta
+  float* weights;  // [keys, width]
+  float* dscores;  // [keys, width]
   float* k_rows;   // [tile keys, D]: keys that cannot be read where they lie
   float* v_rows;   // [tile keys, Dv]
   ScoreScratch score;
 };
 
-inline GradientScratch take_gradient_scratch(Arena& arena, const AttentionCall& call, int width, int keys) {
+/// `keys` is the length of a strip, `tile` that of a tile.
+inline GradientScratch take_gradient_scratch(Arena& arena, const AttentionCall& call, int width,
+                                             std::int64_t keys, int tile) {
   const AttentionProblem& problem = call.problem;
-  const std::int64_t tile = std::int64_t{keys} * width;
-  const std::int64_t widest = std::max({problem.dim_qk, problem.dim_v, std::int64_t{keys}});
+  const std::int64_t widest = std::max({problem.dim_qk, problem.dim_v, std::int64_t{tile}});
   const bool converts = problem.dtype != DType::f32;
   return {.panel = arena.take<Panel>(1),
           .block_states = arena.take<std::int32_t>(problem.features.block_mask ? call.key_blocks() : 0),
           .q = arena.take<float>(problem.dim_qk * width),
           .d_o = arena.take<float>(problem.dim_v * width),
-          .lse = arena.take<float>(width),
+          .maximum = arena.take<float>(width),
+          .inverse = arena.take<float>(width),
           .shift = arena.take<float>(width),
-          .weights = arena.take<float>(tile),
-          .dscores = arena.take<float>(tile),
-          .k_rows = arena.take<float>(converts ? keys * problem.dim_qk : 0),
-          .v_rows = arena.take<float>(converts ? keys * problem.dim_v : 0),
-          .score = {.bias = arena.take<float>(tile),
-                    .staging = arena.take<float>(staging_floats(widest, keys)),
-                    .tangents = arena.take<float>(problem.features.softcap ? tile : 0)}};
+          .weights = arena.take<float>(keys * width),
+          .dscores = arena.take<float>(keys * width),
+          .k_rows = arena.take<float>(converts ? tile * problem.dim_qk : 0),
+          .v_rows = arena.take<float>(converts ? tile * problem.dim_v : 0),
+          .score = {.bias = arena.take<float>(std::int64_t{tile} * width),
+                    .staging = arena.take<float>(staging_floats(widest, tile)),
+                    .tangents = arena.take<float>(problem.features.softcap ? keys * width : 0)}};
 }
 
 inline bool fill_panel(const AttentionCall& call, const PanelGrid& grid, std::int64_t b, std::int64_t head,
@@ -60,102 +76,171 @@ inline bool fill_panel(const AttentionCall& call, const PanelGrid& grid, std::in
   return grid.fill(*scratch.panel, b, head, index, lanes, states);
 }
 
-/// Σ_d a[d]·b[d] of two rows of one type.
-inline float dot_rows(const std::byte* a, const std::byte* b, DType dtype, int dim, float* staging) {
-  float* wide_a = staging;
-  float* wide_b = staging + dim;
-  widen(wide_a, a, dtype, dim, 1.0f);
-  widen(wide_b, b, dtype, dim, 1.0f);
-  VF sum = hn::Zero(F());
-  int d = 0;
-  for (; d + lanes <= dim; d += lanes) sum = hn::MulAdd(load(wide_a + d), load(wide_b + d), sum);
-  float total = hn::GetLane(hn::SumOfLanes(F(), sum));
-  for (; d < dim; ++d) total += wide_a[d] * wide_b[d];
-  return total;
-}
-
-/// shift of every query of (b, head): what all score gradients of a row have in common.
-inline void row_shifts(const AttentionCall& call, std::int64_t b, std::int64_t head, float* staging,
-                       float* shifts) {
-  const Sequence sequence = call.sequence(b);
-  for (std::int64_t i = 0; i < sequence.length_q; ++i) {
-    const std::int64_t row = sequence.first_q + i;
-    const float delta = dot_rows(call.o.at(b, head, row), call.d_o.at(b, head, row), call.o.dtype,
-                                 static_cast<int>(call.problem.dim_v), staging);
-    const float d_lse =
-        call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, head, row)) : 0.0f;
-    shifts[i] = d_lse - delta;
-  }
-}
-
-/// Brings the panel's rows in; `shifts` is [Hq, rows_q].
-inline void load_panel(const AttentionCall& call, const Panel& panel, const float* shifts,
-                       const GradientScratch& scratch) {
+/// Brings the panel's rows of q and d_o in.
+inline void load_panel(const AttentionCall& call, const Panel& panel, const GradientScratch& scratch) {
   const auto row_of = [&](const Rows& rows) {
     return [&](int lane) {
       return rows.at(panel.b, panel.head[lane], panel.sequence.first_q + panel.query[lane]);
     };
   };
   rows_to_panel(scratch.q, panel.width, static_cast<int>(call.problem.dim_qk), call.q.dtype,
-                query_factor(call), scratch.score.staging, row_of(call.q));
+                static_cast<float>(call.scale), scratch.score.staging, row_of(call.q));
   rows_to_panel(scratch.d_o, panel.width, static_cast<int>(call.problem.dim_v), call.d_o.dtype, 1.0f,
                 scratch.score.staging, row_of(call.d_o));
+}
+
+inline double d_lse_of(const AttentionCall& call, std::int64_t b, std::int64_t head, std::int64_t row) {
+  if (!call.d_lse.wanted) return 0;
+  return static_cast<double>(*reinterpret_cast<const float*>(call.d_lse.at(b, head, row)));
+}
+
+/// What the sink adds to the sum of a row's weights.
+inline double sink_weight(const AttentionCall& call, std::int64_t b, std::int64_t head, float maximum) {
+  if (!call.problem.features.sinks) return 0;
+  return std::exp(call.sinks.at(b, head) - static_cast<double>(maximum));
+}
+
+/// The panel's maximum, inverse and shift.
+inline void load_statistics(const AttentionCall& call, const Panel& panel, const RowStatistics& rows,
+                            const GradientScratch& scratch) {
   for (int lane = 0; lane < panel.width; ++lane) {
-    const float lse = *reinterpret_cast<const float*>(row_of(call.lse)(lane));
-    scratch.lse[lane] = lse == minus_infinity ? -minus_infinity : lse;
-    scratch.shift[lane] =
-        shifts[panel.head[lane] * call.rows_q() + call.first_row_q(panel.b) + panel.query[lane]];
+    const std::int64_t head = panel.head[lane];
+    const std::int64_t row = head * call.rows_q() + call.first_row_q(panel.b) + panel.query[lane];
+    const double total = rows.sum[row] + sink_weight(call, panel.b, head, rows.maximum[row]);
+    const double shift =
+        d_lse_of(call, panel.b, head, panel.sequence.first_q + panel.query[lane]) - rows.delta[row];
+    scratch.maximum[lane] = rows.maximum[row];
+    scratch.inverse[lane] = total == 0 ? 0.0f : static_cast<float>(1 / total);
+    scratch.shift[lane] = static_cast<float>(shift);
   }
 }
 
-/// Where a tile's keys and values were found.
-struct TileRows {
-  RowBlock k, v;
+/// The scores of a tile; gives its keys.
+inline RowBlock gradient_scores(const AttentionCall& call, const Panel& panel, const KeyTile& tile,
+                                float* scores, float* tangents, const GradientScratch& scratch) {
+  const auto dim = static_cast<int>(call.problem.dim_qk);
+  const RowBlock k = load_key_rows(call, panel, call.k, tile, dim, scratch.k_rows);
+  multiply_deep({.a = k.data,
+                 .lda = k.stride,
+                 .b = scratch.q,
+                 .ldb = panel.width,
+                 .c = scores,
+                 .ldc = panel.width,
+                 .depth = dim},
+                tile.count, panel.width, panel.sequence.length_q);
+  ScoreScratch score = scratch.score;
+  score.tangents = tangents;
+  score_tile(call, panel, tile, scores, score);
+  return k;
+}
+
+/// dp = dropout's factor · d_o·v of a tile. With dropout the factors stay in the bias tile.
+inline void gradient_weights(const AttentionCall& call, const Panel& panel, const KeyTile& tile, float* dp,
+                             const GradientScratch& scratch) {
+  const auto dim = static_cast<int>(call.problem.dim_v);
+  const int width = panel.width;
+  const RowBlock v = load_key_rows(call, panel, call.v, tile, dim, scratch.v_rows);
+  multiply_deep(
+      {.a = v.data, .lda = v.stride, .b = scratch.d_o, .ldb = width, .c = dp, .ldc = width, .depth = dim},
+      tile.count, width, panel.sequence.length_q);
+  if (!call.problem.features.dropout) return;
+  for_each_dropout_factor(call, panel, tile, [&](int j, int lane, VF factor) HWY_ATTR {
+    float* at = dp + j * width + lane;
+    store(factor, scratch.score.bias + j * width + lane);
+    store(hn::Mul(load(at), factor), at);
+  });
+}
+
+/// Where a tile begins in a strip.
+inline std::int64_t strip_offset(const Panel& panel, const KeyTile& tile) {
+  return (tile.first - panel.any.first) * panel.width;
+}
+inline float* strip_tangents(const AttentionCall& call, const Panel& panel, const KeyTile& tile,
+                             const GradientScratch& scratch) {
+  return call.problem.features.softcap ? scratch.score.tangents + strip_offset(panel, tile) : nullptr;
+}
+
+/// *high += x, and *low += what rounding takes from that (Knuth's TwoSum): a long sum, without its errors.
+HWY_INLINE void add_exactly(VF x, float* high, float* low) {
+  const VF before = load(high);
+  const VF sum = hn::Add(before, x);
+  const VF taken = hn::Sub(sum, before);
+  const VF lost = hn::Add(hn::Sub(before, hn::Sub(sum, taken)), hn::Sub(x, taken));
+  store(sum, high);
+  store(hn::Add(load(low), lost), low);
+}
+
+/// Such a sum a lane.
+struct LaneSums {
+  alignas(64) float high[max_panel_width] = {};
+  alignas(64) float low[max_panel_width] = {};
+  double at(int lane) const { return static_cast<double>(high[lane]) + static_cast<double>(low[lane]); }
 };
 
-/// Fills scratch.weights, and scratch.dscores when `with_scores`, for one tile.
-inline TileRows gradient_tile(const AttentionCall& call, const Panel& panel, const KeyTile& tile,
-                              bool with_scores, const GradientScratch& scratch) {
-  const auto dim_qk = static_cast<int>(call.problem.dim_qk);
-  const auto dim_v = static_cast<int>(call.problem.dim_v);
-  const int width = panel.width;
-  const TileRows rows = {.k = load_key_rows(call, panel, call.k, tile, dim_qk, scratch.k_rows),
-                         .v = load_key_rows(call, panel, call.v, tile, dim_v, scratch.v_rows)};
-  multiply_deep({.a = rows.k.data,
-                 .lda = rows.k.stride,
-                 .b = scratch.q,
-                 .ldb = width,
-                 .c = scratch.weights,
-                 .ldc = width,
-                 .depth = dim_qk},
-                tile.count, width);
-  score_tile(call, panel, tile, scratch.weights, scratch.score);
-  if (with_scores) {
-    multiply_deep({.a = rows.v.data,
-                   .lda = rows.v.stride,
-                   .b = scratch.d_o,
-                   .ldb = width,
-                   .c = scratch.dscores,
-                   .ldc = width,
-                   .depth = dim_v},
-                  tile.count, width);
-  }
+/// From scores and dp of a tile: exp(s − maximum) in place of s, negative where dropout hides the key, and
+/// their sums, added to those of the tiles before.
+inline void weigh_tile(const AttentionCall& call, int keys, int width, float* weights, const float* dp,
+                       const GradientScratch& scratch, LaneSums& sum, LaneSums& delta) {
   const bool dropout = call.problem.features.dropout;
-  if (dropout) {  // the factors wait in the bias tile, which is free again
-    for_each_dropout_factor(call, panel, tile, [&](int j, int lane, VF factor) HWY_ATTR {
-      store(factor, scratch.score.bias + j * width + lane);
+  for (int lane = 0; lane < width; lane += lanes) {
+    const VF maximum = load(scratch.maximum + lane);
+    VF tile_sum[4] = {hn::Zero(F()), hn::Zero(F()), hn::Zero(F()), hn::Zero(F())};
+    VF tile_delta[4] = {hn::Zero(F()), hn::Zero(F()), hn::Zero(F()), hn::Zero(F())};
+    in_fours(keys, [&](int j, int part) HWY_ATTR {
+      const int at = j * width + lane;
+      const VF weight = exp_of(hn::Sub(load(weights + at), maximum));
+      tile_sum[part] = hn::Add(tile_sum[part], weight);
+      tile_delta[part] = hn::MulAdd(weight, load(dp + at), tile_delta[part]);
+      if (dropout) {
+        const auto dropped = hn::Eq(load(scratch.score.bias + at), hn::Zero(F()));
+        store(hn::IfThenElse(dropped, hn::Neg(weight), weight), weights + at);
+      } else {
+        store(weight, weights + at);
+      }
     });
-  }
-  map_tile(scratch.weights, tile.count, width, [&](int j, int lane, VF s) HWY_ATTR {
-    const VF weight = exp_of(hn::Sub(s, load(scratch.lse + lane)));
-    const VF factor = dropout ? load(scratch.score.bias + j * width + lane) : set(1.0f);
-    if (with_scores) {
-      float* dscore = scratch.dscores + j * width + lane;
-      store(hn::Mul(weight, hn::MulAdd(load(dscore), factor, load(scratch.shift + lane))), dscore);
+    for (int part = 0; part < 4; ++part) {
+      add_exactly(tile_sum[part], sum.high + lane, sum.low + lane);
+      add_exactly(tile_delta[part], delta.high + lane, delta.low + lane);
     }
-    return hn::Mul(weight, factor);
+  }
+}
+
+/// The softmax of all that a panel sees, in two sweeps over the keys: the scores, then what weigh_tile makes
+/// of them. delta is made as the sum of p·dp, not as d_o·o, which is the same number: where a few keys have
+/// all the weight, gradients are small differences dp − delta, and only this delta has the roundings that dp
+/// has.
+inline void weigh_panel(const AttentionCall& call, const Panel& panel, int tile_keys,
+                        const GradientScratch& scratch, const RowStatistics& rows) {
+  const int width = panel.width;
+  LaneSums sum;
+  LaneSums delta;
+  for (int lane = 0; lane < width; ++lane) {
+    scratch.maximum[lane] = std::numeric_limits<float>::lowest();
+    if (call.problem.features.sinks) {
+      scratch.maximum[lane] =
+          std::max(scratch.maximum[lane], static_cast<float>(call.sinks.at(panel.b, panel.head[lane])));
+    }
+  }
+  for_each_key_tile(call, panel, panel.any, tile_keys, [&](const KeyTile& tile) {
+    float* scores = scratch.weights + strip_offset(panel, tile);
+    gradient_scores(call, panel, tile, scores, strip_tangents(call, panel, tile, scratch), scratch);
+    for (int lane = 0; lane < width; lane += lanes) {
+      const VF before = load(scratch.maximum + lane);
+      store(highest_score(scores + lane, tile.count, width, before), scratch.maximum + lane);
+    }
   });
-  return rows;
+  for_each_key_tile(call, panel, panel.any, tile_keys, [&](const KeyTile& tile) {
+    float* dp = scratch.dscores + strip_offset(panel, tile);
+    gradient_weights(call, panel, tile, dp, scratch);
+    weigh_tile(call, tile.count, width, scratch.weights + strip_offset(panel, tile), dp, scratch, sum, delta);
+  });
+  for (int lane = 0; lane < panel.rows; ++lane) {
+    const std::int64_t row = panel.head[lane] * call.rows_q() + call.first_row_q(panel.b) + panel.query[lane];
+    const double total = sum.at(lane) + sink_weight(call, panel.b, panel.head[lane], scratch.maximum[lane]);
+    rows.maximum[row] = scratch.maximum[lane];
+    rows.sum[row] = sum.at(lane);
+    rows.delta[row] = total == 0 ? 0 : delta.at(lane) / total;
+  }
 }
 
 }  // namespace tilewise::cpu::simd::HWY_NAMESPACE

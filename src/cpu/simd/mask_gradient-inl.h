@@ -18,16 +18,16 @@ namespace tilewise::cpu::simd::HWY_NAMESPACE {
 
 struct MaskScratch {
   GradientScratch tile;
-  float* sum;         // [tile keys, width]: over the batch entries and heads that share the mask
-  double* key_sum;    // [tile keys]: over queries too
-  double* query_sum;  // [max_panel_width]: over keys too
+  float* sum;       // [tile keys, width]: over the batch entries and heads that share the mask
+  float* lost;      // [tile keys, width]: what rounding took from it
+  double* key_sum;  // [tile keys]: over queries too
 };
 
 inline MaskScratch take_mask_scratch(Arena& arena, const AttentionCall& call, int width, int keys) {
-  return {.tile = take_gradient_scratch(arena, call, width, keys),
+  return {.tile = take_gradient_scratch(arena, call, width, keys, keys),
           .sum = arena.take<float>(std::int64_t{keys} * width),
-          .key_sum = arena.take<double>(keys),
-          .query_sum = arena.take<double>(max_panel_width)};
+          .lost = arena.take<float>(std::int64_t{keys} * width),
+          .key_sum = arena.take<double>(keys)};
 }
 
 /// A range that a task loops over: one index, or all of a dimension the mask is broadcast along.
@@ -39,58 +39,41 @@ inline MaskRange mask_range(const MaskView& mask, int dim, std::int64_t index, s
   return mask.extent[dim] == 1 ? MaskRange{0, whole} : MaskRange{index, index + 1};
 }
 
-/// One element, block or line of the mask's gradient. Tasks are numbered over (mask batch, mask head, panel
-/// or 1, key tile or 1).
+/// A block of the mask's gradient, or a part of a row that all queries share. Tasks are numbered over (mask
+/// batch, mask head, panel or 1, key tile).
 class MaskTask {
  public:
-  MaskTask(const AttentionCall& call, const PanelGrid& grid, int keys, const float* shifts,
+  MaskTask(const AttentionCall& call, const PanelGrid& grid, int keys, const RowStatistics& rows,
            const MaskScratch& scratch)
-      : call_(call), grid_(grid), keys_(keys), shifts_(shifts), scratch_(scratch) {}
+      : call_(call), grid_(grid), keys_(keys), statistics_(rows), scratch_(scratch) {}
 
   static std::int64_t panel_tasks(const AttentionCall& call, const PanelGrid& grid) {
     return call.dmask.extent[2] == 1 ? 1 : grid.panels();
   }
-  static std::int64_t tile_count(const AttentionCall& call, int keys) {
-    return (call.problem.length_k + keys - 1) / keys;
-  }
   static std::int64_t tile_tasks(const AttentionCall& call, int keys) {
-    return call.dmask.extent[3] == 1 ? 1 : tile_count(call, keys);
+    return (call.problem.length_k + keys - 1) / keys;
   }
 
   void run(std::int64_t mask_b, std::int64_t mask_h, std::int64_t panel_task, std::int64_t tile_task) {
     const MaskView& mask = call_.dmask;
     b_ = mask_range(mask, 0, mask_b, call_.problem.batch);
     h_ = mask_range(mask, 1, mask_h, call_.problem.heads_q);
-    const MaskRange panels = mask_range(mask, 2, panel_task, grid_.panels());
-    const MaskRange tiles = mask_range(mask, 3, tile_task, tile_count(call_, keys_));
-    const bool keeps_queries = mask.extent[2] != 1;
-    const bool keeps_keys = mask.extent[3] != 1;
+    if (mask.extent[2] != 1) {
+      sum_tile(panel_task, tile_task);
+      if (rows_ > 0) write_block(mask_b, mask_h);
+      return;
+    }
     std::fill_n(scratch_.key_sum, keys_, 0.0);
-    std::fill_n(scratch_.query_sum, max_panel_width, 0.0);
-    for (std::int64_t panel = panels.first; panel < panels.last; ++panel) {
-      for (std::int64_t tile = tiles.first; tile < tiles.last; ++tile) {
-        sum_tile(panel, tile);
-        if (rows_ == 0) continue;
-        if (keeps_queries && keeps_keys) {
-          write_block(mask_b, mask_h);
-        } else if (keeps_keys) {
-          reduce([&](int j, int) -> double& { return scratch_.key_sum[j]; });
-        } else {
-          reduce([&](int, int lane) -> double& { return scratch_.query_sum[keeps_queries ? lane : 0]; });
-        }
+    for (std::int64_t panel = 0; panel < grid_.panels(); ++panel) {
+      sum_tile(panel, tile_task);
+      for (int j = 0; j < count_; ++j) {
+        for (int lane = 0; lane < rows_; ++lane)
+          scratch_.key_sum[j] += static_cast<double>(scratch_.sum[j * width_ + lane]);
       }
     }
-    if (keeps_queries && keeps_keys) return;
-    if (keeps_keys) {
-      const std::int64_t first = tile_task * keys_;
-      for (std::int64_t j = first; j < std::min(first + keys_, call_.problem.length_k); ++j) {
-        write(mask_b, mask_h, 0, j, scratch_.key_sum[j - first]);
-      }
-    } else if (keeps_queries) {
-      for (int lane = 0; lane < rows_; ++lane)
-        write(mask_b, mask_h, queries_[lane], 0, scratch_.query_sum[lane]);
-    } else {
-      write(mask_b, mask_h, 0, 0, scratch_.query_sum[0]);
+    const std::int64_t first = tile_task * keys_;
+    for (std::int64_t j = first; j < std::min(first + keys_, call_.problem.length_k); ++j) {
+      write(mask_b, mask_h, 0, j, scratch_.key_sum[j - first]);
     }
   }
 
@@ -104,33 +87,44 @@ class MaskTask {
     Panel& panel = *scratch_.tile.panel;
     for (std::int64_t b = b_.first; b < b_.last; ++b) {
       for (std::int64_t h = h_.first; h < h_.last; ++h) {
-        if (!fill_panel(call_, grid_, b, h, index, scratch_.tile)) return;
+        if (!fill_panel(call_, grid_, b, h, index, scratch_.tile)) continue;
         if (rows_ == 0) {
           rows_ = panel.rows;
           width_ = panel.width;
           std::copy_n(panel.query, rows_, queries_);
           std::fill_n(scratch_.sum, count_ * width_, 0.0f);
+          std::fill_n(scratch_.lost, count_ * width_, 0.0f);
         }
         bool loaded = false;
         for_each_key_tile(call_, panel, {first_key_, first_key_ + count_}, keys_, [&](const KeyTile& tile) {
-          if (!loaded) load_panel(call_, panel, shifts_, scratch_.tile);
+          if (!loaded) {
+            load_panel(call_, panel, scratch_.tile);
+            load_statistics(call_, panel, statistics_, scratch_.tile);
+          }
           loaded = true;
-          gradient_tile(call_, panel, tile, true, scratch_.tile);
-          float* sum = scratch_.sum + (tile.first - first_key_) * width_;
-          map_tile(sum, tile.count, width_, [&](int j, int lane, VF s) HWY_ATTR {
-            return hn::Add(s, load(scratch_.tile.dscores + j * width_ + lane));
-          });
+          add_tile(panel, tile, (tile.first - first_key_) * width_);
         });
       }
     }
+    if (rows_ == 0) return;
+    map_tile(scratch_.sum, count_, width_, [&](int j, int lane, VF sum) HWY_ATTR {
+      return hn::Add(sum, load(scratch_.lost + j * width_ + lane));
+    });
   }
 
-  template <typename Target>
-  void reduce(const Target& target) const {
-    for (int j = 0; j < count_; ++j) {
-      for (int lane = 0; lane < rows_; ++lane)
-        target(j, lane) += static_cast<double>(scratch_.sum[j * width_ + lane]);
-    }
+  // Adds the score gradients of a tile to the sum, from element `first` on.
+  void add_tile(const Panel& panel, const KeyTile& tile, std::int64_t first) const {
+    const GradientScratch& scratch = scratch_.tile;
+    gradient_scores(call_, panel, tile, scratch.weights, scratch.score.tangents, scratch);
+    gradient_weights(call_, panel, tile, scratch.dscores, scratch);
+    map_tile(scratch.dscores, tile.count, width_, [&](int j, int lane, VF dp) HWY_ATTR {
+      const int at = j * width_ + lane;
+      const VF weight = exp_of(hn::Sub(load(scratch.weights + at), load(scratch.maximum + lane)));
+      const VF p = hn::Mul(weight, load(scratch.inverse + lane));
+      const VF ds = hn::Mul(p, hn::Add(dp, load(scratch.shift + lane)));
+      add_exactly(ds, scratch_.sum + first + at, scratch_.lost + first + at);
+      return ds;
+    });
   }
 
   void write_block(std::int64_t mask_b, std::int64_t mask_h) const {
@@ -155,7 +149,7 @@ class MaskTask {
   const AttentionCall& call_;
   const PanelGrid& grid_;
   int keys_;
-  const float* shifts_;
+  RowStatistics statistics_;
   const MaskScratch& scratch_;
   MaskRange b_{}, h_{};
   int rows_ = 0;
@@ -177,20 +171,49 @@ inline void clear_mask_gradient(const MaskView& mask) {
   }
 }
 
+/// The gradient of a mask with one element a row of scores. A row's gradients sum to
+/// Σ_j p_j · (dp_j − delta + d_lse) = (1 − p_sink) · d_lse + p_sink · delta, so nothing is recomputed.
+inline void row_mask_gradient(const AttentionCall& call, const RowStatistics& statistics) {
+  const MaskView& mask = call.dmask;
+  const auto row_sum = [&](std::int64_t b, std::int64_t h, std::int64_t i) -> double {
+    const RowStatistics row = statistics + (h * call.rows_q() + call.first_row_q(b) + i);
+    const double sink = sink_weight(call, b, h, *row.maximum);
+    if (*row.sum == 0) return 0;
+    return (*row.sum * d_lse_of(call, b, h, i) + sink * *row.delta) / (*row.sum + sink);
+  };
+  for (std::int64_t mask_b = 0; mask_b < mask.extent[0]; ++mask_b) {
+    const MaskRange entries = mask_range(mask, 0, mask_b, call.problem.batch);
+    for (std::int64_t mask_h = 0; mask_h < mask.extent[1]; ++mask_h) {
+      const MaskRange heads = mask_range(mask, 1, mask_h, call.problem.heads_q);
+      for (std::int64_t mask_i = 0; mask_i < mask.extent[2]; ++mask_i) {
+        const MaskRange queries = mask_range(mask, 2, mask_i, call.problem.length_q);
+        double sum = 0;
+        for (std::int64_t b = entries.first; b < entries.last; ++b) {
+          for (std::int64_t h = heads.first; h < heads.last; ++h) {
+            for (std::int64_t i = queries.first; i < queries.last; ++i) sum += row_sum(b, h, i);
+          }
+        }
+        store_element(mask.at(mask_b, mask_h, mask_i, 0), mask.dtype, 0, sum);
+      }
+    }
+  }
+}
+
 /// All of dmask. `scratch_of(worker)` gives each worker its own.
 template <typename ScratchOf>
 void mask_gradient(const AttentionCall& call, const Context& context, const PanelGrid& grid, int keys,
-                   const float* shifts, const ScratchOf& scratch_of) {
+                   const RowStatistics& rows, const ScratchOf& scratch_of) {
   const MaskView& mask = call.dmask;
   if (call.problem.batch * call.problem.heads_q * call.problem.length_q * call.problem.length_k == 0) {
     return clear_mask_gradient(mask);
   }
+  if (mask.extent[3] == 1) return row_mask_gradient(call, rows);
   const std::int64_t panels = MaskTask::panel_tasks(call, grid);
   const std::int64_t tiles = MaskTask::tile_tasks(call, keys);
   const std::int64_t tasks = mask.extent[0] * mask.extent[1] * panels * tiles;
   for_each_task(context.parallel_for, tasks, [&](std::int64_t worker, std::int64_t index) {
     const MaskScratch scratch = scratch_of(worker);
-    MaskTask task(call, grid, keys, shifts, scratch);
+    MaskTask task(call, grid, keys, rows, scratch);
     task.run(index / tiles / panels / mask.extent[1], index / tiles / panels % mask.extent[1],
              index / tiles % panels, index % tiles);
   });

@@ -123,18 +123,22 @@ void multiply(const Product& p, int rows, int columns) {
 }
 
 // Sums longer than this are made in pieces: it keeps the error of long sums down and B's piece in cache.
-inline constexpr int depth_piece = 512;
+inline constexpr int depth_piece = 128;
+/// Of a lone query. PyTorch makes its products with vectors along the depth, whose sums are short; lanes are
+/// idle here anyway.
+inline constexpr int lone_depth_piece = 32;
 
 /// C = A·B with A by rows, for any depth.
-inline void multiply_deep(Product p, int rows, int columns) {
+inline void multiply_deep(Product p, int rows, int columns, std::int64_t queries) {
+  const int longest = queries == 1 ? lone_depth_piece : depth_piece;
   const int depth = p.depth;
-  p.depth = std::min(depth, depth_piece);
+  p.depth = std::min(depth, longest);
   multiply<ALayout::rows, Into::set>(p, rows, columns);
-  for (int k = depth_piece; k < depth; k += depth_piece) {
+  for (int k = longest; k < depth; k += longest) {
     Product piece = p;
     piece.a += k;
     piece.b += k * p.ldb;
-    piece.depth = std::min(depth - k, depth_piece);
+    piece.depth = std::min(depth - k, longest);
     multiply<ALayout::rows, Into::add>(piece, rows, columns);
   }
 }

@@ -26,15 +26,11 @@ HWY_INLINE void map_tile(float* tile, int keys, int width, const Body& body) {
   }
 }
 
-/// The factor on q that puts q·k where score_tile expects it.
-inline float query_factor(const AttentionCall& call) {
-  return static_cast<float>(call.problem.features.softcap ? call.scale / call.softcap : call.scale);
-}
-
 inline void cap_scores(const AttentionCall& call, int keys, int width, float* tile, float* tangents) {
   const VF cap = set(static_cast<float>(call.softcap));
+  const VF inverse = set(static_cast<float>(1 / call.softcap));
   map_tile(tile, keys, width, [&](int j, int lane, VF x) HWY_ATTR {
-    const VF t = tanh_of(x);
+    const VF t = tanh_of(hn::Mul(x, inverse));
     if (tangents != nullptr) store(t, tangents + j * width + lane);
     return hn::Mul(t, cap);
   });
@@ -51,7 +47,9 @@ inline void add_alibi(const AttentionCall& call, const Panel& panel, const KeyTi
   }
   map_tile(tile, keys.count, panel.width, [&](int j, int lane, VF s) HWY_ATTR {
     const VI distance = hn::Abs(hn::Sub(hn::Load(I(), positions + lane), hn::Set(I(), j)));
-    return hn::NegMulAdd(hn::Load(F(), slopes + lane), hn::ConvertTo(F(), distance), s);
+    // Not fused: PyTorch adds a bias that is rounded, and keys that are alike then have roundings that are
+    // alike.
+    return hn::Sub(s, hn::Mul(hn::Load(F(), slopes + lane), hn::ConvertTo(F(), distance)));
   });
 }
 
@@ -137,7 +135,7 @@ constexpr std::int64_t staging_floats(std::int64_t dim, std::int64_t keys) {
   return std::max(turn_staging(std::max(dim, keys)) + keys, 4 * std::max(dim, keys));
 }
 
-/// From k·(query_factor·q) to the score.
+/// From scale·q·k to the score.
 inline void score_tile(const AttentionCall& call, const Panel& panel, const KeyTile& keys, float* tile,
                        const ScoreScratch& scratch) {
   const AttentionFeatures& features = call.problem.features;

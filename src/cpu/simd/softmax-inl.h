@@ -25,38 +25,46 @@ struct SoftmaxState {
   }
 };
 
+/// Calls body(j, part) for all keys, part being one of four: several short sums have less error than a long
+/// one, and need not wait for one another.
+template <typename Body>
+HWY_INLINE void in_fours(int keys, const Body& body) {
+  int j = 0;
+  for (; j + 4 <= keys; j += 4) {
+    for (int part = 0; part < 4; ++part) body(j + part, part);
+  }
+  for (; j < keys; ++j) body(j, 0);
+}
+
+HWY_INLINE VF sum_of(const VF (&part)[4]) {
+  return hn::Add(hn::Add(part[0], part[1]), hn::Add(part[2], part[3]));
+}
+
+/// The highest of `start` and a column of a tile, lane by lane.
+HWY_INLINE VF highest_score(const float* column, int keys, int width, VF start) {
+  VF highest[4] = {start, start, start, start};
+  in_fours(keys, [&](int j, int part)
+                     HWY_ATTR { highest[part] = hn::Max(highest[part], load(column + j * width)); });
+  return hn::Max(hn::Max(highest[0], highest[1]), hn::Max(highest[2], highest[3]));
+}
+
 /// Turns scores into weights exp(s − maximum), updates the state, and leaves in `rescale` the factor for
 /// what was summed under the maximum of before.
 inline void softmax_tile(float* tile, int keys, int width, SoftmaxState& state, float* rescale) {
   for (int lane = 0; lane < width; lane += lanes) {
     const VF before = hn::Load(F(), state.maximum + lane);
     float* column = tile + lane;
-    VF highest[4] = {before, before, before, before};
-    int j = 0;
-    for (; j + 4 <= keys; j += 4) {
-      for (int n = 0; n < 4; ++n) highest[n] = hn::Max(highest[n], load(column + (j + n) * width));
-    }
-    for (; j < keys; ++j) highest[0] = hn::Max(highest[0], load(column + j * width));
-    const VF maximum = hn::Max(hn::Max(highest[0], highest[1]), hn::Max(highest[2], highest[3]));
+    const VF maximum = highest_score(column, keys, width, before);
     const VF factor = exp_of(hn::Sub(before, maximum));
-    // A tile's weights are summed apart from the sum of before, which may be much larger.
-    VF sum[2] = {hn::Zero(F()), hn::Zero(F())};
-    for (j = 0; j + 2 <= keys; j += 2) {
-      for (int n = 0; n < 2; ++n) {
-        float* at = column + (j + n) * width;
-        const VF weight = exp_of(hn::Sub(load(at), maximum));
-        store(weight, at);
-        sum[n] = hn::Add(sum[n], weight);
-      }
-    }
-    for (; j < keys; ++j) {
+    // A tile's weights are summed apart from the sum of before, which may be much larger, and in four parts.
+    VF sum[4] = {hn::Zero(F()), hn::Zero(F()), hn::Zero(F()), hn::Zero(F())};
+    in_fours(keys, [&](int j, int part) HWY_ATTR {
       const VF weight = exp_of(hn::Sub(load(column + j * width), maximum));
       store(weight, column + j * width);
-      sum[0] = hn::Add(sum[0], weight);
-    }
+      sum[part] = hn::Add(sum[part], weight);
+    });
     hn::Store(maximum, F(), state.maximum + lane);
-    hn::Store(hn::MulAdd(hn::Load(F(), state.sum + lane), factor, hn::Add(sum[0], sum[1])), F(),
-              state.sum + lane);
+    hn::Store(hn::MulAdd(hn::Load(F(), state.sum + lane), factor, sum_of(sum)), F(), state.sum + lane);
     hn::Store(factor, F(), rescale + lane);
   }
 }

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <limits>
 
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "tilewise/dtype.h"
 #include "tilewise/half.h"
@@ -35,32 +34,48 @@ HWY_INLINE VF load(const float* from) { return hn::LoadU(F(), from); }
 HWY_INLINE void store(VF v, float* to) { hn::StoreU(v, F(), to); }
 HWY_INLINE VF set(float value) { return hn::Set(F(), value); }
 
-/// 2^x for x below 127, −inf included; results below 2^-126.5 give 0 and NaN stays NaN.
-HWY_INLINE VF exp2_of(VF x) {
+/// e^x for x below 88, −inf included; results below 2^-126.5 give 0 and NaN stays NaN. Within one unit of the
+/// last place.
+HWY_INLINE VF exp_of(VF x) {
   const F f;
-  // Adding 1.5·2^23 rounds to an integer n; 127 more leaves n + 127 in the low bits, to be shifted into
-  // place.
+  // Adding 1.5·2^23 rounds x·log2 e to an integer n; 127 more leaves n + 127 in the low bits, to be shifted
+  // into place.
   const VF magic = set(12582912.0f + 127.0f);
-  x = hn::Max(set(-127.0f), x);  // in this order x86 keeps a NaN of x
-  const VF shifted = hn::Add(x, magic);
-  const VF r = hn::Sub(x, hn::Sub(shifted, magic));  // in [-0.5, 0.5]
+  x = hn::Max(set(-127 / log2e), x);  // in this order x86 keeps a NaN of x
+  const VF shifted = hn::MulAdd(x, set(log2e), magic);
+  const VF n = hn::Sub(shifted, magic);
   const VF power = hn::BitCast(f, hn::ShiftLeft<23>(hn::BitCast(U(), shifted)));
-  // Minimax polynomial on [-0.5, 0.5] with constant term 1; its own relative error, with
-  // coefficients rounded to f32, is 3e-9.
-  VF p = set(0.00015326454f);
-  p = hn::MulAdd(p, r, set(0.0013390807f));
-  p = hn::MulAdd(p, r, set(0.009618506f));
-  p = hn::MulAdd(p, r, set(0.0555036f));
-  p = hn::MulAdd(p, r, set(0.24022648f));
-  p = hn::MulAdd(p, r, set(0.6931472f));
+  // r = x − n·ln 2 with ln 2 in two parts, of which n times the first is exact: an error of x·log2 e would
+  // grow with x.
+  VF r = hn::NegMulAdd(n, set(355.0f / 512), x);
+  r = hn::NegMulAdd(n, set(-0.00021219444f), r);
+  // Minimax polynomial for |r| up to ln 2 / 2 that begins with 1 + r; its own relative error, with
+  // coefficients rounded to f32, is 4e-9.
+  VF p = set(0.001381454f);
+  p = hn::MulAdd(p, r, set(0.008368745f));
+  p = hn::MulAdd(p, r, set(0.04166839f));
+  p = hn::MulAdd(p, r, set(0.16666521f));
+  p = hn::MulAdd(p, r, set(0.49999994f));
+  p = hn::MulAdd(p, r, set(1.0f));
   p = hn::MulAdd(p, r, set(1.0f));
   return hn::Mul(p, power);
 }
 
-/// e^x, likewise.
-HWY_INLINE VF exp_of(VF x) { return exp2_of(hn::Mul(x, set(log2e))); }
-
-HWY_INLINE VF tanh_of(VF x) { return hn::Tanh(F(), x); }
+/// tanh, within two units of the last place: 1 − 2 / (e^2|x| + 1), or, where that would cancel, a polynomial
+/// in x² with an error of its own of 7e-9.
+HWY_INLINE VF tanh_of(VF x) {
+  const VF size = hn::Min(hn::Abs(x), set(10.0f));  // from 9.1 on it is 1
+  const VF one = set(1.0f);
+  const VF large = hn::Sub(one, hn::Div(set(2.0f), hn::Add(exp_of(hn::Add(size, size)), one)));
+  const VF square = hn::Mul(x, x);
+  VF p = set(-0.005666975f);
+  p = hn::MulAdd(p, square, set(0.020606175f));
+  p = hn::MulAdd(p, square, set(-0.053730007f));
+  p = hn::MulAdd(p, square, set(0.13331331f));
+  p = hn::MulAdd(p, square, set(-0.33333278f));
+  const VF small = hn::MulAdd(hn::Mul(p, square), x, x);
+  return hn::IfThenElse(hn::Lt(hn::Abs(x), set(0.63f)), small, hn::CopySign(large, x));
+}
 
 /// to[0, count) = factor · from[0, count), widened to f32.
 HWY_INLINE void widen_f32(float* HWY_RESTRICT to, const float* HWY_RESTRICT from, int count, float factor) {
