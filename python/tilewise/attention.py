@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from tilewise import _ops
@@ -14,6 +15,11 @@ from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, reject, tr
 from tilewise.block_mask import block_mask_of
 
 _inference = _ops.attention_inference._op  # OpOverload.__call__ would only call it
+_training = _ops.training
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_transforms_active = torch._C._are_functorch_transforms_active
 
 Alignment = Literal["top_left", "bottom_right"]
 Window = tuple[int | None, int | None]
@@ -82,7 +88,8 @@ def attention(
         and alignment == "top_left"
         and kernel == "auto"
         and not return_lse
-        and (out := _plain(query, key, value, attn_mask, is_causal, scale, enable_gqa)) is not None
+        and (out := _plain(query, key, value, attn_mask, is_causal, scale, enable_gqa, deterministic))
+        is not None
     ):
         return out
     arguments = (
@@ -349,27 +356,36 @@ def _plain(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
+    deterministic: bool = False,
 ) -> Tensor | None:
-    """A call without options or a gradient by the shortest way, or None where it is not that or fails.
+    """A call without options by the shortest way, or None where it is not that or fails.
 
-    What is left to the general way: gradients, tracing, functorch's transforms, and telling of errors.
+    What is left to the general way: tracing, functorch's transforms, repeatable gradients, and telling of
+    errors. Nothing here is called through a module: on tiny tensors that would be seen.
     """
     try:
-        if (torch.is_grad_enabled() and _requires_grad(query, key, value, mask)) or not _ops.eager():
+        if _is_compiling() or _transforms_active() or forward_ad._current_level >= 0:
             return None
         tf32 = query.is_cuda and _tf32_allowed()
+        if _is_grad_enabled() and (
+            query.requires_grad
+            or key.requires_grad
+            or value.requires_grad
+            or (mask is not None and mask.requires_grad)
+        ):
+            if deterministic:
+                return None
+            if _is_any_autocast_enabled():  # a gradient belongs to what was cast, so before it is recorded
+                query, key, value, mask = _ops.autocast((query, key, value, mask))
+            rest = (is_causal, scale, enable_gqa, tf32)
+            return (
+                _training(query, key, value, rest)
+                if mask is None
+                else _training(query, key, value, rest, mask)
+            )
         return _inference(query, key, value, mask, is_causal, scale, enable_gqa, tf32)
     except (RuntimeError, AttributeError):
         return None
-
-
-def _requires_grad(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    return (
-        query.requires_grad
-        or key.requires_grad
-        or value.requires_grad
-        or (mask is not None and mask.requires_grad)
-    )
 
 
 def _options(
