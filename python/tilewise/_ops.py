@@ -125,6 +125,11 @@ def _(*arguments: Any) -> list[Tensor]:
     return _empty_gradients(arguments[_BACKWARD_OWN : _BACKWARD_OWN + 4], arguments[_BACKWARD_OWN - 1])
 
 
+@torch.library.register_fake("tilewise::explain_attention")
+def _(*_: Any) -> str:
+    raise Unsupported("explain looks at strides and memory: it takes no meta or fake tensors")
+
+
 # Gradients
 
 
@@ -316,6 +321,8 @@ class _TransformedBackward(torch.autograd.Function):
 
 def explain(arguments: tuple[Any, ...]) -> str:
     """explain_attention of the forward pass, and of the backward pass where a gradient would be recorded."""
+    if torch.compiler.is_compiling():  # a graph has no place for text; without fullgraph it is broken here
+        raise Unsupported("explain gives text, which cannot be compiled: call it outside the graph")
     tensors = [arguments[index] for index in _DIFFERENTIABLE]
     needed = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
     text = explain_attention([], *arguments)

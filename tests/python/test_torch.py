@@ -145,6 +145,23 @@ def test_compile_of_the_other_forms() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def test_explain_breaks_a_graph_and_says_so_where_it_must_not() -> None:
+    x = torch.randn(1, 2, 16, 8)
+
+    def attend(x: Tensor) -> tuple[Tensor, str]:
+        return attention(x + 1, x, x), tilewise.explain(x, x, x)
+
+    torch._dynamo.reset()
+    out, text = torch.compile(attend, backend="aot_eager")(x)
+    torch.testing.assert_close(out, attend(x)[0])
+    assert text == tilewise.explain(x, x, x)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="explain gives text, which cannot be compiled"):
+        torch.compile(attend, backend="aot_eager", fullgraph=True)(x)
+    with pytest.raises(tilewise.Unsupported, match="meta or fake"):
+        tilewise.explain(*[x.to("meta")] * 3)
+
+
 def test_compiled_dropout_is_governed_by_manual_seed() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(functools.partial(attention, dropout_p=0.5), fullgraph=True)
