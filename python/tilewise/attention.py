@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from tilewise import _ops
-from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, reject, translated
+from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, Unsupported, reject, translated
 from tilewise.block_mask import block_mask_of
 
 _inference = _ops.attention_inference._op  # OpOverload.__call__ would only call it
@@ -53,7 +54,7 @@ def attention(
         value: [B, Hkv, Sk, Dv]; Dv may differ from D.
         attn_mask: broadcasts to [B, Hq, Sq, Sk]; boolean (true attends), or floating and added to the score.
             A floating mask has a gradient.
-        dropout_p: probability of dropping a weight; the seed comes from torch's CPU generator.
+        dropout_p: probability of dropping a weight; the seed comes from torch's generator of the device.
         is_causal: query i sees keys up to its own position.
         scale: factor of the score, 1/√D by default.
         enable_gqa: whether several heads of `query` may share one of `key` and `value`.
@@ -94,7 +95,7 @@ def attention(
         return out
     arguments = (
         *(query, key, value, attn_mask, _number("dropout_p", dropout_p), is_causal, scale, enable_gqa),
-        *_options(dropout_p, alignment, window, softcap, alibi_slopes, sinks),
+        *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
         *_NO_LENGTHS,
         *_blocks(block_mask),
         *_how(query, kernel, deterministic),
@@ -189,7 +190,7 @@ def attention_varlen(
     _check_shared_heads(enable_gqa, query=query, key=key)
     arguments = (
         *(query, key, value, None, _number("dropout_p", dropout_p), is_causal, scale, True),
-        *_options(dropout_p, alignment, window, softcap, alibi_slopes, sinks),
+        *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
         *(None, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
         *_NO_BLOCKS,
         *_how(query, kernel, deterministic),
@@ -247,7 +248,7 @@ def attention_decode(
     _check_shared_heads(enable_gqa, query=query, k_cache=k_cache)
     arguments = (
         *(query, k_cache, v_cache, None, _number("dropout_p", dropout_p), is_causal, scale, True),
-        *_options(dropout_p, alignment, window, softcap, alibi_slopes, sinks),
+        *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
         *(cache_seqlens, page_table, None, None, 0, 0),
         *_NO_BLOCKS,
         *_how(query, kernel, deterministic),
@@ -324,7 +325,7 @@ def explain(
     """
     arguments = (
         *(query, key, value, attn_mask, _number("dropout_p", dropout_p), is_causal, scale, enable_gqa),
-        *_options(dropout_p, alignment, window, softcap, alibi_slopes, sinks, draws=False),
+        *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks, draws=False),
         *_NO_LENGTHS,
         *_blocks(block_mask),
         *_how(query, kernel, deterministic),
@@ -332,9 +333,34 @@ def explain(
     return _run(_ops.explain, arguments, DENSE_NAMES)
 
 
-def draw_seed() -> Tensor:
-    """The two words a dropout mask is drawn from: int64 [2], from torch's CPU generator."""
+def draw_seed(device: torch.device) -> Tensor:
+    """The two words a dropout mask is drawn from: int64 [2] on the CPU, from torch's generator of the device.
+
+    Traced or transformed, from that of the CPU, which torch knows how to trace and to repeat under vmap.
+    """
+    if device.type == "cuda" and _ops.eager():
+        if torch.cuda.is_current_stream_capturing():
+            raise Unsupported(
+                "dropout_p: a CUDA graph would repeat one mask in every replay; capture it at 0"
+            )
+        return _next_seed(torch.cuda.default_generators[device.index])
     return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
+
+
+_seed_lock = threading.Lock()
+
+
+def _next_seed(generator: torch.Generator) -> Tensor:
+    """Of a generator that counts, as CUDA's do on the host: its seed and where it stands, and moves it on.
+
+    Nothing waits for the device. The seed is changed in some bits, as torch's own kernels use the same
+    generator with the same words.
+    """
+    with _seed_lock:
+        offset = generator.get_offset()
+        generator.set_offset(offset + 4)  # torch wants multiples of 4
+    seed = (generator.initial_seed() ^ 0x9E3779B97F4A7C15) & (2**64 - 1)
+    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed, offset], dtype=torch.int64)
 
 
 _NO_LENGTHS = (None, None, None, None, 0, 0)
@@ -389,6 +415,7 @@ def _plain(
 
 
 def _options(
+    query: Tensor,
     dropout_p: float,
     alignment: str,
     window: Window | None,
@@ -408,8 +435,10 @@ def _options(
         reject("window", "(left, right), each None or at least 0", repr(window))
     seed = None
     if dropout_p > 0.0:
+        _check_tensors(query=query)
         # A probability that will be refused draws nothing.
-        seed = draw_seed() if draws and dropout_p < 1.0 else torch.zeros(2, dtype=torch.int64)
+        draws = draws and dropout_p < 1.0
+        seed = draw_seed(query.device) if draws else torch.zeros(2, dtype=torch.int64)
     return seed, alignment == "bottom_right", left, right, _number("softcap", softcap), alibi_slopes, sinks
 
 
