@@ -84,7 +84,10 @@ def attention(
     """
     if (
         dropout_p == 0.0
-        and window is alibi_slopes is sinks is block_mask is None
+        and window is None
+        and alibi_slopes is None
+        and sinks is None
+        and block_mask is None
         and softcap == 0.0
         and alignment == "top_left"
         and kernel == "auto"
@@ -273,6 +276,9 @@ def merge_states(outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tenso
     >>> torch.allclose(out, attention(q, k, v), atol=1e-6)
     True
     """
+    for name, given in (("outs", outs), ("lses", lses)):
+        if not isinstance(given, (Sequence, Tensor)) or not all(isinstance(x, Tensor) for x in given):
+            raise TypeError(f"{name}: expected a sequence of Tensor, got {given!r}")
     if len(outs) != len(lses) or len(outs) == 0:
         reject("lses", "as many as outs, at least one", f"{len(lses)} for {len(outs)}")
     for out, lse in zip(outs, lses, strict=True):

@@ -268,6 +268,12 @@ CASES: dict[str, Case] = {
     ),
     # Partial results
     "merge: nothing": Case(lambda: merge_states([], []), "lses", "at least one", "0 for 0"),
+    "merge: no sequence": Case(
+        lambda: merge_states(None, None), "outs", "a sequence of Tensor", "None", TypeError
+    ),
+    "merge: no tensors": Case(
+        lambda: merge_states([torch.zeros(2, 3)], [1.0]), "lses", "a sequence of Tensor", "[1.0]", TypeError
+    ),
     "merge: numbers": Case(
         lambda: merge_states([torch.zeros(2, 3)] * 2, [torch.zeros(2)]), "lses", "as many as outs", "1 for 2"
     ),

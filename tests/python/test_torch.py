@@ -6,6 +6,8 @@ import copy
 import functools
 import multiprocessing
 import pickle
+import subprocess
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -445,3 +447,9 @@ def test_functions_and_exceptions_survive_copies_and_pickling() -> None:
     for kind in (tilewise.InvalidArgument, tilewise.Unsupported, tilewise.DeviceError):
         again = pickle.loads(pickle.dumps(kind("text")))
         assert type(again) is kind and str(again) == "text"
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [(["info"], "kernels"), (["--version"], "tilewise 0")])
+def test_the_package_is_a_command(arguments: list[str], expected: str) -> None:
+    command = [sys.executable, "-m", "tilewise", *arguments]
+    assert expected in subprocess.run(command, check=True, capture_output=True, text=True).stdout
