@@ -344,7 +344,8 @@ def draw_seed(device: torch.device) -> Tensor:
 
     Traced or transformed, from that of the CPU, which torch knows how to trace and to repeat under vmap.
     """
-    if device.type == "cuda" and _ops.eager():
+    on_gpu = device.type == "cuda" and torch.cuda.is_initialized()  # where tensors are fake it may not be
+    if on_gpu and _ops.eager():
         if torch.cuda.is_current_stream_capturing():
             raise Unsupported(
                 "dropout_p: a CUDA graph would repeat one mask in every replay; capture it at 0"
