@@ -23,7 +23,7 @@ bench: setup ## run the benchmark (ARGS="--help" for its options)
 	@scripts/build.sh release --target tilewise_bench
 	@build/release/bench/tilewise_bench $(ARGS)
 
-lint: setup ## check the layout of the sources
+lint: setup ## check the layout of the sources and the package's types
 	@scripts/lint.sh
 
 format: setup ## mend the layout of the sources

@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import tilewise
 import torch
@@ -57,12 +58,53 @@ def compare(shape: tuple[int, int, int, int], dtype: torch.dtype, causal: bool, 
     print(row, flush=True)
 
 
+class _Empty(torch.autograd.Function):
+    """A gradient recorded in Python of nothing: what that alone costs."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        out = query.detach()
+        ctx.save_for_backward(query, key, value, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return gradient, None, None
+
+
+def tiny(seconds: float) -> None:
+    """Prints what a call on tensors of 4 x 8 costs, where everything but the attention counts."""
+    q, k, v = (torch.randn(1, 1, 4, 8) for _ in range(3))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    calls: dict[str, Callable[[], object]] = {
+        "SDPA": lambda: F.scaled_dot_product_attention(q, k, v),
+        "Tilewise": lambda: tilewise.attention(q, k, v),
+        "SDPA, gradient recorded": lambda: F.scaled_dot_product_attention(*leaves),
+        "Tilewise, gradient recorded": lambda: tilewise.attention(*leaves),
+        "an operator without work": torch.ops.tilewise.version.default,
+        "a gradient recorded of nothing": lambda: _Empty.apply(*leaves),
+    }
+
+    def often(call: Callable[[], object]) -> Callable[[], object]:
+        def calls() -> None:
+            for _ in range(200):
+                call()
+
+        return calls
+
+    for name, milliseconds in medians({name: often(call) for name, call in calls.items()}, seconds).items():
+        print(f"{name:<32}{1e3 * milliseconds / 200:8.2f} us")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=1.0, help="for each cell")
+    parser.add_argument("--tiny", action="store_true", help="time a call on tiny tensors instead")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    if arguments.tiny:
+        return tiny(10 * arguments.seconds)
     print(f"torch {torch.__version__}, {arguments.threads} threads; forward, then forward and backward")
     for dtype in (torch.float32, torch.bfloat16):
         for causal in (False, True):

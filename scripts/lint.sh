@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks the layout of C++ and CUDA (clang-format) and Python (ruff). With --fix, mends it.
+# Checks the layout of C++ and CUDA (clang-format) and Python (ruff), and the package's types (mypy; half a
+# minute the first time, then seconds). With --fix, mends the layout.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,4 +29,5 @@ sources | while IFS= read -r -d '' file; do
 done | xargs -0 -r "${format[@]}" || status=1
 "${ruff_check[@]}" . || status=1
 "${ruff_format[@]}" . || status=1
+.venv/bin/mypy --no-error-summary || status=1
 exit $status

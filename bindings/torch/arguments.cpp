@@ -27,6 +27,15 @@ Tensor mask_view(const OptionalTensor& mask) {
   return result;
 }
 
+// The library reads rows whose last dimension is contiguous; others are replaced by a copy.
+Tensor row_view(TorchTensor& rows, std::string_view name) {
+  const Tensor result = view(rows, name, floating);
+  const int last = result.rank - 1;
+  if (last < 0 || result.extent(last) <= 1 || result.stride(last) == 1) return result;
+  rows = with_contiguous_last(rows);
+  return view(rows, name, floating);
+}
+
 void check_heads(const Tensor& q, const Tensor& k, bool enable_gqa) {
   if (enable_gqa || q.rank != 4 || k.rank != 4) return;
   check(
@@ -102,11 +111,10 @@ AttentionArguments AttentionArguments::plain(ArgumentStack& stack) {
 }
 
 AttentionInputs AttentionArguments::inputs() {
-  for (TorchTensor* rows : {&query, &key, &value}) *rows = with_contiguous_last(*rows);
   AttentionInputs inputs{
-      .q = view(query, "q", floating),
-      .k = view(key, "k", floating),
-      .v = view(value, "v", floating),
+      .q = row_view(query, "q"),
+      .k = row_view(key, "k"),
+      .v = row_view(value, "v"),
       .mask = mask_view(attn_mask),
       .alibi_slopes = optional_view(alibi_slopes, "alibi_slopes", "f32"),
       .sinks = optional_view(sinks, "sinks", "f32"),

@@ -77,8 +77,7 @@ inline constexpr const char* attention_schema =
     "bool allow_tf32=False";
 // torch looks every argument it was not given up by name, so that the common call is best short.
 inline constexpr const char* plain_attention_schema =
-    "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, float? scale, bool "
-    "enable_gqa, "
-    "bool allow_tf32";
+    "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, float? scale, "
+    "bool enable_gqa, bool allow_tf32";
 
 }  // namespace tilewise::torch_binding

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "arguments.h"
+#include "attention/kernel.h"
+#include "attention/validate.h"
 
 namespace tilewise::torch_binding {
 namespace {
@@ -54,13 +56,19 @@ struct Outputs {
   AttentionOutputs views;
 };
 
+/// Runs a checked call. The library's own functions would check it once more, to say how much workspace it
+/// needs; on tiny tensors a check is a tenth of the whole.
+void run(const AttentionCall& call, const AttentionOptions& options, Runtime& runtime) {
+  const AttentionKernel& kernel = choose_attention_kernel(call.problem, options.kernel);
+  kernel.launch(call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
+}
+
 Outputs run_forward(AttentionArguments& arguments, bool with_lse) {
   const AttentionInputs inputs = arguments.inputs();
   const AttentionOptions options = arguments.options();
   Runtime runtime(inputs.q.device, work_of(inputs));
   Outputs outputs(inputs, with_lse);
-  const std::size_t bytes = attention_forward_workspace(inputs, options, outputs.views, runtime.context());
-  attention_forward(inputs, options, outputs.views, runtime.with_workspace(bytes));
+  run(checked_forward(inputs, options, outputs.views, runtime.context()), options, runtime);
   return outputs;
 }
 
@@ -102,6 +110,21 @@ struct BackwardArguments {
   std::vector<bool> needed;
 };
 
+std::vector<TorchTensor> run_backward(const BackwardArguments& backward, AttentionArguments& arguments) {
+  const AttentionInputs inputs = arguments.inputs();
+  const AttentionOptions options = arguments.options();
+  Runtime runtime(inputs.q.device, work_of(inputs));
+  const TorchTensor out = with_contiguous_last(backward.out);
+  const TorchTensor grad_out = with_contiguous_last(backward.grad_out);
+  Gradients gradients(backward.needed, inputs);
+  gradients.views.o = view(out, "o", floating);
+  gradients.views.lse = statistics_view(backward.lse, "lse");
+  gradients.views.d_o = view(grad_out, "d_o", floating);
+  if (backward.grad_lse) gradients.views.d_lse = statistics_view(*backward.grad_lse, "d_lse");
+  run(checked_backward(inputs, options, gradients.views, runtime.context()), options, runtime);
+  return std::move(gradients.memory);
+}
+
 std::string explain_forward(const AttentionInputs& inputs, const AttentionOptions& options,
                             const Context& context) {
   const Outputs outputs(inputs, true);
@@ -139,25 +162,32 @@ void attention_inference_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   });
 }
 
+void attention_training_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_kinds([&] {
+    ArgumentStack taken(stack);
+    AttentionArguments arguments = AttentionArguments::plain(taken);
+    const Outputs outputs = run_forward(arguments, true);
+    stack[0] = from(*outputs.o);
+    stack[1] = from(*outputs.lse);
+  });
+}
+
 void attention_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   with_kinds([&] {
     ArgumentStack taken(stack);
     const BackwardArguments backward(taken);
     AttentionArguments arguments(taken);
-    const AttentionInputs inputs = arguments.inputs();
-    const AttentionOptions options = arguments.options();
-    Runtime runtime(inputs.q.device, work_of(inputs));
-    const TorchTensor out = with_contiguous_last(backward.out);
-    const TorchTensor grad_out = with_contiguous_last(backward.grad_out);
-    Gradients gradients(backward.needed, inputs);
-    gradients.views.o = view(out, "o", floating);
-    gradients.views.lse = statistics_view(backward.lse, "lse");
-    gradients.views.d_o = view(grad_out, "d_o", floating);
-    if (backward.grad_lse) gradients.views.d_lse = statistics_view(*backward.grad_lse, "d_lse");
-    const std::size_t bytes =
-        attention_backward_workspace(inputs, options, gradients.views, runtime.context());
-    attention_backward(inputs, options, gradients.views, runtime.with_workspace(bytes));
-    stack[0] = from(gradients.memory);
+    stack[0] = from(run_backward(backward, arguments));
+  });
+}
+
+void attention_training_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_kinds([&] {
+    ArgumentStack taken(stack);
+    const BackwardArguments backward(taken);
+    AttentionArguments arguments = AttentionArguments::plain(taken);
+    arguments.deterministic = taken.take<bool>();
+    stack[0] = from(run_backward(backward, arguments));
   });
 }
 

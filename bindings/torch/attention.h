@@ -10,7 +10,9 @@ namespace tilewise::torch_binding {
 // has their schemas.
 void attention_forward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void attention_inference_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void attention_training_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void attention_backward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void attention_training_backward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void explain_attention_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void attention_kernels_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void version_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);

@@ -11,27 +11,34 @@ namespace {
 using tilewise::torch_binding::attention_schema;
 using tilewise::torch_binding::plain_attention_schema;
 
-std::string schema(const char* name, const char* own, const char* result) {
-  return std::string(name) + "(" + own + attention_schema + ") -> " + result;
+std::string schema(const std::string& name, const std::string& own, const std::string& shared,
+                   const std::string& result) {
+  return name + "(" + own + shared + ") -> " + result;
 }
 
 void implement(torch::stable::detail::StableLibrary& library) {
   library.impl("attention_forward", tilewise::torch_binding::attention_forward_op);
   library.impl("attention_inference", tilewise::torch_binding::attention_inference_op);
+  library.impl("attention_training", tilewise::torch_binding::attention_training_op);
   library.impl("attention_backward", tilewise::torch_binding::attention_backward_op);
+  library.impl("attention_training_backward", tilewise::torch_binding::attention_training_backward_op);
   library.impl("explain_attention", tilewise::torch_binding::explain_attention_op);
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY(tilewise, library) {
-  library.def(schema("attention_forward", "", "(Tensor out, Tensor lse)").c_str());
-  // Without lse, options or a gradient: what is left of attention_forward in a plain call.
-  library.def((std::string("attention_inference(") + plain_attention_schema + ") -> Tensor").c_str());
-  library.def(schema("attention_backward",
-                     "Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, bool[] needed, ", "Tensor[]")
+  const std::string backward_own =
+      "Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, bool[] needed, ";
+  library.def(schema("attention_forward", "", attention_schema, "(Tensor out, Tensor lse)").c_str());
+  library.def(schema("attention_backward", backward_own, attention_schema, "Tensor[]").c_str());
+  // What is left of them in a call without options: without and with a gradient.
+  library.def(schema("attention_inference", "", plain_attention_schema, "Tensor").c_str());
+  library.def(schema("attention_training", "", plain_attention_schema, "(Tensor out, Tensor lse)").c_str());
+  library.def(schema("attention_training_backward", backward_own,
+                     std::string(plain_attention_schema) + ", bool deterministic", "Tensor[]")
                   .c_str());
-  library.def(schema("explain_attention", "bool[] needed, ", "str").c_str());
+  library.def(schema("explain_attention", "bool[] needed, ", attention_schema, "str").c_str());
   library.def("attention_kernels() -> str[]");
   library.def("version() -> str");
 }

@@ -2,7 +2,6 @@
 
 #include <torch/csrc/stable/ops.h>
 
-#include <array>
 #include <string>
 
 #include "core/check.h"
@@ -124,10 +123,14 @@ Runtime::Runtime(Device device, double work) : context_{.device = device, .paral
 }
 
 const Context& Runtime::with_workspace(std::size_t bytes) {
-  if (bytes > 0) {
-    const std::array shape = {static_cast<std::int64_t>(bytes)};
+  if (context_.device.type == Device::Type::cpu && bytes <= small_.size()) {
+    context_.workspace = {small_.data(), bytes};
+  } else if (bytes > 0) {
+    const std::array shape = {static_cast<std::int64_t>(bytes + workspace_alignment - 1)};
     workspace_ = empty(shape, DType::boolean, context_.device);
-    context_.workspace = {workspace_->data_ptr(), bytes};
+    auto* memory = static_cast<std::byte*>(workspace_->data_ptr());
+    const std::uintptr_t padding = -reinterpret_cast<std::uintptr_t>(memory) % workspace_alignment;
+    context_.workspace = {memory + padding, bytes};
   }
   return context_;
 }

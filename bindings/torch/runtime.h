@@ -3,6 +3,8 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -28,6 +30,9 @@ TorchTensor empty_like(const Tensor& like);
 /// positions, or inside, where what follows attention can then join the heads without a copy.
 TorchTensor empty_beside(const Tensor& like, std::int64_t last_extent);
 
+/// What kernels expect of their workspace. torch's allocators align as much, but one set by a user need not.
+inline constexpr std::size_t workspace_alignment = 64;
+
 /// Where and how a call runs: torch's current stream, thread pool and allocator. The device is torch's
 /// current one for as long as this lives.
 class Runtime {
@@ -35,12 +40,14 @@ class Runtime {
   /// `work` counts multiply-adds, and decides whether waking other threads pays.
   Runtime(Device device, double work);
   const Context& context() const { return context_; }
-  /// The context with that much workspace.
+  /// The context with that much workspace, aligned as kernels expect it.
   const Context& with_workspace(std::size_t bytes);
 
  private:
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;
   std::optional<TorchTensor> workspace_;
+  // Asking torch's allocator costs more than a small attention itself.
+  alignas(workspace_alignment) std::array<std::byte, std::size_t{1} << 16> small_;
   Context context_;
 };
 

@@ -36,6 +36,12 @@ _WRONG_TYPE = re.compile(
     r"Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'"
 )
 
+# The library's words for types that torch's users know by others, and torch's C++ ones.
+_TYPES = {
+    **{"i32": "int32", "Byte": "uint8", "Char": "int8", "Short": "int16", "Long": "int64"},
+    **{"ComplexHalf": "complex32", "ComplexFloat": "complex64", "ComplexDouble": "complex128"},
+}
+
 _TENSORS = {
     *("query", "key", "value", "attn_mask", "alibi_slopes", "sinks", "key_lengths", "page_table"),
     *("cumulative_q", "cumulative_k"),
@@ -81,9 +87,9 @@ def translated(error: Exception, arguments: Mapping[str, Any], names: Mapping[st
     text = str(error)
     kind, _, message = text.partition(": ")
     if kind in _KINDS:
-        argument, separator, rest = message.partition(": ")
-        argument = argument.replace("blocks.", "block_mask.")
-        return _KINDS[kind](names.get(argument, argument) + separator + rest)
+        return _KINDS[kind](_renamed(message, names))
+    if isinstance(error, Error):
+        return type(error)(_renamed(text, names))
     for argument, value in arguments.items():
         name = names.get(argument, argument)
         optional = argument not in ("query", "key", "value")
@@ -96,6 +102,18 @@ def translated(error: Exception, arguments: Mapping[str, Any], names: Mapping[st
         expected, argument, given = match.groups()
         return TypeError(f"{names.get(argument, argument)}: expected {expected}, got {given}")
     return error
+
+
+def _renamed(message: str, names: Mapping[str, str]) -> str:
+    """`argument: expected …, got …` under Python's names of the arguments and torch's of the types."""
+    argument, separator, rest = message.partition(": ")
+    argument = argument.replace("blocks.", "block_mask.")
+    expected, got, given = rest.rpartition(", got ")
+    if not got:
+        return names.get(argument, argument) + separator + rest
+    words = {key: name for key, name in names.items() if key != "mask"} | _TYPES  # "a boolean mask"
+    expected, given = (re.sub(r"\w+", lambda m: words.get(m[0], m[0]), part) for part in (expected, given))
+    return names.get(argument, argument) + separator + expected + got + given
 
 
 def reject(argument: str, expected: str, given: object) -> NoReturn:

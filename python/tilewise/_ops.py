@@ -44,6 +44,8 @@ torch.ops.load_library(_library_path())
 attention_forward = torch.ops.tilewise.attention_forward.default
 attention_inference = torch.ops.tilewise.attention_inference.default
 attention_backward = torch.ops.tilewise.attention_backward.default
+attention_training = torch.ops.tilewise.attention_training.default
+attention_training_backward = torch.ops.tilewise.attention_training_backward.default
 explain_attention = torch.ops.tilewise.explain_attention.default
 attention_kernels = torch.ops.tilewise.attention_kernels.default
 version = torch.ops.tilewise.version.default
@@ -80,14 +82,23 @@ def _check_one_device(arguments: Sequence[Any]) -> None:
             reject(name, f"memory on {device}", value.device)
 
 
-@torch.library.register_fake("tilewise::attention_forward")
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    query, _, value, *_ = arguments = _complete(arguments)
-    _check_one_device(arguments)
-    packed = arguments[_INDEX["cumulative_q"]] is not None
+def _empty_outputs(query: Tensor, value: Tensor, packed: bool) -> tuple[Tensor, Tensor]:
     statistics = torch.float64 if query.dtype == torch.float64 else torch.float32
     rows = (query.shape[1], query.shape[0]) if packed else query.shape[:-1]
     return _empty_beside(query, value.shape[-1]), query.new_empty(rows, dtype=statistics)
+
+
+def _empty_gradients(tensors: Sequence[Any], needed: Sequence[bool]) -> list[Tensor]:
+    """Gradients of the differentiable arguments, of which the last may be left out."""
+    asked = [(index, x) for index, (x, need) in enumerate(zip(tensors, needed, strict=False)) if need]
+    return [_empty_beside(x, x.shape[-1]) if index < 3 else x.new_empty(x.shape) for index, x in asked]
+
+
+@torch.library.register_fake("tilewise::attention_forward")
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    arguments = _complete(arguments)
+    _check_one_device(arguments)
+    return _empty_outputs(arguments[0], arguments[2], packed=arguments[_INDEX["cumulative_q"]] is not None)
 
 
 @torch.library.register_fake("tilewise::attention_inference")
@@ -96,14 +107,27 @@ def _(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: Any) -
     return _empty_beside(query, value.shape[-1])
 
 
+@torch.library.register_fake("tilewise::attention_training")
+def _(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
+    _check_one_device((query, key, value, mask))
+    return _empty_outputs(query, value, packed=False)
+
+
 @torch.library.register_fake("tilewise::attention_backward")
 def _(*arguments: Any) -> list[Tensor]:
     needed = arguments[_BACKWARD_OWN - 1]
     arguments = _complete(arguments[_BACKWARD_OWN:])
-    like = [arguments[index] for index in _DIFFERENTIABLE]
-    rows = [_empty_beside(x, x.shape[-1]) for x, need in zip(like[:3], needed[:3], strict=True) if need]
-    others = [x.new_empty(x.shape) for x, need in zip(like[3:], needed[3:], strict=True) if need]
-    return rows + others
+    return _empty_gradients([arguments[index] for index in _DIFFERENTIABLE], needed)
+
+
+@torch.library.register_fake("tilewise::attention_training_backward")
+def _(*arguments: Any) -> list[Tensor]:
+    return _empty_gradients(arguments[_BACKWARD_OWN : _BACKWARD_OWN + 4], arguments[_BACKWARD_OWN - 1])
+
+
+@torch.library.register_fake("tilewise::explain_attention")
+def _(*_: Any) -> str:
+    raise Unsupported("explain looks at strides and memory: it takes no meta or fake tensors")
 
 
 # Gradients
@@ -181,13 +205,13 @@ def forward(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     if torch.compiler.is_compiling():
         return attention_forward(*arguments)
     if _transformed():
-        return _TransformedForward.apply(*_autocast(arguments))
+        return _TransformedForward.apply(*autocast(arguments))
     if torch.is_grad_enabled():
         differentiable = [arguments[index] for index in _DIFFERENTIABLE]
         if any(
             x is not None and x.requires_grad for x in (*differentiable, arguments[_INDEX["alibi_slopes"]])
         ):
-            arguments = _autocast(arguments)  # a gradient belongs to what was cast, so before it is recorded
+            arguments = autocast(arguments)  # a gradient belongs to what was cast, so before it is recorded
             return _EagerForward.apply(*(arguments[index] for index in _DIFFERENTIABLE), arguments)
     return _below_autograd(attention_forward, arguments)
 
@@ -214,6 +238,51 @@ class _EagerForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
         return (*_gradients(ctx, list(ctx.needs_input_grad[:-1]), grad_out, grad_lse), None)
+
+
+class _Training(torch.autograd.Function):
+    """attention_training of query, key, value and the mask, with the rest of its arguments in a tuple."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, rest: tuple[Any, ...], mask: Tensor | None = None
+    ) -> Tensor:
+        out, lse = _attention_training(query, key, value, mask, *rest)
+        ctx.save_for_backward(query, key, value, mask, out, lse)
+        ctx.rest = rest
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask, out, lse = ctx.saved_tensors
+        for_query, for_key, for_value, _, *for_mask = ctx.needs_input_grad
+        needed = [for_query, for_key, for_value, *for_mask]
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        if torch.is_grad_enabled() or not eager():
+            is_causal, scale, enable_gqa, allow_tf32 = ctx.rest
+            given = {
+                **dict(query=query, key=key, value=value, attn_mask=mask, is_causal=is_causal, scale=scale),
+                **dict(enable_gqa=enable_gqa, allow_tf32=allow_tf32, deterministic=deterministic),
+            }
+            arguments = (given.get(name, default) for name, default in zip(_INDEX, _DEFAULTS, strict=True))
+            own = (grad_out, None, out, lse, needed + [False] * (len(_DIFFERENTIABLE) - len(needed)))
+            computed = iter(backward((*own, *arguments)))
+        else:
+            computed = iter(
+                _attention_training_backward(
+                    grad_out, None, out, lse, needed, query, key, value, mask, *ctx.rest, deterministic
+                )
+            )
+        gradients = [next(computed) if need else None for need in needed]
+        gradients.insert(3, None)  # of the tuple
+        return tuple(gradients)
+
+
+_attention_training = attention_training._op  # OpOverload.__call__ would only call it
+_attention_training_backward = attention_training_backward._op
+# Function.apply without its care for functorch's transforms, of which there is none in an eager call. It is a
+# third of what recording a gradient costs.
+training = super(torch.autograd.Function, _Training).apply
 
 
 class _TransformedForward(torch.autograd.Function):
@@ -252,6 +321,8 @@ class _TransformedBackward(torch.autograd.Function):
 
 def explain(arguments: tuple[Any, ...]) -> str:
     """explain_attention of the forward pass, and of the backward pass where a gradient would be recorded."""
+    if torch.compiler.is_compiling():  # a graph has no place for text; without fullgraph it is broken here
+        raise Unsupported("explain gives text, which cannot be compiled: call it outside the graph")
     tensors = [arguments[index] for index in _DIFFERENTIABLE]
     needed = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
     text = explain_attention([], *arguments)
@@ -281,7 +352,7 @@ def _cast_rows(arguments: Sequence[Any], dtype: torch.dtype) -> tuple[Any, ...]:
     return cast(query), cast(key), cast(value), mask, *rest
 
 
-def _autocast(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def autocast(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     device_type = arguments[0].device.type
     if not torch.is_autocast_enabled(device_type):
         return arguments
@@ -300,6 +371,9 @@ def _register_autocast(operator: torch._ops.OpOverload, device_type: str, key: s
 
 
 _LIBRARY = torch.library.Library("tilewise", "FRAGMENT")  # its registrations end with it
+for _key in ("AutogradCPU", "AutogradCUDA"):  # the gradient is recorded round them, in _Training
+    _LIBRARY.impl("attention_training", torch.library.fallthrough_kernel, _key)
+    _LIBRARY.impl("attention_training_backward", torch.library.fallthrough_kernel, _key)
 for _operator in (attention_forward, attention_inference):
     _register_autocast(_operator, "cpu", "AutocastCPU")
     _register_autocast(_operator, "cuda", "AutocastCUDA")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from tilewise import _ops
-from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, reject, translated
+from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, Unsupported, reject, translated
 from tilewise.block_mask import block_mask_of
 
 _inference = _ops.attention_inference._op  # OpOverload.__call__ would only call it
+_training = _ops.training
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_transforms_active = torch._C._are_functorch_transforms_active
 
 Alignment = Literal["top_left", "bottom_right"]
 Window = tuple[int | None, int | None]
@@ -47,7 +54,7 @@ def attention(
         value: [B, Hkv, Sk, Dv]; Dv may differ from D.
         attn_mask: broadcasts to [B, Hq, Sq, Sk]; boolean (true attends), or floating and added to the score.
             A floating mask has a gradient.
-        dropout_p: probability of dropping a weight; the seed comes from torch's CPU generator.
+        dropout_p: probability of dropping a weight; the seed comes from torch's generator of the device.
         is_causal: query i sees keys up to its own position.
         scale: factor of the score, 1/√D by default.
         enable_gqa: whether several heads of `query` may share one of `key` and `value`.
@@ -77,17 +84,21 @@ def attention(
     """
     if (
         dropout_p == 0.0
-        and window is alibi_slopes is sinks is block_mask is None
+        and window is None
+        and alibi_slopes is None
+        and sinks is None
+        and block_mask is None
         and softcap == 0.0
         and alignment == "top_left"
         and kernel == "auto"
         and not return_lse
-        and (out := _plain(query, key, value, attn_mask, is_causal, scale, enable_gqa)) is not None
+        and (out := _plain(query, key, value, attn_mask, is_causal, scale, enable_gqa, deterministic))
+        is not None
     ):
         return out
     arguments = (
         *(query, key, value, attn_mask, _number("dropout_p", dropout_p), is_causal, scale, enable_gqa),
-        *_options(dropout_p, alignment, window, softcap, alibi_slopes, sinks),
+        *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
         *_NO_LENGTHS,
         *_blocks(block_mask),
         *_how(query, kernel, deterministic),
@@ -182,7 +193,7 @@ def attention_varlen(
     _check_shared_heads(enable_gqa, query=query, key=key)
     arguments = (
         *(query, key, value, None, _number("dropout_p", dropout_p), is_causal, scale, True),
-        *_options(dropout_p, alignment, window, softcap, alibi_slopes, sinks),
+        *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
         *(None, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
         *_NO_BLOCKS,
         *_how(query, kernel, deterministic),
@@ -240,7 +251,7 @@ def attention_decode(
     _check_shared_heads(enable_gqa, query=query, k_cache=k_cache)
     arguments = (
         *(query, k_cache, v_cache, None, _number("dropout_p", dropout_p), is_causal, scale, True),
-        *_options(dropout_p, alignment, window, softcap, alibi_slopes, sinks),
+        *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
         *(cache_seqlens, page_table, None, None, 0, 0),
         *_NO_BLOCKS,
         *_how(query, kernel, deterministic),
@@ -265,6 +276,9 @@ def merge_states(outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tenso
     >>> torch.allclose(out, attention(q, k, v), atol=1e-6)
     True
     """
+    for name, given in (("outs", outs), ("lses", lses)):
+        if not isinstance(given, (Sequence, Tensor)) or not all(isinstance(x, Tensor) for x in given):
+            raise TypeError(f"{name}: expected a sequence of Tensor, got {given!r}")
     if len(outs) != len(lses) or len(outs) == 0:
         reject("lses", "as many as outs, at least one", f"{len(lses)} for {len(outs)}")
     for out, lse in zip(outs, lses, strict=True):
@@ -317,7 +331,7 @@ def explain(
     """
     arguments = (
         *(query, key, value, attn_mask, _number("dropout_p", dropout_p), is_causal, scale, enable_gqa),
-        *_options(dropout_p, alignment, window, softcap, alibi_slopes, sinks, draws=False),
+        *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks, draws=False),
         *_NO_LENGTHS,
         *_blocks(block_mask),
         *_how(query, kernel, deterministic),
@@ -325,9 +339,35 @@ def explain(
     return _run(_ops.explain, arguments, DENSE_NAMES)
 
 
-def draw_seed() -> Tensor:
-    """The two words a dropout mask is drawn from: int64 [2], from torch's CPU generator."""
+def draw_seed(device: torch.device) -> Tensor:
+    """The two words a dropout mask is drawn from: int64 [2] on the CPU, from torch's generator of the device.
+
+    Traced or transformed, from that of the CPU, which torch knows how to trace and to repeat under vmap.
+    """
+    on_gpu = device.type == "cuda" and torch.cuda.is_initialized()  # where tensors are fake it may not be
+    if on_gpu and _ops.eager():
+        if torch.cuda.is_current_stream_capturing():
+            raise Unsupported(
+                "dropout_p: a CUDA graph would repeat one mask in every replay; capture it at 0"
+            )
+        return _next_seed(torch.cuda.default_generators[device.index])
     return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
+
+
+_seed_lock = threading.Lock()
+
+
+def _next_seed(generator: torch.Generator) -> Tensor:
+    """Of a generator that counts, as CUDA's do on the host: its seed and where it stands, and moves it on.
+
+    Nothing waits for the device. The seed is changed in some bits, as torch's own kernels use the same
+    generator with the same words.
+    """
+    with _seed_lock:
+        offset = generator.get_offset()
+        generator.set_offset(offset + 4)  # torch wants multiples of 4
+    seed = (generator.initial_seed() ^ 0x9E3779B97F4A7C15) & (2**64 - 1)
+    return torch.tensor([seed - 2**64 if seed >= 2**63 else seed, offset], dtype=torch.int64)
 
 
 _NO_LENGTHS = (None, None, None, None, 0, 0)
@@ -349,30 +389,40 @@ def _plain(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
+    deterministic: bool = False,
 ) -> Tensor | None:
-    """A call without options or a gradient by the shortest way, or None where it is not that or fails.
+    """A call without options by the shortest way, or None where it is not that or fails.
 
-    What is left to the general way: gradients, tracing, functorch's transforms, and telling of errors.
+    What is left to the general way: tracing, functorch's transforms, repeatable gradients, and telling of
+    errors. Nothing here is called through a module: on tiny tensors that would be seen.
     """
     try:
-        if (torch.is_grad_enabled() and _requires_grad(query, key, value, mask)) or not _ops.eager():
+        if _is_compiling() or _transforms_active() or forward_ad._current_level >= 0:
             return None
         tf32 = query.is_cuda and _tf32_allowed()
+        if _is_grad_enabled() and (
+            query.requires_grad
+            or key.requires_grad
+            or value.requires_grad
+            or (mask is not None and mask.requires_grad)
+        ):
+            if deterministic:
+                return None
+            if _is_any_autocast_enabled():  # a gradient belongs to what was cast, so before it is recorded
+                query, key, value, mask = _ops.autocast((query, key, value, mask))
+            rest = (is_causal, scale, enable_gqa, tf32)
+            return (
+                _training(query, key, value, rest)
+                if mask is None
+                else _training(query, key, value, rest, mask)
+            )
         return _inference(query, key, value, mask, is_causal, scale, enable_gqa, tf32)
     except (RuntimeError, AttributeError):
         return None
 
 
-def _requires_grad(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    return (
-        query.requires_grad
-        or key.requires_grad
-        or value.requires_grad
-        or (mask is not None and mask.requires_grad)
-    )
-
-
 def _options(
+    query: Tensor,
     dropout_p: float,
     alignment: str,
     window: Window | None,
@@ -392,8 +442,10 @@ def _options(
         reject("window", "(left, right), each None or at least 0", repr(window))
     seed = None
     if dropout_p > 0.0:
+        _check_tensors(query=query)
         # A probability that will be refused draws nothing.
-        seed = draw_seed() if draws and dropout_p < 1.0 else torch.zeros(2, dtype=torch.int64)
+        draws = draws and dropout_p < 1.0
+        seed = draw_seed(query.device) if draws else torch.zeros(2, dtype=torch.int64)
     return seed, alignment == "bottom_right", left, right, _number("softcap", softcap), alibi_slopes, sinks
 
 

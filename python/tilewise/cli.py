@@ -32,6 +32,7 @@ def info() -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; `arguments` are those of the process unless given."""
     parser = argparse.ArgumentParser(prog="tilewise", description=tilewise.__doc__)
+    parser.add_argument("--version", action="version", version=f"tilewise {tilewise.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="show versions, devices and kernels")
     parser.parse_args(arguments)

@@ -70,7 +70,7 @@ def attention(
     sink = None if sinks is None else sinks.to(dtype)[:, None]  # [Hq, 1]
     weight, lse = _softmax(score, sink)
     if dropout_p > 0:
-        weight = weight * _dropout_factor(dropout_p, draw_seed(), tuple(score.shape)).to(q)
+        weight = weight * _dropout_factor(dropout_p, draw_seed(q.device), tuple(score.shape)).to(q)
     out = weight @ v
     return (out, lse) if return_lse else out
 

@@ -412,10 +412,54 @@ def test_dropout_is_governed_by_manual_seed(device: torch.device) -> None:
     assert not torch.equal(results[2], attention(q, k, v, enable_gqa=True, dropout_p=0.5))
 
 
-def test_checkpointing_repeats_the_dropout() -> None:
+@pytest.mark.gpu
+def test_dropout_on_a_gpu_is_governed_by_its_generator() -> None:
+    q, k, v = rows(device="cuda")
+    attend = functools.partial(attention, q, k, v, enable_gqa=True, dropout_p=0.5)
+    torch.cuda.manual_seed(1)
+    first, state = attend(), torch.cuda.get_rng_state()
+    second = attend()
+    torch.manual_seed(5)  # of every device
+    third = attend()
+    torch.cuda.manual_seed(1)
+    torch.rand(3)  # of the CPU's alone
+    assert torch.equal(attend(), first) and not torch.equal(first, second) and not torch.equal(second, third)
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(attend(), second)
+
+
+@pytest.mark.gpu
+def test_dropout_is_refused_where_a_graph_would_freeze_it() -> None:
+    x = torch.randn(1, 2, 16, 8, device="cuda")
+    attention(x, x, x, dropout_p=0.5)
+    with pytest.raises(tilewise.Unsupported, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        attention(x, x, x, dropout_p=0.5)
+
+
+def test_a_counting_generator_gives_a_seed_for_each_call() -> None:
+    class Counting:
+        offset = 8
+
+        def initial_seed(self) -> int:
+            return 2**64 - 3
+
+        def get_offset(self) -> int:
+            return self.offset
+
+        def set_offset(self, offset: int) -> None:
+            self.offset = offset
+
+    from tilewise.attention import _next_seed
+
+    generator: Any = Counting()
+    seeds = [_next_seed(generator).tolist() for _ in range(3)]
+    assert [offset for _, offset in seeds] == [8, 12, 16] and len({seed for seed, _ in seeds}) == 1
+
+
+def test_checkpointing_repeats_the_dropout(device: torch.device) -> None:
     from torch.utils.checkpoint import checkpoint
 
-    q, k, v = rows()
+    q, k, v = rows(device=device)
     attend = functools.partial(attention, enable_gqa=True, dropout_p=0.5)
     torch.manual_seed(5)
     expected = torch.autograd.grad(attend(q, k, v).sum(), (q, k, v))

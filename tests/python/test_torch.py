@@ -6,6 +6,9 @@ import copy
 import functools
 import multiprocessing
 import pickle
+import subprocess
+import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -66,6 +69,21 @@ def test_opcheck_of_inference(mask: Tensor | None) -> None:
     q, k, v = (x.detach() for x in rows(b=1, hq=2, hkv=2, sq=5, sk=6, d=8, dv=4))
     sample = (q, k, v, mask, True, None, False, False)
     torch.library.opcheck(torch.ops.tilewise.attention_inference.default, sample)
+
+
+@pytest.mark.parametrize("mask", [None, torch.rand(5, 6) < 0.5, torch.randn(2, 1, 6)])
+def test_opcheck_of_training(mask: Tensor | None) -> None:
+    q, k, v = (x.detach() for x in rows(b=1, hq=2, hkv=2, sq=5, sk=6, d=8, dv=4))
+    plain = (q, k, v, mask, True, None, False, False)
+    # What records the gradient is round the operators, so that they have none of their own.
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.tilewise.attention_training.default, plain, test_utils=checks)
+    out, lse = torch.ops.tilewise.attention_training.default(*plain)
+    for needed in ([True] * 3, [False, True, False, mask is not None and mask.is_floating_point()]):
+        sample = (torch.randn_like(out), None, out, lse, needed, *plain, False)
+        torch.library.opcheck(
+            torch.ops.tilewise.attention_training_backward.default, sample, test_utils=checks
+        )
 
 
 COMPILED = {
@@ -129,6 +147,23 @@ def test_compile_of_the_other_forms() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def test_explain_breaks_a_graph_and_says_so_where_it_must_not() -> None:
+    x = torch.randn(1, 2, 16, 8)
+
+    def attend(x: Tensor) -> tuple[Tensor, str]:
+        return attention(x + 1, x, x), tilewise.explain(x, x, x)
+
+    torch._dynamo.reset()
+    out, text = torch.compile(attend, backend="aot_eager")(x)
+    torch.testing.assert_close(out, attend(x)[0])
+    assert text == tilewise.explain(x, x, x)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="explain gives text, which cannot be compiled"):
+        torch.compile(attend, backend="aot_eager", fullgraph=True)(x)
+    with pytest.raises(tilewise.Unsupported, match="meta or fake"):
+        tilewise.explain(*[x.to("meta")] * 3)
+
+
 def test_compiled_dropout_is_governed_by_manual_seed() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(functools.partial(attention, dropout_p=0.5), fullgraph=True)
@@ -169,13 +204,17 @@ def test_autocast_computes_in_its_type(grad: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         out = attention(q, k, v, mask, enable_gqa=True)
         plain = attention(q, k, v, enable_gqa=True)
+        masked = attention(q, k, v, mask > 0, enable_gqa=True)
         wide = attention(q.double(), k.double(), v.double(), enable_gqa=True)
-    assert out.dtype == plain.dtype == torch.bfloat16 and wide.dtype == torch.float64
+    assert out.dtype == plain.dtype == masked.dtype == torch.bfloat16 and wide.dtype == torch.float64
     expected = attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), enable_gqa=True)
     assert torch.equal(plain, expected)
     if grad:
         out.sum().backward()
         assert q.grad is not None and q.grad.dtype == torch.float32 and mask.grad is not None
+        (gradient,) = torch.autograd.grad(plain.float().pow(2).sum(), q)
+        (same,) = torch.autograd.grad(expected.float().pow(2).sum(), q)
+        assert torch.equal(gradient, same)
 
 
 def test_autocast_is_compiled_in() -> None:
@@ -271,6 +310,60 @@ def test_vmapped_dropout_follows_its_randomness() -> None:
         torch.vmap(attend)(x)
 
 
+PLAIN_MASKS: dict[str, Any] = {
+    "none": None,
+    "boolean": torch.rand(SQ, SK) < 0.8,
+    "bias": torch.randn(HQ, 1, SK),
+}
+
+
+@pytest.mark.parametrize("grad", ["all", "value", "mask"])
+@pytest.mark.parametrize("name", PLAIN_MASKS)
+def test_a_plain_call_has_the_gradients_of_a_general_one(name: str, grad: str) -> None:
+    q, k, v = rows()
+    mask = PLAIN_MASKS[name]
+    inputs = [q, k, v] if grad == "all" else [v] if grad == "value" else []
+    if grad != "value" and name == "bias":
+        mask = mask.clone().requires_grad_()
+        inputs.append(mask)
+    if not inputs:
+        pytest.skip("nothing to differentiate")
+    for x in (q, k, v):
+        x.requires_grad_(any(x is y for y in inputs))
+    plain = attention(q, k, v, mask, is_causal=True, scale=0.3, enable_gqa=True)
+    general, _ = attention(q, k, v, mask, is_causal=True, scale=0.3, enable_gqa=True, return_lse=True)
+    assert torch.equal(plain, general) and plain.requires_grad
+    cotangent = torch.randn_like(plain)
+    for ours, theirs in zip(
+        torch.autograd.grad(plain, inputs, cotangent),
+        torch.autograd.grad(general, inputs, cotangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_what_a_gradient_needs_must_not_be_overwritten(which: int) -> None:
+    tensors = [*rows(), torch.randn(SQ, SK)]
+    out = attention(*tensors, enable_gqa=True)
+    with torch.no_grad():
+        tensors[which].add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_saved_tensors_go_through_hooks_and_are_freed() -> None:
+    q, k, v = rows()
+    packed: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: packed.append(x) or x.clone(), lambda x: x):
+        out = attention(q, k, v, enable_gqa=True)
+    assert len(packed) == 5  # the inputs, the output, lse
+    out.sum().backward()
+    assert q.grad is not None
+    node = weakref.ref(attention(q, k, v, enable_gqa=True).grad_fn)
+    assert node() is None  # no cycle that waits for the collector
+
+
 def test_inference_mode_and_no_grad_give_the_same() -> None:
     q, k, v = rows()
     expected = attention(q, k, v, enable_gqa=True)
@@ -354,3 +447,9 @@ def test_functions_and_exceptions_survive_copies_and_pickling() -> None:
     for kind in (tilewise.InvalidArgument, tilewise.Unsupported, tilewise.DeviceError):
         again = pickle.loads(pickle.dumps(kind("text")))
         assert type(again) is kind and str(again) == "text"
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [(["info"], "kernels"), (["--version"], "tilewise 0")])
+def test_the_package_is_a_command(arguments: list[str], expected: str) -> None:
+    command = [sys.executable, "-m", "tilewise", *arguments]
+    assert expected in subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -67,7 +67,9 @@ def flash_attn_func(
     (torch.Size([1, 3, 4, 8]), torch.Size([1, 4, 3]))
     """
     out, lse = attention(
-        *(x.transpose(1, 2) for x in (q, k, v)),
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
         dropout_p=dropout_p,
         is_causal=causal,
         scale=softmax_scale,
@@ -99,11 +101,12 @@ def flash_attn_qkvpacked_func(
     >>> flash_attn_qkvpacked_func(torch.randn(2, 5, 3, 4, 8), causal=True).shape
     torch.Size([2, 5, 4, 8])
     """
-    return flash_attn_func(
-        *_unpacked("qkv", qkv, "[B, S, 3, H, D]"),
+    q, k, v = _unpacked("qkv", qkv, "[B, S, 3, H, D]")
+    options: Any = (
         *(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
         *(deterministic, return_attn_probs),
     )
+    return flash_attn_func(q, k, v, *options)
 
 
 def flash_attn_kvpacked_func(
@@ -123,11 +126,12 @@ def flash_attn_kvpacked_func(
     >>> flash_attn_kvpacked_func(torch.randn(2, 5, 4, 8), torch.randn(2, 9, 2, 1, 8)).shape
     torch.Size([2, 5, 4, 8])
     """
-    return flash_attn_func(
-        *(q, *_unpacked("kv", kv, "[B, Sk, 2, Hkv, D]")),
+    k, v = _unpacked("kv", kv, "[B, Sk, 2, Hkv, D]")
+    options: Any = (
         *(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
         *(deterministic, return_attn_probs),
     )
+    return flash_attn_func(q, k, v, *options)
 
 
 def flash_attn_varlen_func(
@@ -203,12 +207,12 @@ def flash_attn_varlen_qkvpacked_func(
     >>> flash_attn_varlen_qkvpacked_func(torch.randn(7, 3, 2, 8), ends, 4).shape
     torch.Size([7, 2, 8])
     """
-    return flash_attn_varlen_func(
-        *_unpacked("qkv", qkv, "[total, 3, H, D]"),
-        *(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen),
+    q, k, v = _unpacked("qkv", qkv, "[total, 3, H, D]")
+    options: Any = (
         *(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
         *(deterministic, return_attn_probs),
     )
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *options)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -234,12 +238,12 @@ def flash_attn_varlen_kvpacked_func(
     >>> flash_attn_varlen_kvpacked_func(q, kv, ends, ends, 4, 4).shape
     torch.Size([7, 4, 8])
     """
-    return flash_attn_varlen_func(
-        *(q, *_unpacked("kv", kv, "[total_k, 2, Hkv, D]")),
-        *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+    k, v = _unpacked("kv", kv, "[total_k, 2, Hkv, D]")
+    options: Any = (
         *(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
         *(deterministic, return_attn_probs),
     )
+    return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
 
 
 @torch.no_grad()
@@ -318,7 +322,9 @@ def flash_attn_with_kvcache(
         k_cache[at] = k
         v_cache[at] = v
     out, lse = attention_decode(
-        *(x.transpose(1, 2) for x in (q, k_cache, v_cache)),
+        q.transpose(1, 2),
+        k_cache.transpose(1, 2),
+        v_cache.transpose(1, 2),
         lengths,
         table,
         is_causal=causal,

@@ -82,7 +82,7 @@ def export(
         with torch.no_grad():
             program = torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
     _check(program)
-    return torch.onnx.export(
+    exported = torch.onnx.export(
         program,
         f=path,
         dynamo=True,
@@ -92,6 +92,8 @@ def export(
         custom_translation_table=translation_table() | options.pop("custom_translation_table", {}),
         **options,
     )
+    assert exported is not None  # dynamo's is always a program
+    return exported
 
 
 def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -101,13 +103,13 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     def attend(arguments: Mapping[str, Any]) -> Any:
         if reason := _why_not(arguments):
             raise Unsupported(reason)
-        named = {"is_causal": int(arguments["is_causal"]), "softcap": float(arguments.get("softcap", 0.0))}
+        named: dict[str, Any] = {"is_causal": int(arguments["is_causal"])}
+        named["softcap"] = float(arguments.get("softcap", 0.0))
         if arguments["scale"] is not None:
             named["scale"] = float(arguments["scale"])
         query, key, value, mask = (arguments[name] for name in ("query", "key", "value", "attn_mask"))
-        if mask is not None and not _covers(
-            mask, query, key
-        ):  # runtimes broadcast over batch and heads alone
+        # Runtimes broadcast over batch and heads alone.
+        if mask is not None and not _covers(mask, query, key):
             lengths = [opset23.Shape(x, start=2, end=3) for x in (query, key)]
             mask = opset23.Expand(mask, opset23.Concat(*lengths, axis=0))
         out, *_ = opset23.Attention(query, key, value, mask, **named)

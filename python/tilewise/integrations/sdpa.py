@@ -191,7 +191,7 @@ def _routed(
     enable_gqa: bool = False,
 ) -> Tensor:
     arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-    options = {"scale": scale, "enable_gqa": enable_gqa}
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
     if not _State.active:
         return _torch_function(*arguments, **options)
     tracing = torch.compiler.is_compiling()

@@ -145,13 +145,9 @@ def attention_mask(
 
     if allow_is_bidirectional_skip and attention_mask is None and local_size is None:
         return None  # also while torch.export traces, where sdpa_mask would build one
-    return sdpa_mask(
-        *sizes,
-        attention_mask=attention_mask,
-        local_size=local_size,
-        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
-        **options,
-    )
+    options["allow_is_bidirectional_skip"] = allow_is_bidirectional_skip
+    make: Any = sdpa_mask  # its signature differs from version to version
+    return make(*sizes, attention_mask=attention_mask, local_size=local_size, **options)
 
 
 def _refuse(others: dict[str, Any], mask: Tensor | None) -> None:
