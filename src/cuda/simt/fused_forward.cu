@@ -19,8 +19,7 @@ namespace {
 // and by giving each piece of Dv a block of its own.
 
 // What a configuration says: the warps, the rows of lanes in each, and what a lane holds.
-template <int warps, int lane_rows, int queries_each, int keys_each, int dims_each, int blocks_,
-          int parts_ = 1>
+template <int warps, int lane_rows, int queries_each, int keys_each, int dims_each, int blocks_>
 struct Config {
   using Lanes = cuda::Lanes<lane_rows>;
   static constexpr int R = Lanes::rows;
@@ -35,16 +34,12 @@ struct Config {
   static constexpr int keys = C * N;
   static constexpr int dim = C * V;           // of a piece of D, and of a piece of Dv
   static constexpr int row_stride = dim + 4;  // of queries as loaded, and of keys
-  // Weights are in shared memory all at once, padded so that lanes that store those of several keys meet in
-  // no bank, or, where there is not room for that, a part of the keys at a time, and permuted.
-  static constexpr int parts = parts_;
-  static constexpr int p_keys = keys / parts;
-  static constexpr int p_stride = parts == 1 ? warp_queries + 4 : TurnedPermuted::stride;
-  static_assert(parts == 1 || warp_queries == TurnedPermuted::stride);
-  static constexpr int q_floats = dim * queries;              // [dim, queries]: turned
-  static constexpr int k_floats = keys * row_stride;          // [keys, dim]
-  static constexpr int v_floats = keys * dim;                 // [keys, dim]
-  static constexpr int p_floats = warps * p_keys * p_stride;  // a warp: [p_keys, warp_queries]
+  static constexpr int p_stride =
+      warp_queries + 4;                           // lanes that store weights of several keys meet in no bank
+  static constexpr int q_floats = dim * queries;  // [dim, queries]: turned
+  static constexpr int k_floats = keys * row_stride;        // [keys, dim]
+  static constexpr int v_floats = keys * dim;               // [keys, dim]
+  static constexpr int p_floats = warps * keys * p_stride;  // a warp: [keys, warp_queries]
   static constexpr std::size_t shared_bytes = sizeof(float) * (q_floats + k_floats + v_floats + p_floats);
   static_assert(queries * row_stride <= v_floats + p_floats,
                 "queries are loaded where values and weights go");
@@ -55,7 +50,6 @@ using Wide64 = Config<4, 4, 8, 8, 8, 2>;
 using Half64 = Config<4, 4, 4, 8, 8, 3>;
 using Small64 = Config<4, 2, 4, 4, 4, 2>;
 using Wide128 = Config<8, 2, 8, 4, 8, 1>;
-using Plain128 = Config<8, 2, 8, 8, 8, 1, 2>;
 using Small128 = Config<4, 2, 4, 4, 8, 1>;
 
 // There are two of each: a plain kernel for aligned f32 rows at a stride and scores that only a band hides,
@@ -94,22 +88,21 @@ __device__ __forceinline__ float row_sum(float x) {
   return x;
 }
 
-// Where query r (of a warp, a multiple of four) and key c (of a part) are among the warp's weights.
+// Where query r and key c of a warp are in its weights, [keys, warp_queries].
 template <typename C>
 __device__ __forceinline__ int weight_at(int r, int c) {
-  return C::parts == 1 ? c * C::p_stride + r : TurnedPermuted::place(c, r / 4);
+  return c * C::p_stride + r;
 }
 
 template <typename C>
 __device__ __forceinline__ void store_weights(const float (&p)[C::M][C::N], float* p_smem,
-                                              const Place<C>& place, int part = 0) {
+                                              const Place<C>& place) {
 #pragma unroll
-  for (int n = 0; n < C::N / C::parts; ++n) {
-    const int from = part * (C::N / C::parts) + n;
+  for (int n = 0; n < C::N; ++n) {
 #pragma unroll
     for (int m = 0; m < C::M; m += 4) {
       *reinterpret_cast<float4*>(p_smem + weight_at<C>(in_runs<C::R>(place.lane.row, m), place.key(n))) =
-          float4{p[m][from], p[m + 1][from], p[m + 2][from], p[m + 3][from]};
+          float4{p[m][n], p[m + 1][n], p[m + 2][n], p[m + 3][n]};
     }
   }
 }
@@ -227,11 +220,11 @@ __device__ __forceinline__ void drop(const AttentionCall& call, const QueryTile&
     if (keys.first % 4 == 0) {
       const DropoutFactors drawn(call, query.b, query.h, i, j);
 #pragma unroll
-      for (int n = 0; n < 4; ++n) p_smem[(c + n) * C::p_stride + r] *= drawn.factor[n];
+      for (int n = 0; n < 4; ++n) p_smem[weight_at<C>(r, c + n)] *= drawn.factor[n];
     } else {
 #pragma unroll 1
       for (int n = 0; n < 4; ++n) {
-        p_smem[(c + n) * C::p_stride + r] *= dropout_factor(call, query.b, query.h, i, j + n);
+        p_smem[weight_at<C>(r, c + n)] *= dropout_factor(call, query.b, query.h, i, j + n);
       }
     }
   }
@@ -326,7 +319,6 @@ struct Loader {
 template <typename C, bool general>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_forward(const __grid_constant__ AttentionCall call, const Blocks blocks) {
-  static_assert(!general || C::parts == 1);
   extern __shared__ __align__(16) float shared[];
   float* q_smem = shared;                // [D piece, queries], turned
   float* k_smem = q_smem + C::q_floats;  // [keys, D piece]
@@ -349,16 +341,11 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   const Loader<C, general> load(call, query, first_dim);
   const int pieces = load.pieces();
   const KeyRange all = query.all(call);
-  float* p_warp = p_smem + place.warp * C::p_keys * C::p_stride;
+  float* p_warp = p_smem + place.warp * C::keys * C::p_stride;
   const Turned<C::queries, C::R> q_turned{q_smem + place.first_query() + place.lane.row * 4};
   const ByRows<C::row_stride, C::C> k_rows{k_smem + place.lane.column * C::row_stride};
-  const auto weights = [&] {
-    if constexpr (C::parts == 1) {
-      return Turned<C::p_stride, C::R>{p_warp + place.lane.row * 4};
-    } else {
-      return TurnedPermuted(p_warp, place.lane.row);
-    }
-  }();
+  const Turned<C::p_stride, C::R> weights{p_warp + place.lane.row * 4};
+  const Turned<C::dim, C::C> values{v_smem + place.lane.column * 4};
   // The maximum of products is that of scores only where the scale is positive, so its sign goes to the
   // queries.
   const float sign = !general && rules.scale < 0 ? -1.0f : 1.0f;
@@ -426,18 +413,12 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
       if (edge) hide<C>(call, query, keys, place, s);
     }
     softmax<C, general>(s, o, unit, row);
-#pragma unroll
-    for (int part = 0; part < C::parts; ++part) {
-      const int first = part * C::p_keys;
-      if (part > 0) __syncwarp();  // the warp is done with the last part
-      store_weights<C>(s, p_warp, place, part);
-      if constexpr (general) {
-        if (call.problem.features.dropout) drop<C>(call, query, keys, place, p_warp);
-      }
-      __syncwarp();  // the warp's weights are there
-      const Turned<C::dim, C::C> values{v_smem + first * C::dim + place.lane.column * 4};
-      multiply_turned(o, weights, values, (min(C::p_keys, keys.count - first) + 7) / 8 * 8);
+    store_weights<C>(s, p_warp, place);
+    if constexpr (general) {
+      if (call.problem.features.dropout) drop<C>(call, query, keys, place, p_warp);
     }
+    __syncwarp();  // the warp's weights are there
+    multiply_turned(o, weights, values, (keys.count + 7) / 8 * 8);
     keys = ahead;
   }
   finish<C, general>(call, query, first_dim, place, o, row);
@@ -469,9 +450,6 @@ void run_for(const AttentionCall& call, const Context& context) {
   if (problem.dim_qk <= 64 && problem.dim_v <= 64) {
     if (suits(Wide64{})) return run<Wide64, general>(call, stream);
     return suits(Half64{}) ? run<Half64, general>(call, stream) : run<Small64, general>(call, stream);
-  }
-  if constexpr (!general) {
-    if (suits(Plain128{})) return run<Plain128, general>(call, stream);
   }
   if (suits(Wide128{})) return run<Wide128, general>(call, stream);
   return Small128::shared_bytes <= device.shared_bytes ? run<Small128, general>(call, stream)

@@ -51,25 +51,7 @@ __device__ __forceinline__ constexpr int to_and_fro(bool fro, int n, int count) 
 template <int stride, int lanes>
 struct Turned {
   const float* first;
-  /// Run number `run` of row k; `step` is k % 8.
-  __device__ float4 at(int k, int /*step*/, int run) const {
-    return load_four(first + k * stride + run * 4 * lanes);
-  }
-};
-
-/// A turned operand of 16 floats a row and two lanes, without padding: the runs of a row are permuted by k /
-/// 2, so that lanes that store the same run of several k meet in no bank.
-struct TurnedPermuted {
-  static constexpr int stride = 16;
-  const float* even;  ///< the tile from the lane's first run on
-  const float* odd;   ///< from its neighbour's
-  __device__ TurnedPermuted(const float* tile, int lane)
-      : even(tile + lane * 4), odd(tile + (lane ^ 1) * 4) {}
-  __device__ static int place(int k, int run) { return k * stride + (run ^ (k / 2 % 4)) * 4; }
-  __device__ float4 at(int k, int step, int run) const {
-    const int by = step / 2 % 4;
-    return load_four((by % 2 == 0 ? even : odd) + k * stride + ((run * 2) ^ (by & 2)) * 4);
-  }
+  __device__ float4 at(int k, int run) const { return load_four(first + k * stride + run * 4 * lanes); }
 };
 
 /// An operand by rows, from the lane's first row on: rows lie `stride` floats apart, `lanes` lanes take
@@ -85,19 +67,19 @@ struct ByRows {
 template <typename A, typename B, int M, int N>
 __device__ __forceinline__ void multiply_turned(float (&sum)[M][N], const A& a, const B& b, int depth) {
   float4 a4[2][M / 4], b4[2][N / 4];
-  const auto load = [&](int k, int step, int slot) {
+  const auto load = [&](int k, int slot) {
 #pragma unroll
-    for (int m = 0; m < M / 4; ++m) a4[slot][m] = a.at(k, step, m);
+    for (int m = 0; m < M / 4; ++m) a4[slot][m] = a.at(k, m);
 #pragma unroll
-    for (int n = 0; n < N / 4; ++n) b4[slot][n] = b.at(k, step, n);
+    for (int n = 0; n < N / 4; ++n) b4[slot][n] = b.at(k, n);
   };
-  load(0, 0, 0);
+  load(0, 0);
 #pragma unroll 1
   for (int k = 0; k < depth; k += 8) {
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
       const int slot = step % 2;
-      load(step < 7 ? k + step + 1 : k + 8 < depth ? k + 8 : 0, (step + 1) % 8, 1 - slot);
+      load(step < 7 ? k + step + 1 : k + 8 < depth ? k + 8 : 0, 1 - slot);
 #pragma unroll
       for (int m = 0; m < M; ++m) {
 #pragma unroll
@@ -116,7 +98,7 @@ __device__ __forceinline__ void multiply_turned_rows(float (&sum)[M][N], const A
   float4 a4[2][M / 4], b4[N];
   const auto load_a = [&](int k, int slot) {
 #pragma unroll
-    for (int m = 0; m < M / 4; ++m) a4[slot][m] = a.at(k, 0, m);
+    for (int m = 0; m < M / 4; ++m) a4[slot][m] = a.at(k, m);
   };
   load_a(0, 0);
 #pragma unroll
@@ -180,7 +162,7 @@ __device__ __forceinline__ void multiply_rows_turned(float (&sum)[M][N], const A
   float4 a4[2][M], b4[2][N / 4];
   const auto load_b = [&](int k, int slot) {
 #pragma unroll
-    for (int n = 0; n < N / 4; ++n) b4[slot][n] = b.at(k, 0, n);
+    for (int n = 0; n < N / 4; ++n) b4[slot][n] = b.at(k, n);
   };
 #pragma unroll
   for (int m = 0; m < M; ++m) a4[0][m] = a.at(m, 0);
