@@ -132,6 +132,7 @@ struct AttentionCall {
   Alignment alignment = Alignment::top_left;
   DropoutMask dropout;
   bool deterministic = false;
+  bool allow_tf32 = false;  ///< f32 results need be no better than TF32 products would make them
 
   /// Query heads that share a key head.
   constexpr std::int64_t group() const {

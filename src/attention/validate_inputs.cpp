@@ -296,6 +296,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   call.alignment = options.alignment;
   call.dropout = DropoutMask(options.dropout);
   call.deterministic = options.deterministic;
+  call.allow_tf32 = options.precision == Precision::allow_tf32;
   problem.features = {
       .mask = !inputs.mask.given()                  ? MaskKind::none
               : inputs.mask.dtype == DType::boolean ? MaskKind::boolean

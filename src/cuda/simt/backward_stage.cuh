@@ -2,6 +2,7 @@
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/runtime/device.h"
+#include "cuda/simt/row_states.h"
 #include "cuda/tile/key_grid.cuh"
 #include "cuda/tile/multiply.cuh"
 #include "cuda/tile/score.cuh"
@@ -34,7 +35,7 @@ struct BackwardConfig {
   static constexpr int pair_stride = tile + 8;  // then lanes that store their own pairs meet in no bank
   static constexpr int row_floats = tile * row_stride;
   static constexpr int pair_floats = tile * pair_stride;
-  static constexpr std::size_t shared_bytes = sizeof(float) * (4 * row_floats + 2 * pair_floats + 2 * tile);
+  static constexpr std::size_t shared_bytes = sizeof(float) * (4 * row_floats + 2 * pair_floats + 3 * tile);
 };
 
 using Narrow = BackwardConfig<64, 64>;  // dims to 64
@@ -84,10 +85,9 @@ struct Stage {
   float* own_v;  // [tile, piece] of d_o or v
   float* other;  // the same of the other side
   float* other_v;
-  float* weights;  // [other, own], after dropout
-  float* dscores;  // [other, own]
-  float* lse;      // [queries]; −inf where there is none, or the query saw nothing
-  float* shift;    // [queries]: d_lse − Σ_d d_o·o
+  float* weights;    // [other, own], after dropout
+  float* dscores;    // [other, own]
+  RowStates states;  // [queries]
   int dim_qk, dim_v, pieces_qk, pieces_v;
 
   __device__ Stage(const AttentionCall& call_, float* shared)
@@ -98,8 +98,8 @@ struct Stage {
         other_v(other + C::row_floats),
         weights(other_v + C::row_floats),
         dscores(weights + C::pair_floats),
-        lse(dscores + C::pair_floats),
-        shift(lse + C::tile),
+        states{dscores + C::pair_floats, dscores + C::pair_floats + C::tile,
+               dscores + C::pair_floats + 2 * C::tile},
         dim_qk(static_cast<int>(call.problem.dim_qk)),
         dim_v(static_cast<int>(call.problem.dim_v)),
         pieces_qk((dim_qk + C::dim - 1) / C::dim),
@@ -128,18 +128,17 @@ struct Stage {
     side == Side::queries ? load_keys(query, keys, piece, other, other_v)
                           : load_queries(query, piece, other, other_v);
   }
-  /// `shifts` is [Hq, rows_q].
-  __device__ void load_states(const QueryTile& query, const float* shifts) const {
+  __device__ void load_states(const QueryTile& query, const RowStates& all) const {
     const int r = static_cast<int>(threadIdx.x);
     if (r >= C::tile) return;
     if (r >= query.count) {
-      lse[r] = minus_infinity;
-      shift[r] = 0;
+      states.set(r, RowState::unseen());
       return;
     }
-    const std::int64_t s = query.sequence.first_q + query.first + r;
-    copy_async_4(lse + r, reinterpret_cast<const float*>(call.lse.at(query.b, query.h, s)));
-    copy_async_4(shift + r, shifts + query.h * call.rows_q() + call.first_row_q(query.b) + query.first + r);
+    const std::int64_t row = query.h * call.rows_q() + call.first_row_q(query.b) + query.first + r;
+    copy_async_4(states.top + r, all.top + row);
+    copy_async_4(states.inverse + r, all.inverse + row);
+    copy_async_4(states.shift + r, all.shift + row);
   }
 
  private:
@@ -152,6 +151,10 @@ struct Stage {
   }
 };
 
+/// A weight before it is divided by the sum. Scores come rounded, as row_states met them: of the highest the
+/// weight is 1 to the last bit.
+__device__ __forceinline__ float weight_of(float s, float top) { return exp2_approx((s - top) * log2e); }
+
 /// Products to weights, by the first half. Of a query that saw nothing all are 0.
 template <typename C, Side side, bool general>
 __device__ __forceinline__ void store_weights(const Stage<C, side, general>& stage, const ScoreRules& rules,
@@ -159,18 +162,19 @@ __device__ __forceinline__ void store_weights(const Stage<C, side, general>& sta
                                               const Place<C>& place, const float (&products)[C::M][C::N]) {
   const AttentionCall& call = stage.call;
   constexpr int queries_each = side == Side::queries ? C::N : C::M;
-  float lse[queries_each];
+  float top[queries_each], inverse[queries_each];
 #pragma unroll
   for (int n = 0; n < queries_each; ++n) {
-    lse[n] = stage.lse[side == Side::queries ? place.own(n) : place.other(n)];
-    if (lse[n] == minus_infinity) lse[n] = -minus_infinity;
+    top[n] = stage.states.top[side == Side::queries ? place.own(n) : place.other(n)];
+    inverse[n] = stage.states.inverse[side == Side::queries ? place.own(n) : place.other(n)];
   }
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
 #pragma unroll
     for (int n = 0; n < C::N; ++n) {
-      const float x = fmaf(products[m][n], rules.scale, -lse[side == Side::queries ? n : m]);
-      stage.weights[place.other(m) * C::pair_stride + place.own(n)] = exp2_approx(x * log2e);
+      const int q = side == Side::queries ? n : m;
+      stage.weights[place.other(m) * C::pair_stride + place.own(n)] =
+          weight_of(__fmul_rn(products[m][n], rules.scale), top[q]) * inverse[q];
     }
   }
   if (!edge) return;
@@ -227,13 +231,12 @@ __device__ __forceinline__ void store_general_weights(const Stage<C, side, gener
       const int c = side == Side::queries ? row : first + n;
       const std::int64_t i = query.first + r;
       const std::int64_t j = keys.first + c;
-      const float lse = stage.lse[r];
       weight[n] = sloped[n] = 0;
-      if (lse == minus_infinity || (edge && hidden(call, query.sequence, keys, i, j))) continue;
+      if (stage.states.inverse[r] == 0 || (edge && hidden(call, query.sequence, keys, i, j))) continue;
       float tangent = 0;
       const float s =
           score_of(call, rules, query.sequence, query.b, query.h, i, j, element(four, n), tangent);
-      const float p = exp2_approx((s - lse) * log2e);
+      const float p = weight_of(s, stage.states.top[r]) * stage.states.inverse[r];
       if (call.problem.features.dropout && !(side == Side::keys && keys.first % 4 == 0)) {
         factor[n] = dropout_factor(call, query.b, query.h, i, j);
       }
@@ -257,7 +260,7 @@ __device__ __forceinline__ void store_score_gradients(const Stage<C, side, gener
   float shift[side == Side::queries ? C::N : C::M];
 #pragma unroll
   for (int n = 0; n < (side == Side::queries ? C::N : C::M); ++n) {
-    shift[n] = stage.shift[side == Side::queries ? place.own(n) : place.other(n)];
+    shift[n] = stage.states.shift[side == Side::queries ? place.own(n) : place.other(n)];
   }
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
@@ -270,22 +273,19 @@ __device__ __forceinline__ void store_score_gradients(const Stage<C, side, gener
     }
 #pragma unroll
     for (int n = 0; n < C::N; ++n) {
-      const float dweight = dropout && weight[n] == 0 ? 0.0f : dweights[m][n] * keep_scale;
+      const float dweight = dropout && weight[n] == 0 ? 0.0f : __fmul_rn(dweights[m][n], keep_scale);
       stage.dscores[place.other(m) * C::pair_stride + place.own(n)] =
           sloped[n] * (dweight + shift[side == Side::queries ? n : m]);
     }
   }
 }
 
-/// Fills weights and dscores from the tiles of both sides, which are loaded and awaited here unless rows are
-/// whole; then they must be there. The first half is done with its part when its weights are there for all;
-/// the second when its score gradients are there for itself, so that each can go on to what needs no more
-/// than that.
+/// q·kᵀ in the first half, d_o·vᵀ in the second, from the tiles of both sides. These are loaded and awaited
+/// here unless rows are whole; then they must be there.
 template <typename C, Side side, bool general>
-__device__ __forceinline__ void differentiate(const Stage<C, side, general>& stage, const ScoreRules& rules,
-                                              const QueryTile& query, const KeyTile& keys,
-                                              bool through_softcap, const Place<C>& place) {
-  float products[C::M][C::N] = {};
+__device__ __forceinline__ void multiply_pairs(const Stage<C, side, general>& stage, const QueryTile& query,
+                                               const KeyTile& keys, const Place<C>& place,
+                                               float (&products)[C::M][C::N]) {
   const ByRows<C::row_stride, C::R> other{(place.second ? stage.other_v : stage.other) +
                                           place.other(0) * C::row_stride};
   const ByRows<C::row_stride, C::C> own{(place.second ? stage.own_v : stage.own) +
@@ -294,23 +294,37 @@ __device__ __forceinline__ void differentiate(const Stage<C, side, general>& sta
     const int dims = place.second ? stage.dims_v(piece) : stage.dims_qk(piece);
     multiply_rows(products, other, own, (dims + 7) / 8 * 8);
   };
-  if (stage.whole()) {
-    multiply(0);
-  } else {
-    for (int piece = 0; piece < max(stage.pieces_qk, stage.pieces_v); ++piece) {
-      __syncthreads();  // everyone is done with the last piece
-      stage.load_own(query, keys, piece);
-      stage.load_other(query, keys, piece);
-      commit_copies();
-      wait_copies<0>();
-      __syncthreads();  // the piece is there
-      multiply(piece);
-    }
+  if (stage.whole()) return multiply(0);
+  for (int piece = 0; piece < max(stage.pieces_qk, stage.pieces_v); ++piece) {
+    __syncthreads();  // everyone is done with the last piece
+    stage.load_own(query, keys, piece);
+    stage.load_other(query, keys, piece);
+    commit_copies();
+    wait_copies<0>();
+    __syncthreads();  // the piece is there
+    multiply(piece);
   }
-  const KeyRange all = query.all(stage.call);
-  const bool edge =
-      keys.first < all.first || keys.first + C::tile > all.last || keys.count < C::tile || keys.tile >= 0;
+}
+
+/// Whether some pair of the tiles is hidden by band, lengths or block mask.
+template <typename C>
+__device__ __forceinline__ bool has_edge(const AttentionCall& call, const QueryTile& query,
+                                         const KeyTile& keys) {
+  const KeyRange all = query.all(call);
+  return keys.first < all.first || keys.first + C::tile > all.last || keys.count < C::tile || keys.tile >= 0;
+}
+
+/// Fills weights and dscores. The first half is done with its part when its weights are there for all; the
+/// second when its score gradients are there for itself, so that each can go on to what needs no more than
+/// that.
+template <typename C, Side side, bool general>
+__device__ __forceinline__ void differentiate(const Stage<C, side, general>& stage, const ScoreRules& rules,
+                                              const QueryTile& query, const KeyTile& keys,
+                                              bool through_softcap, const Place<C>& place) {
+  float products[C::M][C::N] = {};
+  multiply_pairs(stage, query, keys, place, products);
   if (!place.second) {
+    const bool edge = has_edge<C>(stage.call, query, keys);
     if constexpr (general) {
       store_general_weights(stage, rules, query, keys, edge, through_softcap, place, products);
     } else {

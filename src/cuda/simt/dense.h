@@ -25,13 +25,15 @@ struct ForwardScratch {
 };
 
 struct BackwardScratch {
-  float* shifts;     ///< [B, Hq, Sq]: what all score gradients of a row have in common
-  float* weights;    ///< after dropout
-  float* dscores;    ///< gradients of scores, which the mask's is summed from
-  float* dproducts;  ///< gradients of scale·q·k: those of scores, unless there is a softcap
+  float* sink_parts;  ///< [B, Hq, Sq]: what a row gives to dsinks
+  float* row_sums;    ///< [B, Hq, Sq]: its score gradients, summed
+  float* weights;     ///< q·k, then weights after dropout
+  float* dscores;     ///< d_o·v, then gradients of scores, which the mask's is summed from
+  float* dproducts;   ///< gradients of scale·q·k: those of scores, unless there is a softcap
 
   BackwardScratch(Arena& arena, const AttentionCall& call)
-      : shifts(arena.take<float>(call.problem.heads_q * call.rows_q())),
+      : sink_parts(arena.take<float>(call.problem.heads_q * call.rows_q())),
+        row_sums(arena.take<float>(call.problem.heads_q * call.rows_q())),
         weights(arena.take<float>(ForwardScratch::matrix_size(call))),
         dscores(arena.take<float>(ForwardScratch::matrix_size(call))),
         dproducts(dscores) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "attention/call.h"
+#include "cuda/simt/dense.h"
 #include "cuda/tile/score.cuh"
 
 namespace tilewise::cuda::simt {
@@ -43,45 +44,14 @@ __device__ __forceinline__ float pair_score(const AttentionCall& call, const Sco
                      : minus_infinity;
 }
 
-/// What backward knows of a row before it meets a key.
-struct RowGradient {
-  float lse;
-  float shift;  // d_lse − Σ_d d_o·o
-
-  __device__ RowGradient(const AttentionCall& call, const QueryRow& row, const float* shifts_gmem)
-      : lse(*reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.i))),
-        shift(shifts_gmem[row.index(call)]) {}
-};
-
-/// What backward keeps of a pair.
-struct StoredPair {
-  float weight;    // after dropout
-  float dscore;    // of the score, and so of what the mask added
-  float dproduct;  // of scale·q·k
-};
-
-/// From the products q·k and d_o·v of a pair. A hidden one gives zeros.
-__device__ __forceinline__ StoredPair stored_pair(const AttentionCall& call, const ScoreRules& rules,
-                                                  const QueryRow& row, const RowGradient& gradient,
-                                                  std::int64_t j, float product, float dweight) {
-  if (!row.sees(j) || gradient.lse == minus_infinity) return {};
-  float tangent = 0;  // stays so without softcap
-  const float score = score_of(call, rules, row.sequence, row.b, row.h, row.i, j, product, tangent);
-  if (score == minus_infinity) return {};
-  const float p = exp_of(score - gradient.lse);
-  const float kept = call.problem.features.dropout ? dropout_factor(call, row.b, row.h, row.i, j) : 1.0f;
-  const float dscore = p * fmaf(dweight, kept, gradient.shift);
-  return {p * kept, dscore, dscore * (1.0f - tangent * tangent)};
-}
-
 template <int lanes>
 __device__ __forceinline__ float maximum_over(float x) {
 #pragma unroll
   for (int apart = lanes / 2; apart > 0; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
   return x;
 }
-template <int lanes>
-__device__ __forceinline__ float sum_over(float x) {
+template <int lanes, typename T>
+__device__ __forceinline__ T sum_over(T x) {
 #pragma unroll
   for (int apart = lanes / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
   return x;
@@ -121,81 +91,117 @@ __global__ void softmax_rows(const __grid_constant__ AttentionCall call,
   }
 }
 
-/// What all score gradients of a row have in common: d_lse − Σ_d d_o·o.
-template <typename T, int lanes>
-__global__ void shift_rows(const __grid_constant__ AttentionCall call, float* shifts_gmem) {  // [B, Hq, Sq]
+/// The products q·k and d_o·v of a row, left where weights and score gradients belong, to these; and what the
+/// row gives to dsinks and to a mask with one element a row.
+template <int lanes>
+__global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
+                                   const BackwardScratch scratch) {
+  const AttentionProblem& problem = call.problem;
   const std::int64_t index = thread_index() / lanes;
-  if (index >= call.problem.heads_q * call.rows_q()) return;
+  if (index >= problem.heads_q * call.rows_q()) return;  // all lanes of a row together
   const int lane = threadIdx.x % lanes;
   const QueryRow row(call, index);
-  const T* o_gmem = reinterpret_cast<const T*>(call.o.at(row.b, row.h, row.i));      // [Dv]
-  const T* d_o_gmem = reinterpret_cast<const T*>(call.d_o.at(row.b, row.h, row.i));  // [Dv]
-  float delta = 0;
-  for (int d = lane; d < call.problem.dim_v; d += lanes) {
-    delta = fmaf(widen(d_o_gmem[d]), widen(o_gmem[d]), delta);
+  const ScoreRules rules(call, row.b, row.h);
+  float* weights_gmem = scratch.weights + index * problem.length_k;      // [Sk], q·k on entry
+  float* dscores_gmem = scratch.dscores + index * problem.length_k;      // [Sk], d_o·v on entry
+  float* dproducts_gmem = scratch.dproducts + index * problem.length_k;  // [Sk]
+  const auto dropout = [&](std::int64_t j) {
+    return problem.features.dropout ? dropout_factor(call, row.b, row.h, row.i, j) : 1.0f;
+  };
+  // Rounded before it is used, so that it is one number here and there.
+  const auto dweight = [&](std::int64_t j, float kept) { return __fmul_rn(dscores_gmem[j], kept); };
+
+  const double sink = problem.features.sinks ? call.sinks.at(row.b, row.h) : -__builtin_huge_val();
+  float top = fmaxf(static_cast<float>(sink), -3.402823466e38f);
+  for (std::int64_t j = lane; j < problem.length_k; j += lanes) {
+    top = fmaxf(top, pair_score(call, rules, row, j, weights_gmem[j]));
   }
-  delta = sum_over<lanes>(delta);
+  top = maximum_over<lanes>(top);
+  double sum = 0;
+  double weighted = 0;
+  for (std::int64_t j = lane; j < problem.length_k; j += lanes) {
+    const float weight = expf(pair_score(call, rules, row, j, weights_gmem[j]) - top);
+    sum += static_cast<double>(weight);
+    if (weight != 0) weighted += static_cast<double>(weight) * static_cast<double>(dweight(j, dropout(j)));
+  }
+  sum = sum_over<lanes>(sum);
+  weighted = sum_over<lanes>(weighted);
+
+  const double sink_weight = exp(sink - static_cast<double>(top));
+  const double total = sum + sink_weight;
+  const bool unseen = total == 0;
+  const double delta = unseen ? 0.0 : weighted / total;
+  const double d_lse =
+      call.d_lse.wanted
+          ? static_cast<double>(*reinterpret_cast<const float*>(call.d_lse.at(row.b, row.h, row.i)))
+          : 0.0;
+  const auto inverse = static_cast<float>(unseen ? 0.0 : 1 / total);
+  const auto shift = static_cast<float>(d_lse - delta);
+  for (std::int64_t j = lane; j < problem.length_k; j += lanes) {
+    float tangent = 0;  // stays so without softcap
+    float score = minus_infinity;
+    if (!unseen && row.sees(j)) {
+      score = score_of(call, rules, row.sequence, row.b, row.h, row.i, j, weights_gmem[j], tangent);
+    }
+    const bool hidden = score == minus_infinity;
+    const float weight = hidden ? 0.0f : expf(score - top) * inverse;
+    const float kept = hidden ? 0.0f : dropout(j);
+    const float dscore = hidden ? 0.0f : weight * (dweight(j, kept) + shift);
+    weights_gmem[j] = weight * kept;
+    dscores_gmem[j] = dscore;
+    if (problem.features.softcap) dproducts_gmem[j] = dscore * (1.0f - tangent * tangent);
+  }
   if (lane != 0) return;
-  const float d_lse =
-      call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(row.b, row.h, row.i)) : 0.0f;
-  shifts_gmem[index] = d_lse - delta;
+  scratch.sink_parts[index] = unseen ? 0.0f : static_cast<float>(sink_weight / total * (d_lse - delta));
+  scratch.row_sums[index] = sum == 0 ? 0.0f : static_cast<float>((sum * d_lse + sink_weight * delta) / total);
 }
 
-/// dsinks: the weight of the sink times the row's shift, over all rows of a head.
+/// dsinks: what the rows of a head give.
 template <int lanes>
 __global__ void sum_sinks(const __grid_constant__ AttentionCall call,
-                          const float* shifts_gmem) {  // [B, Hq, Sq]
+                          const float* parts_gmem) {  // [B, Hq, Sq]
   const AttentionProblem& problem = call.problem;
   const std::int64_t h = thread_index() / lanes;
   if (h >= problem.heads_q) return;
   const int lane = threadIdx.x % lanes;
-  float sum = 0;
+  double sum = 0;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const float sink = static_cast<float>(call.sinks.at(b, h));
-    for (std::int64_t i = lane; i < problem.length_q; i += lanes) {
-      const float lse = *reinterpret_cast<const float*>(call.lse.at(b, h, i));
-      if (lse == minus_infinity) continue;  // the row saw nothing, not even its sink
-      const float shift = shifts_gmem[(b * problem.heads_q + h) * problem.length_q + i];
-      sum = fmaf(exp_of(sink - lse), shift, sum);
-    }
+    const float* head_gmem = parts_gmem + (b * problem.heads_q + h) * problem.length_q;  // [Sq]
+    for (std::int64_t i = lane; i < problem.length_q; i += lanes) sum += static_cast<double>(head_gmem[i]);
   }
   sum = sum_over<lanes>(sum);
-  if (lane == 0) reinterpret_cast<float*>(call.dsinks)[h * call.dsinks_stride] = sum;
+  if (lane == 0) reinterpret_cast<float*>(call.dsinks)[h * call.dsinks_stride] = static_cast<float>(sum);
 }
 
-/// dmask: each element is the sum of all score gradients that it was added to. With several lanes these share
-/// the keys, so that they read side by side where the mask is broadcast along them.
-template <int lanes>
-__global__ void sum_mask(const __grid_constant__ AttentionCall call,
-                         const float* dscores_gmem) {  // [B, Hq, Sq, Sk]
+/// dmask: each element is the sum of all score gradients that it was added to.
+__global__ inline void sum_mask(const __grid_constant__ AttentionCall call, const BackwardScratch scratch) {
   const AttentionProblem& problem = call.problem;
   const MaskView& dmask = call.dmask;
   const std::int64_t whole[4] = {problem.batch, problem.heads_q, problem.length_q, problem.length_k};
-  std::int64_t rest = thread_index() / lanes;
-  const int lane = threadIdx.x % lanes;
-  std::int64_t index[4], first[4], last[4];
+  std::int64_t rest = thread_index();
+  std::int64_t index[4], first[3], last[3];
 #pragma unroll
   for (int dim = 3; dim >= 0; --dim) {
-    const bool summed = dmask.extent[dim] == 1;
     index[dim] = rest % dmask.extent[dim];
     rest /= dmask.extent[dim];
+    if (dim == 3) continue;
+    const bool summed = dmask.extent[dim] == 1;
     first[dim] = summed ? 0 : index[dim];
     last[dim] = summed ? whole[dim] : index[dim] + 1;
   }
   if (rest > 0) return;  // past the last element
-  float sum = 0;
+  const bool sums_rows = dmask.extent[3] == 1;
+  double sum = 0;
   for (std::int64_t b = first[0]; b < last[0]; ++b) {
     for (std::int64_t h = first[1]; h < last[1]; ++h) {
       for (std::int64_t i = first[2]; i < last[2]; ++i) {
-        const float* row_gmem = dscores_gmem + ((b * whole[1] + h) * whole[2] + i) * whole[3];
-        float row_sum = 0;
-        for (std::int64_t j = first[3] + lane; j < last[3]; j += lanes) row_sum += row_gmem[j];
-        sum += row_sum;
+        const std::int64_t row = (b * whole[1] + h) * whole[2] + i;
+        sum += static_cast<double>(sums_rows ? scratch.row_sums[row]
+                                             : scratch.dscores[row * whole[3] + index[3]]);
       }
     }
   }
-  sum = sum_over<lanes>(sum);
-  if (lane == 0) store_element(dmask.at(index[0], index[1], index[2], index[3]), dmask.dtype, sum);
+  store_element(dmask.at(index[0], index[1], index[2], index[3]), dmask.dtype, static_cast<float>(sum));
 }
 
 }  // namespace tilewise::cuda::simt

@@ -1,9 +1,9 @@
 #include "core/arena.h"
 #include "cuda/ptx/reduce.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "cuda/simt/backward_stage.cuh"
 #include "cuda/simt/fused.h"
 #include "cuda/simt/row_gradients.h"
+#include "cuda/simt/tile_pairs.cuh"
 
 namespace tilewise::cuda::simt {
 namespace {
@@ -21,78 +21,6 @@ enum class Gradients {
 constexpr Side side_of(Gradients gradients) {
   return gradients == Gradients::queries ? Side::queries : Side::keys;
 }
-
-struct Blocks {
-  QueryGrid queries;
-  KeyGrid keys;
-  int dim_pieces;
-};
-
-// The pairs of tiles of one block, in order.
-template <Side side, bool general>
-class Pairs;
-
-template <bool general>
-class Pairs<Side::keys, general> {  // every query tile that sees the keys, head by head of the group
- public:
-  QueryTile query;
-  KeyTile keys;
-
-  __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::int64_t index)
-      : call_(call), blocks_(blocks) {
-    const std::int64_t head = index / blocks.keys.tiles;
-    query.b = head / call.problem.heads_kv;
-    query.h = head % call.problem.heads_kv * call.group();
-    query.sequence = call.sequence(query.b);
-    keys = blocks.keys.tile(call, query.sequence, index % blocks.keys.tiles);
-    next_h_ = query.h;
-    last_h_ = query.h + call.group();
-    // Queries i with i + offset − left < the end of the keys, and i + offset + right >= their beginning.
-    const std::int64_t position = keys.first - query.sequence.band_offset;
-    const std::int64_t first = max(std::int64_t{0}, position - call.band.right);
-    const std::int64_t last = min(query.sequence.length_q, position + keys.count + call.band.left);
-    first_ = general ? 0 : first / blocks.queries.size;
-    last_ = general           ? blocks.queries.tiles
-            : keys.count <= 0 ? first_
-                              : (last + blocks.queries.size - 1) / blocks.queries.size;
-    next_ = first_;
-  }
-  __device__ bool next() {
-    for (; next_h_ < last_h_; ++next_h_, next_ = first_) {
-      while (next_ < last_) {
-        query = blocks_.queries.tile(call_, query.b, next_h_, next_++);
-        if (!general || meets(call_, query, keys)) return true;
-      }
-    }
-    return false;
-  }
-
- private:
-  const AttentionCall& call_;
-  const Blocks& blocks_;
-  std::int64_t first_, last_, next_;  // query tiles
-  std::int64_t next_h_, last_h_;
-};
-
-template <bool general>
-class Pairs<Side::queries, general> {  // every key tile that the queries see
- public:
-  QueryTile query;
-  KeyTile keys;
-
-  __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::int64_t index)
-      : query(blocks.queries.tile(call, index / blocks.queries.tiles / call.problem.heads_q,
-                                  index / blocks.queries.tiles % call.problem.heads_q,
-                                  blocks.queries.tiles - 1 - index % blocks.queries.tiles)),
-        tiles_(call, query, blocks.keys.size) {}
-  __device__ bool next() {
-    keys = query.count > 0 ? tiles_.next() : KeyTile{};
-    return keys.count > 0;
-  }
-
- private:
-  KeyTiles<general> tiles_;
-};
 
 // Where the sums of a lane are in [own, piece] of its half's gradient: 8 x 8, or 4 x 8 of small tiles.
 template <typename C>
@@ -169,7 +97,7 @@ __device__ __forceinline__ void add_dq(const Stage<C, Side::keys, general>& stag
 
 template <typename C, bool general, Gradients gradients>
 __global__ void __launch_bounds__(C::threads, C::blocks)
-    fused_backward(const __grid_constant__ AttentionCall call, const Blocks blocks, const float* shifts,
+    fused_backward(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
                    const Rows dq_sum) {
   constexpr Side side = side_of(gradients);
   extern __shared__ __align__(16) float shared[];
@@ -185,7 +113,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   if (more && stage.whole()) {
     stage.load_own(pairs.query, pairs.keys, 0);
     stage.load_other(pairs.query, pairs.keys, 0);
-    stage.load_states(pairs.query, shifts);
+    stage.load_states(pairs.query, states);
     commit_copies();
   }
   while (more) {
@@ -193,7 +121,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     const KeyTile keys = pairs.keys;
     if (!stage.whole()) {
       __syncthreads();  // everyone is done with the last states
-      stage.load_states(query, shifts);
+      stage.load_states(query, states);
       commit_copies();
     }
     wait_copies<0>();
@@ -221,7 +149,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     more = pairs.next();
     if (more && stage.whole()) {  // the next tile comes while dq is summed
       stage.load_other(pairs.query, pairs.keys, 0);
-      stage.load_states(pairs.query, shifts);
+      stage.load_states(pairs.query, states);
       commit_copies();
     }
     if constexpr (gradients == Gradients::all) {
@@ -276,7 +204,7 @@ __global__ void narrow_dq(const __grid_constant__ AttentionCall call, const Rows
 }
 
 template <typename C, bool general, Gradients gradients>
-void run(const AttentionCall& call, const float* shifts, const Rows& dq_sum, cudaStream_t stream) {
+void run(const AttentionCall& call, const RowStates& states, const Rows& dq_sum, cudaStream_t stream) {
   const AttentionProblem& problem = call.problem;
   const auto pieces = [](std::int64_t dim) { return static_cast<int>((dim + C::dim - 1) / C::dim); };
   const bool of_queries = gradients == Gradients::queries;
@@ -289,36 +217,39 @@ void run(const AttentionCall& call, const float* shifts, const Rows& dq_sum, cud
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
        .stream = stream},
-      call, blocks, shifts, dq_sum);
+      call, blocks, states, dq_sum);
 }
 
 template <typename C, bool general>
-void run(const AttentionCall& call, const float* shifts, const Rows& dq_sum, cudaStream_t stream) {
+void run(const AttentionCall& call, const RowStates& states, const Rows& dq_sum, cudaStream_t stream) {
   const bool of_keys = call.dk.wanted || call.dv.wanted;
-  if (dq_sum.wanted) return run<C, general, Gradients::all>(call, shifts, dq_sum, stream);
-  if (call.dq.wanted) run<C, general, Gradients::queries>(call, shifts, dq_sum, stream);
-  if (of_keys) run<C, general, Gradients::keys>(call, shifts, dq_sum, stream);
+  if (dq_sum.wanted) return run<C, general, Gradients::all>(call, states, dq_sum, stream);
+  if (call.dq.wanted) run<C, general, Gradients::queries>(call, states, dq_sum, stream);
+  if (of_keys) run<C, general, Gradients::keys>(call, states, dq_sum, stream);
 }
 
 template <bool general>
-void run_for(const AttentionCall& call, const float* shifts, const Rows& dq_sum, const Context& context) {
+void run_for(const AttentionCall& call, const RowStates& states, const Rows& dq_sum, const Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
   switch (backward_size(call, context)) {
-    case BackwardSize::small: return run<Small, general>(call, shifts, dq_sum, stream);
-    case BackwardSize::narrow: return run<Narrow, general>(call, shifts, dq_sum, stream);
-    case BackwardSize::broad: return run<Broad, general>(call, shifts, dq_sum, stream);
+    case BackwardSize::small: return run<Small, general>(call, states, dq_sum, stream);
+    case BackwardSize::narrow: return run<Narrow, general>(call, states, dq_sum, stream);
+    case BackwardSize::broad: return run<Broad, general>(call, states, dq_sum, stream);
   }
 }
 
 struct Workspace {
-  float* shifts;  // [Hq, rows_q]
-  Rows dq_sum;    // f32, where dq is summed; dq itself where it can be
+  RowStates states;
+  float* row_sums =
+      nullptr;  // [Hq, rows_q]: score gradients summed over keys, where a mask has one element a row
+  Rows dq_sum;  // f32, where dq is summed; dq itself where it can be
   std::size_t bytes;
 
   Workspace(const AttentionCall& call, void* data) {
     Arena arena(data);
     const std::int64_t rows = call.problem.heads_q * call.rows_q();
-    shifts = arena.take<float>(rows);
+    states = {arena.take<float>(rows), arena.take<float>(rows), arena.take<float>(rows)};
+    if (sums_rows(call)) row_sums = arena.take<float>(rows);
     // dq alone is cheaper without the products of the keys.
     if (call.dq.wanted && (call.dk.wanted || call.dv.wanted) && !call.deterministic) {
       dq_sum = call.dq;
@@ -343,10 +274,11 @@ std::size_t fused_backward_workspace(const AttentionCall& call) { return Workspa
 void fused_backward(const AttentionCall& call, const Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const Workspace workspace(call, context.workspace.data);
+  const RowStates& states = workspace.states;
   const Rows& dq_sum = workspace.dq_sum;
-  row_shifts(call, workspace.shifts, dq_sum, stream);
-  plain_backward(call) ? run_for<false>(call, workspace.shifts, dq_sum, context)
-                       : run_for<true>(call, workspace.shifts, dq_sum, context);
+  row_states(call, states, workspace.row_sums, dq_sum, context);
+  plain_backward(call) ? run_for<false>(call, states, dq_sum, context)
+                       : run_for<true>(call, states, dq_sum, context);
   if (dq_sum.wanted && dq_sum.data != call.dq.data) {
     launch<narrow_dq>({.name = "tilewise narrow dq",
                        .blocks = (call.problem.heads_q * call.rows_q() * call.problem.dim_qk + 255) / 256,
@@ -354,8 +286,8 @@ void fused_backward(const AttentionCall& call, const Context& context) {
                        .stream = stream},
                       call, dq_sum);
   }
-  if (call.problem.features.mask_gradient) mask_gradient(call, workspace.shifts, context);
-  if (call.dsinks != nullptr) sink_gradient(call, workspace.shifts, stream);
+  if (call.problem.features.mask_gradient) mask_gradient(call, states, workspace.row_sums, context);
+  if (call.dsinks != nullptr) sink_gradient(call, states, stream);
   clear_unused_gradients(call, stream);
 }
 

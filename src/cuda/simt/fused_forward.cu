@@ -68,9 +68,11 @@ struct Place {
   __device__ int dim(int d) const { return in_runs<C::C>(lane.column, d); }
 };
 
+constexpr float lowest = -3.402823466e38f;  // finite: a row that saw nothing needs no special case
+
 template <typename C>
 struct SoftmaxRow {
-  float maximum[C::M];  // starts at the lowest finite number: a row that saw nothing needs no special case
+  float maximum[C::M];  // from the lowest on
   float sum[C::M];      // over this thread's keys alone, until the end
 };
 
@@ -159,20 +161,18 @@ __device__ __forceinline__ void finish_scores(const AttentionCall& call, const S
   }
 }
 
-// In the plain kernel `s` are bare products, `unit` turns them into scores in units of log2 e, and that is
-// what exp2 takes. In the general one they are scores in natural units, since a mask of the lowest finite
-// number would overflow in others. Maxima and sums are in the same units.
-template <bool general>
-__device__ __forceinline__ float weight_of(float s, float unit, float maximum) {
-  return exp2_approx(general ? (s - maximum) * log2e : fmaf(s, unit, -maximum));
+// In the plain kernel scores are bare products and `unit` is what turns them into the log2 e that exp2 takes;
+// in the general one they are finished, in natural units. Maxima are in the units of the scores: then the
+// weight of the highest is 1 to the last bit, and a mask of the lowest finite number does not overflow.
+__device__ __forceinline__ float weight_of(float s, float maximum, float unit) {
+  return exp2_approx((s - maximum) * unit);
 }
 
-// The maximum that weights are relative to is let lie until it is about 2^8 too low: a weight may then reach
-// that, the sum loses nothing, and o is hardly ever rescaled.
-template <typename C, bool general>
+// The maximum that weights are relative to is let lie until it is 2^8 too low: a weight may then reach that,
+// the sum loses nothing, and o is hardly ever rescaled. `slack` is that distance in units of scores.
+template <typename C>
 __device__ __forceinline__ void softmax(float (&s)[C::M][C::N], float (&o)[C::M][C::V], float unit,
-                                        SoftmaxRow<C>& row) {
-  constexpr float slack = general ? 5.5f : 8.0f;
+                                        float slack, SoftmaxRow<C>& row) {
   float highest[C::M];  // of the lane's own keys
   bool rises = false;
 #pragma unroll
@@ -180,14 +180,13 @@ __device__ __forceinline__ void softmax(float (&s)[C::M][C::N], float (&o)[C::M]
     highest[m] = s[m][0];
 #pragma unroll
     for (int n = 1; n < C::N; ++n) highest[m] = fmaxf(highest[m], s[m][n]);
-    if constexpr (!general) highest[m] *= unit;
     rises |= highest[m] > row.maximum[m] + slack;
   }
   if (__any_sync(~0u, rises)) {
 #pragma unroll
     for (int m = 0; m < C::M; ++m) {
       const float maximum = fmaxf(row.maximum[m], row_maximum<C>(highest[m]));
-      const float rescale = weight_of<general>(row.maximum[m], 1.0f, maximum);
+      const float rescale = weight_of(row.maximum[m], maximum, unit);
       row.maximum[m] = maximum;
       row.sum[m] *= rescale;
 #pragma unroll
@@ -199,7 +198,7 @@ __device__ __forceinline__ void softmax(float (&s)[C::M][C::N], float (&o)[C::M]
     float sum = 0;
 #pragma unroll
     for (int n = 0; n < C::N; ++n) {
-      s[m][n] = weight_of<general>(s[m][n], unit, row.maximum[m]);
+      s[m][n] = weight_of(s[m][n], row.maximum[m], unit);
       sum += s[m][n];
     }
     row.sum[m] += sum;
@@ -233,7 +232,8 @@ __device__ __forceinline__ void drop(const AttentionCall& call, const QueryTile&
 // Joins the sink, divides, writes o (and lse, by the blocks of the first piece of Dv).
 template <typename C, bool general>
 __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTile& query, int first_dim,
-                                       const Place<C>& place, float (&o)[C::M][C::V], SoftmaxRow<C>& row) {
+                                       const ScoreRules& rules, float sign, const Place<C>& place,
+                                       float (&o)[C::M][C::V], SoftmaxRow<C>& row) {
   const int dims = static_cast<int>(call.problem.dim_v) - first_dim;
   const bool aligned = aligned_rows(call.o, call.problem.dim_v);
 #pragma unroll
@@ -243,18 +243,20 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
     float maximum = row.maximum[m];
     float factor = 1;
     if (r >= query.count) continue;
+    if constexpr (!general)
+      maximum = fmaxf(maximum * rules.scale * sign, lowest);  // natural units from here on
     if (call.problem.features.sinks) {
-      const float sink = static_cast<float>(call.sinks.at(query.b, query.h)) * (general ? 1.0f : log2e);
+      const float sink = static_cast<float>(call.sinks.at(query.b, query.h));
       const float highest = fmaxf(maximum, sink);
       // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
-      factor = general ? expf(maximum - highest) : exp2f(maximum - highest);
-      sum = sum * factor + (general ? expf(sink - highest) : exp2f(sink - highest));
+      factor = expf(maximum - highest);
+      sum = sum * factor + expf(sink - highest);
       maximum = highest;
     }
     const float inverse = sum == 0 ? 0.0f : factor / sum;
     const std::int64_t s = query.sequence.first_q + query.first + r;
     if (call.lse.wanted && first_dim == 0 && place.lane.column == 0) {
-      const float lse = sum == 0 ? minus_infinity : fmaf(maximum, general ? 1.0f : ln2, logf(sum));
+      const float lse = sum == 0 ? minus_infinity : maximum + logf(sum);
       *reinterpret_cast<float*>(call.lse.at(query.b, query.h, s)) = lse;
     }
     std::byte* out = call.o.at(query.b, query.h, s) + first_dim * size_of(call.o.dtype);
@@ -349,13 +351,14 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   // The maximum of products is that of scores only where the scale is positive, so its sign goes to the
   // queries.
   const float sign = !general && rules.scale < 0 ? -1.0f : 1.0f;
-  const float unit = rules.scale_log2 * sign;
+  const float unit = general ? log2e : rules.scale_log2 * sign;
+  const float slack = 8 / unit;
 
   float o[C::M][C::V] = {};
   SoftmaxRow<C> row;
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
-    row.maximum[m] = -3.402823466e38f;
+    row.maximum[m] = lowest;
     row.sum[m] = 0;
   }
 
@@ -412,7 +415,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     } else {
       if (edge) hide<C>(call, query, keys, place, s);
     }
-    softmax<C, general>(s, o, unit, row);
+    softmax<C>(s, o, unit, slack, row);
     store_weights<C>(s, p_warp, place);
     if constexpr (general) {
       if (call.problem.features.dropout) drop<C>(call, query, keys, place, p_warp);
@@ -421,7 +424,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     multiply_turned(o, weights, values, (keys.count + 7) / 8 * 8);
     keys = ahead;
   }
-  finish<C, general>(call, query, first_dim, place, o, row);
+  finish<C, general>(call, query, first_dim, rules, sign, place, o, row);
 }
 
 template <typename C, bool general>

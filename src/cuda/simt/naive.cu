@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(threads) naive_scores(const __grid_constant__ 
   scores_gmem[at] = pair_score(call, ScoreRules(call, row.b, row.h), row, j, product);
 }
 
-// A thread a pair: its weight, and the gradient of its score.
+// A thread a pair: q·k and d_o·v, where its weight and the gradient of its score will be.
 template <typename T>
 __global__ void __launch_bounds__(threads)
     naive_pairs(const __grid_constant__ AttentionCall call, const BackwardScratch scratch) {
@@ -57,11 +57,8 @@ __global__ void __launch_bounds__(threads)
     dweight =
         dot(row_of<T>(call.d_o, row.b, row.h, row.i), row_of<T>(call.v, row.b, h_kv, j), call.problem.dim_v);
   }
-  const StoredPair pair = stored_pair(call, ScoreRules(call, row.b, row.h), row,
-                                      RowGradient(call, row, scratch.shifts), j, product, dweight);
-  scratch.weights[at] = pair.weight;
-  scratch.dproducts[at] = pair.dproduct;
-  if (scratch.dscores != scratch.dproducts) scratch.dscores[at] = pair.dscore;
+  scratch.weights[at] = product;
+  scratch.dscores[at] = dweight;
 }
 
 // A thread an element of o or dq: out[i, d] = factor · Σ_j matrix[i, j]·keys[j, d].
@@ -140,9 +137,10 @@ void backward(const AttentionCall& call, const Context& context) {
   const auto scale = static_cast<float>(call.scale);
   Arena arena(context.workspace.data);
   const BackwardScratch scratch(arena, call);
-  launch<shift_rows<T, 1>>(thread_each("tilewise naive shifts", rows_q, context), call, scratch.shifts);
   launch<naive_pairs<T>>(thread_each("tilewise naive pairs", rows_q * problem.length_k, context), call,
                          scratch);
+  launch<differentiate_rows<1>>(thread_each("tilewise naive score gradients", rows_q, context), call,
+                                scratch);
   if (call.dq.wanted) {
     launch<naive_query_sums<T>>(thread_each("tilewise naive dq", rows_q * problem.dim_qk, context), call,
                                 scratch.dproducts, call.k, call.dq, problem.dim_qk, scale);
@@ -158,11 +156,11 @@ void backward(const AttentionCall& call, const Context& context) {
   if (problem.features.mask_gradient) {
     const std::int64_t(&extent)[4] = call.dmask.extent;
     const std::int64_t elements = extent[0] * extent[1] * extent[2] * extent[3];
-    launch<sum_mask<1>>(thread_each("tilewise naive dmask", elements, context), call, scratch.dscores);
+    launch<sum_mask>(thread_each("tilewise naive dmask", elements, context), call, scratch);
   }
   if (call.dsinks != nullptr) {
     launch<sum_sinks<1>>(thread_each("tilewise naive dsinks", problem.heads_q, context), call,
-                         scratch.shifts);
+                         scratch.sink_parts);
   }
 }
 

@@ -6,58 +6,21 @@
 namespace tilewise::cuda::simt {
 namespace {
 
-constexpr int warp = 32;
 constexpr int threads = 256;
-constexpr int rows_per_block = threads / warp;
-
-__device__ __forceinline__ float load_at(const std::byte* row, DType dtype, std::int64_t index) {
-  return load_element(row + index * static_cast<std::int64_t>(size_of(dtype)), dtype);
-}
-
-// A warp a query. Where dq will be summed, that row is made 0 on the way.
-__global__ void row_shifts_kernel(const __grid_constant__ AttentionCall call, float* shifts,
-                                  const Rows dq_sum) {
-  const std::int64_t row = std::int64_t{blockIdx.x} * rows_per_block + threadIdx.x / warp;
-  const int lane = static_cast<int>(threadIdx.x % warp);
-  const std::int64_t length = call.problem.length_q;
-  if (row >= call.problem.batch * call.problem.heads_q * length) return;
-  const std::int64_t b = row / length / call.problem.heads_q;
-  const std::int64_t h = row / length % call.problem.heads_q;
-  const std::int64_t i = row % length;
-  const Sequence sequence = call.sequence(b);
-  if (i >= sequence.length_q) return;
-  if (dq_sum.wanted) {
-    auto* dq = reinterpret_cast<float*>(dq_sum.at(b, h, sequence.first_q + i));
-    for (std::int64_t d = lane; d < call.problem.dim_qk; d += warp) dq[d] = 0;
-  }
-  const std::byte* o = call.o.at(b, h, sequence.first_q + i);
-  const std::byte* d_o = call.d_o.at(b, h, sequence.first_q + i);
-  float sum = 0;
-  for (std::int64_t d = lane; d < call.problem.dim_v; d += warp) {
-    sum = fmaf(load_at(o, call.o.dtype, d), load_at(d_o, call.d_o.dtype, d), sum);
-  }
-  for (int other = warp / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-  if (lane != 0) return;
-  const float d_lse =
-      call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, h, sequence.first_q + i)) : 0.0f;
-  const bool empty =
-      *reinterpret_cast<const float*>(call.lse.at(b, h, sequence.first_q + i)) == minus_infinity;
-  shifts[h * call.rows_q() + call.first_row_q(b) + i] = empty ? 0.0f : d_lse - sum;
-}
 
 // A block a head; each thread sums every threads-th query, then the threads' sums are added in order.
-__global__ void sink_gradient_kernel(const __grid_constant__ AttentionCall call, const float* shifts) {
+__global__ void sink_gradient_kernel(const __grid_constant__ AttentionCall call, const RowStates states) {
   __shared__ double sums[threads];
   const std::int64_t h = blockIdx.x;
   double sum = 0;
   for (std::int64_t b = 0; b < call.problem.batch; ++b) {
-    const Sequence sequence = call.sequence(b);
     const double sink = call.sinks.at(b, h);
-    for (std::int64_t i = threadIdx.x; i < sequence.length_q; i += threads) {
-      const float lse = *reinterpret_cast<const float*>(call.lse.at(b, h, sequence.first_q + i));
-      if (lse == minus_infinity) continue;
-      const float shift = shifts[h * call.rows_q() + call.first_row_q(b) + i];
-      sum += static_cast<double>(expf(static_cast<float>(sink - static_cast<double>(lse))) * shift);
+    const std::int64_t first = h * call.rows_q() + call.first_row_q(b);
+    const std::int64_t length = call.sequence(b).length_q;
+    for (std::int64_t row = first + threadIdx.x; row < first + length; row += threads) {
+      if (states.inverse[row] == 0) continue;  // saw nothing
+      sum += exp(sink - static_cast<double>(states.top[row])) * static_cast<double>(states.inverse[row]) *
+             static_cast<double>(states.shift[row]);
     }
   }
   sums[threadIdx.x] = sum;
@@ -113,21 +76,12 @@ void clear(const AttentionCall& call, const Rows& rows, std::int64_t heads, std:
 
 }  // namespace
 
-void row_shifts(const AttentionCall& call, float* shifts, const Rows& dq_sum, cudaStream_t stream) {
-  const std::int64_t rows = call.problem.batch * call.problem.heads_q * call.problem.length_q;
-  launch<row_shifts_kernel>({.name = "tilewise row shifts",
-                             .blocks = (rows + rows_per_block - 1) / rows_per_block,
-                             .threads = threads,
-                             .stream = stream},
-                            call, shifts, dq_sum);
-}
-
-void sink_gradient(const AttentionCall& call, const float* shifts, cudaStream_t stream) {
+void sink_gradient(const AttentionCall& call, const RowStates& states, cudaStream_t stream) {
   launch<sink_gradient_kernel>({.name = "tilewise sink gradient",
                                 .blocks = call.problem.heads_q,
                                 .threads = threads,
                                 .stream = stream},
-                               call, shifts);
+                               call, states);
 }
 
 void clear_unused_outputs(const AttentionCall& call, cudaStream_t stream) {

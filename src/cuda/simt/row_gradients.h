@@ -3,21 +3,30 @@
 #include <cuda_runtime_api.h>
 
 #include "attention/call.h"
+#include "cuda/simt/row_states.h"
 #include "tilewise/context.h"
 
 namespace tilewise::cuda::simt {
 
-// The parts of backward that are no products of tiles. `shifts` is [Hq, rows_q].
+// The parts of backward that are no products for dq, dk or dv.
 
-/// shift of every query: d_lse − Σ_d d_o·o, or 0 where it saw nothing. Makes `dq_sum` 0 where it is wanted.
-void row_shifts(const AttentionCall& call, float* shifts, const Rows& dq_sum, cudaStream_t stream);
+/// Whether dmask has one element a row of scores, so that row sums are all it needs.
+inline bool sums_rows(const AttentionCall& call) {
+  return call.problem.features.mask_gradient && call.dmask.extent[3] == 1;
+}
 
-/// dsinks[h] = Σ over entries and queries of exp(sink − lse)·shift.
-void sink_gradient(const AttentionCall& call, const float* shifts, cudaStream_t stream);
+/// The state of every query; and, where not null, the sum of its score gradients. Makes `dq_sum` 0 where
+/// wanted.
+void row_states(const AttentionCall& call, const RowStates& states, float* row_sums, const Rows& dq_sum,
+                const Context& context);
+
+/// dsinks[h]: the sink's weight times the shift, over entries and queries.
+void sink_gradient(const AttentionCall& call, const RowStates& states, cudaStream_t stream);
 
 /// dmask: score gradients recomputed for each element of the mask and summed over what it was broadcast
 /// along.
-void mask_gradient(const AttentionCall& call, const float* shifts, const Context& context);
+void mask_gradient(const AttentionCall& call, const RowStates& states, const float* row_sums,
+                   const Context& context);
 
 /// Rows of packed tensors that no sequence owns: o = 0, lse = −inf.
 void clear_unused_outputs(const AttentionCall& call, cudaStream_t stream);

@@ -173,13 +173,12 @@ __global__ void __launch_bounds__(threads, 2) tiled_scores(const __grid_constant
   });
 }
 
-// A tile of weights and of score gradients; zeros where hidden.
+// A tile of q·k and of d_o·v, where weights and score gradients will be.
 template <typename T>
 __global__ void __launch_bounds__(threads, 2)
     tiled_pairs(const __grid_constant__ AttentionCall call, const BackwardScratch scratch) {
   __shared__ SharedFactors shared;
   const PairTile pairs(call, blockIdx.x);
-  const ScoreRules rules(call, pairs.query.b, pairs.query.h);
   Sums product = {};
   Sums dweight = {};
   if (pairs.seen(call)) {
@@ -187,13 +186,10 @@ __global__ void __launch_bounds__(threads, 2)
     pairs.template add_products<T>(dweight, shared, call, call.d_o, call.v, call.problem.dim_v);
   }
   pairs.for_each_row(call, [&](const QueryRow& row, int m) {
-    const RowGradient gradient(call, row, scratch.shifts);
     const std::int64_t row_at = row.index(call) * call.problem.length_k;
     pairs.for_each_key(call, [&](std::int64_t j, int n) {
-      const StoredPair pair = stored_pair(call, rules, row, gradient, j, product[m][n], dweight[m][n]);
-      scratch.weights[row_at + j] = pair.weight;
-      scratch.dproducts[row_at + j] = pair.dproduct;
-      if (scratch.dscores != scratch.dproducts) scratch.dscores[row_at + j] = pair.dscore;
+      scratch.weights[row_at + j] = product[m][n];
+      scratch.dscores[row_at + j] = dweight[m][n];
     });
   });
 }
@@ -298,18 +294,6 @@ void forward(const AttentionCall& call, const Context& context) {
       scratch.scores, call.v, call.o, problem.dim_v, 1.0f);
 }
 
-// Where the mask has an element a key, threads of a warp have neighbouring keys; else they share a row.
-void launch_mask_gradient(const AttentionCall& call, const BackwardScratch& scratch, const Context& context) {
-  const std::int64_t(&extent)[4] = call.dmask.extent;
-  const std::int64_t elements = extent[0] * extent[1] * extent[2] * extent[3];
-  if (extent[3] == 1) {
-    launch<sum_mask<warp>>(warp_each("tilewise tiled dmask", elements, context), call, scratch.dscores);
-  } else {
-    launch<sum_mask<1>>(block_each("tilewise tiled dmask", (elements + threads - 1) / threads, context), call,
-                        scratch.dscores);
-  }
-}
-
 template <typename T>
 void backward(const AttentionCall& call, const Context& context) {
   const AttentionProblem& problem = call.problem;
@@ -318,10 +302,10 @@ void backward(const AttentionCall& call, const Context& context) {
   const auto scale = static_cast<float>(call.scale);
   Arena arena(context.workspace.data);
   const BackwardScratch scratch(arena, call);
-  launch<shift_rows<T, warp>>(warp_each("tilewise tiled shifts", problem.heads_q * call.rows_q(), context),
-                              call, scratch.shifts);
   launch<tiled_pairs<T>>(
       block_each("tilewise tiled pairs", query_tiles * tiles_of(problem.length_k), context), call, scratch);
+  launch<differentiate_rows<warp>>(
+      warp_each("tilewise tiled score gradients", problem.heads_q * call.rows_q(), context), call, scratch);
   if (call.dq.wanted) {
     launch<tiled_query_sums<T>>(
         block_each("tilewise tiled dq", query_tiles * tiles_of(problem.dim_qk), context), call,
@@ -335,10 +319,15 @@ void backward(const AttentionCall& call, const Context& context) {
     launch<tiled_key_sums<T>>(block_each("tilewise tiled dv", key_tiles * tiles_of(problem.dim_v), context),
                               call, scratch.weights, call.d_o, call.dv, problem.dim_v, 1.0f);
   }
-  if (problem.features.mask_gradient) launch_mask_gradient(call, scratch, context);
+  if (problem.features.mask_gradient) {
+    const std::int64_t(&extent)[4] = call.dmask.extent;
+    const std::int64_t elements = extent[0] * extent[1] * extent[2] * extent[3];
+    launch<sum_mask>(block_each("tilewise tiled dmask", (elements + threads - 1) / threads, context), call,
+                     scratch);
+  }
   if (call.dsinks != nullptr) {
     launch<sum_sinks<warp>>(warp_each("tilewise tiled dsinks", problem.heads_q, context), call,
-                            scratch.shifts);
+                            scratch.sink_parts);
   }
 }
 

@@ -43,7 +43,7 @@ __device__ __forceinline__ float score_bias(const AttentionCall& call, const Sco
   float bias = 0;
   if (rules.alibi) {
     const std::int64_t distance = i + sequence.length_k - sequence.length_q - j;
-    bias -= rules.slope * static_cast<float>(distance < 0 ? -distance : distance);
+    bias = -__fmul_rn(rules.slope, static_cast<float>(distance < 0 ? -distance : distance));
   }
   if (rules.mask) {
     const std::byte* at = call.mask.at(b, h, i, j);
@@ -57,16 +57,18 @@ __device__ __forceinline__ float score_bias(const AttentionCall& call, const Sco
 }
 
 /// The score of a pair from its product. `tangent` receives tanh of the capped score, for its derivative.
+/// Every step is rounded by itself: a score is the same number in every kernel, whatever is done with it
+/// next.
 __device__ __forceinline__ float score_of(const AttentionCall& call, const ScoreRules& rules,
                                           const Sequence& sequence, std::int64_t b, std::int64_t h,
                                           std::int64_t i, std::int64_t j, float product, float& tangent) {
-  float s = product * rules.scale;
+  float s = __fmul_rn(product, rules.scale);
   if (rules.softcap) {
     tangent = tanh_of(s);
-    s = tangent * rules.cap;
+    s = __fmul_rn(tangent, rules.cap);
   }
   const float bias = score_bias(call, rules, sequence, b, h, i, j);
-  return bias == minus_infinity ? bias : s + bias;
+  return bias == minus_infinity ? bias : __fadd_rn(s, bias);
 }
 
 /// What dropout makes of the weight of (i, j): 0 or keep_scale. Four keys that share a counter are drawn at

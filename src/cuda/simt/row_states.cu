@@ -1,0 +1,262 @@
+#include "cuda/runtime/launch.cuh"
+#include "cuda/simt/row_gradients.h"
+#include "cuda/simt/tile_pairs.cuh"
+
+namespace tilewise::cuda::simt {
+namespace {
+
+// What backward must know of each query first. Every score and every d_o·v is made once more for it: o and
+// lse would give the same for two products less, but rounded, and where a row's weights all but one vanish
+// the rounding is all that is left of its gradient. So they serve only where f32 results need be no better
+// than TF32's.
+
+// One thread's share of a row's keys.
+struct PartialRow {
+  float top = -3.402823466e38f;
+  double sum = 0;       // of exp(s − top)
+  double weighted = 0;  // of exp(s − top)·(d_o·v), after dropout
+};
+
+__device__ __forceinline__ void raise(PartialRow& row, float top) {
+  if (!(top > row.top)) return;
+  const double factor = exp(static_cast<double>(row.top) - static_cast<double>(top));
+  row.sum *= factor;
+  row.weighted *= factor;
+  row.top = top;
+}
+
+// `scores` and `dweights` are [keys, queries].
+template <typename C>
+__device__ __forceinline__ void add_tile(PartialRow& row, const float* scores, const float* dweights,
+                                         int query, int first, int last) {
+  float top = minus_infinity;
+  for (int j = first; j < last; ++j) top = fmaxf(top, scores[j * C::pair_stride + query]);
+  raise(row, top);
+  float sum = 0;
+  float weighted = 0;
+#pragma unroll 4
+  for (int j = first; j < last; ++j) {
+    const float weight = weight_of(scores[j * C::pair_stride + query], row.top);
+    sum += weight;
+    weighted = fmaf(weight, dweights[j * C::pair_stride + query], weighted);
+  }
+  row.sum += static_cast<double>(sum);
+  row.weighted += static_cast<double>(weighted);
+}
+
+// The first half leaves scores, −inf where hidden, in place of weights.
+template <typename C, bool general>
+__device__ __forceinline__ void store_scores(const Stage<C, Side::queries, general>& stage,
+                                             const ScoreRules& rules, const QueryTile& query,
+                                             const KeyTile& keys, const Place<C>& place,
+                                             const float (&products)[C::M][C::N]) {
+  const AttentionCall& call = stage.call;
+  const auto score = [&](int m, int n) -> float& {
+    return stage.weights[place.other(m) * C::pair_stride + place.own(n)];
+  };
+#pragma unroll
+  for (int m = 0; m < C::M; ++m) {
+#pragma unroll
+    for (int n = 0; n < C::N; ++n)
+      score(m, n) = general ? products[m][n] : __fmul_rn(products[m][n], rules.scale);
+  }
+  const bool edge = has_edge<C>(call, query, keys);
+  if (!general && !edge) return;
+#pragma unroll 1
+  for (int index = 0; index < C::M * C::N; ++index) {  // a lane meets what it stored itself
+    const int m = index / C::N;
+    const int n = index % C::N;
+    const std::int64_t i = query.first + min(place.own(n), query.count - 1);
+    const std::int64_t j = keys.first + place.other(m);
+    float tangent;
+    if (edge && hidden(call, query.sequence, keys, i, j)) {
+      score(m, n) = minus_infinity;
+    } else if (general) {
+      score(m, n) = score_of(call, rules, query.sequence, query.b, query.h, i, j, score(m, n), tangent);
+    }
+  }
+}
+
+// The second half leaves d_o·v in place of score gradients.
+template <typename C, bool general>
+__device__ __forceinline__ void store_dweights(const Stage<C, Side::queries, general>& stage,
+                                               const QueryTile& query, const KeyTile& keys,
+                                               const Place<C>& place, const float (&products)[C::M][C::N]) {
+  const auto dweight = [&](int m, int n) -> float& {
+    return stage.dscores[place.other(m) * C::pair_stride + place.own(n)];
+  };
+#pragma unroll
+  for (int m = 0; m < C::M; ++m) {
+#pragma unroll
+    for (int n = 0; n < C::N; ++n) dweight(m, n) = products[m][n];
+  }
+  if constexpr (general) {
+    if (!stage.call.problem.features.dropout) return;
+#pragma unroll 1
+    for (int index = 0; index < C::M * C::N; ++index) {
+      const int m = index / C::N;
+      const int n = index % C::N;
+      dweight(m, n) *= dropout_factor(stage.call, query.b, query.h, query.first + place.own(n),
+                                      keys.first + place.other(m));
+    }
+  }
+}
+
+template <typename C, bool general>
+__global__ void __launch_bounds__(C::threads, C::blocks)
+    row_states_tiles(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
+                     float* row_sums, const Rows dq_sum) {
+  extern __shared__ __align__(16) float shared[];
+  const Place<C> place;
+  const Stage<C, Side::queries, general> stage(call, shared);
+  Pairs<Side::queries, general> pairs(call, blocks, blockIdx.x);
+  const QueryTile& query = pairs.query;
+  if (query.count <= 0) return;
+  const ScoreRules rules(call, query.b, query.h);
+  constexpr int parts = C::threads / C::tile;  // threads that share a query
+  constexpr int part_keys = C::tile / parts;
+  const int r = static_cast<int>(threadIdx.x) % C::tile;
+  const int part = static_cast<int>(threadIdx.x) / C::tile;
+  PartialRow row;
+
+  bool more = pairs.next();
+  if (more && stage.whole()) {
+    stage.load_own(query, pairs.keys, 0);
+    stage.load_other(query, pairs.keys, 0);
+    commit_copies();
+  }
+  while (more) {
+    const KeyTile keys = pairs.keys;
+    wait_copies<0>();
+    __syncthreads();  // what was loaded is there, and everyone is done with the last scores
+    float products[C::M][C::N] = {};
+    multiply_pairs(stage, query, keys, place, products);
+    if (place.second) {
+      store_dweights(stage, query, keys, place, products);
+    } else {
+      store_scores(stage, rules, query, keys, place, products);
+    }
+    __syncthreads();  // scores and d_o·v are there, and everyone is done with the keys
+    more = pairs.next();
+    if (more && stage.whole()) {
+      stage.load_other(query, pairs.keys, 0);
+      commit_copies();
+    }
+    add_tile<C>(row, stage.weights, stage.dscores, r, part * part_keys,
+                min((part + 1) * part_keys, keys.count));
+  }
+
+  if (dq_sum.wanted) {
+    for (int index = threadIdx.x; index < query.count * stage.dim_qk; index += C::threads) {
+      const std::int64_t s = query.sequence.first_q + query.first + index / stage.dim_qk;
+      reinterpret_cast<float*>(dq_sum.at(query.b, query.h, s))[index % stage.dim_qk] = 0;
+    }
+  }
+  __syncthreads();  // shared memory is free for the shares
+  auto* shares = reinterpret_cast<PartialRow*>(shared);
+  shares[threadIdx.x] = row;
+  __syncthreads();  // all shares are there
+  if (part > 0 || r >= query.count) return;
+  for (int n = 1; n < parts; ++n) {
+    PartialRow other = shares[n * C::tile + r];
+    raise(row, other.top);
+    raise(other, row.top);
+    row.sum += other.sum;
+    row.weighted += other.weighted;
+  }
+  const std::int64_t s = query.sequence.first_q + query.first + r;
+  const std::int64_t at = query.h * call.rows_q() + call.first_row_q(query.b) + query.first + r;
+  double sink = 0;
+  if (call.problem.features.sinks) {
+    raise(row, static_cast<float>(call.sinks.at(query.b, query.h)));
+    sink = exp(call.sinks.at(query.b, query.h) - static_cast<double>(row.top));
+  }
+  const double total = row.sum + sink;
+  const bool unseen = row.sum == 0 && sink == 0;
+  const double d_lse =
+      call.d_lse.wanted
+          ? static_cast<double>(*reinterpret_cast<const float*>(call.d_lse.at(query.b, query.h, s)))
+          : 0.0;
+  const double delta = row.weighted / total;
+  states.set(at, unseen
+                     ? RowState::unseen()
+                     : RowState{row.top, static_cast<float>(1 / total), static_cast<float>(d_lse - delta)});
+  if (row_sums == nullptr) return;
+  row_sums[at] = row.sum == 0 ? 0.0f : static_cast<float>((row.sum * d_lse + sink * delta) / total);
+}
+
+// From o and lse: a warp a query.
+__global__ void row_states_of_outputs(const __grid_constant__ AttentionCall call, const RowStates states,
+                                      const Rows dq_sum) {
+  constexpr int warp = 32;
+  const std::int64_t row = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp;
+  const int lane = static_cast<int>(threadIdx.x % warp);
+  const std::int64_t length = call.problem.length_q;
+  if (row >= call.problem.batch * call.problem.heads_q * length) return;
+  const std::int64_t b = row / length / call.problem.heads_q;
+  const std::int64_t h = row / length % call.problem.heads_q;
+  const std::int64_t i = row % length;
+  const Sequence sequence = call.sequence(b);
+  if (i >= sequence.length_q) return;
+  const std::int64_t s = sequence.first_q + i;
+  if (dq_sum.wanted) {
+    auto* dq = reinterpret_cast<float*>(dq_sum.at(b, h, s));
+    for (std::int64_t d = lane; d < call.problem.dim_qk; d += warp) dq[d] = 0;
+  }
+  const auto* o = reinterpret_cast<const float*>(call.o.at(b, h, s));
+  const auto* d_o = reinterpret_cast<const float*>(call.d_o.at(b, h, s));
+  float sum = 0;
+  for (std::int64_t d = lane; d < call.problem.dim_v; d += warp) sum = fmaf(o[d], d_o[d], sum);
+  for (int other = warp / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+  if (lane != 0) return;
+  const float lse = *reinterpret_cast<const float*>(call.lse.at(b, h, s));
+  const float d_lse = call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, h, s)) : 0.0f;
+  states.set(h * call.rows_q() + call.first_row_q(b) + i,
+             lse == minus_infinity ? RowState::unseen() : RowState{lse, 1.0f, d_lse - sum});
+}
+
+template <typename C, bool general>
+void run(const AttentionCall& call, const RowStates& states, float* row_sums, const Rows& dq_sum,
+         cudaStream_t stream) {
+  const Blocks blocks{QueryGrid::of(call, C::tile), KeyGrid::of(call, C::tile)};
+  launch<row_states_tiles<C, general>>(
+      {.name = "tilewise row states",
+       .blocks = call.problem.batch * call.problem.heads_q * blocks.queries.tiles,
+       .threads = C::threads,
+       .shared_bytes = C::shared_bytes,
+       .stream = stream},
+      call, blocks, states, row_sums, dq_sum);
+}
+
+template <bool general>
+void run_for(const AttentionCall& call, const RowStates& states, float* row_sums, const Rows& dq_sum,
+             const Context& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  switch (backward_size(call, context)) {
+    case BackwardSize::small: return run<Small, general>(call, states, row_sums, dq_sum, stream);
+    case BackwardSize::narrow: return run<Narrow, general>(call, states, row_sums, dq_sum, stream);
+    case BackwardSize::broad: return run<Broad, general>(call, states, row_sums, dq_sum, stream);
+  }
+}
+
+}  // namespace
+
+void row_states(const AttentionCall& call, const RowStates& states, float* row_sums, const Rows& dq_sum,
+                const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  if (problem.dtype == DType::f32 && call.allow_tf32 && row_sums == nullptr) {
+    constexpr int threads = 256;
+    const std::int64_t rows = problem.batch * problem.heads_q * problem.length_q;
+    launch<row_states_of_outputs>({.name = "tilewise row states",
+                                   .blocks = (rows * 32 + threads - 1) / threads,
+                                   .threads = threads,
+                                   .stream = static_cast<cudaStream_t>(context.stream)},
+                                  call, states, dq_sum);
+  } else if (plain_backward(call)) {
+    run_for<false>(call, states, row_sums, dq_sum, context);
+  } else {
+    run_for<true>(call, states, row_sums, dq_sum, context);
+  }
+}
+
+}  // namespace tilewise::cuda::simt

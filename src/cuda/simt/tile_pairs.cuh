@@ -1,0 +1,82 @@
+#pragma once
+
+#include "cuda/simt/backward_stage.cuh"
+
+namespace tilewise::cuda::simt {
+
+/// How backward cuts a problem into blocks.
+struct Blocks {
+  QueryGrid queries;
+  KeyGrid keys;
+  int dim_pieces = 1;
+};
+
+/// The pairs of tiles of one block, in order.
+template <Side side, bool general>
+class Pairs;
+
+/// Every query tile that sees the keys, head by head of the group.
+template <bool general>
+class Pairs<Side::keys, general> {
+ public:
+  QueryTile query;
+  KeyTile keys;
+
+  __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::int64_t index)
+      : call_(call), blocks_(blocks) {
+    const std::int64_t head = index / blocks.keys.tiles;
+    query.b = head / call.problem.heads_kv;
+    query.h = head % call.problem.heads_kv * call.group();
+    query.sequence = call.sequence(query.b);
+    keys = blocks.keys.tile(call, query.sequence, index % blocks.keys.tiles);
+    next_h_ = query.h;
+    last_h_ = query.h + call.group();
+    // Queries i with i + offset − left < the end of the keys, and i + offset + right >= their beginning.
+    const std::int64_t position = keys.first - query.sequence.band_offset;
+    const std::int64_t first = max(std::int64_t{0}, position - call.band.right);
+    const std::int64_t last = min(query.sequence.length_q, position + keys.count + call.band.left);
+    first_ = general ? 0 : first / blocks.queries.size;
+    last_ = general           ? blocks.queries.tiles
+            : keys.count <= 0 ? first_
+                              : (last + blocks.queries.size - 1) / blocks.queries.size;
+    next_ = first_;
+  }
+  __device__ bool next() {
+    for (; next_h_ < last_h_; ++next_h_, next_ = first_) {
+      while (next_ < last_) {
+        query = blocks_.queries.tile(call_, query.b, next_h_, next_++);
+        if (!general || meets(call_, query, keys)) return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  const AttentionCall& call_;
+  const Blocks& blocks_;
+  std::int64_t first_, last_, next_;  // query tiles
+  std::int64_t next_h_, last_h_;
+};
+
+/// Every key tile that the queries see, the last queries first: with causal they see the most.
+template <bool general>
+class Pairs<Side::queries, general> {
+ public:
+  QueryTile query;
+  KeyTile keys;
+
+  __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::int64_t index)
+      : query(blocks.queries.tile(call, index / blocks.queries.tiles / call.problem.heads_q,
+                                  index / blocks.queries.tiles % call.problem.heads_q,
+                                  blocks.queries.tiles - 1 - index % blocks.queries.tiles)),
+        tiles_(call, query, blocks.keys.size) {}
+  __device__ bool next() {
+    keys = query.count > 0 ? tiles_.next() : KeyTile{};
+    return keys.count > 0;
+  }
+
+ private:
+  KeyTiles<general> tiles_;
+};
+
+}  // namespace tilewise::cuda::simt
