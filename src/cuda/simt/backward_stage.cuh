@@ -290,11 +290,14 @@ __device__ __forceinline__ void multiply_pairs(const Stage<C, side, general>& st
                                           place.other(0) * C::row_stride};
   const ByRows<C::row_stride, C::C> own{(place.second ? stage.own_v : stage.own) +
                                         place.own(0) * C::row_stride};
-  const auto multiply = [&](int piece) {
+  const auto multiply = [&](int piece, float(&sum)[C::M][C::N]) {
     const int dims = place.second ? stage.dims_v(piece) : stage.dims_qk(piece);
-    multiply_rows(products, other, own, (dims + 7) / 8 * 8);
+    multiply_rows(sum, other, own, (dims + 7) / 8 * 8);
   };
-  if (stage.whole()) return multiply(0);
+  if (stage.whole()) return multiply(0, products);
+  // Each piece is summed by itself, and the pieces in shared memory, where the results will go.
+  float* sums = place.second ? stage.dscores : stage.weights;
+#pragma unroll 1
   for (int piece = 0; piece < max(stage.pieces_qk, stage.pieces_v); ++piece) {
     __syncthreads();  // everyone is done with the last piece
     stage.load_own(query, keys, piece);
@@ -302,8 +305,18 @@ __device__ __forceinline__ void multiply_pairs(const Stage<C, side, general>& st
     commit_copies();
     wait_copies<0>();
     __syncthreads();  // the piece is there
-    multiply(piece);
+    float part[C::M][C::N] = {};
+    multiply(piece, part);
+#pragma unroll
+    for (int m = 0; m < C::M; ++m) {
+#pragma unroll
+      for (int n = 0; n < C::N; ++n) {
+        float& sum = sums[place.other(m) * C::pair_stride + place.own(n)];
+        sum = products[m][n] = piece == 0 ? part[m][n] : sum + part[m][n];
+      }
+    }
   }
+  __syncthreads();  // everyone is done with the sums
 }
 
 /// Whether some pair of the tiles is hidden by band, lengths or block mask.

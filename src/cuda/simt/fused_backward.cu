@@ -95,10 +95,53 @@ __device__ __forceinline__ void add_dq(const Stage<C, Side::keys, general>& stag
   }
 }
 
+// The error of a running sum grows with its length, so every few tiles the sums of a block are added up in
+// memory and begun anew. `parked` is [blocks, own_each · 2, threads] of four floats, each its own thread's
+// alone.
+constexpr int patience = 8;
+
+template <typename C>
+__device__ __forceinline__ float* parked_at(float* parked, int n) {
+  return parked + ((std::int64_t{blockIdx.x} * (C::own_each * 2) + n) * C::threads + threadIdx.x) * 4;
+}
+
+template <typename C>
+__device__ __forceinline__ void park(float (&sum)[C::own_each][8], float* parked, bool first) {
+#pragma unroll
+  for (int m = 0; m < C::own_each; ++m) {
+#pragma unroll
+    for (int n = 0; n < 8; n += 4) {
+      const float4 four{sum[m][n], sum[m][n + 1], sum[m][n + 2], sum[m][n + 3]};
+      float* at = parked_at<C>(parked, m * 2 + n / 4);
+      if (first) {
+        *reinterpret_cast<float4*>(at) = four;
+      } else {
+        add_4(at, four);  // nothing to wait for
+      }
+#pragma unroll
+      for (int k = 0; k < 4; ++k) sum[m][n + k] = 0;
+    }
+  }
+}
+
+template <typename C>
+__device__ __forceinline__ void fetch(float (&sum)[C::own_each][8], float* parked) {
+#pragma unroll
+  for (int m = 0; m < C::own_each; ++m) {
+#pragma unroll
+    for (int n = 0; n < 8; n += 4) {
+      const auto* at = reinterpret_cast<const float4*>(parked_at<C>(parked, m * 2 + n / 4));
+      const float4 four = __ldcg(at);  // where add_4 added
+#pragma unroll
+      for (int k = 0; k < 4; ++k) sum[m][n + k] += element(four, k);
+    }
+  }
+}
+
 template <typename C, bool general, Gradients gradients>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_backward(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
-                   const Rows dq_sum) {
+                   const Rows dq_sum, float* parked) {
   constexpr Side side = side_of(gradients);
   extern __shared__ __align__(16) float shared[];
   const int piece = static_cast<int>(blockIdx.x % blocks.dim_pieces);
@@ -106,8 +149,9 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   const OwnPlace<C> own_place(place);
   const Stage<C, side, general> stage(call, shared);
   Pairs<side, general> pairs(call, blocks, blockIdx.x / blocks.dim_pieces);
-  float sum[C::own_each][8] =
-      {};  // keys: dv in the first half, dk in the second; queries: dq, half of it in each
+  // Keys: dv in the first half, dk in the second. Queries: dq, half of it in each.
+  float sum[C::own_each][8] = {};
+  int tiles = 0;
 
   bool more = pairs.next();
   if (more && stage.whole()) {
@@ -147,6 +191,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     }
     __syncthreads();  // everyone is done with the other side, and score gradients are there for all
     more = pairs.next();
+    if (++tiles % patience == 0 && more) park<C>(sum, parked, tiles == patience);
     if (more && stage.whole()) {  // the next tile comes while dq is summed
       stage.load_other(pairs.query, pairs.keys, 0);
       stage.load_states(pairs.query, states);
@@ -157,6 +202,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     }
   }
 
+  if (tiles > patience) fetch<C>(sum, parked);
   const QueryTile& query = pairs.query;
   const auto scale = static_cast<float>(call.scale);
   const int first_dim = piece * C::dim;
@@ -204,7 +250,8 @@ __global__ void narrow_dq(const __grid_constant__ AttentionCall call, const Rows
 }
 
 template <typename C, bool general, Gradients gradients>
-void run(const AttentionCall& call, const RowStates& states, const Rows& dq_sum, cudaStream_t stream) {
+void run(const AttentionCall& call, const RowStates& states, const Rows& dq_sum, float* parked,
+         cudaStream_t stream) {
   const AttentionProblem& problem = call.problem;
   const auto pieces = [](std::int64_t dim) { return static_cast<int>((dim + C::dim - 1) / C::dim); };
   const bool of_queries = gradients == Gradients::queries;
@@ -217,25 +264,46 @@ void run(const AttentionCall& call, const RowStates& states, const Rows& dq_sum,
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
        .stream = stream},
-      call, blocks, states, dq_sum);
+      call, blocks, states, dq_sum, parked);
 }
 
 template <typename C, bool general>
-void run(const AttentionCall& call, const RowStates& states, const Rows& dq_sum, cudaStream_t stream) {
+void run(const AttentionCall& call, const RowStates& states, const Rows& dq_sum, float* parked,
+         cudaStream_t stream) {
   const bool of_keys = call.dk.wanted || call.dv.wanted;
-  if (dq_sum.wanted) return run<C, general, Gradients::all>(call, states, dq_sum, stream);
-  if (call.dq.wanted) run<C, general, Gradients::queries>(call, states, dq_sum, stream);
-  if (of_keys) run<C, general, Gradients::keys>(call, states, dq_sum, stream);
+  if (dq_sum.wanted) return run<C, general, Gradients::all>(call, states, dq_sum, parked, stream);
+  if (call.dq.wanted) run<C, general, Gradients::queries>(call, states, dq_sum, parked, stream);
+  if (of_keys) run<C, general, Gradients::keys>(call, states, dq_sum, parked, stream);
 }
 
 template <bool general>
-void run_for(const AttentionCall& call, const RowStates& states, const Rows& dq_sum, const Context& context) {
+void run_for(const AttentionCall& call, const RowStates& states, const Rows& dq_sum, float* parked,
+             const Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
   switch (backward_size(call, context)) {
-    case BackwardSize::small: return run<Small, general>(call, states, dq_sum, stream);
-    case BackwardSize::narrow: return run<Narrow, general>(call, states, dq_sum, stream);
-    case BackwardSize::broad: return run<Broad, general>(call, states, dq_sum, stream);
+    case BackwardSize::small: return run<Small, general>(call, states, dq_sum, parked, stream);
+    case BackwardSize::narrow: return run<Narrow, general>(call, states, dq_sum, parked, stream);
+    case BackwardSize::broad: return run<Broad, general>(call, states, dq_sum, parked, stream);
   }
+}
+
+// At most, over configurations and kernels: two floats for every row kept and every dim of a padded piece.
+std::int64_t parked_floats(const AttentionCall& call) {
+  const AttentionProblem& problem = call.problem;
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  const std::int64_t padded =
+      dim <= Narrow::dim ? Narrow::dim : (dim + Broad::dim - 1) / Broad::dim * Broad::dim;
+  const auto tiles = [](const auto& grid) { return grid.tiles; };
+  std::int64_t rows = 0;
+  if (call.group() * tiles(QueryGrid::of(call, Small::tile)) > patience) {
+    rows = problem.batch * problem.heads_kv * tiles(KeyGrid::of(call, Narrow::tile)) * Narrow::tile;
+  }
+  const bool own_queries = call.dq.wanted && (call.deterministic || !(call.dk.wanted || call.dv.wanted));
+  if (own_queries && tiles(KeyGrid::of(call, Small::tile)) > patience) {
+    rows = std::max(
+        rows, problem.batch * problem.heads_q * tiles(QueryGrid::of(call, Narrow::tile)) * Narrow::tile);
+  }
+  return 2 * rows * padded;
 }
 
 struct Workspace {
@@ -243,6 +311,7 @@ struct Workspace {
   float* row_sums =
       nullptr;  // [Hq, rows_q]: score gradients summed over keys, where a mask has one element a row
   Rows dq_sum;  // f32, where dq is summed; dq itself where it can be
+  float* parked = nullptr;
   std::size_t bytes;
 
   Workspace(const AttentionCall& call, void* data) {
@@ -263,6 +332,7 @@ struct Workspace {
                   .wanted = true};
       }
     }
+    if (const std::int64_t floats = parked_floats(call); floats > 0) parked = arena.take<float>(floats);
     bytes = arena.used();
   }
 };
@@ -277,8 +347,8 @@ void fused_backward(const AttentionCall& call, const Context& context) {
   const RowStates& states = workspace.states;
   const Rows& dq_sum = workspace.dq_sum;
   row_states(call, states, workspace.row_sums, dq_sum, context);
-  plain_backward(call) ? run_for<false>(call, states, dq_sum, context)
-                       : run_for<true>(call, states, dq_sum, context);
+  plain_backward(call) ? run_for<false>(call, states, dq_sum, workspace.parked, context)
+                       : run_for<true>(call, states, dq_sum, workspace.parked, context);
   if (dq_sum.wanted && dq_sum.data != call.dq.data) {
     launch<narrow_dq>({.name = "tilewise narrow dq",
                        .blocks = (call.problem.heads_q * call.rows_q() * call.problem.dim_qk + 255) / 256,

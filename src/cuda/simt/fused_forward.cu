@@ -41,6 +41,8 @@ struct Config {
   static constexpr int v_floats = keys * dim;               // [keys, dim]
   static constexpr int p_floats = warps * keys * p_stride;  // a warp: [keys, warp_queries]
   static constexpr std::size_t shared_bytes = sizeof(float) * (q_floats + k_floats + v_floats + p_floats);
+  // Whether it can take D in pieces: queries are loaded where values go, and sums wait where weights go.
+  static constexpr bool takes_pieces = queries * row_stride <= v_floats;
   static_assert(queries * row_stride <= v_floats + p_floats,
                 "queries are loaded where values and weights go");
 };
@@ -109,6 +111,20 @@ __device__ __forceinline__ void store_weights(const float (&p)[C::M][C::N], floa
   }
 }
 
+template <typename C>
+__device__ __forceinline__ void load_weights(float (&s)[C::M][C::N], const float* p_smem,
+                                             const Place<C>& place) {
+#pragma unroll
+  for (int n = 0; n < C::N; ++n) {
+#pragma unroll
+    for (int m = 0; m < C::M; m += 4) {
+      const float4 four = load_four(p_smem + weight_at<C>(in_runs<C::R>(place.lane.row, m), place.key(n)));
+#pragma unroll
+      for (int r = 0; r < 4; ++r) s[m + r][n] = element(four, r);
+    }
+  }
+}
+
 // Hides what the band hides: in the plain kernel all there is between a product and exp2.
 template <typename C>
 __device__ __forceinline__ void hide(const AttentionCall& call, const QueryTile& query, const KeyTile& keys,
@@ -150,15 +166,7 @@ __device__ __forceinline__ void finish_scores(const AttentionCall& call, const S
     }
     four = {lane[0], lane[1], lane[2], lane[3]};
   }
-#pragma unroll
-  for (int n = 0; n < C::N; ++n) {
-#pragma unroll
-    for (int m = 0; m < C::M; m += 4) {
-      const float4 four = load_four(p_smem + weight_at<C>(in_runs<C::R>(place.lane.row, m), place.key(n)));
-#pragma unroll
-      for (int r = 0; r < 4; ++r) s[m + r][n] = element(four, r);
-    }
-  }
+  load_weights<C>(s, p_smem, place);
 }
 
 // In the plain kernel scores are bare products and `unit` is what turns them into the log2 e that exp2 takes;
@@ -290,7 +298,7 @@ struct Loader {
         first_dim(first_dim_),
         dims_v(min(C::dim, static_cast<int>(call.problem.dim_v) - first_dim)) {}
 
-  __device__ int pieces() const { return general ? (dim_qk + C::dim - 1) / C::dim : 1; }
+  __device__ int pieces() const { return general && C::takes_pieces ? (dim_qk + C::dim - 1) / C::dim : 1; }
   __device__ int dims(int piece) const { return min(C::dim, dim_qk - piece * C::dim); }
   __device__ int depth(int piece) const { return (dims(piece) + 7) / 8 * 8; }
 
@@ -400,8 +408,16 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
         wait_copies<0>();
         __syncthreads();  // the piece is there
         turn_rows<C::queries, C::row_stride, C::threads>(q_smem, q_loaded, load.depth(piece), sign);
-        __syncthreads();  // and turned
-        multiply_turned_rows(s, q_turned, k_rows, load.depth(piece));
+        __syncthreads();              // and turned
+        float part[C::M][C::N] = {};  // summed by itself: the error of a running sum grows with its length
+        multiply_turned_rows(part, q_turned, k_rows, load.depth(piece));
+        if (piece > 0) load_weights<C>(s, p_warp, place);
+#pragma unroll
+        for (int m = 0; m < C::M; ++m) {
+#pragma unroll
+          for (int n = 0; n < C::N; ++n) s[m][n] += part[m][n];
+        }
+        store_weights<C>(s, p_warp, place);  // the sum waits where weights will be
       }
       load.values(keys, v_smem);
       commit_copies();
@@ -454,7 +470,8 @@ void run_for(const AttentionCall& call, const Context& context) {
     if (suits(Wide64{})) return run<Wide64, general>(call, stream);
     return suits(Half64{}) ? run<Half64, general>(call, stream) : run<Small64, general>(call, stream);
   }
-  if (suits(Wide128{})) return run<Wide128, general>(call, stream);
+  static_assert(Small64::takes_pieces && Small128::takes_pieces);
+  if (problem.dim_qk <= Wide128::dim && suits(Wide128{})) return run<Wide128, general>(call, stream);
   return Small128::shared_bytes <= device.shared_bytes ? run<Small128, general>(call, stream)
                                                        : run<Small64, general>(call, stream);
 }

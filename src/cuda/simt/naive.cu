@@ -16,11 +16,28 @@ __device__ __forceinline__ T* row_of(const Rows& rows, std::int64_t b, std::int6
   return reinterpret_cast<T*>(rows.at(b, h, s));
 }
 
+// A sum of products in pieces: the error of a running sum grows with its length.
+class PiecewiseSum {
+ public:
+  __device__ void add(float a, float b) {
+    part_ = fmaf(a, b, part_);
+    if (++terms_ % 64 != 0) return;
+    sum_ += part_;
+    part_ = 0;
+  }
+  __device__ float value() const { return sum_ + part_; }
+
+ private:
+  float sum_ = 0;
+  float part_ = 0;
+  int terms_ = 0;
+};
+
 template <typename T>
 __device__ __forceinline__ float dot(const T* a_gmem, const T* b_gmem, std::int64_t dim) {
-  float sum = 0;
-  for (std::int64_t d = 0; d < dim; ++d) sum = fmaf(widen(a_gmem[d]), widen(b_gmem[d]), sum);
-  return sum;
+  PiecewiseSum sum;
+  for (std::int64_t d = 0; d < dim; ++d) sum.add(widen(a_gmem[d]), widen(b_gmem[d]));
+  return sum.value();
 }
 
 // A thread a score: s = score(q_i·k_j).
@@ -74,11 +91,11 @@ __global__ void __launch_bounds__(threads) naive_query_sums(const __grid_constan
   const QueryRow row(call, at / dim);
   const float* matrix_row_gmem = matrix_gmem + at / dim * call.problem.length_k;
   const T* column_gmem = row_of<T>(keys, row.b, row.h / call.group(), 0) + d;
-  float sum = 0;
+  PiecewiseSum sum;
   for (std::int64_t j = row.keys.first; j < row.keys.last; ++j) {
-    sum = fmaf(matrix_row_gmem[j], widen(column_gmem[j * keys.stride_s]), sum);
+    sum.add(matrix_row_gmem[j], widen(column_gmem[j * keys.stride_s]));
   }
-  row_of<T>(out, row.b, row.h, row.i)[d] = narrow<T>(factor * sum);
+  row_of<T>(out, row.b, row.h, row.i)[d] = narrow<T>(factor * sum.value());
 }
 
 // A thread an element of dk or dv: out[j, d] = factor · Σ_i matrix[i, j]·queries[i, d], over the heads that
@@ -96,16 +113,16 @@ __global__ void __launch_bounds__(threads) naive_key_sums(const __grid_constant_
   const std::int64_t j = at / dim % problem.length_k;
   const std::int64_t h_kv = at / dim / problem.length_k % problem.heads_kv;
   const std::int64_t b = at / dim / problem.length_k / problem.heads_kv;
-  float sum = 0;
+  PiecewiseSum sum;
   for (std::int64_t h = h_kv * call.group(); h < (h_kv + 1) * call.group(); ++h) {
     const float* matrix_column_gmem =
         matrix_gmem + (b * problem.heads_q + h) * problem.length_q * problem.length_k + j;
     const T* column_gmem = row_of<T>(queries, b, h, 0) + d;
     for (std::int64_t i = 0; i < problem.length_q; ++i) {
-      sum = fmaf(matrix_column_gmem[i * problem.length_k], widen(column_gmem[i * queries.stride_s]), sum);
+      sum.add(matrix_column_gmem[i * problem.length_k], widen(column_gmem[i * queries.stride_s]));
     }
   }
-  row_of<T>(out, b, h_kv, j)[d] = narrow<T>(factor * sum);
+  row_of<T>(out, b, h_kv, j)[d] = narrow<T>(factor * sum.value());
 }
 
 // A launch with a thread for each of `count` elements.

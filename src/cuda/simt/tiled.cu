@@ -63,6 +63,8 @@ __device__ __forceinline__ void load(SharedTile& to_smem, const Factor<T, contig
 }
 
 // sum[row, column] += Σ_k a[row, k]·b[column, k] for k from `first` up to `last`, which all threads agree on.
+// What is in shared memory at once is summed by itself first: the error of a running sum grows with its
+// length.
 template <typename A, typename B>
 __device__ __forceinline__ void add_product(Sums& sum, SharedFactors& shared, const A& a, const B& b,
                                             std::int64_t first, std::int64_t last) {
@@ -70,6 +72,7 @@ __device__ __forceinline__ void add_product(Sums& sum, SharedFactors& shared, co
     load(shared.a, a, k0, last);
     load(shared.b, b, k0, last);
     __syncthreads();  // both pieces are there
+    Sums part = {};
 #pragma unroll
     for (int k = 0; k < depth; ++k) {
       float a_rmem[each], b_rmem[each];
@@ -80,8 +83,13 @@ __device__ __forceinline__ void add_product(Sums& sum, SharedFactors& shared, co
 #pragma unroll
       for (int m = 0; m < each; ++m) {
 #pragma unroll
-        for (int n = 0; n < each; ++n) sum[m][n] = fmaf(a_rmem[m], b_rmem[n], sum[m][n]);
+        for (int n = 0; n < each; ++n) part[m][n] = fmaf(a_rmem[m], b_rmem[n], part[m][n]);
       }
+    }
+#pragma unroll
+    for (int m = 0; m < each; ++m) {
+#pragma unroll
+      for (int n = 0; n < each; ++n) sum[m][n] += part[m][n];
     }
     __syncthreads();  // everyone is done with both, so they may be overwritten
   }
