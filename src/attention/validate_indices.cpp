@@ -1,4 +1,8 @@
+#include <string>
+#include <vector>
+
 #include "attention/validate.h"
+#include "attention/views.h"
 #include "core/check.h"
 
 namespace tilewise {
@@ -23,29 +27,86 @@ void check_cumulative(const Indices& cumulative, std::string_view name, std::int
       [&] { return "an end of at most " + std::to_string(total) + " rows"; }, cumulative.at(sequences));
 }
 
+// A set of key blocks, for one row of query blocks at a time.
+class BlockSet {
+ public:
+  explicit BlockSet(std::int64_t key_blocks) : has_(static_cast<std::size_t>(key_blocks)) {}
+
+  bool has(std::int32_t block) const { return has_[static_cast<std::size_t>(block)]; }
+  void add(std::int32_t block) { has_[static_cast<std::size_t>(block)] = true; }
+  void remove(std::int32_t block) { has_[static_cast<std::size_t>(block)] = false; }
+
+ private:
+  std::vector<bool> has_;
+};
+
+// One row of query blocks in one of the lists.
+struct BlockRow {
+  const Indices& indices;
+  std::int64_t b, h, row;
+  std::int32_t count;
+
+  std::int32_t at(std::int32_t slot) const { return indices.at(b, h, row, slot); }
+  std::string place() const {
+    return "row " + std::to_string(row) + " of batch entry " + std::to_string(b) + ", head " +
+           std::to_string(h);
+  }
+  void remove_from(BlockSet& set) const {
+    for (std::int32_t slot = 0; slot < count; ++slot) set.remove(at(slot));
+  }
+};
+
+constexpr std::string_view once = "each key block at most once in a row of query blocks";
+
 void check_block_list(const Tensor& counts, const Tensor& indices, std::string_view name,
-                      std::int64_t key_blocks) {
-  const Indices count = {.data = static_cast<const std::int32_t*>(counts.data),
-                         .stride = {counts.stride(0), counts.stride(1), counts.stride(2), 0}};
-  const Indices index = {
-      .data = static_cast<const std::int32_t*>(indices.data),
-      .stride = {indices.stride(0), indices.stride(1), indices.stride(2), indices.stride(3)}};
+                      std::int64_t key_blocks, BlockSet& listed) {
+  const Indices count = indices_of(counts), index = indices_of(indices);
   check(
       counts.extent(0) == indices.extent(0) && counts.extent(1) == indices.extent(1), name,
       [&] { return "the leading extents of its counts, " + shape_string(counts); }, indices);
   for (std::int64_t b = 0; b < counts.extent(0); ++b) {
     for (std::int64_t h = 0; h < counts.extent(1); ++h) {
       for (std::int64_t qb = 0; qb < counts.extent(2); ++qb) {
-        const std::int32_t n = count.at(b, h, qb);
+        const BlockRow row{index, b, h, qb, count.at(b, h, qb)};
         check(
-            n >= 0 && n <= indices.extent(3), name,
-            [&] { return "counts from 0 to its " + std::to_string(indices.extent(3)) + " slots"; }, n);
-        for (std::int32_t slot = 0; slot < n; ++slot) {
-          const std::int32_t block = index.at(b, h, qb, slot);
+            row.count >= 0 && row.count <= indices.extent(3), name,
+            [&] { return "counts from 0 to its " + std::to_string(indices.extent(3)) + " slots"; },
+            row.count);
+        for (std::int32_t slot = 0; slot < row.count; ++slot) {
+          const std::int32_t block = row.at(slot);
           check(
               block >= 0 && block < key_blocks, name,
               [&] { return "key blocks from 0 to " + std::to_string(key_blocks - 1); }, block);
+          check(!listed.has(block), name, once,
+                [&] { return "block " + std::to_string(block) + " twice in " + row.place(); });
+          listed.add(block);
         }
+        row.remove_from(listed);
+      }
+    }
+  }
+}
+
+// No block in both lists, which may broadcast over different dimensions.
+void check_lists_apart(const BlockMask& blocks, const BlockView& view, BlockSet& listed) {
+  const auto extent = [&](int dim) {
+    const std::int64_t some = blocks.counts.extent(dim), full = blocks.full_counts.extent(dim);
+    return some == 1 ? full : some;
+  };
+  for (std::int64_t b = 0; b < extent(0); ++b) {
+    for (std::int64_t h = 0; h < extent(1); ++h) {
+      for (std::int64_t qb = 0; qb < blocks.counts.extent(2); ++qb) {
+        const BlockRow some{view.indices, b, h, qb, view.counts.at(b, h, qb)};
+        const BlockRow full{view.full_indices, b, h, qb, view.full_counts.at(b, h, qb)};
+        if (some.count == 0 || full.count == 0) continue;
+        for (std::int32_t slot = 0; slot < some.count; ++slot) listed.add(some.at(slot));
+        for (std::int32_t slot = 0; slot < full.count; ++slot) {
+          check(!listed.has(full.at(slot)), "blocks.full_indices", once, [&] {
+            return "block " + std::to_string(full.at(slot)) + ", which blocks.indices lists too, in " +
+                   full.place();
+          });
+        }
+        some.remove_from(listed);
       }
     }
   }
@@ -101,12 +162,15 @@ void check_indices(const AttentionInputs& inputs, const AttentionCall& call) {
     }
   }
   if (problem.features.block_mask) {
-    check_block_list(inputs.blocks.counts, inputs.blocks.indices, "blocks.indices", call.key_blocks());
-    if (inputs.blocks.full_counts.given()) {
-      check_block_list(inputs.blocks.full_counts, inputs.blocks.full_indices, "blocks.full_indices",
-                       call.key_blocks());
+    const BlockMask& blocks = inputs.blocks;
+    BlockSet listed(call.key_blocks());
+    check_block_list(blocks.counts, blocks.indices, "blocks.indices", call.key_blocks(), listed);
+    if (blocks.full_counts.given()) {
+      check_block_list(blocks.full_counts, blocks.full_indices, "blocks.full_indices", call.key_blocks(),
+                       listed);
+      check_lists_apart(blocks, call.blocks, listed);
     }
-    if (inputs.blocks.tile_ids.given()) check_tile_ids(inputs.blocks);
+    if (blocks.tile_ids.given()) check_tile_ids(blocks);
   }
 }
 

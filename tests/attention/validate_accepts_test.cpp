@@ -174,6 +174,15 @@ const Sound sound[] = {
        s.inputs.blocks.counts = s.zeros(DType::i32, {2, 4, 1});
        s.inputs.blocks.indices = s.make(DType::i32, {2, 4, 1, 1});
      }},
+    {"BlocksInAnyOrderAndAgainInAnotherRow", dense,
+     [](Scene& s) {
+       s.inputs.blocks = {.block_q = 2,
+                          .block_k = 1,
+                          .counts = s.indices({1, 1, 2}, {3, 3}),
+                          .indices = s.indices({1, 1, 2, 4}, {4, 0, 2, 2, 2, 4, 0, 0}),
+                          .full_counts = s.indices({2, 1, 2}, {1, 2, 0, 1}),
+                          .full_indices = s.indices({2, 1, 2, 2}, {3, 3, 3, 1, 0, 0, 1, 1})};
+     }},
     {"BlocksWithoutSlots", dense,
      [](Scene& s) {
        s.inputs.blocks.counts = s.zeros(DType::i32, {1, 1, 1});

@@ -178,6 +178,54 @@ const Refusal blocks[] = {
     {"FullIndexTooLarge", dense_with_everything,
      [](Scene& s) { s.inputs.blocks.full_indices = s.indices({1, 1, 2, 2}, {0, 0, 9, 0}); },
      "blocks.full_indices", "key blocks from 0 to 1", "9"},
+    {"BlockTwice", dense_with_everything,
+     [](Scene& s) {
+       s.inputs.blocks.counts = s.indices({1, 1, 2}, {1, 2});
+       s.inputs.blocks.indices = s.indices({1, 1, 2, 2}, {1, 1, 1, 1});
+       s.inputs.blocks.tile_ids = s.zeros(DType::i32, {1, 1, 2, 2});
+     },
+     "blocks.indices", "each key block at most once in a row of query blocks",
+     "block 1 twice in row 1 of batch entry 0, head 0"},
+    {"BlockTwiceApart", dense,
+     [](Scene& s) {
+       s.inputs.blocks = {.block_q = 3,
+                          .block_k = 1,
+                          .counts = s.indices({2, 4, 1}, {5, 5, 5, 5, 5, 5, 5, 5}),
+                          .indices = s.make(DType::i32, {2, 4, 1, 5})};
+       std::vector<double> lists;
+       for (int head = 0; head < 8; ++head) {
+         for (const int block : {4, 0, 3, 1, 2}) lists.push_back(head == 6 && block == 2 ? 0 : block);
+       }
+       s.buffers.back().set_values(lists);
+     },
+     "blocks.indices", "each key block at most once in a row of query blocks",
+     "block 0 twice in row 0 of batch entry 1, head 2"},
+    {"FullBlockTwice", dense_with_everything,
+     [](Scene& s) {
+       s.inputs.blocks.full_counts = s.indices({1, 1, 2}, {2, 1});
+       s.inputs.blocks.full_indices = s.indices({1, 1, 2, 2}, {0, 0, 0, 0});
+     },
+     "blocks.full_indices", "each key block at most once in a row of query blocks",
+     "block 0 twice in row 0 of batch entry 0, head 0"},
+    {"BlockInBothLists", dense_with_everything,
+     [](Scene& s) { s.inputs.blocks.full_indices = s.indices({1, 1, 2, 2}, {0, -9, 1, -9}); },
+     "blocks.full_indices", "each key block at most once in a row of query blocks",
+     "block 1, which blocks.indices lists too, in row 1 of batch entry 0, head 0"},
+    {"BlockInBothListsOfOneHead", dense_with_everything,
+     [](Scene& s) {
+       s.inputs.blocks.full_counts = s.indices({1, 4, 2}, {1, 1, 1, 1, 1, 1, 1, 1});
+       s.inputs.blocks.full_indices = s.indices({1, 4, 2, 1}, {0, 0, 0, 0, 0, 0, 1, 0});
+     },
+     "blocks.full_indices", "each key block at most once in a row of query blocks",
+     "block 1, which blocks.indices lists too, in row 0 of batch entry 0, head 3"},
+    {"BlockTwiceInBackward", backward,
+     [](Scene& s) {
+       s.inputs.blocks.counts = s.indices({1, 1, 2}, {2, 1});
+       s.inputs.blocks.indices = s.indices({1, 1, 2, 2}, {1, 1, 1, 0});
+       s.inputs.blocks.tile_ids = s.zeros(DType::i32, {1, 1, 2, 2});
+     },
+     "blocks.indices", "each key block at most once in a row of query blocks",
+     "block 1 twice in row 0 of batch entry 0, head 0"},
     {"TileIdsAlone", dense_with_everything, [](Scene& s) { s.inputs.blocks.tiles = {}; }, "blocks.tile_ids",
      "both tile_ids and tiles, or neither", "one of them"},
     {"TilesAlone", dense_with_everything, [](Scene& s) { s.inputs.blocks.tile_ids = {}; }, "blocks.tile_ids",

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/validate_case.h"
@@ -209,6 +210,29 @@ TEST(ValidateOverlaps, ASharedLastElementIsEnough) {
   scene.outputs.lse.data = last;
   EXPECT_EQ(message_of<InvalidArgument>([&] { scene.call(); }),
             "lse: expected memory apart from q, got an overlap");
+}
+
+// Columns of one buffer [2, 2, 5, width], as wide as k and v.
+void place_in_columns(Scene& scene, std::int64_t width, std::int64_t first_v) {
+  const Tensor whole = scene.make(DType::f32, {2, 2, 5, width});
+  const auto place = [&](Tensor& tensor, std::int64_t first) {
+    tensor.data = static_cast<float*>(whole.data) + first;
+    tensor.strides = whole.strides;
+  };
+  place(scene.gradients.dk, 0);
+  place(scene.gradients.dv, first_v);
+}
+
+TEST(ValidateOverlaps, ColumnsThatShareAnElementAreRefused) {
+  for (const auto& [width, first_v] : {std::pair(10, 3), std::pair(9, 3), std::pair(9, 4)}) {
+    Scene scene = backward();
+    scene.provide_workspace();
+    place_in_columns(scene, width, first_v);
+    const std::vector<std::byte> before = scene.memory();
+    EXPECT_EQ(message_of<InvalidArgument>([&] { scene.call(); }),
+              "dv: expected memory apart from dk, got an overlap");
+    EXPECT_TRUE(scene.memory() == before) << "something was written";
+  }
 }
 
 class ValidateWorkspace : public testing::TestWithParam<Scene (*)()> {};
