@@ -9,9 +9,6 @@ namespace tilewise::cuda::simt {
 // What the rungs that keep scores in memory share: a pair's score and gradient, and the passes over rows. In
 // those, `lanes` neighbouring threads have a row: one thread, or a warp. Each sum has one order.
 
-/// e^x of a difference of scores.
-__device__ __forceinline__ float exp_of(float x) { return exp2_approx(x * log2e); }
-
 /// This thread among all of a launch.
 __device__ __forceinline__ std::int64_t thread_index() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -74,19 +71,21 @@ __global__ void softmax_rows(const __grid_constant__ AttentionCall call,
   float maximum = fmaxf(sink, -3.402823466e38f);
   for (std::int64_t j = lane; j < problem.length_k; j += lanes) maximum = fmaxf(maximum, row_gmem[j]);
   maximum = maximum_over<lanes>(maximum);
-  float sum = 0;
-  for (std::int64_t j = lane; j < problem.length_k; j += lanes) sum += exp_of(row_gmem[j] - maximum);
-  sum = sum_over<lanes>(sum) + exp_of(sink - maximum);
+  double sum = 0;
+  for (std::int64_t j = lane; j < problem.length_k; j += lanes) {
+    sum += static_cast<double>(expf(row_gmem[j] - maximum));
+  }
+  sum = sum_over<lanes>(sum) + static_cast<double>(expf(sink - maximum));
 
   const bool empty = sum == 0;
-  const float inverse = empty ? 0.0f : 1.0f / sum;
+  const auto inverse = static_cast<float>(empty ? 0.0 : 1 / sum);
   for (std::int64_t j = lane; j < problem.length_k; j += lanes) {
-    const float p = exp_of(row_gmem[j] - maximum) * inverse;
+    const float p = expf(row_gmem[j] - maximum) * inverse;
     const bool drawn = problem.features.dropout && row.sees(j);
     row_gmem[j] = drawn ? p * dropout_factor(call, row.b, row.h, row.i, j) : p;
   }
   if (lane == 0 && call.lse.wanted) {
-    const float lse = empty ? minus_infinity : maximum + logf(sum);
+    const float lse = empty ? minus_infinity : maximum + logf(static_cast<float>(sum));
     *reinterpret_cast<float*>(call.lse.at(row.b, row.h, row.i)) = lse;
   }
 }

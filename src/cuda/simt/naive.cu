@@ -156,8 +156,9 @@ void backward(const AttentionCall& call, const Context& context) {
   const BackwardScratch scratch(arena, call);
   launch<naive_pairs<T>>(thread_each("tilewise naive pairs", rows_q * problem.length_k, context), call,
                          scratch);
-  launch<differentiate_rows<1>>(thread_each("tilewise naive score gradients", rows_q, context), call,
-                                scratch);
+  // The one pass that is not a thread a result: alone, a thread would be minutes on the longest rows.
+  launch<differentiate_rows<32>>(thread_each("tilewise naive score gradients", rows_q * 32, context), call,
+                                 scratch);
   if (call.dq.wanted) {
     launch<naive_query_sums<T>>(thread_each("tilewise naive dq", rows_q * problem.dim_qk, context), call,
                                 scratch.dproducts, call.k, call.dq, problem.dim_qk, scale);

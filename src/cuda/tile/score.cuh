@@ -7,7 +7,6 @@
 namespace tilewise::cuda {
 
 inline constexpr float log2e = 1.4426950408889634f;
-inline constexpr float ln2 = 0.6931471805599453f;
 inline constexpr float minus_infinity = -__builtin_huge_valf();
 
 /// What turns a product q·k of one entry and head into a score. Scores are in natural units: in units of log2
