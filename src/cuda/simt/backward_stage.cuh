@@ -16,8 +16,8 @@ namespace tilewise::cuda::simt {
 //
 // The warps of a block come in two halves that do the same to different operands: one multiplies q·kᵀ while
 // the other multiplies d_o·vᵀ; the first makes weights of its products, the second score gradients; and then,
-// in fused_backward.cu, one sums dv while the other sums dk. So a lane has one 8 x 8 block of results where
-// it would need two, and every product feeds 64 multiply-adds from four loads.
+// in fused_backward.cu, one sums dv while the other sums dk. So a lane has one block of results, 8 x 8
+// where rows have 64 dims, where it would need two.
 
 template <int dim_, int tile_>
 struct BackwardConfig {

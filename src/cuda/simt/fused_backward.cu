@@ -9,9 +9,10 @@ namespace tilewise::cuda::simt {
 namespace {
 
 // Backward by recomputation. A block keeps a tile of keys and walks over the queries that see it: five
-// products a pair of tiles. dk and dv stay in registers; dq is added to global memory as it comes, in
-// whatever order. Where it must be repeatable a block that keeps queries and walks over keys gives dq, at the
-// price of two products more. Both are one template, the two sides exchanged.
+// products a pair of tiles, after the two of the row states. dk and dv are summed in registers; dq is added
+// to global memory as it comes, in whatever order. Where it must be repeatable a block that keeps queries and
+// walks over keys gives dq, at the price of two products more. Both are one template, the two sides
+// exchanged.
 
 enum class Gradients {
   all,      // own: keys; dk, dv, and dq by atomic additions

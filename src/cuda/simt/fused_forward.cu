@@ -47,7 +47,8 @@ struct Config {
                 "queries are loaded where values and weights go");
 };
 
-// Dims to 64 and beyond. The narrower ones are for problems with too few queries to fill the GPU.
+// Dims to 64 and beyond. The smaller ones are for problems with too few queries to fill the GPU, for GPUs
+// with less shared memory, and, the last, for D in pieces.
 using Wide64 = Config<4, 4, 8, 8, 8, 2>;
 using Half64 = Config<4, 4, 4, 8, 8, 3>;
 using Small64 = Config<4, 2, 4, 4, 4, 2>;

@@ -8,7 +8,7 @@
 
 namespace tilewise::cuda::simt {
 
-// The parts of backward that are no products for dq, dk or dv.
+// The parts of backward beside dq, dk and dv.
 
 /// Whether dmask has one element a row of scores, so that row sums are all it needs.
 inline bool sums_rows(const AttentionCall& call) {

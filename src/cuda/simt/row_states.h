@@ -7,8 +7,8 @@ namespace tilewise::cuda::simt {
 /// What backward knows of a query before it meets a key: weights are exp(s − top)·inverse, and the gradient
 /// of a score is weight·(d_o·v + shift).
 struct RowState {
-  float top;      ///< the highest score
-  float inverse;  ///< 1 / Σ exp(s − top), the sink included
+  float top;      ///< the highest score, or lse
+  float inverse;  ///< 1 / Σ exp(s − top), the sink included; 1 with lse
   float shift;    ///< d_lse − Σ weight·(d_o·v)
 
   /// Of a query that saw nothing, or is not there.

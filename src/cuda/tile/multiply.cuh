@@ -12,8 +12,8 @@ namespace tilewise::cuda {
 // Either way 16 loads feed 256 multiply-adds of an 8 x 8 block, so what counts is that no instruction but
 // these is in the loop: strides are known when compiling, so that addresses are constants; operands are
 // loaded a step ahead; and results are visited to and fro, so that of two neighbouring multiply-adds one
-// shares a factor with the next even where a row ends. (Registers have two banks: a multiply-add that fetches
-// three operands takes two cycles.)
+// shares a factor with the next even where a row ends. (Registers come from two banks: measured, fewer
+// fetches are fewer stalls.)
 
 /// A warp as R x 32 / R lanes.
 template <int R>
