@@ -12,9 +12,9 @@ struct PlacementRules {
 };
 /// Rows of q, k and the like.
 constexpr PlacementRules input_rows(unsigned expandable) { return {expandable, true, true}; }
-inline constexpr PlacementRules output_rows = {.expandable = 0, .flip = false, .contiguous_rows = true};
+inline constexpr PlacementRules output_rows = {.expandable = 0, .flip = true, .contiguous_rows = true};
 inline constexpr PlacementRules input_values = {.expandable = ~0u, .flip = true, .contiguous_rows = false};
-inline constexpr PlacementRules output_values = {.expandable = 0, .flip = false, .contiguous_rows = false};
+inline constexpr PlacementRules output_values = {.expandable = 0, .flip = true, .contiguous_rows = false};
 /// Inputs whose elements must stay apart.
 inline constexpr PlacementRules input_indices = {.expandable = 0, .flip = true, .contiguous_rows = false};
 

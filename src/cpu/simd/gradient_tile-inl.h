@@ -160,14 +160,19 @@ inline float* strip_tangents(const AttentionCall& call, const Panel& panel, cons
   return call.problem.features.softcap ? scratch.score.tangents + strip_offset(panel, tile) : nullptr;
 }
 
-/// *high += x, and *low += what rounding takes from that (Knuth's TwoSum): a long sum, without its errors.
+/// high += x, and low += what rounding takes from that (Knuth's TwoSum): a long sum, without its errors.
+HWY_INLINE void add_exactly(VF x, VF& high, VF& low) {
+  const VF sum = hn::Add(high, x);
+  const VF taken = hn::Sub(sum, high);
+  low = hn::Add(low, hn::Add(hn::Sub(high, hn::Sub(sum, taken)), hn::Sub(x, taken)));
+  high = sum;
+}
 HWY_INLINE void add_exactly(VF x, float* high, float* low) {
-  const VF before = load(high);
-  const VF sum = hn::Add(before, x);
-  const VF taken = hn::Sub(sum, before);
-  const VF lost = hn::Add(hn::Sub(before, hn::Sub(sum, taken)), hn::Sub(x, taken));
+  VF sum = load(high);
+  VF rest = load(low);
+  add_exactly(x, sum, rest);
   store(sum, high);
-  store(hn::Add(load(low), lost), low);
+  store(rest, low);
 }
 
 /// Such a sum a lane.
@@ -175,22 +180,25 @@ struct LaneSums {
   alignas(64) float high[max_panel_width] = {};
   alignas(64) float low[max_panel_width] = {};
   double at(int lane) const { return static_cast<double>(high[lane]) + static_cast<double>(low[lane]); }
+  HWY_INLINE void add(VF x, int lane) { add_exactly(x, high + lane, low + lane); }
 };
 
 /// From scores and dp of a tile: exp(s − maximum) in place of s, negative where dropout hides the key, and
-/// their sums, added to those of the tiles before.
+/// their sums, added to those of the tiles before. That of p·dp loses nothing: equal keys, whose dp are
+/// equal, must give that very number.
 inline void weigh_tile(const AttentionCall& call, int keys, int width, float* weights, const float* dp,
                        const GradientScratch& scratch, LaneSums& sum, LaneSums& delta) {
   const bool dropout = call.problem.features.dropout;
   for (int lane = 0; lane < width; lane += lanes) {
     const VF maximum = load(scratch.maximum + lane);
     VF tile_sum[4] = {hn::Zero(F()), hn::Zero(F()), hn::Zero(F()), hn::Zero(F())};
-    VF tile_delta[4] = {hn::Zero(F()), hn::Zero(F()), hn::Zero(F()), hn::Zero(F())};
+    VF tile_delta[2] = {hn::Zero(F()), hn::Zero(F())};
+    VF tile_rest[2] = {hn::Zero(F()), hn::Zero(F())};
     in_fours(keys, [&](int j, int part) HWY_ATTR {
       const int at = j * width + lane;
       const VF weight = exp_of(hn::Sub(load(weights + at), maximum));
       tile_sum[part] = hn::Add(tile_sum[part], weight);
-      tile_delta[part] = hn::MulAdd(weight, load(dp + at), tile_delta[part]);
+      add_exactly(hn::Mul(weight, load(dp + at)), tile_delta[part % 2], tile_rest[part % 2]);
       if (dropout) {
         const auto dropped = hn::Eq(load(scratch.score.bias + at), hn::Zero(F()));
         store(hn::IfThenElse(dropped, hn::Neg(weight), weight), weights + at);
@@ -198,9 +206,10 @@ inline void weigh_tile(const AttentionCall& call, int keys, int width, float* we
         store(weight, weights + at);
       }
     });
-    for (int part = 0; part < 4; ++part) {
-      add_exactly(tile_sum[part], sum.high + lane, sum.low + lane);
-      add_exactly(tile_delta[part], delta.high + lane, delta.low + lane);
+    for (int part = 0; part < 4; ++part) sum.add(tile_sum[part], lane);
+    for (int part = 0; part < 2; ++part) {
+      delta.add(tile_delta[part], lane);
+      delta.add(tile_rest[part], lane);
     }
   }
 }
