@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -48,6 +50,29 @@ TEST_P(EveryKernel, GivesTheSameBitsAgain) {
       for (int run = 0; run < 5; ++run) EXPECT_TRUE(on_device.run(stream) == first) << to_string(dtype);
     }
   }
+}
+
+// Where TF32 is allowed backward may take a row's state from o and lse, which ordinary data hardly shows.
+TEST_P(EveryKernel, StaysNearFullPrecisionWhereTf32IsAllowed) {
+  const Stream stream;
+  RandomProblem problem = dense_problem(5, DType::f32, {.b = 2, .hq = 4, .hkv = 2, .sq = 130, .sk = 200});
+  const auto values = [&](Precision precision) {
+    problem.options.precision = precision;
+    const std::vector<std::byte> bytes = DeviceProblem(problem, GetParam()).run(stream);
+    std::vector<float> floats(bytes.size() / sizeof(float));
+    std::memcpy(floats.data(), bytes.data(), bytes.size());
+    return floats;
+  };
+  const std::vector<float> full = values(Precision::full);
+  const std::vector<float> allowed = values(Precision::allow_tf32);
+  ASSERT_EQ(full.size(), allowed.size());
+  double error = 0;
+  double size = 0;
+  for (std::size_t n = 0; n < full.size(); ++n) {
+    error += std::pow(static_cast<double>(full[n]) - static_cast<double>(allowed[n]), 2);
+    size += std::pow(static_cast<double>(full[n]), 2);
+  }
+  EXPECT_LT(std::sqrt(error / size), 1.0 / 2048);  // half a unit of TF32
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, EveryKernel, testing::ValuesIn(cuda_kernels()), kernel_name);
