@@ -249,15 +249,16 @@ __device__ __forceinline__ void store_general_weights(const Stage<C, side, gener
   }
 }
 
-/// d_o·v to score gradients, by the second half.
+/// d_o·v to score gradients, by the second half. Returns the highest weight that the lane met.
 template <typename C, Side side, bool general>
-__device__ __forceinline__ void store_score_gradients(const Stage<C, side, general>& stage,
-                                                      const Place<C>& place,
-                                                      const float (&dweights)[C::M][C::N]) {
+__device__ __forceinline__ float store_score_gradients(const Stage<C, side, general>& stage,
+                                                       const Place<C>& place,
+                                                       const float (&dweights)[C::M][C::N]) {
   const AttentionCall& call = stage.call;
   const bool dropout = general && call.problem.features.dropout;
   const float keep_scale = dropout ? call.dropout.keep_scale : 1.0f;
   float shift[side == Side::queries ? C::N : C::M];
+  float highest = 0;
 #pragma unroll
   for (int n = 0; n < (side == Side::queries ? C::N : C::M); ++n) {
     shift[n] = stage.states.shift[side == Side::queries ? place.own(n) : place.other(n)];
@@ -269,6 +270,7 @@ __device__ __forceinline__ void store_score_gradients(const Stage<C, side, gener
     for (int n = 0; n < C::N; ++n) {
       const int at = place.other(m) * C::pair_stride + place.own(n);
       weight[n] = stage.weights[at];
+      highest = fmaxf(highest, weight[n]);
       sloped[n] = general ? stage.dscores[at] : weight[n];
     }
 #pragma unroll
@@ -278,6 +280,7 @@ __device__ __forceinline__ void store_score_gradients(const Stage<C, side, gener
           sloped[n] * (dweight + shift[side == Side::queries ? n : m]);
     }
   }
+  return highest;
 }
 
 /// q·kᵀ in the first half, d_o·vᵀ in the second, from the tiles of both sides. These are loaded and awaited
@@ -329,11 +332,11 @@ __device__ __forceinline__ bool has_edge(const AttentionCall& call, const QueryT
 
 /// Fills weights and dscores. The first half is done with its part when its weights are there for all; the
 /// second when its score gradients are there for itself, so that each can go on to what needs no more than
-/// that.
-template <typename C, Side side, bool general>
+/// that. A lane of the second half may look at its pairs before: `look` is given the highest weight of them.
+template <typename C, Side side, bool general, typename Look>
 __device__ __forceinline__ void differentiate(const Stage<C, side, general>& stage, const ScoreRules& rules,
                                               const QueryTile& query, const KeyTile& keys,
-                                              bool through_softcap, const Place<C>& place) {
+                                              bool through_softcap, const Place<C>& place, const Look& look) {
   float products[C::M][C::N] = {};
   multiply_pairs(stage, query, keys, place, products);
   if (!place.second) {
@@ -346,7 +349,7 @@ __device__ __forceinline__ void differentiate(const Stage<C, side, general>& sta
   }
   __syncthreads();  // weights are there
   if (place.second) {
-    store_score_gradients(stage, place, products);
+    look(store_score_gradients(stage, place, products));
     sync_some<1, C::threads / 2>();  // score gradients are there for this half
   }
 }

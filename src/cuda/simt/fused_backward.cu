@@ -2,6 +2,7 @@
 #include "cuda/ptx/reduce.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/fused.h"
+#include "cuda/simt/peaks.h"
 #include "cuda/simt/row_gradients.h"
 #include "cuda/simt/tile_pairs.cuh"
 
@@ -9,10 +10,10 @@ namespace tilewise::cuda::simt {
 namespace {
 
 // Backward by recomputation. A block keeps a tile of keys and walks over the queries that see it: five
-// products a pair of tiles, after the two of the row states. dk and dv are summed in registers; dq is added
-// to global memory as it comes, in whatever order. Where it must be repeatable a block that keeps queries and
-// walks over keys gives dq, at the price of two products more. Both are one template, the two sides
-// exchanged.
+// products a pair of tiles, after two for the row states where these must be exact to the last key. dk and dv
+// are summed in registers; dq is added to global memory as it comes, in whatever order. Where it must be
+// repeatable a block that keeps queries and walks over keys gives dq, at the price of two products more. Both
+// are one template, the two sides exchanged.
 
 enum class Gradients {
   all,      // own: keys; dk, dv, and dq by atomic additions
@@ -36,8 +37,8 @@ struct OwnPlace {
 template <typename C>
 __device__ __forceinline__ void add_to_own(float (&sum)[C::own_each][8], const float* pairs,
                                            const float* rows, int count, const OwnPlace<C>& at) {
-  multiply_turned(sum, Turned<C::pair_stride, 2 * C::R>{pairs + at.rows * 4},
-                  Turned<C::row_stride, C::C>{rows + at.dims * 4}, (count + 7) / 8 * 8);
+  add_product(sum, Turned<C::pair_stride, 2 * C::R>{pairs + at.rows * 4},
+              Turned<C::row_stride, C::C>{rows + at.dims * 4}, (count + 7) / 8 * 8);
 }
 
 template <typename C>
@@ -96,53 +97,63 @@ __device__ __forceinline__ void add_dq(const Stage<C, Side::keys, general>& stag
   }
 }
 
-// The error of a running sum grows with its length, so every few tiles the sums of a block are added up in
-// memory and begun anew. `parked` is [blocks, own_each · 2, threads] of four floats, each its own thread's
-// alone.
-constexpr int patience = 8;
-
+// Puts the peaks among a lane's pairs aside.
 template <typename C>
-__device__ __forceinline__ float* parked_at(float* parked, int n) {
-  return parked + ((std::int64_t{blockIdx.x} * (C::own_each * 2) + n) * C::threads + threadIdx.x) * 4;
-}
-
-template <typename C>
-__device__ __forceinline__ void park(float (&sum)[C::own_each][8], float* parked, bool first) {
-#pragma unroll
-  for (int m = 0; m < C::own_each; ++m) {
-#pragma unroll
-    for (int n = 0; n < 8; n += 4) {
-      const float4 four{sum[m][n], sum[m][n + 1], sum[m][n + 2], sum[m][n + 3]};
-      float* at = parked_at<C>(parked, m * 2 + n / 4);
-      if (first) {
-        *reinterpret_cast<float4*>(at) = four;
-      } else {
-        add_4(at, four);  // nothing to wait for
-      }
-#pragma unroll
-      for (int k = 0; k < 4; ++k) sum[m][n + k] = 0;
-    }
+__device__ __forceinline__ void take_peaks(const Stage<C, Side::keys, false>& stage, const Peaks& peaks,
+                                           const QueryTile& query, const KeyTile& keys,
+                                           const Place<C>& place) {
+  const std::int64_t first_row =
+      query.h * stage.call.rows_q() + stage.call.first_row_q(query.b) + query.first;
+#pragma unroll 1
+  for (int index = 0; index < C::M * C::N; ++index) {
+    const int r = place.other(index / C::N);
+    const int c = place.own(index % C::N);
+    const float weight = stage.weights[r * C::pair_stride + c];
+    if (!(weight > peak_weight)) continue;
+    float& dscore = stage.dscores[r * C::pair_stride + c];
+    const int n = atomicAdd(peaks.count + first_row + r, 1);
+    if (n >= most_peaks) continue;
+    peaks.first[(first_row + r) * most_peaks + n] = {keys.first + c, weight, dscore / weight};
+    dscore = 0;
   }
 }
 
+// Adds the weights and score gradients of the others to their rows' sums.
 template <typename C>
-__device__ __forceinline__ void fetch(float (&sum)[C::own_each][8], float* parked) {
+__device__ __forceinline__ void add_others(const Stage<C, Side::keys, false>& stage, const Peaks& peaks,
+                                           const QueryTile& query) {
+  constexpr int lanes = C::threads / C::tile;  // that share a row
+  const int r = static_cast<int>(threadIdx.x) / lanes;
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const int at = r * C::pair_stride + lane * 4;
+  float weight = 0;
+  float gradient = 0;
+#pragma unroll 4
+  for (int c = 0; c < C::tile; c += 4 * lanes) {
+    const float4 weights = load_four(stage.weights + at + c);
+    const float4 dscores = load_four(stage.dscores + at + c);
 #pragma unroll
-  for (int m = 0; m < C::own_each; ++m) {
-#pragma unroll
-    for (int n = 0; n < 8; n += 4) {
-      const auto* at = reinterpret_cast<const float4*>(parked_at<C>(parked, m * 2 + n / 4));
-      const float4 four = __ldcg(at);  // where add_4 added
-#pragma unroll
-      for (int k = 0; k < 4; ++k) sum[m][n + k] += element(four, k);
+    for (int n = 0; n < 4; ++n) {
+      const float one = element(weights, n);
+      weight += one > peak_weight ? 0.0f : one;
+      gradient += element(dscores, n);
     }
   }
+#pragma unroll
+  for (int apart = lanes / 2; apart > 0; apart /= 2) {
+    weight += __shfl_xor_sync(~0u, weight, apart);
+    gradient += __shfl_xor_sync(~0u, gradient, apart);
+  }
+  if (lane != 0 || r >= query.count) return;
+  const std::int64_t row = query.h * stage.call.rows_q() + stage.call.first_row_q(query.b) + query.first + r;
+  atomicAdd(peaks.rest_weight + row, weight);
+  atomicAdd(peaks.rest_gradient + row, gradient);
 }
 
 template <typename C, bool general, Gradients gradients>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_backward(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
-                   const Rows dq_sum, float* parked) {
+                   const Peaks peaks, const Rows dq_sum) {
   constexpr Side side = side_of(gradients);
   extern __shared__ __align__(16) float shared[];
   const int piece = static_cast<int>(blockIdx.x % blocks.dim_pieces);
@@ -152,7 +163,6 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   Pairs<side, general> pairs(call, blocks, blockIdx.x / blocks.dim_pieces);
   // Keys: dv in the first half, dk in the second. Queries: dq, half of it in each.
   float sum[C::own_each][8] = {};
-  int tiles = 0;
 
   bool more = pairs.next();
   if (more && stage.whole()) {
@@ -172,7 +182,11 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     wait_copies<0>();
     __syncthreads();  // what was loaded is there
     const ScoreRules rules(call, query.b, query.h);
-    differentiate(stage, rules, query, keys, true, place);
+    differentiate(stage, rules, query, keys, true, place, [&](float highest) {
+      if constexpr (!general && gradients == Gradients::all) {
+        if (peaks.count != nullptr && highest > peak_weight) take_peaks<C>(stage, peaks, query, keys, place);
+      }
+    });
     if (!stage.whole()) {
       __syncthreads();  // everyone is done with the last piece, and score gradients are there
       stage.load_other(query, keys, piece);
@@ -192,18 +206,19 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     }
     __syncthreads();  // everyone is done with the other side, and score gradients are there for all
     more = pairs.next();
-    if (++tiles % patience == 0 && more) park<C>(sum, parked, tiles == patience);
     if (more && stage.whole()) {  // the next tile comes while dq is summed
       stage.load_other(pairs.query, pairs.keys, 0);
       stage.load_states(pairs.query, states);
       commit_copies();
+    }
+    if constexpr (!general && gradients == Gradients::all) {
+      if (peaks.count != nullptr) add_others<C>(stage, peaks, query);
     }
     if constexpr (gradients == Gradients::all) {
       if (piece < stage.pieces_qk) add_dq(stage, dq_sum, query, keys, piece, place);
     }
   }
 
-  if (tiles > patience) fetch<C>(sum, parked);
   const QueryTile& query = pairs.query;
   const auto scale = static_cast<float>(call.scale);
   const int first_dim = piece * C::dim;
@@ -236,75 +251,12 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   }
 }
 
-// Sums of dq to its type.
-__global__ void narrow_dq(const __grid_constant__ AttentionCall call, const Rows dq_sum) {
-  const std::int64_t dim = call.problem.dim_qk;
-  const std::int64_t index = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const std::int64_t row = index / dim;
-  if (row >= call.problem.heads_q * call.rows_q()) return;
-  const std::int64_t h = row / call.rows_q();
-  const std::int64_t b = call.packed() ? 0 : row % call.rows_q() / call.problem.length_q;
-  const std::int64_t s = call.packed() ? row % call.rows_q() : row % call.rows_q() % call.problem.length_q;
-  if (call.packed() && s >= call.cumulative_q.at(call.problem.batch)) return;  // nobody's
-  store_element(call.dq.at(b, h, s) + index % dim * static_cast<std::int64_t>(size_of(call.dq.dtype)),
-                call.dq.dtype, reinterpret_cast<const float*>(dq_sum.at(b, h, s))[index % dim]);
-}
-
-template <typename C, bool general, Gradients gradients>
-void run(const AttentionCall& call, const RowStates& states, const Rows& dq_sum, float* parked,
-         cudaStream_t stream) {
+// Whether the state of a row may come from o and lse, and its peaks be mended. That is for bulk: where values
+// are all the same, or keys few, exactness would hang on more than the peaks.
+bool from_outputs(const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
-  const auto pieces = [](std::int64_t dim) { return static_cast<int>((dim + C::dim - 1) / C::dim); };
-  const bool of_queries = gradients == Gradients::queries;
-  const Blocks blocks{QueryGrid::of(call, C::tile), KeyGrid::of(call, C::tile),
-                      of_queries ? pieces(problem.dim_qk) : pieces(std::max(problem.dim_qk, problem.dim_v))};
-  launch<fused_backward<C, general, gradients>>(
-      {.name = of_queries ? "tilewise fused backward, queries" : "tilewise fused backward, keys",
-       .blocks = problem.batch * blocks.dim_pieces *
-                 (of_queries ? problem.heads_q * blocks.queries.tiles : problem.heads_kv * blocks.keys.tiles),
-       .threads = C::threads,
-       .shared_bytes = C::shared_bytes,
-       .stream = stream},
-      call, blocks, states, dq_sum, parked);
-}
-
-template <typename C, bool general>
-void run(const AttentionCall& call, const RowStates& states, const Rows& dq_sum, float* parked,
-         cudaStream_t stream) {
-  const bool of_keys = call.dk.wanted || call.dv.wanted;
-  if (dq_sum.wanted) return run<C, general, Gradients::all>(call, states, dq_sum, parked, stream);
-  if (call.dq.wanted) run<C, general, Gradients::queries>(call, states, dq_sum, parked, stream);
-  if (of_keys) run<C, general, Gradients::keys>(call, states, dq_sum, parked, stream);
-}
-
-template <bool general>
-void run_for(const AttentionCall& call, const RowStates& states, const Rows& dq_sum, float* parked,
-             const Context& context) {
-  const auto stream = static_cast<cudaStream_t>(context.stream);
-  switch (backward_size(call, context)) {
-    case BackwardSize::small: return run<Small, general>(call, states, dq_sum, parked, stream);
-    case BackwardSize::narrow: return run<Narrow, general>(call, states, dq_sum, parked, stream);
-    case BackwardSize::broad: return run<Broad, general>(call, states, dq_sum, parked, stream);
-  }
-}
-
-// At most, over configurations and kernels: two floats for every row kept and every dim of a padded piece.
-std::int64_t parked_floats(const AttentionCall& call) {
-  const AttentionProblem& problem = call.problem;
-  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
-  const std::int64_t padded =
-      dim <= Narrow::dim ? Narrow::dim : (dim + Broad::dim - 1) / Broad::dim * Broad::dim;
-  const auto tiles = [](const auto& grid) { return grid.tiles; };
-  std::int64_t rows = 0;
-  if (call.group() * tiles(QueryGrid::of(call, Small::tile)) > patience) {
-    rows = problem.batch * problem.heads_kv * tiles(KeyGrid::of(call, Narrow::tile)) * Narrow::tile;
-  }
-  const bool own_queries = call.dq.wanted && (call.deterministic || !(call.dk.wanted || call.dv.wanted));
-  if (own_queries && tiles(KeyGrid::of(call, Small::tile)) > patience) {
-    rows = std::max(
-        rows, problem.batch * problem.heads_q * tiles(QueryGrid::of(call, Narrow::tile)) * Narrow::tile);
-  }
-  return 2 * rows * padded;
+  return plain_backward(call) && call.dq.wanted && (call.dk.wanted || call.dv.wanted) &&
+         !call.deterministic && problem.length_k > 64 && call.v.stride_s != 0;
 }
 
 struct Workspace {
@@ -312,7 +264,7 @@ struct Workspace {
   float* row_sums =
       nullptr;  // [Hq, rows_q]: score gradients summed over keys, where a mask has one element a row
   Rows dq_sum;  // f32, where dq is summed; dq itself where it can be
-  float* parked = nullptr;
+  Peaks peaks;
   std::size_t bytes;
 
   Workspace(const AttentionCall& call, void* data) {
@@ -333,10 +285,59 @@ struct Workspace {
                   .wanted = true};
       }
     }
-    if (const std::int64_t floats = parked_floats(call); floats > 0) parked = arena.take<float>(floats);
+    if (from_outputs(call)) peaks = Peaks(arena, rows);
     bytes = arena.used();
   }
 };
+
+// Sums of dq to its type.
+__global__ void narrow_dq(const __grid_constant__ AttentionCall call, const Rows dq_sum) {
+  const std::int64_t dim = call.problem.dim_qk;
+  const std::int64_t index = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const std::int64_t row = index / dim;
+  if (row >= call.problem.heads_q * call.rows_q()) return;
+  const std::int64_t h = row / call.rows_q();
+  const std::int64_t b = call.packed() ? 0 : row % call.rows_q() / call.problem.length_q;
+  const std::int64_t s = call.packed() ? row % call.rows_q() : row % call.rows_q() % call.problem.length_q;
+  if (call.packed() && s >= call.cumulative_q.at(call.problem.batch)) return;  // nobody's
+  store_element(call.dq.at(b, h, s) + index % dim * static_cast<std::int64_t>(size_of(call.dq.dtype)),
+                call.dq.dtype, reinterpret_cast<const float*>(dq_sum.at(b, h, s))[index % dim]);
+}
+
+template <typename C, bool general, Gradients gradients>
+void run(const AttentionCall& call, const Workspace& workspace, cudaStream_t stream) {
+  const AttentionProblem& problem = call.problem;
+  const auto pieces = [](std::int64_t dim) { return static_cast<int>((dim + C::dim - 1) / C::dim); };
+  const bool of_queries = gradients == Gradients::queries;
+  const Blocks blocks{QueryGrid::of(call, C::tile), KeyGrid::of(call, C::tile),
+                      of_queries ? pieces(problem.dim_qk) : pieces(std::max(problem.dim_qk, problem.dim_v))};
+  launch<fused_backward<C, general, gradients>>(
+      {.name = of_queries ? "tilewise fused backward, queries" : "tilewise fused backward, keys",
+       .blocks = problem.batch * blocks.dim_pieces *
+                 (of_queries ? problem.heads_q * blocks.queries.tiles : problem.heads_kv * blocks.keys.tiles),
+       .threads = C::threads,
+       .shared_bytes = C::shared_bytes,
+       .stream = stream},
+      call, blocks, workspace.states, workspace.peaks, workspace.dq_sum);
+}
+
+template <typename C, bool general>
+void run(const AttentionCall& call, const Workspace& workspace, cudaStream_t stream) {
+  const bool of_keys = call.dk.wanted || call.dv.wanted;
+  if (workspace.dq_sum.wanted) return run<C, general, Gradients::all>(call, workspace, stream);
+  if (call.dq.wanted) run<C, general, Gradients::queries>(call, workspace, stream);
+  if (of_keys) run<C, general, Gradients::keys>(call, workspace, stream);
+}
+
+template <bool general>
+void run_for(const AttentionCall& call, const Workspace& workspace, const Context& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  switch (backward_size(call, context)) {
+    case BackwardSize::small: return run<Small, general>(call, workspace, stream);
+    case BackwardSize::narrow: return run<Narrow, general>(call, workspace, stream);
+    case BackwardSize::broad: return run<Broad, general>(call, workspace, stream);
+  }
+}
 
 }  // namespace
 
@@ -347,9 +348,13 @@ void fused_backward(const AttentionCall& call, const Context& context) {
   const Workspace workspace(call, context.workspace.data);
   const RowStates& states = workspace.states;
   const Rows& dq_sum = workspace.dq_sum;
-  row_states(call, states, workspace.row_sums, dq_sum, context);
-  plain_backward(call) ? run_for<false>(call, states, dq_sum, workspace.parked, context)
-                       : run_for<true>(call, states, dq_sum, workspace.parked, context);
+  if (from_outputs(call)) {
+    row_states_of_outputs(call, states, workspace.peaks, stream);
+  } else {
+    row_states(call, states, workspace.row_sums, dq_sum, context);
+  }
+  plain_backward(call) ? run_for<false>(call, workspace, context) : run_for<true>(call, workspace, context);
+  if (from_outputs(call)) mend_peaks(call, workspace.peaks, stream);
   if (dq_sum.wanted && dq_sum.data != call.dq.data) {
     launch<narrow_dq>({.name = "tilewise narrow dq",
                        .blocks = (call.problem.heads_q * call.rows_q() * call.problem.dim_qk + 255) / 256,

@@ -53,6 +53,7 @@ using Wide64 = Config<4, 4, 8, 8, 8, 2>;
 using Half64 = Config<4, 4, 4, 8, 8, 3>;
 using Small64 = Config<4, 2, 4, 4, 4, 2>;
 using Wide128 = Config<8, 2, 8, 4, 8, 1>;
+using Half128 = Config<4, 2, 8, 4, 8, 1>;
 using Small128 = Config<4, 2, 4, 4, 8, 1>;
 
 // There are two of each: a plain kernel for aligned f32 rows at a stride and scores that only a band hides,
@@ -374,18 +375,13 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   KeyTiles<general> tiles(call, query, C::keys);
   KeyTile keys = tiles.next();
   if (keys.count > 0 && pieces == 1) {
+    load.queries(0, q_loaded);
+    commit_copies();
     load.keys(keys, 0, k_smem);
     commit_copies();
-    if constexpr (general) {
-      load.queries(0, q_loaded);
-      commit_copies();
-      wait_copies<0>();
-      __syncthreads();  // queries are there
-      turn_rows<C::queries, C::row_stride, C::threads>(q_smem, q_loaded, load.depth(0), sign);
-    } else {
-      turn_plain_rows<C::queries, C::threads>(q_smem, load.q, query.first, query.count, load.dims(0),
-                                              load.depth(0), sign);
-    }
+    wait_copies<1>();
+    __syncthreads();  // queries are there
+    turn_rows<C::queries, C::row_stride, C::threads>(q_smem, q_loaded, load.depth(0), sign);
   }
   while (keys.count > 0) {
     const KeyTile ahead = tiles.next();
@@ -438,7 +434,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
       if (call.problem.features.dropout) drop<C>(call, query, keys, place, p_warp);
     }
     __syncwarp();  // the warp's weights are there
-    multiply_turned(o, weights, values, (keys.count + 7) / 8 * 8);
+    add_product(o, weights, values, (keys.count + 7) / 8 * 8);
     keys = ahead;
   }
   finish<C, general>(call, query, first_dim, rules, sign, place, o, row);
@@ -473,6 +469,7 @@ void run_for(const AttentionCall& call, const Context& context) {
   }
   static_assert(Small64::takes_pieces && Small128::takes_pieces);
   if (problem.dim_qk <= Wide128::dim && suits(Wide128{})) return run<Wide128, general>(call, stream);
+  if (problem.dim_qk <= Half128::dim && suits(Half128{})) return run<Half128, general>(call, stream);
   return Small128::shared_bytes <= device.shared_bytes ? run<Small128, general>(call, stream)
                                                        : run<Small64, general>(call, stream);
 }

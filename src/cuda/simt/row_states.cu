@@ -6,9 +6,8 @@ namespace tilewise::cuda::simt {
 namespace {
 
 // What backward must know of each query first. Every score and every d_o·v is made once more for it: o and
-// lse would give the same for two products less, but rounded, and where a row's weights all but one vanish
-// the rounding is all that is left of its gradient. So they serve only where f32 results need be no better
-// than TF32's.
+// lse give the same for two products less, but rounded, and where a row's weights all but one vanish the
+// rounding is all that is left of its gradient (peaks.h tells where that can be mended).
 
 // One thread's share of a row's keys.
 struct PartialRow {
@@ -185,36 +184,6 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   row_sums[at] = row.sum == 0 ? 0.0f : static_cast<float>((row.sum * d_lse + sink * delta) / total);
 }
 
-// From o and lse: a warp a query.
-__global__ void row_states_of_outputs(const __grid_constant__ AttentionCall call, const RowStates states,
-                                      const Rows dq_sum) {
-  constexpr int warp = 32;
-  const std::int64_t row = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp;
-  const int lane = static_cast<int>(threadIdx.x % warp);
-  const std::int64_t length = call.problem.length_q;
-  if (row >= call.problem.batch * call.problem.heads_q * length) return;
-  const std::int64_t b = row / length / call.problem.heads_q;
-  const std::int64_t h = row / length % call.problem.heads_q;
-  const std::int64_t i = row % length;
-  const Sequence sequence = call.sequence(b);
-  if (i >= sequence.length_q) return;
-  const std::int64_t s = sequence.first_q + i;
-  if (dq_sum.wanted) {
-    auto* dq = reinterpret_cast<float*>(dq_sum.at(b, h, s));
-    for (std::int64_t d = lane; d < call.problem.dim_qk; d += warp) dq[d] = 0;
-  }
-  const auto* o = reinterpret_cast<const float*>(call.o.at(b, h, s));
-  const auto* d_o = reinterpret_cast<const float*>(call.d_o.at(b, h, s));
-  float sum = 0;
-  for (std::int64_t d = lane; d < call.problem.dim_v; d += warp) sum = fmaf(o[d], d_o[d], sum);
-  for (int other = warp / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-  if (lane != 0) return;
-  const float lse = *reinterpret_cast<const float*>(call.lse.at(b, h, s));
-  const float d_lse = call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, h, s)) : 0.0f;
-  states.set(h * call.rows_q() + call.first_row_q(b) + i,
-             lse == minus_infinity ? RowState::unseen() : RowState{lse, 1.0f, d_lse - sum});
-}
-
 template <typename C, bool general>
 void run(const AttentionCall& call, const RowStates& states, float* row_sums, const Rows& dq_sum,
          cudaStream_t stream) {
@@ -243,16 +212,7 @@ void run_for(const AttentionCall& call, const RowStates& states, float* row_sums
 
 void row_states(const AttentionCall& call, const RowStates& states, float* row_sums, const Rows& dq_sum,
                 const Context& context) {
-  const AttentionProblem& problem = call.problem;
-  if (problem.dtype == DType::f32 && call.allow_tf32 && row_sums == nullptr) {
-    constexpr int threads = 256;
-    const std::int64_t rows = problem.batch * problem.heads_q * problem.length_q;
-    launch<row_states_of_outputs>({.name = "tilewise row states",
-                                   .blocks = (rows * 32 + threads - 1) / threads,
-                                   .threads = threads,
-                                   .stream = static_cast<cudaStream_t>(context.stream)},
-                                  call, states, dq_sum);
-  } else if (plain_backward(call)) {
+  if (plain_backward(call)) {
     run_for<false>(call, states, row_sums, dq_sum, context);
   } else {
     run_for<true>(call, states, row_sums, dq_sum, context);

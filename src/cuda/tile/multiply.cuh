@@ -92,6 +92,19 @@ __device__ __forceinline__ void multiply_turned(float (&sum)[M][N], const A& a, 
   }
 }
 
+/// The same, summed by itself before it is added: for sums over many tiles, since the error of a running sum
+/// grows with its length. Takes as many registers more as `sum` has.
+template <typename A, typename B, int M, int N>
+__device__ __forceinline__ void add_product(float (&sum)[M][N], const A& a, const B& b, int depth) {
+  float product[M][N] = {};
+  multiply_turned(product, a, b, depth);
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) sum[m][n] += product[m][n];
+  }
+}
+
 /// sum[m][n] += Σ_k a[k][m]·b[n][k]: a turned, b by rows.
 template <typename A, typename B, int M, int N>
 __device__ __forceinline__ void multiply_turned_rows(float (&sum)[M][N], const A& a, const B& b, int depth) {

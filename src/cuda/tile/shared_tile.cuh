@@ -139,23 +139,6 @@ __device__ __forceinline__ void turn_rows(float* to, const float* from, int dept
   }
 }
 
-/// The same straight from plain rows in global memory: `valid` of them from row `begin` on, and `dims`
-/// columns.
-template <int rows, int threads>
-__device__ __forceinline__ void turn_plain_rows(float* to, const RowAddress& from, std::int64_t begin,
-                                                int valid, int dims, int depth, float factor) {
-#pragma unroll 4
-  for (int index = threadIdx.x; index < rows * depth / 4; index += threads) {
-    const int row = index % rows;
-    const int column = index / rows * 4;
-    const bool present = row < valid && column < dims;
-    const float4 four =
-        present ? load_four(reinterpret_cast<const float*>(from.at(begin + row)) + column) : float4{};
-#pragma unroll
-    for (int n = 0; n < 4; ++n) to[(column + n) * rows + row] = element(four, n) * factor;
-  }
-}
-
 /// Stores elements first, first + 1, … of a row of a run-time type, as many of the four as lie below `dims`.
 __device__ __forceinline__ void store_chunk(std::byte* row, DType dtype, int first, int dims, bool aligned,
                                             float4 value) {

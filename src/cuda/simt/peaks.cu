@@ -1,0 +1,189 @@
+#include "cuda/simt/peaks.h"
+
+#include "cuda/runtime/launch.cuh"
+
+namespace tilewise::cuda::simt {
+namespace {
+
+constexpr int warp = 32;
+
+// A warp a query.
+__global__ void states_of_outputs(const __grid_constant__ AttentionCall call, const RowStates states,
+                                  const Peaks peaks) {
+  const std::int64_t index = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp;
+  const int lane = static_cast<int>(threadIdx.x % warp);
+  const std::int64_t length = call.problem.length_q;
+  if (index >= call.problem.batch * call.problem.heads_q * length) return;
+  const std::int64_t b = index / length / call.problem.heads_q;
+  const std::int64_t h = index / length % call.problem.heads_q;
+  const std::int64_t i = index % length;
+  const Sequence sequence = call.sequence(b);
+  if (i >= sequence.length_q) return;
+  const std::int64_t s = sequence.first_q + i;
+  auto* dq = reinterpret_cast<float*>(call.dq.at(b, h, s));
+  for (std::int64_t d = lane; d < call.problem.dim_qk; d += warp) dq[d] = 0;
+  const auto* o = reinterpret_cast<const float*>(call.o.at(b, h, s));
+  const auto* d_o = reinterpret_cast<const float*>(call.d_o.at(b, h, s));
+  float sum = 0;
+  for (std::int64_t d = lane; d < call.problem.dim_v; d += warp) sum = fmaf(o[d], d_o[d], sum);
+  for (int other = warp / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+  if (lane != 0) return;
+  const float lse = *reinterpret_cast<const float*>(call.lse.at(b, h, s));
+  const float d_lse = call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, h, s)) : 0.0f;
+  const std::int64_t row = h * call.rows_q() + call.first_row_q(b) + i;
+  const bool unseen = lse == -__builtin_huge_valf();
+  states.set(row, unseen ? RowState::unseen() : RowState{lse, 1.0f, d_lse - sum});
+  peaks.clear(row);
+}
+
+constexpr int rows_each = 8;  // of a warp
+constexpr int lane_dims = 4;  // 32 apart
+
+// A lane's share of a row of dk that grows as long as queries point at the same key, which they often do.
+class KeySum {
+ public:
+  __device__ KeySum(const AttentionCall& call, std::int64_t b, std::int64_t h, const Sequence& sequence)
+      : call_(call), b_(b), h_(h), sequence_(sequence), lane_(static_cast<int>(threadIdx.x) % warp) {}
+
+  __device__ void add(std::int64_t key, float factor, const float (&q)[lane_dims]) {
+    if (key != key_) flush();
+    key_ = key;
+#pragma unroll
+    for (int n = 0; n < lane_dims; ++n) sum_[n] = fmaf(factor, q[n], sum_[n]);
+  }
+  __device__ void flush() {
+    if (key_ < 0) return;
+    auto* dk = reinterpret_cast<float*>(call_.dk.at(b_, h_, sequence_.first_k + key_));
+#pragma unroll
+    for (int n = 0; n < lane_dims; ++n) {
+      const int d = lane_ + warp * n;
+      if (d < call_.problem.dim_qk) atomicAdd(dk + d, sum_[n]);
+      sum_[n] = 0;
+    }
+  }
+
+ private:
+  const AttentionCall& call_;
+  std::int64_t b_, h_;
+  const Sequence& sequence_;
+  int lane_;
+  std::int64_t key_ = -1;
+  float sum_[lane_dims] = {};
+};
+
+__device__ __forceinline__ void load_row(float (&to)[lane_dims], const Rows& rows, std::int64_t b,
+                                         std::int64_t h, std::int64_t s, std::int64_t dim) {
+  const auto* row = reinterpret_cast<const float*>(rows.at(b, h, s));
+#pragma unroll
+  for (int n = 0; n < lane_dims; ++n) {
+    const int d = static_cast<int>(threadIdx.x) % warp + warp * n;
+    to[n] = d < dim ? row[d] : 0.0f;
+  }
+}
+
+// The peaks of a query, and the gradients of their scores, times scale.
+struct Mended {
+  int count = 0;
+  std::int64_t key[most_peaks] = {};
+  float factor[most_peaks] = {};
+
+  __device__ Mended(const AttentionCall& call, const Peaks& peaks, std::int64_t row, float d_lse)
+      : count(min(peaks.count[row], most_peaks)) {
+    if (count == 0) return;
+    const float rest = peaks.rest_weight[row];
+    float total = rest;
+    float weight[most_peaks] = {}, gradient[most_peaks] = {};
+#pragma unroll
+    for (int f = 0; f < most_peaks; ++f) {
+      if (f >= count) continue;
+      const Peak peak = peaks.first[row * most_peaks + f];
+      key[f] = peak.key;
+      weight[f] = peak.weight;
+      gradient[f] = peak.gradient;
+      total += peak.weight;
+    }
+#pragma unroll
+    for (int f = 0; f < most_peaks; ++f) {
+      float sum = fmaf(rest, gradient[f], -peaks.rest_gradient[row]);
+#pragma unroll
+      for (int g = 0; g < most_peaks; ++g) sum = fmaf(weight[g], gradient[f] - gradient[g], sum);
+      factor[f] = static_cast<float>(call.scale) * weight[f] * (sum / total + d_lse);
+    }
+  }
+  __device__ Mended() = default;
+};
+
+// A warp takes `rows_each` queries of a head: a lane each for the numbers, then all lanes for the vectors of
+// one after another.
+__global__ void mend(const __grid_constant__ AttentionCall call, const Peaks peaks, std::int64_t parts) {
+  const std::int64_t index = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp;
+  const std::int64_t head = index / parts;
+  const std::int64_t b = head / call.problem.heads_q;
+  const std::int64_t h = head % call.problem.heads_q;
+  if (b >= call.problem.batch) return;
+  const int lane = static_cast<int>(threadIdx.x) % warp;
+  const Sequence sequence = call.sequence(b);
+  const std::int64_t dim = call.problem.dim_qk;
+  const std::int64_t first = index % parts * rows_each;
+  Mended own;
+  if (lane < rows_each && first + lane < sequence.length_q) {
+    const std::int64_t s = sequence.first_q + first + lane;
+    own = Mended(call, peaks, h * call.rows_q() + call.first_row_q(b) + first + lane,
+                 call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, h, s)) : 0.0f);
+  }
+  KeySum dk(call, b, h / call.group(), sequence);
+  for (unsigned left = __ballot_sync(~0u, own.count > 0); left != 0; left &= left - 1) {
+    const int from = __ffs(static_cast<int>(left)) - 1;
+    const std::int64_t s = sequence.first_q + first + from;
+    float q[lane_dims], dq[lane_dims], k[most_peaks][lane_dims], factor[most_peaks];
+    const int count = __shfl_sync(~0u, own.count, from);
+    load_row(q, call.q, b, h, s, dim);
+    load_row(dq, call.dq, b, h, s, dim);
+#pragma unroll
+    for (int f = 0; f < most_peaks; ++f) {
+      const std::int64_t key = __shfl_sync(~0u, own.key[f], from);
+      factor[f] = __shfl_sync(~0u, own.factor[f], from);
+      if (f < count) load_row(k[f], call.k, b, h / call.group(), sequence.first_k + key, dim);
+    }
+#pragma unroll
+    for (int f = 0; f < most_peaks; ++f) {
+      const std::int64_t key = __shfl_sync(~0u, own.key[f], from);
+      if (f >= count) continue;
+#pragma unroll
+      for (int n = 0; n < lane_dims; ++n) dq[n] = fmaf(factor[f], k[f][n], dq[n]);
+      if (call.dk.wanted) dk.add(key, factor[f], q);
+    }
+    auto* to = reinterpret_cast<float*>(call.dq.at(b, h, s));
+#pragma unroll
+    for (int n = 0; n < lane_dims; ++n) {
+      if (lane + warp * n < dim) to[lane + warp * n] = dq[n];
+    }
+  }
+  dk.flush();
+}
+
+}  // namespace
+
+void row_states_of_outputs(const AttentionCall& call, const RowStates& states, const Peaks& peaks,
+                           cudaStream_t stream) {
+  constexpr int threads = 256;
+  const std::int64_t rows = call.problem.batch * call.problem.heads_q * call.problem.length_q;
+  launch<states_of_outputs>({.name = "tilewise row states",
+                             .blocks = (rows * warp + threads - 1) / threads,
+                             .threads = threads,
+                             .stream = stream},
+                            call, states, peaks);
+}
+
+void mend_peaks(const AttentionCall& call, const Peaks& peaks, cudaStream_t stream) {
+  constexpr int threads = 128;
+  const std::int64_t parts = (call.problem.length_q + rows_each - 1) / rows_each;
+  const std::int64_t warps = call.problem.batch * call.problem.heads_q * parts;
+  launch<mend>({.name = "tilewise fused backward, peaks",
+                .blocks = (warps * warp + threads - 1) / threads,
+                .threads = threads,
+                .stream = stream},
+               call, peaks, parts);
+}
+
+}  // namespace tilewise::cuda::simt
