@@ -45,9 +45,12 @@ using Small = BackwardConfig<64, 32>;   // where shared memory or work is too li
 /// Whether the plain kernels will do.
 inline bool plain_backward(const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
-  return !problem.features.needs_more_than_band() && plain_rows(call.q, problem.dim_qk) &&
-         plain_rows(call.k, problem.dim_qk) && plain_rows(call.v, problem.dim_v) &&
-         plain_rows(call.d_o, problem.dim_v) && problem.dim_qk <= Broad::dim && problem.dim_v <= Broad::dim;
+  const auto plain = [](const Rows& rows, std::int64_t dim) {
+    return !rows.wanted || (plain_rows(rows, dim) && dim <= Broad::dim);
+  };
+  return !problem.features.needs_more_than_band() && plain(call.q, problem.dim_qk) &&
+         plain(call.k, problem.dim_qk) && plain(call.v, problem.dim_v) && plain(call.d_o, problem.dim_v) &&
+         plain(call.dq, problem.dim_qk) && plain(call.dk, problem.dim_qk) && plain(call.dv, problem.dim_v);
 }
 
 enum class BackwardSize { small, narrow, broad };

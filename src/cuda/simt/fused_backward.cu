@@ -1,4 +1,5 @@
 #include "core/arena.h"
+#include "cuda/ptx/local.cuh"
 #include "cuda/ptx/reduce.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/fused.h"
@@ -41,11 +42,11 @@ __device__ __forceinline__ void add_to_own(float (&sum)[C::own_each][8], const f
               Turned<C::row_stride, C::C>{rows + at.dims * 4}, (count + 7) / 8 * 8);
 }
 
-template <typename C>
+template <typename C, bool general>
 __device__ __forceinline__ void store_own(const Rows& rows, const float (&sum)[C::own_each][8], float factor,
                                           int valid, int first_dim, int dims, const OwnPlace<C>& at,
                                           std::int64_t b, std::int64_t h, std::int64_t first_row) {
-  const bool aligned = aligned_rows(rows, dims);
+  const bool aligned = general && aligned_rows(rows, dims);
 #pragma unroll
   for (int m = 0; m < C::own_each; ++m) {
     const int r = at.row(m);
@@ -53,9 +54,13 @@ __device__ __forceinline__ void store_own(const Rows& rows, const float (&sum)[C
     std::byte* to = rows.at(b, h, first_row + r) + first_dim * size_of(rows.dtype);
 #pragma unroll
     for (int n = 0; n < 8; n += 4) {
-      store_chunk(
-          to, rows.dtype, at.dim(n), dims - first_dim, aligned,
-          {factor * sum[m][n], factor * sum[m][n + 1], factor * sum[m][n + 2], factor * sum[m][n + 3]});
+      const float4 four{factor * sum[m][n], factor * sum[m][n + 1], factor * sum[m][n + 2],
+                        factor * sum[m][n + 3]};
+      if constexpr (general) {
+        store_chunk(to, rows.dtype, at.dim(n), dims - first_dim, aligned, four);
+      } else if (at.dim(n) < dims) {
+        store_4(reinterpret_cast<float*>(to) + at.dim(n), four);
+      }
     }
   }
 }
@@ -74,7 +79,7 @@ __device__ __forceinline__ void add_dq(const Stage<C, Side::keys, general>& stag
       Turned<C::row_stride, C::C>{stage.own + first_dim + place.lane.column * 4}, (keys.count + 7) / 8 * 8);
   const auto scale = static_cast<float>(stage.call.scale);
   const int dims = stage.dims_qk(piece);
-  const bool aligned = aligned_rows(dq_sum, stage.dim_qk);
+  const bool aligned = !general || aligned_rows(dq_sum, stage.dim_qk);
   const std::int64_t s = query.sequence.first_q + query.first;
 #pragma unroll
   for (int m = 0; m < rows_each; ++m) {
@@ -96,6 +101,32 @@ __device__ __forceinline__ void add_dq(const Stage<C, Side::keys, general>& stag
     }
   }
 }
+
+// The sums of the query heads of a group, each summed by itself before it is added, in local memory. For
+// kernels whose tiles may be as small as a block mask's blocks; where tiles are full it makes no difference.
+template <typename C>
+class GroupSum {
+ public:
+  __device__ void add(float (&sum)[C::own_each][8]) {
+    float* sums = in_memory(sums_);
+#pragma unroll
+    for (int n = 0; n < C::own_each * 8; ++n) {
+      sums[n] = any_ ? sums[n] + sum[n / 8][n % 8] : sum[n / 8][n % 8];
+      sum[n / 8][n % 8] = 0;
+    }
+    any_ = true;
+  }
+  __device__ void join(float (&sum)[C::own_each][8]) {
+    if (!any_) return;
+    const float* sums = in_memory(sums_);
+#pragma unroll
+    for (int n = 0; n < C::own_each * 8; ++n) sum[n / 8][n % 8] += sums[n];
+  }
+
+ private:
+  float sums_[C::own_each * 8];
+  bool any_ = false;
+};
 
 // Puts the peaks among a lane's pairs aside.
 template <typename C>
@@ -163,6 +194,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   Pairs<side, general> pairs(call, blocks, blockIdx.x / blocks.dim_pieces);
   // Keys: dv in the first half, dk in the second. Queries: dq, half of it in each.
   float sum[C::own_each][8] = {};
+  GroupSum<C> group;
 
   bool more = pairs.next();
   if (more && stage.whole()) {
@@ -206,6 +238,9 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     }
     __syncthreads();  // everyone is done with the other side, and score gradients are there for all
     more = pairs.next();
+    if constexpr (general && side == Side::keys) {
+      if (more && pairs.query.h != query.h) group.add(sum);
+    }
     if (more && stage.whole()) {  // the next tile comes while dq is summed
       stage.load_other(pairs.query, pairs.keys, 0);
       stage.load_states(pairs.query, states);
@@ -219,6 +254,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     }
   }
 
+  group.join(sum);
   const QueryTile& query = pairs.query;
   const auto scale = static_cast<float>(call.scale);
   const int first_dim = piece * C::dim;
@@ -226,8 +262,9 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     const Rows& rows = place.second ? call.dk : call.dv;
     const int dims = place.second ? stage.dim_qk : stage.dim_v;
     if (!rows.wanted || first_dim >= dims) return;
-    store_own(rows, sum, place.second ? scale : 1.0f, pairs.keys.count, first_dim, dims, own_place, query.b,
-              query.h / call.group(), query.sequence.first_k + pairs.keys.first);
+    store_own<C, general>(rows, sum, place.second ? scale : 1.0f, pairs.keys.count, first_dim, dims,
+                          own_place, query.b, query.h / call.group(),
+                          query.sequence.first_k + pairs.keys.first);
   } else {
     float* partial = stage.own;  // [own_each, 8, half]: where the halves' sums meet
     const int thread = static_cast<int>(threadIdx.x) % (C::threads / 2);
@@ -246,8 +283,8 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
 #pragma unroll
       for (int n = 0; n < 8; ++n) sum[m][n] += partial[(m * 8 + n) * (C::threads / 2) + thread];
     }
-    store_own(call.dq, sum, scale, query.count, first_dim, stage.dim_qk, own_place, query.b, query.h,
-              query.sequence.first_q + query.first);
+    store_own<C, general>(call.dq, sum, scale, query.count, first_dim, stage.dim_qk, own_place, query.b,
+                          query.h, query.sequence.first_q + query.first);
   }
 }
 

@@ -53,6 +53,7 @@ using Wide64 = Config<4, 4, 8, 8, 8, 2>;
 using Half64 = Config<4, 4, 4, 8, 8, 3>;
 using Small64 = Config<4, 2, 4, 4, 4, 2>;
 using Wide128 = Config<8, 2, 8, 4, 8, 1>;
+using Long128 = Config<8, 2, 8, 6, 8, 1>;
 using Half128 = Config<4, 2, 8, 4, 8, 1>;
 using Small128 = Config<4, 2, 4, 4, 8, 1>;
 
@@ -92,6 +93,19 @@ __device__ __forceinline__ float row_sum(float x) {
 #pragma unroll
   for (int apart = C::C / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
   return x;
+}
+
+// Element n of a few in registers, which cannot be reached by an index.
+template <int count>
+__device__ __forceinline__ float pick(const float (&x)[count], int n) {
+  if constexpr (count == 1) {
+    return x[0];
+  } else {
+    float half[count / 2];
+#pragma unroll
+    for (int k = 0; k < count / 2; ++k) half[k] = n % 2 == 0 ? x[2 * k] : x[2 * k + 1];
+    return pick(half, n / 2);
+  }
 }
 
 // Where query r and key c of a warp are in its weights, [keys, warp_queries].
@@ -174,13 +188,14 @@ __device__ __forceinline__ void finish_scores(const AttentionCall& call, const S
 // In the plain kernel scores are bare products and `unit` is what turns them into the log2 e that exp2 takes;
 // in the general one they are finished, in natural units. Maxima are in the units of the scores: then the
 // weight of the highest is 1 to the last bit, and a mask of the lowest finite number does not overflow.
+template <bool general>
 __device__ __forceinline__ float weight_of(float s, float maximum, float unit) {
-  return exp2_approx((s - maximum) * unit);
+  return general ? expf(s - maximum) : exp2_approx((s - maximum) * unit);
 }
 
 // The maximum that weights are relative to is let lie until it is 2^8 too low: a weight may then reach that,
 // the sum loses nothing, and o is hardly ever rescaled. `slack` is that distance in units of scores.
-template <typename C>
+template <typename C, bool general>
 __device__ __forceinline__ void softmax(float (&s)[C::M][C::N], float (&o)[C::M][C::V], float unit,
                                         float slack, SoftmaxRow<C>& row) {
   float highest[C::M];  // of the lane's own keys
@@ -196,7 +211,7 @@ __device__ __forceinline__ void softmax(float (&s)[C::M][C::N], float (&o)[C::M]
 #pragma unroll
     for (int m = 0; m < C::M; ++m) {
       const float maximum = fmaxf(row.maximum[m], row_maximum<C>(highest[m]));
-      const float rescale = weight_of(row.maximum[m], maximum, unit);
+      const float rescale = weight_of<general>(row.maximum[m], maximum, unit);
       row.maximum[m] = maximum;
       row.sum[m] *= rescale;
 #pragma unroll
@@ -208,7 +223,7 @@ __device__ __forceinline__ void softmax(float (&s)[C::M][C::N], float (&o)[C::M]
     float sum = 0;
 #pragma unroll
     for (int n = 0; n < C::N; ++n) {
-      s[m][n] = weight_of(s[m][n], row.maximum[m], unit);
+      s[m][n] = weight_of<general>(s[m][n], row.maximum[m], unit);
       sum += s[m][n];
     }
     row.sum[m] += sum;
@@ -239,41 +254,52 @@ __device__ __forceinline__ void drop(const AttentionCall& call, const QueryTile&
   }
 }
 
-// Joins the sink, divides, writes o (and lse, by the blocks of the first piece of Dv).
+// Joins the sink, divides, writes o (and lse, by the blocks of the first piece of Dv). Each lane does the
+// arithmetic of one row: code that runs once is mostly waited for, so it is kept short.
 template <typename C, bool general>
 __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTile& query, int first_dim,
                                        const ScoreRules& rules, float sign, const Place<C>& place,
                                        float (&o)[C::M][C::V], SoftmaxRow<C>& row) {
+  static_assert(C::M <= C::C);
+#pragma unroll
+  for (int m = 0; m < C::M; ++m) row.sum[m] = row_sum<C>(row.sum[m]);
+  const int own = place.lane.column % C::M;
+  const int r = place.query(own);
+  float sum = pick(row.sum, own);
+  float maximum = pick(row.maximum, own);
+  float factor = 1;
+  if constexpr (!general)
+    maximum = fmaxf(maximum * rules.scale * sign, lowest);  // natural units from here on
+  if (call.problem.features.sinks) {
+    const float sink = static_cast<float>(call.sinks.at(query.b, query.h));
+    const float highest = fmaxf(maximum, sink);
+    // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
+    factor = expf(maximum - highest);
+    sum = sum * factor + expf(sink - highest);
+    maximum = highest;
+  }
+  const float own_inverse = sum == 0 ? 0.0f : factor / sum;
+  const std::int64_t first = query.sequence.first_q + query.first;
+  if (call.lse.wanted && first_dim == 0 && place.lane.column < C::M && r < query.count) {
+    const float lse = sum == 0 ? minus_infinity : maximum + logf(sum);
+    *reinterpret_cast<float*>(call.lse.at(query.b, query.h, first + r)) = lse;
+  }
   const int dims = static_cast<int>(call.problem.dim_v) - first_dim;
-  const bool aligned = aligned_rows(call.o, call.problem.dim_v);
+  const bool aligned = general && aligned_rows(call.o, call.problem.dim_v);
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
-    const int r = place.query(m);
-    float sum = row_sum<C>(row.sum[m]);
-    float maximum = row.maximum[m];
-    float factor = 1;
-    if (r >= query.count) continue;
-    if constexpr (!general)
-      maximum = fmaxf(maximum * rules.scale * sign, lowest);  // natural units from here on
-    if (call.problem.features.sinks) {
-      const float sink = static_cast<float>(call.sinks.at(query.b, query.h));
-      const float highest = fmaxf(maximum, sink);
-      // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
-      factor = expf(maximum - highest);
-      sum = sum * factor + expf(sink - highest);
-      maximum = highest;
-    }
-    const float inverse = sum == 0 ? 0.0f : factor / sum;
-    const std::int64_t s = query.sequence.first_q + query.first + r;
-    if (call.lse.wanted && first_dim == 0 && place.lane.column == 0) {
-      const float lse = sum == 0 ? minus_infinity : maximum + logf(sum);
-      *reinterpret_cast<float*>(call.lse.at(query.b, query.h, s)) = lse;
-    }
-    std::byte* out = call.o.at(query.b, query.h, s) + first_dim * size_of(call.o.dtype);
+    const float inverse = __shfl_sync(~0u, own_inverse, place.lane.row * C::C + m);
+    if (place.query(m) >= query.count) continue;
+    std::byte* out = call.o.at(query.b, query.h, first + place.query(m)) + first_dim * size_of(call.o.dtype);
 #pragma unroll
     for (int d = 0; d < C::V; d += 4) {
-      store_chunk(out, call.o.dtype, place.dim(d), dims, aligned,
-                  {o[m][d] * inverse, o[m][d + 1] * inverse, o[m][d + 2] * inverse, o[m][d + 3] * inverse});
+      const float4 four{o[m][d] * inverse, o[m][d + 1] * inverse, o[m][d + 2] * inverse,
+                        o[m][d + 3] * inverse};
+      if constexpr (general) {
+        store_chunk(out, call.o.dtype, place.dim(d), dims, aligned, four);
+      } else if (place.dim(d) < dims) {
+        store_4(reinterpret_cast<float*>(out) + place.dim(d), four);
+      }
     }
   }
 }
@@ -338,14 +364,13 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   float* p_smem = v_smem + C::v_floats;  // a warp: [keys, warp_queries]
   float* q_loaded = v_smem;              // [queries, D piece], before values and weights need the place
 
-  // Heads one after another, the last queries of each first: with causal they see the most keys.
-  const std::int64_t index = blockIdx.x / blocks.dim_pieces;
   const int first_dim = static_cast<int>(blockIdx.x % blocks.dim_pieces) * C::dim;
-  const std::int64_t head = index / blocks.queries.tiles;
-  const std::int64_t b = head / call.problem.heads_q;
-  const std::int64_t h = head % call.problem.heads_q;
-  const QueryTile query =
-      blocks.queries.tile(call, b, h, blocks.queries.tiles - 1 - index % blocks.queries.tiles);
+  const Turn turn(call, blockIdx.x / blocks.dim_pieces, call.problem.batch * call.problem.heads_q,
+                  blocks.queries.tiles);
+  const std::int64_t b = turn.head / call.problem.heads_q;
+  const std::int64_t h = turn.head % call.problem.heads_q;
+  // The last queries first: with causal they see the most keys.
+  const QueryTile query = blocks.queries.tile(call, b, h, blocks.queries.tiles - 1 - turn.tile);
   if (query.count <= 0) return;
 
   const Place<C> place;
@@ -428,7 +453,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     } else {
       if (edge) hide<C>(call, query, keys, place, s);
     }
-    softmax<C>(s, o, unit, slack, row);
+    softmax<C, general>(s, o, unit, slack, row);
     store_weights<C>(s, p_warp, place);
     if constexpr (general) {
       if (call.problem.features.dropout) drop<C>(call, query, keys, place, p_warp);
@@ -468,6 +493,11 @@ void run_for(const AttentionCall& call, const Context& context) {
     return suits(Half64{}) ? run<Half64, general>(call, stream) : run<Small64, general>(call, stream);
   }
   static_assert(Small64::takes_pieces && Small128::takes_pieces);
+  if constexpr (!general) {
+    // Longer tiles of keys have fewer ends, at the price of a last one that is filled less.
+    if (problem.length_k >= 16 * Wide128::keys && suits(Long128{}))
+      return run<Long128, general>(call, stream);
+  }
   if (problem.dim_qk <= Wide128::dim && suits(Wide128{})) return run<Wide128, general>(call, stream);
   if (problem.dim_qk <= Half128::dim && suits(Half128{})) return run<Half128, general>(call, stream);
   return Small128::shared_bytes <= device.shared_bytes ? run<Small128, general>(call, stream)
@@ -482,8 +512,8 @@ void fused_forward(const AttentionCall& call, const Context& context) {
   const bool plain = !problem.features.needs_more_than_band() && problem.layout != Layout::paged &&
                      call.scale != 0 &&  // with none a hidden product, −inf, would not stay hidden
                      plain_rows(call.q, problem.dim_qk) && plain_rows(call.k, problem.dim_qk) &&
-                     plain_rows(call.v, problem.dim_v) && problem.dim_qk <= Wide128::dim &&
-                     problem.dim_v <= Wide128::dim;
+                     plain_rows(call.v, problem.dim_v) && plain_rows(call.o, problem.dim_v) &&
+                     problem.dim_qk <= Wide128::dim && problem.dim_v <= Wide128::dim;
   plain ? run_for<false>(call, context) : run_for<true>(call, context);
 }
 

@@ -24,11 +24,11 @@ class Pairs<Side::keys, general> {
 
   __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::int64_t index)
       : call_(call), blocks_(blocks) {
-    const std::int64_t head = index / blocks.keys.tiles;
-    query.b = head / call.problem.heads_kv;
-    query.h = head % call.problem.heads_kv * call.group();
+    const Turn turn(call, index, call.problem.batch * call.problem.heads_kv, blocks.keys.tiles);
+    query.b = turn.head / call.problem.heads_kv;
+    query.h = turn.head % call.problem.heads_kv * call.group();
     query.sequence = call.sequence(query.b);
-    keys = blocks.keys.tile(call, query.sequence, index % blocks.keys.tiles);
+    keys = blocks.keys.tile(call, query.sequence, turn.tile);
     next_h_ = query.h;
     last_h_ = query.h + call.group();
     // Queries i with i + offset − left < the end of the keys, and i + offset + right >= their beginning.
@@ -66,9 +66,8 @@ class Pairs<Side::queries, general> {
   KeyTile keys;
 
   __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::int64_t index)
-      : query(blocks.queries.tile(call, index / blocks.queries.tiles / call.problem.heads_q,
-                                  index / blocks.queries.tiles % call.problem.heads_q,
-                                  blocks.queries.tiles - 1 - index % blocks.queries.tiles)),
+      : query(tile_of(call, blocks.queries,
+                      Turn(call, index, call.problem.batch * call.problem.heads_q, blocks.queries.tiles))),
         tiles_(call, query, blocks.keys.size) {}
   __device__ bool next() {
     keys = query.count > 0 ? tiles_.next() : KeyTile{};
@@ -76,6 +75,11 @@ class Pairs<Side::queries, general> {
   }
 
  private:
+  __device__ static QueryTile tile_of(const AttentionCall& call, const QueryGrid& grid, const Turn& turn) {
+    return grid.tile(call, turn.head / call.problem.heads_q, turn.head % call.problem.heads_q,
+                     grid.tiles - 1 - turn.tile);
+  }
+
   KeyTiles<general> tiles_;
 };
 

@@ -58,6 +58,24 @@ struct QueryGrid {
   }
 };
 
+/// Which tile of which head block `index` takes. Heads come one after another, so that what they read meets
+/// in the L2. But where some tiles have more to do than others, the n-th of all heads come before the next of
+/// any: then, with the largest first, small ones fill the end.
+struct Turn {
+  std::int64_t head, tile;
+
+  constexpr Turn(const AttentionCall& call, std::int64_t index, std::int64_t heads, std::int64_t tiles)
+      : head(uneven(call) ? index % heads : index / tiles),
+        tile(uneven(call) ? index / heads : index % tiles) {}
+
+ private:
+  static constexpr bool uneven(const AttentionCall& call) {
+    const bool left = call.band.left < Band::unbounded;
+    const bool right = call.band.right < Band::unbounded;
+    return left != right || call.packed();
+  }
+};
+
 /// Walks the tiles of at most `size` keys that a query tile sees: a range, or, where calls with `blocks` may
 /// have a block mask, the blocks it lists.
 template <bool blocks>
