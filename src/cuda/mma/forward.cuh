@@ -1,0 +1,438 @@
+#pragma once
+
+#include <iterator>
+#include <utility>
+
+#include "cuda/mma/forward.h"
+#include "cuda/mma/query_rows.cuh"
+#include "cuda/mma/scores.cuh"
+#include "cuda/mma/softmax.cuh"
+#include "cuda/mma/tuning.h"
+#include "cuda/runtime/device.h"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/tile/key_tiles.cuh"
+#include "cuda/tile/score.cuh"
+#include "cuda/tile/shared_tile.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace tilewise::cuda::mma {
+
+// Attention on tensor cores by mma.sync. A block keeps a tile of queries and walks over tiles of keys, of which
+// the next is being copied while one is computed. A warp has its queries for itself: scores come out of q·k in
+// the form in which weights go into the product with v, so they never leave the registers.
+
+/// How rows come into shared memory.
+template <typename T, ForwardConfig c, bool general>
+struct Loader {
+  const AttentionCall& call;
+  const QueryRows& rows;
+  std::int64_t h;  ///< of the keys
+  int dim_qk, dim_v;
+
+  __device__ Loader(const AttentionCall& call_, const QueryRows& rows_)
+      : call(call_),
+        rows(rows_),
+        h(rows.queries.h / call.group()),
+        dim_qk(static_cast<int>(call.problem.dim_qk)),
+        dim_v(static_cast<int>(call.problem.dim_v)) {}
+
+  __device__ void queries(std::byte* to_smem) const {
+    load_any_rows<c.rows(), c.dim, c.threads()>(
+        to_smem, [&](int r) { return rows.row_of(call.q, r); }, aligned_chunks(call.q), rows.count(), dim_qk);
+  }
+  __device__ void keys(const KeyTile& tile, std::byte* to_smem) const {
+    load(call.k, tile, dim_qk, to_smem);
+  }
+  __device__ void values(const KeyTile& tile, std::byte* to_smem) const {
+    load(call.v, tile, dim_v, to_smem);
+  }
+
+ private:
+  __device__ void load(const Rows& from, const KeyTile& tile, int dims, std::byte* to_smem) const {
+    const QueryTile& queries = rows.queries;
+    if constexpr (general) {
+      load_any_rows<c.keys, c.dim, c.threads()>(
+          to_smem,
+          [&](int r) { return call.key_row(from, queries.sequence, queries.b, h, tile.first + r); },
+          aligned_chunks(from), tile.count, dims);
+    } else {
+      load_strided_rows<c.keys, c.dim, c.threads()>(
+          to_smem, from.at(queries.b, h, queries.sequence.first_k + tile.first), from.stride_s * 2, tile.count,
+          dims);
+    }
+  }
+};
+
+/// Fragments of a warp's queries: in registers for good, or from shared memory each time.
+template <ForwardConfig c, bool stay = c.queries_stay>
+struct Queries {
+  MatrixPointer<c.dim> at;
+
+  __device__ void load() {}
+  __device__ void get(std::uint32_t (&a)[c.row_tiles][4], int step) const {
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) load_matrices(a[r], at.at(16 * r, step));
+  }
+};
+template <ForwardConfig c>
+struct Queries<c, true> {
+  MatrixPointer<c.dim> at;
+  std::uint32_t kept[c.dim / 16][c.row_tiles][4];
+
+  __device__ void load() {
+#pragma unroll
+    for (int step = 0; step < c.dim / 16; ++step) {
+#pragma unroll
+      for (int r = 0; r < c.row_tiles; ++r) load_matrices(kept[step][r], at.at(16 * r, step));
+    }
+  }
+  __device__ void get(std::uint32_t (&a)[c.row_tiles][4], int step) const {
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) a[r][n] = kept[step][r][n];
+    }
+  }
+};
+
+/// s += q·k over 16 of the head dims, for all keys of a tile.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void multiply_keys(Scores<c>& s, const Queries<c>& q, const MatrixPointer<c.dim>& k,
+                                              int step) {
+  std::uint32_t a[c.row_tiles][4];
+  q.get(a, step);
+#pragma unroll
+  for (int n = 0; n < c.keys / 16; ++n) {
+    std::uint32_t b[4];
+    load_matrices(b, k.at(16 * n, step));
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+      multiply_matrices<T>(s[r][2 * n], a[r], b[0], b[1]);
+      multiply_matrices<T>(s[r][2 * n + 1], a[r], b[2], b[3]);
+    }
+  }
+}
+
+/// o += weights·v over 16 keys.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void multiply_values(Output<c>& o, const Weights<c>& weights,
+                                                const MatrixPointer<c.dim>& v, int step) {
+#pragma unroll
+  for (int n = 0; n < c.dim / 16; ++n) {
+    std::uint32_t b[4];
+    load_matrices_turned(b, v.at(16 * step, n));
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+      multiply_matrices<T>(o[r][2 * n], weights[r], b[0], b[1]);
+      multiply_matrices<T>(o[r][2 * n + 1], weights[r], b[2], b[3]);
+    }
+  }
+}
+
+/// The rounded weights of 16 keys join their rows' sums: what o is divided by has then lost what o has.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void add_rounded(SoftmaxRows<c>& rows, const Weights<c>& weights) {
+  const std::uint32_t ones = pack<T>(1.0f, 1.0f);
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) multiply_matrices<T>(rows.rounded[r], weights[r], ones, ones);
+}
+
+/// Joins the sink, divides, writes lse and o; o by way of the warp's queries' place in shared memory, so that
+/// rows are written 16 bytes at a time.
+template <typename T, ForwardConfig c, bool general>
+__device__ __forceinline__ void finish(const AttentionCall& call, const QueryRows& rows,
+                                       const ScoreRules& rules, const Exponents<general>& exponents,
+                                       const Place<c>& place, Output<c>& o, const SoftmaxRows<c>& softmax,
+                                       std::byte* q_smem) {
+  using Tile = SwizzledTile<c.dim>;
+  const float keep_scale = general && call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
+  __syncwarp();  // the warp is done with its queries
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = place.row(r, half);
+      const float sum = row_sum(softmax.sum[r][half]);
+      float maximum = softmax.maximum[r][half];
+      float factor = 1;
+      if constexpr (!general) {  // from here on in natural units, and relative to the maximum itself
+        if (sum > 0) factor = exp2f(exponents.reference(maximum) - maximum * exponents.unit);
+        maximum = fmaxf(maximum * rules.scale, lowest);
+      }
+      float sink_weight = 0;
+      if (call.problem.features.sinks && row < rows.count()) {
+        const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(row)));
+        const float highest = fmaxf(maximum, sink);
+        // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
+        factor *= expf(maximum - highest);
+        sink_weight = expf(sink - highest);
+        maximum = highest;
+      }
+      const float total = sum * factor + sink_weight;
+      const float rounded = softmax.rounded[r][2 * half] * factor + sink_weight;
+      const float inverse = rounded == 0 ? 0.0f : factor * keep_scale / rounded;
+      if (call.lse.wanted && row < rows.count() && place.column() == 0) {
+        const float lse = total == 0 ? minus_infinity : maximum + logf(total);
+        *reinterpret_cast<float*>(rows.row_of(call.lse, row)) = lse;
+      }
+#pragma unroll
+      for (int n = 0; n < c.dim / 8; ++n) {
+        *reinterpret_cast<std::uint32_t*>(q_smem + Tile::offset(row, n) + 2 * place.column()) =
+            pack<T>(o[r][n][2 * half] * inverse, o[r][n][2 * half + 1] * inverse);
+      }
+    }
+  }
+  __syncwarp();  // the warp's rows are there
+  const auto dims = static_cast<int>(call.problem.dim_v);
+  const bool aligned = aligned_chunks(call.o);
+#pragma unroll 4
+  for (int index = place.lane; index < c.warp_rows() * Tile::chunks; index += 32) {
+    const int row = place.first_row() + index / Tile::chunks;
+    const int chunk = index % Tile::chunks;
+    if (row >= rows.count() || chunk * 8 >= dims) continue;
+    store_eight(rows.row_of(call.o, row), chunk * 8, dims, aligned,
+                *reinterpret_cast<const uint4*>(q_smem + Tile::offset(row, chunk)));
+  }
+}
+
+/// What a block has: its queries, the sums of its softmax, and two stages of keys and of values. One computes
+/// while the other is filled, and one barrier a tile says both that a stage is there and that one is free.
+template <typename T, ForwardConfig c, bool general>
+struct Block {
+  const AttentionCall& call;
+  const QueryRows& rows;
+  const Loader<T, c, general> load;
+  const ScoreRules rules;
+  const Exponents<general> exponents;
+  const KeyRange all;  ///< keys that every query sees
+  const Place<c> place{};
+  std::byte* q_smem;       ///< [rows, dim]
+  std::byte* k_smem;       ///< 2 x [keys, dim]
+  std::byte* v_smem;       ///< 2 x [keys, dim]
+  float* own_smem;         ///< of the lane, where the kernel is general
+  Output<c> o = {};
+  SoftmaxRows<c> softmax{};
+  float references[c.row_tiles][2], sums[c.row_tiles][2];  ///< of the tile at hand
+
+  __device__ Block(const AttentionCall& call_, const QueryRows& rows_, std::byte* shared)
+      : call(call_),
+        rows(rows_),
+        load(call, rows),
+        rules(call, rows.queries.b, rows.queries.h),
+        exponents{general ? log2e : rules.scale_log2},
+        all(rows.queries.all(call)),
+        q_smem(shared),
+        k_smem(q_smem + c.query_bytes()),
+        v_smem(k_smem + 2 * c.key_bytes()),
+        own_smem(reinterpret_cast<float*>(v_smem + 2 * c.key_bytes()) + place.warp * 32 * c.scores() +
+                 place.lane) {}
+
+  static __device__ std::uint32_t address(const std::byte* smem) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
+  }
+  __device__ std::byte* keys_at(int stage) const { return k_smem + stage * c.key_bytes(); }
+  __device__ std::byte* values_at(int stage) const { return v_smem + stage * c.key_bytes(); }
+  __device__ Queries<c> queries() const {
+    Queries<c> q{MatrixPointer<c.dim>::by_rows(address(q_smem + place.first_row() * c.row_bytes()))};
+    q.load();
+    return q;
+  }
+
+  /// Scores of a tile from its products, the maxima raised; gives what dropout keeps.
+  __device__ std::uint64_t start_softmax(const KeyTile& keys, Scores<c>& s) {
+    const bool edge =
+        keys.first < all.first || keys.first + c.keys > all.last || keys.count < c.keys || keys.tile >= 0;
+    std::uint64_t kept = 0;
+    if constexpr (general) {
+      kept = finish_scores<c>(call, rules, rows, keys, edge, place, own_smem, s);
+    } else if (edge) {
+      hide<c>(call, rows, keys, place, s);
+    }
+    raise_maxima<c, general>(s, exponents, softmax, o);
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        references[r][half] = exponents.reference(softmax.maximum[r][half]);
+        sums[r][half] = 0;
+      }
+    }
+    return kept;
+  }
+  __device__ void weigh(Weights<c>& weights, const Scores<c>& s, int step) {
+    mma::weigh<T, c, general>(weights, s, step, exponents, references, sums);
+  }
+  __device__ void add_values(Weights<c>& weights, int step, std::uint64_t kept, const MatrixPointer<c.dim>& v) {
+    add_rounded<T, c>(softmax, weights);
+    if constexpr (general) {
+      if (call.problem.features.dropout) drop<c>(weights, step, kept);
+    }
+    multiply_values<T, c>(o, weights, v, step);
+  }
+  __device__ void end_softmax() {
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) softmax.sum[r][half] += sums[r][half];
+    }
+  }
+
+  /// A tile after another: products, then softmax beside the product with values.
+  __device__ void walk(KeyTiles<general>& tiles, KeyTile keys) {
+    load.queries(q_smem);
+    load.keys(keys, keys_at(0));
+    load.values(keys, values_at(0));
+    commit_copies();
+    wait_copies<0>();
+    __syncthreads();  // queries are there
+    const Queries<c> q = queries();
+#pragma unroll 1
+    for (int stage = 0; keys.count > 0; stage ^= 1) {
+      const KeyTile next = tiles.next();
+      wait_copies<0>();
+      __syncthreads();  // the tile is there, and everyone is done with the last one
+      if (next.count > 0) {
+        load.keys(next, keys_at(stage ^ 1));
+        load.values(next, values_at(stage ^ 1));
+      }
+      commit_copies();
+      const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage)));
+      const auto v = MatrixPointer<c.dim>::by_rows(address(values_at(stage)));
+      Scores<c> s = {};
+#pragma unroll
+      for (int step = 0; step < c.dim / 16; ++step) multiply_keys<T, c>(s, q, k, step);
+      const std::uint64_t kept = start_softmax(keys, s);
+      Weights<c> weights[2];  // of this step, and of the next, which are made beside this one's product
+      weigh(weights[0], s, 0);
+#pragma unroll
+      for (int step = 0; step < c.keys / 16; ++step) {
+        if (step + 1 < c.keys / 16) weigh(weights[(step + 1) % 2], s, step + 1);
+        add_values(weights[step % 2], step, kept, v);
+      }
+      end_softmax();
+      keys = next;
+    }
+  }
+
+  /// The same with products a tile ahead, so that softmax runs beside those.
+  __device__ void walk_ahead(KeyTiles<general>& tiles, KeyTile keys) {
+    load.queries(q_smem);
+    load.keys(keys, keys_at(0));
+    commit_copies();
+    KeyTile next = tiles.next();
+    if (next.count > 0) load.keys(next, keys_at(1));
+    load.values(keys, values_at(0));
+    commit_copies();
+    wait_copies<1>();
+    __syncthreads();  // queries and the first keys are there
+    const Queries<c> q = queries();
+    Scores<c> s = {};
+    const auto first = MatrixPointer<c.dim>::by_columns(address(keys_at(0)));
+#pragma unroll
+    for (int step = 0; step < c.dim / 16; ++step) multiply_keys<T, c>(s, q, first, step);
+#pragma unroll 1
+    for (int stage = 0; keys.count > 0; stage ^= 1) {
+      const KeyTile after = tiles.next();
+      wait_copies<0>();
+      __syncthreads();  // these values and the next keys are there, and everyone is done with those before
+      if (after.count > 0) load.keys(after, keys_at(stage));
+      if (next.count > 0) load.values(next, values_at(stage ^ 1));
+      commit_copies();
+      const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage ^ 1)));
+      const auto v = MatrixPointer<c.dim>::by_rows(address(values_at(stage)));
+      const std::uint64_t kept = start_softmax(keys, s);
+      // Past the last tile these are products with what lies there, which nothing reads.
+      Scores<c> s_next = {};
+      Weights<c> weights[c.keys / 16];
+      constexpr int dims = c.dim / 16;
+      constexpr int steps = c.keys / 16;
+#pragma unroll
+      for (int step = 0; step < dims; ++step) {
+        multiply_keys<T, c>(s_next, q, k, step);
+#pragma unroll
+        for (int n = 0; n < steps; ++n) {
+          if (n * dims / steps == step) weigh(weights[n], s, n);
+        }
+      }
+#pragma unroll
+      for (int step = 0; step < steps; ++step) add_values(weights[step], step, kept, v);
+      end_softmax();
+#pragma unroll
+      for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+        for (int n = 0; n < c.keys / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s[r][n][e] = s_next[r][n][e];
+        }
+      }
+      keys = next;
+      next = after;
+    }
+  }
+};
+
+/// The kernel of one row of a table.
+template <typename T, typename Table, int row>
+__global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
+    forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks) {
+#if __CUDA_ARCH__ >= 800
+  constexpr ForwardConfig c = Table::rows[row];
+  constexpr bool general = Table::general;
+  extern __shared__ __align__(128) std::byte shared[];
+  const QueryRows rows = blocks.rows(call, blockIdx.x);
+  if (rows.queries.count <= 0) return;
+  Block<T, c, general> block(call, rows, shared);
+  KeyTiles<general> tiles(call, rows.queries, c.keys);
+  const KeyTile first = tiles.next();
+  if (first.count > 0) {
+    if constexpr (c.products_ahead) {
+      block.walk_ahead(tiles, first);
+    } else {
+      block.walk(tiles, first);
+    }
+  }
+  finish<T, c, general>(call, rows, block.rules, block.exponents, block.place, block.o, block.softmax,
+                        block.q_smem);
+#endif
+}
+
+template <typename T, typename Table, int row>
+void run_row(const AttentionCall& call, cudaStream_t stream) {
+  constexpr ForwardConfig c = Table::rows[row];
+  const QueryBlocks blocks = QueryBlocks::of(call, c.rows());
+  launch<forward_kernel<T, Table, row>>({.name = "tilewise mma forward",
+                                         .blocks = blocks.count(call),
+                                         .threads = c.threads(),
+                                         .shared_bytes = c.shared_bytes(Table::general),
+                                         .stream = stream},
+                                        call, blocks);
+}
+
+/// The row of a table that suits a call.
+template <typename Table>
+int choose_row(const AttentionCall& call, const DeviceProperties& device) {
+  const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
+  int chosen = -1;
+  for (int row = 0; row < static_cast<int>(std::size(Table::rows)); ++row) {
+    const ForwardConfig& c = Table::rows[row];
+    if (c.dim < dim || c.shared_bytes(Table::general) > device.shared_bytes) continue;
+    if (chosen >= 0 && c.dim > Table::rows[chosen].dim) break;
+    chosen = row;
+    // A smaller tile does less work a second, so it pays only where most of the GPU would stand idle.
+    if (4 * QueryBlocks::of(call, c.rows()).count(call) >= 3 * device.multiprocessors) break;
+  }
+  if (chosen < 0) throw DeviceError("tilewise mma forward: too little shared memory for its tiles");
+  return chosen;
+}
+
+/// Runs the row that suits; all of the table is compiled.
+template <typename T, typename Table>
+void run_suited(const AttentionCall& call, const Context& context) {
+  const int chosen = choose_row<Table>(call, device_properties(context.device.index));
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  [&]<int... row>(std::integer_sequence<int, row...>) {
+    ((row == chosen ? run_row<T, Table, row>(call, stream) : void()), ...);
+  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+}
+
+}  // namespace tilewise::cuda::mma
