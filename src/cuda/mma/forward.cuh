@@ -37,6 +37,10 @@ struct Loader {
         dim_v(static_cast<int>(call.problem.dim_v)) {}
 
   __device__ void queries(std::byte* to_smem) const {
+    if (!general && rows.heads == 1) {
+      return load_strided_rows<c.rows(), c.dim, c.threads()>(to_smem, rows.row_of(call.q, 0),
+                                                             call.q.stride_s * 2, rows.count(), dim_qk);
+    }
     load_any_rows<c.rows(), c.dim, c.threads()>(
         to_smem, [&](int r) { return rows.row_of(call.q, r); }, aligned_chunks(call.q), rows.count(), dim_qk);
   }
@@ -57,8 +61,8 @@ struct Loader {
           aligned_chunks(from), tile.count, dims);
     } else {
       load_strided_rows<c.keys, c.dim, c.threads()>(
-          to_smem, from.at(queries.b, h, queries.sequence.first_k + tile.first), from.stride_s * 2, tile.count,
-          dims);
+          to_smem, row_of_halves(from, queries.b, h, queries.sequence.first_k + tile.first), from.stride_s * 2,
+          tile.count, dims);
     }
   }
 };
@@ -101,14 +105,16 @@ __device__ __forceinline__ void multiply_keys(Scores<c>& s, const Queries<c>& q,
                                               int step) {
   std::uint32_t a[c.row_tiles][4];
   q.get(a, step);
+  std::uint32_t b[2][4];  // one is loaded beside the other's products
+  load_matrices(b[0], k.at(0, step));
 #pragma unroll
   for (int n = 0; n < c.keys / 16; ++n) {
-    std::uint32_t b[4];
-    load_matrices(b, k.at(16 * n, step));
+    const std::uint32_t(&now)[4] = b[n % 2];
+    if (n + 1 < c.keys / 16) load_matrices(b[(n + 1) % 2], k.at(16 * (n + 1), step));
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
-      multiply_matrices<T>(s[r][2 * n], a[r], b[0], b[1]);
-      multiply_matrices<T>(s[r][2 * n + 1], a[r], b[2], b[3]);
+      multiply_matrices<T>(s[r][2 * n], a[r], now[0], now[1]);
+      multiply_matrices<T>(s[r][2 * n + 1], a[r], now[2], now[3]);
     }
   }
 }
@@ -117,14 +123,16 @@ __device__ __forceinline__ void multiply_keys(Scores<c>& s, const Queries<c>& q,
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void multiply_values(Output<c>& o, const Weights<c>& weights,
                                                 const MatrixPointer<c.dim>& v, int step) {
+  std::uint32_t b[2][4];  // one is loaded beside the other's products
+  load_matrices_turned(b[0], v.at(16 * step, 0));
 #pragma unroll
   for (int n = 0; n < c.dim / 16; ++n) {
-    std::uint32_t b[4];
-    load_matrices_turned(b, v.at(16 * step, n));
+    const std::uint32_t(&now)[4] = b[n % 2];
+    if (n + 1 < c.dim / 16) load_matrices_turned(b[(n + 1) % 2], v.at(16 * step, n + 1));
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
-      multiply_matrices<T>(o[r][2 * n], weights[r], b[0], b[1]);
-      multiply_matrices<T>(o[r][2 * n + 1], weights[r], b[2], b[3]);
+      multiply_matrices<T>(o[r][2 * n], weights[r], now[0], now[1]);
+      multiply_matrices<T>(o[r][2 * n + 1], weights[r], now[2], now[3]);
     }
   }
 }
@@ -132,9 +140,10 @@ __device__ __forceinline__ void multiply_values(Output<c>& o, const Weights<c>& 
 /// The rounded weights of 16 keys join their rows' sums: what o is divided by has then lost what o has.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void add_rounded(SoftmaxRows<c>& rows, const Weights<c>& weights) {
-  const std::uint32_t ones = pack<T>(1.0f, 1.0f);
 #pragma unroll
-  for (int r = 0; r < c.row_tiles; ++r) multiply_matrices<T>(rows.rounded[r], weights[r], ones, ones);
+  for (int r = 0; r < c.row_tiles; ++r) {
+    multiply_matrices<T>(rows.rounded[r], weights[r], two_ones<T>, two_ones<T>);
+  }
 }
 
 /// Joins the sink, divides, writes lse and o; o by way of the warp's queries' place in shared memory, so that
@@ -185,12 +194,14 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryRow
   __syncwarp();  // the warp's rows are there
   const auto dims = static_cast<int>(call.problem.dim_v);
   const bool aligned = aligned_chunks(call.o);
+  std::byte* first = rows.row_of(call.o, 0);
 #pragma unroll 4
   for (int index = place.lane; index < c.warp_rows() * Tile::chunks; index += 32) {
     const int row = place.first_row() + index / Tile::chunks;
     const int chunk = index % Tile::chunks;
     if (row >= rows.count() || chunk * 8 >= dims) continue;
-    store_eight(rows.row_of(call.o, row), chunk * 8, dims, aligned,
+    std::byte* to = rows.heads == 1 ? first + row * call.o.stride_s * 2 : rows.row_of(call.o, row);
+    store_eight(to, chunk * 8, dims, aligned,
                 *reinterpret_cast<const uint4*>(q_smem + Tile::offset(row, chunk)));
   }
 }
@@ -204,7 +215,7 @@ struct Block {
   const Loader<T, c, general> load;
   const ScoreRules rules;
   const Exponents<general> exponents;
-  const KeyRange all;  ///< keys that every query sees
+  const int all_first, all_last;  ///< keys that every query sees
   const Place<c> place{};
   std::byte* q_smem;       ///< [rows, dim]
   std::byte* k_smem;       ///< 2 x [keys, dim]
@@ -220,7 +231,8 @@ struct Block {
         load(call, rows),
         rules(call, rows.queries.b, rows.queries.h),
         exponents{general ? log2e : rules.scale_log2},
-        all(rows.queries.all(call)),
+        all_first(static_cast<int>(rows.queries.all(call).first)),
+        all_last(static_cast<int>(rows.queries.all(call).last)),
         q_smem(shared),
         k_smem(q_smem + c.query_bytes()),
         v_smem(k_smem + 2 * c.key_bytes()),
@@ -240,8 +252,9 @@ struct Block {
 
   /// Scores of a tile from its products, the maxima raised; gives what dropout keeps.
   __device__ std::uint64_t start_softmax(const KeyTile& keys, Scores<c>& s) {
+    const auto first = static_cast<int>(keys.first);
     const bool edge =
-        keys.first < all.first || keys.first + c.keys > all.last || keys.count < c.keys || keys.tile >= 0;
+        first < all_first || first > all_last - c.keys || keys.count < c.keys || keys.tile >= 0;
     std::uint64_t kept = 0;
     if constexpr (general) {
       kept = finish_scores<c>(call, rules, rows, keys, edge, place, own_smem, s);
@@ -277,6 +290,19 @@ struct Block {
     }
   }
 
+  /// All of a tile after its products: weights of 16 keys are made beside the product of those before.
+  __device__ void weigh_and_add(const KeyTile& keys, Scores<c>& s, const MatrixPointer<c.dim>& v) {
+    const std::uint64_t kept = start_softmax(keys, s);
+    Weights<c> weights[2];
+    weigh(weights[0], s, 0);
+#pragma unroll
+    for (int step = 0; step < c.keys / 16; ++step) {
+      if (step + 1 < c.keys / 16) weigh(weights[(step + 1) % 2], s, step + 1);
+      add_values(weights[step % 2], step, kept, v);
+    }
+    end_softmax();
+  }
+
   /// A tile after another: products, then softmax beside the product with values.
   __device__ void walk(KeyTiles<general>& tiles, KeyTile keys) {
     load.queries(q_smem);
@@ -301,15 +327,7 @@ struct Block {
       Scores<c> s = {};
 #pragma unroll
       for (int step = 0; step < c.dim / 16; ++step) multiply_keys<T, c>(s, q, k, step);
-      const std::uint64_t kept = start_softmax(keys, s);
-      Weights<c> weights[2];  // of this step, and of the next, which are made beside this one's product
-      weigh(weights[0], s, 0);
-#pragma unroll
-      for (int step = 0; step < c.keys / 16; ++step) {
-        if (step + 1 < c.keys / 16) weigh(weights[(step + 1) % 2], s, step + 1);
-        add_values(weights[step % 2], step, kept, v);
-      }
-      end_softmax();
+      weigh_and_add(keys, s, v);
       keys = next;
     }
   }
@@ -330,18 +348,18 @@ struct Block {
     const auto first = MatrixPointer<c.dim>::by_columns(address(keys_at(0)));
 #pragma unroll
     for (int step = 0; step < c.dim / 16; ++step) multiply_keys<T, c>(s, q, first, step);
+    int stage = 0;
 #pragma unroll 1
-    for (int stage = 0; keys.count > 0; stage ^= 1) {
+    for (; next.count > 0; stage ^= 1) {
       const KeyTile after = tiles.next();
       wait_copies<0>();
       __syncthreads();  // these values and the next keys are there, and everyone is done with those before
       if (after.count > 0) load.keys(after, keys_at(stage));
-      if (next.count > 0) load.values(next, values_at(stage ^ 1));
+      load.values(next, values_at(stage ^ 1));
       commit_copies();
       const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage ^ 1)));
       const auto v = MatrixPointer<c.dim>::by_rows(address(values_at(stage)));
       const std::uint64_t kept = start_softmax(keys, s);
-      // Past the last tile these are products with what lies there, which nothing reads.
       Scores<c> s_next = {};
       Weights<c> weights[c.keys / 16];
       constexpr int dims = c.dim / 16;
@@ -368,6 +386,9 @@ struct Block {
       keys = next;
       next = after;
     }
+    wait_copies<0>();
+    __syncthreads();  // the last values are there
+    weigh_and_add(keys, s, MatrixPointer<c.dim>::by_rows(address(values_at(stage))));
   }
 };
 

@@ -15,6 +15,10 @@ std::string supports(const AttentionProblem& problem) {
   if (problem.dim_qk > mma::most_dim || problem.dim_v > mma::most_dim) {
     return "takes head dims to " + std::to_string(mma::most_dim);
   }
+  constexpr std::int64_t most_length = 0x7fffffff - 256;  // positions, tiles past the end too, fit 32 bits
+  if (problem.length_q > most_length || problem.length_k > most_length) {
+    return "takes sequences to 2^31 - 257";
+  }
   try {
     if (device_properties(problem.device.index).compute_capability < 80) {
       return "needs compute capability 8.0";

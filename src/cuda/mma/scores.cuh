@@ -18,7 +18,8 @@ struct Place {
   __device__ int column() const { return 2 * (lane % 4); }  // the first of two, of every eight
 };
 
-/// Hides what the band hides: in the plain kernel all there is to do, and only at its edge.
+/// Hides what the band hides, and what is past the tile: all there is to do in plain kernels, and only at the
+/// band's edge.
 template <ForwardConfig c>
 __device__ __forceinline__ void hide(const AttentionCall& call, const QueryRows& rows, const KeyTile& keys,
                                      const Place<c>& place, Scores<c>& s) {
@@ -29,7 +30,7 @@ __device__ __forceinline__ void hide(const AttentionCall& call, const QueryRows&
       const std::int64_t i = rows.queries.first + rows.query(place.row(r, half));
       const KeyRange range = call.keys_of(rows.queries.sequence, i);
       const int first = static_cast<int>(range.first - keys.first) - place.column();
-      const int last = static_cast<int>(range.last - keys.first) - place.column();
+      const int last = min(static_cast<int>(range.last - keys.first), keys.count) - place.column();
 #pragma unroll
       for (int n = 0; n < c.keys / 8; ++n) {
 #pragma unroll
@@ -50,6 +51,13 @@ __device__ __forceinline__ std::uint64_t finish_scores(const AttentionCall& call
                                                        const Place<c>& place, float* own_smem, Scores<c>& s) {
   static_assert(c.scores() <= 64, "a bit each");
   const QueryTile& queries = rows.queries;
+  const bool dropout = call.problem.features.dropout;
+  if (!rules.softcap && !rules.alibi && !rules.mask && !dropout && keys.tile < 0) {
+#pragma unroll
+    for (int n = 0; n < c.scores(); ++n) s[n / (c.keys / 2)][n / 4 % (c.keys / 8)][n % 4] *= rules.scale;
+    if (edge) hide<c>(call, rows, keys, place, s);
+    return 0;
+  }
 #pragma unroll
   for (int n = 0; n < c.scores(); ++n) own_smem[32 * n] = s[n / (c.keys / 2)][n / 4 % (c.keys / 8)][n % 4];
   std::uint64_t kept = 0;
@@ -65,7 +73,7 @@ __device__ __forceinline__ std::uint64_t finish_scores(const AttentionCall& call
                            ? minus_infinity
                            : score_of(call, rules, queries.sequence, queries.b, h, i, j, own_smem[32 * n],
                                       tangent);
-    if (call.problem.features.dropout && dropout_factor(call, queries.b, h, i, j) != 0) {
+    if (dropout && dropout_factor(call, queries.b, h, i, j) != 0) {
       kept |= std::uint64_t{1} << n;
     }
   }

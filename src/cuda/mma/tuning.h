@@ -44,6 +44,7 @@ struct PlainForward {
       {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2},
       {.dim = 192, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
       {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .blocks = 1},
       {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1},
   };
 };
@@ -52,9 +53,10 @@ struct PlainForward {
 struct GeneralForward {
   static constexpr bool general = true;
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .warps = 4, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 3},
+      {.dim = 64, .warps = 4, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 2},
       {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2},
       {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 16, .blocks = 1},
   };
 };
 

@@ -72,4 +72,12 @@ __device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float hi
   return reinterpret_cast<const std::uint32_t&>(two);
 }
 
+/// Two ones.
+template <typename T>
+inline constexpr std::uint32_t two_ones = 0;
+template <>
+inline constexpr std::uint32_t two_ones<__half> = 0x3C003C00u;
+template <>
+inline constexpr std::uint32_t two_ones<__nv_bfloat16> = 0x3F803F80u;
+
 }  // namespace tilewise::cuda

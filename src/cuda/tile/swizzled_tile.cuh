@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -23,7 +24,7 @@ struct SwizzledTile {
   /// banks by turns, so four of them are enough there.
   static constexpr int period = dim % 64 == 0 ? 8 : 4;
 
-  static constexpr int turn_of(int row) { return period == 8 ? row % 8 : row / 2 % 4; }
+  static constexpr int turn_of(int row) { return period == 8 ? row & 7 : (row >> 1) & 3; }
   /// Bytes from the tile's beginning, which is a multiple of 128.
   static constexpr int offset(int row, int chunk) { return row * row_bytes + ((chunk ^ turn_of(row)) * 16); }
 };
@@ -53,6 +54,12 @@ struct MatrixPointer {
   }
 };
 
+/// Where the row of 16-bit elements of (b, h, s) begins.
+__device__ __forceinline__ std::byte* row_of_halves(const Rows& rows, std::int64_t b, std::int64_t h,
+                                                    std::int64_t s) {
+  return rows.data + (b * rows.stride_b + h * rows.stride_h + s * rows.stride_s) * 2;
+}
+
 /// Whether rows of 16-bit elements can be read and written 16 bytes at a time.
 __host__ __device__ __forceinline__ bool aligned_chunks(const Rows& rows) {
   const std::int64_t strides = (rows.stride_b | rows.stride_h | rows.stride_s) * 2;
@@ -68,7 +75,8 @@ __device__ __forceinline__ void load_strided_rows(std::byte* tile_smem, const st
   using Tile = SwizzledTile<dim>;
   constexpr int lanes = std::bit_ceil(static_cast<unsigned>(Tile::chunks));  // of a row; some may stand idle
   constexpr int step = threads / lanes;                                      // rows between those of a thread
-  static_assert(threads % lanes == 0 && count % step == 0);
+  constexpr int round = std::max(step, 8);  // rows from which on places repeat
+  static_assert(threads % lanes == 0 && count % round == 0 && round % step == 0);
   const int row = static_cast<int>(threadIdx.x) / lanes;
   const int chunk = static_cast<int>(threadIdx.x) % lanes;
   if (lanes > Tile::chunks && chunk >= Tile::chunks) return;
@@ -76,7 +84,8 @@ __device__ __forceinline__ void load_strided_rows(std::byte* tile_smem, const st
   if (valid >= count && dims == dim) {
 #pragma unroll
     for (int r = 0; r < count; r += step) {
-      copy_async_16(tile_smem + Tile::offset(row + r, chunk), source, true);
+      std::byte* to = tile_smem + Tile::offset(row + r % round, chunk) + r / round * round * Tile::row_bytes;
+      copy_async_16(to, source, true);
       source += step * stride;
     }
   } else {
