@@ -165,7 +165,7 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryRow
       float maximum = softmax.maximum[r][half];
       float factor = 1;
       if constexpr (!general) {  // from here on in natural units, and relative to the maximum itself
-        if (sum > 0) factor = exp2f(exponents.reference(maximum) - maximum * exponents.unit);
+        if (sum > 0) factor = exp2f(fmaf(-maximum, exponents.unit, exponents.reference(maximum)));
         maximum = fmaxf(maximum * rules.scale, lowest);
       }
       float sink_weight = 0;
