@@ -1,17 +1,19 @@
 #include "cuda/mma/forward.h"
 
+#include "cuda/mma/tuning.h"
 #include "cuda/simt/row_gradients.h"
 #include "cuda/tile/swizzled_tile.cuh"
 
 namespace tilewise::cuda::mma {
 namespace {
 
-// Where scale and band are all there is between products and weights, and copies can be of 16 bytes.
+// Where scale and band are all there is between products and weights, copies can be of 16 bytes, and weights of
+// 16 bits will do.
 bool plain(const AttentionCall& call) {
   constexpr double least_scale = 1e-20;  // products times it are compared, and not hidden ones with infinity
   return !call.problem.features.needs_more_than_band() && call.problem.layout != Layout::paged &&
          call.scale >= least_scale && aligned_chunks(call.q) && aligned_chunks(call.k) &&
-         aligned_chunks(call.v);
+         aligned_chunks(call.v) && !few_results(call);
 }
 
 template <typename T>

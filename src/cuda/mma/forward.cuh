@@ -119,6 +119,33 @@ __device__ __forceinline__ void multiply_keys(Scores<c>& s, const Queries<c>& q,
   }
 }
 
+/// q·k over all head dims. More than 128 of them are summed in two pieces, since the error of a running sum, and
+/// tensor cores truncate theirs, grows with its length.
+template <typename T, ForwardConfig c>
+struct Products {
+  static constexpr int steps = c.dim / 16;
+  static constexpr int piece = c.dim > 128 ? steps / 2 : steps;
+  Scores<c> s = {};
+  Scores<c> rest = {};
+
+  __device__ void add(const Queries<c>& q, const MatrixPointer<c.dim>& k, int step) {
+    multiply_keys<T, c>(step < piece ? s : rest, q, k, step);
+  }
+  __device__ Scores<c>& sum() {
+    if constexpr (piece < steps) {
+#pragma unroll
+      for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+        for (int n = 0; n < c.keys / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s[r][n][e] += rest[r][n][e];
+        }
+      }
+    }
+    return s;
+  }
+};
+
 /// o += weights·v over 16 keys.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void multiply_values(Output<c>& o, const Weights<c>& weights,
@@ -216,6 +243,7 @@ struct Block {
   const ScoreRules rules;
   const Exponents<general> exponents;
   const int all_first, all_last;  ///< keys that every query sees
+  const bool few;  ///< results, so that weights are to be whole
   const Place<c> place{};
   std::byte* q_smem;       ///< [rows, dim]
   std::byte* k_smem;       ///< 2 x [keys, dim]
@@ -233,6 +261,7 @@ struct Block {
         exponents{general ? log2e : rules.scale_log2},
         all_first(static_cast<int>(rows.queries.all(call).first)),
         all_last(static_cast<int>(rows.queries.all(call).last)),
+        few(few_results(call)),
         q_smem(shared),
         k_smem(q_smem + c.query_bytes()),
         v_smem(k_smem + 2 * c.key_bytes()),
@@ -282,6 +311,13 @@ struct Block {
     }
     multiply_values<T, c>(o, weights, v, step);
   }
+  /// The same with what the weights lost in rounding.
+  __device__ void add_rest(const Weights<c>& weights, const Scores<c>& s, int step, std::uint64_t kept,
+                           const MatrixPointer<c.dim>& v) {
+    Weights<c> rest;
+    weigh_rest<T, c, general>(rest, weights, s, step, exponents, references);
+    add_values(rest, step, kept, v);
+  }
   __device__ void end_softmax() {
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
@@ -298,6 +334,9 @@ struct Block {
 #pragma unroll
     for (int step = 0; step < c.keys / 16; ++step) {
       if (step + 1 < c.keys / 16) weigh(weights[(step + 1) % 2], s, step + 1);
+      if constexpr (general) {
+        if (few) add_rest(weights[step % 2], s, step, kept, v);
+      }
       add_values(weights[step % 2], step, kept, v);
     }
     end_softmax();
@@ -324,10 +363,10 @@ struct Block {
       commit_copies();
       const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage)));
       const auto v = MatrixPointer<c.dim>::by_rows(address(values_at(stage)));
-      Scores<c> s = {};
+      Products<T, c> products;
 #pragma unroll
-      for (int step = 0; step < c.dim / 16; ++step) multiply_keys<T, c>(s, q, k, step);
-      weigh_and_add(keys, s, v);
+      for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step);
+      weigh_and_add(keys, products.sum(), v);
       keys = next;
     }
   }
@@ -344,10 +383,11 @@ struct Block {
     wait_copies<1>();
     __syncthreads();  // queries and the first keys are there
     const Queries<c> q = queries();
-    Scores<c> s = {};
     const auto first = MatrixPointer<c.dim>::by_columns(address(keys_at(0)));
+    Products<T, c> products;
 #pragma unroll
-    for (int step = 0; step < c.dim / 16; ++step) multiply_keys<T, c>(s, q, first, step);
+    for (int step = 0; step < c.dim / 16; ++step) products.add(q, first, step);
+    Scores<c>& s = products.sum();
     int stage = 0;
 #pragma unroll 1
     for (; next.count > 0; stage ^= 1) {
@@ -360,13 +400,13 @@ struct Block {
       const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage ^ 1)));
       const auto v = MatrixPointer<c.dim>::by_rows(address(values_at(stage)));
       const std::uint64_t kept = start_softmax(keys, s);
-      Scores<c> s_next = {};
+      Products<T, c> products_next;
       Weights<c> weights[c.keys / 16];
       constexpr int dims = c.dim / 16;
       constexpr int steps = c.keys / 16;
 #pragma unroll
       for (int step = 0; step < dims; ++step) {
-        multiply_keys<T, c>(s_next, q, k, step);
+        products_next.add(q, k, step);
 #pragma unroll
         for (int n = 0; n < steps; ++n) {
           if (n * dims / steps == step) weigh(weights[n], s, n);
@@ -375,6 +415,7 @@ struct Block {
 #pragma unroll
       for (int step = 0; step < steps; ++step) add_values(weights[step], step, kept, v);
       end_softmax();
+      const Scores<c>& s_next = products_next.sum();
 #pragma unroll
       for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll

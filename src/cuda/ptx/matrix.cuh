@@ -72,6 +72,17 @@ __device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float hi
   return reinterpret_cast<const std::uint32_t&>(two);
 }
 
+template <typename T>
+__device__ __forceinline__ float2 unpack(std::uint32_t two);
+template <>
+__device__ __forceinline__ float2 unpack<__half>(std::uint32_t two) {
+  return __half22float2(reinterpret_cast<const __half2&>(two));
+}
+template <>
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(std::uint32_t two) {
+  return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(two));
+}
+
 /// Two ones.
 template <typename T>
 inline constexpr std::uint32_t two_ones = 0;
