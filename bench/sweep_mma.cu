@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "attention/validate.h"
-#include "cuda/mma/forward.cuh"
+#include "cuda/mma/forward_rows.cuh"
 #include "tilewise/attention.h"
 
 namespace tilewise::cuda::mma {
@@ -170,9 +170,7 @@ struct Sweep {
   void shape(std::int64_t dim, std::int64_t length, bool causal) {
     const Device device{Device::Type::cuda, 0};
     const std::int64_t sizes[] = {tokens / length, hidden / dim, length, dim};
-    const auto tensor = [&](const Memory& memory) {
-      return Tensor(memory.data, DType::bf16, sizes, device);
-    };
+    const auto tensor = [&](const Memory& memory) { return Tensor(memory.data, DType::bf16, sizes, device); };
     const AttentionInputs inputs{.q = tensor(q), .k = tensor(k), .v = tensor(v)};
     AttentionOptions options{.causal = causal, .kernel = "fused"};
     const Context context{.device = device};

@@ -120,8 +120,8 @@ class CudaKernelTest : public CudaTest, public testing::WithParamInterface<std::
   std::vector<DType> types;  ///< that the kernel takes
 };
 
-/// Both passes of one kernel on a problem whose tensors are all on the device, or forward alone where it has no
-/// more. Backward reads what forward wrote and is deterministic.
+/// Both passes of one kernel on a problem whose tensors are all on the device, or forward alone where it has
+/// no more. Backward reads what forward wrote and is deterministic.
 class DeviceProblem {
  public:
   DeviceProblem(const RandomProblem& problem, std::string kernel)

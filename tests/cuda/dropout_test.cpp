@@ -95,9 +95,8 @@ TEST_P(DropoutOnCuda, IsTheCpusBitForBit) {
       SCOPED_TRACE(to_string(dtype));
       const RandomProblem problem = visible_weights(dtype, dropout);
       const bool both = reason_against(problem, GetParam(), Pass::backward).empty();
-      const Patterns cuda = both
-                                ? patterns_of(problem, GetParam(), run_forward_on_cuda, run_backward_on_cuda)
-                                : patterns_of(problem, GetParam(), run_forward_on_cuda, nullptr);
+      const Patterns cuda = both ? patterns_of(problem, GetParam(), run_forward_on_cuda, run_backward_on_cuda)
+                                 : patterns_of(problem, GetParam(), run_forward_on_cuda, nullptr);
       EXPECT_TRUE(cuda.forward == expected) << "forward";
       const Patterns cpu = patterns_of(problem, "simd", run_forward, run_backward);
       EXPECT_TRUE(cuda.forward == cpu.forward) << "forward, against the CPU";

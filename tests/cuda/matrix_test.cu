@@ -18,8 +18,8 @@ namespace {
 constexpr int tile_rows = 64;
 constexpr int threads = 128;
 
-/// The operands of one block: `a` and `b`, [tile_rows, dims] with rows `stride` elements apart, of which `valid`
-/// are there.
+/// The operands of one block: `a` and `b`, [tile_rows, dims] with rows `stride` elements apart, of which
+/// `valid` are there.
 template <typename T>
 struct Operands {
   const T* a;
@@ -88,8 +88,8 @@ __global__ void multiply_tiles(const Operands<T> operands, float* products, floa
   for (int step = 0; step < tile_rows / 16; ++step) {
     const float(&low)[4] = c[2 * step];
     const float(&high)[4] = c[2 * step + 1];
-    const std::uint32_t left[4] = {pack<T>(low[0], low[1]), pack<T>(low[2], low[3]), pack<T>(high[0], high[1]),
-                                   pack<T>(high[2], high[3])};
+    const std::uint32_t left[4] = {pack<T>(low[0], low[1]), pack<T>(low[2], low[3]),
+                                   pack<T>(high[0], high[1]), pack<T>(high[2], high[3])};
 #pragma unroll
     for (int n = 0; n < dim / 16; ++n) {
       std::uint32_t right[4];
@@ -196,7 +196,8 @@ TEST_F(Matrices, OfSwizzledTilesMultiplyExactly) {
   expect_products_of_all_kinds<__half, 192>();
 }
 
-// Places of chunks: every chunk of a row has one, and those of eight rows that are read together share no bank.
+// Places of chunks: every chunk of a row has one, and those of eight rows that are read together share no
+// bank.
 template <int dim>
 void expect_places() {
   using Tile = cuda::SwizzledTile<dim>;

@@ -7,8 +7,8 @@
 namespace tilewise::cuda::mma {
 namespace {
 
-// Where scale and band are all there is between products and weights, copies can be of 16 bytes, and weights of
-// 16 bits will do.
+// Where scale and band are all there is between products and weights, copies can be of 16 bytes, and weights
+// of 16 bits will do.
 bool plain(const AttentionCall& call) {
   constexpr double least_scale = 1e-20;  // products times it are compared, and not hidden ones with infinity
   return !call.problem.features.needs_more_than_band() && call.problem.layout != Layout::paged &&

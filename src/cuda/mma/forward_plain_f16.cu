@@ -1,4 +1,4 @@
-#include "cuda/mma/forward.cuh"
+#include "cuda/mma/forward_rows.cuh"
 
 namespace tilewise::cuda::mma {
 

@@ -27,8 +27,8 @@ struct QueryBlocks {
   static QueryBlocks of(const AttentionCall& call, int rows) {
     const std::int64_t group = call.group();
     // A block takes a whole group where one head would leave half of it empty.
-    const bool together = group > 1 && group <= rows && 2 * call.problem.length_q <= rows &&
-                          !call.problem.features.block_mask;
+    const bool together =
+        group > 1 && group <= rows && 2 * call.problem.length_q <= rows && !call.problem.features.block_mask;
     const int heads = together ? static_cast<int>(group) : 1;
     return {QueryGrid::of(call, rows / heads), heads};
   }

@@ -5,7 +5,8 @@
 
 namespace tilewise::cuda::mma {
 
-// Between a product q·k and its weight: what hides pairs, and in the general kernel all else that makes a score.
+// Between a product q·k and its weight: what hides pairs, and in the general kernel all else that makes a
+// score.
 
 /// Where a lane stands in its warp's fragments, and the warp among the block's rows.
 template <ForwardConfig c>
@@ -43,8 +44,8 @@ __device__ __forceinline__ void hide(const AttentionCall& call, const QueryRows&
 }
 
 /// Products to scores by way of shared memory, `own_smem`, where a loop can reach them: the code for a pair,
-/// with all it may have to do, is there once. A lane has a column of its own, [scores, 32]. A bit of the result
-/// says that dropout keeps the pair.
+/// with all it may have to do, is there once. A lane has a column of its own, [scores, 32]. A bit of the
+/// result says that dropout keeps the pair.
 template <ForwardConfig c>
 __device__ __forceinline__ std::uint64_t finish_scores(const AttentionCall& call, ScoreRules rules,
                                                        const QueryRows& rows, const KeyTile& keys, bool edge,
@@ -69,10 +70,10 @@ __device__ __forceinline__ std::uint64_t finish_scores(const AttentionCall& call
     const std::int64_t j = keys.first + n / 4 % (c.keys / 8) * 8 + place.column() + n % 2;
     if (rules.alibi && rows.heads > 1) rules.slope = static_cast<float>(call.alibi_slopes.at(queries.b, h));
     float tangent;
-    own_smem[32 * n] = edge && hidden(call, queries.sequence, keys, i, j)
-                           ? minus_infinity
-                           : score_of(call, rules, queries.sequence, queries.b, h, i, j, own_smem[32 * n],
-                                      tangent);
+    own_smem[32 * n] =
+        edge && hidden(call, queries.sequence, keys, i, j)
+            ? minus_infinity
+            : score_of(call, rules, queries.sequence, queries.b, h, i, j, own_smem[32 * n], tangent);
     if (dropout && dropout_factor(call, queries.b, h, i, j) != 0) {
       kept |= std::uint64_t{1} << n;
     }
@@ -82,8 +83,8 @@ __device__ __forceinline__ std::uint64_t finish_scores(const AttentionCall& call
   return kept;
 }
 
-/// Makes the weights of one step of 16 keys that dropout does not keep 0. The factor of the others is joined at
-/// the end, so that they stay the numbers whose sum they are divided by.
+/// Makes the weights of one step of 16 keys that dropout does not keep 0. The factor of the others is joined
+/// at the end, so that they stay the numbers whose sum they are divided by.
 template <ForwardConfig c>
 __device__ __forceinline__ void drop(Weights<c>& weights, int step, std::uint64_t kept) {
 #pragma unroll

@@ -23,9 +23,10 @@ using Output = float[c.row_tiles][c.dim / 8][4];
 template <ForwardConfig c>
 using Weights = std::uint32_t[c.row_tiles][4];
 
-/// What turns scores into exponents of 2. In the plain kernel scores are bare products, and an exponent is one
-/// multiply-add from them: unit · s − reference, the reference being unit · maximum, rounded. In the general
-/// one scores are finished and in natural units, where a mask of the lowest finite number does not overflow.
+/// What turns scores into exponents of 2. In the plain kernel scores are bare products, and an exponent is
+/// one multiply-add from them: unit · s − reference, the reference being unit · maximum, rounded. In the
+/// general one scores are finished and in natural units, where a mask of the lowest finite number does not
+/// overflow.
 template <bool general>
 struct Exponents {
   float unit;
@@ -71,8 +72,8 @@ __device__ __forceinline__ float row_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/// Raises the maxima. They are let lie until they are 2^8 too low: a weight may then reach that, the sums lose
-/// nothing, and o is hardly ever rescaled (an idea of FlashAttention-4).
+/// Raises the maxima. They are let lie until they are 2^8 too low: a weight may then reach that, the sums
+/// lose nothing, and o is hardly ever rescaled (an idea of FlashAttention-4).
 template <ForwardConfig c, bool general>
 __device__ __forceinline__ void raise_maxima(const Scores<c>& s, const Exponents<general>& exponents,
                                              SoftmaxRows<c>& rows, Output<c>& o) {

@@ -16,7 +16,7 @@ constexpr bool few_results(const AttentionCall& call) {
 /// How a block of the forward kernel is cut. A warp has 16 · row_tiles queries for itself and walks over all
 /// keys; every fragment of keys and values it loads serves all its row tiles.
 struct ForwardConfig {
-  int dim = 0;                  ///< the head dims, both, are filled up to it
+  int dim = 0;  ///< the head dims, both, are filled up to it
   int warps = 4;
   int row_tiles = 1;            ///< of 16 queries, a warp
   int keys = 64;                ///< a tile

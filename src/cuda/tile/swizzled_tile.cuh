@@ -29,15 +29,15 @@ struct SwizzledTile {
   static constexpr int offset(int row, int chunk) { return row * row_bytes + ((chunk ^ turn_of(row)) * 16); }
 };
 
-/// How a lane points ldmatrix at a tile: its place at the tile's beginning, and from there in steps of 16 rows
-/// and 16 columns. One exclusive or and constants, since such steps keep turn_of.
+/// How a lane points ldmatrix at a tile: its place at the tile's beginning, and from there in steps of 16
+/// rows and 16 columns. One exclusive or and constants, since such steps keep turn_of.
 template <int dim>
 struct MatrixPointer {
   using Tile = SwizzledTile<dim>;
   std::uint32_t at_smem;
 
-  /// For a, rows of a row-major [m, k]: the matrices of rows 0 to 7 and 8 to 15, then of columns 8 to 15. For b
-  /// from row-major [k, n], turned: two fragments of eight columns each. The same places.
+  /// For a, rows of a row-major [m, k]: the matrices of rows 0 to 7 and 8 to 15, then of columns 8 to 15. For
+  /// b from row-major [k, n], turned: two fragments of eight columns each. The same places.
   static __device__ MatrixPointer by_rows(std::uint32_t tile_smem) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     return {tile_smem + Tile::offset(lane % 16, lane / 16)};
@@ -67,8 +67,8 @@ __host__ __device__ __forceinline__ bool aligned_chunks(const Rows& rows) {
   return ((address | strides) & 15) == 0;
 }
 
-/// Fills a tile of `count` rows with the first `dims` elements of `valid` aligned rows that lie `stride` bytes
-/// apart; everything else is zero. Copies are to be committed and awaited by the caller.
+/// Fills a tile of `count` rows with the first `dims` elements of `valid` aligned rows that lie `stride`
+/// bytes apart; everything else is zero. Copies are to be committed and awaited by the caller.
 template <int count, int dim, int threads>
 __device__ __forceinline__ void load_strided_rows(std::byte* tile_smem, const std::byte* first,
                                                   std::int64_t stride, int valid, int dims) {
