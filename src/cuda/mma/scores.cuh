@@ -1,0 +1,101 @@
+#pragma once
+
+#include "cuda/mma/query_rows.cuh"
+#include "cuda/mma/softmax.cuh"
+
+namespace tilewise::cuda::mma {
+
+// Between a product q·k and its weight: what hides pairs, and in the general kernel all else that makes a
+// score.
+
+/// Where a lane stands in its warp's fragments, and the warp among the block's rows.
+template <ForwardConfig c>
+struct Place {
+  int warp = static_cast<int>(threadIdx.x) / 32;
+  int lane = static_cast<int>(threadIdx.x) % 32;
+
+  __device__ int first_row() const { return warp * c.warp_rows(); }
+  __device__ int row(int tile, int half) const { return first_row() + 16 * tile + 8 * half + lane / 4; }
+  __device__ int column() const { return 2 * (lane % 4); }  // the first of two, of every eight
+};
+
+/// Hides what the band hides, and what is past the tile: all there is to do in plain kernels, and only at the
+/// band's edge.
+template <ForwardConfig c>
+__device__ __forceinline__ void hide(const AttentionCall& call, const QueryRows& rows, const KeyTile& keys,
+                                     const Place<c>& place, Scores<c>& s) {
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t i = rows.queries.first + rows.query(place.row(r, half));
+      const KeyRange range = call.keys_of(rows.queries.sequence, i);
+      const int first = static_cast<int>(range.first - keys.first) - place.column();
+      const int last = min(static_cast<int>(range.last - keys.first), keys.count) - place.column();
+#pragma unroll
+      for (int n = 0; n < c.keys / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (8 * n + e < first || 8 * n + e >= last) s[r][n][2 * half + e] = minus_infinity;
+        }
+      }
+    }
+  }
+}
+
+/// Products to scores by way of shared memory, `own_smem`, where a loop can reach them: the code for a pair,
+/// with all it may have to do, is there once. A lane has a column of its own, [scores, 32]. A bit of the
+/// result says that dropout keeps the pair.
+template <ForwardConfig c>
+__device__ __forceinline__ std::uint64_t finish_scores(const AttentionCall& call, ScoreRules rules,
+                                                       const QueryRows& rows, const KeyTile& keys, bool edge,
+                                                       const Place<c>& place, float* own_smem, Scores<c>& s) {
+  static_assert(c.scores() <= 64, "a bit each");
+  const QueryTile& queries = rows.queries;
+  const bool dropout = call.problem.features.dropout;
+  if (!rules.softcap && !rules.alibi && !rules.mask && !dropout && keys.tile < 0) {
+#pragma unroll
+    for (int n = 0; n < c.scores(); ++n) s[n / (c.keys / 2)][n / 4 % (c.keys / 8)][n % 4] *= rules.scale;
+    if (edge) hide<c>(call, rows, keys, place, s);
+    return 0;
+  }
+#pragma unroll
+  for (int n = 0; n < c.scores(); ++n) own_smem[32 * n] = s[n / (c.keys / 2)][n / 4 % (c.keys / 8)][n % 4];
+  std::uint64_t kept = 0;
+#pragma unroll 1
+  for (int n = 0; n < c.scores(); ++n) {  // a lane meets what it stored itself
+    const int row = min(place.row(n / (c.keys / 2), n / 2 % 2), rows.count() - 1);
+    const std::int64_t i = queries.first + rows.query(row);
+    const std::int64_t h = rows.head(row);
+    const std::int64_t j = keys.first + n / 4 % (c.keys / 8) * 8 + place.column() + n % 2;
+    if (rules.alibi && rows.heads > 1) rules.slope = static_cast<float>(call.alibi_slopes.at(queries.b, h));
+    float tangent;
+    own_smem[32 * n] =
+        edge && hidden(call, queries.sequence, keys, i, j)
+            ? minus_infinity
+            : score_of(call, rules, queries.sequence, queries.b, h, i, j, own_smem[32 * n], tangent);
+    if (dropout && dropout_factor(call, queries.b, h, i, j) != 0) {
+      kept |= std::uint64_t{1} << n;
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < c.scores(); ++n) s[n / (c.keys / 2)][n / 4 % (c.keys / 8)][n % 4] = own_smem[32 * n];
+  return kept;
+}
+
+/// Makes the weights of one step of 16 keys that dropout does not keep 0. The factor of the others is joined
+/// at the end, so that they stay the numbers whose sum they are divided by.
+template <ForwardConfig c>
+__device__ __forceinline__ void drop(Weights<c>& weights, int step, std::uint64_t kept) {
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int first = r * (c.keys / 2) + (2 * step + n / 2) * 4 + n % 2 * 2;
+      const auto two = static_cast<unsigned>(kept >> first);
+      weights[r][n] &= ((two & 1) != 0 ? 0xFFFFu : 0u) | ((two & 2) != 0 ? 0xFFFF0000u : 0u);
+    }
+  }
+}
+
+}  // namespace tilewise::cuda::mma
