@@ -21,6 +21,7 @@ set(TILEWISE_CUDA_ARCHITECTURES "75-virtual;80-real;90-real;90-virtual" CACHE ST
     "Architectures the CUDA kernels are compiled for, as CMAKE_CUDA_ARCHITECTURES")
 
 set(TILEWISE_HAS_CUDA OFF)
+set(TILEWISE_HAS_WGMMA OFF)
 include(CheckLanguage)
 if(NOT TILEWISE_CUDA STREQUAL "OFF")
   set(CMAKE_CUDA_ARCHITECTURES ${TILEWISE_CUDA_ARCHITECTURES})
@@ -36,6 +37,9 @@ else()
     tilewise_left_out("CUDA" "${TILEWISE_CUDA}" "nvcc ${CMAKE_CUDA_COMPILER_VERSION} is older than 12.8")
   else()
     set(TILEWISE_HAS_CUDA ON)
+    if(TILEWISE_CUDA_ARCHITECTURES MATCHES "(^|;)(90|all|native)")
+      set(TILEWISE_HAS_WGMMA ON) # with code for 90a, whatever of 90 is asked for
+    endif()
     message(STATUS "CUDA: built (nvcc ${CMAKE_CUDA_COMPILER_VERSION}, ${TILEWISE_CUDA_ARCHITECTURES})")
   endif()
 endif()

@@ -45,3 +45,14 @@ function(tilewise_target target)
     target_link_options(${target} PUBLIC ${sanitize})
   endif()
 endfunction()
+
+# tilewise_hopper_target(<target>): CUDA code for sm_90a alone, after tilewise_target. Fails to build where ptxas
+# gives up what the kernels were written for.
+function(tilewise_hopper_target target)
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES OFF # CMake 3.25 does not know 90a: said outright
+                        CUDA_COMPILER_LAUNCHER
+                        "${PROJECT_SOURCE_DIR}/cmake/check_ptxas.sh;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+  target_compile_options(
+    ${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_90a,code=sm_90a -Xptxas=-v
+                      --expt-relaxed-constexpr>)
+endfunction()

@@ -45,6 +45,8 @@ struct AttentionProblem {
   std::int64_t dim_qk = 0;
   std::int64_t dim_v = 0;
   AttentionFeatures features{};
+  bool aligned = false;     ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
+  bool usual_scale = true;  ///< above 1e-20: products are in the order of their scores, and none overflows
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };
 

@@ -228,6 +228,17 @@ BlockView block_view(const BlockMask& blocks) {
   return view;
 }
 
+// Whether all rows begin at multiples of 16 bytes, with strides that are not negative.
+bool has_aligned_rows(const Tensor& tensor) {
+  const auto width = static_cast<std::int64_t>(size_of(tensor.dtype));
+  if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) return false;
+  for (int dim = 0; dim < tensor.rank - 1; ++dim) {
+    const std::int64_t bytes = tensor.stride(dim) * width;
+    if (tensor.extent(dim) > 1 && (bytes < 0 || bytes % 16 != 0)) return false;
+  }
+  return true;
+}
+
 Band band_of(const AttentionOptions& options) {
   Band band;
   if (options.window.left) band.left = std::min(*options.window.left, Band::unbounded);
@@ -310,6 +321,8 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
       .key_lengths = inputs.key_lengths.given(),
       .block_mask = inputs.blocks.given(),
   };
+  problem.aligned = has_aligned_rows(inputs.q) && has_aligned_rows(inputs.k) && has_aligned_rows(inputs.v);
+  problem.usual_scale = call.scale >= 1e-20;
   if (context.device.type == Device::Type::cpu) check_indices(inputs, call);
   return call;
 }

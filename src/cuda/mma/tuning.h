@@ -9,8 +9,9 @@ namespace tilewise::cuda::mma {
 /// Whether o has so few elements that its largest error is a matter of luck. Weights rounded to 16 bits make
 /// about as much error as rounding o does. In many elements that stays well within twice the latter; in few,
 /// about one tensor in a thousand has an element that does not, so weights are kept whole there.
+constexpr bool few_results(std::int64_t results) { return results < 4096; }
 constexpr bool few_results(const AttentionCall& call) {
-  return call.rows_q() * call.problem.heads_q * call.problem.dim_v < 4096;
+  return few_results(call.rows_q() * call.problem.heads_q * call.problem.dim_v);
 }
 
 /// How a block of the forward kernel is cut. A warp has 16 · row_tiles queries for itself and walks over all

@@ -33,6 +33,16 @@ __device__ __forceinline__ void load_matrices_turned(std::uint32_t (&to)[4], std
 #endif
 }
 
+/// The way back, on sm_90: elements 2t and 2t + 1 of row g of each matrix from every lane to rows of 16 bytes
+/// at the addresses the lanes give.
+__device__ __forceinline__ void store_matrices(std::uint32_t address_smem, const std::uint32_t (&from)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address_smem),
+               "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+#endif
+}
+
 /// c += a b, summed in f32.
 template <typename T>
 __device__ __forceinline__ void multiply_matrices(float (&c)[4], const std::uint32_t (&a)[4],

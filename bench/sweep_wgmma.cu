@@ -1,0 +1,356 @@
+// Times candidates for the tuning table of the wgmma kernel's forward (src/cuda/wgmma/tuning.h), bf16, over
+// 16k tokens of hidden size 2048. A JSON object a line: the device, then each candidate on each shape, with
+// its largest difference from the mma kernel's o; "chosen" is the one that the table's rows would run.
+//   sweep_wgmma [head dim [sequence length]]
+//   sweep_wgmma --check    small shapes with edges against a plain computation in f32; status 1 where one is
+//   off
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "attention/validate.h"
+#include "cuda/wgmma/forward_rows.cuh"
+#include "tilewise/attention.h"
+
+namespace tilewise::cuda::wgmma {
+namespace {
+
+struct Candidates {
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_stages = 2},
+      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 2, .query_stages = 1},
+      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 112, .stages = 3, .query_stages = 2},
+      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 96, .stages = 4, .query_stages = 2},
+      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2},
+      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 192, .stages = 2, .query_stages = 2},
+      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_stages = 2},
+      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 4, .query_stages = 1},
+      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_stages = 2},
+      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_stages = 2},
+      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 1},
+      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 176, .stages = 2, .query_stages = 1},
+      {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
+      {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2},
+      {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2},
+      {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2},
+  };
+};
+constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
+
+constexpr std::int64_t tokens = 16384;
+constexpr std::int64_t hidden = 2048;
+constexpr std::int64_t elements = tokens * hidden;
+constexpr int warm_ups = 3;
+constexpr int runs = 20;
+
+template <typename T>
+__global__ void fill(T* to, std::uint32_t seed, float size) {
+  const std::uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
+  const auto words = philox({index, 0, 0, 0}, {seed, 0});
+  float sum = 0;  // of twelve uniform numbers: nearly normal
+  for (const std::uint32_t word : words) {
+    for (int part = 0; part < 3; ++part) sum += static_cast<float>(word >> (10 * part) & 1023) / 1023.0f;
+  }
+  to[index] = narrow<T>((sum - 6.0f) * size);
+}
+
+// Not a number counts as infinite; floats that are not negative compare as their bits do.
+__device__ void raise_largest(int* largest, float difference) {
+  atomicMax(largest, __float_as_int(difference >= 0 ? difference : __int_as_float(0x7f800000)));
+}
+
+__global__ void compare(const __nv_bfloat16* a, const __nv_bfloat16* b, int* largest) {
+  const std::uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
+  raise_largest(largest, fabsf(widen(a[index]) - widen(b[index])));
+}
+
+/// Attention of one query, that of blockIdx, in f32; the largest differences of o and lse from those of the
+/// call go to differences[0] and [1].
+template <typename T>
+__global__ void compare_with_formula(const __grid_constant__ AttentionCall call, int* differences) {
+  extern __shared__ float scores_smem[];
+  __shared__ float statistics[2];
+  const AttentionProblem& problem = call.problem;
+  const std::int64_t i = blockIdx.x % problem.length_q;
+  const std::int64_t h = blockIdx.x / problem.length_q % problem.heads_q;
+  const std::int64_t b = blockIdx.x / problem.length_q / problem.heads_q;
+  const KeyRange keys = call.keys_of(call.sequence(b), i);
+  const auto* q = reinterpret_cast<const T*>(call.q.at(b, h, i));
+  for (std::int64_t j = keys.first + threadIdx.x; j < keys.last; j += blockDim.x) {
+    const auto* k = reinterpret_cast<const T*>(call.k.at(b, h / call.group(), j));
+    float s = 0;
+    for (std::int64_t d = 0; d < problem.dim_qk; ++d) s += widen(q[d]) * widen(k[d]);
+    scores_smem[j] = s * static_cast<float>(call.scale);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    float maximum = minus_infinity;
+    for (std::int64_t j = keys.first; j < keys.last; ++j) maximum = fmaxf(maximum, scores_smem[j]);
+    float sum = 0;
+    for (std::int64_t j = keys.first; j < keys.last; ++j) {
+      scores_smem[j] = expf(scores_smem[j] - maximum);
+      sum += scores_smem[j];
+    }
+    statistics[0] = sum;
+    statistics[1] = sum == 0 ? minus_infinity : maximum + logf(sum);
+    const float lse = *reinterpret_cast<const float*>(call.lse.at(b, h, i));
+    raise_largest(&differences[1], lse == statistics[1] ? 0.0f : fabsf(lse - statistics[1]));
+  }
+  __syncthreads();
+  const auto* o = reinterpret_cast<const T*>(call.o.at(b, h, i));
+  for (std::int64_t d = threadIdx.x; d < problem.dim_v; d += blockDim.x) {
+    float sum = 0;
+    for (std::int64_t j = keys.first; j < keys.last; ++j) {
+      sum += scores_smem[j] * widen(reinterpret_cast<const T*>(call.v.at(b, h / call.group(), j))[d]);
+    }
+    raise_largest(&differences[0], fabsf(widen(o[d]) - (statistics[0] == 0 ? 0 : sum / statistics[0])));
+  }
+}
+
+struct Memory {
+  void* data = nullptr;
+  explicit Memory(std::int64_t bytes) {
+    check_cuda(cudaMalloc(&data, static_cast<std::size_t>(bytes)), "memory");
+  }
+  ~Memory() { cudaFree(data); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+};
+
+struct Event {
+  cudaEvent_t event;
+  Event() { check_cuda(cudaEventCreate(&event), "an event"); }
+  ~Event() { cudaEventDestroy(event); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+};
+
+template <typename Body>
+double median_ms(const Body& body) {
+  for (int run = 0; run < warm_ups; ++run) body();
+  std::vector<double> times;
+  const Event begin, end;
+  for (int run = 0; run < runs; ++run) {
+    cudaEventRecord(begin.event);
+    body();
+    cudaEventRecord(end.event);
+    check_cuda(cudaEventSynchronize(end.event), "a run");
+    float ms = 0;
+    cudaEventElapsedTime(&ms, begin.event, end.event);
+    times.push_back(static_cast<double>(ms));
+  }
+  std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
+  return times[runs / 2];
+}
+
+int multiprocessors() {
+  int count = 0;
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0), "the device");
+  return count;
+}
+
+/// Calls `body` with each candidate's row as a constant.
+template <typename Body>
+void for_each_candidate(const Body& body) {
+  [&]<int... row>(std::integer_sequence<int, row...>) {
+    (body.template operator()<row>(), ...);
+  }(std::make_integer_sequence<int, candidates>{});
+}
+
+struct Sweep {
+  using T = __nv_bfloat16;
+  Memory q{elements * 2}, k{elements * 2}, v{elements * 2}, o{elements * 2}, truth{elements * 2};
+  Memory lse{tokens * hidden * 4};  // of the smallest head dim there may be
+  Memory largest{4};
+
+  Sweep() {
+    std::uint32_t seed = 1;
+    for (const Memory* memory : {&q, &k, &v}) {
+      fill<<<elements / 256, 256>>>(static_cast<T*>(memory->data), seed++, 1.0f);
+    }
+    check_cuda(cudaDeviceSynchronize(), "inputs");
+  }
+
+  template <int row>
+  void time(const AttentionCall& call, double flops) {
+    constexpr ForwardConfig c = Candidates::rows[row];
+    const AttentionProblem& problem = call.problem;
+    if (c.dim != problem.dim_qk || c.dim_v != problem.dim_v) return;
+    cudaMemset(o.data, 0xFF, elements * 2);
+    const double ms = median_ms([&] { run_row<T, Candidates, row>(call, multiprocessors(), nullptr); });
+    cudaMemset(largest.data, 0, 4);
+    compare<<<elements / 256, 256>>>(static_cast<const T*>(o.data), static_cast<const T*>(truth.data),
+                                     static_cast<int*>(largest.data));
+    float difference = 0;
+    check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
+    const ForwardConfig chosen = Forward::rows[choose_row<Forward>(call, multiprocessors())];
+    const bool same = chosen.consumers == c.consumers && chosen.keys == c.keys && chosen.stages == c.stages &&
+                      chosen.query_stages == c.query_stages;
+    std::printf(
+        "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"consumers\": %d, \"keys\": %d, \"stages\": %d, "
+        "\"query_stages\": %d, \"chosen\": %s, \"shared\": %d, \"ms\": %.4f, \"tflops\": %.1f, "
+        "\"difference\": %g}\n",
+        c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false",
+        c.consumers, c.keys, c.stages, c.query_stages, same ? "true" : "false",
+        static_cast<int>(c.shared_bytes()), ms, flops / ms * 1e-9, static_cast<double>(difference));
+    std::fflush(stdout);
+  }
+
+  void shape(std::int64_t dim, std::int64_t length, bool causal) {
+    const Device device{Device::Type::cuda, 0};
+    const std::int64_t sizes[] = {tokens / length, hidden / dim, length, dim};
+    const auto tensor = [&](const Memory& memory) { return Tensor(memory.data, DType::bf16, sizes, device); };
+    const AttentionInputs inputs{.q = tensor(q), .k = tensor(k), .v = tensor(v)};
+    AttentionOptions options{.causal = causal, .kernel = "mma"};
+    const Context context{.device = device};
+    attention_forward(inputs, options, {.o = tensor(truth)}, context);
+    options.kernel = "auto";
+    const AttentionOutputs outputs{.o = tensor(o),
+                                   .lse = Tensor(lse.data, DType::f32, std::span(sizes).first(3), device)};
+    const AttentionCall call = checked_forward(inputs, options, outputs, context);
+    const double flops = 4.0 * static_cast<double>(elements * length) * (causal ? 0.5 : 1.0);
+    for_each_candidate([&]<int row>() { time<row>(call, flops); });
+  }
+};
+
+void sweep(std::int64_t only_dim, std::int64_t only_length) {
+  cudaDeviceProp device{};
+  check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
+  std::printf("{\"device\": \"%s\", \"multiprocessors\": %d}\n", device.name, device.multiProcessorCount);
+  Sweep shapes;
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const std::int64_t length : {512, 1024, 2048, 4096, 8192, 16384}) {
+      if ((only_dim != 0 && dim != only_dim) || (only_length != 0 && length != only_length)) continue;
+      for (const bool causal : {false, true}) shapes.shape(dim, length, causal);
+    }
+  }
+}
+
+struct Shape {
+  std::int64_t b, hq, hkv, sq, sk, d, dv;
+  AttentionOptions options;
+  float size = 1;  ///< of queries: how far scores lie apart
+};
+
+/// One shape by all candidates that can take it, against the formula.
+template <typename T>
+struct Check {
+  static constexpr DType dtype = std::is_same_v<T, __half> ? DType::f16 : DType::bf16;
+  const Shape& n;
+  const Device device{Device::Type::cuda, 0};
+  const std::int64_t q_size = n.b * n.hq * n.sq * n.d;
+  const std::int64_t k_size = n.b * n.hkv * n.sk * n.d;
+  const std::int64_t v_size = n.b * n.hkv * n.sk * n.dv;
+  const std::int64_t o_size = n.b * n.hq * n.sq * n.dv;
+  Memory q{(q_size + 255) / 256 * 512}, k{(k_size + 255) / 256 * 512}, v{(v_size + 255) / 256 * 512};
+  Memory o{o_size * 2}, lse{n.b * n.hq * n.sq * 4}, differences{8};
+  bool right = true;
+
+  explicit Check(const Shape& shape) : n(shape) {
+    const auto random = [](const Memory& memory, std::int64_t size, std::uint32_t seed, float deviation) {
+      fill<<<static_cast<unsigned>((size + 255) / 256), 256>>>(static_cast<T*>(memory.data), seed, deviation);
+    };
+    random(q, q_size, 1, n.size);
+    random(k, k_size, 2, 1);
+    random(v, v_size, 3, 1);
+    const auto tensor = [&](const Memory& memory, DType type, std::initializer_list<std::int64_t> sizes) {
+      return Tensor(memory.data, type, std::span(sizes.begin(), sizes.size()), device);
+    };
+    const AttentionInputs inputs{.q = tensor(q, dtype, {n.b, n.hq, n.sq, n.d}),
+                                 .k = tensor(k, dtype, {n.b, n.hkv, n.sk, n.d}),
+                                 .v = tensor(v, dtype, {n.b, n.hkv, n.sk, n.dv})};
+    const AttentionOutputs outputs{.o = tensor(o, dtype, {n.b, n.hq, n.sq, n.dv}),
+                                   .lse = tensor(lse, DType::f32, {n.b, n.hq, n.sq})};
+    const AttentionCall call = checked_forward(inputs, n.options, outputs, {.device = device});
+    for_each_candidate([&]<int row>() { by_candidate<row>(call); });
+  }
+
+  template <int row>
+  void by_candidate(const AttentionCall& call) {
+    constexpr ForwardConfig c = Candidates::rows[row];
+    if (c.dim < n.d || c.dim_v < n.dv || c.dim > n.d + 192) return;
+    std::printf(
+        "{\"check\": \"%s\", \"dim\": %d, \"dim_v\": %d, \"consumers\": %d, \"keys\": %d, \"stages\": %d, "
+        "\"query_stages\": %d",
+        to_string(call.problem).c_str(), c.dim, c.dim_v, c.consumers, c.keys, c.stages, c.query_stages);
+    std::fflush(stdout);  // so that a kernel that does not end is known
+    cudaMemset(o.data, 0xFF, static_cast<std::size_t>(o_size) * 2);
+    cudaMemset(lse.data, 0xFF, static_cast<std::size_t>(n.b * n.hq * n.sq) * 4);
+    cudaMemset(differences.data, 0, 8);
+    run_row<T, Candidates, row>(call, multiprocessors(), nullptr);
+    check_cuda(cudaDeviceSynchronize(), "the kernel");
+    compare_with_formula<T>
+        <<<static_cast<unsigned>(n.b * n.hq * n.sq), 128, static_cast<std::size_t>(n.sk) * 4>>>(
+            call, static_cast<int*>(differences.data));
+    float largest[2];
+    check_cuda(cudaMemcpy(largest, differences.data, 8, cudaMemcpyDeviceToHost), "comparing");
+    // Values are of size 1, and o is rounded to 8 or 11 bits.
+    const bool good = largest[0] < (dtype == DType::f16 ? 0.004f : 0.03f) && largest[1] < 0.002f;
+    right &= good;
+    std::printf(", \"o\": %g, \"lse\": %g, \"right\": %s}\n", static_cast<double>(largest[0]),
+                static_cast<double>(largest[1]), good ? "true" : "false");
+    std::fflush(stdout);
+  }
+};
+
+bool check() {
+  const AttentionOptions full;
+  const AttentionOptions causal{.causal = true};
+  const AttentionOptions bottom_right{.causal = true, .alignment = Alignment::bottom_right};
+  const AttentionOptions window{.window = {.left = 100, .right = 30}};
+  const AttentionOptions narrow_window{.causal = true, .window = {.left = 5}};
+  const Shape shapes[] = {
+      {1, 1, 1, 64, 16, 64, 64, full},               // one warpgroup, less than a tile of keys
+      {1, 1, 1, 192, 384, 64, 64, full},             // whole tiles
+      {1, 1, 1, 192, 400, 128, 128, full},           //
+      {1, 1, 1, 128, 400, 256, 256, full},           //
+      {1, 1, 1, 1, 1, 64, 64, full},                 // one query, one key
+      {2, 3, 3, 100, 1, 128, 128, full},             //
+      {2, 4, 2, 333, 517, 64, 64, full},             // odd lengths, groups of heads
+      {2, 4, 1, 333, 517, 128, 128, causal},         //
+      {1, 6, 3, 517, 333, 128, 128, causal},         // queries behind the last key
+      {1, 4, 2, 517, 333, 64, 64, bottom_right},     // queries that see nothing
+      {1, 4, 2, 333, 517, 256, 256, bottom_right},   //
+      {2, 2, 2, 700, 700, 64, 64, window},           //
+      {2, 2, 2, 700, 700, 128, 128, narrow_window},  //
+      {1, 2, 2, 700, 300, 256, 256, window},         // tiles of queries that see nothing
+      {1, 2, 1, 200, 260, 192, 128, causal},         // other dims of values
+      {1, 2, 1, 200, 260, 40, 24, full},             // filled up
+      {1, 2, 1, 200, 260, 72, 104, causal},          //
+      {1, 2, 1, 130, 260, 200, 136, full},           //
+      {8, 40, 8, 260, 260, 64, 64, causal},          // many tiles a block
+      {8, 40, 8, 260, 260, 128, 128, full},          //
+      {8, 40, 8, 260, 260, 128, 128, causal},        //
+      {8, 40, 8, 140, 260, 256, 256, causal},        //
+      {1, 2, 2, 512, 2048, 64, 64, full, 12},        // scores far apart: maxima rise
+      {1, 2, 2, 512, 2048, 128, 128, full, 12},      //
+  };
+  bool right = true;
+  for (const Shape& shape : shapes) {
+    right &= Check<__nv_bfloat16>(shape).right;
+    right &= Check<__half>(shape).right;
+  }
+  std::printf("{\"right\": %s}\n", right ? "true" : "false");
+  return right;
+}
+
+}  // namespace
+}  // namespace tilewise::cuda::wgmma
+
+int main(int argc, char** argv) {
+  try {
+    using namespace tilewise::cuda::wgmma;
+    if (argc > 1 && std::strcmp(argv[1], "--check") == 0) return check() ? 0 : 1;
+    sweep(argc > 1 ? std::atoll(argv[1]) : 0, argc > 2 ? std::atoll(argv[2]) : 0);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

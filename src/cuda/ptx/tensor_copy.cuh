@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <cuda/ptx>
+
+#include "cuda/ptx/mbarrier.cuh"
+
+namespace tilewise::cuda {
+
+// Copies of whole boxes of a tensor into shared memory (TMA, sm_90 on), which one thread starts and nobody
+// has to wait for but on the barrier they arrive at. What a box has beyond the tensor's bounds is zeros, and
+// counts as bytes that came.
+
+/// The box of a map [B, H, S, D] whose first element is (b, h, s, d).
+__device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, Mbarrier* barrier_smem, int d,
+                                         int s, int h, int b) {
+  const std::int32_t place[4] = {d, s, h, b};
+  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, to_smem, &map,
+                                    place, barrier_smem);
+}
+
+/// Has a map, which is a kernel's parameter, at hand for the first copy.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+/// Between this thread's own reads and writes of shared memory and those that copies or wgmma will do there.
+__device__ __forceinline__ void fence_async_proxy() {
+  ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+}
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,41 @@
+#pragma once
+
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/wgmma/consumer.cuh"
+
+namespace tilewise::cuda::wgmma {
+
+/// Attention on tensor cores by wgmma. The first warpgroup of a block has the loaders, the others compute;
+/// docs/wgmma.md draws who waits for whom. Compiled for sm_90a alone.
+template <typename T, typename Table, int row>
+__global__ void __launch_bounds__(Table::rows[row].threads(), 1)
+    forward_kernel(const __grid_constant__ ForwardMaps maps,
+                   const __grid_constant__ ForwardArguments arguments) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr ForwardConfig c = Table::rows[row];
+  extern __shared__ __align__(1024) std::byte first_smem[];
+  const SharedMemory<c> shared{first_smem};
+  Barriers<c>& barriers = shared.barriers();
+  // The same in all lanes, which the compiler cannot see in threadIdx.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) barriers.init();
+  __syncthreads();  // barriers are there; the last one for all
+
+  if (warp < 4) {
+    keep_registers<c.producer_registers()>();
+    if (warp == 0 && elected()) {
+      load_tiles<c, c.dim>(arguments, maps.k, shared.keys(0), barriers.k_full, barriers.k_empty);
+    }
+    if (warp == 1 && elected()) load_queries<c>(arguments, maps.q, shared);
+    if (warp == 2 && elected()) {
+      load_tiles<c, c.dim_v>(arguments, maps.v, shared.values(0), barriers.v_full, barriers.v_empty);
+    }
+  } else {
+    take_registers<c.consumer_registers()>();
+    Consumer<T, c> consumer(arguments, shared, warp / 4 - 1, warp % 4);
+    for_each_tile<c>(arguments, [&](const QueryTile& tile) { consumer.compute(tile); });
+  }
+#endif
+}
+
+}  // namespace tilewise::cuda::wgmma

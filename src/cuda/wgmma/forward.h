@@ -1,0 +1,12 @@
+#pragma once
+
+#include "attention/call.h"
+#include "tilewise/context.h"
+
+namespace tilewise::cuda::wgmma {
+
+/// The kernels of a storage type, each compiled in a file of its own.
+template <typename T>
+void forward_of(const AttentionCall& call, const Context& context);
+
+}  // namespace tilewise::cuda::wgmma

@@ -1,0 +1,84 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "attention/kernel.h"
+#include "cuda/mma/tuning.h"
+#include "cuda/runtime/device.h"
+#include "cuda/wgmma/arguments.h"
+#include "cuda/wgmma/forward.h"
+
+namespace tilewise::cuda {
+namespace {
+
+// What is not there yet has its place: scores are finished between `hide_in` and `raise` (consumer.cuh),
+// sinks join where o is divided (output.cuh), packed rows where tiles are made (loaders.cuh).
+std::string missing_feature(const AttentionProblem& problem) {
+  const AttentionFeatures& features = problem.features;
+  if (problem.layout != Layout::dense) return "takes dense tensors alone";
+  if (features.needs_more_than_band()) {
+    return "takes scores with scale, causal and window alone: no mask, softcap, ALiBi or dropout";
+  }
+  if (features.sinks) return "takes no sinks";
+  if (features.key_lengths) return "takes no key lengths";
+  return {};
+}
+
+std::string unsuited_shape(const AttentionProblem& problem) {
+  if (problem.dim_qk > wgmma::most_dim || problem.dim_v > wgmma::most_dim) {
+    return "takes head dims to " + std::to_string(wgmma::most_dim);
+  }
+  if (problem.length_q >= wgmma::BandOfKeys::most || problem.length_k >= wgmma::BandOfKeys::most) {
+    return "takes sequences of fewer than 2^29";
+  }
+  if (problem.length_k == 0) return "takes no less than one key";
+  const std::int64_t heads = problem.batch * problem.heads_q;
+  if (heads * (problem.length_q / 64 + 1) > 0x7fffffff) return "takes fewer than 2^31 tiles of queries";
+  if (mma::few_results(heads * problem.length_q * problem.dim_v)) {
+    return "rounds weights, which results are too few for";
+  }
+  if (!problem.aligned)
+    return "copies rows of q, k and v from multiples of 16 bytes, with such strides, alone";
+  if (!problem.usual_scale) return "takes scales above 1e-20";
+  return {};
+}
+
+std::string supports(const AttentionProblem& problem) {
+  if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
+  if (problem.pass == Pass::backward) return "has no backward";
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
+    return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
+  }
+#ifndef TILEWISE_HAS_WGMMA
+  return "was built without code for sm_90a";
+#endif
+  if (const std::string reason = missing_feature(problem); !reason.empty()) return reason;
+  if (const std::string reason = unsuited_shape(problem); !reason.empty()) return reason;
+  try {
+    if (device_properties(problem.device.index).compute_capability != 90) {
+      return "needs compute capability 9.0, which alone has its instructions";
+    }
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+std::size_t workspace(const AttentionCall&, const Context&) { return 0; }
+
+void launch_on_device(const AttentionCall& call, const Context& context) {
+#ifdef TILEWISE_HAS_WGMMA
+  const DeviceGuard guard(context.device.index);
+  call.problem.dtype == DType::f16 ? wgmma::forward_of<__half>(call, context)
+                                   : wgmma::forward_of<__nv_bfloat16>(call, context);
+#else
+  static_cast<void>(call);
+  static_cast<void>(context);
+#endif
+}
+
+}  // namespace
+
+constinit const AttentionKernel wgmma_attention = {
+    .name = "wgmma", .supports = supports, .workspace = workspace, .launch = launch_on_device};
+
+}  // namespace tilewise::cuda

@@ -1,0 +1,89 @@
+#pragma once
+
+#include "cuda/ptx/tensor_copy.cuh"
+#include "cuda/wgmma/arguments.h"
+#include "cuda/wgmma/pipeline.cuh"
+
+namespace tilewise::cuda::wgmma {
+
+// The three warps that load: one for queries, one for keys, one for values, each by one lane and at its own
+// pace. Each goes through the block's tiles of queries as the consumers do, and loads as much for each.
+
+/// A block's tile of queries.
+struct QueryTile {
+  int b = 0;
+  int h = 0;
+  int first = 0;
+  TileSpan keys;  ///< that some of its queries see; where there are none, nothing is loaded
+
+  template <ForwardConfig c>
+  static __device__ QueryTile of(const ForwardArguments& arguments, const Turn& turn) {
+    const int first = turn.tile * c.rows();
+    const int end = min(first + c.rows(), arguments.band.length_q);
+    return {.b = turn.head / arguments.heads_q,
+            .h = turn.head % arguments.heads_q,
+            .first = first,
+            .keys = arguments.band.tiles(first, end, c.keys)};
+  }
+};
+
+/// Calls `body` with each of the block's tiles in order.
+template <ForwardConfig c, typename Body>
+__device__ __forceinline__ void for_each_tile(const ForwardArguments& arguments, const Body& body) {
+  const int rounds = arguments.schedule.rounds();
+#pragma unroll 1
+  for (int round = 0; round < rounds; ++round) {
+    const Turn turn = arguments.schedule.turn(round, static_cast<int>(blockIdx.x));
+    if (turn.taken) body(QueryTile::of<c>(arguments, turn));
+  }
+}
+
+/// Fills a place with `rows` rows in panels.
+template <int dim, int rows>
+__device__ __forceinline__ void load_panels(std::byte* to_smem, const CUtensorMap& map, Mbarrier* full, int s,
+                                            int h, int b) {
+  arrive_expecting(full, rows * dim * 2);
+#pragma unroll
+  for (int panel = 0; panel < dim / 64; ++panel) {
+    copy_box(to_smem + panel * rows * 128, map, full, panel * 64, s, h, b);
+  }
+}
+
+template <ForwardConfig c>
+__device__ __forceinline__ void load_queries(const ForwardArguments& arguments, const CUtensorMap& map,
+                                             const SharedMemory<c>& shared) {
+  prefetch_map(map);
+  Barriers<c>& barriers = shared.barriers();
+  Ring<c.query_stages> ring;
+  for_each_tile<c>(arguments, [&](const QueryTile& tile) {
+    if (tile.keys.count() == 0) return;
+#pragma unroll 1
+    for (int w = 0; w < c.consumers; ++w) {
+      wait(&barriers.q_empty[ring.stage()][w], ring.parity() ^ 1);
+      load_panels<c.dim, 64>(shared.queries(ring.stage(), w), map, &barriers.q_full[ring.stage()][w],
+                             tile.first + 64 * w, tile.h, tile.b);
+    }
+    ring.advance();
+  });
+}
+
+/// Keys, or values: tiles from the last to the first.
+template <ForwardConfig c, int dim>
+__device__ __forceinline__ void load_tiles(const ForwardArguments& arguments, const CUtensorMap& map,
+                                           std::byte* first_smem, Mbarrier (&full)[c.stages],
+                                           Mbarrier (&empty)[c.stages]) {
+  prefetch_map(map);
+  Ring<c.stages> ring;
+  for_each_tile<c>(arguments, [&](const QueryTile& tile) {
+    const int h = tile.h / arguments.group;
+#pragma unroll 1
+    for (int n = tile.keys.last - 1; n >= tile.keys.first; --n) {
+      wait(&empty[ring.stage()], ring.parity() ^ 1);
+      load_panels<dim, c.keys>(first_smem + ring.stage() * (c.keys * dim * 2), map, &full[ring.stage()],
+                               n * c.keys, h, tile.b);
+      ring.advance();
+    }
+  });
+}
+
+}  // namespace tilewise::cuda::wgmma

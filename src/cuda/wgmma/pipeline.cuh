@@ -1,0 +1,74 @@
+#pragma once
+
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/wgmma/tuning.h"
+
+namespace tilewise::cuda::wgmma {
+
+// What loaders and consumers share: places for tiles, each with two barriers. `full` ends a phase when a tile
+// has come, `empty` when every warp that reads it has let it go. Both sides go round the places in the same
+// order and never start anew, from one tile of queries to the next either: a phase too many or too few would
+// be waited for without end.
+
+/// Where one goes round the places, and the parity of the round; in one register.
+template <int stages>
+class Ring {
+ public:
+  __device__ __forceinline__ int stage() const { return stages == 1 ? 0 : static_cast<int>(place_ % 256); }
+  __device__ __forceinline__ std::uint32_t parity() const { return place_ / 256; }
+  __device__ __forceinline__ void advance() {
+    ++place_;
+    if (place_ % 256 == stages) place_ = (place_ ^ 256) - stages;
+  }
+
+ private:
+  std::uint32_t place_ = 0;
+};
+
+/// The barriers, as they stand in shared memory.
+template <ForwardConfig c>
+struct Barriers {
+  Mbarrier q_full[c.query_stages][c.consumers];  ///< queries are a consumer's own
+  Mbarrier q_empty[c.query_stages][c.consumers];
+  Mbarrier k_full[c.stages], k_empty[c.stages];
+  Mbarrier v_full[c.stages], v_empty[c.stages];
+
+  /// By one thread, before a barrier of the block.
+  __device__ void init() {
+    constexpr int warps = 4;  // that let go, of a consumer
+    for (int stage = 0; stage < c.query_stages; ++stage) {
+      for (int w = 0; w < c.consumers; ++w) {
+        init_barrier(&q_full[stage][w], 1);
+        init_barrier(&q_empty[stage][w], warps);
+      }
+    }
+    for (int stage = 0; stage < c.stages; ++stage) {
+      init_barrier(&k_full[stage], 1);
+      init_barrier(&v_full[stage], 1);
+      init_barrier(&k_empty[stage], warps * c.consumers);
+      init_barrier(&v_empty[stage], warps * c.consumers);
+    }
+    fence_barrier_inits();
+  }
+};
+
+/// A block's shared memory: tiles in panels of 64 columns, then the barriers.
+template <ForwardConfig c>
+struct SharedMemory {
+  static_assert(sizeof(Barriers<c>) == c.barriers() * 8);
+  static_assert(c.key_bytes() % 1024 == 0 && c.value_bytes() % 1024 == 0 && c.query_place() % 1024 == 0);
+  static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
+
+  std::byte* first;
+
+  __device__ std::byte* queries(int stage, int consumer) const {
+    return first + (stage * c.consumers + consumer) * c.query_place();
+  }
+  __device__ std::byte* keys(int stage) const {
+    return first + c.query_stages * c.consumers * c.query_place() + stage * c.key_bytes();
+  }
+  __device__ std::byte* values(int stage) const { return keys(c.stages) + stage * c.value_bytes(); }
+  __device__ Barriers<c>& barriers() const { return *reinterpret_cast<Barriers<c>*>(first + c.tile_bytes()); }
+};
+
+}  // namespace tilewise::cuda::wgmma

@@ -1,0 +1,107 @@
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+#include "cuda/wgmma/scores.cuh"
+
+namespace tilewise::cuda::wgmma {
+
+/// Finite: a row that saw nothing needs no special case.
+inline constexpr float lowest = -3.402823466e38f;
+
+/// The online softmax of a lane's two rows. Scores are bare products; a weight is 2^(unit · s − reference).
+///
+/// The reference is unit · maximum, but the maximum is raised only where a score is above `limit`: weights
+/// may grow up to what is less than a third of their row's sum then, and to 2^8. o is hardly ever rescaled
+/// that way (an idea of FlashAttention-4), and a weight that alone makes up much of its row is 1, which
+/// rounding leaves as it is: so o may be divided by the sum of weights that are not rounded, which lse needs.
+/// (What rounding does to o is the sum over keys of share · rounding · value. Where many keys have their
+/// shares, roundings cancel; where one has a third, it is less than a third of 2^-8, beside half of 2^-8 by
+/// which o itself is rounded at best.)
+template <ForwardConfig c>
+struct Softmax {
+  const float& unit;  ///< in the kernel's parameters, where it takes no register
+  float maximum[2];   ///< of each row, or a little less
+  float limit[2];     ///< of scores, before the maximum is raised
+  float sum[2];       ///< of the lane's own weights
+  float factor[2];    ///< what o is to be multiplied by since the maximum was raised
+
+  __device__ explicit Softmax(const float& unit_) : unit(unit_) {}
+
+  __device__ __forceinline__ void start() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      maximum[half] = limit[half] = lowest;
+      sum[half] = 0;
+    }
+  }
+  /// unit · maximum, rounded.
+  __device__ __forceinline__ float reference(int half) const { return fmaxf(maximum[half] * unit, lowest); }
+
+  /// Raises the maxima where needed; true, in all lanes of a warp, where they were: o must be rescaled and
+  /// the limits set.
+  __device__ __forceinline__ bool raise(const Scores<c>& s) {
+    // Floats that are not negative compare as their bits do, two at a time; below 0 is 0, which is more and
+    // leads to the exact comparison at worst.
+    int high[2] = {0, 0};
+#pragma unroll
+    for (int n = 0; n < c.keys / 2; n += 2) {
+      int& most = high[n / 2 % 2];
+      most = __vimax3_s32(most, __float_as_int(s[n]), __float_as_int(s[n + 1]));
+    }
+    const bool rises = __int_as_float(high[0]) > limit[0] || __int_as_float(high[1]) > limit[1];
+    if (!__any_sync(~0u, rises)) return false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float before = reference(half);
+      float most = maximum[half];
+#pragma unroll
+      for (int n = 2 * half; n < c.keys / 2; n += 4) most = fmaxf(most, fmaxf(s[n], s[n + 1]));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      maximum[half] = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      factor[half] = exp2_approx(before - reference(half));
+      sum[half] *= factor[half];
+    }
+    return true;
+  }
+
+  /// Scores become weights and join the sums.
+  __device__ __forceinline__ void weigh(Scores<c>& s) {
+    const float references[2] = {reference(0), reference(1)};
+#pragma unroll
+    for (int n = 0; n < c.keys / 2; n += 2) {
+      const int half = n / 2 % 2;
+      s[n] = exp2_approx(fmaf(s[n], unit, -references[half]));
+      s[n + 1] = exp2_approx(fmaf(s[n + 1], unit, -references[half]));
+      sum[half] += s[n] + s[n + 1];
+    }
+  }
+
+  /// Sets the limits after sums were made with raised maxima. A lane's own sum is a fourth of its row's, more
+  /// or less.
+  __device__ __forceinline__ void set_limits() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float slack = fminf(fmaxf(__log2f(sum[half]) + 1.0f, 0.0f), 8.0f);
+      limit[half] = maximum[half] + __fdividef(slack, unit);
+    }
+  }
+
+  __device__ __forceinline__ void rescale(Output<c>& o) const {
+#pragma unroll
+    for (int n = 0; n < c.dim_v / 2; ++n) o[n] *= factor[n / 2 % 2];
+  }
+
+  /// The sum of a row's weights, in all its lanes.
+  __device__ __forceinline__ float row_sum(int half) const {
+    const float two = sum[half] + __shfl_xor_sync(~0u, sum[half], 1);
+    return two + __shfl_xor_sync(~0u, two, 2);
+  }
+  /// lse from that sum. The reference was rounded; the maximum in natural units is not.
+  __device__ __forceinline__ float lse(int half, float row, float scale) const {
+    if (row == 0) return minus_infinity;
+    const float correction = exp2f(fmaf(-maximum[half], unit, reference(half)));
+    return fmaxf(maximum[half] * scale, lowest) + logf(row * correction);
+  }
+};
+
+}  // namespace tilewise::cuda::wgmma
