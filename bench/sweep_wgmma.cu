@@ -168,6 +168,8 @@ struct Sweep {
   Memory q{elements * 2}, k{elements * 2}, v{elements * 2}, o{elements * 2}, truth{elements * 2};
   Memory lse{tokens * hidden * 4};  // of the smallest head dim there may be
   Memory largest{4};
+  Memory counter{64};
+  const Context context{.device = {Device::Type::cuda, 0}, .workspace = {counter.data, 64}};
 
   Sweep() {
     std::uint32_t seed = 1;
@@ -183,7 +185,7 @@ struct Sweep {
     const AttentionProblem& problem = call.problem;
     if (c.dim != problem.dim_qk || c.dim_v != problem.dim_v) return;
     cudaMemset(o.data, 0xFF, elements * 2);
-    const double ms = median_ms([&] { run_row<T, Candidates, row>(call, multiprocessors(), nullptr); });
+    const double ms = median_ms([&] { run_row<T, Candidates, row>(call, context); });
     cudaMemset(largest.data, 0, 4);
     compare<<<elements / 256, 256>>>(static_cast<const T*>(o.data), static_cast<const T*>(truth.data),
                                      static_cast<int*>(largest.data));
@@ -208,7 +210,6 @@ struct Sweep {
     const auto tensor = [&](const Memory& memory) { return Tensor(memory.data, DType::bf16, sizes, device); };
     const AttentionInputs inputs{.q = tensor(q), .k = tensor(k), .v = tensor(v)};
     AttentionOptions options{.causal = causal, .kernel = "mma"};
-    const Context context{.device = device};
     attention_forward(inputs, options, {.o = tensor(truth)}, context);
     options.kernel = "auto";
     const AttentionOutputs outputs{.o = tensor(o),
@@ -249,7 +250,8 @@ struct Check {
   const std::int64_t v_size = n.b * n.hkv * n.sk * n.dv;
   const std::int64_t o_size = n.b * n.hq * n.sq * n.dv;
   Memory q{(q_size + 255) / 256 * 512}, k{(k_size + 255) / 256 * 512}, v{(v_size + 255) / 256 * 512};
-  Memory o{o_size * 2}, lse{n.b * n.hq * n.sq * 4}, differences{8};
+  Memory o{o_size * 2}, lse{n.b * n.hq * n.sq * 4}, differences{8}, counter{64};
+  const Context context{.device = {Device::Type::cuda, 0}, .workspace = {counter.data, 64}};
   bool right = true;
 
   explicit Check(const Shape& shape) : n(shape) {
@@ -267,7 +269,8 @@ struct Check {
                                  .v = tensor(v, dtype, {n.b, n.hkv, n.sk, n.dv})};
     const AttentionOutputs outputs{.o = tensor(o, dtype, {n.b, n.hq, n.sq, n.dv}),
                                    .lse = tensor(lse, DType::f32, {n.b, n.hq, n.sq})};
-    const AttentionCall call = checked_forward(inputs, n.options, outputs, {.device = device});
+    const AttentionCall call = checked_forward(inputs, n.options, outputs, context);
+    cudaMemset(counter.data, 0xFF, 64);
     for_each_candidate([&]<int row>() { by_candidate<row>(call); });
   }
 
@@ -283,7 +286,7 @@ struct Check {
     cudaMemset(o.data, 0xFF, static_cast<std::size_t>(o_size) * 2);
     cudaMemset(lse.data, 0xFF, static_cast<std::size_t>(n.b * n.hq * n.sq) * 4);
     cudaMemset(differences.data, 0, 8);
-    run_row<T, Candidates, row>(call, multiprocessors(), nullptr);
+    run_row<T, Candidates, row>(call, context);
     check_cuda(cudaDeviceSynchronize(), "the kernel");
     compare_with_formula<T>
         <<<static_cast<unsigned>(n.b * n.hq * n.sq), 128, static_cast<std::size_t>(n.sk) * 4>>>(

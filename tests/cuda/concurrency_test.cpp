@@ -16,10 +16,10 @@ constexpr int callers = 4;
 constexpr int repetitions = 25;
 
 // A problem of its own for each caller, so that no caller can profit from another's results.
-RandomProblem problem_of(int caller, const std::vector<DType>& types) {
+RandomProblem problem_of(const std::string& kernel, int caller, const std::vector<DType>& types) {
   const auto seed = static_cast<std::uint64_t>(10 + caller);
   const Sizes sizes{.sq = 200 + 37 * caller, .sk = 300 - 41 * caller};
-  return caller % 2 == 0 ? featured_problem(seed, types.front(), sizes)
+  return caller % 2 == 0 ? suited_problem(kernel, seed, types.front(), sizes)
                          : dense_problem(seed, types.back(), sizes);
 }
 
@@ -30,7 +30,7 @@ class Concurrency : public CudaKernelTest {
     if (IsSkipped()) return;
     for (int caller = 0; caller < callers; ++caller) {
       const Stream& stream = streams.emplace_back();
-      const RandomProblem problem = problem_of(caller, types);
+      const RandomProblem problem = problem_of(GetParam(), caller, types);
       problems.emplace_back(problem, GetParam());
       alone.push_back(problems.back().run(stream));
     }

@@ -98,6 +98,13 @@ inline std::string reason_against(const RandomProblem& problem, const std::strin
   return {};
 }
 
+/// A problem with features, or without where the kernel takes none.
+inline RandomProblem suited_problem(const std::string& kernel, std::uint64_t seed, DType dtype,
+                                    const Sizes& n = {}) {
+  RandomProblem problem = featured_problem(seed, dtype, n);
+  return reason_against(problem, kernel).empty() ? std::move(problem) : dense_problem(seed, dtype, n);
+}
+
 /// The types a kernel takes; none where this device cannot run it.
 inline std::vector<DType> types_of(const std::string& kernel) {
   std::vector<DType> types;

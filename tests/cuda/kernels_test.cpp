@@ -38,7 +38,7 @@ TEST_P(EveryKernel, GivesTheSameBitsAgain) {
   const Stream stream;
   for (const DType dtype : types) {
     for (const RandomProblem& problem :
-         {dense_problem(3, dtype, many_blocks), featured_problem(4, dtype, many_blocks)}) {
+         {dense_problem(3, dtype, many_blocks), suited_problem(GetParam(), 4, dtype, many_blocks)}) {
       const DeviceProblem on_device(problem, GetParam());
       const std::vector<std::byte> first = on_device.run(stream);
       for (int run = 0; run < 5; ++run) EXPECT_TRUE(on_device.run(stream) == first) << to_string(dtype);

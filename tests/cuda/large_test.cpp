@@ -219,7 +219,7 @@ class CudaLarge : public CudaKernelTest {};
 TEST_P(CudaLarge, TakesEntriesMoreThanTwoToThe31ElementsApart) {
   for (const DType dtype : {types.front(), types.back()}) {
     SCOPED_TRACE(to_string(dtype));
-    const RandomProblem problem = featured_problem(50, dtype);
+    const RandomProblem problem = suited_problem(GetParam(), 50, dtype);
     if (const std::string lack = lacking_memory(FarApart::bytes(dtype)); !lack.empty()) GTEST_SKIP() << lack;
     expect_within_contract(problem, subject_in<FarApart>(GetParam()));
   }

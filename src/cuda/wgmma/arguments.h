@@ -50,9 +50,17 @@ struct BandOfKeys {
   }
 };
 
+/// What blocks count by where a block that is done takes the next tile: a word of the workspace, and a number
+/// that no other launch has.
+struct TurnCounter {
+  unsigned long long* word = nullptr;
+  std::uint32_t owner = 0;
+};
+
 /// What the kernel reads, beside the tensors' maps.
 struct ForwardArguments {
   Schedule schedule;
+  TurnCounter counter;
   BandOfKeys band;
   int heads_q = 0;
   int group = 1;  ///< query heads that share a key head

@@ -131,7 +131,8 @@ struct Consumer {
 
   /// All of a tile of queries. Whatever it sees, each place of the block's tile is waited for and let go
   /// once.
-  __device__ __forceinline__ void compute(const QueryTile& tile) {
+  __device__ __forceinline__ void compute(const Turn& turn) {
+    const QueryTile tile = QueryTile::of<c>(arguments, turn);
     const int first = tile.first + 64 * index;
     const int end = min(first + 64, arguments.band.length_q);
     const WarpRows rows(arguments, tile.b, tile.h, first + first_row);

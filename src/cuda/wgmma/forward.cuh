@@ -24,16 +24,17 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   if (warp < 4) {
     keep_registers<c.producer_registers()>();
     if (warp == 0 && elected()) {
-      load_tiles<c, c.dim>(arguments, maps.k, shared.keys(0), barriers.k_full, barriers.k_empty);
+      load_tiles<c, c.dim>(arguments, maps.k, shared, shared.keys(0), barriers.k_full, barriers.k_empty);
     }
     if (warp == 1 && elected()) load_queries<c>(arguments, maps.q, shared);
     if (warp == 2 && elected()) {
-      load_tiles<c, c.dim_v>(arguments, maps.v, shared.values(0), barriers.v_full, barriers.v_empty);
+      load_tiles<c, c.dim_v>(arguments, maps.v, shared, shared.values(0), barriers.v_full, barriers.v_empty);
     }
+    if (warp == 3 && elected()) hand_out_turns<c>(arguments, shared);
   } else {
     take_registers<c.consumer_registers()>();
     Consumer<T, c> consumer(arguments, shared, warp / 4 - 1, warp % 4);
-    for_each_tile<c>(arguments, [&](const QueryTile& tile) { consumer.compute(tile); });
+    for_each_turn<c, true>(arguments, shared, [&](const Turn& turn) { consumer.compute(turn); });
   }
 #endif
 }

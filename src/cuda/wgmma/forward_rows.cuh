@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <iterator>
 #include <utility>
 
@@ -13,24 +14,38 @@ namespace tilewise::cuda::wgmma {
 
 // From a call to the row of a tuning table that it runs by.
 
-/// Tiles of queries of all heads, and whether some see more keys than others.
+/// Whether some queries see more keys than others, and many do.
+inline bool uneven(const AttentionCall& call) {
+  return (call.band.left < Band::unbounded) != (call.band.right < Band::unbounded);
+}
+
+/// A number that no other launch has, and that memory nobody wrote, or wrote 0xFF to, does not have by
+/// chance.
+inline std::uint32_t new_owner() {
+  static std::atomic<std::uint32_t> next{0x5C3A19E7u};
+  std::uint32_t owner = next.fetch_add(1);
+  while (owner == 0 || owner == 0xFFFFFFFFu) owner = next.fetch_add(1);
+  return owner;
+}
+
 inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors) {
-  const bool left = call.band.left < Band::unbounded;
-  const bool right = call.band.right < Band::unbounded;
   const std::int64_t tiles = (call.problem.length_q + c.rows() - 1) / c.rows();
   return Schedule::of(multiprocessors, static_cast<int>(call.problem.batch * call.problem.heads_q),
-                      static_cast<int>(tiles), left != right);
+                      static_cast<int>(tiles), uneven(call));
 }
 
 template <typename T, typename Table, int row>
-void run_row(const AttentionCall& call, int multiprocessors, cudaStream_t stream) {
+void run_row(const AttentionCall& call, const Context& context) {
   constexpr ForwardConfig c = Table::rows[row];
   const AttentionProblem& problem = call.problem;
   const ForwardMaps maps{
       .q = map_of(call.q, problem.batch, problem.heads_q, problem.length_q, problem.dim_qk, 64),
       .k = map_of(call.k, problem.batch, problem.heads_kv, problem.length_k, problem.dim_qk, c.keys),
       .v = map_of(call.v, problem.batch, problem.heads_kv, problem.length_k, problem.dim_v, c.keys)};
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  auto* counter = static_cast<unsigned long long*>(context.workspace.data);
   const ForwardArguments arguments{.schedule = schedule_of(call, c, multiprocessors),
+                                   .counter = {counter, new_owner()},
                                    .band = BandOfKeys::of(call),
                                    .heads_q = static_cast<int>(problem.heads_q),
                                    .group = static_cast<int>(call.group()),
@@ -44,8 +59,21 @@ void run_row(const AttentionCall& call, int multiprocessors, cudaStream_t stream
                                          .blocks = arguments.schedule.blocks,
                                          .threads = c.threads(),
                                          .shared_bytes = c.shared_bytes(),
-                                         .stream = stream},
+                                         .stream = static_cast<cudaStream_t>(context.stream)},
                                         maps, arguments);
+}
+
+/// About how long a row of a table takes, in no unit.
+inline double time_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors) {
+  const Schedule schedule = schedule_of(call, c, multiprocessors);
+  const auto filled = [](std::int64_t length, int piece) {  // up to whole pieces, relative
+    return static_cast<double>((length + piece - 1) / piece * piece) / static_cast<double>(length);
+  };
+  // Where blocks have many tiles, it matters that a consumer without queries leaves the others its time.
+  const std::int64_t length_q = call.problem.length_q;
+  const double idle = schedule.rounds() > 1 ? filled(length_q, c.rows()) / filled(length_q, 64) : 1.0;
+  return schedule.rounds() * c.rows() * filled(call.problem.length_k, c.keys) /
+         (idle * static_cast<double>(c.speed));
 }
 
 /// The row of a table that suits a call.
@@ -57,8 +85,7 @@ int choose_row(const AttentionCall& call, int multiprocessors) {
     const ForwardConfig& c = Table::rows[row];
     if (c.dim < call.problem.dim_qk || c.dim_v < call.problem.dim_v) continue;
     if (chosen >= 0 && c.dim + c.dim_v > Table::rows[chosen].dim + Table::rows[chosen].dim_v) break;
-    const Schedule schedule = schedule_of(call, c, multiprocessors);
-    const double time = static_cast<double>(schedule.rounds()) * c.rows() / static_cast<double>(c.speed);
+    const double time = time_of(call, c, multiprocessors);
     if (chosen < 0 || time < least) {
       chosen = row;
       least = time;
@@ -73,9 +100,8 @@ template <typename T, typename Table>
 void run_suited(const AttentionCall& call, const Context& context) {
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const int chosen = choose_row<Table>(call, multiprocessors);
-  const auto stream = static_cast<cudaStream_t>(context.stream);
   [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((row == chosen ? run_row<T, Table, row>(call, multiprocessors, stream) : void()), ...);
+    ((row == chosen ? run_row<T, Table, row>(call, context) : void()), ...);
   }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
 }
 

@@ -1,13 +1,13 @@
 #pragma once
 
 #include "cuda/ptx/tensor_copy.cuh"
-#include "cuda/wgmma/arguments.h"
-#include "cuda/wgmma/pipeline.cuh"
+#include "cuda/wgmma/turns.cuh"
 
 namespace tilewise::cuda::wgmma {
 
 // The three warps that load: one for queries, one for keys, one for values, each by one lane and at its own
-// pace. Each goes through the block's tiles of queries as the consumers do, and loads as much for each.
+// pace. Each goes through the block's tiles of queries as the consumers do, and loads what they will wait
+// for.
 
 /// A block's tile of queries.
 struct QueryTile {
@@ -17,7 +17,7 @@ struct QueryTile {
   TileSpan keys;  ///< that some of its queries see; where there are none, nothing is loaded
 
   template <ForwardConfig c>
-  static __device__ QueryTile of(const ForwardArguments& arguments, const Turn& turn) {
+  static __device__ __forceinline__ QueryTile of(const ForwardArguments& arguments, const Turn& turn) {
     const int first = turn.tile * c.rows();
     const int end = min(first + c.rows(), arguments.band.length_q);
     return {.b = turn.head / arguments.heads_q,
@@ -26,17 +26,6 @@ struct QueryTile {
             .keys = arguments.band.tiles(first, end, c.keys)};
   }
 };
-
-/// Calls `body` with each of the block's tiles in order.
-template <ForwardConfig c, typename Body>
-__device__ __forceinline__ void for_each_tile(const ForwardArguments& arguments, const Body& body) {
-  const int rounds = arguments.schedule.rounds();
-#pragma unroll 1
-  for (int round = 0; round < rounds; ++round) {
-    const Turn turn = arguments.schedule.turn(round, static_cast<int>(blockIdx.x));
-    if (turn.taken) body(QueryTile::of<c>(arguments, turn));
-  }
-}
 
 /// Fills a place with `rows` rows in panels.
 template <int dim, int rows>
@@ -55,7 +44,8 @@ __device__ __forceinline__ void load_queries(const ForwardArguments& arguments, 
   prefetch_map(map);
   Barriers<c>& barriers = shared.barriers();
   Ring<c.query_stages> ring;
-  for_each_tile<c>(arguments, [&](const QueryTile& tile) {
+  for_each_turn<c, false>(arguments, shared, [&](const Turn& turn) {
+    const QueryTile tile = QueryTile::of<c>(arguments, turn);
     if (tile.keys.count() == 0) return;
 #pragma unroll 1
     for (int w = 0; w < c.consumers; ++w) {
@@ -70,11 +60,12 @@ __device__ __forceinline__ void load_queries(const ForwardArguments& arguments, 
 /// Keys, or values: tiles from the last to the first.
 template <ForwardConfig c, int dim>
 __device__ __forceinline__ void load_tiles(const ForwardArguments& arguments, const CUtensorMap& map,
-                                           std::byte* first_smem, Mbarrier (&full)[c.stages],
-                                           Mbarrier (&empty)[c.stages]) {
+                                           const SharedMemory<c>& shared, std::byte* first_smem,
+                                           Mbarrier (&full)[c.stages], Mbarrier (&empty)[c.stages]) {
   prefetch_map(map);
   Ring<c.stages> ring;
-  for_each_tile<c>(arguments, [&](const QueryTile& tile) {
+  for_each_turn<c, false>(arguments, shared, [&](const Turn& turn) {
+    const QueryTile tile = QueryTile::of<c>(arguments, turn);
     const int h = tile.h / arguments.group;
 #pragma unroll 1
     for (int n = tile.keys.last - 1; n >= tile.keys.first; --n) {

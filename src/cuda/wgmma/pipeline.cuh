@@ -32,6 +32,8 @@ struct Barriers {
   Mbarrier q_empty[c.query_stages][c.consumers];
   Mbarrier k_full[c.stages], k_empty[c.stages];
   Mbarrier v_full[c.stages], v_empty[c.stages];
+  Mbarrier turn_full[c.turn_stages], turn_empty[c.turn_stages];
+  std::int64_t turns[c.turn_stages];  ///< what is handed out at those: numbers of tiles of queries
 
   /// By one thread, before a barrier of the block.
   __device__ void init() {
@@ -48,6 +50,11 @@ struct Barriers {
       init_barrier(&k_empty[stage], warps * c.consumers);
       init_barrier(&v_empty[stage], warps * c.consumers);
     }
+    constexpr int loaders = 3;
+    for (int stage = 0; stage < c.turn_stages; ++stage) {
+      init_barrier(&turn_full[stage], 1);
+      init_barrier(&turn_empty[stage], loaders + warps * c.consumers);
+    }
     fence_barrier_inits();
   }
 };
@@ -55,7 +62,7 @@ struct Barriers {
 /// A block's shared memory: tiles in panels of 64 columns, then the barriers.
 template <ForwardConfig c>
 struct SharedMemory {
-  static_assert(sizeof(Barriers<c>) == c.barriers() * 8);
+  static_assert(sizeof(Barriers<c>) == c.barrier_bytes());
   static_assert(c.key_bytes() % 1024 == 0 && c.value_bytes() % 1024 == 0 && c.query_place() % 1024 == 0);
   static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
 

@@ -14,6 +14,7 @@ struct ForwardConfig {
   int keys = 0;          ///< a tile
   int stages = 2;        ///< tiles of keys in shared memory, and as many of values
   int query_stages = 1;  ///< tiles of queries there; o takes a tile's place before the next but one comes
+  int turn_stages = 2;   ///< tiles of queries that are known beforehand
   float speed = 1;       ///< a query, with the multiprocessor busy; how rows of equal dims compare
 
   constexpr int threads() const { return (consumers + 1) * 128; }
@@ -30,9 +31,11 @@ struct ForwardConfig {
   constexpr int tile_bytes() const {
     return query_stages * consumers * query_place() + stages * (key_bytes() + value_bytes());
   }
-  constexpr int barriers() const { return 2 * query_stages * consumers + 4 * stages; }
+  constexpr int barrier_bytes() const {
+    return 8 * (2 * query_stages * consumers + 4 * stages + 3 * turn_stages);
+  }
   constexpr std::size_t shared_bytes() const {
-    return static_cast<std::size_t>(tile_bytes() + barriers() * 8);
+    return static_cast<std::size_t>(tile_bytes() + barrier_bytes());
   }
 
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
@@ -45,6 +48,7 @@ struct Forward {
       {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_stages = 2},
       {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2, .speed = 0.9f},
       {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_stages = 2},
+      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_stages = 2, .speed = 0.96f},
       {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_stages = 2, .speed = 0.93f},
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
       {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2},

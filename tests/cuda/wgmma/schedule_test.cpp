@@ -1,0 +1,110 @@
+#include "cuda/wgmma/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <queue>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "cuda/wgmma/arguments.h"
+
+namespace tilewise::test {
+namespace {
+
+using cuda::wgmma::BandOfKeys;
+using cuda::wgmma::Schedule;
+using cuda::wgmma::TileSpan;
+using cuda::wgmma::Turn;
+
+// These need no device.
+
+TEST(WgmmaSchedule, HasEveryTileOnce) {
+  for (const int multiprocessors : {1, 7, 132}) {
+    for (const int heads : {1, 3, 16, 131, 512}) {
+      for (const int tiles : {1, 2, 3, 11, 86}) {
+        for (const bool uneven : {false, true}) {
+          const Schedule schedule = Schedule::of(multiprocessors, heads, tiles, uneven);
+          EXPECT_EQ(schedule.blocks, std::min(multiprocessors, heads * tiles));
+          std::set<std::pair<int, int>> seen;
+          for (int index = 0; index < schedule.total(); ++index) {
+            const Turn turn = schedule.turn(index);
+            EXPECT_TRUE(seen.insert({turn.head, turn.tile}).second);
+            EXPECT_TRUE(turn.head >= 0 && turn.head < heads && turn.tile >= 0 && turn.tile < tiles);
+          }
+          EXPECT_EQ(seen.size(), static_cast<std::size_t>(heads) * static_cast<std::size_t>(tiles))
+              << multiprocessors << " " << heads << " " << tiles << " " << uneven;
+        }
+      }
+    }
+  }
+}
+
+// When the last block is done over the mean, with causal: a block that is done takes the next tile.
+double imbalance(int heads, int length, int rows) {
+  const Schedule schedule = Schedule::of(132, heads, (length + rows - 1) / rows, true);
+  std::priority_queue<double, std::vector<double>, std::greater<>> done;
+  for (int block = 0; block < schedule.blocks; ++block) done.push(0);
+  double all = 0;
+  double last = 0;
+  for (int index = 0; index < schedule.total(); ++index) {
+    const int first = schedule.turn(index).tile * rows;
+    double keys = 0;
+    for (int row = first; row < std::min(first + rows, length); row += 64) keys += row + 64;
+    const double end = done.top() + keys;
+    done.pop();
+    done.push(end);
+    all += keys;
+    last = std::max(last, end);
+  }
+  return last * schedule.blocks / all;
+}
+
+TEST(WgmmaSchedule, IsEvenWhereTilesAreNot) {
+  // 16k tokens of hidden size 2048: head dims 64 and 128, and 256.
+  for (int length = 512; length <= 16384; length *= 2) {
+    const int batch = 16384 / length;
+    EXPECT_LT(imbalance(batch * 32, length, 192), 1.05) << length;
+    EXPECT_LT(imbalance(batch * 16, length, 192), 1.07) << length;
+    EXPECT_LT(imbalance(batch * 8, length, 128), 1.08) << length;
+  }
+}
+
+TEST(WgmmaBand, IsTheCalls) {
+  for (const std::int64_t left : {std::int64_t{0}, std::int64_t{3}, std::int64_t{90}, Band::unbounded}) {
+    for (const std::int64_t right : {std::int64_t{0}, std::int64_t{5}, Band::unbounded}) {
+      for (const auto& [length_q, length_k] : {std::pair{40, 70}, {70, 40}, {1, 1}, {200, 3}}) {
+        for (const Alignment alignment : {Alignment::top_left, Alignment::bottom_right}) {
+          AttentionCall call;
+          call.problem.length_q = length_q;
+          call.problem.length_k = length_k;
+          call.band = {.left = left, .right = right};
+          call.alignment = alignment;
+          const BandOfKeys band = BandOfKeys::of(call);
+          const Sequence sequence = call.sequence(0);
+          for (int i = 0; i < length_q; ++i) {
+            const KeyRange expected = call.keys_of(sequence, i);
+            if (expected.empty()) {
+              EXPECT_GE(band.first(i), band.last(i));
+              EXPECT_EQ(band.tiles(i, i + 1, 16).count(), 0);
+              continue;
+            }
+            EXPECT_EQ(band.first(i), expected.first);
+            EXPECT_EQ(band.last(i), expected.last);
+            const TileSpan tiles = band.tiles(i, i + 1, 16);
+            EXPECT_LE(tiles.first * 16, expected.first);
+            EXPECT_GE(tiles.last * 16, expected.last);
+            const TileSpan all = band.tiles(0, length_q, 16);
+            EXPECT_LE(all.first, tiles.first);
+            EXPECT_GE(all.last, tiles.last);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::test
