@@ -131,8 +131,7 @@ struct Consumer {
 
   /// All of a tile of queries. Whatever it sees, each place of the block's tile is waited for and let go
   /// once.
-  __device__ __forceinline__ void compute(const Turn& turn) {
-    const QueryTile tile = QueryTile::of<c>(arguments, turn);
+  __device__ __forceinline__ void compute(const QueryTile& tile) {
     const int first = tile.first + 64 * index;
     const int end = min(first + 64, arguments.band.length_q);
     const WarpRows rows(arguments, tile.b, tile.h, first + first_row);

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   } else {
     take_registers<c.consumer_registers()>();
     Consumer<T, c> consumer(arguments, shared, warp / 4 - 1, warp % 4);
-    for_each_turn<c, true>(arguments, shared, [&](const Turn& turn) { consumer.compute(turn); });
+    for_each_tile<c, true>(arguments, shared, [&](const QueryTile& tile) { consumer.compute(tile); });
   }
 #endif
 }

@@ -9,24 +9,6 @@ namespace tilewise::cuda::wgmma {
 // pace. Each goes through the block's tiles of queries as the consumers do, and loads what they will wait
 // for.
 
-/// A block's tile of queries.
-struct QueryTile {
-  int b = 0;
-  int h = 0;
-  int first = 0;
-  TileSpan keys;  ///< that some of its queries see; where there are none, nothing is loaded
-
-  template <ForwardConfig c>
-  static __device__ __forceinline__ QueryTile of(const ForwardArguments& arguments, const Turn& turn) {
-    const int first = turn.tile * c.rows();
-    const int end = min(first + c.rows(), arguments.band.length_q);
-    return {.b = turn.head / arguments.heads_q,
-            .h = turn.head % arguments.heads_q,
-            .first = first,
-            .keys = arguments.band.tiles(first, end, c.keys)};
-  }
-};
-
 /// Fills a place with `rows` rows in panels.
 template <int dim, int rows>
 __device__ __forceinline__ void load_panels(std::byte* to_smem, const CUtensorMap& map, Mbarrier* full, int s,
@@ -44,8 +26,7 @@ __device__ __forceinline__ void load_queries(const ForwardArguments& arguments, 
   prefetch_map(map);
   Barriers<c>& barriers = shared.barriers();
   Ring<c.query_stages> ring;
-  for_each_turn<c, false>(arguments, shared, [&](const Turn& turn) {
-    const QueryTile tile = QueryTile::of<c>(arguments, turn);
+  for_each_tile<c, false>(arguments, shared, [&](const QueryTile& tile) {
     if (tile.keys.count() == 0) return;
 #pragma unroll 1
     for (int w = 0; w < c.consumers; ++w) {
@@ -64,8 +45,7 @@ __device__ __forceinline__ void load_tiles(const ForwardArguments& arguments, co
                                            Mbarrier (&full)[c.stages], Mbarrier (&empty)[c.stages]) {
   prefetch_map(map);
   Ring<c.stages> ring;
-  for_each_turn<c, false>(arguments, shared, [&](const Turn& turn) {
-    const QueryTile tile = QueryTile::of<c>(arguments, turn);
+  for_each_tile<c, false>(arguments, shared, [&](const QueryTile& tile) {
     const int h = tile.h / arguments.group;
 #pragma unroll 1
     for (int n = tile.keys.last - 1; n >= tile.keys.first; --n) {

@@ -25,6 +25,13 @@ class Ring {
   std::uint32_t place_ = 0;
 };
 
+/// What is handed out at a place of turns: from which query on the block is to compute, or that there is no
+/// more.
+struct alignas(16) HandedTurn {
+  int b, h, first;
+  int more;
+};
+
 /// The barriers, as they stand in shared memory.
 template <ForwardConfig c>
 struct Barriers {
@@ -33,7 +40,7 @@ struct Barriers {
   Mbarrier k_full[c.stages], k_empty[c.stages];
   Mbarrier v_full[c.stages], v_empty[c.stages];
   Mbarrier turn_full[c.turn_stages], turn_empty[c.turn_stages];
-  std::int64_t turns[c.turn_stages];  ///< what is handed out at those: numbers of tiles of queries
+  HandedTurn turns[c.turn_stages];
 
   /// By one thread, before a barrier of the block.
   __device__ void init() {

@@ -32,7 +32,7 @@ struct ForwardConfig {
     return query_stages * consumers * query_place() + stages * (key_bytes() + value_bytes());
   }
   constexpr int barrier_bytes() const {
-    return 8 * (2 * query_stages * consumers + 4 * stages + 3 * turn_stages);
+    return 8 * (2 * query_stages * consumers + 4 * stages + 4 * turn_stages);
   }
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(tile_bytes() + barrier_bytes());

@@ -25,46 +25,55 @@ __device__ __forceinline__ int next_number(const TurnCounter& counter, int last)
   return number;
 }
 
-/// The lane that asks, a tile ahead of the others. The first tile is the block's by its number; each block
-/// asks until there are no more, so numbers are as many as tiles.
+/// The lane that knows what comes next, and tells the others while they are at the tile before. The first
+/// tile is the block's by its number. Where turns are counted, each block asks until there are no more, so
+/// numbers are as many as tiles.
 template <ForwardConfig c>
 __device__ __forceinline__ void hand_out_turns(const ForwardArguments& arguments,
                                                const SharedMemory<c>& shared) {
   const Schedule& schedule = arguments.schedule;
-  if (!schedule.counted()) return;
   Barriers<c>& barriers = shared.barriers();
   Ring<c.turn_stages> ring;
   int index = static_cast<int>(blockIdx.x);
   while (true) {
+    const bool more = index < schedule.total();
+    const Turn turn = more ? schedule.turn(index) : Turn{};
     wait(&barriers.turn_empty[ring.stage()], ring.parity() ^ 1);
-    barriers.turns[ring.stage()] = index;
+    barriers.turns[ring.stage()] = {.b = turn.head / arguments.heads_q,
+                                    .h = turn.head % arguments.heads_q,
+                                    .first = turn.tile * c.rows(),
+                                    .more = more};
     arrive(&barriers.turn_full[ring.stage()]);
     ring.advance();
-    if (index >= schedule.total()) return;
-    index = schedule.blocks + next_number(arguments.counter, schedule.total() - 1);
+    if (!more) return;
+    index = schedule.counted() ? schedule.blocks + next_number(arguments.counter, schedule.total() - 1)
+                               : index + schedule.blocks;
   }
 }
 
+/// A block's tile of queries.
+struct QueryTile {
+  int b, h, first;
+  TileSpan keys;  ///< that some of its queries see; where there are none, nothing is loaded
+};
+
 /// Calls `body` with each of the block's tiles in order; for a lane alone, or for all lanes of a warp.
 template <ForwardConfig c, bool whole_warp, typename Body>
-__device__ __forceinline__ void for_each_turn(const ForwardArguments& arguments,
+__device__ __forceinline__ void for_each_tile(const ForwardArguments& arguments,
                                               const SharedMemory<c>& shared, const Body& body) {
-  const Schedule& schedule = arguments.schedule;
+  const BandOfKeys& band = arguments.band;
   Barriers<c>& barriers = shared.barriers();
   Ring<c.turn_stages> ring;
-  int index = static_cast<int>(blockIdx.x);
 #pragma unroll 1
   while (true) {
-    if (schedule.counted()) {
-      wait(&barriers.turn_full[ring.stage()], ring.parity());
-      index = barriers.turns[ring.stage()];
-      if (whole_warp) __syncwarp();  // all lanes have read it
-      if (!whole_warp || threadIdx.x % 32 == 0) arrive(&barriers.turn_empty[ring.stage()]);
-      ring.advance();
-    }
-    if (index >= schedule.total()) return;
-    body(schedule.turn(index));
-    if (!schedule.counted()) index += schedule.blocks;
+    wait(&barriers.turn_full[ring.stage()], ring.parity());
+    const HandedTurn turn = barriers.turns[ring.stage()];
+    if (whole_warp) __syncwarp();  // all lanes have read it
+    if (!whole_warp || threadIdx.x % 32 == 0) arrive(&barriers.turn_empty[ring.stage()]);
+    ring.advance();
+    if (turn.more == 0) return;
+    const int end = min(turn.first + c.rows(), band.length_q);
+    body(QueryTile{turn.b, turn.h, turn.first, band.tiles(turn.first, end, c.keys)});
   }
 }
 
