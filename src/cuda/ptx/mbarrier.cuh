@@ -31,10 +31,9 @@ __device__ __forceinline__ void arrive_expecting(Mbarrier* barrier_smem, int byt
 
 /// Returns once a phase of that parity is over.
 __device__ __forceinline__ void wait(Mbarrier* barrier_smem, std::uint32_t parity) {
-#ifdef TILEWISE_WAIT_CLOCKS  // for the search for a deadlock: a wait that lasts longer ends the kernel
-  const long long start = clock64();
-  while (!::cuda::ptx::mbarrier_try_wait_parity(barrier_smem, parity)) {
-    if (clock64() - start > TILEWISE_WAIT_CLOCKS) __trap();
+#ifdef TILEWISE_WAIT_TRIES  // for the search for a deadlock: a wait that lasts longer ends the kernel
+  for (int tries = 0; !::cuda::ptx::mbarrier_test_wait_parity(barrier_smem, parity); ++tries) {
+    if (tries > TILEWISE_WAIT_TRIES) __trap();
   }
 #else
   while (!::cuda::ptx::mbarrier_try_wait_parity(barrier_smem, parity)) {
