@@ -281,7 +281,11 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
   const float own_inverse = sum == 0 ? 0.0f : factor / sum;
   const std::int64_t first = query.sequence.first_q + query.first;
   if (call.lse.wanted && first_dim == 0 && place.lane.column < C::M && r < query.count) {
-    const float lse = sum == 0 ? minus_infinity : maximum + logf(sum);
+    // Short code for the plain kernel; in the general one the two may cancel.
+    const float logarithm =
+        general ? static_cast<float>(static_cast<double>(maximum) + log(static_cast<double>(sum)))
+                : maximum + logf(sum);
+    const float lse = sum == 0 ? minus_infinity : logarithm;
     *reinterpret_cast<float*>(call.lse.at(query.b, query.h, first + r)) = lse;
   }
   const int dims = static_cast<int>(call.problem.dim_v) - first_dim;
