@@ -98,19 +98,30 @@ AttentionArguments::AttentionArguments(ArgumentStack& stack)
       deterministic(stack.take<bool>()),
       allow_tf32(stack.take<bool>()) {}
 
-AttentionArguments AttentionArguments::plain(ArgumentStack& stack) {
+AttentionArguments AttentionArguments::plain(ArgumentStack& stack, PlainMask mask) {
   auto q = stack.take<TorchTensor>();
   auto k = stack.take<TorchTensor>();
   AttentionArguments arguments(std::move(q), std::move(k), stack.take<TorchTensor>());
-  arguments.attn_mask = stack.take<OptionalTensor>();
-  arguments.is_causal = stack.take<bool>();
-  arguments.scale = stack.take<std::optional<double>>();
-  arguments.enable_gqa = stack.take<bool>();
-  arguments.allow_tf32 = stack.take<bool>();
+  arguments.packed_options = stack.take<TorchTensor>();
+  if (mask == PlainMask::given) arguments.attn_mask = stack.take<TorchTensor>();
+  if (mask == PlainMask::optional) arguments.attn_mask = stack.take<OptionalTensor>();
   return arguments;
 }
 
+void AttentionArguments::unpack_options() {
+  const TorchTensor& packed = *packed_options;
+  const bool fits = packed.is_cpu() && packed.scalar_type() == torch::headeronly::ScalarType::Double &&
+                    packed.numel() == 5 && packed.is_contiguous();
+  check(fits, "options", "f64 [5] on the CPU", "another tensor");
+  const auto* options = static_cast<const double*>(packed.const_data_ptr());
+  is_causal = options[0] != 0;
+  enable_gqa = options[1] != 0;
+  allow_tf32 = options[2] != 0;
+  if (options[3] != 0) scale = options[4];
+}
+
 AttentionInputs AttentionArguments::inputs() {
+  if (packed_options) unpack_options();
   AttentionInputs inputs{
       .q = row_view(query, "q"),
       .k = row_view(key, "k"),

@@ -16,8 +16,10 @@ from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, Unsupporte
 from tilewise.block_mask import block_mask_of
 
 _inference = _ops.attention_inference._op  # OpOverload.__call__ would only call it
-_training = _ops.training
-_is_compiling = torch.compiler.is_compiling
+_inference_masked = _ops.attention_inference_masked._op
+_plain_calls = _ops.plain_calls
+_compiler = torch.compiler
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
@@ -397,9 +399,11 @@ def _plain(
     errors. Nothing here is called through a module: on tiny tensors that would be seen.
     """
     try:
-        if _is_compiling() or _transforms_active() or forward_ad._current_level >= 0:
+        if _is_dynamo_compiling() or _compiler._is_compiling_flag:  # is_compiling(), at a quarter of its cost
             return None
-        tf32 = query.is_cuda and _tf32_allowed()
+        if _transforms_active() or forward_ad._current_level >= 0:
+            return None
+        options, training = _plain_calls[is_causal, scale, enable_gqa, query.is_cuda and _tf32_allowed()]
         if _is_grad_enabled() and (
             query.requires_grad
             or key.requires_grad
@@ -410,14 +414,11 @@ def _plain(
                 return None
             if _is_any_autocast_enabled():  # a gradient belongs to what was cast, so before it is recorded
                 query, key, value, mask = _ops.autocast((query, key, value, mask))
-            rest = (is_causal, scale, enable_gqa, tf32)
-            return (
-                _training(query, key, value, rest)
-                if mask is None
-                else _training(query, key, value, rest, mask)
-            )
-        return _inference(query, key, value, mask, is_causal, scale, enable_gqa, tf32)
-    except (RuntimeError, AttributeError):
+            return training(query, key, value) if mask is None else training(query, key, value, mask)
+        if mask is None:
+            return _inference(query, key, value, options)
+        return _inference_masked(query, key, value, options, mask)
+    except (RuntimeError, AttributeError, TypeError, AssertionError):
         return None
 
 
