@@ -39,7 +39,7 @@ struct AttentionArguments {
   bool is_causal = false;
   std::optional<double> scale;
   bool enable_gqa = true;
-  OptionalTensor dropout_seed;  // int64 [2] on the CPU: seed and offset
+  OptionalTensor dropout_seed;  // int64 [2]: seed and offset, on the CPU or beside query
   bool bottom_right = false;
   std::optional<std::int64_t> window_left, window_right;
   double softcap = 0;

@@ -400,14 +400,16 @@ def autocast(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 def _register_autocast(operator: torch._ops.OpOverload, device_type: str, key: str) -> None:
     keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     names = [argument.name for argument in operator._schema.arguments]
-    mask = names.index("attn_mask") if "attn_mask" in names else len(names)
+    mask = (names.index("attn_mask") if "attn_mask" in names else len(names)) - 3  # after the rows
 
-    def kernel(*arguments: Any) -> Any:
-        given = arguments[mask] if mask < len(arguments) else None
-        rows = _cast_rows(torch.get_autocast_dtype(device_type), *arguments[:3], given)
-        rest = (rows[3], *arguments[mask + 1 :]) if mask < len(arguments) else ()
+    def kernel(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Any:
+        rest = list(others)
+        given = rest[mask] if mask < len(rest) else None
+        *rows, cast = _cast_rows(torch.get_autocast_dtype(device_type), query, key, value, given)
+        if given is not None:
+            rest[mask] = cast
         with torch._C._ExcludeDispatchKeyGuard(keyset):
-            return operator(*rows[:3], *arguments[3:mask], *rest)
+            return operator(*rows, *rest)
 
     _LIBRARY.impl(operator.name().removeprefix("tilewise::"), kernel, key)
 

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from tilewise import _ops
-from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, Unsupported, reject, translated
+from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, reject, translated
 from tilewise.block_mask import block_mask_of
 
 _inference = _ops.attention_inference._op  # OpOverload.__call__ would only call it
@@ -342,17 +342,18 @@ def explain(
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """The two words a dropout mask is drawn from: int64 [2] on the CPU, from torch's generator of the device.
+    """The two words a dropout mask is drawn from: int64 [2], from torch's generator of the device.
 
-    Traced or transformed, from that of the CPU, which torch knows how to trace and to repeat under vmap.
+    On the CPU where they are known when the kernels are launched. While a CUDA graph is captured they are
+    drawn on the device, by an operator of torch's that draws others in each replay. Traced or transformed
+    they come from the CPU's generator, which torch knows how to trace and to repeat under vmap.
     """
     on_gpu = device.type == "cuda" and torch.cuda.is_initialized()  # where tensors are fake it may not be
-    if on_gpu and _ops.eager():
+    if on_gpu and not torch.compiler.is_compiling():
         if torch.cuda.is_current_stream_capturing():
-            raise Unsupported(
-                "dropout_p: a CUDA graph would repeat one mask in every replay; capture it at 0"
-            )
-        return _next_seed(torch.cuda.default_generators[device.index])
+            return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device)
+        if _ops.eager():
+            return _next_seed(torch.cuda.default_generators[device.index])
     return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
 
 

@@ -59,6 +59,7 @@ void check_written(std::initializer_list<Named> written, const AttentionInputs& 
                           {"sinks", &inputs.sinks},
                           {"key_lengths", &inputs.key_lengths},
                           {"page_table", &inputs.page_table},
+                          {"dropout_seed", &inputs.dropout_seed},
                           {"packed.cumulative_q", &inputs.packed.cumulative_q},
                           {"packed.cumulative_k", &inputs.packed.cumulative_k},
                           {"blocks.counts", &inputs.blocks.counts},
