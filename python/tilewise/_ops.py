@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from tilewise._errors import Unsupported, reject
 
@@ -72,6 +71,8 @@ def _complete(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 def _empty_beside(like: Tensor, last_extent: int) -> Tensor:
     """What the binding allocates: heads outside positions in memory or inside, as in `like`."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow to load, so only to trace
+
     if like.dim() == 4 and guard_or_false(like.stride(1) < like.stride(2)):
         batch, heads, length = like.shape[:3]
         return like.new_empty((batch, length, heads, last_extent)).transpose(1, 2)
@@ -183,6 +184,10 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
 
 def _no_second_derivative(ctx: Any, *_: Any) -> None:
     raise Unsupported("attention has no second derivative: its gradient cannot be differentiated again")
+
+
+def _no_forward_derivative(ctx: Any, *_: Any) -> None:
+    raise Unsupported("attention has no forward-mode derivative: take grad, vjp or jacrev for jvp or jacfwd")
 
 
 torch.library.register_autograd("tilewise::attention_forward", _differentiate, setup_context=_setup_context)
@@ -331,6 +336,7 @@ class _TransformedForward(torch.autograd.Function):
 
     setup_context = staticmethod(_setup_context)
     backward = staticmethod(_differentiate)
+    jvp = staticmethod(_no_forward_derivative)
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
@@ -349,6 +355,7 @@ class _TransformedBackward(torch.autograd.Function):
         pass
 
     backward = staticmethod(_no_second_derivative)
+    jvp = staticmethod(_no_forward_derivative)
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:

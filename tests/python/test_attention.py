@@ -30,6 +30,7 @@ from conftest import (
 )
 from tilewise import attention, attention_decode, attention_varlen, merge_states, reference
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask
@@ -375,6 +376,14 @@ def test_a_second_derivative_is_refused() -> None:
         torch.func.grad(lambda x: torch.func.grad(lambda y: attention(y, y, y).sum())(x).sum())(
             torch.randn(1, 1, 4, 8)
         )
+
+
+def test_a_derivative_in_forward_mode_is_refused() -> None:
+    x = torch.randn(1, 1, 4, 8)
+    with pytest.raises(tilewise.Unsupported, match="forward-mode"):
+        torch.func.jvp(lambda y: attention(y, y, y), (x,), (x,))
+    with forward_ad.dual_level(), pytest.raises(tilewise.Unsupported, match="forward-mode"):
+        attention(forward_ad.make_dual(x, x), x, x)
 
 
 def test_slopes_that_want_a_gradient_are_refused() -> None:

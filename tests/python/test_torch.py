@@ -502,3 +502,18 @@ def test_backward_is_compiled_too() -> None:
         found = torch.autograd.grad(attention(q, k, v, is_causal=True, enable_gqa=True).sum(), [q, k, v])
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_importing_does_not_load_the_compiler() -> None:
+    code = (
+        "import sys, torch; before = set(sys.modules); import tilewise; print(*(set(sys.modules) - before))"
+    )
+    run = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
+    loaded = run.stdout.split()
+    assert "tilewise" in loaded and not {"sympy", "torch._dynamo"} & set(loaded)
+
+
+def test_the_compiler_is_told_what_is_constant() -> None:
+    marked = torch.compiler.assume_constant_result(lambda: None)
+    ours = vars(sys.modules["tilewise.attention"])["_tf32_allowed"]
+    assert vars(marked) == vars(ours)
