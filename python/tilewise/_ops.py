@@ -268,7 +268,7 @@ class _PlainCalls(dict[tuple[Any, ...], tuple[Tensor, Callable[..., Tensor]]]):
         if not known or not isinstance(scale, (float, int, NoneType)):
             raise TypeError  # the general way says what is wrong
         options = torch.tensor([*flags, scale is not None, scale or 0.0], dtype=torch.float64, device="cpu")
-        if type(options) is not Tensor:  # a fake one, under a mode: not to be kept
+        if type(options) is not Tensor or torch._C._is_tracing():  # fake or part of a trace: not to be kept
             raise TypeError
         if len(self) >= self.most:
             self.clear()
@@ -411,12 +411,14 @@ def _register_autocast(operator: torch._ops.OpOverload, device_type: str, key: s
 
     def kernel(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Any:
         rest = list(others)
-        given = rest[mask] if mask < len(rest) else None
-        *rows, cast = _cast_rows(torch.get_autocast_dtype(device_type), query, key, value, given)
-        if given is not None:
-            rest[mask] = cast
+        if query.device.type == device_type:  # options and seeds on the CPU lead here, too
+            given = rest[mask] if mask < len(rest) else None
+            dtype = torch.get_autocast_dtype(device_type)
+            query, key, value, cast = _cast_rows(dtype, query, key, value, given)
+            if given is not None:
+                rest[mask] = cast
         with torch._C._ExcludeDispatchKeyGuard(keyset):
-            return operator(*rows, *rest)
+            return operator(query, key, value, *rest)
 
     _LIBRARY.impl(operator.name().removeprefix("tilewise::"), kernel, key)
 

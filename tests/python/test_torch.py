@@ -517,3 +517,27 @@ def test_the_compiler_is_told_what_is_constant() -> None:
     marked = torch.compiler.assume_constant_result(lambda: None)
     ours = vars(sys.modules["tilewise.attention"])["_tf32_allowed"]
     assert vars(marked) == vars(ours)
+
+
+def test_autocast_of_the_cpu_leaves_other_devices_alone() -> None:
+    x = torch.empty(1, 2, 4, 8, device="meta")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attention(x, x, x).dtype == torch.float32  # its options are on the CPU
+        assert attention(x, x, x, dropout_p=0.5).dtype == torch.float32  # so is its seed
+
+
+def test_options_made_in_inference_mode_serve_training() -> None:
+    q, k, v = rows()
+    _ops.plain_calls.clear()
+    with torch.inference_mode():
+        attention(q, k, v, enable_gqa=True)
+    attention(q, k, v, enable_gqa=True).sum().backward()
+    assert q.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_jit_trace_holds_the_options() -> None:
+    x, y = torch.randn(2, 1, 2, 6, 4)
+    _ops.plain_calls.clear()
+    traced = torch.jit.trace(lambda q: attention(q, q, q, is_causal=True), (x,))
+    assert torch.equal(traced(y), attention(y, y, y, is_causal=True))
