@@ -36,7 +36,9 @@ void set_to_identity(Buffer& buffer) {  // [batch, heads, length, length]
 
 // Equal scores, so that every weight is positive; key j's value is the j-th unit vector, so that o is the
 // matrix of weights; and query i's d_o is the i-th, so that dv is its transpose.
-RandomProblem visible_weights(DType dtype, const Dropout& dropout) {
+// The seed is among the options, or in memory.
+enum class SeedFrom : std::uint8_t { options, memory };
+RandomProblem visible_weights(DType dtype, const Dropout& dropout, SeedFrom seed = SeedFrom::options) {
   const Sizes sizes{
       .b = batch, .hq = heads, .hkv = heads, .sq = length, .sk = length, .d = dim, .dv = length};
   RandomProblem p = dense_problem(30, dtype, sizes);
@@ -44,6 +46,10 @@ RandomProblem visible_weights(DType dtype, const Dropout& dropout) {
   set_to_identity(p.v);
   set_to_identity(p.d_o);
   p.options.dropout = dropout;
+  if (seed == SeedFrom::memory) {
+    p.dropout_seed = seed_words(dropout);
+    p.options.dropout.seed = ~dropout.seed;  // not looked at
+  }
   p.asked = {};
   return p;
 }
@@ -87,17 +93,19 @@ TEST_P(DropoutOnCuda, IsTheCpusBitForBit) {
     SCOPED_TRACE("seed " + std::to_string(dropout.seed));
     const Pattern expected = contract(dropout);
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-      SCOPED_TRACE(to_string(dtype));
-      const RandomProblem problem = visible_weights(dtype, dropout);
-      if (const std::string reason = reason_against(problem, GetParam()); !reason.empty()) {
-        GTEST_SKIP() << reason;
+      for (const SeedFrom seed : {SeedFrom::options, SeedFrom::memory}) {
+        SCOPED_TRACE(std::string(to_string(dtype)) + (seed == SeedFrom::memory ? ", seed in memory" : ""));
+        const RandomProblem problem = visible_weights(dtype, dropout, seed);
+        if (const std::string reason = reason_against(problem, GetParam()); !reason.empty()) {
+          GTEST_SKIP() << reason;
+        }
+        const Patterns cuda = patterns_of(problem, GetParam(), run_forward_on_cuda, run_backward_on_cuda);
+        EXPECT_TRUE(cuda.forward == expected) << "forward";
+        EXPECT_TRUE(cuda.backward == expected) << "backward";
+        const Patterns cpu = patterns_of(problem, "simd", run_forward, run_backward);
+        EXPECT_TRUE(cuda.forward == cpu.forward) << "forward, against the CPU";
+        EXPECT_TRUE(cuda.backward == cpu.backward) << "backward, against the CPU";
       }
-      const Patterns cuda = patterns_of(problem, GetParam(), run_forward_on_cuda, run_backward_on_cuda);
-      EXPECT_TRUE(cuda.forward == expected) << "forward";
-      EXPECT_TRUE(cuda.backward == expected) << "backward";
-      const Patterns cpu = patterns_of(problem, "simd", run_forward, run_backward);
-      EXPECT_TRUE(cuda.forward == cpu.forward) << "forward, against the CPU";
-      EXPECT_TRUE(cuda.backward == cpu.backward) << "backward, against the CPU";
     }
   }
 }
