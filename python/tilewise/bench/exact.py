@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,13 +64,14 @@ def _group(problem: Problem, operands: Operands, group: Group, dtype: torch.dtyp
     backward = problem.direction != "forward"
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     outs, dqs = [], []
+    attend: Callable[..., Tensor] = reference.attention
     elements = 2**26 if device.type == "cuda" else 2**22
     rows = max(1, elements // (shared * problem.sk))
     for first in range(0, problem.sq, rows):
         last = min(problem.sq, first + rows)
-        leaves = [x.detach().requires_grad_(backward) for x in (q[:, :, first:last], k, v)]
+        leaves = tuple(x.detach().requires_grad_(backward) for x in (q[:, :, first:last], k, v))
         mask = _mask(problem, operands, b, first, last, dtype)
-        out = reference.attention(*leaves, mask, enable_gqa=True, dtype=dtype)
+        out = attend(*leaves, mask, enable_gqa=True, dtype=dtype)
         outs.append(out.detach())
         if backward:
             dq, of_k, of_v = torch.autograd.grad(out, leaves, d_o[:, :, first:last])

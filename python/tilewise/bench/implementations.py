@@ -32,7 +32,9 @@ class Implementation:
     name: str
     ours: bool
     bind: Callable[[Problem, Operands], Attend]  # prepares masks and the like; raises where it cannot
-    scope: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered around calls, outside of the time
+    scope: Callable[[], AbstractContextManager[Any]] = (
+        nullcontext  # entered around calls, outside of the time
+    )
     on_demand: bool = False  # takes part only where a suite or --kernels names it
 
 
@@ -107,10 +109,9 @@ def sdpa_mask(problem: Problem, operands: Operands) -> tuple[Tensor | None, bool
 
 def bind_sdpa(problem: Problem, operands: Operands) -> Attend:
     mask, causal = sdpa_mask(problem, operands)
-    shared = {"enable_gqa": True} if problem.hq != problem.hkv else {}
-    return functools.partial(
-        F.scaled_dot_product_attention, *operands.inputs, mask, problem.dropout, causal, **shared
-    )
+    attend: Callable[..., Tensor] = F.scaled_dot_product_attention
+    gqa = problem.hq != problem.hkv
+    return functools.partial(attend, *operands.inputs, mask, problem.dropout, causal, enable_gqa=gqa)
 
 
 @functools.cache
@@ -201,7 +202,15 @@ def bind_xformers(problem: Problem, operands: Operands) -> Attend:
 
 def bind_flashinfer(problem: Problem, operands: Operands) -> Attend:
     _refuse(
-        problem, "FlashInfer", mask=True, blocks=True, dropout=True, batch=True, gradient=True, f32=True, dv=True
+        problem,
+        "FlashInfer",
+        mask=True,
+        blocks=True,
+        dropout=True,
+        batch=True,
+        gradient=True,
+        f32=True,
+        dv=True,
     )
     flashinfer: Any = importlib.import_module("flashinfer")
     if problem.window is not None and not problem.causal:
@@ -220,7 +229,7 @@ def bind_flashinfer(problem: Problem, operands: Operands) -> Attend:
 
 
 def all_for(device: torch.device) -> list[Implementation]:
-    """Our kernels that this device can run, slowest first, as a ladder is read; then the peers that are there."""
+    """Our kernels that this device can run, slowest first, as a ladder is read; then the peers."""
     usable = [name for name, verdict in kernels_on(device).items() if verdict == "usable"]
     ours = [Implementation(name, True, functools.partial(bind_tilewise, name)) for name in reversed(usable)]
     return ours + list(_peers(device))

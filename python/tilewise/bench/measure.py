@@ -99,7 +99,9 @@ def measure(
     gemm_time = timings.pop(rates.GEMM, None)
     beside = rates.gemm_flops(device) / gemm_time.ms * 1e-9 if gemm_time else None
     for name, result in timings.items():
-        lines[name] |= derived(problem, result, beside or ceilings.compute_ceiling(problem.dtype), ceilings.copy_ceiling)
+        lines[name] |= derived(
+            problem, result, beside or ceilings.compute_ceiling(problem.dtype), ceilings.copy_ceiling
+        )
         key = (name, problem.dtype, problem.direction)
         settings.seen_rates[key] = max(lines[name]["tflops"], settings.seen_rates.get(key, 0.0))
     return list(lines.values())

@@ -34,7 +34,9 @@ class Operands:
         elif p.mask == "padding":
             mask = (torch.arange(p.sk, device=device) < p.unpadded).expand(p.b, 1, 1, p.sk)
         grad = p.direction != "forward"
-        return Operands(*(x.requires_grad_(grad) for x in (q, k, v)), normal(p.b, p.hq, p.sq, p.dv), mask)
+        for x in (q, k, v):
+            x.requires_grad_(grad)
+        return Operands(q, k, v, normal(p.b, p.hq, p.sq, p.dv), mask)
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:

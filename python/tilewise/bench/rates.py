@@ -78,9 +78,7 @@ def fma_tflops() -> float | None:
     try:
         kernel = torch.cuda._compile_kernel(_FMA_SOURCE, "fma_rate")
         data = torch.rand(4, device="cuda")
-        ms = _typical_ms(
-            lambda: kernel((blocks, 1, 1), (threads, 1, 1), (data, steps)), torch.device("cuda")
-        )
+        ms = _typical_ms(lambda: kernel((blocks, 1, 1), (threads, 1, 1), (data, steps)), torch.device("cuda"))
     except Exception:  # the function is private to torch and may change
         return None
     return blocks * threads * steps * 16 * 2 / ms * 1e-9

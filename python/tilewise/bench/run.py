@@ -13,10 +13,11 @@ from typing import Any, TextIO
 
 import torch
 
-from tilewise.bench import environment, implementations, measure, rates, suites, table
+from tilewise.bench import environment, implementations, measure, rates, table
 from tilewise.bench.implementations import Implementation
 from tilewise.bench.problem import BadInput, Problem
 from tilewise.bench.records import Record, Writer
+from tilewise.bench.suites import Suite
 
 
 @dataclass
@@ -24,12 +25,12 @@ class Plan:
     """What is to be run."""
 
     settings: measure.Settings
-    suites: Sequence[suites.Suite]
+    suites: Sequence[Suite]
     kernels: Sequence[str]  # names, or parts of them; empty is all
     out: Path
     fresh: bool = False
 
-    def implementations(self, suite: suites.Suite, every: Sequence[Implementation]) -> list[Implementation]:
+    def implementations(self, suite: Suite, every: Sequence[Implementation]) -> list[Implementation]:
         if self.kernels:
             return [x for x in every if any(part in x.name for part in self.kernels)]
         return [
@@ -81,7 +82,9 @@ def run(plan: Plan) -> tuple[list[Path], bool]:
     here = environment.describe(device)
     ceilings = Record(environment=here)
     writers = [
-        Writer(plan.out / environment.slug(here) / f"{suite.name}.jsonl", here, environment.IDENTITY, plan.fresh)
+        Writer(
+            plan.out / environment.slug(here) / f"{suite.name}.jsonl", here, environment.IDENTITY, plan.fresh
+        )
         for suite in plan.suites
     ]
     files = [writer.path for writer in writers]
@@ -100,7 +103,7 @@ def run(plan: Plan) -> tuple[list[Path], bool]:
 
 
 def _run_suite(
-    suite: suites.Suite,
+    suite: Suite,
     writer: Writer,
     plan: Plan,
     every: Sequence[Implementation],

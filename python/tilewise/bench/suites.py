@@ -1,9 +1,11 @@
 """Suites of problems: JSON files, which the C++ benchmark reads as well.
 
 A suite is {"about": text, "devices": ["cpu", "cuda"], "rows": [row, …]}. "leave_out" lists implementations
-that would only cost time, "also" those that take part only where they are named. A row has sizes b, hq, hkv, sq, sk, d, dv (hkv, sk and dv follow hq, sq and d; b is
-1), features (mask "additive" or "padding", window, blocks, dropout), and lists of dtypes, passes and causal,
-which are multiplied out; without them it is f32, forward, not causal.
+that would only cost time, "also" those that take part only where they are named.
+
+A row has sizes b, hq, hkv, sq, sk, d, dv (hkv, sk and dv follow hq, sq and d; b is 1), features (mask
+"additive" or "padding", window, blocks, dropout), and lists of dtypes, passes and causal, which are multiplied
+out; without them it is f32, forward, not causal.
 """
 
 from __future__ import annotations
@@ -54,9 +56,7 @@ def find(name_or_file: str) -> Path:
     for path in (Path(name_or_file), FOLDER / f"{name_or_file}.json"):
         if path.is_file():
             return path
-    raise BadInput(
-        f"--suite: expected a file, all, or one of {', '.join(names())}, got {name_or_file!r}"
-    )
+    raise BadInput(f"--suite: expected a file, all, or one of {', '.join(names())}, got {name_or_file!r}")
 
 
 def load(name_or_file: str, selection: Selection = Selection()) -> Suite:  # noqa: B008

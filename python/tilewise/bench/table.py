@@ -65,7 +65,14 @@ def ceilings(record: Record) -> str:
     return "ceilings of this run: " + ", ".join(parts)
 
 
-HEADER = f"  {'':24}{'ms':>9}{'TFLOP/s':>10}{'% peak':>8}{'GB/s':>8}{'spread':>8}{'MB':>9}{'error':>9}"
+def unit(line: Line) -> tuple[str, float]:
+    """What rates of a device are told in, and how many of it a TFLOP/s is."""
+    return ("GFLOP/s", 1e3) if line.get("device") == "cpu" else ("TFLOP/s", 1.0)
+
+
+def header(line: Line) -> str:
+    titles = f"{'ms':>9}{unit(line)[0]:>10}{'% peak':>8}{'GB/s':>8}{'spread':>8}{'MB':>9}{'error':>9}"
+    return f"  {'':24}{titles}"
 
 
 def row(line: Line) -> str:
@@ -74,8 +81,9 @@ def row(line: Line) -> str:
     if line.get("ms") is None:
         return f"{name}  {line.get('skipped', 'not measured')[:100]}"
     percent = line.get("percent_of_peak")
+    tflops = line["tflops"] * unit(line)[1]
     return name + (
-        f"{digits(line['ms']):>9}{digits(line['tflops']):>10}{digits(percent):>8}{digits(line['gbps']):>8}"
+        f"{digits(line['ms']):>9}{digits(tflops):>10}{digits(percent):>8}{digits(line['gbps']):>8}"
         f"{line['spread']:>8.0%}{digits(line['peak_mb']):>9}"
         f"{'–' if line['error'] is None else format(line['error'], '.1e'):>9}"
     )
@@ -88,7 +96,8 @@ class Printer:
         self.told: set[tuple[str, str]] = set()
 
     def show(self, problem: Problem, lines: Sequence[Line]) -> None:
-        print(f"{str(problem):26}{HEADER[26:]}" if len(str(problem)) <= 26 else f"{problem}\n{HEADER}")
+        titles = header(lines[0])
+        print(f"{problem!s:26}{titles[26:]}" if len(str(problem)) <= 26 else f"{problem}\n{titles}")
         for line in lines:
             reason = (line["impl"], line.get("skipped", ""))
             if reason[1] and reason in self.told:

@@ -193,7 +193,7 @@ def _cpu_peak_bytes(call: Call) -> int:
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         result = call()
     del result
-    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = profile.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     held = peak = 0
     for _, change in changes:
