@@ -245,7 +245,8 @@ def _check(options: Any) -> int:
     if options.kernels:
         kernels = [x for x in kernels if any(part in x.name for part in options.kernels)]
     flops = measure.Settings(device).checked_flops
-    return 1 if check.check(problems, kernels, device, flops) else 0
+    with timing.full_precision():
+        return 1 if check.check(problems, kernels, device, flops) else 0
 
 
 def _bench(options: Any) -> int:

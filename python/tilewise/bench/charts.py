@@ -187,7 +187,9 @@ def marker(name: str, x: float, y: float, tip: str = "", size: float = 4.0) -> s
             f'<path d="{d}" stroke="transparent" stroke-width="9">{inside}</path></g>'
         )
     if shape == "circle":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}" {paint}>{inside}</circle>'
+        # A ring, so that what lies on the same spot is seen inside it.
+        ring = f'fill="none" stroke="{colour(name)}" stroke-width="1.8" pointer-events="all"'
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size + 1:.1f}" {ring}>{inside}</circle>'
     corners = {
         "square": ((-1, -1), (1, -1), (1, 1), (-1, 1)),
         "diamond": ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),

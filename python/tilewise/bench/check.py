@@ -20,7 +20,6 @@ def check(
 ) -> int:
     """Prints a table; returns how many results are beyond the contract."""
     beyond = checked = 0
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
     for problem in problems:
         if problem.dropout > 0:
             print(f"{problem}: left out, every implementation draws a dropout mask of its own")

@@ -154,6 +154,8 @@ def page(records: Sequence[Record]) -> str:
 def _machine(record: Record) -> str:
     of = races(record.rows)
     said = "".join(f"<p>{escape(sentence)}</p>" for sentence in summary.conclusion(record))
+    if busy := summary.busy(record):
+        said += f'<p class="soft">{escape(busy)}</p>'
     parts = [
         f"<h1>Tilewise on {escape(record.machine)}</h1>",
         f'<p class="soft">{escape(machine(record.environment))}; '
@@ -262,8 +264,8 @@ def _roofline(record: Record, of: Sequence[Race]) -> str:
     panels = "".join(f'<div class="panel">{charts.draw(chart, 480, 330)}</div>' for chart in found)
     return (
         "<h2>What bounds it</h2><p>Under the slanted part of the roof a kernel waits for bytes, under the "
-        "flat part for arithmetic. The ceilings were measured in the same run; a mark above them had help from a "
-        "cache, or was measured in a quieter moment.</p>"
+        "flat part for arithmetic. The ceilings were measured in the same run; a mark above them had help "
+        "from a cache, or was measured in a quieter moment.</p>"
         f'{charts.legend(names)}<div class="panels large">{panels}</div>'
     )
 
@@ -357,8 +359,8 @@ def _method() -> str:
     return (
         "<h2>How it was measured</h2><p>All implementations of a problem ran in one process, in rounds, each "
         "once in turn. Times are medians; on a GPU of CUDA events over at least 20 rounds, on inputs that "
-        "the others drove out of the cache. FLOPs are the useful ones: 4·B·H·Sq·Sk·D forward, half of it causal, "
-        "2.5 times as much backward; a window or block mask counts the pairs it keeps. GB/s count every "
-        "input and result once. MB are what a call allocates at its highest, results included. The error is the "
-        "largest against a float64 reference. A row without figures says why.</p>"
+        "the others drove out of the cache. FLOPs are the useful ones: 4·B·H·Sq·Sk·D forward, half of it "
+        "causal, 2.5 times as much backward; a window or block mask counts the pairs it keeps. GB/s count "
+        "every input and result once. MB are what a call allocates at its highest, results included. The "
+        "error is the largest against a float64 reference. A row without figures says why.</p>"
     )

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import torch
 
-from tilewise.bench import environment, implementations, measure, rates, table
+from tilewise.bench import environment, implementations, measure, rates, table, timing
 from tilewise.bench.implementations import Implementation
 from tilewise.bench.problem import BadInput, Problem
 from tilewise.bench.records import Record, Writer
@@ -77,8 +77,6 @@ def run(plan: Plan) -> tuple[list[Path], bool]:
     device = plan.settings.device
     every = implementations.all_for(device)
     check_kernels(plan.kernels, every)
-    torch.backends.cuda.matmul.fp32_precision = "ieee"  # f32 means f32
-    warnings.simplefilter("ignore")  # torch's reasons against a backend, for each problem again
     here = environment.describe(device)
     ceilings = Record(environment=here)
     writers = [
@@ -90,16 +88,24 @@ def run(plan: Plan) -> tuple[list[Path], bool]:
     files = [writer.path for writer in writers]
     print(table.machine(here))
     try:
-        dtypes = {problem.dtype for suite in plan.suites for problem in suite.problems}
-        ceilings.rates = rates.measure(device, dtypes)
-        print(table.ceilings(ceilings))
-        progress = Progress(sum(len(suite.problems) for suite in plan.suites))
-        for suite, writer in zip(plan.suites, writers, strict=True):
-            _run_suite(suite, writer, plan, every, ceilings, progress)
+        with timing.full_precision(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's reasons against a backend, for each problem again
+            _run_suites(plan, writers, every, ceilings)
     except KeyboardInterrupt:
         print("\nInterrupted. What was measured is kept; the same command goes on from here.")
         return files, False
     return files, True
+
+
+def _run_suites(
+    plan: Plan, writers: Sequence[Writer], every: Sequence[Implementation], ceilings: Record
+) -> None:
+    dtypes = {problem.dtype for suite in plan.suites for problem in suite.problems}
+    ceilings.rates = rates.measure(plan.settings.device, dtypes)
+    print(table.ceilings(ceilings))
+    progress = Progress(sum(len(suite.problems) for suite in plan.suites))
+    for suite, writer in zip(plan.suites, writers, strict=True):
+        _run_suite(suite, writer, plan, every, ceilings, progress)
 
 
 def _run_suite(

@@ -4,8 +4,8 @@ A suite is {"about": text, "devices": ["cpu", "cuda"], "rows": [row, …]}. "lea
 that would only cost time, "also" those that take part only where they are named.
 
 A row has sizes b, hq, hkv, sq, sk, d, dv (hkv, sk and dv follow hq, sq and d; b is 1), features (mask
-"additive" or "padding", window, blocks, dropout), and lists of dtypes, passes and causal, which are multiplied
-out; without them it is f32, forward, not causal.
+"additive" or "padding", window, blocks, dropout), and lists of dtypes, passes and causal, which are
+multiplied out; without them it is f32, forward, not causal.
 """
 
 from __future__ import annotations

@@ -103,6 +103,18 @@ def by_suite(of: Sequence[Race]) -> dict[tuple[str, str, str], list[Race]]:
     return found
 
 
+def busy(record: Record) -> str | None:
+    """A warning where somebody else had the machine: times that differ much from round to round."""
+    spreads = [line["spread"] for line in record.rows if line.get("spread")]
+    median = statistics.median(spreads) if spreads else 0.0
+    if median < 0.2:
+        return None
+    return (
+        f"The machine was busy with something else: half of the rows have a spread of {100 * median:.0f} % "
+        "or more. Measure again in a quieter moment."
+    )
+
+
 # Three sentences
 
 
@@ -189,7 +201,8 @@ def text(records: Sequence[Record]) -> str:
     """The conclusion and a table: how each suite stands."""
     lines: list[str] = []
     for record in records:
-        lines += ["", machine(record.environment), *conclusion(record), ""]
+        lines += ["", machine(record.environment), *conclusion(record)]
+        lines += [warning, ""] if (warning := busy(record)) else [""]
         title = "suite, pass, type"
         lines.append(
             f"{title:34}{'problems':>9}{'ahead':>7}{'median':>8}{'low':>7}{'high':>7}  times as fast as"

@@ -10,8 +10,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,20 @@ def summary(times: Sequence[float]) -> Timing:
     median = statistics.median(times)
     low, _, high = statistics.quantiles(times, n=4, method="inclusive")
     return Timing(ms=median, spread=(high - low) / median, runs=len(times))
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """f32 means f32, for torch's products and ours."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    if before == "tf32":
+        matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        if before == "tf32":
+            matmul.fp32_precision = before
 
 
 def race(entrants: dict[str, Entrant], device: torch.device, runs: int, seconds: float) -> dict[str, Timing]:
