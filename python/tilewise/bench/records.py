@@ -54,8 +54,9 @@ class Record:
         return max(found, default=None)
 
     def compute_ceiling(self, dtype: str) -> float | None:
-        """TFLOP/s: the matrix product's, or for f32 on a GPU the bare multiply-adds'."""
+        """TFLOP/s: the highest of matrix product and, for f32 on a GPU, bare multiply-adds."""
         rates = [self.rate("gemm", dtype, "tflops"), self.rate("multiply-adds", dtype, "tflops")]
+        rates += [line.get("peak_tflops") for line in self.rows if line["dtype"] == dtype]
         return max((rate for rate in rates if rate), default=None)
 
     @property

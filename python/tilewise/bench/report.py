@@ -31,7 +31,7 @@ p{max-width:75ch;margin:.5em 0}
 .panel{background:var(--paper);border:1px solid var(--grid);border-radius:8px;padding:10px}
 .panel svg,.wide svg{display:block;width:100%;height:auto}
 .wide{background:var(--paper);border:1px solid var(--grid);border-radius:8px;padding:10px;overflow-x:auto}
-.wide svg{min-width:640px}
+.wide svg{min-width:480px;max-width:820px}
 .panels.large{grid-template-columns:repeat(auto-fill,minmax(min(440px,100%),1fr))}
 .legend{display:flex;flex-wrap:wrap;gap:4px 16px;font-size:.9rem;margin:10px 0}
 .legend span{display:inline-flex;align-items:center;gap:6px}
