@@ -112,12 +112,14 @@ def test_pairs_are_those_that_are_visible(problem: Problem) -> None:
         assert not outside.any()
 
 
-def test_block_mask_is_the_cpp_benchmarks() -> None:
-    """Some blocks of bench/problem.cpp's splitmix64, by hand."""
-    problem = Problem(sq=1024, sk=1024, blocks=0.25)
-    grid = block_grid(problem, torch.device("cpu"))
-    assert bool(grid.diagonal().all()) and 0.15 < grid.float().mean() < 0.5
-    assert Problem(sq=1024, sk=1024).pairs == 1024 * 1024
+def test_work_is_counted_as_the_cpp_benchmark_counts_it() -> None:
+    """What tilewise_bench gave for the same shapes: FLOPs and bytes, from its rate and time."""
+    blocks = suites.shape("hq=2 sq=700 d=8 blocks=0.25")[0]
+    window = suites.shape("hq=2 sq=300 sk=400 d=8 window=40")[0]
+    assert (blocks.flops, blocks.bytes) == (12682240, 184800)
+    assert (window.flops, window.bytes) == (1502720, 92000)
+    grid = block_grid(blocks, torch.device("cpu"))
+    assert bool(grid.diagonal().all()) and not bool(grid.all())
 
 
 def test_operands_have_the_shapes_of_the_problem() -> None:

@@ -74,7 +74,7 @@ def test_all_implementations_compute_the_same(problem: Problem, device: torch.de
     options = measure.Settings(device, seconds=0.0)
     lines = measure.measure(problem, every, options, Record())
     ran = [line for line in lines if line["ms"] is not None]
-    assert len(ran) >= 3, lines
+    assert len(ran) >= 2, lines
     for line in ran:
         assert set(line) >= SCHEMA and line["ms"] > 0 and line["tflops"] > 0 and line["peak_mb"] > 0
         assert line["error"] < {"f32": 1e-4, "f16": 1e-2, "bf16": 1e-1}[problem.dtype], line
@@ -259,18 +259,11 @@ def test_rounds_rotate_and_medians_are_taken() -> None:
 # The command
 
 
-def test_bench_writes_records_and_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "bench",
-        "--shape",
-        "hq=2 sq=16 d=8",
-        "--seconds",
-        "0",
-        "--out",
-        str(tmp_path),
-        "--device",
-        "cpu",
-    ]
+def test_bench_writes_records_and_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: torch.device
+) -> None:
+    shape = ["bench", "--shape", "hq=2 sq=16 d=8", "--seconds", "0"]
+    arguments = [*shape, "--out", str(tmp_path), "--device", device.type]
     assert cli.main(arguments) == 0
     printed = capsys.readouterr().out
     assert "times as fast as the fastest peer" in printed and "report" in printed
@@ -367,11 +360,10 @@ def test_ncus_table_is_read() -> None:
 def test_torchs_trace_is_read() -> None:
     launch = {"grid": [4, 8, 1], "block": [128, 1, 1], "registers per thread": 96, "shared memory": 2048}
     event = {"cat": "kernel", "name": "fused", "dur": 12.5, "args": launch}
-    trace = {
-        "traceEvents": [event | {"ts": 1, "dur": 99.0}, event | {"ts": 2}, {"cat": "cpu_op", "name": "x"}]
-    }
-    (kernel,) = profile.parse_trace(trace)
-    text = profile.kernel_table([kernel])
+    events = [event | {"ts": 2}, {"cat": "cpu_op", "name": "x"}, event | {"ts": 1, "name": "a"}]
+    first, second = profile.parse_trace({"traceEvents": events})
+    assert (first["name"], second["name"]) == ("a", "fused")
+    text = profile.kernel_table([second])
     assert "12.5" in text and " 32 " in text and " 128 " in text and " 96" in text and " 2.0" in text
 
 

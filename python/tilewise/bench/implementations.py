@@ -56,7 +56,11 @@ def kernels_on(device: torch.device) -> dict[str, str]:
     found: dict[str, str] = {}
     for dtype in DTYPES.values():
         x = torch.zeros(1, 1, 16, 64, dtype=dtype, device=device)
-        for kernel, verdict in verdicts(tilewise.explain(x, x, x)).items():
+        try:
+            said = verdicts(tilewise.explain(x, x, x))
+        except tilewise.Error as error:  # a build without CUDA, say
+            said = dict.fromkeys(tilewise.kernels(), str(error))
+        for kernel, verdict in said.items():
             if found.get(kernel) != "usable":
                 usable = verdict in ("chosen", "able")
                 found[kernel] = "usable" if usable else verdict.removeprefix("cannot: ")
@@ -118,15 +122,18 @@ def bind_sdpa(problem: Problem, operands: Operands) -> Attend:
 def compiled_flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
+    # Past the limit it would run without being compiled, and say so to nobody.
+    torch._dynamo.config.recompile_limit = 1000
     return torch.compile(flex_attention, dynamic=False)
 
 
-def bind_flex(problem: Problem, operands: Operands) -> Attend:
+@functools.lru_cache(maxsize=1)
+def flex_mask(problem: Problem, device: torch.device) -> Any:
+    """torch's BlockMask of a problem; None where nothing is hidden. One for all sets of inputs, as every new
+    function is compiled anew."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    if problem.dropout > 0:
-        raise CannotTake("FlexAttention has no dropout")
-    device, offset = operands.q.device, problem.sk - problem.sq
+    offset = problem.sk - problem.sq
     grid = block_grid(problem, device) if problem.blocks < 1 else None
 
     def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -139,18 +146,23 @@ def bind_flex(problem: Problem, operands: Operands) -> Attend:
             keep = keep & (j < problem.unpadded)
         return keep
 
+    if not (problem.causal or problem.window is not None or grid is not None or problem.mask == "padding"):
+        return None
+    return create_block_mask(seen, None, None, problem.sq, problem.sk, device=str(device))
+
+
+def bind_flex(problem: Problem, operands: Operands) -> Attend:
+    if problem.dropout > 0:
+        raise CannotTake("FlexAttention has no dropout")
+
     def biased(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         return score + operands.mask[i, j]  # type: ignore[index]
 
-    hides = problem.causal or problem.window is not None or grid is not None or problem.mask == "padding"
-    block_mask = None
-    if hides:
-        block_mask = create_block_mask(seen, None, None, problem.sq, problem.sk, device=str(device))
     return functools.partial(
         compiled_flex(),
         *operands.inputs,
         score_mod=biased if problem.mask == "additive" else None,
-        block_mask=block_mask,
+        block_mask=flex_mask(problem, operands.q.device),
         enable_gqa=problem.hq != problem.hkv,
     )
 

@@ -88,20 +88,21 @@ def measure(
         except Exception as error:  # also torch's out of memory
             line |= dict.fromkeys(FIGURES) | {"skipped": reason_of(error)}
             gc.collect()  # what a traceback held
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
     del check
     if device.type == "cpu" and entrants and (gemm := rates.gemm_call(device, problem.dtype)):
-        # Others may have the cores now and then, so that a ceiling of a minute ago is none.
+        # Others may have the cores now and then: the highest rate so far is the ceiling.
         entrants[rates.GEMM] = timing.Entrant([gemm])
     try:
         timings = timing.race(entrants, device, settings.runs, settings.seconds)
     except Exception as error:
         return [{"skipped": reason_of(error)} | line for line in lines.values()]
-    gemm_time = timings.pop(rates.GEMM, None)
-    beside = rates.gemm_flops(device) / gemm_time.ms * 1e-9 if gemm_time else None
+    if gemm_time := timings.pop(rates.GEMM, None):
+        ceilings.rates.append(rates.gemm_line(device, problem.dtype, gemm_time.best_ms))
+    compute, copy = ceilings.compute_ceiling(problem.dtype), ceilings.copy_ceiling
     for name, result in timings.items():
-        lines[name] |= derived(
-            problem, result, beside or ceilings.compute_ceiling(problem.dtype), ceilings.copy_ceiling
-        )
+        lines[name] |= derived(problem, result, compute, copy)
         key = (name, problem.dtype, problem.direction)
         settings.seen_rates[key] = max(lines[name]["tflops"], settings.seen_rates.get(key, 0.0))
     return list(lines.values())
@@ -181,6 +182,7 @@ def derived(
         "percent_of_copy": rounded(100 * gbps / copy) if copy else None,
         "peak_tflops": rounded(compute),
         "runs": result.runs,
+        "cpu_share": rounded(result.cpu_share),
     }
 
 

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +71,20 @@ def _shape(problem: Problem) -> str:
     return " ".join([*words, problem.features]) if problem.features else " ".join(words)
 
 
-def watched(implementation: Implementation, problem: Problem, device: torch.device) -> None:
-    """Two calls to warm up, then one inside an NVTX range."""
+def warmed(implementation: Implementation, problem: Problem, device: torch.device) -> Callable[[], object]:
+    """The call that is looked at, after two that are not."""
     torch.manual_seed(0)
-    operands = Operands.random(problem, device)
+    call = measure.call_of(implementation, problem, Operands.random(problem, device))
+    call()
+    call()
+    torch.cuda.synchronize()
+    return call
+
+
+def watched(implementation: Implementation, problem: Problem, device: torch.device) -> None:
+    """One warm call inside an NVTX range."""
     with implementation.scope():
-        call = measure.call_of(implementation, problem, operands)
-        call()
-        call()
-        torch.cuda.synchronize()
+        call = warmed(implementation, problem, device)
         torch.cuda.nvtx.range_push(RANGE)
         call()
         torch.cuda.nvtx.range_pop()
@@ -197,8 +202,11 @@ def by_nsys(program: list[str]) -> str:
 
 def by_torch(implementation: Implementation, problem: Problem, device: torch.device) -> str:
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities) as profile:
-        watched(implementation, problem, device)
+    with implementation.scope():
+        call = warmed(implementation, problem, device)
+        with torch.profiler.profile(activities=activities) as profile:
+            call()
+            torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
@@ -207,14 +215,9 @@ def by_torch(implementation: Implementation, problem: Problem, device: torch.dev
 
 
 def parse_trace(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """The kernels of the last call: what comes a third time, in order, with torch's figures of a launch."""
+    """The kernels in order, each with torch's figures of its launch."""
     found = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
-    found.sort(key=lambda event: event["ts"])
-    last: dict[str, dict[str, Any]] = {}
-    for event in found:
-        last.pop(event["name"], None)
-        last[event["name"]] = event
-    return list(last.values())
+    return sorted(found, key=lambda event: event["ts"])
 
 
 def kernel_table(kernels: Sequence[dict[str, Any]]) -> str:

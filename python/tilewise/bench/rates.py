@@ -34,7 +34,7 @@ extern "C" __global__ void fma_rate(float* data, int steps) {
 def measure(device: torch.device, dtypes: set[str]) -> list[dict[str, Any]]:
     """A record's lines: torch's matrix product in each type, a copy, and on a GPU bare f32 multiply-adds."""
     lines = [
-        _line(device, GEMM, dtype, tflops=gemm_flops(device) / _typical_ms(gemm, device) * 1e-9)
+        gemm_line(device, dtype, _typical_ms(gemm, device))
         for dtype in DTYPES
         if dtype in dtypes and (gemm := gemm_call(device, dtype))
     ]
@@ -57,8 +57,9 @@ def gemm_call(device: torch.device, dtype: str) -> Callable[[], object] | None:
     return lambda: x @ y
 
 
-def gemm_flops(device: torch.device) -> float:
-    return 2.0 * _gemm_size(device) ** 3
+def gemm_line(device: torch.device, dtype: str, ms: float) -> dict[str, Any]:
+    """A record's line of the time that `gemm_call` took."""
+    return _line(device, GEMM, dtype, tflops=2.0 * _gemm_size(device) ** 3 / ms * 1e-9)
 
 
 def _gemm_size(device: torch.device) -> int:

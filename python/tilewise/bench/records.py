@@ -64,6 +64,16 @@ class Record:
         """GB/s."""
         return self.rate("copy", None, "gbps")
 
+    def highest(self) -> list[Line]:
+        """The highest rate of each name and type."""
+        found: dict[tuple[str, str | None], Line] = {}
+        for line in self.rates:
+            key = line["impl"], line.get("dtype")
+            figure = "tflops" if line.get("tflops") else "gbps"
+            if key not in found or (line.get(figure) or 0) > (found[key].get(figure) or 0):
+                found[key] = line
+        return list(found.values())
+
     @property
     def machine(self) -> str:
         return self.environment.get("gpu") or self.environment.get("cpu") or "unknown machine"

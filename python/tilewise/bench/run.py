@@ -120,7 +120,7 @@ def _run_suite(
     print(f"\n{suite.name}: {suite.about}" if suite.about else f"\n{suite.name}")
     if writer.resumed:
         print(f"{writer.resumed} rows of an interrupted run are kept")
-    for line in ceilings.rates:
+    for line in ceilings.highest():
         writer.add({"suite": suite.name, **line})
     printer = table.Printer()
     for problem in suite.problems:
@@ -132,6 +132,8 @@ def _run_suite(
             for line in lines:
                 writer.add(line)
             printer.show(problem, lines)
+            if plan.settings.device.type == "cuda":
+                torch.cuda.empty_cache()
         progress.step()
     writer.finish(datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"))
 

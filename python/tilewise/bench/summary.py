@@ -104,15 +104,16 @@ def by_suite(of: Sequence[Race]) -> dict[tuple[str, str, str], list[Race]]:
 
 
 def busy(record: Record) -> str | None:
-    """A warning where somebody else had the machine: times that differ much from round to round."""
+    """A warning where somebody else had the machine: times that differ much, or a thread without a core."""
     spreads = [line["spread"] for line in record.rows if line.get("spread")]
-    median = statistics.median(spreads) if spreads else 0.0
-    if median < 0.2:
+    shares = [line["cpu_share"] for line in record.rows if line.get("cpu_share")]
+    if spreads and (median := statistics.median(spreads)) >= 0.2:
+        sign = f"half of the rows have a spread of {100 * median:.0f} % or more"
+    elif shares and (median := statistics.median(shares)) < 0.95:
+        sign = f"in half of the rows the thread had a core for {100 * median:.0f} % of the time or less"
+    else:
         return None
-    return (
-        f"The machine was busy with something else: half of the rows have a spread of {100 * median:.0f} % "
-        "or more. Measure again in a quieter moment."
-    )
+    return f"The machine was busy with something else: {sign}. Measure again in a quieter moment."
 
 
 # Three sentences

@@ -56,7 +56,7 @@ def machine(environment: dict[str, Any]) -> str:
 def ceilings(record: Record) -> str:
     words = {"gemm": "matrix product", "copy": "copy", "multiply-adds": "multiply-adds"}
     parts = []
-    for line in record.rates:
+    for line in record.highest():
         name = words.get(line["impl"])
         if not name:
             continue

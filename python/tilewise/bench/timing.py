@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class Timing:
     ms: float  # median
     spread: float  # between the quartiles, over the median
     runs: int
+    best_ms: float = 0.0
+    cpu_share: float | None = None  # of the time, what the calling thread had a core for; of a CPU alone
 
 
 @dataclass
@@ -38,17 +40,19 @@ class Entrant:
     calls: Sequence[Call]  # the same on every set of inputs
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered outside of the time
     times: list[float] = field(default_factory=list)  # milliseconds
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
 
 def summary(times: Sequence[float]) -> Timing:
     """Median and spread.
 
     >>> summary([1.0, 2.0, 3.0, 4.0, 5.0])
-    Timing(ms=3.0, spread=0.6666666666666666, runs=5)
+    Timing(ms=3.0, spread=0.6666666666666666, runs=5, best_ms=1.0, cpu_share=None)
     """
     median = statistics.median(times)
     low, _, high = statistics.quantiles(times, n=4, method="inclusive")
-    return Timing(ms=median, spread=(high - low) / median, runs=len(times))
+    return Timing(median, spread=(high - low) / median, runs=len(times), best_ms=min(times))
 
 
 @contextmanager
@@ -73,7 +77,11 @@ def race(entrants: dict[str, Entrant], device: torch.device, runs: int, seconds:
         CudaRounds(entrants).run(runs)
     else:
         _cpu_rounds(entrants, seconds)
-    return {name: summary(entrant.times) for name, entrant in entrants.items()}
+    found = {name: summary(entrant.times) for name, entrant in entrants.items()}
+    if device.type == "cpu":
+        for name, entrant in entrants.items():
+            found[name] = replace(found[name], cpu_share=entrant.cpu_seconds / entrant.wall_seconds)
+    return found
 
 
 def rotated(names: Sequence[str], number: int) -> list[str]:
@@ -86,16 +94,18 @@ def rotated(names: Sequence[str], number: int) -> list[str]:
 
 def _cpu_rounds(entrants: dict[str, Entrant], seconds: float) -> None:
     calls = {name: _calls_a_sample(entrant) for name, entrant in entrants.items()}
-    spent = dict.fromkeys(entrants, 0.0)
     for number in range(MOST_CPU_ROUNDS):
         for name in rotated(list(entrants), number):
             entrant = entrants[name]
-            if spent[name] >= seconds and len(entrant.times) >= LEAST_CPU_ROUNDS:
+            if entrant.wall_seconds >= seconds and len(entrant.times) >= LEAST_CPU_ROUNDS:
                 continue
+            cpu = time.thread_time()
             elapsed = _seconds(entrant, calls[name])
-            spent[name] += elapsed
+            entrant.cpu_seconds += time.thread_time() - cpu
+            entrant.wall_seconds += elapsed
             entrant.times.append(1e3 * elapsed / calls[name])
-        if all(spent[name] >= seconds for name in entrants) and number + 1 >= LEAST_CPU_ROUNDS:
+        spent = min(entrant.wall_seconds for entrant in entrants.values())
+        if spent >= seconds and number + 1 >= LEAST_CPU_ROUNDS:
             return
 
 
