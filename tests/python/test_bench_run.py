@@ -211,6 +211,22 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert measured[3:] == ["forward", "backward"]
 
 
+def test_suites_before_the_interrupted_one_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, measured = measure.measure, []
+
+    def stops_at_the_second(problem: Problem, *arguments: Any) -> Any:
+        measured.append(problem.suite)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return real(problem, *arguments)
+
+    monkeypatch.setattr(measure, "measure", stops_at_the_second)
+    first, second = (Suite(name, "", ("cpu",), (replace(SMALL, suite=name),)) for name in ("one", "two"))
+    both = running.Plan(settings(), [first, second], ["simd"], tmp_path)
+    assert not running.run(both)[1] and running.run(both)[1]
+    assert measured == ["one", "two", "two"]
+
+
 def test_another_setting_is_not_mixed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "measure", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     files, _ = running.run(plan(tmp_path))
@@ -254,6 +270,47 @@ def test_rounds_rotate_and_medians_are_taken() -> None:
     entrants = {name: timing.Entrant([lambda name=name: calls.append(name)]) for name in "ab"}
     result = timing.race(entrants, CPU, 20, 0.0)
     assert all(found.runs >= timing.LEAST_CPU_ROUNDS for found in result.values())
+
+
+def test_gpu_rounds_are_issued_behind_a_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for CUDA whose clock counts what is recorded, and whose first head start is too short."""
+    clock, sleeps, asked = [0.0], [], []
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            self.at = 0.0
+
+        def record(self) -> None:
+            clock[0] += 1.0
+            self.at = clock[0]
+
+        def query(self) -> bool:
+            asked.append(True)
+            return len(asked) == 1  # the GPU had run dry before the round was issued
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Event) -> float:
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", sleeps.append)
+    calls: list[tuple[str, int]] = []
+    entrants = {
+        name: timing.Entrant([lambda name=name, n=n: calls.append((name, n)) for n in range(3)])
+        for name in "ab"
+    }
+    found = timing.race(entrants, torch.device("cuda"), 20, 0.0)
+    assert {name: (x.ms, x.runs) for name, x in found.items()} == {"a": (1.0, 20), "b": (1.0, 20)}
+    assert sleeps[3] == 2 * sleeps[2] and len(calls) == 2 * (20 + timing.WARM_UP_ROUNDS + 1)
+    assert {n for _, n in calls} == {0, 1, 2}  # every set of inputs
+
+
+def test_inputs_rotate_past_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=50))
+    assert timing.sets_past_cache(10) == 11 and timing.sets_past_cache(10**9) == 2
 
 
 # The command

@@ -63,7 +63,8 @@ details{margin:8px 0}summary{cursor:pointer}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 18px;font-size:.9rem;overflow-wrap:anywhere}
 dt{color:var(--soft)}dd{margin:0}
 [hidden]{display:none!important}
-@media(max-width:560px){main{padding:16px 12px 40px}.panels{grid-template-columns:1fr}th,td{padding:5px 7px}}
+@media(max-width:560px){main{padding:16px 12px 40px}
+ td:first-child{white-space:normal;min-width:90px}.panels{grid-template-columns:1fr}th,td{padding:5px 7px}}
 @media print{.tools{display:none}}
 """
 

@@ -106,6 +106,9 @@ def _run_suites(
     progress = Progress(sum(len(suite.problems) for suite in plan.suites))
     for suite, writer in zip(plan.suites, writers, strict=True):
         _run_suite(suite, writer, plan, every, ceilings, progress)
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    for writer in writers:  # only now: a run that is interrupted in a later suite keeps the earlier ones
+        writer.finish(now)
 
 
 def _run_suite(
@@ -135,7 +138,6 @@ def _run_suite(
             if plan.settings.device.type == "cuda":
                 torch.cuda.empty_cache()
         progress.step()
-    writer.finish(datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"))
 
 
 def _key(problem: Problem, implementation: Implementation, device: torch.device) -> dict[str, Any]:
