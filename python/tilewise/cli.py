@@ -34,6 +34,7 @@ from tilewise.bench.plots import all_files
 from tilewise.bench.problem import ITEM_BYTES, PASSES, BadInput, Problem
 
 DEFAULT_OUT = Path("build/bench")
+LIMIT_MS = {"cpu": 300.0, "cuda": 500.0}
 DEFAULT_SHAPE = "hq=8 sq=1024 d=64"
 DEFAULT_CHECK = ("hq=4 hkv=2 sq=197 d=64", "hq=2 sq=128 sk=200 d=128", "hq=2 sq=150 d=40 mask=padding",
                  "hq=2 sq=300 d=64 window=32", "hq=1 sq=33 d=257", "hq=2 sq=256 d=32 blocks=0.5")  # fmt: skip
@@ -95,7 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--runs", type=int, default=timing.LEAST_RUNS, help="rounds on a GPU (%(default)s)")
     command.add_argument("--seconds", type=float, default=0.3, help="for each on a CPU (%(default)s)")
-    command.add_argument("--limit-ms", type=float, default=500.0, help="what is slower is left out")
+    limits = f"what is slower is left out ({', '.join(f'{ms:g} on {on}' for on, ms in LIMIT_MS.items())})"
+    command.add_argument("--limit-ms", type=float, help=limits)
     command.add_argument("--threads", type=int, help="CPU threads (torch's own number)")
     command.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder of records (%(default)s)")
     command.add_argument("--fresh", action="store_true", help="do not go on with an interrupted run")
@@ -251,10 +253,11 @@ def _check(options: Any) -> int:
 
 def _bench(options: Any) -> int:
     device = environment.choose_device(options.device)
+    limit_ms = LIMIT_MS[device.type] if options.limit_ms is None else options.limit_ms
     for name, value, least in (
         ("--runs", options.runs, timing.LEAST_RUNS),
         ("--seconds", options.seconds, 0.0),
-        ("--limit-ms", options.limit_ms, 0.0),
+        ("--limit-ms", limit_ms, 0.0),
         ("--threads", 1 if options.threads is None else options.threads, 1),
     ):
         if value < least:
@@ -263,7 +266,7 @@ def _bench(options: Any) -> int:
         return _list(device)
     selection = _selection(options)
     chosen = _suites(options, device, selection)
-    settings = measure.Settings(device, options.runs, options.seconds, options.limit_ms)
+    settings = measure.Settings(device, options.runs, options.seconds, limit_ms)
     files, finished = run.run(run.Plan(settings, chosen, options.kernels, options.out, options.fresh))
     found = [record for record in map(records.read, files) if record.rows]
     if found:

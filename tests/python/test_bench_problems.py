@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,24 @@ import torch
 from tilewise.bench import suites
 from tilewise.bench.operands import Operands, block_grid, visible
 from tilewise.bench.problem import PASSES, BadInput, Problem
+
+MODULES = (
+    "problem",
+    "suites",
+    "implementations",
+    "timing",
+    "environment",
+    "table",
+    "charts",
+    "profile",
+    "run",
+)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_in_docstrings(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(f"tilewise.bench.{module}"))
+    assert found.attempted > 0 and found.failed == 0
 
 
 @pytest.mark.parametrize("name", suites.names())
