@@ -44,8 +44,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command; `arguments` are those of the process unless given."""
     options = _parser().parse_args(arguments)
     try:
-        if getattr(options, "threads", None):
-            torch.set_num_threads(options.threads)
         return options.command(options)
     except BadInput as error:
         print(f"tilewise: {error}", file=sys.stderr)
@@ -262,6 +260,8 @@ def _bench(options: Any) -> int:
     ):
         if value < least:
             raise BadInput(f"{name}: expected {least:g} or more, got {value:g}")
+    if options.threads:
+        torch.set_num_threads(options.threads)
     if options.list:
         return _list(device)
     selection = _selection(options)
