@@ -219,6 +219,12 @@ void attention_kernels_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   stack[0] = from(names);
 }
 
+void simd_levels_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::vector<std::string> names;
+  for (std::string_view name : simd_levels()) names.emplace_back(name);
+  stack[0] = from(names);
+}
+
 void version_op(StableIValue* stack, std::uint64_t, std::uint64_t) { stack[0] = from(std::string(version)); }
 
 }  // namespace tilewise::torch_binding

@@ -46,6 +46,7 @@ STABLE_TORCH_LIBRARY(tilewise, library) {
                   .c_str());
   library.def(schema("explain_attention", "bool[] needed, ", attention_schema, "str").c_str());
   library.def("attention_kernels() -> str[]");
+  library.def("simd_levels() -> str[]");
   library.def("version() -> str");
 }
 
@@ -53,5 +54,6 @@ STABLE_TORCH_LIBRARY_IMPL(tilewise, CPU, library) { implement(library); }
 STABLE_TORCH_LIBRARY_IMPL(tilewise, CUDA, library) { implement(library); }
 STABLE_TORCH_LIBRARY_IMPL(tilewise, CompositeExplicitAutograd, library) {
   library.impl("attention_kernels", tilewise::torch_binding::attention_kernels_op);
+  library.impl("simd_levels", tilewise::torch_binding::simd_levels_op);
   library.impl("version", tilewise::torch_binding::version_op);
 }

@@ -21,7 +21,7 @@ Forward = Callable[[tuple[Any, ...]], tuple[Tensor, Tensor]]
 Backward = Callable[[tuple[Any, ...]], Sequence[Tensor]]
 
 
-def _library_path() -> Path:
+def library_path() -> Path:
     """The shared object: what TILEWISE_TORCH_LIBRARY names, or the one beside this file.
 
     In an editable install Python files and the shared object are in two folders of the same package.
@@ -39,7 +39,7 @@ def _library_path() -> Path:
     )
 
 
-torch.ops.load_library(_library_path())
+torch.ops.load_library(library_path())
 
 attention_forward = torch.ops.tilewise.attention_forward.default
 attention_inference = torch.ops.tilewise.attention_inference.default
@@ -50,6 +50,7 @@ attention_training_masked = torch.ops.tilewise.attention_training.masked
 attention_training_backward = torch.ops.tilewise.attention_training_backward.default
 explain_attention = torch.ops.tilewise.explain_attention.default
 attention_kernels = torch.ops.tilewise.attention_kernels.default
+simd_levels = torch.ops.tilewise.simd_levels.default
 version = torch.ops.tilewise.version.default
 
 # attention_forward's arguments. attention_backward and explain_attention have some of their own before them.
