@@ -120,6 +120,15 @@ struct Block {
     return q;
   }
 
+  /// Keys that some query of the warp sees; a warp past the last query sees none.
+  __device__ KeyRange seen_by_warp() const {
+    const QueryTile& queries = rows.queries;
+    const int last = min(place.first_row() + c.warp_rows(), rows.count()) - 1;
+    if (place.first_row() > last) return {};
+    return {call.keys_of(queries.sequence, queries.first + rows.query(place.first_row())).first,
+            call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
+  }
+
   /// Scores of a tile from its products, the maxima raised; gives what dropout keeps.
   __device__ std::uint64_t start_softmax(const KeyTile& keys, Scores<c>& s) {
     const auto first = static_cast<int>(keys.first);
@@ -192,6 +201,8 @@ struct Block {
     wait_copies<0>();
     __syncthreads();  // queries are there
     const Queries<c> q = queries();
+    const auto seen_first = static_cast<int>(seen_by_warp().first);
+    const auto seen_last = static_cast<int>(seen_by_warp().last);
 #pragma unroll 1
     for (int stage = 0; keys.count > 0; stage ^= 1) {
       const KeyTile next = tiles.next();
@@ -202,12 +213,14 @@ struct Block {
         load.values(next, values_at(stage ^ 1));
       }
       commit_copies();
-      const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage)));
-      const auto v = MatrixPointer<c.dim>::by_rows(address(values_at(stage)));
-      Products<T, c> products;
+      const auto first = static_cast<int>(keys.first);
+      if (first < seen_last && first + keys.count > seen_first) {
+        const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage)));
+        Products<T, c> products;
 #pragma unroll
-      for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step);
-      weigh_and_add(keys, products.sum(), v);
+        for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step);
+        weigh_and_add(keys, products.sum(), MatrixPointer<c.dim>::by_rows(address(values_at(stage))));
+      }
       keys = next;
     }
   }

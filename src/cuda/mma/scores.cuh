@@ -11,7 +11,7 @@ namespace tilewise::cuda::mma {
 /// Where a lane stands in its warp's fragments, and the warp among the block's rows.
 template <ForwardConfig c>
 struct Place {
-  int warp = static_cast<int>(threadIdx.x) / 32;
+  int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // one number to the compiler
   int lane = static_cast<int>(threadIdx.x) % 32;
 
   __device__ int first_row() const { return warp * c.warp_rows(); }
