@@ -89,7 +89,7 @@ struct Block {
   std::byte* q_smem;  ///< [rows, dim]
   std::byte* k_smem;  ///< 2 x [keys, dim]
   std::byte* v_smem;  ///< 2 x [keys, dim]
-  float* own_smem;    ///< of the lane, where the kernel is general
+  float4* own_smem;   ///< of the lane, where the kernel is general
   Output<c> o = {};
   SoftmaxRows<c> softmax{};
   float references[c.row_tiles][2], sums[c.row_tiles][2];  ///< of the tile at hand
@@ -106,7 +106,7 @@ struct Block {
         q_smem(shared),
         k_smem(q_smem + c.query_bytes()),
         v_smem(k_smem + 2 * c.key_bytes()),
-        own_smem(reinterpret_cast<float*>(v_smem + 2 * c.key_bytes()) + place.warp * 32 * c.scores() +
+        own_smem(reinterpret_cast<float4*>(v_smem + 2 * c.key_bytes()) + place.warp * 8 * c.scores() +
                  place.lane) {}
 
   static __device__ std::uint32_t address(const std::byte* smem) {
