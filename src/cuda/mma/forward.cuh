@@ -218,7 +218,7 @@ struct Block {
         const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage)));
         Products<T, c> products;
 #pragma unroll
-        for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step);
+        for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, general && few);
         weigh_and_add(keys, products.sum(), MatrixPointer<c.dim>::by_rows(address(values_at(stage))));
       }
       keys = next;
@@ -240,7 +240,7 @@ struct Block {
     const auto first = MatrixPointer<c.dim>::by_columns(address(keys_at(0)));
     Products<T, c> products;
 #pragma unroll
-    for (int step = 0; step < c.dim / 16; ++step) products.add(q, first, step);
+    for (int step = 0; step < c.dim / 16; ++step) products.add(q, first, step, general && few);
     Scores<c>& s = products.sum();
     int stage = 0;
 #pragma unroll 1
@@ -260,7 +260,7 @@ struct Block {
       constexpr int steps = c.keys / 16;
 #pragma unroll
       for (int step = 0; step < dims; ++step) {
-        products_next.add(q, k, step);
+        products_next.add(q, k, step, general && few);
 #pragma unroll
         for (int n = 0; n < steps; ++n) {
           if (n * dims / steps == step) weigh(weights[n], s, n);
