@@ -6,11 +6,14 @@
 
 namespace tilewise::cuda::mma {
 
-/// Whether o has so few elements that its largest error is a matter of luck. Weights rounded to 16 bits make
-/// about as much error as rounding o does. In many elements that stays well within twice the latter; in few,
-/// about one tensor in a thousand has an element that does not, so weights are kept whole there.
+/// Whether o has so few elements, or rows of so few, that its largest error is a matter of luck. Weights
+/// rounded to 16 bits make about as much error as rounding o does. In many elements that stays well within
+/// twice the latter; in few, about one tensor in a thousand has an element that does not, so weights are kept
+/// whole there.
 constexpr bool few_results(const AttentionCall& call) {
-  return call.rows_q() * call.problem.heads_q * call.problem.dim_v < 4096;
+  constexpr std::int64_t few = 16384;
+  constexpr std::int64_t few_dims = 16;
+  return call.problem.dim_v < few_dims || call.rows_q() * call.problem.heads_q * call.problem.dim_v < few;
 }
 
 /// How a block of the forward kernel is cut. A warp has 16 · row_tiles queries for itself and walks over all
