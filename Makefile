@@ -1,9 +1,11 @@
 # Every target sets up what it needs; nothing has to be done before.
 PREFIX ?= /usr/local
 ARGS ?=
+# Python with the package of this checkout, on the binding of the release build.
+PACKAGE = PYTHONPATH=python TILEWISE_TORCH_LIBRARY=build/release/bindings/torch/_tilewise.so .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help build test asan bench lint format install stage results-status setup clean
+.PHONY: help build test asan bench figures lint format install stage results-status setup clean
 # Ninja and ctest use all cores by themselves, and the targets share build trees.
 .NOTPARALLEL:
 
@@ -19,9 +21,13 @@ test: setup ## lint, build and run every test, then again with sanitizers
 asan: setup ## build and run the tests with AddressSanitizer and UBSan
 	@.venv/bin/python scripts/test.py asan
 
-bench: setup ## run the benchmark (ARGS="--help" for its options)
-	@scripts/build.sh release --target tilewise_bench
-	@build/release/bench/tilewise_bench $(ARGS)
+bench: setup ## measure our kernels and their peers, and write a report (ARGS="--help" for options)
+	@scripts/build.sh release --target tilewise_torch
+	@$(PACKAGE) -m tilewise bench $(ARGS)
+
+figures: setup ## draw the documents' pictures and tables from the records in results/
+	@scripts/build.sh release --target tilewise_torch
+	@$(PACKAGE) -m tilewise.bench.figures
 
 lint: setup ## check the layout of the sources and the package's types
 	@scripts/lint.sh

@@ -44,7 +44,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   std::string names;
   for (const std::string& name : suite_names()) names += (names.empty() ? "" : ", ") + name;
   app.add_option("--suite", arguments.suite,
-                 "problems to run: a file, or one of " + names + " (cpu-quick without --shape)");
+                 "problems to run: a file, or one of " + names + " (quick without --shape)");
   app.add_option(
          "--shape", arguments.shapes,
          "a problem of your own, \"b=1 hq=8 hkv=8 sq=1024 sk=1024 d=64 dv=64\"; also mask=additive|padding, "
@@ -90,7 +90,7 @@ void complete(Arguments& arguments) {
     arguments.threads = {1};
     if (hardware_threads() > 1) arguments.threads.push_back(hardware_threads());
   }
-  if (arguments.suite.empty() && arguments.shapes.empty()) arguments.suite = "cpu-quick";
+  if (arguments.suite.empty() && arguments.shapes.empty()) arguments.suite = "quick";
   settings.stop = [] { return interrupted != 0; };
 }
 

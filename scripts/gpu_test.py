@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import gpu_record
-from gpu_record import STAGE, Gpu, NoGpu, Record
+from gpu_driver import Gpu, NoGpu, find_gpu
+from gpu_record import STAGE, Record
 
 UNIT_TESTS = ("core_test", "attention_test", "cpu_test")
 # Tests of tens of gigabytes, and those that are slow where every access is checked.
@@ -232,7 +233,7 @@ def main() -> int:
     gpu: Gpu | None = None
     no_gpu = ""
     try:
-        gpu = gpu_record.find_gpu()
+        gpu = find_gpu()
         print(f"{gpu.name}, driver {gpu.driver}, {gpu.memory_mb} MB")
     except NoGpu as reason:
         no_gpu = f"no GPU: {reason}"

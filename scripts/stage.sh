@@ -42,8 +42,9 @@ done
 strip -o "$stage/bin/tilewise_bench" "$tree/bench/tilewise_bench"
 # torch comes with an OpenMP of its own, which programs cannot find; libstdc++ is torch's need, too.
 cp "$(g++ -print-file-name=libgomp.so.1)" "$stage/lib/"
-cp -r bench/suites "$stage/bench/"
+cp -r python/tilewise/bench/suites "$stage/bench/"
 cp scripts/gpu-test scripts/gpu-bench scripts/gpu_*.py "$stage/"
+cp python/tilewise/bench/driver.py "$stage/gpu_driver.py" # what asks the driver needs no torch
 
 if [ -n "$binding" ]; then
   cp -r python/tilewise "$stage/python/"

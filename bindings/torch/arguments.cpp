@@ -1,5 +1,7 @@
 #include "arguments.h"
 
+#include <array>
+
 #include "core/check.h"
 
 namespace tilewise::torch_binding {
@@ -47,17 +49,25 @@ void check_heads(const Tensor& q, const Tensor& k, bool enable_gqa) {
       "False");
 }
 
+// A seed beside the queries is left to the kernels to read, so that a CUDA graph may draw it anew. One on the
+// CPU for a call on CUDA is read by `dropout_of`.
+Tensor seed_view(const OptionalTensor& seed, Device queries) {
+  if (!seed) return {};
+  const bool fits = seed->scalar_type() == torch::headeronly::ScalarType::Long && seed->dim() == 1 &&
+                    seed->numel() == 2 && seed->is_contiguous();
+  check(fits, "dropout_seed", "int64 [2], contiguous", "another tensor");
+  const Device device = device_of(*seed, "dropout_seed");
+  if (device != queries && device.type == Device::Type::cpu) return {};
+  return Tensor(seed->data_ptr(), DType::i64, std::array{std::int64_t{2}}, device);
+}
+
 Dropout dropout_of(double probability, const OptionalTensor& seed) {
+  check(seed || !(probability > 0), "dropout_seed", "a seed where weights are dropped", "none");
   Dropout dropout{.probability = static_cast<float>(probability)};
-  if (seed) {
-    const bool fits = seed->is_cpu() && seed->scalar_type() == torch::headeronly::ScalarType::Long &&
-                      seed->numel() == 2 && seed->is_contiguous();
-    check(fits, "dropout_seed", "int64 [2] on the CPU", "another tensor");
+  if (seed && seed->is_cpu()) {
     const auto* words = static_cast<const std::uint64_t*>(seed->const_data_ptr());
     dropout.seed = words[0];
     dropout.offset = words[1];
-  } else {
-    check(!(probability > 0), "dropout_seed", "a seed where weights are dropped", "none");
   }
   return dropout;
 }
@@ -98,19 +108,30 @@ AttentionArguments::AttentionArguments(ArgumentStack& stack)
       deterministic(stack.take<bool>()),
       allow_tf32(stack.take<bool>()) {}
 
-AttentionArguments AttentionArguments::plain(ArgumentStack& stack) {
+AttentionArguments AttentionArguments::plain(ArgumentStack& stack, PlainMask mask) {
   auto q = stack.take<TorchTensor>();
   auto k = stack.take<TorchTensor>();
   AttentionArguments arguments(std::move(q), std::move(k), stack.take<TorchTensor>());
-  arguments.attn_mask = stack.take<OptionalTensor>();
-  arguments.is_causal = stack.take<bool>();
-  arguments.scale = stack.take<std::optional<double>>();
-  arguments.enable_gqa = stack.take<bool>();
-  arguments.allow_tf32 = stack.take<bool>();
+  arguments.packed_options = stack.take<TorchTensor>();
+  if (mask == PlainMask::given) arguments.attn_mask = stack.take<TorchTensor>();
+  if (mask == PlainMask::optional) arguments.attn_mask = stack.take<OptionalTensor>();
   return arguments;
 }
 
+void AttentionArguments::unpack_options() {
+  const TorchTensor& packed = *packed_options;
+  const bool fits = packed.is_cpu() && packed.scalar_type() == torch::headeronly::ScalarType::Double &&
+                    packed.numel() == 5 && packed.is_contiguous();
+  check(fits, "options", "f64 [5] on the CPU", "another tensor");
+  const auto* options = static_cast<const double*>(packed.const_data_ptr());
+  is_causal = options[0] != 0;
+  enable_gqa = options[1] != 0;
+  allow_tf32 = options[2] != 0;
+  if (options[3] != 0) scale = options[4];
+}
+
 AttentionInputs AttentionArguments::inputs() {
+  if (packed_options) unpack_options();
   AttentionInputs inputs{
       .q = row_view(query, "q"),
       .k = row_view(key, "k"),
@@ -133,6 +154,7 @@ AttentionInputs AttentionArguments::inputs() {
                  .tile_ids = index_view(block_tile_ids, "blocks.tile_ids"),
                  .tiles = optional_view(block_tiles, "blocks.tiles", "boolean")},
   };
+  inputs.dropout_seed = seed_view(dropout_seed, inputs.q.device);
   check_heads(inputs.q, inputs.k, enable_gqa);
   return inputs;
 }

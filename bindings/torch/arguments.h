@@ -28,8 +28,9 @@ class ArgumentStack {
 /// What attention is asked, field for field as in `attention_schema`.
 struct AttentionArguments {
   explicit AttentionArguments(ArgumentStack& stack);
-  /// From the few arguments of `plain_attention_schema`.
-  static AttentionArguments plain(ArgumentStack& stack);
+  /// From the few arguments of `plain_attention_schema`, and the mask that may come after them.
+  enum class PlainMask : std::uint8_t { none, given, optional };
+  static AttentionArguments plain(ArgumentStack& stack, PlainMask mask);
 
   using OptionalTensor = std::optional<TorchTensor>;
   TorchTensor query, key, value;
@@ -38,7 +39,7 @@ struct AttentionArguments {
   bool is_causal = false;
   std::optional<double> scale;
   bool enable_gqa = true;
-  OptionalTensor dropout_seed;  // int64 [2] on the CPU: seed and offset
+  OptionalTensor dropout_seed;  // int64 [2]: seed and offset, on the CPU or beside query
   bool bottom_right = false;
   std::optional<std::int64_t> window_left, window_right;
   double softcap = 0;
@@ -52,6 +53,7 @@ struct AttentionArguments {
   std::optional<std::string> kernel_name;
   bool deterministic = false;
   bool allow_tf32 = false;
+  OptionalTensor packed_options;  // of `plain_attention_schema`
 
   /// In the library's form, as views that last as long as this. Rows that are not contiguous are copied.
   AttentionInputs inputs();
@@ -60,6 +62,7 @@ struct AttentionArguments {
  private:
   AttentionArguments(TorchTensor q, TorchTensor k, TorchTensor v)
       : query(std::move(q)), key(std::move(k)), value(std::move(v)) {}
+  void unpack_options();
 };
 
 /// Multiply-adds of a forward pass in which nothing is hidden, roughly.
@@ -75,9 +78,11 @@ inline constexpr const char* attention_schema =
     "Tensor? block_full_indices=None, Tensor? block_tile_ids=None, Tensor? block_tiles=None, "
     "SymInt block_q=128, SymInt block_k=128, str? kernel_name=None, bool deterministic=False, "
     "bool allow_tf32=False";
-// torch looks every argument it was not given up by name, so that the common call is best short.
+// The common call is best short. torch looks an argument it was not given up by name, and asks of one that is
+// not a tensor whether it might be one, some 800 instructions each time; so a call with a mask has an
+// overload of its own, and the options are a tensor: f64 [5] on the CPU with is_causal, enable_gqa,
+// allow_tf32, whether there is a scale, and the scale.
 inline constexpr const char* plain_attention_schema =
-    "Tensor query, Tensor key, Tensor value, Tensor? attn_mask, bool is_causal, float? scale, "
-    "bool enable_gqa, bool allow_tf32";
+    "Tensor query, Tensor key, Tensor value, Tensor options";
 
 }  // namespace tilewise::torch_binding

@@ -12,6 +12,7 @@ namespace tilewise::torch_binding {
 namespace {
 
 using OptionalTensor = AttentionArguments::OptionalTensor;
+using PlainMask = AttentionArguments::PlainMask;
 using torch::stable::detail::from;
 
 constexpr std::string_view floating = "f32, f16, bf16 or f64";
@@ -68,7 +69,8 @@ Outputs run_forward(AttentionArguments& arguments, bool with_lse) {
   const AttentionOptions options = arguments.options();
   Runtime runtime(inputs.q.device, work_of(inputs));
   Outputs outputs(inputs, with_lse);
-  run(checked_forward(inputs, options, outputs.views, runtime.context()), options, runtime);
+  run(checked_forward(inputs, options, outputs.views, runtime.context(), ResultMemory::fresh), options,
+      runtime);
   return outputs;
 }
 
@@ -121,7 +123,8 @@ std::vector<TorchTensor> run_backward(const BackwardArguments& backward, Attenti
   gradients.views.lse = statistics_view(backward.lse, "lse");
   gradients.views.d_o = view(grad_out, "d_o", floating);
   if (backward.grad_lse) gradients.views.d_lse = statistics_view(*backward.grad_lse, "d_lse");
-  run(checked_backward(inputs, options, gradients.views, runtime.context()), options, runtime);
+  run(checked_backward(inputs, options, gradients.views, runtime.context(), ResultMemory::fresh), options,
+      runtime);
   return std::move(gradients.memory);
 }
 
@@ -142,6 +145,11 @@ std::string explain_backward(const std::vector<bool>& needed, const AttentionInp
   return to_string(explain_attention_backward(inputs, options, gradients.views, context));
 }
 
+// The overload with a mask has one argument more.
+PlainMask mask_of(std::uint64_t plain_arguments) {
+  return plain_arguments == 5 ? PlainMask::given : PlainMask::none;
+}
+
 }  // namespace
 
 void attention_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
@@ -154,19 +162,19 @@ void attention_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   });
 }
 
-void attention_inference_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+void attention_inference_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t) {
   with_kinds([&] {
     ArgumentStack taken(stack);
-    AttentionArguments arguments = AttentionArguments::plain(taken);
-    stack[0] = from(*run_forward(arguments, false).o);
+    AttentionArguments plain = AttentionArguments::plain(taken, mask_of(arguments));
+    stack[0] = from(*run_forward(plain, false).o);
   });
 }
 
-void attention_training_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+void attention_training_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t) {
   with_kinds([&] {
     ArgumentStack taken(stack);
-    AttentionArguments arguments = AttentionArguments::plain(taken);
-    const Outputs outputs = run_forward(arguments, true);
+    AttentionArguments plain = AttentionArguments::plain(taken, mask_of(arguments));
+    const Outputs outputs = run_forward(plain, true);
     stack[0] = from(*outputs.o);
     stack[1] = from(*outputs.lse);
   });
@@ -185,7 +193,7 @@ void attention_training_backward_op(StableIValue* stack, std::uint64_t, std::uin
   with_kinds([&] {
     ArgumentStack taken(stack);
     const BackwardArguments backward(taken);
-    AttentionArguments arguments = AttentionArguments::plain(taken);
+    AttentionArguments arguments = AttentionArguments::plain(taken, PlainMask::optional);
     arguments.deterministic = taken.take<bool>();
     stack[0] = from(run_backward(backward, arguments));
   });
@@ -208,6 +216,12 @@ void explain_attention_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 void attention_kernels_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::vector<std::string> names;
   for (std::string_view name : attention_kernels()) names.emplace_back(name);
+  stack[0] = from(names);
+}
+
+void simd_levels_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::vector<std::string> names;
+  for (std::string_view name : simd_levels()) names.emplace_back(name);
   stack[0] = from(names);
 }
 

@@ -15,6 +15,7 @@ void attention_backward_op(StableIValue* stack, std::uint64_t arguments, std::ui
 void attention_training_backward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void explain_attention_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void attention_kernels_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void simd_levels_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void version_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 
 }  // namespace tilewise::torch_binding

@@ -19,7 +19,9 @@ std::string schema(const std::string& name, const std::string& own, const std::s
 void implement(torch::stable::detail::StableLibrary& library) {
   library.impl("attention_forward", tilewise::torch_binding::attention_forward_op);
   library.impl("attention_inference", tilewise::torch_binding::attention_inference_op);
+  library.impl("attention_inference.masked", tilewise::torch_binding::attention_inference_op);
   library.impl("attention_training", tilewise::torch_binding::attention_training_op);
+  library.impl("attention_training.masked", tilewise::torch_binding::attention_training_op);
   library.impl("attention_backward", tilewise::torch_binding::attention_backward_op);
   library.impl("attention_training_backward", tilewise::torch_binding::attention_training_backward_op);
   library.impl("explain_attention", tilewise::torch_binding::explain_attention_op);
@@ -33,13 +35,18 @@ STABLE_TORCH_LIBRARY(tilewise, library) {
   library.def(schema("attention_forward", "", attention_schema, "(Tensor out, Tensor lse)").c_str());
   library.def(schema("attention_backward", backward_own, attention_schema, "Tensor[]").c_str());
   // What is left of them in a call without options: without and with a gradient.
-  library.def(schema("attention_inference", "", plain_attention_schema, "Tensor").c_str());
-  library.def(schema("attention_training", "", plain_attention_schema, "(Tensor out, Tensor lse)").c_str());
+  const std::string plain = plain_attention_schema;
+  const std::string masked = plain + ", Tensor attn_mask";
+  library.def(schema("attention_inference", "", plain, "Tensor").c_str());
+  library.def(schema("attention_inference.masked", "", masked, "Tensor").c_str());
+  library.def(schema("attention_training", "", plain, "(Tensor out, Tensor lse)").c_str());
+  library.def(schema("attention_training.masked", "", masked, "(Tensor out, Tensor lse)").c_str());
   library.def(schema("attention_training_backward", backward_own,
-                     std::string(plain_attention_schema) + ", bool deterministic", "Tensor[]")
+                     plain + ", Tensor? attn_mask, bool deterministic", "Tensor[]")
                   .c_str());
   library.def(schema("explain_attention", "bool[] needed, ", attention_schema, "str").c_str());
   library.def("attention_kernels() -> str[]");
+  library.def("simd_levels() -> str[]");
   library.def("version() -> str");
 }
 
@@ -47,5 +54,6 @@ STABLE_TORCH_LIBRARY_IMPL(tilewise, CPU, library) { implement(library); }
 STABLE_TORCH_LIBRARY_IMPL(tilewise, CUDA, library) { implement(library); }
 STABLE_TORCH_LIBRARY_IMPL(tilewise, CompositeExplicitAutograd, library) {
   library.impl("attention_kernels", tilewise::torch_binding::attention_kernels_op);
+  library.impl("simd_levels", tilewise::torch_binding::simd_levels_op);
   library.impl("version", tilewise::torch_binding::version_op);
 }

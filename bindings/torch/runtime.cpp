@@ -23,6 +23,7 @@ std::int32_t torch_dtype(DType dtype) {
     case DType::f64: return aoti_torch_dtype_float64();
     case DType::boolean: return aoti_torch_dtype_bool();
     case DType::i32: return aoti_torch_dtype_int32();
+    case DType::i64: return aoti_torch_dtype_int64();
   }
   return -1;
 }
@@ -38,12 +39,6 @@ DType library_dtype(const TorchTensor& tensor, std::string_view name, std::strin
     case ScalarType::Int: return DType::i32;
     default: reject(name, expected, torch::headeronly::toString(type));
   }
-}
-
-Device library_device(const TorchTensor& tensor, std::string_view name) {
-  if (tensor.is_cpu()) return {};
-  if (!tensor.is_cuda()) reject(name, "memory of the CPU or of a CUDA device", "that of another device");
-  return {Device::Type::cuda, tensor.get_device_index()};
 }
 
 TorchTensor empty_strided(std::span<const std::int64_t> shape, const std::int64_t* strides, DType dtype,
@@ -71,6 +66,12 @@ constexpr double work_worth_threads = 6e5;
 
 }  // namespace
 
+Device device_of(const TorchTensor& tensor, std::string_view name) {
+  if (tensor.is_cpu()) return {};
+  if (!tensor.is_cuda()) reject(name, "memory of the CPU or of a CUDA device", "that of another device");
+  return {Device::Type::cuda, tensor.get_device_index()};
+}
+
 Tensor view(const TorchTensor& tensor, std::string_view name, std::string_view expected) {
   const auto shape = tensor.sizes();
   const auto strides = tensor.strides();
@@ -79,7 +80,7 @@ Tensor view(const TorchTensor& tensor, std::string_view name, std::string_view e
   }
   return Tensor(tensor.data_ptr(), library_dtype(tensor, name, expected),
                 std::span(shape.data(), shape.size()), std::span(strides.data(), strides.size()),
-                library_device(tensor, name));
+                device_of(tensor, name));
 }
 
 TorchTensor with_contiguous_last(const TorchTensor& tensor) {

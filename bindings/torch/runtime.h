@@ -16,6 +16,9 @@ namespace tilewise::torch_binding {
 
 using TorchTensor = torch::stable::Tensor;
 
+/// Where a torch tensor is. Throws InvalidArgument where the library has no such device.
+Device device_of(const TorchTensor& tensor, std::string_view name);
+
 /// The library's view of a torch tensor. Throws InvalidArgument, with what was expected instead, for types
 /// and devices the library does not have.
 Tensor view(const TorchTensor& tensor, std::string_view name, std::string_view expected);

@@ -56,6 +56,9 @@ struct AttentionInputs {
   Tensor sinks{};         ///< [Hq], likewise: a logit that joins the denominator alone
   Tensor key_lengths{};   ///< i32 [B]: how many keys of each entry are in use; required when paged
   Tensor page_table{};    ///< i32 [B, max_pages]
+  /// i64 [2]: dropout's seed and offset, in place of those in the options. Kernels read it as they run, so
+  /// that a CUDA graph draws another mask in each replay if these words change.
+  Tensor dropout_seed{};
   PackedSequences packed{};
   BlockMask blocks{};
 };

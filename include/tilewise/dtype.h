@@ -7,13 +7,15 @@
 #pragma GCC visibility push(default)
 namespace tilewise {
 
-/// Element types. f64 is taken by the reference kernel alone; boolean is one byte, zero or not.
-enum class DType : std::uint8_t { f32, f16, bf16, f64, boolean, i32 };
+/// Element types. f64 is taken by the reference kernel alone; boolean is one byte, zero or not;
+/// i64 is the type of dropout's seed.
+enum class DType : std::uint8_t { f32, f16, bf16, f64, boolean, i32, i64 };
 
 /// Bytes one element takes.
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::f64: return 8;
+    case DType::f64:
+    case DType::i64: return 8;
     case DType::f32:
     case DType::i32: return 4;
     case DType::f16:
@@ -35,6 +37,7 @@ constexpr std::string_view to_string(DType dtype) {
     case DType::bf16: return "bf16";
     case DType::boolean: return "boolean";
     case DType::i32: return "i32";
+    case DType::i64: return "i64";
   }
   return "unknown";
 }

@@ -48,6 +48,10 @@ template <>
 struct dtype_of<std::int32_t> {
   static constexpr DType value = DType::i32;
 };
+template <>
+struct dtype_of<std::int64_t> {
+  static constexpr DType value = DType::i64;
+};
 
 /// A view of somebody else's memory: nothing is owned and nothing is copied. Strides count elements.
 /// A default-constructed Tensor (rank 0) means "not given".

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from tilewise._errors import Unsupported, reject
 
@@ -21,7 +21,7 @@ Forward = Callable[[tuple[Any, ...]], tuple[Tensor, Tensor]]
 Backward = Callable[[tuple[Any, ...]], Sequence[Tensor]]
 
 
-def _library_path() -> Path:
+def library_path() -> Path:
     """The shared object: what TILEWISE_TORCH_LIBRARY names, or the one beside this file.
 
     In an editable install Python files and the shared object are in two folders of the same package.
@@ -39,15 +39,18 @@ def _library_path() -> Path:
     )
 
 
-torch.ops.load_library(_library_path())
+torch.ops.load_library(library_path())
 
 attention_forward = torch.ops.tilewise.attention_forward.default
 attention_inference = torch.ops.tilewise.attention_inference.default
+attention_inference_masked = torch.ops.tilewise.attention_inference.masked
 attention_backward = torch.ops.tilewise.attention_backward.default
 attention_training = torch.ops.tilewise.attention_training.default
+attention_training_masked = torch.ops.tilewise.attention_training.masked
 attention_training_backward = torch.ops.tilewise.attention_training_backward.default
 explain_attention = torch.ops.tilewise.explain_attention.default
 attention_kernels = torch.ops.tilewise.attention_kernels.default
+simd_levels = torch.ops.tilewise.simd_levels.default
 version = torch.ops.tilewise.version.default
 
 # attention_forward's arguments. attention_backward and explain_attention have some of their own before them.
@@ -69,6 +72,8 @@ def _complete(arguments: Sequence[Any]) -> tuple[Any, ...]:
 
 def _empty_beside(like: Tensor, last_extent: int) -> Tensor:
     """What the binding allocates: heads outside positions in memory or inside, as in `like`."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow to load, so only to trace
+
     if like.dim() == 4 and guard_or_false(like.stride(1) < like.stride(2)):
         batch, heads, length = like.shape[:3]
         return like.new_empty((batch, length, heads, last_extent)).transpose(1, 2)
@@ -102,13 +107,17 @@ def _(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.register_fake("tilewise::attention_inference")
-def _(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: Any) -> Tensor:
+@torch.library.register_fake("tilewise::attention_inference.masked")
+def _(query: Tensor, key: Tensor, value: Tensor, options: Tensor, mask: Tensor | None = None) -> Tensor:
     _check_one_device((query, key, value, mask))
     return _empty_beside(query, value.shape[-1])
 
 
 @torch.library.register_fake("tilewise::attention_training")
-def _(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
+@torch.library.register_fake("tilewise::attention_training.masked")
+def _(
+    query: Tensor, key: Tensor, value: Tensor, options: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     _check_one_device((query, key, value, mask))
     return _empty_outputs(query, value, packed=False)
 
@@ -122,7 +131,8 @@ def _(*arguments: Any) -> list[Tensor]:
 
 @torch.library.register_fake("tilewise::attention_training_backward")
 def _(*arguments: Any) -> list[Tensor]:
-    return _empty_gradients(arguments[_BACKWARD_OWN : _BACKWARD_OWN + 4], arguments[_BACKWARD_OWN - 1])
+    needed, query, key, value, _, mask, _ = arguments[_BACKWARD_OWN - 1 :]
+    return _empty_gradients((query, key, value, mask), needed)
 
 
 @torch.library.register_fake("tilewise::explain_attention")
@@ -175,6 +185,10 @@ def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -
 
 def _no_second_derivative(ctx: Any, *_: Any) -> None:
     raise Unsupported("attention has no second derivative: its gradient cannot be differentiated again")
+
+
+def _no_forward_derivative(ctx: Any, *_: Any) -> None:
+    raise Unsupported("attention has no forward-mode derivative: take grad, vjp or jacrev for jvp or jacfwd")
 
 
 torch.library.register_autograd("tilewise::attention_forward", _differentiate, setup_context=_setup_context)
@@ -240,49 +254,78 @@ class _EagerForward(torch.autograd.Function):
         return (*_gradients(ctx, list(ctx.needs_input_grad[:-1]), grad_out, grad_lse), None)
 
 
-class _Training(torch.autograd.Function):
-    """attention_training of query, key, value and the mask, with the rest of its arguments in a tuple."""
+class _PlainCalls(dict[tuple[Any, ...], tuple[Tensor, Callable[..., Tensor]]]):
+    """From (is_causal, scale, enable_gqa, allow_tf32) to the operators' options and to the call that records.
 
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, rest: tuple[Any, ...], mask: Tensor | None = None
-    ) -> Tensor:
-        out, lse = _attention_training(query, key, value, mask, *rest)
-        ctx.save_for_backward(query, key, value, mask, out, lse)
-        ctx.rest = rest
-        return out
+    Looked up once a call; made when first asked for.
+    """
 
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, out, lse = ctx.saved_tensors
-        for_query, for_key, for_value, _, *for_mask = ctx.needs_input_grad
-        needed = [for_query, for_key, for_value, *for_mask]
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        if torch.is_grad_enabled() or not eager():
-            is_causal, scale, enable_gqa, allow_tf32 = ctx.rest
-            given = {
-                **dict(query=query, key=key, value=value, attn_mask=mask, is_causal=is_causal, scale=scale),
-                **dict(enable_gqa=enable_gqa, allow_tf32=allow_tf32, deterministic=deterministic),
-            }
-            arguments = (given.get(name, default) for name, default in zip(_INDEX, _DEFAULTS, strict=True))
-            own = (grad_out, None, out, lse, needed + [False] * (len(_DIFFERENTIABLE) - len(needed)))
-            computed = iter(backward((*own, *arguments)))
-        else:
-            computed = iter(
-                _attention_training_backward(
-                    grad_out, None, out, lse, needed, query, key, value, mask, *ctx.rest, deterministic
+    most = 64  # classes are large, and a scale may be another in every call
+
+    def __missing__(self, settings: tuple[Any, ...]) -> tuple[Tensor, Callable[..., Tensor]]:
+        is_causal, scale, enable_gqa, allow_tf32 = settings
+        flags = (is_causal, enable_gqa, allow_tf32)
+        known = all(not isinstance(flag, Tensor) and flag in (True, False) for flag in flags)
+        if not known or not isinstance(scale, (float, int, NoneType)):
+            raise TypeError  # the general way says what is wrong
+        options = torch.tensor([*flags, scale is not None, scale or 0.0], dtype=torch.float64, device="cpu")
+        if type(options) is not Tensor or torch._C._is_tracing():  # fake or part of a trace: not to be kept
+            raise TypeError
+        if len(self) >= self.most:
+            self.clear()
+        call = options, _training(settings, options)
+        self[settings] = call
+        return call
+
+
+plain_calls = _PlainCalls()
+
+
+def _training(settings: tuple[Any, ...], options: Tensor) -> Callable[..., Tensor]:
+    """attention_training of query, key, value and perhaps a mask, recorded.
+
+    Settings are in the class, as whatever is given to a node or kept in it costs more than a lookup.
+    """
+
+    class Training(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+        ) -> Tensor:
+            if mask is None:
+                out, lse = _attention_training(query, key, value, options)
+            else:
+                out, lse = _attention_training_masked(query, key, value, options, mask)
+            ctx.save_for_backward(query, key, value, mask, out, lse)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+            query, key, value, mask, out, lse = ctx.saved_tensors
+            needed = list(ctx.needs_input_grad)
+            deterministic = torch.are_deterministic_algorithms_enabled()
+            own = (grad_out, None, out, lse)
+            if torch.is_grad_enabled() or not eager():
+                given = dict(
+                    zip(("is_causal", "scale", "enable_gqa", "allow_tf32"), settings, strict=True),
+                    **dict(query=query, key=key, value=value, attn_mask=mask, deterministic=deterministic),
                 )
-            )
-        gradients = [next(computed) if need else None for need in needed]
-        gradients.insert(3, None)  # of the tuple
-        return tuple(gradients)
+                arguments = (given.get(name, _DEFAULTS[index]) for name, index in _INDEX.items())
+                all_needed = needed + [False] * (len(_DIFFERENTIABLE) - len(needed))
+                computed = iter(backward((*own, all_needed, *arguments)))
+            else:
+                rows = (query, key, value, options, mask)
+                computed = iter(_attention_training_backward(*own, needed, *rows, deterministic))
+            return tuple(next(computed) if need else None for need in needed)
+
+    # Function.apply without its care for functorch's transforms, of which there is none in an eager call. It
+    # is a third of what recording a gradient costs.
+    return super(torch.autograd.Function, Training).apply
 
 
 _attention_training = attention_training._op  # OpOverload.__call__ would only call it
+_attention_training_masked = attention_training_masked._op
 _attention_training_backward = attention_training_backward._op
-# Function.apply without its care for functorch's transforms, of which there is none in an eager call. It is a
-# third of what recording a gradient costs.
-training = super(torch.autograd.Function, _Training).apply
 
 
 class _TransformedForward(torch.autograd.Function):
@@ -294,6 +337,7 @@ class _TransformedForward(torch.autograd.Function):
 
     setup_context = staticmethod(_setup_context)
     backward = staticmethod(_differentiate)
+    jvp = staticmethod(_no_forward_derivative)
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
@@ -312,6 +356,7 @@ class _TransformedBackward(torch.autograd.Function):
         pass
 
     backward = staticmethod(_no_second_derivative)
+    jvp = staticmethod(_no_forward_derivative)
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
@@ -339,42 +384,51 @@ def named(arguments: tuple[Any, ...]) -> dict[str, Any]:
 # Autocast: rows in the type it asks for, as in PyTorch's own attention. Statistics and f32 masks keep theirs.
 
 
-def _cast_rows(arguments: Sequence[Any], dtype: torch.dtype) -> tuple[Any, ...]:
+def _cast_rows(
+    dtype: torch.dtype, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Any, ...]:
     """query, key, value and mask in `dtype`."""
 
     def cast(tensor: Tensor | None) -> Tensor | None:
         lower = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
         return tensor.to(dtype) if tensor is not None and lower else tensor
 
-    query, key, value, mask, *rest = arguments
     if mask is not None and mask.dtype != torch.float32:
         mask = cast(mask)
-    return cast(query), cast(key), cast(value), mask, *rest
+    return cast(query), cast(key), cast(value), mask
 
 
 def autocast(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     device_type = arguments[0].device.type
     if not torch.is_autocast_enabled(device_type):
         return arguments
-    return _cast_rows(arguments, torch.get_autocast_dtype(device_type))
+    return *_cast_rows(torch.get_autocast_dtype(device_type), *arguments[:4]), *arguments[4:]
 
 
 def _register_autocast(operator: torch._ops.OpOverload, device_type: str, key: str) -> None:
     keyset = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    names = [argument.name for argument in operator._schema.arguments]
+    mask = (names.index("attn_mask") if "attn_mask" in names else len(names)) - 3  # after the rows
 
-    def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *rest: Any) -> Any:
-        dtype = torch.get_autocast_dtype(device_type)
+    def kernel(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Any:
+        rest = list(others)
+        if query.device.type == device_type:  # options and seeds on the CPU lead here, too
+            given = rest[mask] if mask < len(rest) else None
+            dtype = torch.get_autocast_dtype(device_type)
+            query, key, value, cast = _cast_rows(dtype, query, key, value, given)
+            if given is not None:
+                rest[mask] = cast
         with torch._C._ExcludeDispatchKeyGuard(keyset):
-            return operator(*_cast_rows((query, key, value, mask, *rest), dtype))
+            return operator(query, key, value, *rest)
 
-    _LIBRARY.impl(operator._opname, kernel, key)
+    _LIBRARY.impl(operator.name().removeprefix("tilewise::"), kernel, key)
 
 
 _LIBRARY = torch.library.Library("tilewise", "FRAGMENT")  # its registrations end with it
 for _key in ("AutogradCPU", "AutogradCUDA"):  # the gradient is recorded round them, in _Training
-    _LIBRARY.impl("attention_training", torch.library.fallthrough_kernel, _key)
-    _LIBRARY.impl("attention_training_backward", torch.library.fallthrough_kernel, _key)
-for _operator in (attention_forward, attention_inference):
+    for _name in ("attention_training", "attention_training.masked", "attention_training_backward"):
+        _LIBRARY.impl(_name, torch.library.fallthrough_kernel, _key)
+for _operator in (attention_forward, attention_inference, attention_inference_masked):
     _register_autocast(_operator, "cpu", "AutocastCPU")
     _register_autocast(_operator, "cuda", "AutocastCUDA")
 

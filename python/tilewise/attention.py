@@ -9,15 +9,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from tilewise import _ops
 from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, Unsupported, reject, translated
 from tilewise.block_mask import block_mask_of
 
 _inference = _ops.attention_inference._op  # OpOverload.__call__ would only call it
-_training = _ops.training
-_is_compiling = torch.compiler.is_compiling
+_inference_masked = _ops.attention_inference_masked._op
+_plain_calls = _ops.plain_calls
+_compiler = torch.compiler
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
@@ -97,7 +98,8 @@ def attention(
     ):
         return out
     arguments = (
-        *(query, key, value, attn_mask, _number("dropout_p", dropout_p), is_causal, scale, enable_gqa),
+        *(query, key, value, attn_mask, _number("dropout_p", dropout_p)),
+        *(is_causal, _scale(scale), enable_gqa),
         *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
         *_NO_LENGTHS,
         *_blocks(block_mask),
@@ -127,8 +129,8 @@ def scaled_dot_product_attention(
     torch.Size([3, 5, 8])
     """
     alignment: Alignment = "top_left"
-    if isinstance(attn_mask, CausalBias):  # a tensor without data
-        alignment = "top_left" if attn_mask.variant == CausalVariant.UPPER_LEFT else "bottom_right"
+    if type(attn_mask) is not Tensor and (corner := _causal_bias(attn_mask)) is not None:
+        alignment = corner
         attn_mask, is_causal = None, True
     elif dropout_p == 0.0:
         out = _plain(query, key, value, attn_mask, is_causal, scale, enable_gqa)
@@ -192,7 +194,7 @@ def attention_varlen(
         reject("cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_k", "int32 [sequences + 1]", None)
     _check_shared_heads(enable_gqa, query=query, key=key)
     arguments = (
-        *(query, key, value, None, _number("dropout_p", dropout_p), is_causal, scale, True),
+        *(query, key, value, None, _number("dropout_p", dropout_p), is_causal, _scale(scale), True),
         *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
         *(None, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
         *_NO_BLOCKS,
@@ -250,7 +252,7 @@ def attention_decode(
         reject("cache_seqlens", "int32 [B]", None)
     _check_shared_heads(enable_gqa, query=query, k_cache=k_cache)
     arguments = (
-        *(query, k_cache, v_cache, None, _number("dropout_p", dropout_p), is_causal, scale, True),
+        *(query, k_cache, v_cache, None, _number("dropout_p", dropout_p), is_causal, _scale(scale), True),
         *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
         *(cache_seqlens, page_table, None, None, 0, 0),
         *_NO_BLOCKS,
@@ -330,7 +332,8 @@ def explain(
       reference: able
     """
     arguments = (
-        *(query, key, value, attn_mask, _number("dropout_p", dropout_p), is_causal, scale, enable_gqa),
+        *(query, key, value, attn_mask, _number("dropout_p", dropout_p)),
+        *(is_causal, _scale(scale), enable_gqa),
         *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks, draws=False),
         *_NO_LENGTHS,
         *_blocks(block_mask),
@@ -340,17 +343,18 @@ def explain(
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """The two words a dropout mask is drawn from: int64 [2] on the CPU, from torch's generator of the device.
+    """The two words a dropout mask is drawn from: int64 [2], from torch's generator of the device.
 
-    Traced or transformed, from that of the CPU, which torch knows how to trace and to repeat under vmap.
+    On the CPU where they are known when the kernels are launched. While a CUDA graph is captured they are
+    drawn on the device, by an operator of torch's that draws others in each replay. Traced or transformed
+    they come from the CPU's generator, which torch knows how to trace and to repeat under vmap.
     """
     on_gpu = device.type == "cuda" and torch.cuda.is_initialized()  # where tensors are fake it may not be
-    if on_gpu and _ops.eager():
+    if on_gpu and not torch.compiler.is_compiling():
         if torch.cuda.is_current_stream_capturing():
-            raise Unsupported(
-                "dropout_p: a CUDA graph would repeat one mask in every replay; capture it at 0"
-            )
-        return _next_seed(torch.cuda.default_generators[device.index])
+            return torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=device)
+        if _ops.eager():
+            return _next_seed(torch.cuda.default_generators[device.index])
     return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
 
 
@@ -397,9 +401,11 @@ def _plain(
     errors. Nothing here is called through a module: on tiny tensors that would be seen.
     """
     try:
-        if _is_compiling() or _transforms_active() or forward_ad._current_level >= 0:
+        if _is_dynamo_compiling() or _compiler._is_compiling_flag:  # is_compiling(), at a quarter of its cost
             return None
-        tf32 = query.is_cuda and _tf32_allowed()
+        if _transforms_active() or forward_ad._current_level >= 0:
+            return None
+        options, training = _plain_calls[is_causal, scale, enable_gqa, query.is_cuda and _tf32_allowed()]
         if _is_grad_enabled() and (
             query.requires_grad
             or key.requires_grad
@@ -410,14 +416,11 @@ def _plain(
                 return None
             if _is_any_autocast_enabled():  # a gradient belongs to what was cast, so before it is recorded
                 query, key, value, mask = _ops.autocast((query, key, value, mask))
-            rest = (is_causal, scale, enable_gqa, tf32)
-            return (
-                _training(query, key, value, rest)
-                if mask is None
-                else _training(query, key, value, rest, mask)
-            )
-        return _inference(query, key, value, mask, is_causal, scale, enable_gqa, tf32)
-    except (RuntimeError, AttributeError):
+            return training(query, key, value) if mask is None else training(query, key, value, mask)
+        if mask is None:
+            return _inference(query, key, value, options)
+        return _inference_masked(query, key, value, options, mask)
+    except (RuntimeError, AttributeError, TypeError, AssertionError):
         return None
 
 
@@ -452,7 +455,20 @@ def _options(
 def _number(name: str, value: Any) -> float:
     if value is None or isinstance(value, (str, list, tuple)):
         raise TypeError(f"{name}: expected float, got {type(value).__name__}")
+    _check_no_gradient(name, value)
     return float(value)
+
+
+def _scale(scale: Any) -> Any:
+    _check_no_gradient("scale", scale)
+    return scale
+
+
+def _check_no_gradient(name: str, value: Any) -> None:
+    """torch would make a number of it without a word, and a parameter would never be trained."""
+    if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+        advice = "multiply query by it, or detach it" if name == "scale" else "detach it"
+        raise Unsupported(f"{name}: no gradient is computed for it; {advice}")
 
 
 def _blocks(block_mask: Any) -> tuple[Any, ...]:
@@ -503,6 +519,15 @@ def _four_dims(
     return flat(query), flat(key), flat(value), mask, result
 
 
+def _causal_bias(mask: Any) -> Alignment | None:
+    """Where torch's CausalBias, a tensor without data, lines up; None of anything else."""
+    if mask is None or type(mask).__module__ != "torch.nn.attention.bias":
+        return None
+    from torch.nn.attention.bias import CausalVariant  # brings the compiler with it: seconds, where unasked
+
+    return "top_left" if mask.variant == CausalVariant.UPPER_LEFT else "bottom_right"
+
+
 def _broadcast(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     try:
         return tuple(torch.broadcast_shapes(*shapes))
@@ -510,10 +535,13 @@ def _broadcast(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
         reject(name, "leading dimensions that broadcast", " and ".join(str(list(s)) for s in shapes))
 
 
-@torch.compiler.assume_constant_result
 def _tf32_allowed() -> bool:
     """What torch's own products may do: also says what set_float32_matmul_precision and allow_tf32 set."""
     return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+# What torch.compiler.assume_constant_result does, but that loads the compiler: as long again as torch itself.
+_tf32_allowed.__dict__["_dynamo_marked_constant"] = True
 
 
 def _check_tensors(**tensors: Any) -> None:

@@ -4,37 +4,360 @@ from __future__ import annotations
 
 import argparse
 import platform
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
 import tilewise
+from tilewise import _ops
+from tilewise.bench import (
+    check,
+    environment,
+    implementations,
+    measure,
+    operands,
+    profile,
+    rates,
+    records,
+    report,
+    roofline,
+    run,
+    suites,
+    summary,
+    table,
+    timing,
+)
+from tilewise.bench.plots import all_files
+from tilewise.bench.problem import ITEM_BYTES, PASSES, BadInput, Problem
 
-
-def info() -> str:
-    """What is installed and what it can run on: one line each.
-
-    >>> info().splitlines()[0].startswith("tilewise")
-    True
-    """
-    devices = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
-    return "\n".join(
-        (
-            f"tilewise  {tilewise.__version__}",
-            f"torch     {torch.__version__}",
-            f"python    {platform.python_version()}",
-            f"threads   {torch.get_num_threads()}",
-            f"devices   {', '.join(['cpu', *devices])}",
-            f"kernels   {', '.join(tilewise.kernels())}",
-        )
-    )
+DEFAULT_OUT = Path("build/bench")
+LIMIT_MS = {"cpu": 300.0, "cuda": 500.0}
+DEFAULT_SHAPE = "hq=8 sq=1024 d=64"
+DEFAULT_CHECK = ("hq=4 hkv=2 sq=197 d=64", "hq=2 sq=128 sk=200 d=128", "hq=2 sq=150 d=40 mask=padding",
+                 "hq=2 sq=300 d=64 window=32", "hq=1 sq=33 d=257", "hq=2 sq=256 d=32 blocks=0.5")  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; `arguments` are those of the process unless given."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except BadInput as error:
+        print(f"tilewise: {error}", file=sys.stderr)
+        return 2
+    except tilewise.Error as error:
+        print(f"tilewise: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader had enough
+        sys.stderr.close()
+        return 0
+
+
+# Options
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tilewise", description=tilewise.__doc__)
     parser.add_argument("--version", action="version", version=f"tilewise {tilewise.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="show versions, devices and kernels")
-    parser.parse_args(arguments)
-    print(info())
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, function: Callable[[Any], int], about: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+        command.set_defaults(command=function)
+        return command
+
+    command = add("info", _info, "show versions, devices, and which kernels are usable here")
+    command.add_argument("--measure", action="store_true", help="measure the machine's ceilings, too")
+
+    command = add("explain", _explain, "say which kernel a problem would get, and why not the others")
+    _problem_options(command, several=False)
+    command.add_argument("--gradient", action="store_true", help="also for the backward pass")
+    command.add_argument(
+        "--call", type=Path, metavar="FILE", help="attention's arguments, a dict saved by torch"
+    )
+
+    command = add("check", _check, "compare every kernel with float64, beside PyTorch's own error")
+    _problem_options(command, several=True)
+    _selection_options(command)
+    command.add_argument("--kernels", type=_words, default=(), help="names or parts of them, by comma (all)")
+
+    command = add("bench", _bench, "measure our kernels and their peers, and write a report")
+    _problem_options(command, several=True)
+    _selection_options(command)
+    command.add_argument(
+        "--kernels", type=_words, default=(), help="names or parts of them, peers' too (all)"
+    )
+    command.add_argument("--runs", type=int, default=timing.LEAST_RUNS, help="rounds on a GPU (%(default)s)")
+    command.add_argument("--seconds", type=float, default=0.3, help="for each on a CPU (%(default)s)")
+    limits = f"what is slower is left out ({', '.join(f'{ms:g} on {on}' for on, ms in LIMIT_MS.items())})"
+    command.add_argument("--limit-ms", type=float, help=limits)
+    command.add_argument("--threads", type=int, help="CPU threads (torch's own number)")
+    command.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder of records (%(default)s)")
+    command.add_argument("--fresh", action="store_true", help="do not go on with an interrupted run")
+    command.add_argument("--no-report", action="store_true", help="leave the HTML report out")
+    command.add_argument("--list", action="store_true", help="list suites and implementations, run nothing")
+
+    command = add("roofline", _roofline, "hold every row of records against the measured ceilings")
+    _record_arguments(command)
+
+    command = add("profile", _profile, "run one kernel under ncu or nsys and say what bounds it")
+    _problem_options(command, several=False)
+    command.add_argument("--kernel", default="auto", help="one of ours or a peer (the one chosen)")
+    command.add_argument("--tool", choices=("ncu", "nsys", "torch"), help="the first of these that is there")
+    command.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
+
+    command = add("report", _report, "draw an HTML page and plots from records")
+    _record_arguments(command)
+    command.add_argument("--out", type=Path, help="the page (report.html beside the records)")
+    command.add_argument("--plots", type=Path, metavar="FOLDER", help="also every plot as SVG")
+    command.add_argument("--png", action="store_true", help="with --plots: as PNG, too (needs matplotlib)")
+    return parser
+
+
+def _problem_options(command: argparse.ArgumentParser, several: bool) -> None:
+    sizes = '"b=1 hq=8 hkv=8 sq=1024 sk=1024 d=64 dv=64"; also mask=additive|padding window=256 blocks=0.25'
+    if several:
+        command.add_argument("--shape", action="append", default=[], help=f"{sizes} dropout=0.1; repeatable")
+        command.add_argument("--suite", type=_words, default=(), help="names or files by comma, or all")
+    else:
+        command.add_argument("--shape", default=DEFAULT_SHAPE, help=f"{sizes} (%(default)s)")
+        command.add_argument("--dtype", default="f32", choices=tuple(ITEM_BYTES))
+        command.add_argument("--pass", dest="direction", default="forward", choices=PASSES)
+        command.add_argument("--causal", default="no", choices=("yes", "no"))
+    command.add_argument("--device", choices=("cpu", "cuda"), help="the best one present")
+
+
+def _selection_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--dtype", type=_words, default=(), help="f32, f16, bf16, by comma (the suite's)")
+    passes = f"{', '.join(PASSES)} (the suite's)"
+    command.add_argument("--pass", dest="passes", type=_words, default=(), help=passes)
+    command.add_argument("--causal", choices=("yes", "no", "both"), help="(the suite's)")
+
+
+def _record_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "records", nargs="*", type=Path, default=[DEFAULT_OUT], help="files or folders (build/bench)"
+    )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _selection(options: Any) -> suites.Selection:
+    suites.check_each("--dtype", options.dtype, tuple(ITEM_BYTES))
+    suites.check_each("--pass", options.passes, PASSES)
+    causal = {None: (), "yes": (True,), "no": (False,), "both": (False, True)}[options.causal]
+    return suites.Selection(options.dtype, options.passes, causal)
+
+
+def _one_problem(options: Any) -> Problem:
+    causal = (options.causal == "yes",)
+    (problem,) = suites.shape(options.shape, suites.Selection((options.dtype,), (options.direction,), causal))
+    return problem
+
+
+# Commands
+
+
+def _info(options: Any) -> int:
+    print(info(options.measure))
+    return 0
+
+
+def info(measured: bool = False) -> str:
+    """What is installed, what it can run on, and which kernels are usable there.
+
+    >>> info().splitlines()[0].startswith("tilewise")
+    True
+    """
+    lines = [
+        f"tilewise  {tilewise.__version__}",
+        f"torch     {torch.__version__}",
+        f"python    {platform.python_version()}",
+        f"cpu       {environment.cpu_name()}, {environment.cores()} cores, {torch.get_num_threads()} threads",
+        f"simd      {', '.join(_ops.simd_levels()) or 'none'}",
+    ]
+    devices = [torch.device("cpu")]
+    for number in range(torch.cuda.device_count()):
+        of = torch.cuda.get_device_properties(number)
+        size = f"{of.total_memory / 2**30:.0f} GiB, {of.multi_processor_count} multiprocessors"
+        lines.append(f"gpu {number}     {of.name}, compute capability {of.major}.{of.minor}, {size}")
+        devices = [torch.device("cuda"), *devices[-1:]]
+    if len(devices) == 1:
+        lines.append("gpu       none that this PyTorch can use")
+    for device in devices:
+        lines.append(f"\nkernels on {device.type}")
+        for kernel, verdict in implementations.kernels_on(device).items():
+            lines.append(f"  {kernel:12}{verdict}")
+        if measured:
+            ceilings = records.Record(rates=rates.measure(device, {"f32", "bf16"}))
+            lines.append(table.ceilings(ceilings))
+    return "\n".join(lines)
+
+
+def _explain(options: Any) -> int:
+    if options.call:
+        print(tilewise.explain(**_saved_call(options.call)))
+        return 0
+    problem = _one_problem(options)
+    device = environment.choose_device(options.device)
+    tensors = operands.Operands.random(problem, device)
+    if options.gradient:
+        for tensor in tensors.inputs:
+            tensor.requires_grad_()
+    bound: Any = implementations.bind_tilewise("auto", problem, tensors)
+    print(tilewise.explain(*bound.args, **bound.keywords))
+    return 0
+
+
+def _saved_call(path: Path) -> dict[str, Any]:
+    """Attention's arguments by name, as `torch.save` wrote them."""
+    try:
+        call = torch.load(path, weights_only=True)
+    except Exception as error:  # torch has many reasons
+        raise BadInput(f"--call: cannot read {path}: {measure.reason_of(error)}") from None
+    if not isinstance(call, dict) or not {"query", "key", "value"} <= set(call):
+        raise BadInput(
+            f"--call: expected a dict with query, key and value in {path}, got {type(call).__name__}"
+        )
+    return call
+
+
+def _check(options: Any) -> int:
+    device = environment.choose_device(options.device)
+    selection = _selection(options)
+    names = options.suite
+    problems = [problem for name in names for problem in suites.load(name, selection).problems]
+    shapes = options.shape or (() if names else DEFAULT_CHECK)
+    if not (names or options.dtype):
+        selection = suites.Selection(("f32", "f16", "bf16"), selection.passes, selection.causal)
+    if not (names or options.passes):
+        selection = suites.Selection(selection.dtypes, ("forward", "backward"), selection.causal)
+    problems += [problem for text in shapes for problem in suites.shape(text, selection)]
+    kernels = [x for x in implementations.all_for(device) if not summary.is_peer(x.name)]
+    run.check_kernels(options.kernels, kernels)
+    if options.kernels:
+        kernels = [x for x in kernels if any(part in x.name for part in options.kernels)]
+    flops = measure.Settings(device).checked_flops
+    with timing.full_precision():
+        return 1 if check.check(problems, kernels, device, flops) else 0
+
+
+def _bench(options: Any) -> int:
+    device = environment.choose_device(options.device)
+    limit_ms = LIMIT_MS[device.type] if options.limit_ms is None else options.limit_ms
+    for name, value, least in (
+        ("--runs", options.runs, timing.LEAST_RUNS),
+        ("--seconds", options.seconds, 0.0),
+        ("--limit-ms", limit_ms, 0.0),
+        ("--threads", 1 if options.threads is None else options.threads, 1),
+    ):
+        if value < least:
+            raise BadInput(f"{name}: expected {least:g} or more, got {value:g}")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.list:
+        return _list(device)
+    selection = _selection(options)
+    chosen = _suites(options, device, selection)
+    settings = measure.Settings(device, options.runs, options.seconds, limit_ms)
+    files, finished = run.run(run.Plan(settings, chosen, options.kernels, options.out, options.fresh))
+    found = [record for record in map(records.read, files) if record.rows]
+    if found:
+        print("\n" + summary.text(summary.by_machine(found)))
+        print(f"\nrecords   {', '.join(str(path) for path in files)}")
+        if not options.no_report:
+            page = files[0].parent / "report.html"
+            page.write_text(report.page(found))
+            print(f"report    {page}")
+    if not finished:
+        return 130
+    return 1 if any(_wrong(line) for record in found for line in record.rows) else 0
+
+
+def _wrong(line: records.Line) -> bool:
+    return str(line.get("skipped", "")).startswith("WRONG")
+
+
+def _suites(options: Any, device: torch.device, selection: suites.Selection) -> list[suites.Suite]:
+    names: Sequence[str] = options.suite
+    if "all" in names or (not names and not options.shape and device.type == "cuda"):
+        names = [name for name in suites.names(device.type) if name != "quick"]
+    elif not names and not options.shape:
+        names = ("quick",)
+    chosen = [suites.load(name, selection) for name in names]
+    if options.shape:
+        own = tuple(problem for text in options.shape for problem in suites.shape(text, selection))
+        chosen.append(suites.Suite("shape", "", ("cpu", "cuda"), own))
+    return chosen
+
+
+def _list(device: torch.device) -> int:
+    for name in suites.names():
+        suite = suites.load(name)
+        where = ", ".join(suite.devices)
+        print(f"{name:14}{len(suite.problems):>4} problems  {where:10}  {suite.about}")
+    every = implementations.all_for(device)
+    print(f"\non {device.type}: " + ", ".join(x.name for x in every))
+    return 0
+
+
+def _roofline(options: Any) -> int:
+    print(roofline.text(records.read_all(options.records)))
+    return 0
+
+
+def _profile(options: Any) -> int:
+    device = environment.choose_device(options.device)
+    problem = _one_problem(options)
+    every = implementations.all_for(device)
+    name = options.kernel
+    if name == "auto":
+        chosen = [kernel for kernel, verdict in _verdicts(problem, device).items() if verdict == "chosen"]
+        name = chosen[0] if chosen else "none"
+    found = [x for x in every if x.name == name]
+    if not found:
+        raise BadInput(f"--kernel: expected one of {', '.join(x.name for x in every)}, got {name!r}")
+    if options.watched:
+        profile.watched(found[0], problem, device)
+    else:
+        print(profile.run(found[0], problem, device, options.tool))
+    return 0
+
+
+def _verdicts(problem: Problem, device: torch.device) -> dict[str, str]:
+    bound: Any = implementations.bind_tilewise("auto", problem, operands.Operands.random(problem, device))
+    text = tilewise.explain(*bound.args, **bound.keywords)
+    backward = problem.direction != "forward"
+    return implementations.verdicts(text.partition("\nbackward")[2] if backward else text)
+
+
+def _report(options: Any) -> int:
+    if options.png and not options.plots:
+        raise BadInput("--png: expected --plots with it, got none")
+    found = records.read_all(options.records)
+    first = options.records[0]
+    page = options.out or (first if first.is_dir() else first.parent) / "report.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(report.page(found))
+    machines = summary.by_machine(found)
+    print(summary.text(machines))
+    print(f"\nreport    {page}")
+    for record in machines if options.plots else ():
+        folder = options.plots / environment.slug(record.environment)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = all_files(record)
+        for name, svg in files.items():
+            (folder / f"{name}.svg").write_text(svg)
+        if options.png:
+            from tilewise.bench import png
+
+            png.write_all(record, folder)
+        print(f"plots     {folder}: {len(files)}")
     return 0

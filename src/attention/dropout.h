@@ -15,14 +15,30 @@ struct DropoutMask {
   std::uint32_t stream = 0;     ///< fourth word of the counter
   std::uint32_t threshold = 0;  ///< probability · 2^32
   float keep_scale = 1;         ///< 1 / (1 - probability)
+  /// Seed and offset in memory that only the kernels can read; key and stream are then read from there.
+  const std::int64_t* words = nullptr;
 
   DropoutMask() = default;
   explicit DropoutMask(const Dropout& dropout)
-      : key{static_cast<std::uint32_t>(dropout.seed), static_cast<std::uint32_t>(dropout.seed >> 32) ^
-                                                          static_cast<std::uint32_t>(dropout.offset >> 32)},
-        stream(static_cast<std::uint32_t>(dropout.offset)),
-        threshold(static_cast<std::uint32_t>(static_cast<double>(dropout.probability) * 0x1p32)),
-        keep_scale(static_cast<float>(1.0 / (1.0 - static_cast<double>(dropout.probability)))) {}
+      : threshold(static_cast<std::uint32_t>(static_cast<double>(dropout.probability) * 0x1p32)),
+        keep_scale(static_cast<float>(1.0 / (1.0 - static_cast<double>(dropout.probability)))) {
+    set(dropout.seed, dropout.offset);
+  }
+
+  constexpr void set(std::uint64_t seed, std::uint64_t offset) {
+    key = {static_cast<std::uint32_t>(seed),
+           static_cast<std::uint32_t>(seed >> 32) ^ static_cast<std::uint32_t>(offset >> 32)};
+    stream = static_cast<std::uint32_t>(offset);
+  }
+
+  /// The mask with its words read. To be called where they can be.
+  constexpr DropoutMask drawn() const {
+    DropoutMask mask = *this;
+    if (words != nullptr)
+      mask.set(static_cast<std::uint64_t>(words[0]), static_cast<std::uint64_t>(words[1]));
+    mask.words = nullptr;
+    return mask;
+  }
 
   constexpr bool keeps(std::uint32_t head_index, std::uint32_t i, std::uint32_t j) const {
     return philox({j / 4, i, head_index, stream}, key)[j % 4] >= threshold;

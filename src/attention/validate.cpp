@@ -59,6 +59,7 @@ void check_written(std::initializer_list<Named> written, const AttentionInputs& 
                           {"sinks", &inputs.sinks},
                           {"key_lengths", &inputs.key_lengths},
                           {"page_table", &inputs.page_table},
+                          {"dropout_seed", &inputs.dropout_seed},
                           {"packed.cumulative_q", &inputs.packed.cumulative_q},
                           {"packed.cumulative_k", &inputs.packed.cumulative_k},
                           {"blocks.counts", &inputs.blocks.counts},
@@ -72,20 +73,21 @@ void check_written(std::initializer_list<Named> written, const AttentionInputs& 
 }  // namespace
 
 AttentionCall checked_forward(const AttentionInputs& inputs, const AttentionOptions& options,
-                              const AttentionOutputs& outputs, const Context& context) {
+                              const AttentionOutputs& outputs, const Context& context, ResultMemory memory) {
   AttentionCall call = checked_inputs(Pass::forward, inputs, options, context);
   const AttentionProblem& problem = call.problem;
   check_beside_q(outputs.o, "o", problem.dim_v, inputs.q.rank == 3 ? "[total_q, Hq, Dv]" : "[B, Hq, Sq, Dv]",
                  inputs.q, context);
   if (outputs.lse.given()) check_lse(outputs.lse, "lse", inputs.q, context);
-  check_written({{"o", &outputs.o}, {"lse", &outputs.lse}}, inputs);
+  if (memory == ResultMemory::callers) check_written({{"o", &outputs.o}, {"lse", &outputs.lse}}, inputs);
   call.o = rows_of(outputs.o, problem.layout);
   call.lse = statistics_of(outputs.lse, problem.layout);
   return call;
 }
 
 AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOptions& options,
-                               const AttentionGradients& gradients, const Context& context) {
+                               const AttentionGradients& gradients, const Context& context,
+                               ResultMemory memory) {
   AttentionCall call = checked_inputs(Pass::backward, inputs, options, context);
   AttentionProblem& problem = call.problem;
   const Tensor& q = inputs.q;
@@ -131,10 +133,12 @@ AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOpt
                                                 {"dv", &gradients.dv},
                                                 {"dmask", &gradients.dmask},
                                                 {"dsinks", &gradients.dsinks}};
-  check_written(written, inputs);
-  check_written(
-      written,
-      {{"o", &gradients.o}, {"lse", &gradients.lse}, {"d_o", &gradients.d_o}, {"d_lse", &gradients.d_lse}});
+  if (memory == ResultMemory::callers) {
+    check_written(written, inputs);
+    check_written(
+        written,
+        {{"o", &gradients.o}, {"lse", &gradients.lse}, {"d_o", &gradients.d_o}, {"d_lse", &gradients.d_lse}});
+  }
 
   problem.features.mask_gradient = gradients.dmask.given();
   call.o = rows_of(gradients.o, problem.layout);

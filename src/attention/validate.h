@@ -1,15 +1,22 @@
 #pragma once
 
+#include <cstdint>
+
 #include "attention/call.h"
 #include "tilewise/attention.h"
 
 namespace tilewise {
 
+/// Whose memory results go to. A caller's may overlap with what is read, so that is looked into.
+enum class ResultMemory : std::uint8_t { callers, fresh };
+
 /// Checks every argument and gives the call in the form kernels read. Throws InvalidArgument; writes nothing.
 AttentionCall checked_forward(const AttentionInputs& inputs, const AttentionOptions& options,
-                              const AttentionOutputs& outputs, const Context& context);
+                              const AttentionOutputs& outputs, const Context& context,
+                              ResultMemory memory = ResultMemory::callers);
 AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOptions& options,
-                               const AttentionGradients& gradients, const Context& context);
+                               const AttentionGradients& gradients, const Context& context,
+                               ResultMemory memory = ResultMemory::callers);
 
 /// The part of it that both passes share: everything but outputs and gradients.
 AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const AttentionOptions& options,

@@ -28,6 +28,21 @@ void check_options(const AttentionOptions& options) {
         options.window.right.value_or(0));
 }
 
+void check_dropout_seed(const Tensor& seed, const Context& context) {
+  check_dtype(seed, "dropout_seed", DType::i64);
+  check_shape(seed, "dropout_seed", {2}, "[seed, offset]", context);
+  check_contiguous_last(seed, "dropout_seed");
+  check(reinterpret_cast<std::uintptr_t>(seed.data) % size_of(DType::i64) == 0, "dropout_seed",
+        "memory aligned to 8 bytes", "an address between");
+}
+
+// A CPU call reads the words here and now; what a CUDA kernel reads may not have been written yet.
+DropoutMask dropout_mask(const Dropout& dropout, const Tensor& seed, const Context& context) {
+  DropoutMask mask(dropout);
+  if (seed.given()) mask.words = static_cast<const std::int64_t*>(seed.data);
+  return context.device.type == Device::Type::cpu ? mask.drawn() : mask;
+}
+
 void check_parallel_for(const ParallelFor& parallel_for) {
   check(parallel_for.threads >= 1, "parallel_for.threads", "1 or more", parallel_for.threads);
   check(parallel_for.run != nullptr, "parallel_for.run", "a function", "none");
@@ -285,6 +300,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
     check_dtype(inputs.key_lengths, "key_lengths", DType::i32);
     check_shape(inputs.key_lengths, "key_lengths", {problem.batch}, "[B]", context);
   }
+  if (inputs.dropout_seed.given()) check_dropout_seed(inputs.dropout_seed, context);
 
   const double dim = static_cast<double>(problem.dim_qk);
   call.q = rows_of(inputs.q, problem.layout);
@@ -305,7 +321,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   call.softcap = static_cast<double>(options.softcap);
   call.band = band_of(options);
   call.alignment = options.alignment;
-  call.dropout = DropoutMask(options.dropout);
+  call.dropout = dropout_mask(options.dropout, inputs.dropout_seed, context);
   call.deterministic = options.deterministic;
   call.allow_tf32 = options.precision == Precision::allow_tf32;
   problem.features = {

@@ -19,6 +19,7 @@ inline double load_element(const std::byte* data, DType dtype, std::int64_t inde
       return static_cast<double>(bf16_to_float(reinterpret_cast<const std::uint16_t*>(data)[index]));
     case DType::boolean: return data[index] != std::byte{0} ? 1.0 : 0.0;
     case DType::i32: return static_cast<double>(reinterpret_cast<const std::int32_t*>(data)[index]);
+    case DType::i64: return static_cast<double>(reinterpret_cast<const std::int64_t*>(data)[index]);
   }
   return 0;
 }
@@ -32,7 +33,8 @@ inline void store_element(std::byte* data, DType dtype, std::int64_t index, doub
     case DType::f16: reinterpret_cast<std::uint16_t*>(data)[index] = float_to_f16(narrow); break;
     case DType::bf16: reinterpret_cast<std::uint16_t*>(data)[index] = float_to_bf16(narrow); break;
     case DType::boolean:
-    case DType::i32: break;
+    case DType::i32:
+    case DType::i64: break;
   }
 }
 

@@ -39,6 +39,29 @@ const Refusal options[] = {
      "[0, 1)", "1.5"},
     {"DropoutNan", dense, [](Scene& s) { s.options.dropout.probability = nan_value; }, "dropout.probability",
      "[0, 1)", "nan"},
+    {"DropoutSeedType", dense, [](Scene& s) { s.inputs.dropout_seed = s.zeros(DType::i32, {2}); },
+     "dropout_seed", "i64", "i32"},
+    {"DropoutSeedShape", dense, [](Scene& s) { s.inputs.dropout_seed = s.zeros(DType::i64, {3}); },
+     "dropout_seed", "[seed, offset] = [2]", "i64[3]"},
+    {"DropoutSeedStride", dense,
+     [](Scene& s) {
+       s.inputs.dropout_seed = s.zeros(DType::i64, {4});
+       s.inputs.dropout_seed.shape[0] = s.inputs.dropout_seed.strides[0] = 2;
+     },
+     "dropout_seed", "contiguous", "stride 2"},
+    {"DropoutSeedDevice", dense,
+     [](Scene& s) {
+       s.inputs.dropout_seed = s.zeros(DType::i64, {2});
+       s.inputs.dropout_seed.device = {Device::Type::cuda, 0};
+     },
+     "dropout_seed", "memory on cpu", "cuda:0"},
+    {"DropoutSeedAlignment", dense,
+     [](Scene& s) {
+       s.inputs.dropout_seed = s.zeros(DType::i64, {3});
+       s.inputs.dropout_seed.shape[0] = 2;
+       s.inputs.dropout_seed.data = static_cast<std::byte*>(s.inputs.dropout_seed.data) + 4;
+     },
+     "dropout_seed", "aligned to 8 bytes", "an address between"},
     {"WindowLeft", dense, [](Scene& s) { s.options.window.left = -1; }, "window.left", "0 or above", "-1"},
     {"WindowRight", dense, [](Scene& s) { s.options.window.right = -7; }, "window.right", "0 or above", "-7"},
 };

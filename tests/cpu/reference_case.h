@@ -37,6 +37,7 @@ struct Case {
   Buffer q, k, v;
   Buffer mask, alibi_slopes, sinks;
   Buffer key_lengths, page_table, cumulative_q, cumulative_k;
+  Buffer dropout_seed;
   std::int64_t max_length_q = 0, max_length_k = 0;
   Buffer counts, indices, full_counts, full_indices, tile_ids, tiles;
   std::int64_t block_q = 1, block_k = 1;
@@ -54,6 +55,7 @@ struct Case {
     in.sinks = sinks.view();
     in.key_lengths = key_lengths.view();
     in.page_table = page_table.view();
+    in.dropout_seed = dropout_seed.view();
     in.packed = {cumulative_q.view(), cumulative_k.view(), max_length_q, max_length_k};
     in.blocks = {
         block_q,         block_k,     counts.view(), indices.view(), full_counts.view(), full_indices.view(),

@@ -104,6 +104,37 @@ TEST(ReferenceInvariance, PartsOverDisjointKeysMergeByTheirLse) {
   }
 }
 
+TEST(ReferenceInvariance, DropoutsSeedMayComeFromMemory) {
+  for (const std::string_view kernel : {"reference", "simd"}) {
+    SCOPED_TRACE(kernel);
+    SeededRandom random(218);
+    const DType dtype = kernel == "simd" ? DType::f32 : DType::f64;
+    const auto random_rows = [&](const Shape& shape) {
+      return tabulate(shape, [&](const Shape&) { return random.normal(); }, dtype);
+    };
+    Case c;
+    c.q = random_rows({2, 4, 9, 8});
+    c.k = random_rows({2, 2, 37, 8});
+    c.v = random_rows({2, 2, 37, 6});
+    const Buffer d_o = random_rows({2, 4, 9, 6});
+    c.options.kernel = kernel;
+    c.options.dropout = {.probability = 0.4f, .seed = 0xFEDCBA9876543210u, .offset = 0x8000000100000003u};
+    const Results by_value = forward(c);
+    const Gradients gradients_by_value = backward(c, d_o, {});
+    c.dropout_seed = seed_words(c.options.dropout);
+    c.options.dropout.seed = 1;  // no longer looked at
+    c.options.dropout.offset = 2;
+    const Results from_memory = forward(c);
+    const Gradients gradients_from_memory = backward(c, d_o, {});
+    EXPECT_EQ(from_memory.o.bytes(), by_value.o.bytes());
+    EXPECT_EQ(gradients_from_memory.dq.bytes(), gradients_by_value.dq.bytes());
+    EXPECT_EQ(gradients_from_memory.dk.bytes(), gradients_by_value.dk.bytes());
+    EXPECT_EQ(gradients_from_memory.dv.bytes(), gradients_by_value.dv.bytes());
+    c.dropout_seed = {};
+    EXPECT_NE(forward(c).o.bytes(), by_value.o.bytes());
+  }
+}
+
 TEST(ReferenceInvariance, OutputIsLinearInTheValues) {
   SeededRandom random(211);
   Case c = random_case(random);

@@ -141,6 +141,7 @@ inline std::vector<Tensor*> tensors_of(AttentionInputs& in) {
           &in.sinks,
           &in.key_lengths,
           &in.page_table,
+          &in.dropout_seed,
           &in.packed.cumulative_q,
           &in.packed.cumulative_k,
           &in.blocks.counts,

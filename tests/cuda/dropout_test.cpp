@@ -37,7 +37,9 @@ void set_to_identity(Buffer& buffer) {  // [batch, heads, length, length]
 
 // Equal scores, so that every weight is positive; key j's value is the j-th unit vector, so that o is the
 // matrix of weights; and query i's d_o is the i-th, so that dv is its transpose.
-RandomProblem visible_weights(DType dtype, const Dropout& dropout) {
+// The seed is among the options, or in memory.
+enum class SeedFrom : std::uint8_t { options, memory };
+RandomProblem visible_weights(DType dtype, const Dropout& dropout, SeedFrom seed = SeedFrom::options) {
   const Sizes sizes{
       .b = batch, .hq = heads, .hkv = heads, .sq = length, .sk = length, .d = dim, .dv = length};
   RandomProblem p = dense_problem(30, dtype, sizes);
@@ -45,6 +47,10 @@ RandomProblem visible_weights(DType dtype, const Dropout& dropout) {
   set_to_identity(p.v);
   set_to_identity(p.d_o);
   p.options.dropout = dropout;
+  if (seed == SeedFrom::memory) {
+    p.dropout_seed = seed_words(dropout);
+    p.options.dropout.seed = ~dropout.seed;  // not looked at
+  }
   p.asked = {};
   return p;
 }
@@ -95,17 +101,20 @@ TEST_P(DropoutOnCuda, IsTheCpusBitForBit) {
     SCOPED_TRACE("seed " + std::to_string(dropout.seed));
     const Pattern expected = contract(dropout);
     for (const DType dtype : types) {
-      SCOPED_TRACE(to_string(dtype));
-      const RandomProblem problem = visible_weights(dtype, dropout);
-      const bool both = reason_against(problem, GetParam(), Pass::backward).empty();
-      const Patterns cuda = both ? patterns_of(problem, GetParam(), run_forward_on_cuda, run_backward_on_cuda)
-                                 : patterns_of(problem, GetParam(), run_forward_on_cuda, nullptr);
-      EXPECT_TRUE(cuda.forward == expected) << "forward";
-      const Patterns cpu = patterns_of(problem, "simd", run_forward, run_backward);
-      EXPECT_TRUE(cuda.forward == cpu.forward) << "forward, against the CPU";
-      if (!both) continue;
-      EXPECT_TRUE(cuda.backward == expected) << "backward";
-      EXPECT_TRUE(cuda.backward == cpu.backward) << "backward, against the CPU";
+      for (const SeedFrom seed : {SeedFrom::options, SeedFrom::memory}) {
+        SCOPED_TRACE(std::string(to_string(dtype)) + (seed == SeedFrom::memory ? ", seed in memory" : ""));
+        const RandomProblem problem = visible_weights(dtype, dropout, seed);
+        const bool both = reason_against(problem, GetParam(), Pass::backward).empty();
+        const Patterns cuda =
+            both ? patterns_of(problem, GetParam(), run_forward_on_cuda, run_backward_on_cuda)
+                 : patterns_of(problem, GetParam(), run_forward_on_cuda, nullptr);
+        EXPECT_TRUE(cuda.forward == expected) << "forward";
+        const Patterns cpu = patterns_of(problem, "simd", run_forward, run_backward);
+        EXPECT_TRUE(cuda.forward == cpu.forward) << "forward, against the CPU";
+        if (!both) continue;
+        EXPECT_TRUE(cuda.backward == expected) << "backward";
+        EXPECT_TRUE(cuda.backward == cpu.backward) << "backward, against the CPU";
+      }
     }
   }
 }

@@ -95,6 +95,40 @@ TEST_P(GraphCapture, ReplaysWithNewData) {
   }
 }
 
+TEST_P(GraphCapture, DrawsDropoutAnewWhereItsSeedInMemoryChanges) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const auto problem_of = [&](std::uint64_t seed) {
+      RandomProblem problem = featured_problem(24, dtype);
+      problem.dropout_seed = seed_words({.seed = seed, .offset = seed << 40});
+      return problem;
+    };
+    if (const std::string reason = reason_against(problem_of(1), GetParam()); !reason.empty()) {
+      GTEST_SKIP() << reason;
+    }
+    const DeviceProblem captured(problem_of(1), GetParam());
+    const Stream stream;
+    const Graph graph(stream, [&] {
+      captured.forward(stream);
+      captured.backward(stream);
+    });
+    std::vector<std::vector<std::byte>> replays;
+    for (const std::uint64_t seed : {2, 3, 2}) {
+      captured.upload(problem_of(seed));
+      captured.poison(stream);
+      graph.replay(stream);
+      stream.wait();
+      replays.push_back(captured.results());
+      RandomProblem by_value = problem_of(seed);
+      by_value.dropout_seed = {};
+      by_value.options.dropout.seed = seed;
+      by_value.options.dropout.offset = seed << 40;
+      EXPECT_TRUE(replays.back() == DeviceProblem(by_value, GetParam()).run(stream))
+          << to_string(dtype) << ", seed " << seed;
+    }
+    EXPECT_TRUE(replays[0] == replays[2] && replays[0] != replays[1]) << to_string(dtype);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, GraphCapture, testing::ValuesIn(cuda_kernels()), kernel_name);
 
 }  // namespace

@@ -12,6 +12,7 @@ import torch
 from tilewise import (
     InvalidArgument,
     Unsupported,
+    _ops,
     attention,
     attention_decode,
     attention_varlen,
@@ -367,3 +368,21 @@ def test_every_exception_is_of_the_library_and_of_pythons_own_kind() -> None:
     assert issubclass(InvalidArgument, (tilewise.Error, ValueError))
     assert issubclass(Unsupported, (tilewise.Error, NotImplementedError))
     assert issubclass(tilewise.Error, RuntimeError)
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_a_number_with_a_gradient_is_refused(name: str) -> None:
+    learned = torch.tensor(0.5, requires_grad=True)
+    with pytest.raises(Unsupported, match=f"{name}: no gradient is computed for it"):
+        attention(*rows(), **{name: learned})
+    with torch.no_grad():
+        assert torch.equal(attention(*rows(), **{name: learned}), attention(*rows(), **{name: 0.5}))
+
+
+@pytest.mark.parametrize("causal", [1, 1.0, True])
+def test_a_flag_is_the_same_whatever_came_before(causal: Any) -> None:
+    q = torch.randn(1, 2, 4, 4)
+    _ops.plain_calls.clear()
+    first = attention(q, q, q, is_causal=causal)
+    assert torch.equal(first, attention(q, q, q, is_causal=True))
+    assert torch.equal(first, attention(q, q, q, is_causal=causal))

@@ -17,8 +17,10 @@ import tilewise
 import torch
 import torch.nn.functional as F
 from conftest import HQ, SK, SQ, B, gradients, leaf, lengths, rows
-from tilewise import attention, attention_decode, attention_varlen, merge_states
+from tilewise import _ops, attention, attention_decode, attention_varlen, merge_states
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 
 def opcheck_samples() -> dict[str, tuple[Any, ...]]:
@@ -67,20 +69,25 @@ def test_opcheck_of_backward(name: str) -> None:
 @pytest.mark.parametrize("mask", [None, torch.rand(5, 6) < 0.5])
 def test_opcheck_of_inference(mask: Tensor | None) -> None:
     q, k, v = (x.detach() for x in rows(b=1, hq=2, hkv=2, sq=5, sk=6, d=8, dv=4))
-    sample = (q, k, v, mask, True, None, False, False)
-    torch.library.opcheck(torch.ops.tilewise.attention_inference.default, sample)
+    options, _ = _ops.plain_calls[True, None, False, False]
+    if mask is None:
+        torch.library.opcheck(torch.ops.tilewise.attention_inference.default, (q, k, v, options))
+    else:
+        torch.library.opcheck(torch.ops.tilewise.attention_inference.masked, (q, k, v, options, mask))
 
 
 @pytest.mark.parametrize("mask", [None, torch.rand(5, 6) < 0.5, torch.randn(2, 1, 6)])
 def test_opcheck_of_training(mask: Tensor | None) -> None:
     q, k, v = (x.detach() for x in rows(b=1, hq=2, hkv=2, sq=5, sk=6, d=8, dv=4))
-    plain = (q, k, v, mask, True, None, False, False)
+    options, _ = _ops.plain_calls[True, 0.5, False, False]
+    operator = _ops.attention_training if mask is None else _ops.attention_training_masked
+    plain = (q, k, v, options) if mask is None else (q, k, v, options, mask)
     # What records the gradient is round the operators, so that they have none of their own.
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(torch.ops.tilewise.attention_training.default, plain, test_utils=checks)
-    out, lse = torch.ops.tilewise.attention_training.default(*plain)
+    torch.library.opcheck(operator, plain, test_utils=checks)
+    out, lse = operator(*plain)
     for needed in ([True] * 3, [False, True, False, mask is not None and mask.is_floating_point()]):
-        sample = (torch.randn_like(out), None, out, lse, needed, *plain, False)
+        sample = (torch.randn_like(out), None, out, lse, needed, q, k, v, options, mask, False)
         torch.library.opcheck(
             torch.ops.tilewise.attention_training_backward.default, sample, test_utils=checks
         )
@@ -453,3 +460,84 @@ def test_functions_and_exceptions_survive_copies_and_pickling() -> None:
 def test_the_package_is_a_command(arguments: list[str], expected: str) -> None:
     command = [sys.executable, "-m", "tilewise", *arguments]
     assert expected in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_plain_calls_with_many_scales_keep_few_of_them() -> None:
+    q, k, v = rows()
+    for n in range(2 * _ops.plain_calls.most):
+        plain = attention(q, k, v, scale=0.01 * n, enable_gqa=True)
+        assert torch.equal(plain, attention(q, k, v, scale=0.01 * n, enable_gqa=True, return_lse=True)[0])
+        assert len(_ops.plain_calls) <= _ops.plain_calls.most
+    torch.autograd.grad(attention(q, k, v, scale=0, enable_gqa=True).sum(), [q, k, v])
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(5), torch.zeros(10, dtype=torch.float64)[::2]])
+def test_the_operators_of_plain_calls_check_their_options(wrong: Tensor) -> None:
+    q, k, v = (x.detach() for x in rows())
+    for operator in (_ops.attention_inference, _ops.attention_training):
+        with pytest.raises(RuntimeError, match="options: expected f64 \\[5\\] on the CPU"):
+            operator(q, k, v, wrong)
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_fake_tensors_without_a_compiler(needs_grad: bool) -> None:
+    with FakeTensorMode():
+        q = torch.empty(2, 4, 8, 16, requires_grad=needs_grad)
+        assert attention(q, q, q, is_causal=True).shape == q.shape
+    q = torch.empty(2, 4, 8, 16, device="meta", requires_grad=needs_grad)
+    assert attention(q, q, q, is_causal=True).shape == q.shape
+
+
+def test_a_function_of_the_eager_path_is_traced() -> None:
+    x = torch.randn(1, 2, 8, 4)
+    traced = make_fx(lambda x: attention(x, x, x, is_causal=True))(x)
+    y = torch.randn(1, 2, 8, 4)
+    assert torch.equal(traced(y), attention(y, y, y, is_causal=True))
+
+
+def test_backward_is_compiled_too() -> None:
+    q, k, v = rows()
+    expected = torch.autograd.grad(attention(q, k, v, is_causal=True, enable_gqa=True).sum(), [q, k, v])
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        found = torch.autograd.grad(attention(q, k, v, is_causal=True, enable_gqa=True).sum(), [q, k, v])
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_importing_does_not_load_the_compiler() -> None:
+    code = (
+        "import sys, torch; before = set(sys.modules); import tilewise; print(*(set(sys.modules) - before))"
+    )
+    run = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
+    loaded = run.stdout.split()
+    assert "tilewise" in loaded and not {"sympy", "torch._dynamo"} & set(loaded)
+
+
+def test_the_compiler_is_told_what_is_constant() -> None:
+    marked = torch.compiler.assume_constant_result(lambda: None)
+    ours = vars(sys.modules["tilewise.attention"])["_tf32_allowed"]
+    assert vars(marked) == vars(ours)
+
+
+def test_autocast_of_the_cpu_leaves_other_devices_alone() -> None:
+    x = torch.empty(1, 2, 4, 8, device="meta")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attention(x, x, x).dtype == torch.float32  # its options are on the CPU
+        assert attention(x, x, x, dropout_p=0.5).dtype == torch.float32  # so is its seed
+
+
+def test_options_made_in_inference_mode_serve_training() -> None:
+    q, k, v = rows()
+    _ops.plain_calls.clear()
+    with torch.inference_mode():
+        attention(q, k, v, enable_gqa=True)
+    attention(q, k, v, enable_gqa=True).sum().backward()
+    assert q.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_jit_trace_holds_the_options() -> None:
+    x, y = torch.randn(2, 1, 2, 6, 4)
+    _ops.plain_calls.clear()
+    traced = torch.jit.trace(lambda q: attention(q, q, q, is_causal=True), (x,))
+    assert torch.equal(traced(y), attention(y, y, y, is_causal=True))

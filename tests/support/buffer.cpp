@@ -130,6 +130,8 @@ void Buffer::store(std::int64_t offset, double value) {
     data_[offset] = std::byte{value != 0};
   } else if (dtype_ == DType::i32) {
     reinterpret_cast<std::int32_t*>(data_)[offset] = static_cast<std::int32_t>(value);
+  } else if (dtype_ == DType::i64) {
+    reinterpret_cast<std::int64_t*>(data_)[offset] = static_cast<std::int64_t>(value);
   } else {
     store_element(data_, dtype_, offset, value);
   }
@@ -241,6 +243,14 @@ void with_workspace(std::size_t bytes, const std::function<void(Workspace)>& bod
   if (!std::all_of(data + bytes, data + bytes + guard_bytes, intact)) {
     throw GuardError("written past the workspace");
   }
+}
+
+Buffer seed_words(const Dropout& dropout) {
+  Buffer words(DType::i64, {2});
+  auto* data = static_cast<std::uint64_t*>(words.view().data);
+  data[0] = dropout.seed;
+  data[1] = dropout.offset;
+  return words;
 }
 
 void run_forward(const AttentionInputs& inputs, const AttentionOptions& options,

@@ -105,6 +105,9 @@ struct GuardError : std::logic_error {
 void with_workspace(std::size_t bytes, const std::function<void(Workspace)>& body);
 
 /// attention_forward and attention_backward with such a workspace, of the size they ask for.
+/// Dropout's seed and offset in memory, as AttentionInputs::dropout_seed takes them.
+Buffer seed_words(const Dropout& dropout);
+
 void run_forward(const AttentionInputs& inputs, const AttentionOptions& options,
                  const AttentionOutputs& outputs, Context context = {});
 void run_backward(const AttentionInputs& inputs, const AttentionOptions& options,

@@ -74,6 +74,7 @@ OpenProblem::OpenProblem(const RandomProblem& p)
       d_o_(values_of(p.d_o)),
       d_lse_(values_of(p.d_lse)),
       mask_(values_of(p.mask)),
+      alibi_(values_of(p.alibi_slopes)),
       sinks_(values_of(p.sinks)) {}
 
 OpenProblem OpenProblem::neighbour(std::uint64_t seed) const {
@@ -92,6 +93,7 @@ OpenProblem OpenProblem::neighbour(std::uint64_t seed) const {
   move(moved.d_o_, problem.d_o);
   move(moved.d_lse_, problem.d_lse);
   move(moved.mask_, problem.mask);
+  move(moved.alibi_, problem.alibi_slopes);
   move(moved.sinks_, problem.sinks);
   const std::vector<std::int64_t> order_qk = listed(problem.dim_qk, seed);
   const std::vector<std::int64_t> order_v = listed(problem.dim_v, seed);
@@ -173,7 +175,7 @@ Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
   const DropoutMask dropout_mask(p.options.dropout);
   double slope = 0;
   if (p.alibi_slopes.given())
-    slope = p.alibi_slopes.shape().size() == 1 ? p.alibi_slopes.at(h) : p.alibi_slopes.at(b, h);
+    slope = alibi_[count(p.alibi_slopes.shape().size() == 1 ? h : b * p.heads_q + h)];
 
   Head head;
   head.queries = count(entry.queries);

@@ -76,7 +76,7 @@ class OpenProblem {
   bool block_shows(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
   std::size_t mask_index(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
 
-  std::vector<double> q_, k_, v_, d_o_, d_lse_, mask_, sinks_;
+  std::vector<double> q_, k_, v_, d_o_, d_lse_, mask_, alibi_, sinks_;
   std::uint64_t order_ = 0;  // seed of the order that a head lists its queries and keys in; 0: as they are
 };
 

@@ -164,6 +164,7 @@ AttentionInputs RandomProblem::inputs() const {
           .sinks = sinks.view(),
           .key_lengths = key_lengths.view(),
           .page_table = page_table.view(),
+          .dropout_seed = dropout_seed.view(),
           .packed = {.cumulative_q = cumulative_q.view(),
                      .cumulative_k = cumulative_k.view(),
                      .max_length_q = length_q,

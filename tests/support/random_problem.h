@@ -46,6 +46,7 @@ struct RandomProblem {
   Buffer mask, alibi_slopes, sinks;
   Buffer key_lengths, page_table, cumulative_q, cumulative_k;
   RandomBlocks blocks;
+  Buffer dropout_seed;  ///< none in random problems: tests that give one say so
   Buffer d_o, d_lse;
   AttentionOptions options;
   Asked asked;

@@ -117,19 +117,14 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     def forward(*given: Any, **options: Any) -> Any:
         # The operator has no output for lse; `export` has made sure that nothing reads it.
-        out = attend(_named(_ops.attention_forward, given, options))
+        out = attend(_named(given, options))
         return out, opset23.Constant(value_float=float("nan"))
 
-    def inference(*given: Any, **options: Any) -> Any:
-        return attend(_named(_ops.attention_inference, given, options))
-
-    return {_ops.attention_forward: forward, _ops.attention_inference: inference}
+    return {_ops.attention_forward: forward}
 
 
-def _named(
-    operator: torch._ops.OpOverload, given: Sequence[Any], options: Mapping[str, Any]
-) -> dict[str, Any]:
-    arguments = operator._schema.arguments
+def _named(given: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = _ops.attention_forward._schema.arguments
     named = {argument.name: argument.default_value for argument in arguments}
     return named | {argument.name: x for argument, x in zip(arguments, given, strict=False)} | dict(options)
 
@@ -153,10 +148,9 @@ def _why_not(arguments: Mapping[str, Any]) -> str | None:
 def _check(program: torch.export.ExportedProgram) -> None:
     """Raises where a call in the program has no counterpart in ONNX."""
     for node in program.graph.nodes:
-        if node.target not in (_ops.attention_forward, _ops.attention_inference):
+        if node.target is not _ops.attention_forward:
             continue
-        if reason := _why_not(_named(node.target, node.args, node.kwargs)):
+        if reason := _why_not(_named(node.args, node.kwargs)):
             raise Unsupported(reason)
-        second = [user for user in node.users if user.args[1:] == (1,) and user.users]
-        if node.target is _ops.attention_forward and second:
+        if any(user.args[1:] == (1,) and user.users for user in node.users):
             raise Unsupported("return_lse: ONNX's Attention has no such output")

@@ -150,7 +150,8 @@ void attend_few(const AttentionCall& call, const Plan& plan, const Panel& panel,
   alignas(64) float rescale[max_panel_width];
   std::fill_n(scratch.few_q, few_queries * q_stride, 0.0f);
   std::fill_n(scratch.few_o, few_queries * o_stride, 0.0f);
-  std::fill_n(scratch.scores, plan.keys * panel.width, 0.0f);  // lanes without a query stay finite
+  const std::int64_t keys = std::min<std::int64_t>(plan.keys, range.last - range.first);
+  std::fill_n(scratch.scores, keys * panel.width, 0.0f);  // lanes without a query stay finite
   for (int row = 0; row < panel.rows; ++row) {
     widen(scratch.few_q + row * q_stride, query_row(call.q, panel, row), call.q.dtype, dim_qk,
           static_cast<float>(call.scale));

@@ -130,7 +130,8 @@ inline void widen(float* to, const std::byte* from, DType dtype, int count, floa
     case DType::bf16: widen_bf16(to, reinterpret_cast<const std::uint16_t*>(from), count, factor); break;
     case DType::boolean: widen_boolean(to, reinterpret_cast<const std::uint8_t*>(from), count); break;
     case DType::f64:
-    case DType::i32: break;  // not taken by these kernels
+    case DType::i32:
+    case DType::i64: break;  // not taken by these kernels
   }
 }
 
@@ -169,7 +170,8 @@ inline void narrow(std::byte* to, DType dtype, const float* from, int count) {
     case DType::bf16: narrow_bf16(reinterpret_cast<std::uint16_t*>(to), from, count); break;
     case DType::f64:
     case DType::boolean:
-    case DType::i32: break;  // not taken by these kernels
+    case DType::i32:
+    case DType::i64: break;  // not taken by these kernels
   }
 }
 

@@ -89,7 +89,7 @@ struct Block {
   std::byte* q_smem;  ///< [rows, dim]
   std::byte* k_smem;  ///< 2 x [keys, dim]
   std::byte* v_smem;  ///< 2 x [keys, dim]
-  float* own_smem;    ///< of the lane, where the kernel is general
+  float4* own_smem;   ///< of the lane, where the kernel is general
   Output<c> o = {};
   SoftmaxRows<c> softmax{};
   float references[c.row_tiles][2], sums[c.row_tiles][2];  ///< of the tile at hand
@@ -106,7 +106,7 @@ struct Block {
         q_smem(shared),
         k_smem(q_smem + c.query_bytes()),
         v_smem(k_smem + 2 * c.key_bytes()),
-        own_smem(reinterpret_cast<float*>(v_smem + 2 * c.key_bytes()) + place.warp * 32 * c.scores() +
+        own_smem(reinterpret_cast<float4*>(v_smem + 2 * c.key_bytes()) + place.warp * 8 * c.scores() +
                  place.lane) {}
 
   static __device__ std::uint32_t address(const std::byte* smem) {
@@ -118,6 +118,15 @@ struct Block {
     Queries<c> q{MatrixPointer<c.dim>::by_rows(address(q_smem + place.first_row() * c.row_bytes()))};
     q.load();
     return q;
+  }
+
+  /// Keys that some query of the warp sees; a warp past the last query sees none.
+  __device__ KeyRange seen_by_warp() const {
+    const QueryTile& queries = rows.queries;
+    const int last = min(place.first_row() + c.warp_rows(), rows.count()) - 1;
+    if (place.first_row() > last) return {};
+    return {call.keys_of(queries.sequence, queries.first + rows.query(place.first_row())).first,
+            call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
   }
 
   /// Scores of a tile from its products, the maxima raised; gives what dropout keeps.
@@ -192,6 +201,8 @@ struct Block {
     wait_copies<0>();
     __syncthreads();  // queries are there
     const Queries<c> q = queries();
+    const auto seen_first = static_cast<int>(seen_by_warp().first);
+    const auto seen_last = static_cast<int>(seen_by_warp().last);
 #pragma unroll 1
     for (int stage = 0; keys.count > 0; stage ^= 1) {
       const KeyTile next = tiles.next();
@@ -202,12 +213,14 @@ struct Block {
         load.values(next, values_at(stage ^ 1));
       }
       commit_copies();
-      const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage)));
-      const auto v = MatrixPointer<c.dim>::by_rows(address(values_at(stage)));
-      Products<T, c> products;
+      const auto first = static_cast<int>(keys.first);
+      if (first < seen_last && first + keys.count > seen_first) {
+        const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage)));
+        Products<T, c> products;
 #pragma unroll
-      for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step);
-      weigh_and_add(keys, products.sum(), v);
+        for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, general && few);
+        weigh_and_add(keys, products.sum(), MatrixPointer<c.dim>::by_rows(address(values_at(stage))));
+      }
       keys = next;
     }
   }
@@ -227,7 +240,7 @@ struct Block {
     const auto first = MatrixPointer<c.dim>::by_columns(address(keys_at(0)));
     Products<T, c> products;
 #pragma unroll
-    for (int step = 0; step < c.dim / 16; ++step) products.add(q, first, step);
+    for (int step = 0; step < c.dim / 16; ++step) products.add(q, first, step, general && few);
     Scores<c>& s = products.sum();
     int stage = 0;
 #pragma unroll 1
@@ -247,7 +260,7 @@ struct Block {
       constexpr int steps = c.keys / 16;
 #pragma unroll
       for (int step = 0; step < dims; ++step) {
-        products_next.add(q, k, step);
+        products_next.add(q, k, step, general && few);
 #pragma unroll
         for (int n = 0; n < steps; ++n) {
           if (n * dims / steps == step) weigh(weights[n], s, n);

@@ -104,8 +104,20 @@ __device__ __forceinline__ void multiply_keys(Scores<c>& s, const Queries<c>& q,
   }
 }
 
+template <ForwardConfig c>
+__device__ __forceinline__ void add_scores(Scores<c>& s, const Scores<c>& more) {
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+    for (int n = 0; n < c.keys / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[r][n][e] += more[r][n][e];
+    }
+  }
+}
+
 /// q·k over all head dims. More than 128 of them are summed in two pieces, since the error of a running sum,
-/// and tensor cores truncate theirs, grows with its length.
+/// and tensor cores truncate theirs, grows with its length. `apart`, every 16 are summed by themselves.
 template <typename T, ForwardConfig c>
 struct Products {
   static constexpr int steps = c.dim / 16;
@@ -113,20 +125,17 @@ struct Products {
   Scores<c> s = {};
   Scores<c> rest = {};
 
-  __device__ void add(const Queries<c>& q, const MatrixPointer<c.dim>& k, int step) {
-    multiply_keys<T, c>(step < piece ? s : rest, q, k, step);
+  __device__ void add(const Queries<c>& q, const MatrixPointer<c.dim>& k, int step, bool apart) {
+    if (apart) {
+      Scores<c> part = {};
+      multiply_keys<T, c>(part, q, k, step);
+      add_scores<c>(s, part);
+    } else {
+      multiply_keys<T, c>(step < piece ? s : rest, q, k, step);
+    }
   }
   __device__ Scores<c>& sum() {
-    if constexpr (piece < steps) {
-#pragma unroll
-      for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-        for (int n = 0; n < c.keys / 8; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) s[r][n][e] += rest[r][n][e];
-        }
-      }
-    }
+    if constexpr (piece < steps) add_scores<c>(s, rest);
     return s;
   }
 };

@@ -35,12 +35,13 @@ struct QueryBlocks {
   std::int64_t count(const AttentionCall& call) const {
     return call.problem.batch * (call.problem.heads_q / heads) * queries.tiles;
   }
-  /// Heads one after another, those of a group too, since they share keys in the cache; and of each the last
-  /// queries first: with causal they see the most keys.
+  /// In turn, those of a group after one another, since they share keys in the cache; and of each head the
+  /// last queries first: with causal they see the most keys.
   __device__ QueryRows rows(const AttentionCall& call, std::int64_t index) const {
-    const std::int64_t head = index / queries.tiles * heads;
+    const Turn turn(call, index, call.problem.batch * (call.problem.heads_q / heads), queries.tiles);
+    const std::int64_t head = turn.head * heads;
     return {queries.tile(call, head / call.problem.heads_q, head % call.problem.heads_q,
-                         queries.tiles - 1 - index % queries.tiles),
+                         queries.tiles - 1 - turn.tile),
             heads};
   }
 };

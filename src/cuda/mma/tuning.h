@@ -6,12 +6,17 @@
 
 namespace tilewise::cuda::mma {
 
-/// Whether o has so few elements that its largest error is a matter of luck. Weights rounded to 16 bits make
-/// about as much error as rounding o does. In many elements that stays well within twice the latter; in few,
-/// about one tensor in a thousand has an element that does not, so weights are kept whole there.
-constexpr bool few_results(std::int64_t results) { return results < 4096; }
+/// Whether o has so few elements, or rows of so few, that its largest error is a matter of luck. Weights
+/// rounded to 16 bits make about as much error as rounding o does. In many elements that stays well within
+/// twice the latter; in few, about one tensor in a thousand has an element that does not, so weights are kept
+/// whole there.
+constexpr bool few_results(std::int64_t rows, std::int64_t dim_v) {
+  constexpr std::int64_t few = 16384;
+  constexpr std::int64_t few_dims = 16;
+  return dim_v < few_dims || rows * dim_v < few;
+}
 constexpr bool few_results(const AttentionCall& call) {
-  return few_results(call.rows_q() * call.problem.heads_q * call.problem.dim_v);
+  return few_results(call.rows_q() * call.problem.heads_q, call.problem.dim_v);
 }
 
 /// How a block of the forward kernel is cut. A warp has 16 · row_tiles queries for itself and walks over all

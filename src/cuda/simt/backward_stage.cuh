@@ -48,7 +48,7 @@ inline bool plain_backward(const AttentionCall& call) {
   const auto plain = [](const Rows& rows, std::int64_t dim) {
     return !rows.wanted || (plain_rows(rows, dim) && dim <= Broad::dim);
   };
-  return !problem.features.needs_more_than_band() && plain(call.q, problem.dim_qk) &&
+  return problem.length_q > 1 && !problem.features.needs_more_than_band() && plain(call.q, problem.dim_qk) &&
          plain(call.k, problem.dim_qk) && plain(call.v, problem.dim_v) && plain(call.d_o, problem.dim_v) &&
          plain(call.dq, problem.dim_qk) && plain(call.dk, problem.dim_qk) && plain(call.dv, problem.dim_v);
 }
@@ -298,7 +298,14 @@ __device__ __forceinline__ void multiply_pairs(const Stage<C, side, general>& st
                                         place.own(0) * C::row_stride};
   const auto multiply = [&](int piece, float(&sum)[C::M][C::N]) {
     const int dims = place.second ? stage.dims_v(piece) : stage.dims_qk(piece);
-    multiply_rows(sum, other, own, (dims + 7) / 8 * 8);
+    const int depth = (dims + 7) / 8 * 8;
+    if constexpr (general && sums_in_runs<C>) {
+      multiply_in_runs(sum, other, own, depth, [](auto& part, const auto& a, const auto& b, int run) {
+        multiply_rows(part, a, b, run);
+      });
+    } else {
+      multiply_rows(sum, other, own, depth);
+    }
   };
   if (stage.whole()) return multiply(0, products);
   // Each piece is summed by itself, and the pieces in shared memory, where the results will go.

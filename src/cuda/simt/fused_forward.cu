@@ -281,7 +281,11 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
   const float own_inverse = sum == 0 ? 0.0f : factor / sum;
   const std::int64_t first = query.sequence.first_q + query.first;
   if (call.lse.wanted && first_dim == 0 && place.lane.column < C::M && r < query.count) {
-    const float lse = sum == 0 ? minus_infinity : maximum + logf(sum);
+    // Short code for the plain kernel; in the general one the two may cancel.
+    const float logarithm =
+        general ? static_cast<float>(static_cast<double>(maximum) + log(static_cast<double>(sum)))
+                : maximum + logf(sum);
+    const float lse = sum == 0 ? minus_infinity : logarithm;
     *reinterpret_cast<float*>(call.lse.at(query.b, query.h, first + r)) = lse;
   }
   const int dims = static_cast<int>(call.problem.dim_v) - first_dim;
@@ -397,6 +401,16 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     row.sum[m] = 0;
   }
 
+  const auto multiply = [&](float(&sum)[C::M][C::N], int depth) {
+    if constexpr (general && sums_in_runs<C>) {
+      multiply_in_runs(sum, q_turned, k_rows, depth, [](auto& part, const auto& a, const auto& b, int run) {
+        multiply_turned_rows(part, a, b, run);
+      });
+    } else {
+      multiply_turned_rows(sum, q_turned, k_rows, depth);
+    }
+  };
+
   KeyTiles<general> tiles(call, query, C::keys);
   KeyTile keys = tiles.next();
   if (keys.count > 0 && pieces == 1) {
@@ -416,7 +430,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
       __syncthreads();  // keys are there, queries are turned, and everyone is done with the last values
       load.values(keys, v_smem);
       commit_copies();
-      multiply_turned_rows(s, q_turned, k_rows, load.depth(0));
+      multiply(s, load.depth(0));
       wait_copies<0>();
       __syncthreads();  // values are there, and everyone is done with the keys
       if (ahead.count > 0) load.keys(ahead, 0, k_smem);
@@ -430,9 +444,9 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
         wait_copies<0>();
         __syncthreads();  // the piece is there
         turn_rows<C::queries, C::row_stride, C::threads>(q_smem, q_loaded, load.depth(piece), sign);
-        __syncthreads();              // and turned
-        float part[C::M][C::N] = {};  // summed by itself: the error of a running sum grows with its length
-        multiply_turned_rows(part, q_turned, k_rows, load.depth(piece));
+        __syncthreads();  // and turned
+        float part[C::M][C::N] = {};
+        multiply(part, load.depth(piece));
         if (piece > 0) load_weights<C>(s, p_warp, place);
 #pragma unroll
         for (int m = 0; m < C::M; ++m) {
@@ -509,7 +523,8 @@ void run_for(const AttentionCall& call, const Context& context) {
 void fused_forward(const AttentionCall& call, const Context& context) {
   clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));
   const AttentionProblem& problem = call.problem;
-  const bool plain = !problem.features.needs_more_than_band() && problem.layout != Layout::paged &&
+  const bool plain = problem.length_q > 1 && !problem.features.needs_more_than_band() &&
+                     problem.layout != Layout::paged &&
                      call.scale != 0 &&  // with none a hidden product, −inf, would not stay hidden
                      plain_rows(call.q, problem.dim_qk) && plain_rows(call.k, problem.dim_qk) &&
                      plain_rows(call.v, problem.dim_v) && plain_rows(call.o, problem.dim_v) &&

@@ -24,6 +24,22 @@ __device__ __forceinline__ void raise(PartialRow& row, float top) {
   row.top = top;
 }
 
+// A sum of products with what its roundings lose kept beside it (TwoSum): equal d_o·v must cancel later.
+struct LosslessSum {
+  float sum = 0;
+  float lost = 0;
+
+  __device__ void add(float a, float b) {
+    const float product = __fmul_rn(a, b);
+    const float next = __fadd_rn(sum, product);
+    const float grown = __fsub_rn(next, sum);
+    lost += __fadd_rn(__fsub_rn(sum, __fsub_rn(next, grown)), __fsub_rn(product, grown));
+    lost += __fmaf_rn(a, b, -product);
+    sum = next;
+  }
+  __device__ double value() const { return static_cast<double>(sum) + static_cast<double>(lost); }
+};
+
 // `scores` and `dweights` are [keys, queries].
 template <typename C>
 __device__ __forceinline__ void add_tile(PartialRow& row, const float* scores, const float* dweights,
@@ -32,15 +48,15 @@ __device__ __forceinline__ void add_tile(PartialRow& row, const float* scores, c
   for (int j = first; j < last; ++j) top = fmaxf(top, scores[j * C::pair_stride + query]);
   raise(row, top);
   float sum = 0;
-  float weighted = 0;
+  LosslessSum weighted;
 #pragma unroll 4
   for (int j = first; j < last; ++j) {
     const float weight = weight_of(scores[j * C::pair_stride + query], row.top);
     sum += weight;
-    weighted = fmaf(weight, dweights[j * C::pair_stride + query], weighted);
+    weighted.add(weight, dweights[j * C::pair_stride + query]);
   }
   row.sum += static_cast<double>(sum);
-  row.weighted += static_cast<double>(weighted);
+  row.weighted += weighted.value();
 }
 
 // The first half leaves scores, −inf where hidden, in place of weights.

@@ -52,6 +52,7 @@ template <int stride, int lanes>
 struct Turned {
   const float* first;
   __device__ float4 at(int k, int run) const { return load_four(first + k * stride + run * 4 * lanes); }
+  __device__ Turned from(int k) const { return {first + k * stride}; }
 };
 
 /// An operand by rows, from the lane's first row on: rows lie `stride` floats apart, `lanes` lanes take
@@ -61,6 +62,7 @@ struct ByRows {
   const float* first;
   /// Four elements from k on.
   __device__ float4 at(int row, int k) const { return load_four(first + row * lanes * stride + k); }
+  __device__ ByRows from(int k) const { return {first + k}; }
 };
 
 /// sum[m][n] += Σ_k a[k][m]·b[k][n] for k below `depth`, a multiple of eight: both turned.
@@ -166,6 +168,28 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[M][N], const A& a, co
   for (int k = 0; k < depth; k += 8) {
     four(a4[0], a4[1], k, k + 4);
     four(a4[1], a4[0], k + 4, k + 8 < depth ? k + 8 : 0);
+  }
+}
+
+/// Whether a configuration's products are summed in runs of a few k: where rows are long, or tiles small, as
+/// they are with one query. Such problems others sum in several lanes, and so more exactly than in one.
+template <typename C>
+inline constexpr bool sums_in_runs = C::dim > 64 || C::M* C::N <= 16;
+
+/// Runs of a few k are summed by themselves; `multiply(sum, a, b, depth)` is one of those above.
+template <typename A, typename B, int M, int N, typename Multiply>
+__device__ __forceinline__ void multiply_in_runs(float (&sum)[M][N], const A& a, const B& b, int depth,
+                                                 const Multiply& multiply) {
+  constexpr int longest = 32;
+#pragma unroll 1
+  for (int k = 0; k < depth; k += longest) {
+    float part[M][N] = {};
+    multiply(part, a.from(k), b.from(k), min(longest, depth - k));
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) sum[m][n] += part[m][n];
+    }
   }
 }
 

@@ -77,7 +77,7 @@ struct DropoutFactors {
 
   __device__ DropoutFactors(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t i,
                             std::int64_t first_key) {
-    const DropoutMask& dropout = call.dropout;
+    const DropoutMask dropout = call.dropout.drawn();
     const auto words = philox({static_cast<std::uint32_t>(first_key / 4), static_cast<std::uint32_t>(i),
                                static_cast<std::uint32_t>(b * call.problem.heads_q + h), dropout.stream},
                               dropout.key);
@@ -88,9 +88,9 @@ struct DropoutFactors {
 __device__ __forceinline__ float dropout_factor(const AttentionCall& call, std::int64_t b, std::int64_t h,
                                                 std::int64_t i, std::int64_t j) {
   const auto head = static_cast<std::uint32_t>(b * call.problem.heads_q + h);
-  return call.dropout.keeps(head, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j))
-             ? call.dropout.keep_scale
-             : 0.0f;
+  const bool kept =
+      call.dropout.drawn().keeps(head, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j));
+  return kept ? call.dropout.keep_scale : 0.0f;
 }
 
 }  // namespace tilewise::cuda

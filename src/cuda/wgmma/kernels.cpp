@@ -33,7 +33,7 @@ std::string unsuited_shape(const AttentionProblem& problem) {
   if (problem.length_k == 0) return "takes no less than one key";
   const std::int64_t heads = problem.batch * problem.heads_q;
   if (heads * (problem.length_q / 64 + 1) > 0x7fffffff) return "takes fewer than 2^31 tiles of queries";
-  if (mma::few_results(heads * problem.length_q * problem.dim_v)) {
+  if (mma::few_results(heads * problem.length_q, problem.dim_v)) {
     return "rounds weights, which results are too few for";
   }
   if (!problem.aligned)

@@ -1,4 +1,4 @@
-"""Times Tilewise beside torch's SDPA on the CPU: the same process, interleaved, medians.
+"""Times a call of Tilewise and of torch's SDPA on tiny tensors, where everything but the attention counts.
 
 In a checkout, after make build, with PYTHONPATH=python and
 TILEWISE_TORCH_LIBRARY=build/release/bindings/torch/_tilewise.so in the environment of .venv/bin/python.
@@ -16,8 +16,6 @@ import tilewise
 import torch
 import torch.nn.functional as F
 
-SHAPES = [(1, 12, 197, 64), (1, 8, 1024, 64), (1, 8, 2048, 128), (1, 2, 4096, 64)]  # B, H, S, D
-
 
 def medians(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
     """Milliseconds of each, taking turns until `seconds` are spent."""
@@ -31,31 +29,6 @@ def medians(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str,
             call()
             times[name].append(1e3 * (time.perf_counter() - start))
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def compare(shape: tuple[int, int, int, int], dtype: torch.dtype, causal: bool, seconds: float) -> None:
-    """Prints a row: both passes, SDPA's time over ours."""
-    batch, heads, length, dim = shape
-    q, k, v = (torch.randn(batch, heads, length, dim).to(dtype).requires_grad_() for _ in range(3))
-    gradient = torch.randn(batch, heads, length, dim).to(dtype)
-
-    def forward(function: Callable[..., torch.Tensor]) -> Callable[[], object]:
-        def call() -> object:
-            with torch.no_grad():
-                return function(q, k, v, is_causal=causal)
-
-        return call
-
-    def both(function: Callable[..., torch.Tensor]) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(function(q, k, v, is_causal=causal), (q, k, v), gradient)
-
-    row = f"h{heads} s{length} d{dim}".ljust(16) + f"{str(dtype)[6:]:<10}{'causal' if causal else 'full':<8}"
-    for make in (forward, both):
-        found = medians(
-            {"sdpa": make(F.scaled_dot_product_attention), "ours": make(tilewise.attention)}, seconds
-        )
-        row += f"{found['ours']:10.2f} ms {found['sdpa'] / found['ours']:6.2f}x"
-    print(row, flush=True)
 
 
 class _Empty(torch.autograd.Function):
@@ -99,17 +72,10 @@ def tiny(seconds: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each cell")
-    parser.add_argument("--tiny", action="store_true", help="time a call on tiny tensors instead")
+    parser.add_argument("--seconds", type=float, default=10.0)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    if arguments.tiny:
-        return tiny(10 * arguments.seconds)
-    print(f"torch {torch.__version__}, {arguments.threads} threads; forward, then forward and backward")
-    for dtype in (torch.float32, torch.bfloat16):
-        for causal in (False, True):
-            for shape in SHAPES:
-                compare(shape, dtype, causal, arguments.seconds)
+    tiny(arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,292 @@
+"""Which charts a machine's rows give: the ladder, speed against peers, growth, roofline, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilewise.bench import charts
+from tilewise.bench.charts import Bar, Chart, Series, Strip
+from tilewise.bench.records import Line, Record
+from tilewise.bench.summary import (
+    LADDER,
+    MATH,
+    SLOW_KERNELS,
+    Race,
+    by_suite,
+    is_peer,
+    name_of,
+    ours,
+    races,
+    standing,
+)
+from tilewise.bench.table import digits, rate, unit
+
+
+@dataclass(frozen=True)
+class Metric:
+    key: str  # in file names and the page
+    title: str
+    unit: str
+    value: Callable[[Race, Line], float | None]
+    log: bool = True
+
+
+def _field(name: str) -> Callable[[Race, Line], float | None]:
+    return lambda race, line: line.get(name)
+
+
+def _against_peer(race: Race, line: Line) -> float | None:
+    return race.best_peer["ms"] / line["ms"] if race.best_peer and ours(line) else None
+
+
+METRICS = (
+    Metric("throughput", "Throughput", "TFLOP/s", lambda _, line: line["tflops"] * unit(line)[1]),
+    Metric("latency", "Latency", "ms", _field("ms")),
+    Metric("speed-up", "Speed-up", "times the fastest peer", _against_peer),
+    Metric("bandwidth", "Bandwidth", "GB/s, inputs and results once", _field("gbps")),
+    Metric("memory", "Memory", "MB a call allocates", _field("peak_mb")),
+    Metric("error", "Error", "largest, against float64", _field("error")),
+)
+
+
+def order(names: set[str]) -> list[str]:
+    """Our kernels as a ladder, then the peers."""
+    return sorted(
+        names, key=lambda name: (is_peer(name), LADDER.index(name) if name in LADDER else len(LADDER), name)
+    )
+
+
+# Growth
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Races that differ in one size alone (and the batch or the heads that make up for it)."""
+
+    suite: str
+    title: str
+    size: str  # sq, sk or d
+    races: tuple[Race, ...]
+
+    @property
+    def impls(self) -> list[str]:
+        return order({line["impl"] for race in self.races for line in race.lines if line.get("ms")})
+
+    def chart(self, metric: Metric, without: Sequence[str] = ()) -> Chart | None:
+        """The metric over the size, a line an implementation; None where nothing has it."""
+        series = []
+        for impl in self.impls:
+            if impl in without:
+                continue
+            points, tips = [], []
+            for race in self.races:
+                line = race.get(impl)
+                value = metric.value(race, line) if line else None
+                if line and value:
+                    points.append((float(line[self.size]), value))
+                    tips.append(f"{impl}, {name_of(line)}: {digits(value)} {self._unit(metric)}")
+            if points:
+                series.append(Series(impl, tuple(points), tuple(tips), dashed=is_peer(impl)))
+        if not series:
+            return None
+        sizes = sorted({float(race.first[self.size]) for race in self.races})
+        label = {"sq": "sequence length", "sk": "keys", "d": "head dim"}[self.size]
+        x = charts.axis(label, sizes, log=True, ticks=sizes)
+        values = [y for one in series for _, y in one.points]
+        rules: tuple[tuple[str, tuple[tuple[float, float], ...]], ...] = ()
+        if metric.key == "speed-up":
+            values += [0.8, 1.25]
+            rules = (("", ((x.low, 1.0), (x.high, 1.0))),)
+        name = self._unit(metric)
+        return Chart(self.title, x, charts.axis(name, values, metric.log), tuple(series), rules)
+
+    def _unit(self, metric: Metric) -> str:
+        return unit(self.races[0].first)[0] if metric.key == "throughput" else metric.unit
+
+
+def growths(of: Sequence[Race]) -> list[Growth]:
+    """Families of at least three sizes, by length where there are so many, else by head dim."""
+    families: dict[tuple[object, ...], list[Race]] = {}
+    for race in of:
+        line = race.first
+        shared = (line["suite"], line["pass"], line["dtype"], line["causal"], line.get("features", ""))
+        batch = line["b"] if line["sq"] == 1 else None
+        threads = line.get("threads")
+        families.setdefault(
+            ("length", *shared, line["hq"], line["hkv"], line["d"], line["dv"], batch, threads), []
+        ).append(race)
+        families.setdefault(("dim", *shared, line["sq"], line["sk"], line["b"], threads), []).append(race)
+    found = []
+    for key, members in families.items():
+        first = members[0].first
+        size = "d" if key[0] == "dim" else "sk" if first["sq"] == 1 else "sq"
+        members.sort(key=lambda race: race.first[size])
+        sizes = {race.first[size] for race in members}
+        if len(sizes) < (4 if size == "d" else 3) or len(sizes) != len(members):
+            continue
+        found.append(Growth(first["suite"], _family_title(first, size), size, tuple(members)))
+    return found
+
+
+def _family_title(line: Line, size: str) -> str:
+    heads = str(line["hq"]) if line["hq"] == line["hkv"] else f"{line['hq']}/{line['hkv']}"
+    sizes = f"{heads} heads × {line['d']}" if size != "d" else f"length {line['sq']}"
+    words = [line["pass"], "causal" if line["causal"] else "", line["dtype"], sizes, line.get("features", "")]
+    if line.get("threads") and line["device"] == "cpu" and "level" in line:
+        words.append(f"{line['threads']} thread{'s' if line['threads'] > 1 else ''}")
+    return " · ".join(word for word in words if word)
+
+
+# The ladder
+
+
+def ladders(of: Sequence[Race]) -> list[str]:
+    """Bars for both passes: the race in which most of our kernels took part, of these the largest."""
+    drawings = []
+    for direction in ("forward", "backward", "both"):
+        timed = [race for race in of if race.first["pass"] == direction and race.timed(True)]
+        if not timed:
+            continue
+        race = max(
+            timed,
+            key=lambda race: (
+                len(race.timed(True)),
+                bool(race.timed(False)),
+                race.first["suite"] == "ladder",
+                max(line["ms"] for line in race.timed(True)),
+            ),
+        )
+        lines = sorted(race.timed(True) + race.timed(False), key=lambda line: -line["ms"])
+        rows = [Bar(line["impl"], line["impl"], line["tflops"], rate(line["tflops"])) for line in lines]
+        title = f"{direction}, {name_of(race.first)}, {race.first['dtype']}"
+        drawings.append(charts.bars(title, rows))
+    return drawings
+
+
+# Against peers
+
+
+def against_peers(of: Sequence[Race]) -> str | None:
+    """Every problem a mark: the fastest peer's time over that of our fastest kernel."""
+    rows = []
+    for (suite, direction, dtype), members in by_suite(of).items():
+        stand = standing(members)
+        if stand is None:
+            continue
+        values = []
+        for race in members:
+            us, peer, gain = race.best_ours, race.best_peer, race.speed_up
+            if us and peer and gain:
+                times = [f"{line['impl']} {digits(line['ms'])} ms" for line in (us, peer)]
+                tip = f"{name_of(us)}: {', '.join(times)}"
+                values.append((gain, us["impl"], tip))
+        rows.append(Strip(f"{suite} · {direction} · {dtype}", tuple(values), stand.median))
+    if not rows:
+        return None
+    return charts.strips("Speed against the fastest peer, problem by problem", "times as fast", rows)
+
+
+# Roofline
+
+
+def roofline(record: Record, of: Sequence[Race]) -> list[Chart]:
+    """For each type: FLOPs a byte against the rate, under the machine's two ceilings."""
+    found = []
+    for dtype in ("f32", "f16", "bf16"):
+        lines = [
+            line
+            for race in of
+            if race.first["dtype"] == dtype
+            for line in race.lines
+            if line.get("ms") and line.get("gbps") and line["impl"] not in SLOW_KERNELS
+        ]
+        compute, copy = record.compute_ceiling(dtype), record.copy_ceiling
+        if not lines or not compute or not copy:
+            continue
+        series = []
+        for impl in order({line["impl"] for line in lines}):
+            own = [line for line in lines if line["impl"] == impl]
+            points = tuple((intensity(line), line["tflops"] * unit(line)[1]) for line in own)
+            tips = tuple(
+                f"{impl}, {name_of(line)}, {line['pass']}: {digits(intensity(line))} FLOP a byte, "
+                f"{rate(line['tflops'])}"
+                for line in own
+            )
+            series.append(Series(impl, points, tips, joined=False))
+        name, scale = unit(lines[0])
+        ridge = 1e3 * compute / copy
+        values = [intensity(line) for line in lines]
+        x = charts.axis("FLOP for each byte of inputs and results", [*values, ridge], log=True)
+        y = charts.axis(name, [line["tflops"] * scale for line in lines] + [compute * scale], log=True)
+        start = max(x.low, 1e3 * y.low / scale / copy)
+        roof = ((start, start * copy * 1e-3 * scale), (ridge, compute * scale), (x.high, compute * scale))
+        title = f"{dtype}: {rate(compute)}, copy {digits(copy)} GB/s"
+        found.append(Chart(title, x, y, tuple(series), (("", roof),)))
+    return found
+
+
+def intensity(line: Line) -> float:
+    """FLOPs for each byte that cannot be helped, of a line."""
+    return 1e3 * line["tflops"] / line["gbps"]
+
+
+def roof_of(record: Record, line: Line) -> tuple[float, str] | None:
+    """What the ceilings allow at the line's intensity, in TFLOP/s, and which of them it is."""
+    compute = line.get("peak_tflops") or record.compute_ceiling(line["dtype"])
+    copy = record.copy_ceiling
+    if not compute or not copy:
+        return None
+    by_memory = intensity(line) * copy * 1e-3
+    return (by_memory, "memory") if by_memory < compute else (compute, "arithmetic")
+
+
+# Exactness
+
+
+def exactness(of: Sequence[Race]) -> Chart | None:
+    """Our errors against those of PyTorch's math path on the same inputs, and the line of twice those."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    tips: dict[str, list[str]] = {}
+    for race in of:
+        math = race.get(MATH)
+        for line in race.timed(True):
+            if math and math.get("error") and line.get("error"):
+                points.setdefault(line["impl"], []).append((math["error"], line["error"]))
+                tips.setdefault(line["impl"], []).append(
+                    f"{line['impl']}, {name_of(line)}, {line['dtype']} {line['pass']}: "
+                    f"{line['error']:.1e}, math {math['error']:.1e}"
+                )
+    if not points:
+        return None
+    every = [point for of_impl in points.values() for point in of_impl]
+    x = charts.axis("error of PyTorch's math path", [x for x, _ in every], log=True)
+    y = charts.axis("error of ours", [y for _, y in every] + [2 * x for x, _ in every], log=True)
+    low = max(x.low, y.low / 2)
+    high = min(x.high, y.high / 2)
+    series = tuple(
+        Series(impl, tuple(points[impl]), tuple(tips[impl]), joined=False) for impl in order(set(points))
+    )
+    rules = (("twice as much", ((low, 2 * low), (high, 2 * high))),)
+    return Chart("Largest error, ours against PyTorch's", x, y, series, rules)
+
+
+def all_files(record: Record) -> dict[str, str]:
+    """Every plot as an SVG file's text, by name."""
+    of = races(record.rows)
+    files = {f"ladder-{n + 1}": svg for n, svg in enumerate(ladders(of))}
+    if strips := against_peers(of):
+        files["against-peers"] = strips
+    for group in growths(of):
+        stem = charts.slug(f"{group.suite} {group.title}").replace("--", "-").replace("--", "-")
+        for metric in METRICS:
+            slow = [impl for impl in group.impls if impl in SLOW_KERNELS]
+            if chart := group.chart(metric):
+                files[f"{metric.key}-{stem}"] = charts.draw(chart, 460, 300)
+            if slow and metric.key in ("latency", "throughput") and (chart := group.chart(metric, slow)):
+                files[f"{metric.key}-{stem}-without-{slow[0]}"] = charts.draw(chart, 460, 300)
+    for chart in roofline(record, of):
+        files[f"roofline-{chart.title.split(':')[0]}"] = charts.draw(chart, 620, 380)
+    if chart := exactness(of):
+        files["error"] = charts.draw(chart, 460, 360)
+    return {name: charts.standalone(svg) for name, svg in files.items()}

@@ -1,0 +1,271 @@
+"""`tilewise profile`: one implementation on one problem under ncu or nsys, or torch's own profiler.
+
+ncu gives the counters that say what bounds a kernel, nsys the time of each kernel. Where neither is there,
+torch's profiler gives times and the static figures (registers, shared memory, occupancy), and on a CPU the
+rate is held against the ceilings.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilewise.bench import measure, rates
+from tilewise.bench.implementations import Implementation
+from tilewise.bench.operands import Operands
+from tilewise.bench.problem import BadInput, Problem
+from tilewise.bench.records import Record
+from tilewise.bench.table import digits, rate
+
+RANGE = "tilewise.profile"
+STALLS = {
+    "long_scoreboard": "for memory (L2 or beyond)",
+    "short_scoreboard": "for shared memory",
+    "barrier": "at barriers",
+    "math_pipe_throttle": "for an arithmetic pipe",
+    "mio_throttle": "to issue shared-memory instructions",
+    "wait": "for a fixed latency",
+    "not_selected": "while another warp was chosen",
+}
+_STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+METRICS = {
+    "gpu__time_duration.sum": "time",
+    "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active": "tensor pipe, instructions",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "tensor pipe",
+    "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active": "FMA pipe",
+    "smsp__issue_active.avg.pct_of_peak_sustained_active": "issue slots",
+    "l1tex__throughput.avg.pct_of_peak_sustained_active": "L1 and shared memory",
+    "lts__throughput.avg.pct_of_peak_sustained_elapsed": "L2",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "device memory",
+    "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": "bank conflicts",
+    "launch__registers_per_thread": "registers a thread",
+    "launch__shared_mem_per_block": "shared memory a block",
+    **{_STALL.format(stall): f"stalled {words}" for stall, words in STALLS.items()},
+}
+_PIPES = ("tensor pipe", "tensor pipe, instructions", "FMA pipe", "issue slots", "L1 and shared memory", "L2",
+          "device memory")  # fmt: skip
+
+
+def command(problem: Problem, kernel: str) -> list[str]:
+    """This program again, as what a profiler watches."""
+    return [
+        *(sys.executable, "-m", "tilewise", "profile", "--watched", "--kernel", kernel),
+        *("--shape", _shape(problem), "--dtype", problem.dtype, "--pass", problem.direction),
+        *("--causal", "yes" if problem.causal else "no"),
+    ]
+
+
+def _shape(problem: Problem) -> str:
+    words = [f"{name}={getattr(problem, name)}" for name in ("b", "hq", "hkv", "sq", "sk", "d", "dv")]
+    return " ".join([*words, problem.features]) if problem.features else " ".join(words)
+
+
+def warmed(implementation: Implementation, problem: Problem, device: torch.device) -> Callable[[], object]:
+    """The call that is looked at, after two that are not."""
+    torch.manual_seed(0)
+    call = measure.call_of(implementation, problem, Operands.random(problem, device))
+    call()
+    call()
+    torch.cuda.synchronize()
+    return call
+
+
+def watched(implementation: Implementation, problem: Problem, device: torch.device) -> None:
+    """One warm call inside an NVTX range."""
+    with implementation.scope():
+        call = warmed(implementation, problem, device)
+        torch.cuda.nvtx.range_push(RANGE)
+        call()
+        torch.cuda.nvtx.range_pop()
+        torch.cuda.synchronize()
+
+
+def run(implementation: Implementation, problem: Problem, device: torch.device, tool: str | None) -> str:
+    """What the best tool present (or the one asked for) finds."""
+    if tool in ("ncu", "nsys") and not shutil.which(tool):
+        raise BadInput(f"--tool: expected a program that is there, got {tool}, which is not in PATH")
+    if device.type == "cpu":
+        return on_cpu(implementation, problem, device)
+    problems = []
+    for name, profiler in (("ncu", by_ncu), ("nsys", by_nsys)):
+        if tool in (None, name) and shutil.which(name):
+            try:
+                return profiler(command(problem, implementation.name))
+            except RuntimeError as error:
+                if tool:
+                    raise
+                problems.append(f"{name}: {error}")
+    missing = "" if problems else "Neither ncu nor nsys is here; torch's profiler gives:\n"
+    return "\n".join([*problems, missing + by_torch(implementation, problem, device)])
+
+
+# ncu
+
+
+def by_ncu(program: list[str]) -> str:
+    asked = ["ncu", "--csv", "--page", "raw", "--nvtx", "--nvtx-include", f"{RANGE}/"]
+    done = subprocess.run(
+        [*asked, "--metrics", ",".join(METRICS), *program], capture_output=True, text=True, check=False
+    )
+    kernels = parse_ncu(done.stdout)
+    if not kernels:
+        raise RuntimeError(_last_line(done.stdout + done.stderr))
+    return "\n\n".join(ncu_text(name, figures) for name, figures in kernels)
+
+
+def parse_ncu(output: str) -> list[tuple[str, dict[str, float]]]:
+    """Kernels and their figures under our names, of ncu's raw page as CSV."""
+    start = output.find('"ID"')
+    if start < 0:
+        return []
+    rows = list(csv.DictReader(io.StringIO(output[start:])))
+    units = rows[0] if rows and not rows[0].get("ID") else {}
+    kernels = []
+    for row in rows[1:] if units else rows:
+        figures = {}
+        for metric, name in METRICS.items():
+            try:
+                value = float((row.get(metric) or "").replace(",", ""))
+            except ValueError:
+                continue  # n/a on this GPU
+            factor = {"nsecond": 1e-3, "ns": 1e-3, "msecond": 1e3, "ms": 1e3, "Kbyte/block": 1e3}
+            figures[name] = value * factor.get(units.get(metric, ""), 1.0)
+        kernels.append((row.get("Kernel Name", "kernel"), figures))
+    return kernels
+
+
+def ncu_text(name: str, figures: dict[str, float]) -> str:
+    lines = [f"{name}", f"  {'time':24}{figures['time']:>10.1f} us"] if "time" in figures else [name]
+    lines += [f"  {pipe:24}{figures[pipe]:>10.1f} % busy" for pipe in _PIPES if pipe in figures]
+    if "occupancy" in figures:
+        lines.append(f"  {'occupancy':24}{figures['occupancy']:>10.1f} %")
+    for key in ("registers a thread", "shared memory a block", "bank conflicts"):
+        if key in figures:
+            lines.append(f"  {key:24}{figures[key]:>10.0f}")
+    stalls = sorted(((v, k) for k, v in figures.items() if k.startswith("stalled")), reverse=True)[:3]
+    lines += [f"  {words:52}{value:>6.2f} warps an issue" for value, words in stalls]
+    return "\n".join([*lines, bottleneck(figures)])
+
+
+def bottleneck(figures: dict[str, float]) -> str:
+    """One sentence.
+
+    >>> bottleneck({"FMA pipe": 85.0, "device memory": 12.0})
+    'Bound by the FMA pipe, 85 % busy.'
+    >>> bottleneck({"FMA pipe": 25.0, "device memory": 12.0, "stalled at barriers": 2.0})
+    'Nothing is busy beyond 25 % (FMA pipe): it waits; warps are stalled at barriers most.'
+    """
+    busy = {pipe: figures[pipe] for pipe in _PIPES if pipe in figures}
+    if not busy:
+        return "No counter says what bounds it."
+    pipe, most = max(busy.items(), key=lambda item: item[1])
+    if most >= 60:
+        return f"Bound by the {pipe}, {most:.0f} % busy."
+    stalls = {k: v for k, v in figures.items() if k.startswith("stalled") and "another" not in k}
+    reason = f"; warps are {max(stalls, key=lambda k: stalls[k])} most" if stalls else ""
+    return f"Nothing is busy beyond {most:.0f} % ({pipe}): it waits{reason}."
+
+
+# nsys
+
+
+def by_nsys(program: list[str]) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "profile"
+        asked = ["nsys", "profile", "--trace=cuda,nvtx", "--capture-range=nvtx", f"--nvtx-capture={RANGE}"]
+        environment = ["--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0", "--output", str(report)]
+        made = subprocess.run([*asked, *environment, *program], capture_output=True, text=True, check=False)
+        table = ["nsys", "stats", "--report", "cuda_gpu_kern_sum", "--format", "csv", f"{report}.nsys-rep"]
+        done = subprocess.run(table, capture_output=True, text=True, check=False)
+    start = done.stdout.find("Time (%)")
+    if start < 0:
+        raise RuntimeError(_last_line(made.stdout + made.stderr + done.stdout + done.stderr))
+    rows = list(csv.DictReader(io.StringIO(done.stdout[start:])))
+    return "\n".join(
+        f"{row['Time (%)']:>6} %  {float(row['Avg (ns)']) / 1e3:10.1f} us  {row['Name']}" for row in rows
+    )
+
+
+# torch's profiler
+
+
+def by_torch(implementation: Implementation, problem: Problem, device: torch.device) -> str:
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with implementation.scope():
+        call = warmed(implementation, problem, device)
+        with torch.profiler.profile(activities=activities) as profile:
+            call()
+            torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        kernels = parse_trace(json.loads(path.read_text()))
+    return kernel_table(kernels) if kernels else "torch's profiler saw no kernel."
+
+
+def parse_trace(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    """The kernels in order, each with torch's figures of its launch."""
+    found = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+    return sorted(found, key=lambda event: event["ts"])
+
+
+def kernel_table(kernels: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        f"{'us':>10}{'blocks':>9}{'threads':>9}{'registers':>11}{'shared KiB':>12}{'occupancy':>11}  kernel"
+    ]
+    for kernel in kernels:
+        launch = kernel.get("args", {})
+        blocks, threads = (_product(launch.get(key, ())) for key in ("grid", "block"))
+        lines.append(
+            f"{kernel['dur']:>10.1f}{blocks:>9}{threads:>9}{launch.get('registers per thread', '–'):>11}"
+            f"{launch.get('shared memory', 0) / 1024:>12.1f}"
+            f"{launch.get('est. achieved occupancy %', '–'):>10}%  {kernel['name'][:100]}"
+        )
+    return "\n".join(lines)
+
+
+def _product(sizes: Sequence[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+# CPU
+
+
+def on_cpu(implementation: Implementation, problem: Problem, device: torch.device) -> str:
+    """The rate against the ceilings: no counters, but which side of the roof it is under."""
+    settings = measure.Settings(device, limit_ms=60_000)
+    ceilings = Record(rates=rates.measure(device, {problem.dtype}))
+    (line,) = measure.measure(problem, [implementation], settings, ceilings)
+    if line.get("ms") is None:
+        raise BadInput(f"--kernel: {implementation.name} cannot: {line['skipped']}")
+    compute, copy = line["peak_tflops"], ceilings.copy_ceiling or 0.0
+    words = (
+        f"{problem} with {implementation.name}: {digits(line['ms'])} ms, {rate(line['tflops'])}, "
+        f"{digits(line['gbps'])} GB/s, {digits(line['peak_mb'])} MB\n"
+        f"intensity {digits(problem.intensity)} FLOP a byte; copy {digits(copy)} GB/s"
+    )
+    if not compute:
+        return words + "."
+    words += f", matrix product {rate(compute)}\n"
+    if problem.intensity * copy * 1e-3 < compute:
+        return words + f"Bound by memory: {line['percent_of_copy']:.0f} % of a copy's bytes a second."
+    return words + f"Bound by arithmetic: {line['percent_of_peak']:.0f} % of the matrix product's rate."
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,192 @@
+"""Records: files of JSON lines, the environment first, one line a measurement as it comes.
+
+The last line of a run that came to its end says so; one without it was interrupted and goes on where it
+stopped. The C++ benchmark writes the same lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilewise.bench.problem import BadInput
+
+Line = dict[str, Any]
+IDENTITY = (
+    *("suite", "op", "pass", "impl", "device", "dtype", "b", "hq", "hkv", "sq", "sk", "d", "dv"),
+    *("causal", "window", "features"),
+)
+FIGURES = ("ms", "spread", "tflops", "gbps", "peak_mb", "error")
+# Names that rates had in earlier records.
+_RATE_NAMES = {"torch matmul, no TF32": "gemm"}
+
+
+def identity(line: Line) -> str:
+    """What a line measures, for comparing: the same in two runs."""
+    return json.dumps([line.get(key) or None for key in IDENTITY])
+
+
+def problem_of(line: Line) -> str:
+    """The same without who: lines of one race have it in common."""
+    return json.dumps([line.get(key) or None for key in (*IDENTITY, "threads") if key != "impl"])
+
+
+@dataclass
+class Record:
+    """What a file holds."""
+
+    environment: dict[str, Any] = field(default_factory=dict)
+    rates: list[Line] = field(default_factory=list)
+    rows: list[Line] = field(default_factory=list)
+    finished: bool = False
+    source: str = ""
+
+    def rate(self, name: str, dtype: str | None, figure: str) -> float | None:
+        """The highest of this name and type, where there is one."""
+        found = [
+            line[figure]
+            for line in self.rates
+            if line["impl"] == name and line.get("dtype") == dtype and line.get(figure)
+        ]
+        return max(found, default=None)
+
+    def compute_ceiling(self, dtype: str) -> float | None:
+        """TFLOP/s: the highest of matrix product and, for f32 on a GPU, bare multiply-adds."""
+        rates = [self.rate("gemm", dtype, "tflops"), self.rate("multiply-adds", dtype, "tflops")]
+        rates += [line.get("peak_tflops") for line in self.rows if line["dtype"] == dtype]
+        return max((rate for rate in rates if rate), default=None)
+
+    @property
+    def copy_ceiling(self) -> float | None:
+        """GB/s."""
+        return self.rate("copy", None, "gbps")
+
+    def highest(self) -> list[Line]:
+        """The highest rate of each name and type."""
+        found: dict[tuple[str, str | None], Line] = {}
+        for line in self.rates:
+            key = line["impl"], line.get("dtype")
+            figure = "tflops" if line.get("tflops") else "gbps"
+            if key not in found or (line.get(figure) or 0) > (found[key].get(figure) or 0):
+                found[key] = line
+        return list(found.values())
+
+    @property
+    def machine(self) -> str:
+        return self.environment.get("gpu") or self.environment.get("cpu") or "unknown machine"
+
+
+def read(path: Path) -> Record:
+    """A record, however it was made. What it says last about a measurement counts."""
+    record = Record(source=path.name)
+    rows: dict[tuple[str, Any], Line] = {}
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"records: cannot read {path}: {error}") from None
+    lines = text.splitlines()
+    for number, content in enumerate(lines, 1):
+        try:
+            line = json.loads(content)
+        except ValueError:
+            if number == len(lines):
+                break  # cut off when the run was
+            raise BadInput(f"records: {path}, line {number}: expected JSON, got {content[:40]!r}") from None
+        if not isinstance(line, dict):
+            raise BadInput(f"records: {path}, line {number}: expected an object, got {content[:40]!r}")
+        if "environment" in line:
+            record.environment = line["environment"]
+            record.rates += _cpu_rates(line["environment"])
+        elif line.get("op") == "rate":
+            record.rates.append({**line, "impl": _RATE_NAMES.get(line["impl"], line["impl"])})
+        elif "finished" in line:
+            record.finished = True
+        elif "pass" in line and "impl" in line:
+            rows[identity(line), line.get("threads")] = {"features": "", **line}
+    record.rows = list(rows.values())
+    return record
+
+
+def _cpu_rates(environment: dict[str, Any]) -> list[Line]:
+    """The C++ benchmark has the machine's rates in the environment, by threads; the most threads count."""
+    rates = []
+    if peaks := environment.get("peak_gflops"):
+        most = peaks[max(peaks, key=int)]
+        rates.append({"op": "rate", "impl": "multiply-adds", "dtype": "f32", "tflops": most * 1e-3})
+    if copies := environment.get("copy_gbps"):
+        rates.append({"op": "rate", "impl": "copy", "dtype": None, "gbps": copies[max(copies, key=int)]})
+    return rates
+
+
+def find(paths: Sequence[Path]) -> list[Path]:
+    """The record files among files and folders."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise BadInput(f"records: expected a file or folder, got {str(path)!r}, which is not there")
+        found += sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+    return found
+
+
+def read_all(paths: Sequence[Path]) -> list[Record]:
+    """Records that have rows; a folder may hold others, such as those of tests."""
+    records = [record for record in map(read, find(paths)) if record.rows]
+    if not records:
+        raise BadInput(f"records: nothing measured in {', '.join(map(str, paths))}")
+    return records
+
+
+class Writer:
+    """A record as it grows. An interrupted one of the same setting is continued, a finished one replaced."""
+
+    def __init__(self, path: Path, environment: dict[str, Any], same: Iterable[str], fresh: bool) -> None:
+        self.path = path
+        self.done: set[str] = set()
+        self.rows: list[Line] = []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = None
+        if path.exists() and not fresh:
+            self._mend()
+            before = read(path)
+        if before and before.environment and not before.finished:
+            for key in same:
+                there, here = before.environment.get(key), environment.get(key)
+                if there != here:
+                    raise BadInput(
+                        f"--out: {path} was interrupted with {key} {there}, and here it is {here}: "
+                        "give another folder, or --fresh to begin anew"
+                    )
+            self.done = {identity(line) for line in before.rows}
+            self.rows = before.rows
+        else:
+            path.write_text("")
+            self._write({"environment": environment})
+
+    @property
+    def resumed(self) -> int:
+        return len(self.done)
+
+    def has(self, line: Line) -> bool:
+        return identity(line) in self.done
+
+    def add(self, line: Line) -> None:
+        self._write(line)
+        if line.get("op") != "rate":
+            self.done.add(identity(line))
+            self.rows.append(line)
+
+    def finish(self, date: str) -> None:
+        self._write({"finished": date})
+
+    def _write(self, line: Line) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _mend(self) -> None:
+        """Takes away a line that was cut off."""
+        text = self.path.read_text()
+        if not text.endswith("\n"):
+            self.path.write_text(text[: text.rfind("\n") + 1])

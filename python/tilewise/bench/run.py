@@ -1,0 +1,151 @@
+"""`tilewise bench`: suites one after another, rows on the screen and in records as they come."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from tilewise.bench import environment, implementations, measure, rates, table, timing
+from tilewise.bench.implementations import Implementation
+from tilewise.bench.problem import BadInput, Problem
+from tilewise.bench.records import Record, Writer
+from tilewise.bench.suites import Suite
+
+
+@dataclass
+class Plan:
+    """What is to be run."""
+
+    settings: measure.Settings
+    suites: Sequence[Suite]
+    kernels: Sequence[str]  # names, or parts of them; empty is all
+    out: Path
+    fresh: bool = False
+
+    def implementations(self, suite: Suite, every: Sequence[Implementation]) -> list[Implementation]:
+        if self.kernels:
+            return [x for x in every if any(part in x.name for part in self.kernels)]
+        return [
+            x for x in every if (not x.on_demand or x.name in suite.also) and x.name not in suite.leave_out
+        ]
+
+
+class Progress:
+    """Where a run stands, on one line of a terminal; nothing elsewhere."""
+
+    def __init__(self, total: int, stream: TextIO = sys.stderr) -> None:
+        self.total, self.done = total, 0
+        self.start = time.monotonic()
+        self.stream = stream if stream.isatty() else None
+
+    def show(self, problem: Problem) -> None:
+        if self.stream:
+            text = f"[{self.done + 1}/{self.total}] {problem.suite}: {problem}  {self.left()}"
+            self.stream.write(f"\r\x1b[2K{text[:110]}")
+            self.stream.flush()
+
+    def left(self) -> str:
+        """By the mean of what is done.
+
+        >>> Progress(4).left()
+        ''
+        """
+        if self.done == 0:
+            return ""
+        seconds = (time.monotonic() - self.start) / self.done * (self.total - self.done)
+        return f"about {seconds // 60:.0f}:{seconds % 60:02.0f} left"
+
+    def clear(self) -> None:
+        if self.stream:
+            self.stream.write("\r\x1b[2K")
+            self.stream.flush()
+
+    def step(self) -> None:
+        self.done += 1
+
+
+def run(plan: Plan) -> tuple[list[Path], bool]:
+    """Measures; returns the records' files, and whether it came to its end."""
+    device = plan.settings.device
+    every = implementations.all_for(device)
+    check_kernels(plan.kernels, every)
+    here = environment.describe(device)
+    ceilings = Record(environment=here)
+    writers = [
+        Writer(
+            plan.out / environment.slug(here) / f"{suite.name}.jsonl", here, environment.IDENTITY, plan.fresh
+        )
+        for suite in plan.suites
+    ]
+    files = [writer.path for writer in writers]
+    print(table.machine(here))
+    try:
+        with timing.full_precision(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's reasons against a backend, for each problem again
+            _run_suites(plan, writers, every, ceilings)
+    except KeyboardInterrupt:
+        print("\nInterrupted. What was measured is kept; the same command goes on from here.")
+        return files, False
+    return files, True
+
+
+def _run_suites(
+    plan: Plan, writers: Sequence[Writer], every: Sequence[Implementation], ceilings: Record
+) -> None:
+    dtypes = {problem.dtype for suite in plan.suites for problem in suite.problems}
+    ceilings.rates = rates.measure(plan.settings.device, dtypes)
+    print(table.ceilings(ceilings))
+    progress = Progress(sum(len(suite.problems) for suite in plan.suites))
+    for suite, writer in zip(plan.suites, writers, strict=True):
+        _run_suite(suite, writer, plan, every, ceilings, progress)
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    for writer in writers:  # only now: a run that is interrupted in a later suite keeps the earlier ones
+        writer.finish(now)
+
+
+def _run_suite(
+    suite: Suite,
+    writer: Writer,
+    plan: Plan,
+    every: Sequence[Implementation],
+    ceilings: Record,
+    progress: Progress,
+) -> None:
+    taking_part = plan.implementations(suite, every)
+    print(f"\n{suite.name}: {suite.about}" if suite.about else f"\n{suite.name}")
+    if writer.resumed:
+        print(f"{writer.resumed} rows of an interrupted run are kept")
+    for line in ceilings.highest():
+        writer.add({"suite": suite.name, **line})
+    printer = table.Printer()
+    for problem in suite.problems:
+        missing = [x for x in taking_part if not writer.has(_key(problem, x, plan.settings.device))]
+        if missing:
+            progress.show(problem)
+            lines = measure.measure(problem, missing, plan.settings, ceilings)
+            progress.clear()
+            for line in lines:
+                writer.add(line)
+            printer.show(problem, lines)
+            if plan.settings.device.type == "cuda":
+                torch.cuda.empty_cache()
+        progress.step()
+
+
+def _key(problem: Problem, implementation: Implementation, device: torch.device) -> dict[str, Any]:
+    return problem.line() | {"impl": implementation.name, "device": device.type}
+
+
+def check_kernels(kernels: Sequence[str], every: Sequence[Implementation]) -> None:
+    for part in kernels:
+        if not any(part in x.name for x in every):
+            names = ", ".join(x.name for x in every)
+            raise BadInput(f"--kernels: expected (parts of) {names}, got {part!r}")

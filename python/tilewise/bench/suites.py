@@ -1,0 +1,170 @@
+"""Suites of problems: JSON files, which the C++ benchmark reads as well.
+
+A suite is {"about": text, "devices": ["cpu", "cuda"], "rows": [row, …]}. "leave_out" lists implementations
+that would only cost time, "also" those that take part only where they are named.
+
+A row has sizes b, hq, hkv, sq, sk, d, dv (hkv, sk and dv follow hq, sq and d; b is 1), features (mask
+"additive" or "padding", window, blocks, dropout), and lists of dtypes, passes and causal, which are
+multiplied out; without them it is f32, forward, not causal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tilewise.bench.problem import ITEM_BYTES, MASKS, PASSES, BadInput, Problem
+
+FOLDER = Path(__file__).parent / "suites"
+_SIZES = ("b", "hq", "hkv", "sq", "sk", "d", "dv")
+_KEYS = {*_SIZES, "mask", "window", "blocks", "dropout", "dtypes", "passes", "causal"}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the command line asks in place of a suite's own choices; an empty one leaves them as they are."""
+
+    dtypes: tuple[str, ...] = ()
+    passes: tuple[str, ...] = ()
+    causal: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True)
+class Suite:
+    name: str
+    about: str
+    devices: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    also: tuple[str, ...] = ()
+    leave_out: tuple[str, ...] = ()
+
+
+def names(device: str | None = None) -> list[str]:
+    """Suites that come with the package, or those of them that are for a device.
+
+    >>> "quick" in names("cpu"), "fa3-grid" in names("cpu")
+    (True, False)
+    """
+    found = sorted(path.stem for path in FOLDER.glob("*.json"))
+    return found if device is None else [name for name in found if device in _read(find(name))["devices"]]
+
+
+def find(name_or_file: str) -> Path:
+    for path in (Path(name_or_file), FOLDER / f"{name_or_file}.json"):
+        if path.is_file():
+            return path
+    raise BadInput(f"--suite: expected a file, all, or one of {', '.join(names())}, got {name_or_file!r}")
+
+
+def load(name_or_file: str, selection: Selection = Selection()) -> Suite:  # noqa: B008
+    """The suite of this name or in this file."""
+    path = find(name_or_file)
+    read = _read(path)
+    try:
+        problems = [problem for row in read["rows"] for problem in expand(row, path.stem, selection)]
+    except BadInput as error:
+        raise BadInput(f"--suite: {path.name}: {error}") from None
+    return Suite(
+        name=path.stem,
+        about=read.get("about", ""),
+        devices=tuple(read["devices"]),
+        problems=tuple(dict.fromkeys(problems)),  # a selection may make two rows the same
+        also=tuple(read.get("also", ())),
+        leave_out=tuple(read.get("leave_out", ())),
+    )
+
+
+def shape(text: str, selection: Selection = Selection()) -> list[Problem]:  # noqa: B008
+    """The problems of one row written as "hq=8 sq=1024 d=64 window=256".
+
+    >>> [str(problem) for problem in shape("hq=8 sq=1024 d=64 window=256", Selection(causal=(True,)))]
+    ['h8 s1024 d64 window=256 causal f32 forward']
+    """
+    row: dict[str, Any] = {}
+    for word in text.split():
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise BadInput(f"--shape: expected key=value, got {word!r}")
+        row[key] = _number(value)
+    try:
+        return list(dict.fromkeys(expand(row, "shape", selection)))
+    except BadInput as error:
+        raise BadInput(f"--shape: {error}") from None
+
+
+def expand(row: dict[str, Any], suite: str, selection: Selection) -> list[Problem]:
+    """One row becomes a problem for each type, pass and kind of causality."""
+    _check(row)
+    sizes = {"b": 1, **{key: row[key] for key in _SIZES if key in row}}
+    for key, same in (("hkv", "hq"), ("sk", "sq"), ("dv", "d")):
+        sizes.setdefault(key, sizes[same])
+    if sizes["hq"] % sizes["hkv"]:
+        raise BadInput(f"hq: expected a multiple of hkv, got {sizes['hq']} over {sizes['hkv']}")
+    problem = Problem(
+        suite=suite,
+        **sizes,
+        mask=row.get("mask"),
+        window=row.get("window"),
+        blocks=row.get("blocks", 1.0),
+        dropout=row.get("dropout", 0.0),
+    )
+    return [
+        replace(problem, dtype=dtype, direction=direction, causal=causal)
+        for dtype in selection.dtypes or row.get("dtypes", ("f32",))
+        for direction in selection.passes or row.get("passes", ("forward",))
+        for causal in selection.causal or row.get("causal", (False,))
+    ]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text())
+        rows = read["rows"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"--suite: {path.name} is no suite: {type(error).__name__}: {error}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BadInput(f"--suite: {path.name}: expected a list of rows")
+    return {"devices": ["cpu", "cuda"], **read}
+
+
+def _check(row: dict[str, Any]) -> None:
+    for key in row:
+        if key not in _KEYS:
+            raise BadInput(f"expected keys among {', '.join(sorted(_KEYS))}, got {key!r}")
+    for key in ("hq", "sq", "d"):
+        if key not in row:
+            raise BadInput(f"expected at least hq, sq and d, got no {key}")
+    for key in (*_SIZES, "window"):
+        if key in row and not (_whole(row[key]) and row[key] >= (key != "window")):
+            raise BadInput(f"{key}: expected {'0' if key == 'window' else '1'} or above, got {row[key]!r}")
+    for key in ("blocks", "dropout"):
+        if key in row and not (isinstance(row[key], (int, float)) and 0 <= row[key] <= 1):
+            raise BadInput(f"{key}: expected a number from 0 to 1, got {row[key]!r}")
+    if row.get("mask") not in (None, *MASKS):
+        raise BadInput(f"mask: expected {' or '.join(MASKS)}, got {row['mask']!r}")
+    for key, known in (("dtypes", tuple(ITEM_BYTES)), ("passes", PASSES), ("causal", (False, True))):
+        check_each(key, row.get(key, ()), known)
+
+
+def check_each(name: str, given: Sequence[Any], known: Sequence[Any]) -> None:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise BadInput(f"{name}: expected a list, got {given!r}")
+    for value in given:
+        if value not in known:
+            raise BadInput(f"{name}: expected {', '.join(map(str, known))}, got {value!r}")
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

@@ -1,0 +1,226 @@
+"""Times calls against each other: in rounds, each once in turn, in an order that rotates.
+
+On a GPU by CUDA events, on inputs that the others have driven out of the L2. On a CPU by the clock, calls too
+short for it several at once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+Call = Callable[[], object]
+WARM_UP_ROUNDS = 2
+LEAST_RUNS = 20  # of a GPU's medians
+LONGEST_HEAD_START_MS = 100.0
+LEAST_CPU_ROUNDS = 5
+MOST_CPU_ROUNDS = 2000
+LEAST_SAMPLE_SECONDS = 5e-4  # shorter calls are timed several at once
+
+
+@dataclass(frozen=True)
+class Timing:
+    ms: float  # median
+    spread: float  # between the quartiles, over the median
+    runs: int
+    best_ms: float = 0.0
+    cpu_share: float | None = None  # of the time, what the calling thread had a core for; of a CPU alone
+
+
+@dataclass
+class Entrant:
+    calls: Sequence[Call]  # the same on every set of inputs
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext  # entered outside of the time
+    times: list[float] = field(default_factory=list)  # milliseconds
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+def summary(times: Sequence[float]) -> Timing:
+    """Median and spread.
+
+    >>> summary([1.0, 2.0, 3.0, 4.0, 5.0])
+    Timing(ms=3.0, spread=0.6666666666666666, runs=5, best_ms=1.0, cpu_share=None)
+    """
+    median = statistics.median(times)
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return Timing(median, spread=(high - low) / median, runs=len(times), best_ms=min(times))
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """f32 means f32, for torch's products and ours."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    if before == "tf32":
+        matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        if before == "tf32":
+            matmul.fp32_precision = before
+
+
+def race(entrants: dict[str, Entrant], device: torch.device, runs: int, seconds: float) -> dict[str, Timing]:
+    """Times of all: `runs` rounds on a GPU, rounds until each had its `seconds` on a CPU."""
+    if not entrants:
+        return {}
+    if device.type == "cuda":
+        CudaRounds(entrants).run(runs)
+    else:
+        _cpu_rounds(entrants, seconds)
+    found = {name: summary(entrant.times) for name, entrant in entrants.items()}
+    if device.type == "cpu":
+        for name, entrant in entrants.items():
+            found[name] = replace(found[name], cpu_share=entrant.cpu_seconds / entrant.wall_seconds)
+    return found
+
+
+def rotated(names: Sequence[str], number: int) -> list[str]:
+    first = number % len(names)
+    return [*names[first:], *names[:first]]
+
+
+# CPU
+
+
+def _cpu_rounds(entrants: dict[str, Entrant], seconds: float) -> None:
+    calls = {name: _calls_a_sample(entrant) for name, entrant in entrants.items()}
+    for number in range(MOST_CPU_ROUNDS):
+        for name in rotated(list(entrants), number):
+            entrant = entrants[name]
+            if entrant.wall_seconds >= seconds and len(entrant.times) >= LEAST_CPU_ROUNDS:
+                continue
+            cpu = time.thread_time()
+            elapsed = _seconds(entrant, calls[name])
+            entrant.cpu_seconds += time.thread_time() - cpu
+            entrant.wall_seconds += elapsed
+            entrant.times.append(1e3 * elapsed / calls[name])
+        spent = min(entrant.wall_seconds for entrant in entrants.values())
+        if spent >= seconds and number + 1 >= LEAST_CPU_ROUNDS:
+            return
+
+
+def _calls_a_sample(entrant: Entrant) -> int:
+    shortest = min(_seconds(entrant, 1) for _ in range(2))
+    return max(1, min(1000, math.ceil(LEAST_SAMPLE_SECONDS / max(shortest, 1e-9))))
+
+
+def _seconds(entrant: Entrant, calls: int) -> float:
+    call = entrant.calls[0]
+    with entrant.scope():
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return time.perf_counter() - start
+
+
+# GPU
+
+
+def sets_past_cache(bytes_of_a_set: int) -> int:
+    """How many sets of inputs to rotate, so that the next has been driven out of the L2 by the others."""
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    return max(2, math.ceil(2 * cache / bytes_of_a_set) + 1)
+
+
+class CudaRounds:
+    """Before a round the GPU is kept busy for as long as it takes to issue the round. So the events stand
+    around the kernels alone, and the time in which Python prepares a call is in nobody's figure.
+    """
+
+    def __init__(self, entrants: dict[str, Entrant]) -> None:
+        self.entrants = entrants
+        self.cycles_per_ms = _cycles_per_ms()
+        self.head_start_ms = 1.0
+        self.calls = 0
+
+    def run(self, rounds: int) -> None:
+        for number in range(WARM_UP_ROUNDS + rounds):
+            for name, ms in self._round(number).items():
+                if number >= WARM_UP_ROUNDS:
+                    self.entrants[name].times.append(ms)
+
+    def _round(self, number: int) -> dict[str, float]:
+        while True:
+            torch.cuda.synchronize()
+            torch.cuda._sleep(int(self.head_start_ms * self.cycles_per_ms))
+            head_start = torch.cuda.Event()
+            head_start.record()
+            events = {name: self._issue(name) for name in rotated(list(self.entrants), number)}
+            in_time = not head_start.query()
+            torch.cuda.synchronize()
+            if in_time or self.head_start_ms >= LONGEST_HEAD_START_MS:
+                return {name: start.elapsed_time(end) for name, (start, end) in events.items()}
+            self.head_start_ms *= 2
+
+    def _issue(self, name: str) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        entrant = self.entrants[name]
+        call = entrant.calls[self.calls % len(entrant.calls)]
+        self.calls += 1
+        with entrant.scope():
+            start.record()
+            call()
+            end.record()
+        return start, end
+
+
+def _cycles_per_ms() -> float:
+    cycles = 2_000_000
+    torch.cuda._sleep(cycles)  # the clock may have been low
+    return cycles / once_ms(lambda: torch.cuda._sleep(cycles), torch.device("cuda"))
+
+
+def once_ms(call: Call, device: torch.device) -> float:
+    """One run, in milliseconds."""
+    if device.type == "cpu":
+        start_time = time.perf_counter()
+        call()
+        return 1e3 * (time.perf_counter() - start_time)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+# Memory
+
+
+def peak_bytes(call: Call, device: torch.device) -> int:
+    """What a call allocates from torch at its highest, results included."""
+    if device.type == "cpu":
+        return _cpu_peak_bytes(call)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = call()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    del result
+    return peak
+
+
+def _cpu_peak_bytes(call: Call) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would announce every profile
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        result = call()
+    del result
+    events = profile.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    held = peak = 0
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak

@@ -1,0 +1,251 @@
+"""Reports of hand-made records: figures, pictures, and a page that a browser opens without complaint."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from bench_rows import RATES, row, rows, write
+from tilewise import cli
+from tilewise.bench import charts, figures, measure, plots, records, report, roofline, summary
+from tilewise.bench.problem import Problem
+from tilewise.bench.timing import Timing
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> records.Record:
+    return records.read(write(tmp_path / "ladder.jsonl"))
+
+
+# Arithmetic
+
+
+def test_derived_figures_follow_from_the_time() -> None:
+    problem = Problem(hq=2, hkv=2, sq=1000, sk=1000, d=100, dv=100)
+    found = measure.derived(problem, Timing(ms=2.0, spread=0.1, runs=20), compute=0.8, copy=10.0)
+    assert problem.flops == 8e8 and found["tflops"] == 0.4 and found["percent_of_peak"] == 50.0
+    size = 4 * 4 * 2 * 1000 * 100 + 4 * 2 * 1000
+    assert found["gbps"] == pytest.approx(size / 2.0 * 1e-6) and found["percent_of_copy"] == pytest.approx(
+        10 * found["gbps"]
+    )
+    assert measure.derived(problem, Timing(2.0, 0.1, 20), None, None)["percent_of_peak"] is None
+
+
+def test_races_compare_the_best_of_both(record: records.Record) -> None:
+    of = summary.races(record.rows)
+    assert len(of) == 8 and [race.speed_up for race in of] == pytest.approx([1, 1.5, 1.8, 2] * 2)
+    assert of[0].best_ours is not None and of[0].best_ours["impl"] == "fused"
+    stand = summary.standing(of)
+    assert stand and (stand.count, stand.faster, stand.low, stand.high) == (8, 6, 1, 2)
+    assert stand.median == pytest.approx(1.65)
+
+
+def test_conclusion_is_three_sentences_from_the_numbers(record: records.Record) -> None:
+    speed, use, exactness = summary.conclusion(record)
+    assert speed == (
+        "On Example GPU, Tilewise is 1.65 times as fast as the fastest peer in the median of 8 problems "
+        "(1.00 to 2.00) and ahead in 6 of them."
+    )
+    assert "fused, h8 s" in use and "TFLOP/s" in use
+    assert "0.50 times that of PyTorch's math path" in exactness
+    assert summary.busy(record) is None
+    for line in record.rows:
+        line["spread"] = 0.5
+    assert "50 % or more" in str(summary.busy(record))
+
+
+def test_conclusion_without_peers_or_figures() -> None:
+    alone = records.Record(rows=[row("fused", 1.0)])
+    assert "measured on 1 problems, and nothing else" in summary.conclusion(alone)[0]
+    nothing = records.Record(rows=[row("fused", None)])
+    assert (
+        len(summary.conclusion(nothing)) == 3 and "None of its kernels ran" in summary.conclusion(nothing)[1]
+    )
+
+
+def test_roof_is_the_lower_ceiling() -> None:
+    record = records.Record(rates=RATES, rows=rows())
+    line = row("fused", 1.0)
+    assert plots.intensity(line) == pytest.approx(1e3 * line["tflops"] / line["gbps"])
+    assert plots.roof_of(record, line) == (40.0, "arithmetic")
+    decode = {**line, "tflops": 0.001, "gbps": 1.0}
+    assert plots.roof_of(record, decode) == (pytest.approx(4.0), "memory")
+    assert "arithmetic" in roofline.text([record])
+
+
+def test_rates_are_the_highest_and_f32_knows_multiply_adds() -> None:
+    more = [{"op": "rate", "impl": "multiply-adds", "dtype": "f32", "tflops": 60.0}]
+    record = records.Record(rates=RATES + more)
+    assert record.compute_ceiling("f32") == 60.0 and record.compute_ceiling("bf16") == 800.0
+    assert record.compute_ceiling("f16") is None and record.copy_ceiling == 4000.0
+
+
+# Records
+
+
+def test_the_cpp_benchmarks_records_are_read(tmp_path: Path) -> None:
+    environment = {"device": "cpu", "cpu": "Example", "threads": 2, "peak_gflops": {"1": 100.0, "2": 200.0},
+                   "copy_gbps": {"1": 10.0, "2": 20.0}}  # fmt: skip
+    lines = [row("simd", 1.0, device="cpu", threads=n, level="avx2") for n in (1, 2)]
+    path = tmp_path / "cpu.jsonl"
+    path.write_text("\n".join(json.dumps(x) for x in [{"environment": environment}, *lines]))
+    record = records.read(path)
+    assert len(record.rows) == 2 and record.compute_ceiling("f32") == 0.2 and record.copy_ceiling == 20.0
+    assert "2 thr." in report.page([record])
+
+
+def test_records_of_one_machine_are_one(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl")
+    write(tmp_path / "b.jsonl", [row("fused", 1.0, suite="other")])
+    (tmp_path / "tests.jsonl").write_text('{"environment": {}}\n{"suite": "core_test", "passed": 3}\n')
+    (merged,) = summary.by_machine(records.read_all([tmp_path]))
+    assert len(merged.rows) == len(rows()) + 1
+
+
+def test_a_broken_record_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text("nonsense\n{}\n")
+    with pytest.raises(ValueError, match="line 1: expected JSON, got 'nonsense'"):
+        records.read(path)
+
+
+# Pictures
+
+
+def test_pictures_are_xml_with_every_series(record: records.Record) -> None:
+    files = plots.all_files(record)
+    kinds = {name.split("-")[0] for name in files}
+    assert kinds >= {"throughput", "latency", "speed", "memory", "error", "roofline", "against", "ladder"}
+    assert any(name.endswith("without-naive") for name in files)
+    for name, svg in files.items():
+        root = ElementTree.fromstring(svg)
+        assert root.tag.endswith("svg") and "nan" not in svg.lower().replace("tenant", ""), name
+    with_naive = files["latency-ladder-forward-f32-8-heads-64"]
+    assert "var(--s-naive)" in with_naive and "var(--s-torch-efficient)" in with_naive
+
+
+@pytest.mark.parametrize("values", [[1.0], [0.3, 0.4], [1e-7, 1e-3], [5.0, 5.0], [0.001, 90000.0]])
+def test_axes_have_ticks_inside(values: list[float]) -> None:
+    for log in (True, False):
+        axis = charts.axis("x", values, log)
+        assert 2 <= len(axis.ticks) <= 8 and all(0 <= axis.place(tick) <= 1 for tick in axis.ticks)
+        assert all(0 <= axis.place(value) <= 1 for value in values)
+
+
+# The page
+
+
+class Page(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attributes if name in ("src", "href")]
+
+
+def test_page_needs_nothing_from_elsewhere(record: records.Record) -> None:
+    text = report.page([record])
+    page = Page()
+    page.feed(text)
+    assert all(link.startswith("data:") for link in page.links) and "@import" not in text
+    assert page.tags.count("tr") == 1 + len(rows()) and page.tags.count("svg") > 20
+    assert "prefers-color-scheme:dark" in text and "width=device-width" in text
+    assert "&lt;this&gt; &amp; that" in text  # reasons are escaped
+
+
+def test_report_command_writes_page_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "ladder.jsonl")
+    assert cli.main(["report", str(path), "--plots", str(tmp_path / "plots")]) == 0
+    assert "1.65 times as fast" in capsys.readouterr().out
+    assert (tmp_path / "report.html").exists() and len(list(tmp_path.glob("plots/*/*.svg"))) > 10
+
+
+def test_png_needs_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "ladder.jsonl")
+    arguments = ["report", str(path), "--plots", str(tmp_path / "plots"), "--png"]
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        assert cli.main(arguments) == 2 and "--png: expected matplotlib" in capsys.readouterr().err
+    else:
+        assert cli.main(arguments) == 0 and len(list(tmp_path.glob("plots/*/*.png"))) > 5
+
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+# Clicks what a reader would, and writes what came of it where --dump-dom shows it.
+PROBE = """<script>
+const seen = selector => [...document.querySelectorAll(selector)].filter(x => !x.hidden && x.offsetParent);
+const out = {panels: seen('.panel [data-metric=throughput]').length};
+document.querySelector('[data-metric-choice=latency]').click();
+out.latency = seen('.panel [data-metric=latency]').length;
+out.throughput = seen('.panel [data-metric=throughput]').length;
+document.querySelector('[data-growth] input').click();
+out.slow = seen('.panel [data-slow=no]').length;
+const header = [...document.querySelectorAll('thead th')].find(x => x.textContent === 'ms');
+const column = header.cellIndex, cells = () =>
+  [...document.querySelectorAll('tbody tr')].map(r => r.cells[column].dataset.v).map(parseFloat);
+header.querySelector('button').click(); out.up = cells();
+header.querySelector('button').click(); out.down = cells();
+const search = document.querySelector('input[type=search]');
+search.value = 'fused backward'; search.dispatchEvent(new Event('input'));
+out.found = seen('tbody tr').length;
+out.wide = document.documentElement.scrollWidth <= window.innerWidth;
+document.body.innerHTML = '<pre id="probe">' + JSON.stringify(out) + '</pre>';
+</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium in PATH to open the report with")
+def test_page_works_in_a_browser(record: records.Record, tmp_path: Path) -> None:
+    page, probed = tmp_path / "report.html", tmp_path / "probed.html"
+    page.write_text(report.page([record]))
+    probed.write_text(page.read_text().replace("</body>", f"{PROBE}</body>"))
+
+    def browse(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        fixed = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--hide-scrollbars",
+        ]
+        profile = f"--user-data-dir={tmp_path / 'profile'}"
+        return subprocess.run(
+            [str(CHROMIUM), *fixed, profile, "--virtual-time-budget=2000", *options, path.as_uri()],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+
+    shot = tmp_path / "phone.png"
+    done = browse(page, "--window-size=400,2000", f"--screenshot={shot}")
+    assert "CONSOLE" not in done.stderr, done.stderr
+    assert shot.read_bytes()[:4] == b"\x89PNG" and shot.stat().st_size > 40_000  # far from blank
+
+    done = browse(probed, "--window-size=500,2000", "--dump-dom")
+    assert "CONSOLE" not in done.stderr, done.stderr
+    found = json.loads(done.stdout.partition('<pre id="probe">')[2].partition("</pre>")[0])
+    assert found["panels"] == found["latency"] == 2 and found["throughput"] == 0 and found["slow"] == 2
+    timed = [x for x in found["up"] if x is not None]
+    assert timed == sorted(timed) and found["up"][-8:] == [None] * 8
+    assert [x for x in found["down"] if x is not None] == timed[::-1] and found["down"][-8:] == [None] * 8
+    assert found["found"] == 4 and found["wide"]
+
+
+# Documents
+
+
+def test_documents_are_drawn_from_the_records() -> None:
+    if not (ROOT / "results").exists() or not (ROOT / "README.md").exists():
+        pytest.skip("a staged tree has no documents")
+    for path, text in figures.render(ROOT).items():
+        assert path.exists() and path.read_text() == text, f"{path.relative_to(ROOT)}: run make figures"

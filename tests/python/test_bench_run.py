@@ -1,0 +1,431 @@
+"""Running: implementations agree with float64, failures are rows, and an interrupted run goes on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tilewise import cli
+from tilewise.bench import exact, implementations, measure, profile, rates, timing
+from tilewise.bench import run as running
+from tilewise.bench.implementations import Implementation
+from tilewise.bench.operands import Operands
+from tilewise.bench.problem import Problem
+from tilewise.bench.records import FIGURES, Record, read
+from tilewise.bench.suites import Suite
+
+CPU = torch.device("cpu")
+SMALL = Problem(suite="small", hq=2, hkv=1, sq=20, sk=20, d=8, dv=8)
+SCHEMA = {
+    *("suite", "op", "pass", "impl", "device", "dtype", "b", "hq", "hkv", "sq", "sk", "d", "dv"),
+    *("causal", "window", "ms", "spread", "tflops", "gbps", "peak_mb", "error"),
+}
+
+
+@pytest.fixture(autouse=True)
+def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "_gemm_size", lambda device: 32)
+    monkeypatch.setattr(rates, "copy_gbps", lambda device: 10.0)
+
+
+def settings(device: torch.device = CPU, **more: Any) -> measure.Settings:
+    return measure.Settings(device, seconds=0.0, **more)
+
+
+def suite(*problems: Problem) -> Suite:
+    return Suite("small", "", ("cpu",), problems or (SMALL, replace(SMALL, direction="backward")))
+
+
+def broken(error: Exception) -> Implementation:
+    def bind(problem: Problem, operands: Operands) -> Callable[[], Any]:
+        raise error
+
+    return Implementation("broken", False, bind)
+
+
+# Implementations
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        SMALL,
+        replace(SMALL, causal=True, direction="backward"),
+        replace(SMALL, sk=30, causal=True, direction="both"),
+        replace(SMALL, sq=1, sk=40, causal=True, dtype="bf16"),
+        replace(SMALL, mask="additive", causal=True),
+        replace(SMALL, mask="padding", b=2, direction="backward"),
+        replace(SMALL, window=4, dtype="f16"),
+        replace(SMALL, sq=200, sk=300, blocks=0.4, direction="backward"),
+        replace(SMALL, dv=12, hq=3, hkv=3),
+    ],
+    ids=str,
+)
+def test_all_implementations_compute_the_same(problem: Problem, device: torch.device) -> None:
+    every = [x for x in implementations.all_for(device) if not x.on_demand]
+    assert sum(x.ours for x in every) >= 2 <= sum(not x.ours for x in every)
+    options = measure.Settings(device, seconds=0.0)
+    lines = measure.measure(problem, every, options, Record())
+    ran = [line for line in lines if line["ms"] is not None]
+    assert len(ran) >= 2, lines
+    for line in ran:
+        assert set(line) >= SCHEMA and line["ms"] > 0 and line["tflops"] > 0 and line["peak_mb"] > 0
+        assert line["error"] < {"f32": 1e-4, "f16": 1e-2, "bf16": 1e-1}[problem.dtype], line
+
+
+def test_reference_is_the_same_in_pieces() -> None:
+    problem = Problem(b=2, hq=4, hkv=2, sq=50, sk=70, d=8, dv=8, causal=True, direction="both")
+    operands = Operands.random(problem, CPU)
+    groups = exact.groups_within(problem, 1e12)
+    assert groups == [(0, 0), (0, 1), (1, 0), (1, 1)] and len(exact.groups_within(problem, 0)) == 1
+    whole = exact.compute(problem, operands, groups)
+    parts = [exact.compute(problem, operands, [group]) for group in groups]
+    for n, result in enumerate(whole):
+        assert torch.equal(result, torch.cat([part[n] for part in parts]))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.detach().double() for x in operands.inputs),
+        torch.ones(50, 70, dtype=torch.bool).tril(20),
+        enable_gqa=True,
+    )
+    assert torch.allclose(exact.of_groups(expected, groups, 2), whole[0])
+
+
+def test_peers_that_are_not_installed_are_not_there() -> None:
+    names = [x.name for x in implementations.all_for(CPU)]
+    assert names == ["reference", "simd", "torch math", "torch flash", "torch flex"]
+    assert not implementations._installed("no_such_package_of_attention")
+
+
+def test_packages_of_peers_are_called_as_they_want(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for the packages, which take [B, S, H, D] (FlashInfer [S, H, D]) and compute it."""
+
+    def attend(q: Any, k: Any, v: Any, causal: bool = False, **_: Any) -> Any:
+        rows = [x.transpose(-3, -2) for x in (q, k, v)]
+        out = torch.nn.functional.scaled_dot_product_attention(*rows, is_causal=causal, enable_gqa=True)
+        return out.transpose(-3, -2)
+
+    xformers = SimpleNamespace(
+        memory_efficient_attention=lambda q, k, v, attn_bias: attend(q, k, v, attn_bias is not None),
+        fmha=SimpleNamespace(attn_bias=SimpleNamespace(LowerTriangularFromBottomRightMask=object)),
+    )
+    modules = {
+        "flash_attn": SimpleNamespace(flash_attn_func=attend),
+        "flash_attn_interface": SimpleNamespace(flash_attn_func=lambda *a, **k: (attend(*a, **k), None)),
+        "xformers": SimpleNamespace(ops=xformers),
+        "xformers.ops": xformers,
+        "flashinfer": SimpleNamespace(single_prefill_with_kv_cache=attend),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    problem = replace(SMALL, hkv=2, causal=True, dtype="bf16")
+    binds = [
+        lambda p, o: implementations.bind_flash_attn("flash_attn", p, o),
+        lambda p, o: implementations.bind_flash_attn("flash_attn_interface", p, o),
+        implementations.bind_xformers,
+        implementations.bind_flashinfer,
+    ]
+    every = [Implementation(str(n), False, bind) for n, bind in enumerate(binds)]
+    for line in measure.measure(problem, every, settings(), Record()):
+        assert line["ms"] is not None and line["error"] < 0.05, line
+    masked = measure.measure(replace(problem, mask="additive"), every, settings(), Record())
+    assert all("is not asked for mask" in line["skipped"] for line in masked)
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("No kernel\nfor this"), "No kernel for this"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "out of memory"),
+        (ImportError(""), "ImportError"),
+    ],
+)
+def test_what_fails_is_a_row_that_says_so(error: Exception, reason: str) -> None:
+    every = [broken(error), *implementations.all_for(CPU)[:2]]
+    lines = measure.measure(SMALL, every, settings(), Record())
+    assert lines[0]["skipped"] == reason and all(lines[0][key] is None for key in FIGURES)
+    assert set(lines[0]) >= SCHEMA and all(line["ms"] for line in lines[1:])
+
+
+def test_nan_is_wrong_and_slow_is_left_out() -> None:
+    wrong = Implementation("nan", True, lambda p, o: lambda: o.q * float("nan"))
+    (line,) = measure.measure(SMALL, [wrong], settings(), Record())
+    assert line["skipped"].startswith("WRONG")
+    simd = next(x for x in implementations.all_for(CPU) if x.name == "simd")
+    (line,) = measure.measure(SMALL, [simd], settings(limit_ms=0.0), Record())
+    assert "--limit-ms is 0" in line["skipped"]
+    options = settings(limit_ms=100.0)
+    options.seen_rates["simd", "f32", "forward"] = 1e-12
+    (line,) = measure.measure(SMALL, [simd], options, Record())
+    assert line["skipped"].startswith("one run would take")
+
+
+# Runs
+
+
+def plan(folder: Path, *problems: Problem, **more: Any) -> running.Plan:
+    return running.Plan(settings(), [suite(*problems)], ["simd", "torch math"], folder, **more)
+
+
+def test_a_run_leaves_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, finished = running.run(plan(tmp_path))
+    lines = [json.loads(line) for line in files[0].read_text().splitlines()]
+    assert finished and files[0].name == "small.jsonl"
+    assert lines[0]["environment"]["torch"] == torch.__version__ and "finished" in lines[-1]
+    assert {line["impl"] for line in lines if line.get("op") == "rate"} == {"gemm", "copy"}
+    rows = read(files[0]).rows
+    assert [(row["impl"], row["pass"]) for row in rows] == [
+        (impl, direction) for direction in ("forward", "backward") for impl in ("simd", "torch math")
+    ]
+    assert "h2/1 s20 d8 f32 backward" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, measured = measure.measure, []
+
+    def stops_at_the_second(problem: Problem, *arguments: Any) -> Any:
+        measured.append(problem.direction)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return real(problem, *arguments)
+
+    monkeypatch.setattr(measure, "measure", stops_at_the_second)
+    files, finished = running.run(plan(tmp_path))
+    kept = read(files[0]).rows
+    assert not finished and len(kept) == 2 and not read(files[0]).finished
+    with files[0].open("a") as file:
+        file.write('{"suite": "small", "op": "atten')  # the machine went down while it wrote
+    files, finished = running.run(plan(tmp_path))
+    assert finished and measured == ["forward", "backward", "backward"]
+    assert read(files[0]).rows[:2] == kept and len(read(files[0]).rows) == 4
+    running.run(plan(tmp_path))  # a finished one is made anew
+    assert measured[3:] == ["forward", "backward"]
+
+
+def test_suites_before_the_interrupted_one_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, measured = measure.measure, []
+
+    def stops_at_the_second(problem: Problem, *arguments: Any) -> Any:
+        measured.append(problem.suite)
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return real(problem, *arguments)
+
+    monkeypatch.setattr(measure, "measure", stops_at_the_second)
+    first, second = (Suite(name, "", ("cpu",), (replace(SMALL, suite=name),)) for name in ("one", "two"))
+    both = running.Plan(settings(), [first, second], ["simd"], tmp_path)
+    assert not running.run(both)[1] and running.run(both)[1]
+    assert measured == ["one", "two", "two"]
+
+
+def test_another_setting_is_not_mixed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "measure", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    files, _ = running.run(plan(tmp_path))
+    text = files[0].read_text().replace(f'"torch": "{torch.__version__}"', '"torch": "1.0"')
+    files[0].write_text(text)
+    with pytest.raises(ValueError, match=r"--out: .* was interrupted with torch 1.0, and here it is"):
+        running.run(plan(tmp_path))
+    running.run(plan(tmp_path, fresh=True))
+
+
+def test_time_left_is_shown_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    class Terminal:
+        text = ""
+
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> None:
+            self.text += text
+
+        def flush(self) -> None:
+            pass
+
+    terminal = Terminal()
+    progress = running.Progress(3, terminal)  # type: ignore[arg-type]
+    progress.show(SMALL)
+    progress.step()
+    progress.start -= 60
+    progress.show(SMALL)
+    assert "[1/3] small: h2/1 s20 d8" in terminal.text and "about 2:00 left" in terminal.text
+
+
+def test_rounds_rotate_and_medians_are_taken() -> None:
+    assert [timing.rotated("abc", n) for n in range(4)] == [
+        list("abc"),
+        list("bca"),
+        list("cab"),
+        list("abc"),
+    ]
+    calls: list[str] = []
+    entrants = {name: timing.Entrant([lambda name=name: calls.append(name)]) for name in "ab"}
+    result = timing.race(entrants, CPU, 20, 0.0)
+    assert all(found.runs >= timing.LEAST_CPU_ROUNDS for found in result.values())
+
+
+def test_gpu_rounds_are_issued_behind_a_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for CUDA whose clock counts what is recorded, and whose first head start is too short."""
+    clock, sleeps, asked = [0.0], [], []
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            self.at = 0.0
+
+        def record(self) -> None:
+            clock[0] += 1.0
+            self.at = clock[0]
+
+        def query(self) -> bool:
+            asked.append(True)
+            return len(asked) == 1  # the GPU had run dry before the round was issued
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Event) -> float:
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", sleeps.append)
+    calls: list[tuple[str, int]] = []
+    entrants = {
+        name: timing.Entrant([lambda name=name, n=n: calls.append((name, n)) for n in range(3)])
+        for name in "ab"
+    }
+    found = timing.race(entrants, torch.device("cuda"), 20, 0.0)
+    assert {name: (x.ms, x.runs) for name, x in found.items()} == {"a": (1.0, 20), "b": (1.0, 20)}
+    assert sleeps[3] == 2 * sleeps[2] and len(calls) == 2 * (20 + timing.WARM_UP_ROUNDS + 1)
+    assert {n for _, n in calls} == {0, 1, 2}  # every set of inputs
+
+
+def test_inputs_rotate_past_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=50))
+    assert timing.sets_past_cache(10) == 11 and timing.sets_past_cache(10**9) == 2
+
+
+# The command
+
+
+def test_bench_writes_records_and_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: torch.device
+) -> None:
+    shape = ["bench", "--shape", "hq=2 sq=16 d=8", "--seconds", "0"]
+    arguments = [*shape, "--out", str(tmp_path), "--device", device.type]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "times as fast as the fastest peer" in printed and "report" in printed
+    (page,) = tmp_path.glob("*/report.html")
+    assert "Tilewise on" in page.read_text()
+    assert cli.main(["roofline", str(tmp_path)]) == 0
+    assert "bound by" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "--suite", "nothing"], "--suite: expected a file"),
+        (["bench", "--shape", "hq=1"], "--shape: expected at least"),
+        (
+            ["bench", "--shape", "hq=1 sq=4 d=8", "--dtype", "f8"],
+            "--dtype: expected f32, f16, bf16, got 'f8'",
+        ),
+        (["bench", "--shape", "hq=1 sq=4 d=8", "--pass", "up"], "--pass: expected forward, backward, both"),
+        (["bench", "--kernels", "quick"], "--kernels: expected (parts of) reference, simd"),
+        (["bench", "--runs", "3"], "--runs: expected 20 or more, got 3"),
+        (["bench", "--threads", "0"], "--threads: expected 1 or more, got 0"),
+        (["report", "nowhere"], "records: expected a file or folder, got 'nowhere'"),
+        (["report", ".", "--png"], "--png: expected --plots with it"),
+        (["explain", "--call", "nowhere"], "--call: cannot read nowhere"),
+        (["profile", "--kernel", "nothing", "--device", "cpu"], "--kernel: expected one of reference"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else " ".join(x),
+)
+def test_bad_input_is_one_line_that_names_the_option(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not torch.cuda.is_available() or "--device" in arguments or arguments[0] != "bench":
+        assert cli.main(arguments) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
+def test_missing_gpu_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["bench", "--device", "cuda"]) == 2
+    assert "--device: expected a device that is here, got cuda" in capsys.readouterr().err
+
+
+def test_info_lists_kernels_and_simd(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info"]) == 0
+    printed = capsys.readouterr().out
+    assert "simd  " in printed and "kernels on cpu" in printed and "reference   usable" in printed
+
+
+def test_explain_takes_options_and_saved_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["explain", "--shape", "hq=4 hkv=2 sq=16 d=8", "--causal", "yes", "--device", "cpu"]
+    assert cli.main([*shape, "--gradient"]) == 0
+    printed = capsys.readouterr().out
+    assert "forward f32 dense B1 Hq4 Hkv2 Sq16" in printed and "causal" in printed and "backward" in printed
+    x = torch.randn(1, 2, 6, 8)
+    torch.save({"query": x, "key": x, "value": x, "window": (2, 0)}, tmp_path / "call.pt")
+    assert cli.main(["explain", "--call", str(tmp_path / "call.pt")]) == 0
+    assert "Sq6" in capsys.readouterr().out
+
+
+def test_check_has_an_exit_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["check", "--shape", "hq=2 sq=30 d=16", "--dtype", "f32", "--device", "cpu"]
+    assert cli.main(arguments) == 0
+    assert "8 results, 0 with more" in capsys.readouterr().out
+    monkeypatch.setattr(exact, "within_contract", lambda *_: False)
+    assert cli.main(arguments) == 1
+    assert "BEYOND twice" in capsys.readouterr().out
+
+
+# Profiles
+
+
+def test_profile_on_a_cpu_says_what_bounds_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profile", "--shape", "hq=2 sq=64 d=16", "--device", "cpu"]) == 0
+    assert "Bound by" in capsys.readouterr().out
+
+
+def test_ncus_table_is_read() -> None:
+    fma = "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active"
+    stall = "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio"
+    output = f'''==PROF== Connected
+"ID","Kernel Name","gpu__time_duration.sum","{fma}","{stall}","launch__registers_per_thread"
+"","","ns","%","inst","register/thread"
+"0","fused(float)","1,500","72.5","1.25","168"
+'''
+    ((name, figures),) = profile.parse_ncu(output)
+    assert name == "fused(float)" and figures["time"] == 1.5 and figures["registers a thread"] == 168
+    text = profile.ncu_text(name, figures)
+    assert "Bound by the FMA pipe, 72 % busy." in text and "stalled at barriers" in text
+    assert profile.parse_ncu("no kernels were profiled") == []
+
+
+def test_torchs_trace_is_read() -> None:
+    launch = {"grid": [4, 8, 1], "block": [128, 1, 1], "registers per thread": 96, "shared memory": 2048}
+    event = {"cat": "kernel", "name": "fused", "dur": 12.5, "args": launch}
+    events = [event | {"ts": 2}, {"cat": "cpu_op", "name": "x"}, event | {"ts": 1, "name": "a"}]
+    first, second = profile.parse_trace({"traceEvents": events})
+    assert (first["name"], second["name"]) == ("a", "fused")
+    text = profile.kernel_table([second])
+    assert "12.5" in text and " 32 " in text and " 128 " in text and " 96" in text and " 2.0" in text
+
+
+def test_the_watched_program_is_this_one_again() -> None:
+    problem = replace(SMALL, window=4, causal=True, dtype="bf16")
+    words = profile.command(problem, "fused")[3:]
+    options = cli._parser().parse_args(words)
+    assert options.watched and replace(cli._one_problem(options), suite="small") == problem
