@@ -52,7 +52,7 @@ struct ForwardConfig {
 struct PlainForward {
   static constexpr bool general = false;
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .queries_stay = true, .blocks = 2},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 128, .blocks = 2},
       {.dim = 64, .warps = 4, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 3},
       {.dim = 96, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
       {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
