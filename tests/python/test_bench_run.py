@@ -311,6 +311,7 @@ def test_gpu_rounds_are_issued_behind_a_head_start(monkeypatch: pytest.MonkeyPat
 def test_inputs_rotate_past_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=50))
     assert timing.sets_past_cache(10) == 11 and timing.sets_past_cache(10**9) == 2
+    assert timing.sets_past_cache(1) == timing.MOST_SETS
 
 
 # The command

@@ -20,6 +20,7 @@ import torch
 Call = Callable[[], object]
 WARM_UP_ROUNDS = 2
 LEAST_RUNS = 20  # of a GPU's medians
+MOST_SETS = 64  # of inputs
 LONGEST_HEAD_START_MS = 100.0
 LEAST_CPU_ROUNDS = 5
 MOST_CPU_ROUNDS = 2000
@@ -127,9 +128,12 @@ def _seconds(entrant: Entrant, calls: int) -> float:
 
 
 def sets_past_cache(bytes_of_a_set: int) -> int:
-    """How many sets of inputs to rotate, so that the next has been driven out of the L2 by the others."""
+    """How many sets of inputs to rotate, so that the next has been driven out of the L2 by the others.
+
+    Of small inputs there are only so many: they stay in the L2.
+    """
     cache = torch.cuda.get_device_properties(0).L2_cache_size
-    return max(2, math.ceil(2 * cache / bytes_of_a_set) + 1)
+    return max(2, min(MOST_SETS, math.ceil(2 * cache / bytes_of_a_set) + 1))
 
 
 class CudaRounds:

@@ -94,7 +94,7 @@ TEST_F(WgmmaForward, OfBlocksWithManyTilesIsWithinTheContract) {
   std::uint64_t seed = 380;
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const bool causal : {false, true}) {
-      const Sizes sizes{.b = 7, .hq = 52, .hkv = 4, .sq = 200, .sk = 150, .d = dim, .dv = dim};
+      const Sizes sizes{.b = 3, .hq = 52, .hkv = 4, .sq = 200, .sk = 100, .d = dim, .dv = dim};
       RandomProblem problem = dense_problem(seed, dtype_of(seed), sizes);
       problem.options.causal = causal;
       expect_within_contract(problem);
