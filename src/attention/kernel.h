@@ -33,6 +33,7 @@ const AttentionKernel& choose_attention_kernel(const AttentionProblem& problem, 
 
 #ifdef TILEWISE_HAS_CUDA
 namespace cuda {
+extern const AttentionKernel mma_attention;
 extern const AttentionKernel fused_attention;
 extern const AttentionKernel tiled_attention;
 extern const AttentionKernel naive_attention;

@@ -75,37 +75,60 @@ inline std::vector<std::string> cuda_kernels() {
   return names;
 }
 
-/// Tests that run once a kernel.
-class CudaKernelTest : public CudaTest, public testing::WithParamInterface<std::string> {};
-
 inline std::string kernel_name(const testing::TestParamInfo<std::string>& info) { return info.param; }
 
-/// Why a kernel cannot take both passes of a problem on a CUDA device; empty where it can.
-inline std::string reason_against(const RandomProblem& problem, const std::string& kernel) {
+/// Why a kernel cannot take a pass of a problem on a CUDA device; empty where it can.
+inline std::string reason_against(const RandomProblem& problem, const std::string& kernel,
+                                  Pass pass = Pass::forward) {
   const OutputBuffers outputs = make_outputs(problem);
   const GradientBuffers gradients = make_gradients(problem);
   const AttentionInputs inputs = on_device(problem.inputs(), first_device);
   const Context context{.device = first_device};
   AttentionOptions options = problem.options;
   options.kernel = kernel;
-  for (const Explanation& explanation :
-       {explain_attention_forward(inputs, options, on_device(outputs.view(), first_device), context),
-        explain_attention_backward(inputs, options,
-                                   on_device(backward_arguments(problem, outputs, gradients), first_device),
-                                   context)}) {
-    for (const Explanation::Entry& entry : explanation.entries) {
-      if (entry.kernel == kernel && entry.verdict == Explanation::Verdict::unable) return entry.reason;
-    }
+  const Explanation explanation =
+      pass == Pass::forward
+          ? explain_attention_forward(inputs, options, on_device(outputs.view(), first_device), context)
+          : explain_attention_backward(
+                inputs, options, on_device(backward_arguments(problem, outputs, gradients), first_device),
+                context);
+  for (const Explanation::Entry& entry : explanation.entries) {
+    if (entry.kernel == kernel && entry.verdict == Explanation::Verdict::unable) return entry.reason;
   }
   return {};
 }
 
-/// Both passes of one kernel on a problem whose tensors are all on the device. Backward reads what forward
-/// wrote and is deterministic.
+/// The types a kernel takes; none where this device cannot run it.
+inline std::vector<DType> types_of(const std::string& kernel) {
+  std::vector<DType> types;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    if (reason_against(dense_problem(1, dtype), kernel).empty()) types.push_back(dtype);
+  }
+  return types;
+}
+
+/// Tests that run once a kernel, where the device can run it.
+class CudaKernelTest : public CudaTest, public testing::WithParamInterface<std::string> {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    types = types_of(GetParam());
+    if (types.empty()) GTEST_SKIP() << reason_against(dense_problem(1, DType::bf16), GetParam());
+  }
+
+  std::vector<DType> types;  ///< that the kernel takes
+};
+
+/// Both passes of one kernel on a problem whose tensors are all on the device, or forward alone where it has
+/// no more. Backward reads what forward wrote and is deterministic.
 class DeviceProblem {
  public:
   DeviceProblem(const RandomProblem& problem, std::string kernel)
-      : kernel_(std::move(kernel)), inputs_(problem.inputs()), options_(problem.options) {
+      : kernel_(std::move(kernel)),
+        has_backward_(reason_against(problem, kernel_, Pass::backward).empty()),
+        inputs_(problem.inputs()),
+        options_(problem.options) {
     options_.deterministic = true;
     const OutputBuffers outputs = make_outputs(problem);
     const GradientBuffers gradients = make_gradients(problem);
@@ -120,7 +143,8 @@ class DeviceProblem {
     const Context context{.device = first_device};
     workspace_ = std::make_unique<DeviceMemory>(
         std::max(attention_forward_workspace(inputs_, options(), outputs_, context),
-                 attention_backward_workspace(inputs_, options(), gradients_, context)));
+                 has_backward_ ? attention_backward_workspace(inputs_, options(), gradients_, context)
+                               : std::size_t{0}));
   }
 
   /// The data of another problem of the same shapes and options, at the same addresses.
@@ -140,7 +164,7 @@ class DeviceProblem {
     attention_forward(inputs_, options(), outputs_, context(stream));
   }
   void backward(cudaStream_t stream) const {
-    attention_backward(inputs_, options(), gradients_, context(stream));
+    if (has_backward_) attention_backward(inputs_, options(), gradients_, context(stream));
   }
 
   /// Poisons the results and the workspace.
@@ -177,6 +201,7 @@ class DeviceProblem {
   }
 
   std::string kernel_;
+  bool has_backward_;
   AttentionInputs inputs_;
   AttentionOptions options_;
   AttentionOutputs outputs_;

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "attention/dropout.h"
@@ -80,8 +81,12 @@ Patterns patterns_of(const RandomProblem& problem, const std::string& kernel, co
   const OutputBuffers outputs = make_outputs(problem);
   const GradientBuffers gradients = make_gradients(problem);
   run_forward_on(problem.inputs(), options, outputs.view(), Context{});
-  run_backward_on(problem.inputs(), options, backward_arguments(problem, outputs, gradients), Context{});
-  return {pattern_of(outputs.o, false), pattern_of(gradients.dv, true)};
+  if constexpr (std::is_null_pointer_v<Backward>) {
+    return {pattern_of(outputs.o, false), {}};
+  } else {
+    run_backward_on(problem.inputs(), options, backward_arguments(problem, outputs, gradients), Context{});
+    return {pattern_of(outputs.o, false), pattern_of(gradients.dv, true)};
+  }
 }
 
 class DropoutOnCuda : public CudaKernelTest {};
@@ -92,18 +97,19 @@ TEST_P(DropoutOnCuda, IsTheCpusBitForBit) {
                                  Dropout{.probability = 0.9f, .seed = 1, .offset = 0xFEDCBA9876543210u}}) {
     SCOPED_TRACE("seed " + std::to_string(dropout.seed));
     const Pattern expected = contract(dropout);
-    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const DType dtype : types) {
       for (const SeedFrom seed : {SeedFrom::options, SeedFrom::memory}) {
         SCOPED_TRACE(std::string(to_string(dtype)) + (seed == SeedFrom::memory ? ", seed in memory" : ""));
         const RandomProblem problem = visible_weights(dtype, dropout, seed);
-        if (const std::string reason = reason_against(problem, GetParam()); !reason.empty()) {
-          GTEST_SKIP() << reason;
-        }
-        const Patterns cuda = patterns_of(problem, GetParam(), run_forward_on_cuda, run_backward_on_cuda);
+        const bool both = reason_against(problem, GetParam(), Pass::backward).empty();
+        const Patterns cuda = both
+                                  ? patterns_of(problem, GetParam(), run_forward_on_cuda, run_backward_on_cuda)
+                                  : patterns_of(problem, GetParam(), run_forward_on_cuda, nullptr);
         EXPECT_TRUE(cuda.forward == expected) << "forward";
-        EXPECT_TRUE(cuda.backward == expected) << "backward";
         const Patterns cpu = patterns_of(problem, "simd", run_forward, run_backward);
         EXPECT_TRUE(cuda.forward == cpu.forward) << "forward, against the CPU";
+        if (!both) continue;
+        EXPECT_TRUE(cuda.backward == expected) << "backward";
         EXPECT_TRUE(cuda.backward == cpu.backward) << "backward, against the CPU";
       }
     }

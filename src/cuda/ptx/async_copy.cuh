@@ -6,12 +6,22 @@ namespace tilewise::cuda {
 
 // Copies from global to shared memory that do not pass through registers (sm_80 on); before, ordinary copies.
 
+/// The first `bytes` of 16, and zeros for the others. Both addresses are multiples of 16.
+__device__ __forceinline__ void copy_async_part(void* to_smem, const void* from_gmem, int bytes) {
+#if __CUDA_ARCH__ >= 800
+  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(to_smem));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_gmem), "r"(bytes));
+#else
+  for (int n = 0; n < 16; ++n) {
+    static_cast<char*>(to_smem)[n] = n < bytes ? static_cast<const char*>(from_gmem)[n] : char{0};
+  }
+#endif
+}
+
 /// 16 bytes, or 16 zero bytes where not `valid`. Both addresses are multiples of 16.
 __device__ __forceinline__ void copy_async_16(void* to_smem, const void* from_gmem, bool valid) {
 #if __CUDA_ARCH__ >= 800
-  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(to_smem));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_gmem),
-               "r"(valid ? 16 : 0));
+  copy_async_part(to_smem, from_gmem, valid ? 16 : 0);
 #else
   *static_cast<uint4*>(to_smem) = valid ? *static_cast<const uint4*>(from_gmem) : uint4{};
 #endif

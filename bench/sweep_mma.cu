@@ -1,0 +1,213 @@
+// Times candidates for the tuning table of the mma kernel's forward (src/cuda/mma/tuning.h), bf16, over 16k
+// tokens of hidden size 2048. A JSON object a line: the device, then each candidate on each shape, with its
+// largest difference from the fused kernel's o.
+//   sweep_mma [head dim [sequence length]]
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "attention/validate.h"
+#include "cuda/mma/forward_rows.cuh"
+#include "tilewise/attention.h"
+
+namespace tilewise::cuda::mma {
+namespace {
+
+using T = __nv_bfloat16;
+
+struct Candidates {
+  static constexpr bool general = false;
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .queries_stay = true, .blocks = 2},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 48, .queries_stay = true, .blocks = 2},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 32, .queries_stay = true, .blocks = 2},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 32, .queries_stay = true, .blocks = 3},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 32, .blocks = 3},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 128, .blocks = 2},
+      {.dim = 64,
+       .warps = 4,
+       .row_tiles = 2,
+       .keys = 32,
+       .queries_stay = true,
+       .products_ahead = true,
+       .blocks = 2},
+      {.dim = 64, .warps = 8, .row_tiles = 2, .keys = 64, .queries_stay = true, .blocks = 1},
+      {.dim = 64, .warps = 8, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 2},
+      {.dim = 64, .warps = 4, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 4},
+      {.dim = 64,
+       .warps = 4,
+       .row_tiles = 1,
+       .keys = 64,
+       .queries_stay = true,
+       .products_ahead = true,
+       .blocks = 3},
+      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 48, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 32, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 32, .products_ahead = true, .blocks = 2},
+      {.dim = 128, .warps = 8, .row_tiles = 2, .keys = 64, .blocks = 1},
+      {.dim = 128, .warps = 8, .row_tiles = 2, .keys = 48, .blocks = 1},
+      {.dim = 128, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 2},
+      {.dim = 128, .warps = 8, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 1},
+      {.dim = 128, .warps = 8, .row_tiles = 1, .keys = 64, .products_ahead = true, .blocks = 1},
+      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .queries_stay = true, .blocks = 3},
+      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 2},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 48, .blocks = 1},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .blocks = 1},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .queries_stay = true, .blocks = 1},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 64, .products_ahead = true, .blocks = 1},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .products_ahead = true, .blocks = 1},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .queries_stay = true, .blocks = 2},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 64, .blocks = 1},
+  };
+};
+constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
+
+constexpr std::int64_t tokens = 16384;
+constexpr std::int64_t hidden = 2048;
+constexpr std::int64_t elements = tokens * hidden;
+constexpr int warm_ups = 3;
+constexpr int runs = 20;
+
+__global__ void fill(__nv_bfloat16* to, std::uint32_t seed) {
+  const std::uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
+  const auto words = philox({index, 0, 0, 0}, {seed, 0});
+  float sum = 0;  // of twelve uniform numbers: nearly normal
+  for (const std::uint32_t word : words) {
+    for (int part = 0; part < 3; ++part) sum += static_cast<float>(word >> (10 * part) & 1023) / 1023.0f;
+  }
+  to[index] = __float2bfloat16_rn(sum - 6.0f);
+}
+
+__global__ void compare(const __nv_bfloat16* a, const __nv_bfloat16* b, int* largest) {
+  const std::uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
+  const float difference = fabsf(__bfloat162float(a[index]) - __bfloat162float(b[index]));
+  // Not a number counts as infinite; floats that are not negative compare as their bits do.
+  atomicMax(largest, __float_as_int(difference >= 0 ? difference : __int_as_float(0x7f800000)));
+}
+
+struct Memory {
+  void* data = nullptr;
+  explicit Memory(std::int64_t bytes) {
+    check_cuda(cudaMalloc(&data, static_cast<std::size_t>(bytes)), "memory");
+  }
+  ~Memory() { cudaFree(data); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+};
+
+struct Event {
+  cudaEvent_t event;
+  Event() { check_cuda(cudaEventCreate(&event), "an event"); }
+  ~Event() { cudaEventDestroy(event); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+};
+
+template <typename Body>
+double median_ms(const Body& body) {
+  for (int run = 0; run < warm_ups; ++run) body();
+  std::vector<double> times;
+  const Event begin, end;
+  for (int run = 0; run < runs; ++run) {
+    cudaEventRecord(begin.event);
+    body();
+    cudaEventRecord(end.event);
+    check_cuda(cudaEventSynchronize(end.event), "a run");
+    float ms = 0;
+    cudaEventElapsedTime(&ms, begin.event, end.event);
+    times.push_back(static_cast<double>(ms));
+  }
+  std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
+  return times[runs / 2];
+}
+
+struct Sweep {
+  Memory q{elements * 2}, k{elements * 2}, v{elements * 2}, o{elements * 2}, truth{elements * 2};
+  Memory lse{tokens * hidden * 4};  // of the smallest head dim there may be
+  Memory largest{4};
+
+  Sweep() {
+    std::uint32_t seed = 1;
+    for (const Memory* memory : {&q, &k, &v}) {
+      fill<<<elements / 256, 256>>>(static_cast<__nv_bfloat16*>(memory->data), seed++);
+    }
+    check_cuda(cudaDeviceSynchronize(), "inputs");
+  }
+
+  template <int row>
+  void time(const AttentionCall& call, double flops) {
+    constexpr ForwardConfig c = Candidates::rows[row];
+    const AttentionProblem& problem = call.problem;
+    if (c.dim != problem.dim_qk) return;
+    cudaFuncAttributes attributes{};
+    check_cuda(cudaFuncGetAttributes(&attributes, forward_kernel<T, Candidates, row>), "attributes");
+    cudaMemset(o.data, 0xFF, elements * 2);
+    const double ms = median_ms([&] { run_row<T, Candidates, row>(call, nullptr); });
+    cudaMemset(largest.data, 0, 4);
+    compare<<<elements / 256, 256>>>(static_cast<const T*>(o.data), static_cast<const T*>(truth.data),
+                                     static_cast<int*>(largest.data));
+    float difference = 0;
+    check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
+    std::printf(
+        "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"warps\": %d, \"row_tiles\": %d, \"keys\": %d, "
+        "\"queries_stay\": %d, \"products_ahead\": %d, \"blocks\": %d, \"registers\": %d, \"local\": %d, "
+        "\"shared\": %d, \"ms\": %.4f, \"tflops\": %.1f, \"difference\": %g}\n",
+        c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false", c.warps,
+        c.row_tiles, c.keys, c.queries_stay, c.products_ahead, c.blocks, attributes.numRegs,
+        static_cast<int>(attributes.localSizeBytes), static_cast<int>(c.shared_bytes(false)), ms,
+        flops / ms * 1e-9, static_cast<double>(difference));
+    std::fflush(stdout);
+  }
+
+  void shape(std::int64_t dim, std::int64_t length, bool causal) {
+    const Device device{Device::Type::cuda, 0};
+    const std::int64_t sizes[] = {tokens / length, hidden / dim, length, dim};
+    const auto tensor = [&](const Memory& memory) { return Tensor(memory.data, DType::bf16, sizes, device); };
+    const AttentionInputs inputs{.q = tensor(q), .k = tensor(k), .v = tensor(v)};
+    AttentionOptions options{.causal = causal, .kernel = "fused"};
+    const Context context{.device = device};
+    attention_forward(inputs, options, {.o = tensor(truth)}, context);
+    options.kernel = "auto";
+    const AttentionOutputs outputs{.o = tensor(o),
+                                   .lse = Tensor(lse.data, DType::f32, std::span(sizes).first(3), device)};
+    const AttentionCall call = checked_forward(inputs, options, outputs, context);
+    const double flops = 4.0 * static_cast<double>(elements * length) * (causal ? 0.5 : 1.0);
+    [&]<int... row>(std::integer_sequence<int, row...>) {
+      (time<row>(call, flops), ...);
+    }(std::make_integer_sequence<int, candidates>{});
+  }
+};
+
+void sweep(std::int64_t only_dim, std::int64_t only_length) {
+  cudaDeviceProp device{};
+  check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
+  std::printf("{\"device\": \"%s\", \"multiprocessors\": %d}\n", device.name, device.multiProcessorCount);
+  Sweep shapes;
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const std::int64_t length : {512, 1024, 2048, 4096, 8192, 16384}) {
+      if ((only_dim != 0 && dim != only_dim) || (only_length != 0 && length != only_length)) continue;
+      for (const bool causal : {false, true}) shapes.shape(dim, length, causal);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::cuda::mma
+
+int main(int argc, char** argv) {
+  try {
+    tilewise::cuda::mma::sweep(argc > 1 ? std::atoll(argv[1]) : 0, argc > 2 ? std::atoll(argv[2]) : 0);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,32 @@
+#include "cuda/mma/forward.h"
+
+#include "cuda/mma/tuning.h"
+#include "cuda/simt/row_gradients.h"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace tilewise::cuda::mma {
+namespace {
+
+// Where scale and band are all there is between products and weights, copies can be of 16 bytes, and weights
+// of 16 bits will do.
+bool plain(const AttentionCall& call) {
+  constexpr double least_scale = 1e-20;  // products times it are compared, and not hidden ones with infinity
+  return !call.problem.features.needs_more_than_band() && call.problem.layout != Layout::paged &&
+         call.scale >= least_scale && aligned_chunks(call.q) && aligned_chunks(call.k) &&
+         aligned_chunks(call.v) && !few_results(call);
+}
+
+template <typename T>
+void forward_of(const AttentionCall& call, const Context& context) {
+  plain(call) ? plain_forward_of<T>(call, context) : general_forward_of<T>(call, context);
+}
+
+}  // namespace
+
+void forward(const AttentionCall& call, const Context& context) {
+  simt::clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));
+  call.problem.dtype == DType::f16 ? forward_of<__half>(call, context)
+                                   : forward_of<__nv_bfloat16>(call, context);
+}
+
+}  // namespace tilewise::cuda::mma

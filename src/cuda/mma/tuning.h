@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstddef>
+
+#include "attention/call.h"
+
+namespace tilewise::cuda::mma {
+
+/// Whether o has so few elements that its largest error is a matter of luck. Weights rounded to 16 bits make
+/// about as much error as rounding o does. In many elements that stays well within twice the latter; in few,
+/// about one tensor in a thousand has an element that does not, so weights are kept whole there.
+constexpr bool few_results(const AttentionCall& call) {
+  return call.rows_q() * call.problem.heads_q * call.problem.dim_v < 4096;
+}
+
+/// How a block of the forward kernel is cut. A warp has 16 · row_tiles queries for itself and walks over all
+/// keys; every fragment of keys and values it loads serves all its row tiles.
+struct ForwardConfig {
+  int dim = 0;  ///< the head dims, both, are filled up to it
+  int warps = 4;
+  int row_tiles = 1;            ///< of 16 queries, a warp
+  int keys = 64;                ///< a tile
+  bool queries_stay = false;    ///< in registers; else they are read again for every tile of keys
+  bool products_ahead = false;  ///< the next tile's q·k beside this tile's softmax
+  int blocks = 1;               ///< a multiprocessor, at least
+
+  constexpr int threads() const { return warps * 32; }
+  constexpr int warp_rows() const { return row_tiles * 16; }
+  constexpr int rows() const { return warps * warp_rows(); }
+  constexpr int row_bytes() const { return dim * 2; }
+  constexpr int query_bytes() const { return rows() * row_bytes(); }
+  constexpr int key_bytes() const { return keys * row_bytes(); }  ///< a stage of keys, or of values
+  constexpr int scores() const { return row_tiles * keys / 2; }   ///< a lane
+  /// Queries, two stages of keys and of values; the general kernel takes its scores through memory, too.
+  constexpr std::size_t shared_bytes(bool general) const {
+    return static_cast<std::size_t>(query_bytes() + 4 * key_bytes() +
+                                    (general ? threads() * scores() * 4 : 0));
+  }
+  friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
+};
+
+// One row a line. Of those with the smallest sufficient dim the first is taken whose blocks fill most of the
+// GPU, else the last that fits into its shared memory. bench/sweep_mma.cu measures candidates.
+
+/// For calls whose scores only a band hides, of aligned rows.
+struct PlainForward {
+  static constexpr bool general = false;
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .queries_stay = true, .blocks = 2},
+      {.dim = 64, .warps = 4, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 3},
+      {.dim = 96, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2},
+      {.dim = 192, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .blocks = 1},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1},
+  };
+};
+
+/// For all others.
+struct GeneralForward {
+  static constexpr bool general = true;
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64, .warps = 4, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 16, .blocks = 1},
+  };
+};
+
+/// The largest head dim there is a row for.
+inline constexpr int most_dim = 256;
+
+}  // namespace tilewise::cuda::mma

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "attention/call.h"
+#include "cuda/ptx/async_copy.cuh"
+#include "cuda/ptx/matrix.cuh"
+#include "cuda/tile/element.cuh"
+
+namespace tilewise::cuda {
+
+// Tiles of 16-bit elements in shared memory, [rows, dim] with dim a multiple of 32, in chunks of 16 bytes. A
+// chunk's place in its row is exclusive-ored with the row's number, so that the same chunk of eight
+// consecutive rows, which is what ldmatrix reads and eight lanes store, lies in all 32 banks once.
+
+template <int dim>
+struct SwizzledTile {
+  static_assert(dim % 32 == 0);
+  static constexpr int chunks = dim / 8;
+  static constexpr int row_bytes = dim * 2;
+  /// Chunks that are permuted among themselves. Rows of an odd number of 64 bytes start in either half of the
+  /// banks by turns, so four of them are enough there.
+  static constexpr int period = dim % 64 == 0 ? 8 : 4;
+
+  static constexpr int turn_of(int row) { return period == 8 ? row & 7 : (row >> 1) & 3; }
+  /// Bytes from the tile's beginning, which is a multiple of 128.
+  static constexpr int offset(int row, int chunk) { return row * row_bytes + ((chunk ^ turn_of(row)) * 16); }
+};
+
+/// How a lane points ldmatrix at a tile: its place at the tile's beginning, and from there in steps of 16
+/// rows and 16 columns. One exclusive or and constants, since such steps keep turn_of.
+template <int dim>
+struct MatrixPointer {
+  using Tile = SwizzledTile<dim>;
+  std::uint32_t at_smem;
+
+  /// For a, rows of a row-major [m, k]: the matrices of rows 0 to 7 and 8 to 15, then of columns 8 to 15. For
+  /// b from row-major [k, n], turned: two fragments of eight columns each. The same places.
+  static __device__ MatrixPointer by_rows(std::uint32_t tile_smem) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    return {tile_smem + Tile::offset(lane % 16, lane / 16)};
+  }
+  /// For b from row-major [n, k]: two fragments of eight rows each.
+  static __device__ MatrixPointer by_columns(std::uint32_t tile_smem) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    return {tile_smem + Tile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2)};
+  }
+  /// `rows` is a multiple of 16, `column` counts steps of 16 columns.
+  __device__ std::uint32_t at(int rows, int column) const {
+    constexpr int steps = Tile::period / 2;
+    return (at_smem ^ (column % steps * 32)) + column / steps * steps * 32 + rows * Tile::row_bytes;
+  }
+};
+
+/// Where the row of 16-bit elements of (b, h, s) begins.
+__device__ __forceinline__ std::byte* row_of_halves(const Rows& rows, std::int64_t b, std::int64_t h,
+                                                    std::int64_t s) {
+  return rows.data + (b * rows.stride_b + h * rows.stride_h + s * rows.stride_s) * 2;
+}
+
+/// Whether rows of 16-bit elements can be read and written 16 bytes at a time.
+__host__ __device__ __forceinline__ bool aligned_chunks(const Rows& rows) {
+  const std::int64_t strides = (rows.stride_b | rows.stride_h | rows.stride_s) * 2;
+  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(rows.data));
+  return ((address | strides) & 15) == 0;
+}
+
+/// Fills a tile of `count` rows with the first `dims` elements of `valid` aligned rows that lie `stride`
+/// bytes apart; everything else is zero. Copies are to be committed and awaited by the caller.
+template <int count, int dim, int threads>
+__device__ __forceinline__ void load_strided_rows(std::byte* tile_smem, const std::byte* first,
+                                                  std::int64_t stride, int valid, int dims) {
+  using Tile = SwizzledTile<dim>;
+  constexpr int lanes = std::bit_ceil(static_cast<unsigned>(Tile::chunks));  // of a row; some may stand idle
+  constexpr int step = threads / lanes;                                      // rows between those of a thread
+  constexpr int round = std::max(step, 8);  // rows from which on places repeat
+  static_assert(threads % lanes == 0 && count % round == 0 && round % step == 0);
+  const int row = static_cast<int>(threadIdx.x) / lanes;
+  const int chunk = static_cast<int>(threadIdx.x) % lanes;
+  if (lanes > Tile::chunks && chunk >= Tile::chunks) return;
+  const std::byte* source = first + row * stride + chunk * 16;
+  if (valid >= count && dims == dim) {
+#pragma unroll
+    for (int r = 0; r < count; r += step) {
+      std::byte* to = tile_smem + Tile::offset(row + r % round, chunk) + r / round * round * Tile::row_bytes;
+      copy_async_16(to, source, true);
+      source += step * stride;
+    }
+  } else {
+    const int bytes = max(0, min(16, (dims - chunk * 8) * 2));
+#pragma unroll 1
+    for (int r = row; r < count; r += step) {
+      const bool present = r < valid && bytes > 0;
+      copy_async_part(tile_smem + Tile::offset(r, chunk), present ? source : first, present ? bytes : 0);
+      source += step * stride;
+    }
+  }
+}
+
+/// The same for rows anywhere: row r is at `from(r)`. Where they are not `aligned`, element by element; what
+/// did not go by copies is there after a barrier too.
+template <int count, int dim, int threads, typename From>
+__device__ __forceinline__ void load_any_rows(std::byte* tile_smem, const From& from, bool aligned, int valid,
+                                              int dims) {
+  using Tile = SwizzledTile<dim>;
+#pragma unroll 1
+  for (int index = static_cast<int>(threadIdx.x); index < count * Tile::chunks; index += threads) {
+    const int row = index / Tile::chunks;
+    const int chunk = index % Tile::chunks;
+    std::byte* to = tile_smem + Tile::offset(row, chunk);
+    const int elements = row < valid ? max(0, min(8, dims - chunk * 8)) : 0;
+    if (elements > 0 && aligned) {
+      copy_async_part(to, from(row) + chunk * 16, elements * 2);
+      continue;
+    }
+    uint4 eight{};
+    if (elements > 0) {
+      const auto* source = reinterpret_cast<const std::uint16_t*>(from(row)) + chunk * 8;
+      const auto two = [&](int n) {
+        const std::uint32_t low = n < elements ? source[n] : 0;
+        const std::uint32_t high = n + 1 < elements ? source[n + 1] : 0;
+        return low | high << 16;
+      };
+      eight = {two(0), two(2), two(4), two(6)};
+    }
+    *reinterpret_cast<uint4*>(to) = eight;
+  }
+}
+
+/// Writes the first `dims` elements of eight, which are in `eight`, to a row from element `first` on.
+__device__ __forceinline__ void store_eight(std::byte* row_gmem, int first, int dims, bool aligned,
+                                            const uint4& eight) {
+  if (first + 8 <= dims && aligned) {
+    *reinterpret_cast<uint4*>(row_gmem + first * 2) = eight;
+    return;
+  }
+  auto* to = reinterpret_cast<std::uint16_t*>(row_gmem) + first;
+  const std::uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    if (first + n < dims) to[n] = static_cast<std::uint16_t>(words[n / 2] >> (n % 2 * 16));
+  }
+}
+
+}  // namespace tilewise::cuda

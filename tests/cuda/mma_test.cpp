@@ -1,0 +1,101 @@
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "cuda/device_problem.h"
+#include "property/check.h"
+
+namespace tilewise::test {
+namespace {
+
+// Random problems seldom have what the plain kernels of `mma` are for: many results, aligned rows, and
+// nothing but a band that hides. Here each head dim they are compiled for has its turn, with tiles that fill
+// the GPU and with few, and rows of several heads in one tile.
+
+class MmaForward : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    const std::string reason = reason_against(dense_problem(1, DType::bf16), "mma");
+    if (!reason.empty()) GTEST_SKIP() << reason;
+  }
+
+  static void expect_within_contract(const RandomProblem& problem) {
+    SCOPED_TRACE(to_string(problem));
+    const Checker checker(problem, 4);
+    const Subject subject{.kernel = "mma",
+                          .device = first_device,
+                          .forward = run_forward_on_cuda,
+                          .backward = run_backward_on_cuda};
+    for (const std::string& failure : checker.check(subject)) ADD_FAILURE() << failure;
+  }
+};
+
+TEST_F(MmaForward, OfManyTilesIsWithinTheContractAtEveryHeadDim) {
+  std::uint64_t seed = 60;
+  for (const std::int64_t dim : {40, 64, 72, 96, 128, 136, 192, 200, 256}) {
+    const Sizes sizes{
+        .b = 1, .hq = 100, .hkv = 4, .sq = 130, .sk = dim > 128 ? 70 : 150, .d = dim, .dv = dim};
+    RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16, sizes);
+    problem.options.causal = seed % 3 != 0;
+    problem.options.alignment = Alignment::bottom_right;
+    expect_within_contract(problem);
+    ++seed;
+  }
+}
+
+TEST_F(MmaForward, OfFewTilesIsWithinTheContract) {
+  std::uint64_t seed = 80;
+  for (const std::int64_t dim : {64, 96, 128, 192, 256}) {
+    const Sizes sizes{.b = 2, .hq = 2, .hkv = 1, .sq = 77, .sk = 257, .d = dim, .dv = dim == 128 ? 64 : dim};
+    RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::f16 : DType::bf16, sizes);
+    problem.options.window = {.left = 50, .right = 7};
+    problem.options.alignment = seed % 2 == 0 ? Alignment::top_left : Alignment::bottom_right;
+    expect_within_contract(problem);
+    ++seed;
+  }
+}
+
+TEST_F(MmaForward, OfManyTilesInOneRowOfKeysIsWithinTheContract) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    RandomProblem problem =
+        dense_problem(90, dtype, {.b = 1, .hq = 2, .hkv = 1, .sq = 133, .sk = 2100, .d = 64, .dv = 64});
+    expect_within_contract(problem);
+    problem.q.fill(0.5);  // equal scores
+    expect_within_contract(problem);
+  }
+}
+
+TEST_F(MmaForward, OfAFewQueriesOfManyHeadsIsWithinTheContract) {
+  std::uint64_t seed = 100;
+  for (const std::int64_t queries : {1, 3, 16, 33}) {
+    for (const std::int64_t group : {3, 8, 16}) {
+      const Sizes sizes{.b = 2, .hq = 3 * group, .hkv = 3, .sq = queries, .sk = 200, .d = 128, .dv = 128};
+      RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::f16 : DType::bf16, sizes);
+      problem.options.causal = true;
+      problem.options.alignment = Alignment::bottom_right;
+      expect_within_contract(problem);
+      expect_within_contract(featured_problem(seed, problem.dtype, sizes));
+      ++seed;
+    }
+  }
+}
+
+// Weights that sum to 1 leave equal values as they are, whatever their own roundings.
+TEST_F(MmaForward, LeavesEqualValuesAsTheyAre) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    RandomProblem problem =
+        dense_problem(120, dtype, {.b = 2, .hq = 16, .hkv = 4, .sq = 70, .sk = 300, .d = 64, .dv = 64});
+    problem.v.fill(0.7109375);
+    const OutputBuffers outputs = make_outputs(problem);
+    AttentionOptions options = problem.options;
+    options.kernel = "mma";
+    run_forward_on_cuda(problem.inputs(), options, outputs.view(), Context{});
+    for (const double value : outputs.o.values()) ASSERT_EQ(value, 0.7109375) << to_string(dtype);
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::test
