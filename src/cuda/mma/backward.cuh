@@ -1,0 +1,513 @@
+#pragma once
+
+#include "cuda/mma/backward_products.cuh"
+#include "cuda/mma/backward_space.cuh"
+#include "cuda/mma/backward_tuning.h"
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/reduce.cuh"
+#include "cuda/tile/key_grid.cuh"
+
+namespace tilewise::cuda::mma {
+
+// Backward on tensor cores by mma.sync. A block keeps a tile of keys and walks over the queries that see it:
+// k·qᵀ and v·d_oᵀ again, weights and score gradients of them, and from those dv, dk and dq. dk and dv are
+// summed in registers; dq is added to global memory as it comes, in whatever order.
+//
+// Pairs are held turned, a row a key: so they come out of the products in the registers in which they go into
+// those for dv and dk. A warp that has keys for itself takes them from there; where keys are shared, they go
+// by way of shared memory, so that a fragment of d_o or q serves more keys.
+
+/// How a problem's keys are cut into blocks.
+struct BackwardBlocks {
+  KeyGrid keys;
+  std::int64_t heads = 0;    ///< key heads of the whole batch
+  std::int64_t section = 1;  ///< heads of which tiles come by turns
+
+  std::int64_t count() const { return heads * keys.tiles; }
+
+  /// Heads come one after another, so that what they read, and dq, meet in the L2. With causal the first keys
+  /// are seen by the most queries: then the n-th tiles of a section of heads come before the next of any, so
+  /// that short blocks fill the end.
+  static BackwardBlocks of(const AttentionCall& call, int keys, int multiprocessors) {
+    BackwardBlocks blocks{KeyGrid::of(call, keys), call.problem.batch * call.problem.heads_kv, 1};
+    const bool uneven = (call.band.left < Band::unbounded) != (call.band.right < Band::unbounded);
+    if (!uneven && !call.packed()) return blocks;
+    // Queries, d_o and the sums of dq of a section fit into the cache together.
+    constexpr std::int64_t cache_bytes = 32 << 20;
+    const std::int64_t head_bytes =
+        call.group() * call.problem.length_q * (6 * call.problem.dim_qk + 2 * call.problem.dim_v) + 1;
+    const std::int64_t tiles = std::max<std::int64_t>(1, blocks.keys.tiles);
+    blocks.section = std::clamp<std::int64_t>(
+        std::max(cache_bytes / head_bytes, (2 * multiprocessors + tiles - 1) / tiles), 1,
+        std::max<std::int64_t>(1, blocks.heads));
+    return blocks;
+  }
+  struct Turn {
+    std::int64_t head, tile;
+  };
+  constexpr Turn turn(std::int64_t index) const {
+    const std::int64_t first = index / (section * keys.tiles) * section;
+    const std::int64_t together = std::min(section, heads - first);
+    const std::int64_t rest = index % (section * keys.tiles);
+    return {first + rest % together, rest / together};
+  }
+};
+
+/// The queries that see a tile of keys, a tile at a time, head by head of the group.
+struct QuerySteps {
+  int size;
+  int first = 0, end = 0;  ///< tiles
+  int at = 0;
+  int head, heads_end;  ///< query heads
+
+  __device__ QuerySteps(const AttentionCall& call, const Sequence& sequence, const KeyTile& keys, int head_kv,
+                        int size_)
+      : size(size_) {
+    head = head_kv * static_cast<int>(call.group());
+    heads_end = head + static_cast<int>(call.group());
+    // Queries i with i + offset − left < the end of the keys, and i + offset + right >= their beginning.
+    const std::int64_t position = keys.first - sequence.band_offset;
+    const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
+    const std::int64_t end_query = min(sequence.length_q, position + keys.count + call.band.left);
+    if (keys.count > 0 && first_query < end_query) {
+      first = static_cast<int>(first_query / size);
+      end = static_cast<int>((end_query + size - 1) / size);
+    }
+    at = first;
+    if (first >= end) head = heads_end;
+  }
+  __device__ bool more() const { return head < heads_end; }
+  __device__ void step() {
+    if (++at < end) return;
+    at = first;
+    ++head;
+  }
+};
+
+/// Where a warp and a lane stand in a product whose warps are `along_n` side by side.
+template <int along_n>
+struct WarpPlace {
+  int m, n;  ///< the warp's place along both sides
+
+  __device__ explicit WarpPlace(int warp) : m(warp / along_n), n(warp % along_n) {}
+};
+
+template <typename T, BackwardConfig c>
+struct BackwardBlock {
+  using RowTile = SwizzledTile<c.dim>;
+  using PairTile = SwizzledTile<c.queries>;
+  using RowPointer = MatrixPointer<c.dim>;
+  using PairPointer = MatrixPointer<c.queries>;
+  using PairSums = Sums<c.pair_key_tiles(), c.pair_query_tiles()>;
+  using OwnSums = Sums<c.own_key_tiles(), c.own_dim_tiles()>;
+
+  const AttentionCall& call;
+  const BackwardSpace& space;
+  const int b, h;  ///< h of the keys
+  const Sequence sequence;
+  const KeyTile keys;
+  const int dim_qk, dim_v;
+  const float unit;  ///< from products to exponents of 2
+  const GradientScale scale;
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // one number to the compiler
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  std::byte* k_smem;        ///< [keys, dim]
+  std::byte* v_smem;        ///< [keys, dim]
+  std::byte* q_smem;        ///< 2 x [queries, dim]
+  std::byte* d_o_smem;      ///< 2 x [queries, dim]
+  std::byte* dscores_smem;  ///< [keys, queries]
+  std::byte* weights_smem;  ///< [keys, queries], unless they stay
+  float* top_smem;          ///< 2 x [queries]
+  float* shift_smem;        ///< 2 x [queries]
+  int* has_peak_smem;       ///< [keys]
+  OwnSums dk = {}, dv = {};
+
+  __device__ BackwardBlock(const AttentionCall& call_, const BackwardBlocks& blocks,
+                           const BackwardSpace& space_, std::byte* shared)
+      : BackwardBlock(call_, blocks, space_, shared, blocks.turn(blockIdx.x)) {}
+  __device__ BackwardBlock(const AttentionCall& call_, const BackwardBlocks& blocks,
+                           const BackwardSpace& space_, std::byte* shared, const BackwardBlocks::Turn& turn)
+      : call(call_),
+        space(space_),
+        b(static_cast<int>(turn.head / call.problem.heads_kv)),
+        h(static_cast<int>(turn.head % call.problem.heads_kv)),
+        sequence(call.sequence(b)),
+        keys(blocks.keys.tile(call, sequence, turn.tile)),
+        dim_qk(static_cast<int>(call.problem.dim_qk)),
+        dim_v(static_cast<int>(call.problem.dim_v)),
+        unit(static_cast<float>(call.scale * 1.4426950408889634)),
+        scale(gradient_scale<T>(space.largest)),
+        k_smem(shared),
+        v_smem(k_smem + c.key_bytes()),
+        q_smem(v_smem + c.key_bytes()),
+        d_o_smem(q_smem + 2 * c.query_bytes()),
+        dscores_smem(d_o_smem + 2 * c.query_bytes()),
+        weights_smem(dscores_smem + (c.weights_stay ? 0 : c.pair_bytes())),
+        top_smem(reinterpret_cast<float*>(weights_smem + c.pair_bytes())),
+        shift_smem(top_smem + 2 * c.queries),
+        has_peak_smem(reinterpret_cast<int*>(shift_smem + 2 * c.queries)) {}
+
+  static __device__ std::uint32_t address(const std::byte* smem) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
+  }
+
+  __device__ void load_keys() const {
+    const std::int64_t s = sequence.first_k + keys.first;
+    load_strided_rows<c.keys, c.dim, c.threads()>(k_smem, row_of_halves(call.k, b, h, s), call.k.stride_s * 2,
+                                                  keys.count, dim_qk);
+    load_strided_rows<c.keys, c.dim, c.threads()>(v_smem, row_of_halves(call.v, b, h, s), call.v.stride_s * 2,
+                                                  keys.count, dim_v);
+  }
+  /// Of a tile: its first query, how many there are, and where its rows' values begin.
+  struct Queries {
+    std::int64_t first;
+    int count;
+    std::int64_t row;
+  };
+  __device__ Queries queries_of(const QuerySteps& steps) const {
+    const std::int64_t first = std::int64_t{steps.at} * c.queries;
+    return {first, static_cast<int>(min(std::int64_t{c.queries}, sequence.length_q - first)),
+            steps.head * call.rows_q() + call.first_row_q(b) + first};
+  }
+  __device__ void load_queries(const QuerySteps& steps, int stage) const {
+    const Queries queries = queries_of(steps);
+    const std::int64_t s = sequence.first_q + queries.first;
+    load_strided_rows<c.queries, c.dim, c.threads()>(q_smem + stage * c.query_bytes(),
+                                                     row_of_halves(call.q, b, steps.head, s),
+                                                     call.q.stride_s * 2, queries.count, dim_qk);
+    load_strided_rows<c.queries, c.dim, c.threads()>(d_o_smem + stage * c.query_bytes(),
+                                                     row_of_halves(call.d_o, b, steps.head, s),
+                                                     call.d_o.stride_s * 2, queries.count, dim_v);
+    const int r = static_cast<int>(threadIdx.x);
+    if (r >= c.queries) return;
+    float* top = top_smem + stage * c.queries + r;
+    float* shift = shift_smem + stage * c.queries + r;
+    if (r < queries.count) {
+      copy_async_4(top, space.rows.top + queries.row + r);
+      copy_async_4(shift, space.rows.shift + queries.row + r);
+    } else {  // one that saw nothing
+      *top = -minus_infinity;
+      *shift = 0;
+    }
+  }
+
+  /// Hides what the band hides, and keys past the end.
+  __device__ void hide(const Queries& queries, int first_query, int first_key, PairSums& s) const {
+#pragma unroll
+    for (int n = 0; n < 2 * c.pair_query_tiles(); ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const std::int64_t i = queries.first + first_query + 8 * n + 2 * (lane % 4) + e;
+        const KeyRange range = call.keys_of(sequence, i);
+        const std::int64_t own = keys.first + first_key + lane / 4;
+        const auto first =
+            static_cast<int>(max(std::int64_t{-1}, min(range.first - own, std::int64_t{c.keys})));
+        const auto last =
+            static_cast<int>(max(std::int64_t{-1}, min(range.last - own, std::int64_t{c.keys})));
+#pragma unroll
+        for (int m = 0; m < c.pair_key_tiles(); ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int key = 16 * m + 8 * half;
+            if (key < first || key >= last) s[m][n][2 * half + e] = minus_infinity;
+          }
+        }
+      }
+    }
+  }
+
+  /// Puts the peaks among a lane's pairs aside: weights are in `p`, d_o·v + shift in `x`.
+  __device__ void take_peaks(const Queries& queries, int first_query, int first_key, const PairSums& p,
+                             PairSums& x) const {
+    constexpr float weight_unit = 1.0f / static_cast<float>(1 << weight_bits<T>);
+    const float x_unit = scale.down / weight_unit;
+#pragma unroll
+    for (int n = 0; n < 2 * c.pair_query_tiles(); ++n) {
+#pragma unroll
+      for (int m = 0; m < c.pair_key_tiles(); ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float weight = p[m][n][e] * weight_unit;
+          if (!(weight > least_peak)) continue;
+          const int key = first_key + 16 * m + lane / 4 + 8 * (e / 2);
+          const std::int64_t row = queries.row + first_query + 8 * n + 2 * (lane % 4) + e % 2;
+          space.rows.peak_key[row] = sequence.first_k + keys.first + key;
+          space.rows.peak_weight[row] = weight;
+          space.rows.peak_x[row] = x[m][n][e] * x_unit;
+          x[m][n][e] = 0;
+          has_peak_smem[key] = 1;
+        }
+      }
+    }
+  }
+
+  /// Weights and score gradients of a warp's pairs, some queries at once; with weights that stay, their part
+  /// of dv and dk too.
+  __device__ void differentiate(const Queries& queries, bool edge, int stage, int first_query) {
+    constexpr int key_tiles = c.pair_key_tiles();
+    constexpr int query_tiles = c.pair_query_tiles();
+    const int first_key = warp / (c.warps / c.key_warps) * key_tiles * 16;
+    const std::byte* q_tile = q_smem + stage * c.query_bytes();
+    const std::byte* d_o_tile = d_o_smem + stage * c.query_bytes();
+
+    PairSums s = {}, x = {};
+    multiply_tiles<T, c.dim / 16, key_tiles, query_tiles>(
+        s, a_by_rows<key_tiles>(RowPointer::by_rows(address(k_smem)).from(first_key, 0)),
+        b_by_rows(RowPointer::by_columns(address(q_tile)).from(first_query, 0)));
+    multiply_tiles<T, c.dim / 16, key_tiles, query_tiles>(
+        x, a_by_rows<key_tiles>(RowPointer::by_rows(address(v_smem)).from(first_key, 0)),
+        b_by_rows(RowPointer::by_columns(address(d_o_tile)).from(first_query, 0)));
+    if (edge) hide(queries, first_query, first_key, s);
+
+    std::uint32_t weights[query_tiles][key_tiles][4], dscores[query_tiles][key_tiles][4];
+    const float* tops = top_smem + stage * c.queries + first_query + 2 * (lane % 4);
+    const float* shifts = shift_smem + stage * c.queries + first_query + 2 * (lane % 4);
+    const float x_unit = scale.up / static_cast<float>(1 << weight_bits<T>);
+    std::uint32_t highest = 0;
+#pragma unroll
+    for (int n = 0; n < 2 * query_tiles; ++n) {
+      float2 top = *reinterpret_cast<const float2*>(tops + 8 * n);
+      float2 shift = *reinterpret_cast<const float2*>(shifts + 8 * n);
+      if constexpr (weight_bits<T> > 0) {
+        top.x -= weight_bits<T>;
+        top.y -= weight_bits<T>;
+        shift.x *= x_unit;
+        shift.y *= x_unit;
+      }
+#pragma unroll
+      for (int m = 0; m < key_tiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& p0 = s[m][n][2 * half];
+          float& p1 = s[m][n][2 * half + 1];
+          float& x0 = x[m][n][2 * half];
+          float& x1 = x[m][n][2 * half + 1];
+          p0 = exp2_approx(fmaf(p0, unit, -top.x));
+          p1 = exp2_approx(fmaf(p1, unit, -top.y));
+          x0 = weight_bits<T> > 0 ? fmaf(x0, x_unit, shift.x) : x0 + shift.x;
+          x1 = weight_bits<T> > 0 ? fmaf(x1, x_unit, shift.y) : x1 + shift.y;
+          const std::uint32_t two = pack<T>(p0, p1);
+          weights[n / 2][m][n % 2 * 2 + half] = two;
+          highest = maximum_of_pairs<T>(highest, two);
+        }
+      }
+    }
+    const float2 high = unpack<T>(highest);
+    if (__any_sync(~0u, fmaxf(high.x, high.y) > 0.5f * static_cast<float>(1 << weight_bits<T>))) {
+      take_peaks(queries, first_query, first_key, s, x);
+    }
+#pragma unroll
+    for (int n = 0; n < 2 * query_tiles; ++n) {
+#pragma unroll
+      for (int m = 0; m < key_tiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          dscores[n / 2][m][n % 2 * 2 + half] =
+              pack<T>(s[m][n][2 * half] * x[m][n][2 * half], s[m][n][2 * half + 1] * x[m][n][2 * half + 1]);
+        }
+      }
+    }
+    store_pairs(dscores_smem, first_query, first_key, dscores);
+    if constexpr (c.weights_stay) {
+      const auto kept = [](const auto& pairs) {
+        return [&pairs](std::uint32_t(&to)[key_tiles][4], int step) {
+#pragma unroll
+          for (int m = 0; m < key_tiles; ++m) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) to[m][e] = pairs[step][m][e];
+          }
+        };
+      };
+      multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
+          dv, kept(weights), b_turned(RowPointer::by_rows(address(d_o_tile)).from(first_query, 0)));
+      multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
+          dk, kept(dscores), b_turned(RowPointer::by_rows(address(q_tile)).from(first_query, 0)));
+    } else {
+      store_pairs(weights_smem, first_query, first_key, weights);
+    }
+  }
+
+  /// Fragments of pairs to their place in shared memory.
+  __device__ void store_pairs(
+      std::byte* to_smem, int first_query, int first_key,
+      const std::uint32_t (&pairs)[c.pair_query_tiles()][c.pair_key_tiles()][4]) const {
+    // Rows 8 apart turn chunks alike, so that steps from here are an exclusive or and a constant.
+    const int at = PairTile::offset(first_key + lane / 4, first_query / 8) + 4 * (lane % 4);
+#pragma unroll
+    for (int n = 0; n < 2 * c.pair_query_tiles(); ++n) {
+#pragma unroll
+      for (int m = 0; m < c.pair_key_tiles(); ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int step = (at ^ (n * 16)) + (16 * m + 8 * half) * PairTile::row_bytes;
+          *reinterpret_cast<std::uint32_t*>(to_smem + step) = pairs[n / 2][m][n % 2 * 2 + half];
+        }
+      }
+    }
+  }
+
+  /// dv += weightsᵀ·d_o and dk += dscoresᵀ·q, from shared memory.
+  __device__ void add_to_keys(int stage) {
+    constexpr int key_tiles = c.own_key_tiles();
+    constexpr int dim_tiles = c.own_dim_tiles();
+    const WarpPlace<c.dim_warps> place(warp);
+    const int first_key = place.m * key_tiles * 16;
+    const int first_dim = place.n * dim_tiles;
+    multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
+        dv, a_by_rows<key_tiles>(PairPointer::by_rows(address(weights_smem)).from(first_key, 0)),
+        b_turned(RowPointer::by_rows(address(d_o_smem + stage * c.query_bytes())).from(0, first_dim)));
+    multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
+        dk, a_by_rows<key_tiles>(PairPointer::by_rows(address(dscores_smem)).from(first_key, 0)),
+        b_turned(RowPointer::by_rows(address(q_smem + stage * c.query_bytes())).from(0, first_dim)));
+  }
+
+  /// dq += dscores·k, and each query's sum of score gradients, which is a product with ones.
+  __device__ void add_to_queries(const Queries& queries) {
+    constexpr int query_tiles = c.dq_query_tiles();
+    constexpr int dim_tiles = c.dq_dim_tiles();
+    const WarpPlace<c.dq_dim_warps> place(warp);
+    const int first_query = place.m * query_tiles * 16;
+    const int first_dim = place.n * dim_tiles;
+    Sums<query_tiles, dim_tiles> dq = {};
+    float rest[query_tiles][4] = {};
+    multiply_tiles<T, c.keys / 16, query_tiles, dim_tiles>(
+        dq, a_turned<query_tiles>(PairPointer::by_columns(address(dscores_smem)).from(0, first_query / 16)),
+        b_turned(RowPointer::by_rows(address(k_smem)).from(0, first_dim)),
+        [&](const std::uint32_t(&a)[query_tiles][4], int step) {
+          if (step % c.dq_dim_warps != place.n) return;  // the warps of the same queries share the keys
+#pragma unroll
+          for (int m = 0; m < query_tiles; ++m) {
+            multiply_matrices<T>(rest[m], a[m], two_ones<T>, two_ones<T>);
+          }
+        });
+#pragma unroll
+    for (int m = 0; m < query_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int r = first_query + 16 * m + 8 * half + lane / 4;
+        if (r >= queries.count) continue;
+        if (lane % 4 == 0) atomicAdd(space.rows.rest + queries.row + r, rest[m][2 * half]);
+        if (space.dq == nullptr) continue;
+        float* to = space.dq + (queries.row + r) * space.dq_stride + 16 * first_dim + 4 * (lane % 4);
+#pragma unroll
+        for (int n = 0; n < dim_tiles; ++n) {
+          if (16 * (first_dim + n) >= space.dq_stride) continue;
+          add_4(to + 16 * n, {dq[m][2 * n][2 * half], dq[m][2 * n][2 * half + 1], dq[m][2 * n + 1][2 * half],
+                              dq[m][2 * n + 1][2 * half + 1]});
+        }
+      }
+    }
+  }
+
+  __device__ void walk() {
+    for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) has_peak_smem[r] = 0;
+    QuerySteps steps(call, sequence, keys, h, c.queries);
+    if (!steps.more()) return;
+    load_keys();
+    load_queries(steps, 0);
+    commit_copies();
+#pragma unroll 1
+    for (int stage = 0; steps.more(); stage ^= 1) {
+      const Queries queries = queries_of(steps);
+      steps.step();
+      wait_copies<0>();
+      __syncthreads();  // the tile is there, and everyone is done with the last one and its score gradients
+      if (steps.more()) load_queries(steps, stage ^ 1);
+      commit_copies();
+      const KeyRange all{call.keys_of(sequence, queries.first + queries.count - 1).first,
+                         call.keys_of(sequence, queries.first).last};
+      const bool edge = keys.first < all.first || keys.first + c.keys > all.last;
+      constexpr int queries_each = c.queries / (c.warps / c.key_warps);
+      const int own_first = warp % (c.warps / c.key_warps) * queries_each;
+#pragma unroll 1
+      for (int n = 0; n < queries_each; n += c.queries_at_once) {
+        differentiate(queries, edge, stage, own_first + n);
+      }
+      __syncthreads();  // score gradients are there
+      if constexpr (!c.weights_stay) add_to_keys(stage);
+      add_to_queries(queries);
+    }
+  }
+
+  /// A lane's sums, times a factor, to a tile in shared memory.
+  __device__ void stage_own(std::byte* to_smem, const OwnSums& sums, float factor) const {
+    const WarpPlace<c.dim_warps> place(warp);
+    const int first_key = place.m * c.own_key_tiles() * 16 + lane / 4;
+#pragma unroll
+    for (int m = 0; m < c.own_key_tiles(); ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int n = 0; n < 2 * c.own_dim_tiles(); ++n) {
+          const int chunk = place.n * 2 * c.own_dim_tiles() + n;
+          *reinterpret_cast<std::uint32_t*>(to_smem + RowTile::offset(first_key + 16 * m + 8 * half, chunk) +
+                                            4 * (lane % 4)) =
+              pack<T>(sums[m][n][2 * half] * factor, sums[m][n][2 * half + 1] * factor);
+        }
+      }
+    }
+  }
+  __device__ void store_rows(const Rows& rows, int dims, const std::byte* from_smem) const {
+    if (!rows.wanted) return;
+    std::byte* first = row_of_halves(rows, b, h, sequence.first_k + keys.first);
+#pragma unroll 4
+    for (int index = static_cast<int>(threadIdx.x); index < c.keys * RowTile::chunks; index += c.threads()) {
+      const int row = index / RowTile::chunks;
+      const int chunk = index % RowTile::chunks;
+      if (row >= keys.count || chunk * 8 >= dims) continue;
+      store_eight(first + row * rows.stride_s * 2, chunk * 8, dims, true,
+                  *reinterpret_cast<const uint4*>(from_smem + RowTile::offset(row, chunk)));
+    }
+  }
+  /// Rows of dk that are still to be mended, in f32.
+  __device__ void store_unfinished() const {
+    const std::int64_t first_row = h * call.rows_k() + call.first_row_k(b) + keys.first;
+    for (int r = static_cast<int>(threadIdx.x); r < keys.count; r += c.threads()) {
+      space.key_has_peak[first_row + r] = static_cast<std::uint8_t>(has_peak_smem[r]);
+    }
+    const WarpPlace<c.dim_warps> place(warp);
+#pragma unroll
+    for (int m = 0; m < c.own_key_tiles(); ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int r = place.m * c.own_key_tiles() * 16 + 16 * m + 8 * half + lane / 4;
+        if (r >= keys.count || has_peak_smem[r] == 0) continue;
+        float* to = space.dk + (first_row + r) * dim_qk;
+#pragma unroll
+        for (int n = 0; n < 2 * c.own_dim_tiles(); ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int d = place.n * c.own_dim_tiles() * 16 + 8 * n + 2 * (lane % 4) + e;
+            if (d < dim_qk) to[d] = dk[m][n][2 * half + e];
+          }
+        }
+      }
+    }
+  }
+
+  __device__ void finish() const {
+    __syncthreads();  // everyone is done with keys and values, and peaks are known
+    stage_own(k_smem, dk, static_cast<float>(call.scale) * scale.down);
+    stage_own(v_smem, dv, 1.0f / static_cast<float>(1 << weight_bits<T>));
+    if (call.dk.wanted) store_unfinished();
+    __syncthreads();  // the rows are there
+    store_rows(call.dk, dim_qk, k_smem);
+    store_rows(call.dv, dim_v, v_smem);
+  }
+};
+
+/// The kernel of one row of a table.
+template <typename T, typename Table, int row>
+__global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
+    backward_kernel(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardBlocks blocks,
+                    const __grid_constant__ BackwardSpace space) {
+#if __CUDA_ARCH__ >= 800
+  extern __shared__ __align__(128) std::byte shared[];
+  BackwardBlock<T, Table::rows[row]> block(call, blocks, space, shared);
+  if (block.keys.count <= 0) return;
+  block.walk();
+  block.finish();
+#endif
+}
+
+}  // namespace tilewise::cuda::mma
