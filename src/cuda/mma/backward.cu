@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(threads)
   space.rows.top[at.row] = unseen ? -minus_infinity : lse * log2e;
   space.rows.shift[at.row] = unseen ? 0.0f : d_lse - product;
   space.rows.rest[at.row] = 0;
-  space.rows.peak_key[at.row] = -1;
+  space.rows.peak_count[at.row] = 0;
 }
 
 template <typename T, int lanes>
@@ -177,12 +177,16 @@ __global__ void __launch_bounds__(threads)
                   even ? high.y : got[3], even ? got[0] : low.z, even ? got[1] : low.w,
                   even ? got[2] : high.z, even ? got[3] : high.w};
   const GradientScale scale = gradient_scale<T>(space.largest);
-  if (const std::int64_t key = space.rows.peak_key[at.row]; key >= 0) {
-    const float gradient = peak_gradient<T>(space.rows, at.row, d_lse_of(call, row), scale);
-    float k[8];
-    load_eight<T>(k, row_of_halves(call.k, row.b, row.h / call.group(), key), first, dims);
+  if (space.rows.peak_count[at.row] > 0) {
+    const Mended mended(space.rows, at.row, d_lse_of(call, row), scale);
 #pragma unroll
-    for (int n = 0; n < 8; ++n) sum[n] = fmaf(gradient, k[n], sum[n]);
+    for (int f = 0; f < most_peaks; ++f) {
+      if (f >= mended.count) continue;
+      float k[8];
+      load_eight<T>(k, row_of_halves(call.k, row.b, row.h / call.group(), mended.key[f]), first, dims);
+#pragma unroll
+      for (int n = 0; n < 8; ++n) sum[n] = fmaf(mended.gradient[f], k[n], sum[n]);
+    }
   }
   const float factor = static_cast<float>(call.scale) * scale.down;
   const uint4 eight{pack<T>(sum[0] * factor, sum[1] * factor), pack<T>(sum[2] * factor, sum[3] * factor),
@@ -222,27 +226,28 @@ __global__ void __launch_bounds__(threads)
   constexpr int lane_dims = 8;  // 32 apart
   const std::int64_t index = std::int64_t{blockIdx.x} * threads + threadIdx.x;
   const BatchRow own = BatchRow::of_query(call, index);
-  const std::int64_t own_key = own.owned ? space.rows.peak_key[index] : -1;
-  unsigned left = __ballot_sync(~0u, own_key >= 0);
-  if (left == 0) return;
+  Mended mended;
+  if (own.owned && space.rows.peak_count[index] > 0) {
+    mended = Mended(space.rows, index, d_lse_of(call, own), gradient_scale<T>(space.largest));
+  }
   const auto dims = static_cast<int>(call.problem.dim_qk);
-  const float own_gradient = own_key < 0 ? 0.0f
-                                         : peak_gradient<T>(space.rows, index, d_lse_of(call, own),
-                                                            gradient_scale<T>(space.largest));
   KeySum<lane_dims> dk{.dims = dims};
-  for (; left != 0; left &= left - 1) {
-    const int from = __ffs(static_cast<int>(left)) - 1;
-    const BatchRow row = BatchRow::of_query(call, index - static_cast<int>(threadIdx.x) % 32 + from);
-    const std::int64_t key = __shfl_sync(~0u, own_key, from);
-    const float gradient = __shfl_sync(~0u, own_gradient, from);
-    const auto* q_row = reinterpret_cast<const T*>(row_of_halves(call.q, row.b, row.h, row.s));
-    float q[lane_dims];
 #pragma unroll
-    for (int n = 0; n < lane_dims; ++n) {
-      const int d = static_cast<int>(threadIdx.x) % 32 + 32 * n;
-      q[n] = d < dims ? widen(q_row[d]) : 0.0f;
+  for (int f = 0; f < most_peaks; ++f) {
+    for (unsigned left = __ballot_sync(~0u, f < mended.count); left != 0; left &= left - 1) {
+      const int from = __ffs(static_cast<int>(left)) - 1;
+      const BatchRow row = BatchRow::of_query(call, index - static_cast<int>(threadIdx.x) % 32 + from);
+      const std::int64_t key = __shfl_sync(~0u, mended.key[f], from);
+      const float gradient = __shfl_sync(~0u, mended.gradient[f], from);
+      const auto* q_row = reinterpret_cast<const T*>(row_of_halves(call.q, row.b, row.h, row.s));
+      float q[lane_dims];
+#pragma unroll
+      for (int n = 0; n < lane_dims; ++n) {
+        const int d = static_cast<int>(threadIdx.x) % 32 + 32 * n;
+        q[n] = d < dims ? widen(q_row[d]) : 0.0f;
+      }
+      dk.add(space.dk + space.key_row(call, row.b, row.h / call.group(), key) * dims, gradient, q);
     }
-    dk.add(space.dk + space.key_row(call, row.b, row.h / call.group(), key) * dims, gradient, q);
   }
   dk.flush();
 }
@@ -267,49 +272,60 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+/// What the kernel over tiles needs.
 template <typename T, int lanes>
-void run(const AttentionCall& call, const BackwardSpace& space, const Context& context) {
-  const auto stream = static_cast<cudaStream_t>(context.stream);
-  const std::int64_t queries = call.problem.heads_q * call.rows_q();
-  const std::int64_t keys = call.problem.heads_kv * call.rows_k();
-  const std::int64_t row_blocks = RowLanes<lanes>::blocks(queries);
+void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
   if (weight_bits<T> > 0) {
     check_cuda(cudaMemsetAsync(space.largest, 0, sizeof(Largest), stream), "tilewise mma backward");
     launch<value_norms<T, lanes>>({.name = "tilewise mma backward, norms",
-                                   .blocks = RowLanes<lanes>::blocks(keys),
+                                   .blocks = RowLanes<lanes>::blocks(call.problem.heads_kv * call.rows_k()),
                                    .threads = threads,
                                    .stream = stream},
                                   call, space);
   }
-  launch<row_values<T, lanes>>(
-      {.name = "tilewise mma backward, rows", .blocks = row_blocks, .threads = threads, .stream = stream},
-      call, space);
-  plain_backward_of<T>(call, space, context);
+  launch<row_values<T, lanes>>({.name = "tilewise mma backward, rows",
+                                .blocks = RowLanes<lanes>::blocks(call.problem.heads_q * call.rows_q()),
+                                .threads = threads,
+                                .stream = stream},
+                               call, space);
+}
+
+/// What is left after it.
+template <typename T, int lanes>
+void finish(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
+  const std::int64_t queries = call.problem.heads_q * call.rows_q();
+  const std::int64_t keys = call.problem.heads_kv * call.rows_k();
   if (call.dq.wanted) {
-    launch<finish_queries<T, lanes>>(
-        {.name = "tilewise mma backward, dq", .blocks = row_blocks, .threads = threads, .stream = stream},
-        call, space);
+    launch<finish_queries<T, lanes>>({.name = "tilewise mma backward, dq",
+                                      .blocks = RowLanes<lanes>::blocks(queries),
+                                      .threads = threads,
+                                      .stream = stream},
+                                     call, space);
   }
-  if (call.dk.wanted) {
-    launch<mend_keys<T>>({.name = "tilewise mma backward, peaks",
-                          .blocks = (queries + threads - 1) / threads,
+  if (!call.dk.wanted) return;
+  launch<mend_keys<T>>({.name = "tilewise mma backward, peaks",
+                        .blocks = (queries + threads - 1) / threads,
+                        .threads = threads,
+                        .stream = stream},
+                       call, space);
+  launch<finish_keys<T>>({.name = "tilewise mma backward, dk",
+                          .blocks = (keys + threads - 1) / threads,
                           .threads = threads,
                           .stream = stream},
                          call, space);
-    launch<finish_keys<T>>({.name = "tilewise mma backward, dk",
-                            .blocks = (keys + threads - 1) / threads,
-                            .threads = threads,
-                            .stream = stream},
-                           call, space);
-  }
 }
 
-template <typename T>
-void run(const AttentionCall& call, const BackwardSpace& space, const Context& context) {
+// Calls one of the two with the call's type and as many lanes as its rows need.
+template <typename Body>
+void with_lanes(const AttentionCall& call, const Body& body) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
-  if (dim <= 64) return run<T, 8>(call, space, context);
-  if (dim <= 128) return run<T, 16>(call, space, context);
-  run<T, 32>(call, space, context);
+  const auto of_type = [&]<typename T>(const T*) {
+    if (dim <= 64) return body.template operator()<T, 8>();
+    if (dim <= 128) return body.template operator()<T, 16>();
+    body.template operator()<T, 32>();
+  };
+  call.problem.dtype == DType::f16 ? of_type(static_cast<const __half*>(nullptr))
+                                   : of_type(static_cast<const __nv_bfloat16*>(nullptr));
 }
 
 }  // namespace
@@ -324,11 +340,27 @@ std::size_t backward_shared_bytes(std::int64_t dim) {
   return least;
 }
 
+void prepare_backward(const AttentionCall& call, const Context& context) {
+  const BackwardSpace space(call, context.workspace.data);
+  with_lanes(call, [&]<typename T, int lanes>() {
+    prepare<T, lanes>(call, space, static_cast<cudaStream_t>(context.stream));
+  });
+}
+
+void finish_backward(const AttentionCall& call, const Context& context) {
+  const BackwardSpace space(call, context.workspace.data);
+  with_lanes(call, [&]<typename T, int lanes>() {
+    finish<T, lanes>(call, space, static_cast<cudaStream_t>(context.stream));
+  });
+  simt::clear_unused_gradients(call, static_cast<cudaStream_t>(context.stream));
+}
+
 void backward(const AttentionCall& call, const Context& context) {
   const BackwardSpace space(call, context.workspace.data);
-  call.problem.dtype == DType::f16 ? run<__half>(call, space, context)
-                                   : run<__nv_bfloat16>(call, space, context);
-  simt::clear_unused_gradients(call, static_cast<cudaStream_t>(context.stream));
+  prepare_backward(call, context);
+  call.problem.dtype == DType::f16 ? plain_backward_of<__half>(call, space, context)
+                                   : plain_backward_of<__nv_bfloat16>(call, space, context);
+  finish_backward(call, context);
 }
 
 }  // namespace tilewise::cuda::mma

@@ -216,121 +216,186 @@ struct BackwardBlock {
     }
   }
 
-  /// Puts the peaks among a lane's pairs aside: weights are in `p`, d_o·v + shift in `x`.
-  __device__ void take_peaks(const Queries& queries, int first_query, int first_key, const PairSums& p,
-                             PairSums& x) const {
+  /// Puts the peaks among a lane's pairs aside, the first time: weights are in `p`, d_o·v + shift in `x`.
+  /// They are few, so that the code for one is there once.
+  __device__ void take_peaks(bool rest, const Queries& queries, int first_query, int first_key,
+                             const PairSums& p, PairSums& x) const {
     constexpr float weight_unit = 1.0f / static_cast<float>(1 << weight_bits<T>);
-    const float x_unit = scale.down / weight_unit;
+    constexpr int count = 8 * c.pair_query_tiles() * c.pair_key_tiles();
+    static_assert(count <= 32, "a bit each");
+    const auto at = [](auto& pairs, int index) -> auto& {
+      return pairs[index / 4 % c.pair_key_tiles()][index / 4 / c.pair_key_tiles()][index % 4];
+    };
+    unsigned peaks = 0;
 #pragma unroll
-    for (int n = 0; n < 2 * c.pair_query_tiles(); ++n) {
+    for (int index = 0; index < count; ++index) {
+      if (at(p, index) > least_peak / weight_unit) peaks |= 1u << index;
+    }
+#pragma unroll 1
+    for (; peaks != 0; peaks &= peaks - 1) {
+      const int chosen = __ffs(static_cast<int>(peaks)) - 1;
+      Peak peak{};
 #pragma unroll
-      for (int m = 0; m < c.pair_key_tiles(); ++m) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float weight = p[m][n][e] * weight_unit;
-          if (!(weight > least_peak)) continue;
-          const int key = first_key + 16 * m + lane / 4 + 8 * (e / 2);
-          const std::int64_t row = queries.row + first_query + 8 * n + 2 * (lane % 4) + e % 2;
-          space.rows.peak_key[row] = sequence.first_k + keys.first + key;
-          space.rows.peak_weight[row] = weight;
-          space.rows.peak_x[row] = x[m][n][e] * x_unit;
-          x[m][n][e] = 0;
-          has_peak_smem[key] = 1;
-        }
+      for (int index = 0; index < count; ++index) {
+        if (index != chosen) continue;
+        peak.weight = at(p, index) * weight_unit;
+        peak.x = at(x, index) * (scale.down / weight_unit);
+        at(x, index) = 0;
       }
+      if (rest) continue;
+      const int e = chosen % 4;
+      const int n = chosen / 4 / c.pair_key_tiles();
+      const int key = first_key + 16 * (chosen / 4 % c.pair_key_tiles()) + lane / 4 + 8 * (e / 2);
+      const std::int64_t row = queries.row + first_query + 8 * n + 2 * (lane % 4) + e % 2;
+      peak.key = sequence.first_k + keys.first + key;
+      const int slot = atomicAdd(space.rows.peak_count + row, 1);
+      if (slot < most_peaks) space.rows.peaks[row * most_peaks + slot] = peak;
+      has_peak_smem[key] = 1;
     }
   }
 
+  /// Whether some of the tile's queries from `first_query` on sees some of the keys from `first_key` on.
+  __device__ bool seen(const Queries& queries, int first_query, int query_count, int first_key,
+                       int key_count) const {
+    const int last_query = min(first_query + query_count, queries.count) - 1;
+    if (first_query > last_query) return false;
+    const std::int64_t first = call.keys_of(sequence, queries.first + first_query).first - keys.first;
+    const std::int64_t end = call.keys_of(sequence, queries.first + last_query).last - keys.first;
+    return first < first_key + key_count && end > first_key;
+  }
+
   /// Weights and score gradients of a warp's pairs, some queries at once; with weights that stay, their part
-  /// of dv and dk too.
-  __device__ void differentiate(const Queries& queries, bool edge, int stage, int first_query) {
+  /// of dv and dk too. Or the rest: what rounding took from them. Gives whether some weight is too high to be
+  /// rounded.
+  __device__ bool differentiate(bool rest, const Queries& queries, bool edge, int stage, int first_query) {
     constexpr int key_tiles = c.pair_key_tiles();
     constexpr int query_tiles = c.pair_query_tiles();
     const int first_key = warp / (c.warps / c.key_warps) * key_tiles * 16;
     const std::byte* q_tile = q_smem + stage * c.query_bytes();
     const std::byte* d_o_tile = d_o_smem + stage * c.query_bytes();
+    PairFragments weights, dscores;
+    if (edge && !seen(queries, first_query, c.queries_at_once, first_key, 16 * key_tiles)) {
+      const PairFragments none = {};
+      if constexpr (!c.weights_stay) store_pairs(weights_smem, first_query, first_key, none);
+      store_pairs(dscores_smem, first_query, first_key, none);
+      return false;
+    }
 
-    PairSums s = {}, x = {};
+    PairSums p = {}, x = {};
     multiply_tiles<T, c.dim / 16, key_tiles, query_tiles>(
-        s, a_by_rows<key_tiles>(RowPointer::by_rows(address(k_smem)).from(first_key, 0)),
+        p, a_by_rows<key_tiles>(RowPointer::by_rows(address(k_smem)).from(first_key, 0)),
         b_by_rows(RowPointer::by_columns(address(q_tile)).from(first_query, 0)));
-    multiply_tiles<T, c.dim / 16, key_tiles, query_tiles>(
-        x, a_by_rows<key_tiles>(RowPointer::by_rows(address(v_smem)).from(first_key, 0)),
-        b_by_rows(RowPointer::by_columns(address(d_o_tile)).from(first_query, 0)));
-    if (edge) hide(queries, first_query, first_key, s);
+    if (edge) hide(queries, first_query, first_key, p);
 
-    std::uint32_t weights[query_tiles][key_tiles][4], dscores[query_tiles][key_tiles][4];
     const float* tops = top_smem + stage * c.queries + first_query + 2 * (lane % 4);
     const float* shifts = shift_smem + stage * c.queries + first_query + 2 * (lane % 4);
-    const float x_unit = scale.up / static_cast<float>(1 << weight_bits<T>);
+    float2 top[2 * query_tiles];
+#pragma unroll
+    for (int n = 0; n < 2 * query_tiles; ++n) {
+      top[n] = *reinterpret_cast<const float2*>(tops + 8 * n);
+      top[n].x -= weight_bits<T>;
+      top[n].y -= weight_bits<T>;
+    }
     std::uint32_t highest = 0;
+    const auto weigh = [&](int n, int m, int half) {
+      float& low = p[m][n][2 * half];
+      float& high = p[m][n][2 * half + 1];
+      low = exp2_approx(fmaf(low, unit, -top[n].x));
+      high = exp2_approx(fmaf(high, unit, -top[n].y));
+      const std::uint32_t two = pack<T>(low, high);
+      weights[n / 2][m][n % 2 * 2 + half] = two;
+      highest = maximum_of_pairs<T>(highest, two);
+    };
+    // Weights are made beside the product that does not need them.
+    constexpr int steps = c.dim / 16;
+    constexpr int pairs = 4 * query_tiles * key_tiles;
+    multiply_tiles<T, steps, key_tiles, query_tiles>(
+        x, a_by_rows<key_tiles>(RowPointer::by_rows(address(v_smem)).from(first_key, 0)),
+        b_by_rows(RowPointer::by_columns(address(d_o_tile)).from(first_query, 0)),
+        [&](const std::uint32_t(&)[key_tiles][4], int step) {
 #pragma unroll
-    for (int n = 0; n < 2 * query_tiles; ++n) {
-      float2 top = *reinterpret_cast<const float2*>(tops + 8 * n);
-      float2 shift = *reinterpret_cast<const float2*>(shifts + 8 * n);
-      if constexpr (weight_bits<T> > 0) {
-        top.x -= weight_bits<T>;
-        top.y -= weight_bits<T>;
-        shift.x *= x_unit;
-        shift.y *= x_unit;
-      }
-#pragma unroll
-      for (int m = 0; m < key_tiles; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& p0 = s[m][n][2 * half];
-          float& p1 = s[m][n][2 * half + 1];
-          float& x0 = x[m][n][2 * half];
-          float& x1 = x[m][n][2 * half + 1];
-          p0 = exp2_approx(fmaf(p0, unit, -top.x));
-          p1 = exp2_approx(fmaf(p1, unit, -top.y));
-          x0 = weight_bits<T> > 0 ? fmaf(x0, x_unit, shift.x) : x0 + shift.x;
-          x1 = weight_bits<T> > 0 ? fmaf(x1, x_unit, shift.y) : x1 + shift.y;
-          const std::uint32_t two = pack<T>(p0, p1);
-          weights[n / 2][m][n % 2 * 2 + half] = two;
-          highest = maximum_of_pairs<T>(highest, two);
-        }
-      }
-    }
-    const float2 high = unpack<T>(highest);
-    if (__any_sync(~0u, fmaxf(high.x, high.y) > 0.5f * static_cast<float>(1 << weight_bits<T>))) {
-      take_peaks(queries, first_query, first_key, s, x);
-    }
-#pragma unroll
-    for (int n = 0; n < 2 * query_tiles; ++n) {
-#pragma unroll
-      for (int m = 0; m < key_tiles; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          dscores[n / 2][m][n % 2 * 2 + half] =
-              pack<T>(s[m][n][2 * half] * x[m][n][2 * half], s[m][n][2 * half + 1] * x[m][n][2 * half + 1]);
-        }
-      }
-    }
-    store_pairs(dscores_smem, first_query, first_key, dscores);
-    if constexpr (c.weights_stay) {
-      const auto kept = [](const auto& pairs) {
-        return [&pairs](std::uint32_t(&to)[key_tiles][4], int step) {
-#pragma unroll
-          for (int m = 0; m < key_tiles; ++m) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) to[m][e] = pairs[step][m][e];
+          for (int index = 0; index < pairs; ++index) {
+            if (index * steps / pairs != step) continue;
+            weigh(index / (2 * key_tiles), index / 2 % key_tiles, index % 2);
           }
-        };
+        });
+    const auto kept = [](const PairFragments& pairs) {
+      return [&pairs](std::uint32_t(&to)[key_tiles][4], int step) {
+#pragma unroll
+        for (int m = 0; m < key_tiles; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) to[m][e] = pairs[step][m][e];
+        }
       };
+    };
+    if (rest) keep_rest(weights, p);
+    if constexpr (c.weights_stay) {
       multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
           dv, kept(weights), b_turned(RowPointer::by_rows(address(d_o_tile)).from(first_query, 0)));
-      multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
-          dk, kept(dscores), b_turned(RowPointer::by_rows(address(q_tile)).from(first_query, 0)));
     } else {
       store_pairs(weights_smem, first_query, first_key, weights);
+    }
+
+    const float x_unit = scale.up / static_cast<float>(1 << weight_bits<T>);
+#pragma unroll
+    for (int n = 0; n < 2 * query_tiles; ++n) {
+      const float2 shift = *reinterpret_cast<const float2*>(shifts + 8 * n);
+#pragma unroll
+      for (int m = 0; m < key_tiles; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float own = e % 2 == 0 ? shift.x : shift.y;
+          x[m][n][e] = weight_bits<T> > 0 ? fmaf(x[m][n][e], x_unit, own * x_unit) : x[m][n][e] + own;
+        }
+      }
+    }
+    const float2 two_highest = unpack<T>(highest);
+    const bool high =
+        fmaxf(two_highest.x, two_highest.y) >= least_whole * static_cast<float>(1 << weight_bits<T>);
+    static_assert(least_peak > least_whole);
+    if (__any_sync(~0u, high)) take_peaks(rest, queries, first_query, first_key, p, x);
+#pragma unroll
+    for (int n = 0; n < 2 * query_tiles; ++n) {
+#pragma unroll
+      for (int m = 0; m < key_tiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          x[m][n][2 * half] *= p[m][n][2 * half];
+          x[m][n][2 * half + 1] *= p[m][n][2 * half + 1];
+          dscores[n / 2][m][n % 2 * 2 + half] = pack<T>(x[m][n][2 * half], x[m][n][2 * half + 1]);
+        }
+      }
+    }
+    if (rest) keep_rest(dscores, x);
+    store_pairs(dscores_smem, first_query, first_key, dscores);
+    if constexpr (c.weights_stay) {
+      multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
+          dk, kept(dscores), b_turned(RowPointer::by_rows(address(q_tile)).from(first_query, 0)));
+    }
+    return high;
+  }
+
+  using PairFragments = std::uint32_t[c.pair_query_tiles()][c.pair_key_tiles()][4];
+
+  /// Leaves of rounded pairs what rounding took from them.
+  static __device__ void keep_rest(PairFragments& pairs, const PairSums& whole) {
+#pragma unroll
+    for (int n = 0; n < 2 * c.pair_query_tiles(); ++n) {
+#pragma unroll
+      for (int m = 0; m < c.pair_key_tiles(); ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          std::uint32_t& two = pairs[n / 2][m][n % 2 * 2 + half];
+          const float2 rounded = unpack<T>(two);
+          two = pack<T>(whole[m][n][2 * half] - rounded.x, whole[m][n][2 * half + 1] - rounded.y);
+        }
+      }
     }
   }
 
   /// Fragments of pairs to their place in shared memory.
-  __device__ void store_pairs(
-      std::byte* to_smem, int first_query, int first_key,
-      const std::uint32_t (&pairs)[c.pair_query_tiles()][c.pair_key_tiles()][4]) const {
+  __device__ void store_pairs(std::byte* to_smem, int first_query, int first_key,
+                              const PairFragments& pairs) const {
     // Rows 8 apart turn chunks alike, so that steps from here are an exclusive or and a constant.
     const int at = PairTile::offset(first_key + lane / 4, first_query / 8) + 4 * (lane % 4);
 #pragma unroll
@@ -347,11 +412,12 @@ struct BackwardBlock {
   }
 
   /// dv += weightsᵀ·d_o and dk += dscoresᵀ·q, from shared memory.
-  __device__ void add_to_keys(int stage) {
+  __device__ void add_to_keys(const Queries& queries, bool edge, int stage) {
     constexpr int key_tiles = c.own_key_tiles();
     constexpr int dim_tiles = c.own_dim_tiles();
     const WarpPlace<c.dim_warps> place(warp);
     const int first_key = place.m * key_tiles * 16;
+    if (edge && !seen(queries, 0, c.queries, first_key, 16 * key_tiles)) return;
     const int first_dim = place.n * dim_tiles;
     multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
         dv, a_by_rows<key_tiles>(PairPointer::by_rows(address(weights_smem)).from(first_key, 0)),
@@ -389,11 +455,19 @@ struct BackwardBlock {
         if (lane % 4 == 0) atomicAdd(space.rows.rest + queries.row + r, rest[m][2 * half]);
         if (space.dq == nullptr) continue;
         float* to = space.dq + (queries.row + r) * space.dq_stride + 16 * first_dim + 4 * (lane % 4);
-#pragma unroll
-        for (int n = 0; n < dim_tiles; ++n) {
-          if (16 * (first_dim + n) >= space.dq_stride) continue;
+        const int present = min(dim_tiles, space.dq_stride / 16 - first_dim);
+        const auto add = [&](int n) {
           add_4(to + 16 * n, {dq[m][2 * n][2 * half], dq[m][2 * n][2 * half + 1], dq[m][2 * n + 1][2 * half],
                               dq[m][2 * n + 1][2 * half + 1]});
+        };
+        if (present == dim_tiles) {
+#pragma unroll
+          for (int n = 0; n < dim_tiles; ++n) add(n);
+        } else {
+#pragma unroll
+          for (int n = 0; n < dim_tiles; ++n) {
+            if (n < present) add(n);
+          }
         }
       }
     }
@@ -414,19 +488,31 @@ struct BackwardBlock {
       __syncthreads();  // the tile is there, and everyone is done with the last one and its score gradients
       if (steps.more()) load_queries(steps, stage ^ 1);
       commit_copies();
-      const KeyRange all{call.keys_of(sequence, queries.first + queries.count - 1).first,
-                         call.keys_of(sequence, queries.first).last};
-      const bool edge = keys.first < all.first || keys.first + c.keys > all.last;
-      constexpr int queries_each = c.queries / (c.warps / c.key_warps);
-      const int own_first = warp % (c.warps / c.key_warps) * queries_each;
-#pragma unroll 1
-      for (int n = 0; n < queries_each; n += c.queries_at_once) {
-        differentiate(queries, edge, stage, own_first + n);
-      }
-      __syncthreads();  // score gradients are there
-      if constexpr (!c.weights_stay) add_to_keys(stage);
-      add_to_queries(queries);
+      bool rest = false;
+      do {
+        if (rest) __syncthreads();  // everyone is done with the score gradients
+        rest = add_pairs(rest, queries, stage) && !rest;
+      } while (rest);
     }
+  }
+
+  /// What the pairs of a tile of queries add to all gradients, or the rest of it. Gives whether a rest
+  /// matters.
+  __device__ bool add_pairs(bool rest, const Queries& queries, int stage) {
+    const KeyRange all{call.keys_of(sequence, queries.first + queries.count - 1).first,
+                       call.keys_of(sequence, queries.first).last};
+    const bool edge = keys.first < all.first || keys.first + c.keys > all.last;
+    constexpr int queries_each = c.queries / (c.warps / c.key_warps);
+    const int own_first = warp % (c.warps / c.key_warps) * queries_each;
+    bool high = false;
+#pragma unroll 1
+    for (int n = 0; n < queries_each; n += c.queries_at_once) {
+      high |= differentiate(rest, queries, edge, stage, own_first + n);
+    }
+    high = __syncthreads_or(high) != 0;  // score gradients are there
+    if constexpr (!c.weights_stay) add_to_keys(queries, edge, stage);
+    add_to_queries(queries);
+    return high;
   }
 
   /// A lane's sums, times a factor, to a tile in shared memory.

@@ -11,10 +11,17 @@ namespace tilewise::cuda::mma {
 
 // What the kernels of a backward call share, in its workspace.
 
-/// Of every query, [Hq, rows_q] each. A weight above peak_weight is a peak: of a row one at most, since
-/// weights are exact to far more than the rest. Its score's gradient, weight·(d_o·v − d_o·o + d_lse), would
-/// be a difference of nearly equal numbers of which one has the rounding of o. So the pair is left out, and
-/// mended at the end: with x = d_o·v + shift, known up to a constant that all keys of a row share,
+/// A pair whose score's gradient is left out of the products.
+struct Peak {
+  std::int64_t key;  ///< its row in k
+  float weight;
+  float x;  ///< d_o·v + shift
+};
+
+/// Of every query, [Hq, rows_q] each. A weight above least_peak is a peak. Its score's gradient,
+/// weight·(d_o·v − d_o·o + d_lse), may be a difference of nearly equal numbers of which one has the rounding
+/// of o, and is often the largest of its row. So the pair is left out, and mended at the end in f32: with x
+/// known up to a constant that all keys of a row share,
 ///
 ///   gradient of f = weight_f · (Σ_j weight_j·(x_f − x_j) + d_lse)
 ///
@@ -22,12 +29,16 @@ namespace tilewise::cuda::mma {
 struct RowValues {
   float* top = nullptr;    ///< lse·log2 e; infinite for a query that saw nothing
   float* shift = nullptr;  ///< d_lse − d_o·o
-  float* rest = nullptr;   ///< Σ weight·x over the other keys, as score gradients are: rounded, and scaled
-  std::int64_t* peak_key = nullptr;  ///< its row in k, or −1
-  float* peak_weight = nullptr;
-  float* peak_x = nullptr;
+  float* rest = nullptr;   ///< Σ weight·x over keys that are no peaks, times the score gradients' scale
+  int* peak_count = nullptr;
+  Peak* peaks = nullptr;  ///< [Hq, rows_q, most_peaks]
 };
-inline constexpr float least_peak = 0.6f;
+inline constexpr float least_peak = 0.26f;
+inline constexpr int most_peaks = 3;
+
+/// Rounding to 16 bits takes the more from a sum the fewer terms matter in it. Where a tile has a weight
+/// above this, what rounding took goes into a second round of products.
+inline constexpr float least_whole = 0.25f;
 
 /// f16 cannot hold what is below 6e-5 as well as what is above, and weights and score gradients often are. So
 /// they are scaled there by powers of two: weights by a constant, score gradients by what the largest of d_o,
@@ -80,10 +91,11 @@ struct BackwardSpace {
     Arena arena(data);
     const std::int64_t queries = call.problem.heads_q * call.rows_q();
     const std::int64_t keys = call.problem.heads_kv * call.rows_k();
-    for (float** each : {&rows.top, &rows.shift, &rows.rest, &rows.peak_weight, &rows.peak_x}) {
-      *each = arena.take<float>(queries);
-    }
-    rows.peak_key = arena.take<std::int64_t>(queries);
+    rows = {.top = arena.take<float>(queries),
+            .shift = arena.take<float>(queries),
+            .rest = arena.take<float>(queries),
+            .peak_count = arena.take<int>(queries),
+            .peaks = arena.take<Peak>(queries * most_peaks)};
     largest = arena.take<Largest>(1);
     dq_stride = static_cast<int>((call.problem.dim_qk + 15) / 16 * 16);
     if (call.dq.wanted) dq = arena.take<float>(queries * dq_stride);
@@ -100,13 +112,36 @@ struct BackwardSpace {
   }
 };
 
-/// The gradient of a peak's score, times the score gradients' scale.
-template <typename T>
-__device__ __forceinline__ float peak_gradient(const RowValues& rows, std::int64_t row, float d_lse,
-                                               const GradientScale& scale) {
-  const float weight = rows.peak_weight[row];
-  const float others = fmaxf(0.0f, 1 - weight);
-  return weight * (fmaf(others * scale.up, rows.peak_x[row], -rows.rest[row]) + scale.up * d_lse);
-}
+/// The peaks of a query, and the gradients of their scores, times the score gradients' scale.
+struct Mended {
+  int count = 0;
+  std::int64_t key[most_peaks] = {};
+  float gradient[most_peaks] = {};
+
+  Mended() = default;
+  __device__ Mended(const RowValues& rows, std::int64_t row, float d_lse, const GradientScale& scale)
+      : count(min(rows.peak_count[row], most_peaks)) {
+    if (count == 0) return;
+    float others = 1;  // their weight
+    float weight[most_peaks] = {}, x[most_peaks] = {};
+#pragma unroll
+    for (int f = 0; f < most_peaks; ++f) {
+      if (f >= count) continue;
+      const Peak peak = rows.peaks[row * most_peaks + f];
+      key[f] = peak.key;
+      weight[f] = peak.weight;
+      x[f] = peak.x;
+      others -= peak.weight;
+    }
+    others = fmaxf(0.0f, others);
+#pragma unroll
+    for (int f = 0; f < most_peaks; ++f) {
+      float sum = fmaf(others, x[f], d_lse);
+#pragma unroll
+      for (int g = 0; g < most_peaks; ++g) sum = fmaf(weight[g], x[f] - x[g], sum);
+      gradient[f] = weight[f] * fmaf(scale.up, sum, -rows.rest[row]);
+    }
+  }
+};
 
 }  // namespace tilewise::cuda::mma
