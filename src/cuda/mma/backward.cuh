@@ -60,16 +60,15 @@ struct QuerySteps {
   int at = 0;
   int head, heads_end;  ///< query heads
 
-  __device__ QuerySteps(const AttentionCall& call, const Sequence& sequence, const KeyTile& keys, int head_kv,
-                        int size_)
+  __device__ QuerySteps(const AttentionCall& call, std::int64_t position, int length_q, int key_count,
+                        int head_kv, int size_)
       : size(size_) {
     head = head_kv * static_cast<int>(call.group());
     heads_end = head + static_cast<int>(call.group());
-    // Queries i with i + offset − left < the end of the keys, and i + offset + right >= their beginning.
-    const std::int64_t position = keys.first - sequence.band_offset;
+    // Queries i with i − left < the position of the keys' end, and i + right >= that of their beginning.
     const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
-    const std::int64_t end_query = min(sequence.length_q, position + keys.count + call.band.left);
-    if (keys.count > 0 && first_query < end_query) {
+    const std::int64_t end_query = min(std::int64_t{length_q}, position + key_count + call.band.left);
+    if (first_query < end_query) {
       first = static_cast<int>(first_query / size);
       end = static_cast<int>((end_query + size - 1) / size);
     }
@@ -104,8 +103,10 @@ struct BackwardBlock {
   const AttentionCall& call;
   const BackwardSpace& space;
   const int b, h;  ///< h of the keys
-  const Sequence sequence;
-  const KeyTile keys;
+  int key_count;
+  std::int64_t first_key_row, first_query_row;  ///< of the keys in k and v, and of the sequence in q and d_o
+  std::int64_t position;                        ///< the query that stands at the first key
+  int length_q;
   const int dim_qk, dim_v;
   const float unit;  ///< from products to exponents of 2
   const GradientScale scale;
@@ -131,8 +132,6 @@ struct BackwardBlock {
         space(space_),
         b(static_cast<int>(turn.head / call.problem.heads_kv)),
         h(static_cast<int>(turn.head % call.problem.heads_kv)),
-        sequence(call.sequence(b)),
-        keys(blocks.keys.tile(call, sequence, turn.tile)),
         dim_qk(static_cast<int>(call.problem.dim_qk)),
         dim_v(static_cast<int>(call.problem.dim_v)),
         unit(static_cast<float>(call.scale * 1.4426950408889634)),
@@ -145,33 +144,45 @@ struct BackwardBlock {
         weights_smem(dscores_smem + (c.weights_stay ? 0 : c.pair_bytes())),
         top_smem(reinterpret_cast<float*>(weights_smem + c.pair_bytes())),
         shift_smem(top_smem + 2 * c.queries),
-        has_peak_smem(reinterpret_cast<int*>(shift_smem + 2 * c.queries)) {}
+        has_peak_smem(reinterpret_cast<int*>(shift_smem + 2 * c.queries)) {
+    const Sequence sequence = call.sequence(b);
+    const KeyTile keys = blocks.keys.tile(call, sequence, turn.tile);
+    key_count = keys.count;
+    first_key_row = sequence.first_k + keys.first;
+    first_query_row = sequence.first_q;
+    position = keys.first - sequence.band_offset;
+    length_q = static_cast<int>(sequence.length_q);
+  }
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
   }
 
   __device__ void load_keys() const {
-    const std::int64_t s = sequence.first_k + keys.first;
+    const std::int64_t s = first_key_row;
     load_strided_rows<c.keys, c.dim, c.threads()>(k_smem, row_of_halves(call.k, b, h, s), call.k.stride_s * 2,
-                                                  keys.count, dim_qk);
+                                                  key_count, dim_qk);
     load_strided_rows<c.keys, c.dim, c.threads()>(v_smem, row_of_halves(call.v, b, h, s), call.v.stride_s * 2,
-                                                  keys.count, dim_v);
+                                                  key_count, dim_v);
   }
-  /// Of a tile: its first query, how many there are, and where its rows' values begin.
+  /// A tile of queries: how many there are, and where its rows' values begin. Query r of it sees keys r +
+  /// first to r + end of the tile of keys, as far as there are so many.
   struct Queries {
-    std::int64_t first;
-    int count;
     std::int64_t row;
+    int count;
+    int first, end;
   };
   __device__ Queries queries_of(const QuerySteps& steps) const {
-    const std::int64_t first = std::int64_t{steps.at} * c.queries;
-    return {first, static_cast<int>(min(std::int64_t{c.queries}, sequence.length_q - first)),
-            steps.head * call.rows_q() + call.first_row_q(b) + first};
+    const int at = steps.at * c.queries;
+    const std::int64_t distance = at - position;
+    constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
+    return {steps.head * call.rows_q() + call.first_row_q(b) + at, min(c.queries, length_q - at),
+            static_cast<int>(max(-far, min(far, distance - call.band.left))),
+            static_cast<int>(max(-far, min(far, distance + call.band.right + 1)))};
   }
   __device__ void load_queries(const QuerySteps& steps, int stage) const {
     const Queries queries = queries_of(steps);
-    const std::int64_t s = sequence.first_q + queries.first;
+    const std::int64_t s = first_query_row + steps.at * c.queries;
     load_strided_rows<c.queries, c.dim, c.threads()>(q_smem + stage * c.query_bytes(),
                                                      row_of_halves(call.q, b, steps.head, s),
                                                      call.q.stride_s * 2, queries.count, dim_qk);
@@ -197,13 +208,10 @@ struct BackwardBlock {
     for (int n = 0; n < 2 * c.pair_query_tiles(); ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const std::int64_t i = queries.first + first_query + 8 * n + 2 * (lane % 4) + e;
-        const KeyRange range = call.keys_of(sequence, i);
-        const std::int64_t own = keys.first + first_key + lane / 4;
-        const auto first =
-            static_cast<int>(max(std::int64_t{-1}, min(range.first - own, std::int64_t{c.keys})));
-        const auto last =
-            static_cast<int>(max(std::int64_t{-1}, min(range.last - own, std::int64_t{c.keys})));
+        const int r = first_query + 8 * n + 2 * (lane % 4) + e;
+        const int own = first_key + lane / 4;
+        const int first = r + queries.first - own;
+        const int last = min(r + queries.end, key_count) - own;
 #pragma unroll
         for (int m = 0; m < c.pair_key_tiles(); ++m) {
 #pragma unroll
@@ -247,7 +255,7 @@ struct BackwardBlock {
       const int n = chosen / 4 / c.pair_key_tiles();
       const int key = first_key + 16 * (chosen / 4 % c.pair_key_tiles()) + lane / 4 + 8 * (e / 2);
       const std::int64_t row = queries.row + first_query + 8 * n + 2 * (lane % 4) + e % 2;
-      peak.key = sequence.first_k + keys.first + key;
+      peak.key = first_key_row + key;
       const int slot = atomicAdd(space.rows.peak_count + row, 1);
       if (slot < most_peaks) space.rows.peaks[row * most_peaks + slot] = peak;
       has_peak_smem[key] = 1;
@@ -256,12 +264,10 @@ struct BackwardBlock {
 
   /// Whether some of the tile's queries from `first_query` on sees some of the keys from `first_key` on.
   __device__ bool seen(const Queries& queries, int first_query, int query_count, int first_key,
-                       int key_count) const {
+                       int keys) const {
     const int last_query = min(first_query + query_count, queries.count) - 1;
     if (first_query > last_query) return false;
-    const std::int64_t first = call.keys_of(sequence, queries.first + first_query).first - keys.first;
-    const std::int64_t end = call.keys_of(sequence, queries.first + last_query).last - keys.first;
-    return first < first_key + key_count && end > first_key;
+    return first_query + queries.first < first_key + keys && last_query + queries.end > first_key;
   }
 
   /// Weights and score gradients of a warp's pairs, some queries at once; with weights that stay, their part
@@ -289,19 +295,18 @@ struct BackwardBlock {
 
     const float* tops = top_smem + stage * c.queries + first_query + 2 * (lane % 4);
     const float* shifts = shift_smem + stage * c.queries + first_query + 2 * (lane % 4);
-    float2 top[2 * query_tiles];
-#pragma unroll
-    for (int n = 0; n < 2 * query_tiles; ++n) {
-      top[n] = *reinterpret_cast<const float2*>(tops + 8 * n);
-      top[n].x -= weight_bits<T>;
-      top[n].y -= weight_bits<T>;
-    }
     std::uint32_t highest = 0;
+    float2 top;
     const auto weigh = [&](int n, int m, int half) {
+      if (m == 0 && half == 0) {
+        top = *reinterpret_cast<const float2*>(tops + 8 * n);
+        top.x -= weight_bits<T>;
+        top.y -= weight_bits<T>;
+      }
       float& low = p[m][n][2 * half];
       float& high = p[m][n][2 * half + 1];
-      low = exp2_approx(fmaf(low, unit, -top[n].x));
-      high = exp2_approx(fmaf(high, unit, -top[n].y));
+      low = exp2_approx(fmaf(low, unit, -top.x));
+      high = exp2_approx(fmaf(high, unit, -top.y));
       const std::uint32_t two = pack<T>(low, high);
       weights[n / 2][m][n % 2 * 2 + half] = two;
       highest = maximum_of_pairs<T>(highest, two);
@@ -475,7 +480,7 @@ struct BackwardBlock {
 
   __device__ void walk() {
     for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) has_peak_smem[r] = 0;
-    QuerySteps steps(call, sequence, keys, h, c.queries);
+    QuerySteps steps(call, position, length_q, key_count, h, c.queries);
     if (!steps.more()) return;
     load_keys();
     load_queries(steps, 0);
@@ -499,9 +504,7 @@ struct BackwardBlock {
   /// What the pairs of a tile of queries add to all gradients, or the rest of it. Gives whether a rest
   /// matters.
   __device__ bool add_pairs(bool rest, const Queries& queries, int stage) {
-    const KeyRange all{call.keys_of(sequence, queries.first + queries.count - 1).first,
-                       call.keys_of(sequence, queries.first).last};
-    const bool edge = keys.first < all.first || keys.first + c.keys > all.last;
+    const bool edge = queries.count - 1 + queries.first > 0 || min(queries.end, key_count) < c.keys;
     constexpr int queries_each = c.queries / (c.warps / c.key_warps);
     const int own_first = warp % (c.warps / c.key_warps) * queries_each;
     bool high = false;
@@ -535,20 +538,20 @@ struct BackwardBlock {
   }
   __device__ void store_rows(const Rows& rows, int dims, const std::byte* from_smem) const {
     if (!rows.wanted) return;
-    std::byte* first = row_of_halves(rows, b, h, sequence.first_k + keys.first);
+    std::byte* first = row_of_halves(rows, b, h, first_key_row);
 #pragma unroll 4
     for (int index = static_cast<int>(threadIdx.x); index < c.keys * RowTile::chunks; index += c.threads()) {
       const int row = index / RowTile::chunks;
       const int chunk = index % RowTile::chunks;
-      if (row >= keys.count || chunk * 8 >= dims) continue;
+      if (row >= key_count || chunk * 8 >= dims) continue;
       store_eight(first + row * rows.stride_s * 2, chunk * 8, dims, true,
                   *reinterpret_cast<const uint4*>(from_smem + RowTile::offset(row, chunk)));
     }
   }
   /// Rows of dk that are still to be mended, in f32.
   __device__ void store_unfinished() const {
-    const std::int64_t first_row = h * call.rows_k() + call.first_row_k(b) + keys.first;
-    for (int r = static_cast<int>(threadIdx.x); r < keys.count; r += c.threads()) {
+    const std::int64_t first_row = BackwardSpace::key_row(call, b, h, first_key_row);
+    for (int r = static_cast<int>(threadIdx.x); r < key_count; r += c.threads()) {
       space.key_has_peak[first_row + r] = static_cast<std::uint8_t>(has_peak_smem[r]);
     }
     const WarpPlace<c.dim_warps> place(warp);
@@ -557,7 +560,7 @@ struct BackwardBlock {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int r = place.m * c.own_key_tiles() * 16 + 16 * m + 8 * half + lane / 4;
-        if (r >= keys.count || has_peak_smem[r] == 0) continue;
+        if (r >= key_count || has_peak_smem[r] == 0) continue;
         float* to = space.dk + (first_row + r) * dim_qk;
 #pragma unroll
         for (int n = 0; n < 2 * c.own_dim_tiles(); ++n) {
@@ -590,7 +593,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
 #if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(128) std::byte shared[];
   BackwardBlock<T, Table::rows[row]> block(call, blocks, space, shared);
-  if (block.keys.count <= 0) return;
+  if (block.key_count <= 0) return;
   block.walk();
   block.finish();
 #endif
