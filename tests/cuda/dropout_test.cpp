@@ -102,9 +102,9 @@ TEST_P(DropoutOnCuda, IsTheCpusBitForBit) {
         SCOPED_TRACE(std::string(to_string(dtype)) + (seed == SeedFrom::memory ? ", seed in memory" : ""));
         const RandomProblem problem = visible_weights(dtype, dropout, seed);
         const bool both = reason_against(problem, GetParam(), Pass::backward).empty();
-        const Patterns cuda = both
-                                  ? patterns_of(problem, GetParam(), run_forward_on_cuda, run_backward_on_cuda)
-                                  : patterns_of(problem, GetParam(), run_forward_on_cuda, nullptr);
+        const Patterns cuda =
+            both ? patterns_of(problem, GetParam(), run_forward_on_cuda, run_backward_on_cuda)
+                 : patterns_of(problem, GetParam(), run_forward_on_cuda, nullptr);
         EXPECT_TRUE(cuda.forward == expected) << "forward";
         const Patterns cpu = patterns_of(problem, "simd", run_forward, run_backward);
         EXPECT_TRUE(cuda.forward == cpu.forward) << "forward, against the CPU";

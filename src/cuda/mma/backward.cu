@@ -30,30 +30,46 @@ struct RowLanes {
   }
 };
 
+// Division is slow in 64 bits, and seldom needs them.
+struct Parts {
+  std::int64_t quotient, rest;
+
+  __device__ Parts(std::int64_t a, std::int64_t b) {
+    if (((a | b) >> 32) == 0) {
+      quotient = static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+    } else {
+      quotient = a / b;
+    }
+    rest = a - quotient * b;
+  }
+};
+
 // Row `index` of [heads, rows of the batch]; past the last sequence of packed ones it is nobody's.
 struct BatchRow {
   std::int64_t b, h, s;
   bool owned;
 
   __device__ static BatchRow of_query(const AttentionCall& call, std::int64_t index) {
-    BatchRow row{0, index / call.rows_q(), index % call.rows_q(),
-                 index < call.problem.heads_q * call.rows_q()};
+    const Parts parts(index, call.rows_q());
+    BatchRow row{0, parts.quotient, parts.rest, parts.quotient < call.problem.heads_q};
     if (call.packed()) {
       row.owned = row.owned && row.s < call.cumulative_q.at(call.problem.batch);
     } else {
-      row.b = row.s / call.problem.length_q;
-      row.s %= call.problem.length_q;
+      const Parts entry(row.s, call.problem.length_q);
+      row.b = entry.quotient;
+      row.s = entry.rest;
     }
     return row;
   }
   __device__ static BatchRow of_key(const AttentionCall& call, std::int64_t index) {
-    BatchRow row{0, index / call.rows_k(), index % call.rows_k(),
-                 index < call.problem.heads_kv * call.rows_k()};
+    const Parts parts(index, call.rows_k());
+    BatchRow row{0, parts.quotient, parts.rest, parts.quotient < call.problem.heads_kv};
     if (call.packed()) {
       row.owned = row.owned && row.s < call.cumulative_k.at(call.problem.batch);
     } else {
-      row.b = row.s / call.problem.length_k;
-      row.s %= call.problem.length_k;
+      const Parts entry(row.s, call.problem.length_k);
+      row.b = entry.quotient;
+      row.s = entry.rest;
       row.owned = row.owned && row.s < call.sequence(row.b).length_k;
     }
     return row;

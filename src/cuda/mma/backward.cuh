@@ -83,7 +83,7 @@ struct QuerySteps {
   }
 };
 
-/// Where a warp and a lane stand in a product whose warps are `along_n` side by side.
+/// Where a warp stands in a product whose warps are `along_n` side by side.
 template <int along_n>
 struct WarpPlace {
   int m, n;  ///< the warp's place along both sides
@@ -108,7 +108,7 @@ struct BackwardBlock {
   std::int64_t position;                        ///< the query that stands at the first key
   int length_q;
   const int dim_qk, dim_v;
-  const float unit;  ///< from products to exponents of 2
+  const float unit;  ///< from products to exponents of 2; never 0
   const GradientScale scale;
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // one number to the compiler
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -134,7 +134,7 @@ struct BackwardBlock {
         h(static_cast<int>(turn.head % call.problem.heads_kv)),
         dim_qk(static_cast<int>(call.problem.dim_qk)),
         dim_v(static_cast<int>(call.problem.dim_v)),
-        unit(static_cast<float>(call.scale * 1.4426950408889634)),
+        unit(exponent_unit(call.scale)),
         scale(gradient_scale<T>(space.largest)),
         k_smem(shared),
         v_smem(k_smem + c.key_bytes()),
@@ -154,6 +154,11 @@ struct BackwardBlock {
     length_q = static_cast<int>(sequence.length_q);
   }
 
+  /// Where the scale is 0, a number so small that it makes no difference to any product but a hidden one's.
+  static __device__ float exponent_unit(double scale_) {
+    const auto unit_ = static_cast<float>(scale_ * 1.4426950408889634);
+    return fabsf(unit_) < 1e-30f ? 1e-30f : unit_;
+  }
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
   }
@@ -204,6 +209,7 @@ struct BackwardBlock {
 
   /// Hides what the band hides, and keys past the end.
   __device__ void hide(const Queries& queries, int first_query, int first_key, PairSums& s) const {
+    const float hidden = unit > 0 ? minus_infinity : -minus_infinity;  // whose exponent is minus infinity
 #pragma unroll
     for (int n = 0; n < 2 * c.pair_query_tiles(); ++n) {
 #pragma unroll
@@ -217,7 +223,7 @@ struct BackwardBlock {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int key = 16 * m + 8 * half;
-            if (key < first || key >= last) s[m][n][2 * half + e] = minus_infinity;
+            if (key < first || key >= last) s[m][n][2 * half + e] = hidden;
           }
         }
       }
