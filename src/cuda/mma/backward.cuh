@@ -60,14 +60,15 @@ struct QuerySteps {
   int at = 0;
   int head, heads_end;  ///< query heads
 
-  __device__ QuerySteps(const AttentionCall& call, std::int64_t position, int length_q, int key_count,
+  __device__ QuerySteps(const AttentionCall& call, const Sequence& sequence, int first_key, int key_count,
                         int head_kv, int size_)
       : size(size_) {
     head = head_kv * static_cast<int>(call.group());
     heads_end = head + static_cast<int>(call.group());
     // Queries i with i − left < the position of the keys' end, and i + right >= that of their beginning.
+    const std::int64_t position = first_key - sequence.band_offset;
     const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
-    const std::int64_t end_query = min(std::int64_t{length_q}, position + key_count + call.band.left);
+    const std::int64_t end_query = min(sequence.length_q, position + key_count + call.band.left);
     if (first_query < end_query) {
       first = static_cast<int>(first_query / size);
       end = static_cast<int>((end_query + size - 1) / size);
@@ -104,9 +105,7 @@ struct BackwardBlock {
   const BackwardSpace& space;
   const int b, h;  ///< h of the keys
   int key_count;
-  std::int64_t first_key_row, first_query_row;  ///< of the keys in k and v, and of the sequence in q and d_o
-  std::int64_t position;                        ///< the query that stands at the first key
-  int length_q;
+  int first_key;  ///< in the sequence
   const int dim_qk, dim_v;
   const float unit;  ///< from products to exponents of 2; never 0
   const GradientScale scale;
@@ -145,15 +144,14 @@ struct BackwardBlock {
         top_smem(reinterpret_cast<float*>(weights_smem + c.pair_bytes())),
         shift_smem(top_smem + 2 * c.queries),
         has_peak_smem(reinterpret_cast<int*>(shift_smem + 2 * c.queries)) {
-    const Sequence sequence = call.sequence(b);
-    const KeyTile keys = blocks.keys.tile(call, sequence, turn.tile);
+    const KeyTile keys = blocks.keys.tile(call, call.sequence(b), turn.tile);
     key_count = keys.count;
-    first_key_row = sequence.first_k + keys.first;
-    first_query_row = sequence.first_q;
-    position = keys.first - sequence.band_offset;
-    length_q = static_cast<int>(sequence.length_q);
+    first_key = static_cast<int>(keys.first);
   }
 
+  /// The row of the first key in k and v. Not kept, nor is the sequence: registers are scarcer than time
+  /// here.
+  __device__ std::int64_t first_key_row() const { return call.sequence(b).first_k + first_key; }
   /// Where the scale is 0, a number so small that it makes no difference to any product but a hidden one's.
   static __device__ float exponent_unit(double scale_) {
     const auto unit_ = static_cast<float>(scale_ * 1.4426950408889634);
@@ -164,7 +162,7 @@ struct BackwardBlock {
   }
 
   __device__ void load_keys() const {
-    const std::int64_t s = first_key_row;
+    const std::int64_t s = first_key_row();
     load_strided_rows<c.keys, c.dim, c.threads()>(k_smem, row_of_halves(call.k, b, h, s), call.k.stride_s * 2,
                                                   key_count, dim_qk);
     load_strided_rows<c.keys, c.dim, c.threads()>(v_smem, row_of_halves(call.v, b, h, s), call.v.stride_s * 2,
@@ -178,16 +176,18 @@ struct BackwardBlock {
     int first, end;
   };
   __device__ Queries queries_of(const QuerySteps& steps) const {
+    const Sequence sequence = call.sequence(b);
     const int at = steps.at * c.queries;
-    const std::int64_t distance = at - position;
+    const std::int64_t distance = at + sequence.band_offset - first_key;
     constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
-    return {steps.head * call.rows_q() + call.first_row_q(b) + at, min(c.queries, length_q - at),
+    return {steps.head * call.rows_q() + call.first_row_q(b) + at,
+            static_cast<int>(min(std::int64_t{c.queries}, sequence.length_q - at)),
             static_cast<int>(max(-far, min(far, distance - call.band.left))),
             static_cast<int>(max(-far, min(far, distance + call.band.right + 1)))};
   }
   __device__ void load_queries(const QuerySteps& steps, int stage) const {
     const Queries queries = queries_of(steps);
-    const std::int64_t s = first_query_row + steps.at * c.queries;
+    const std::int64_t s = call.sequence(b).first_q + steps.at * c.queries;
     load_strided_rows<c.queries, c.dim, c.threads()>(q_smem + stage * c.query_bytes(),
                                                      row_of_halves(call.q, b, steps.head, s),
                                                      call.q.stride_s * 2, queries.count, dim_qk);
@@ -261,7 +261,7 @@ struct BackwardBlock {
       const int n = chosen / 4 / c.pair_key_tiles();
       const int key = first_key + 16 * (chosen / 4 % c.pair_key_tiles()) + lane / 4 + 8 * (e / 2);
       const std::int64_t row = queries.row + first_query + 8 * n + 2 * (lane % 4) + e % 2;
-      peak.key = first_key_row + key;
+      peak.key = first_key_row() + key;
       const int slot = atomicAdd(space.rows.peak_count + row, 1);
       if (slot < most_peaks) space.rows.peaks[row * most_peaks + slot] = peak;
       has_peak_smem[key] = 1;
@@ -486,7 +486,7 @@ struct BackwardBlock {
 
   __device__ void walk() {
     for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) has_peak_smem[r] = 0;
-    QuerySteps steps(call, position, length_q, key_count, h, c.queries);
+    QuerySteps steps(call, call.sequence(b), first_key, key_count, h, c.queries);
     if (!steps.more()) return;
     load_keys();
     load_queries(steps, 0);
@@ -544,7 +544,7 @@ struct BackwardBlock {
   }
   __device__ void store_rows(const Rows& rows, int dims, const std::byte* from_smem) const {
     if (!rows.wanted) return;
-    std::byte* first = row_of_halves(rows, b, h, first_key_row);
+    std::byte* first = row_of_halves(rows, b, h, first_key_row());
 #pragma unroll 4
     for (int index = static_cast<int>(threadIdx.x); index < c.keys * RowTile::chunks; index += c.threads()) {
       const int row = index / RowTile::chunks;
@@ -556,7 +556,7 @@ struct BackwardBlock {
   }
   /// Rows of dk that are still to be mended, in f32.
   __device__ void store_unfinished() const {
-    const std::int64_t first_row = BackwardSpace::key_row(call, b, h, first_key_row);
+    const std::int64_t first_row = BackwardSpace::key_row(call, b, h, first_key_row());
     for (int r = static_cast<int>(threadIdx.x); r < key_count; r += c.threads()) {
       space.key_has_peak[first_row + r] = static_cast<std::uint8_t>(has_peak_smem[r]);
     }
