@@ -31,6 +31,15 @@ struct AttentionFeatures {
   friend bool operator==(const AttentionFeatures&, const AttentionFeatures&) = default;
 };
 
+/// What backward is asked beyond shapes and features, and how its tensors lie.
+struct BackwardDetails {
+  bool deterministic = false;
+  bool aligned_rows = true;    ///< every row of every tensor of rows begins at a multiple of 16 bytes
+  bool repeated_keys = false;  ///< k or v has one row for all keys
+  std::int64_t queries = 0;    ///< of all sequences together
+  friend bool operator==(const BackwardDetails&, const BackwardDetails&) = default;
+};
+
 /// What is asked, apart from how it is done: everything a kernel needs to say whether it can.
 struct AttentionProblem {
   Pass pass = Pass::forward;
@@ -47,6 +56,7 @@ struct AttentionProblem {
   AttentionFeatures features{};
   bool aligned = false;     ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
   bool usual_scale = true;  ///< above 1e-20: products are in the order of their scores, and none overflows
+  BackwardDetails backward{};
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };
 

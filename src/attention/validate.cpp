@@ -1,5 +1,6 @@
 #include "attention/validate.h"
 
+#include <algorithm>
 #include <string>
 #include <tuple>
 
@@ -68,6 +69,22 @@ void check_written(std::initializer_list<Named> written, const AttentionInputs& 
                           {"blocks.full_indices", &inputs.blocks.full_indices},
                           {"blocks.tile_ids", &inputs.blocks.tile_ids},
                           {"blocks.tiles", &inputs.blocks.tiles}});
+}
+
+bool aligned_rows(const Rows& rows) {
+  const std::int64_t strides =
+      (rows.stride_b | rows.stride_h | rows.stride_s) * static_cast<std::int64_t>(size_of(rows.dtype));
+  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(rows.data));
+  return !rows.wanted || ((address | strides) & 15) == 0;
+}
+
+BackwardDetails backward_details(const AttentionCall& call) {
+  const auto tensors = {&call.q, &call.k, &call.v, &call.o, &call.d_o, &call.dq, &call.dk, &call.dv};
+  return {.deterministic = call.deterministic,
+          .aligned_rows = std::all_of(tensors.begin(), tensors.end(),
+                                      [](const Rows* rows) { return aligned_rows(*rows); }),
+          .repeated_keys = call.problem.length_k > 1 && (call.k.stride_s == 0 || call.v.stride_s == 0),
+          .queries = call.rows_q()};
 }
 
 }  // namespace
@@ -148,6 +165,7 @@ AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOpt
   call.dq = rows_of(gradients.dq, problem.layout);
   call.dk = rows_of(gradients.dk, problem.layout);
   call.dv = rows_of(gradients.dv, problem.layout);
+  problem.backward = backward_details(call);
   call.dmask = mask_view(gradients.dmask);
   call.dsinks = static_cast<std::byte*>(gradients.dsinks.data);
   call.dsinks_stride = gradients.dsinks.stride(0);

@@ -127,16 +127,20 @@ class CudaKernelTest : public CudaTest, public testing::WithParamInterface<std::
   std::vector<DType> types;  ///< that the kernel takes
 };
 
+inline RandomProblem deterministic(RandomProblem problem) {
+  problem.options.deterministic = true;
+  return problem;
+}
+
 /// Both passes of one kernel on a problem whose tensors are all on the device, or forward alone where it has
 /// no more. Backward reads what forward wrote and is deterministic.
 class DeviceProblem {
  public:
   DeviceProblem(const RandomProblem& problem, std::string kernel)
       : kernel_(std::move(kernel)),
-        has_backward_(reason_against(problem, kernel_, Pass::backward).empty()),
+        has_backward_(reason_against(deterministic(problem), kernel_, Pass::backward).empty()),
         inputs_(problem.inputs()),
-        options_(problem.options) {
-    options_.deterministic = true;
+        options_(deterministic(problem).options) {
     const OutputBuffers outputs = make_outputs(problem);
     const GradientBuffers gradients = make_gradients(problem);
     outputs_ = outputs.view();

@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include "attention/kernel.h"
+#include "cuda/mma/backward.h"
 #include "cuda/mma/forward.h"
 #include "cuda/mma/tuning.h"
 #include "cuda/runtime/device.h"
@@ -6,9 +9,36 @@
 namespace tilewise::cuda {
 namespace {
 
+// What backward does not take yet. Fewer results than few_elements, or fewer keys than few_keys, leave too
+// much to luck: score gradients of 16 bits make about as much error as rounding the results does, in many
+// elements.
+std::string supports_backward(const AttentionProblem& problem) {
+  constexpr std::int64_t few_elements = 4096;
+  constexpr std::int64_t few_keys = 64;
+  const AttentionFeatures& features = problem.features;
+  if (problem.layout == Layout::paged) return "paged keys have no backward";
+  if (features.needs_more_than_band() || features.sinks) {
+    return "backward takes causal, window and lengths alone, no other feature";
+  }
+  if (problem.backward.deterministic) return "backward is not deterministic";
+  if (!problem.backward.aligned_rows) return "backward takes rows aligned to 16 bytes";
+  if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
+  const std::int64_t rows_k = problem.batch * problem.length_k;
+  const std::int64_t dim = std::min(problem.dim_qk, problem.dim_v);
+  if (problem.length_k <= few_keys || problem.backward.queries * problem.heads_q * dim < few_elements ||
+      rows_k * problem.heads_kv * dim < few_elements) {
+    return "backward takes more than " + std::to_string(few_keys) + " keys, and gradients of at least " +
+           std::to_string(few_elements) + " elements";
+  }
+  const std::size_t needed = mma::backward_shared_bytes(std::max(problem.dim_qk, problem.dim_v));
+  if (device_properties(problem.device.index).shared_bytes < needed) {
+    return "backward needs " + std::to_string(needed) + " bytes of shared memory a block";
+  }
+  return {};
+}
+
 std::string supports(const AttentionProblem& problem) {
   if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
-  if (problem.pass == Pass::backward) return "has no backward";
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
     return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
   }
@@ -23,17 +53,20 @@ std::string supports(const AttentionProblem& problem) {
     if (device_properties(problem.device.index).compute_capability < 80) {
       return "needs compute capability 8.0";
     }
+    if (problem.pass == Pass::backward) return supports_backward(problem);
   } catch (const DeviceError& error) {
     return error.what();
   }
   return {};
 }
 
-std::size_t workspace(const AttentionCall&, const Context&) { return 0; }
+std::size_t workspace(const AttentionCall& call, const Context&) {
+  return call.problem.pass == Pass::forward ? 0 : mma::backward_workspace(call);
+}
 
 void launch_on_device(const AttentionCall& call, const Context& context) {
   const DeviceGuard guard(context.device.index);
-  mma::forward(call, context);
+  (call.problem.pass == Pass::forward ? mma::forward : mma::backward)(call, context);
 }
 
 }  // namespace

@@ -52,6 +52,9 @@ struct MatrixPointer {
     constexpr int steps = Tile::period / 2;
     return (at_smem ^ (column % steps * 32)) + column / steps * steps * 32 + rows * Tile::row_bytes;
   }
+  /// The pointer of a part of the tile. `column` is a multiple of how many columns the part has, which is a
+  /// power of two.
+  __device__ MatrixPointer from(int rows, int column) const { return {at(rows, column)}; }
 };
 
 /// Where the row of 16-bit elements of (b, h, s) begins.

@@ -1,0 +1,383 @@
+// Times candidates for the tuning table of the mma kernel's backward (src/cuda/mma/backward_tuning.h), bf16,
+// over 16k tokens of hidden size 2048. A JSON object a line: the device, then each candidate on each shape.
+// `ms` is of the kernel over tiles alone, `all_ms` of the whole call with the table's own row; differences
+// are the largest from the fused kernel's gradients, over the largest element there.
+//   sweep_mma_backward [head dim [sequence length]]
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "attention/validate.h"
+#include "cuda/mma/backward_rows.cuh"
+#include "tilewise/attention.h"
+
+namespace tilewise::cuda::mma {
+namespace {
+
+using T = __nv_bfloat16;
+
+struct Candidates {
+  static constexpr BackwardConfig rows[] = {
+      {.dim = 64,
+       .warps = 4,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 1,
+       .dq_dim_warps = 2,
+       .weights_stay = true,
+       .blocks = 2},
+      {.dim = 64,
+       .warps = 8,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 8,
+       .queries_at_once = 64,
+       .dim_warps = 1,
+       .dq_dim_warps = 2,
+       .weights_stay = true,
+       .blocks = 1},
+      {.dim = 64,
+       .warps = 8,
+       .queries = 128,
+       .keys = 128,
+       .key_warps = 8,
+       .queries_at_once = 64,
+       .dim_warps = 1,
+       .dq_dim_warps = 2,
+       .weights_stay = true,
+       .blocks = 1},
+      {.dim = 64,
+       .warps = 8,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 2,
+       .dq_dim_warps = 2,
+       .blocks = 1},
+      {.dim = 64,
+       .warps = 8,
+       .queries = 128,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 2,
+       .dq_dim_warps = 2,
+       .blocks = 1},
+      {.dim = 64,
+       .warps = 8,
+       .queries = 64,
+       .keys = 256,
+       .key_warps = 8,
+       .queries_at_once = 32,
+       .dim_warps = 1,
+       .dq_dim_warps = 2,
+       .weights_stay = true,
+       .blocks = 1},
+      {.dim = 64,
+       .warps = 4,
+       .queries = 64,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 1,
+       .dq_dim_warps = 2,
+       .weights_stay = true,
+       .blocks = 2},
+      {.dim = 64,
+       .warps = 4,
+       .queries = 64,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 1,
+       .dq_dim_warps = 2,
+       .weights_stay = true,
+       .blocks = 3},
+      {.dim = 128,
+       .warps = 8,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 2,
+       .dq_dim_warps = 4,
+       .blocks = 1},
+      {.dim = 128,
+       .warps = 8,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 16,
+       .dim_warps = 2,
+       .dq_dim_warps = 4,
+       .blocks = 1},
+      {.dim = 128,
+       .warps = 8,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 8,
+       .queries_at_once = 32,
+       .dim_warps = 1,
+       .dq_dim_warps = 4,
+       .weights_stay = true,
+       .blocks = 1},
+      {.dim = 128,
+       .warps = 8,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 8,
+       .queries_at_once = 16,
+       .dim_warps = 1,
+       .dq_dim_warps = 4,
+       .weights_stay = true,
+       .blocks = 1},
+      {.dim = 128,
+       .warps = 8,
+       .queries = 32,
+       .keys = 128,
+       .key_warps = 8,
+       .queries_at_once = 32,
+       .dim_warps = 1,
+       .dq_dim_warps = 4,
+       .weights_stay = true,
+       .blocks = 1},
+      {.dim = 128,
+       .warps = 4,
+       .queries = 64,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 16,
+       .dim_warps = 1,
+       .dq_dim_warps = 2,
+       .weights_stay = true,
+       .blocks = 2},
+      {.dim = 128,
+       .warps = 4,
+       .queries = 64,
+       .keys = 64,
+       .key_warps = 2,
+       .queries_at_once = 32,
+       .dim_warps = 2,
+       .dq_dim_warps = 2,
+       .blocks = 2},
+      {.dim = 256,
+       .warps = 8,
+       .queries = 64,
+       .keys = 64,
+       .key_warps = 2,
+       .queries_at_once = 16,
+       .dim_warps = 4,
+       .dq_dim_warps = 4,
+       .blocks = 1},
+      {.dim = 256,
+       .warps = 8,
+       .queries = 64,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 4,
+       .dq_dim_warps = 4,
+       .blocks = 1},
+      {.dim = 256,
+       .warps = 8,
+       .queries = 64,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 16,
+       .dim_warps = 4,
+       .dq_dim_warps = 4,
+       .blocks = 1},
+      {.dim = 256,
+       .warps = 8,
+       .queries = 32,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 16,
+       .dim_warps = 4,
+       .dq_dim_warps = 4,
+       .blocks = 1},
+  };
+};
+constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
+
+constexpr std::int64_t tokens = 16384;
+constexpr std::int64_t hidden = 2048;
+constexpr std::int64_t elements = tokens * hidden;
+constexpr int warm_ups = 3;
+constexpr int runs = 15;
+
+__global__ void fill(T* to, std::uint32_t seed) {
+  const std::uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
+  const auto words = philox({index, 0, 0, 0}, {seed, 0});
+  float sum = 0;  // of twelve uniform numbers: nearly normal
+  for (const std::uint32_t word : words) {
+    for (int part = 0; part < 3; ++part) sum += static_cast<float>(word >> (10 * part) & 1023) / 1023.0f;
+  }
+  to[index] = __float2bfloat16_rn(sum - 6.0f);
+}
+
+// The largest difference, and the largest element of b.
+__global__ void compare(const T* a, const T* b, int* largest) {
+  const std::uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
+  const float other = __bfloat162float(b[index]);
+  const float difference = fabsf(__bfloat162float(a[index]) - other);
+  // Not a number counts as infinite; floats that are not negative compare as their bits do.
+  atomicMax(largest, __float_as_int(difference >= 0 ? difference : __int_as_float(0x7f800000)));
+  atomicMax(largest + 1, __float_as_int(fabsf(other)));
+}
+
+struct Memory {
+  void* data = nullptr;
+  explicit Memory(std::int64_t bytes) {
+    check_cuda(cudaMalloc(&data, static_cast<std::size_t>(bytes)), "memory");
+  }
+  ~Memory() { cudaFree(data); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+};
+
+struct Event {
+  cudaEvent_t event;
+  Event() { check_cuda(cudaEventCreate(&event), "an event"); }
+  ~Event() { cudaEventDestroy(event); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+};
+
+template <typename Body>
+double median_ms(const Body& body) {
+  for (int run = 0; run < warm_ups; ++run) body();
+  std::vector<double> times;
+  const Event begin, end;
+  for (int run = 0; run < runs; ++run) {
+    cudaEventRecord(begin.event);
+    body();
+    cudaEventRecord(end.event);
+    check_cuda(cudaEventSynchronize(end.event), "a run");
+    float ms = 0;
+    cudaEventElapsedTime(&ms, begin.event, end.event);
+    times.push_back(static_cast<double>(ms));
+  }
+  std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
+  return times[runs / 2];
+}
+
+struct Gradients {
+  Memory dq{elements * 2}, dk{elements * 2}, dv{elements * 2};
+};
+
+struct Sweep {
+  Memory q{elements * 2}, k{elements * 2}, v{elements * 2}, o{elements * 2}, d_o{elements * 2};
+  Memory lse{elements / 64 * 4};
+  Gradients got, truth;
+  Memory workspace{std::int64_t{1} << 30};
+  Memory largest{8};
+  int multiprocessors;
+
+  explicit Sweep(int multiprocessors_) : multiprocessors(multiprocessors_) {
+    std::uint32_t seed = 1;
+    for (const Memory* memory : {&q, &k, &v, &d_o}) {
+      fill<<<elements / 256, 256>>>(static_cast<T*>(memory->data), seed++);
+    }
+    check_cuda(cudaDeviceSynchronize(), "inputs");
+  }
+
+  double difference(const Memory& a, const Memory& b) {
+    cudaMemset(largest.data, 0, 8);
+    compare<<<elements / 256, 256>>>(static_cast<const T*>(a.data), static_cast<const T*>(b.data),
+                                     static_cast<int*>(largest.data));
+    float both[2];
+    check_cuda(cudaMemcpy(both, largest.data, 8, cudaMemcpyDeviceToHost), "comparing");
+    return static_cast<double>(both[0]) / static_cast<double>(both[1]);
+  }
+
+  /// The call's own kernels make rows' values and finish; between them, one candidate.
+  template <int row>
+  void time(const AttentionCall& call, const Context& context, double flops, double all_ms) {
+    constexpr BackwardConfig c = Candidates::rows[row];
+    const AttentionProblem& problem = call.problem;
+    if (c.dim != problem.dim_qk) return;
+    cudaFuncAttributes attributes{};
+    check_cuda(cudaFuncGetAttributes(&attributes, backward_kernel<T, Candidates, row>), "attributes");
+    const BackwardSpace space(call, context.workspace.data);
+    const auto run = [&] { run_backward_row<T, Candidates, row>(call, space, multiprocessors, nullptr); };
+    const double ms = median_ms(run);
+    for (const Memory* memory : {&got.dq, &got.dk, &got.dv}) cudaMemset(memory->data, 0xFF, elements * 2);
+    prepare_backward(call, context);
+    run();
+    finish_backward(call, context);
+    std::printf(
+        "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"warps\": %d, \"queries\": %d, \"keys\": %d, "
+        "\"key_warps\": %d, \"at_once\": %d, \"dim_warps\": %d, \"dq_dim_warps\": %d, \"stay\": %d, "
+        "\"blocks\": %d, \"registers\": %d, \"local\": %d, \"shared\": %d, \"ms\": %.4f, \"tflops\": %.1f, "
+        "\"all_ms\": %.4f, \"all_tflops\": %.1f, \"dq\": %g, \"dk\": %g, \"dv\": %g}\n",
+        c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false", c.warps,
+        c.queries, c.keys, c.key_warps, c.queries_at_once, c.dim_warps, c.dq_dim_warps, c.weights_stay,
+        c.blocks, attributes.numRegs, static_cast<int>(attributes.localSizeBytes),
+        static_cast<int>(c.shared_bytes()), ms, flops / ms * 1e-9, all_ms, flops / all_ms * 1e-9,
+        difference(got.dq, truth.dq), difference(got.dk, truth.dk), difference(got.dv, truth.dv));
+    std::fflush(stdout);
+  }
+
+  void shape(std::int64_t dim, std::int64_t length, bool causal) {
+    const Device device{Device::Type::cuda, 0};
+    const std::int64_t sizes[] = {tokens / length, hidden / dim, length, dim};
+    const auto tensor = [&](const Memory& memory) { return Tensor(memory.data, DType::bf16, sizes, device); };
+    const AttentionInputs inputs{.q = tensor(q), .k = tensor(k), .v = tensor(v)};
+    const Tensor lses(lse.data, DType::f32, std::span(sizes).first(3), device);
+    AttentionOptions options{.causal = causal, .kernel = "auto"};
+    Context context{.device = device};
+    attention_forward(inputs, options, {.o = tensor(o), .lse = lses}, context);
+    context.workspace = {workspace.data, std::size_t{1} << 30};
+    const auto gradients = [&](const Gradients& to) {
+      return AttentionGradients{.o = tensor(o),
+                                .lse = lses,
+                                .d_o = tensor(d_o),
+                                .dq = tensor(to.dq),
+                                .dk = tensor(to.dk),
+                                .dv = tensor(to.dv)};
+    };
+    options.kernel = "fused";
+    attention_backward(inputs, options, gradients(truth), context);
+    options.kernel = "mma";
+    const double all_ms = median_ms([&] { attention_backward(inputs, options, gradients(got), context); });
+    const AttentionCall call = checked_backward(inputs, options, gradients(got), context);
+    const double flops = 10.0 * static_cast<double>(elements * length) * (causal ? 0.5 : 1.0);
+    [&]<int... row>(std::integer_sequence<int, row...>) {
+      (time<row>(call, context, flops, all_ms), ...);
+    }(std::make_integer_sequence<int, candidates>{});
+  }
+};
+
+void sweep(std::int64_t only_dim, std::int64_t only_length) {
+  cudaDeviceProp device{};
+  check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
+  std::printf("{\"device\": \"%s\", \"multiprocessors\": %d}\n", device.name, device.multiProcessorCount);
+  Sweep shapes(device.multiProcessorCount);
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const std::int64_t length : {512, 1024, 2048, 4096, 8192, 16384}) {
+      if ((only_dim != 0 && dim != only_dim) || (only_length != 0 && length != only_length)) continue;
+      for (const bool causal : {false, true}) shapes.shape(dim, length, causal);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::cuda::mma
+
+int main(int argc, char** argv) {
+  try {
+    tilewise::cuda::mma::sweep(argc > 1 ? std::atoll(argv[1]) : 0, argc > 2 ? std::atoll(argv[2]) : 0);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

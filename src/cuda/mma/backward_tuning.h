@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstddef>
+
+namespace tilewise::cuda::mma {
+
+/// How a block of the backward kernel is cut. It keeps a tile of keys and walks over tiles of queries. Each
+/// of the products has its own way of being shared among the warps.
+struct BackwardConfig {
+  int dim = 0;  ///< the head dims, both, are filled up to it; a power of two
+  int warps = 8;
+  int queries = 64;           ///< a tile
+  int keys = 128;             ///< of a block
+  int key_warps = 4;          ///< k·qᵀ and v·d_oᵀ: warps along the keys; the others along the queries
+  int queries_at_once = 32;   ///< of those of a warp
+  int dim_warps = 2;          ///< dk and dv: warps along the dims; the others along the keys
+  int dq_dim_warps = 4;       ///< dq: the same, the others along the queries
+  bool weights_stay = false;  ///< in registers, for dk and dv; a warp has its keys for itself then
+  int blocks = 1;             ///< a multiprocessor, at least
+
+  constexpr int threads() const { return warps * 32; }
+  // Tiles of 16 x 16 a warp has in each product, along its first and its second side.
+  constexpr int pair_key_tiles() const { return keys / key_warps / 16; }
+  constexpr int pair_query_tiles() const { return queries_at_once / 16; }
+  constexpr int own_key_tiles() const { return keys / (warps / dim_warps) / 16; }
+  constexpr int own_dim_tiles() const { return dim / dim_warps / 16; }
+  constexpr int dq_query_tiles() const { return queries / (warps / dq_dim_warps) / 16; }
+  constexpr int dq_dim_tiles() const { return dim / dq_dim_warps / 16; }
+
+  constexpr int key_bytes() const { return keys * dim * 2; }       ///< of k, or of v
+  constexpr int query_bytes() const { return queries * dim * 2; }  ///< a stage of q, or of d_o
+  constexpr int pair_bytes() const { return keys * queries * 2; }  ///< weights, or score gradients
+  constexpr int state_bytes() const { return queries * 4; }        ///< a stage of one number a query
+  constexpr std::size_t shared_bytes() const {
+    return static_cast<std::size_t>(2 * key_bytes() + 4 * query_bytes() +
+                                    (weights_stay ? 1 : 2) * pair_bytes() + 4 * state_bytes() + keys * 4);
+  }
+  friend constexpr bool operator==(const BackwardConfig&, const BackwardConfig&) = default;
+};
+
+// One row a line. The first of those with the smallest sufficient dim is taken whose tiles fit into the GPU's
+// shared memory. bench/sweep_mma_backward.cu measures candidates.
+
+/// For calls whose scores only a band hides, of aligned rows.
+struct PlainBackward {
+  static constexpr BackwardConfig rows[] = {
+      {.dim = 64,
+       .warps = 4,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 1,
+       .dq_dim_warps = 2,
+       .weights_stay = true,
+       .blocks = 2},
+      {.dim = 128,
+       .warps = 8,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 2,
+       .dq_dim_warps = 4},
+      {.dim = 128,
+       .warps = 8,
+       .queries = 32,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 16,
+       .dim_warps = 4,
+       .dq_dim_warps = 4},
+      {.dim = 256,
+       .warps = 8,
+       .queries = 64,
+       .keys = 64,
+       .key_warps = 2,
+       .queries_at_once = 16,
+       .dim_warps = 4,
+       .dq_dim_warps = 4},
+      {.dim = 256,
+       .warps = 8,
+       .queries = 32,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 16,
+       .dim_warps = 4,
+       .dq_dim_warps = 4},
+  };
+};
+
+}  // namespace tilewise::cuda::mma
