@@ -36,8 +36,7 @@ class MmaForward : public CudaTest {
 TEST_F(MmaForward, OfManyTilesIsWithinTheContractAtEveryHeadDim) {
   std::uint64_t seed = 60;
   for (const std::int64_t dim : {40, 64, 72, 96, 128, 136, 192, 200, 256}) {
-    const Sizes sizes{
-        .b = 1, .hq = 100, .hkv = 4, .sq = 130, .sk = dim > 128 ? 40 : 80, .d = dim, .dv = dim};
+    const Sizes sizes{.b = 1, .hq = 100, .hkv = 4, .sq = 130, .sk = dim > 128 ? 40 : 80, .d = dim, .dv = dim};
     RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16, sizes);
     problem.options.causal = seed % 3 != 0;
     problem.options.alignment = Alignment::bottom_right;
