@@ -28,6 +28,7 @@ UNIT_TESTS = ("core_test", "attention_test", "cpu_test")
 # Tests of tens of gigabytes, and those that are slow where every access is checked.
 LARGE = "*CudaLarge*"
 UNSANITIZED = f"{LARGE}:*Errors*:*GivesTheSameBitsAgain*:*Concurrency*"
+SLOWEST = 3  # tests that a record names
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
@@ -86,9 +87,11 @@ def counted(
         status, output = run([*command, f"{report_to}{report}"], timeout, **environment)
         cases = list(ElementTree.parse(report).getroot().iter("testcase")) if report.exists() else []
     reasons = set()
+    failures = []
     for case in cases:
         if case.find("failure") is not None or case.find("error") is not None:
             outcome.failed += 1
+            failures.append(f"{case.get('classname')}.{case.get('name')}")
         elif (skip := case.find("skipped")) is not None:
             outcome.skipped += 1
             reasons.add((skip.get("message") or "no reason").splitlines()[-1])
@@ -98,8 +101,12 @@ def counted(
         outcome.failed = 1
     if outcome.failed:
         show_failure(command, output)
+    if failures:
+        outcome.more["failures"] = failures
     if reasons:
         outcome.more["skipped_because"] = sorted(reasons)
+    slowest = sorted(cases, key=lambda case: -float(case.get("time") or 0))[:SLOWEST]
+    outcome.more["slowest"] = {str(case.get("name")): round(float(case.get("time") or 0), 1) for case in slowest}
     return outcome
 
 
@@ -118,6 +125,7 @@ def property_test(count: int, seed: int, jobs: int, timeout: float) -> Outcome:
         with lock:
             outcome.passed += passed
             outcome.failed += failed if failed or status == 0 else 1
+            outcome.more.setdefault("failures", []).extend(re.findall(r"--only (0x[0-9a-f]+)", output))
             if status != 0:
                 show_failure(command, output)
 
