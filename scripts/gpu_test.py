@@ -106,7 +106,9 @@ def counted(
     if reasons:
         outcome.more["skipped_because"] = sorted(reasons)
     slowest = sorted(cases, key=lambda case: -float(case.get("time") or 0))[:SLOWEST]
-    outcome.more["slowest"] = {str(case.get("name")): round(float(case.get("time") or 0), 1) for case in slowest}
+    outcome.more["slowest"] = {
+        str(case.get("name")): round(float(case.get("time") or 0), 1) for case in slowest
+    }
     return outcome
 
 
