@@ -308,7 +308,8 @@ class Strip:
 
 def strips(title: str, x_label: str, rows: Sequence[Strip], width: int = 640) -> str:
     """A row of marks for each strip on one logarithmic axis, with a line at 1 and a tick at the median."""
-    step, top, left, right = 44, 30, 10, 52
+    step, top, right = 32, 30, 52
+    left = 20 + round(6.4 * max(len(row.label) for row in rows))
     scale = axis(x_label, [value for row in rows for value, *_ in row.values] + [0.8, 1.25], log=True)
     room = width - left - right
     bottom = top + step * len(rows)
@@ -325,8 +326,8 @@ def strips(title: str, x_label: str, rows: Sequence[Strip], width: int = 640) ->
     parts.append(f'<path class="axis" d="M{at(1):.1f} {top - 4}V{bottom}"/>')
     parts.append(f'<text x="{width - 6}" y="{bottom + 31}" text-anchor="end">{escape(x_label)}</text>')
     for n, row in enumerate(rows):
-        y = top + step * n + 30  # under the label
-        parts.append(f'<text class="value" x="{left}" y="{y - 14}">{escape(row.label)}</text>')
+        y = top + step * n + step // 2
+        parts.append(f'<text class="value" x="6" y="{y + 4}">{escape(row.label)}</text>')
         for index, (value, name, tip) in enumerate(row.values):
             offset = (index % 3 - 1) * 5  # beside each other where they would lie on each other
             parts.append(f'<g opacity=".8">{marker(name, at(value), y + offset, tip, size=3.6)}</g>')
