@@ -309,7 +309,7 @@ class Strip:
 def strips(title: str, x_label: str, rows: Sequence[Strip], width: int = 640) -> str:
     """A row of marks for each strip on one logarithmic axis, with a line at 1 and a tick at the median."""
     step, top, right = 32, 30, 52
-    left = 20 + round(6.4 * max(len(row.label) for row in rows))
+    left = 20 + round(6.4 * max((len(row.label) for row in rows), default=0))
     scale = axis(x_label, [value for row in rows for value, *_ in row.values] + [0.8, 1.25], log=True)
     room = width - left - right
     bottom = top + step * len(rows)
