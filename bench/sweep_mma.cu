@@ -12,10 +12,13 @@
 
 #include "attention/validate.h"
 #include "cuda/mma/forward_rows.cuh"
+#include "sweep.cuh"
 #include "tilewise/attention.h"
 
 namespace tilewise::cuda::mma {
 namespace {
+
+using namespace sweep;
 
 using T = __nv_bfloat16;
 
@@ -70,74 +73,15 @@ struct Candidates {
 };
 constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
 
-constexpr std::int64_t tokens = 16384;
-constexpr std::int64_t hidden = 2048;
-constexpr std::int64_t elements = tokens * hidden;
-constexpr int warm_ups = 3;
-constexpr int runs = 20;
-
-__global__ void fill(__nv_bfloat16* to, std::uint32_t seed) {
-  const std::uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
-  const auto words = philox({index, 0, 0, 0}, {seed, 0});
-  float sum = 0;  // of twelve uniform numbers: nearly normal
-  for (const std::uint32_t word : words) {
-    for (int part = 0; part < 3; ++part) sum += static_cast<float>(word >> (10 * part) & 1023) / 1023.0f;
-  }
-  to[index] = __float2bfloat16_rn(sum - 6.0f);
-}
-
-__global__ void compare(const __nv_bfloat16* a, const __nv_bfloat16* b, int* largest) {
-  const std::uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
-  const float difference = fabsf(__bfloat162float(a[index]) - __bfloat162float(b[index]));
-  // Not a number counts as infinite; floats that are not negative compare as their bits do.
-  atomicMax(largest, __float_as_int(difference >= 0 ? difference : __int_as_float(0x7f800000)));
-}
-
-struct Memory {
-  void* data = nullptr;
-  explicit Memory(std::int64_t bytes) {
-    check_cuda(cudaMalloc(&data, static_cast<std::size_t>(bytes)), "memory");
-  }
-  ~Memory() { cudaFree(data); }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-};
-
-struct Event {
-  cudaEvent_t event;
-  Event() { check_cuda(cudaEventCreate(&event), "an event"); }
-  ~Event() { cudaEventDestroy(event); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-};
-
-template <typename Body>
-double median_ms(const Body& body) {
-  for (int run = 0; run < warm_ups; ++run) body();
-  std::vector<double> times;
-  const Event begin, end;
-  for (int run = 0; run < runs; ++run) {
-    cudaEventRecord(begin.event);
-    body();
-    cudaEventRecord(end.event);
-    check_cuda(cudaEventSynchronize(end.event), "a run");
-    float ms = 0;
-    cudaEventElapsedTime(&ms, begin.event, end.event);
-    times.push_back(static_cast<double>(ms));
-  }
-  std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
-  return times[runs / 2];
-}
-
 struct Sweep {
   Memory q{elements * 2}, k{elements * 2}, v{elements * 2}, o{elements * 2}, truth{elements * 2};
-  Memory lse{tokens * hidden * 4};  // of the smallest head dim there may be
-  Memory largest{4};
+  Memory lse{tokens * hidden_size * 4};  // of the smallest head dim there may be
+  Memory largest{8};
 
   Sweep() {
     std::uint32_t seed = 1;
     for (const Memory* memory : {&q, &k, &v}) {
-      fill<<<elements / 256, 256>>>(static_cast<__nv_bfloat16*>(memory->data), seed++);
+      fill<<<elements / 256, 256>>>(static_cast<__nv_bfloat16*>(memory->data), seed++, 1.0f);
     }
     check_cuda(cudaDeviceSynchronize(), "inputs");
   }
@@ -151,7 +95,7 @@ struct Sweep {
     check_cuda(cudaFuncGetAttributes(&attributes, forward_kernel<T, Candidates, row>), "attributes");
     cudaMemset(o.data, 0xFF, elements * 2);
     const double ms = median_ms([&] { run_row<T, Candidates, row>(call, nullptr); });
-    cudaMemset(largest.data, 0, 4);
+    cudaMemset(largest.data, 0, 8);
     compare<<<elements / 256, 256>>>(static_cast<const T*>(o.data), static_cast<const T*>(truth.data),
                                      static_cast<int*>(largest.data));
     float difference = 0;
@@ -169,7 +113,7 @@ struct Sweep {
 
   void shape(std::int64_t dim, std::int64_t length, bool causal) {
     const Device device{Device::Type::cuda, 0};
-    const std::int64_t sizes[] = {tokens / length, hidden / dim, length, dim};
+    const std::int64_t sizes[] = {tokens / length, hidden_size / dim, length, dim};
     const auto tensor = [&](const Memory& memory) { return Tensor(memory.data, DType::bf16, sizes, device); };
     const AttentionInputs inputs{.q = tensor(q), .k = tensor(k), .v = tensor(v)};
     AttentionOptions options{.causal = causal, .kernel = "fused"};

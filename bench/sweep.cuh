@@ -1,0 +1,83 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "core/philox.h"
+#include "cuda/runtime/check.h"
+#include "cuda/tile/element.cuh"
+
+namespace tilewise::cuda::sweep {
+
+// What the programs that time candidates for a tuning table share. Shapes are 16k tokens of hidden size 2048.
+
+inline constexpr std::int64_t tokens = 16384;
+inline constexpr std::int64_t hidden_size = 2048;
+inline constexpr std::int64_t elements = tokens * hidden_size;
+
+struct Memory {
+  void* data = nullptr;
+  explicit Memory(std::int64_t bytes) {
+    check_cuda(cudaMalloc(&data, static_cast<std::size_t>(bytes)), "memory");
+  }
+  ~Memory() { cudaFree(data); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+};
+
+struct Event {
+  cudaEvent_t event;
+  Event() { check_cuda(cudaEventCreate(&event), "an event"); }
+  ~Event() { cudaEventDestroy(event); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+};
+
+/// The median of some runs, after a few that are not counted.
+template <typename Body>
+double median_ms(const Body& body) {
+  constexpr int warm_ups = 3;
+  constexpr int runs = 20;
+  for (int run = 0; run < warm_ups; ++run) body();
+  std::vector<double> times;
+  const Event begin, end;
+  for (int run = 0; run < runs; ++run) {
+    cudaEventRecord(begin.event);
+    body();
+    cudaEventRecord(end.event);
+    check_cuda(cudaEventSynchronize(end.event), "a run");
+    float ms = 0;
+    cudaEventElapsedTime(&ms, begin.event, end.event);
+    times.push_back(static_cast<double>(ms));
+  }
+  std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
+  return times[runs / 2];
+}
+
+/// Nearly normal numbers of deviation `size`, an element a thread.
+template <typename T>
+__global__ void fill(T* to, std::uint32_t seed, float size) {
+  const std::uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
+  const auto words = philox({index, 0, 0, 0}, {seed, 0});
+  float sum = 0;  // of twelve uniform numbers
+  for (const std::uint32_t word : words) {
+    for (int part = 0; part < 3; ++part) sum += static_cast<float>(word >> (10 * part) & 1023) / 1023.0f;
+  }
+  to[index] = narrow<T>((sum - 6.0f) * size);
+}
+
+/// Not a number counts as infinite; floats that are not negative compare as their bits do.
+__device__ inline void raise_largest(int* largest, float difference) {
+  atomicMax(largest, __float_as_int(difference >= 0 ? difference : __int_as_float(0x7f800000)));
+}
+
+/// The largest difference, and the largest element of b.
+template <typename T>
+__global__ void compare(const T* a, const T* b, int* largest) {
+  const std::uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
+  raise_largest(largest, fabsf(widen(a[index]) - widen(b[index])));
+  raise_largest(largest + 1, fabsf(widen(b[index])));
+}
+
+}  // namespace tilewise::cuda::sweep
