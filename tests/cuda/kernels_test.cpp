@@ -46,7 +46,7 @@ TEST_P(EveryKernel, GivesTheSameBitsAgain) {
   }
 }
 
-// Where TF32 is allowed backward may take a row's state from o and lse, which ordinary data hardly shows.
+// Kernels may round factors to TF32 where that is allowed, and lose no more than it would.
 TEST_P(EveryKernel, StaysNearFullPrecisionWhereTf32IsAllowed) {
   const Stream stream;
   RandomProblem problem = dense_problem(5, DType::f32, {.b = 2, .hq = 4, .hkv = 2, .sq = 130, .sk = 200});
