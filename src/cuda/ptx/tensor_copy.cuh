@@ -21,6 +21,24 @@ __device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, 
                                     place, barrier_smem);
 }
 
+/// The box of a map of a matrix whose first element is (row, column).
+__device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, Mbarrier* barrier_smem, int column,
+                                         int row) {
+  const std::int32_t place[2] = {column, row};
+  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, to_smem, &map,
+                                    place, barrier_smem);
+}
+
+/// The same to each block of the cluster that has a bit in `blocks`: to the same place there, arriving at the
+/// same barrier.
+__device__ __forceinline__ void copy_box_to_blocks(void* to_smem, const CUtensorMap& map,
+                                                   Mbarrier* barrier_smem, int column, int row,
+                                                   std::uint16_t blocks) {
+  const std::int32_t place[2] = {column, row};
+  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, to_smem, &map,
+                                    place, barrier_smem, blocks);
+}
+
 /// Has a map, which is a kernel's parameter, at hand for the first copy.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

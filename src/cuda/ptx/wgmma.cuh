@@ -61,7 +61,7 @@ __device__ __forceinline__ void pin(std::uint32_t (&registers)[m][n]) {
 
 /// The instructions for c of n columns and 16 summands, by the type of a and b.
 ///   from_shared: c = a b, or c += a b where `add`; of a the rows, of b the columns lie in panels along what
-///     is summed over (K-major, both)
+///     is summed over (K-major); where turned, of a the columns, of b the rows do (MN-major)
 ///   from_registers: c += a b; a as mma.sync has it (matrix.cuh), of b the rows lie in panels (MN-major)
 template <typename T, int n>
 struct WarpgroupProduct;
@@ -88,6 +88,8 @@ struct WarpgroupProduct;
 #define TILEWISE_C_72 TILEWISE_C_64, TILEWISE_C8(64)
 #define TILEWISE_REGISTERS_80 TILEWISE_REGISTERS_72 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define TILEWISE_C_80 TILEWISE_C_72, TILEWISE_C8(72)
+#define TILEWISE_REGISTERS_84 TILEWISE_REGISTERS_80 ", %80, %81, %82, %83"
+#define TILEWISE_C_84 TILEWISE_C_80, "+f"(c[80]), "+f"(c[81]), "+f"(c[82]), "+f"(c[83])
 #define TILEWISE_REGISTERS_88 TILEWISE_REGISTERS_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
 #define TILEWISE_C_88 TILEWISE_C_80, TILEWISE_C8(80)
 #define TILEWISE_REGISTERS_96 TILEWISE_REGISTERS_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
@@ -104,14 +106,15 @@ struct WarpgroupProduct;
 #define TILEWISE_PRODUCT(T, type, n, half, i0, i1, i2, i3, i4)                                               \
   template <>                                                                                                \
   struct WarpgroupProduct<T, n> {                                                                            \
+    template <int turned_a = 0, int turned_b = 0>                                                            \
     static __device__ __forceinline__ void from_shared(float (&c)[half], TileDescriptor a, TileDescriptor b, \
                                                        bool add) {                                           \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " i2                                                    \
                    ", 0;\n"                                                                                  \
                    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                           \
-                   " {" TILEWISE_REGISTERS_##half "}, " i0 ", " i1 ", p, 1, 1, 0, 0;\n}"                     \
+                   " {" TILEWISE_REGISTERS_##half "}, " i0 ", " i1 ", p, 1, 1, " i3 ", " i4 ";\n}"           \
                    : TILEWISE_C_##half                                                                       \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                            \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(turned_a), "n"(turned_b));              \
     }                                                                                                        \
     static __device__ __forceinline__ void from_registers(float (&c)[half], const std::uint32_t (&a)[4],     \
                                                           TileDescriptor b) {                                \
@@ -139,6 +142,8 @@ TILEWISE_PRODUCT(__half, "f16", 144, 72, "%72", "%73", "%74", "%75", "%76")
 TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 144, 72, "%72", "%73", "%74", "%75", "%76")
 TILEWISE_PRODUCT(__half, "f16", 160, 80, "%80", "%81", "%82", "%83", "%84")
 TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 160, 80, "%80", "%81", "%82", "%83", "%84")
+TILEWISE_PRODUCT(__half, "f16", 168, 84, "%84", "%85", "%86", "%87", "%88")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 168, 84, "%84", "%85", "%86", "%87", "%88")
 TILEWISE_PRODUCT(__half, "f16", 176, 88, "%88", "%89", "%90", "%91", "%92")
 TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 176, 88, "%88", "%89", "%90", "%91", "%92")
 TILEWISE_PRODUCT(__half, "f16", 192, 96, "%96", "%97", "%98", "%99", "%100")
@@ -163,6 +168,8 @@ TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 256, 128, "%128", "%129", "%130", "%131"
 #undef TILEWISE_C_72
 #undef TILEWISE_REGISTERS_80
 #undef TILEWISE_C_80
+#undef TILEWISE_REGISTERS_84
+#undef TILEWISE_C_84
 #undef TILEWISE_REGISTERS_88
 #undef TILEWISE_C_88
 #undef TILEWISE_REGISTERS_96

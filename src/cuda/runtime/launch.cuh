@@ -32,6 +32,7 @@ struct Launch {
   int threads;
   std::size_t shared_bytes = 0;
   cudaStream_t stream = nullptr;
+  int cluster = 1;  ///< blocks that run together and see each other's shared memory (sm_90 on)
 };
 
 /// The one way to launch: raises the limit of shared memory where needed (once a kernel and device), marks a
@@ -54,8 +55,22 @@ void launch(const Launch& how, const Arguments&... arguments) {
       raised.fetch_or(bit);
     }
   }
-  kernel<<<static_cast<unsigned>(how.blocks), static_cast<unsigned>(how.threads), how.shared_bytes,
-           how.stream>>>(arguments...);
+  if (how.cluster == 1) {
+    kernel<<<static_cast<unsigned>(how.blocks), static_cast<unsigned>(how.threads), how.shared_bytes,
+             how.stream>>>(arguments...);
+  } else {
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(how.cluster), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(how.blocks));
+    config.blockDim = dim3(static_cast<unsigned>(how.threads));
+    config.dynamicSmemBytes = how.shared_bytes;
+    config.stream = how.stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    check_cuda(cudaLaunchKernelEx(&config, kernel, arguments...), how.name);
+  }
   check_cuda(cudaGetLastError(), how.name);
 }
 

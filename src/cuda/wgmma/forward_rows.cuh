@@ -8,7 +8,7 @@
 #include "cuda/runtime/launch.cuh"
 #include "cuda/wgmma/forward.cuh"
 #include "cuda/wgmma/forward.h"
-#include "cuda/wgmma/tensor_map.h"
+#include "cuda/tile/tensor_map.h"
 
 namespace tilewise::cuda::wgmma {
 

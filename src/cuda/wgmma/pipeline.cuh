@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/tile/ring.cuh"
 #include "cuda/wgmma/tuning.h"
 
 namespace tilewise::cuda::wgmma {
@@ -9,21 +10,6 @@ namespace tilewise::cuda::wgmma {
 // has come, `empty` when every warp that reads it has let it go. Both sides go round the places in the same
 // order and never start anew, from one tile of queries to the next either: a phase too many or too few would
 // be waited for without end.
-
-/// Where one goes round the places, and the parity of the round; in one register.
-template <int stages>
-class Ring {
- public:
-  __device__ __forceinline__ int stage() const { return stages == 1 ? 0 : static_cast<int>(place_ % 256); }
-  __device__ __forceinline__ std::uint32_t parity() const { return place_ / 256; }
-  __device__ __forceinline__ void advance() {
-    ++place_;
-    if (place_ % 256 == stages) place_ = (place_ ^ 256) - stages;
-  }
-
- private:
-  std::uint32_t place_ = 0;
-};
 
 /// What is handed out at a place of turns: from which query on the block is to compute, or that there is no
 /// more.

@@ -1,0 +1,82 @@
+#pragma once
+
+#include "cuda/gemm/arguments.h"
+#include "cuda/gemm/pipeline.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
+namespace tilewise::cuda::gemm {
+
+/// The sums of a consumer's part of a tile, as wgmma leaves them.
+template <GemmConfig c>
+using Sums = float[c.row_tiles][c.columns / 2];
+
+/// A warpgroup that multiplies. Products of a stage run while the next is waited for; a stage is let go when
+/// those after it have begun.
+template <typename T, GemmConfig c>
+struct Consumer {
+  Barriers<c>& barriers;
+  const TileDescriptor a_tile, b_tile;  ///< the first stage
+  Ring<c.stages> ring;
+  Sums<c> sums;
+
+  static __device__ std::uint32_t address(const std::byte* smem) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
+  }
+
+  // 64 rows of a are 8 KB, turned or not: 64 rows of 64 summands, or the other way round.
+  __device__ __forceinline__ Consumer(const SharedMemory<c>& shared, int index)
+      : barriers(shared.barriers()),
+        a_tile(describe_tile(address(shared.a(0)) + index * c.consumer_rows() * 128, 0)),
+        b_tile(describe_tile(address(shared.b(0)), c.depth * 128)) {}
+
+  __device__ __forceinline__ void let_go(int stage) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if constexpr (c.cluster == 1) {
+      if (lane == 0) arrive(&barriers.empty[stage]);
+    } else {
+      if (lane < c.cluster) arrive_at(&barriers.empty[stage], lane);
+    }
+  }
+
+  __device__ __forceinline__ void start_products(bool add) {
+    const TileDescriptor a = a_tile + ring.stage() * (c.a_bytes() / 16);
+    const TileDescriptor b = b_tile + ring.stage() * (c.b_bytes() / 16);
+    constexpr int a_step = c.turned_a ? 16 * 128 / 16 : 32 / 16;  // 16 summands on: rows, or columns
+    constexpr int b_step = c.turned_b ? 16 * 128 / 16 : 32 / 16;
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
+    fence_products();
+#pragma unroll
+    for (int step = 0; step < c.depth / 16; ++step) {
+#pragma unroll
+      for (int r = 0; r < c.row_tiles; ++r) {
+        WarpgroupProduct<T, c.columns>::template from_shared<c.turned_a, c.turned_b>(
+            sums[r], a + r * (64 * 128 / 16) + step * a_step, b + step * b_step, add || step > 0);
+      }
+    }
+    commit_products();
+  }
+
+  /// All of a tile, of `blocks` times 64 summands.
+  __device__ __forceinline__ void multiply(int blocks) {
+    wait(&barriers.full[ring.stage()], ring.parity());
+    start_products(false);
+    int before = ring.stage();
+    ring.advance();
+#pragma unroll 1
+    for (int block = 1; block < blocks; ++block) {
+      wait(&barriers.full[ring.stage()], ring.parity());
+      start_products(true);
+      wait_products<1>();
+      let_go(before);
+      before = ring.stage();
+      ring.advance();
+    }
+    wait_products<0>();
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
+    let_go(before);
+  }
+};
+
+}  // namespace tilewise::cuda::gemm

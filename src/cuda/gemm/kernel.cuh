@@ -1,0 +1,47 @@
+#pragma once
+
+#include "cuda/gemm/loader.cuh"
+#include "cuda/gemm/output.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+
+namespace tilewise::cuda::gemm {
+
+/// Products of matrices on tensor cores by wgmma; docs/gemm.md says who waits for whom. Compiled for sm_90a
+/// alone.
+template <typename T, typename Table, int row>
+__global__ void __launch_bounds__(Table::rows[row].threads(), 1)
+    gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ GemmArguments arguments) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr GemmConfig c = Table::rows[row];
+  extern __shared__ __align__(1024) std::byte first_smem[];
+  const SharedMemory<c> shared{first_smem};
+  // The same in all lanes, which the compiler cannot see in threadIdx.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) shared.barriers().init();
+  if constexpr (c.cluster > 1) {
+    sync_cluster();  // barriers are there, in the other blocks too
+  } else {
+    __syncthreads();
+  }
+
+  if (warp < 4) {
+    keep_registers<c.producer_registers()>();
+    if (warp == 0 && elected()) Loader<c>{maps, shared}.load(arguments);
+    if constexpr (c.cluster > 1) sync_cluster();
+  } else {
+    take_registers<c.consumer_registers()>();
+    const int index = warp / 4 - 1;
+    Consumer<T, c> consumer(shared, index);
+    Writer<T, c> writer{arguments, shared.slabs(warp - 4), static_cast<int>(threadIdx.x) % 32};
+    const int blocks = (arguments.k + c.depth - 1) / c.depth;
+    for_each_tile<c>(arguments, [&](int first_row, int column) {
+      writer.begin(first_row + index * c.consumer_rows() + warp % 4 * 16, column);
+      consumer.multiply(blocks);
+      writer.finish(consumer.sums);
+    });
+    if constexpr (c.cluster > 1) sync_cluster();  // other blocks arrive here until they are done
+  }
+#endif
+}
+
+}  // namespace tilewise::cuda::gemm

@@ -1,0 +1,178 @@
+#pragma once
+
+#include <utility>
+
+#include "cuda/gemm/arguments.h"
+#include "cuda/gemm/consumer.cuh"
+#include "cuda/ptx/matrix.cuh"
+#include "cuda/tile/activation.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace tilewise::cuda::gemm {
+
+/// How a warp finishes and writes its rows of sums, 16 rows of 64 columns at a time: by way of slabs in shared
+/// memory, rows of 128 bytes in swizzled chunks, so that memory is read and written 16 bytes at a time. Nobody
+/// else is waited for, and the stores are under way while the warp is at the next tile. It has two slabs: the
+/// next residual comes into one while the other is in use, and the first of a tile comes under its products.
+template <typename T, GemmConfig c>
+struct Writer {
+  const GemmArguments& arguments;
+  std::byte* slabs_smem;
+  const int lane;
+  int row = 0;     ///< the first of the tile's
+  int column = 0;  ///< the tile's first
+
+  static constexpr int slabs = (c.out_columns() + 63) / 64;  ///< in 16 rows
+  static constexpr int chunks_of(int slab) { return std::min(8, c.out_columns() / 8 - 8 * slab); }
+  static constexpr int chunk_at(int r, int chunk) { return r * 128 + (chunk ^ r % 8) * 16; }
+
+  /// A slab's part of a tile: pieces are counted along columns, then along the consumer's tiles of 64 rows.
+  template <int piece>
+  struct Piece {
+    static constexpr int first_row = piece / slabs * 64;
+    static constexpr int slab = piece % slabs;
+    static constexpr int chunks = chunks_of(slab);
+    static constexpr int rounds = (16 * chunks + 31) / 32;  ///< of lanes, a chunk each
+  };
+
+  __device__ __forceinline__ std::byte* slab_of(int piece) const {
+    return slabs_smem + piece % 2 * c.slab_bytes();
+  }
+  __device__ __forceinline__ std::uint32_t place(int piece, int group) const {  // of 16 columns
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(slab_of(piece))) +
+           chunk_at(lane % 16, 2 * group + lane / 16);
+  }
+
+  /// Calls `body` with the lane's chunks of a piece that are in the result: row, first column, and where they
+  /// stand in the slab.
+  template <int piece, typename Body>
+  __device__ __forceinline__ void for_each_chunk(const Body& body) const {
+    using P = Piece<piece>;
+#pragma unroll
+    for (int n = 0; n < P::rounds; ++n) {
+      const int r = (n * 32 + lane) / P::chunks;
+      const int chunk = (n * 32 + lane) % P::chunks;
+      const int at_row = row + P::first_row + r;
+      const int at_column = column + 64 * P::slab + 8 * chunk;
+      if (r < 16 && at_row < arguments.m && at_column < arguments.n) {
+        body(at_row, at_column, slab_of(piece) + chunk_at(r, chunk));
+      }
+    }
+  }
+
+  /// Starts to load a residual into its slab.
+  template <int piece>
+  __device__ __forceinline__ void fetch_residual() const {
+    const Matrix& residual = arguments.epilogue.residual;
+    if (residual.data == nullptr) return;
+    for_each_chunk<piece>([&](int at_row, int at_column, std::byte* to_smem) {
+      const std::byte* from = residual.data + (at_row * residual.stride + at_column) * 2;
+      if (residual.aligned) {
+        copy_async_part(to_smem, from, min(16, (arguments.n - at_column) * 2));
+      } else {
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          if (at_column + n < arguments.n) {
+            reinterpret_cast<std::uint16_t*>(to_smem)[n] = reinterpret_cast<const std::uint16_t*>(from)[n];
+          }
+        }
+      }
+    });
+    commit_copies();
+  }
+
+  /// The lane's columns of a piece: two of every eight.
+  template <int piece, int count>
+  __device__ __forceinline__ void add_bias(float (&x)[count], const std::byte* bias) const {
+    if (bias == nullptr) return;
+    const auto* values = reinterpret_cast<const T*>(bias);
+#pragma unroll
+    for (int n = 0; n < count / 4; ++n) {
+      const int at = column + 64 * Piece<piece>::slab + 8 * n + lane % 4 * 2;
+      const float low = at < arguments.n ? widen(values[at]) : 0.0f;
+      const float high = at + 1 < arguments.n ? widen(values[at + 1]) : 0.0f;
+      x[4 * n] += low;
+      x[4 * n + 1] += high;
+      x[4 * n + 2] += low;
+      x[4 * n + 3] += high;
+    }
+  }
+
+  template <int piece, int count>
+  __device__ __forceinline__ void add_residual(float (&x)[count]) const {
+    if (arguments.epilogue.residual.data == nullptr) return;
+    constexpr int chunks = Piece<piece>::chunks;
+    wait_copies<(piece + 1 < slabs * c.row_tiles ? 1 : 0)>();  // all but the next
+    __syncwarp();                                              // other lanes' too
+#pragma unroll
+    for (int group = 0; group < (chunks + 1) / 2; ++group) {
+      std::uint32_t four[4];
+      load_matrices(four, place(piece, group));
+#pragma unroll
+      for (int e = 0; e < (2 * group + 1 < chunks ? 4 : 2); ++e) {
+        const float2 two = unpack<T>(four[e]);
+        x[8 * group + 2 * e] += two.x;
+        x[8 * group + 2 * e + 1] += two.y;
+      }
+    }
+    __syncwarp();  // the residual was read
+  }
+
+  template <int piece, int count>
+  __device__ __forceinline__ void write(const float (&x)[count]) const {
+    constexpr int chunks = Piece<piece>::chunks;
+#pragma unroll
+    for (int group = 0; group < (chunks + 1) / 2; ++group) {
+      const bool whole = 2 * group + 1 < chunks;  // else the second eight columns are nobody's
+      const float* const at = x + 8 * group;
+      const std::uint32_t four[4] = {pack<T>(at[0], at[1]), pack<T>(at[2], at[3]),
+                                     whole ? pack<T>(at[4], at[5]) : 0, whole ? pack<T>(at[6], at[7]) : 0};
+      store_matrices(place(piece, group), four);
+    }
+    __syncwarp();  // the warp's rows are there
+    const Matrix& out = arguments.out;
+    for_each_chunk<piece>([&](int at_row, int at_column, const std::byte* from_smem) {
+      store_eight(out.data + at_row * out.stride * 2, at_column, arguments.n, out.aligned,
+                  *reinterpret_cast<const uint4*>(from_smem));
+    });
+    __syncwarp();  // the slab is free
+  }
+
+  template <int piece>
+  __device__ __forceinline__ void finish_piece(const Sums<c>& all_sums) const {
+    constexpr int count = 4 * Piece<piece>::chunks;
+    if constexpr (piece + 1 < slabs * c.row_tiles) fetch_residual<piece + 1>();
+    const Epilogue& epilogue = arguments.epilogue;
+    const float(&sums)[c.columns / 2] = all_sums[piece / slabs];
+    float x[count];
+#pragma unroll
+    for (int n = 0; n < count; ++n) x[n] = sums[32 * Piece<piece>::slab + n];
+    add_bias<piece>(x, c.gated ? epilogue.gate_bias : epilogue.bias);
+    activate_approx(x, epilogue.activation);
+    if constexpr (c.gated) {
+      float up[count];
+#pragma unroll
+      for (int n = 0; n < count; ++n) up[n] = sums[c.columns / 4 + 32 * Piece<piece>::slab + n];
+      add_bias<piece>(up, epilogue.bias);
+#pragma unroll
+      for (int n = 0; n < count; ++n) x[n] *= up[n];
+    }
+    add_residual<piece>(x);
+    write<piece>(x);
+  }
+
+  /// Before a tile's products.
+  __device__ __forceinline__ void begin(int first_row, int first_column) {
+    row = first_row;
+    column = first_column;
+    fetch_residual<0>();
+  }
+  /// After them.
+  __device__ __forceinline__ void finish(const Sums<c>& sums) const {
+    [&]<int... piece>(std::integer_sequence<int, piece...>) {
+      (finish_piece<piece>(sums), ...);
+    }(std::make_integer_sequence<int, slabs * c.row_tiles>{});
+  }
+};
+
+}  // namespace tilewise::cuda::gemm

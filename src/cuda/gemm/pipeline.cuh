@@ -1,0 +1,56 @@
+#pragma once
+
+#include "cuda/gemm/tuning.h"
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/tile/ring.cuh"
+
+namespace tilewise::cuda::gemm {
+
+/// `full` ends a phase when tiles of a and b have come, `empty` when every warp that reads them, of all blocks
+/// of the cluster, has let them go. Loader and consumers go round the stages without starting anew at tiles of
+/// the result, so that the next one's are loaded while this one is written.
+template <GemmConfig c>
+struct Barriers {
+  Mbarrier full[c.stages], empty[c.stages];
+
+  /// By one thread, before a barrier of the block.
+  __device__ void init() {
+    for (int stage = 0; stage < c.stages; ++stage) {
+      init_barrier(&full[stage], 1);
+      init_barrier(&empty[stage], 4 * c.consumers * c.cluster);
+    }
+    fence_barrier_inits();
+  }
+};
+
+/// A block's shared memory: stages of a and b, the warps' slabs, the barriers.
+template <GemmConfig c>
+struct SharedMemory {
+  static_assert(sizeof(Barriers<c>) == c.barrier_bytes());
+  static_assert(c.a_bytes() % 1024 == 0 && c.b_bytes() % 1024 == 0);
+  static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
+
+  std::byte* first;
+
+  __device__ std::byte* a(int stage) const { return first + stage * c.a_bytes(); }
+  __device__ std::byte* b(int stage) const { return a(c.stages) + stage * c.b_bytes(); }
+  __device__ std::byte* slabs(int warp) const { return first + c.tile_bytes() + warp * (2 * c.slab_bytes()); }
+  __device__ Barriers<c>& barriers() const {
+    return *reinterpret_cast<Barriers<c>*>(first + c.tile_bytes() + c.slabs_bytes());
+  }
+};
+
+/// Calls `body` with each of the block's tiles in order: the first row and the first column of the result.
+template <GemmConfig c, typename Body>
+__device__ __forceinline__ void for_each_tile(const GemmArguments& arguments, const Body& body) {
+  const int rank = c.cluster == 1 ? 0 : rank_in_cluster();
+  const int step = static_cast<int>(gridDim.x) / c.cluster;
+#pragma unroll 1
+  for (int index = static_cast<int>(blockIdx.x) / c.cluster; index < arguments.order.total(); index += step) {
+    const TilePlace place = arguments.order.place(index);
+    body((place.m * c.cluster + rank) * c.rows(), place.n * c.out_columns());
+  }
+}
+
+}  // namespace tilewise::cuda::gemm

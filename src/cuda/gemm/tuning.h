@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+
+namespace tilewise::cuda::gemm {
+
+/// How a block of the wgmma kernel is cut: a warp that loads, and `consumers`, warpgroups that have row_tiles
+/// times 64 rows each of a tile. It is alone on its multiprocessor.
+struct GemmConfig {
+  int consumers = 2;   ///< 2 or 3
+  int row_tiles = 1;   ///< 1 or 2
+  int columns = 256;   ///< a tile, of b; where gated, half of them are the gate's
+  int stages = 4;      ///< tiles of a and b in shared memory, each of 64 summands
+  int cluster = 1;     ///< blocks, one below the other, that share what each has loaded of b
+  bool gated = false;  ///< the first half of the columns gates the second
+  bool turned_a = false;  ///< a is [k, m] in memory
+  bool turned_b = false;  ///< b is [k, n] in memory
+  float speed = 1;        ///< an element of the result, with the multiprocessor busy
+
+  static constexpr int depth = 64;  ///< summands a stage: a panel of 128 bytes
+
+  constexpr int threads() const { return (consumers + 1) * 128; }
+  constexpr int consumer_rows() const { return 64 * row_tiles; }
+  constexpr int rows() const { return consumers * consumer_rows(); }
+  /// Of the result.
+  constexpr int out_columns() const { return gated ? columns / 2 : columns; }
+  constexpr int a_bytes() const { return rows() * depth * 2; }
+  constexpr int b_bytes() const { return columns * depth * 2; }
+  /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
+  constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
+  constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
+  /// Slabs of the result on their way out, 16 rows of 64 columns, two a warp, stand behind the tiles.
+  constexpr int slab_bytes() const { return 16 * 128; }
+  constexpr int tile_bytes() const { return stages * (a_bytes() + b_bytes()); }
+  constexpr int slabs_bytes() const { return consumers * 4 * 2 * slab_bytes(); }
+  constexpr int barrier_bytes() const { return 16 * stages; }
+  constexpr std::size_t shared_bytes() const {
+    return static_cast<std::size_t>(tile_bytes() + slabs_bytes() + barrier_bytes());
+  }
+
+  friend constexpr bool operator==(const GemmConfig&, const GemmConfig&) = default;
+};
+
+}  // namespace tilewise::cuda::gemm

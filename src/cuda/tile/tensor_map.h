@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "attention/call.h"
+
+namespace tilewise::cuda {
+
+// Tensors of 16-bit elements for copies of boxes of some rows and 64 columns, swizzled as products want them.
+// Past a tensor's bounds, those of its columns too, boxes have zeros.
+
+/// A tensor [B, H, S, D].
+CUtensorMap map_of(const Rows& rows, std::int64_t batch, std::int64_t heads, std::int64_t length,
+                   std::int64_t dim, int box_rows);
+
+/// A matrix [rows, columns] whose rows lie `stride` elements apart.
+CUtensorMap map_of_matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
+                          std::int64_t stride, int box_rows);
+
+}  // namespace tilewise::cuda
