@@ -70,12 +70,17 @@ struct WarpgroupProduct;
 #define TILEWISE_C8(i)                                                                        \
   "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), \
       "+f"(c[i + 6]), "+f"(c[i + 7])
+#define TILEWISE_REGISTERS_4 "%0, %1, %2, %3"
+#define TILEWISE_C_4 "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+#define TILEWISE_REGISTERS_8 TILEWISE_REGISTERS_4 ", %4, %5, %6, %7"
+#define TILEWISE_C_8 TILEWISE_C8(0)
+#define TILEWISE_REGISTERS_16 TILEWISE_REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define TILEWISE_C_16 TILEWISE_C_8, TILEWISE_C8(8)
 #define TILEWISE_REGISTERS_32                \
-  "%0, %1, %2, %3, %4, %5, %6, %7"           \
-  ", %8, %9, %10, %11, %12, %13, %14, %15"   \
+  TILEWISE_REGISTERS_16                      \
   ", %16, %17, %18, %19, %20, %21, %22, %23" \
   ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define TILEWISE_C_32 TILEWISE_C8(0), TILEWISE_C8(8), TILEWISE_C8(16), TILEWISE_C8(24)
+#define TILEWISE_C_32 TILEWISE_C_16, TILEWISE_C8(16), TILEWISE_C8(24)
 #define TILEWISE_REGISTERS_40 TILEWISE_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define TILEWISE_C_40 TILEWISE_C_32, TILEWISE_C8(32)
 #define TILEWISE_REGISTERS_48 TILEWISE_REGISTERS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
@@ -128,6 +133,12 @@ struct WarpgroupProduct;
   };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+TILEWISE_PRODUCT(__half, "f16", 8, 4, "%4", "%5", "%6", "%7", "%8")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 8, 4, "%4", "%5", "%6", "%7", "%8")
+TILEWISE_PRODUCT(__half, "f16", 16, 8, "%8", "%9", "%10", "%11", "%12")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 16, 8, "%8", "%9", "%10", "%11", "%12")
+TILEWISE_PRODUCT(__half, "f16", 32, 16, "%16", "%17", "%18", "%19", "%20")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 32, 16, "%16", "%17", "%18", "%19", "%20")
 TILEWISE_PRODUCT(__half, "f16", 64, 32, "%32", "%33", "%34", "%35", "%36")
 TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 64, 32, "%32", "%33", "%34", "%35", "%36")
 TILEWISE_PRODUCT(__half, "f16", 80, 40, "%40", "%41", "%42", "%43", "%44")
@@ -154,6 +165,12 @@ TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 256, 128, "%128", "%129", "%130", "%131"
 
 #undef TILEWISE_PRODUCT
 #undef TILEWISE_C8
+#undef TILEWISE_REGISTERS_4
+#undef TILEWISE_C_4
+#undef TILEWISE_REGISTERS_8
+#undef TILEWISE_C_8
+#undef TILEWISE_REGISTERS_16
+#undef TILEWISE_C_16
 #undef TILEWISE_REGISTERS_32
 #undef TILEWISE_C_32
 #undef TILEWISE_REGISTERS_40

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <atomic>
 #include <iterator>
 #include <utility>
 
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/owner.h"
 #include "cuda/wgmma/forward.cuh"
 #include "cuda/wgmma/forward.h"
 #include "cuda/tile/tensor_map.h"
@@ -17,15 +17,6 @@ namespace tilewise::cuda::wgmma {
 /// Whether some queries see more keys than others, and many do.
 inline bool uneven(const AttentionCall& call) {
   return (call.band.left < Band::unbounded) != (call.band.right < Band::unbounded);
-}
-
-/// A number that no other launch has, and that memory nobody wrote, or wrote 0xFF to, does not have by
-/// chance.
-inline std::uint32_t new_owner() {
-  static std::atomic<std::uint32_t> next{0x5C3A19E7u};
-  std::uint32_t owner = next.fetch_add(1);
-  while (owner == 0 || owner == 0xFFFFFFFFu) owner = next.fetch_add(1);
-  return owner;
 }
 
 inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors) {

@@ -1,0 +1,23 @@
+#pragma once
+
+namespace tilewise::cuda {
+
+// A kernel that begins before the one ahead of it in the stream has ended (sm_90 on), where the launch allows
+// it (Launch::early).
+
+/// Waits until the kernel ahead has ended and what it wrote is to be seen. Nothing it may write is read, and
+/// nothing it may read is written before. Returns at once where there is none.
+__device__ __forceinline__ void wait_for_kernel_ahead() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// Lets the kernel behind begin, once all blocks have come here.
+__device__ __forceinline__ void let_kernel_behind_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+}  // namespace tilewise::cuda
