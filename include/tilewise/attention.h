@@ -3,12 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "tilewise/context.h"
 #include "tilewise/error.h"
+#include "tilewise/explain.h"
 #include "tilewise/tensor.h"
 
 #pragma GCC visibility push(default)
@@ -80,9 +80,6 @@ struct Dropout {
   std::uint64_t offset = 0;
 };
 
-/// What f32 inputs may lose on tensor cores.
-enum class Precision : std::uint8_t { full, allow_tf32 };
-
 struct AttentionOptions {
   std::optional<float> scale{};  ///< 1/√D when absent
   bool causal = false;
@@ -126,18 +123,6 @@ std::size_t attention_backward_workspace(const AttentionInputs& inputs, const At
                                          const AttentionGradients& gradients, const Context& context);
 
 /// Each kernel in order of preference: chosen, able, or why not.
-struct Explanation {
-  enum class Verdict : std::uint8_t { chosen, able, unable };
-  struct Entry {
-    std::string kernel;
-    Verdict verdict;
-    std::string reason;  ///< empty unless unable
-  };
-  std::string problem;
-  std::vector<Entry> entries;
-};
-std::string to_string(const Explanation& explanation);
-
 Explanation explain_attention_forward(const AttentionInputs& inputs, const AttentionOptions& options,
                                       const AttentionOutputs& outputs, const Context& context);
 Explanation explain_attention_backward(const AttentionInputs& inputs, const AttentionOptions& options,
@@ -145,8 +130,6 @@ Explanation explain_attention_backward(const AttentionInputs& inputs, const Atte
 
 /// Names of all attention kernels, fastest first.
 std::vector<std::string_view> attention_kernels();
-/// SIMD levels the CPU kernels can use on this machine, best first: "avx512", "avx2", "sse4", "neon".
-std::vector<std::string_view> simd_levels();
 
 }  // namespace tilewise
 #pragma GCC visibility pop

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string_view>
+#include <vector>
 
 #include "tilewise/tensor.h"
 
@@ -23,6 +24,9 @@ struct ParallelFor {
 ParallelFor openmp_parallel_for(int threads = 0);
 /// The calling thread alone.
 ParallelFor serial_parallel_for();
+
+/// SIMD levels the CPU kernels can use on this machine, best first: "avx512", "avx2", "sse4", "neon".
+std::vector<std::string_view> simd_levels();
 
 /// Memory a call may use and need not clean up. Ask a call's `*_workspace` function for its size.
 struct Workspace {

@@ -11,6 +11,9 @@ namespace tilewise {
 /// i64 is the type of dropout's seed.
 enum class DType : std::uint8_t { f32, f16, bf16, f64, boolean, i32, i64 };
 
+/// What f32 inputs may lose on tensor cores.
+enum class Precision : std::uint8_t { full, allow_tf32 };
+
 /// Bytes one element takes.
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {

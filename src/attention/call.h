@@ -8,25 +8,10 @@
 
 #include "attention/dropout.h"
 #include "attention/problem.h"
+#include "core/rows.h"
 #include "tilewise/attention.h"
 
 namespace tilewise {
-
-/// A tensor seen as rows: that of (b, h, s) is contiguous. Strides count elements; packed tensors have
-/// stride_b 0 and paged ones the stride of a page there.
-struct Rows {
-  std::byte* data = nullptr;
-  DType dtype = DType::f32;
-  std::int64_t stride_b = 0;
-  std::int64_t stride_h = 0;
-  std::int64_t stride_s = 0;
-  bool wanted = false;  ///< whether the caller gave the tensor
-
-  constexpr std::byte* at(std::int64_t b, std::int64_t h, std::int64_t s) const {
-    const std::int64_t offset = b * stride_b + h * stride_h + s * stride_s;
-    return data + offset * static_cast<std::int64_t>(size_of(dtype));
-  }
-};
 
 /// The mask or its gradient over [B, Hq, Sq, Sk]; a broadcast dimension has extent 1 and stride 0.
 struct MaskView {
@@ -52,17 +37,6 @@ struct HeadValues {
     const std::int64_t index = b * stride_b + h * stride_h;
     return dtype == DType::f64 ? static_cast<const double*>(data)[index]
                                : static_cast<double>(static_cast<const float*>(data)[index]);
-  }
-};
-
-/// An i32 tensor of up to four dimensions, broadcast through zero strides.
-struct Indices {
-  const std::int32_t* data = nullptr;
-  std::int64_t stride[4] = {};
-
-  constexpr std::int32_t at(std::int64_t a, std::int64_t b = 0, std::int64_t c = 0,
-                            std::int64_t d = 0) const {
-    return data[a * stride[0] + b * stride[1] + c * stride[2] + d * stride[3]];
   }
 };
 

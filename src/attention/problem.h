@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <string>
 
+#include "core/kernel_list.h"
 #include "tilewise/attention.h"
 
 namespace tilewise {
 
-enum class Pass : std::uint8_t { forward, backward };
 enum class Layout : std::uint8_t { dense, packed, paged };
 enum class MaskKind : std::uint8_t { none, boolean, additive };
 

@@ -1,7 +1,6 @@
 #include <array>
 
 #include "attention/kernel.h"
-#include "core/check.h"
 
 namespace tilewise {
 
@@ -15,33 +14,8 @@ std::span<const AttentionKernel> attention_kernel_list() {
   return kernels;
 }
 
-void check_kernel_name(std::string_view name) {
-  if (name == "auto") return;
-  std::string names = "auto";
-  for (const AttentionKernel& kernel : attention_kernel_list()) {
-    if (name == kernel.name) return;
-    names += ", " + std::string(kernel.name);
-  }
-  reject("kernel", "one of " + names, "'" + std::string(name) + "'");
-}
-
 const AttentionKernel& choose_attention_kernel(const AttentionProblem& problem, std::string_view name) {
-  check_kernel_name(name);
-  std::string reasons;
-  for (const AttentionKernel& kernel : attention_kernel_list()) {
-    if (name != "auto" && name != kernel.name) continue;
-    const std::string reason = kernel.supports(problem);
-    if (reason.empty()) return kernel;
-    reasons += "\n  " + std::string(kernel.name) + ": " + reason;
-  }
-  throw Unsupported("kernel '" + std::string(name) + "' cannot take this problem (" + to_string(problem) +
-                    "):" + reasons);
-}
-
-std::vector<std::string_view> attention_kernels() {
-  std::vector<std::string_view> names;
-  for (const AttentionKernel& kernel : attention_kernel_list()) names.push_back(kernel.name);
-  return names;
+  return choose_kernel(attention_kernel_list(), problem, name);
 }
 
 }  // namespace tilewise

@@ -4,8 +4,7 @@
 #include <string>
 #include <tuple>
 
-#include "attention/checks.h"
-#include "attention/overlap.h"
+#include "core/checks.h"
 #include "attention/views.h"
 
 namespace tilewise {
@@ -30,25 +29,6 @@ void check_lse(const Tensor& tensor, std::string_view name, const Tensor& q, con
     check_shape(tensor, name, {q.extent(0), q.extent(1), q.extent(2)}, "[B, Hq, Sq]", context);
   }
   check_dtype(tensor, name, q.dtype == DType::f64 ? DType::f64 : DType::f32);
-}
-
-struct Named {
-  std::string_view name;
-  const Tensor* tensor;
-};
-
-void check_written(std::initializer_list<Named> written, std::initializer_list<Named> read) {
-  for (const Named& output : written) {
-    if (!output.tensor->given()) continue;
-    check(!overlaps_itself(*output.tensor), output.name, "a view whose elements are all apart",
-          "strides that overlap");
-    const auto check_apart = [&](const Named& other) {
-      const bool apart = !other.tensor->given() || !may_overlap(*output.tensor, *other.tensor);
-      check(apart, output.name, [&] { return "memory apart from " + std::string(other.name); }, "an overlap");
-    };
-    for (const Named& input : read) check_apart(input);
-    for (const Named* other = written.begin(); other != &output; ++other) check_apart(*other);
-  }
 }
 
 void check_written(std::initializer_list<Named> written, const AttentionInputs& inputs) {

@@ -3,7 +3,7 @@
 #include <string>
 #include <tuple>
 
-#include "attention/checks.h"
+#include "core/checks.h"
 #include "attention/kernel.h"
 #include "attention/validate.h"
 #include "attention/views.h"
@@ -15,7 +15,7 @@ constexpr std::int64_t max_head_dim = 4096;
 constexpr std::int64_t max_length = std::int64_t{1} << 31;  // positions are 32-bit in the dropout counter
 
 void check_options(const AttentionOptions& options) {
-  check_kernel_name(options.kernel);
+  check_kernel_name(attention_kernel_list(), options.kernel);
   check(!options.scale || std::isfinite(*options.scale), "scale", "a finite number",
         options.scale.value_or(0));
   check(std::isfinite(options.softcap) && options.softcap >= 0, "softcap", "a finite number, 0 or above",
@@ -41,21 +41,6 @@ DropoutMask dropout_mask(const Dropout& dropout, const Tensor& seed, const Conte
   DropoutMask mask(dropout);
   if (seed.given()) mask.words = static_cast<const std::int64_t*>(seed.data);
   return context.device.type == Device::Type::cpu ? mask.drawn() : mask;
-}
-
-void check_parallel_for(const ParallelFor& parallel_for) {
-  check(parallel_for.threads >= 1, "parallel_for.threads", "1 or more", parallel_for.threads);
-  check(parallel_for.run != nullptr, "parallel_for.run", "a function", "none");
-}
-
-void check_simd_level(std::string_view level) {
-  if (level.empty()) return;
-  std::string names;
-  for (std::string_view name : simd_levels()) {
-    if (name == level) return;
-    names += (names.empty() ? "" : ", ") + std::string(name);
-  }
-  reject("simd_level", "one of " + names + " on this machine", "'" + std::string(level) + "'");
 }
 
 Layout layout_of(const AttentionInputs& inputs) {
@@ -243,17 +228,6 @@ BlockView block_view(const BlockMask& blocks) {
   return view;
 }
 
-// Whether all rows begin at multiples of 16 bytes, with strides that are not negative.
-bool has_aligned_rows(const Tensor& tensor) {
-  const auto width = static_cast<std::int64_t>(size_of(tensor.dtype));
-  if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) return false;
-  for (int dim = 0; dim < tensor.rank - 1; ++dim) {
-    const std::int64_t bytes = tensor.stride(dim) * width;
-    if (tensor.extent(dim) > 1 && (bytes < 0 || bytes % 16 != 0)) return false;
-  }
-  return true;
-}
-
 Band band_of(const AttentionOptions& options) {
   Band band;
   if (options.window.left) band.left = std::min(*options.window.left, Band::unbounded);
@@ -267,8 +241,7 @@ Band band_of(const AttentionOptions& options) {
 AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const AttentionOptions& options,
                              const Context& context) {
   check_options(options);
-  if (context.device.type == Device::Type::cpu) check_parallel_for(context.parallel_for);
-  check_simd_level(context.simd_level);
+  check_context(context);
 
   AttentionCall call;
   AttentionProblem& problem = call.problem;

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <algorithm>
-
 #include "attention/call.h"
 
 namespace tilewise {
@@ -30,14 +28,6 @@ inline Rows statistics_of(const Tensor& tensor, Layout layout) {
           .stride_h = tensor.stride(packed ? 0 : 1),
           .stride_s = tensor.stride(packed ? 1 : 2),
           .wanted = true};
-}
-
-inline Indices indices_of(const Tensor& tensor) {
-  Indices view{.data = static_cast<const std::int32_t*>(tensor.data)};
-  for (int dim = 0; dim < std::min(tensor.rank, 4); ++dim) {
-    view.stride[dim] = tensor.extent(dim) == 1 ? 0 : tensor.stride(dim);
-  }
-  return view;
 }
 
 inline MaskView mask_view(const Tensor& tensor) {

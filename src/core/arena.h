@@ -20,6 +20,8 @@ class Arena {
   }
 
   std::size_t used() const { return used_; }
+  /// The same up to where the next piece would begin.
+  std::size_t rounded() const { return (used_ + alignment - 1) / alignment * alignment; }
 
  private:
   static constexpr std::size_t alignment = 64;

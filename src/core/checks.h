@@ -59,4 +59,22 @@ inline void check_statistics_dtype(const Tensor& tensor, std::string_view name, 
   check_dtype(tensor, name, inputs == DType::f64 && tensor.dtype == DType::f64 ? DType::f64 : DType::f32);
 }
 
+/// Whether both are given and name the same elements in the same order: what an operation in place is given.
+bool same_view(const Tensor& a, const Tensor& b);
+
+/// Whether all rows begin at multiples of 16 bytes, with strides that are not negative.
+bool has_aligned_rows(const Tensor& tensor);
+
+/// Threads and SIMD level, where the call runs on the CPU.
+void check_context(const Context& context);
+
+struct Named {
+  std::string_view name;
+  const Tensor* tensor;
+};
+
+/// What is written must not overlap with itself, with what is read, or with what else is written. Tensors
+/// that are not given do not count.
+void check_written(std::initializer_list<Named> written, std::initializer_list<Named> read);
+
 }  // namespace tilewise

@@ -1,4 +1,4 @@
-#include "attention/overlap.h"
+#include "core/overlap.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,36 @@
+#include "core/kernel_list.h"
+
+namespace tilewise {
+
+Context with_aligned_workspace(const Context& context, std::size_t needed) {
+  check(
+      context.workspace.bytes >= needed && (needed == 0 || context.workspace.data != nullptr), "workspace",
+      [&] { return "at least " + std::to_string(needed) + " bytes"; },
+      [&] {
+        return context.workspace.data == nullptr ? "none"
+                                                 : std::to_string(context.workspace.bytes) + " bytes";
+      });
+  Context aligned = context;
+  const auto address = reinterpret_cast<std::uintptr_t>(context.workspace.data);
+  const std::uintptr_t padding = -address % workspace_alignment;
+  if (needed != 0) {
+    aligned.workspace = {static_cast<std::byte*>(context.workspace.data) + padding, needed - padding};
+  }
+  return aligned;
+}
+
+std::string to_string(const Explanation& explanation) {
+  std::string text = explanation.problem + "\n";
+  for (const Explanation::Entry& entry : explanation.entries) {
+    text += "  " + entry.kernel + ": ";
+    switch (entry.verdict) {
+      case Explanation::Verdict::chosen: text += "chosen"; break;
+      case Explanation::Verdict::able: text += "able"; break;
+      case Explanation::Verdict::unable: text += "cannot: " + entry.reason; break;
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace tilewise

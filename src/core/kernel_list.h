@@ -1,0 +1,120 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/check.h"
+#include "tilewise/context.h"
+#include "tilewise/explain.h"
+
+namespace tilewise {
+
+enum class Pass : std::uint8_t { forward, backward };
+
+/// One way to compute an operation. A problem says what is asked, a call holds the checked arguments and the
+/// problem in its field `problem`. Where an operation has two passes, its kernels do both, and the problem
+/// says which is asked.
+template <typename ProblemOf, typename CallOf>
+struct Kernel {
+  using Problem = ProblemOf;
+  using Call = CallOf;
+  std::string_view name;
+  /// Empty when it can take the problem, else the reason why not.
+  std::string (*supports)(const Problem&);
+  /// Bytes of workspace for the call.
+  std::size_t (*workspace)(const Call&, const Context&);
+  /// Runs the call, which was checked and is supported; context.workspace is large enough and aligned to 64.
+  void (*launch)(const Call&, const Context&);
+};
+
+// An operation's kernels stand in one list, fastest first, the plain reference last. Choosing walks it.
+
+/// The caller's workspace may stand anywhere; kernels get it aligned to a cache line.
+inline constexpr std::size_t workspace_alignment = 64;
+
+/// A context whose workspace is aligned and holds `needed` bytes, of which alignment may take a part. Throws
+/// InvalidArgument where the caller's is too small.
+Context with_aligned_workspace(const Context& context, std::size_t needed);
+
+/// Throws InvalidArgument, listing the known names, unless `name` is "auto" or in the list.
+template <typename K>
+void check_kernel_name(std::span<const K> kernels, std::string_view name) {
+  if (name == "auto") return;
+  std::string names = "auto";
+  for (const K& kernel : kernels) {
+    if (name == kernel.name) return;
+    names += ", " + std::string(kernel.name);
+  }
+  reject("kernel", "one of " + names, "'" + std::string(name) + "'");
+}
+
+/// The kernel of that name, or the first able one for "auto". Throws Unsupported, with the reasons, when
+/// there is none that can.
+template <typename K>
+const K& choose_kernel(std::span<const K> kernels, const typename K::Problem& problem,
+                       std::string_view name) {
+  check_kernel_name(kernels, name);
+  std::string reasons;
+  for (const K& kernel : kernels) {
+    if (name != "auto" && name != kernel.name) continue;
+    const std::string reason = kernel.supports(problem);
+    if (reason.empty()) return kernel;
+    reasons += "\n  " + std::string(kernel.name) + ": " + reason;
+  }
+  throw Unsupported("kernel '" + std::string(name) + "' cannot take this problem (" + to_string(problem) +
+                    "):" + reasons);
+}
+
+/// What a caller must provide for the kernel.
+template <typename K>
+std::size_t workspace_for(const K& kernel, const typename K::Call& call, const Context& context) {
+  const std::size_t bytes = kernel.workspace(call, context);
+  return bytes == 0 ? 0 : bytes + workspace_alignment - 1;
+}
+
+template <typename K>
+std::size_t kernel_workspace(std::span<const K> kernels, const typename K::Call& call, std::string_view name,
+                             const Context& context) {
+  return workspace_for(choose_kernel(kernels, call.problem, name), call, context);
+}
+
+template <typename K>
+void launch_kernel(std::span<const K> kernels, const typename K::Call& call, std::string_view name,
+                   const Context& context) {
+  const K& kernel = choose_kernel(kernels, call.problem, name);
+  kernel.launch(call, with_aligned_workspace(context, workspace_for(kernel, call, context)));
+}
+
+template <typename K>
+Explanation explain_kernels(std::span<const K> kernels, const typename K::Problem& problem,
+                            std::string_view name) {
+  check_kernel_name(kernels, name);
+  Explanation explanation{.problem = to_string(problem), .entries = {}};
+  bool chosen = false;
+  for (const K& kernel : kernels) {
+    const std::string reason = kernel.supports(problem);
+    const bool named = name == "auto" || name == kernel.name;
+    auto verdict = Explanation::Verdict::able;
+    if (!reason.empty()) {
+      verdict = Explanation::Verdict::unable;
+    } else if (named && !chosen) {
+      verdict = Explanation::Verdict::chosen;
+      chosen = true;
+    }
+    explanation.entries.push_back({std::string(kernel.name), verdict, reason});
+  }
+  return explanation;
+}
+
+template <typename K>
+std::vector<std::string_view> kernel_names(std::span<const K> kernels) {
+  std::vector<std::string_view> names;
+  for (const K& kernel : kernels) names.push_back(kernel.name);
+  return names;
+}
+
+}  // namespace tilewise

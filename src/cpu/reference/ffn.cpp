@@ -1,0 +1,143 @@
+#include "core/activation.h"
+#include "core/arena.h"
+#include "core/parallel.h"
+#include "cpu/reference/elements.h"
+#include "ffn/kernel.h"
+
+namespace tilewise::cpu {
+namespace {
+
+// For each token and hidden feature; backward keeps all tokens', forward those of one token a worker.
+struct Hidden {
+  double* h;
+  double* up;    // its gradient, in backward
+  double* gate;  // likewise
+};
+
+Hidden take_hidden(Arena& arena, const FfnCall& call, std::int64_t tokens) {
+  const std::int64_t count = tokens * call.problem.hidden;
+  const bool backward = call.problem.pass == Pass::backward;
+  return {.h = arena.take<double>(count),
+          .up = arena.take<double>(backward ? count : 0),
+          .gate = arena.take<double>(backward && call.problem.gated ? count : 0)};
+}
+
+void forward_token(const FfnCall& call, std::int64_t m, const Hidden& hidden) {
+  const FfnProblem& problem = call.problem;
+  for (std::int64_t f = 0; f < problem.hidden; ++f) {
+    const double up = product(call.x, call.up, call.up_bias, m, f);
+    hidden.h[f] = problem.gated
+                      ? activated(problem.activation, product(call.x, call.gate, call.gate_bias, m, f)) * up
+                      : activated(problem.activation, up);
+  }
+  for (std::int64_t o = 0; o < problem.out; ++o) {
+    double sum = element(call.down_bias, o);
+    for (std::int64_t f = 0; f < problem.hidden; ++f) sum += hidden.h[f] * element(call.down, o, f);
+    if (problem.residual) sum += element(call.residual, m, o);
+    store(call.out, m, o, sum);
+  }
+}
+
+// h and the gradients of the products of one token, then dx.
+void backward_token(const FfnCall& call, std::int64_t m, const Hidden& hidden) {
+  const FfnProblem& problem = call.problem;
+  for (std::int64_t f = 0; f < problem.hidden; ++f) {
+    const std::int64_t at = m * problem.hidden + f;
+    double dh = 0;
+    for (std::int64_t o = 0; o < problem.out; ++o) dh += element(call.d_out, m, o) * element(call.down, o, f);
+    const double up = product(call.x, call.up, call.up_bias, m, f);
+    if (problem.gated) {
+      const double gate = product(call.x, call.gate, call.gate_bias, m, f);
+      const double open = activated(problem.activation, gate);
+      hidden.h[at] = open * up;
+      hidden.up[at] = dh * open;
+      hidden.gate[at] = dh * up * activation_slope(problem.activation, gate);
+    } else {
+      hidden.h[at] = activated(problem.activation, up);
+      hidden.up[at] = dh * activation_slope(problem.activation, up);
+    }
+  }
+  if (call.dx.data == nullptr) return;
+  for (std::int64_t e = 0; e < problem.embed; ++e) {
+    double sum = 0;
+    for (std::int64_t f = 0; f < problem.hidden; ++f) {
+      const std::int64_t at = m * problem.hidden + f;
+      sum += hidden.up[at] * element(call.up, f, e);
+      if (problem.gated) sum += hidden.gate[at] * element(call.gate, f, e);
+    }
+    store(call.dx, m, e, sum);
+  }
+}
+
+// Row f of the gradients of the weights before the activation.
+void weight_gradients(const FfnCall& call, const double* d_product, std::int64_t f, const Matrix& d_weight,
+                      const Vector& d_bias) {
+  const FfnProblem& problem = call.problem;
+  if (d_weight.data != nullptr) {
+    for (std::int64_t e = 0; e < problem.embed; ++e) {
+      double sum = 0;
+      for (std::int64_t m = 0; m < problem.tokens; ++m) {
+        sum += d_product[m * problem.hidden + f] * element(call.x, m, e);
+      }
+      store(d_weight, f, e, sum);
+    }
+  }
+  if (d_bias.data == nullptr) return;
+  double sum = 0;
+  for (std::int64_t m = 0; m < problem.tokens; ++m) sum += d_product[m * problem.hidden + f];
+  store(d_bias, f, sum);
+}
+
+void backward(const FfnCall& call, const Hidden& hidden, const Context& context) {
+  const FfnProblem& problem = call.problem;
+  for_each_task(context.parallel_for, problem.tokens,
+                [&](std::int64_t, std::int64_t m) { backward_token(call, m, hidden); });
+  for_each_task(context.parallel_for, problem.hidden, [&](std::int64_t, std::int64_t f) {
+    weight_gradients(call, hidden.up, f, call.d_up, call.d_up_bias);
+    if (problem.gated) weight_gradients(call, hidden.gate, f, call.d_gate, call.d_gate_bias);
+  });
+  for_each_task(context.parallel_for, problem.out, [&](std::int64_t, std::int64_t o) {
+    double bias = 0;
+    for (std::int64_t m = 0; m < problem.tokens; ++m) bias += element(call.d_out, m, o);
+    if (call.d_down_bias.data != nullptr) {
+      store(call.d_down_bias, o, bias);
+    }
+    if (call.d_down.data == nullptr) return;
+    for (std::int64_t f = 0; f < problem.hidden; ++f) {
+      double sum = 0;
+      for (std::int64_t m = 0; m < problem.tokens; ++m) {
+        sum += element(call.d_out, m, o) * hidden.h[m * problem.hidden + f];
+      }
+      store(call.d_down, o, f, sum);
+    }
+  });
+}
+
+std::string supports(const FfnProblem& problem) {
+  return problem.device.type == Device::Type::cpu ? "" : "runs on the CPU alone";
+}
+
+std::size_t workspace(const FfnCall& call, const Context& context) {
+  Arena arena(nullptr);
+  const bool forward = call.problem.pass == Pass::forward;
+  take_hidden(arena, call, forward ? context.parallel_for.threads : call.problem.tokens);
+  return arena.used();
+}
+
+void launch(const FfnCall& call, const Context& context) {
+  Arena arena(context.workspace.data);
+  if (call.problem.pass == Pass::backward) {
+    return backward(call, take_hidden(arena, call, call.problem.tokens), context);
+  }
+  const Hidden hidden = take_hidden(arena, call, context.parallel_for.threads);
+  for_each_task(context.parallel_for, call.problem.tokens, [&](std::int64_t worker, std::int64_t m) {
+    forward_token(call, m, {.h = hidden.h + worker * call.problem.hidden, .up = nullptr, .gate = nullptr});
+  });
+}
+
+}  // namespace
+
+constinit const FfnKernel reference_ffn = {
+    .name = "reference", .supports = supports, .workspace = workspace, .launch = launch};
+
+}  // namespace tilewise::cpu

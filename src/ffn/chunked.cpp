@@ -1,0 +1,273 @@
+#include <algorithm>
+#include <limits>
+
+#include "core/arena.h"
+#include "ffn/kernel.h"
+#include "ffn/steps.h"
+#include "gemm/compose.h"
+
+namespace tilewise {
+namespace {
+
+// Forward takes tokens in chunks, for which h is computed and used up. Backward takes hidden features in
+// chunks instead: then the gradients of all weights are whole sums over tokens, and the one that is summed up
+// over chunks is dx.
+
+/// What of the intermediate results is kept at once where the caller sets no bound: large enough that
+/// products run at full speed, small enough to matter beside the weights.
+constexpr std::size_t default_intermediate_bytes = std::size_t{256} << 20;
+
+std::int64_t parts_per_chunk(std::size_t bound, std::int64_t bytes_per_part, std::int64_t parts,
+                             std::int64_t multiple) {
+  const auto bytes = static_cast<std::int64_t>(std::min<std::size_t>(
+      bound == 0 ? default_intermediate_bytes : bound, std::numeric_limits<std::int64_t>::max()));
+  const std::int64_t most = bytes / std::max<std::int64_t>(bytes_per_part, 1);
+  if (most >= parts) return std::max<std::int64_t>(parts, 1);
+  return std::max<std::int64_t>(most >= multiple ? most / multiple * multiple : most, 1);
+}
+
+Matrix rows_matrix(std::byte* data, DType dtype, std::int64_t rows, std::int64_t columns) {
+  return {.data = data,
+          .dtype = dtype,
+          .rows = rows,
+          .columns = columns,
+          .stride_row = std::max<std::int64_t>(columns, 1)};
+}
+
+// Calls run(GemmCall) for each product in turn; asking for workspace and launching walk the same products.
+class Products {
+ public:
+  explicit Products(const Context& context) : context_(context) {}
+
+  void launch(const GemmCall& call, std::size_t used) const {
+    const GemmKernel& kernel = choose_kernel(gemm_kernel_list(), call.problem, "auto");
+    kernel.launch(call, rest_of_workspace(used));
+  }
+  std::size_t workspace(const GemmCall& call) const {
+    return choose_kernel(gemm_kernel_list(), call.problem, "auto").workspace(call, context_);
+  }
+  Context rest_of_workspace(std::size_t used) const {
+    Context context = context_;
+    context.workspace.data = static_cast<std::byte*>(context.workspace.data) + used;
+    context.workspace.bytes -= used;
+    return context;
+  }
+
+ private:
+  const Context& context_;
+};
+
+struct Forward {
+  std::int64_t chunk;  // tokens
+  Matrix h;            // [chunk, F]
+};
+
+Forward plan_forward(const FfnCall& call, Arena& arena) {
+  const FfnProblem& problem = call.problem;
+  const auto width = static_cast<std::int64_t>(size_of(problem.dtype));
+  const std::int64_t chunk =
+      parts_per_chunk(call.max_intermediate_bytes, problem.hidden * width, problem.tokens, 128);
+  auto* h = arena.take<std::byte>(chunk * problem.hidden * width);
+  return {chunk, rows_matrix(h, problem.dtype, chunk, problem.hidden)};
+}
+
+GemmCall up_product(const FfnCall& call, const Forward& plan, std::int64_t first, std::int64_t count) {
+  return gemm_call(call.problem.device, call.x.rows_from(first, count), call.up, plan.h.rows_from(0, count),
+                   {.gate = call.gate,
+                    .bias = call.up_bias,
+                    .gate_bias = call.gate_bias,
+                    .activation = call.problem.activation,
+                    .allow_tf32 = call.problem.allow_tf32});
+}
+
+GemmCall down_product(const FfnCall& call, const Forward& plan, std::int64_t first, std::int64_t count) {
+  return gemm_call(call.problem.device, plan.h.rows_from(0, count), call.down,
+                   call.out.rows_from(first, count),
+                   {.residual = call.problem.residual ? call.residual.rows_from(first, count) : Matrix(),
+                    .bias = call.down_bias,
+                    .allow_tf32 = call.problem.allow_tf32});
+}
+
+void forward(const FfnCall& call, const Context& context) {
+  Arena arena(context.workspace.data);
+  const Forward plan = plan_forward(call, arena);
+  const Products products(context);
+  for (std::int64_t first = 0; first < call.problem.tokens; first += plan.chunk) {
+    const std::int64_t count = std::min(plan.chunk, call.problem.tokens - first);
+    products.launch(up_product(call, plan, first, count), arena.rounded());
+    products.launch(down_product(call, plan, first, count), arena.rounded());
+  }
+}
+
+std::size_t forward_workspace(const FfnCall& call, const Context& context) {
+  Arena arena(nullptr);
+  const Forward plan = plan_forward(call, arena);
+  const Products products(context);
+  std::size_t most = 0;
+  // The last chunk may be smaller, and be given to another kernel.
+  const std::int64_t last = call.problem.tokens % plan.chunk;
+  for (const std::int64_t count : {plan.chunk, last == 0 ? plan.chunk : last}) {
+    most = std::max({most, products.workspace(up_product(call, plan, 0, count)),
+                     products.workspace(down_product(call, plan, 0, count))});
+  }
+  return arena.rounded() + most;
+}
+
+struct Backward {
+  std::int64_t chunk;   // hidden features
+  Matrix up, gate, dh;  // [M, chunk]
+  Matrix dx;            // [M, E] in f32, where dx is summed up over chunks in a narrower type
+};
+
+Backward plan_backward(const FfnCall& call, Arena& arena) {
+  const FfnProblem& problem = call.problem;
+  const auto width = static_cast<std::int64_t>(size_of(problem.dtype));
+  const std::int64_t matrices = problem.gated ? 3 : 2;
+  Backward plan;
+  plan.chunk =
+      parts_per_chunk(call.max_intermediate_bytes, matrices * problem.tokens * width, problem.hidden, 128);
+  const auto take = [&](bool needed) {
+    auto* data = arena.take<std::byte>(needed ? problem.tokens * plan.chunk * width : 0);
+    return rows_matrix(needed ? data : nullptr, problem.dtype, problem.tokens, plan.chunk);
+  };
+  plan.up = take(true);
+  plan.gate = take(problem.gated);
+  plan.dh = take(true);
+  const bool sums = call.dx.data != nullptr && plan.chunk < problem.hidden && problem.dtype != DType::f64 &&
+                    problem.dtype != DType::f32;
+  auto* dx = reinterpret_cast<std::byte*>(arena.take<float>(sums ? problem.tokens * problem.embed : 0));
+  plan.dx = sums ? rows_matrix(dx, DType::f32, problem.tokens, problem.embed) : call.dx;
+  return plan;
+}
+
+Vector part_of(const Vector& vector, std::int64_t first) {
+  Vector part = vector;
+  if (part.data != nullptr) {
+    part.data += first * part.stride * static_cast<std::int64_t>(size_of(part.dtype));
+  }
+  return part;
+}
+
+// The first `count` columns of what a chunk is computed in.
+Matrix narrowed(const Matrix& matrix, std::int64_t count) {
+  Matrix part = matrix;
+  part.columns = count;
+  return part;
+}
+
+// Calls product(GemmCall), gradient(ActivationGradient) and sum(Matrix, Vector) in the order of the pass, for
+// hidden features first up to first + count.
+template <typename Product, typename Gradient, typename Sum>
+void walk_chunk(const FfnCall& call, const Backward& plan, std::int64_t first, std::int64_t count,
+                const Product& product, const Gradient& gradient, const Sum& sum) {
+  const FfnProblem& problem = call.problem;
+  const bool tf32 = problem.allow_tf32;
+  const Matrix up = narrowed(plan.up, count), dh = narrowed(plan.dh, count);
+  const Matrix gate = problem.gated ? narrowed(plan.gate, count) : Matrix();
+  const Matrix up_rows = call.up.rows_from(first, count);
+  const Matrix gate_rows = problem.gated ? call.gate.rows_from(first, count) : Matrix();
+  const auto multiply = [&](const Matrix& a, const Matrix& b, const Matrix& out, const GemmParts& parts) {
+    if (out.data != nullptr) product(gemm_call(problem.device, a, b, out, parts));
+  };
+  multiply(call.x, up_rows, up, {.bias = part_of(call.up_bias, first), .allow_tf32 = tf32});
+  multiply(call.x, gate_rows, gate, {.bias = part_of(call.gate_bias, first), .allow_tf32 = tf32});
+  multiply(call.d_out, call.down.transposed().rows_from(first, count), dh, {.allow_tf32 = tf32});
+  gradient(ActivationGradient{problem.activation, up, gate, dh});
+  // From here on dh holds h, and up and gate their gradients.
+  if (call.d_down.data != nullptr) {
+    const Matrix d_down = call.d_down.transposed().rows_from(first, count).transposed();
+    multiply(call.d_out.transposed(), dh.transposed(), d_down, {.allow_tf32 = tf32});
+  }
+  const auto weights = [&](const Matrix& d_product, const Matrix& rows, const Matrix& d_weight,
+                           const Vector& d_bias, bool add_to_dx) {
+    multiply(d_product.transposed(), call.x.transposed(),
+             d_weight.data == nullptr ? d_weight : d_weight.rows_from(first, count), {.allow_tf32 = tf32});
+    multiply(d_product, rows.transposed(), plan.dx, {.accumulate = add_to_dx, .allow_tf32 = tf32});
+    if (d_bias.data != nullptr) sum(d_product, part_of(d_bias, first));
+  };
+  weights(up, up_rows, call.d_up, call.d_up_bias, first > 0);
+  if (problem.gated) weights(gate, gate_rows, call.d_gate, call.d_gate_bias, true);
+}
+
+void backward(const FfnCall& call, const Context& context) {
+  const FfnSteps& steps = *ffn_steps(call.problem.device.type);
+  Arena arena(context.workspace.data);
+  const Backward plan = plan_backward(call, arena);
+  const Products products(context);
+  const Context rest = products.rest_of_workspace(arena.rounded());
+  const auto sum = [&](const Matrix& x, const Vector& sums) { steps.sum_rows(x, sums, rest); };
+  for (std::int64_t first = 0; first < call.problem.hidden; first += plan.chunk) {
+    walk_chunk(
+        call, plan, first, std::min(plan.chunk, call.problem.hidden - first),
+        [&](const GemmCall& product) { products.launch(product, arena.rounded()); },
+        [&](const ActivationGradient& gradient) { steps.activation_gradient(gradient, rest); }, sum);
+  }
+  if (call.d_down_bias.data != nullptr) sum(call.d_out, call.d_down_bias);
+  if (plan.dx.data != call.dx.data) steps.round(plan.dx, call.dx, rest);
+}
+
+std::size_t backward_workspace(const FfnCall& call, const Context& context) {
+  const FfnSteps& steps = *ffn_steps(call.problem.device.type);
+  Arena arena(nullptr);
+  Backward plan = plan_backward(call, arena);
+  // Products are asked about as they will be launched: with memory, aligned as the workspace will be.
+  auto* const some = reinterpret_cast<std::byte*>(workspace_alignment);
+  for (Matrix* matrix : {&plan.up, &plan.dh}) matrix->data = some;
+  if (call.problem.gated) plan.gate.data = some;
+  if (call.dx.data != nullptr && plan.dx.data == nullptr) plan.dx.data = some;
+  const Products products(context);
+  std::size_t most = call.d_down_bias.data == nullptr ? 0 : steps.sum_rows_workspace(call.d_out, context);
+  const std::int64_t last = call.problem.hidden % plan.chunk;
+  for (const std::int64_t count : {plan.chunk, last == 0 ? plan.chunk : last}) {
+    walk_chunk(
+        call, plan, call.problem.hidden - count, count,
+        [&](const GemmCall& product) { most = std::max(most, products.workspace(product)); },
+        [](const ActivationGradient&) {},
+        [&](const Matrix& x, const Vector&) { most = std::max(most, steps.sum_rows_workspace(x, context)); });
+  }
+  return arena.rounded() + most;
+}
+
+std::string supports(const FfnProblem& problem) {
+  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (problem.pass == Pass::backward && ffn_steps(problem.device.type) == nullptr) {
+    return "has no gradients of activations on " + to_string(problem.device);
+  }
+  // The products it is made of, as they will be asked for.
+  const GemmProblem product{.device = problem.device,
+                      .dtype = problem.dtype,
+                      .out_dtype = problem.dtype,
+                      .m = problem.tokens,
+                      .n = problem.hidden,
+                      .k = problem.embed,
+                      .b_by_rows = problem.by_rows,
+                      .activation = problem.activation,
+                      .gated = problem.gated,
+                      .bias = problem.bias,
+                      .allow_tf32 = problem.allow_tf32,
+                      .aligned = problem.aligned};
+  for (const GemmKernel& kernel : gemm_kernel_list()) {
+    if (kernel.supports(product).empty()) return {};
+  }
+  return "has no product on " + to_string(problem.device);
+}
+
+std::size_t workspace(const FfnCall& call, const Context& context) {
+  return call.problem.pass == Pass::forward ? forward_workspace(call, context)
+                                            : backward_workspace(call, context);
+}
+
+void launch(const FfnCall& call, const Context& context) {
+  if (call.problem.pass == Pass::forward) {
+    forward(call, context);
+  } else {
+    backward(call, context);
+  }
+}
+
+}  // namespace
+
+constinit const FfnKernel chunked_ffn = {
+    .name = "chunked", .supports = supports, .workspace = workspace, .launch = launch};
+
+}  // namespace tilewise

@@ -1,0 +1,12 @@
+#include <array>
+
+#include "ffn/kernel.h"
+
+namespace tilewise {
+
+std::span<const FfnKernel> ffn_kernel_list() {
+  static const std::array kernels = {chunked_ffn, cpu::reference_ffn};
+  return kernels;
+}
+
+}  // namespace tilewise

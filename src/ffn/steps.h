@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/matrix.h"
+#include "tilewise/activation.h"
+#include "tilewise/context.h"
+
+namespace tilewise {
+
+// The parts of the network's backward pass that are no products; one implementation a device.
+
+/// From the products and the gradient of h, in place, all [M, F] of one type and by rows:
+///   plain: dh becomes h = f(up), up becomes dh·f'(up)
+///   gated: dh becomes h = f(gate)·up, up becomes dh·f(gate), gate becomes dh·up·f'(gate)
+struct ActivationGradient {
+  Activation activation;
+  Matrix up;
+  Matrix gate;  ///< data is null where there is none
+  Matrix dh;
+};
+
+struct FfnSteps {
+  void (*activation_gradient)(const ActivationGradient&, const Context&);
+  /// sums[n] = Σ_m x[m][n], in a fixed order, added up in f32 and rounded to the type of sums. The context's
+  /// workspace holds sum_rows_workspace bytes, aligned to 64.
+  void (*sum_rows)(const Matrix& x, const Vector& sums, const Context&);
+  std::size_t (*sum_rows_workspace)(const Matrix& x, const Context&);
+  /// Rounds a matrix of f32 to the type of `to`, both by rows.
+  void (*round)(const Matrix& from, const Matrix& to, const Context&);
+};
+
+/// Those of a device, or null where it has none: a new device's are declared beside cpu's and returned in
+/// steps.cpp, under TILEWISE_HAS_CUDA.
+const FfnSteps* ffn_steps(Device::Type type);
+
+namespace cpu {
+extern const FfnSteps simd_ffn_steps;
+}
+
+}  // namespace tilewise

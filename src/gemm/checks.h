@@ -1,0 +1,45 @@
+#pragma once
+
+#include <utility>
+
+#include "core/checks.h"
+#include "core/matrix.h"
+
+namespace tilewise {
+
+// The checks that operations on weights share.
+
+/// A matrix of rank 2 in that type, one dimension contiguous.
+inline void check_matrix(const Tensor& tensor, std::string_view name, DType dtype, const Context& context) {
+  check_dtype(tensor, name, dtype);
+  check_memory(tensor, name, context);
+  const bool contiguous =
+      tensor.stride(0) == 1 || tensor.stride(1) == 1 || tensor.extent(0) <= 1 || tensor.extent(1) <= 1;
+  check(contiguous, name, "a matrix with a contiguous dimension", [&] {
+    return "strides " + std::to_string(tensor.stride(0)) + " and " + std::to_string(tensor.stride(1));
+  });
+}
+
+inline void check_bias(const Tensor& bias, std::string_view name, std::int64_t count, DType dtype,
+                       const Context& context) {
+  if (!bias.given()) return;
+  check_shape(bias, name, {count}, "a value for each output", context);
+  check(
+      bias.dtype == dtype || bias.dtype == DType::f32, name,
+      [&] { return "f32 or the type of the product, " + std::string(to_string(dtype)); },
+      to_string(bias.dtype));
+}
+
+/// Both are contiguous in the same dimension; one that could be either follows the other.
+inline void align_layouts(Matrix& matrix, Matrix& other, std::string_view name, std::string_view other_name) {
+  const auto either = [](const Matrix& m) { return m.rows <= 1 || m.columns <= 1; };
+  if (matrix.by_rows() != other.by_rows()) {
+    Matrix* one = either(matrix) ? &matrix : either(other) ? &other : nullptr;
+    if (one != nullptr) std::swap(one->stride_row, one->stride_column);
+  }
+  check(
+      matrix.by_rows() == other.by_rows(), name,
+      [&] { return "the contiguous dimension of " + std::string(other_name); }, "the other");
+}
+
+}  // namespace tilewise

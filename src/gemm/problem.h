@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/kernel_list.h"
+#include "tilewise/gemm.h"
+
+namespace tilewise {
+
+/// What a gemm is asked, apart from how it is done: everything a kernel needs to say whether it can.
+struct GemmProblem {
+  Device device{};
+  DType dtype = DType::f32;      ///< of a, b and gate
+  DType out_dtype = DType::f32;  ///< of out and residual: dtype or f32
+  std::int64_t m = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  bool a_by_rows = true;  ///< a's rows are contiguous, else its columns
+  bool b_by_rows = true;  ///< likewise b's and gate's
+  Activation activation = Activation::none;
+  bool gated = false;
+  bool bias = false;  ///< bias or gate_bias
+  bool residual = false;
+  bool accumulate = false;
+  bool allow_tf32 = false;
+  bool aligned = false;  ///< rows (or columns) of all matrices begin at multiples of 16 bytes
+  friend bool operator==(const GemmProblem&, const GemmProblem&) = default;
+};
+
+/// "gemm bf16 M512 N11008 K4096 on cuda:0, gelu, gated, bias"
+std::string to_string(const GemmProblem& problem);
+
+}  // namespace tilewise

@@ -1,0 +1,12 @@
+#include <array>
+
+#include "gemm/kernel.h"
+
+namespace tilewise {
+
+std::span<const GemmKernel> gemm_kernel_list() {
+  static const std::array kernels = {cpu::reference_gemm};
+  return kernels;
+}
+
+}  // namespace tilewise

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <span>
+
+#include "norm/call.h"
+
+namespace tilewise {
+
+/// One way to compute norms, both kinds and both passes.
+using NormKernel = Kernel<NormProblem, NormCall>;
+
+/// All of them, fastest first, the plain reference last. Choosing walks this list. Kernels of CUDA are
+/// declared below and listed in select.cpp under TILEWISE_HAS_CUDA, as those of attention are.
+std::span<const NormKernel> norm_kernel_list();
+
+namespace cpu {
+extern const NormKernel simd_norm;
+extern const NormKernel reference_norm;
+}  // namespace cpu
+
+}  // namespace tilewise

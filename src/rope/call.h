@@ -1,0 +1,58 @@
+#pragma once
+
+#include "core/rows.h"
+#include "rope/problem.h"
+
+namespace tilewise {
+
+/// i32 or i64 [B, S], broadcast through zero strides.
+struct Positions {
+  const void* data = nullptr;  ///< null where there are none
+  bool wide = false;           ///< i64
+  std::int64_t stride_b = 0;
+  std::int64_t stride_s = 0;
+
+  constexpr std::int64_t at(std::int64_t b, std::int64_t s) const {
+    const std::int64_t index = b * stride_b + s * stride_s;
+    return wide ? static_cast<const std::int64_t*>(data)[index]
+                : static_cast<const std::int32_t*>(data)[index];
+  }
+};
+
+/// cos or sin; rows are contiguous.
+struct Angles {
+  std::byte* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t stride_b = 0;  ///< 0 in a table
+  std::int64_t stride_row = 0;
+
+  constexpr std::byte* at(std::int64_t b, std::int64_t row) const {
+    return data + (b * stride_b + row * stride_row) * static_cast<std::int64_t>(size_of(dtype));
+  }
+};
+
+/// A checked call: the problem, and every argument in the form kernels read.
+struct RopeCall {
+  RopeProblem problem;
+  Rows q, k, v;           ///< `wanted` says whether they were given
+  Rows out_q, out_k;      ///< in place they are q and k
+  Rows k_cache, v_cache;  ///< paged: the stride of a page in stride_b
+  Angles cos, sin;
+  Positions positions;
+  Indices cache_starts;  ///< data is null where there are none
+  Indices page_table;
+  std::int64_t page = 0;  ///< tokens a page
+
+  /// The row of the tables for token s of entry b.
+  constexpr std::int64_t angle_row(std::int64_t b, std::int64_t s) const {
+    return positions.data == nullptr ? s : positions.at(b, s);
+  }
+  /// Where token s of entry b goes in the cache.
+  constexpr std::byte* cache_row(const Rows& cache, std::int64_t b, std::int64_t h, std::int64_t s) const {
+    const std::int64_t slot = s + (cache_starts.data == nullptr ? 0 : cache_starts.at(b));
+    if (problem.cache == CacheLayout::paged) return cache.at(page_table.at(b, slot / page), h, slot % page);
+    return cache.at(b, h, slot);
+  }
+};
+
+}  // namespace tilewise

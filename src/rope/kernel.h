@@ -1,0 +1,20 @@
+#pragma once
+
+#include <span>
+
+#include "rope/call.h"
+
+namespace tilewise {
+
+using RopeKernel = Kernel<RopeProblem, RopeCall>;
+
+/// All of them, fastest first, the plain reference last. Choosing walks this list. Kernels of CUDA are
+/// declared below and listed in select.cpp under TILEWISE_HAS_CUDA, as those of attention are.
+std::span<const RopeKernel> rope_kernel_list();
+
+namespace cpu {
+extern const RopeKernel simd_rope;
+extern const RopeKernel reference_rope;
+}  // namespace cpu
+
+}  // namespace tilewise

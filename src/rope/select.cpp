@@ -1,0 +1,12 @@
+#include <array>
+
+#include "rope/kernel.h"
+
+namespace tilewise {
+
+std::span<const RopeKernel> rope_kernel_list() {
+  static const std::array kernels = {cpu::reference_rope};
+  return kernels;
+}
+
+}  // namespace tilewise
