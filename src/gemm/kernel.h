@@ -15,6 +15,14 @@ using GemmKernel = Kernel<GemmProblem, GemmCall>;
 /// `supports` says why not for problems of other devices.
 std::span<const GemmKernel> gemm_kernel_list();
 
+#ifdef TILEWISE_HAS_CUDA
+namespace cuda {
+extern const GemmKernel few_rows_gemm;
+extern const GemmKernel wgmma_gemm;
+extern const GemmKernel simt_gemm;
+}  // namespace cuda
+#endif
+
 namespace cpu {
 extern const GemmKernel simd_gemm;
 extern const GemmKernel reference_gemm;

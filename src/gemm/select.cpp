@@ -5,7 +5,11 @@
 namespace tilewise {
 
 std::span<const GemmKernel> gemm_kernel_list() {
-  static const std::array kernels = {cpu::reference_gemm};
+  static const std::array kernels = {
+#ifdef TILEWISE_HAS_CUDA
+      cuda::few_rows_gemm, cuda::wgmma_gemm, cuda::simt_gemm,
+#endif
+      cpu::reference_gemm};
   return kernels;
 }
 

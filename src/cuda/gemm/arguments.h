@@ -6,31 +6,31 @@
 #include <cstdint>
 
 #include "cuda/gemm/order.h"
+#include "gemm/call.h"
 
 namespace tilewise::cuda::gemm {
 
-enum class Activation : std::uint8_t { none, gelu_tanh, gelu_erf, relu, silu };
-
-/// A matrix in memory, its rows `stride` elements apart; null where it is not there.
-struct Matrix {
-  std::byte* data = nullptr;
-  std::int64_t stride = 0;
-  bool aligned = false;  ///< data and rows begin at multiples of 16 bytes
-};
-
-/// What becomes of sums: out = act(a b + bias) + residual. Where gated, act(gate) · (the other half).
+/// What becomes of sums: out = act(a·bᵀ + bias) + residual. Where gated, act(the gate's) · (the others).
 struct Epilogue {
   Activation activation = Activation::none;
-  const std::byte* bias = nullptr;       ///< [n], of out's type
-  const std::byte* gate_bias = nullptr;  ///< [n], of the gate
-  Matrix residual;                       ///< [m, n]; may be out itself
+  Vector bias, gate_bias;  ///< in the type of a or f32
+  Matrix residual;         ///< by rows, in the type of out, which it may be; data is null where there is none
+  Matrix out;              ///< by rows, in the type of a or f32
+
+  /// Where a call accumulates, out is the residual.
+  static Epilogue of(const GemmCall& call) {
+    return {.activation = call.problem.activation,
+            .bias = call.bias,
+            .gate_bias = call.gate_bias,
+            .residual = call.problem.accumulate ? call.out : call.residual,
+            .out = call.out};
+  }
 };
 
 /// What the kernel reads, beside the tensors' maps.
 struct GemmArguments {
-  TileOrder order;  ///< of clusters, where there are any
+  TileOrder order;
   int m = 0, n = 0, k = 0;
-  Matrix out;  ///< [m, n]
   Epilogue epilogue;
 };
 

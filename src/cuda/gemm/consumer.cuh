@@ -30,12 +30,7 @@ struct Consumer {
         b_tile(describe_tile(address(shared.b(0)), c.depth * 128)) {}
 
   __device__ __forceinline__ void let_go(int stage) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    if constexpr (c.cluster == 1) {
-      if (lane == 0) arrive(&barriers.empty[stage]);
-    } else {
-      if (lane < c.cluster) arrive_at(&barriers.empty[stage], lane);
-    }
+    if (threadIdx.x % 32 == 0) arrive(&barriers.empty[stage]);
   }
 
   __device__ __forceinline__ void start_products(bool add) {

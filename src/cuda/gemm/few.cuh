@@ -13,6 +13,7 @@
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/tile/activation.cuh"
+#include "cuda/tile/bias.cuh"
 #include "cuda/tile/element.cuh"
 #include "cuda/tile/ring.cuh"
 
@@ -24,7 +25,6 @@ namespace tilewise::cuda::gemm {
 struct FewArguments {
   FewShare share;
   int m = 0, n = 0;
-  Matrix out;
   Epilogue epilogue;
   float* partials = nullptr;       ///< [blocks][partial_floats]
   std::uint32_t* flags = nullptr;  ///< [blocks][consumers]: a block's partial is there
@@ -174,12 +174,12 @@ struct FewConsumer {
   __device__ __forceinline__ int row_of(int half) const {
     return thread / 32 * 16 + thread % 32 / 4 + 8 * half;
   }
-  __device__ __forceinline__ void add_bias(const std::byte* bias, int first) {
-    if (bias == nullptr) return;
+  __device__ __forceinline__ void add_bias(const Vector& bias, int first) {
+    if (bias.data == nullptr) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = first + row_of(half);
-      const float value = at < arguments.n ? widen(reinterpret_cast<const T*>(bias)[at]) : 0.0f;
+      const float value = at < arguments.n ? bias_at<T>(bias, at) : 0.0f;
 #pragma unroll
       for (int n = 0; n < count / 4; ++n) {
         sums[4 * n + 2 * half] += value;
@@ -192,7 +192,7 @@ struct FewConsumer {
   __device__ __forceinline__ void write(int first) const {
     float* staged = memory.staged(index);
     const Matrix& residual = arguments.epilogue.residual;
-    const Matrix& out = arguments.out;
+    const Matrix& out = arguments.epilogue.out;
 #pragma unroll
     for (int n = 0; n < count / 4; ++n) {
       if (8 * n >= arguments.m) break;
@@ -205,15 +205,12 @@ struct FewConsumer {
       const int column = first + thread % 16 * 4;
       const float* from = staged + thread / 16 * c.staged_pitch + thread % 16 * 4;
       if (token < arguments.m) {
-        const std::int64_t to = token * out.stride + column;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           if (column + e >= arguments.n) break;
           float x = from[e];
-          if (residual.data != nullptr) {
-            x += widen(reinterpret_cast<const T*>(residual.data)[token * residual.stride + column + e]);
-          }
-          reinterpret_cast<T*>(out.data)[to + e] = narrow<T>(x);
+          if (residual.data != nullptr) x += load_element(residual.at(token, column + e), residual.dtype);
+          store_element(out.at(token, column + e), out.dtype, x);
         }
       }
       sync();  // and were read
@@ -224,7 +221,7 @@ struct FewConsumer {
     const Epilogue& epilogue = arguments.epilogue;
     const int first = row_block * c.columns() + (c.gated ? 0 : 64 * index);
     add_bias(c.gated && index == 0 ? epilogue.gate_bias : epilogue.bias, first);
-    if (!c.gated || index == 0) activate_approx(sums, epilogue.activation);
+    if (!c.gated || index == 0) activate_all<true>(sums, epilogue.activation);
     if constexpr (c.gated) {
       float* exchanged = memory.exchanged() + thread;
       if (index == 1) {

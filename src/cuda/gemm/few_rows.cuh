@@ -6,7 +6,7 @@
 
 #include "core/arena.h"
 #include "cuda/gemm/few.cuh"
-#include "cuda/gemm/product.h"
+#include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/owner.h"
 #include "cuda/tile/tensor_map.h"
@@ -19,28 +19,30 @@ struct FewSpace {
   float* partials;
   std::uint32_t* flags;
 };
-inline FewSpace take_few_space(Arena& arena, int multiprocessors) {
-  return {arena.take<float>(std::int64_t{multiprocessors} * 128 * most_tokens),
+inline FewSpace take_few_space(Arena& arena, std::int64_t rows, int multiprocessors) {
+  std::int64_t tokens = 8;
+  while (tokens < rows) tokens *= 2;
+  return {arena.take<float>(multiprocessors * 128 * tokens),
           arena.take<std::uint32_t>(std::int64_t{multiprocessors} * FewConfig::consumers)};
 }
 
 template <typename T, typename Table, int row>
-void run_few_row(const Product& product, const FewSpace& space, int multiprocessors, bool early,
+void run_few_row(const GemmCall& call, const FewSpace& space, int multiprocessors, bool early,
                  cudaStream_t stream) {
   constexpr FewConfig c = Table::rows[row];
-  const auto map = [&](const Operand& operand, std::int64_t length, int box) {
-    return map_of_matrix(operand.data, product.dtype, length, product.k, operand.stride, box);
+  const GemmProblem& problem = call.problem;
+  const auto map = [&](const Matrix& factor, int box) {
+    return map_of_matrix(factor.data, factor.dtype, factor.rows, factor.columns, factor.stride_row, box);
   };
-  FewMaps maps{.a = map(product.a, product.m, c.tokens), .b = map(product.b, product.n, c.columns())};
-  maps.gate = c.gated ? map(product.gate, product.n, c.columns()) : maps.b;
-  FewShare share{.row_blocks = static_cast<int>((product.n + c.columns() - 1) / c.columns()),
-                 .depth_blocks = static_cast<int>((product.k + c.depth - 1) / c.depth)};
+  FewMaps maps{.a = map(call.a, c.tokens), .b = map(call.b, c.columns())};
+  maps.gate = c.gated ? map(call.gate, c.columns()) : maps.b;
+  FewShare share{.row_blocks = static_cast<int>((problem.n + c.columns() - 1) / c.columns()),
+                 .depth_blocks = static_cast<int>((problem.k + c.depth - 1) / c.depth)};
   share.blocks = std::min(multiprocessors, share.total());
   const FewArguments arguments{.share = share,
-                               .m = static_cast<int>(product.m),
-                               .n = static_cast<int>(product.n),
-                               .out = product.out,
-                               .epilogue = product.epilogue,
+                               .m = static_cast<int>(problem.m),
+                               .n = static_cast<int>(problem.n),
+                               .epilogue = Epilogue::of(call),
                                .partials = space.partials,
                                .flags = space.flags,
                                .owner = new_owner()};
@@ -54,15 +56,25 @@ void run_few_row(const Product& product, const FewSpace& space, int multiprocess
 }
 
 template <typename T, typename Table>
-void run_few_suited(const Product& product, const FewSpace& space, int multiprocessors, bool early,
+void run_few_suited(const GemmCall& call, const FewSpace& space, int multiprocessors, bool early,
                     cudaStream_t stream) {
   bool done = false;
   [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((!done && product.m <= Table::rows[row].tokens
-          ? (done = true, run_few_row<T, Table, row>(product, space, multiprocessors, early, stream))
+    ((!done && call.problem.m <= Table::rows[row].tokens
+          ? (done = true, run_few_row<T, Table, row>(call, space, multiprocessors, early, stream))
           : void()),
      ...);
   }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+}
+
+template <typename T>
+void run_few(const GemmCall& call, const Context& context, bool early) {
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  auto* stream = static_cast<cudaStream_t>(context.stream);
+  Arena arena(context.workspace.data);
+  const FewSpace space = take_few_space(arena, call.problem.m, multiprocessors);
+  call.problem.gated ? run_few_suited<T, FewGated>(call, space, multiprocessors, early, stream)
+                     : run_few_suited<T, Few>(call, space, multiprocessors, early, stream);
 }
 
 }  // namespace tilewise::cuda::gemm

@@ -18,16 +18,11 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   // The same in all lanes, which the compiler cannot see in threadIdx.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) shared.barriers().init();
-  if constexpr (c.cluster > 1) {
-    sync_cluster();  // barriers are there, in the other blocks too
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();  // barriers are there; the last one for all
 
   if (warp < 4) {
     keep_registers<c.producer_registers()>();
     if (warp == 0 && elected()) Loader<c>{maps, shared}.load(arguments);
-    if constexpr (c.cluster > 1) sync_cluster();
   } else {
     take_registers<c.consumer_registers()>();
     const int index = warp / 4 - 1;
@@ -39,7 +34,6 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
       consumer.multiply(blocks);
       writer.finish(consumer.sums);
     });
-    if constexpr (c.cluster > 1) sync_cluster();  // other blocks arrive here until they are done
   }
 #endif
 }

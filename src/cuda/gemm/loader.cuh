@@ -27,7 +27,6 @@ struct Loader {
     }
   }
 
-  /// Each block of a cluster loads its share of b, for all of them.
   __device__ void load_b(Mbarrier* full, int column, int summand) const {
     std::byte* to = shared.b(ring.stage());
     if constexpr (c.turned_b) {
@@ -35,13 +34,6 @@ struct Loader {
       for (int p = 0; p < c.columns / 64; ++p) {
         copy_box(to + p * panel_bytes, maps.b, full, column + 64 * p, summand);
       }
-    } else if constexpr (c.cluster > 1) {
-      static_assert(!c.gated || c.cluster == 2);
-      constexpr int share = c.columns / c.cluster;
-      const int rank = rank_in_cluster();
-      const CUtensorMap& map = c.gated && rank == 0 ? maps.gate : maps.b;
-      copy_box_to_blocks(to + rank * share * 128, map, full, summand, c.gated ? column : column + rank * share,
-                         static_cast<std::uint16_t>((1 << c.cluster) - 1));
     } else if constexpr (c.gated) {
       copy_box(to, maps.gate, full, summand, column);
       copy_box(to + c.columns / 2 * 128, maps.b, full, summand, column);

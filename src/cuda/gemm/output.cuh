@@ -6,6 +6,7 @@
 #include "cuda/gemm/consumer.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/tile/activation.cuh"
+#include "cuda/tile/bias.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 
 namespace tilewise::cuda::gemm {
@@ -35,6 +36,8 @@ struct Writer {
     static constexpr int rounds = (16 * chunks + 31) / 32;  ///< of lanes, a chunk each
   };
 
+  /// Whether the result is in f32.
+  __device__ __forceinline__ bool wide() const { return arguments.epilogue.out.dtype == DType::f32; }
   __device__ __forceinline__ std::byte* slab_of(int piece) const {
     return slabs_smem + piece % 2 * c.slab_bytes();
   }
@@ -64,33 +67,24 @@ struct Writer {
   template <int piece>
   __device__ __forceinline__ void fetch_residual() const {
     const Matrix& residual = arguments.epilogue.residual;
-    if (residual.data == nullptr) return;
+    if (residual.data == nullptr || wide()) return;
     for_each_chunk<piece>([&](int at_row, int at_column, std::byte* to_smem) {
-      const std::byte* from = residual.data + (at_row * residual.stride + at_column) * 2;
-      if (residual.aligned) {
-        copy_async_part(to_smem, from, min(16, (arguments.n - at_column) * 2));
-      } else {
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-          if (at_column + n < arguments.n) {
-            reinterpret_cast<std::uint16_t*>(to_smem)[n] = reinterpret_cast<const std::uint16_t*>(from)[n];
-          }
-        }
-      }
+      const std::byte* from = residual.data + (at_row * residual.stride_row + at_column) * 2;
+      copy_async_part(to_smem, from, min(16, (arguments.n - at_column) * 2));
     });
     commit_copies();
   }
 
   /// The lane's columns of a piece: two of every eight.
   template <int piece, int count>
-  __device__ __forceinline__ void add_bias(float (&x)[count], const std::byte* bias) const {
-    if (bias == nullptr) return;
-    const auto* values = reinterpret_cast<const T*>(bias);
+  __device__ __forceinline__ void add_bias(float (&x)[count], const Vector& bias) const {
+    if (bias.data == nullptr) return;
+    const auto at = [&](int n) { return n < arguments.n ? bias_at<T>(bias, n) : 0.0f; };
 #pragma unroll
     for (int n = 0; n < count / 4; ++n) {
-      const int at = column + 64 * Piece<piece>::slab + 8 * n + lane % 4 * 2;
-      const float low = at < arguments.n ? widen(values[at]) : 0.0f;
-      const float high = at + 1 < arguments.n ? widen(values[at + 1]) : 0.0f;
+      const int first = column + 64 * Piece<piece>::slab + 8 * n + lane % 4 * 2;
+      const float low = at(first);
+      const float high = at(first + 1);
       x[4 * n] += low;
       x[4 * n + 1] += high;
       x[4 * n + 2] += low;
@@ -130,12 +124,56 @@ struct Writer {
       store_matrices(place(piece, group), four);
     }
     __syncwarp();  // the warp's rows are there
-    const Matrix& out = arguments.out;
+    const Matrix& out = arguments.epilogue.out;
     for_each_chunk<piece>([&](int at_row, int at_column, const std::byte* from_smem) {
-      store_eight(out.data + at_row * out.stride * 2, at_column, arguments.n, out.aligned,
+      store_eight(out.data + at_row * out.stride_row * 2, at_column, arguments.n, true,
                   *reinterpret_cast<const uint4*>(from_smem));
     });
     __syncwarp();  // the slab is free
+  }
+
+  /// The same in f32, half the columns at a time; residuals are added on the way out.
+  template <int piece, int count>
+  __device__ __forceinline__ void write_wide(const float (&x)[count]) const {
+    std::byte* slab = slab_of(piece);
+    const Epilogue& epilogue = arguments.epilogue;
+#pragma unroll
+    for (int half = 0; half < (count + 15) / 16; ++half) {
+#pragma unroll
+      for (int n = 4 * half; n < min(4 * half + 4, count / 4); ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {  // rows g and g + 8, two columns
+          const int chunk = 2 * (n % 4) + lane % 4 / 2;
+          *reinterpret_cast<float2*>(slab + chunk_at(lane / 4 + 8 * e, chunk) + lane % 2 * 8) = {
+              x[4 * n + 2 * e], x[4 * n + 2 * e + 1]};
+        }
+      }
+      __syncwarp();  // 16 rows of 32 columns are there
+      const int chunk = lane % 8;
+      const int at_column = column + 64 * Piece<piece>::slab + 32 * half + 4 * chunk;
+#pragma unroll
+      for (int r = lane / 8; r < 16; r += 4) {
+        const int at_row = row + Piece<piece>::first_row + r;
+        if (at_row >= arguments.m || 16 * half + 2 * chunk >= count) continue;
+        const auto* from = reinterpret_cast<const float*>(slab + chunk_at(r, chunk));
+        auto* to = reinterpret_cast<float*>(epilogue.out.data) + at_row * epilogue.out.stride_row + at_column;
+        const auto* more = reinterpret_cast<const float*>(epilogue.residual.data) +
+                           at_row * epilogue.residual.stride_row + at_column;
+        if (at_column + 4 <= arguments.n) {
+          float4 four = *reinterpret_cast<const float4*>(from);
+          if (epilogue.residual.data != nullptr) {
+            const float4 add = *reinterpret_cast<const float4*>(more);
+            four = {four.x + add.x, four.y + add.y, four.z + add.z, four.w + add.w};
+          }
+          *reinterpret_cast<float4*>(to) = four;
+        } else {
+          for (int n = 0; at_column + n < arguments.n; ++n) {
+            to[n] = from[n] + (epilogue.residual.data != nullptr ? more[n] : 0.0f);
+          }
+        }
+      }
+      __syncwarp();  // the slab is free
+    }
   }
 
   template <int piece>
@@ -148,7 +186,7 @@ struct Writer {
 #pragma unroll
     for (int n = 0; n < count; ++n) x[n] = sums[32 * Piece<piece>::slab + n];
     add_bias<piece>(x, c.gated ? epilogue.gate_bias : epilogue.bias);
-    activate_approx(x, epilogue.activation);
+    activate_all<true>(x, epilogue.activation);
     if constexpr (c.gated) {
       float up[count];
 #pragma unroll
@@ -157,8 +195,12 @@ struct Writer {
 #pragma unroll
       for (int n = 0; n < count; ++n) x[n] *= up[n];
     }
-    add_residual<piece>(x);
-    write<piece>(x);
+    if (wide()) {
+      write_wide<piece>(x);
+    } else {
+      add_residual<piece>(x);
+      write<piece>(x);
+    }
   }
 
   /// Before a tile's products.

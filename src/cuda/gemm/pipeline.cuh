@@ -1,15 +1,14 @@
 #pragma once
 
 #include "cuda/gemm/tuning.h"
-#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/tile/ring.cuh"
 
 namespace tilewise::cuda::gemm {
 
-/// `full` ends a phase when tiles of a and b have come, `empty` when every warp that reads them, of all blocks
-/// of the cluster, has let them go. Loader and consumers go round the stages without starting anew at tiles of
-/// the result, so that the next one's are loaded while this one is written.
+/// `full` ends a phase when tiles of a and b have come, `empty` when every warp that reads them has let
+/// them go. Loader and consumers go round the stages without starting anew at tiles of the result, so that the
+/// next one's are loaded while this one is written.
 template <GemmConfig c>
 struct Barriers {
   Mbarrier full[c.stages], empty[c.stages];
@@ -18,7 +17,7 @@ struct Barriers {
   __device__ void init() {
     for (int stage = 0; stage < c.stages; ++stage) {
       init_barrier(&full[stage], 1);
-      init_barrier(&empty[stage], 4 * c.consumers * c.cluster);
+      init_barrier(&empty[stage], 4 * c.consumers);
     }
     fence_barrier_inits();
   }
@@ -44,12 +43,11 @@ struct SharedMemory {
 /// Calls `body` with each of the block's tiles in order: the first row and the first column of the result.
 template <GemmConfig c, typename Body>
 __device__ __forceinline__ void for_each_tile(const GemmArguments& arguments, const Body& body) {
-  const int rank = c.cluster == 1 ? 0 : rank_in_cluster();
-  const int step = static_cast<int>(gridDim.x) / c.cluster;
 #pragma unroll 1
-  for (int index = static_cast<int>(blockIdx.x) / c.cluster; index < arguments.order.total(); index += step) {
+  for (int index = static_cast<int>(blockIdx.x); index < arguments.order.total();
+       index += static_cast<int>(gridDim.x)) {
     const TilePlace place = arguments.order.place(index);
-    body((place.m * c.cluster + rank) * c.rows(), place.n * c.out_columns());
+    body(place.m * c.rows(), place.n * c.out_columns());
   }
 }
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "cuda/gemm/kernel.cuh"
-#include "cuda/gemm/product.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/tensor_map.h"
@@ -15,50 +14,53 @@ namespace tilewise::cuda::gemm {
 
 inline int tiles_of(std::int64_t length, int piece) { return static_cast<int>((length + piece - 1) / piece); }
 
+/// A factor [length, k] of a product, or its gate's, in boxes of `rows` of its rows; where turned, of 64
+/// summands.
+inline CUtensorMap map_of_factor(const Matrix& factor, bool turned, int rows) {
+  return turned ? map_of_matrix(factor.data, factor.dtype, factor.columns, factor.rows, factor.stride_column,
+                                GemmConfig::depth)
+                : map_of_matrix(factor.data, factor.dtype, factor.rows, factor.columns, factor.stride_row, rows);
+}
+
 template <typename T, typename Table, int row>
-void run_row(const Product& product, int multiprocessors, cudaStream_t stream) {
+void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   constexpr GemmConfig c = Table::rows[row];
-  const auto map = [&](const Operand& operand, std::int64_t length, bool turned, int box) {
-    return turned ? map_of_matrix(operand.data, product.dtype, product.k, length, operand.stride, c.depth)
-                  : map_of_matrix(operand.data, product.dtype, length, product.k, operand.stride, box);
-  };
-  const int b_box = c.gated ? c.columns / 2 : c.columns / c.cluster;
-  GemmMaps maps{.a = map(product.a, product.m, c.turned_a, c.rows()),
-                .b = map(product.b, product.n, c.turned_b, b_box)};
-  maps.gate = c.gated ? map(product.gate, product.n, c.turned_b, b_box) : maps.b;
-  const int tiles_m = tiles_of(tiles_of(product.m, c.rows()), c.cluster);
-  const int tiles_n = tiles_of(product.n, c.out_columns());
-  const int clusters = std::min(tiles_m * tiles_n, multiprocessors / c.cluster);
+  const GemmProblem& problem = call.problem;
+  const int b_box = c.gated ? c.columns / 2 : c.columns;
+  GemmMaps maps{.a = map_of_factor(call.a, c.turned_a, c.rows()),
+                .b = map_of_factor(call.b, c.turned_b, b_box)};
+  maps.gate = c.gated ? map_of_factor(call.gate, c.turned_b, b_box) : maps.b;
+  const int tiles_m = tiles_of(problem.m, c.rows());
+  const int tiles_n = tiles_of(problem.n, c.out_columns());
+  const int blocks = static_cast<int>(std::min<std::int64_t>(std::int64_t{tiles_m} * tiles_n, multiprocessors));
   const GemmArguments arguments{
-      .order = TileOrder::of(tiles_m, tiles_n, clusters, c.rows() * c.cluster, c.columns),
-      .m = static_cast<int>(product.m),
-      .n = static_cast<int>(product.n),
-      .k = static_cast<int>(product.k),
-      .out = product.out,
-      .epilogue = product.epilogue};
+      .order = TileOrder::of(tiles_m, tiles_n, blocks, c.rows(), c.columns),
+      .m = static_cast<int>(problem.m),
+      .n = static_cast<int>(problem.n),
+      .k = static_cast<int>(problem.k),
+      .epilogue = Epilogue::of(call)};
   launch<gemm_kernel<T, Table, row>>({.name = "tilewise wgmma gemm",
-                                      .blocks = clusters * c.cluster,
+                                      .blocks = blocks,
                                       .threads = c.threads(),
                                       .shared_bytes = c.shared_bytes(),
-                                      .stream = stream,
-                                      .cluster = c.cluster},
+                                      .stream = stream},
                                      maps, arguments);
 }
 
 /// About how long a row of a table takes, in no unit.
-inline double time_of(const Product& product, const GemmConfig& c, int multiprocessors) {
-  const int tiles_m = tiles_of(tiles_of(product.m, c.rows()), c.cluster);
-  const std::int64_t tiles = static_cast<std::int64_t>(tiles_m) * tiles_of(product.n, c.out_columns());
-  const std::int64_t rounds = (tiles + multiprocessors / c.cluster - 1) / (multiprocessors / c.cluster);
+inline double time_of(const GemmProblem& problem, const GemmConfig& c, int multiprocessors) {
+  const std::int64_t tiles =
+      std::int64_t{tiles_of(problem.m, c.rows())} * tiles_of(problem.n, c.out_columns());
+  const std::int64_t rounds = (tiles + multiprocessors - 1) / multiprocessors;
   return static_cast<double>(rounds * c.rows() * c.columns) / static_cast<double>(c.speed);
 }
 
 template <typename Table>
-int choose_row(const Product& product, int multiprocessors) {
+int choose_row(const GemmProblem& problem, int multiprocessors) {
   int chosen = 0;
   for (int row = 1; row < static_cast<int>(std::size(Table::rows)); ++row) {
-    if (time_of(product, Table::rows[row], multiprocessors) <
-        time_of(product, Table::rows[chosen], multiprocessors)) {
+    if (time_of(problem, Table::rows[row], multiprocessors) <
+        time_of(problem, Table::rows[chosen], multiprocessors)) {
       chosen = row;
     }
   }
@@ -67,11 +69,25 @@ int choose_row(const Product& product, int multiprocessors) {
 
 /// Runs the row that suits; all of the table is compiled.
 template <typename T, typename Table>
-void run_suited(const Product& product, int multiprocessors, cudaStream_t stream) {
-  const int chosen = choose_row<Table>(product, multiprocessors);
+void run_suited(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
+  const int chosen = choose_row<Table>(call.problem, multiprocessors);
   [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((row == chosen ? run_row<T, Table, row>(product, multiprocessors, stream) : void()), ...);
+    ((row == chosen ? run_row<T, Table, row>(call, multiprocessors, stream) : void()), ...);
   }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+}
+
+template <typename T>
+void run_by_layout(const GemmCall& call, const Context& context) {
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  auto* stream = static_cast<cudaStream_t>(context.stream);
+  const GemmProblem& problem = call.problem;
+  if (problem.gated) return run_suited<T, Gated>(call, multiprocessors, stream);
+  if (problem.a_by_rows) {
+    return problem.b_by_rows ? run_suited<T, Plain>(call, multiprocessors, stream)
+                             : run_suited<T, TurnedB>(call, multiprocessors, stream);
+  }
+  return problem.b_by_rows ? run_suited<T, TurnedA>(call, multiprocessors, stream)
+                           : run_suited<T, TurnedBoth>(call, multiprocessors, stream);
 }
 
 }  // namespace tilewise::cuda::gemm

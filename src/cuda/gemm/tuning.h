@@ -11,7 +11,6 @@ struct GemmConfig {
   int row_tiles = 1;   ///< 1 or 2
   int columns = 256;   ///< a tile, of b; where gated, half of them are the gate's
   int stages = 4;      ///< tiles of a and b in shared memory, each of 64 summands
-  int cluster = 1;     ///< blocks, one below the other, that share what each has loaded of b
   bool gated = false;  ///< the first half of the columns gates the second
   bool turned_a = false;  ///< a is [k, m] in memory
   bool turned_b = false;  ///< b is [k, n] in memory
@@ -39,6 +38,43 @@ struct GemmConfig {
   }
 
   friend constexpr bool operator==(const GemmConfig&, const GemmConfig&) = default;
+};
+
+/// One row a line, by how factors lie in memory. The one is taken whose tiles take the least time on all
+/// multiprocessors. bench/sweep_gemm.cu measures candidates.
+struct Plain {
+  static constexpr GemmConfig rows[] = {
+      {.row_tiles = 1, .columns = 256, .stages = 4},
+      {.row_tiles = 2, .columns = 128, .stages = 4, .speed = 0.98f},
+      {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.96f},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .speed = 0.95f},
+  };
+};
+struct Gated {
+  static constexpr GemmConfig rows[] = {
+      {.row_tiles = 1, .columns = 256, .stages = 4, .gated = true},
+      {.row_tiles = 2, .columns = 128, .stages = 4, .gated = true},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .speed = 0.95f},
+  };
+};
+/// dx = dy · w.
+struct TurnedB {
+  static constexpr GemmConfig rows[] = {
+      {.row_tiles = 1, .columns = 256, .stages = 4, .turned_b = true},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .turned_b = true, .speed = 0.95f},
+  };
+};
+/// dw = dyᵀ · x.
+struct TurnedBoth {
+  static constexpr GemmConfig rows[] = {
+      {.row_tiles = 1, .columns = 256, .stages = 4, .turned_a = true, .turned_b = true},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .turned_a = true, .turned_b = true, .speed = 0.95f},
+  };
+};
+struct TurnedA {
+  static constexpr GemmConfig rows[] = {
+      {.row_tiles = 1, .columns = 128, .stages = 5, .turned_a = true},
+  };
 };
 
 }  // namespace tilewise::cuda::gemm

@@ -29,14 +29,19 @@ __device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, 
                                     place, barrier_smem);
 }
 
-/// The same to each block of the cluster that has a bit in `blocks`: to the same place there, arriving at the
-/// same barrier.
-__device__ __forceinline__ void copy_box_to_blocks(void* to_smem, const CUtensorMap& map,
-                                                   Mbarrier* barrier_smem, int column, int row,
-                                                   std::uint16_t blocks) {
+/// The way back, of what is inside the tensor's bounds. Writes of shared memory are fenced off before; the
+/// thread that started a copy waits until it has been read.
+__device__ __forceinline__ void copy_box_out(const CUtensorMap& map, const void* from_smem, int column,
+                                             int row) {
   const std::int32_t place[2] = {column, row};
-  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, to_smem, &map,
-                                    place, barrier_smem, blocks);
+  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, &map, place,
+                                    from_smem);
+  ::cuda::ptx::cp_async_bulk_commit_group();
+}
+/// Until at most `copies` of this thread's have not been read yet.
+template <int copies>
+__device__ __forceinline__ void wait_copies_read() {
+  ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<copies>{});
 }
 
 /// Has a map, which is a kernel's parameter, at hand for the first copy.

@@ -32,7 +32,6 @@ struct Launch {
   int threads;
   std::size_t shared_bytes = 0;
   cudaStream_t stream = nullptr;
-  int cluster = 1;  ///< blocks that run together and see each other's shared memory (sm_90 on)
   bool early = false;  ///< may begin before the kernel ahead has ended, which it waits for itself (sm_90 on)
 };
 
@@ -56,27 +55,20 @@ void launch(const Launch& how, const Arguments&... arguments) {
       raised.fetch_or(bit);
     }
   }
-  if (how.cluster == 1 && !how.early) {
+  if (!how.early) {
     kernel<<<static_cast<unsigned>(how.blocks), static_cast<unsigned>(how.threads), how.shared_bytes,
              how.stream>>>(arguments...);
   } else {
-    cudaLaunchAttribute attributes[2] = {};
-    unsigned count = 0;
-    if (how.cluster > 1) {
-      attributes[count].id = cudaLaunchAttributeClusterDimension;
-      attributes[count++].val.clusterDim = {static_cast<unsigned>(how.cluster), 1, 1};
-    }
-    if (how.early) {
-      attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-    }
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(how.blocks));
     config.blockDim = dim3(static_cast<unsigned>(how.threads));
     config.dynamicSmemBytes = how.shared_bytes;
     config.stream = how.stream;
-    config.attrs = attributes;
-    config.numAttrs = count;
+    config.attrs = &early;
+    config.numAttrs = 1;
     check_cuda(cudaLaunchKernelEx(&config, kernel, arguments...), how.name);
   }
   check_cuda(cudaGetLastError(), how.name);

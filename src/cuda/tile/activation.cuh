@@ -1,40 +1,81 @@
 #pragma once
 
-#include "cuda/gemm/arguments.h"
 #include "cuda/ptx/math.cuh"
+#include "tilewise/activation.h"
 
 namespace tilewise::cuda {
 
-// Activations of f32 whose result is rounded to 16 bits: tanh by the special function unit, whose error of
-// 2^-11 is below theirs.
+// Activations and their slopes. With `approximate`, for results that are rounded to 16 bits, tanh is the special
+// function unit's, whose error of 2^-11 is below theirs.
 
-__device__ __forceinline__ float gelu_tanh_approx(float x) {
-  const float h = 0.5f * x;
-  return h + h * tanh_approx(x * (0.7978845608f + 0.0356774081f * x * x));
+template <bool approximate>
+__device__ __forceinline__ float tanh_of(float x) {
+  if constexpr (approximate) return tanh_approx(x);
+  return tanhf(x);
 }
-__device__ __forceinline__ float gelu_erf(float x) {
-  const float h = 0.5f * x;
-  return h + h * erff(x * 0.7071067812f);
+/// 1 / (1 + exp(-x))
+template <bool approximate>
+__device__ __forceinline__ float logistic(float x) {
+  if constexpr (approximate) return 0.5f + 0.5f * tanh_approx(0.5f * x);
+  return 1.0f / (1.0f + expf(-x));
 }
-__device__ __forceinline__ float silu_approx(float x) {
-  const float h = 0.5f * x;
-  return h + h * tanh_approx(h);
+
+/// What gelu_tanh takes the tanh of.
+__device__ __forceinline__ float gelu_argument(float x) {
+  return x * (0.7978845608f + 0.0356774081f * x * x);
+}
+
+template <Activation activation, bool approximate>
+__device__ __forceinline__ float activate(float x) {
+  if constexpr (activation == Activation::relu) return x < 0 ? 0.0f : x;  // a NaN stays one
+  if constexpr (activation == Activation::gelu) return 0.5f * x * (1.0f + erff(x * 0.7071067812f));
+  if constexpr (activation == Activation::gelu_tanh) {
+    const float half = 0.5f * x;
+    return half + half * tanh_of<approximate>(gelu_argument(x));
+  }
+  if constexpr (activation == Activation::silu) return x * logistic<approximate>(x);
+  return x;
+}
+
+template <Activation activation, bool approximate>
+__device__ __forceinline__ float slope(float x) {
+  if constexpr (activation == Activation::relu) return x > 0 ? 1.0f : 0.0f;
+  if constexpr (activation == Activation::gelu) {
+    return 0.5f * (1.0f + erff(x * 0.7071067812f)) + x * 0.3989422804f * expf(-0.5f * x * x);
+  }
+  if constexpr (activation == Activation::gelu_tanh) {
+    const float t = tanh_of<approximate>(gelu_argument(x));
+    return 0.5f * (1.0f + t) +
+           0.5f * x * (1.0f - t * t) * (0.7978845608f + 3.0f * 0.0356774081f * x * x);
+  }
+  if constexpr (activation == Activation::silu) {
+    const float s = logistic<approximate>(x);
+    return s * (1.0f + x * (1.0f - s));
+  }
+  return 1.0f;
+}
+
+/// Calls `body` with the activation as a constant.
+template <typename Body>
+__device__ __forceinline__ void with_activation(Activation activation, const Body& body) {
+  switch (activation) {
+    case Activation::none: body.template operator()<Activation::none>(); break;
+    case Activation::relu: body.template operator()<Activation::relu>(); break;
+    case Activation::gelu: body.template operator()<Activation::gelu>(); break;
+    case Activation::gelu_tanh: body.template operator()<Activation::gelu_tanh>(); break;
+    case Activation::silu: body.template operator()<Activation::silu>(); break;
+  }
 }
 
 /// All of an array, the branch outside.
-template <int count>
-__device__ __forceinline__ void activate_approx(float (&x)[count], gemm::Activation activation) {
-  const auto each = [&](const auto& f) {
+template <bool approximate, int count>
+__device__ __forceinline__ void activate_all(float (&x)[count], Activation activation) {
+  with_activation(activation, [&]<Activation f>() {
+    if constexpr (f != Activation::none) {
 #pragma unroll
-    for (int n = 0; n < count; ++n) x[n] = f(x[n]);
-  };
-  switch (activation) {
-    case gemm::Activation::none: break;
-    case gemm::Activation::gelu_tanh: each([](float v) { return gelu_tanh_approx(v); }); break;
-    case gemm::Activation::gelu_erf: each([](float v) { return gelu_erf(v); }); break;
-    case gemm::Activation::relu: each([](float v) { return fmaxf(v, 0.0f); }); break;
-    case gemm::Activation::silu: each([](float v) { return silu_approx(v); }); break;
-  }
+      for (int n = 0; n < count; ++n) x[n] = activate<f, approximate>(x[n]);
+    }
+  });
 }
 
 }  // namespace tilewise::cuda

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "gemm/call.h"
+
+namespace tilewise::cuda::gemm {
+
+// The kernels of a storage type, each compiled in a file of its own.
+
+template <typename T>
+void wgmma_of(const GemmCall& call, const Context& context);
+
+/// For few rows; `early` where the kernel ahead in the stream writes none of the weights, and has waited for
+/// all before it.
+template <typename T>
+void few_of(const GemmCall& call, const Context& context, bool early);
+
+/// Bytes of workspace of the latter.
+std::size_t few_workspace(const GemmCall& call, const Context& context);
+
+}  // namespace tilewise::cuda::gemm
