@@ -1,0 +1,150 @@
+#include "cuda/norm/config.h"
+#include "cuda/norm/dispatch.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/tile/bias.cuh"
+#include "cuda/tile/chunk.cuh"
+#include "cuda/tile/team.cuh"
+
+namespace tilewise::cuda::norm {
+namespace {
+
+template <typename T>
+__device__ __forceinline__ T* row_of(const Matrix& matrix, std::int64_t m) {
+  return reinterpret_cast<T*>(matrix.data) + m * matrix.stride_row;
+}
+
+__device__ __forceinline__ void store_statistic(const Vector& to, std::int64_t m, float value) {
+  if (to.data != nullptr) reinterpret_cast<float*>(to.data)[m * to.stride] = value;
+}
+
+/// A row a team, kept in registers between what is read and what is written.
+template <typename T, Norm norm, int chunks, bool one_warp>
+__global__ void __launch_bounds__(most_threads<chunks, one_warp>)
+    chunks_kernel(const __grid_constant__ NormCall call) {
+  constexpr int size = chunk_size<T>;
+  using Row = Team<one_warp>;
+  const std::int64_t m = Row::number();
+  if (m >= call.problem.rows) return;  // a whole warp
+  const int count = static_cast<int>(call.problem.dim) / size;
+  const int step = Row::size();
+  float s[chunks][size];
+  float sum[1] = {0};
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    const int at = Row::thread() + c * step;
+    if (at < count) load_chunk(s[c], row_of<T>(call.x, m) + at * size);
+  }
+  if (call.residual.data != nullptr) {
+#pragma unroll
+    for (int c = 0; c < chunks; ++c) {
+      const int at = Row::thread() + c * step;
+      if (at >= count) continue;
+      float more[size];
+      load_chunk(more, row_of<T>(call.residual, m) + at * size);
+#pragma unroll
+      for (int n = 0; n < size; ++n) s[c][n] = widen(narrow<T>(s[c][n] + more[n]));
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    const int at = Row::thread() + c * step;
+    if (at >= count) continue;
+    if (call.sum.data != nullptr) store_chunk(row_of<T>(call.sum, m) + at * size, s[c]);
+#pragma unroll
+    for (int n = 0; n < size; ++n) sum[0] += norm == Norm::layer ? s[c][n] : s[c][n] * s[c][n];
+  }
+  Row::sum(sum);
+  const auto dim = static_cast<float>(call.problem.dim);
+  float mean = 0;
+  if constexpr (norm == Norm::layer) {
+    mean = sum[0] / dim;
+    sum[0] = 0;
+#pragma unroll
+    for (int c = 0; c < chunks; ++c) {
+      if (Row::thread() + c * step >= count) continue;
+#pragma unroll
+      for (int n = 0; n < size; ++n) sum[0] += (s[c][n] - mean) * (s[c][n] - mean);
+    }
+    Row::sum(sum);
+  }
+  const float rstd = 1.0f / sqrtf(sum[0] / dim + static_cast<float>(call.epsilon));
+  if (Row::thread() == 0) {
+    store_statistic(call.mean, m, mean);
+    store_statistic(call.rstd, m, rstd);
+  }
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    const int at = Row::thread() + c * step;
+    if (at >= count) continue;
+#pragma unroll
+    for (int n = 0; n < size; ++n) s[c][n] = (s[c][n] - mean) * rstd;
+    float parameter[size];
+    if (call.weight.data != nullptr) {
+      load_vector_chunk<T>(parameter, call.weight, at * size);
+#pragma unroll
+      for (int n = 0; n < size; ++n) s[c][n] *= parameter[n];
+    }
+    if (norm == Norm::layer && call.bias.data != nullptr) {
+      load_vector_chunk<T>(parameter, call.bias, at * size);
+#pragma unroll
+      for (int n = 0; n < size; ++n) s[c][n] += parameter[n];
+    }
+    store_chunk(row_of<T>(call.y, m) + at * size, s[c]);
+  }
+}
+
+/// A row a block, read anew for each pass, element by element.
+template <typename T, Norm norm>
+__global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ NormCall call) {
+  using Row = Team<false>;
+  const std::int64_t m = blockIdx.x;
+  const std::int64_t dim = call.problem.dim;
+  const auto summed = [&](std::int64_t d) {
+    const float x = widen(row_of<T>(call.x, m)[d]);
+    if (call.residual.data == nullptr) return x;
+    return widen(narrow<T>(x + widen(row_of<T>(call.residual, m)[d])));
+  };
+  float mean = 0;
+  if constexpr (norm == Norm::layer) {
+    float sum[1] = {0};
+    for (std::int64_t d = threadIdx.x; d < dim; d += blockDim.x) sum[0] += summed(d);
+    Row::sum(sum);
+    mean = sum[0] / static_cast<float>(dim);
+  }
+  float squares[1] = {0};
+  for (std::int64_t d = threadIdx.x; d < dim; d += blockDim.x) {
+    squares[0] += (summed(d) - mean) * (summed(d) - mean);
+  }
+  Row::sum(squares);
+  const float rstd = 1.0f / sqrtf(squares[0] / static_cast<float>(dim) + static_cast<float>(call.epsilon));
+  if (threadIdx.x == 0) {
+    store_statistic(call.mean, m, mean);
+    store_statistic(call.rstd, m, rstd);
+  }
+  for (std::int64_t d = threadIdx.x; d < dim; d += blockDim.x) {
+    const float s = summed(d);
+    float y = (s - mean) * rstd;
+    if (call.weight.data != nullptr) y *= bias_at<T>(call.weight, d);
+    if (norm == Norm::layer && call.bias.data != nullptr) y += bias_at<T>(call.bias, d);
+    row_of<T>(call.y, m)[d] = narrow<T>(y);
+    if (call.sum.data != nullptr) row_of<T>(call.sum, m)[d] = narrow<T>(s);
+  }
+}
+
+}  // namespace
+
+void forward(const NormCall& call, const Context& context) {
+  const RowShape shape = shape_of(call);
+  const Launch how{.name = "tilewise norm forward",
+                   .blocks = (call.problem.rows + shape.rows - 1) / shape.rows,
+                   .threads = shape.threads,
+                   .stream = static_cast<cudaStream_t>(context.stream)};
+  with_types(call.problem, [&]<typename T, Norm norm>() {
+    if (!shape.in_chunks) return launch<elements_kernel<T, norm>>(how, call);
+    with_shape(shape, [&]<int chunks, bool one_warp>() {
+      launch<chunks_kernel<T, norm, chunks, one_warp>>(how, call);
+    });
+  });
+}
+
+}  // namespace tilewise::cuda::norm

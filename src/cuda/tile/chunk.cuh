@@ -1,0 +1,60 @@
+#pragma once
+
+#include "core/matrix.h"
+#include "cuda/tile/element.cuh"
+
+namespace tilewise::cuda {
+
+// Rows in chunks of 16 bytes, as f32 in registers.
+
+template <typename T>
+inline constexpr int chunk_size = 16 / sizeof(T);
+
+/// 16 bytes as they are in memory: what is loaded ahead, and spread when needed.
+template <typename T>
+struct RawChunk {
+  uint4 bytes;
+
+  __device__ __forceinline__ void load(const T* from) { bytes = *reinterpret_cast<const uint4*>(from); }
+  __device__ __forceinline__ void spread(float (&to)[chunk_size<T>]) const {
+    const auto* elements = reinterpret_cast<const T*>(&bytes);
+#pragma unroll
+    for (int n = 0; n < chunk_size<T>; ++n) to[n] = widen(elements[n]);
+  }
+};
+
+template <typename T>
+__device__ __forceinline__ void load_chunk(float (&to)[chunk_size<T>], const T* from) {
+  RawChunk<T> raw;
+  raw.load(from);
+  raw.spread(to);
+}
+
+template <typename T>
+__device__ __forceinline__ void store_chunk(T* to, const float (&from)[chunk_size<T>]) {
+  alignas(16) T elements[chunk_size<T>];
+#pragma unroll
+  for (int n = 0; n < chunk_size<T>; ++n) elements[n] = narrow<T>(from[n]);
+  *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(elements);
+}
+
+/// A chunk's worth of a contiguous vector that is in T or in f32, from element `first` on.
+template <typename T>
+__device__ __forceinline__ void load_vector_chunk(float (&to)[chunk_size<T>], const Vector& vector,
+                                                  std::int64_t first) {
+  if (vector.dtype != DType::f32 || sizeof(T) == 4) {
+    return load_chunk(to, reinterpret_cast<const T*>(vector.data) + first);
+  }
+#pragma unroll
+  for (int part = 0; part < chunk_size<T> / 4; ++part) {
+    *reinterpret_cast<float4*>(to + 4 * part) =
+        *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(vector.data) + first + 4 * part);
+  }
+}
+
+/// Whether load_vector_chunk may read it.
+inline bool has_aligned_chunks(const Vector& vector) {
+  return reinterpret_cast<std::uintptr_t>(vector.data) % 16 == 0;
+}
+
+}  // namespace tilewise::cuda

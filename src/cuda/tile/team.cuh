@@ -1,0 +1,51 @@
+#pragma once
+
+namespace tilewise::cuda {
+
+// Threads that have a row together: a warp of several in a block, or the whole block.
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+  return value;
+}
+
+template <bool one_warp>
+struct Team {
+  __device__ __forceinline__ static int size() { return one_warp ? 32 : static_cast<int>(blockDim.x); }
+  __device__ __forceinline__ static int thread() {
+    return static_cast<int>(one_warp ? threadIdx.x % 32 : threadIdx.x);
+  }
+  __device__ __forceinline__ static int per_block() {
+    return one_warp ? static_cast<int>(blockDim.x) / 32 : 1;
+  }
+  /// Of all blocks.
+  __device__ __forceinline__ static long long number() {
+    return static_cast<long long>(blockIdx.x) * per_block() + (one_warp ? threadIdx.x / 32 : 0);
+  }
+  __device__ __forceinline__ static long long count() {
+    return static_cast<long long>(gridDim.x) * per_block();
+  }
+
+  /// The team's sum of each of some values, the same in all its threads.
+  template <int count>
+  __device__ __forceinline__ static void sum(float (&values)[count]) {
+#pragma unroll
+    for (int n = 0; n < count; ++n) values[n] = warp_sum(values[n]);
+    if constexpr (!one_warp) {
+      __shared__ float of_warps[count][32];
+      const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+      const int warps = static_cast<int>(blockDim.x) / 32;
+      __syncthreads();  // the sums before were read
+#pragma unroll
+      for (int n = 0; n < count; ++n) {
+        if (lane == 0) of_warps[n][warp] = values[n];
+      }
+      __syncthreads();  // all warps' are there
+#pragma unroll
+      for (int n = 0; n < count; ++n) values[n] = warp_sum(lane < warps ? of_warps[n][lane] : 0.0f);
+    }
+  }
+};
+
+}  // namespace tilewise::cuda
