@@ -5,7 +5,7 @@
 namespace tilewise {
 
 std::span<const GemmKernel> gemm_kernel_list() {
-  static const std::array kernels = {cpu::reference_gemm};
+  static const std::array kernels = {cpu::simd_gemm, cpu::reference_gemm};
   return kernels;
 }
 

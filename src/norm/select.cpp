@@ -5,7 +5,7 @@
 namespace tilewise {
 
 std::span<const NormKernel> norm_kernel_list() {
-  static const std::array kernels = {cpu::reference_norm};
+  static const std::array kernels = {cpu::simd_norm, cpu::reference_norm};
   return kernels;
 }
 
