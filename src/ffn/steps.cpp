@@ -3,8 +3,10 @@
 namespace tilewise {
 
 const FfnSteps* ffn_steps(Device::Type type) {
-  static_cast<void>(type);
-  return nullptr;
+#ifdef TILEWISE_HAS_CUDA
+  if (type == Device::Type::cuda) return &cuda::ffn_steps;
+#endif
+  return type == Device::Type::cpu ? &cpu::simd_ffn_steps : nullptr;
 }
 
 }  // namespace tilewise

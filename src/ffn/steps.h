@@ -35,6 +35,12 @@ struct FfnSteps {
 /// steps.cpp, under TILEWISE_HAS_CUDA.
 const FfnSteps* ffn_steps(Device::Type type);
 
+#ifdef TILEWISE_HAS_CUDA
+namespace cuda {
+extern const FfnSteps ffn_steps;
+}
+#endif
+
 namespace cpu {
 extern const FfnSteps simd_ffn_steps;
 }

@@ -9,7 +9,7 @@ std::span<const GemmKernel> gemm_kernel_list() {
 #ifdef TILEWISE_HAS_CUDA
       cuda::few_rows_gemm, cuda::wgmma_gemm, cuda::simt_gemm,
 #endif
-      cpu::reference_gemm};
+      cpu::simd_gemm, cpu::reference_gemm};
   return kernels;
 }
 

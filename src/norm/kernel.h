@@ -13,6 +13,12 @@ using NormKernel = Kernel<NormProblem, NormCall>;
 /// declared below and listed in select.cpp under TILEWISE_HAS_CUDA, as those of attention are.
 std::span<const NormKernel> norm_kernel_list();
 
+#ifdef TILEWISE_HAS_CUDA
+namespace cuda {
+extern const NormKernel rows_norm;
+}
+#endif
+
 namespace cpu {
 extern const NormKernel simd_norm;
 extern const NormKernel reference_norm;

@@ -12,6 +12,12 @@ using RopeKernel = Kernel<RopeProblem, RopeCall>;
 /// declared below and listed in select.cpp under TILEWISE_HAS_CUDA, as those of attention are.
 std::span<const RopeKernel> rope_kernel_list();
 
+#ifdef TILEWISE_HAS_CUDA
+namespace cuda {
+extern const RopeKernel rows_rope;
+}
+#endif
+
 namespace cpu {
 extern const RopeKernel simd_rope;
 extern const RopeKernel reference_rope;

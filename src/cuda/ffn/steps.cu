@@ -16,7 +16,8 @@ constexpr int threads = 256;
 
 /// A chunk of a row, or, where rows do not lie in chunks, one element: `width` of them.
 template <typename T, int width>
-__device__ __forceinline__ void load(float (&to)[width], const Matrix& matrix, std::int64_t m, std::int64_t n) {
+__device__ __forceinline__ void load(float (&to)[width], const Matrix& matrix, std::int64_t m,
+                                     std::int64_t n) {
   const T* from = reinterpret_cast<const T*>(matrix.data) + m * matrix.stride_row + n;
   if constexpr (width == 1) {
     to[0] = widen(*from);

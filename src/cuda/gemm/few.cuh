@@ -103,9 +103,7 @@ struct FewConsumer {
   Ring<c.stages> ring;
   float sums[count];
 
-  __device__ __forceinline__ void sync() const {
-    index == 0 ? sync_some<1, 128>() : sync_some<2, 128>();
-  }
+  __device__ __forceinline__ void sync() const { index == 0 ? sync_some<1, 128>() : sync_some<2, 128>(); }
 
   __device__ __forceinline__ void multiply(int units) {
     const auto address = [](const std::byte* smem) {

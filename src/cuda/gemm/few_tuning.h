@@ -4,12 +4,12 @@
 
 namespace tilewise::cuda::gemm {
 
-/// How a block of the kernel for few rows is cut: two warpgroups that multiply, 64 rows of weights each, and a
-/// warp that loads. Half a multiprocessor's shared memory at most, so that the next kernel's blocks can begin
-/// to load beside it.
+/// How a block of the kernel for few rows is cut: two warpgroups that multiply, 64 rows of weights each, and
+/// a warp that loads. Half a multiprocessor's shared memory at most, so that the next kernel's blocks can
+/// begin to load beside it.
 struct FewConfig {
-  int tokens = 8;  ///< rows of a are filled up to it
-  int stages = 6;  ///< tiles of weights in shared memory, each of 64 summands
+  int tokens = 8;      ///< rows of a are filled up to it
+  int stages = 6;      ///< tiles of weights in shared memory, each of 64 summands
   bool gated = false;  ///< one warpgroup has the gate's weights, the other those that it gates
 
   static constexpr int depth = 64;

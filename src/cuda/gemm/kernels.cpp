@@ -99,10 +99,8 @@ void launch_simt(const GemmCall& call, const Context& context) {
 
 }  // namespace
 
-constinit const GemmKernel few_rows_gemm = {.name = "few_rows",
-                                            .supports = supports_few_rows,
-                                            .workspace = few_workspace,
-                                            .launch = launch_few_rows};
+constinit const GemmKernel few_rows_gemm = {
+    .name = "few_rows", .supports = supports_few_rows, .workspace = few_workspace, .launch = launch_few_rows};
 constinit const GemmKernel wgmma_gemm = {
     .name = "wgmma", .supports = supports_wgmma, .workspace = no_workspace, .launch = launch_wgmma};
 constinit const GemmKernel simt_gemm = {

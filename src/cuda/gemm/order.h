@@ -11,8 +11,8 @@ struct TilePlace {
 };
 
 /// In which order tiles are computed. Blocks take every blocks-th of them, so that those at work at a time
-/// follow each other: they lie in a band of `band` tiles of rows, columns running along it, and what they read
-/// of a and b is about as much of either and stays in the L2.
+/// follow each other: they lie in a band of `band` tiles of rows, columns running along it, and what they
+/// read of a and b is about as much of either and stays in the L2.
 struct TileOrder {
   int tiles_m = 0;
   int tiles_n = 0;

@@ -11,10 +11,11 @@
 
 namespace tilewise::cuda::gemm {
 
-/// How a warp finishes and writes its rows of sums, 16 rows of 64 columns at a time: by way of slabs in shared
-/// memory, rows of 128 bytes in swizzled chunks, so that memory is read and written 16 bytes at a time. Nobody
-/// else is waited for, and the stores are under way while the warp is at the next tile. It has two slabs: the
-/// next residual comes into one while the other is in use, and the first of a tile comes under its products.
+/// How a warp finishes and writes its rows of sums, 16 rows of 64 columns at a time: by way of slabs in
+/// shared memory, rows of 128 bytes in swizzled chunks, so that memory is read and written 16 bytes at a
+/// time. Nobody else is waited for, and the stores are under way while the warp is at the next tile. It has
+/// two slabs: the next residual comes into one while the other is in use, and the first of a tile comes under
+/// its products.
 template <typename T, GemmConfig c>
 struct Writer {
   const GemmArguments& arguments;

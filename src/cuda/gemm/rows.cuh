@@ -17,9 +17,10 @@ inline int tiles_of(std::int64_t length, int piece) { return static_cast<int>((l
 /// A factor [length, k] of a product, or its gate's, in boxes of `rows` of its rows; where turned, of 64
 /// summands.
 inline CUtensorMap map_of_factor(const Matrix& factor, bool turned, int rows) {
-  return turned ? map_of_matrix(factor.data, factor.dtype, factor.columns, factor.rows, factor.stride_column,
-                                GemmConfig::depth)
-                : map_of_matrix(factor.data, factor.dtype, factor.rows, factor.columns, factor.stride_row, rows);
+  return turned
+             ? map_of_matrix(factor.data, factor.dtype, factor.columns, factor.rows, factor.stride_column,
+                             GemmConfig::depth)
+             : map_of_matrix(factor.data, factor.dtype, factor.rows, factor.columns, factor.stride_row, rows);
 }
 
 template <typename T, typename Table, int row>
@@ -32,13 +33,13 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   maps.gate = c.gated ? map_of_factor(call.gate, c.turned_b, b_box) : maps.b;
   const int tiles_m = tiles_of(problem.m, c.rows());
   const int tiles_n = tiles_of(problem.n, c.out_columns());
-  const int blocks = static_cast<int>(std::min<std::int64_t>(std::int64_t{tiles_m} * tiles_n, multiprocessors));
-  const GemmArguments arguments{
-      .order = TileOrder::of(tiles_m, tiles_n, blocks, c.rows(), c.columns),
-      .m = static_cast<int>(problem.m),
-      .n = static_cast<int>(problem.n),
-      .k = static_cast<int>(problem.k),
-      .epilogue = Epilogue::of(call)};
+  const int blocks =
+      static_cast<int>(std::min<std::int64_t>(std::int64_t{tiles_m} * tiles_n, multiprocessors));
+  const GemmArguments arguments{.order = TileOrder::of(tiles_m, tiles_n, blocks, c.rows(), c.columns),
+                                .m = static_cast<int>(problem.m),
+                                .n = static_cast<int>(problem.n),
+                                .k = static_cast<int>(problem.k),
+                                .epilogue = Epilogue::of(call)};
   launch<gemm_kernel<T, Table, row>>({.name = "tilewise wgmma gemm",
                                       .blocks = blocks,
                                       .threads = c.threads(),

@@ -10,10 +10,10 @@
 namespace tilewise::cuda::gemm {
 namespace {
 
-// Tiles of 128 x 128 results, 8 x 8 a thread, their factors going through shared memory 16 summands at a time:
-// the next are on their way into registers while these are multiplied. Sums are made in f32 in the order of
-// summands. A thread has columns 4x to 4x + 3 of either half of a tile; where gated, the first half of b's rows
-// are the gate's.
+// Tiles of 128 x 128 results, 8 x 8 a thread, their factors going through shared memory 16 summands at a
+// time: the next are on their way into registers while these are multiplied. Sums are made in f32 in the
+// order of summands. A thread has columns 4x to 4x + 3 of either half of a tile; where gated, the first half
+// of b's rows are the gate's.
 
 constexpr int tile = 128;
 constexpr int depth = 16;
@@ -40,7 +40,8 @@ struct Loader {
         first(first_),
         row(by_rows ? thread / 2 : thread % 16 * 8),
         summand(by_rows ? thread % 2 * 8 : thread / 16),
-        aligned((by_rows ? factor_.stride_row : factor_.stride_column) * static_cast<int>(sizeof(T)) % 16 == 0 &&
+        aligned((by_rows ? factor_.stride_row : factor_.stride_column) * static_cast<int>(sizeof(T)) % 16 ==
+                    0 &&
                 reinterpret_cast<std::uintptr_t>(factor_.data) % 16 == 0 && first_ % 8 == 0) {}
 
   __device__ void load(std::int64_t from) {
@@ -103,7 +104,8 @@ __global__ void __launch_bounds__(threads) simt_kernel(const __grid_constant__ G
   // Where gated, of the 128 rows of b's tile the last 64 are b's first 64.
   const int b_row = b_by_rows ? thread / 2 : thread % 16 * 8;
   const bool of_gate = gated && b_row < tile / 2;
-  Loader<T, b_by_rows> b(of_gate ? call.gate : call.b, gated && !of_gate ? first_n - tile / 2 : first_n, thread);
+  Loader<T, b_by_rows> b(of_gate ? call.gate : call.b, gated && !of_gate ? first_n - tile / 2 : first_n,
+                         thread);
   float sums[8][8] = {};
   const auto multiply = [&](const Tiles& now) {
 #pragma unroll

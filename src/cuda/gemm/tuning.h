@@ -7,11 +7,11 @@ namespace tilewise::cuda::gemm {
 /// How a block of the wgmma kernel is cut: a warp that loads, and `consumers`, warpgroups that have row_tiles
 /// times 64 rows each of a tile. It is alone on its multiprocessor.
 struct GemmConfig {
-  int consumers = 2;   ///< 2 or 3
-  int row_tiles = 1;   ///< 1 or 2
-  int columns = 256;   ///< a tile, of b; where gated, half of them are the gate's
-  int stages = 4;      ///< tiles of a and b in shared memory, each of 64 summands
-  bool gated = false;  ///< the first half of the columns gates the second
+  int consumers = 2;      ///< 2 or 3
+  int row_tiles = 1;      ///< 1 or 2
+  int columns = 256;      ///< a tile, of b; where gated, half of them are the gate's
+  int stages = 4;         ///< tiles of a and b in shared memory, each of 64 summands
+  bool gated = false;     ///< the first half of the columns gates the second
   bool turned_a = false;  ///< a is [k, m] in memory
   bool turned_b = false;  ///< b is [k, n] in memory
   float speed = 1;        ///< an element of the result, with the multiprocessor busy

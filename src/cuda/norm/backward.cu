@@ -13,9 +13,9 @@
 namespace tilewise::cuda::norm {
 namespace {
 
-// With n = (x − mean)·rstd and g = dy·weight: dx = rstd·(g − mean(g) − n·mean(g·n)), without mean(g) in an rms
-// norm. The gradients of weight and bias, Σ dy·n and Σ dy over rows, are summed by each block over its rows, and
-// then over blocks.
+// With n = (x − mean)·rstd and g = dy·weight: dx = rstd·(g − mean(g) − n·mean(g·n)), without mean(g) in an
+// rms norm. The gradients of weight and bias, Σ dy·n and Σ dy over rows, are summed by each block over its
+// rows, and then over blocks.
 
 template <typename T>
 __device__ __forceinline__ T* row_of(const Matrix& matrix, std::int64_t m) {
@@ -50,7 +50,8 @@ struct Ahead {
 
 /// Each warp's sums of a column, one warp after another, to the block's.
 template <typename T, int chunks, bool one_warp>
-__device__ __forceinline__ void leave_partials(const float (&sums)[chunks][chunk_size<T>], float* to, int count) {
+__device__ __forceinline__ void leave_partials(const float (&sums)[chunks][chunk_size<T>], float* to,
+                                               int count) {
   constexpr int size = chunk_size<T>;
   using Row = Team<one_warp>;
   if (to == nullptr) return;
@@ -159,8 +160,8 @@ __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ N
 /// The gradients of weight and bias for strips of rows, a column a thread.
 template <typename T, Norm norm>
 __global__ void __launch_bounds__(256)
-    columns_kernel(const __grid_constant__ NormCall call, const __grid_constant__ Partials partials, int strips,
-                   int column_blocks) {
+    columns_kernel(const __grid_constant__ NormCall call, const __grid_constant__ Partials partials,
+                   int strips, int column_blocks) {
   const std::int64_t strip = blockIdx.x / column_blocks;
   const std::int64_t d = static_cast<std::int64_t>(blockIdx.x % column_blocks) * blockDim.x + threadIdx.x;
   if (d >= call.problem.dim) return;

@@ -9,14 +9,16 @@ namespace tilewise::cuda::norm {
 struct RowShape {
   bool in_chunks = false;
   bool one_warp = false;
-  int chunks = 0;   ///< 1, 2 or 4
+  int chunks = 0;     ///< 1, 2 or 4
   int threads = 256;  ///< a block
-  int rows = 1;     ///< a block at a time
+  int rows = 1;       ///< a block at a time
 };
 
 /// The most threads of a block, which is what registers are shared out for.
 template <int chunks, bool one_warp>
-inline constexpr int most_threads = one_warp ? 256 : chunks == 2 ? 512 : 1024;
+inline constexpr int most_threads = one_warp      ? 256
+                                    : chunks == 2 ? 512
+                                                  : 1024;
 
 inline RowShape shape_of(const NormCall& call) {
   const NormProblem& problem = call.problem;

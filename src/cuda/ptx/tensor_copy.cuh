@@ -22,8 +22,8 @@ __device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, 
 }
 
 /// The box of a map of a matrix whose first element is (row, column).
-__device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, Mbarrier* barrier_smem, int column,
-                                         int row) {
+__device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, Mbarrier* barrier_smem,
+                                         int column, int row) {
   const std::int32_t place[2] = {column, row};
   ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, to_smem, &map,
                                     place, barrier_smem);

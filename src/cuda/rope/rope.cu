@@ -124,28 +124,29 @@ __global__ void __launch_bounds__(256)
   const RopeProblem& problem = call.problem;
   const auto heads = static_cast<int>(problem.heads_q + problem.heads_kv);
   const int turned_pieces = heads * pieces.of_row();
-  const int all = turned_pieces + (problem.dim_v > 0 ? static_cast<int>(problem.heads_kv) * pieces.values : 0);
+  const int all =
+      turned_pieces + (problem.dim_v > 0 ? static_cast<int>(problem.heads_kv) * pieces.values : 0);
   const std::int64_t b = blockIdx.x / problem.length, s = blockIdx.x % problem.length;
   const std::int64_t angle_row = call.angle_row(b, s);
 #pragma unroll 2
-    for (int index = static_cast<int>(threadIdx.x); index < all; index += static_cast<int>(blockDim.x)) {
-      if (index < turned_pieces) {
-        const Places places = places_of(call, index / pieces.of_row(), b, s);
-        const int piece = index % pieces.of_row();
-        if (piece >= pieces.turned) {
-          keep_piece<T>(places, static_cast<int>(problem.rotary_dim) + (piece - pieces.turned) * size);
-        } else if constexpr (pairs == RopePairs::halves) {
-          turn_halves<T>(call, places, b, angle_row, piece);
-        } else {
-          turn_neighbours<T>(call, places, b, angle_row, piece);
-        }
+  for (int index = static_cast<int>(threadIdx.x); index < all; index += static_cast<int>(blockDim.x)) {
+    if (index < turned_pieces) {
+      const Places places = places_of(call, index / pieces.of_row(), b, s);
+      const int piece = index % pieces.of_row();
+      if (piece >= pieces.turned) {
+        keep_piece<T>(places, static_cast<int>(problem.rotary_dim) + (piece - pieces.turned) * size);
+      } else if constexpr (pairs == RopePairs::halves) {
+        turn_halves<T>(call, places, b, angle_row, piece);
       } else {
-        const int h = (index - turned_pieces) / pieces.values;
-        const int at = (index - turned_pieces) % pieces.values * size;
-        *reinterpret_cast<uint4*>(reinterpret_cast<T*>(call.cache_row(call.v_cache, b, h, s)) + at) =
-            *reinterpret_cast<const uint4*>(reinterpret_cast<const T*>(call.v.at(b, h, s)) + at);
+        turn_neighbours<T>(call, places, b, angle_row, piece);
       }
+    } else {
+      const int h = (index - turned_pieces) / pieces.values;
+      const int at = (index - turned_pieces) % pieces.values * size;
+      *reinterpret_cast<uint4*>(reinterpret_cast<T*>(call.cache_row(call.v_cache, b, h, s)) + at) =
+          *reinterpret_cast<const uint4*>(reinterpret_cast<const T*>(call.v.at(b, h, s)) + at);
     }
+  }
 }
 
 /// Pair by pair, for rows of any alignment.

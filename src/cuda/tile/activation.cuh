@@ -5,8 +5,8 @@
 
 namespace tilewise::cuda {
 
-// Activations and their slopes. With `approximate`, for results that are rounded to 16 bits, tanh is the special
-// function unit's, whose error of 2^-11 is below theirs.
+// Activations and their slopes. With `approximate`, for results that are rounded to 16 bits, tanh is the
+// special function unit's, whose error of 2^-11 is below theirs.
 
 template <bool approximate>
 __device__ __forceinline__ float tanh_of(float x) {
@@ -45,8 +45,7 @@ __device__ __forceinline__ float slope(float x) {
   }
   if constexpr (activation == Activation::gelu_tanh) {
     const float t = tanh_of<approximate>(gelu_argument(x));
-    return 0.5f * (1.0f + t) +
-           0.5f * x * (1.0f - t * t) * (0.7978845608f + 3.0f * 0.0356774081f * x * x);
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * (0.7978845608f + 3.0f * 0.0356774081f * x * x);
   }
   if constexpr (activation == Activation::silu) {
     const float s = logistic<approximate>(x);

@@ -1,0 +1,103 @@
+#include "cpu/simd/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd/ffn_steps.cpp"
+#include "hwy/foreach_target.h"  // compiles this file once for each target
+//
+#include "core/arena.h"
+#include "core/parallel.h"
+#include "cpu/simd/activation-inl.h"
+#include "cpu/simd/passes.h"
+#include "cpu/simd/rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tilewise::cpu::simd::HWY_NAMESPACE {
+namespace {
+
+// Columns worked on at a time, in buffers on the stack.
+constexpr std::int64_t piece = 512;
+
+// Columns first up to first + count of row m, in place.
+template <Activation activation>
+void differentiate_piece(const ActivationGradient& call, std::int64_t m, std::int64_t first,
+                         std::int64_t count) {
+  alignas(64) float up[piece], gate[piece], dh[piece];
+  const auto elements = static_cast<int>(count);
+  const auto load_one = [&](float* to, const Matrix& from) {
+    widen(to, from.at(m, first), from.dtype, elements, 1.0f);
+    std::fill(to + elements, to + (elements + lanes - 1) / lanes * lanes, 0.0f);
+  };
+  const bool gated = call.gate.data != nullptr;
+  load_one(up, call.up);
+  load_one(dh, call.dh);
+  if (gated) load_one(gate, call.gate);
+  for (std::int64_t n = 0; n < count; n += lanes) {
+    const VF d = load(dh + n), u = load(up + n);
+    const auto [value, slope] = activate_with_slope<activation>(gated ? load(gate + n) : u);
+    if (gated) {
+      store(hn::Mul(value, u), dh + n);
+      store(hn::Mul(d, value), up + n);
+      store(hn::Mul(hn::Mul(d, u), slope), gate + n);
+    } else {
+      store(value, dh + n);
+      store(hn::Mul(d, slope), up + n);
+    }
+  }
+  narrow(call.dh.at(m, first), call.dh.dtype, dh, elements);
+  narrow(call.up.at(m, first), call.up.dtype, up, elements);
+  if (gated) narrow(call.gate.at(m, first), call.gate.dtype, gate, elements);
+}
+
+// Columns [first, last) of all rows of the part, added up.
+void sum_part(const Matrix& x, std::int64_t part, std::int64_t parts, float* sums) {
+  std::fill_n(sums, x.columns, 0.0f);
+  alignas(64) float buffer[piece];
+  for (std::int64_t m = x.rows * part / parts; m < x.rows * (part + 1) / parts; ++m) {
+    for (std::int64_t first = 0; first < x.columns; first += piece) {
+      const std::int64_t count = std::min(piece, x.columns - first);
+      widen(buffer, x.at(m, first), x.dtype, static_cast<int>(count), 1.0f);
+      float* to = sums + first;
+      map_row(count, to, [&](const auto& at) HWY_ATTR { return hn::Add(at(to), at(buffer)); });
+    }
+  }
+}
+
+}  // namespace
+
+void activation_gradient(const ActivationGradient& call, const Context& context) {
+  const Matrix& up = call.up;
+  with_activation(call.activation, [&](auto tag) {
+    constexpr Activation activation = decltype(tag)::activation;
+    for_each_task(context.parallel_for, up.rows, [&](std::int64_t, std::int64_t m) {
+      for (std::int64_t first = 0; first < up.columns; first += piece) {
+        differentiate_piece<activation>(call, m, first, std::min(piece, up.columns - first));
+      }
+    });
+  });
+}
+
+std::size_t sum_rows_workspace(const Matrix& x, const Context&) {
+  Arena arena(nullptr);
+  arena.take<float>(row_parts(x.rows) * x.columns);
+  return arena.rounded();
+}
+
+void sum_rows(const Matrix& x, const Vector& sums, const Context& context) {
+  const std::int64_t parts = row_parts(x.rows);
+  Arena arena(context.workspace.data);
+  float* partial = arena.take<float>(parts * x.columns);
+  for_each_task(context.parallel_for, parts, [&](std::int64_t, std::int64_t part) {
+    sum_part(x, part, parts, partial + part * x.columns);
+  });
+  join_parts(partial, parts, x.columns, sums);
+}
+
+void round(const Matrix& from, const Matrix& to, const Context& context) {
+  for_each_task(context.parallel_for, from.rows, [&](std::int64_t, std::int64_t m) {
+    narrow(to.at(m, 0), to.dtype, reinterpret_cast<const float*>(from.at(m, 0)),
+           static_cast<int>(from.columns));
+  });
+}
+
+}  // namespace tilewise::cpu::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

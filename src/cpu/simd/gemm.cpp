@@ -1,0 +1,300 @@
+#include "cpu/simd/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd/gemm.cpp"
+#include "hwy/foreach_target.h"  // compiles this file once for each target
+//
+#include "core/arena.h"
+#include "core/parallel.h"
+#include "cpu/simd/epilogue-inl.h"
+#include "cpu/simd/few-inl.h"
+#include "cpu/simd/gemm_tuning.h"
+#include "cpu/simd/multiply-inl.h"
+#include "cpu/simd/pack-inl.h"
+#include "cpu/simd/passes.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tilewise::cpu::simd::HWY_NAMESPACE {
+namespace {
+
+// The micro-kernel's block of out. Panels of a are `block_rows` wide, those of b `block_columns`. With 16
+// registers of four lanes, rows are as many as lanes, since packing cannot write six lanes of four.
+constexpr int block_vectors = 2;
+constexpr int block_rows = registers == 16 && lanes == 4 ? 4 : rows_for(block_vectors);
+constexpr int block_columns = block_vectors * lanes;
+static_assert(block_rows < lanes || block_rows % lanes == 0);
+
+constexpr std::int64_t rounded(std::int64_t count, std::int64_t multiple) {
+  return (count + multiple - 1) / multiple * multiple;
+}
+
+// How out is cut into tiles, and b into slabs that are packed one after another.
+struct Plan {
+  std::int64_t tile_rows, tile_columns, slab_columns;
+
+  explicit Plan(const GemmProblem& problem) {
+    tile_rows = std::min(rounded(gemm_tile_rows, block_rows), rounded(problem.m, block_rows));
+    tile_columns = std::min(rounded(gemm_tile_columns, block_columns), rounded(problem.n, block_columns));
+    // Enough tiles for many threads, down to blocks of a few micro-kernels.
+    constexpr std::int64_t enough = 32;
+    while (tile_columns >= 8 * block_columns && tiles(problem.m, problem.n) < enough) {
+      tile_columns = rounded(tile_columns / 2, block_columns);
+    }
+    const std::int64_t weights = problem.gated ? 2 : 1;
+    const std::int64_t column_bytes = std::max<std::int64_t>(problem.k, 1) * weights * 4;
+    const std::int64_t most = std::max(gemm_slab_bytes / column_bytes / tile_columns, std::int64_t{1});
+    slab_columns = std::min(most * tile_columns, rounded(problem.n, block_columns));
+  }
+  std::int64_t tiles(std::int64_t m, std::int64_t n) const {
+    return (m + tile_rows - 1) / tile_rows * ((n + tile_columns - 1) / tile_columns);
+  }
+};
+
+// What a worker computes a tile in.
+struct Scratch {
+  float* a;        // [tile rows, depth] in panels
+  float* sums;     // [tile rows, tile columns]
+  float* gate;     // likewise
+  float* staging;
+  EpilogueColumns columns;
+};
+
+Scratch take_scratch(Arena& arena, const GemmProblem& problem, const Plan& plan) {
+  const std::int64_t tile = plan.tile_rows * plan.tile_columns;
+  return {.a = arena.take<float>(plan.tile_rows * gemm_depth + pack_slack),
+          .sums = arena.take<float>(tile),
+          .gate = arena.take<float>(problem.gated ? tile : 0),
+          .staging = arena.take<float>(pack_staging),
+          .columns = {.first = 0,
+                      .count = 0,
+                      .bias = arena.take<float>(plan.tile_columns),
+                      .gate_bias = arena.take<float>(problem.gated ? plan.tile_columns : 0),
+                      .addend = arena.take<float>(plan.tile_columns)}};
+}
+
+// The slab of b, and that of the gate: panels of all K columns, one after another.
+struct Slab {
+  float* b;
+  float* gate;
+};
+
+Slab take_slab(Arena& arena, const GemmProblem& problem, const Plan& plan) {
+  const std::int64_t floats = plan.slab_columns * problem.k + pack_slack;
+  return {.b = arena.take<float>(floats), .gate = arena.take<float>(problem.gated ? floats : 0)};
+}
+
+// sums (+)= a·bᵀ over `depth` columns, for one tile.
+template <Into into>
+void multiply_tile(const float* a, const float* b, std::int64_t panel_stride, std::int64_t rows,
+                   std::int64_t columns, float* sums, std::int64_t stride, std::int64_t depth) {
+  for (std::int64_t column = 0; column < columns; column += block_columns) {
+    const Product block{.a = a,
+                        .lda = block_rows,
+                        .b = b + column / block_columns * panel_stride,
+                        .ldb = block_columns,
+                        .c = sums + column,
+                        .ldc = stride,
+                        .depth = static_cast<int>(depth)};
+    for (std::int64_t row = 0; row < rows; row += block_rows) {
+      Product p = block;
+      p.a = a + row * depth;
+      p.c = block.c + row * stride;
+      multiply_block<block_rows, block_vectors, ALayout::columns, into>(p, 0, 0);
+    }
+  }
+}
+
+void compute_tile(const GemmCall& call, const Plan& plan, const Slab& slab, std::int64_t first_row,
+                  std::int64_t slab_first, std::int64_t first_column, Scratch& scratch) {
+  const GemmProblem& problem = call.problem;
+  const std::int64_t rows = std::min(plan.tile_rows, problem.m - first_row);
+  const std::int64_t last = std::min(slab_first + plan.slab_columns, problem.n);
+  const std::int64_t columns = std::min(plan.tile_columns, last - first_column);
+  const std::int64_t panel_stride = problem.k * block_columns;
+  const std::int64_t panels = (first_column - slab_first) / block_columns * panel_stride;
+  for (std::int64_t k = 0; k < problem.k; k += gemm_depth) {
+    const std::int64_t depth = std::min(gemm_depth, problem.k - k);
+    for (std::int64_t row = 0; row < rows; row += block_rows) {
+      pack_panel(scratch.a + row * depth, block_rows, call.a, first_row + row, k, depth, scratch.staging);
+    }
+    const auto multiply_by = [&](const float* b, float* sums) {
+      (k == 0 ? multiply_tile<Into::set> : multiply_tile<Into::add>)(
+          scratch.a, b + panels + k * block_columns, panel_stride, rows, columns, sums, plan.tile_columns,
+          depth);
+    };
+    multiply_by(slab.b, scratch.sums);
+    if (problem.gated) multiply_by(slab.gate, scratch.gate);
+  }
+  if (problem.k == 0) {
+    std::fill_n(scratch.sums, plan.tile_rows * plan.tile_columns, 0.0f);
+    if (problem.gated) std::fill_n(scratch.gate, plan.tile_rows * plan.tile_columns, 0.0f);
+  }
+  scratch.columns.first = first_column;
+  scratch.columns.count = static_cast<int>(columns);
+  load_biases(call, scratch.columns);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    finish_row(call, scratch.columns, first_row + row, scratch.sums + row * plan.tile_columns,
+               scratch.gate + row * plan.tile_columns);
+  }
+}
+
+std::size_t scratch_stride(const GemmProblem& problem, const Plan& plan) {
+  Arena arena(nullptr);
+  take_scratch(arena, problem, plan);
+  return arena.rounded();
+}
+
+// Slab by slab: all threads pack it, then all multiply by it.
+void multiply_packed(const GemmCall& call, const Context& context) {
+  const GemmProblem& problem = call.problem;
+  const Plan plan(problem);
+  Arena arena(context.workspace.data);
+  const Slab slab = take_slab(arena, problem, plan);
+  std::byte* const scratches = static_cast<std::byte*>(context.workspace.data) + arena.rounded();
+  const std::size_t stride = scratch_stride(problem, plan);
+  const auto scratch_of = [&](std::int64_t worker) {
+    Arena own(scratches + stride * static_cast<std::size_t>(worker));
+    return take_scratch(own, problem, plan);
+  };
+  for (std::int64_t first = 0; first < problem.n; first += plan.slab_columns) {
+    const std::int64_t columns = std::min(plan.slab_columns, problem.n - first);
+    const std::int64_t panels = (columns + block_columns - 1) / block_columns;
+    const std::int64_t weights = problem.gated ? 2 : 1;
+    for_each_task(context.parallel_for, panels * weights, [&](std::int64_t worker, std::int64_t index) {
+      const std::int64_t panel = index % panels;
+      float* to = (index < panels ? slab.b : slab.gate) + panel * problem.k * block_columns;
+      pack_panel(to, block_columns, index < panels ? call.b : call.gate, first + panel * block_columns, 0,
+                 problem.k, scratch_of(worker).staging);
+    });
+    const std::int64_t across = (columns + plan.tile_columns - 1) / plan.tile_columns;
+    const std::int64_t down = (problem.m + plan.tile_rows - 1) / plan.tile_rows;
+    for_each_task(context.parallel_for, across * down, [&](std::int64_t worker, std::int64_t index) {
+      Scratch scratch = scratch_of(worker);
+      compute_tile(call, plan, slab, index / across * plan.tile_rows, first,
+                   first + index % across * plan.tile_columns, scratch);
+    });
+  }
+}
+
+// Few rows of a: every row of b is read once, and meets up to four rows of a at a time.
+
+bool is_few(const GemmProblem& problem) {
+  return problem.m <= gemm_few_rows && problem.a_by_rows && problem.b_by_rows;
+}
+
+struct FewScratch {
+  float* b_row;   // [K]: a row of b that is not f32
+  float* dots;    // [few_queries]
+  float* sums;    // [rows, few columns]
+  float* gate;
+  EpilogueColumns columns;
+};
+
+FewScratch take_few_scratch(Arena& arena, const GemmProblem& problem) {
+  const std::int64_t columns = rounded_up(gemm_few_columns);
+  return {.b_row = arena.take<float>(problem.k),
+          .dots = arena.take<float>(few_queries),
+          .sums = arena.take<float>(problem.m * columns),
+          .gate = arena.take<float>(problem.gated ? problem.m * columns : 0),
+          .columns = {.first = 0,
+                      .count = 0,
+                      .bias = arena.take<float>(columns),
+                      .gate_bias = arena.take<float>(columns),
+                      .addend = arena.take<float>(columns)}};
+}
+
+std::int64_t few_stride(std::int64_t k) { return rounded(k, lanes); }
+
+// sums[m·stride] = row m of a times row n of b, for all m.
+void multiply_row(const GemmProblem& problem, const Matrix& b, std::int64_t n, const float* a,
+                  FewScratch& scratch, float* sums) {
+  const auto* row = reinterpret_cast<const float*>(b.at(n, 0));
+  const auto depth = static_cast<int>(problem.k);
+  if (b.dtype != DType::f32) {
+    widen(scratch.b_row, b.at(n, 0), b.dtype, depth, 1.0f);
+    row = scratch.b_row;
+  }
+  const std::int64_t stride = few_stride(problem.k);
+  for (std::int64_t m = 0; m < problem.m; m += few_queries) {
+    const auto rows = static_cast<int>(std::min<std::int64_t>(few_queries, problem.m - m));
+    with_few(rows, [&](auto count) HWY_ATTR {
+      few_scores<count>({row, problem.k}, 1, depth, a + m * stride, stride, scratch.dots, count);
+    });
+    for (int r = 0; r < rows; ++r) sums[(m + r) * rounded_up(gemm_few_columns)] = scratch.dots[r];
+  }
+}
+
+struct FewLayout {
+  float* a;            // [M, K rounded up], as f32 and 0 past K
+  std::size_t first;   // where the workers' scratch begins, in bytes
+  std::size_t stride;  // and how much a worker has
+};
+
+FewLayout few_layout(const GemmProblem& problem, void* base) {
+  Arena arena(base);
+  FewLayout layout{};
+  layout.a = arena.take<float>(problem.m * few_stride(problem.k));
+  layout.first = arena.rounded();
+  Arena own(nullptr);
+  take_few_scratch(own, problem);
+  layout.stride = own.rounded();
+  return layout;
+}
+
+void multiply_few(const GemmCall& call, const Context& context) {
+  const GemmProblem& problem = call.problem;
+  const FewLayout layout = few_layout(problem, context.workspace.data);
+  for (std::int64_t m = 0; m < problem.m; ++m) {
+    float* row = layout.a + m * few_stride(problem.k);
+    widen(row, call.a.at(m, 0), call.a.dtype, static_cast<int>(problem.k), 1.0f);
+    std::fill(row + problem.k, row + few_stride(problem.k), 0.0f);
+  }
+  const std::int64_t tasks = (problem.n + gemm_few_columns - 1) / gemm_few_columns;
+  for_each_task(context.parallel_for, tasks, [&](std::int64_t worker, std::int64_t index) {
+    Arena own(static_cast<std::byte*>(context.workspace.data) + layout.first +
+              layout.stride * static_cast<std::size_t>(worker));
+    FewScratch scratch = take_few_scratch(own, problem);
+    scratch.columns.first = index * gemm_few_columns;
+    scratch.columns.count =
+        static_cast<int>(std::min(gemm_few_columns, problem.n - scratch.columns.first));
+    load_biases(call, scratch.columns);
+    for (int n = 0; n < scratch.columns.count; ++n) {
+      multiply_row(problem, call.b, scratch.columns.first + n, layout.a, scratch, scratch.sums + n);
+      if (problem.gated) {
+        multiply_row(problem, call.gate, scratch.columns.first + n, layout.a, scratch, scratch.gate + n);
+      }
+    }
+    for (std::int64_t m = 0; m < problem.m; ++m) {
+      const std::int64_t row = m * rounded_up(gemm_few_columns);
+      finish_row(call, scratch.columns, m, scratch.sums + row, scratch.gate + row);
+    }
+  });
+}
+
+}  // namespace
+
+std::size_t gemm_workspace(const GemmCall& call, const Context& context) {
+  const GemmProblem& problem = call.problem;
+  if (problem.m == 0 || problem.n == 0) return 0;
+  const auto threads = static_cast<std::size_t>(context.parallel_for.threads);
+  if (is_few(problem)) {
+    const FewLayout layout = few_layout(problem, nullptr);
+    return layout.first + layout.stride * threads;
+  }
+  const Plan plan(problem);
+  Arena arena(nullptr);
+  take_slab(arena, problem, plan);
+  return arena.rounded() + scratch_stride(problem, plan) * threads;
+}
+
+void gemm(const GemmCall& call, const Context& context) {
+  if (call.problem.m == 0 || call.problem.n == 0) return;
+  if (is_few(call.problem)) {
+    multiply_few(call, context);
+  } else {
+    multiply_packed(call, context);
+  }
+}
+
+}  // namespace tilewise::cpu::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

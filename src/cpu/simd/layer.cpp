@@ -1,0 +1,75 @@
+#include <string>
+
+#include "cpu/simd/levels.h"
+#include "ffn/steps.h"
+#include "gemm/kernel.h"
+#include "norm/kernel.h"
+#include "rope/kernel.h"
+
+// The operations of a layer around attention: their kernels on the CPU, each at the level the context asks
+// for.
+
+namespace tilewise::cpu {
+namespace simd {
+namespace {
+
+std::string supports_device(Device device, DType dtype) {
+  if (device.type != Device::Type::cpu) return "runs on the CPU alone";
+  if (!has_level()) return "this CPU has none of its vector instructions";
+  if (dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  return {};
+}
+
+template <typename Problem>
+std::string supports(const Problem& problem) {
+  return supports_device(problem.device, problem.dtype);
+}
+
+template <typename Call>
+using Run = void(const Call&, const Context&);
+template <typename Call>
+using Size = std::size_t(const Call&, const Context&);
+
+constexpr PerLevel<Size<GemmCall>> gemm_workspace = {TILEWISE_EACH_LEVEL(gemm_workspace)};
+constexpr PerLevel<Run<GemmCall>> gemm = {TILEWISE_EACH_LEVEL(gemm)};
+constexpr PerLevel<Size<NormCall>> norm_workspace = {TILEWISE_EACH_LEVEL(norm_workspace)};
+constexpr PerLevel<Run<NormCall>> norm = {TILEWISE_EACH_LEVEL(norm)};
+constexpr PerLevel<Size<RopeCall>> rope_workspace = {TILEWISE_EACH_LEVEL(rope_workspace)};
+constexpr PerLevel<Run<RopeCall>> rope = {TILEWISE_EACH_LEVEL(rope)};
+constexpr PerLevel<Run<ActivationGradient>> activation_gradient = {TILEWISE_EACH_LEVEL(activation_gradient)};
+constexpr PerLevel<Size<Matrix>> sum_rows_workspace = {TILEWISE_EACH_LEVEL(sum_rows_workspace)};
+constexpr PerLevel<void(const Matrix&, const Vector&, const Context&)> sum_rows = {
+    TILEWISE_EACH_LEVEL(sum_rows)};
+constexpr PerLevel<void(const Matrix&, const Matrix&, const Context&)> round = {TILEWISE_EACH_LEVEL(round)};
+
+// Calls the version of the context's level.
+template <const auto& versions, typename Result, typename... Arguments>
+Result run(const Arguments&... arguments, const Context& context) {
+  return at_level(versions, context)(arguments..., context);
+}
+
+}  // namespace
+}  // namespace simd
+
+constinit const GemmKernel simd_gemm = {.name = "simd",
+                                        .supports = simd::supports<GemmProblem>,
+                                        .workspace = simd::run<simd::gemm_workspace, std::size_t, GemmCall>,
+                                        .launch = simd::run<simd::gemm, void, GemmCall>};
+
+constinit const NormKernel simd_norm = {.name = "simd",
+                                        .supports = simd::supports<NormProblem>,
+                                        .workspace = simd::run<simd::norm_workspace, std::size_t, NormCall>,
+                                        .launch = simd::run<simd::norm, void, NormCall>};
+
+constinit const RopeKernel simd_rope = {.name = "simd",
+                                        .supports = simd::supports<RopeProblem>,
+                                        .workspace = simd::run<simd::rope_workspace, std::size_t, RopeCall>,
+                                        .launch = simd::run<simd::rope, void, RopeCall>};
+
+constinit const FfnSteps simd_ffn_steps = {
+    .activation_gradient = simd::run<simd::activation_gradient, void, ActivationGradient>,
+    .sum_rows = simd::run<simd::sum_rows, void, Matrix, Vector>,
+    .sum_rows_workspace = simd::run<simd::sum_rows_workspace, std::size_t, Matrix>,
+    .round = simd::run<simd::round, void, Matrix, Matrix>};
+
+}  // namespace tilewise::cpu

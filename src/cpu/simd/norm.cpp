@@ -1,0 +1,209 @@
+#include "cpu/simd/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd/norm.cpp"
+#include "hwy/foreach_target.h"  // compiles this file once for each target
+//
+#include <cmath>
+
+#include "core/arena.h"
+#include "core/parallel.h"
+#include "cpu/simd/passes.h"
+#include "cpu/simd/rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tilewise::cpu::simd::HWY_NAMESPACE {
+namespace {
+
+// What a worker has for a row.
+struct Scratch {
+  float* x;
+  float* other;  // the residual, or dy
+  float* third;  // d_sum
+  float* result;
+};
+
+// What all share: weight and bias as f32, and the parts of their gradients.
+struct Shared {
+  float* weight;
+  float* bias;
+  float* d_weight;  // [parts, D]
+  float* d_bias;
+};
+
+Scratch take_scratch(Arena& arena, const NormProblem& problem) {
+  return {.x = arena.take<float>(problem.dim),
+          .other = arena.take<float>(problem.dim),
+          .third = arena.take<float>(problem.dim),
+          .result = arena.take<float>(problem.dim)};
+}
+
+Shared take_shared(Arena& arena, const NormProblem& problem) {
+  const std::int64_t parts = problem.weight_gradient ? row_parts(problem.rows) * problem.dim : 0;
+  return {.weight = arena.take<float>(problem.dim),
+          .bias = arena.take<float>(problem.dim),
+          .d_weight = arena.take<float>(parts),
+          .d_bias = arena.take<float>(parts)};
+}
+
+std::size_t scratch_stride(const NormProblem& problem) {
+  Arena arena(nullptr);
+  take_scratch(arena, problem);
+  return arena.rounded();
+}
+
+void load_weights(const NormCall& call, const Shared& shared) {
+  const auto dim = static_cast<int>(call.problem.dim);
+  const auto load_one = [&](float* to, const Vector& from, float otherwise) {
+    if (from.data == nullptr) {
+      std::fill_n(to, dim, otherwise);
+    } else {
+      widen(to, from.data, from.dtype, dim, 1.0f);
+    }
+  };
+  load_one(shared.weight, call.weight, 1.0f);
+  load_one(shared.bias, call.bias, 0.0f);
+}
+
+float& statistic(const Vector& vector, std::int64_t m) {
+  return reinterpret_cast<float*>(vector.data)[m * vector.stride];
+}
+
+void forward_row(const NormCall& call, const Shared& shared, const Scratch& scratch, std::int64_t m) {
+  const std::int64_t dim = call.problem.dim;
+  const auto count = static_cast<float>(dim);
+  const float* x = row_as_f32(call.x, m, scratch.x);
+  if (call.problem.residual) {
+    const float* residual = row_as_f32(call.residual, m, scratch.other);
+    map_row(dim, scratch.x, [&](const auto& at) HWY_ATTR { return hn::Add(at(x), at(residual)); });
+    x = scratch.x;
+    if (call.x.dtype != DType::f32 || call.sum.data != nullptr) {
+      // Normalised is what is stored: the rounded sum. Where it is not kept, it passes through y.
+      const Matrix& to = call.sum.data != nullptr ? call.sum : call.y;
+      narrow(to.at(m, 0), to.dtype, x, static_cast<int>(dim));
+      widen(scratch.x, to.at(m, 0), to.dtype, static_cast<int>(dim), 1.0f);
+    }
+  }
+  float mean = 0;
+  if (call.problem.norm == Norm::layer) {
+    mean = sum_row(dim, [&](const auto& at) HWY_ATTR { return at(x); }) / count;
+  }
+  const VF shift = set(mean);
+  float squares = 0;
+  if (call.problem.norm == Norm::layer) {
+    // The zeros after the last element would count as −mean: they are taken off.
+    const float padding = static_cast<float>((lanes - dim % lanes) % lanes);
+    squares = sum_row(dim, [&](const auto& at) HWY_ATTR {
+      const VF distance = hn::Sub(at(x), shift);
+      return hn::Mul(distance, distance);
+    });
+    squares = std::max(0.0f, squares - padding * mean * mean);
+  } else {
+    squares = sum_row(dim, [&](const auto& at) HWY_ATTR { return hn::Mul(at(x), at(x)); });
+  }
+  const float rstd = 1 / std::sqrt(squares / count + static_cast<float>(call.epsilon));
+  if (call.mean.data != nullptr) statistic(call.mean, m) = mean;
+  if (call.rstd.data != nullptr) statistic(call.rstd, m) = rstd;
+  const VF factor = set(rstd);
+  map_row(dim, scratch.result, [&](const auto& at) HWY_ATTR {
+    const VF normal = hn::Mul(hn::Sub(at(x), shift), factor);
+    return hn::MulAdd(normal, at(shared.weight), at(shared.bias));
+  });
+  narrow(call.y.at(m, 0), call.y.dtype, scratch.result, static_cast<int>(dim));
+}
+
+// With n = (x − mean)·rstd and g = dy·weight: dx = rstd·(g − mean(g) − n·mean(g·n)), without mean(g) in an
+// rms norm. d_weight and d_bias are the part's sums so far.
+void backward_row(const NormCall& call, const Shared& shared, const Scratch& scratch, std::int64_t m,
+                  float* d_weight, float* d_bias) {
+  const std::int64_t dim = call.problem.dim;
+  const auto count = static_cast<float>(dim);
+  const float* x = row_as_f32(call.x, m, scratch.x);
+  const float* dy = row_as_f32(call.dy, m, scratch.other);
+  const bool layer = call.problem.norm == Norm::layer;
+  const VF mean = set(layer ? statistic(call.mean, m) : 0.0f);
+  const float rstd = statistic(call.rstd, m);
+  const VF factor = set(rstd);
+  if (d_weight != nullptr) {
+    map_row(dim, d_weight, [&](const auto& at) HWY_ATTR {
+      return hn::MulAdd(at(dy), hn::Mul(hn::Sub(at(x), mean), factor), at(d_weight));
+    });
+    map_row(dim, d_bias, [&](const auto& at) HWY_ATTR { return hn::Add(at(dy), at(d_bias)); });
+  }
+  if (call.dx.data == nullptr) return;
+  const float product = sum_row(dim, [&](const auto& at) HWY_ATTR {
+    return hn::Mul(hn::Mul(at(dy), at(shared.weight)), hn::Mul(hn::Sub(at(x), mean), factor));
+  });
+  float sum = 0;
+  if (layer) {
+    sum = sum_row(dim, [&](const auto& at) HWY_ATTR { return hn::Mul(at(dy), at(shared.weight)); });
+  }
+  const VF mean_sum = set(sum / count);
+  const VF mean_product = set(product / count);
+  map_row(dim, scratch.result, [&](const auto& at) HWY_ATTR {
+    const VF n = hn::Mul(hn::Sub(at(x), mean), factor);
+    const VF g = hn::Sub(hn::Mul(at(dy), at(shared.weight)), mean_sum);
+    return hn::Mul(factor, hn::NegMulAdd(n, mean_product, g));
+  });
+  if (call.d_sum.data != nullptr) {
+    const float* d_sum = row_as_f32(call.d_sum, m, scratch.third);
+    map_row(dim, scratch.result,
+            [&](const auto& at) HWY_ATTR { return hn::Add(at(scratch.result), at(d_sum)); });
+  }
+  narrow(call.dx.at(m, 0), call.dx.dtype, scratch.result, static_cast<int>(dim));
+}
+
+void backward(const NormCall& call, const Shared& shared, const Context& context, std::byte* scratches) {
+  const NormProblem& problem = call.problem;
+  const bool sums = problem.weight_gradient;
+  const std::int64_t parts =
+      sums ? row_parts(problem.rows)
+           : (problem.rows + rows_per_task(problem.dim) - 1) / rows_per_task(problem.dim);
+  const std::size_t stride = scratch_stride(problem);
+  for_each_task(context.parallel_for, parts, [&](std::int64_t worker, std::int64_t part) {
+    Arena own(scratches + stride * static_cast<std::size_t>(worker));
+    const Scratch scratch = take_scratch(own, problem);
+    float* d_weight = sums ? shared.d_weight + part * problem.dim : nullptr;
+    float* d_bias = sums ? shared.d_bias + part * problem.dim : nullptr;
+    if (sums) {
+      std::fill_n(d_weight, problem.dim, 0.0f);
+      std::fill_n(d_bias, problem.dim, 0.0f);
+    }
+    for (std::int64_t m = problem.rows * part / parts; m < problem.rows * (part + 1) / parts; ++m) {
+      backward_row(call, shared, scratch, m, d_weight, d_bias);
+    }
+  });
+  if (!sums) return;
+  join_parts(shared.d_weight, parts, problem.dim, call.d_weight);
+  join_parts(shared.d_bias, parts, problem.dim, call.d_bias);
+}
+
+}  // namespace
+
+std::size_t norm_workspace(const NormCall& call, const Context& context) {
+  Arena arena(nullptr);
+  take_shared(arena, call.problem);
+  return arena.rounded() +
+         scratch_stride(call.problem) * static_cast<std::size_t>(context.parallel_for.threads);
+}
+
+void norm(const NormCall& call, const Context& context) {
+  const NormProblem& problem = call.problem;
+  Arena arena(context.workspace.data);
+  const Shared shared = take_shared(arena, problem);
+  std::byte* const scratches = static_cast<std::byte*>(context.workspace.data) + arena.rounded();
+  load_weights(call, shared);
+  if (problem.pass == Pass::backward) return backward(call, shared, context, scratches);
+  const std::size_t stride = scratch_stride(problem);
+  const std::int64_t rows = rows_per_task(problem.dim);
+  for_each_task(context.parallel_for, (problem.rows + rows - 1) / rows,
+                [&](std::int64_t worker, std::int64_t task) {
+                  Arena own(scratches + stride * static_cast<std::size_t>(worker));
+                  const Scratch scratch = take_scratch(own, problem);
+                  const std::int64_t last = std::min(problem.rows, (task + 1) * rows);
+                  for (std::int64_t m = task * rows; m < last; ++m) forward_row(call, shared, scratch, m);
+                });
+}
+
+}  // namespace tilewise::cpu::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

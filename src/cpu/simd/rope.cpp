@@ -1,0 +1,126 @@
+#include "cpu/simd/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd/rope.cpp"
+#include "hwy/foreach_target.h"  // compiles this file once for each target
+//
+#include <cstring>
+
+#include "core/arena.h"
+#include "core/parallel.h"
+#include "cpu/simd/passes.h"
+#include "cpu/simd/rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tilewise::cpu::simd::HWY_NAMESPACE {
+namespace {
+
+struct Scratch {
+  float* cos;  // [R/2]
+  float* sin;
+  float* row;     // [R]
+  float* turned;  // [R]
+};
+
+Scratch take_scratch(Arena& arena, const RopeProblem& problem) {
+  return {.cos = arena.take<float>(problem.rotary_dim / 2),
+          .sin = arena.take<float>(problem.rotary_dim / 2),
+          .row = arena.take<float>(problem.rotary_dim),
+          .turned = arena.take<float>(problem.rotary_dim)};
+}
+
+std::size_t scratch_stride(const RopeProblem& problem) {
+  Arena arena(nullptr);
+  take_scratch(arena, problem);
+  return arena.rounded();
+}
+
+void turn_halves(const float* x, const Scratch& scratch, std::int64_t pairs) {
+  const float* y = x + pairs;
+  map_row(pairs, scratch.turned, [&](const auto& at) HWY_ATTR {
+    return hn::NegMulAdd(at(y), at(scratch.sin), hn::Mul(at(x), at(scratch.cos)));
+  });
+  map_row(pairs, scratch.turned + pairs, [&](const auto& at) HWY_ATTR {
+    return hn::MulAdd(at(x), at(scratch.sin), hn::Mul(at(y), at(scratch.cos)));
+  });
+}
+
+void turn_interleaved(const float* row, const Scratch& scratch, std::int64_t pairs) {
+  std::int64_t n = 0;
+  for (; n + lanes <= pairs; n += lanes) {
+    VF x, y;
+    hn::LoadInterleaved2(F(), row + 2 * n, x, y);
+    const VF cos = load(scratch.cos + n), sin = load(scratch.sin + n);
+    hn::StoreInterleaved2(hn::NegMulAdd(y, sin, hn::Mul(x, cos)), hn::MulAdd(x, sin, hn::Mul(y, cos)), F(),
+                          scratch.turned + 2 * n);
+  }
+  for (; n < pairs; ++n) {
+    const float x = row[2 * n], y = row[2 * n + 1];
+    scratch.turned[2 * n] = x * scratch.cos[n] - y * scratch.sin[n];
+    scratch.turned[2 * n + 1] = y * scratch.cos[n] + x * scratch.sin[n];
+  }
+}
+
+// `to` may be `from`; either may be null.
+void turn_row(const RopeProblem& problem, const Scratch& scratch, const std::byte* from, std::byte* to,
+              std::byte* to_cache) {
+  const auto count = static_cast<int>(problem.rotary_dim);
+  const float* row = reinterpret_cast<const float*>(from);
+  if (problem.dtype != DType::f32) {
+    widen(scratch.row, from, problem.dtype, count, 1.0f);
+    row = scratch.row;
+  }
+  (problem.pairs == RopePairs::halves ? turn_halves : turn_interleaved)(row, scratch, count / 2);
+  const std::size_t turned = static_cast<std::size_t>(count) * size_of(problem.dtype);
+  const std::size_t rest = static_cast<std::size_t>(problem.dim - count) * size_of(problem.dtype);
+  for (std::byte* target : {to, to_cache}) {
+    if (target == nullptr) continue;
+    narrow(target, problem.dtype, scratch.turned, count);
+    if (target != from && rest > 0) std::memcpy(target + turned, from + turned, rest);
+  }
+}
+
+void turn_token(const RopeCall& call, const Scratch& scratch, std::int64_t b, std::int64_t s) {
+  const RopeProblem& problem = call.problem;
+  const std::int64_t row = call.angle_row(b, s);
+  const auto pairs = static_cast<int>(problem.rotary_dim / 2);
+  widen(scratch.cos, call.cos.at(b, row), call.cos.dtype, pairs, 1.0f);
+  widen(scratch.sin, call.sin.at(b, row), call.sin.dtype, pairs, problem.inverse ? -1.0f : 1.0f);
+  for (std::int64_t h = 0; h < problem.heads_q; ++h) {
+    turn_row(problem, scratch, call.q.at(b, h, s), call.out_q.at(b, h, s), nullptr);
+  }
+  for (std::int64_t h = 0; h < problem.heads_kv; ++h) {
+    turn_row(problem, scratch, call.k.at(b, h, s), call.out_k.wanted ? call.out_k.at(b, h, s) : nullptr,
+             call.k_cache.wanted ? call.cache_row(call.k_cache, b, h, s) : nullptr);
+    if (call.v.wanted) {
+      std::memcpy(call.cache_row(call.v_cache, b, h, s), call.v.at(b, h, s),
+                  static_cast<std::size_t>(problem.dim_v) * size_of(problem.dtype));
+    }
+  }
+}
+
+}  // namespace
+
+std::size_t rope_workspace(const RopeCall& call, const Context& context) {
+  return scratch_stride(call.problem) * static_cast<std::size_t>(context.parallel_for.threads);
+}
+
+void rope(const RopeCall& call, const Context& context) {
+  const RopeProblem& problem = call.problem;
+  const std::size_t stride = scratch_stride(problem);
+  const std::int64_t tokens = problem.batch * problem.length;
+  const std::int64_t chunk = rows_per_task((problem.heads_q + problem.heads_kv) * problem.dim);
+  for_each_task(context.parallel_for, (tokens + chunk - 1) / chunk,
+                [&](std::int64_t worker, std::int64_t task) {
+                  Arena own(static_cast<std::byte*>(context.workspace.data) +
+                            stride * static_cast<std::size_t>(worker));
+                  const Scratch scratch = take_scratch(own, problem);
+                  const std::int64_t last = std::min(tokens, (task + 1) * chunk);
+                  for (std::int64_t token = task * chunk; token < last; ++token) {
+                    turn_token(call, scratch, token / problem.length, token % problem.length);
+                  }
+                });
+}
+
+}  // namespace tilewise::cpu::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

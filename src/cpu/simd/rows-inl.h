@@ -1,0 +1,96 @@
+// Rows of any type as f32, and sums over rows in a fixed order.
+
+#if defined(TILEWISE_CPU_SIMD_ROWS_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef TILEWISE_CPU_SIMD_ROWS_INL_H
+#undef TILEWISE_CPU_SIMD_ROWS_INL_H
+#else
+#define TILEWISE_CPU_SIMD_ROWS_INL_H
+#endif
+
+#include <algorithm>
+
+#include "core/load.h"
+#include "core/matrix.h"
+#include "cpu/simd/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tilewise::cpu::simd::HWY_NAMESPACE {
+
+/// to[0, count) = body(at), where at(row) is the vector of a row's elements at the same places. The last
+/// elements pass through vectors filled up with zeros. `to` may be one of the rows.
+template <typename Body>
+HWY_INLINE void map_row(std::int64_t count, float* to, const Body& body) {
+  std::int64_t n = 0;
+  for (; n + lanes <= count; n += lanes) {
+    store(body([n](const float* row) HWY_ATTR { return load(row + n); }), to + n);
+  }
+  if (n == count) return;
+  const auto rest = static_cast<int>(count - n);
+  alignas(64) float last[lanes];
+  const VF result = body([n, rest](const float* row) HWY_ATTR {
+    alignas(64) float elements[lanes] = {};
+    for (int i = 0; i < rest; ++i) elements[i] = row[n + i];
+    return hn::Load(F(), elements);
+  });
+  hn::Store(result, F(), last);
+  std::copy_n(last, rest, to + n);
+}
+
+/// Σ body(at) over `count` elements; body must give 0 where all rows are 0. Four sums, so that none is
+/// long and none waits for another.
+template <typename Body>
+HWY_INLINE float sum_row(std::int64_t count, const Body& body) {
+  VF sums[4] = {hn::Zero(F()), hn::Zero(F()), hn::Zero(F()), hn::Zero(F())};
+  std::int64_t n = 0;
+  for (; n + 4 * lanes <= count; n += 4 * lanes) {
+    for (int i = 0; i < 4; ++i) {
+      const std::int64_t at = n + i * lanes;
+      sums[i] = hn::Add(sums[i], body([at](const float* row) HWY_ATTR { return load(row + at); }));
+    }
+  }
+  for (; n < count; n += lanes) {
+    const auto rest = static_cast<int>(std::min<std::int64_t>(lanes, count - n));
+    sums[0] = hn::Add(sums[0], body([n, rest](const float* row) HWY_ATTR {
+                        alignas(64) float elements[lanes] = {};
+                        for (int i = 0; i < rest; ++i) elements[i] = row[n + i];
+                        return hn::Load(F(), elements);
+                      }));
+  }
+  const VF sum = hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3]));
+  return hn::GetLane(hn::SumOfLanes(F(), sum));
+}
+
+/// The row as f32: where it lies if it can be read there, else converted into `buffer`.
+HWY_INLINE const float* row_as_f32(const Matrix& matrix, std::int64_t row, float* buffer) {
+  std::byte* from = matrix.at(row, 0);
+  if (matrix.dtype == DType::f32) return reinterpret_cast<const float*>(from);
+  widen(buffer, from, matrix.dtype, static_cast<int>(matrix.columns), 1.0f);
+  return buffer;
+}
+
+/// Rows that a task takes, so that a task is worth a thread's while.
+constexpr std::int64_t rows_per_task(std::int64_t columns) {
+  constexpr std::int64_t elements = 1 << 14;
+  return std::max<std::int64_t>(1, elements / std::max<std::int64_t>(columns, 1));
+}
+
+/// Sums over rows are made in this many parts at most, by different threads, and joined in order. The number
+/// of rows alone decides, so that the result does not depend on the threads.
+constexpr std::int64_t row_parts(std::int64_t rows) { return std::clamp<std::int64_t>(rows / 16, 1, 32); }
+
+/// Joins the parts ([parts, columns]) in order and rounds the sums.
+inline void join_parts(float* parts, std::int64_t count, std::int64_t columns, const Vector& sums) {
+  if (sums.data == nullptr) return;
+  for (std::int64_t part = 1; part < count; ++part) {
+    const float* more = parts + part * columns;
+    map_row(columns, parts, [&](const auto& at) HWY_ATTR { return hn::Add(at(parts), at(more)); });
+  }
+  for (std::int64_t n = 0; n < columns; ++n) {
+    store_element(sums.data, sums.dtype, n * sums.stride, static_cast<double>(parts[n]));
+  }
+}
+
+}  // namespace tilewise::cpu::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggle
