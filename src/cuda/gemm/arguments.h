@@ -34,9 +34,10 @@ struct GemmArguments {
   Epilogue epilogue;
 };
 
-/// a, b and the gate's b in boxes of one panel of 64 columns.
+/// a, b and the gate's b in boxes of one panel of 64 columns, out, where it is of 16 bits, in those of a
+/// slab.
 struct GemmMaps {
-  CUtensorMap a, b, gate;
+  CUtensorMap a, b, gate, out;
 };
 
 }  // namespace tilewise::cuda::gemm

@@ -151,20 +151,25 @@ struct FewConsumer {
     }
   }
 
-  /// Adds what a block left, and takes its flag down for the next launch of a graph.
-  __device__ __forceinline__ void take(int block) {
-    if (thread == 0) {
-      await_flag(flag(block), arguments.owner);
-      *flag(block) = 0;
+  /// Adds what `others` blocks before this one left, and takes their flags down for the next launch of a
+  /// graph.
+  __device__ __forceinline__ void take(int others) {
+    const int block = static_cast<int>(blockIdx.x);
+    for (int other = 1 + thread; other <= others; other += 128) {
+      await_flag(flag(block - other), arguments.owner);
+      *flag(block - other) = 0;
     }
     sync();  // they are there
+#pragma unroll 2
+    for (int other = 1; other <= others; ++other) {
 #pragma unroll
-    for (int n = 0; n < count / 4; ++n) {
-      const float4 more = __ldcg(reinterpret_cast<const float4*>(partial(block) + n * 512));
-      sums[4 * n] += more.x;
-      sums[4 * n + 1] += more.y;
-      sums[4 * n + 2] += more.z;
-      sums[4 * n + 3] += more.w;
+      for (int n = 0; n < count / 4; ++n) {
+        const float4 more = __ldcg(reinterpret_cast<const float4*>(partial(block - other) + n * 512));
+        sums[4 * n] += more.x;
+        sums[4 * n + 1] += more.y;
+        sums[4 * n + 2] += more.z;
+        sums[4 * n + 3] += more.w;
+      }
     }
   }
 
@@ -251,7 +256,9 @@ struct FewConsumer {
       if (unit > row_block * share.depth_blocks) {
         give();
       } else {
-        for (int other = block - 1; other >= 0 && share.begin(other) < row_end; --other) take(other);
+        int others = 0;
+        while (others < block && share.begin(block - 1 - others) < row_end) ++others;
+        if (others > 0) take(others);
         finish(row_block);
       }
       unit = until;

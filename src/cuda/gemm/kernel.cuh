@@ -27,13 +27,14 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     take_registers<c.consumer_registers()>();
     const int index = warp / 4 - 1;
     Consumer<T, c> consumer(shared, index);
-    Writer<T, c> writer{arguments, shared.slabs(warp - 4), static_cast<int>(threadIdx.x) % 32};
+    Writer<T, c> writer{maps, arguments, shared.slabs(warp - 4), static_cast<int>(threadIdx.x) % 32};
     const int blocks = (arguments.k + c.depth - 1) / c.depth;
     for_each_tile<c>(arguments, [&](int first_row, int column) {
       writer.begin(first_row + index * c.consumer_rows() + warp % 4 * 16, column);
       consumer.multiply(blocks);
       writer.finish(consumer.sums);
     });
+    writer.end();
   }
 #endif
 }

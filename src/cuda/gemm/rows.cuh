@@ -31,6 +31,7 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   GemmMaps maps{.a = map_of_factor(call.a, c.turned_a, c.rows()),
                 .b = map_of_factor(call.b, c.turned_b, b_box)};
   maps.gate = c.gated ? map_of_factor(call.gate, c.turned_b, b_box) : maps.b;
+  maps.out = problem.out_dtype == DType::f32 ? maps.b : map_of_factor(call.out, false, 16);
   const int tiles_m = tiles_of(problem.m, c.rows());
   const int tiles_n = tiles_of(problem.n, c.out_columns());
   const int blocks =
