@@ -52,9 +52,9 @@ struct Plan {
 
 // What a worker computes a tile in.
 struct Scratch {
-  float* a;        // [tile rows, depth] in panels
-  float* sums;     // [tile rows, tile columns]
-  float* gate;     // likewise
+  float* a;     // [tile rows, depth] in panels
+  float* sums;  // [tile rows, tile columns]
+  float* gate;  // likewise
   float* staging;
   EpilogueColumns columns;
 };
@@ -118,9 +118,9 @@ void compute_tile(const GemmCall& call, const Plan& plan, const Slab& slab, std:
       pack_panel(scratch.a + row * depth, block_rows, call.a, first_row + row, k, depth, scratch.staging);
     }
     const auto multiply_by = [&](const float* b, float* sums) {
-      (k == 0 ? multiply_tile<Into::set> : multiply_tile<Into::add>)(
-          scratch.a, b + panels + k * block_columns, panel_stride, rows, columns, sums, plan.tile_columns,
-          depth);
+      (k == 0 ? multiply_tile<Into::set>
+              : multiply_tile<Into::add>)(scratch.a, b + panels + k * block_columns, panel_stride, rows,
+                                          columns, sums, plan.tile_columns, depth);
     };
     multiply_by(slab.b, scratch.sums);
     if (problem.gated) multiply_by(slab.gate, scratch.gate);
@@ -176,51 +176,91 @@ void multiply_packed(const GemmCall& call, const Context& context) {
   }
 }
 
-// Few rows of a: every row of b is read once, and meets up to four rows of a at a time.
+// Few rows of a: b is read once, where it lies. Vectors run along K, blocks of both stay in the L1.
 
 bool is_few(const GemmProblem& problem) {
   return problem.m <= gemm_few_rows && problem.a_by_rows && problem.b_by_rows;
 }
 
+constexpr int dot_rows = 4;                            // of a
+constexpr int dot_columns = registers == 32 ? 4 : 2;   // rows of b
+constexpr std::int64_t dot_stride = gemm_few_columns;  // of sums
+static_assert(gemm_few_columns % lanes == 0 && gemm_few_columns % dot_columns == 0);
+
 struct FewScratch {
-  float* b_row;   // [K]: a row of b that is not f32
-  float* dots;    // [few_queries]
-  float* sums;    // [rows, few columns]
+  float* b;     // [dot columns, few depth]: rows of b that are not f32
+  float* sums;  // [M, few columns]
   float* gate;
   EpilogueColumns columns;
 };
 
 FewScratch take_few_scratch(Arena& arena, const GemmProblem& problem) {
-  const std::int64_t columns = rounded_up(gemm_few_columns);
-  return {.b_row = arena.take<float>(problem.k),
-          .dots = arena.take<float>(few_queries),
-          .sums = arena.take<float>(problem.m * columns),
-          .gate = arena.take<float>(problem.gated ? problem.m * columns : 0),
+  return {.b = arena.take<float>(dot_columns * gemm_few_depth),
+          .sums = arena.take<float>(problem.m * dot_stride),
+          .gate = arena.take<float>(problem.gated ? problem.m * dot_stride : 0),
           .columns = {.first = 0,
                       .count = 0,
-                      .bias = arena.take<float>(columns),
-                      .gate_bias = arena.take<float>(columns),
-                      .addend = arena.take<float>(columns)}};
+                      .bias = arena.take<float>(dot_stride),
+                      .gate_bias = arena.take<float>(dot_stride),
+                      .addend = arena.take<float>(dot_stride)}};
 }
 
 std::int64_t few_stride(std::int64_t k) { return rounded(k, lanes); }
 
-// sums[m·stride] = row m of a times row n of b, for all m.
-void multiply_row(const GemmProblem& problem, const Matrix& b, std::int64_t n, const float* a,
-                  FewScratch& scratch, float* sums) {
-  const auto* row = reinterpret_cast<const float*>(b.at(n, 0));
-  const auto depth = static_cast<int>(problem.k);
-  if (b.dtype != DType::f32) {
-    widen(scratch.b_row, b.at(n, 0), b.dtype, depth, 1.0f);
-    row = scratch.b_row;
+// sums[r·dot_stride + j] += Σ_k a[r][k]·b[j][k] for R rows; a is 0 past `depth`, up to a whole vector.
+template <int R>
+void add_dots(const float* a, std::int64_t a_stride, const float* const* b, int depth, float* sums) {
+  VF sum[R][dot_columns];
+  for (int r = 0; r < R; ++r) {
+    for (int j = 0; j < dot_columns; ++j) sum[r][j] = hn::Zero(F());
   }
+  const auto step = [&](int k, const auto& load_b) HWY_ATTR {
+    VF column[dot_columns];
+#pragma GCC unroll 8
+    for (int j = 0; j < dot_columns; ++j) column[j] = load_b(b[j] + k);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const VF row = load(a + r * a_stride + k);
+#pragma GCC unroll 8
+      for (int j = 0; j < dot_columns; ++j) sum[r][j] = hn::MulAdd(row, column[j], sum[r][j]);
+    }
+  };
+  const int whole = depth / lanes * lanes;
+  for (int k = 0; k < whole; k += lanes) step(k, [](const float* from) HWY_ATTR { return load(from); });
+  if (whole < depth) {
+    step(whole, [&](const float* from) HWY_ATTR { return load_first(from, depth - whole); });
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int j = 0; j < dot_columns; ++j) {
+      sums[r * dot_stride + j] += hn::GetLane(hn::SumOfLanes(F(), sum[r][j]));
+    }
+  }
+}
+
+// sums [M, few columns] of the columns of out that the scratch holds.
+void add_products(const GemmProblem& problem, const Matrix& b, const float* a, const FewScratch& scratch,
+                  float* sums) {
   const std::int64_t stride = few_stride(problem.k);
-  for (std::int64_t m = 0; m < problem.m; m += few_queries) {
-    const auto rows = static_cast<int>(std::min<std::int64_t>(few_queries, problem.m - m));
-    with_few(rows, [&](auto count) HWY_ATTR {
-      few_scores<count>({row, problem.k}, 1, depth, a + m * stride, stride, scratch.dots, count);
-    });
-    for (int r = 0; r < rows; ++r) sums[(m + r) * rounded_up(gemm_few_columns)] = scratch.dots[r];
+  std::fill_n(sums, problem.m * dot_stride, 0.0f);
+  for (std::int64_t k = 0; k < problem.k; k += gemm_few_depth) {
+    const auto depth = static_cast<int>(std::min(gemm_few_depth, problem.k - k));
+    for (int n = 0; n < scratch.columns.count; n += dot_columns) {
+      const float* rows[dot_columns];
+      for (int j = 0; j < dot_columns; ++j) {  // past the last row it is taken again
+        const int column = std::min(n + j, scratch.columns.count - 1);
+        std::byte* from = b.at(scratch.columns.first + column, k);
+        rows[j] = reinterpret_cast<const float*>(from);
+        if (b.dtype == DType::f32) continue;
+        widen(scratch.b + j * gemm_few_depth, from, b.dtype, depth, 1.0f);
+        rows[j] = scratch.b + j * gemm_few_depth;
+      }
+      for (std::int64_t m = 0; m < problem.m; m += dot_rows) {
+        const auto count = static_cast<int>(std::min<std::int64_t>(dot_rows, problem.m - m));
+        with_few(count, [&](auto r) HWY_ATTR {
+          add_dots<r>(a + m * stride + k, stride, rows, depth, sums + m * dot_stride + n);
+        });
+      }
+    }
   }
 }
 
@@ -255,18 +295,12 @@ void multiply_few(const GemmCall& call, const Context& context) {
               layout.stride * static_cast<std::size_t>(worker));
     FewScratch scratch = take_few_scratch(own, problem);
     scratch.columns.first = index * gemm_few_columns;
-    scratch.columns.count =
-        static_cast<int>(std::min(gemm_few_columns, problem.n - scratch.columns.first));
+    scratch.columns.count = static_cast<int>(std::min(gemm_few_columns, problem.n - scratch.columns.first));
     load_biases(call, scratch.columns);
-    for (int n = 0; n < scratch.columns.count; ++n) {
-      multiply_row(problem, call.b, scratch.columns.first + n, layout.a, scratch, scratch.sums + n);
-      if (problem.gated) {
-        multiply_row(problem, call.gate, scratch.columns.first + n, layout.a, scratch, scratch.gate + n);
-      }
-    }
+    add_products(problem, call.b, layout.a, scratch, scratch.sums);
+    if (problem.gated) add_products(problem, call.gate, layout.a, scratch, scratch.gate);
     for (std::int64_t m = 0; m < problem.m; ++m) {
-      const std::int64_t row = m * rounded_up(gemm_few_columns);
-      finish_row(call, scratch.columns, m, scratch.sums + row, scratch.gate + row);
+      finish_row(call, scratch.columns, m, scratch.sums + m * dot_stride, scratch.gate + m * dot_stride);
     }
   });
 }
