@@ -84,7 +84,7 @@ Problem exact_problem(const Problem& p) {
   return e;
 }
 
-void forward(const Problem& p, Context context = {}) {
+void forward(const Problem& p, Context context = serial_context()) {
   with_workspace(ffn_forward_workspace(p.inputs(), p.options, p.outputs(), context),
                  [&](Workspace workspace) {
                    context.workspace = workspace;
@@ -92,7 +92,7 @@ void forward(const Problem& p, Context context = {}) {
                  });
 }
 
-void backward(const Problem& p, Context context = {}) {
+void backward(const Problem& p, Context context = serial_context()) {
   with_workspace(ffn_backward_workspace(p.inputs(), p.options, p.gradients(), context),
                  [&](Workspace workspace) {
                    context.workspace = workspace;

@@ -162,6 +162,9 @@ inline Placement random_placement(Random& random, bool by_columns = false) {
   return placement;
 }
 
+/// One thread: the calls are small.
+inline Context serial_context() { return {.parallel_for = serial_parallel_for()}; }
+
 /// A context for a kernel of the CPU: random threads and SIMD level.
 inline Context random_context(Random& random) {
   const std::vector<std::string_view> levels = simd_levels();
