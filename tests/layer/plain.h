@@ -130,10 +130,10 @@ inline void expect_near(const Buffer& got, const std::vector<double>& truth, con
     squares_plain += error_plain * error_plain;
     size = std::max(size, std::abs(truth[n]));
   }
-  const double unit = 2 * half_unit(size, got.dtype());
+  const double least = (got.dtype() == DType::f32 ? 4 : 2) * half_unit(size, got.dtype());
   const double root = std::sqrt(static_cast<double>(truth.size()));
-  EXPECT_LE(largest, std::max(2 * largest_plain, unit)) << name;
-  EXPECT_LE(std::sqrt(squares), std::max(2 * std::sqrt(squares_plain), unit * root)) << name;
+  EXPECT_LE(largest, std::max(2 * largest_plain, least)) << name;
+  EXPECT_LE(std::sqrt(squares), std::max(2 * std::sqrt(squares_plain), least * root)) << name;
   EXPECT_TRUE(got.guards_intact()) << name;
 }
 
