@@ -111,8 +111,8 @@ inline double half_unit(double value, DType dtype) {
 
 /// Expects `got` to be as near to the truth as the contract says: at most twice as far off as `plain`, for
 /// the largest error and for the norm of all. Plain may be right by luck where elements are few: a result may
-/// always be off by a unit in the last place of the largest, with `terms` the size of what it was summed
-/// from.
+/// always be off by the four roundings on its way in f32, and by a unit in the last place in narrower types,
+/// of the largest number there or of `terms`, the size of what is summed up.
 inline void expect_near(const Buffer& got, const std::vector<double>& truth, const Plain& plain,
                         const std::string& name, double terms = 0) {
   ASSERT_EQ(static_cast<std::size_t>(got.size()), truth.size()) << name;
