@@ -7,6 +7,7 @@
 #include "arguments.h"
 #include "attention/kernel.h"
 #include "attention/validate.h"
+#include "kinds.h"
 
 namespace tilewise::torch_binding {
 namespace {
@@ -16,21 +17,6 @@ using PlainMask = AttentionArguments::PlainMask;
 using torch::stable::detail::from;
 
 constexpr std::string_view floating = "f32, f16, bf16 or f64";
-
-/// Runs `body`. The stable ABI has one kind of exception, so the library's carry their kind in the text,
-/// which the Python package turns back into a type.
-template <typename Body>
-void with_kinds(const Body& body) {
-  try {
-    body();
-  } catch (const InvalidArgument& error) {
-    throw std::runtime_error(std::string("tilewise.InvalidArgument: ") + error.what());
-  } catch (const Unsupported& error) {
-    throw std::runtime_error(std::string("tilewise.Unsupported: ") + error.what());
-  } catch (const DeviceError& error) {
-    throw std::runtime_error(std::string("tilewise.DeviceError: ") + error.what());
-  }
-}
 
 Tensor statistics_view(const TorchTensor& tensor, std::string_view name) {
   return view(tensor, name, "f32, or f64 where q is");

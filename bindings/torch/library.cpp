@@ -2,6 +2,7 @@
 
 #include "arguments.h"
 #include "attention.h"
+#include "layer.h"
 
 // Schemas and kernels. What else an operator of torch needs (shapes without data, gradients, autocast, vmap)
 // is written in Python, in tilewise/_ops.py.
@@ -25,6 +26,15 @@ void implement(torch::stable::detail::StableLibrary& library) {
   library.impl("attention_backward", tilewise::torch_binding::attention_backward_op);
   library.impl("attention_training_backward", tilewise::torch_binding::attention_training_backward_op);
   library.impl("explain_attention", tilewise::torch_binding::explain_attention_op);
+  library.impl("gemm", tilewise::torch_binding::gemm_op);
+  library.impl("explain_gemm", tilewise::torch_binding::explain_gemm_op);
+  library.impl("ffn_forward", tilewise::torch_binding::ffn_forward_op);
+  library.impl("ffn_backward", tilewise::torch_binding::ffn_backward_op);
+  library.impl("explain_ffn", tilewise::torch_binding::explain_ffn_op);
+  library.impl("norm_forward", tilewise::torch_binding::norm_forward_op);
+  library.impl("norm_backward", tilewise::torch_binding::norm_backward_op);
+  library.impl("rope", tilewise::torch_binding::rope_op);
+  library.impl("rope_into_cache", tilewise::torch_binding::rope_into_cache_op);
 }
 
 }  // namespace
@@ -45,6 +55,17 @@ STABLE_TORCH_LIBRARY(tilewise, library) {
                      plain + ", Tensor? attn_mask, bool deterministic", "Tensor[]")
                   .c_str());
   library.def(schema("explain_attention", "bool[] needed, ", attention_schema, "str").c_str());
+  using namespace tilewise::torch_binding;
+  const std::string gemm = gemm_schema;
+  library.def(gemm_schema);
+  library.def(("explain_" + gemm.substr(0, gemm.rfind("Tensor")) + "str").c_str());
+  library.def(schema("ffn_forward", "", ffn_arguments, "Tensor").c_str());
+  library.def(schema("ffn_backward", "Tensor grad_out, bool[] needed, ", ffn_arguments, "Tensor[]").c_str());
+  library.def(schema("explain_ffn", "", ffn_arguments, "str").c_str());
+  library.def(norm_forward_schema);
+  library.def(norm_backward_schema);
+  library.def(rope_schema);
+  library.def(rope_into_cache_schema);
   library.def("attention_kernels() -> str[]");
   library.def("simd_levels() -> str[]");
   library.def("version() -> str");

@@ -41,6 +41,16 @@ DType library_dtype(const TorchTensor& tensor, std::string_view name, std::strin
   }
 }
 
+Tensor view_as(const TorchTensor& tensor, DType dtype, std::string_view name) {
+  const auto shape = tensor.sizes();
+  const auto strides = tensor.strides();
+  if (shape.size() > Tensor::max_rank) {
+    reject(name, "at most rank 5", "rank " + std::to_string(shape.size()));
+  }
+  return Tensor(tensor.data_ptr(), dtype, std::span(shape.data(), shape.size()),
+                std::span(strides.data(), strides.size()), device_of(tensor, name));
+}
+
 TorchTensor empty_strided(std::span<const std::int64_t> shape, const std::int64_t* strides, DType dtype,
                           Device device) {
   const bool on_cpu = device.type == Device::Type::cpu;
@@ -73,14 +83,12 @@ Device device_of(const TorchTensor& tensor, std::string_view name) {
 }
 
 Tensor view(const TorchTensor& tensor, std::string_view name, std::string_view expected) {
-  const auto shape = tensor.sizes();
-  const auto strides = tensor.strides();
-  if (shape.size() > Tensor::max_rank) {
-    reject(name, "at most rank 5", "rank " + std::to_string(shape.size()));
-  }
-  return Tensor(tensor.data_ptr(), library_dtype(tensor, name, expected),
-                std::span(shape.data(), shape.size()), std::span(strides.data(), strides.size()),
-                device_of(tensor, name));
+  return view_as(tensor, library_dtype(tensor, name, expected), name);
+}
+
+Tensor index_view(const TorchTensor& tensor, std::string_view name) {
+  const bool wide = tensor.scalar_type() == ScalarType::Long;
+  return view_as(tensor, wide ? DType::i64 : library_dtype(tensor, name, "i32 or i64"), name);
 }
 
 TorchTensor with_contiguous_last(const TorchTensor& tensor) {

@@ -23,6 +23,9 @@ Device device_of(const TorchTensor& tensor, std::string_view name);
 /// and devices the library does not have.
 Tensor view(const TorchTensor& tensor, std::string_view name, std::string_view expected);
 
+/// The same for indices, which may be i32 or i64.
+Tensor index_view(const TorchTensor& tensor, std::string_view name);
+
 /// The tensor itself, or a copy where its last dimension is not contiguous.
 TorchTensor with_contiguous_last(const TorchTensor& tensor);
 

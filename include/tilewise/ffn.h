@@ -31,9 +31,9 @@ struct FfnInputs {
 
 struct FfnOptions {
   Activation activation = Activation::gelu;
-  /// Upper bound on the bytes of the intermediate results, rounded up to what one token takes; 0: as much
-  /// as runs best. Results do not depend on it, but for the rounding of sums over tokens in the gradients of
-  /// weights.
+  /// Upper bound on the bytes of the intermediate results, rounded up to what one token takes (in backward:
+  /// 64 hidden features of all tokens); 0: as much as runs best. Results do not depend on it, but for the
+  /// rounding of sums over tokens in the gradients of weights.
   std::size_t max_intermediate_bytes = 0;
   Precision precision = Precision::full;
   std::string_view kernel = "auto";

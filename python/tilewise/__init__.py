@@ -13,6 +13,7 @@ from tilewise.attention import (
     scaled_dot_product_attention,
 )
 from tilewise.block_mask import BlockMask
+from tilewise.functional import apply_rope, ffn, layer_norm, linear, rms_norm, rope_into_cache, rope_tables
 
 __version__: str = version()
 
@@ -22,13 +23,20 @@ __all__ = [
     "Error",
     "InvalidArgument",
     "Unsupported",
+    "apply_rope",
     "attention",
     "attention_decode",
     "attention_varlen",
     "explain",
+    "ffn",
     "kernels",
+    "layer_norm",
+    "linear",
     "merge_states",
     "nn",
     "reference",
+    "rms_norm",
+    "rope_into_cache",
+    "rope_tables",
     "scaled_dot_product_attention",
 ]

@@ -4,8 +4,8 @@
 #include <string>
 #include <tuple>
 
-#include "core/checks.h"
 #include "attention/views.h"
+#include "core/checks.h"
 
 namespace tilewise {
 namespace {

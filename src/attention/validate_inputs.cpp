@@ -3,10 +3,10 @@
 #include <string>
 #include <tuple>
 
-#include "core/checks.h"
 #include "attention/kernel.h"
 #include "attention/validate.h"
 #include "attention/views.h"
+#include "core/checks.h"
 
 namespace tilewise {
 namespace {

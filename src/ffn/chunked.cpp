@@ -17,13 +17,18 @@ namespace {
 /// products run at full speed, small enough to matter beside the weights.
 constexpr std::size_t default_intermediate_bytes = std::size_t{256} << 20;
 
+/// Chunks of fewer hidden features would round dx too often, and leave products nothing to sum.
+constexpr std::int64_t least_features = 64;
+
+// Parts a chunk has: what the bound allows, but no fewer than `least`, in multiples of it.
 std::int64_t parts_per_chunk(std::size_t bound, std::int64_t bytes_per_part, std::int64_t parts,
-                             std::int64_t multiple) {
-  const auto bytes = static_cast<std::int64_t>(std::min<std::size_t>(
-      bound == 0 ? default_intermediate_bytes : bound, std::numeric_limits<std::int64_t>::max()));
+                             std::int64_t least) {
+  const auto bytes = static_cast<std::int64_t>(
+      std::min<std::size_t>(bound == 0 ? default_intermediate_bytes : bound,
+                            static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())));
   const std::int64_t most = bytes / std::max<std::int64_t>(bytes_per_part, 1);
   if (most >= parts) return std::max<std::int64_t>(parts, 1);
-  return std::max<std::int64_t>(most >= multiple ? most / multiple * multiple : most, 1);
+  return std::max(most / least * least, least);
 }
 
 Matrix rows_matrix(std::byte* data, DType dtype, std::int64_t rows, std::int64_t columns) {
@@ -66,7 +71,7 @@ Forward plan_forward(const FfnCall& call, Arena& arena) {
   const FfnProblem& problem = call.problem;
   const auto width = static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t chunk =
-      parts_per_chunk(call.max_intermediate_bytes, problem.hidden * width, problem.tokens, 128);
+      parts_per_chunk(call.max_intermediate_bytes, problem.hidden * width, problem.tokens, 1);
   auto* h = arena.take<std::byte>(chunk * problem.hidden * width);
   return {chunk, rows_matrix(h, problem.dtype, chunk, problem.hidden)};
 }
@@ -124,8 +129,8 @@ Backward plan_backward(const FfnCall& call, Arena& arena) {
   const auto width = static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t matrices = problem.gated ? 3 : 2;
   Backward plan;
-  plan.chunk =
-      parts_per_chunk(call.max_intermediate_bytes, matrices * problem.tokens * width, problem.hidden, 128);
+  plan.chunk = parts_per_chunk(call.max_intermediate_bytes, matrices * problem.tokens * width, problem.hidden,
+                               least_features);
   const auto take = [&](bool needed) {
     auto* data = arena.take<std::byte>(needed ? problem.tokens * plan.chunk * width : 0);
     return rows_matrix(needed ? data : nullptr, problem.dtype, problem.tokens, plan.chunk);
@@ -196,7 +201,8 @@ void backward(const FfnCall& call, const Context& context) {
   const Products products(context);
   const Context rest = products.rest_of_workspace(arena.rounded());
   const auto sum = [&](const Matrix& x, const Vector& sums) { steps.sum_rows(x, sums, rest); };
-  for (std::int64_t first = 0; first < call.problem.hidden; first += plan.chunk) {
+  // Without any hidden feature there is one empty chunk, which makes dx zero.
+  for (std::int64_t first = 0; first == 0 || first < call.problem.hidden; first += plan.chunk) {
     walk_chunk(
         call, plan, first, std::min(plan.chunk, call.problem.hidden - first),
         [&](const GemmCall& product) { products.launch(product, arena.rounded()); },
@@ -220,7 +226,8 @@ std::size_t backward_workspace(const FfnCall& call, const Context& context) {
   const std::int64_t last = call.problem.hidden % plan.chunk;
   for (const std::int64_t count : {plan.chunk, last == 0 ? plan.chunk : last}) {
     walk_chunk(
-        call, plan, call.problem.hidden - count, count,
+        call, plan, std::max<std::int64_t>(call.problem.hidden - count, 0),
+        std::min(count, call.problem.hidden),
         [&](const GemmCall& product) { most = std::max(most, products.workspace(product)); },
         [](const ActivationGradient&) {},
         [&](const Matrix& x, const Vector&) { most = std::max(most, steps.sum_rows_workspace(x, context)); });
@@ -235,17 +242,17 @@ std::string supports(const FfnProblem& problem) {
   }
   // The products it is made of, as they will be asked for.
   const GemmProblem product{.device = problem.device,
-                      .dtype = problem.dtype,
-                      .out_dtype = problem.dtype,
-                      .m = problem.tokens,
-                      .n = problem.hidden,
-                      .k = problem.embed,
-                      .b_by_rows = problem.by_rows,
-                      .activation = problem.activation,
-                      .gated = problem.gated,
-                      .bias = problem.bias,
-                      .allow_tf32 = problem.allow_tf32,
-                      .aligned = problem.aligned};
+                            .dtype = problem.dtype,
+                            .out_dtype = problem.dtype,
+                            .m = problem.tokens,
+                            .n = problem.hidden,
+                            .k = problem.embed,
+                            .b_by_rows = problem.by_rows,
+                            .activation = problem.activation,
+                            .gated = problem.gated,
+                            .bias = problem.bias,
+                            .allow_tf32 = problem.allow_tf32,
+                            .aligned = problem.aligned};
   for (const GemmKernel& kernel : gemm_kernel_list()) {
     if (kernel.supports(product).empty()) return {};
   }

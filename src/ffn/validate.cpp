@@ -50,7 +50,7 @@ FfnCall checked_inputs(Pass pass, const FfnInputs& inputs, const FfnOptions& opt
                .up_bias = vector_of(inputs.up_bias),
                .gate_bias = vector_of(inputs.gate_bias),
                .down_bias = vector_of(inputs.down_bias)};
-  if (inputs.gate.given()) align_layouts(call.gate, call.up, "gate", "up");
+  if (inputs.gate.given()) check_same_layout(call.gate, "gate", call.up, "up");
   call.problem = {
       .pass = pass,
       .device = context.device,

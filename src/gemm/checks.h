@@ -1,7 +1,5 @@
 #pragma once
 
-#include <utility>
-
 #include "core/checks.h"
 #include "core/matrix.h"
 
@@ -30,13 +28,8 @@ inline void check_bias(const Tensor& bias, std::string_view name, std::int64_t c
       to_string(bias.dtype));
 }
 
-/// Both are contiguous in the same dimension; one that could be either follows the other.
-inline void align_layouts(Matrix& matrix, Matrix& other, std::string_view name, std::string_view other_name) {
-  const auto either = [](const Matrix& m) { return m.rows <= 1 || m.columns <= 1; };
-  if (matrix.by_rows() != other.by_rows()) {
-    Matrix* one = either(matrix) ? &matrix : either(other) ? &other : nullptr;
-    if (one != nullptr) std::swap(one->stride_row, one->stride_column);
-  }
+inline void check_same_layout(const Matrix& matrix, std::string_view name, const Matrix& other,
+                              std::string_view other_name) {
   check(
       matrix.by_rows() == other.by_rows(), name,
       [&] { return "the contiguous dimension of " + std::string(other_name); }, "the other");

@@ -54,7 +54,7 @@ GemmCall checked_gemm(const GemmInputs& inputs, const GemmOptions& options, cons
                 .residual = matrix_of(inputs.residual),
                 .bias = vector_of(inputs.bias),
                 .gate_bias = vector_of(inputs.gate_bias)};
-  if (inputs.gate.given()) align_layouts(call.gate, call.b, "gate", "b");
+  if (inputs.gate.given()) check_same_layout(call.gate, "gate", call.b, "b");
   call.problem = {.device = context.device,
                   .dtype = a.dtype,
                   .out_dtype = out.dtype,

@@ -34,9 +34,7 @@ void launch(const AttentionCall& call, const Context& context) {
 }  // namespace
 }  // namespace simd
 
-constinit const AttentionKernel simd_attention = {.name = "simd",
-                                                  .supports = simd::supports,
-                                                  .workspace = simd::workspace,
-                                                  .launch = simd::launch};
+constinit const AttentionKernel simd_attention = {
+    .name = "simd", .supports = simd::supports, .workspace = simd::workspace, .launch = simd::launch};
 
 }  // namespace tilewise::cpu

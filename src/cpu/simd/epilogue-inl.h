@@ -14,9 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 
-constexpr int rounded_up(std::int64_t count) {
-  return static_cast<int>((count + lanes - 1) / lanes * lanes);
-}
+constexpr int rounded_up(std::int64_t count) { return static_cast<int>((count + lanes - 1) / lanes * lanes); }
 
 /// Columns first up to first + count of out, with what every row of them needs.
 struct EpilogueColumns {

@@ -28,42 +28,43 @@ constexpr std::int64_t rounded(std::int64_t count, std::int64_t multiple) {
   return (count + multiple - 1) / multiple * multiple;
 }
 
-// How out is cut into tiles, and b into slabs that are packed one after another.
+// How out is cut into tiles, and a into slabs of rows that are packed one after another.
 struct Plan {
-  std::int64_t tile_rows, tile_columns, slab_columns;
+  std::int64_t tile_rows, tile_columns, slab_rows;
 
   explicit Plan(const GemmProblem& problem) {
-    tile_rows = std::min(rounded(gemm_tile_rows, block_rows), rounded(problem.m, block_rows));
+    const std::int64_t across = (problem.m + gemm_tile_rows - 1) / gemm_tile_rows;
+    tile_rows = rounded((problem.m + across - 1) / across, block_rows);
     tile_columns = std::min(rounded(gemm_tile_columns, block_columns), rounded(problem.n, block_columns));
-    // Enough tiles for many threads, down to blocks of a few micro-kernels.
+    // Enough tiles for many threads, down to one micro-kernel's columns.
     constexpr std::int64_t enough = 32;
-    while (tile_columns >= 8 * block_columns && tiles(problem.m, problem.n) < enough) {
+    while (tile_columns > block_columns &&
+           across * ((problem.n + tile_columns - 1) / tile_columns) < enough) {
       tile_columns = rounded(tile_columns / 2, block_columns);
     }
-    const std::int64_t weights = problem.gated ? 2 : 1;
-    const std::int64_t column_bytes = std::max<std::int64_t>(problem.k, 1) * weights * 4;
-    const std::int64_t most = std::max(gemm_slab_bytes / column_bytes / tile_columns, std::int64_t{1});
-    slab_columns = std::min(most * tile_columns, rounded(problem.n, block_columns));
-  }
-  std::int64_t tiles(std::int64_t m, std::int64_t n) const {
-    return (m + tile_rows - 1) / tile_rows * ((n + tile_columns - 1) / tile_columns);
+    const std::int64_t row_bytes = std::max<std::int64_t>(problem.k, 1) * 4;
+    const std::int64_t tiles = std::max<std::int64_t>(gemm_slab_bytes / row_bytes / tile_rows, 1);
+    slab_rows = std::min(tiles, across) * tile_rows;
   }
 };
 
 // What a worker computes a tile in.
 struct Scratch {
-  float* a;        // [tile rows, depth] in panels
-  float* sums;     // [tile rows, tile columns]
-  float* gate;     // likewise
+  float* b;     // [depth, tile columns] in panels
+  float* gate;  // likewise
+  float* sums;  // [tile rows, tile columns]
+  float* gate_sums;
   float* staging;
   EpilogueColumns columns;
 };
 
 Scratch take_scratch(Arena& arena, const GemmProblem& problem, const Plan& plan) {
   const std::int64_t tile = plan.tile_rows * plan.tile_columns;
-  return {.a = arena.take<float>(plan.tile_rows * gemm_depth + pack_slack),
+  const std::int64_t panels = plan.tile_columns * gemm_depth;
+  return {.b = arena.take<float>(panels),
+          .gate = arena.take<float>(problem.gated ? panels : 0),
           .sums = arena.take<float>(tile),
-          .gate = arena.take<float>(problem.gated ? tile : 0),
+          .gate_sums = arena.take<float>(problem.gated ? tile : 0),
           .staging = arena.take<float>(pack_staging),
           .columns = {.first = 0,
                       .count = 0,
@@ -72,155 +73,187 @@ Scratch take_scratch(Arena& arena, const GemmProblem& problem, const Plan& plan)
                       .addend = arena.take<float>(plan.tile_columns)}};
 }
 
-// The slab of b, and that of the gate: panels of all K columns, one after another.
-struct Slab {
-  float* b;
-  float* gate;
-};
-
-Slab take_slab(Arena& arena, const GemmProblem& problem, const Plan& plan) {
-  const std::int64_t floats = plan.slab_columns * problem.k + pack_slack;
-  return {.b = arena.take<float>(floats), .gate = arena.take<float>(problem.gated ? floats : 0)};
-}
-
-// sums (+)= a·bᵀ over `depth` columns, for one tile.
-template <Into into>
-void multiply_tile(const float* a, const float* b, std::int64_t panel_stride, std::int64_t rows,
-                   std::int64_t columns, float* sums, std::int64_t stride, std::int64_t depth) {
-  for (std::int64_t column = 0; column < columns; column += block_columns) {
-    const Product block{.a = a,
-                        .lda = block_rows,
-                        .b = b + column / block_columns * panel_stride,
-                        .ldb = block_columns,
-                        .c = sums + column,
-                        .ldc = stride,
-                        .depth = static_cast<int>(depth)};
-    for (std::int64_t row = 0; row < rows; row += block_rows) {
-      Product p = block;
-      p.a = a + row * depth;
-      p.c = block.c + row * stride;
-      multiply_block<block_rows, block_vectors, ALayout::columns, into>(p, 0, 0);
-    }
-  }
-}
-
-void compute_tile(const GemmCall& call, const Plan& plan, const Slab& slab, std::int64_t first_row,
-                  std::int64_t slab_first, std::int64_t first_column, Scratch& scratch) {
-  const GemmProblem& problem = call.problem;
-  const std::int64_t rows = std::min(plan.tile_rows, problem.m - first_row);
-  const std::int64_t last = std::min(slab_first + plan.slab_columns, problem.n);
-  const std::int64_t columns = std::min(plan.tile_columns, last - first_column);
-  const std::int64_t panel_stride = problem.k * block_columns;
-  const std::int64_t panels = (first_column - slab_first) / block_columns * panel_stride;
-  for (std::int64_t k = 0; k < problem.k; k += gemm_depth) {
-    const std::int64_t depth = std::min(gemm_depth, problem.k - k);
-    for (std::int64_t row = 0; row < rows; row += block_rows) {
-      pack_panel(scratch.a + row * depth, block_rows, call.a, first_row + row, k, depth, scratch.staging);
-    }
-    const auto multiply_by = [&](const float* b, float* sums) {
-      (k == 0 ? multiply_tile<Into::set> : multiply_tile<Into::add>)(
-          scratch.a, b + panels + k * block_columns, panel_stride, rows, columns, sums, plan.tile_columns,
-          depth);
-    };
-    multiply_by(slab.b, scratch.sums);
-    if (problem.gated) multiply_by(slab.gate, scratch.gate);
-  }
-  if (problem.k == 0) {
-    std::fill_n(scratch.sums, plan.tile_rows * plan.tile_columns, 0.0f);
-    if (problem.gated) std::fill_n(scratch.gate, plan.tile_rows * plan.tile_columns, 0.0f);
-  }
-  scratch.columns.first = first_column;
-  scratch.columns.count = static_cast<int>(columns);
-  load_biases(call, scratch.columns);
-  for (std::int64_t row = 0; row < rows; ++row) {
-    finish_row(call, scratch.columns, first_row + row, scratch.sums + row * plan.tile_columns,
-               scratch.gate + row * plan.tile_columns);
-  }
-}
-
 std::size_t scratch_stride(const GemmProblem& problem, const Plan& plan) {
   Arena arena(nullptr);
   take_scratch(arena, problem, plan);
   return arena.rounded();
 }
 
-// Slab by slab: all threads pack it, then all multiply by it.
+// The slab: panels of block_rows rows of a, each with all K columns. They are apart, as packing one writes a
+// little past its end while another thread packs the next.
+std::int64_t slab_panel(const GemmProblem& problem) { return problem.k * block_rows + pack_slack; }
+
+float* take_slab(Arena& arena, const GemmProblem& problem, const Plan& plan) {
+  return arena.take<float>(plan.slab_rows / block_rows * slab_panel(problem));
+}
+
+// sums (+)= a·bᵀ over `depth` of K, for one tile. Panels of a are a_stride apart.
+template <Into into>
+void multiply_tile(const float* a, std::int64_t a_stride, const float* b, std::int64_t rows,
+                   std::int64_t columns, float* sums, std::int64_t stride, std::int64_t depth) {
+  for (std::int64_t column = 0; column < columns; column += block_columns) {
+    for (std::int64_t row = 0; row < rows; row += block_rows) {
+      const Product block{.a = a + row / block_rows * a_stride,
+                          .lda = block_rows,
+                          .b = b + column * depth,
+                          .ldb = block_columns,
+                          .c = sums + row * stride + column,
+                          .ldc = stride,
+                          .depth = static_cast<int>(depth)};
+      multiply_block<block_rows, block_vectors, ALayout::columns, into>(block, 0, 0);
+    }
+  }
+}
+
+// Rows first_row on, of which `slab` has the panels, and columns first_column on.
+void compute_tile(const GemmCall& call, const Plan& plan, const float* slab, std::int64_t first_row,
+                  std::int64_t first_column, Scratch& scratch) {
+  const GemmProblem& problem = call.problem;
+  const std::int64_t rows = std::min(plan.tile_rows, problem.m - first_row);
+  const std::int64_t columns = std::min(plan.tile_columns, problem.n - first_column);
+  for (std::int64_t k = 0; k < problem.k; k += gemm_depth) {
+    const std::int64_t depth = std::min(gemm_depth, problem.k - k);
+    const auto multiply_by = [&](const Matrix& b, float* panels, float* sums) {
+      for (std::int64_t column = 0; column < columns; column += block_columns) {
+        pack_panel(panels + column * depth, block_columns, b, first_column + column, k, depth,
+                   scratch.staging);
+      }
+      (k == 0 ? multiply_tile<Into::set> : multiply_tile<Into::add>)(slab + k * block_rows,
+                                                                     slab_panel(problem), panels, rows,
+                                                                     columns, sums, plan.tile_columns, depth);
+    };
+    multiply_by(call.b, scratch.b, scratch.sums);
+    if (problem.gated) multiply_by(call.gate, scratch.gate, scratch.gate_sums);
+  }
+  if (problem.k == 0) {
+    std::fill_n(scratch.sums, plan.tile_rows * plan.tile_columns, 0.0f);
+    if (problem.gated) std::fill_n(scratch.gate_sums, plan.tile_rows * plan.tile_columns, 0.0f);
+  }
+  scratch.columns.first = first_column;
+  scratch.columns.count = static_cast<int>(columns);
+  load_biases(call, scratch.columns);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    finish_row(call, scratch.columns, first_row + row, scratch.sums + row * plan.tile_columns,
+               scratch.gate_sums + row * plan.tile_columns);
+  }
+}
+
+// Slab by slab: all threads pack it, then all multiply by it, each packing what it needs of b.
 void multiply_packed(const GemmCall& call, const Context& context) {
   const GemmProblem& problem = call.problem;
   const Plan plan(problem);
   Arena arena(context.workspace.data);
-  const Slab slab = take_slab(arena, problem, plan);
+  float* const slab = take_slab(arena, problem, plan);
   std::byte* const scratches = static_cast<std::byte*>(context.workspace.data) + arena.rounded();
   const std::size_t stride = scratch_stride(problem, plan);
   const auto scratch_of = [&](std::int64_t worker) {
     Arena own(scratches + stride * static_cast<std::size_t>(worker));
     return take_scratch(own, problem, plan);
   };
-  for (std::int64_t first = 0; first < problem.n; first += plan.slab_columns) {
-    const std::int64_t columns = std::min(plan.slab_columns, problem.n - first);
-    const std::int64_t panels = (columns + block_columns - 1) / block_columns;
-    const std::int64_t weights = problem.gated ? 2 : 1;
-    for_each_task(context.parallel_for, panels * weights, [&](std::int64_t worker, std::int64_t index) {
-      const std::int64_t panel = index % panels;
-      float* to = (index < panels ? slab.b : slab.gate) + panel * problem.k * block_columns;
-      pack_panel(to, block_columns, index < panels ? call.b : call.gate, first + panel * block_columns, 0,
-                 problem.k, scratch_of(worker).staging);
-    });
-    const std::int64_t across = (columns + plan.tile_columns - 1) / plan.tile_columns;
-    const std::int64_t down = (problem.m + plan.tile_rows - 1) / plan.tile_rows;
+  for (std::int64_t first = 0; first < problem.m; first += plan.slab_rows) {
+    const std::int64_t rows = std::min(plan.slab_rows, problem.m - first);
+    for_each_task(context.parallel_for, (rows + block_rows - 1) / block_rows,
+                  [&](std::int64_t worker, std::int64_t panel) {
+                    pack_panel(slab + panel * slab_panel(problem), block_rows, call.a,
+                               first + panel * block_rows, 0, problem.k, scratch_of(worker).staging);
+                  });
+    const std::int64_t down = (rows + plan.tile_rows - 1) / plan.tile_rows;
+    const std::int64_t across = (problem.n + plan.tile_columns - 1) / plan.tile_columns;
+    // Tiles of the same columns follow each other: their rows of b are still in a cache.
     for_each_task(context.parallel_for, across * down, [&](std::int64_t worker, std::int64_t index) {
       Scratch scratch = scratch_of(worker);
-      compute_tile(call, plan, slab, index / across * plan.tile_rows, first,
-                   first + index % across * plan.tile_columns, scratch);
+      const std::int64_t row = index % down * plan.tile_rows;
+      compute_tile(call, plan, slab + row / block_rows * slab_panel(problem), first + row,
+                   index / down * plan.tile_columns, scratch);
     });
   }
 }
 
-// Few rows of a: every row of b is read once, and meets up to four rows of a at a time.
+// Few rows of a: b is read once, where it lies. Vectors run along K, blocks of both stay in the L1.
 
 bool is_few(const GemmProblem& problem) {
   return problem.m <= gemm_few_rows && problem.a_by_rows && problem.b_by_rows;
 }
 
+constexpr int dot_rows = 4;                            // of a
+constexpr int dot_columns = registers == 32 ? 4 : 2;   // rows of b
+constexpr std::int64_t dot_stride = gemm_few_columns;  // of sums
+static_assert(gemm_few_columns % lanes == 0 && gemm_few_columns % dot_columns == 0);
+
 struct FewScratch {
-  float* b_row;   // [K]: a row of b that is not f32
-  float* dots;    // [few_queries]
-  float* sums;    // [rows, few columns]
+  float* b;     // [dot columns, few depth]: rows of b that are not f32
+  float* sums;  // [M, few columns]
   float* gate;
   EpilogueColumns columns;
 };
 
 FewScratch take_few_scratch(Arena& arena, const GemmProblem& problem) {
-  const std::int64_t columns = rounded_up(gemm_few_columns);
-  return {.b_row = arena.take<float>(problem.k),
-          .dots = arena.take<float>(few_queries),
-          .sums = arena.take<float>(problem.m * columns),
-          .gate = arena.take<float>(problem.gated ? problem.m * columns : 0),
+  return {.b = arena.take<float>(dot_columns * gemm_few_depth),
+          .sums = arena.take<float>(problem.m * dot_stride),
+          .gate = arena.take<float>(problem.gated ? problem.m * dot_stride : 0),
           .columns = {.first = 0,
                       .count = 0,
-                      .bias = arena.take<float>(columns),
-                      .gate_bias = arena.take<float>(columns),
-                      .addend = arena.take<float>(columns)}};
+                      .bias = arena.take<float>(dot_stride),
+                      .gate_bias = arena.take<float>(dot_stride),
+                      .addend = arena.take<float>(dot_stride)}};
 }
 
 std::int64_t few_stride(std::int64_t k) { return rounded(k, lanes); }
 
-// sums[m·stride] = row m of a times row n of b, for all m.
-void multiply_row(const GemmProblem& problem, const Matrix& b, std::int64_t n, const float* a,
-                  FewScratch& scratch, float* sums) {
-  const auto* row = reinterpret_cast<const float*>(b.at(n, 0));
-  const auto depth = static_cast<int>(problem.k);
-  if (b.dtype != DType::f32) {
-    widen(scratch.b_row, b.at(n, 0), b.dtype, depth, 1.0f);
-    row = scratch.b_row;
+// sums[r·dot_stride + j] += Σ_k a[r][k]·b[j][k] for R rows; a is 0 past `depth`, up to a whole vector.
+template <int R>
+void add_dots(const float* a, std::int64_t a_stride, const float* const* b, int depth, float* sums) {
+  VF sum[R][dot_columns];
+  for (int r = 0; r < R; ++r) {
+    for (int j = 0; j < dot_columns; ++j) sum[r][j] = hn::Zero(F());
   }
+  const auto step = [&](int k, const auto& load_b) HWY_ATTR {
+    VF column[dot_columns];
+#pragma GCC unroll 8
+    for (int j = 0; j < dot_columns; ++j) column[j] = load_b(b[j] + k);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const VF row = load(a + r * a_stride + k);
+#pragma GCC unroll 8
+      for (int j = 0; j < dot_columns; ++j) sum[r][j] = hn::MulAdd(row, column[j], sum[r][j]);
+    }
+  };
+  const int whole = depth / lanes * lanes;
+  for (int k = 0; k < whole; k += lanes) step(k, [](const float* from) HWY_ATTR { return load(from); });
+  if (whole < depth) {
+    step(whole, [&](const float* from) HWY_ATTR { return load_first(from, depth - whole); });
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int j = 0; j < dot_columns; ++j) {
+      sums[r * dot_stride + j] += hn::GetLane(hn::SumOfLanes(F(), sum[r][j]));
+    }
+  }
+}
+
+// sums [M, few columns] of the columns of out that the scratch holds.
+void add_products(const GemmProblem& problem, const Matrix& b, const float* a, const FewScratch& scratch,
+                  float* sums) {
   const std::int64_t stride = few_stride(problem.k);
-  for (std::int64_t m = 0; m < problem.m; m += few_queries) {
-    const auto rows = static_cast<int>(std::min<std::int64_t>(few_queries, problem.m - m));
-    with_few(rows, [&](auto count) HWY_ATTR {
-      few_scores<count>({row, problem.k}, 1, depth, a + m * stride, stride, scratch.dots, count);
-    });
-    for (int r = 0; r < rows; ++r) sums[(m + r) * rounded_up(gemm_few_columns)] = scratch.dots[r];
+  std::fill_n(sums, problem.m * dot_stride, 0.0f);
+  for (std::int64_t k = 0; k < problem.k; k += gemm_few_depth) {
+    const auto depth = static_cast<int>(std::min(gemm_few_depth, problem.k - k));
+    for (int n = 0; n < scratch.columns.count; n += dot_columns) {
+      const float* rows[dot_columns];
+      for (int j = 0; j < dot_columns; ++j) {  // past the last row it is taken again
+        const int column = std::min(n + j, scratch.columns.count - 1);
+        std::byte* from = b.at(scratch.columns.first + column, k);
+        rows[j] = reinterpret_cast<const float*>(from);
+        if (b.dtype == DType::f32) continue;
+        widen(scratch.b + j * gemm_few_depth, from, b.dtype, depth, 1.0f);
+        rows[j] = scratch.b + j * gemm_few_depth;
+      }
+      for (std::int64_t m = 0; m < problem.m; m += dot_rows) {
+        const auto count = static_cast<int>(std::min<std::int64_t>(dot_rows, problem.m - m));
+        with_few(count, [&](auto r) HWY_ATTR {
+          add_dots<r>(a + m * stride + k, stride, rows, depth, sums + m * dot_stride + n);
+        });
+      }
+    }
   }
 }
 
@@ -255,18 +288,12 @@ void multiply_few(const GemmCall& call, const Context& context) {
               layout.stride * static_cast<std::size_t>(worker));
     FewScratch scratch = take_few_scratch(own, problem);
     scratch.columns.first = index * gemm_few_columns;
-    scratch.columns.count =
-        static_cast<int>(std::min(gemm_few_columns, problem.n - scratch.columns.first));
+    scratch.columns.count = static_cast<int>(std::min(gemm_few_columns, problem.n - scratch.columns.first));
     load_biases(call, scratch.columns);
-    for (int n = 0; n < scratch.columns.count; ++n) {
-      multiply_row(problem, call.b, scratch.columns.first + n, layout.a, scratch, scratch.sums + n);
-      if (problem.gated) {
-        multiply_row(problem, call.gate, scratch.columns.first + n, layout.a, scratch, scratch.gate + n);
-      }
-    }
+    add_products(problem, call.b, layout.a, scratch, scratch.sums);
+    if (problem.gated) add_products(problem, call.gate, layout.a, scratch, scratch.gate);
     for (std::int64_t m = 0; m < problem.m; ++m) {
-      const std::int64_t row = m * rounded_up(gemm_few_columns);
-      finish_row(call, scratch.columns, m, scratch.sums + row, scratch.gate + row);
+      finish_row(call, scratch.columns, m, scratch.sums + m * dot_stride, scratch.gate + m * dot_stride);
     }
   });
 }

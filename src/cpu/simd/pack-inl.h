@@ -24,9 +24,9 @@ inline constexpr std::int64_t pack_staging = turn_staging(pack_columns);
 inline constexpr std::int64_t pack_slack = lanes;
 
 /// panel[c·width + r] = element (first_row + r, first_column + c) for `columns` columns; lanes past the last
-/// of the matrix's rows hold other rows' elements, which are finite where those are and are not used. Width is
-/// a multiple of the vector, or less than one: then what a vector writes past a column is overwritten by the
-/// next.
+/// of the matrix's rows hold other rows' elements, which are finite where those are and are not used. Width
+/// is a multiple of the vector, or less than one: then what a vector writes past a column is overwritten by
+/// the next.
 inline void pack_panel(float* panel, int width, const Matrix& matrix, std::int64_t first_row,
                        std::int64_t first_column, std::int64_t columns, float* staging) {
   const auto rows = static_cast<int>(std::min<std::int64_t>(width, matrix.rows - first_row));

@@ -1,0 +1,263 @@
+"""The operators of a layer around attention: shapes without data and gradients. Kernels are in C++.
+
+Rows are [M, ...] here; `functional` folds other dimensions into M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewise import _ops
+from tilewise._errors import Unsupported
+
+gemm = torch.ops.tilewise.gemm.default
+explain_gemm = torch.ops.tilewise.explain_gemm.default
+ffn_forward = torch.ops.tilewise.ffn_forward.default
+ffn_backward = torch.ops.tilewise.ffn_backward.default
+explain_ffn = torch.ops.tilewise.explain_ffn.default
+norm_forward = torch.ops.tilewise.norm_forward.default
+norm_backward = torch.ops.tilewise.norm_backward.default
+rope = torch.ops.tilewise.rope.default
+rope_into_cache = torch.ops.tilewise.rope_into_cache.default
+
+
+def call(operator: torch._ops.OpOverload, *arguments: Any) -> Any:
+    """The operator, below autograd where there is nothing to record: that is the shorter way."""
+    if _ops.eager() and not (
+        torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
+    ):
+        return _ops._below_autograd(operator, arguments)
+    return operator(*arguments)
+
+
+# Shapes
+
+
+@torch.library.register_fake("tilewise::gemm")
+def _(a: Tensor, b: Tensor, *_: Any) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[0]))
+
+
+@torch.library.register_fake("tilewise::ffn_forward")
+def _(x: Tensor, up: Tensor, down: Tensor, *_: Any) -> Tensor:
+    return x.new_empty((x.shape[0], down.shape[0]))
+
+
+_FFN_GRADIENTS = 7  # x, up, down, gate and the three biases: the first arguments, in that order
+
+
+def _empty_needed(tensors: Sequence[Any], needed: Sequence[bool]) -> list[Tensor]:
+    asked = zip(tensors, needed, strict=False)
+    return [x.new_empty(x.shape) for x, need in asked if need and x is not None]
+
+
+@torch.library.register_fake("tilewise::ffn_backward")
+def _(grad_out: Tensor, needed: list[bool], *arguments: Any) -> list[Tensor]:
+    return _empty_needed(arguments[:_FFN_GRADIENTS], needed)
+
+
+def _statistics_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+@torch.library.register_fake("tilewise::norm_forward")
+def _(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    epsilon: float,
+    layer: bool,
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    rows, statistics = x.shape[0], _statistics_dtype(x)
+    return (
+        x.new_empty(x.shape),
+        x.new_empty(0 if residual is None else x.shape),
+        x.new_empty(rows, dtype=statistics),
+        x.new_empty(rows if layer else 0, dtype=statistics),
+    )
+
+
+@torch.library.register_fake("tilewise::norm_backward")
+def _(
+    grad_y: Tensor,
+    grad_sum: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    rstd: Tensor,
+    mean: Tensor,
+    needed: list[bool],
+    *_: Any,
+) -> list[Tensor]:
+    return _empty_needed((x, weight, bias), needed)
+
+
+@torch.library.register_fake("tilewise::rope")
+def _(q: Tensor, k: Tensor | None, *_: Any) -> list[Tensor]:
+    return [_ops._empty_beside(x, x.shape[-1]) for x in (q, k) if x is not None]
+
+
+@torch.library.register_fake("tilewise::rope_into_cache")
+def _(q: Tensor, *_: Any) -> Tensor:
+    return _ops._empty_beside(q, q.shape[-1])
+
+
+@torch.library.register_fake("tilewise::explain_gemm")
+@torch.library.register_fake("tilewise::explain_ffn")
+def _(*_: Any) -> str:
+    raise Unsupported("explain looks at strides and memory: it takes no meta or fake tensors")
+
+
+# Gradients
+
+_aten = torch.ops.aten
+
+
+def _activated(activation: str, x: Tensor) -> Tensor:
+    match activation:
+        case "relu":
+            return torch.relu(x)
+        case "gelu":
+            return torch.nn.functional.gelu(x)
+        case "gelu_tanh":
+            return torch.nn.functional.gelu(x, approximate="tanh")
+        case "silu":
+            return torch.nn.functional.silu(x)
+    return x
+
+
+def _through_activation(activation: str, gradient: Tensor, x: Tensor) -> Tensor:
+    """Gradient of the activation's input x."""
+    match activation:
+        case "relu":
+            return _aten.threshold_backward(gradient, x, 0)
+        case "gelu":
+            return _aten.gelu_backward(gradient, x)
+        case "gelu_tanh":
+            return _aten.gelu_backward(gradient, x, approximate="tanh")
+        case "silu":
+            return _aten.silu_backward(gradient, x)
+    return gradient
+
+
+def _gemm_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, _residual, activation, kernel, tf32 = _complete(gemm, inputs)
+    ctx.save_for_backward(*tensors)
+    ctx.options = activation, kernel, tf32
+
+
+def _gemm_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    a, b, bias, gate, gate_bias = ctx.saved_tensors
+    activation, kernel, tf32 = ctx.options
+    asked = ctx.needs_input_grad
+    needed = [index < len(asked) and asked[index] for index in range(6)]
+    gradient = gradient.contiguous()
+
+    def product(x: Tensor, y: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        return gemm(x, y, bias, None, None, residual, "none", kernel, tf32)
+
+    d_up, d_gate = gradient, None
+    if gate is not None:
+        opened = product(a, gate, gate_bias)
+        d_up = gradient * _activated(activation, opened)
+        d_gate = _through_activation(activation, gradient * product(a, b, bias), opened)
+    elif activation != "none":
+        d_up = _through_activation(activation, gradient, product(a, b, bias))
+
+    da = None
+    if needed[0]:
+        da = product(d_up, b.t())
+        if d_gate is not None:
+            da = product(d_gate, gate.t(), residual=da)
+    result = [
+        da,
+        product(d_up.t(), a.t()) if needed[1] else None,
+        d_up.sum(0, dtype=torch.float32).to(bias.dtype) if needed[2] else None,
+        product(d_gate.t(), a.t()) if d_gate is not None and needed[3] else None,
+        d_gate.sum(0, dtype=torch.float32).to(gate_bias.dtype) if d_gate is not None and needed[4] else None,
+        gradient if needed[5] else None,
+    ]
+    return (*result, None, None, None)[: len(asked)]
+
+
+def _complete(operator: torch._ops.OpOverload, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments with the defaults at the end, which PyTorch leaves out."""
+    return (*inputs, *(x.default_value for x in operator._schema.arguments[len(inputs) :]))
+
+
+def _ffn_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    arguments = _complete(ffn_forward, inputs)
+    ctx.save_for_backward(*arguments[:_FFN_GRADIENTS])
+    ctx.options = arguments[_FFN_GRADIENTS + 1 :]  # without the residual
+
+
+def _ffn_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    tensors, asked = ctx.saved_tensors, ctx.needs_input_grad
+    needed = [index < len(asked) and asked[index] for index in range(_FFN_GRADIENTS)]
+    found = iter(call(ffn_backward, gradient, needed, *tensors, None, *ctx.options))
+    result: list[Tensor | None] = [next(found) if need else None for need in needed]
+    return (*result, gradient, None, None, None, None)[: len(asked)]
+
+
+def _norm_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, residual, weight, bias, _epsilon, layer, kernel = _complete(norm_forward, inputs)
+    _y, summed, rstd, mean = output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x if residual is None else summed, weight, bias, rstd, mean)
+    ctx.layer, ctx.kernel, ctx.residual = layer, kernel, residual is not None
+
+
+def _norm_gradients(
+    ctx: Any, grad_y: Tensor | None, grad_sum: Tensor | None, grad_rstd: Tensor | None, grad_mean: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    if grad_rstd is not None or grad_mean is not None:
+        raise Unsupported("a norm's statistics have no gradient: detach them")
+    x, weight, bias, rstd, mean = ctx.saved_tensors
+    asked = ctx.needs_input_grad
+    if grad_y is None:
+        grad_y = torch.zeros_like(x)
+    if not ctx.residual:
+        grad_sum = None
+    needed = [asked[0] or asked[1], asked[2], asked[3]]
+    found = iter(
+        call(norm_backward, grad_y, grad_sum, x, weight, bias, rstd, mean, needed, ctx.layer, ctx.kernel)
+    )
+    dx, d_weight, d_bias = (next(found) if need else None for need in needed)
+    result = (dx if asked[0] else None, dx if asked[1] else None, d_weight, d_bias, None, None, None)
+    return result[: len(asked)]
+
+
+def _rope_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    q, k, cos, sin, positions, interleaved, inverse, kernel = _complete(rope, inputs)
+    if cos.requires_grad or sin.requires_grad:
+        raise Unsupported("cos: no gradient is computed for angles; detach them")
+    ctx.save_for_backward(cos, sin, positions)
+    ctx.options = interleaved, not inverse, kernel
+    ctx.with_key = k is not None
+
+
+def _rope_gradients(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
+    cos, sin, positions = ctx.saved_tensors
+    dq = gradients[0]
+    dk = gradients[1] if ctx.with_key else None
+    turned = rope(dq, dk, cos, sin, positions, *ctx.options)
+    result = (turned[0], turned[1] if ctx.with_key else None)
+    return (*result, *(None for _ in ctx.needs_input_grad[2:]))
+
+
+def _no_second_derivative(ctx: Any, *_: Any) -> None:
+    raise Unsupported("this gradient cannot be differentiated again")
+
+
+torch.library.register_autograd("tilewise::gemm", _gemm_gradients, setup_context=_gemm_context)
+torch.library.register_autograd("tilewise::ffn_forward", _ffn_gradients, setup_context=_ffn_context)
+torch.library.register_autograd("tilewise::ffn_backward", _no_second_derivative)
+torch.library.register_autograd("tilewise::norm_forward", _norm_gradients, setup_context=_norm_context)
+torch.library.register_autograd("tilewise::norm_backward", _no_second_derivative)
+torch.library.register_autograd("tilewise::rope", _rope_gradients, setup_context=_rope_context)

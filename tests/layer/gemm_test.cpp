@@ -1,0 +1,290 @@
+#include "layer/plain.h"
+
+namespace tilewise::test {
+namespace {
+
+struct Problem {
+  Buffer a, b, bias, gate, gate_bias, residual, out;
+  GemmOptions options;
+
+  GemmInputs inputs() const {
+    return {a.view(), b.view(), bias.view(), gate.view(), gate_bias.view(), residual.view()};
+  }
+};
+
+struct Sizes {
+  std::int64_t m, n, k;
+};
+
+Problem random_problem(Random& random, Sizes n, DType dtype, Activation activation, bool gated) {
+  Problem p;
+  const double deviation = 1 / std::sqrt(std::max<double>(static_cast<double>(n.k), 1));
+  const Placement weights = random_placement(random, random.chance(0.3));
+  p.a = random_buffer(random, dtype, {n.m, n.k}, 1, random_placement(random, random.chance(0.3)));
+  p.b = random_buffer(random, dtype, {n.n, n.k}, deviation, weights);
+  const auto bias = [&] {
+    return random_buffer(random, random.chance(0.3) ? DType::f32 : dtype, {n.n}, 1, random_placement(random));
+  };
+  if (random.chance(0.5)) p.bias = bias();
+  if (gated) {
+    p.gate = random_buffer(random, dtype, {n.n, n.k}, deviation, weights);
+    if (random.chance(0.5)) p.gate_bias = bias();
+  }
+  const DType out = random.chance(0.2) ? DType::f32 : dtype;
+  if (random.chance(0.4)) p.residual = random_buffer(random, out, {n.m, n.n}, 1, random_placement(random));
+  p.options.activation = activation;
+  p.options.accumulate = random.chance(0.3);
+  p.out = random_buffer(random, out, {n.m, n.n}, 1, random_placement(random));
+  if (!p.options.accumulate) p.out.poison();
+  return p;
+}
+
+void run(const GemmInputs& inputs, const GemmOptions& options, const Buffer& out, Context context) {
+  const GemmOutputs outputs{out.view()};
+  with_workspace(gemm_workspace(inputs, options, outputs, context), [&](Workspace workspace) {
+    context.workspace = workspace;
+    gemm(inputs, options, outputs, context);
+  });
+}
+
+std::vector<double> truth_of(const Problem& p) {
+  Buffer a = exact(p.a), b = exact(p.b), bias = exact(p.bias), gate = exact(p.gate);
+  Buffer gate_bias = exact(p.gate_bias), residual = exact(p.residual), out = exact(p.out);
+  GemmOptions options = p.options;
+  options.kernel = "reference";
+  run({a.view(), b.view(), bias.view(), gate.view(), gate_bias.view(), residual.view()}, options, out, {});
+  return out.values();
+}
+
+Plain plain_of(const Problem& p) {
+  const DType dtype = p.out.dtype();
+  const Plain a(p.a), b(p.b);
+  Plain result = plain_linear(a, b, p.bias, dtype);
+  const auto pass = [&](const Plain& x) {
+    return plain_map(
+        x, [&](double v, std::int64_t, std::int64_t) { return plain_activated(p.options.activation, v); });
+  };
+  if (p.gate.given()) {
+    const Plain open = pass(plain_linear(a, Plain(p.gate), p.gate_bias, dtype));
+    result = plain_map(result, [&](double v, std::int64_t r, std::int64_t c) { return v * open.at(r, c); });
+  } else {
+    result = pass(result);
+  }
+  for (const Buffer* addend : {&p.residual, p.options.accumulate ? &p.out : nullptr}) {
+    if (addend == nullptr || !addend->given()) continue;
+    const Plain more(*addend);
+    result = plain_map(result, [&](double v, std::int64_t r, std::int64_t c) { return v + more.at(r, c); });
+  }
+  return result;
+}
+
+void check(Problem& p, const Context& context) {
+  const std::vector<double> truth = truth_of(p);
+  const Plain plain = plain_of(p);
+  run(p.inputs(), p.options, p.out, context);
+  expect_near(p.out, truth, plain, "out", 4);
+}
+
+constexpr Activation activations[] = {Activation::none, Activation::relu, Activation::gelu,
+                                      Activation::gelu_tanh, Activation::silu};
+
+TEST(Gemm, every_epilogue_is_near_the_truth_for_every_type_and_level) {
+  std::uint64_t seed = 100;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const Activation activation : activations) {
+      for (const bool gated : {false, true}) {
+        if (gated && activation == Activation::none) continue;
+        for (int repeat = 0; repeat < 6; ++repeat) {
+          SeededRandom random(++seed);
+          const Sizes n{random.between(1, 70), random.between(1, 90), random.between(1, 260)};
+          Problem p = random_problem(random, n, dtype, activation, gated);
+          check(p, random_context(random));
+        }
+      }
+    }
+  }
+}
+
+TEST(Gemm, odd_and_large_shapes_are_near_the_truth) {
+  std::uint64_t seed = 1;
+  for (const Sizes n : {Sizes{1, 1, 1},
+                        {1, 33, 1500},
+                        {33, 1, 7},
+                        {40, 500, 3},
+                        {300, 40, 17},
+                        {2, 3, 5000},
+                        {150, 801, 193},
+                        {7, 64, 1025},
+                        {32, 31, 33}}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      SeededRandom random(++seed);
+      Problem p = random_problem(random, n, dtype, Activation::silu, random.chance(0.5));
+      check(p, random_context(random));
+    }
+  }
+}
+
+TEST(Gemm, no_rows_no_columns_and_nothing_to_sum_are_valid) {
+  for (const Sizes n : {Sizes{0, 5, 7}, {5, 0, 7}, {5, 6, 0}, {50, 6, 0}, {0, 0, 0}}) {
+    for (const std::string_view kernel : gemm_kernels()) {
+      SeededRandom random(7);
+      Problem p = random_problem(random, n, DType::f32, Activation::gelu, true);
+      p.options.kernel = kernel;
+      if (kernel != "simd" && kernel != "reference") continue;
+      check(p, random_context(random));
+    }
+  }
+}
+
+TEST(Gemm, residual_may_be_out_itself) {
+  SeededRandom random(3);
+  for (const std::int64_t m : {3, 60}) {
+    Problem p = random_problem(random, {m, 37, 50}, DType::f32, Activation::gelu, false);
+    p.options.accumulate = false;
+    p.residual = random_buffer(random, p.out.dtype(), {m, 37});
+    const std::vector<double> truth = truth_of(p);
+    const Plain plain = plain_of(p);
+    run({p.a.view(), p.b.view(), p.bias.view(), {}, {}, p.residual.view()}, p.options, p.residual, {});
+    expect_near(p.residual, truth, plain, "out", 4);
+  }
+}
+
+TEST(Gemm, gate_and_up_may_be_views_of_one_tensor) {
+  SeededRandom random(4);
+  Problem p = random_problem(random, {40, 24, 30}, DType::f32, Activation::silu, true);
+  Buffer both(DType::f32, {48, 30});
+  std::vector<double> values = p.gate.values();
+  const std::vector<double> up = p.b.values();
+  values.insert(values.end(), up.begin(), up.end());
+  both.set_values(values);
+  const std::vector<double> truth = truth_of(p);
+  const Plain plain = plain_of(p);
+  Tensor gate = both.view(), b = both.view();
+  gate.shape[0] = b.shape[0] = 24;
+  b.data = static_cast<float*>(b.data) + 24 * 30;
+  GemmInputs inputs = p.inputs();
+  inputs.b = b;
+  inputs.gate = gate;
+  run(inputs, p.options, p.out, {});
+  expect_near(p.out, truth, plain, "out", 4);
+}
+
+TEST(Gemm, gate_lies_as_b_does) {
+  SeededRandom random(11);
+  Problem p = random_problem(random, {4, 5, 6}, DType::f32, Activation::silu, true);
+  p.gate = random_buffer(random, DType::f32, {5, 6}, 1, {.order = {1, 0}});
+  p.b = random_buffer(random, DType::f32, {5, 6});
+  const std::string text = thrown<InvalidArgument>([&] { run(p.inputs(), p.options, p.out, {}); });
+  EXPECT_EQ(text, "gate: expected the contiguous dimension of b, got the other");
+}
+
+TEST(Gemm, the_result_does_not_depend_on_threads) {
+  SeededRandom random(5);
+  for (const std::int64_t m : {3, 200}) {
+    Problem p = random_problem(random, {m, 300, 500}, DType::bf16, Activation::gelu, true);
+    p.options.accumulate = false;
+    run(p.inputs(), p.options, p.out, {.parallel_for = serial_parallel_for()});
+    const std::vector<std::byte> one = p.out.bytes();
+    run(p.inputs(), p.options, p.out, {.parallel_for = openmp_parallel_for(3)});
+    EXPECT_EQ(one, p.out.bytes());
+  }
+}
+
+struct Mistake {
+  std::string_view text;
+  void (*make)(Problem&, GemmInputs&, GemmOptions&, Tensor& out);
+};
+
+TEST(Gemm, bad_input_is_named_and_nothing_is_written) {
+  using P = Problem;
+  using I = GemmInputs;
+  using O = GemmOptions;
+  const Mistake mistakes[] = {
+      {"a: expected rank 2 [M, K], got none", [](P&, I& i, O&, Tensor&) { i.a = {}; }},
+      {"a: expected f32, f16, bf16 or f64, got i32", [](P&, I& i, O&, Tensor&) { i.a.dtype = DType::i32; }},
+      {"a: expected a matrix with a contiguous dimension, got strides 14 and 2",
+       [](P&, I& i, O&, Tensor&) {
+         i.a.strides[0] = 14;
+         i.a.strides[1] = 2;
+       }},
+      {"b: expected rank 2 [N, K] with K 7, got f32[5, 6]", [](P&, I& i, O&, Tensor&) { i.b.shape[1] = 6; }},
+      {"b: expected f32, got bf16", [](P&, I& i, O&, Tensor&) { i.b.dtype = DType::bf16; }},
+      {"b: expected memory on cpu, got cuda:0",
+       [](P&, I& i, O&, Tensor&) { i.b.device.type = Device::Type::cuda; }},
+      {"bias: expected a value for each output = [5], got f32[4]",
+       [](P&, I& i, O&, Tensor&) { i.bias.shape[0] = 4; }},
+      {"gate_bias: expected a gate to add it to, got no gate",
+       [](P& p, I& i, O&, Tensor&) { i.gate_bias = p.bias.view(); }},
+      {"activation: expected one to pass the gate through, got none",
+       [](P& p, I& i, O& o, Tensor&) {
+         i.gate = p.b.view();
+         o.activation = Activation::none;
+       }},
+      {"out: expected [M, N] = [4, 5], got f32[4, 4]", [](P&, I&, O&, Tensor& out) { out.shape[1] = 4; }},
+      {"out: expected f32 or the type of a, f32, got f16",
+       [](P&, I&, O&, Tensor& out) { out.dtype = DType::f16; }},
+      {"out: expected memory apart from a, got an overlap",
+       [](P&, I& i, O&, Tensor& out) { out.data = i.a.data; }},
+      {"residual: expected [M, N] = [4, 5], got f32[5, 7]",
+       [](P& p, I& i, O&, Tensor&) { i.residual = p.b.view(); }},
+      {"kernel: expected one of auto, ", [](P&, I&, O& o, Tensor&) { o.kernel = "fast"; }},
+  };
+  for (const Mistake& mistake : mistakes) {
+    SeededRandom random(6);
+    Problem p;
+    p.a = random_buffer(random, DType::f32, {4, 7});
+    p.b = random_buffer(random, DType::f32, {5, 7});
+    p.bias = random_buffer(random, DType::f32, {5});
+    p.out = Buffer(DType::f32, {4, 5});
+    p.options.activation = Activation::gelu;
+    GemmInputs inputs = p.inputs();
+    Tensor out = p.out.view();
+    mistake.make(p, inputs, p.options, out);
+    const std::vector<std::byte> before = p.out.bytes();
+    const std::string text =
+        thrown<InvalidArgument>([&] { gemm(inputs, p.options, GemmOutputs{out}, Context()); });
+    EXPECT_EQ(text.substr(0, mistake.text.size()), mistake.text);
+    EXPECT_EQ(before, p.out.bytes());
+  }
+}
+
+TEST(Gemm, too_small_a_workspace_is_refused) {
+  SeededRandom random(8);
+  const Problem p = random_problem(random, {50, 50, 50}, DType::f32, Activation::none, false);
+  const GemmOutputs outputs{p.out.view()};
+  EXPECT_GT(gemm_workspace(p.inputs(), p.options, outputs, {}), 0u);
+  const std::string text = thrown<InvalidArgument>([&] { gemm(p.inputs(), p.options, outputs, {}); });
+  EXPECT_EQ(text.rfind("workspace: expected at least ", 0), 0u) << text;
+}
+
+TEST(Gemm, no_kernel_for_a_device_is_said_with_reasons) {
+  SeededRandom random(9);
+  Problem p = random_problem(random, {4, 4, 4}, DType::f32, Activation::none, false);
+  Context context;
+  context.device = {Device::Type::cuda, 0};
+  GemmInputs inputs = p.inputs();
+  GemmOutputs outputs{p.out.view()};
+  for (Tensor* tensor : {&inputs.a, &inputs.b, &inputs.bias, &inputs.gate, &inputs.gate_bias,
+                         &inputs.residual, &outputs.out}) {
+    tensor->device = context.device;
+  }
+  p.options.kernel = "simd";
+  const std::string text = thrown<Unsupported>([&] { gemm(inputs, p.options, outputs, context); });
+  EXPECT_NE(text.find("simd: runs on the CPU alone"), std::string::npos) << text;
+}
+
+TEST(Gemm, the_walk_is_explained) {
+  SeededRandom random(10);
+  Problem p = random_problem(random, {4, 5, 6}, DType::f64, Activation::none, false);
+  p.bias = p.residual = {};
+  p.out = Buffer(DType::f64, {4, 5});
+  p.options.accumulate = false;
+  const std::string text = to_string(explain_gemm(p.inputs(), p.options, {p.out.view()}, {}));
+  EXPECT_EQ(text.rfind("gemm f64 M4 N5 K6 on cpu", 0), 0u) << text;
+  EXPECT_NE(text.find("  simd: cannot: takes f32, f16 and bf16, not f64\n  reference: chosen\n"),
+            std::string::npos)
+      << text;
+}
+
+}  // namespace
+}  // namespace tilewise::test
