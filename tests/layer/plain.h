@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <source_location>
 #include <string>
 #include <vector>
@@ -172,6 +173,24 @@ inline Context random_context(Random& random) {
       static_cast<std::size_t>(random.between(0, static_cast<std::int64_t>(levels.size()) - 1));
   return {.parallel_for = random.chance(0.5) ? serial_parallel_for() : openmp_parallel_for(2),
           .simd_level = levels[level]};
+}
+
+/// How a call is made on a device whose memory is not the host's: tensors are moved there and back. Tests of
+/// such devices set it.
+using DeviceCall = std::function<void(const Context& context, const std::vector<Tensor*>& tensors,
+                                      const std::function<std::size_t(const Context&)>& workspace,
+                                      const std::function<void(const Context&)>& call)>;
+inline DeviceCall device_call;
+
+/// Makes a call with the workspace it asks for, its tensors being where the context's device reads them.
+inline void call_on(Context context, const std::vector<Tensor*>& tensors,
+                    const std::function<std::size_t(const Context&)>& workspace,
+                    const std::function<void(const Context&)>& call) {
+  if (context.device.type != Device::Type::cpu) return device_call(context, tensors, workspace, call);
+  with_workspace(workspace(context), [&](Workspace given) {
+    context.workspace = given;
+    call(context);
+  });
 }
 
 /// The message of what `body` throws, which must be of that type.

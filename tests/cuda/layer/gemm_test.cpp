@@ -1,0 +1,185 @@
+#include "cuda/layer/device_call.h"
+#include "layer/gemm_case.h"
+
+namespace tilewise::test {
+namespace {
+
+using namespace gemm_case;
+
+class CudaGemm : public CudaLayerTest {
+ protected:
+  static bool takes(const Problem& p, std::string_view kernel) {
+    GemmInputs in = p.inputs();
+    GemmOutputs out{p.out.view()};
+    for (Tensor* tensor : {&in.a, &in.b, &in.bias, &in.gate, &in.gate_bias, &in.residual, &out.out}) {
+      tensor->device = first_device;
+    }
+    for (const auto& entry : explain_gemm(in, p.options, out, cuda_context()).entries) {
+      if (entry.kernel == kernel) return entry.verdict != Explanation::Verdict::unable;
+    }
+    return false;
+  }
+
+  /// A problem whose rows lie as the kernels for Hopper want them.
+  static Problem aligned_problem(Random& random, Sizes n, DType dtype, bool a_by_columns = false,
+                                 bool b_by_columns = false) {
+    Problem p;
+    const auto matrix = [&](DType type, std::int64_t rows, std::int64_t columns, double deviation,
+                            bool by_columns) {
+      const std::int64_t row = by_columns ? rows : columns;
+      const std::int64_t padding = (8 - row % 8) % 8 + 8 * random.between(0, 1);
+      Placement placement;
+      if (by_columns) placement.order = {1, 0};
+      placement.padding = by_columns ? Shape{padding} : Shape{0, padding};
+      return random_buffer(random, type, {rows, columns}, deviation, placement);
+    };
+    const double deviation = 1 / std::sqrt(static_cast<double>(n.k));
+    p.a = matrix(dtype, n.m, n.k, 1, a_by_columns);
+    p.b = matrix(dtype, n.n, n.k, deviation, b_by_columns);
+    if (random.chance(0.5)) p.bias = random_buffer(random, random.chance(0.5) ? DType::f32 : dtype, {n.n});
+    const bool gated = !a_by_columns && !b_by_columns && random.chance(0.4);
+    p.options.activation =
+        random.pick({Activation::relu, Activation::gelu, Activation::gelu_tanh, Activation::silu});
+    if (!gated && random.chance(0.3)) p.options.activation = Activation::none;
+    if (gated) {
+      p.gate = matrix(dtype, n.n, n.k, deviation, b_by_columns);
+      if (random.chance(0.5)) p.gate_bias = random_buffer(random, dtype, {n.n});
+    }
+    const DType out = random.chance(0.25) ? DType::f32 : dtype;
+    p.out = matrix(out, n.m, n.n, 1, false);
+    p.options.accumulate = random.chance(0.25);
+    if (!p.options.accumulate) {
+      if (random.chance(0.4)) p.residual = matrix(out, n.m, n.n, 1, false);
+      p.out.poison();
+    }
+    return p;
+  }
+
+  static void check_by(std::string_view kernel, Problem& p) {
+    SCOPED_TRACE(kernel);
+    ASSERT_TRUE(takes(p, kernel));
+    p.options.kernel = kernel;
+    check(p, cuda_context());
+  }
+
+  /// Whether this device has the kernels for Hopper.
+  static bool has_hopper_kernels() {
+    Random random(1);
+    const Problem p = aligned_problem(random, {8, 8, 8}, DType::bf16);
+    return takes(p, "wgmma");
+  }
+};
+
+constexpr Activation activations[] = {Activation::none, Activation::relu, Activation::gelu,
+                                      Activation::gelu_tanh, Activation::silu};
+
+TEST_F(CudaGemm, EveryEpilogueIsNearTheTruthForEveryTypeAndLayout) {
+  std::uint64_t seed = 1000;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const Activation activation : activations) {
+      for (const bool gated : {false, true}) {
+        if (gated && activation == Activation::none) continue;
+        for (int repeat = 0; repeat < 4; ++repeat) {
+          SeededRandom random(++seed);
+          const Sizes n{random.between(1, 150), random.between(1, 200), random.between(1, 260)};
+          Problem p = random_problem(random, n, dtype, activation, gated);
+          check(p, cuda_context());
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CudaGemm, WgmmaIsNearTheTruthAroundItsTiles) {
+  if (!has_hopper_kernels()) GTEST_SKIP() << "no Hopper GPU";
+  std::uint64_t seed = 1200;
+  for (const Sizes n : {Sizes{1, 8, 8},
+                        {127, 64, 64},
+                        {128, 128, 72},
+                        {129, 256, 136},
+                        {255, 257, 200},
+                        {256, 40, 1000},
+                        {300, 520, 129},
+                        {640, 130, 65},
+                        {65, 1100, 24}}) {
+    for (const auto& [a, b] : {std::pair{false, false}, {false, true}, {true, false}, {true, true}}) {
+      for (const DType dtype : {DType::f16, DType::bf16}) {
+        SeededRandom random(++seed);
+        Problem p = aligned_problem(random, n, dtype, a, b);
+        check_by("wgmma", p);
+      }
+    }
+  }
+}
+
+TEST_F(CudaGemm, FewRowsAreNearTheTruth) {
+  if (!has_hopper_kernels()) GTEST_SKIP() << "no Hopper GPU";
+  std::uint64_t seed = 1400;
+  for (const std::int64_t m : {1, 2, 7, 8, 9, 15, 17, 31, 33, 63, 64}) {
+    for (const auto& [n, k] : {std::pair{8, 8}, {129, 1000}, {700, 72}, {64, 5000}, {1030, 264}}) {
+      for (const DType dtype : {DType::f16, DType::bf16}) {
+        SeededRandom random(++seed);
+        Problem p = aligned_problem(random, {m, n, k}, dtype);
+        check_by("few_rows", p);
+      }
+    }
+  }
+}
+
+TEST_F(CudaGemm, SimtIsNearTheTruth) {
+  std::uint64_t seed = 1600;
+  for (const Sizes n : {Sizes{1, 1, 1}, {130, 257, 33}, {64, 70, 1000}, {3, 400, 17}, {260, 129, 100}}) {
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      for (const bool gated : {false, true}) {
+        SeededRandom random(++seed);
+        Problem p = random_problem(random, n, dtype, Activation::silu, gated);
+        check_by("simt", p);
+      }
+    }
+  }
+}
+
+TEST_F(CudaGemm, NoRowsNoColumnsAndNothingToSumAreValid) {
+  for (const Sizes n : {Sizes{0, 5, 7}, {5, 0, 7}, {5, 6, 0}, {50, 6, 0}, {0, 0, 0}}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      SeededRandom random(7);
+      Problem p = random_problem(random, n, dtype, Activation::gelu, true);
+      check(p, cuda_context());
+    }
+  }
+}
+
+TEST_F(CudaGemm, ResidualMayBeOutItself) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const std::int64_t m : {3, 60, 200}) {
+      SeededRandom random(3);
+      Problem p = aligned_problem(random, {m, 96, 64}, dtype);
+      p.options.accumulate = false;
+      p.residual = random_buffer(random, p.out.dtype(), {m, 96});
+      const std::vector<double> truth = truth_of(p);
+      const Plain plain = plain_of(p);
+      run(p.inputs(), p.options, p.residual, cuda_context());
+      expect_near(p.residual, truth, plain, "out", 4);
+    }
+  }
+}
+
+TEST_F(CudaGemm, TheSameBitsComeAgain) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const std::int64_t m : {1, 40, 300}) {
+      SeededRandom random(11);
+      Problem p = aligned_problem(random, {m, 1500, 1000}, dtype);
+      p.options.accumulate = false;
+      run(p.inputs(), p.options, p.out, cuda_context());
+      const std::vector<std::byte> first = p.out.bytes();
+      for (int again = 0; again < 3; ++again) {
+        p.out.poison();
+        run(p.inputs(), p.options, p.out, cuda_context());
+        EXPECT_EQ(first, p.out.bytes());
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::test
