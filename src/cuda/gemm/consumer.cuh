@@ -52,14 +52,14 @@ struct Consumer {
     commit_products();
   }
 
-  /// All of a tile, of `blocks` times 64 summands.
-  __device__ __forceinline__ void multiply(int blocks) {
+  /// The products of some stages, one after the other, from 0.
+  __device__ __forceinline__ void multiply_piece(int stages) {
     wait(&barriers.full[ring.stage()], ring.parity());
     start_products(false);
     int before = ring.stage();
     ring.advance();
 #pragma unroll 1
-    for (int block = 1; block < blocks; ++block) {
+    for (int stage = 1; stage < stages; ++stage) {
       wait(&barriers.full[ring.stage()], ring.parity());
       start_products(true);
       wait_products<1>();
@@ -71,6 +71,27 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
     let_go(before);
+  }
+
+  /// All of a tile.
+  __device__ __forceinline__ void multiply(int stages) {
+    if constexpr (!c.wide) {
+      multiply_piece(stages);
+    } else {
+      Sums<c> totals = {};
+#pragma unroll 1
+      for (int stage = 0; stage < stages; stage += c.piece) {
+        multiply_piece(min(c.piece, stages - stage));
+#pragma unroll
+        for (int n = 0; n < c.row_tiles * c.columns / 2; ++n) {
+          totals[n / (c.columns / 2)][n % (c.columns / 2)] += sums[n / (c.columns / 2)][n % (c.columns / 2)];
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < c.row_tiles * c.columns / 2; ++n) {
+        sums[n / (c.columns / 2)][n % (c.columns / 2)] = totals[n / (c.columns / 2)][n % (c.columns / 2)];
+      }
+    }
   }
 };
 

@@ -28,10 +28,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     const int index = warp / 4 - 1;
     Consumer<T, c> consumer(shared, index);
     Writer<T, c> writer{maps, arguments, shared.slabs(warp - 4), static_cast<int>(threadIdx.x) % 32};
-    const int blocks = (arguments.k + c.depth - 1) / c.depth;
     for_each_tile<c>(arguments, [&](int first_row, int column) {
       writer.begin(first_row + index * c.consumer_rows() + warp % 4 * 16, column);
-      consumer.multiply(blocks);
+      consumer.multiply(stages_of<c>(arguments));
       writer.finish(consumer.sums);
     });
     writer.end();

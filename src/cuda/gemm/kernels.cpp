@@ -3,6 +3,7 @@
 
 #include "cuda/gemm/few_tuning.h"
 #include "cuda/gemm/simt.h"
+#include "cuda/gemm/split.h"
 #include "cuda/gemm/wgmma.h"
 #include "cuda/runtime/device.h"
 #include "gemm/kernel.h"
@@ -14,19 +15,15 @@ std::string missing_device(const GemmProblem& problem) {
   return problem.device.type == Device::Type::cuda ? "" : "runs on CUDA devices alone";
 }
 
-// What both kernels for Hopper need.
+// What all kernels for Hopper need.
 std::string unsuited_for_hopper(const GemmProblem& problem) {
   if (const std::string reason = missing_device(problem); !reason.empty()) return reason;
-  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
-  }
 #ifndef TILEWISE_HAS_WGMMA
   return "was built without code for sm_90a";
 #endif
   if (problem.k == 0) return "takes no less than one summand";
   if (!problem.aligned) return "copies rows from multiples of 16 bytes, with such strides, alone";
   if (problem.residual && problem.accumulate) return "adds a residual or accumulates, not both";
-  if (problem.gated && !(problem.a_by_rows && problem.b_by_rows)) return "takes gates by rows alone";
   constexpr std::int64_t most = std::int64_t{1} << 30;
   if (problem.m > most || problem.n > most || problem.k > most) return "takes dimensions to 2^30";
   try {
@@ -39,8 +36,16 @@ std::string unsuited_for_hopper(const GemmProblem& problem) {
   return {};
 }
 
+std::string unsuited_for_halves(const GemmProblem& problem) {
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
+    return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
+  }
+  if (problem.gated && !(problem.a_by_rows && problem.b_by_rows)) return "takes gates by rows alone";
+  return unsuited_for_hopper(problem);
+}
+
 std::string supports_wgmma(const GemmProblem& problem) {
-  if (const std::string reason = unsuited_for_hopper(problem); !reason.empty()) return reason;
+  if (const std::string reason = unsuited_for_halves(problem); !reason.empty()) return reason;
   if ((problem.m / 128 + 1) * (problem.n / 64 + 1) > 0x7fffffff) return "takes fewer than 2^31 tiles";
   return {};
 }
@@ -48,7 +53,17 @@ std::string supports_wgmma(const GemmProblem& problem) {
 std::string supports_few_rows(const GemmProblem& problem) {
   if (problem.m > gemm::most_tokens) return "is for " + std::to_string(gemm::most_tokens) + " rows at most";
   if (!problem.a_by_rows || !problem.b_by_rows) return "takes matrices by rows alone";
+  if (problem.out_dtype != problem.dtype) return "sums up in tensor cores, which f32 is too precise for";
   if ((problem.n / 64 + 1) * (problem.k / 64 + 1) > 0x7fffffff) return "takes fewer than 2^31 tiles";
+  return unsuited_for_halves(problem);
+}
+
+std::string supports_split(const GemmProblem& problem) {
+  if (problem.dtype != DType::f32) return "takes f32, not " + std::string(to_string(problem.dtype));
+  if (problem.m < 128 || problem.n < 128 || problem.k < 64) {
+    return "splits factors, for which rows or columns are too few";
+  }
+  if ((problem.m / 128 + 1) * (problem.n / 64 + 1) > 0x7fffffff) return "takes fewer than 2^31 tiles";
   return unsuited_for_hopper(problem);
 }
 
@@ -92,6 +107,26 @@ std::size_t few_workspace(const GemmCall& call, const Context& context) {
 #endif
 }
 
+void launch_split(const GemmCall& call, const Context& context) {
+#ifdef TILEWISE_HAS_WGMMA
+  const DeviceGuard guard(context.device.index);
+  gemm::run_split(call, context);
+#else
+  static_cast<void>(call);
+  static_cast<void>(context);
+#endif
+}
+
+std::size_t split_workspace(const GemmCall& call, const Context& context) {
+#ifdef TILEWISE_HAS_WGMMA
+  return gemm::split_workspace(call, context);
+#else
+  static_cast<void>(call);
+  static_cast<void>(context);
+  return 0;
+#endif
+}
+
 void launch_simt(const GemmCall& call, const Context& context) {
   const DeviceGuard guard(context.device.index);
   gemm::run_simt(call, context);
@@ -103,6 +138,8 @@ constinit const GemmKernel few_rows_gemm = {
     .name = "few_rows", .supports = supports_few_rows, .workspace = few_workspace, .launch = launch_few_rows};
 constinit const GemmKernel wgmma_gemm = {
     .name = "wgmma", .supports = supports_wgmma, .workspace = no_workspace, .launch = launch_wgmma};
+constinit const GemmKernel split_gemm = {
+    .name = "split", .supports = supports_split, .workspace = split_workspace, .launch = launch_split};
 constinit const GemmKernel simt_gemm = {
     .name = "simt", .supports = supports_simt, .workspace = no_workspace, .launch = launch_simt};
 

@@ -41,9 +41,6 @@ struct Writer {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(slab_of(piece))) +
            chunk_at(lane % 16, 2 * group + lane / 16);
   }
-  /// Whether the result is in f32.
-  __device__ __forceinline__ bool wide() const { return arguments.epilogue.out.dtype == DType::f32; }
-
   /// Waits until at most `copies` of the warp's copies from slabs are to be read yet.
   template <int copies>
   __device__ __forceinline__ void wait_for_slabs() const {
@@ -54,7 +51,7 @@ struct Writer {
   /// Starts to load a residual into its slab, from which what was there has been copied.
   __device__ __forceinline__ void fetch_residual(int piece) const {
     const Matrix& residual = arguments.epilogue.residual;
-    if (residual.data == nullptr || wide()) return;
+    if (c.wide || residual.data == nullptr) return;
     wait_for_slabs<0>();
     const int chunk = lane % 8;
     const int at_column = column_of(piece) + 8 * chunk;
@@ -172,7 +169,7 @@ struct Writer {
 #pragma unroll
     for (int n = 0; n < count; ++n) x[n] = sums[first + n];
     add_bias(x, c.gated ? epilogue.gate_bias : epilogue.bias, piece);
-    activate_all<true>(x, epilogue.activation);
+    activate_all<!c.wide>(x, epilogue.activation);
     if constexpr (c.gated) {
       float up[count];
 #pragma unroll
@@ -181,7 +178,7 @@ struct Writer {
 #pragma unroll
       for (int n = 0; n < count; ++n) x[n] *= up[n];
     }
-    if (wide()) {
+    if constexpr (c.wide) {
       write_wide(x, piece);
     } else {
       add_residual<piece>(x);

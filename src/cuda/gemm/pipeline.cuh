@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/gemm/arguments.h"
 #include "cuda/gemm/tuning.h"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/tile/ring.cuh"
@@ -39,6 +40,12 @@ struct SharedMemory {
     return *reinterpret_cast<Barriers<c>*>(first + c.tile_bytes() + c.slabs_bytes());
   }
 };
+
+/// Stages a tile of the result takes.
+template <GemmConfig c>
+__device__ __forceinline__ int stages_of(const GemmArguments& arguments) {
+  return (arguments.k + c.depth - 1) / c.depth * c.terms;
+}
 
 /// Calls `body` with each of the block's tiles in order: the first row and the first column of the result.
 template <GemmConfig c, typename Body>

@@ -79,10 +79,23 @@ void run_suited(const GemmCall& call, int multiprocessors, cudaStream_t stream) 
 }
 
 template <typename T>
+void run_wide(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
+  const GemmProblem& problem = call.problem;
+  if (problem.gated) return run_row<T, WideGated, 0>(call, multiprocessors, stream);
+  if (problem.a_by_rows) {
+    return problem.b_by_rows ? run_row<T, Wide<false, false>, 0>(call, multiprocessors, stream)
+                             : run_row<T, Wide<false, true>, 0>(call, multiprocessors, stream);
+  }
+  return problem.b_by_rows ? run_row<T, Wide<true, false>, 0>(call, multiprocessors, stream)
+                           : run_row<T, Wide<true, true>, 0>(call, multiprocessors, stream);
+}
+
+template <typename T>
 void run_by_layout(const GemmCall& call, const Context& context) {
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* stream = static_cast<cudaStream_t>(context.stream);
   const GemmProblem& problem = call.problem;
+  if (problem.out_dtype == DType::f32) return run_wide<T>(call, multiprocessors, stream);
   if (problem.gated) return run_suited<T, Gated>(call, multiprocessors, stream);
   if (problem.a_by_rows) {
     return problem.b_by_rows ? run_suited<T, Plain>(call, multiprocessors, stream)

@@ -14,7 +14,12 @@ struct GemmConfig {
   bool gated = false;     ///< the first half of the columns gates the second
   bool turned_a = false;  ///< a is [k, m] in memory
   bool turned_b = false;  ///< b is [k, n] in memory
-  float speed = 1;        ///< an element of the result, with the multiprocessor busy
+  /// The result is in f32. Tensor cores truncate their sums, an error that grows with their length: sums are
+  /// taken out of them every `piece` stages and added up in f32.
+  bool wide = false;
+  int piece = 2;
+  int terms = 1;    ///< products of parts that f32 factors were split into (split.h), a stage each
+  float speed = 1;  ///< an element of the result, with the multiprocessor busy
 
   static constexpr int depth = 64;  ///< summands a stage: a panel of 128 bytes
 
@@ -74,6 +79,31 @@ struct TurnedBoth {
 struct TurnedA {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 128, .stages = 5, .turned_a = true},
+  };
+};
+/// Results in f32, by whether a, and whether b is turned.
+template <bool a, bool b>
+struct Wide {
+  static constexpr GemmConfig rows[] = {
+      {.row_tiles = 1, .columns = 128, .stages = 5, .turned_a = a, .turned_b = b, .wide = true},
+  };
+};
+struct WideGated {
+  static constexpr GemmConfig rows[] = {
+      {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .wide = true},
+  };
+};
+/// f32 factors in parts of bf16.
+template <int terms, bool gated>
+struct Split {
+  static constexpr GemmConfig rows[] = {
+      {.row_tiles = 1,
+       .columns = 128,
+       .stages = 5,
+       .gated = gated,
+       .wide = true,
+       .piece = terms,
+       .terms = terms},
   };
 };
 
