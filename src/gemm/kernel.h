@@ -20,6 +20,7 @@ namespace cuda {
 extern const GemmKernel few_rows_gemm;
 extern const GemmKernel wgmma_gemm;
 extern const GemmKernel split_gemm;
+extern const GemmKernel mma_gemm;
 extern const GemmKernel simt_gemm;
 }  // namespace cuda
 #endif

@@ -2,6 +2,7 @@
 #include <cuda_fp16.h>
 
 #include "cuda/gemm/few_tuning.h"
+#include "cuda/gemm/mma.h"
 #include "cuda/gemm/simt.h"
 #include "cuda/gemm/split.h"
 #include "cuda/gemm/wgmma.h"
@@ -67,6 +68,23 @@ std::string supports_split(const GemmProblem& problem) {
   return unsuited_for_hopper(problem);
 }
 
+std::string supports_mma(const GemmProblem& problem) {
+  if (const std::string reason = missing_device(problem); !reason.empty()) return reason;
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
+    return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
+  }
+  if (problem.k == 0) return "takes no less than one summand";
+  if ((problem.m / 128 + 1) * (problem.n / 64 + 1) > 0x7fffffff) return "takes fewer than 2^31 tiles";
+  try {
+    if (device_properties(problem.device.index).compute_capability < 80) {
+      return "needs compute capability 8.0";
+    }
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+  return {};
+}
+
 std::string supports_simt(const GemmProblem& problem) {
   if (const std::string reason = missing_device(problem); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
@@ -127,6 +145,11 @@ std::size_t split_workspace(const GemmCall& call, const Context& context) {
 #endif
 }
 
+void launch_mma(const GemmCall& call, const Context& context) {
+  const DeviceGuard guard(context.device.index);
+  gemm::run_mma(call, context);
+}
+
 void launch_simt(const GemmCall& call, const Context& context) {
   const DeviceGuard guard(context.device.index);
   gemm::run_simt(call, context);
@@ -140,6 +163,8 @@ constinit const GemmKernel wgmma_gemm = {
     .name = "wgmma", .supports = supports_wgmma, .workspace = no_workspace, .launch = launch_wgmma};
 constinit const GemmKernel split_gemm = {
     .name = "split", .supports = supports_split, .workspace = split_workspace, .launch = launch_split};
+constinit const GemmKernel mma_gemm = {
+    .name = "mma", .supports = supports_mma, .workspace = no_workspace, .launch = launch_mma};
 constinit const GemmKernel simt_gemm = {
     .name = "simt", .supports = supports_simt, .workspace = no_workspace, .launch = launch_simt};
 

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 
-#include "cuda/gemm/arguments.h"
+#include "cuda/gemm/finish.cuh"
 #include "cuda/runtime/launch.cuh"
-#include "cuda/tile/activation.cuh"
-#include "cuda/tile/bias.cuh"
 
 namespace tilewise::cuda::gemm {
 namespace {
@@ -75,21 +73,6 @@ struct Loader {
   }
 };
 
-template <typename T>
-__device__ void finish(const GemmCall& call, std::int64_t m, std::int64_t n, float x, float gate) {
-  const GemmProblem& problem = call.problem;
-  if (m >= problem.m || n >= problem.n) return;
-  if (call.bias.data != nullptr) x += bias_at<T>(call.bias, n);
-  if (problem.gated && call.gate_bias.data != nullptr) gate += bias_at<T>(call.gate_bias, n);
-  with_activation(problem.activation, [&]<Activation f>() {
-    x = problem.gated ? activate<f, false>(gate) * x : activate<f, false>(x);
-  });
-  std::byte* to = call.out.at(m, n);
-  if (problem.residual) x += load_element(call.residual.at(m, n), call.out.dtype);
-  if (problem.accumulate) x += load_element(to, call.out.dtype);
-  store_element(to, call.out.dtype, x);
-}
-
 template <typename T, bool a_by_rows, bool b_by_rows>
 __global__ void __launch_bounds__(threads) simt_kernel(const __grid_constant__ GemmCall call, int tiles_n) {
   __shared__ Tiles tiles[2];
@@ -153,7 +136,8 @@ __global__ void __launch_bounds__(threads) simt_kernel(const __grid_constant__ G
     const std::int64_t m = first_m + i / 4 * 64 + 4 * y + i % 4;
     for (int j = 0; j < (gated ? 4 : 8); ++j) {
       const std::int64_t n = first_n + j / 4 * 64 + 4 * x + j % 4;
-      gated ? finish<T>(call, m, n, sums[i][4 + j % 4], sums[i][j]) : finish<T>(call, m, n, sums[i][j], 0);
+      gated ? finish_element<T, false>(call, m, n, sums[i][4 + j % 4], sums[i][j])
+            : finish_element<T, false>(call, m, n, sums[i][j], 0);
     }
   }
 }

@@ -138,6 +138,21 @@ TEST_F(CudaGemm, SplitFactorsKeepTheErrorOfF32) {
   }
 }
 
+TEST_F(CudaGemm, MmaIsNearTheTruthForAnyStrides) {
+  std::uint64_t seed = 1700;
+  for (const Sizes n : {Sizes{1, 1, 1}, {130, 257, 33}, {64, 70, 1000}, {3, 400, 17}, {260, 129, 100}}) {
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+      for (const bool gated : {false, true}) {
+        for (int repeat = 0; repeat < 4; ++repeat) {
+          SeededRandom random(++seed);
+          Problem p = random_problem(random, n, dtype, Activation::gelu, gated);
+          if (takes(p, "mma")) check_by("mma", p);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(CudaGemm, SimtIsNearTheTruth) {
   std::uint64_t seed = 1600;
   for (const Sizes n : {Sizes{1, 1, 1}, {130, 257, 33}, {64, 70, 1000}, {3, 400, 17}, {260, 129, 100}}) {
