@@ -16,6 +16,12 @@ std::span<const FfnKernel> ffn_kernel_list();
 /// Products of the gemm list over chunks, on any device that has them and the steps of steps.h.
 extern const FfnKernel chunked_ffn;
 
+#ifdef TILEWISE_HAS_CUDA
+namespace cuda {
+extern const FfnKernel few_rows_ffn;
+}
+#endif
+
 namespace cpu {
 extern const FfnKernel reference_ffn;
 }

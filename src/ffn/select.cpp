@@ -5,7 +5,11 @@
 namespace tilewise {
 
 std::span<const FfnKernel> ffn_kernel_list() {
-  static const std::array kernels = {chunked_ffn, cpu::reference_ffn};
+  static const std::array kernels = {
+#ifdef TILEWISE_HAS_CUDA
+      cuda::few_rows_ffn,
+#endif
+      chunked_ffn, cpu::reference_ffn};
   return kernels;
 }
 

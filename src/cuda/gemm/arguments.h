@@ -38,6 +38,7 @@ struct GemmArguments {
 /// slab.
 struct GemmMaps {
   CUtensorMap a, b, gate, out;
+  CUtensorMap out_rest;  ///< of a tile's last columns, where they are fewer than 64
 };
 
 }  // namespace tilewise::cuda::gemm

@@ -14,6 +14,7 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/tile/activation.cuh"
 #include "cuda/tile/bias.cuh"
+#include "cuda/tile/chunk.cuh"
 #include "cuda/tile/element.cuh"
 #include "cuda/tile/ring.cuh"
 
@@ -44,7 +45,7 @@ struct FewMemory {
   __device__ std::byte* weights(int stage) const { return first + stage * c.weight_bytes(); }
   __device__ std::byte* tokens(int stage) const { return weights(c.stages) + stage * c.token_bytes(); }
   __device__ float* staged(int consumer) const {
-    return reinterpret_cast<float*>(first + c.tile_bytes()) + consumer * c.staged_tokens * c.staged_pitch;
+    return reinterpret_cast<float*>(first + c.tile_bytes()) + consumer * c.staged_tokens() * c.staged_pitch;
   }
   __device__ float* exchanged() const {
     return reinterpret_cast<float*>(first + c.tile_bytes() + c.staged_bytes());
@@ -191,32 +192,47 @@ struct FewConsumer {
     }
   }
 
-  /// Eight tokens at a time by way of shared memory, turned there.
+  /// 16 tokens at a time by way of shared memory, turned there; a thread writes eight columns of one.
   __device__ __forceinline__ void write(int first) const {
     float* staged = memory.staged(index);
-    const Matrix& residual = arguments.epilogue.residual;
-    const Matrix& out = arguments.epilogue.out;
+    constexpr int groups = c.staged_tokens() / 8;
 #pragma unroll
-    for (int n = 0; n < count / 4; ++n) {
+    for (int n = 0; n < count / 4; n += groups) {
       if (8 * n >= arguments.m) break;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        staged[(thread % 4 * 2 + e % 2) * c.staged_pitch + row_of(e / 2)] = sums[4 * n + e];
+      for (int e = 0; e < 4 * groups; ++e) {
+        staged[(e / 4 * 8 + thread % 4 * 2 + e % 2) * c.staged_pitch + row_of(e % 4 / 2)] = sums[4 * n + e];
       }
-      sync();  // eight tokens are there
-      const int token = 8 * n + thread / 16;
-      const int column = first + thread % 16 * 4;
-      const float* from = staged + thread / 16 * c.staged_pitch + thread % 16 * 4;
-      if (token < arguments.m) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if (column + e >= arguments.n) break;
-          float x = from[e];
-          if (residual.data != nullptr) x += load_element(residual.at(token, column + e), residual.dtype);
-          store_element(out.at(token, column + e), out.dtype, x);
-        }
+      sync();  // the tokens are there
+      const int token = thread / 8;
+      if (token < c.staged_tokens() && 8 * n + token < arguments.m) {
+        write_eight(staged + token * c.staged_pitch + thread % 8 * 8, 8 * n + token, first + thread % 8 * 8);
       }
       sync();  // and were read
+    }
+  }
+  __device__ __forceinline__ void write_eight(const float* from_smem, int token, int column) const {
+    const Matrix& residual = arguments.epilogue.residual;
+    const Matrix& out = arguments.epilogue.out;
+    float x[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) x[e] = from_smem[e];
+    T* to = reinterpret_cast<T*>(out.data) + token * out.stride_row + column;
+    const T* more = reinterpret_cast<const T*>(residual.data) + token * residual.stride_row + column;
+    if (column + 8 <= arguments.n) {
+      if (residual.data != nullptr) {
+        float add[8];
+        load_chunk(add, more);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) x[e] += add[e];
+      }
+      store_chunk(to, x);
+      return;
+    }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      if (column + e < arguments.n)
+        to[e] = narrow<T>(x[e] + (residual.data != nullptr ? widen(more[e]) : 0.0f));
     }
   }
 

@@ -19,13 +19,13 @@ struct FewConfig {
   /// Columns of the result.
   constexpr int columns() const { return gated ? 64 : 128; }
   constexpr int weight_bytes() const { return 128 * depth * 2; }
-  constexpr int token_bytes() const { return tokens < 8 ? 1024 : tokens * depth * 2; }
+  constexpr int token_bytes() const { return tokens * depth * 2; }
   constexpr int tile_bytes() const { return stages * (weight_bytes() + token_bytes()); }
-  /// The result on its way out, 8 tokens of 64 columns a warpgroup, in f32; a gate on its way to what it
-  /// gates takes the same place.
-  static constexpr int staged_tokens = 8;
+  /// The result on its way out, 16 tokens of 64 columns a warpgroup, in f32.
+  constexpr int staged_tokens() const { return tokens < 16 ? tokens : 16; }
   static constexpr int staged_pitch = 68;
-  constexpr int staged_bytes() const { return consumers * staged_tokens * staged_pitch * 4; }
+  constexpr int staged_bytes() const { return consumers * staged_tokens() * staged_pitch * 4; }
+  /// What is gated, on its way to the gate.
   constexpr int exchanged_bytes() const { return gated ? 64 * tokens * 4 : 0; }
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(tile_bytes() + staged_bytes() + exchanged_bytes() + 16 * stages);

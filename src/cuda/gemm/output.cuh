@@ -18,10 +18,15 @@ namespace tilewise::cuda::gemm {
 /// use, and the first of a tile comes under its products.
 template <typename T, GemmConfig c>
 struct Writer {
-  static_assert(c.out_columns() % 64 == 0);
-  static constexpr int slabs = c.out_columns() / 64;  ///< in 16 rows
-  static constexpr int pieces = slabs * c.row_tiles;  ///< a tile's
-  static constexpr int count = 32;                    ///< a lane's of a piece
+  static_assert(c.out_columns() % 8 == 0);
+  static constexpr int slabs = (c.out_columns() + 63) / 64;  ///< in 16 rows
+  static constexpr int pieces = slabs * c.row_tiles;         ///< a tile's
+
+  /// Chunks of a row of a piece: the last slab of a tile may be narrower.
+  static constexpr int chunks_of(int piece) { return std::min(8, c.out_columns() / 8 - piece % slabs * 8); }
+  /// What a lane has of a piece.
+  template <int piece>
+  using Values = float[4 * chunks_of(piece)];
 
   const GemmMaps& maps;
   const GemmArguments& arguments;
@@ -49,7 +54,8 @@ struct Writer {
   }
 
   /// Starts to load a residual into its slab, from which what was there has been copied.
-  __device__ __forceinline__ void fetch_residual(int piece) const {
+  template <int piece>
+  __device__ __forceinline__ void fetch_residual() const {
     const Matrix& residual = arguments.epilogue.residual;
     if (c.wide || residual.data == nullptr) return;
     wait_for_slabs<0>();
@@ -58,7 +64,7 @@ struct Writer {
 #pragma unroll
     for (int r = lane / 8; r < 16; r += 4) {
       const int at_row = row_of(piece) + r;
-      if (at_row >= arguments.m || at_column >= arguments.n) continue;
+      if (chunk >= chunks_of(piece) || at_row >= arguments.m || at_column >= arguments.n) continue;
       const std::byte* from = residual.data + (at_row * residual.stride_row + at_column) * 2;
       copy_async_part(slab_of(piece) + chunk_at(r, chunk), from, min(16, (arguments.n - at_column) * 2));
     }
@@ -66,11 +72,12 @@ struct Writer {
   }
 
   /// The lane's columns of a piece: two of every eight.
-  __device__ __forceinline__ void add_bias(float (&x)[count], const Vector& bias, int piece) const {
+  template <int piece>
+  __device__ __forceinline__ void add_bias(Values<piece>& x, const Vector& bias) const {
     if (bias.data == nullptr) return;
     const auto at = [&](int n) { return n < arguments.n ? bias_at<T>(bias, n) : 0.0f; };
 #pragma unroll
-    for (int n = 0; n < count / 4; ++n) {
+    for (int n = 0; n < chunks_of(piece); ++n) {
       const int first = column_of(piece) + 8 * n + lane % 4 * 2;
       const float low = at(first);
       const float high = at(first + 1);
@@ -82,16 +89,16 @@ struct Writer {
   }
 
   template <int piece>
-  __device__ __forceinline__ void add_residual(float (&x)[count]) const {
+  __device__ __forceinline__ void add_residual(Values<piece>& x) const {
     if (arguments.epilogue.residual.data == nullptr) return;
     wait_copies<(piece + 1 < pieces ? 1 : 0)>();  // for all but the next
     __syncwarp();                                 // other lanes' too
 #pragma unroll
-    for (int group = 0; group < 4; ++group) {
+    for (int group = 0; group < (chunks_of(piece) + 1) / 2; ++group) {
       std::uint32_t four[4];
       load_matrices(four, place(piece, group));
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
+      for (int e = 0; e < (2 * group + 1 < chunks_of(piece) ? 4 : 2); ++e) {
         const float2 two = unpack<T>(four[e]);
         x[8 * group + 2 * e] += two.x;
         x[8 * group + 2 * e + 1] += two.y;
@@ -101,23 +108,27 @@ struct Writer {
   }
 
   template <int piece>
-  __device__ __forceinline__ void write(const float (&x)[count]) const {
+  __device__ __forceinline__ void write(const Values<piece>& x) const {
     // The piece before last was copied from this slab; at a tile's first, the last may have been.
     wait_for_slabs<(piece == 0 && pieces % 2 == 1 ? 0 : 1)>();
 #pragma unroll
-    for (int group = 0; group < 4; ++group) {
+    for (int group = 0; group < (chunks_of(piece) + 1) / 2; ++group) {
+      const bool whole = 2 * group + 1 < chunks_of(piece);  // else the second eight columns are not copied
       const float* const at = x + 8 * group;
-      const std::uint32_t four[4] = {pack<T>(at[0], at[1]), pack<T>(at[2], at[3]), pack<T>(at[4], at[5]),
-                                     pack<T>(at[6], at[7])};
+      const std::uint32_t four[4] = {pack<T>(at[0], at[1]), pack<T>(at[2], at[3]),
+                                     whole ? pack<T>(at[4], at[5]) : 0, whole ? pack<T>(at[6], at[7]) : 0};
       store_matrices(place(piece, group), four);
     }
     fence_async_proxy();  // before the copy reads the slab
     __syncwarp();         // the warp's rows are there
-    if (lane == 0) copy_box_out(maps.out, slab_of(piece), column_of(piece), row_of(piece));
+    if (lane == 0) {
+      copy_box_out(chunks_of(piece) == 8 ? maps.out : maps.out_rest, slab_of(piece), column_of(piece),
+                   row_of(piece));
+    }
   }
 
   /// The same in f32, half the columns at a time; residuals are added on the way out.
-  __device__ __forceinline__ void write_wide(const float (&x)[count], int piece) const {
+  __device__ __forceinline__ void write_wide(const float (&x)[32], int piece) const {
     std::byte* slab = slab_of(piece);
     const Epilogue& epilogue = arguments.epilogue;
 #pragma unroll
@@ -161,20 +172,21 @@ struct Writer {
 
   template <int piece>
   __device__ __forceinline__ void finish_piece(const Sums<c>& all_sums) const {
-    if constexpr (piece + 1 < pieces) fetch_residual(piece + 1);
+    if constexpr (piece + 1 < pieces) fetch_residual<piece + 1>();
     const Epilogue& epilogue = arguments.epilogue;
     const float(&sums)[c.columns / 2] = all_sums[piece / slabs];
-    constexpr int first = piece % slabs * count;
-    float x[count];
+    constexpr int first = piece % slabs * 32;
+    constexpr int count = 4 * chunks_of(piece);
+    Values<piece> x;
 #pragma unroll
     for (int n = 0; n < count; ++n) x[n] = sums[first + n];
-    add_bias(x, c.gated ? epilogue.gate_bias : epilogue.bias, piece);
+    add_bias<piece>(x, c.gated ? epilogue.gate_bias : epilogue.bias);
     activate_all<!c.wide>(x, epilogue.activation);
     if constexpr (c.gated) {
-      float up[count];
+      Values<piece> up;
 #pragma unroll
       for (int n = 0; n < count; ++n) up[n] = sums[c.columns / 4 + first + n];
-      add_bias(up, epilogue.bias, piece);
+      add_bias<piece>(up, epilogue.bias);
 #pragma unroll
       for (int n = 0; n < count; ++n) x[n] *= up[n];
     }
@@ -190,7 +202,7 @@ struct Writer {
   __device__ __forceinline__ void begin(int first_row, int first_column) {
     row = first_row;
     column = first_column;
-    fetch_residual(0);
+    fetch_residual<0>();
   }
   /// After them.
   __device__ __forceinline__ void finish(const Sums<c>& sums) const {

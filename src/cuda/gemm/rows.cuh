@@ -31,7 +31,13 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   GemmMaps maps{.a = map_of_factor(call.a, c.turned_a, c.rows()),
                 .b = map_of_factor(call.b, c.turned_b, b_box)};
   maps.gate = c.gated ? map_of_factor(call.gate, c.turned_b, b_box) : maps.b;
-  maps.out = problem.out_dtype == DType::f32 ? maps.b : map_of_factor(call.out, false, 16);
+  const auto map_of_out = [&](int columns) {
+    return c.wide ? maps.b
+                  : map_of_matrix(call.out.data, call.out.dtype, problem.m, problem.n, call.out.stride_row,
+                                  16, columns);
+  };
+  maps.out = map_of_out(64);
+  maps.out_rest = c.out_columns() % 64 == 0 ? maps.out : map_of_out(c.out_columns() % 64);
   const int tiles_m = tiles_of(problem.m, c.rows());
   const int tiles_n = tiles_of(problem.n, c.out_columns());
   const int blocks =
@@ -49,12 +55,14 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
                                      maps, arguments);
 }
 
-/// About how long a row of a table takes, in no unit.
+/// About how long a row of a table takes, in no unit: what a tile takes beside its products counts as more
+/// summands.
 inline double time_of(const GemmProblem& problem, const GemmConfig& c, int multiprocessors) {
   const std::int64_t tiles =
       std::int64_t{tiles_of(problem.m, c.rows())} * tiles_of(problem.n, c.out_columns());
   const std::int64_t rounds = (tiles + multiprocessors - 1) / multiprocessors;
-  return static_cast<double>(rounds * c.rows() * c.columns) / static_cast<double>(c.speed);
+  return static_cast<double>(rounds * c.rows() * c.columns * (problem.k + c.rest)) /
+         static_cast<double>(c.speed);
 }
 
 template <typename Table>

@@ -19,7 +19,8 @@ struct GemmConfig {
   bool wide = false;
   int piece = 2;
   int terms = 1;    ///< products of parts that f32 factors were split into (split.h), a stage each
-  float speed = 1;  ///< an element of the result, with the multiprocessor busy
+  float speed = 1;  ///< products, with the multiprocessor busy
+  int rest = 340;   ///< what is not hidden of a tile's beginning and end, in summands
 
   static constexpr int depth = 64;  ///< summands a stage: a panel of 128 bytes
 
@@ -50,30 +51,38 @@ struct GemmConfig {
 struct Plain {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4},
-      {.row_tiles = 2, .columns = 128, .stages = 4, .speed = 0.98f},
-      {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.96f},
-      {.row_tiles = 1, .columns = 128, .stages = 5, .speed = 0.95f},
+      {.row_tiles = 2, .columns = 128, .stages = 4, .speed = 0.99f},
+      {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.98f, .rest = 250},
+      {.row_tiles = 1, .columns = 168, .stages = 5, .speed = 0.97f, .rest = 220},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .speed = 0.97f, .rest = 180},
   };
 };
 struct Gated {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4, .gated = true},
       {.row_tiles = 2, .columns = 128, .stages = 4, .gated = true},
-      {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .speed = 0.95f},
+      {.row_tiles = 1, .columns = 192, .stages = 4, .gated = true, .speed = 0.98f, .rest = 250},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .speed = 0.97f, .rest = 180},
   };
 };
 /// dx = dy · w.
 struct TurnedB {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4, .turned_b = true},
-      {.row_tiles = 1, .columns = 128, .stages = 5, .turned_b = true, .speed = 0.95f},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .turned_b = true, .speed = 0.97f, .rest = 180},
   };
 };
 /// dw = dyᵀ · x.
 struct TurnedBoth {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4, .turned_a = true, .turned_b = true},
-      {.row_tiles = 1, .columns = 128, .stages = 5, .turned_a = true, .turned_b = true, .speed = 0.95f},
+      {.row_tiles = 1,
+       .columns = 128,
+       .stages = 5,
+       .turned_a = true,
+       .turned_b = true,
+       .speed = 0.97f,
+       .rest = 180},
   };
 };
 struct TurnedA {

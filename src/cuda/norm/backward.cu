@@ -3,6 +3,7 @@
 #include "core/arena.h"
 #include "cuda/norm/config.h"
 #include "cuda/norm/dispatch.cuh"
+#include "cuda/ptx/async_copy.cuh"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/column_sums.h"
@@ -32,19 +33,30 @@ struct Partials {
   float* bias = nullptr;
 };
 
-/// Rows of x and dy of one thread, as they come from memory: the next row's are loaded ahead.
-template <typename T, int chunks, bool one_warp>
-struct Ahead {
-  RawChunk<T> x[chunks], dy[chunks];
+/// Rows of x and dy that are on their way into shared memory, some ahead. A thread copies what it will read
+/// itself, so nobody has to be waited for.
+template <typename T, int chunks, bool one_warp, int stages>
+struct RowsAhead {
+  uint4* slots_smem;  ///< [stages][2 chunks][threads]
 
-  __device__ __forceinline__ void load(const NormCall& call, std::int64_t m, int count) {
+  __device__ __forceinline__ uint4* slot(int stage, int which, int c) const {
+    return slots_smem + ((stage * 2 + which) * chunks + c) * blockDim.x + threadIdx.x;
+  }
+  __device__ __forceinline__ void fetch(const NormCall& call, std::int64_t m, int stage, int count) const {
+    if (m < call.problem.rows) {
 #pragma unroll
-    for (int c = 0; c < chunks; ++c) {
-      const int at = Team<one_warp>::thread() + c * Team<one_warp>::size();
-      if (at >= count) continue;
-      x[c].load(row_of<T>(call.x, m) + at * chunk_size<T>);
-      dy[c].load(row_of<T>(call.dy, m) + at * chunk_size<T>);
+      for (int c = 0; c < chunks; ++c) {
+        const int at = Team<one_warp>::thread() + c * Team<one_warp>::size();
+        if (at >= count) continue;
+        copy_async_16(slot(stage, 0, c), row_of<T>(call.x, m) + at * chunk_size<T>, true);
+        copy_async_16(slot(stage, 1, c), row_of<T>(call.dy, m) + at * chunk_size<T>, true);
+      }
     }
+    commit_copies();  // a group each time, so that they can be counted
+  }
+  __device__ __forceinline__ void get(float (&to)[chunk_size<T>], int stage, int which, int c) const {
+    const RawChunk<T> raw{*slot(stage, which, c)};
+    raw.spread(to);
   }
 };
 
@@ -73,7 +85,7 @@ __device__ __forceinline__ void leave_partials(const float (&sums)[chunks][chunk
   }
 }
 
-template <typename T, Norm norm, int chunks, bool one_warp>
+template <typename T, Norm norm, int chunks, bool one_warp, int stages>
 __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
     chunks_kernel(const __grid_constant__ NormCall call, const __grid_constant__ Partials partials) {
   constexpr int size = chunk_size<T>;
@@ -81,12 +93,17 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
   const int count = static_cast<int>(call.problem.dim) / size;
   const auto inverse = 1.0f / static_cast<float>(call.problem.dim);
   float d_weight[chunks][size] = {}, d_bias[chunks][size] = {};
-  Ahead<T, chunks, one_warp> ahead;
-  if (Row::number() < call.problem.rows) ahead.load(call, Row::number(), count);
+  extern __shared__ __align__(16) uint4 slots_smem[];
+  const RowsAhead<T, chunks, one_warp, stages> ahead{slots_smem};
+#pragma unroll
+  for (int stage = 0; stage < stages - 1; ++stage) {
+    ahead.fetch(call, Row::number() + stage * Row::count(), stage, count);
+  }
+  int stage = 0;
 #pragma unroll 1
   for (std::int64_t m = Row::number(); m < call.problem.rows; m += Row::count()) {
-    const Ahead<T, chunks, one_warp> now = ahead;
-    if (m + Row::count() < call.problem.rows) ahead.load(call, m + Row::count(), count);
+    ahead.fetch(call, m + (stages - 1) * Row::count(), (stage + stages - 1) % stages, count);
+    wait_copies<stages - 1>();  // for this row
     const float mean = norm == Norm::layer ? statistic(call.mean, m) : 0.0f;
     const float rstd = statistic(call.rstd, m);
     float normal[chunks][size], g[chunks][size];
@@ -95,8 +112,8 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
     for (int c = 0; c < chunks; ++c) {
       const int at = Row::thread() + c * Row::size();
       if (at >= count) continue;
-      now.x[c].spread(normal[c]);
-      now.dy[c].spread(g[c]);
+      ahead.get(normal[c], stage, 0, c);
+      ahead.get(g[c], stage, 1, c);
       float weight[size];
       if (call.weight.data != nullptr) load_vector_chunk<T>(weight, call.weight, at * size);
 #pragma unroll
@@ -109,6 +126,7 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
         sums[1] += g[c][n];
       }
     }
+    stage = (stage + 1) % stages;
     if (call.dx.data == nullptr) continue;
     Row::sum(sums);
     const float shift = norm == Norm::layer ? sums[1] * inverse : 0.0f;
@@ -177,11 +195,22 @@ __global__ void __launch_bounds__(256)
   if (partials.bias != nullptr) partials.bias[strip * call.problem.dim + d] = bias;
 }
 
+// What rows ahead take.
+std::size_t ring_bytes(const RowShape& shape, int stages) {
+  return static_cast<std::size_t>(stages) * 2 * 16 * static_cast<std::size_t>(shape.chunks * shape.threads);
+}
+
+// Where one row of x and dy is more than shared memory has, elements are taken one by one.
+RowShape backward_shape(const NormCall& call, const DeviceProperties& device) {
+  const RowShape shape = shape_of(call);
+  return ring_bytes(shape, 1) <= device.shared_bytes ? shape : RowShape{};
+}
+
 // How many pieces rows are summed in: blocks that stay, or strips.
 int pieces_of(const NormCall& call, const RowShape& shape, int multiprocessors) {
   const NormProblem& problem = call.problem;
   if (!shape.in_chunks) return row_strips(problem.rows, problem.dim, multiprocessors);
-  const int blocks_each = std::max(1, 1024 / shape.threads);
+  const int blocks_each = std::max(1, 512 / shape.threads);
   return static_cast<int>(std::clamp<std::int64_t>((problem.rows + shape.rows - 1) / shape.rows, 1,
                                                    std::int64_t{multiprocessors} * blocks_each));
 }
@@ -198,25 +227,31 @@ Partials take_partials(Arena& arena, const NormCall& call, int pieces) {
 
 std::size_t backward_workspace(const NormCall& call, const Context& context) {
   Arena arena(nullptr);
-  take_partials(arena, call,
-                pieces_of(call, shape_of(call), device_properties(context.device.index).multiprocessors));
+  const DeviceProperties& device = device_properties(context.device.index);
+  take_partials(arena, call, pieces_of(call, backward_shape(call, device), device.multiprocessors));
   return arena.used();
 }
 
 void backward(const NormCall& call, const Context& context) {
   const NormProblem& problem = call.problem;
-  const RowShape shape = shape_of(call);
-  const int pieces = pieces_of(call, shape, device_properties(context.device.index).multiprocessors);
+  const DeviceProperties& device = device_properties(context.device.index);
+  const RowShape shape = backward_shape(call, device);
+  const int pieces = pieces_of(call, shape, device.multiprocessors);
   Arena arena(context.workspace.data);
   const Partials partials = take_partials(arena, call, pieces);
   const bool sums = call.d_weight.data != nullptr || call.d_bias.data != nullptr;
   auto* stream = static_cast<cudaStream_t>(context.stream);
   with_types(problem, [&]<typename T, Norm norm>() {
     if (shape.in_chunks) {
-      const Launch how{
-          .name = "tilewise norm backward", .blocks = pieces, .threads = shape.threads, .stream = stream};
       return with_shape(shape, [&]<int chunks, bool one_warp>() {
-        launch<chunks_kernel<T, norm, chunks, one_warp>>(how, call, partials);
+        Launch how{
+            .name = "tilewise norm backward", .blocks = pieces, .threads = shape.threads, .stream = stream};
+        const auto run = [&]<int stages>() {
+          how.shared_bytes = ring_bytes(shape, stages);
+          launch<chunks_kernel<T, norm, chunks, one_warp, stages>>(how, call, partials);
+        };
+        ring_bytes(shape, 4) <= device.shared_bytes ? run.template operator()<4>()
+                                                    : run.template operator()<1>();
       });
     }
     // Sums come first: dx may stand where dy does.

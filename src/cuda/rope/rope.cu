@@ -8,8 +8,8 @@
 namespace tilewise::cuda {
 namespace {
 
-// A block has a token: rows of all heads of q and k, and of v where it goes into a cache. A thread
-// has pieces of rows: eight pairs, where memory is read 16 bytes at a time, or one.
+// A block has a token: rows of all heads of q and k, and of v where it goes into a cache. A thread has a
+// piece of rows: two chunks of 16 bytes and the pairs in them, or one pair.
 
 /// Rows of a token as pieces: how many of a row are turned, and how many are left as they are.
 struct Pieces {
@@ -62,90 +62,79 @@ __device__ __forceinline__ void store_piece(const Places& places, int at,
   if (places.to_cache != nullptr) store_chunk(reinterpret_cast<T*>(places.to_cache) + at, values);
 }
 
-/// A chunk of the first half of a row and its partner of the second.
+/// cos and sin of a thread's eight pairs, the same for all heads.
 template <typename T>
-__device__ __forceinline__ void turn_halves(const RopeCall& call, const Places& places, std::int64_t b,
-                                            std::int64_t angle_row, int piece) {
+struct Turn {
+  float cos[chunk_size<T>], sin[chunk_size<T>];
+
+  __device__ __forceinline__ void load(const RopeCall& call, std::int64_t b, std::int64_t row, int piece) {
+    load_angles<T>(cos, call.cos, b, row, piece * chunk_size<T>);
+    load_angles<T>(sin, call.sin, b, row, piece * chunk_size<T>);
+    if (!call.problem.inverse) return;
+#pragma unroll
+    for (int n = 0; n < chunk_size<T>; ++n) sin[n] = -sin[n];
+  }
+  __device__ __forceinline__ void apply(float& x, float& y, int n) const {
+    const float turned = x * cos[n] - y * sin[n];
+    y = y * cos[n] + x * sin[n];
+    x = turned;
+  }
+};
+
+/// Turns the pairs of two chunks: of the halves of a row, or neighbours.
+template <typename T, RopePairs pairs>
+__device__ __forceinline__ void turn_pairs(float (&x)[chunk_size<T>], float (&y)[chunk_size<T>],
+                                           const Turn<T>& turn) {
   constexpr int size = chunk_size<T>;
-  const int at = piece * size;
-  const int partner = at + static_cast<int>(call.problem.rotary_dim / 2);
-  float x[size], y[size], cos[size], sin[size];
-  load_chunk(x, reinterpret_cast<const T*>(places.from) + at);
-  load_chunk(y, reinterpret_cast<const T*>(places.from) + partner);
-  load_angles<T>(cos, call.cos, b, angle_row, at);
-  load_angles<T>(sin, call.sin, b, angle_row, at);
-  const float sign = call.problem.inverse ? -1.0f : 1.0f;
 #pragma unroll
   for (int n = 0; n < size; ++n) {
-    const float turned = x[n] * cos[n] - y[n] * (sin[n] * sign);
-    y[n] = y[n] * cos[n] + x[n] * (sin[n] * sign);
-    x[n] = turned;
-  }
-  store_piece<T>(places, at, x);
-  store_piece<T>(places, partner, y);
-}
-
-/// Two chunks of neighbours that are pairs.
-template <typename T>
-__device__ __forceinline__ void turn_neighbours(const RopeCall& call, const Places& places, std::int64_t b,
-                                                std::int64_t angle_row, int piece) {
-  constexpr int size = chunk_size<T>;
-  const float sign = call.problem.inverse ? -1.0f : 1.0f;
-  float cos[size], sin[size];
-  load_angles<T>(cos, call.cos, b, angle_row, piece * size);
-  load_angles<T>(sin, call.sin, b, angle_row, piece * size);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int at = (2 * piece + half) * size;
-    float x[size];
-    load_chunk(x, reinterpret_cast<const T*>(places.from) + at);
-#pragma unroll
-    for (int n = 0; n < size / 2; ++n) {
-      const float c = cos[half * (size / 2) + n], s = sin[half * (size / 2) + n] * sign;
-      const float turned = x[2 * n] * c - x[2 * n + 1] * s;
-      x[2 * n + 1] = x[2 * n + 1] * c + x[2 * n] * s;
-      x[2 * n] = turned;
+    if constexpr (pairs == RopePairs::halves) {
+      turn.apply(x[n], y[n], n);
+    } else if (n < size / 2) {
+      turn.apply(x[2 * n], x[2 * n + 1], n);
+    } else {
+      turn.apply(y[2 * n - size], y[2 * n + 1 - size], n);
     }
-    store_piece<T>(places, at, x);
   }
 }
 
-template <typename T>
-__device__ __forceinline__ void keep_piece(const Places& places, int at) {
-  float x[chunk_size<T>];
-  load_chunk(x, reinterpret_cast<const T*>(places.from) + at);
-  store_piece<T>(places, at, x);
-}
-
+/// Threads have a piece of a row each, of as many heads as there are threads for, and go on to the next
+/// heads.
 template <typename T, RopePairs pairs>
 __global__ void __launch_bounds__(256)
     chunks_kernel(const __grid_constant__ RopeCall call, const __grid_constant__ Pieces pieces) {
   constexpr int size = chunk_size<T>;
   const RopeProblem& problem = call.problem;
-  const auto heads = static_cast<int>(problem.heads_q + problem.heads_kv);
-  const int turned_pieces = heads * pieces.of_row();
-  const int all =
-      turned_pieces + (problem.dim_v > 0 ? static_cast<int>(problem.heads_kv) * pieces.values : 0);
   const std::int64_t b = blockIdx.x / problem.length, s = blockIdx.x % problem.length;
-  const std::int64_t angle_row = call.angle_row(b, s);
+  const auto heads = static_cast<int>(problem.heads_q + problem.heads_kv);
+  const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const int piece = thread % pieces.of_row(), together = threads / pieces.of_row();
+  const bool turned = piece < pieces.turned;
+  Turn<T> turn;
+  if (turned) turn.load(call, b, call.angle_row(b, s), piece);
+  const auto rotary = static_cast<int>(problem.rotary_dim);
+  const int at_x = !turned                      ? rotary + (piece - pieces.turned) * size
+                   : pairs == RopePairs::halves ? piece * size
+                                                : 2 * piece * size;
+  const int at_y = pairs == RopePairs::halves ? at_x + rotary / 2 : at_x + size;
 #pragma unroll 2
-  for (int index = static_cast<int>(threadIdx.x); index < all; index += static_cast<int>(blockDim.x)) {
-    if (index < turned_pieces) {
-      const Places places = places_of(call, index / pieces.of_row(), b, s);
-      const int piece = index % pieces.of_row();
-      if (piece >= pieces.turned) {
-        keep_piece<T>(places, static_cast<int>(problem.rotary_dim) + (piece - pieces.turned) * size);
-      } else if constexpr (pairs == RopePairs::halves) {
-        turn_halves<T>(call, places, b, angle_row, piece);
-      } else {
-        turn_neighbours<T>(call, places, b, angle_row, piece);
-      }
-    } else {
-      const int h = (index - turned_pieces) / pieces.values;
-      const int at = (index - turned_pieces) % pieces.values * size;
-      *reinterpret_cast<uint4*>(reinterpret_cast<T*>(call.cache_row(call.v_cache, b, h, s)) + at) =
-          *reinterpret_cast<const uint4*>(reinterpret_cast<const T*>(call.v.at(b, h, s)) + at);
+  for (int head = thread / pieces.of_row(); head < heads; head += together) {
+    if (thread >= together * pieces.of_row()) break;
+    const Places places = places_of(call, head, b, s);
+    float x[size], y[size];
+    load_chunk(x, reinterpret_cast<const T*>(places.from) + at_x);
+    if (turned) {
+      load_chunk(y, reinterpret_cast<const T*>(places.from) + at_y);
+      turn_pairs<T, pairs>(x, y, turn);
+      store_piece<T>(places, at_y, y);
     }
+    store_piece<T>(places, at_x, x);
+  }
+  if (problem.dim_v == 0) return;
+  for (int index = thread; index < static_cast<int>(problem.heads_kv) * pieces.values; index += threads) {
+    const int h = index / pieces.values, at = index % pieces.values * size;
+    *reinterpret_cast<uint4*>(reinterpret_cast<T*>(call.cache_row(call.v_cache, b, h, s)) + at) =
+        *reinterpret_cast<const uint4*>(reinterpret_cast<const T*>(call.v.at(b, h, s)) + at);
   }
 }
 
@@ -211,14 +200,14 @@ void run_of(const RopeCall& call, const Context& context) {
   const bool in_chunks = problem.aligned && has_aligned_rows(call.cos) && has_aligned_rows(call.sin) &&
                          problem.rotary_dim % (2 * size) == 0 && problem.dim % size == 0 &&
                          problem.dim_v % size == 0;
-  if (!in_chunks) return launch<elements_kernel<T>>(how, call);
   const Pieces pieces{.turned = static_cast<int>(problem.rotary_dim) / (2 * size),
                       .kept = static_cast<int>(problem.dim - problem.rotary_dim) / size,
                       .values = static_cast<int>(problem.dim_v) / size};
-  // Two pieces a thread.
-  const std::int64_t of_token = (problem.heads_q + problem.heads_kv) * pieces.of_row() +
-                                (problem.dim_v > 0 ? problem.heads_kv * pieces.values : 0);
-  how.threads = static_cast<int>(std::clamp<std::int64_t>((of_token + 63) / 64 * 32, 32, 256));
+  if (!in_chunks || pieces.of_row() > how.threads) return launch<elements_kernel<T>>(how, call);
+  // Two heads a thread at least, where there are so many.
+  const std::int64_t heads = problem.heads_q + problem.heads_kv;
+  how.threads = static_cast<int>(
+      std::clamp<std::int64_t>(((heads + 1) / 2 * pieces.of_row() + 31) / 32 * 32, 32, how.threads));
   problem.pairs == RopePairs::halves ? launch<chunks_kernel<T, RopePairs::halves>>(how, call, pieces)
                                      : launch<chunks_kernel<T, RopePairs::interleaved>>(how, call, pieces);
 }

@@ -60,10 +60,10 @@ CUtensorMap map_of(const Rows& rows, std::int64_t batch, std::int64_t heads, std
 }
 
 CUtensorMap map_of_matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
-                          std::int64_t stride, int box_rows) {
+                          std::int64_t stride, int box_rows, int box_columns) {
   const cuuint64_t extents[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[1] = {stride_bytes(stride, rows)};
-  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)};
   return encode(const_cast<void*>(data), dtype, extents, strides, box);
 }
 

@@ -17,6 +17,6 @@ CUtensorMap map_of(const Rows& rows, std::int64_t batch, std::int64_t heads, std
 
 /// A matrix [rows, columns] whose rows lie `stride` elements apart.
 CUtensorMap map_of_matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
-                          std::int64_t stride, int box_rows);
+                          std::int64_t stride, int box_rows, int box_columns = 64);
 
 }  // namespace tilewise::cuda
