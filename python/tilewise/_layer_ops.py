@@ -202,22 +202,22 @@ def _ffn_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     needed = [index < len(asked) and asked[index] for index in range(_FFN_GRADIENTS)]
     found = iter(call(ffn_backward, gradient, needed, *tensors, None, *ctx.options))
     result: list[Tensor | None] = [next(found) if need else None for need in needed]
-    return (*result, gradient, None, None, None, None)[: len(asked)]
+    residual = gradient if len(asked) > _FFN_GRADIENTS and asked[_FFN_GRADIENTS] else None
+    return (*result, residual, None, None, None, None)[: len(asked)]
 
 
 def _norm_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, residual, weight, bias, _epsilon, layer, kernel = _complete(norm_forward, inputs)
     _y, summed, rstd, mean = output
     ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(rstd, mean)
     ctx.save_for_backward(x if residual is None else summed, weight, bias, rstd, mean)
     ctx.layer, ctx.kernel, ctx.residual = layer, kernel, residual is not None
 
 
 def _norm_gradients(
-    ctx: Any, grad_y: Tensor | None, grad_sum: Tensor | None, grad_rstd: Tensor | None, grad_mean: Tensor | None
+    ctx: Any, grad_y: Tensor | None, grad_sum: Tensor | None, *_statistics: None
 ) -> tuple[Tensor | None, ...]:
-    if grad_rstd is not None or grad_mean is not None:
-        raise Unsupported("a norm's statistics have no gradient: detach them")
     x, weight, bias, rstd, mean = ctx.saved_tensors
     asked = ctx.needs_input_grad
     if grad_y is None:
