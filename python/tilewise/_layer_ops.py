@@ -234,7 +234,7 @@ def _norm_gradients(
 
 
 def _rope_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    q, k, cos, sin, positions, interleaved, inverse, kernel = _complete(rope, inputs)
+    _q, k, cos, sin, positions, interleaved, inverse, kernel = _complete(rope, inputs)
     if cos.requires_grad or sin.requires_grad:
         raise Unsupported("cos: no gradient is computed for angles; detach them")
     ctx.save_for_backward(cos, sin, positions)

@@ -167,7 +167,7 @@ def _norm(
     layer: bool,
 ) -> Any:
     _check_tensors(input=input)
-    rows, shape = _rows("input", input)
+    rows, _ = _rows("input", input)
     addend = _residual_rows(residual, tuple(input.shape))
     arguments = (rows, addend, weight, bias, float(eps), layer, kernel)
     out, summed, _, _ = _run(ops.norm_forward, arguments, _NORM_NAMES)
@@ -311,7 +311,7 @@ def _residual_rows(residual: Tensor | None, shape: tuple[int, ...]) -> Tensor | 
         return None
     _check_tensors(residual=residual)
     if tuple(residual.shape) != shape:
-        reject("residual", list(shape), list(residual.shape))
+        reject("residual", str(list(shape)), list(residual.shape))
     return _rows("residual", residual)[0]
 
 

@@ -28,7 +28,7 @@ Function = Callable[..., Any]
 
 
 def compare(ours: Function, theirs: Function, leaves: Sequence[Tensor]) -> None:
-    """Outputs and gradients of ours against theirs in float64, with theirs in the same type as the measure."""
+    """Outputs and gradients against theirs in float64, with theirs in the same type as the measure."""
 
     def run(function: Function, dtype: torch.dtype) -> list[Tensor]:
         inputs = [x.detach().to(dtype).requires_grad_() for x in leaves]
@@ -255,7 +255,10 @@ def test_autocast_casts_products_and_leaves_norms() -> None:
         (lambda x: tilewise.linear(x, torch.randn(3, 7)), "weight: expected rank 2 [N, K] with K 8"),
         (lambda x: tilewise.linear(x, torch.randn(3, 8).double()), "weight: expected f32, got f64"),
         (lambda x: tilewise.linear(x, torch.randn(3, 8), activation="tanh"), "activation: expected none"),
-        (lambda x: tilewise.linear(x, torch.randn(3, 8), residual=x), "residual: expected [2, 3], got [2, 8]"),
+        (
+            lambda x: tilewise.linear(x, torch.randn(3, 8), residual=x),
+            "residual: expected [2, 3], got [2, 8]",
+        ),
         (lambda x: tilewise.linear(x, torch.randn(3, 8), kernel="best"), "kernel: expected one of auto"),
         (lambda x: tilewise.ffn(x, torch.randn(5, 8), torch.randn(8, 4)), "down: expected rank 2 [O, F]"),
         (lambda x: tilewise.rms_norm(x, torch.randn(7)), "weight: expected [D] = [8], got f32[7]"),

@@ -148,7 +148,11 @@ def test_the_layer_compiles_whole() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "options"),
     [
-        ("llama-2-7b", LlamaConfig, {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32}),
+        (
+            "llama-2-7b",
+            LlamaConfig,
+            {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32},
+        ),
         ("vit-b/16", ViTConfig, {}),
         ("bert-base", BertConfig, {}),
     ],
@@ -183,14 +187,14 @@ def test_mistakes_are_named() -> None:
         nn.TransformerLayer("gpt-5")
     with pytest.raises(tilewise.InvalidArgument, match="layer: expected one of LlamaDecoderLayer"):
         nn.TransformerLayer.from_hugging_face(torch.nn.Linear(2, 2))
-    layer = nn.TransformerLayer(
-        "vit-b/16", embed_dim=32, num_heads=4, num_kv_heads=4, head_dim=8, ffn_dim=48
-    )
-    with pytest.raises(tilewise.InvalidArgument, match="layer: attention.q_proj.weight: expected"):
+    layer = nn.TransformerLayer("vit-b/16", embed_dim=32, num_heads=4, num_kv_heads=4, head_dim=8, ffn_dim=48)
+    with pytest.raises(tilewise.InvalidArgument, match=r"layer: attention\.q_proj\.weight: expected"):
         layer.load_hugging_face(Theirs("vit").layer)
     with pytest.raises(tilewise.InvalidArgument, match=r"x: expected \[B, S, 32\], got \[2, 32\]"):
         layer(torch.randn(2, 32))
     with pytest.raises(tilewise.InvalidArgument, match="attn_mask: expected none with a cache"):
-        layer(torch.randn(1, 2, 32), attn_mask=torch.ones(2, 2, dtype=torch.bool), cache=layer.make_cache(1, 4))
+        layer(
+            torch.randn(1, 2, 32), attn_mask=torch.ones(2, 2, dtype=torch.bool), cache=layer.make_cache(1, 4)
+        )
     with pytest.raises(tilewise.InvalidArgument, match="num_kv_heads: expected a divisor"):
         nn.LayerConfig(embed_dim=32, num_heads=4, num_kv_heads=3, ffn_dim=8)

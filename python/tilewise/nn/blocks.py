@@ -36,7 +36,9 @@ class RMSNorm(nn.Module):
         super().__init__()
         _check_sizes(dim=dim)
         self.dim, self.eps = dim, eps
-        self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype)) if elementwise_affine else None
+        self.weight = (
+            nn.Parameter(torch.ones(dim, device=device, dtype=dtype)) if elementwise_affine else None
+        )
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         """out, or (out, x + residual) where there is a residual."""

@@ -49,7 +49,9 @@ class LayerConfig:
             reject("num_kv_heads", f"a divisor of num_heads {self.num_heads}", self.num_kv_heads)
         if self.head_dim == 0:
             if self.embed_dim % self.num_heads:
-                reject("embed_dim", f"a multiple of num_heads {self.num_heads}, or a head_dim", self.embed_dim)
+                reject(
+                    "embed_dim", f"a multiple of num_heads {self.num_heads}, or a head_dim", self.embed_dim
+                )
             object.__setattr__(self, "head_dim", self.embed_dim // self.num_heads)
         if self.norm not in ("rms", "layer"):
             reject("norm", "'rms' or 'layer'", repr(self.norm))

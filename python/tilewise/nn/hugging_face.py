@@ -95,19 +95,21 @@ def config_and_rotary(layer: nn.Module) -> tuple[LayerConfig, RotaryEmbedding | 
 
 def _rotary(config: Any, head_dim: int) -> RotaryEmbedding:
     """Llama's, scaled or not."""
-    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    base = parameters.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
+    parameters: dict[str, Any] = (
+        getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    )
+    base: Any = parameters.get("rope_theta") or getattr(config, "rope_theta", 10000.0)
     frequencies = None
     if parameters.get("rope_type", "default") != "default":
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         theirs = LlamaRotaryEmbedding(config)
         if theirs.attention_scaling != 1.0:
-            raise Unsupported(f"layer: rotary embedding of type {parameters['rope_type']} scales attention, too")
+            raise Unsupported(
+                f"layer: rotary embedding of type {parameters['rope_type']} scales attention, too"
+            )
         frequencies = theirs.inv_freq
-    return RotaryEmbedding(
-        head_dim, config.max_position_embeddings, base, inverse_frequencies=frequencies
-    )
+    return RotaryEmbedding(head_dim, config.max_position_embeddings, base, inverse_frequencies=frequencies)
 
 
 @torch.no_grad()
@@ -124,13 +126,11 @@ def load_weights(ours: nn.Module, layer: nn.Module) -> None:
         if theirs is None:
             reject("layer", f"a part for {name}", f"none in {type(layer).__name__}")
         for kind in ("weight", "bias"):
-            to, source = getattr(modules[name], kind, None), getattr(theirs, kind, None)
-            if (to is None) != (source is None):
-                expected = "none" if to is None else f"{list(to.shape)}"
-                reject(f"layer: {name}.{kind}", expected, "none" if source is None else list(source.shape))
-            if to is not None and to.shape != source.shape:
-                reject(f"layer: {name}.{kind}", list(to.shape), list(source.shape))
-            if to is not None:
+            to, source = (getattr(x, kind, None) for x in (modules[name], theirs))
+            shapes = ["none" if x is None else str(list(x.shape)) for x in (to, source)]
+            if shapes[0] != shapes[1]:
+                reject(f"layer: {name}.{kind}", *shapes)
+            if to is not None and source is not None:
                 pairs.append((to, source))
     for to, source in pairs:
         to.copy_(source)
