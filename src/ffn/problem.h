@@ -22,7 +22,7 @@ struct FfnProblem {
   bool bias = false;  ///< any
   bool residual = false;
   bool allow_tf32 = false;
-  bool by_rows = true;  ///< the rows of all weights are contiguous
+  bool by_rows = true;   ///< the rows of all weights are contiguous
   bool aligned = false;  ///< rows (or columns) of all matrices begin at multiples of 16 bytes
   friend bool operator==(const FfnProblem&, const FfnProblem&) = default;
 };
