@@ -1,4 +1,4 @@
-# Installs BUILD_TREE to a prefix under WORK, then configures, builds and runs EXAMPLE against it.
+# Installs BUILD_TREE to a prefix under WORK, then configures, builds and runs the programs of EXAMPLE against it.
 
 cmake_minimum_required(VERSION 3.25)
 
@@ -9,5 +9,7 @@ execute_process(
   COMMAND ${CMAKE_COMMAND} -S ${EXAMPLE} -B ${WORK}/build -G ${GENERATOR} -D CMAKE_CXX_COMPILER=${COMPILER} -D
           CMAKE_BUILD_TYPE=${CONFIG} -D CMAKE_PREFIX_PATH=${WORK}/prefix ${run})
 execute_process(COMMAND ${CMAKE_COMMAND} --build ${WORK}/build --config ${CONFIG} ${run})
-find_program(example NAMES example PATHS ${WORK}/build ${WORK}/build/${CONFIG} NO_DEFAULT_PATH REQUIRED)
-execute_process(COMMAND ${example} ${run})
+foreach(name example layer)
+  find_program(${name} NAMES ${name} PATHS ${WORK}/build ${WORK}/build/${CONFIG} NO_DEFAULT_PATH REQUIRED)
+  execute_process(COMMAND ${${name}} ${run})
+endforeach()

@@ -19,8 +19,8 @@ namespace tilewise {
 // where f is the activation, and out is added to instead of set with `accumulate`.
 //
 // Matrices may lie in memory by rows or by columns: of their two dimensions one must be contiguous, the other
-// may have any stride. So the products of a backward pass are the same function on other views: with y = x·wᵀ,
-// dx [M, K] is made of a = dy [M, N] and b = wᵀ [K, N], dw [N, K] of a = dyᵀ [N, M] and b = xᵀ [K, M].
+// may have any stride. So the products of a backward pass are the same function on other views: with y =
+// x·wᵀ, dx [M, K] is made of a = dy [M, N] and b = wᵀ [K, N], dw [N, K] of a = dyᵀ [N, M] and b = xᵀ [K, M].
 
 struct GemmInputs {
   Tensor a{};          ///< [M, K]

@@ -9,6 +9,7 @@
 #include "tilewise/ffn.h"
 #include "tilewise/gemm.h"
 #include "tilewise/half.h"
+#include "tilewise/layer.h"
 #include "tilewise/norm.h"
 #include "tilewise/rope.h"
 #include "tilewise/tensor.h"

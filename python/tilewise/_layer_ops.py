@@ -5,7 +5,7 @@ Rows are [M, ...] here; `functional` folds other dimensions into M.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,12 +26,19 @@ rope_into_cache = torch.ops.tilewise.rope_into_cache.default
 
 
 def call(operator: torch._ops.OpOverload, *arguments: Any) -> Any:
-    """The operator, below autograd where there is nothing to record: that is the shorter way."""
-    if _ops.eager() and not (
-        torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments)
-    ):
-        return _ops._below_autograd(operator, arguments)
-    return operator(*arguments)
+    """The operator, by the shortest way that is right.
+
+    What register_autograd makes of it serves tracing and torch.func. It takes every argument through Python
+    more than once; so eager calls go round it.
+    """
+    if not _ops.eager():
+        return operator(*arguments)
+    if torch.is_grad_enabled():
+        for x in arguments:
+            if isinstance(x, Tensor) and x.requires_grad:
+                return _EAGER[operator](*arguments) if operator in _EAGER else operator(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator._op(*arguments)
 
 
 # Shapes
@@ -160,7 +167,7 @@ def _gemm_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     gradient = gradient.contiguous()
 
     def product(x: Tensor, y: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        return gemm(x, y, bias, None, None, residual, "none", kernel, tf32)
+        return call(gemm, x, y, bias, None, None, residual, "none", kernel, tf32)
 
     d_up, d_gate = gradient, None
     if gate is not None:
@@ -202,22 +209,22 @@ def _ffn_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     needed = [index < len(asked) and asked[index] for index in range(_FFN_GRADIENTS)]
     found = iter(call(ffn_backward, gradient, needed, *tensors, None, *ctx.options))
     result: list[Tensor | None] = [next(found) if need else None for need in needed]
-    return (*result, gradient, None, None, None, None)[: len(asked)]
+    residual = gradient if len(asked) > _FFN_GRADIENTS and asked[_FFN_GRADIENTS] else None
+    return (*result, residual, None, None, None, None)[: len(asked)]
 
 
 def _norm_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, residual, weight, bias, _epsilon, layer, kernel = _complete(norm_forward, inputs)
     _y, summed, rstd, mean = output
     ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(rstd, mean)
     ctx.save_for_backward(x if residual is None else summed, weight, bias, rstd, mean)
     ctx.layer, ctx.kernel, ctx.residual = layer, kernel, residual is not None
 
 
 def _norm_gradients(
-    ctx: Any, grad_y: Tensor | None, grad_sum: Tensor | None, grad_rstd: Tensor | None, grad_mean: Tensor | None
+    ctx: Any, grad_y: Tensor | None, grad_sum: Tensor | None, *_statistics: None
 ) -> tuple[Tensor | None, ...]:
-    if grad_rstd is not None or grad_mean is not None:
-        raise Unsupported("a norm's statistics have no gradient: detach them")
     x, weight, bias, rstd, mean = ctx.saved_tensors
     asked = ctx.needs_input_grad
     if grad_y is None:
@@ -234,7 +241,7 @@ def _norm_gradients(
 
 
 def _rope_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    q, k, cos, sin, positions, interleaved, inverse, kernel = _complete(rope, inputs)
+    _q, k, cos, sin, positions, interleaved, inverse, kernel = _complete(rope, inputs)
     if cos.requires_grad or sin.requires_grad:
         raise Unsupported("cos: no gradient is computed for angles; detach them")
     ctx.save_for_backward(cos, sin, positions)
@@ -246,7 +253,7 @@ def _rope_gradients(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]
     cos, sin, positions = ctx.saved_tensors
     dq = gradients[0]
     dk = gradients[1] if ctx.with_key else None
-    turned = rope(dq, dk, cos, sin, positions, *ctx.options)
+    turned = call(rope, dq, dk, cos, sin, positions, *ctx.options)
     result = (turned[0], turned[1] if ctx.with_key else None)
     return (*result, *(None for _ in ctx.needs_input_grad[2:]))
 
@@ -261,3 +268,37 @@ torch.library.register_autograd("tilewise::ffn_backward", _no_second_derivative)
 torch.library.register_autograd("tilewise::norm_forward", _norm_gradients, setup_context=_norm_context)
 torch.library.register_autograd("tilewise::norm_backward", _no_second_derivative)
 torch.library.register_autograd("tilewise::rope", _rope_gradients, setup_context=_rope_context)
+
+
+# The same gradients, recorded by eager calls.
+
+
+def _eager_call(
+    operator: torch._ops.OpOverload, setup_context: Callable[..., None], gradients: Callable[..., Any]
+) -> Callable[..., Any]:
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                out = operator._op(*arguments)
+            setup_context(ctx, arguments, out)
+            return tuple(out) if isinstance(out, list) else out
+
+        @staticmethod
+        def backward(ctx: Any, *given: Any) -> Any:
+            return gradients(ctx, *given)
+
+    Recorded.__name__ = operator.name()
+    return Recorded.apply
+
+
+def _rope_gradients_of(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
+    return _rope_gradients(ctx, list(given))
+
+
+_EAGER = {
+    gemm: _eager_call(gemm, _gemm_context, _gemm_gradients),
+    ffn_forward: _eager_call(ffn_forward, _ffn_context, _ffn_gradients),
+    norm_forward: _eager_call(norm_forward, _norm_context, _norm_gradients),
+    rope: _eager_call(rope, _rope_context, _rope_gradients_of),
+}

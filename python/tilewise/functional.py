@@ -60,7 +60,7 @@ def linear(
     addend = _residual_rows(residual, (*shape, weight.shape[0]) if weight.dim() == 2 else shape)
     arguments = (rows, weight, bias, gate, gate_bias, addend, activation, kernel, _tf32(input))
     out = _run(ops.gemm, arguments, _LINEAR_NAMES)
-    return out.view(*shape, out.shape[-1])
+    return out if input.dim() == 2 else out.view(*shape, out.shape[-1])
 
 
 def ffn(
@@ -107,7 +107,7 @@ def ffn(
     biases = (up_bias, gate_bias, down_bias)
     options = (activation, max_intermediate_bytes, kernel, _tf32(x))
     out = _run(ops.ffn_forward, (rows, up, down, gate, *biases, addend, *options), _NAMES)
-    return out.view(*shape, out.shape[-1])
+    return out if x.dim() == 2 else out.view(*shape, out.shape[-1])
 
 
 def rms_norm(
@@ -167,7 +167,7 @@ def _norm(
     layer: bool,
 ) -> Any:
     _check_tensors(input=input)
-    rows, shape = _rows("input", input)
+    rows, _ = _rows("input", input)
     addend = _residual_rows(residual, tuple(input.shape))
     arguments = (rows, addend, weight, bias, float(eps), layer, kernel)
     out, summed, _, _ = _run(ops.norm_forward, arguments, _NORM_NAMES)
@@ -311,7 +311,7 @@ def _residual_rows(residual: Tensor | None, shape: tuple[int, ...]) -> Tensor | 
         return None
     _check_tensors(residual=residual)
     if tuple(residual.shape) != shape:
-        reject("residual", list(shape), list(residual.shape))
+        reject("residual", str(list(shape)), list(residual.shape))
     return _rows("residual", residual)[0]
 
 
@@ -322,6 +322,8 @@ def _tf32(tensor: Tensor) -> bool:
 
 def _autocast(*tensors: Any) -> tuple[Any, ...]:
     """The tensors in the type that autocast asks for, as PyTorch's own products take them."""
+    if not torch._C._is_any_autocast_enabled():  # the common case, at a fraction of the cost
+        return tensors
     device_type = tensors[0].device.type
     if not torch.is_autocast_enabled(device_type):
         return tensors

@@ -81,9 +81,11 @@ TEST(ChooseKernel, RefusesUnknownNamesAndListsTheKnown) {
   for (const std::string_view name : {"Simd", "", "simd ", "ref"}) {
     const std::string expected = "kernel: expected one of " + known + ", got '" + std::string(name) + "'";
     EXPECT_EQ(message_of<InvalidArgument>([&] { choose_attention_kernel(problem_f32(), name); }), expected);
-    EXPECT_EQ(message_of<InvalidArgument>([&] { check_kernel_name(attention_kernel_list(), name); }), expected);
+    EXPECT_EQ(message_of<InvalidArgument>([&] { check_kernel_name(attention_kernel_list(), name); }),
+              expected);
   }
-  for (const std::string_view name : {"auto", "simd", "reference"}) EXPECT_NO_THROW(check_kernel_name(attention_kernel_list(), name));
+  for (const std::string_view name : {"auto", "simd", "reference"})
+    EXPECT_NO_THROW(check_kernel_name(attention_kernel_list(), name));
 }
 
 TEST(ChooseKernel, ANamedKernelThatCannotThrowsItsReason) {

@@ -312,5 +312,5 @@ def test_attention_is_torchs_function_between_the_same_projections() -> None:
 
 
 def test_examples_in_docstrings_run() -> None:
-    found = doctest.testmod(importlib.import_module("tilewise.nn"))
+    found = doctest.testmod(importlib.import_module("tilewise.nn.attention"))
     assert found.failed == 0 and found.attempted > 0

@@ -9,7 +9,8 @@ namespace tilewise::cpu::simd {
 
 /// How much of K is multiplied at a time: a panel of b of that depth stays in the L1.
 inline constexpr std::int64_t gemm_depth = 192;
-/// Rows and columns of a tile of out, at most; its sums and what of a and b it needs at a time stay in the L2.
+/// Rows and columns of a tile of out, at most; its sums and what of a and b it needs at a time stay in the
+/// L2.
 inline constexpr std::int64_t gemm_tile_rows = 240;
 inline constexpr std::int64_t gemm_tile_columns = 128;
 /// Bytes of a that are packed before they are multiplied, at most: shared by all threads.

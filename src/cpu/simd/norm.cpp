@@ -105,11 +105,12 @@ void forward_row(const NormCall& call, const Shared& shared, const Scratch& scra
   if (call.mean.data != nullptr) statistic(call.mean, m) = mean;
   if (call.rstd.data != nullptr) statistic(call.rstd, m) = rstd;
   const VF factor = set(rstd);
-  map_row(dim, scratch.result, [&](const auto& at) HWY_ATTR {
+  float* y = row_to_fill(call.y, m, scratch.result);
+  map_row(dim, y, [&](const auto& at) HWY_ATTR {
     const VF normal = hn::Mul(hn::Sub(at(x), shift), factor);
     return hn::MulAdd(normal, at(shared.weight), at(shared.bias));
   });
-  narrow(call.y.at(m, 0), call.y.dtype, scratch.result, static_cast<int>(dim));
+  store_row(call.y, m, y);
 }
 
 // With n = (x − mean)·rstd and g = dy·weight: dx = rstd·(g − mean(g) − n·mean(g·n)), without mean(g) in an
@@ -140,17 +141,19 @@ void backward_row(const NormCall& call, const Shared& shared, const Scratch& scr
   }
   const VF mean_sum = set(sum / count);
   const VF mean_product = set(product / count);
-  map_row(dim, scratch.result, [&](const auto& at) HWY_ATTR {
+  const auto gradient = [&](const auto& at) HWY_ATTR {
     const VF n = hn::Mul(hn::Sub(at(x), mean), factor);
     const VF g = hn::Sub(hn::Mul(at(dy), at(shared.weight)), mean_sum);
     return hn::Mul(factor, hn::NegMulAdd(n, mean_product, g));
-  });
-  if (call.d_sum.data != nullptr) {
+  };
+  float* dx = row_to_fill(call.dx, m, scratch.result);
+  if (call.d_sum.data == nullptr) {
+    map_row(dim, dx, gradient);
+  } else {
     const float* d_sum = row_as_f32(call.d_sum, m, scratch.third);
-    map_row(dim, scratch.result,
-            [&](const auto& at) HWY_ATTR { return hn::Add(at(scratch.result), at(d_sum)); });
+    map_row(dim, dx, [&](const auto& at) HWY_ATTR { return hn::Add(gradient(at), at(d_sum)); });
   }
-  narrow(call.dx.at(m, 0), call.dx.dtype, scratch.result, static_cast<int>(dim));
+  store_row(call.dx, m, dx);
 }
 
 void backward(const NormCall& call, const Shared& shared, const Context& context, std::byte* scratches) {

@@ -18,15 +18,13 @@ namespace {
 struct Scratch {
   float* cos;  // [R/2]
   float* sin;
-  float* row;     // [R]
-  float* turned;  // [R]
+  float* row;  // [R]
 };
 
 Scratch take_scratch(Arena& arena, const RopeProblem& problem) {
   return {.cos = arena.take<float>(problem.rotary_dim / 2),
           .sin = arena.take<float>(problem.rotary_dim / 2),
-          .row = arena.take<float>(problem.rotary_dim),
-          .turned = arena.take<float>(problem.rotary_dim)};
+          .row = arena.take<float>(problem.rotary_dim)};
 }
 
 std::size_t scratch_stride(const RopeProblem& problem) {
@@ -35,49 +33,64 @@ std::size_t scratch_stride(const RopeProblem& problem) {
   return arena.rounded();
 }
 
-void turn_halves(const float* x, const Scratch& scratch, std::int64_t pairs) {
-  const float* y = x + pairs;
-  map_row(pairs, scratch.turned, [&](const auto& at) HWY_ATTR {
-    return hn::NegMulAdd(at(y), at(scratch.sin), hn::Mul(at(x), at(scratch.cos)));
-  });
-  map_row(pairs, scratch.turned + pairs, [&](const auto& at) HWY_ATTR {
-    return hn::MulAdd(at(x), at(scratch.sin), hn::Mul(at(y), at(scratch.cos)));
-  });
+// (x, y) turned; the elements of a pair are both read before either is written, so `to` may be `from`.
+struct Turned {
+  VF x, y;
+};
+
+HWY_INLINE Turned turn(VF x, VF y, VF cos, VF sin) {
+  return {hn::NegMulAdd(y, sin, hn::Mul(x, cos)), hn::MulAdd(x, sin, hn::Mul(y, cos))};
 }
 
-void turn_interleaved(const float* row, const Scratch& scratch, std::int64_t pairs) {
+void turn_pair(const float* x, const float* y, float cos, float sin, float* to_x, float* to_y) {
+  const float a = *x, b = *y;
+  *to_x = a * cos - b * sin;
+  *to_y = b * cos + a * sin;
+}
+
+void turn_halves(const float* from, const Scratch& scratch, std::int64_t pairs, float* to) {
+  std::int64_t n = 0;
+  for (; n + lanes <= pairs; n += lanes) {
+    const Turned turned =
+        turn(load(from + n), load(from + pairs + n), load(scratch.cos + n), load(scratch.sin + n));
+    store(turned.x, to + n);
+    store(turned.y, to + pairs + n);
+  }
+  for (; n < pairs; ++n) {
+    turn_pair(from + n, from + pairs + n, scratch.cos[n], scratch.sin[n], to + n, to + pairs + n);
+  }
+}
+
+void turn_interleaved(const float* from, const Scratch& scratch, std::int64_t pairs, float* to) {
   std::int64_t n = 0;
   for (; n + lanes <= pairs; n += lanes) {
     VF x, y;
-    hn::LoadInterleaved2(F(), row + 2 * n, x, y);
-    const VF cos = load(scratch.cos + n), sin = load(scratch.sin + n);
-    hn::StoreInterleaved2(hn::NegMulAdd(y, sin, hn::Mul(x, cos)), hn::MulAdd(x, sin, hn::Mul(y, cos)), F(),
-                          scratch.turned + 2 * n);
+    hn::LoadInterleaved2(F(), from + 2 * n, x, y);
+    const Turned turned = turn(x, y, load(scratch.cos + n), load(scratch.sin + n));
+    hn::StoreInterleaved2(turned.x, turned.y, F(), to + 2 * n);
   }
   for (; n < pairs; ++n) {
-    const float x = row[2 * n], y = row[2 * n + 1];
-    scratch.turned[2 * n] = x * scratch.cos[n] - y * scratch.sin[n];
-    scratch.turned[2 * n + 1] = y * scratch.cos[n] + x * scratch.sin[n];
+    turn_pair(from + 2 * n, from + 2 * n + 1, scratch.cos[n], scratch.sin[n], to + 2 * n, to + 2 * n + 1);
   }
 }
 
-// `to` may be `from`; either may be null.
+// `to` may be `from`; one of the targets may be null.
 void turn_row(const RopeProblem& problem, const Scratch& scratch, const std::byte* from, std::byte* to,
               std::byte* to_cache) {
   const auto count = static_cast<int>(problem.rotary_dim);
-  const float* row = reinterpret_cast<const float*>(from);
-  if (problem.dtype != DType::f32) {
-    widen(scratch.row, from, problem.dtype, count, 1.0f);
-    row = scratch.row;
-  }
-  (problem.pairs == RopePairs::halves ? turn_halves : turn_interleaved)(row, scratch, count / 2);
   const std::size_t turned = static_cast<std::size_t>(count) * size_of(problem.dtype);
-  const std::size_t rest = static_cast<std::size_t>(problem.dim - count) * size_of(problem.dtype);
-  for (std::byte* target : {to, to_cache}) {
-    if (target == nullptr) continue;
-    narrow(target, problem.dtype, scratch.turned, count);
-    if (target != from && rest > 0) std::memcpy(target + turned, from + turned, rest);
+  const std::size_t all = static_cast<std::size_t>(problem.dim) * size_of(problem.dtype);
+  std::byte* const first = to != nullptr ? to : to_cache;
+  const auto turn_into = problem.pairs == RopePairs::halves ? turn_halves : turn_interleaved;
+  if (problem.dtype == DType::f32) {
+    turn_into(reinterpret_cast<const float*>(from), scratch, count / 2, reinterpret_cast<float*>(first));
+  } else {
+    widen(scratch.row, from, problem.dtype, count, 1.0f);
+    turn_into(scratch.row, scratch, count / 2, scratch.row);
+    narrow(first, problem.dtype, scratch.row, count);
   }
+  if (first != from && all > turned) std::memcpy(first + turned, from + turned, all - turned);
+  if (to != nullptr && to_cache != nullptr) std::memcpy(to_cache, to, all);
 }
 
 void turn_token(const RopeCall& call, const Scratch& scratch, std::int64_t b, std::int64_t s) {

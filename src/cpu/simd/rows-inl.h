@@ -68,6 +68,15 @@ HWY_INLINE const float* row_as_f32(const Matrix& matrix, std::int64_t row, float
   return buffer;
 }
 
+/// Where to put a row as f32, and what has to be done then: a row of f32 is written where it lies.
+HWY_INLINE float* row_to_fill(const Matrix& matrix, std::int64_t row, float* buffer) {
+  return matrix.dtype == DType::f32 ? reinterpret_cast<float*>(matrix.at(row, 0)) : buffer;
+}
+HWY_INLINE void store_row(const Matrix& matrix, std::int64_t row, const float* filled) {
+  if (matrix.dtype == DType::f32) return;
+  narrow(matrix.at(row, 0), matrix.dtype, filled, static_cast<int>(matrix.columns));
+}
+
 /// Rows that a task takes, so that a task is worth a thread's while.
 constexpr std::int64_t rows_per_task(std::int64_t columns) {
   constexpr std::int64_t elements = 1 << 14;

@@ -1,4 +1,4 @@
-"""Layers around `tilewise.attention`."""
+"""Attention with its projections."""
 
 from __future__ import annotations
 

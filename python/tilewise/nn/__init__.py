@@ -1,0 +1,20 @@
+"""Layers on Tilewise: attention, and the transformer layer around it."""
+
+from tilewise.nn.attention import Attention, MultiheadAttention
+from tilewise.nn.blocks import FeedForward, GatedFeedForward, LayerNorm, RMSNorm, RotaryEmbedding
+from tilewise.nn.configs import CONFIGS, LayerConfig
+from tilewise.nn.layer import KVCache, TransformerLayer
+
+__all__ = [
+    "CONFIGS",
+    "Attention",
+    "FeedForward",
+    "GatedFeedForward",
+    "KVCache",
+    "LayerConfig",
+    "LayerNorm",
+    "MultiheadAttention",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "TransformerLayer",
+]

@@ -1,0 +1,107 @@
+#include "layer/validate.h"
+
+#include "core/checks.h"
+
+namespace tilewise {
+namespace {
+
+void check_config(const LayerConfig& config) {
+  const auto positive = [](std::int64_t value, std::string_view name) {
+    check(value >= 1, name, "1 or above", value);
+  };
+  positive(config.embed_dim, "config.embed_dim");
+  positive(config.heads_q, "config.heads_q");
+  positive(config.heads_kv, "config.heads_kv");
+  positive(config.head_dim, "config.head_dim");
+  positive(config.ffn_dim, "config.ffn_dim");
+  check(
+      config.heads_q % config.heads_kv == 0, "config.heads_kv",
+      [&] { return "a divisor of heads_q " + std::to_string(config.heads_q); }, config.heads_kv);
+}
+
+struct Expected {
+  const Tensor& x;
+  const Context& context;
+
+  void matrix(const Tensor& tensor, std::string_view name, std::int64_t rows, std::int64_t columns) const {
+    check_shape(tensor, name, {rows, columns}, "[out, in]", context);
+    check_dtype(tensor, name, x.dtype);
+  }
+  void vector(const Tensor& tensor, std::string_view name, std::int64_t count) const {
+    if (!tensor.given()) return;
+    check_shape(tensor, name, {count}, "one for each output", context);
+    check(
+        tensor.dtype == x.dtype || tensor.dtype == DType::f32, name,
+        [&] { return "f32 or the type of x, " + std::string(to_string(x.dtype)); }, to_string(tensor.dtype));
+  }
+};
+
+void check_weights(const LayerConfig& config, const LayerWeights& weights, const Expected& expected) {
+  const std::int64_t embed = config.embed_dim, hidden = config.ffn_dim;
+  const std::int64_t width_q = config.heads_q * config.head_dim, width_kv = config.heads_kv * config.head_dim;
+  expected.matrix(weights.q, "weights.q", width_q, embed);
+  expected.matrix(weights.k, "weights.k", width_kv, embed);
+  expected.matrix(weights.v, "weights.v", width_kv, embed);
+  expected.matrix(weights.out, "weights.out", embed, width_q);
+  expected.matrix(weights.up, "weights.up", hidden, embed);
+  expected.matrix(weights.down, "weights.down", embed, hidden);
+  if (config.gated) {
+    expected.matrix(weights.gate, "weights.gate", hidden, embed);
+  } else {
+    check(!weights.gate.given(), "weights.gate", "none without a gate", weights.gate);
+  }
+  expected.vector(weights.q_bias, "weights.q_bias", width_q);
+  expected.vector(weights.k_bias, "weights.k_bias", width_kv);
+  expected.vector(weights.v_bias, "weights.v_bias", width_kv);
+  expected.vector(weights.out_bias, "weights.out_bias", embed);
+  expected.vector(weights.up_bias, "weights.up_bias", hidden);
+  expected.vector(weights.gate_bias, "weights.gate_bias", hidden);
+  expected.vector(weights.down_bias, "weights.down_bias", embed);
+  expected.vector(weights.attention_norm, "weights.attention_norm", embed);
+  expected.vector(weights.attention_norm_bias, "weights.attention_norm_bias", embed);
+  expected.vector(weights.ffn_norm, "weights.ffn_norm", embed);
+  expected.vector(weights.ffn_norm_bias, "weights.ffn_norm_bias", embed);
+}
+
+bool row_major(const Tensor& tensor) {
+  const Tensor plain(nullptr, tensor.dtype,
+                     std::span(tensor.shape).first(static_cast<std::size_t>(tensor.rank)));
+  for (int dim = 0; dim < tensor.rank; ++dim) {
+    if (tensor.extent(dim) > 1 && tensor.stride(dim) != plain.stride(dim)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void check_layer(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
+                 const LayerOutputs& outputs, const Context& context) {
+  check_config(config);
+  check_context(context);
+  const Tensor& x = inputs.x;
+  check(
+      x.rank == 3 && x.extent(2) == config.embed_dim, "x",
+      [&] { return "rank 3 [B, S, E] with E " + std::to_string(config.embed_dim); }, x);
+  check(is_floating(x.dtype), "x", "f32, f16, bf16 or f64", to_string(x.dtype));
+  check_memory(x, "x", context);
+  check(row_major(x), "x", "a row-major tensor", "other strides");
+  check_weights(config, weights, {x, context});
+  check_shape(outputs.out, "out", {x.extent(0), x.extent(1), x.extent(2)}, "the shape of x", context);
+  check_dtype(outputs.out, "out", x.dtype);
+  check(row_major(outputs.out), "out", "a row-major tensor", "other strides");
+  check_written({{"out", &outputs.out}}, {{"x", &x},
+                                          {"weights.down", &weights.down},
+                                          {"weights.up", &weights.up},
+                                          {"weights.gate", &weights.gate},
+                                          {"k_cache", &inputs.k_cache},
+                                          {"v_cache", &inputs.v_cache}});
+  check(inputs.cos.given() == config.rotary && inputs.sin.given() == config.rotary, "cos",
+        config.rotary ? "tables of the rotary embedding" : "none without a rotary embedding", inputs.cos);
+  const bool cached = inputs.k_cache.given();
+  check(inputs.v_cache.given() == cached, "v_cache", "both k_cache and v_cache, or neither", inputs.v_cache);
+  check(inputs.key_lengths.given() == cached, "key_lengths",
+        cached ? "i32 [B] with a cache" : "none without a cache", inputs.key_lengths);
+  check(!cached || !inputs.mask.given(), "mask", "none with a cache", inputs.mask);
+}
+
+}  // namespace tilewise

@@ -1,0 +1,12 @@
+#pragma once
+
+#include "tilewise/layer.h"
+
+namespace tilewise {
+
+/// Checks all that the layer's operations would name differently, or not see: shapes of the weights, and what
+/// belongs together. Throws InvalidArgument.
+void check_layer(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
+                 const LayerOutputs& outputs, const Context& context);
+
+}  // namespace tilewise
