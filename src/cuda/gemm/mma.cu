@@ -21,6 +21,7 @@ constexpr int threads = 256;
 constexpr int stages = 4;
 constexpr int factor_bytes = tile * depth * 2;
 constexpr std::size_t shared_bytes = std::size_t{stages} * 2 * factor_bytes;
+static_assert(shared_bytes >= std::size_t{tile} * tile * 4);  // sums on their way out
 /// Tensor cores truncate their sums; where the result is in f32, they are taken out this often.
 constexpr int piece = 4;
 
@@ -154,23 +155,26 @@ __global__ void __launch_bounds__(threads, 2)
       }
     }
   }
+  // By way of shared memory, where the stages are done with, so that neighbours are written together.
+  auto* sums_smem = reinterpret_cast<float*>(tiles_smem);
+  wait_copies<0>();
+  __syncthreads();  // nobody reads tiles any more
 #pragma unroll
-  for (int r = 0; r < 4; ++r) {
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const std::int64_t m = first_m + row + 16 * r + lane / 4 + e / 2 * 8;
-        const int column = n % 2 * 8 + lane % 4 * 2 + e % 2;
-        const float x = sums[r][n][e] + totals[r][n][e];
-        if (!problem.gated) {
-          finish_element<T, true>(call, m, first_n + group[n / 2] + column, x, 0);
-        } else if (n < 2) {
-          finish_element<T, true>(call, m, first_n + group[0] + column,
-                                  sums[r][n + 2][e] + totals[r][n + 2][e], x);
-        }
-      }
-    }
+  for (int n = 0; n < 64; n += 2) {
+    const int r = row + n / 16 * 16 + lane / 4 + n % 4 / 2 * 8;
+    const int column = group[n / 8 % 2] + n / 4 % 2 * 8 + lane % 4 * 2;
+    const float(&x)[4] = sums[n / 16][n / 4 % 4];
+    const float(&more)[4] = totals[n / 16][n / 4 % 4];
+    *reinterpret_cast<float2*>(sums_smem + r * tile + column) = {x[n % 4] + more[n % 4],
+                                                                 x[n % 4 + 1] + more[n % 4 + 1]};
+  }
+  __syncthreads();  // all sums are there
+#pragma unroll 1
+  for (int index = static_cast<int>(threadIdx.x); index < tile * columns; index += threads) {
+    const int r = index / columns, column = index % columns;
+    const float* from = sums_smem + r * tile + column;
+    problem.gated ? finish_element<T, true>(call, first_m + r, first_n + column, from[tile / 2], from[0])
+                  : finish_element<T, true>(call, first_m + r, first_n + column, from[0], 0);
   }
 }
 
