@@ -58,15 +58,26 @@ struct FewMemory {
 };
 
 /// The lane that loads. Weights are nothing that the kernel ahead writes: as many as there is room for are
-/// under way before it has ended.
+/// under way before it has ended, and before the block's other warps know of them.
 template <FewConfig c>
-__device__ __forceinline__ void load_few(const FewMaps& maps, const FewArguments& arguments,
-                                         const FewMemory<c>& memory) {
-  const FewShare& share = arguments.share;
-  const int begin = share.begin(static_cast<int>(blockIdx.x));
-  const int end = share.end(static_cast<int>(blockIdx.x));
-  const auto load_weights = [&](int unit, int stage) {
-    arrive_expecting(memory.full(stage), c.weight_bytes() + c.tokens * c.depth * 2);
+struct FewLoader {
+  const FewMaps& maps;
+  const FewShare& share;
+  const FewMemory<c>& memory;
+  const int begin, end;
+  const int ahead;  ///< those up to it have places from the start
+
+  __device__ __forceinline__ FewLoader(const FewMaps& maps_, const FewShare& share_,
+                                       const FewMemory<c>& memory_)
+      : maps(maps_),
+        share(share_),
+        memory(memory_),
+        begin(share_.begin(static_cast<int>(blockIdx.x))),
+        end(share_.end(static_cast<int>(blockIdx.x))),
+        ahead(min(end, begin + c.stages)) {}
+
+  __device__ __forceinline__ void load_weights(int unit, int stage) const {
+    arrive_expecting(memory.full(stage), c.weight_bytes() + c.token_bytes());
     const int row = unit / share.depth_blocks * c.columns();
     const int summand = unit % share.depth_blocks * c.depth;
     if constexpr (c.gated) {
@@ -75,23 +86,33 @@ __device__ __forceinline__ void load_few(const FewMaps& maps, const FewArguments
     } else {
       copy_box(memory.weights(stage), maps.b, memory.full(stage), summand, row);
     }
-  };
-  const auto load_tokens = [&](int unit, int stage) {
-    copy_box(memory.tokens(stage), maps.a, memory.full(stage), unit % share.depth_blocks * c.depth, 0);
-  };
-  const int ahead = min(end, begin + c.stages);
-  for (int unit = begin; unit < ahead; ++unit) load_weights(unit, unit - begin);
-  wait_for_kernel_ahead();
-  for (int unit = begin; unit < ahead; ++unit) load_tokens(unit, unit - begin);
-  Ring<c.stages> ring;
-#pragma unroll 1
-  for (int unit = begin; unit < end; ++unit, ring.advance()) {
-    if (unit < ahead) continue;
-    wait(memory.empty(ring.stage()), ring.parity() ^ 1);
-    load_weights(unit, ring.stage());
-    load_tokens(unit, ring.stage());
   }
-}
+  __device__ __forceinline__ void load_tokens(int unit, int stage) const {
+    copy_box(memory.tokens(stage), maps.a, memory.full(stage), unit % share.depth_blocks * c.depth, 0);
+  }
+
+  /// Makes the barriers and starts.
+  __device__ __forceinline__ void start() const {
+    for (int stage = 0; stage < c.stages; ++stage) {
+      init_barrier(memory.full(stage), 1);
+      init_barrier(memory.empty(stage), 4 * c.consumers);
+    }
+    fence_barrier_inits();
+    for (int unit = begin; unit < ahead; ++unit) load_weights(unit, unit - begin);
+  }
+  __device__ __forceinline__ void go_on() const {
+    wait_for_kernel_ahead();
+    for (int unit = begin; unit < ahead; ++unit) load_tokens(unit, unit - begin);
+    Ring<c.stages> ring;
+#pragma unroll 1
+    for (int unit = begin; unit < end; ++unit, ring.advance()) {
+      if (unit < ahead) continue;
+      wait(memory.empty(ring.stage()), ring.parity() ^ 1);
+      load_weights(unit, ring.stage());
+      load_tokens(unit, ring.stage());
+    }
+  }
+};
 
 /// A warpgroup that multiplies: sums[4j ..] of 64 rows of weights and all tokens, as wgmma leaves them.
 template <typename T, FewConfig c>
@@ -146,10 +167,7 @@ struct FewConsumer {
           sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]};
     }
     sync();  // all are written
-    if (thread == 0) {
-      __threadfence();
-      raise_flag(flag(static_cast<int>(blockIdx.x)), arguments.owner);
-    }
+    if (thread == 0) raise_flag(flag(static_cast<int>(blockIdx.x)), arguments.owner);
   }
 
   /// Adds what `others` blocks before this one left, and takes their flags down for the next launch of a
@@ -290,17 +308,12 @@ __global__ void __launch_bounds__(FewConfig::threads, 2)
   extern __shared__ __align__(1024) std::byte first_smem[];
   const FewMemory<c> memory{first_smem};
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < c.stages; ++stage) {
-      init_barrier(memory.full(stage), 1);
-      init_barrier(memory.empty(stage), 4 * c.consumers);
-    }
-    fence_barrier_inits();
-  }
+  const bool loads = warp == 4 * c.consumers && elected();
+  if (loads) FewLoader<c>(maps, arguments.share, memory).start();
   __syncthreads();  // barriers are there
   let_kernel_behind_begin();
   if (warp == 4 * c.consumers) {
-    if (elected()) load_few<c>(maps, arguments, memory);
+    if (loads) FewLoader<c>(maps, arguments.share, memory).go_on();
   } else {
     wait_for_kernel_ahead();  // before anything is written
     FewConsumer<T, c> consumer{arguments, memory, warp / 4, static_cast<int>(threadIdx.x) % 128};
