@@ -26,7 +26,7 @@ struct Consumer {
   // 64 rows of a are 8 KB, turned or not: 64 rows of 64 summands, or the other way round.
   __device__ __forceinline__ Consumer(const SharedMemory<c>& shared, int index)
       : barriers(shared.barriers()),
-        a_tile(describe_tile(address(shared.a(0)) + index * c.consumer_rows() * 128, 0)),
+        a_tile(describe_tile(address(shared.a(0)) + (c.turns ? 0 : index * c.consumer_rows() * 128), 0)),
         b_tile(describe_tile(address(shared.b(0)), c.depth * 128)) {}
 
   __device__ __forceinline__ void let_go(int stage) {

@@ -28,8 +28,14 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     const int index = warp / 4 - 1;
     Consumer<T, c> consumer(shared, index);
     Writer<T, c> writer{maps, arguments, shared.slabs(warp - 4), static_cast<int>(threadIdx.x) % 32};
+    const int own_row = (c.turns ? 0 : index * c.consumer_rows()) + warp % 4 * 16;
+    int turn = 0;
     for_each_tile<c>(arguments, [&](int first_row, int column) {
-      writer.begin(first_row + index * c.consumer_rows() + warp % 4 * 16, column);
+      if (c.turns && turn++ % c.consumers != index) {
+        consumer.ring.advance(stages_of<c>(arguments));  // another consumer's
+        return;
+      }
+      writer.begin(first_row + own_row, column);
       consumer.multiply(stages_of<c>(arguments));
       writer.finish(consumer.sums);
     });

@@ -7,10 +7,13 @@ namespace tilewise::cuda::gemm {
 /// How a block of the wgmma kernel is cut: a warp that loads, and `consumers`, warpgroups that have row_tiles
 /// times 64 rows each of a tile. It is alone on its multiprocessor.
 struct GemmConfig {
-  int consumers = 2;      ///< 2 or 3
-  int row_tiles = 1;      ///< 1 or 2
-  int columns = 256;      ///< a tile, of b; where gated, half of them are the gate's
-  int stages = 4;         ///< tiles of a and b in shared memory, each of 64 summands
+  int consumers = 2;  ///< 2 or 3
+  int row_tiles = 1;  ///< 1 or 2
+  int columns = 256;  ///< a tile, of b; where gated, half of them are the gate's
+  int stages = 4;     ///< tiles of a and b in shared memory, each of 64 summands
+  /// Consumers have tiles of their own, in turns: one writes while the other multiplies. Else each has its
+  /// rows of every tile.
+  bool turns = false;
   bool gated = false;     ///< the first half of the columns gates the second
   bool turned_a = false;  ///< a is [k, m] in memory
   bool turned_b = false;  ///< b is [k, n] in memory
@@ -26,7 +29,9 @@ struct GemmConfig {
 
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int consumer_rows() const { return 64 * row_tiles; }
-  constexpr int rows() const { return consumers * consumer_rows(); }
+  constexpr int rows() const { return turns ? consumer_rows() : consumers * consumer_rows(); }
+  /// Consumers that read a stage.
+  constexpr int readers() const { return turns ? 1 : consumers; }
   /// Of the result.
   constexpr int out_columns() const { return gated ? columns / 2 : columns; }
   constexpr int a_bytes() const { return rows() * depth * 2; }
