@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(threads)
   __syncthreads();  // all groups' are there
   if (group > 0 || n >= columns) return;
   for (int other = 1; other < 8; ++other) sum += of_groups[other][lane];
-  store_element(sums.data + n * sums.stride * static_cast<std::int64_t>(size_of(sums.dtype)), sums.dtype, sum);
+  store_element(sums.data + n * sums.stride * static_cast<std::int64_t>(size_of(sums.dtype)), sums.dtype,
+                sum);
 }
 
 }  // namespace

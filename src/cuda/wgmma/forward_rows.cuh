@@ -6,9 +6,9 @@
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/owner.h"
+#include "cuda/tile/tensor_map.h"
 #include "cuda/wgmma/forward.cuh"
 #include "cuda/wgmma/forward.h"
-#include "cuda/tile/tensor_map.h"
 
 namespace tilewise::cuda::wgmma {
 
