@@ -6,6 +6,7 @@
 
 #include "core/arena.h"
 #include "cuda/gemm/few.cuh"
+#include "cuda/gemm/stream.cuh"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/owner.h"
@@ -71,6 +72,7 @@ template <typename T>
 void run_few(const GemmCall& call, const Context& context, bool early) {
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* stream = static_cast<cudaStream_t>(context.stream);
+  if (suits_stream(call.problem)) return run_stream<T>(call, multiprocessors, early, stream);
   Arena arena(context.workspace.data);
   const FewSpace space = take_few_space(arena, call.problem.m, multiprocessors);
   call.problem.gated ? run_few_suited<T, FewGated>(call, space, multiprocessors, early, stream)
