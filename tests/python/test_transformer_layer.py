@@ -31,7 +31,7 @@ class Theirs:
     def __init__(self, kind: str, **options: Any) -> None:
         shape: dict[str, Any] = {"hidden_size": E, "intermediate_size": F, "num_attention_heads": H} | options
         self.kind = kind
-        self.rotary = None
+        self.rotary: Any = None
         if kind == "llama":
             config = LlamaConfig(num_key_value_heads=2, attn_implementation="eager", **shape)
             self.layer: Any = LlamaDecoderLayer(config, 0)
@@ -46,9 +46,10 @@ class Theirs:
                 parameter.normal_(mean=1.0 if norm else 0.0, std=0.1)
         self.layer.eval()
 
-    def to(self, dtype: torch.dtype) -> Theirs:
+    def to(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> Theirs:
         result = copy.copy(self)
-        result.layer = copy.deepcopy(self.layer).to(dtype)
+        result.layer = copy.deepcopy(self.layer).to(device, dtype)
+        result.rotary = None if self.rotary is None else copy.deepcopy(self.rotary).to(device)
         return result
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -56,8 +57,9 @@ class Theirs:
             out = self.layer(x)
             return out[0] if isinstance(out, tuple) else out
         length = x.shape[1]
-        mask = torch.full((length, length), torch.finfo(x.dtype).min, dtype=x.dtype).triu(1)
-        ids = torch.arange(length).unsqueeze(0)
+        lowest = torch.finfo(x.dtype).min
+        mask = torch.full((length, length), lowest, dtype=x.dtype, device=x.device).triu(1)
+        ids = torch.arange(length, device=x.device).unsqueeze(0)
         out = self.layer(
             x, attention_mask=mask[None, None], position_embeddings=self.rotary(x, ids), position_ids=ids
         )
@@ -69,12 +71,14 @@ KINDS = ["llama", "vit", "bert"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_outputs_and_gradients_are_those_of_hugging_face(dtype: torch.dtype, kind: str) -> None:
-    theirs = Theirs(kind).to(dtype)
+def test_outputs_and_gradients_are_those_of_hugging_face(
+    dtype: torch.dtype, kind: str, device: torch.device
+) -> None:
+    theirs = Theirs(kind).to(dtype, device)
     ours = nn.TransformerLayer.from_hugging_face(theirs.layer)
     assert next(ours.parameters()).dtype == dtype
-    x = torch.randn(B, S, E).to(dtype)
-    cotangent = torch.randn(B, S, E).to(dtype)
+    x = torch.randn(B, S, E).to(device, dtype)
+    cotangent = torch.randn(B, S, E).to(device, dtype)
 
     def run(layer: Any, x: Tensor, weights: list[Tensor]) -> list[Tensor]:
         x = x.detach().requires_grad_()
@@ -93,7 +97,7 @@ def test_outputs_and_gradients_are_those_of_hugging_face(dtype: torch.dtype, kin
         modules = dict(layer.named_modules())
         return [modules[name].weight for name in _PLACES if name in modules]
 
-    wide = theirs.to(torch.float64)
+    wide = theirs.to(torch.float64, device)
     found = run(ours, x, ours_of(ours))
     exact = run(wide, x.double(), theirs_of(wide.layer))
     plain = run(theirs, x, theirs_of(theirs.layer))
@@ -120,9 +124,9 @@ def test_a_scaled_rotary_embedding_is_taken_over() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("page_size", [None, 5])
-def test_a_cache_gives_what_the_whole_gives(page_size: int | None, kind: str) -> None:
-    layer = nn.TransformerLayer.from_hugging_face(Theirs(kind).layer)
-    x = torch.randn(B, 12, E)
+def test_a_cache_gives_what_the_whole_gives(page_size: int | None, kind: str, device: torch.device) -> None:
+    layer = nn.TransformerLayer.from_hugging_face(Theirs(kind).to(torch.float32, device).layer)
+    x = torch.randn(B, 12, E, device=device)
     with torch.no_grad():
         if layer.config.is_causal:
             expected = layer(x)

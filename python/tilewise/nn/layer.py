@@ -101,7 +101,7 @@ class TransformerLayer(nn.Module):
         parameter = next(layer.parameters())
         result = cls(config, rotary=rotary, device=parameter.device, dtype=parameter.dtype)
         result.load_hugging_face(layer)
-        return result.train(layer.training)
+        return result.to(parameter.device).train(layer.training)
 
     def load_hugging_face(self, layer: nn.Module) -> None:
         """Copies the weights of a Hugging Face layer of the same kind and shape."""

@@ -8,7 +8,7 @@ namespace tilewise::cpu::simd {
 // Numbers found by measurement; docs/layer.md has the figures.
 
 /// How much of K is multiplied at a time: a panel of b of that depth stays in the L1.
-inline constexpr std::int64_t gemm_depth = 192;
+inline constexpr std::int64_t gemm_depth = 256;
 /// Rows and columns of a tile of out, at most; its sums and what of a and b it needs at a time stay in the
 /// L2.
 inline constexpr std::int64_t gemm_tile_rows = 240;

@@ -52,8 +52,9 @@ struct Consumer {
     commit_products();
   }
 
-  /// The products of some stages, one after the other, from 0.
-  __device__ __forceinline__ void multiply_piece(int stages) {
+  /// The products of some stages, one after the other, from 0. Calls `begun` when the last have begun.
+  template <typename Begun>
+  __device__ __forceinline__ void multiply_piece(int stages, const Begun& begun) {
     wait(&barriers.full[ring.stage()], ring.parity());
     start_products(false);
     int before = ring.stage();
@@ -67,6 +68,7 @@ struct Consumer {
       before = ring.stage();
       ring.advance();
     }
+    begun();
     wait_products<0>();
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
@@ -74,14 +76,15 @@ struct Consumer {
   }
 
   /// All of a tile.
-  __device__ __forceinline__ void multiply(int stages) {
+  template <typename Begun>
+  __device__ __forceinline__ void multiply(int stages, const Begun& begun) {
     if constexpr (!c.wide) {
-      multiply_piece(stages);
+      multiply_piece(stages, begun);
     } else {
       Sums<c> totals = {};
 #pragma unroll 1
       for (int stage = 0; stage < stages; stage += c.piece) {
-        multiply_piece(min(c.piece, stages - stage));
+        multiply_piece(min(c.piece, stages - stage), [] {});
 #pragma unroll
         for (int n = 0; n < c.row_tiles * c.columns / 2; ++n) {
           totals[n / (c.columns / 2)][n % (c.columns / 2)] += sums[n / (c.columns / 2)][n % (c.columns / 2)];

@@ -160,7 +160,7 @@ void run_stream(const GemmCall& call, int multiprocessors, bool early, cudaStrea
   const Launch how{.name = "tilewise gemm of a stream of weights",
                    .blocks = std::min(multiprocessors, arguments.groups),
                    .threads = stream_threads,
-                   .shared_bytes = 200 * 1024,
+                   .shared_bytes = stream_bytes(call.problem),
                    .stream = stream,
                    .early = early};
   call.problem.gated ? launch<stream_kernel<T, true>>(how, arguments)

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
   for (int stage = 0; stage < stages - 1; ++stage) {
     ahead.fetch(call, Row::number() + stage * Row::count(), stage, count);
   }
-  int stage = 0;
+  int stage = 0, place = 0;
 #pragma unroll 1
   for (std::int64_t m = Row::number(); m < call.problem.rows; m += Row::count()) {
     ahead.fetch(call, m + (stages - 1) * Row::count(), (stage + stages - 1) % stages, count);
@@ -128,7 +128,8 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
     }
     stage = (stage + 1) % stages;
     if (call.dx.data == nullptr) continue;
-    Row::sum(sums);
+    Row::sum(sums, place);
+    place ^= 1;
     const float shift = norm == Norm::layer ? sums[1] * inverse : 0.0f;
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ N
     sums[0] += g_of(d) * normal_of(d);
     sums[1] += g_of(d);
   }
-  Row::sum(sums);
+  Row::sum(sums, 0);
   const float inverse = 1.0f / static_cast<float>(dim);
   const float shift = norm == Norm::layer ? sums[1] * inverse : 0.0f;
   for (std::int64_t d = threadIdx.x; d < dim; d += blockDim.x) {
@@ -210,7 +211,7 @@ RowShape backward_shape(const NormCall& call, const DeviceProperties& device) {
 int pieces_of(const NormCall& call, const RowShape& shape, int multiprocessors) {
   const NormProblem& problem = call.problem;
   if (!shape.in_chunks) return row_strips(problem.rows, problem.dim, multiprocessors);
-  const int blocks_each = std::max(1, 512 / shape.threads);
+  const int blocks_each = std::max(1, 768 / shape.threads);
   return static_cast<int>(std::clamp<std::int64_t>((problem.rows + shape.rows - 1) / shape.rows, 1,
                                                    std::int64_t{multiprocessors} * blocks_each));
 }

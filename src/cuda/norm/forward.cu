@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
 #pragma unroll
     for (int n = 0; n < size; ++n) sum[0] += norm == Norm::layer ? s[c][n] : s[c][n] * s[c][n];
   }
-  Row::sum(sum);
+  Row::sum(sum, 0);
   const auto dim = static_cast<float>(call.problem.dim);
   float mean = 0;
   if constexpr (norm == Norm::layer) {
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
 #pragma unroll
       for (int n = 0; n < size; ++n) sum[0] += (s[c][n] - mean) * (s[c][n] - mean);
     }
-    Row::sum(sum);
+    Row::sum(sum, 1);
   }
   const float rstd = 1.0f / sqrtf(sum[0] / dim + static_cast<float>(call.epsilon));
   if (Row::thread() == 0) {
@@ -108,14 +108,14 @@ __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ N
   if constexpr (norm == Norm::layer) {
     float sum[1] = {0};
     for (std::int64_t d = threadIdx.x; d < dim; d += blockDim.x) sum[0] += summed(d);
-    Row::sum(sum);
+    Row::sum(sum, 0);
     mean = sum[0] / static_cast<float>(dim);
   }
   float squares[1] = {0};
   for (std::int64_t d = threadIdx.x; d < dim; d += blockDim.x) {
     squares[0] += (summed(d) - mean) * (summed(d) - mean);
   }
-  Row::sum(squares);
+  Row::sum(squares, 1);
   const float rstd = 1.0f / sqrtf(squares[0] / static_cast<float>(dim) + static_cast<float>(call.epsilon));
   if (threadIdx.x == 0) {
     store_statistic(call.mean, m, mean);

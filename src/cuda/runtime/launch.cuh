@@ -35,7 +35,7 @@ struct Launch {
   bool early = false;  ///< may begin before the kernel ahead has ended, which it waits for itself (sm_90 on)
 };
 
-/// The one way to launch: raises the limit of shared memory where needed (once a kernel and device), marks a
+/// The one way to launch: raises the limit of shared memory where needed (for a kernel and device), marks a
 /// range and throws DeviceError with the kernel's name when the launch fails. No blocks, no launch.
 template <auto kernel, typename... Arguments>
 void launch(const Launch& how, const Arguments&... arguments) {
@@ -44,15 +44,15 @@ void launch(const Launch& how, const Arguments&... arguments) {
   Range range(how.name);
   constexpr std::size_t shared_without_asking = 48 * 1024;
   if (how.shared_bytes > shared_without_asking) {
-    static std::atomic<std::uint64_t> raised{0};  // a bit a device
+    static std::atomic<std::size_t> raised[64] = {};  // to how many bytes, by device
     int device = 0;
     check_cuda(cudaGetDevice(&device), how.name);
-    const std::uint64_t bit = std::uint64_t{1} << (device % 64);
-    if ((raised.load() & bit) == 0) {
+    std::atomic<std::size_t>& limit = raised[device % 64];
+    if (limit.load() < how.shared_bytes) {
       check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(how.shared_bytes)),
                  how.name);
-      raised.fetch_or(bit);
+      limit.store(how.shared_bytes);
     }
   }
   if (!how.early) {

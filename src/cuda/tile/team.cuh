@@ -27,23 +27,23 @@ struct Team {
     return static_cast<long long>(gridDim.x) * per_block();
   }
 
-  /// The team's sum of each of some values, the same in all its threads.
+  /// The team's sum of each of some values, the same in all its threads. Calls have places 0 and 1 by turns:
+  /// what one wrote has been read when the next but one comes.
   template <int count>
-  __device__ __forceinline__ static void sum(float (&values)[count]) {
+  __device__ __forceinline__ static void sum(float (&values)[count], int place) {
 #pragma unroll
     for (int n = 0; n < count; ++n) values[n] = warp_sum(values[n]);
     if constexpr (!one_warp) {
-      __shared__ float of_warps[count][32];
+      __shared__ float of_warps[2][count][32];
       const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
       const int warps = static_cast<int>(blockDim.x) / 32;
-      __syncthreads();  // the sums before were read
 #pragma unroll
       for (int n = 0; n < count; ++n) {
-        if (lane == 0) of_warps[n][warp] = values[n];
+        if (lane == 0) of_warps[place][n][warp] = values[n];
       }
       __syncthreads();  // all warps' are there
 #pragma unroll
-      for (int n = 0; n < count; ++n) values[n] = warp_sum(lane < warps ? of_warps[n][lane] : 0.0f);
+      for (int n = 0; n < count; ++n) values[n] = warp_sum(lane < warps ? of_warps[place][n][lane] : 0.0f);
     }
   }
 };
