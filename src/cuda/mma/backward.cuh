@@ -3,6 +3,7 @@
 #include "cuda/mma/backward_products.cuh"
 #include "cuda/mma/backward_space.cuh"
 #include "cuda/mma/backward_tuning.h"
+#include "cuda/ptx/local.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/reduce.cuh"
 #include "cuda/tile/key_grid.cuh"
@@ -53,33 +54,47 @@ struct BackwardBlocks {
   }
 };
 
-/// The queries that see a tile of keys, a tile at a time, head by head of the group.
-struct QuerySteps {
-  int size;
-  int first = 0, end = 0;  ///< tiles
-  int at = 0;
-  int head, heads_end;  ///< query heads
+/// What a block knows of the queries that see its keys. It lies in shared memory: registers are scarcer.
+struct GroupFacts {
+  const std::byte* q;  ///< of the group's first head and first query, as all of these
+  const std::byte* d_o;
+  std::int64_t row;  ///< where its values are
+  std::int64_t low;  ///< keys that it sees, from and to, among those of the block
+  std::int64_t high;
+  int length;      ///< queries of a head
+  int heads;       ///< of the group
+  int first, end;  ///< tiles of queries that see some key
 
-  __device__ QuerySteps(const AttentionCall& call, const Sequence& sequence, int first_key, int key_count,
-                        int head_kv, int size_)
-      : size(size_) {
-    head = head_kv * static_cast<int>(call.group());
-    heads_end = head + static_cast<int>(call.group());
+  __device__ GroupFacts(const AttentionCall& call, int b, int head_kv, int first_key, int key_count,
+                        int size) {
+    const Sequence sequence = call.sequence(b);
+    const std::int64_t head = head_kv * call.group();
+    q = row_of_halves(call.q, b, head, sequence.first_q);
+    d_o = row_of_halves(call.d_o, b, head, sequence.first_q);
+    row = head * call.rows_q() + call.first_row_q(b);
     // Queries i with i − left < the position of the keys' end, and i + right >= that of their beginning.
     const std::int64_t position = first_key - sequence.band_offset;
+    low = -position - call.band.left;
+    high = -position + call.band.right + 1;
+    length = static_cast<int>(sequence.length_q);
     const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
     const std::int64_t end_query = min(sequence.length_q, position + key_count + call.band.left);
-    if (first_query < end_query) {
-      first = static_cast<int>(first_query / size);
-      end = static_cast<int>((end_query + size - 1) / size);
-    }
-    at = first;
-    if (first >= end) head = heads_end;
+    const bool any = first_query < end_query;
+    heads = any ? static_cast<int>(call.group()) : 0;
+    first = any ? static_cast<int>(first_query / size) : 0;
+    end = any ? static_cast<int>((end_query + size - 1) / size) : 0;
   }
-  __device__ bool more() const { return head < heads_end; }
-  __device__ void step() {
-    if (++at < end) return;
-    at = first;
+};
+
+/// Walks over those queries a tile at a time, head by head of the group.
+struct QuerySteps {
+  int at;
+  int head = 0;
+
+  __device__ bool more(const GroupFacts& facts) const { return head < facts.heads; }
+  __device__ void step(const GroupFacts& facts) {
+    if (++at < facts.end) return;
+    at = facts.first;
     ++head;
   }
 };
@@ -120,6 +135,7 @@ struct BackwardBlock {
   float* top_smem;          ///< 2 x [queries]
   float* shift_smem;        ///< 2 x [queries]
   int* has_peak_smem;       ///< [keys]
+  GroupFacts* facts_smem;
   OwnSums dk = {}, dv = {};
 
   __device__ BackwardBlock(const AttentionCall& call_, const BackwardBlocks& blocks,
@@ -143,7 +159,8 @@ struct BackwardBlock {
         weights_smem(dscores_smem + (c.weights_stay ? 0 : c.pair_bytes())),
         top_smem(reinterpret_cast<float*>(weights_smem + c.pair_bytes())),
         shift_smem(top_smem + 2 * c.queries),
-        has_peak_smem(reinterpret_cast<int*>(shift_smem + 2 * c.queries)) {
+        has_peak_smem(reinterpret_cast<int*>(shift_smem + 2 * c.queries)),
+        facts_smem(reinterpret_cast<GroupFacts*>(has_peak_smem + c.keys)) {
     const KeyTile keys = blocks.keys.tile(call, call.sequence(b), turn.tile);
     key_count = keys.count;
     first_key = static_cast<int>(keys.first);
@@ -176,31 +193,31 @@ struct BackwardBlock {
     int first, end;
   };
   __device__ Queries queries_of(const QuerySteps& steps) const {
-    const Sequence sequence = call.sequence(b);
     const int at = steps.at * c.queries;
-    const std::int64_t distance = at + sequence.band_offset - first_key;
     constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
-    return {steps.head * call.rows_q() + call.first_row_q(b) + at,
-            static_cast<int>(min(std::int64_t{c.queries}, sequence.length_q - at)),
-            static_cast<int>(max(-far, min(far, distance - call.band.left))),
-            static_cast<int>(max(-far, min(far, distance + call.band.right + 1)))};
+    return {facts_smem->row + steps.head * call.rows_q() + at, min(c.queries, facts_smem->length - at),
+            static_cast<int>(max(-far, min(far, facts_smem->low + at))),
+            static_cast<int>(max(-far, min(far, facts_smem->high + at)))};
   }
   __device__ void load_queries(const QuerySteps& steps, int stage) const {
-    const Queries queries = queries_of(steps);
-    const std::int64_t s = call.sequence(b).first_q + steps.at * c.queries;
-    load_strided_rows<c.queries, c.dim, c.threads()>(q_smem + stage * c.query_bytes(),
-                                                     row_of_halves(call.q, b, steps.head, s),
-                                                     call.q.stride_s * 2, queries.count, dim_qk);
+    const int at = steps.at * c.queries;
+    const int count = min(c.queries, facts_smem->length - at);
+    const auto first = [&](const std::byte* group, const Rows& rows) {
+      return group + (steps.head * rows.stride_h + at * rows.stride_s) * 2;
+    };
+    load_strided_rows<c.queries, c.dim, c.threads()>(
+        q_smem + stage * c.query_bytes(), first(facts_smem->q, call.q), call.q.stride_s * 2, count, dim_qk);
     load_strided_rows<c.queries, c.dim, c.threads()>(d_o_smem + stage * c.query_bytes(),
-                                                     row_of_halves(call.d_o, b, steps.head, s),
-                                                     call.d_o.stride_s * 2, queries.count, dim_v);
+                                                     first(facts_smem->d_o, call.d_o), call.d_o.stride_s * 2,
+                                                     count, dim_v);
     const int r = static_cast<int>(threadIdx.x);
     if (r >= c.queries) return;
     float* top = top_smem + stage * c.queries + r;
     float* shift = shift_smem + stage * c.queries + r;
-    if (r < queries.count) {
-      copy_async_4(top, space.rows.top + queries.row + r);
-      copy_async_4(shift, space.rows.shift + queries.row + r);
+    if (r < count) {
+      const std::int64_t row = facts_smem->row + steps.head * call.rows_q() + at + r;
+      copy_async_4(top, space.rows.top + row);
+      copy_async_4(shift, space.rows.shift + row);
     } else {  // one that saw nothing
       *top = -minus_infinity;
       *shift = 0;
@@ -210,14 +227,16 @@ struct BackwardBlock {
   /// Hides what the band hides, and keys past the end.
   __device__ void hide(const Queries& queries, int first_query, int first_key, PairSums& s) const {
     const float hidden = unit > 0 ? minus_infinity : -minus_infinity;  // whose exponent is minus infinity
+    const int own = opaque(first_key + lane / 4);
+    const int from = opaque(queries.first);
+    const int to = opaque(queries.end);
 #pragma unroll
     for (int n = 0; n < 2 * c.pair_query_tiles(); ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int r = first_query + 8 * n + 2 * (lane % 4) + e;
-        const int own = first_key + lane / 4;
-        const int first = r + queries.first - own;
-        const int last = min(r + queries.end, key_count) - own;
+        const int first = r + from - own;
+        const int last = min(r + to, key_count) - own;
 #pragma unroll
         for (int m = 0; m < c.pair_key_tiles(); ++m) {
 #pragma unroll
@@ -445,6 +464,7 @@ struct BackwardBlock {
     const WarpPlace<c.dq_dim_warps> place(warp);
     const int first_query = place.m * query_tiles * 16;
     const int first_dim = place.n * dim_tiles;
+    const std::int64_t row = opaque(queries.row + first_query + lane / 4);
     Sums<query_tiles, dim_tiles> dq = {};
     float rest[query_tiles][4] = {};
     multiply_tiles<T, c.keys / 16, query_tiles, dim_tiles>(
@@ -457,15 +477,16 @@ struct BackwardBlock {
             multiply_matrices<T>(rest[m], a[m], two_ones<T>, two_ones<T>);
           }
         });
+    float* first_dq = space.dq + row * space.dq_stride + 16 * first_dim + 4 * (lane % 4);
 #pragma unroll
     for (int m = 0; m < query_tiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int r = first_query + 16 * m + 8 * half + lane / 4;
-        if (r >= queries.count) continue;
-        if (lane % 4 == 0) atomicAdd(space.rows.rest + queries.row + r, rest[m][2 * half]);
+        const int r = 16 * m + 8 * half;
+        if (first_query + lane / 4 + r >= queries.count) continue;
+        if (lane % 4 == 0) atomicAdd(space.rows.rest + row + r, rest[m][2 * half]);
         if (space.dq == nullptr) continue;
-        float* to = space.dq + (queries.row + r) * space.dq_stride + 16 * first_dim + 4 * (lane % 4);
+        float* to = first_dq + r * space.dq_stride;
         const int present = min(dim_tiles, space.dq_stride / 16 - first_dim);
         const auto add = [&](int n) {
           add_4(to + 16 * n, {dq[m][2 * n][2 * half], dq[m][2 * n][2 * half + 1], dq[m][2 * n + 1][2 * half],
@@ -486,18 +507,21 @@ struct BackwardBlock {
 
   __device__ void walk() {
     for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) has_peak_smem[r] = 0;
-    QuerySteps steps(call, call.sequence(b), first_key, key_count, h, c.queries);
-    if (!steps.more()) return;
+    if (threadIdx.x == 0) *facts_smem = GroupFacts(call, b, h, first_key, key_count, c.queries);
+    __syncthreads();  // the facts are there
+    const GroupFacts& facts = *facts_smem;
+    QuerySteps steps{.at = facts.first};
+    if (!steps.more(facts)) return;
     load_keys();
     load_queries(steps, 0);
     commit_copies();
 #pragma unroll 1
-    for (int stage = 0; steps.more(); stage ^= 1) {
+    for (int stage = 0; steps.more(facts); stage ^= 1) {
       const Queries queries = queries_of(steps);
-      steps.step();
+      steps.step(facts);
       wait_copies<0>();
       __syncthreads();  // the tile is there, and everyone is done with the last one and its score gradients
-      if (steps.more()) load_queries(steps, stage ^ 1);
+      if (steps.more(facts)) load_queries(steps, stage ^ 1);
       commit_copies();
       bool rest = false;
       do {

@@ -77,7 +77,7 @@ __device__ __forceinline__ float row_sum(float x) {
 template <ForwardConfig c, bool general>
 __device__ __forceinline__ void raise_maxima(const Scores<c>& s, const Exponents<general>& exponents,
                                              SoftmaxRows<c>& rows, Output<c>& o) {
-  const float slack = 8 / exponents.unit;
+  const float slack = __fdividef(8.0f, exponents.unit);
   float highest[c.row_tiles][2];  // of the lane's own keys
   bool rises = false;
 #pragma unroll

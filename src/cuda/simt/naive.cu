@@ -21,7 +21,7 @@ class PiecewiseSum {
  public:
   __device__ void add(float a, float b) {
     part_ = fmaf(a, b, part_);
-    if (++terms_ % 64 != 0) return;
+    if (++terms_ % 16 != 0) return;
     sum_ += part_;
     part_ = 0;
   }
