@@ -137,6 +137,10 @@ struct AttentionCall {
 
   /// Query heads that share a key head.
   constexpr std::int64_t group() const { return heads_together; }
+  /// The key head of query head h. There are fewer than 2^32, and 32 bits divide faster.
+  constexpr std::int64_t key_head(std::int64_t h) const {
+    return static_cast<std::uint32_t>(h) / static_cast<std::uint32_t>(heads_together);
+  }
 
   constexpr Sequence sequence(std::int64_t b) const {
     Sequence s{.length_q = problem.length_q, .length_k = problem.length_k};

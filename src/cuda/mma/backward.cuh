@@ -18,39 +18,20 @@ namespace tilewise::cuda::mma {
 // those for dv and dk. A warp that has keys for itself takes them from there; where keys are shared, they go
 // by way of shared memory, so that a fragment of d_o or q serves more keys.
 
-/// How a problem's keys are cut into blocks.
+/// How a problem's keys are cut into blocks. With causal the first keys are seen by the most queries.
 struct BackwardBlocks {
   KeyGrid keys;
-  std::int64_t heads = 0;    ///< key heads of the whole batch
-  std::int64_t section = 1;  ///< heads of which tiles come by turns
+  Turns turns;
 
-  std::int64_t count() const { return heads * keys.tiles; }
+  std::int64_t count() const { return std::int64_t{turns.heads} * turns.tiles; }
 
-  /// Heads come one after another, so that what they read, and dq, meet in the L2. With causal the first keys
-  /// are seen by the most queries: then the n-th tiles of a section of heads come before the next of any, so
-  /// that short blocks fill the end.
   static BackwardBlocks of(const AttentionCall& call, int keys, int multiprocessors) {
-    BackwardBlocks blocks{KeyGrid::of(call, keys), call.problem.batch * call.problem.heads_kv, 1};
-    const bool uneven = (call.band.left < Band::unbounded) != (call.band.right < Band::unbounded);
-    if (!uneven && !call.packed()) return blocks;
-    // Queries, d_o and the sums of dq of a section fit into the cache together.
-    constexpr std::int64_t cache_bytes = 32 << 20;
+    const KeyGrid grid = KeyGrid::of(call, keys);
+    // Queries, d_o and the sums of dq.
     const std::int64_t head_bytes =
-        call.group() * call.problem.length_q * (6 * call.problem.dim_qk + 2 * call.problem.dim_v) + 1;
-    const std::int64_t tiles = std::max<std::int64_t>(1, blocks.keys.tiles);
-    blocks.section = std::clamp<std::int64_t>(
-        std::max(cache_bytes / head_bytes, (2 * multiprocessors + tiles - 1) / tiles), 1,
-        std::max<std::int64_t>(1, blocks.heads));
-    return blocks;
-  }
-  struct Turn {
-    std::int64_t head, tile;
-  };
-  constexpr Turn turn(std::int64_t index) const {
-    const std::int64_t first = index / (section * keys.tiles) * section;
-    const std::int64_t together = std::min(section, heads - first);
-    const std::int64_t rest = index % (section * keys.tiles);
-    return {first + rest % together, rest / together};
+        call.group() * call.problem.length_q * (6 * call.problem.dim_qk + 2 * call.problem.dim_v);
+    return {grid, Turns::of(call, call.problem.batch * call.problem.heads_kv, grid.tiles, head_bytes,
+                            multiprocessors)};
   }
 };
 
@@ -140,13 +121,13 @@ struct BackwardBlock {
 
   __device__ BackwardBlock(const AttentionCall& call_, const BackwardBlocks& blocks,
                            const BackwardSpace& space_, std::byte* shared)
-      : BackwardBlock(call_, blocks, space_, shared, blocks.turn(blockIdx.x)) {}
+      : BackwardBlock(call_, blocks, space_, shared, blocks.turns.turn(blockIdx.x)) {}
   __device__ BackwardBlock(const AttentionCall& call_, const BackwardBlocks& blocks,
-                           const BackwardSpace& space_, std::byte* shared, const BackwardBlocks::Turn& turn)
+                           const BackwardSpace& space_, std::byte* shared, const Turn& turn)
       : call(call_),
         space(space_),
-        b(static_cast<int>(turn.head / call.problem.heads_kv)),
-        h(static_cast<int>(turn.head % call.problem.heads_kv)),
+        b(static_cast<int>(turn.among(call.problem.heads_kv).b)),
+        h(static_cast<int>(turn.among(call.problem.heads_kv).h)),
         dim_qk(static_cast<int>(call.problem.dim_qk)),
         dim_v(static_cast<int>(call.problem.dim_v)),
         unit(exponent_unit(call.scale)),
@@ -442,12 +423,11 @@ struct BackwardBlock {
   }
 
   /// dv += weightsᵀ·d_o and dk += dscoresᵀ·q, from shared memory.
-  __device__ void add_to_keys(const Queries& queries, bool edge, int stage) {
+  __device__ void add_to_keys(int stage) {
     constexpr int key_tiles = c.own_key_tiles();
     constexpr int dim_tiles = c.own_dim_tiles();
     const WarpPlace<c.dim_warps> place(warp);
     const int first_key = place.m * key_tiles * 16;
-    if (edge && !seen(queries, 0, c.queries, first_key, 16 * key_tiles)) return;
     const int first_dim = place.n * dim_tiles;
     multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
         dv, a_by_rows<key_tiles>(PairPointer::by_rows(address(weights_smem)).from(first_key, 0)),
@@ -467,39 +447,48 @@ struct BackwardBlock {
     const std::int64_t row = opaque(queries.row + first_query + lane / 4);
     Sums<query_tiles, dim_tiles> dq = {};
     float rest[query_tiles][4] = {};
+    const auto dscores = PairPointer::by_columns(address(dscores_smem));
     multiply_tiles<T, c.keys / 16, query_tiles, dim_tiles>(
-        dq, a_turned<query_tiles>(PairPointer::by_columns(address(dscores_smem)).from(0, first_query / 16)),
-        b_turned(RowPointer::by_rows(address(k_smem)).from(0, first_dim)),
-        [&](const std::uint32_t(&a)[query_tiles][4], int step) {
-          if (step % c.dq_dim_warps != place.n) return;  // the warps of the same queries share the keys
+        dq, a_turned<query_tiles>(dscores.from(0, first_query / 16)),
+        b_turned(RowPointer::by_rows(address(k_smem)).from(0, first_dim)));
+    // The warps of the same queries share the keys.
+    constexpr int keys_each = c.keys / c.dq_dim_warps;
+    const auto load = a_turned<query_tiles>(dscores.from(place.n * keys_each, first_query / 16));
 #pragma unroll
-          for (int m = 0; m < query_tiles; ++m) {
-            multiply_matrices<T>(rest[m], a[m], two_ones<T>, two_ones<T>);
-          }
-        });
+    for (int step = 0; step < keys_each / 16; ++step) {
+      std::uint32_t a[query_tiles][4];
+      load(a, step);
+#pragma unroll
+      for (int m = 0; m < query_tiles; ++m) multiply_matrices<T>(rest[m], a[m], two_ones<T>, two_ones<T>);
+    }
+    const int rows = queries.count - first_query - lane / 4;
+    if (lane % 4 == 0) {
+#pragma unroll
+      for (int index = 0; index < 2 * query_tiles; ++index) {
+        if (8 * index < rows) atomicAdd(space.rows.rest + row + 8 * index, rest[index / 2][index % 2 * 2]);
+      }
+    }
+    if (space.dq == nullptr) return;
     float* first_dq = space.dq + row * space.dq_stride + 16 * first_dim + 4 * (lane % 4);
+    const int present = space.dq_stride / 16 - first_dim;
+    const auto add = [&](int index, int n) {
+      const auto& low = dq[index / 2][2 * n];
+      const auto& high = dq[index / 2][2 * n + 1];
+      const int e = index % 2 * 2;
+      add_4(first_dq + 8 * index * space.dq_stride + 16 * n, {low[e], low[e + 1], high[e], high[e + 1]});
+    };
+    if (queries.count == c.queries && present >= dim_tiles) {
 #pragma unroll
-    for (int m = 0; m < query_tiles; ++m) {
+      for (int index = 0; index < 2 * query_tiles; ++index) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int r = 16 * m + 8 * half;
-        if (first_query + lane / 4 + r >= queries.count) continue;
-        if (lane % 4 == 0) atomicAdd(space.rows.rest + row + r, rest[m][2 * half]);
-        if (space.dq == nullptr) continue;
-        float* to = first_dq + r * space.dq_stride;
-        const int present = min(dim_tiles, space.dq_stride / 16 - first_dim);
-        const auto add = [&](int n) {
-          add_4(to + 16 * n, {dq[m][2 * n][2 * half], dq[m][2 * n][2 * half + 1], dq[m][2 * n + 1][2 * half],
-                              dq[m][2 * n + 1][2 * half + 1]});
-        };
-        if (present == dim_tiles) {
+        for (int n = 0; n < dim_tiles; ++n) add(index, n);
+      }
+    } else {
 #pragma unroll
-          for (int n = 0; n < dim_tiles; ++n) add(n);
-        } else {
+      for (int index = 0; index < 2 * query_tiles; ++index) {
 #pragma unroll
-          for (int n = 0; n < dim_tiles; ++n) {
-            if (n < present) add(n);
-          }
+        for (int n = 0; n < dim_tiles; ++n) {
+          if (8 * index < rows && n < present) add(index, n);
         }
       }
     }
@@ -515,19 +504,22 @@ struct BackwardBlock {
     load_keys();
     load_queries(steps, 0);
     commit_copies();
+    bool rest = false;
+    int stage = 0;
 #pragma unroll 1
-    for (int stage = 0; steps.more(facts); stage ^= 1) {
-      const Queries queries = queries_of(steps);
-      steps.step(facts);
-      wait_copies<0>();
+    while (steps.more(facts)) {
+      if (!rest) wait_copies<0>();
       __syncthreads();  // the tile is there, and everyone is done with the last one and its score gradients
-      if (steps.more(facts)) load_queries(steps, stage ^ 1);
-      commit_copies();
-      bool rest = false;
-      do {
-        if (rest) __syncthreads();  // everyone is done with the score gradients
-        rest = add_pairs(rest, queries, stage) && !rest;
-      } while (rest);
+      QuerySteps next = steps;
+      next.step(facts);
+      if (!rest) {
+        if (next.more(facts)) load_queries(next, stage ^ 1);
+        commit_copies();
+      }
+      rest = add_pairs(rest, queries_of(steps), stage) && !rest;
+      if (rest) continue;
+      steps = next;
+      stage ^= 1;
     }
   }
 
@@ -543,7 +535,7 @@ struct BackwardBlock {
       high |= differentiate(rest, queries, edge, stage, own_first + n);
     }
     high = __syncthreads_or(high) != 0;  // score gradients are there
-    if constexpr (!c.weights_stay) add_to_keys(queries, edge, stage);
+    if constexpr (!c.weights_stay) add_to_keys(stage);
     add_to_queries(queries);
     return high;
   }

@@ -118,15 +118,15 @@ struct Block {
       : call(call_),
         rows(rows_),
         load(call, rows),
-        rules(call, rows.queries.b, rows.queries.h),
-        exponents{general ? log2e : static_cast<float>(call.scale * 1.4426950408889634)},
+        rules(general ? ScoreRules(call, rows.queries.b, rows.queries.h) : ScoreRules(call)),
+        exponents{general ? log2e : rules.scale_log2},
         all_first(static_cast<int>(rows.queries.all(call).first)),
         all_last(static_cast<int>(rows.queries.all(call).last)),
         few(few_results(call)),
         q_smem(shared),
         k_smem(q_smem + c.query_bytes()),
-        v_smem(k_smem + 2 * c.key_bytes()),
-        own_smem(reinterpret_cast<float4*>(v_smem + 2 * c.key_bytes()) + place.warp * 8 * c.scores() +
+        v_smem(k_smem + c.stages * c.key_bytes()),
+        own_smem(reinterpret_cast<float4*>(v_smem + c.stages * c.key_bytes()) + place.warp * 8 * c.scores() +
                  place.lane) {}
 
   static __device__ std::uint32_t address(const std::byte* smem) {
@@ -245,6 +245,35 @@ struct Block {
     }
   }
 
+  /// The same in one stage: another block of the multiprocessor computes while this one waits.
+  __device__ void walk_in_place(KeyTiles<general>& tiles, KeyTile keys) {
+    load.queries(q_smem);
+    load.keys(keys, k_smem);
+    commit_copies();
+    wait_copies<0>();
+    __syncthreads();  // queries are there
+    const Queries<c> q = queries();
+    const auto k = MatrixPointer<c.dim>::by_columns(address(k_smem));
+    const auto v = MatrixPointer<c.dim>::by_rows(address(v_smem));
+#pragma unroll 1
+    while (keys.count > 0) {
+      const KeyTile next = tiles.next();
+      wait_copies<0>();
+      __syncthreads();  // keys are there, and everyone is done with the last values
+      load.values(keys, v_smem);
+      commit_copies();
+      Products<T, c> products;
+#pragma unroll
+      for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, general && few);
+      wait_copies<0>();
+      __syncthreads();  // values are there, and everyone is done with the keys
+      if (next.count > 0) load.keys(next, k_smem);
+      commit_copies();
+      weigh_and_add(keys, products.sum(), v);
+      keys = next;
+    }
+  }
+
   /// The same with products a tile ahead, so that softmax runs beside those.
   __device__ void walk_ahead(KeyTiles<general>& tiles, KeyTile keys) {
     load.queries(q_smem);
@@ -321,7 +350,10 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   KeyTiles<general> tiles(call, rows.queries, c.keys);
   const KeyTile first = tiles.next();
   if (first.count > 0) {
-    if constexpr (c.products_ahead) {
+    static_assert(c.stages == 1 || c.stages == 2);
+    if constexpr (c.stages == 1) {
+      block.walk_in_place(tiles, first);
+    } else if constexpr (c.products_ahead) {
       block.walk_ahead(tiles, first);
     } else {
       block.walk(tiles, first);

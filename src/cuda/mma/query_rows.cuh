@@ -32,27 +32,29 @@ struct QueryRows {
 /// How a problem's queries are cut into blocks.
 struct QueryBlocks {
   QueryGrid queries;
+  Turns turns;
   int heads = 1;    ///< in a block
   int inverse = 0;  ///< see QueryRows
 
-  static QueryBlocks of(const AttentionCall& call, int rows) {
+  static QueryBlocks of(const AttentionCall& call, int rows, int multiprocessors) {
     const std::int64_t group = call.group();
     // A block takes a whole group where one head would leave half of it empty.
     const bool together =
         group > 1 && group <= rows && 2 * call.problem.length_q <= rows && !call.problem.features.block_mask;
     const int heads = together ? static_cast<int>(group) : 1;
-    return {QueryGrid::of(call, rows / heads), heads, (65536 + heads - 1) / heads};
+    const QueryGrid queries = QueryGrid::of(call, rows / heads);
+    const std::int64_t key_bytes = call.problem.length_k * (call.problem.dim_qk + call.problem.dim_v) * 2;
+    const Turns turns = Turns::of(call, call.problem.batch * (call.problem.heads_q / heads), queries.tiles,
+                                  together ? key_bytes : key_bytes / group, multiprocessors);
+    return {queries, turns, heads, (65536 + heads - 1) / heads};
   }
-  std::int64_t count(const AttentionCall& call) const {
-    return call.problem.batch * (call.problem.heads_q / heads) * queries.tiles;
-  }
+  std::int64_t count() const { return std::int64_t{turns.heads} * turns.tiles; }
   /// In turn, those of a group after one another, since they share keys in the cache; and of each head the
   /// last queries first: with causal they see the most keys.
   __device__ QueryRows rows(const AttentionCall& call, std::uint32_t index) const {
     // Together, heads are those of the keys.
-    const std::int64_t turns = heads > 1 ? call.problem.heads_kv : call.problem.heads_q;
-    const Turn turn(call, index, call.problem.batch * turns, queries.tiles);
-    const auto [b, h] = turn.among(turns);
+    const Turn turn = turns.turn(index);
+    const auto [b, h] = turn.among(heads > 1 ? call.problem.heads_kv : call.problem.heads_q);
     const auto head_kv = static_cast<int>(heads > 1 ? h : h / static_cast<std::uint32_t>(call.group()));
     return {queries.tile(call, b, std::int64_t{h} * heads, queries.tiles - 1 - turn.tile), head_kv, heads,
             inverse};

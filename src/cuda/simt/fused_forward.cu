@@ -399,7 +399,7 @@ struct Loader {
  private:
   __device__ static auto key_rows(const AttentionCall& call, const QueryTile& query, const Rows& rows,
                                   std::int64_t dim) {
-    const std::int64_t h = query.h / call.group();
+    const std::int64_t h = call.key_head(query.h);
     if constexpr (general) {
       return PagedRowAddress(call, rows, dim, query.b, h, query.sequence.first_k);
     } else {
@@ -419,15 +419,15 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   float* q_loaded = v_smem;              // [queries, D piece], before values and weights need the place
 
   const int first_dim = static_cast<int>(blockIdx.x % blocks.dim_pieces) * C::dim;
-  const Turn turn(call, blockIdx.x / static_cast<std::uint32_t>(blocks.dim_pieces),
-                  call.problem.batch * call.problem.heads_q, blocks.queries.tiles);
+  const Turn turn = Turns::of(call, call.problem.batch * call.problem.heads_q, blocks.queries.tiles)
+                        .turn(blockIdx.x / static_cast<std::uint32_t>(blocks.dim_pieces));
   const auto [b, h] = turn.among(call.problem.heads_q);
   // The last queries first: with causal they see the most keys.
   const QueryTile query = blocks.queries.tile(call, b, h, blocks.queries.tiles - 1 - turn.tile);
   if (query.count <= 0) return;
 
   const Place<C> place;
-  const ScoreRules rules(call, b, h);
+  const ScoreRules rules = general ? ScoreRules(call, b, h) : ScoreRules(call);
   const Loader<C, general> load(call, query, first_dim);
   const int pieces = load.pieces();
   const KeyRange all = query.all(call);
@@ -574,7 +574,7 @@ void run_for(const AttentionCall& call, const Context& context) {
     const double blocks =
         static_cast<double>(problem.batch * problem.heads_q * pieces * QueryGrid::of(call, C::queries).tiles);
     const double each = blocks / device.multiprocessors;
-    return (Turn::uneven(call) ? std::max(1.0, each / 2) : std::ceil(each)) * C::queries / speed;
+    return (Turns::uneven(call) ? std::max(1.0, each / 2) : std::ceil(each)) * C::queries / speed;
   };
   if (problem.dim_qk <= Wide128::dim && Wide128::shared_bytes <= device.shared_bytes) {
     const double wide = duration(Wide128{}, 1);

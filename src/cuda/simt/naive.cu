@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(threads) naive_scores(const __grid_constant__ 
   float product = 0;
   if (row.sees(j)) {
     const T* q_gmem = row_of<T>(call.q, row.b, row.h, row.i);
-    const T* k_gmem = row_of<T>(call.k, row.b, row.h / call.group(), j);
+    const T* k_gmem = row_of<T>(call.k, row.b, call.key_head(row.h), j);
     product = dot(q_gmem, k_gmem, call.problem.dim_qk);
   }
   scores_gmem[at] = pair_score(call, ScoreRules(call, row.b, row.h), row, j, product);
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(threads)
   float product = 0;
   float dweight = 0;
   if (row.sees(j)) {
-    const std::int64_t h_kv = row.h / call.group();
+    const std::int64_t h_kv = call.key_head(row.h);
     product =
         dot(row_of<T>(call.q, row.b, row.h, row.i), row_of<T>(call.k, row.b, h_kv, j), call.problem.dim_qk);
     dweight =
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(threads) naive_query_sums(const __grid_constan
   const std::int64_t d = at % dim;
   const QueryRow row(call, at / dim);
   const float* matrix_row_gmem = matrix_gmem + at / dim * call.problem.length_k;
-  const T* column_gmem = row_of<T>(keys, row.b, row.h / call.group(), 0) + d;
+  const T* column_gmem = row_of<T>(keys, row.b, call.key_head(row.h), 0) + d;
   PiecewiseSum sum;
   for (std::int64_t j = row.keys.first; j < row.keys.last; ++j) {
     sum.add(matrix_row_gmem[j], widen(column_gmem[j * keys.stride_s]));

@@ -24,7 +24,8 @@ class Pairs<Side::keys, general> {
 
   __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::uint32_t index)
       : call_(call), blocks_(blocks) {
-    const Turn turn(call, index, call.problem.batch * call.problem.heads_kv, blocks.keys.tiles);
+    const Turn turn =
+        Turns::of(call, call.problem.batch * call.problem.heads_kv, blocks.keys.tiles).turn(index);
     const auto [b, h_kv] = turn.among(call.problem.heads_kv);
     query.b = b;
     query.h = h_kv * call.group();
@@ -67,8 +68,9 @@ class Pairs<Side::queries, general> {
   KeyTile keys;
 
   __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::uint32_t index)
-      : query(tile_of(call, blocks.queries,
-                      Turn(call, index, call.problem.batch * call.problem.heads_q, blocks.queries.tiles))),
+      : query(tile_of(
+            call, blocks.queries,
+            Turns::of(call, call.problem.batch * call.problem.heads_q, blocks.queries.tiles).turn(index))),
         tiles_(call, query, blocks.keys.size) {}
   __device__ bool next() {
     keys = query.count > 0 ? tiles_.next() : KeyTile{};

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "attention/call.h"
+#include "cuda/tile/turns.h"
 
 namespace tilewise::cuda {
 
@@ -55,38 +55,6 @@ struct QueryGrid {
     query.count =
         static_cast<int>(std::max<std::int64_t>(std::min<std::int64_t>(size, end - query.first), 0));
     return query;
-  }
-};
-
-/// Which tile of which head block `index` takes. Heads come one after another, so that what they read meets
-/// in the L2. But where some tiles have more to do than others, the n-th of all heads come before the next of
-/// any: then, with the largest first, small ones fill the end. A launch has less than 2^31 blocks, so 32 bits
-/// are enough, and divide faster.
-struct Turn {
-  std::uint32_t head, tile;
-
-  constexpr Turn(const AttentionCall& call, std::uint32_t index, std::int64_t heads, std::int64_t tiles) {
-    const bool by_turns = uneven(call);
-    const auto divisor = static_cast<std::uint32_t>(by_turns ? heads : tiles);
-    const std::uint32_t quotient = index / divisor;
-    const std::uint32_t rest = index - quotient * divisor;
-    head = by_turns ? rest : quotient;
-    tile = by_turns ? quotient : rest;
-  }
-
-  /// Which entry of the batch that is, where each has `heads`, and which head of it.
-  struct Head {
-    std::uint32_t b, h;
-  };
-  constexpr Head among(std::int64_t heads) const {
-    const auto divisor = static_cast<std::uint32_t>(heads);
-    return {head / divisor, head % divisor};
-  }
-
-  static constexpr bool uneven(const AttentionCall& call) {
-    const bool left = call.band.left < Band::unbounded;
-    const bool right = call.band.right < Band::unbounded;
-    return left != right || call.packed();
   }
 };
 
