@@ -16,19 +16,23 @@ __device__ __forceinline__ T* row_of(const Rows& rows, std::int64_t b, std::int6
   return reinterpret_cast<T*>(rows.at(b, h, s));
 }
 
-// A sum of products in pieces: the error of a running sum grows with its length.
+// A sum of products in pieces, and pieces of pieces: the error of a running sum grows with its length.
 class PiecewiseSum {
  public:
   __device__ void add(float a, float b) {
     part_ = fmaf(a, b, part_);
     if (++terms_ % 16 != 0) return;
-    sum_ += part_;
+    parts_ += part_;
     part_ = 0;
+    if (terms_ % 256 != 0) return;
+    sum_ += parts_;
+    parts_ = 0;
   }
-  __device__ float value() const { return sum_ + part_; }
+  __device__ float value() const { return sum_ + (parts_ + part_); }
 
  private:
   float sum_ = 0;
+  float parts_ = 0;
   float part_ = 0;
   int terms_ = 0;
 };
