@@ -12,7 +12,6 @@
 #include "cpu/simd/few-inl.h"
 #include "cpu/simd/gemm_tuning.h"
 #include "cpu/simd/multiply-inl.h"
-#include "cpu/simd/pack-inl.h"
 #include "cpu/simd/pairs-inl.h"
 #include "cpu/simd/passes.h"
 
@@ -119,8 +118,8 @@ void compute_tile(const GemmCall& call, const Plan& plan, const float* slab, std
     const std::int64_t depth = std::min(gemm_depth, problem.k - k);
     const auto multiply_by = [&](const Matrix& b, float* panels, float* sums) {
       for (std::int64_t column = 0; column < columns; column += block_columns) {
-        pack_panel(panels + column * depth, block_columns, b, first_column + column, k, depth,
-                   scratch.staging);
+        pack_terms<Terms>(panels + column * depth, block_columns, b, first_column + column, k, depth,
+                          scratch.staging);
       }
       (k == 0 ? multiply_tile<Terms, Into::set>
               : multiply_tile<Terms, Into::add>)(slab + k * block_rows, slab_panel(problem), panels, rows,
@@ -159,8 +158,8 @@ void multiply_packed(const GemmCall& call, const Context& context) {
     const std::int64_t rows = std::min(plan.slab_rows, problem.m - first);
     for_each_task(context.parallel_for, (rows + block_rows - 1) / block_rows,
                   [&](std::int64_t worker, std::int64_t panel) {
-                    pack_panel(slab + panel * slab_panel(problem), block_rows, call.a,
-                               first + panel * block_rows, 0, problem.k, scratch_of(worker).staging);
+                    pack_terms<Terms>(slab + panel * slab_panel(problem), block_rows, call.a,
+                                      first + panel * block_rows, 0, problem.k, scratch_of(worker).staging);
                   });
     const std::int64_t down = (rows + plan.tile_rows - 1) / plan.tile_rows;
     const std::int64_t across = (problem.n + plan.tile_columns - 1) / plan.tile_columns;

@@ -8,7 +8,11 @@
 #define TILEWISE_CPU_SIMD_PAIRS_INL_H
 #endif
 
+#include <cstring>
+#include <type_traits>
+
 #include "cpu/simd/multiply-inl.h"
+#include "cpu/simd/pack-inl.h"
 #include "gemm/call.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -30,11 +34,13 @@ struct Pairs : Elements {
 };
 #endif
 
-/// A matrix of bf16 by rows as one of f32 that holds its pairs.
+/// A matrix of bf16 with its columns in pairs: by rows it is one of f32 that holds them, by columns a pair is
+/// in two places.
 inline Matrix paired(const Matrix& matrix) {
   Matrix pairs = matrix;
-  pairs.dtype = DType::f32;
   pairs.columns /= 2;
+  if (!matrix.by_rows()) return pairs;
+  pairs.dtype = DType::f32;
   pairs.stride_row /= 2;
   return pairs;
 }
@@ -42,10 +48,29 @@ inline Matrix paired(const Matrix& matrix) {
 /// Whether all of the call's factors can be seen so.
 inline bool can_pair(const GemmCall& call) {
   const GemmProblem& problem = call.problem;
-  const auto even = [](const Matrix& matrix) { return matrix.stride_row % 2 == 0; };
-  return problem.dtype == DType::bf16 && problem.k % 2 == 0 && problem.k > 0 && problem.a_by_rows &&
-         problem.b_by_rows && even(call.a) && even(call.b) && (!problem.gated || even(call.gate)) &&
-         Pairs::present();
+  const auto fits = [](const Matrix& matrix) { return !matrix.by_rows() || matrix.stride_row % 2 == 0; };
+  return problem.dtype == DType::bf16 && problem.k % 2 == 0 && problem.k > 0 && fits(call.a) &&
+         fits(call.b) && (!problem.gated || fits(call.gate)) && Pairs::present();
+}
+
+/// pack_panel for either kind of terms; columns of pairs count pairs.
+template <typename Terms>
+void pack_terms(float* panel, int width, const Matrix& matrix, std::int64_t first_row,
+                std::int64_t first_column, std::int64_t columns, float* staging) {
+  if (std::is_same_v<Terms, Elements> || matrix.by_rows()) {
+    return pack_panel(panel, width, matrix, first_row, first_column, columns, staging);
+  }
+  const auto rows = static_cast<int>(std::min<std::int64_t>(width, matrix.rows - first_row));
+  for (std::int64_t c = 0; c < columns; ++c) {
+    const auto* low = reinterpret_cast<const std::uint16_t*>(matrix.at(first_row, 2 * (first_column + c)));
+    const auto* high = low + matrix.stride_column;
+    float* to = panel + c * width;
+    for (int r = 0; r < rows; ++r) {
+      const std::uint32_t pair = low[r] | static_cast<std::uint32_t>(high[r]) << 16;
+      std::memcpy(to + r, &pair, sizeof pair);
+    }
+    std::fill(to + rows, to + width, 0.0f);
+  }
 }
 
 inline GemmCall paired(const GemmCall& call) {
