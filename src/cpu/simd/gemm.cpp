@@ -4,13 +4,15 @@
 #define HWY_TARGET_INCLUDE "cpu/simd/gemm.cpp"
 #include "hwy/foreach_target.h"  // compiles this file once for each target
 //
+#include <cstring>
+
 #include "core/arena.h"
 #include "core/parallel.h"
 #include "cpu/simd/epilogue-inl.h"
 #include "cpu/simd/few-inl.h"
 #include "cpu/simd/gemm_tuning.h"
 #include "cpu/simd/multiply-inl.h"
-#include "cpu/simd/pack-inl.h"
+#include "cpu/simd/pairs-inl.h"
 #include "cpu/simd/passes.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -88,7 +90,7 @@ float* take_slab(Arena& arena, const GemmProblem& problem, const Plan& plan) {
 }
 
 // sums (+)= a·bᵀ over `depth` of K, for one tile. Panels of a are a_stride apart.
-template <Into into>
+template <typename Terms, Into into>
 void multiply_tile(const float* a, std::int64_t a_stride, const float* b, std::int64_t rows,
                    std::int64_t columns, float* sums, std::int64_t stride, std::int64_t depth) {
   for (std::int64_t column = 0; column < columns; column += block_columns) {
@@ -100,12 +102,13 @@ void multiply_tile(const float* a, std::int64_t a_stride, const float* b, std::i
                           .c = sums + row * stride + column,
                           .ldc = stride,
                           .depth = static_cast<int>(depth)};
-      multiply_block<block_rows, block_vectors, ALayout::columns, into>(block, 0, 0);
+      multiply_block<block_rows, block_vectors, ALayout::columns, into, Terms>(block, 0, 0);
     }
   }
 }
 
 // Rows first_row on, of which `slab` has the panels, and columns first_column on.
+template <typename Terms>
 void compute_tile(const GemmCall& call, const Plan& plan, const float* slab, std::int64_t first_row,
                   std::int64_t first_column, Scratch& scratch) {
   const GemmProblem& problem = call.problem;
@@ -115,12 +118,12 @@ void compute_tile(const GemmCall& call, const Plan& plan, const float* slab, std
     const std::int64_t depth = std::min(gemm_depth, problem.k - k);
     const auto multiply_by = [&](const Matrix& b, float* panels, float* sums) {
       for (std::int64_t column = 0; column < columns; column += block_columns) {
-        pack_panel(panels + column * depth, block_columns, b, first_column + column, k, depth,
-                   scratch.staging);
+        pack_terms<Terms>(panels + column * depth, block_columns, b, first_column + column, k, depth,
+                          scratch.staging);
       }
-      (k == 0 ? multiply_tile<Into::set> : multiply_tile<Into::add>)(slab + k * block_rows,
-                                                                     slab_panel(problem), panels, rows,
-                                                                     columns, sums, plan.tile_columns, depth);
+      (k == 0 ? multiply_tile<Terms, Into::set>
+              : multiply_tile<Terms, Into::add>)(slab + k * block_rows, slab_panel(problem), panels, rows,
+                                                 columns, sums, plan.tile_columns, depth);
     };
     multiply_by(call.b, scratch.b, scratch.sums);
     if (problem.gated) multiply_by(call.gate, scratch.gate, scratch.gate_sums);
@@ -139,6 +142,7 @@ void compute_tile(const GemmCall& call, const Plan& plan, const float* slab, std
 }
 
 // Slab by slab: all threads pack it, then all multiply by it, each packing what it needs of b.
+template <typename Terms>
 void multiply_packed(const GemmCall& call, const Context& context) {
   const GemmProblem& problem = call.problem;
   const Plan plan(problem);
@@ -154,8 +158,8 @@ void multiply_packed(const GemmCall& call, const Context& context) {
     const std::int64_t rows = std::min(plan.slab_rows, problem.m - first);
     for_each_task(context.parallel_for, (rows + block_rows - 1) / block_rows,
                   [&](std::int64_t worker, std::int64_t panel) {
-                    pack_panel(slab + panel * slab_panel(problem), block_rows, call.a,
-                               first + panel * block_rows, 0, problem.k, scratch_of(worker).staging);
+                    pack_terms<Terms>(slab + panel * slab_panel(problem), block_rows, call.a,
+                                      first + panel * block_rows, 0, problem.k, scratch_of(worker).staging);
                   });
     const std::int64_t down = (rows + plan.tile_rows - 1) / plan.tile_rows;
     const std::int64_t across = (problem.n + plan.tile_columns - 1) / plan.tile_columns;
@@ -163,8 +167,8 @@ void multiply_packed(const GemmCall& call, const Context& context) {
     for_each_task(context.parallel_for, across * down, [&](std::int64_t worker, std::int64_t index) {
       Scratch scratch = scratch_of(worker);
       const std::int64_t row = index % down * plan.tile_rows;
-      compute_tile(call, plan, slab + row / block_rows * slab_panel(problem), first + row,
-                   index / down * plan.tile_columns, scratch);
+      compute_tile<Terms>(call, plan, slab + row / block_rows * slab_panel(problem), first + row,
+                          index / down * plan.tile_columns, scratch);
     });
   }
 }
@@ -201,7 +205,7 @@ FewScratch take_few_scratch(Arena& arena, const GemmProblem& problem) {
 std::int64_t few_stride(std::int64_t k) { return rounded(k, lanes); }
 
 // sums[r·dot_stride + j] += Σ_k a[r][k]·b[j][k] for R rows; a is 0 past `depth`, up to a whole vector.
-template <int R>
+template <typename Terms, int R>
 void add_dots(const float* a, std::int64_t a_stride, const float* const* b, int depth, float* sums) {
   VF sum[R][dot_columns];
   for (int r = 0; r < R; ++r) {
@@ -215,7 +219,7 @@ void add_dots(const float* a, std::int64_t a_stride, const float* const* b, int 
     for (int r = 0; r < R; ++r) {
       const VF row = load(a + r * a_stride + k);
 #pragma GCC unroll 8
-      for (int j = 0; j < dot_columns; ++j) sum[r][j] = hn::MulAdd(row, column[j], sum[r][j]);
+      for (int j = 0; j < dot_columns; ++j) sum[r][j] = Terms::add(row, column[j], sum[r][j]);
     }
   };
   const int whole = depth / lanes * lanes;
@@ -231,6 +235,7 @@ void add_dots(const float* a, std::int64_t a_stride, const float* const* b, int 
 }
 
 // sums [M, few columns] of the columns of out that the scratch holds.
+template <typename Terms>
 void add_products(const GemmProblem& problem, const Matrix& b, const float* a, const FewScratch& scratch,
                   float* sums) {
   const std::int64_t stride = few_stride(problem.k);
@@ -250,7 +255,7 @@ void add_products(const GemmProblem& problem, const Matrix& b, const float* a, c
       for (std::int64_t m = 0; m < problem.m; m += dot_rows) {
         const auto count = static_cast<int>(std::min<std::int64_t>(dot_rows, problem.m - m));
         with_few(count, [&](auto r) HWY_ATTR {
-          add_dots<r>(a + m * stride + k, stride, rows, depth, sums + m * dot_stride + n);
+          add_dots<Terms, r>(a + m * stride + k, stride, rows, depth, sums + m * dot_stride + n);
         });
       }
     }
@@ -274,12 +279,17 @@ FewLayout few_layout(const GemmProblem& problem, void* base) {
   return layout;
 }
 
+template <typename Terms>
 void multiply_few(const GemmCall& call, const Context& context) {
   const GemmProblem& problem = call.problem;
   const FewLayout layout = few_layout(problem, context.workspace.data);
   for (std::int64_t m = 0; m < problem.m; ++m) {
     float* row = layout.a + m * few_stride(problem.k);
-    widen(row, call.a.at(m, 0), call.a.dtype, static_cast<int>(problem.k), 1.0f);
+    if (call.a.dtype == DType::f32) {  // bit by bit: they may be pairs
+      std::memcpy(row, call.a.at(m, 0), static_cast<std::size_t>(problem.k) * sizeof(float));
+    } else {
+      widen(row, call.a.at(m, 0), call.a.dtype, static_cast<int>(problem.k), 1.0f);
+    }
     std::fill(row + problem.k, row + few_stride(problem.k), 0.0f);
   }
   const std::int64_t tasks = (problem.n + gemm_few_columns - 1) / gemm_few_columns;
@@ -290,8 +300,8 @@ void multiply_few(const GemmCall& call, const Context& context) {
     scratch.columns.first = index * gemm_few_columns;
     scratch.columns.count = static_cast<int>(std::min(gemm_few_columns, problem.n - scratch.columns.first));
     load_biases(call, scratch.columns);
-    add_products(problem, call.b, layout.a, scratch, scratch.sums);
-    if (problem.gated) add_products(problem, call.gate, layout.a, scratch, scratch.gate);
+    add_products<Terms>(problem, call.b, layout.a, scratch, scratch.sums);
+    if (problem.gated) add_products<Terms>(problem, call.gate, layout.a, scratch, scratch.gate);
     for (std::int64_t m = 0; m < problem.m; ++m) {
       finish_row(call, scratch.columns, m, scratch.sums + m * dot_stride, scratch.gate + m * dot_stride);
     }
@@ -301,7 +311,7 @@ void multiply_few(const GemmCall& call, const Context& context) {
 }  // namespace
 
 std::size_t gemm_workspace(const GemmCall& call, const Context& context) {
-  const GemmProblem& problem = call.problem;
+  const GemmProblem problem = can_pair(call) ? paired(call).problem : call.problem;
   if (problem.m == 0 || problem.n == 0) return 0;
   const auto threads = static_cast<std::size_t>(context.parallel_for.threads);
   if (is_few(problem)) {
@@ -316,10 +326,11 @@ std::size_t gemm_workspace(const GemmCall& call, const Context& context) {
 
 void gemm(const GemmCall& call, const Context& context) {
   if (call.problem.m == 0 || call.problem.n == 0) return;
-  if (is_few(call.problem)) {
-    multiply_few(call, context);
+  const bool few = is_few(call.problem);
+  if (can_pair(call)) {
+    (few ? multiply_few<Pairs> : multiply_packed<Pairs>)(paired(call), context);
   } else {
-    multiply_packed(call, context);
+    (few ? multiply_few<Elements> : multiply_packed<Elements>)(call, context);
   }
 }
 

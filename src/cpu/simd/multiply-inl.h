@@ -44,7 +44,12 @@ struct Product {
   const float* factor = nullptr;  // [n], for Into::rescale
 };
 
-template <int M, int W, ALayout layout, Into into>
+/// What is added for an element of A and one of B: their product.
+struct Elements {
+  static HWY_INLINE VF add(VF a, VF b, VF sum) { return hn::MulAdd(a, b, sum); }
+};
+
+template <int M, int W, ALayout layout, Into into, typename Terms = Elements>
 HWY_INLINE void multiply_block(const Product& p, int row, int column) {
   const float* HWY_RESTRICT a = p.a + (layout == ALayout::rows ? row * p.lda : row);
   const float* HWY_RESTRICT b = p.b + column;
@@ -64,7 +69,7 @@ HWY_INLINE void multiply_block(const Product& p, int row, int column) {
     for (int m = 0; m < M; ++m) {
       const VF element = set(layout == ALayout::rows ? a[m * lda] : a[m]);
 #pragma GCC unroll 16
-      for (int w = 0; w < W; ++w) sum[m][w] = hn::MulAdd(element, b_row[w], sum[m][w]);
+      for (int w = 0; w < W; ++w) sum[m][w] = Terms::add(element, b_row[w], sum[m][w]);
     }
     a += layout == ALayout::rows ? 1 : lda;
     b += ldb;
