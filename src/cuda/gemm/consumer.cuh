@@ -26,7 +26,7 @@ struct Consumer {
   // 64 rows of a are 8 KB, turned or not: 64 rows of 64 summands, or the other way round.
   __device__ __forceinline__ Consumer(const SharedMemory<c>& shared, int index)
       : barriers(shared.barriers()),
-        a_tile(describe_tile(address(shared.a(0)) + (c.turns ? 0 : index * c.consumer_rows() * 128), 0)),
+        a_tile(describe_tile(address(shared.a(0)) + index * c.consumer_rows() * 128, 0)),
         b_tile(describe_tile(address(shared.b(0)), c.depth * 128)) {}
 
   __device__ __forceinline__ void let_go(int stage) {
@@ -52,9 +52,8 @@ struct Consumer {
     commit_products();
   }
 
-  /// The products of some stages, one after the other, from 0. Calls `begun` when the last have begun.
-  template <typename Begun>
-  __device__ __forceinline__ void multiply_piece(int stages, const Begun& begun) {
+  /// The products of some stages, one after the other, from 0.
+  __device__ __forceinline__ void multiply_piece(int stages) {
     wait(&barriers.full[ring.stage()], ring.parity());
     start_products(false);
     int before = ring.stage();
@@ -68,7 +67,6 @@ struct Consumer {
       before = ring.stage();
       ring.advance();
     }
-    begun();
     wait_products<0>();
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
@@ -76,15 +74,14 @@ struct Consumer {
   }
 
   /// All of a tile.
-  template <typename Begun>
-  __device__ __forceinline__ void multiply(int stages, const Begun& begun) {
+  __device__ __forceinline__ void multiply(int stages) {
     if constexpr (!c.wide) {
-      multiply_piece(stages, begun);
+      multiply_piece(stages);
     } else {
       Sums<c> totals = {};
 #pragma unroll 1
       for (int stage = 0; stage < stages; stage += c.piece) {
-        multiply_piece(min(c.piece, stages - stage), [] {});
+        multiply_piece(min(c.piece, stages - stage));
 #pragma unroll
         for (int n = 0; n < c.row_tiles * c.columns / 2; ++n) {
           totals[n / (c.columns / 2)][n % (c.columns / 2)] += sums[n / (c.columns / 2)][n % (c.columns / 2)];

@@ -2,34 +2,9 @@
 
 #include "cuda/gemm/loader.cuh"
 #include "cuda/gemm/output.cuh"
-#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 
 namespace tilewise::cuda::gemm {
-
-/// Where consumers have tiles in turns: one begins when the last products of the other have begun. Then all
-/// stages before its own have been full, and a stage's parity says what it asks for.
-template <GemmConfig c>
-struct Turns {
-  static_assert(!c.turns || (c.consumers == 2 && !c.wide));
-  const int index;
-
-  /// Whether the block's tile of that number is the consumer's.
-  __device__ __forceinline__ bool has(int tile) const { return !c.turns || tile % c.consumers == index; }
-  __device__ __forceinline__ void wait_for(int tile) const {
-    if constexpr (c.turns) {
-      if (tile > 0) index == 0 ? sync_some<1, 256>() : sync_some<2, 256>();
-    }
-  }
-  /// To the consumer of the block's next tile, if there is one.
-  __device__ __forceinline__ void pass_on(int next, int total) const {
-    if constexpr (c.turns) {
-      if (static_cast<int>(blockIdx.x) + next * static_cast<int>(gridDim.x) < total) {
-        index == 0 ? arrive_some<2, 256>() : arrive_some<1, 256>();
-      }
-    }
-  }
-};
 
 /// Products of matrices on tensor cores by wgmma; docs/gemm.md says who waits for whom. Compiled for sm_90a
 /// alone.
@@ -53,17 +28,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     const int index = warp / 4 - 1;
     Consumer<T, c> consumer(shared, index);
     Writer<T, c> writer{maps, arguments, shared.slabs(warp - 4), static_cast<int>(threadIdx.x) % 32};
-    const int own_row = (c.turns ? 0 : index * c.consumer_rows()) + warp % 4 * 16;
-    const Turns<c> turns{index};
-    int tile = 0;
     for_each_tile<c>(arguments, [&](int first_row, int column) {
-      if (!turns.has(tile++)) {
-        consumer.ring.advance(stages_of<c>(arguments));  // another consumer's
-        return;
-      }
-      writer.begin(first_row + own_row, column);
-      turns.wait_for(tile - 1);
-      consumer.multiply(stages_of<c>(arguments), [&] { turns.pass_on(tile, arguments.order.total()); });
+      writer.begin(first_row + index * c.consumer_rows() + warp % 4 * 16, column);
+      consumer.multiply(stages_of<c>(arguments));
       writer.finish(consumer.sums);
     });
     writer.end();

@@ -47,6 +47,9 @@ std::string unsuited_for_halves(const GemmProblem& problem) {
 
 std::string supports_wgmma(const GemmProblem& problem) {
   if (const std::string reason = unsuited_for_halves(problem); !reason.empty()) return reason;
+  if (problem.out_dtype != DType::f32 && problem.n % 8 != 0) {
+    return "copies results in pieces of 16 bytes: takes columns in multiples of 8";
+  }
   if ((problem.m / 128 + 1) * (problem.n / 64 + 1) > 0x7fffffff) return "takes fewer than 2^31 tiles";
   return {};
 }

@@ -173,8 +173,9 @@ __global__ void __launch_bounds__(threads, 2)
   for (int index = static_cast<int>(threadIdx.x); index < tile * columns; index += threads) {
     const int r = index / columns, column = index % columns;
     const float* from = sums_smem + r * tile + column;
-    problem.gated ? finish_element<T, true>(call, first_m + r, first_n + column, from[tile / 2], from[0])
-                  : finish_element<T, true>(call, first_m + r, first_n + column, from[0], 0);
+    const float x = problem.gated ? from[tile / 2] : from[0];
+    wide ? finish_element<T, false>(call, first_m + r, first_n + column, x, from[0])
+         : finish_element<T, true>(call, first_m + r, first_n + column, x, from[0]);
   }
 }
 

@@ -18,7 +18,7 @@ struct Barriers {
   __device__ void init() {
     for (int stage = 0; stage < c.stages; ++stage) {
       init_barrier(&full[stage], 1);
-      init_barrier(&empty[stage], 4 * c.readers());
+      init_barrier(&empty[stage], 4 * c.consumers);
     }
     fence_barrier_inits();
   }

@@ -7,13 +7,10 @@ namespace tilewise::cuda::gemm {
 /// How a block of the wgmma kernel is cut: a warp that loads, and `consumers`, warpgroups that have row_tiles
 /// times 64 rows each of a tile. It is alone on its multiprocessor.
 struct GemmConfig {
-  int consumers = 2;  ///< 2 or 3
-  int row_tiles = 1;  ///< 1 or 2
-  int columns = 256;  ///< a tile, of b; where gated, half of them are the gate's
-  int stages = 4;     ///< tiles of a and b in shared memory, each of 64 summands
-  /// Consumers have tiles of their own, in turns: one writes while the other multiplies. Else each has its
-  /// rows of every tile.
-  bool turns = false;
+  int consumers = 2;      ///< 2 or 3
+  int row_tiles = 1;      ///< 1 or 2
+  int columns = 256;      ///< a tile, of b; where gated, half of them are the gate's
+  int stages = 4;         ///< tiles of a and b in shared memory, each of 64 summands
   bool gated = false;     ///< the first half of the columns gates the second
   bool turned_a = false;  ///< a is [k, m] in memory
   bool turned_b = false;  ///< b is [k, n] in memory
@@ -29,9 +26,7 @@ struct GemmConfig {
 
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int consumer_rows() const { return 64 * row_tiles; }
-  constexpr int rows() const { return turns ? consumer_rows() : consumers * consumer_rows(); }
-  /// Consumers that read a stage.
-  constexpr int readers() const { return turns ? 1 : consumers; }
+  constexpr int rows() const { return consumers * consumer_rows(); }
   /// Of the result.
   constexpr int out_columns() const { return gated ? columns / 2 : columns; }
   constexpr int a_bytes() const { return rows() * depth * 2; }
@@ -66,7 +61,6 @@ struct Gated {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4, .gated = true},
       {.row_tiles = 2, .columns = 128, .stages = 4, .gated = true},
-      {.row_tiles = 1, .columns = 192, .stages = 4, .gated = true, .speed = 0.98f, .rest = 250},
       {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .speed = 0.97f, .rest = 180},
   };
 };

@@ -10,11 +10,4 @@ __device__ __forceinline__ void sync_some() {
   asm volatile("bar.sync %0, %1;" ::"n"(number), "n"(threads) : "memory");
 }
 
-/// The same without waiting: `threads` counts those that wait and those that do not.
-template <int number, int threads>
-__device__ __forceinline__ void arrive_some() {
-  static_assert(number > 0 && number < 16 && threads % 32 == 0);
-  asm volatile("bar.arrive %0, %1;" ::"n"(number), "n"(threads) : "memory");
-}
-
 }  // namespace tilewise::cuda

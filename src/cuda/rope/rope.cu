@@ -98,28 +98,6 @@ __device__ __forceinline__ void turn_pairs(float (&x)[chunk_size<T>], float (&y)
   }
 }
 
-/// Rows of the heads of a token: where those of head 0 are, and how far the next lies, in elements.
-template <typename T>
-struct HeadRows {
-  T* data = nullptr;
-  std::int64_t stride = 0;
-
-  __device__ __forceinline__ T* at(int head) const {
-    return data == nullptr ? nullptr : data + head * stride;
-  }
-};
-template <typename T>
-__device__ __forceinline__ HeadRows<T> heads_of(const Rows& rows, std::int64_t b, std::int64_t s) {
-  if (!rows.wanted) return {};
-  return {reinterpret_cast<T*>(rows.data) + b * rows.stride_b + s * rows.stride_s, rows.stride_h};
-}
-template <typename T>
-__device__ __forceinline__ HeadRows<T> cache_heads_of(const RopeCall& call, const Rows& cache, std::int64_t b,
-                                                      std::int64_t s) {
-  if (!cache.wanted) return {};
-  return {reinterpret_cast<T*>(call.cache_row(cache, b, 0, s)), cache.stride_h};
-}
-
 /// Threads have a piece of a row each, of as many heads as there are threads for, and go on to the next
 /// heads.
 template <typename T, RopePairs pairs>
@@ -127,11 +105,10 @@ __global__ void __launch_bounds__(256)
     chunks_kernel(const __grid_constant__ RopeCall call, const __grid_constant__ Pieces pieces) {
   constexpr int size = chunk_size<T>;
   const RopeProblem& problem = call.problem;
-  const std::int64_t b = blockIdx.x / static_cast<unsigned>(problem.length);
-  const std::int64_t s = blockIdx.x % static_cast<unsigned>(problem.length);
+  const std::int64_t b = blockIdx.x / problem.length, s = blockIdx.x % problem.length;
+  const auto heads = static_cast<int>(problem.heads_q + problem.heads_kv);
   const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int piece = thread % pieces.of_row(), together = threads / pieces.of_row();
-  const int first_head = thread / pieces.of_row();
   const bool turned = piece < pieces.turned;
   Turn<T> turn;
   if (turned) turn.load(call, b, call.angle_row(b, s), piece);
@@ -140,32 +117,24 @@ __global__ void __launch_bounds__(256)
                    : pairs == RopePairs::halves ? piece * size
                                                 : 2 * piece * size;
   const int at_y = pairs == RopePairs::halves ? at_x + rotary / 2 : at_x + size;
-  const auto turn_heads = [&](const HeadRows<T>& from, const HeadRows<T>& to, const HeadRows<T>& cache,
-                              int heads) {
-    if (first_head >= together) return;  // threads that no row is left for
-#pragma unroll 4
-    for (int head = first_head; head < heads; head += together) {
-      const Places places{reinterpret_cast<const std::byte*>(from.at(head)),
-                          reinterpret_cast<std::byte*>(to.at(head)),
-                          reinterpret_cast<std::byte*>(cache.at(head))};
-      float x[size], y[size];
-      load_chunk(x, from.at(head) + at_x);
-      if (turned) {
-        load_chunk(y, from.at(head) + at_y);
-        turn_pairs<T, pairs>(x, y, turn);
-        store_piece<T>(places, at_y, y);
-      }
-      store_piece<T>(places, at_x, x);
+#pragma unroll 2
+  for (int head = thread / pieces.of_row(); head < heads; head += together) {
+    if (thread >= together * pieces.of_row()) break;
+    const Places places = places_of(call, head, b, s);
+    float x[size], y[size];
+    load_chunk(x, reinterpret_cast<const T*>(places.from) + at_x);
+    if (turned) {
+      load_chunk(y, reinterpret_cast<const T*>(places.from) + at_y);
+      turn_pairs<T, pairs>(x, y, turn);
+      store_piece<T>(places, at_y, y);
     }
-  };
-  turn_heads(heads_of<T>(call.q, b, s), heads_of<T>(call.out_q, b, s), {}, static_cast<int>(problem.heads_q));
-  turn_heads(heads_of<T>(call.k, b, s), heads_of<T>(call.out_k, b, s),
-             cache_heads_of<T>(call, call.k_cache, b, s), static_cast<int>(problem.heads_kv));
+    store_piece<T>(places, at_x, x);
+  }
   if (problem.dim_v == 0) return;
-  const HeadRows<T> values = heads_of<T>(call.v, b, s), cache = cache_heads_of<T>(call, call.v_cache, b, s);
   for (int index = thread; index < static_cast<int>(problem.heads_kv) * pieces.values; index += threads) {
     const int h = index / pieces.values, at = index % pieces.values * size;
-    *reinterpret_cast<uint4*>(cache.at(h) + at) = *reinterpret_cast<const uint4*>(values.at(h) + at);
+    *reinterpret_cast<uint4*>(reinterpret_cast<T*>(call.cache_row(call.v_cache, b, h, s)) + at) =
+        *reinterpret_cast<const uint4*>(reinterpret_cast<const T*>(call.v.at(b, h, s)) + at);
   }
 }
 
@@ -235,10 +204,10 @@ void run_of(const RopeCall& call, const Context& context) {
                       .kept = static_cast<int>(problem.dim - problem.rotary_dim) / size,
                       .values = static_cast<int>(problem.dim_v) / size};
   if (!in_chunks || pieces.of_row() > how.threads) return launch<elements_kernel<T>>(how, call);
-  // Four heads of q a thread, where there are so many.
-  const std::int64_t heads = std::max(problem.heads_q, problem.heads_kv);
-  how.threads = static_cast<int>(std::clamp<std::int64_t>(((heads + 3) / 4 * pieces.of_row() + 31) / 32 * 32,
-                                                          (pieces.of_row() + 31) / 32 * 32, how.threads));
+  // Two heads a thread at least, where there are so many.
+  const std::int64_t heads = problem.heads_q + problem.heads_kv;
+  how.threads = static_cast<int>(
+      std::clamp<std::int64_t>(((heads + 1) / 2 * pieces.of_row() + 31) / 32 * 32, 32, how.threads));
   problem.pairs == RopePairs::halves ? launch<chunks_kernel<T, RopePairs::halves>>(how, call, pieces)
                                      : launch<chunks_kernel<T, RopePairs::interleaved>>(how, call, pieces);
 }

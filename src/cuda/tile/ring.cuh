@@ -14,11 +14,6 @@ class Ring {
     ++place_;
     if (place_ % 256 == stages) place_ = (place_ ^ 256) - stages;
   }
-  /// The same `steps` times.
-  __device__ __forceinline__ void advance(int steps) {
-    const std::uint32_t to = place_ % 256 + static_cast<std::uint32_t>(steps);
-    place_ = to % stages + ((place_ / 256 + to / stages) % 2) * 256;
-  }
 
  private:
   std::uint32_t place_ = 0;
