@@ -14,8 +14,15 @@ namespace tilewise::cuda::wgmma {
 
 // From a call to the row of a tuning table that it runs by.
 
+/// Whether the call has more than scale, causal and window.
+inline bool general(const AttentionCall& call) {
+  const AttentionFeatures& features = call.problem.features;
+  return call.packed() || features.key_lengths || features.sinks || features.softcap || features.alibi;
+}
+
 /// Whether some queries see more keys than others, and many do.
 inline bool uneven(const AttentionCall& call) {
+  if (call.packed() || call.problem.features.key_lengths) return true;
   return (call.band.left < Band::unbounded) != (call.band.right < Band::unbounded);
 }
 
@@ -29,6 +36,11 @@ inline std::uint32_t new_owner() {
 }
 
 inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors) {
+  if (call.packed()) {
+    const int tiles = packed_tiles(static_cast<int>(call.total_q), static_cast<int>(call.problem.batch),
+                                   c.rows());
+    return Schedule::of(multiprocessors, static_cast<int>(call.problem.heads_q), tiles, true);
+  }
   const std::int64_t tiles = (call.problem.length_q + c.rows() - 1) / c.rows();
   return Schedule::of(multiprocessors, static_cast<int>(call.problem.batch * call.problem.heads_q),
                       static_cast<int>(tiles), uneven(call));
@@ -38,23 +50,30 @@ template <typename T, typename Table, int row>
 void run_row(const AttentionCall& call, const Context& context) {
   constexpr ForwardConfig c = Table::rows[row];
   const AttentionProblem& problem = call.problem;
-  const ForwardMaps maps{
-      .q = map_of(call.q, problem.batch, problem.heads_q, problem.length_q, problem.dim_qk, 64),
-      .k = map_of(call.k, problem.batch, problem.heads_kv, problem.length_k, problem.dim_qk, c.keys),
-      .v = map_of(call.v, problem.batch, problem.heads_kv, problem.length_k, problem.dim_v, c.keys)};
+  const std::int64_t entries = call.packed() ? 1 : problem.batch;
+  const std::int64_t rows_q = call.packed() ? call.total_q : problem.length_q;
+  const std::int64_t rows_k = call.packed() ? call.total_k : problem.length_k;
+  ForwardMaps maps{.q = map_of(call.q, entries, problem.heads_q, rows_q, problem.dim_qk, 64)};
+  if (rows_k > 0) {  // else there is nothing to load
+    maps.k = map_of(call.k, entries, problem.heads_kv, rows_k, problem.dim_qk, c.keys);
+    maps.v = map_of(call.v, entries, problem.heads_kv, rows_k, problem.dim_v, c.keys);
+  }
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* counter = static_cast<unsigned long long*>(context.workspace.data);
+  const bool natural = c.general && (problem.features.softcap || problem.features.alibi);
+  const double scale = natural ? 1.0 : call.scale;
   const ForwardArguments arguments{.schedule = schedule_of(call, c, multiprocessors),
                                    .counter = {counter, new_owner()},
                                    .band = BandOfKeys::of(call),
                                    .heads_q = static_cast<int>(problem.heads_q),
                                    .group = static_cast<int>(call.group()),
                                    .dim_v = static_cast<int>(problem.dim_v),
-                                   .scale = static_cast<float>(call.scale),
-                                   .scale_log2 = static_cast<float>(call.scale * 1.4426950408889634),
+                                   .scale = static_cast<float>(scale),
+                                   .scale_log2 = static_cast<float>(scale * 1.4426950408889634),
                                    .aligned_o = aligned_chunks(call.o),
                                    .o = call.o,
-                                   .lse = call.lse};
+                                   .lse = call.lse,
+                                   .general = c.general ? GeneralArguments::of(call) : GeneralArguments{}};
   launch<forward_kernel<T, Table, row>>({.name = "tilewise wgmma forward",
                                          .blocks = arguments.schedule.blocks,
                                          .threads = c.threads(),

@@ -5,6 +5,10 @@
 
 namespace tilewise::cuda::wgmma {
 
+/// The largest head dims there are rows for.
+inline constexpr int most_dim = 256;
+inline constexpr int most_dim_with_softcap = 128;
+
 /// How a block of the forward kernel is cut: a warpgroup that loads, and `consumers` that have 64 queries
 /// each and walk over tiles of keys. It is alone on its multiprocessor.
 struct ForwardConfig {
@@ -13,26 +17,28 @@ struct ForwardConfig {
   int consumers = 2;     ///< 2 or 3
   int keys = 0;          ///< a tile
   int stages = 2;        ///< tiles of keys in shared memory, and as many of values
-  int query_stages = 1;  ///< tiles of queries there; o takes a tile's place before the next but one comes
-  int turn_stages = 2;   ///< tiles of queries that are known beforehand
+  int query_stages = 1;  ///< tiles of queries there
+  int turn_stages = 3;   ///< tiles of queries that are known: one computed, one whose scores start, one to come
+  bool general = false;  ///< for calls with more than scale, causal and window
   float speed = 1;       ///< a query, with the multiprocessor busy; how rows of equal dims compare
 
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int rows() const { return consumers * 64; }
-  /// What a consumer's queries take to load, and the place for them and for their o.
-  constexpr int query_bytes() const { return 64 * dim * 2; }
-  constexpr int query_place() const { return 64 * std::max(dim, dim_v) * 2; }
+  constexpr int query_bytes() const { return 64 * dim * 2; }  ///< of a consumer
   constexpr int key_bytes() const { return keys * dim * 2; }
   constexpr int value_bytes() const { return keys * dim_v * 2; }
+  /// Whether there are registers for it.
+  constexpr bool softcap() const { return general && dim_v <= most_dim_with_softcap; }
   /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
   constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
   constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
   /// Where barriers stand: behind queries, keys and values, each of which begins at a multiple of 1024.
   constexpr int tile_bytes() const {
-    return query_stages * consumers * query_place() + stages * (key_bytes() + value_bytes());
+    return query_stages * consumers * query_bytes() + stages * (key_bytes() + value_bytes());
   }
   constexpr int barrier_bytes() const {
-    return 8 * (2 * query_stages * consumers + 4 * stages + 4 * turn_stages);
+    return (8 * (2 * query_stages * consumers + 4 * stages + 2 * turn_stages) + 15) / 16 * 16 +
+           (64 + 16 * consumers) * turn_stages;
   }
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(tile_bytes() + barrier_bytes());
@@ -55,7 +61,13 @@ struct Forward {
   };
 };
 
-/// The largest head dim there is a row for.
-inline constexpr int most_dim = 256;
+/// The same for calls with softcap, ALiBi, sinks, key lengths or packed sequences.
+struct GeneralForward {
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2, .general = true},
+      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 80, .stages = 3, .query_stages = 2, .general = true},
+      {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2, .general = true},
+  };
+};
 
 }  // namespace tilewise::cuda::wgmma
