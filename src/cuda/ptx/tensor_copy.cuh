@@ -21,6 +21,13 @@ __device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, 
                                     place, barrier_smem);
 }
 
+/// Has such a box come to the L2.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int d, int s, int h, int b) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(d),
+               "r"(s), "r"(h), "r"(b)
+               : "memory");
+}
+
 /// Has a map, which is a kernel's parameter, at hand for the first copy.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

@@ -36,14 +36,17 @@ inline std::uint32_t new_owner() {
 }
 
 inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors) {
+  const AttentionProblem& problem = call.problem;
+  const auto heads = static_cast<int>(problem.heads_q);
+  const auto batch = static_cast<int>(problem.batch);
   if (call.packed()) {
-    const int tiles = packed_tiles(static_cast<int>(call.total_q), static_cast<int>(call.problem.batch),
-                                   c.rows());
-    return Schedule::of(multiprocessors, static_cast<int>(call.problem.heads_q), tiles, true);
+    return Schedule::of(multiprocessors, heads, packed_tiles(static_cast<int>(call.total_q), batch, c.rows()),
+                        heads);
   }
-  const std::int64_t tiles = (call.problem.length_q + c.rows() - 1) / c.rows();
-  return Schedule::of(multiprocessors, static_cast<int>(call.problem.batch * call.problem.heads_q),
-                      static_cast<int>(tiles), uneven(call));
+  const auto tiles = static_cast<int>((problem.length_q + c.rows() - 1) / c.rows());
+  const std::int64_t head_bytes = problem.length_k * (problem.dim_qk + problem.dim_v) * 2 / call.group();
+  return Schedule::of(multiprocessors, batch * heads, tiles,
+                      uneven(call) ? Schedule::section_of(head_bytes) : 0);
 }
 
 template <typename T, typename Table, int row>
@@ -82,17 +85,26 @@ void run_row(const AttentionCall& call, const Context& context) {
                                         maps, arguments);
 }
 
-/// About how long a row of a table takes, in no unit.
+/// Tiles of keys that a tile of queries has, on average; of all entries as of the longest.
+inline double mean_key_tiles(const BandOfKeys& band, const ForwardConfig& c) {
+  constexpr int most_samples = 16;
+  const int tiles = (band.length_q + c.rows() - 1) / c.rows();
+  const int samples = std::min(tiles, most_samples);
+  double sum = 0;
+  for (int n = 0; n < samples; ++n) {
+    const int first = static_cast<int>(std::int64_t{tiles} * n / samples) * c.rows();
+    sum += band.tiles(first, std::min(first + c.rows(), band.length_q), c.keys).count();
+  }
+  return sum / samples;
+}
+
+/// About how long a row of a table takes, in microseconds of the GPU it was tuned on.
 inline double time_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors) {
   const Schedule schedule = schedule_of(call, c, multiprocessors);
-  const auto filled = [](std::int64_t length, int piece) {  // up to whole pieces, relative
-    return static_cast<double>((length + piece - 1) / piece * piece) / static_cast<double>(length);
-  };
-  // Where blocks have many tiles, it matters that a consumer without queries leaves the others its time.
-  const std::int64_t length_q = call.problem.length_q;
-  const double idle = schedule.rounds() > 1 ? filled(length_q, c.rows()) / filled(length_q, 64) : 1.0;
-  return schedule.rounds() * c.rows() * filled(call.problem.length_k, c.keys) /
-         (idle * static_cast<double>(c.speed));
+  const double rounds = schedule.counted()
+                            ? static_cast<double>(schedule.total()) / static_cast<double>(schedule.blocks)
+                            : static_cast<double>(schedule.rounds());
+  return rounds * (c.start + c.step * mean_key_tiles(BandOfKeys::of(call), c));
 }
 
 /// The row of a table that suits a call.

@@ -51,13 +51,15 @@ __device__ __forceinline__ void write_output(const ForwardArguments& arguments, 
   const float sums[2] = {softmax.row_sum(0), softmax.row_sum(1)};
   float inverse[2] = {sums[0] == 0 ? 0.0f : __fdividef(1.0f, sums[0]),
                       sums[1] == 0 ? 0.0f : __fdividef(1.0f, sums[1])};
-  if (c.general || (arguments.lse.wanted && lane % 4 == 0)) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float lse = softmax.lse(half, sums[half], arguments.scale);
-      if (c.general && rows.sink > minus_infinity) inverse[half] *= join_sink(rows.sink, lse);
-      if (lane % 4 == 0) rows.write_lse(arguments, lane / 4 + 8 * half, lse);
+  if (arguments.lse.wanted || c.general) {
+    const bool upper = lane % 2 != 0;  // one lane has row g, another row g + 8
+    float lse = softmax.lse(upper ? softmax.maximum[1] : softmax.maximum[0], upper ? sums[1] : sums[0], arguments.scale);
+    if (c.general && rows.sink > minus_infinity) {
+      const float share = join_sink(rows.sink, lse);
+      inverse[0] *= __shfl_sync(~0u, share, lane & ~1);
+      inverse[1] *= __shfl_sync(~0u, share, lane | 1);
     }
+    if (lane % 4 < 2) rows.write_lse(arguments, lane / 4 + (upper ? 8 : 0), lse);
   }
   std::byte* const row_gmem[2] = {rows.row_of_o(arguments, lane / 4), rows.row_of_o(arguments, lane / 4 + 8)};
   const bool there[2] = {lane / 4 < rows.count, lane / 4 + 8 < rows.count};

@@ -100,11 +100,11 @@ struct Softmax {
     const float two = sum[half] + __shfl_xor_sync(~0u, sum[half], 1);
     return two + __shfl_xor_sync(~0u, two, 2);
   }
-  /// lse from that sum. The reference was rounded; the maximum in natural units is not.
-  __device__ __forceinline__ float lse(int half, float row, float scale) const {
+  /// lse of a row of that maximum and sum. The reference was rounded; the maximum in natural units is not.
+  __device__ __forceinline__ float lse(float most, float row, float scale) const {
     if (row == 0) return minus_infinity;
-    const float correction = exp2f(fmaf(-maximum[half], unit, reference(half)));
-    return fmaxf(maximum[half] * scale, lowest) + logf(row * correction);
+    const float correction = exp2f(fmaf(-most, unit, fmaxf(most * unit, lowest)));
+    return fmaxf(most * scale, lowest) + logf(row * correction);
   }
 };
 

@@ -20,7 +20,8 @@ struct ForwardConfig {
   int query_stages = 1;  ///< tiles of queries there
   int turn_stages = 3;   ///< tiles of queries that are known: one computed, one whose scores start, one to come
   bool general = false;  ///< for calls with more than scale, causal and window
-  float speed = 1;       ///< a query, with the multiprocessor busy; how rows of equal dims compare
+  float start = 1;       ///< microseconds of a tile of queries, beside
+  float step = 1;        ///< those of each of its tiles of keys, on an H200
 
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int rows() const { return consumers * 64; }
@@ -52,10 +53,10 @@ struct ForwardConfig {
 struct Forward {
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_stages = 2},
-      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2, .speed = 0.9f},
+      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2},
       {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_stages = 2},
-      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_stages = 2, .speed = 0.96f},
-      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_stages = 2, .speed = 0.93f},
+      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_stages = 2},
+      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_stages = 2},
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
       {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2},
   };
