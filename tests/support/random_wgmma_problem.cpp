@@ -7,8 +7,8 @@ namespace tilewise::test {
 namespace {
 
 // Bounds on B·Hq·Sq·Sk·(D+Dv): there must be many results, and the reference must come to an end.
-constexpr double min_cost = 3e6;
-constexpr double max_cost = 4e7;
+constexpr double min_cost = 2e6;
+constexpr double max_cost = 2e7;
 constexpr std::int64_t least_results = 16384;  // fewer the kernel leaves to others
 
 std::int64_t random_head_dim(Random& rng) {

@@ -72,6 +72,7 @@ struct GeneralArguments {
   HeadValues alibi_slopes, sinks;
   Alignment alignment = Alignment::top_left;
   int batch = 0;
+  int total_q = 0;  ///< rows of packed queries
   bool packed = false, softcap = false, alibi = false;
   float cap = 0;
   float score_scale = 1;  ///< with softcap scale / cap, with ALiBi scale; scores are in natural units then
@@ -86,6 +87,7 @@ struct GeneralArguments {
             .sinks = call.sinks,
             .alignment = call.alignment,
             .batch = static_cast<int>(call.problem.batch),
+            .total_q = static_cast<int>(call.total_q),
             .packed = call.packed(),
             .softcap = features.softcap,
             .alibi = features.alibi,
@@ -104,14 +106,15 @@ struct ForwardArguments {
   int dim_v = 0;
   float scale = 1;
   float scale_log2 = 1;  ///< scale·log2 e
-  bool aligned_o = false;
+  bool aligned_o = false;  ///< rows of o begin at multiples of 16 bytes
+  bool mapped_o = false;   ///< there is a map of o
   Rows o, lse;
   GeneralArguments general;
 };
 
-/// q, k and v as boxes of one panel: 64 queries, or the keys of a tile.
+/// q, k and v as boxes of one panel: 64 queries, or the keys of a tile; o as boxes of a warp's 16 rows.
 struct ForwardMaps {
-  CUtensorMap q, k, v;
+  CUtensorMap q, k, v, o;
 };
 
 }  // namespace tilewise::cuda::wgmma

@@ -19,12 +19,13 @@ namespace tilewise::cuda::wgmma {
 template <typename T, ForwardConfig c>
 struct Consumer {
   const ForwardArguments& arguments;
+  const CUtensorMap& map_o;
   const SharedMemory<c>& shared;
   Barriers<c>& barriers;
   const int index;                              ///< of the consumers
   const int first_row;                          ///< of the warp's, among the consumer's
   const TileDescriptor q_tile, k_tile, v_tile;  ///< the first place of each
-  Ring<c.query_stages> q;
+  Ring<c.query_stages> q, q_left;
   Ring<c.stages> k, v;
   Ring<c.turn_stages> turn;
 
@@ -37,9 +38,10 @@ struct Consumer {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
   }
 
-  __device__ __forceinline__ Consumer(const ForwardArguments& arguments_, const SharedMemory<c>& shared_,
-                                      int index_, int warp)
+  __device__ __forceinline__ Consumer(const ForwardArguments& arguments_, const CUtensorMap& map_o_,
+                                      const SharedMemory<c>& shared_, int index_, int warp)
       : arguments(arguments_),
+        map_o(map_o_),
         shared(shared_),
         barriers(shared_.barriers()),
         index(index_),
@@ -249,8 +251,23 @@ struct Consumer {
     pin(o);
     let_go_of_values();
     pass_by(left);
-    write_output<T, c>(arguments, rows_of(done), softmax, o);
+    const WarpRows rows = rows_of(done);
+    float inverse[2];
+    finish_sums<c>(arguments, rows, softmax, inverse);
+    if (c.staged() && arguments.mapped_o) {
+      stage_output<T, c>(map_o, rows, inverse, o, shared.queries(q_left.stage(), index) + first_row * 128);
+    } else {
+      write_output<T, c>(arguments, rows, inverse, o);
+    }
     let_go_of_turn(done);
+  }
+
+  /// The queries of the part before, in whose place its o was.
+  __device__ __forceinline__ void let_go_of_queries_left() {
+    if (threadIdx.x % 32 == 0) {
+      wait_stores_read();
+      arrive(&barriers.q_empty[q_left.stage()][index]);
+    }
   }
 
   /// All parts. Whatever it sees, each place of the block's tiles is waited for and let go once.
@@ -263,10 +280,17 @@ struct Consumer {
     if (!at.more) return;
     start_first_scores();
     wait_products<0>();
+    bool o_leaves = false;  // and the queries in whose place it was are to be let go
     while (true) {
       weigh_first(at);
+      if (c.staged() && o_leaves) let_go_of_queries_left();
       walk(at);
-      if (c.query_stages > 1) let_go_of_queries();
+      if (c.staged()) {
+        q_left = q;
+        q.advance();
+      } else if (c.query_stages > 1) {
+        let_go_of_queries();
+      }
       const int passed = left();
       Ring<c.turn_stages> done = turn;
       turn.advance();
@@ -276,11 +300,14 @@ struct Consumer {
         start_first_scores();
         wait_products<1>();
         finish(done, 0);
+        o_leaves = true;
         wait_products<0>();
       } else {
         start_output_of_next_values();
         wait_products<0>();
         finish(done, passed);
+        if (c.staged()) let_go_of_queries_left();
+        o_leaves = false;
         at = find_part();
         if (!at.more) return;
         start_first_scores();

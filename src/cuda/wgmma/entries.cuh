@@ -9,15 +9,16 @@ namespace tilewise::cuda::wgmma {
 // Entries of a general call: their lengths are in memory, and packed ones lie behind one another.
 
 /// Packed sequences have numbers for tiles by where they begin, a tile for each `rows` rows and one more a
-/// sequence: enough, whatever the lengths, and how many there are is known without reading them.
+/// sequence: enough, whatever the lengths, and how many there are is known without reading them. Rows behind
+/// the last are one more sequence, which sees nothing.
 __host__ __device__ constexpr int packed_tiles(int total_rows, int sequences, int rows) {
-  return total_rows / rows + sequences;
+  return total_rows / rows + sequences + 1;
 }
 
 /// The sequence that a number belongs to.
 __device__ __forceinline__ int sequence_of(const GeneralArguments& general, int number, int rows) {
   int low = 0;
-  int high = general.batch;  // numbers of sequence b begin at cumulative / rows + b
+  int high = general.batch + 1;  // numbers of sequence b begin at cumulative / rows + b
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     if (general.cumulative_q.at(middle) / rows + middle <= number) {
@@ -45,8 +46,15 @@ __device__ __forceinline__ bool find_tile_of_entry(const ForwardArguments& argum
     found.row_q = general.cumulative_q.at(found.b);
     found.row_k = general.cumulative_k.at(found.b);
     tile -= found.row_q / c.rows() + found.b;
-    length_q = general.cumulative_q.at(found.b + 1) - found.row_q;
-    length_k = general.cumulative_k.at(found.b + 1) - found.row_k;
+    const bool owned = found.b < general.batch;
+    length_q = (owned ? general.cumulative_q.at(found.b + 1) : general.total_q) - found.row_q;
+    length_k = owned ? general.cumulative_k.at(found.b + 1) - found.row_k : 0;
+    if (!owned) {
+      found.band.set_lengths(length_q, 0, general.alignment);
+      found.first = tile * c.rows();
+      found.sink = minus_infinity;
+      return found.first < length_q;
+    }
   } else {
     found.h = turn.head % arguments.heads_q;
     found.b = found.map_b = turn.head / arguments.heads_q;

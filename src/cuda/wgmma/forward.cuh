@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   } else {
     take_registers<c.consumer_registers()>();
     const int warp = this_warp();
-    Consumer<T, c> consumer(arguments, shared, warp / 4 - 1, warp % 4);
+    Consumer<T, c> consumer(arguments, maps.o, shared, warp / 4 - 1, warp % 4);
     consumer.compute_all();
   }
 #endif

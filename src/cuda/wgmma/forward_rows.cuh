@@ -49,6 +49,11 @@ inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, i
                       uneven(call) ? Schedule::section_of(head_bytes) : 0);
 }
 
+/// Whether rows can be mapped: they begin at multiples of 16 bytes, in order of their indices.
+inline bool increasing(const Rows& rows) {
+  return aligned_chunks(rows) && rows.stride_b >= 0 && rows.stride_h >= 0 && rows.stride_s >= 0;
+}
+
 template <typename T, typename Table, int row>
 void run_row(const AttentionCall& call, const Context& context) {
   constexpr ForwardConfig c = Table::rows[row];
@@ -61,6 +66,8 @@ void run_row(const AttentionCall& call, const Context& context) {
     maps.k = map_of(call.k, entries, problem.heads_kv, rows_k, problem.dim_qk, c.keys);
     maps.v = map_of(call.v, entries, problem.heads_kv, rows_k, problem.dim_v, c.keys);
   }
+  const bool mapped_o = c.staged() && increasing(call.o);
+  if (mapped_o) maps.o = map_of(call.o, entries, problem.heads_q, rows_q, problem.dim_v, 16);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* counter = static_cast<unsigned long long*>(context.workspace.data);
   const bool natural = c.general && (problem.features.softcap || problem.features.alibi);
@@ -74,6 +81,7 @@ void run_row(const AttentionCall& call, const Context& context) {
                                    .scale = static_cast<float>(scale),
                                    .scale_log2 = static_cast<float>(scale * 1.4426950408889634),
                                    .aligned_o = aligned_chunks(call.o),
+                                   .mapped_o = mapped_o,
                                    .o = call.o,
                                    .lse = call.lse,
                                    .general = c.general ? GeneralArguments::of(call) : GeneralArguments{}};

@@ -32,7 +32,7 @@ std::string unsuited_shape(const AttentionProblem& problem) {
     return "takes sequences of fewer than 2^29";
   }
   if (problem.length_k == 0) return "takes no less than one key";
-  if (problem.heads_q * (problem.queries / 64 + problem.batch) > 0x7fffffff) {
+  if (problem.heads_q * (problem.queries / 64 + problem.batch + 1) > 0x7fffffff) {
     return "takes fewer than 2^31 tiles of queries";
   }
   if (mma::few_results(problem.heads_q * problem.queries, problem.dim_v)) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 #include "cuda/wgmma/softmax.cuh"
@@ -43,27 +44,62 @@ __device__ __forceinline__ void store_sixteen(std::byte* row_gmem, bool store, b
   if (store) *reinterpret_cast<uint2*>(row_gmem) = odd ? uint2{other, high} : uint2{low, other};
 }
 
-/// Divides, and writes lse and o, from registers to memory. Nothing waits for the stores.
-template <typename T, ForwardConfig c>
-__device__ __forceinline__ void write_output(const ForwardArguments& arguments, const WarpRows& rows,
-                                             const Softmax<c>& softmax, const Output<c>& o) {
+/// Divides what o is to be divided by, and writes lse.
+template <ForwardConfig c>
+__device__ __forceinline__ void finish_sums(const ForwardArguments& arguments, const WarpRows& rows,
+                                            const Softmax<c>& softmax, float (&inverse)[2]) {
   const int lane = lane_now();
   const float sums[2] = {softmax.row_sum(0), softmax.row_sum(1)};
-  float inverse[2] = {sums[0] == 0 ? 0.0f : __fdividef(1.0f, sums[0]),
-                      sums[1] == 0 ? 0.0f : __fdividef(1.0f, sums[1])};
-  if (arguments.lse.wanted || c.general) {
-    const bool upper = lane % 2 != 0;  // one lane has row g, another row g + 8
-    float lse = softmax.lse(upper ? softmax.maximum[1] : softmax.maximum[0], upper ? sums[1] : sums[0], arguments.scale);
-    if (c.general && rows.sink > minus_infinity) {
-      const float share = join_sink(rows.sink, lse);
-      inverse[0] *= __shfl_sync(~0u, share, lane & ~1);
-      inverse[1] *= __shfl_sync(~0u, share, lane | 1);
-    }
-    if (lane % 4 < 2) rows.write_lse(arguments, lane / 4 + (upper ? 8 : 0), lse);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) inverse[half] = sums[half] == 0 ? 0.0f : __fdividef(1.0f, sums[half]);
+  if (!arguments.lse.wanted && !c.general) return;
+  const bool upper = lane % 2 != 0;  // one lane has row g, another row g + 8
+  float lse = softmax.lse(upper ? softmax.maximum[1] : softmax.maximum[0], upper ? sums[1] : sums[0],
+                          arguments.scale);
+  if (c.general && rows.sink > minus_infinity) {
+    const float share = join_sink(rows.sink, lse);
+    inverse[0] *= __shfl_sync(~0u, share, lane & ~1);
+    inverse[1] *= __shfl_sync(~0u, share, lane | 1);
   }
+  if (lane % 4 < 2) rows.write_lse(arguments, lane / 4 + (upper ? 8 : 0), lse);
+}
+
+/// Writes o by way of a place in shared memory, of which a warp takes its own 16 rows; one lane has them
+/// stored and nobody waits.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void stage_output(const CUtensorMap& map, const WarpRows& rows,
+                                             const float (&inverse)[2], const Output<c>& o,
+                                             std::byte* rows_smem) {
+  const int lane = lane_now();
+  const auto place = static_cast<std::uint32_t>(__cvta_generic_to_shared(rows_smem)) + lane % 16 * 128;
+#pragma unroll
+  for (int n = 0; n < c.dim_v / 16; ++n) {  // 16 columns: of rows g and g + 8, then columns + 8
+    const std::uint32_t four[4] = {pack<T>(o[8 * n] * inverse[0], o[8 * n + 1] * inverse[0]),
+                                   pack<T>(o[8 * n + 2] * inverse[1], o[8 * n + 3] * inverse[1]),
+                                   pack<T>(o[8 * n + 4] * inverse[0], o[8 * n + 5] * inverse[0]),
+                                   pack<T>(o[8 * n + 6] * inverse[1], o[8 * n + 7] * inverse[1])};
+    const int chunk = (n % 4 * 2 + lane / 16) ^ (lane % 8);
+    store_matrices(place + n / 4 * (64 * 128) + chunk * 16, four);
+  }
+  fence_async_proxy();
+  __syncwarp();  // the warp's rows are there
+  if (lane == 0 && rows.count > 0) {
+#pragma unroll
+    for (int panel = 0; panel < c.dim_v / 64; ++panel) {
+      store_box(map, rows_smem + panel * (64 * 128), panel * 64, rows.first, rows.h, rows.b);
+    }
+    commit_stores();
+  }
+}
+
+/// Writes o from registers to memory. Nothing waits for the stores.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void write_output(const ForwardArguments& arguments, const WarpRows& rows,
+                                             const float (&inverse)[2], const Output<c>& o) {
+  const int lane = lane_now();
   std::byte* const row_gmem[2] = {rows.row_of_o(arguments, lane / 4), rows.row_of_o(arguments, lane / 4 + 8)};
   const bool there[2] = {lane / 4 < rows.count, lane / 4 + 8 < rows.count};
-  if (arguments.aligned_o && arguments.dim_v % 4 == 0) {
+  if (!c.staged() && arguments.aligned_o && arguments.dim_v % 4 == 0) {
     const int column = lane % 2 * 8 + lane % 4 / 2 * 4;
 #pragma unroll
     for (int n = 0; n < c.dim_v / 16; ++n) {

@@ -80,11 +80,12 @@ __device__ __forceinline__ void hide_after(Scores<c>& s, const BandOfKeys& band,
 template <ForwardConfig c>
 __device__ __forceinline__ void change(Scores<c>& s, const GeneralArguments& rules, float slope,
                                        int distance) {
-#pragma unroll
-  for (int n = 0; n < c.keys / 2; ++n) s[n] *= rules.score_scale;
   if (c.softcap() && rules.softcap) {
 #pragma unroll
-    for (int n = 0; n < c.keys / 2; ++n) s[n] = rules.cap * tanh_of(s[n]);
+    for (int n = 0; n < c.keys / 2; ++n) s[n] = rules.cap * tanh_of(s[n] * rules.score_scale);
+  } else {
+#pragma unroll
+    for (int n = 0; n < c.keys / 2; ++n) s[n] *= rules.score_scale;
   }
   if (rules.alibi) {
 #pragma unroll

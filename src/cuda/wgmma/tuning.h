@@ -28,6 +28,8 @@ struct ForwardConfig {
   constexpr int query_bytes() const { return 64 * dim * 2; }  ///< of a consumer
   constexpr int key_bytes() const { return keys * dim * 2; }
   constexpr int value_bytes() const { return keys * dim_v * 2; }
+  /// Whether o leaves through the place of its queries, which is not needed at once then.
+  constexpr bool staged() const { return query_stages > 1 && !general && dim_v <= dim; }
   /// Whether there are registers for it.
   constexpr bool softcap() const { return general && dim_v <= most_dim_with_softcap; }
   /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
