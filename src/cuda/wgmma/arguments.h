@@ -65,6 +65,12 @@ struct TurnCounter {
   std::uint32_t owner = 0;
 };
 
+/// What a product of q and k is to be multiplied by because tensor cores cut off what they round: on average
+/// 1.2e-8 of it for each step of 16 dims (docs/wgmma.md). It matters to lse alone, which is in f32.
+inline double mended(const AttentionCall& call) {
+  return 1 + 1.2e-8 * static_cast<double>((call.problem.dim_qk + 15) / 16 + 1);
+}
+
 /// What calls have that are more than scale, causal and window.
 struct GeneralArguments {
   Indices cumulative_q, cumulative_k;  ///< of packed sequences
@@ -92,7 +98,8 @@ struct GeneralArguments {
             .softcap = features.softcap,
             .alibi = features.alibi,
             .cap = static_cast<float>(call.softcap),
-            .score_scale = static_cast<float>(features.softcap ? call.scale / call.softcap : call.scale)};
+            .score_scale = static_cast<float>((features.softcap ? call.scale / call.softcap : call.scale) *
+                                              mended(call))};
   }
 };
 
@@ -104,8 +111,8 @@ struct ForwardArguments {
   int heads_q = 0;
   int group = 1;  ///< query heads that share a key head
   int dim_v = 0;
-  float scale = 1;
-  float scale_log2 = 1;  ///< scale·log2 e
+  float scale_log2 = 1;    ///< of scores: scale·log2 e
+  float scale_lse = 1;     ///< the same in natural units, for lse
   bool aligned_o = false;  ///< rows of o begin at multiples of 16 bytes
   bool mapped_o = false;   ///< there is a map of o
   Rows o, lse;

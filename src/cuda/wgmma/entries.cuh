@@ -63,8 +63,8 @@ __device__ __forceinline__ bool find_tile_of_entry(const ForwardArguments& argum
   found.band.set_lengths(length_q, length_k, general.alignment);
   found.first = tile * c.rows();
   found.slope = general.alibi ? static_cast<float>(general.alibi_slopes.at(found.b, found.h)) : 0.0f;
-  found.sink = general.sinks.data != nullptr ? static_cast<float>(general.sinks.at(found.b, found.h))
-                                             : minus_infinity;
+  found.sink =
+      general.sinks.data != nullptr ? static_cast<float>(general.sinks.at(found.b, found.h)) : minus_infinity;
   return found.first < length_q;
 }
 

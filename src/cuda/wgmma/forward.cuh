@@ -6,9 +6,7 @@
 namespace tilewise::cuda::wgmma {
 
 /// The number of the warp: the same in all lanes, which the compiler cannot see in threadIdx.
-__device__ __forceinline__ int this_warp() {
-  return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-}
+__device__ __forceinline__ int this_warp() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0); }
 
 /// Attention on tensor cores by wgmma. The first warpgroup of a block has the loaders, the others compute;
 /// docs/wgmma.md draws who waits for whom. Compiled for sm_90a alone.
@@ -28,11 +26,13 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     keep_registers<c.producer_registers()>();
     const int warp = this_warp();
     if (warp == 0 && elected()) {
-      load_tiles<c, c.dim>(arguments.group, maps.k, shared, shared.keys(0), barriers.k_full, barriers.k_empty);
+      load_tiles<c, c.dim>(arguments.group, maps.k, shared, shared.keys(0), barriers.k_full,
+                           barriers.k_empty);
     }
     if (warp == 1 && elected()) load_queries<c>(maps.q, shared);
     if (warp == 2 && elected()) {
-      load_tiles<c, c.dim_v>(arguments.group, maps.v, shared, shared.values(0), barriers.v_full, barriers.v_empty);
+      load_tiles<c, c.dim_v>(arguments.group, maps.v, shared, shared.values(0), barriers.v_full,
+                             barriers.v_empty);
     }
     if (warp == 3 && elected()) hand_out_turns<c>(arguments, shared);
   } else {

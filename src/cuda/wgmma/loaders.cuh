@@ -46,9 +46,9 @@ __device__ __forceinline__ void load_queries(const CUtensorMap& map, const Share
 
 /// Keys, or values: tiles from the last to the first.
 template <ForwardConfig c, int dim>
-__device__ __forceinline__ void load_tiles(int group, const CUtensorMap& map,
-                                           const SharedMemory<c>& shared, std::byte* first_smem,
-                                           Mbarrier (&full)[c.stages], Mbarrier (&empty)[c.stages]) {
+__device__ __forceinline__ void load_tiles(int group, const CUtensorMap& map, const SharedMemory<c>& shared,
+                                           std::byte* first_smem, Mbarrier (&full)[c.stages],
+                                           Mbarrier (&empty)[c.stages]) {
   prefetch_map(map);
   Ring<c.stages> ring;
   for_each_turn<c>(shared, [&](const HandedTurn& turn) {
@@ -57,8 +57,7 @@ __device__ __forceinline__ void load_tiles(int group, const CUtensorMap& map,
     for (int n = turn.loaded.last - 1; n >= turn.loaded.first; --n) {
       wait(&empty[ring.stage()], ring.parity() ^ 1);
       load_panels<dim, c.keys>(first_smem + ring.stage() * (c.keys * dim * 2), map, &full[ring.stage()],
-                               n * c.keys + (c.general ? turn.row_k : 0), h,
-                               c.general ? turn.map_b : turn.b);
+                               n * c.keys + (c.general ? turn.row_k : 0), h, c.general ? turn.map_b : turn.b);
       ring.advance();
     }
   });

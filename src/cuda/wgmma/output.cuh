@@ -55,7 +55,7 @@ __device__ __forceinline__ void finish_sums(const ForwardArguments& arguments, c
   if (!arguments.lse.wanted && !c.general) return;
   const bool upper = lane % 2 != 0;  // one lane has row g, another row g + 8
   float lse = softmax.lse(upper ? softmax.maximum[1] : softmax.maximum[0], upper ? sums[1] : sums[0],
-                          arguments.scale);
+                          arguments.scale_lse);
   if (c.general && rows.sink > minus_infinity) {
     const float share = join_sink(rows.sink, lse);
     inverse[0] *= __shfl_sync(~0u, share, lane & ~1);

@@ -32,7 +32,7 @@ struct alignas(16) HandedTurn {
   TileSpan loaded;  ///< tiles of keys that some of its queries see; where there are none, nothing is loaded
   // Of a general call alone.
   float slope, sink;
-  BandOfKeys band;           ///< of the entry
+  BandOfKeys band;          ///< of the entry
   int map_b, row_q, row_k;  ///< where its rows begin in the tensors
 };
 /// What of it concerns a consumer, which has 64 of the queries.

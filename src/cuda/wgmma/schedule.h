@@ -37,8 +37,10 @@ struct Schedule {
   /// Heads of a section, by the bytes of a head's keys and values: a power of two, which most numbers of
   /// heads are multiples of.
   static constexpr int section_of(std::int64_t head_bytes) {
-    const std::int64_t most = std::max<std::int64_t>(section_bytes / std::max<std::int64_t>(head_bytes, 1), 1);
-    return static_cast<int>(std::bit_floor(static_cast<std::uint64_t>(std::min<std::int64_t>(most, 1 << 20))));
+    const std::int64_t most =
+        std::max<std::int64_t>(section_bytes / std::max<std::int64_t>(head_bytes, 1), 1);
+    return static_cast<int>(
+        std::bit_floor(static_cast<std::uint64_t>(std::min<std::int64_t>(most, 1 << 20))));
   }
 
   constexpr int total() const { return heads * tiles; }

@@ -18,7 +18,8 @@ struct ForwardConfig {
   int keys = 0;          ///< a tile
   int stages = 2;        ///< tiles of keys in shared memory, and as many of values
   int query_stages = 1;  ///< tiles of queries there
-  int turn_stages = 3;   ///< tiles of queries that are known: one computed, one whose scores start, one to come
+  int turn_stages =
+      3;  ///< tiles of queries that are known: one computed, one whose scores start, one to come
   bool general = false;  ///< for calls with more than scale, causal and window
   float start = 1;       ///< microseconds of a tile of queries, beside
   float step = 1;        ///< those of each of its tiles of keys, on an H200

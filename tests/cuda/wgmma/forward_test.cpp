@@ -9,8 +9,9 @@
 namespace tilewise::test {
 namespace {
 
-// Random problems seldom have what `wgmma` is for: many results and aligned rows. Here each head dim it is compiled for has its turn, with lengths around its tiles, with blocks that
-// have many tiles each, and with scores that make the softmax start anew all the time.
+// Random problems seldom have what `wgmma` is for: many results and aligned rows. Here each head dim it is
+// compiled for has its turn, with lengths around its tiles, with blocks that have many tiles each, and with
+// scores that make the softmax start anew all the time.
 
 class WgmmaForward : public CudaTest {
  protected:
