@@ -224,6 +224,15 @@ struct Consumer {
     }
   }
 
+  /// What is due when o is there, and with it the weights are free.
+  __device__ __forceinline__ void take_output(bool raised) {
+    pin(s);
+    wait_products<0>();
+    pin(o);
+    let_go_of_values();
+    if (raised) softmax.rescale(o);
+  }
+
   /// Goes on until the last weights are there, whose values are still to be added.
   __device__ __forceinline__ void walk(const Part& at) {
 #pragma unroll 1
@@ -233,16 +242,11 @@ struct Consumer {
       wait_products<1>();  // for the scores
       take_scores(at, n);
       const bool raised = softmax.raise(s);
+      if (c.waits_first) take_output(raised);
       softmax.weigh(s);
-      pin(s);
-      wait_products<0>();  // o is here, and weights are free
-      pin(o);
-      let_go_of_values();
+      if (!c.waits_first) take_output(raised);
       round_weights<T, c>(weights, s);
-      if (raised) {
-        softmax.rescale(o);
-        softmax.set_limits();
-      }
+      if (raised) softmax.set_limits();
     }
   }
 
@@ -254,7 +258,7 @@ struct Consumer {
     const WarpRows rows = rows_of(done);
     float inverse[2];
     finish_sums<c>(arguments, rows, softmax, inverse);
-    if (c.staged() && arguments.mapped_o) {
+    if (c.staged && arguments.mapped_o) {
       stage_output<T, c>(map_o, rows, inverse, o, shared.queries(q_left.stage(), index) + first_row * 128);
     } else {
       write_output<T, c>(arguments, rows, inverse, o);
@@ -283,9 +287,9 @@ struct Consumer {
     bool o_leaves = false;  // and the queries in whose place it was are to be let go
     while (true) {
       weigh_first(at);
-      if (c.staged() && o_leaves) let_go_of_queries_left();
+      if (c.staged && o_leaves) let_go_of_queries_left();
       walk(at);
-      if (c.staged()) {
+      if (c.staged) {
         q_left = q;
         q.advance();
       } else if (c.query_stages > 1) {
@@ -306,7 +310,7 @@ struct Consumer {
         start_output_of_next_values();
         wait_products<0>();
         finish(done, passed);
-        if (c.staged()) let_go_of_queries_left();
+        if (c.staged) let_go_of_queries_left();
         o_leaves = false;
         at = find_part();
         if (!at.more) return;

@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     keep_registers<c.producer_registers()>();
     const int warp = this_warp();
     if (warp == 0 && elected()) {
-      load_tiles<c, c.dim>(arguments.group, maps.k, shared, shared.keys(0), barriers.k_full,
-                           barriers.k_empty);
+      load_tiles<c, c.dim>(arguments.group, maps.k, shared, shared.keys(0), barriers.k_full, barriers.k_empty,
+                           &barriers.turn_wanted);
     }
     if (warp == 1 && elected()) load_queries<c>(maps.q, shared);
     if (warp == 2 && elected()) {

@@ -66,7 +66,7 @@ void run_row(const AttentionCall& call, const Context& context) {
     maps.k = map_of(call.k, entries, problem.heads_kv, rows_k, problem.dim_qk, c.keys);
     maps.v = map_of(call.v, entries, problem.heads_kv, rows_k, problem.dim_v, c.keys);
   }
-  const bool mapped_o = c.staged() && increasing(call.o);
+  const bool mapped_o = c.staged && increasing(call.o);
   if (mapped_o) maps.o = map_of(call.o, entries, problem.heads_q, rows_q, problem.dim_v, 16);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* counter = static_cast<unsigned long long*>(context.workspace.data);
@@ -94,16 +94,16 @@ void run_row(const AttentionCall& call, const Context& context) {
 }
 
 /// Tiles of keys that a tile of queries has, on average; of all entries as of the longest.
-inline double mean_key_tiles(const BandOfKeys& band, const ForwardConfig& c) {
+inline float mean_key_tiles(const BandOfKeys& band, const ForwardConfig& c) {
   constexpr int most_samples = 16;
   const int tiles = (band.length_q + c.rows() - 1) / c.rows();
   const int samples = std::min(tiles, most_samples);
-  double sum = 0;
+  int sum = 0;
   for (int n = 0; n < samples; ++n) {
     const int first = static_cast<int>(std::int64_t{tiles} * n / samples) * c.rows();
     sum += band.tiles(first, std::min(first + c.rows(), band.length_q), c.keys).count();
   }
-  return sum / samples;
+  return static_cast<float>(sum) / static_cast<float>(samples);
 }
 
 /// About how long a row of a table takes, in microseconds of the GPU it was tuned on.
@@ -112,7 +112,8 @@ inline double time_of(const AttentionCall& call, const ForwardConfig& c, int mul
   const double rounds = schedule.counted()
                             ? static_cast<double>(schedule.total()) / static_cast<double>(schedule.blocks)
                             : static_cast<double>(schedule.rounds());
-  return rounds * (c.start + c.step * mean_key_tiles(BandOfKeys::of(call), c));
+  const TileTime& time = uneven(call) ? c.uneven : c.even;
+  return rounds * static_cast<double>(time.start + time.step * mean_key_tiles(BandOfKeys::of(call), c));
 }
 
 /// The row of a table that suits a call.

@@ -44,11 +44,11 @@ __device__ __forceinline__ void load_queries(const CUtensorMap& map, const Share
   });
 }
 
-/// Keys, or values: tiles from the last to the first.
+/// Keys, or values: tiles from the last to the first. Arrives at `wanted` when it is through with a turn.
 template <ForwardConfig c, int dim>
 __device__ __forceinline__ void load_tiles(int group, const CUtensorMap& map, const SharedMemory<c>& shared,
                                            std::byte* first_smem, Mbarrier (&full)[c.stages],
-                                           Mbarrier (&empty)[c.stages]) {
+                                           Mbarrier (&empty)[c.stages], Mbarrier* wanted = nullptr) {
   prefetch_map(map);
   Ring<c.stages> ring;
   for_each_turn<c>(shared, [&](const HandedTurn& turn) {
@@ -60,6 +60,7 @@ __device__ __forceinline__ void load_tiles(int group, const CUtensorMap& map, co
                                n * c.keys + (c.general ? turn.row_k : 0), h, c.general ? turn.map_b : turn.b);
       ring.advance();
     }
+    if (wanted != nullptr) arrive(wanted);
   });
 }
 

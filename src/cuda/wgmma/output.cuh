@@ -99,7 +99,7 @@ __device__ __forceinline__ void write_output(const ForwardArguments& arguments, 
   const int lane = lane_now();
   std::byte* const row_gmem[2] = {rows.row_of_o(arguments, lane / 4), rows.row_of_o(arguments, lane / 4 + 8)};
   const bool there[2] = {lane / 4 < rows.count, lane / 4 + 8 < rows.count};
-  if (!c.staged() && arguments.aligned_o && arguments.dim_v % 4 == 0) {
+  if (!c.staged && arguments.aligned_o && arguments.dim_v % 4 == 0) {
     const int column = lane % 2 * 8 + lane % 4 / 2 * 4;
 #pragma unroll
     for (int n = 0; n < c.dim_v / 16; ++n) {

@@ -49,6 +49,7 @@ struct Barriers {
   Mbarrier k_full[c.stages], k_empty[c.stages];
   Mbarrier v_full[c.stages], v_empty[c.stages];
   Mbarrier turn_full[c.turn_stages], turn_empty[c.turn_stages];
+  Mbarrier turn_wanted;  ///< a phase a turn: all its keys have been asked for
   HandedTurn turns[c.turn_stages];
   HandedPart parts[c.turn_stages][c.consumers];
 
@@ -72,6 +73,7 @@ struct Barriers {
       init_barrier(&turn_full[stage], 1);
       init_barrier(&turn_empty[stage], loaders + warps * c.consumers);
     }
+    init_barrier(&turn_wanted, 1);
     fence_barrier_inits();
   }
 };
@@ -80,6 +82,7 @@ struct Barriers {
 template <ForwardConfig c>
 struct SharedMemory {
   static_assert(sizeof(Barriers<c>) == c.barrier_bytes());
+  static_assert(!c.staged || (c.query_stages > 1 && !c.general && c.dim_v <= c.dim));
   static_assert(c.key_bytes() % 1024 == 0 && c.value_bytes() % 1024 == 0 && c.query_bytes() % 1024 == 0);
   static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
 

@@ -7,7 +7,7 @@
 namespace tilewise::cuda::wgmma {
 
 /// What a section's keys and values may take, of an L2 that has 50 MB and more, and reads through it besides.
-inline constexpr std::int64_t section_bytes = 64 << 20;
+inline constexpr std::int64_t section_bytes = 16 << 20;
 
 /// A tile of queries: tile `tile` of head `head`, heads of all batch entries counted.
 struct Turn {

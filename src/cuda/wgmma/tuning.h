@@ -9,6 +9,14 @@ namespace tilewise::cuda::wgmma {
 inline constexpr int most_dim = 256;
 inline constexpr int most_dim_with_softcap = 128;
 
+/// What a tile of queries takes in microseconds on an H200: `start`, and `step` for each of its tiles of
+/// keys.
+struct TileTime {
+  float start = 1;
+  float step = 1;
+  friend constexpr bool operator==(const TileTime&, const TileTime&) = default;
+};
+
 /// How a block of the forward kernel is cut: a warpgroup that loads, and `consumers` that have 64 queries
 /// each and walk over tiles of keys. It is alone on its multiprocessor.
 struct ForwardConfig {
@@ -20,17 +28,17 @@ struct ForwardConfig {
   int query_stages = 1;  ///< tiles of queries there
   int turn_stages =
       3;  ///< tiles of queries that are known: one computed, one whose scores start, one to come
-  bool general = false;  ///< for calls with more than scale, causal and window
-  float start = 1;       ///< microseconds of a tile of queries, beside
-  float step = 1;        ///< those of each of its tiles of keys, on an H200
+  bool staged = false;       ///< o leaves through the place of its queries, of which there must be two
+  bool waits_first = false;  ///< for o before weights are made, not after
+  bool general = false;      ///< for calls with more than scale, causal and window
+  TileTime even{};           ///< where all tiles of queries have as many keys
+  TileTime uneven{};         ///< where they have not: with causal
 
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int rows() const { return consumers * 64; }
   constexpr int query_bytes() const { return 64 * dim * 2; }  ///< of a consumer
   constexpr int key_bytes() const { return keys * dim * 2; }
   constexpr int value_bytes() const { return keys * dim_v * 2; }
-  /// Whether o leaves through the place of its queries, which is not needed at once then.
-  constexpr bool staged() const { return query_stages > 1 && !general && dim_v <= dim; }
   /// Whether there are registers for it.
   constexpr bool softcap() const { return general && dim_v <= most_dim_with_softcap; }
   /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
@@ -41,7 +49,7 @@ struct ForwardConfig {
     return query_stages * consumers * query_bytes() + stages * (key_bytes() + value_bytes());
   }
   constexpr int barrier_bytes() const {
-    return (8 * (2 * query_stages * consumers + 4 * stages + 2 * turn_stages) + 15) / 16 * 16 +
+    return (8 * (2 * query_stages * consumers + 4 * stages + 2 * turn_stages + 1) + 15) / 16 * 16 +
            (64 + 16 * consumers) * turn_stages;
   }
   constexpr std::size_t shared_bytes() const {
@@ -55,13 +63,22 @@ struct ForwardConfig {
 /// least time on all multiprocessors. bench/sweep_wgmma.cu measures candidates.
 struct Forward {
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_stages = 2},
-      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2},
+      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_stages = 2, .staged = true},
+      {.dim = 64,
+       .dim_v = 64,
+       .consumers = 3,
+       .keys = 128,
+       .stages = 3,
+       .query_stages = 2,
+       .staged = true,
+       .waits_first = true},
+      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2, .staged = true},
       {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_stages = 2},
-      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_stages = 2},
+      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_stages = 2, .staged = true},
       {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_stages = 2},
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
       {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2},
+      {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2},
   };
 };
 

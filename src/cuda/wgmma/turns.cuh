@@ -42,7 +42,8 @@ __device__ __forceinline__ bool find_tile(const ForwardArguments& arguments, int
 
 /// The lane that knows what comes next, and tells the others while they are at the tile before. The first
 /// tile is the block's by its number. Where turns are counted, each block asks until there are no more, so
-/// numbers are as many as tiles.
+/// numbers are as many as tiles; and it asks late, when the loader of keys has nothing more to do. A tile
+/// that is taken before its time waits behind a long one while other blocks run out of work.
 template <ForwardConfig c>
 __device__ __forceinline__ void hand_out_turns(const ForwardArguments& arguments,
                                                const SharedMemory<c>& shared) {
@@ -50,6 +51,7 @@ __device__ __forceinline__ void hand_out_turns(const ForwardArguments& arguments
   Barriers<c>& barriers = shared.barriers();
   Ring<c.turn_stages> ring;
   int number = static_cast<int>(blockIdx.x);
+  std::uint32_t parity = 0;  // of the next turn that is wanted
 #pragma unroll 1
   while (true) {
     HandedTurn turn{};
@@ -70,6 +72,10 @@ __device__ __forceinline__ void hand_out_turns(const ForwardArguments& arguments
       }
       arrive(&barriers.turn_full[stage]);
       ring.advance();
+      if (more && schedule.counted()) {
+        wait(&barriers.turn_wanted, parity);
+        parity ^= 1;
+      }
     }
     if (!more) return;
     number = schedule.counted() ? schedule.blocks + next_number(arguments.counter, schedule.total() - 1)
