@@ -27,14 +27,6 @@ using namespace sweep;
 struct Candidates {
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_stages = 2, .staged = true},
-      {.dim = 64,
-       .dim_v = 64,
-       .consumers = 3,
-       .keys = 128,
-       .stages = 3,
-       .query_stages = 2,
-       .staged = true,
-       .waits_first = true},
       {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 96, .stages = 4, .query_stages = 2, .staged = true},
       {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2, .staged = true},
       {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_stages = 2},
@@ -140,13 +132,12 @@ struct Sweep {
     const bool same = chosen == c;
     std::printf(
         "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"consumers\": %d, \"keys\": %d, \"stages\": %d, "
-        "\"query_stages\": %d, \"staged\": %s, \"waits_first\": %s, \"chosen\": %s, \"shared\": %d, \"ms\": "
+        "\"query_stages\": %d, \"staged\": %s, \"chosen\": %s, \"shared\": %d, \"ms\": "
         "%.4f, \"tflops\": %.1f, "
         "\"difference\": %g}\n",
         c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false",
-        c.consumers, c.keys, c.stages, c.query_stages, c.staged ? "true" : "false",
-        c.waits_first ? "true" : "false", same ? "true" : "false", static_cast<int>(c.shared_bytes()), ms,
-        flops / ms * 1e-9, static_cast<double>(difference));
+        c.consumers, c.keys, c.stages, c.query_stages, c.staged ? "true" : "false", same ? "true" : "false",
+        static_cast<int>(c.shared_bytes()), ms, flops / ms * 1e-9, static_cast<double>(difference));
     std::fflush(stdout);
   }
 

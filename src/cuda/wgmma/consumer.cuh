@@ -224,15 +224,6 @@ struct Consumer {
     }
   }
 
-  /// What is due when o is there, and with it the weights are free.
-  __device__ __forceinline__ void take_output(bool raised) {
-    pin(s);
-    wait_products<0>();
-    pin(o);
-    let_go_of_values();
-    if (raised) softmax.rescale(o);
-  }
-
   /// Goes on until the last weights are there, whose values are still to be added.
   __device__ __forceinline__ void walk(const Part& at) {
 #pragma unroll 1
@@ -242,9 +233,12 @@ struct Consumer {
       wait_products<1>();  // for the scores
       take_scores(at, n);
       const bool raised = softmax.raise(s);
-      if (c.waits_first) take_output(raised);
       softmax.weigh(s);
-      if (!c.waits_first) take_output(raised);
+      pin(s);
+      wait_products<0>();  // o is here, and weights are free
+      pin(o);
+      let_go_of_values();
+      if (raised) softmax.rescale(o);
       round_weights<T, c>(weights, s);
       if (raised) softmax.set_limits();
     }
