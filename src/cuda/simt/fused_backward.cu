@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     const int dims = place.second ? stage.dim_qk : stage.dim_v;
     if (!rows.wanted || first_dim >= dims) return;
     store_own<C, general>(rows, sum, place.second ? scale : 1.0f, pairs.keys.count, first_dim, dims,
-                          own_place, query.b, query.h / call.group(),
+                          own_place, query.b, call.key_head(query.h),
                           query.sequence.first_k + pairs.keys.first);
   } else {
     float* partial = stage.own;  // [own_each, 8, half]: where the halves' sums meet

@@ -131,7 +131,7 @@ __global__ void mend(const __grid_constant__ AttentionCall call, const Peaks pea
     own = Mended(call, peaks, h * call.rows_q() + call.first_row_q(b) + first + lane,
                  call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, h, s)) : 0.0f);
   }
-  KeySum dk(call, b, h / call.group(), sequence);
+  KeySum dk(call, b, call.key_head(h), sequence);
   for (unsigned left = __ballot_sync(~0u, own.count > 0); left != 0; left &= left - 1) {
     const int from = __ffs(static_cast<int>(left)) - 1;
     const std::int64_t s = sequence.first_q + first + from;
@@ -143,7 +143,7 @@ __global__ void mend(const __grid_constant__ AttentionCall call, const Peaks pea
     for (int f = 0; f < most_peaks; ++f) {
       const std::int64_t key = __shfl_sync(~0u, own.key[f], from);
       factor[f] = __shfl_sync(~0u, own.factor[f], from);
-      if (f < count) load_row(k[f], call.k, b, h / call.group(), sequence.first_k + key, dim);
+      if (f < count) load_row(k[f], call.k, b, call.key_head(h), sequence.first_k + key, dim);
     }
 #pragma unroll
     for (int f = 0; f < most_peaks; ++f) {
