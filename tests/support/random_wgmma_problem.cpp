@@ -10,6 +10,7 @@ namespace {
 constexpr double min_cost = 2e6;
 constexpr double max_cost = 2e7;
 constexpr std::int64_t least_results = 16384;  // fewer the kernel leaves to others
+constexpr std::int64_t least_queries = 17;
 
 std::int64_t random_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
@@ -43,7 +44,8 @@ void choose_shape(Random& rng, RandomProblem& p) {
   // As few queries as may be, some, about as many as keys, more.
   const double share = rng.pick({0.0, 0.3, 0.5, 0.5, 0.5, 0.7});
   const double queries = std::max(least, std::pow(pairs, share));
-  p.length_q = std::max(static_cast<std::int64_t>(std::ceil(least)), random_length(rng, queries));
+  p.length_q =
+      std::max({static_cast<std::int64_t>(std::ceil(least)), least_queries, random_length(rng, queries)});
   p.length_k = random_length(rng, pairs / queries);
   if (rng.chance(0.3)) p.length_k = std::min(p.length_q, 2 * p.length_k);
 }

@@ -32,6 +32,10 @@ std::string unsuited_shape(const AttentionProblem& problem) {
     return "takes sequences of fewer than 2^29";
   }
   if (problem.length_k == 0) return "takes no less than one key";
+  if (problem.length_q <= wgmma::few_queries) {
+    return "leaves " + std::to_string(wgmma::few_queries) +
+           " queries and fewer to mma, which has heads that share keys in one tile";
+  }
   if (problem.heads_q * (problem.queries / 64 + problem.batch + 1) > 0x7fffffff) {
     return "takes fewer than 2^31 tiles of queries";
   }

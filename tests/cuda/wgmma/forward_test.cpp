@@ -18,7 +18,8 @@ class WgmmaForward : public CudaTest {
   void SetUp() override {
     CudaTest::SetUp();
     if (IsSkipped()) return;
-    const std::string reason = reason_against(dense_problem(1, DType::bf16), "wgmma");
+    const Sizes many{.b = 2, .hq = 4, .hkv = 2, .sq = 128, .sk = 128, .d = 64, .dv = 64};
+    const std::string reason = reason_against(dense_problem(1, DType::bf16, many), "wgmma");
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
 
@@ -39,7 +40,7 @@ class WgmmaForward : public CudaTest {
 
 TEST_F(WgmmaForward, IsWithinTheContractAtEveryHeadDim) {
   std::uint64_t seed = 200;
-  for (const std::int64_t dim : {8, 40, 64, 72, 96, 128, 136, 192, 200, 256}) {
+  for (const std::int64_t dim : {16, 40, 64, 72, 96, 128, 136, 192, 200, 256}) {
     for (const bool causal : {false, true}) {
       const Sizes sizes{.b = 2, .hq = 6, .hkv = 3, .sq = 197, .sk = 261, .d = dim, .dv = dim};
       RandomProblem problem = dense_problem(seed, dtype_of(seed), sizes);
@@ -62,12 +63,12 @@ TEST_F(WgmmaForward, TakesOtherHeadDimsOfValues) {
 
 TEST_F(WgmmaForward, TakesLengthsAroundItsTiles) {
   std::uint64_t seed = 240;
-  for (const std::int64_t queries : {1, 63, 64, 65, 127, 129, 191, 192, 193, 385}) {
+  for (const std::int64_t queries : {17, 63, 64, 65, 127, 129, 191, 192, 193, 385}) {
     for (const std::int64_t keys : {1, 15, 16, 79, 80, 81, 127, 128, 129, 241}) {
       const Sizes sizes{.b = 1, .hq = 64, .hkv = 8, .sq = queries, .sk = keys, .d = 64, .dv = 64};
       Sizes of_seed = sizes;
       if (seed % 3 != 0) of_seed.d = of_seed.dv = seed % 3 == 1 ? 128 : 256;
-      of_seed.hq = of_seed.hkv * (1 + 4096 / (8 * queries * of_seed.dv));
+      of_seed.hq = of_seed.hkv * (1 + 16384 / (8 * queries * of_seed.dv));
       RandomProblem problem = dense_problem(seed, dtype_of(seed), of_seed);
       problem.options.causal = seed % 4 != 0;
       problem.options.alignment = seed % 4 == 1 ? Alignment::top_left : Alignment::bottom_right;
@@ -211,11 +212,14 @@ TEST_F(WgmmaForward, TakesRowsOfAlignedStrides) {
 }
 
 TEST_F(WgmmaForward, SaysWhyItCannot) {
-  const Sizes n{.b = 2, .hq = 4, .hkv = 2, .sq = 70, .sk = 131, .d = 36, .dv = 24};
+  const Sizes n{.b = 2, .hq = 4, .hkv = 2, .sq = 170, .sk = 131, .d = 36, .dv = 24};
   EXPECT_NE(reason_against(dense_problem(1, DType::bf16, n), "wgmma").find("16 bytes"), std::string::npos);
   EXPECT_NE(reason_against(featured_problem(1, DType::bf16), "wgmma"), "");
   EXPECT_NE(reason_against(dense_problem(1, DType::f32), "wgmma"), "");
-  EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.sq = 1}), "wgmma"), "");
+  EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.sq = 20}), "wgmma").find("too few"),
+            std::string::npos);
+  EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.hq = 512, .sq = 16}), "wgmma").find("16 queries"),
+            std::string::npos);
 }
 
 TEST_F(WgmmaForward, GivesTheSameBitsInManyLaunches) {
