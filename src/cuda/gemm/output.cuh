@@ -49,7 +49,7 @@ struct Writer {
   /// Waits until at most `copies` of the warp's copies from slabs are to be read yet.
   template <int copies>
   __device__ __forceinline__ void wait_for_slabs() const {
-    if (lane == 0) wait_copies_read<copies>();
+    if (lane == 0) wait_stores_read<copies>();
     __syncwarp();
   }
 
@@ -122,8 +122,9 @@ struct Writer {
     fence_async_proxy();  // before the copy reads the slab
     __syncwarp();         // the warp's rows are there
     if (lane == 0) {
-      copy_box_out(chunks_of(piece) == 8 ? maps.out : maps.out_rest, slab_of(piece), column_of(piece),
-                   row_of(piece));
+      store_box(chunks_of(piece) == 8 ? maps.out : maps.out_rest, slab_of(piece), column_of(piece),
+                row_of(piece));
+      commit_stores();
     }
   }
 

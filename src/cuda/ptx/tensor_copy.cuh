@@ -29,19 +29,32 @@ __device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, 
                                     place, barrier_smem);
 }
 
-/// The way back, of what is inside the tensor's bounds. Writes of shared memory are fenced off before; the
-/// thread that started a copy waits until it has been read.
-__device__ __forceinline__ void copy_box_out(const CUtensorMap& map, const void* from_smem, int column,
-                                             int row) {
+/// From shared memory to such a box, of which what is beyond the bounds is left out, in pieces of 16 bytes.
+/// The thread commits its stores, and waits for them to have been read before the memory is written anew.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from_smem, int d, int s, int h,
+                                          int b) {
+  const std::int32_t place[4] = {d, s, h, b};
+  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, &map, place,
+                                    from_smem);
+}
+__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from_smem, int column,
+                                          int row) {
   const std::int32_t place[2] = {column, row};
   ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, &map, place,
                                     from_smem);
-  ::cuda::ptx::cp_async_bulk_commit_group();
 }
-/// Until at most `copies` of this thread's have not been read yet.
-template <int copies>
-__device__ __forceinline__ void wait_copies_read() {
-  ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<copies>{});
+__device__ __forceinline__ void commit_stores() { ::cuda::ptx::cp_async_bulk_commit_group(); }
+/// Until at most `groups` that were committed are to be read yet.
+template <int groups = 0>
+__device__ __forceinline__ void wait_stores_read() {
+  ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<groups>{});
+}
+
+/// Has such a box come to the L2.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int d, int s, int h, int b) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(d),
+               "r"(s), "r"(h), "r"(b)
+               : "memory");
 }
 
 /// Has a map, which is a kernel's parameter, at hand for the first copy.
