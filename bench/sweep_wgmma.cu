@@ -26,18 +26,14 @@ using namespace sweep;
 
 struct Candidates {
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_stages = 2},
-      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 2, .query_stages = 1},
-      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 112, .stages = 3, .query_stages = 2},
-      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 96, .stages = 4, .query_stages = 2},
-      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2},
-      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 192, .stages = 2, .query_stages = 2},
+      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_stages = 2, .staged = true},
+      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 96, .stages = 4, .query_stages = 2, .staged = true},
+      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2, .staged = true},
       {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_stages = 2},
-      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 4, .query_stages = 1},
-      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_stages = 2},
+      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_stages = 2, .staged = true},
+      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_stages = 2, .staged = true},
       {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_stages = 2},
-      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 1},
-      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 176, .stages = 2, .query_stages = 1},
+      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_stages = 2, .staged = true},
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2},
       {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2},
@@ -131,15 +127,16 @@ struct Sweep {
                                      static_cast<int*>(largest.data));
     float difference = 0;
     check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
-    const ForwardConfig chosen = Forward::rows[choose_row<Forward>(call, multiprocessors())];
-    const bool same = chosen.consumers == c.consumers && chosen.keys == c.keys && chosen.stages == c.stages &&
-                      chosen.query_stages == c.query_stages;
+    ForwardConfig chosen = Forward::rows[choose_row<Forward>(call, multiprocessors())];
+    chosen.even = chosen.uneven = {};
+    const bool same = chosen == c;
     std::printf(
         "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"consumers\": %d, \"keys\": %d, \"stages\": %d, "
-        "\"query_stages\": %d, \"chosen\": %s, \"shared\": %d, \"ms\": %.4f, \"tflops\": %.1f, "
+        "\"query_stages\": %d, \"staged\": %s, \"chosen\": %s, \"shared\": %d, \"ms\": "
+        "%.4f, \"tflops\": %.1f, "
         "\"difference\": %g}\n",
         c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false",
-        c.consumers, c.keys, c.stages, c.query_stages, same ? "true" : "false",
+        c.consumers, c.keys, c.stages, c.query_stages, c.staged ? "true" : "false", same ? "true" : "false",
         static_cast<int>(c.shared_bytes()), ms, flops / ms * 1e-9, static_cast<double>(difference));
     std::fflush(stdout);
   }

@@ -112,14 +112,15 @@ def counted(
     return outcome
 
 
-def property_test(count: int, seed: int, jobs: int, timeout: float) -> Outcome:
+def property_test(suite: str, domain: list[str], count: int, seed: int, jobs: int, timeout: float) -> Outcome:
     """Random problems on the GPU, in several processes since the reference takes most of the time."""
     shares = [count // jobs + (n < count % jobs) for n in range(jobs)]
     seeds = {seed + n: share for n, share in enumerate(shares) if share}
-    outcome = Outcome("property", more={"seeds": seeds})
+    outcome = Outcome(suite, more={"seeds": seeds})
 
     def run_share(own_seed: int) -> None:
-        command = ["bin/tilewise_property", "--cuda", f"--count={seeds[own_seed]}", f"--seed={own_seed}"]
+        command = ["bin/tilewise_property", "--cuda", *domain]
+        command += [f"--count={seeds[own_seed]}", f"--seed={own_seed}"]
         status, output = run(command, timeout)
         # Counted by its closing line; without one, all of its problems have failed.
         found = re.search(r"^(\d+) passed, (\d+) failed$", output, re.MULTILINE)
@@ -177,10 +178,18 @@ def test_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
     for program in UNIT_TESTS:
         yield program, partial(unit_test, program, options.timeout)
     yield "cuda_test", partial(unit_test, "cuda_test", options.timeout, LARGE if options.quick else "")
-    if no_gpu:
-        yield "property", partial(skipped, "property", no_gpu)
-    else:
-        yield "property", partial(property_test, options.count, options.seed, options.jobs, options.timeout)
+    # Of random problems, wgmma takes few: it has a domain of its own.
+    domains: dict[str, list[str]] = {"property": [], "property wgmma": ["--domain=wgmma", "--kernel=wgmma"]}
+    for suite, domain in domains.items():
+        if no_gpu:
+            yield suite, partial(skipped, suite, no_gpu)
+        else:
+            yield (
+                suite,
+                partial(
+                    property_test, suite, domain, options.count, options.seed, options.jobs, options.timeout
+                ),
+            )
     if reason := no_gpu or no_package():
         yield "python", partial(skipped, "python", reason)
     else:

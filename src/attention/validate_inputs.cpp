@@ -313,6 +313,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   };
   problem.aligned = has_aligned_rows(inputs.q) && has_aligned_rows(inputs.k) && has_aligned_rows(inputs.v);
   problem.usual_scale = call.scale >= 1e-20;
+  problem.queries = call.rows_q();
   if (context.device.type == Device::Type::cpu) check_indices(inputs, call);
   return call;
 }

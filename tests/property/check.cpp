@@ -65,7 +65,7 @@ Results reference_truth(const RandomProblem& problem, const OpenProblem& open, c
   options.kernel = "reference";
   run_forward(wide.inputs(), options, outputs.view(), context);
   GradientBuffers gradients;
-  if (problem.layout != Layout::paged) {
+  if (problem.layout != Layout::paged && problem.asked.backward) {
     gradients = make_gradients(wide);
     run_backward(wide.inputs(), options, view(wide, outputs, gradients), context);
   }
@@ -100,7 +100,7 @@ Results reference_truth(const RandomProblem& problem, const OpenProblem& open, c
 Checker::Checker(const RandomProblem& problem, int threads)
     : problem_(problem),
       threads_(threads),
-      differentiable_(problem.layout != Layout::paged),
+      differentiable_(problem.layout != Layout::paged && problem.asked.backward),
       sizes_(term_sizes(OpenProblem(problem))),
       truth_(reference_truth(problem, OpenProblem(problem), sizes_, reference_failures_)),
       math_errors_(OpenProblem(problem), truth_) {}
@@ -153,16 +153,20 @@ std::vector<std::string> Checker::check(const Subject& subject) const {
   return run.failures;
 }
 
+bool Checker::takes(const Subject& subject) const {
+  const OutputBuffers outputs = make_outputs(problem_);
+  const Context where{.device = subject.device, .simd_level = subject.level};
+  AttentionOptions options = problem_.options;
+  options.kernel = subject.kernel;
+  return able(explain_attention_forward(on_device(problem_.inputs(), where.device), options,
+                                        on_device(outputs.view(), where.device), where),
+              subject.kernel);
+}
+
 void Checker::check_forward(Run& run) const {
   const AttentionInputs inputs = problem_.inputs();
   const AttentionOutputs outputs = run.outputs.view();
-  Context where = run.context;
-  where.device = run.subject.device;
-  if (!able(explain_attention_forward(on_device(inputs, where.device), run.options,
-                                      on_device(outputs, where.device), where),
-            run.subject.kernel)) {
-    return;
-  }
+  if (!takes(run.subject)) return;
   run.subject.forward(inputs, run.options, outputs, run.context);
   compare(run, "forward", "o", &Results::o, run.outputs.o);
   compare(run, "forward", "lse", &Results::lse, run.outputs.lse);

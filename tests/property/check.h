@@ -32,6 +32,9 @@ class Checker {
   /// Failures of the reference itself: it must agree with the formula as the tests have written it down.
   const std::vector<std::string>& reference_failures() const { return reference_failures_; }
 
+  /// Whether a subject can take the forward.
+  bool takes(const Subject& subject) const;
+
   /// Both passes of a subject, as far as it can take them: that results are right, that all and only they are
   /// written, and that another run with another number of threads gives the same bits. Gives the failures.
   std::vector<std::string> check(const Subject& subject) const;

@@ -28,6 +28,7 @@ struct Settings {
   std::string seed = "1";
   std::string only;
   std::string kernel;
+  std::string domain = "whole";
   std::string level;
   int threads = 2;
   bool verbose = false;
@@ -80,11 +81,13 @@ std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
   return subjects;
 }
 
-std::vector<std::string> failures_of(const Settings& settings, const RandomProblem& problem) {
+std::vector<std::string> failures_of(const Settings& settings, const RandomProblem& problem,
+                                     std::int64_t& taken) {
   try {
     const Checker checker(problem, settings.threads);
     std::vector<std::string> failures = checker.reference_failures();
     for (const Subject& subject : subjects_of(settings, problem.seed)) {
+      if (checker.takes(subject)) ++taken;
       const std::vector<std::string> found = checker.check(subject);
       failures.insert(failures.end(), found.begin(), found.end());
     }
@@ -125,7 +128,8 @@ void report(const Settings& settings, const RandomProblem& problem,
   std::cout << "\nFAILED " << to_string(problem) << '\n';
   for (const std::string& failure : failures) std::cout << "  " << failure << '\n';
   std::cout << "  reproduce: tilewise_property --only " << hexadecimal(problem.seed) << " --threads "
-            << settings.threads << (settings.cuda ? " --cuda" : "") << std::endl;
+            << settings.threads << " --domain " << settings.domain << (settings.cuda ? " --cuda" : "")
+            << std::endl;
 }
 
 int run(const Settings& settings) {
@@ -142,10 +146,12 @@ int run(const Settings& settings) {
   Progress progress(static_cast<std::int64_t>(seeds.size()));
   std::int64_t done = 0;
   std::int64_t failed = 0;
+  std::int64_t taken = 0;
   for (const std::uint64_t seed : seeds) {
-    const RandomProblem problem = random_problem(seed);
+    const RandomProblem problem =
+        settings.domain == "wgmma" ? random_wgmma_problem(seed) : random_problem(seed);
     if (settings.verbose) std::cout << hexadecimal(seed) << ' ' << to_string(problem) << std::endl;
-    const std::vector<std::string> failures = failures_of(settings, problem);
+    const std::vector<std::string> failures = failures_of(settings, problem, taken);
     if (!failures.empty()) {
       ++failed;
       report(settings, problem, failures);
@@ -156,6 +162,7 @@ int run(const Settings& settings) {
       break;
     }
   }
+  if (!settings.kernel.empty()) std::cout << settings.kernel << " took " << taken << " of them" << std::endl;
   std::cout << done - failed << " passed, " << failed << " failed" << std::endl;
   return failed == 0 ? 0 : 1;
 }
@@ -175,6 +182,9 @@ int main(int argc, char** argv) {
   app.add_option("--only", settings.only, "the seed of one problem, as a failure prints it");
   app.add_option("--kernel", settings.kernel, "check this kernel alone")
       ->check(CLI::IsMember(strings(attention_kernels())));
+  app.add_option("--domain", settings.domain, "what is drawn: the whole contract, or what wgmma takes")
+      ->check(CLI::IsMember({"whole", "wgmma"}))
+      ->capture_default_str();
   app.add_option("--level", settings.level, "check the CPU kernels at this SIMD level alone")
       ->check(CLI::IsMember(strings(simd_levels())));
   app.add_option("--threads", settings.threads, "number of threads")

@@ -121,8 +121,9 @@ class MathPath {
     RowSums dv(v_.size(), piece_of(head.queries));
     for (std::size_t i = 0; i < head.queries; ++i) {
       if (!softmax(head, i)) continue;
-      forward(head, i, dv);
-      backward(head, i, dk);
+      forward(head, i);
+      if (!open_.problem.asked.backward) continue;
+      backward(head, i, dk, dv);
       dk.end_term();
       dv.end_term();
     }
@@ -174,25 +175,28 @@ class MathPath {
     return true;
   }
 
-  void forward(const Head& head, std::size_t i, RowSums& dv) {
+  Real kept_weight(const Head& head, std::size_t i, std::size_t j) const {
+    return p_[j] * static_cast<Real>(head.keep[head.pair(i, j)]);
+  }
+
+  void forward(const Head& head, std::size_t i) {
     RowSums o(dim_v_, longest_run_);
     for (std::size_t j = 0; j < head.keys; ++j) {
-      const Real weight = p_[j] * static_cast<Real>(head.keep[head.pair(i, j)]);
-      o.add(0, weight, &v_[j * dim_v_], dim_v_);
+      o.add(0, kept_weight(head, i, j), &v_[j * dim_v_], dim_v_);
       o.end_term();
-      dv.add(j * dim_v_, weight, &d_o_[i * dim_v_], dim_v_);
     }
     o.flush();
     std::copy(o.total.begin(), o.total.end(), &results_.o[head.query_row[i] * dim_v_]);
   }
 
-  void backward(const Head& head, std::size_t i, RowSums& dk) {
+  void backward(const Head& head, std::size_t i, RowSums& dk, RowSums& dv) {
     dp_.resize(head.keys);
     LaneSum<16> delta;
     for (std::size_t j = 0; j < head.keys; ++j) {
       dp_[j] =
           dot(&d_o_[i * dim_v_], &v_[j * dim_v_], dim_v_) * static_cast<Real>(head.keep[head.pair(i, j)]);
       delta.add(p_[j], dp_[j]);
+      dv.add(j * dim_v_, kept_weight(head, i, j), &d_o_[i * dim_v_], dim_v_);
     }
     const Real shift = static_cast<Real>(head.d_lse[i]) - delta.value();
     RowSums dq(dim_qk_, longest_run_);

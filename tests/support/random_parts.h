@@ -13,9 +13,14 @@ struct Magnitudes {
   double d_o;
 };
 
+/// What does not depend on data: scale, causal and window, softcap, dropout.
+void choose_options(Random& rng, RandomProblem& problem);
+Magnitudes choose_magnitudes(Random& rng, const RandomProblem& problem);
 /// q, k and v with lengths, pages or sequences; d_o and d_lse.
 void make_tensors(Random& rng, RandomProblem& problem, const Magnitudes& magnitudes);
 /// mask and blocks.
 void make_masks(Random& rng, RandomProblem& problem, const Magnitudes& magnitudes);
+/// ALiBi's slopes and sinks.
+void make_head_values(Random& rng, RandomProblem& problem, const Magnitudes& magnitudes);
 
 }  // namespace tilewise::test

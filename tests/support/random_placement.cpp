@@ -5,7 +5,7 @@
 namespace tilewise::test {
 
 Placement random_placement(Random& rng, const Shape& shape, const PlacementRules& rules) {
-  Placement placement{.lead = rng.chance(0.5) ? rng.between(0, 9) : 0};
+  Placement placement{.lead = rng.chance(0.5) ? rng.between(0, 9) * rules.grain : 0};
   if (rng.chance(0.3)) return placement;
 
   const auto rank = static_cast<int>(shape.size());
@@ -20,7 +20,9 @@ Placement random_placement(Random& rng, const Shape& shape, const PlacementRules
     rng.shuffle(movable);
   }
   placement.padding.resize(shape.size());
-  for (std::int64_t& padding : placement.padding) padding = rng.chance(0.25) ? rng.between(1, 5) : 0;
+  for (std::int64_t& padding : placement.padding) {
+    padding = rng.chance(0.25) ? rng.between(1, 5) * rules.grain : 0;
+  }
   for (int dim = 0; dim < rank - (fixed_last ? 1 : 0); ++dim) {
     if ((rules.expandable >> dim & 1u) != 0 && rng.chance(0.08)) {
       placement.expanded.push_back(dim);

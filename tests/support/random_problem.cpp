@@ -55,6 +55,22 @@ void choose_shape(Random& rng, RandomProblem& p) {
   if (rng.chance(0.03)) p.length_k = 0;
 }
 
+void choose_asked(Random& rng, RandomProblem& p) {
+  Asked& asked = p.asked;
+  asked.dq = rng.chance(0.8);
+  asked.dk = rng.chance(0.8);
+  asked.dv = rng.chance(0.8);
+  asked.dmask = p.mask.given() && p.mask.dtype() != DType::boolean && rng.chance(0.7);
+  if (asked.dmask) asked.dmask_dtype = rng.pick({DType::f32, p.mask.dtype()});
+  asked.dsinks = p.sinks.given() && rng.chance(0.8);
+  asked.own_forward = rng.chance(0.5);
+  const bool same_tokens =
+      p.layout == Layout::packed ? p.q.extent(0) == p.k.extent(0) : p.length_q == p.length_k;
+  asked.packed_outputs = p.layout != Layout::paged && p.dim_qk == p.dim_v && same_tokens && rng.chance(0.3);
+}
+
+}  // namespace
+
 void choose_options(Random& rng, RandomProblem& p) {
   AttentionOptions& options = p.options;
   const double root = std::sqrt(static_cast<double>(p.dim_qk));
@@ -110,22 +126,6 @@ void make_head_values(Random& rng, RandomProblem& p, const Magnitudes& magnitude
   }
 }
 
-void choose_asked(Random& rng, RandomProblem& p) {
-  Asked& asked = p.asked;
-  asked.dq = rng.chance(0.8);
-  asked.dk = rng.chance(0.8);
-  asked.dv = rng.chance(0.8);
-  asked.dmask = p.mask.given() && p.mask.dtype() != DType::boolean && rng.chance(0.7);
-  if (asked.dmask) asked.dmask_dtype = rng.pick({DType::f32, p.mask.dtype()});
-  asked.dsinks = p.sinks.given() && rng.chance(0.8);
-  asked.own_forward = rng.chance(0.5);
-  const bool same_tokens =
-      p.layout == Layout::packed ? p.q.extent(0) == p.k.extent(0) : p.length_q == p.length_k;
-  asked.packed_outputs = p.layout != Layout::paged && p.dim_qk == p.dim_v && same_tokens && rng.chance(0.3);
-}
-
-}  // namespace
-
 RandomProblem random_problem(std::uint64_t seed) {
   Random rng(seed);
   RandomProblem problem;
@@ -149,7 +149,8 @@ RandomProblem widened(const RandomProblem& problem) {
     copy.set_values(buffer->values());
     *buffer = copy;
   }
-  wide.asked = {.dmask = wide.mask.given() && wide.mask.dtype() == DType::f64,
+  wide.asked = {.backward = wide.asked.backward,
+                .dmask = wide.mask.given() && wide.mask.dtype() == DType::f64,
                 .dsinks = wide.sinks.given(),
                 .dmask_dtype = DType::f64};
   return wide;

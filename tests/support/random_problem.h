@@ -17,6 +17,7 @@ struct RandomBlocks {
 
 /// What the calls ask for beside o.
 struct Asked {
+  bool backward = true;
   bool dq = true;
   bool dk = true;
   bool dv = true;
@@ -41,6 +42,7 @@ struct RandomProblem {
   std::int64_t length_k = 0;  ///< capacity, when paged
   std::int64_t dim_qk = 0;
   std::int64_t dim_v = 0;
+  bool aligned = false;  ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
 
   Buffer q, k, v;
   Buffer mask, alibi_slopes, sinks;
@@ -58,6 +60,10 @@ struct RandomProblem {
 };
 
 RandomProblem random_problem(std::uint64_t seed);
+
+/// One of those that the wgmma kernel takes, of which random_problem() has few: 16 bits, aligned rows, many
+/// results, and no masks or dropout. Forward alone.
+RandomProblem random_wgmma_problem(std::uint64_t seed);
 
 /// The same problem in f64 (the reference alone takes it), with every gradient asked for.
 RandomProblem widened(const RandomProblem& problem);

@@ -33,7 +33,8 @@ void place(Random& rng, RandomProblem& p, const Shape& q, const Shape& k, const 
     p.v = slices[2];
     return;
   }
-  p.q = random_buffer(rng, p.dtype, q, input_rows(expandable_queries(p.layout)));
+  const auto rows = p.aligned ? aligned_rows : input_rows;
+  p.q = random_buffer(rng, p.dtype, q, rows(expandable_queries(p.layout)));
   if (rng.chance(0.15)) {
     const Shape shapes[] = {k, v};
     std::vector<Buffer> slices = Buffer::side_by_side(p.dtype, shapes);
@@ -41,8 +42,8 @@ void place(Random& rng, RandomProblem& p, const Shape& q, const Shape& k, const 
     p.v = slices[1];
     return;
   }
-  p.k = random_buffer(rng, p.dtype, k, input_rows(expandable_keys(p.layout)));
-  p.v = random_buffer(rng, p.dtype, v, input_rows(expandable_keys(p.layout)));
+  p.k = random_buffer(rng, p.dtype, k, rows(expandable_keys(p.layout)));
+  p.v = random_buffer(rng, p.dtype, v, rows(expandable_keys(p.layout)));
 }
 
 // Fills the rows that hold something; the others stay poisoned.

@@ -61,6 +61,15 @@ struct BatchRow {
     }
     return row;
   }
+  // Which of packed sequences it is of.
+  __device__ std::int64_t sequence(const AttentionCall& call) const {
+    std::int64_t low = 0, high = call.problem.batch;
+    while (high - low > 1) {
+      const std::int64_t middle = (low + high) / 2;
+      (call.cumulative_q.at(middle) <= s ? low : high) = middle;
+    }
+    return low;
+  }
   __device__ static BatchRow of_key(const AttentionCall& call, std::int64_t index) {
     const Parts parts(index, call.rows_k());
     BatchRow row{0, parts.quotient, parts.rest, parts.quotient < call.problem.heads_kv};
@@ -130,10 +139,13 @@ __global__ void __launch_bounds__(threads)
         norm = fmaf(d_o[n], d_o[n], norm);
       }
     }
-    if (space.dq != nullptr) {
-      auto* dq = reinterpret_cast<float4*>(space.dq + at.row * space.dq_stride);
-      for (int n = at.lane; n < space.dq_stride / 4; n += lanes) dq[n] = {};
-    }
+  }
+  if (space.dq.data != nullptr) {  // all threads together
+    auto* dq = reinterpret_cast<float4*>(space.dq.data);
+    const std::int64_t count =
+        call.problem.heads_q * space.dq.tiles * space.dq.eights * (QuerySums::fragment / 4);
+    const std::int64_t step = std::int64_t{gridDim.x} * threads;
+    for (std::int64_t n = std::int64_t{blockIdx.x} * threads + threadIdx.x; n < count; n += step) dq[n] = {};
   }
   product = at.sum(product);
   const float d_lse = row.owned ? d_lse_of(call, row) : 0.0f;
@@ -175,23 +187,17 @@ __global__ void __launch_bounds__(threads)
   const BatchRow row = BatchRow::of_query(call, at.row);
   const auto dims = static_cast<int>(call.problem.dim_qk);
   const int first = at.lane * 8;
-  // Of the sixteen elements of two lanes each has read eight places: two, two of the other's, and again.
-  float4 low{}, high{};
-  if (row.owned && first < space.dq_stride) {
-    const auto* from = reinterpret_cast<const float4*>(space.dq + at.row * space.dq_stride + first);
-    low = from[0];
-    high = from[1];
-  }
-  const bool even = at.lane % 2 == 0;
-  const float give[4] = {even ? low.z : low.x, even ? low.w : low.y, even ? high.z : high.x,
-                         even ? high.w : high.y};
-  float got[4];
-#pragma unroll
-  for (int n = 0; n < 4; ++n) got[n] = __shfl_xor_sync(~0u, give[n], 1);
   if (!row.owned || first >= dims) return;
-  float sum[8] = {even ? low.x : got[0],  even ? low.y : got[1], even ? high.x : got[2],
-                  even ? high.y : got[3], even ? got[0] : low.z, even ? got[1] : low.w,
-                  even ? got[2] : high.z, even ? got[3] : high.w};
+  const std::int64_t b = call.packed() ? row.sequence(call) : row.b;
+  const std::int64_t s = call.packed() ? row.s - call.cumulative_q.at(b) : row.s;
+  const float* fragment = space.dq.at(row.h, QuerySums::first_tile(call, b) + s / 16, at.lane);
+  float sum[8];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const float2 two = *reinterpret_cast<const float2*>(fragment + (s % 8 * 4 + n) * 4 + s % 16 / 8 * 2);
+    sum[2 * n] = two.x;
+    sum[2 * n + 1] = two.y;
+  }
   const GradientScale scale = gradient_scale<T>(space.largest);
   if (space.rows.peak_count[at.row] > 0) {
     const Mended mended(space.rows, at.row, d_lse_of(call, row), scale);

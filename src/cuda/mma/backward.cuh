@@ -42,17 +42,19 @@ struct GroupFacts {
   std::int64_t row;  ///< where its values are
   std::int64_t low;  ///< keys that it sees, from and to, among those of the block
   std::int64_t high;
+  float* dq;
   int length;      ///< queries of a head
   int heads;       ///< of the group
   int first, end;  ///< tiles of queries that see some key
 
-  __device__ GroupFacts(const AttentionCall& call, int b, int head_kv, int first_key, int key_count,
-                        int size) {
+  __device__ GroupFacts(const AttentionCall& call, const QuerySums& sums, int b, int head_kv, int first_key,
+                        int key_count, int size) {
     const Sequence sequence = call.sequence(b);
     const std::int64_t head = head_kv * call.group();
     q = row_of_halves(call.q, b, head, sequence.first_q);
     d_o = row_of_halves(call.d_o, b, head, sequence.first_q);
     row = head * call.rows_q() + call.first_row_q(b);
+    dq = sums.at(head, QuerySums::first_tile(call, b), 0);
     // Queries i with i − left < the position of the keys' end, and i + right >= that of their beginning.
     const std::int64_t position = first_key - sequence.band_offset;
     low = -position - call.band.left;
@@ -66,6 +68,8 @@ struct GroupFacts {
     end = any ? static_cast<int>((end_query + size - 1) / size) : 0;
   }
 };
+
+static_assert(sizeof(GroupFacts) <= BackwardConfig::fact_bytes);
 
 /// Walks over those queries a tile at a time, head by head of the group.
 struct QuerySteps {
@@ -438,13 +442,12 @@ struct BackwardBlock {
   }
 
   /// dq += dscores·k, and each query's sum of score gradients, which is a product with ones.
-  __device__ void add_to_queries(const Queries& queries) {
+  __device__ void add_to_queries(const QuerySteps& steps) {
     constexpr int query_tiles = c.dq_query_tiles();
     constexpr int dim_tiles = c.dq_dim_tiles();
     const WarpPlace<c.dq_dim_warps> place(warp);
     const int first_query = place.m * query_tiles * 16;
     const int first_dim = place.n * dim_tiles;
-    const std::int64_t row = opaque(queries.row + first_query + lane / 4);
     Sums<query_tiles, dim_tiles> dq = {};
     float rest[query_tiles][4] = {};
     const auto dscores = PairPointer::by_columns(address(dscores_smem));
@@ -461,34 +464,35 @@ struct BackwardBlock {
 #pragma unroll
       for (int m = 0; m < query_tiles; ++m) multiply_matrices<T>(rest[m], a[m], two_ones<T>, two_ones<T>);
     }
-    const int rows = queries.count - first_query - lane / 4;
+    const int rows = min(c.queries, facts_smem->length - steps.at * c.queries) - first_query;
     if (lane % 4 == 0) {
+      float* to = space.rows.rest + queries_of(steps).row + first_query + lane / 4;
 #pragma unroll
       for (int index = 0; index < 2 * query_tiles; ++index) {
-        if (8 * index < rows) atomicAdd(space.rows.rest + row + 8 * index, rest[index / 2][index % 2 * 2]);
+        if (8 * index + lane / 4 < rows) atomicAdd(to + 8 * index, rest[index / 2][index % 2 * 2]);
       }
     }
-    if (space.dq == nullptr) return;
-    float* first_dq = space.dq + row * space.dq_stride + 16 * first_dim + 4 * (lane % 4);
-    const int present = space.dq_stride / 16 - first_dim;
-    const auto add = [&](int index, int n) {
-      const auto& low = dq[index / 2][2 * n];
-      const auto& high = dq[index / 2][2 * n + 1];
-      const int e = index % 2 * 2;
-      add_4(first_dq + 8 * index * space.dq_stride + 16 * n, {low[e], low[e + 1], high[e], high[e + 1]});
+    if (space.dq.data == nullptr) return;
+    const std::int64_t tile = steps.head * space.dq.tiles + steps.at * (c.queries / 16) + first_query / 16;
+    float* first_dq =
+        facts_smem->dq + (tile * space.dq.eights + 2 * first_dim) * QuerySums::fragment + 4 * lane;
+    const int present = space.dq.eights - 2 * first_dim;
+    const auto add = [&](int m, int n) {
+      const float(&four)[4] = dq[m][n];
+      add_4(first_dq + (m * space.dq.eights + n) * QuerySums::fragment, {four[0], four[1], four[2], four[3]});
     };
-    if (queries.count == c.queries && present >= dim_tiles) {
+    if (rows >= 16 * query_tiles && present >= 2 * dim_tiles) {
 #pragma unroll
-      for (int index = 0; index < 2 * query_tiles; ++index) {
+      for (int m = 0; m < query_tiles; ++m) {
 #pragma unroll
-        for (int n = 0; n < dim_tiles; ++n) add(index, n);
+        for (int n = 0; n < 2 * dim_tiles; ++n) add(m, n);
       }
     } else {
 #pragma unroll
-      for (int index = 0; index < 2 * query_tiles; ++index) {
+      for (int m = 0; m < query_tiles; ++m) {
 #pragma unroll
-        for (int n = 0; n < dim_tiles; ++n) {
-          if (8 * index < rows && n < present) add(index, n);
+        for (int n = 0; n < 2 * dim_tiles; ++n) {
+          if (16 * m < rows && n < present) add(m, n);
         }
       }
     }
@@ -496,7 +500,7 @@ struct BackwardBlock {
 
   __device__ void walk() {
     for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) has_peak_smem[r] = 0;
-    if (threadIdx.x == 0) *facts_smem = GroupFacts(call, b, h, first_key, key_count, c.queries);
+    if (threadIdx.x == 0) *facts_smem = GroupFacts(call, space.dq, b, h, first_key, key_count, c.queries);
     __syncthreads();  // the facts are there
     const GroupFacts& facts = *facts_smem;
     QuerySteps steps{.at = facts.first};
@@ -516,7 +520,7 @@ struct BackwardBlock {
         if (next.more(facts)) load_queries(next, stage ^ 1);
         commit_copies();
       }
-      rest = add_pairs(rest, queries_of(steps), stage) && !rest;
+      rest = add_pairs(rest, steps, stage) && !rest;
       if (rest) continue;
       steps = next;
       stage ^= 1;
@@ -525,7 +529,8 @@ struct BackwardBlock {
 
   /// What the pairs of a tile of queries add to all gradients, or the rest of it. Gives whether a rest
   /// matters.
-  __device__ bool add_pairs(bool rest, const Queries& queries, int stage) {
+  __device__ bool add_pairs(bool rest, const QuerySteps& steps, int stage) {
+    const Queries queries = queries_of(steps);
     const bool edge = queries.count - 1 + queries.first > 0 || min(queries.end, key_count) < c.keys;
     constexpr int queries_each = c.queries / (c.warps / c.key_warps);
     const int own_first = warp % (c.warps / c.key_warps) * queries_each;
@@ -536,7 +541,7 @@ struct BackwardBlock {
     }
     high = __syncthreads_or(high) != 0;  // score gradients are there
     if constexpr (!c.weights_stay) add_to_keys(stage);
-    add_to_queries(queries);
+    add_to_queries(QuerySteps{opaque(steps.at), opaque(steps.head)});
     return high;
   }
 

@@ -72,17 +72,31 @@ __device__ __forceinline__ GradientScale gradient_scale(const Largest* largest) 
   }
 }
 
-/// Where element `dim` of a row of dq's sums is. In every sixteen, what a lane has of two neighbouring
-/// fragments of a product lies together: 2t, 2t + 1, 2t + 8, 2t + 9.
-__host__ __device__ constexpr int dq_place(int dim) {
-  return dim / 16 * 16 + dim % 8 / 2 * 4 + dim % 16 / 8 * 2 + dim % 2;
-}
+/// Where dq is summed up. Its elements lie as fragments of a product have them, 16 queries by 8 dims, so that
+/// a lane adds the four it has at once: [Hq, tiles of 16 queries, eights of dims, 32 lanes, 4]. Every
+/// sequence begins with a tile of its own.
+struct QuerySums {
+  static constexpr int fragment = 128;
+  float* data = nullptr;
+  std::int64_t tiles = 0;  ///< a head
+  int eights = 0;
+
+  static std::int64_t tiles_of(const AttentionCall& call) {
+    return call.packed() ? call.total_q / 16 + call.problem.batch + 1
+                         : call.problem.batch * ((call.problem.length_q + 15) / 16);
+  }
+  __device__ static std::int64_t first_tile(const AttentionCall& call, std::int64_t b) {
+    return call.packed() ? call.cumulative_q.at(b) / 16 + b : b * ((call.problem.length_q + 15) / 16);
+  }
+  __device__ float* at(std::int64_t head, std::int64_t tile, int eight) const {
+    return data + ((head * tiles + tile) * eights + eight) * fragment;
+  }
+};
 
 struct BackwardSpace {
   RowValues rows;
   Largest* largest = nullptr;
-  float* dq = nullptr;  ///< [Hq, rows_q, dq_stride]: its sums, before the score's scale
-  int dq_stride = 0;    ///< a multiple of 16
+  QuerySums dq;         ///< before the score's scale
   float* dk = nullptr;  ///< [Hkv, rows_k, dim_qk]: of keys with a peak alone, before the scale
   std::uint8_t* key_has_peak = nullptr;  ///< [Hkv, rows_k]
   std::size_t bytes = 0;
@@ -97,8 +111,11 @@ struct BackwardSpace {
             .peak_count = arena.take<int>(queries),
             .peaks = arena.take<Peak>(queries * most_peaks)};
     largest = arena.take<Largest>(1);
-    dq_stride = static_cast<int>((call.problem.dim_qk + 15) / 16 * 16);
-    if (call.dq.wanted) dq = arena.take<float>(queries * dq_stride);
+    if (call.dq.wanted) {
+      dq.tiles = QuerySums::tiles_of(call);
+      dq.eights = static_cast<int>((call.problem.dim_qk + 7) / 8);
+      dq.data = arena.take<float>(call.problem.heads_q * dq.tiles * dq.eights * QuerySums::fragment);
+    }
     if (call.dk.wanted) {
       dk = arena.take<float>(keys * call.problem.dim_qk);
       key_has_peak = arena.take<std::uint8_t>(keys);

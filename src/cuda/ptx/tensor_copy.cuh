@@ -21,6 +21,26 @@ __device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, 
                                     place, barrier_smem);
 }
 
+/// From shared memory to such a box, of which what is beyond the bounds is left out. The thread commits its
+/// stores, and waits for them to have been read before the memory is written anew.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from_smem, int d, int s, int h,
+                                          int b) {
+  const std::int32_t place[4] = {d, s, h, b};
+  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, &map, place,
+                                    from_smem);
+}
+__device__ __forceinline__ void commit_stores() { ::cuda::ptx::cp_async_bulk_commit_group(); }
+__device__ __forceinline__ void wait_stores_read() {
+  ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
+}
+
+/// Has such a box come to the L2.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int d, int s, int h, int b) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(d),
+               "r"(s), "r"(h), "r"(b)
+               : "memory");
+}
+
 /// Has a map, which is a kernel's parameter, at hand for the first copy.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

@@ -64,6 +64,7 @@ using Small64 = Config<4, 2, 4, 4, 4, 2>;
 using Wide128 = Config<8, 2, 8, 4, 8, 1>;
 using Long128 = Config<8, 2, 8, 6, 8, 1>;
 using Half128 = Config<8, 2, 8, 4, 8, 1, 2>;
+using Lean128 = Config<4, 2, 8, 4, 8, 1>;
 using Small128 = Config<4, 2, 4, 4, 8, 1>;
 
 // There are two of each: a plain kernel for aligned f32 rows at a stride and scores that only a band hides,
@@ -584,6 +585,8 @@ void run_for(const AttentionCall& call, const Context& context) {
     if (half <= small && Half128::shared_bytes <= device.shared_bytes)
       return run<Half128, general>(call, stream);
   }
+  if (problem.dim_qk <= Lean128::dim && Half128::shared_bytes > device.shared_bytes && suits(Lean128{}))
+    return run<Lean128, general>(call, stream);
   return Small128::shared_bytes <= device.shared_bytes ? run<Small128, general>(call, stream)
                                                        : run<Small64, general>(call, stream);
 }

@@ -62,6 +62,14 @@ __device__ __forceinline__ void load(SharedTile& to_smem, const Factor<T, contig
   }
 }
 
+__device__ __forceinline__ void add(Sums& sum, const Sums& part) {
+#pragma unroll
+  for (int m = 0; m < each; ++m) {
+#pragma unroll
+    for (int n = 0; n < each; ++n) sum[m][n] += part[m][n];
+  }
+}
+
 // sum[row, column] += Σ_k a[row, k]·b[column, k] for k from `first` up to `last`, which all threads agree on.
 // What is in shared memory at once is summed by itself first: the error of a running sum grows with its
 // length.
@@ -86,11 +94,7 @@ __device__ __forceinline__ void add_product(Sums& sum, SharedFactors& shared, co
         for (int n = 0; n < each; ++n) part[m][n] = fmaf(a_rmem[m], b_rmem[n], part[m][n]);
       }
     }
-#pragma unroll
-    for (int m = 0; m < each; ++m) {
-#pragma unroll
-      for (int n = 0; n < each; ++n) sum[m][n] += part[m][n];
-    }
+    add(sum, part);
     __syncthreads();  // everyone is done with both, so they may be overwritten
   }
 }
@@ -268,12 +272,14 @@ __global__ void __launch_bounds__(threads) tiled_key_sums(const __grid_constant_
   Sums sum = {};
   for (std::int64_t h = h_kv * call.group(); h < (h_kv + 1) * call.group(); ++h) {
     const std::int64_t first_row = (b * problem.heads_q + h) * problem.length_q;
-    add_product(sum, shared,
+    Sums part = {};
+    add_product(part, shared,
                 Factor<float, Contiguous::rows>{matrix_gmem + first_row * problem.length_k + first_key,
                                                 problem.length_k, count},
                 Factor<T, Contiguous::rows>{reinterpret_cast<const T*>(queries.at(b, h, 0)) + first_dim,
                                             queries.stride_s, dims},
                 first, last);
+    add(sum, part);
   }
   store<T>(sum, factor, count, first_dim, dims, [&](int r) { return out.at(b, h_kv, first_key + r); });
 }

@@ -28,21 +28,29 @@ struct BandOfKeys {
   int right = 0;
   int offset = 0;  ///< query i stands at key i + offset
 
+  /// That of entries as long as the problem says: all, or the longest.
   static BandOfKeys of(const AttentionCall& call) {
     const auto cut = [](std::int64_t side) {
       return static_cast<int>(std::min<std::int64_t>(side, 2 * std::int64_t{most} - 2));
     };
-    const Sequence sequence = call.sequence(0);
-    return {.length_q = static_cast<int>(sequence.length_q),
-            .length_k = static_cast<int>(sequence.length_k),
-            .left = cut(call.band.left),
-            .right = cut(call.band.right),
-            .offset = static_cast<int>(sequence.band_offset)};
+    BandOfKeys band{.left = cut(call.band.left), .right = cut(call.band.right)};
+    band.set_lengths(static_cast<int>(call.problem.length_q), static_cast<int>(call.problem.length_k),
+                     call.alignment);
+    return band;
+  }
+  constexpr void set_lengths(int queries, int keys, Alignment alignment) {
+    length_q = queries;
+    length_k = keys;
+    offset = alignment == Alignment::bottom_right ? keys - queries : 0;
   }
 
   constexpr int first(int query) const { return std::max(0, query + offset - left); }
   constexpr int last(int query) const { return std::min(length_k, query + offset + right + 1); }
 
+  /// Tiles of `keys` that each of queries [begin, end), of which there is one, sees all of.
+  constexpr TileSpan whole_tiles(int begin, int end, int keys) const {
+    return {(first(end - 1) + keys - 1) / keys, std::max(last(begin), 0) / keys};
+  }
   /// Tiles of `keys` that any of queries [begin, end) sees something of; count 0 where there are none.
   constexpr TileSpan tiles(int begin, int end, int keys) const {
     if (begin >= end || first(begin) >= last(end - 1)) return {};
@@ -57,6 +65,44 @@ struct TurnCounter {
   std::uint32_t owner = 0;
 };
 
+/// What a product of q and k is to be multiplied by because tensor cores cut off what they round: on average
+/// 1.2e-8 of it for each step of 16 dims (docs/wgmma.md). It matters to lse alone, which is in f32.
+inline double mended(const AttentionCall& call) {
+  return 1 + 1.2e-8 * static_cast<double>((call.problem.dim_qk + 15) / 16 + 1);
+}
+
+/// What calls have that are more than scale, causal and window.
+struct GeneralArguments {
+  Indices cumulative_q, cumulative_k;  ///< of packed sequences
+  Indices key_lengths;
+  HeadValues alibi_slopes, sinks;
+  Alignment alignment = Alignment::top_left;
+  int batch = 0;
+  int total_q = 0;  ///< rows of packed queries
+  bool packed = false, softcap = false, alibi = false;
+  float cap = 0;
+  float score_scale = 1;  ///< with softcap scale / cap, with ALiBi scale; scores are in natural units then
+
+  bool changes_scores() const { return softcap || alibi; }
+  static GeneralArguments of(const AttentionCall& call) {
+    const AttentionFeatures& features = call.problem.features;
+    return {.cumulative_q = call.cumulative_q,
+            .cumulative_k = call.cumulative_k,
+            .key_lengths = call.key_lengths,
+            .alibi_slopes = call.alibi_slopes,
+            .sinks = call.sinks,
+            .alignment = call.alignment,
+            .batch = static_cast<int>(call.problem.batch),
+            .total_q = static_cast<int>(call.total_q),
+            .packed = call.packed(),
+            .softcap = features.softcap,
+            .alibi = features.alibi,
+            .cap = static_cast<float>(call.softcap),
+            .score_scale = static_cast<float>((features.softcap ? call.scale / call.softcap : call.scale) *
+                                              mended(call))};
+  }
+};
+
 /// What the kernel reads, beside the tensors' maps.
 struct ForwardArguments {
   Schedule schedule;
@@ -65,15 +111,17 @@ struct ForwardArguments {
   int heads_q = 0;
   int group = 1;  ///< query heads that share a key head
   int dim_v = 0;
-  float scale = 1;
-  float scale_log2 = 1;  ///< scale·log2 e
-  bool aligned_o = false;
+  float scale_log2 = 1;    ///< of scores: scale·log2 e
+  float scale_lse = 1;     ///< the same in natural units, for lse
+  bool aligned_o = false;  ///< rows of o begin at multiples of 16 bytes
+  bool mapped_o = false;   ///< there is a map of o
   Rows o, lse;
+  GeneralArguments general;
 };
 
-/// q, k and v as boxes of one panel: 64 queries, or the keys of a tile.
+/// q, k and v as boxes of one panel: 64 queries, or the keys of a tile; o as boxes of a warp's 16 rows.
 struct ForwardMaps {
-  CUtensorMap q, k, v;
+  CUtensorMap q, k, v, o;
 };
 
 }  // namespace tilewise::cuda::wgmma

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/wgmma/loaders.cuh"
 #include "cuda/wgmma/output.cuh"
 
@@ -13,17 +14,20 @@ namespace tilewise::cuda::wgmma {
 ///   output[n+1]      start ─────────────────────────────────── wait ─────── rescale
 ///
 /// Tiles of keys come from the last to the first. Those of the block that none of its own queries sees it
-/// lets go unread, so that it computes no tile that is hidden as a whole.
+/// lets go unread, so that it computes no tile that is hidden as a whole. From one tile of queries to the
+/// next the same goes on: the first scores of the next are made while o of this one is written.
 template <typename T, ForwardConfig c>
 struct Consumer {
   const ForwardArguments& arguments;
+  const CUtensorMap& map_o;
   const SharedMemory<c>& shared;
   Barriers<c>& barriers;
   const int index;                              ///< of the consumers
   const int first_row;                          ///< of the warp's, among the consumer's
   const TileDescriptor q_tile, k_tile, v_tile;  ///< the first place of each
-  Ring<c.query_stages> q;
+  Ring<c.query_stages> q, q_left;
   Ring<c.stages> k, v;
+  Ring<c.turn_stages> turn;
 
   Scores<c> s;
   Weights<c> weights;
@@ -34,9 +38,10 @@ struct Consumer {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
   }
 
-  __device__ __forceinline__ Consumer(const ForwardArguments& arguments_, const SharedMemory<c>& shared_,
-                                      int index_, int warp)
+  __device__ __forceinline__ Consumer(const ForwardArguments& arguments_, const CUtensorMap& map_o_,
+                                      const SharedMemory<c>& shared_, int index_, int warp)
       : arguments(arguments_),
+        map_o(map_o_),
         shared(shared_),
         barriers(shared_.barriers()),
         index(index_),
@@ -47,11 +52,17 @@ struct Consumer {
         softmax(arguments_.scale_log2) {
 #pragma unroll
     for (int n = 0; n < c.keys / 2; ++n) s[n] = 0;
+#pragma unroll
+    for (int n = 0; n < c.dim_v / 2; ++n) o[n] = 0;
   }
 
   /// One lane arrives for its warp.
   static __device__ __forceinline__ void let_go(Mbarrier* empty) {
     if (threadIdx.x % 32 == 0) arrive(empty);
+  }
+  __device__ __forceinline__ void let_go_of_queries() {
+    let_go(&barriers.q_empty[q.stage()][index]);
+    q.advance();
   }
   __device__ __forceinline__ void let_go_of_keys() {
     let_go(&barriers.k_empty[k.stage()]);
@@ -61,20 +72,33 @@ struct Consumer {
     let_go(&barriers.v_empty[v.stage()]);
     v.advance();
   }
-  /// Lets tiles of keys and values go unread. They are waited for: an arrival belongs to its phase.
-  __device__ __forceinline__ void pass_by(int tiles) {
+  // Lets tiles go unread. They are waited for: an arrival belongs to its phase.
+  __device__ __forceinline__ void pass_by_keys(int tiles) {
 #pragma unroll 1
     for (int n = 0; n < tiles; ++n) {
       wait(&barriers.k_full[k.stage()], k.parity());
       let_go_of_keys();
+    }
+  }
+  __device__ __forceinline__ void pass_by_values(int tiles) {
+#pragma unroll 1
+    for (int n = 0; n < tiles; ++n) {
       wait(&barriers.v_full[v.stage()], v.parity());
       let_go_of_values();
+    }
+  }
+  /// Both in turn, as the others take them.
+  __device__ __forceinline__ void pass_by(int tiles) {
+#pragma unroll 1
+    for (int n = 0; n < tiles; ++n) {
+      pass_by_keys(1);
+      pass_by_values(1);
     }
   }
 
   __device__ __forceinline__ void start_scores_of_next_keys() {
     wait(&barriers.k_full[k.stage()], k.parity());
-    start_scores<T, c>(s, q_tile + q.stage() * (c.consumers * c.query_place() / 16),
+    start_scores<T, c>(s, q_tile + q.stage() * (c.consumers * c.query_bytes() / 16),
                        k_tile + k.stage() * (c.key_bytes() / 16));
   }
   __device__ __forceinline__ void start_output_of_next_values() {
@@ -82,74 +106,212 @@ struct Consumer {
     start_output<T, c>(o, weights, v_tile + v.stage() * (c.value_bytes() / 16));
   }
 
-  /// Walks over tiles of keys, of which there is at least one, for queries [first, end).
-  __device__ __forceinline__ void walk(const TileSpan& tiles, int first, int end) {
-    const BandOfKeys& band = arguments.band;
-    const int all_first = band.first(end - 1);  // keys that every query sees
-    const int all_last = band.last(first);
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int query = first + first_row + lane / 4;
-    const auto hide_in = [&](int n) {
-      const int key = n * c.keys;
-      if (key < all_first || key + c.keys > all_last) hide<c>(s, band, query, key + lane % 4 * 2);
-    };
+  /// A tile of queries as it concerns this consumer.
+  struct Part {
+    bool more;       ///< false: there was no further tile
+    int first;       ///< its own first query
+    TileSpan seen;   ///< tiles of keys that its own queries see something of
+    TileSpan whole;  ///< those that all of them see all of
+  };
+  /// The part of the turn at hand, once that is known.
+  __device__ __forceinline__ Part part() {
+    wait(&barriers.turn_full[turn.stage()], turn.parity());
+    const HandedTurn& handed = barriers.turns[turn.stage()];
+    const HandedPart own = barriers.parts[turn.stage()][index];
+    return {handed.more != 0, handed.first + 64 * index, own.seen, own.whole};
+  }
+  /// Tiles that are loaded before the first it sees, and after the last, for other consumers.
+  __device__ __forceinline__ int ahead() const {
+    return barriers.turns[turn.stage()].loaded.last - barriers.parts[turn.stage()][index].seen.last;
+  }
+  __device__ __forceinline__ int left() const {
+    return barriers.parts[turn.stage()][index].seen.first - barriers.turns[turn.stage()].loaded.first;
+  }
+  __device__ __forceinline__ const BandOfKeys& band_of(const Ring<c.turn_stages>& at) const {
+    if constexpr (c.general) return barriers.turns[at.stage()].band;
+    return arguments.band;
+  }
+  __device__ __forceinline__ WarpRows rows_of(const Ring<c.turn_stages>& at) const {
+    const HandedTurn& handed = barriers.turns[at.stage()];
+    const int first = handed.first + 64 * index + first_row;
+    return {handed.b, handed.h, first + (c.general ? handed.row_q : 0), min(band_of(at).length_q - first, 16),
+            c.general ? handed.sink : minus_infinity};
+  }
+  __device__ __forceinline__ void let_go_of_turn(Ring<c.turn_stages>& at) {
+    __syncwarp();  // all lanes have read it
+    let_go(&barriers.turn_empty[at.stage()]);
+    at.advance();
+  }
 
+  /// Goes on to the next part with something to see, and is done with those before it.
+  __device__ __forceinline__ Part find_part() {
+    while (true) {
+      const Part found = part();
+      if (!found.more || found.seen.count() > 0) return found;
+      const int tiles = barriers.turns[turn.stage()].loaded.count();
+      if (tiles > 0) {
+        wait(&barriers.q_full[q.stage()][index], q.parity());
+        let_go_of_queries();
+        pass_by(tiles);
+      }
+      write_nothing(arguments, rows_of(turn));
+      let_go_of_turn(turn);
+    }
+  }
+  __device__ __forceinline__ void start_first_scores() {
+    wait(&barriers.q_full[q.stage()][index], q.parity());
+    pass_by_keys(ahead());
     start_scores_of_next_keys();
-    wait_products<0>();
+  }
+
+  /// What is due when the scores of tile n of keys are there.
+  __device__ __forceinline__ void take_scores(const Part& at, int n) {
     pin(s);
     let_go_of_keys();
-    hide_in(tiles.last - 1);
-    softmax.raise(s);
+    if (c.query_stages == 1 && n == at.seen.first) let_go_of_queries();
+    const bool changes = c.general && (arguments.general.softcap || arguments.general.alibi);
+    // Registers are short in the general kernel: it reads these again.
+    const TileSpan whole = c.general ? barriers.parts[turn.stage()][index].whole : at.whole;
+    const int first = c.general ? barriers.turns[turn.stage()].first + 64 * index : at.first;
+    if (!changes && n >= whole.first && n < whole.last) return;
+    const int lane = lane_now();
+    const int query = first + first_row + lane / 4;
+    const int key = n * c.keys + lane % 4 * 2;
+    const BandOfKeys& band = band_of(turn);
+    if (changes) {
+      change<c>(s, arguments.general, barriers.turns[turn.stage()].slope,
+                query + band.length_k - band.length_q - key);
+    }
+    if (n >= whole.last) hide_after<c>(s, band, query, key);
+    if (n < whole.first) hide_before<c>(s, band, query, key);
+  }
+
+  /// Clears values past the entry's last key. Their weights are 0, but they may be anything, another entry's
+  /// or nobody's, and 0 times infinity is none. Each consumer clears the rows for itself.
+  __device__ __forceinline__ void clear_values_behind(int keys) {
+    wait(&barriers.v_full[v.stage()], v.parity());
+    std::byte* values_smem = shared.values(v.stage());
+    constexpr int chunks = 8;  // of 16 bytes, a row of a panel
+    const int from = max(keys, 0) * chunks;
+#pragma unroll 1
+    for (int panel = 0; panel < c.dim_v / 64; ++panel) {
+      for (int n = from + static_cast<int>(threadIdx.x) % 128; n < c.keys * chunks; n += 128) {
+        *reinterpret_cast<uint4*>(values_smem + panel * c.keys * 128 + n * 16) = uint4{};
+      }
+    }
+    fence_async_proxy();
+    if (index == 0) {
+      sync_some<1, 128>();
+    } else {
+      sync_some<2, 128>();
+    }
+  }
+
+  /// The first weights of a part, from scores that are there.
+  __device__ __forceinline__ void weigh_first(const Part& at) {
+    take_scores(at, at.seen.last - 1);
+    softmax.start(s);
     softmax.weigh(s);
     softmax.set_limits();
     round_weights<T, c>(weights, s);
+#pragma unroll
+    for (int n = 0; n < c.dim_v / 2; ++n) o[n] = 0;
+    pass_by_values(ahead());
+    if constexpr (c.general) {
+      static_assert(c.consumers == 2);
+      const int keys = band_of(turn).length_k - (at.seen.last - 1) * c.keys;
+      if (keys < c.keys) clear_values_behind(keys);
+    }
+  }
+
+  /// Goes on until the last weights are there, whose values are still to be added.
+  __device__ __forceinline__ void walk(const Part& at) {
 #pragma unroll 1
-    for (int n = tiles.last - 2; n >= tiles.first; --n) {
+    for (int n = at.seen.last - 2; n >= at.seen.first; --n) {
       start_scores_of_next_keys();
       start_output_of_next_values();
       wait_products<1>();  // for the scores
-      pin(s);
-      let_go_of_keys();
-      hide_in(n);
+      take_scores(at, n);
       const bool raised = softmax.raise(s);
       softmax.weigh(s);
       pin(s);
       wait_products<0>();  // o is here, and weights are free
       pin(o);
       let_go_of_values();
+      if (raised) softmax.rescale(o);
       round_weights<T, c>(weights, s);
-      if (raised) {
-        softmax.rescale(o);
-        softmax.set_limits();
-      }
+      if (raised) softmax.set_limits();
     }
-    start_output_of_next_values();
-    wait_products<0>();
-    pin(o);
-    let_go_of_values();
   }
 
-  /// All of a tile of queries. Whatever it sees, each place of the block's tile is waited for and let go
-  /// once.
-  __device__ __forceinline__ void compute(const QueryTile& tile) {
-    const int first = tile.first + 64 * index;
-    const int end = min(first + 64, arguments.band.length_q);
-    const WarpRows rows(arguments, tile.b, tile.h, first + first_row);
-    if (tile.keys.count() == 0) return write_nothing(arguments, rows);
-    TileSpan own = arguments.band.tiles(first, end, c.keys);
-    if (own.count() == 0) own = {tile.keys.first, tile.keys.first};
-    softmax.start();
-#pragma unroll
-    for (int n = 0; n < c.dim_v / 2; ++n) o[n] = 0;
-    wait(&barriers.q_full[q.stage()][index], q.parity());
-    pass_by(tile.keys.last - own.last);
-    if (own.count() > 0) walk(own, first, end);
-    pass_by(own.first - tile.keys.first);
-    write_output<T, c>(arguments, rows, softmax, o, shared.queries(q.stage(), index), first_row);
-    fence_async_proxy();  // before the next queries are copied to where o was
-    __syncwarp();
-    let_go(&barriers.q_empty[q.stage()][index]);
-    q.advance();
+  /// When o of a part is complete.
+  __device__ __forceinline__ void finish(Ring<c.turn_stages>& done, int left) {
+    pin(o);
+    let_go_of_values();
+    pass_by(left);
+    const WarpRows rows = rows_of(done);
+    float inverse[2];
+    finish_sums<c>(arguments, rows, softmax, inverse);
+    if (c.staged && arguments.mapped_o) {
+      stage_output<T, c>(map_o, rows, inverse, o, shared.queries(q_left.stage(), index) + first_row * 128);
+    } else {
+      write_output<T, c>(arguments, rows, inverse, o);
+    }
+    let_go_of_turn(done);
+  }
+
+  /// The queries of the part before, in whose place its o was.
+  __device__ __forceinline__ void let_go_of_queries_left() {
+    if (threadIdx.x % 32 == 0) {
+      wait_stores_read();
+      arrive(&barriers.q_empty[q_left.stage()][index]);
+    }
+  }
+
+  /// All parts. Whatever it sees, each place of the block's tiles is waited for and let go once.
+  ///
+  /// The first scores of a part are started before o of the one before is written, so that tensor cores have
+  /// work meanwhile. Not where that one has keys left that only other consumers see: these may wait for its
+  /// values to be let go before they let their keys go.
+  __device__ __forceinline__ void compute_all() {
+    Part at = find_part();
+    if (!at.more) return;
+    start_first_scores();
+    wait_products<0>();
+    bool o_leaves = false;  // and the queries in whose place it was are to be let go
+    while (true) {
+      weigh_first(at);
+      if (c.staged && o_leaves) let_go_of_queries_left();
+      walk(at);
+      if (c.staged) {
+        q_left = q;
+        q.advance();
+      } else if (c.query_stages > 1) {
+        let_go_of_queries();
+      }
+      const int passed = left();
+      Ring<c.turn_stages> done = turn;
+      turn.advance();
+      if (passed == 0) at = part();
+      if (passed == 0 && at.more && at.seen.count() > 0) {
+        start_output_of_next_values();
+        start_first_scores();
+        wait_products<1>();
+        finish(done, 0);
+        o_leaves = true;
+        wait_products<0>();
+      } else {
+        start_output_of_next_values();
+        wait_products<0>();
+        finish(done, passed);
+        if (c.staged) let_go_of_queries_left();
+        o_leaves = false;
+        at = find_part();
+        if (!at.more) return;
+        start_first_scores();
+        wait_products<0>();
+      }
+    }
   }
 };
 

@@ -5,6 +5,9 @@
 
 namespace tilewise::cuda::wgmma {
 
+/// The number of the warp: the same in all lanes, which the compiler cannot see in threadIdx.
+__device__ __forceinline__ int this_warp() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0); }
+
 /// Attention on tensor cores by wgmma. The first warpgroup of a block has the loaders, the others compute;
 /// docs/wgmma.md draws who waits for whom. Compiled for sm_90a alone.
 template <typename T, typename Table, int row>
@@ -16,25 +19,27 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   extern __shared__ __align__(1024) std::byte first_smem[];
   const SharedMemory<c> shared{first_smem};
   Barriers<c>& barriers = shared.barriers();
-  // The same in all lanes, which the compiler cannot see in threadIdx.
-  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();  // barriers are there; the last one for all
 
-  if (warp < 4) {
+  if (this_warp() < 4) {
     keep_registers<c.producer_registers()>();
+    const int warp = this_warp();
     if (warp == 0 && elected()) {
-      load_tiles<c, c.dim>(arguments, maps.k, shared, shared.keys(0), barriers.k_full, barriers.k_empty);
+      load_tiles<c, c.dim>(arguments.group, maps.k, shared, shared.keys(0), barriers.k_full, barriers.k_empty,
+                           &barriers.turn_wanted);
     }
-    if (warp == 1 && elected()) load_queries<c>(arguments, maps.q, shared);
+    if (warp == 1 && elected()) load_queries<c>(maps.q, shared);
     if (warp == 2 && elected()) {
-      load_tiles<c, c.dim_v>(arguments, maps.v, shared, shared.values(0), barriers.v_full, barriers.v_empty);
+      load_tiles<c, c.dim_v>(arguments.group, maps.v, shared, shared.values(0), barriers.v_full,
+                             barriers.v_empty);
     }
     if (warp == 3 && elected()) hand_out_turns<c>(arguments, shared);
   } else {
     take_registers<c.consumer_registers()>();
-    Consumer<T, c> consumer(arguments, shared, warp / 4 - 1, warp % 4);
-    for_each_tile<c, true>(arguments, shared, [&](const QueryTile& tile) { consumer.compute(tile); });
+    const int warp = this_warp();
+    Consumer<T, c> consumer(arguments, maps.o, shared, warp / 4 - 1, warp % 4);
+    consumer.compute_all();
   }
 #endif
 }

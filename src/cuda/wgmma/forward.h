@@ -8,5 +8,7 @@ namespace tilewise::cuda::wgmma {
 /// The kernels of a storage type, each compiled in a file of its own.
 template <typename T>
 void forward_of(const AttentionCall& call, const Context& context);
+template <typename T>
+void general_forward_of(const AttentionCall& call, const Context& context);
 
 }  // namespace tilewise::cuda::wgmma

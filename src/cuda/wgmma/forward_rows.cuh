@@ -14,8 +14,15 @@ namespace tilewise::cuda::wgmma {
 
 // From a call to the row of a tuning table that it runs by.
 
+/// Whether the call has more than scale, causal and window.
+inline bool general(const AttentionCall& call) {
+  const AttentionFeatures& features = call.problem.features;
+  return call.packed() || features.key_lengths || features.sinks || features.softcap || features.alibi;
+}
+
 /// Whether some queries see more keys than others, and many do.
 inline bool uneven(const AttentionCall& call) {
+  if (call.packed() || call.problem.features.key_lengths) return true;
   return (call.band.left < Band::unbounded) != (call.band.right < Band::unbounded);
 }
 
@@ -29,32 +36,55 @@ inline std::uint32_t new_owner() {
 }
 
 inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors) {
-  const std::int64_t tiles = (call.problem.length_q + c.rows() - 1) / c.rows();
-  return Schedule::of(multiprocessors, static_cast<int>(call.problem.batch * call.problem.heads_q),
-                      static_cast<int>(tiles), uneven(call));
+  const AttentionProblem& problem = call.problem;
+  const auto heads = static_cast<int>(problem.heads_q);
+  const auto batch = static_cast<int>(problem.batch);
+  if (call.packed()) {
+    return Schedule::of(multiprocessors, heads, packed_tiles(static_cast<int>(call.total_q), batch, c.rows()),
+                        heads);
+  }
+  const auto tiles = static_cast<int>((problem.length_q + c.rows() - 1) / c.rows());
+  const std::int64_t head_bytes = problem.length_k * (problem.dim_qk + problem.dim_v) * 2 / call.group();
+  return Schedule::of(multiprocessors, batch * heads, tiles,
+                      uneven(call) ? Schedule::section_of(head_bytes) : 0);
+}
+
+/// Whether rows can be mapped: they begin at multiples of 16 bytes, in order of their indices.
+inline bool increasing(const Rows& rows) {
+  return aligned_chunks(rows) && rows.stride_b >= 0 && rows.stride_h >= 0 && rows.stride_s >= 0;
 }
 
 template <typename T, typename Table, int row>
 void run_row(const AttentionCall& call, const Context& context) {
   constexpr ForwardConfig c = Table::rows[row];
   const AttentionProblem& problem = call.problem;
-  const ForwardMaps maps{
-      .q = map_of(call.q, problem.batch, problem.heads_q, problem.length_q, problem.dim_qk, 64),
-      .k = map_of(call.k, problem.batch, problem.heads_kv, problem.length_k, problem.dim_qk, c.keys),
-      .v = map_of(call.v, problem.batch, problem.heads_kv, problem.length_k, problem.dim_v, c.keys)};
+  const std::int64_t entries = call.packed() ? 1 : problem.batch;
+  const std::int64_t rows_q = call.packed() ? call.total_q : problem.length_q;
+  const std::int64_t rows_k = call.packed() ? call.total_k : problem.length_k;
+  ForwardMaps maps{.q = map_of(call.q, entries, problem.heads_q, rows_q, problem.dim_qk, 64)};
+  if (rows_k > 0) {  // else there is nothing to load
+    maps.k = map_of(call.k, entries, problem.heads_kv, rows_k, problem.dim_qk, c.keys);
+    maps.v = map_of(call.v, entries, problem.heads_kv, rows_k, problem.dim_v, c.keys);
+  }
+  const bool mapped_o = c.staged && increasing(call.o);
+  if (mapped_o) maps.o = map_of(call.o, entries, problem.heads_q, rows_q, problem.dim_v, 16);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* counter = static_cast<unsigned long long*>(context.workspace.data);
+  constexpr double log2_e = 1.4426950408889634;
+  const bool natural = c.general && (problem.features.softcap || problem.features.alibi);
   const ForwardArguments arguments{.schedule = schedule_of(call, c, multiprocessors),
                                    .counter = {counter, new_owner()},
                                    .band = BandOfKeys::of(call),
                                    .heads_q = static_cast<int>(problem.heads_q),
                                    .group = static_cast<int>(call.group()),
                                    .dim_v = static_cast<int>(problem.dim_v),
-                                   .scale = static_cast<float>(call.scale),
-                                   .scale_log2 = static_cast<float>(call.scale * 1.4426950408889634),
+                                   .scale_log2 = static_cast<float>((natural ? 1.0 : call.scale) * log2_e),
+                                   .scale_lse = static_cast<float>(natural ? 1.0 : call.scale * mended(call)),
                                    .aligned_o = aligned_chunks(call.o),
+                                   .mapped_o = mapped_o,
                                    .o = call.o,
-                                   .lse = call.lse};
+                                   .lse = call.lse,
+                                   .general = c.general ? GeneralArguments::of(call) : GeneralArguments{}};
   launch<forward_kernel<T, Table, row>>({.name = "tilewise wgmma forward",
                                          .blocks = arguments.schedule.blocks,
                                          .threads = c.threads(),
@@ -63,17 +93,27 @@ void run_row(const AttentionCall& call, const Context& context) {
                                         maps, arguments);
 }
 
-/// About how long a row of a table takes, in no unit.
+/// Tiles of keys that a tile of queries has, on average; of all entries as of the longest.
+inline float mean_key_tiles(const BandOfKeys& band, const ForwardConfig& c) {
+  constexpr int most_samples = 16;
+  const int tiles = (band.length_q + c.rows() - 1) / c.rows();
+  const int samples = std::min(tiles, most_samples);
+  int sum = 0;
+  for (int n = 0; n < samples; ++n) {
+    const int first = static_cast<int>(std::int64_t{tiles} * n / samples) * c.rows();
+    sum += band.tiles(first, std::min(first + c.rows(), band.length_q), c.keys).count();
+  }
+  return static_cast<float>(sum) / static_cast<float>(samples);
+}
+
+/// About how long a row of a table takes, in microseconds of the GPU it was tuned on.
 inline double time_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors) {
   const Schedule schedule = schedule_of(call, c, multiprocessors);
-  const auto filled = [](std::int64_t length, int piece) {  // up to whole pieces, relative
-    return static_cast<double>((length + piece - 1) / piece * piece) / static_cast<double>(length);
-  };
-  // Where blocks have many tiles, it matters that a consumer without queries leaves the others its time.
-  const std::int64_t length_q = call.problem.length_q;
-  const double idle = schedule.rounds() > 1 ? filled(length_q, c.rows()) / filled(length_q, 64) : 1.0;
-  return schedule.rounds() * c.rows() * filled(call.problem.length_k, c.keys) /
-         (idle * static_cast<double>(c.speed));
+  const double rounds = schedule.counted()
+                            ? static_cast<double>(schedule.total()) / static_cast<double>(schedule.blocks)
+                            : static_cast<double>(schedule.rounds());
+  const TileTime& time = uneven(call) ? c.uneven : c.even;
+  return rounds * static_cast<double>(time.start + time.step * mean_key_tiles(BandOfKeys::of(call), c));
 }
 
 /// The row of a table that suits a call.

@@ -1,6 +1,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
+
 #include "attention/kernel.h"
 #include "cuda/mma/tuning.h"
 #include "cuda/runtime/device.h"
@@ -10,16 +12,15 @@
 namespace tilewise::cuda {
 namespace {
 
-// What is not there yet has its place: scores are finished between `hide_in` and `raise` (consumer.cuh),
-// sinks join where o is divided (output.cuh), packed rows where tiles are made (loaders.cuh).
 std::string missing_feature(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  if (problem.layout != Layout::dense) return "takes dense tensors alone";
-  if (features.needs_more_than_band()) {
-    return "takes scores with scale, causal and window alone: no mask, softcap, ALiBi or dropout";
+  if (problem.layout == Layout::paged) return "takes no pages";
+  if (features.mask != MaskKind::none) return "takes no mask";
+  if (features.block_mask) return "takes no block mask";
+  if (features.dropout) return "takes no dropout";
+  if (features.softcap && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_softcap) {
+    return "takes softcap with head dims to " + std::to_string(wgmma::most_dim_with_softcap);
   }
-  if (features.sinks) return "takes no sinks";
-  if (features.key_lengths) return "takes no key lengths";
   return {};
 }
 
@@ -31,9 +32,14 @@ std::string unsuited_shape(const AttentionProblem& problem) {
     return "takes sequences of fewer than 2^29";
   }
   if (problem.length_k == 0) return "takes no less than one key";
-  const std::int64_t heads = problem.batch * problem.heads_q;
-  if (heads * (problem.length_q / 64 + 1) > 0x7fffffff) return "takes fewer than 2^31 tiles of queries";
-  if (mma::few_results(heads * problem.length_q, problem.dim_v)) {
+  if (problem.length_q <= wgmma::few_queries) {
+    return "leaves " + std::to_string(wgmma::few_queries) +
+           " queries and fewer to mma, which has heads that share keys in one tile";
+  }
+  if (problem.heads_q * (problem.queries / 64 + problem.batch + 1) > 0x7fffffff) {
+    return "takes fewer than 2^31 tiles of queries";
+  }
+  if (mma::few_results(problem.heads_q * problem.queries, problem.dim_v)) {
     return "rounds weights, which results are too few for";
   }
   if (!problem.aligned)
@@ -65,7 +71,8 @@ std::string supports(const AttentionProblem& problem) {
 
 // A word to count tiles by, where some take longer than others.
 std::size_t workspace(const AttentionCall& call, const Context&) {
-  return call.band.bounded() ? sizeof(std::uint64_t) : 0;
+  const bool uneven = call.band.bounded() || call.packed() || call.problem.features.key_lengths;
+  return uneven ? sizeof(std::uint64_t) : 0;
 }
 
 void launch_on_device(const AttentionCall& call, const Context& context) {

@@ -10,11 +10,9 @@ namespace tilewise::cuda::wgmma {
 /// A warp's 16 of a consumer's 64 queries.
 struct WarpRows {
   int b, h;
-  int first;  ///< query
-  int count;  ///< of those that are there, 0 to 16
-
-  __device__ WarpRows(const ForwardArguments& arguments, int b_, int h_, int first_)
-      : b(b_), h(h_), first(first_), count(min(max(arguments.band.length_q - first_, 0), 16)) {}
+  int first;   ///< row of the tensors
+  int count;   ///< of those that are there, up to 16
+  float sink;  ///< -inf where there is none
 
   __device__ std::byte* row_of_o(const ForwardArguments& arguments, int row) const {
     return row_of_halves(arguments.o, b, h, first + row);
@@ -26,51 +24,110 @@ struct WarpRows {
   }
 };
 
-/// Divides, and writes lse and o; o by way of the place of the consumer's queries, of which a warp takes its
-/// own 16 rows, so that rows are written 16 bytes at a time.
-template <typename T, ForwardConfig c>
-__device__ __forceinline__ void write_output(const ForwardArguments& arguments, const WarpRows& rows,
-                                             const Softmax<c>& softmax, const Output<c>& o,
-                                             std::byte* place_smem, int first_row) {
-  const int lane = lane_now();
-  float inverse[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float sum = softmax.row_sum(half);
-    inverse[half] = sum == 0 ? 0.0f : 1.0f / sum;
-    if (lane % 4 == 0) {
-      rows.write_lse(arguments, lane / 4 + 8 * half, softmax.lse(half, sum, arguments.scale));
-    }
+/// Lets a sink, a score without a value, join a row of that lse; returns what o is multiplied by.
+__device__ __forceinline__ float join_sink(float sink, float& lse) {
+  if (lse == minus_infinity) {
+    lse = sink;
+    return 0;
   }
-  const auto chunk_at = [&](int row, int chunk) {  // of the warp's rows
-    return (chunk / 8 * 64 + first_row + row) * 128 + (chunk % 8 ^ row % 8) * 16;
-  };
-  const auto place = static_cast<std::uint32_t>(__cvta_generic_to_shared(place_smem));
+  const float share = 1.0f / (1.0f + expf(sink - lse));
+  lse = fmaxf(sink, lse) + log1pf(expf(-fabsf(sink - lse)));
+  return share;
+}
+
+/// Writes 16 columns of a row of o, of which four lanes have 2 and 2 each: two lanes exchange, so that each
+/// has 4 that lie together and the four fill 32 bytes. `row_gmem` begins at the lane's own place.
+template <typename T>
+__device__ __forceinline__ void store_sixteen(std::byte* row_gmem, bool store, bool odd, std::uint32_t low,
+                                              std::uint32_t high) {
+  const std::uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
+  if (store) *reinterpret_cast<uint2*>(row_gmem) = odd ? uint2{other, high} : uint2{low, other};
+}
+
+/// Divides what o is to be divided by, and writes lse.
+template <ForwardConfig c>
+__device__ __forceinline__ void finish_sums(const ForwardArguments& arguments, const WarpRows& rows,
+                                            const Softmax<c>& softmax, float (&inverse)[2]) {
+  const int lane = lane_now();
+  const float sums[2] = {softmax.row_sum(0), softmax.row_sum(1)};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) inverse[half] = sums[half] == 0 ? 0.0f : __fdividef(1.0f, sums[half]);
+  if (!arguments.lse.wanted && !c.general) return;
+  const bool upper = lane % 2 != 0;  // one lane has row g, another row g + 8
+  float lse = softmax.lse(upper ? softmax.maximum[1] : softmax.maximum[0], upper ? sums[1] : sums[0],
+                          arguments.scale_lse);
+  if (c.general && rows.sink > minus_infinity) {
+    const float share = join_sink(rows.sink, lse);
+    inverse[0] *= __shfl_sync(~0u, share, lane & ~1);
+    inverse[1] *= __shfl_sync(~0u, share, lane | 1);
+  }
+  if (lane % 4 < 2) rows.write_lse(arguments, lane / 4 + (upper ? 8 : 0), lse);
+}
+
+/// Writes o by way of a place in shared memory, of which a warp takes its own 16 rows; one lane has them
+/// stored and nobody waits.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void stage_output(const CUtensorMap& map, const WarpRows& rows,
+                                             const float (&inverse)[2], const Output<c>& o,
+                                             std::byte* rows_smem) {
+  const int lane = lane_now();
+  const auto place = static_cast<std::uint32_t>(__cvta_generic_to_shared(rows_smem)) + lane % 16 * 128;
 #pragma unroll
   for (int n = 0; n < c.dim_v / 16; ++n) {  // 16 columns: of rows g and g + 8, then columns + 8
     const std::uint32_t four[4] = {pack<T>(o[8 * n] * inverse[0], o[8 * n + 1] * inverse[0]),
                                    pack<T>(o[8 * n + 2] * inverse[1], o[8 * n + 3] * inverse[1]),
                                    pack<T>(o[8 * n + 4] * inverse[0], o[8 * n + 5] * inverse[0]),
                                    pack<T>(o[8 * n + 6] * inverse[1], o[8 * n + 7] * inverse[1])};
-    store_matrices(place + chunk_at(lane % 16, 2 * n + lane / 16), four);
+    const int chunk = (n % 4 * 2 + lane / 16) ^ (lane % 8);
+    store_matrices(place + n / 4 * (64 * 128) + chunk * 16, four);
   }
+  fence_async_proxy();
   __syncwarp();  // the warp's rows are there
-  constexpr int chunks = c.dim_v / 8;
-#pragma unroll 4
-  for (int index = lane; index < 16 * chunks; index += 32) {
-    const int row = index / chunks;
-    const int chunk = index % chunks;
-    if (row >= rows.count || chunk * 8 >= arguments.dim_v) continue;
-    store_eight(rows.row_of_o(arguments, row), chunk * 8, arguments.dim_v, arguments.aligned_o,
-                *reinterpret_cast<const uint4*>(place_smem + chunk_at(row, chunk)));
+  if (lane == 0 && rows.count > 0) {
+#pragma unroll
+    for (int panel = 0; panel < c.dim_v / 64; ++panel) {
+      store_box(map, rows_smem + panel * (64 * 128), panel * 64, rows.first, rows.h, rows.b);
+    }
+    commit_stores();
   }
 }
 
-/// The same for rows that see nothing, without shared memory: nothing was loaded, and the place may be
-/// another tile's.
+/// Writes o from registers to memory. Nothing waits for the stores.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void write_output(const ForwardArguments& arguments, const WarpRows& rows,
+                                             const float (&inverse)[2], const Output<c>& o) {
+  const int lane = lane_now();
+  std::byte* const row_gmem[2] = {rows.row_of_o(arguments, lane / 4), rows.row_of_o(arguments, lane / 4 + 8)};
+  const bool there[2] = {lane / 4 < rows.count, lane / 4 + 8 < rows.count};
+  if (!c.staged && arguments.aligned_o && arguments.dim_v % 4 == 0) {
+    const int column = lane % 2 * 8 + lane % 4 / 2 * 4;
+#pragma unroll
+    for (int n = 0; n < c.dim_v / 16; ++n) {
+      const bool inside = n * 16 + column < arguments.dim_v;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* four = &o[8 * n + 2 * half];
+        store_sixteen<T>(row_gmem[half] + (n * 16 + column) * 2, inside && there[half], lane % 2 != 0,
+                         pack<T>(four[0] * inverse[half], four[1] * inverse[half]),
+                         pack<T>(four[4] * inverse[half], four[5] * inverse[half]));
+      }
+    }
+  } else {
+#pragma unroll
+    for (int n = 0; n < c.dim_v / 2; ++n) {
+      const int half = n / 2 % 2;
+      const int column = n / 4 * 8 + lane % 4 * 2 + n % 2;
+      if (there[half] && column < arguments.dim_v) {
+        reinterpret_cast<T*>(row_gmem[half])[column] = narrow<T>(o[n] * inverse[half]);
+      }
+    }
+  }
+}
+
+/// The same for rows that see nothing.
 __device__ __forceinline__ void write_nothing(const ForwardArguments& arguments, const WarpRows& rows) {
   const int lane = lane_now();
-  if (lane < 16) rows.write_lse(arguments, lane, minus_infinity);
+  if (lane < 16) rows.write_lse(arguments, lane, rows.sink);
 #pragma unroll 1
   for (int row = 0; row < rows.count; ++row) {
     auto* to = reinterpret_cast<std::uint16_t*>(rows.row_of_o(arguments, row));

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/ptx/mbarrier.cuh"
-#include "cuda/wgmma/tuning.h"
+#include "cuda/wgmma/arguments.h"
 
 namespace tilewise::cuda::wgmma {
 
@@ -25,11 +25,20 @@ class Ring {
   std::uint32_t place_ = 0;
 };
 
-/// What is handed out at a place of turns: from which query on the block is to compute, or that there is no
-/// more.
+/// What is handed out at a place of turns: a tile of queries, or that there is no more.
 struct alignas(16) HandedTurn {
   int b, h, first;
   int more;
+  TileSpan loaded;  ///< tiles of keys that some of its queries see; where there are none, nothing is loaded
+  // Of a general call alone.
+  float slope, sink;
+  BandOfKeys band;          ///< of the entry
+  int map_b, row_q, row_k;  ///< where its rows begin in the tensors
+};
+/// What of it concerns a consumer, which has 64 of the queries.
+struct alignas(16) HandedPart {
+  TileSpan seen;   ///< tiles of keys that some of these see something of
+  TileSpan whole;  ///< those that all see all of
 };
 
 /// The barriers, as they stand in shared memory.
@@ -40,7 +49,9 @@ struct Barriers {
   Mbarrier k_full[c.stages], k_empty[c.stages];
   Mbarrier v_full[c.stages], v_empty[c.stages];
   Mbarrier turn_full[c.turn_stages], turn_empty[c.turn_stages];
+  Mbarrier turn_wanted;  ///< a phase a turn: all its keys have been asked for
   HandedTurn turns[c.turn_stages];
+  HandedPart parts[c.turn_stages][c.consumers];
 
   /// By one thread, before a barrier of the block.
   __device__ void init() {
@@ -62,6 +73,7 @@ struct Barriers {
       init_barrier(&turn_full[stage], 1);
       init_barrier(&turn_empty[stage], loaders + warps * c.consumers);
     }
+    init_barrier(&turn_wanted, 1);
     fence_barrier_inits();
   }
 };
@@ -70,16 +82,17 @@ struct Barriers {
 template <ForwardConfig c>
 struct SharedMemory {
   static_assert(sizeof(Barriers<c>) == c.barrier_bytes());
-  static_assert(c.key_bytes() % 1024 == 0 && c.value_bytes() % 1024 == 0 && c.query_place() % 1024 == 0);
+  static_assert(!c.staged || (c.query_stages > 1 && !c.general && c.dim_v <= c.dim));
+  static_assert(c.key_bytes() % 1024 == 0 && c.value_bytes() % 1024 == 0 && c.query_bytes() % 1024 == 0);
   static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
 
   std::byte* first;
 
   __device__ std::byte* queries(int stage, int consumer) const {
-    return first + (stage * c.consumers + consumer) * c.query_place();
+    return first + (stage * c.consumers + consumer) * c.query_bytes();
   }
   __device__ std::byte* keys(int stage) const {
-    return first + c.query_stages * c.consumers * c.query_place() + stage * c.key_bytes();
+    return first + c.query_stages * c.consumers * c.query_bytes() + stage * c.key_bytes();
   }
   __device__ std::byte* values(int stage) const { return keys(c.stages) + stage * c.value_bytes(); }
   __device__ Barriers<c>& barriers() const { return *reinterpret_cast<Barriers<c>*>(first + c.tile_bytes()); }

@@ -1,9 +1,13 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 namespace tilewise::cuda::wgmma {
+
+/// What a section's keys and values may take, of an L2 that has 50 MB and more, and reads through it besides.
+inline constexpr std::int64_t section_bytes = 16 << 20;
 
 /// A tile of queries: tile `tile` of head `head`, heads of all batch entries counted.
 struct Turn {
@@ -16,23 +20,27 @@ struct Turn {
 /// Where tiles are equal, a block takes every blocks-th of them, heads one after another, so that blocks that
 /// run together share keys in the L2. Where later queries see more keys, a block that is done takes the next
 /// (turns.cuh): sections of heads come one after another, and in a section the longest tiles of all its heads
-/// first, so that short ones fill the end. A section has work for two tiles a block, or its longest would be
-/// what is waited for in the end, and no more heads than that takes: then keys are still in the L2 when
-/// shorter tiles read them again.
+/// first, so that short ones fill the end. A section has as many heads as keep their keys and values in the
+/// L2 until shorter tiles read them again.
 struct Schedule {
   int blocks = 1;
   int heads = 0;          ///< of all batch entries
   int tiles = 0;          ///< a head
   int section_heads = 0;  ///< 0: tiles are equal
 
-  static constexpr Schedule of(int multiprocessors, int heads, int tiles, bool uneven) {
-    Schedule schedule{.blocks = std::min(heads * tiles, multiprocessors), .heads = heads, .tiles = tiles};
-    if (uneven && schedule.total() > 0) {
-      const int least = (2 * schedule.blocks + tiles - 1) / tiles;
-      const int sections = std::max(1, heads / least);
-      schedule.section_heads = (heads + sections - 1) / sections;
-    }
-    return schedule;
+  static constexpr Schedule of(int multiprocessors, int heads, int tiles, int section_heads = 0) {
+    return {.blocks = std::min(heads * tiles, multiprocessors),
+            .heads = heads,
+            .tiles = tiles,
+            .section_heads = std::min(section_heads, heads)};
+  }
+  /// Heads of a section, by the bytes of a head's keys and values: a power of two, which most numbers of
+  /// heads are multiples of.
+  static constexpr int section_of(std::int64_t head_bytes) {
+    const std::int64_t most =
+        std::max<std::int64_t>(section_bytes / std::max<std::int64_t>(head_bytes, 1), 1);
+    return static_cast<int>(
+        std::bit_floor(static_cast<std::uint64_t>(std::min<std::int64_t>(most, 1 << 20))));
   }
 
   constexpr int total() const { return heads * tiles; }

@@ -50,18 +50,49 @@ __device__ __forceinline__ void start_output(Output<c>& o, Weights<c>& weights, 
 #endif
 }
 
-/// Hides what the band hides. `key` is the lane's first of the tile, `query` that of row g.
+/// Hides the keys before, or from, a row's end of the band on. `key` is the lane's first of the tile, `query`
+/// that of row g.
 template <ForwardConfig c>
-__device__ __forceinline__ void hide(Scores<c>& s, const BandOfKeys& band, int query, int key) {
+__device__ __forceinline__ void hide_before(Scores<c>& s, const BandOfKeys& band, int query, int key) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int first = band.first(query + 8 * half) - key;
+#pragma unroll
+    for (int n = 0; n < c.keys / 4; ++n) {
+      if (n / 2 * 8 + n % 2 < first) s[n / 2 * 4 + 2 * half + n % 2] = minus_infinity;
+    }
+  }
+}
+template <ForwardConfig c>
+__device__ __forceinline__ void hide_after(Scores<c>& s, const BandOfKeys& band, int query, int key) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
     const int last = band.last(query + 8 * half) - key;
 #pragma unroll
     for (int n = 0; n < c.keys / 4; ++n) {
-      const int column = n / 2 * 8 + n % 2;
-      float& score = s[n / 2 * 4 + 2 * half + n % 2];
-      if (column < first || column >= last) score = minus_infinity;
+      if (n / 2 * 8 + n % 2 >= last) s[n / 2 * 4 + 2 * half + n % 2] = minus_infinity;
+    }
+  }
+}
+
+/// What softcap and ALiBi make of products: scores in natural units. `distance` is that of row g from the
+/// lane's first key of the tile, which ALiBi counts.
+template <ForwardConfig c>
+__device__ __forceinline__ void change(Scores<c>& s, const GeneralArguments& rules, float slope,
+                                       int distance) {
+  if (c.softcap() && rules.softcap) {
+#pragma unroll
+    for (int n = 0; n < c.keys / 2; ++n) s[n] = rules.cap * tanh_of(s[n] * rules.score_scale);
+  } else {
+#pragma unroll
+    for (int n = 0; n < c.keys / 2; ++n) s[n] *= rules.score_scale;
+  }
+  if (rules.alibi) {
+#pragma unroll
+    for (int n = 0; n < c.keys / 2; ++n) {
+      const int column = n / 4 * 8 + n % 2;
+      const int apart = abs(distance + n / 2 % 2 * 8 - column);
+      s[n] -= __fmul_rn(slope, static_cast<float>(apart));
     }
   }
 }

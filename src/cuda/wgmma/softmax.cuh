@@ -27,12 +27,20 @@ struct Softmax {
 
   __device__ explicit Softmax(const float& unit_) : unit(unit_) {}
 
-  __device__ __forceinline__ void start() {
+  /// With the first scores of the rows.
+  __device__ __forceinline__ void start(const Scores<c>& s) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      maximum[half] = limit[half] = lowest;
+      maximum[half] = largest(s, half, lowest);
       sum[half] = 0;
     }
+  }
+  /// The largest of a row's scores and `most`, in all its lanes.
+  static __device__ __forceinline__ float largest(const Scores<c>& s, int half, float most) {
+#pragma unroll
+    for (int n = 2 * half; n < c.keys / 2; n += 4) most = fmaxf(most, fmaxf(s[n], s[n + 1]));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
   }
   /// unit · maximum, rounded.
   __device__ __forceinline__ float reference(int half) const { return fmaxf(maximum[half] * unit, lowest); }
@@ -53,11 +61,7 @@ struct Softmax {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float before = reference(half);
-      float most = maximum[half];
-#pragma unroll
-      for (int n = 2 * half; n < c.keys / 2; n += 4) most = fmaxf(most, fmaxf(s[n], s[n + 1]));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      maximum[half] = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      maximum[half] = largest(s, half, maximum[half]);
       factor[half] = exp2_approx(before - reference(half));
       sum[half] *= factor[half];
     }
@@ -96,11 +100,11 @@ struct Softmax {
     const float two = sum[half] + __shfl_xor_sync(~0u, sum[half], 1);
     return two + __shfl_xor_sync(~0u, two, 2);
   }
-  /// lse from that sum. The reference was rounded; the maximum in natural units is not.
-  __device__ __forceinline__ float lse(int half, float row, float scale) const {
+  /// lse of a row of that maximum and sum. The reference was rounded; the maximum in natural units is not.
+  __device__ __forceinline__ float lse(float most, float row, float scale) const {
     if (row == 0) return minus_infinity;
-    const float correction = exp2f(fmaf(-maximum[half], unit, reference(half)));
-    return fmaxf(maximum[half] * scale, lowest) + logf(row * correction);
+    const float correction = exp2f(fmaf(-most, unit, fmaxf(most * unit, lowest)));
+    return fmaxf(most * scale, lowest) + logf(row * correction);
   }
 };
 

@@ -5,6 +5,22 @@
 
 namespace tilewise::cuda::wgmma {
 
+/// The largest head dims there are rows for.
+inline constexpr int most_dim = 256;
+inline constexpr int most_dim_with_softcap = 128;
+
+/// What a tile of queries takes in microseconds on an H200: `start`, and `step` for each of its tiles of
+/// keys.
+struct TileTime {
+  float start = 1;
+  float step = 1;
+  friend constexpr bool operator==(const TileTime&, const TileTime&) = default;
+};
+
+/// How many queries, and fewer, `mma` is better for, measured on an H200: by a factor of 2 at one query of 32
+/// heads over 8 and batch 64, by 1.1 at 16 queries; at 64 it takes 1.4 times as long.
+inline constexpr int few_queries = 16;
+
 /// How a block of the forward kernel is cut: a warpgroup that loads, and `consumers` that have 64 queries
 /// each and walk over tiles of keys. It is alone on its multiprocessor.
 struct ForwardConfig {
@@ -13,26 +29,31 @@ struct ForwardConfig {
   int consumers = 2;     ///< 2 or 3
   int keys = 0;          ///< a tile
   int stages = 2;        ///< tiles of keys in shared memory, and as many of values
-  int query_stages = 1;  ///< tiles of queries there; o takes a tile's place before the next but one comes
-  int turn_stages = 2;   ///< tiles of queries that are known beforehand
-  float speed = 1;       ///< a query, with the multiprocessor busy; how rows of equal dims compare
+  int query_stages = 1;  ///< tiles of queries there
+  int turn_stages =
+      3;  ///< tiles of queries that are known: one computed, one whose scores start, one to come
+  bool staged = false;   ///< o leaves through the place of its queries, of which there must be two
+  bool general = false;  ///< for calls with more than scale, causal and window
+  TileTime even{};       ///< where all tiles of queries have as many keys
+  TileTime uneven{};     ///< where they have not: with causal
 
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int rows() const { return consumers * 64; }
-  /// What a consumer's queries take to load, and the place for them and for their o.
-  constexpr int query_bytes() const { return 64 * dim * 2; }
-  constexpr int query_place() const { return 64 * std::max(dim, dim_v) * 2; }
+  constexpr int query_bytes() const { return 64 * dim * 2; }  ///< of a consumer
   constexpr int key_bytes() const { return keys * dim * 2; }
   constexpr int value_bytes() const { return keys * dim_v * 2; }
+  /// Whether there are registers for it.
+  constexpr bool softcap() const { return general && dim_v <= most_dim_with_softcap; }
   /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
   constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
   constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
   /// Where barriers stand: behind queries, keys and values, each of which begins at a multiple of 1024.
   constexpr int tile_bytes() const {
-    return query_stages * consumers * query_place() + stages * (key_bytes() + value_bytes());
+    return query_stages * consumers * query_bytes() + stages * (key_bytes() + value_bytes());
   }
   constexpr int barrier_bytes() const {
-    return 8 * (2 * query_stages * consumers + 4 * stages + 4 * turn_stages);
+    return (8 * (2 * query_stages * consumers + 4 * stages + 2 * turn_stages + 1) + 15) / 16 * 16 +
+           (64 + 16 * consumers) * turn_stages;
   }
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(tile_bytes() + barrier_bytes());
@@ -41,21 +62,46 @@ struct ForwardConfig {
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
 
-/// One row a line, by dims. Of those with the smallest sufficient dims the one is taken whose tiles take the
-/// least time on all multiprocessors. bench/sweep_wgmma.cu measures candidates.
+constexpr ForwardConfig staged(ForwardConfig config) {
+  config.staged = true;
+  return config;
+}
+constexpr ForwardConfig timed(ForwardConfig config, TileTime even, TileTime uneven) {
+  config.even = even;
+  config.uneven = uneven;
+  return config;
+}
+
+/// One row after another, by dims. Of those with the smallest sufficient dims the one is taken whose tiles
+/// take the least time on all multiprocessors. Times are fitted to what bench/sweep_wgmma.cu measures of 16k
+/// tokens of hidden size 2048, 512 to 16384 a sequence; the worst is off by 6 %.
 struct Forward {
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_stages = 2},
-      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2, .speed = 0.9f},
-      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_stages = 2},
-      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_stages = 2, .speed = 0.96f},
-      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_stages = 2, .speed = 0.93f},
+      timed(staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_stages = 2}),
+            {1.46f, 1.459f}, {1.02f, 1.498f}),
+      timed(staged({.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2}),
+            {1.12f, 1.168f}, {1.69f, 1.239f}),
+      timed({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_stages = 2},
+            {3.10f, 1.459f}, {2.31f, 1.500f}),
+      timed(staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_stages = 2}),
+            {2.01f, 1.254f}, {2.08f, 1.210f}),
+      timed(staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_stages = 2}),
+            {1.68f, 1.685f}, {3.20f, 1.647f}),
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
-      {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2},
+      timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2}, {5.93f, 1.797f},
+            {6.94f, 1.961f}),
+      timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2}, {5.98f, 1.441f},
+            {7.02f, 1.559f}),
   };
 };
 
-/// The largest head dim there is a row for.
-inline constexpr int most_dim = 256;
+/// The same for calls with softcap, ALiBi, sinks, key lengths or packed sequences.
+struct GeneralForward {
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2, .general = true},
+      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 80, .stages = 3, .query_stages = 2, .general = true},
+      {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2, .general = true},
+  };
+};
 
 }  // namespace tilewise::cuda::wgmma

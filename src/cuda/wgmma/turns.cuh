@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/wgmma/arguments.h"
+#include "cuda/wgmma/entries.cuh"
 #include "cuda/wgmma/pipeline.cuh"
 
 namespace tilewise::cuda::wgmma {
@@ -25,55 +25,77 @@ __device__ __forceinline__ int next_number(const TurnCounter& counter, int last)
   return number;
 }
 
+/// The tile of queries that has a number. Packed sequences leave some numbers without one: false.
+template <ForwardConfig c>
+__device__ __forceinline__ bool find_tile(const ForwardArguments& arguments, int number, HandedTurn& found) {
+  const Turn turn = arguments.schedule.turn(number);
+  if constexpr (c.general) {
+    return find_tile_of_entry<c>(arguments, turn, found);
+  } else {
+    found = {.b = turn.head / arguments.heads_q,
+             .h = turn.head % arguments.heads_q,
+             .first = turn.tile * c.rows(),
+             .more = 1};
+    return true;
+  }
+}
+
 /// The lane that knows what comes next, and tells the others while they are at the tile before. The first
 /// tile is the block's by its number. Where turns are counted, each block asks until there are no more, so
-/// numbers are as many as tiles.
+/// numbers are as many as tiles; and it asks late, when the loader of keys has nothing more to do. A tile
+/// that is taken before its time waits behind a long one while other blocks run out of work.
 template <ForwardConfig c>
 __device__ __forceinline__ void hand_out_turns(const ForwardArguments& arguments,
                                                const SharedMemory<c>& shared) {
   const Schedule& schedule = arguments.schedule;
   Barriers<c>& barriers = shared.barriers();
   Ring<c.turn_stages> ring;
-  int index = static_cast<int>(blockIdx.x);
+  int number = static_cast<int>(blockIdx.x);
+  std::uint32_t parity = 0;  // of the next turn that is wanted
+#pragma unroll 1
   while (true) {
-    const bool more = index < schedule.total();
-    const Turn turn = more ? schedule.turn(index) : Turn{};
-    wait(&barriers.turn_empty[ring.stage()], ring.parity() ^ 1);
-    barriers.turns[ring.stage()] = {.b = turn.head / arguments.heads_q,
-                                    .h = turn.head % arguments.heads_q,
-                                    .first = turn.tile * c.rows(),
-                                    .more = more};
-    arrive(&barriers.turn_full[ring.stage()]);
-    ring.advance();
+    HandedTurn turn{};
+    const bool more = number < schedule.total();
+    if (!more || find_tile<c>(arguments, number, turn)) {
+      const BandOfKeys& band = c.general ? turn.band : arguments.band;
+      const int end = min(turn.first + c.rows(), band.length_q);
+      turn.loaded = band.tiles(turn.first, end, c.keys);
+      const int stage = ring.stage();
+      wait(&barriers.turn_empty[stage], ring.parity() ^ 1);
+      barriers.turns[stage] = turn;
+#pragma unroll 1
+      for (int w = 0; w < c.consumers; ++w) {
+        const int own = turn.first + 64 * w;
+        const int own_end = min(own + 64, end);
+        barriers.parts[stage][w] = {.seen = band.tiles(own, own_end, c.keys),
+                                    .whole = band.whole_tiles(own, own_end, c.keys)};
+      }
+      arrive(&barriers.turn_full[stage]);
+      ring.advance();
+      if (more && schedule.counted()) {
+        wait(&barriers.turn_wanted, parity);
+        parity ^= 1;
+      }
+    }
     if (!more) return;
-    index = schedule.counted() ? schedule.blocks + next_number(arguments.counter, schedule.total() - 1)
-                               : index + schedule.blocks;
+    number = schedule.counted() ? schedule.blocks + next_number(arguments.counter, schedule.total() - 1)
+                                : number + schedule.blocks;
   }
 }
 
-/// A block's tile of queries.
-struct QueryTile {
-  int b, h, first;
-  TileSpan keys;  ///< that some of its queries see; where there are none, nothing is loaded
-};
-
-/// Calls `body` with each of the block's tiles in order; for a lane alone, or for all lanes of a warp.
-template <ForwardConfig c, bool whole_warp, typename Body>
-__device__ __forceinline__ void for_each_tile(const ForwardArguments& arguments,
-                                              const SharedMemory<c>& shared, const Body& body) {
-  const BandOfKeys& band = arguments.band;
+/// Calls `body` with each of the block's turns in order; for a loader's lane.
+template <ForwardConfig c, typename Body>
+__device__ __forceinline__ void for_each_turn(const SharedMemory<c>& shared, const Body& body) {
   Barriers<c>& barriers = shared.barriers();
   Ring<c.turn_stages> ring;
 #pragma unroll 1
   while (true) {
     wait(&barriers.turn_full[ring.stage()], ring.parity());
     const HandedTurn turn = barriers.turns[ring.stage()];
-    if (whole_warp) __syncwarp();  // all lanes have read it
-    if (!whole_warp || threadIdx.x % 32 == 0) arrive(&barriers.turn_empty[ring.stage()]);
+    arrive(&barriers.turn_empty[ring.stage()]);
     ring.advance();
     if (turn.more == 0) return;
-    const int end = min(turn.first + c.rows(), band.length_q);
-    body(QueryTile{turn.b, turn.h, turn.first, band.tiles(turn.first, end, c.keys)});
+    body(turn);
   }
 }
 

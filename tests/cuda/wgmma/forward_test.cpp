@@ -9,20 +9,22 @@
 namespace tilewise::test {
 namespace {
 
-// Random problems seldom have what `wgmma` is for: many results, aligned rows, and nothing but a band that
-// hides. Here each head dim it is compiled for has its turn, with lengths around its tiles, with blocks that
-// have many tiles each, and with scores that make the softmax start anew all the time.
+// Random problems seldom have what `wgmma` is for: many results and aligned rows. Here each head dim it is
+// compiled for has its turn, with lengths around its tiles, with blocks that have many tiles each, and with
+// scores that make the softmax start anew all the time.
 
 class WgmmaForward : public CudaTest {
  protected:
   void SetUp() override {
     CudaTest::SetUp();
     if (IsSkipped()) return;
-    const std::string reason = reason_against(dense_problem(1, DType::bf16), "wgmma");
+    const Sizes many{.b = 2, .hq = 4, .hkv = 2, .sq = 128, .sk = 128, .d = 64, .dv = 64};
+    const std::string reason = reason_against(dense_problem(1, DType::bf16, many), "wgmma");
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
 
-  static void expect_within_contract(const RandomProblem& problem) {
+  static void expect_within_contract(RandomProblem problem) {
+    problem.asked.backward = false;
     SCOPED_TRACE(to_string(problem));
     ASSERT_EQ(reason_against(problem, "wgmma"), "");
     const Checker checker(problem, 4);
@@ -38,7 +40,7 @@ class WgmmaForward : public CudaTest {
 
 TEST_F(WgmmaForward, IsWithinTheContractAtEveryHeadDim) {
   std::uint64_t seed = 200;
-  for (const std::int64_t dim : {8, 40, 64, 72, 96, 128, 136, 192, 200, 256}) {
+  for (const std::int64_t dim : {16, 40, 64, 72, 96, 128, 136, 192, 200, 256}) {
     for (const bool causal : {false, true}) {
       const Sizes sizes{.b = 2, .hq = 6, .hkv = 3, .sq = 197, .sk = 261, .d = dim, .dv = dim};
       RandomProblem problem = dense_problem(seed, dtype_of(seed), sizes);
@@ -61,12 +63,12 @@ TEST_F(WgmmaForward, TakesOtherHeadDimsOfValues) {
 
 TEST_F(WgmmaForward, TakesLengthsAroundItsTiles) {
   std::uint64_t seed = 240;
-  for (const std::int64_t queries : {1, 63, 64, 65, 127, 129, 191, 192, 193, 385}) {
+  for (const std::int64_t queries : {17, 63, 64, 65, 127, 129, 191, 192, 193, 385}) {
     for (const std::int64_t keys : {1, 15, 16, 79, 80, 81, 127, 128, 129, 241}) {
       const Sizes sizes{.b = 1, .hq = 64, .hkv = 8, .sq = queries, .sk = keys, .d = 64, .dv = 64};
       Sizes of_seed = sizes;
       if (seed % 3 != 0) of_seed.d = of_seed.dv = seed % 3 == 1 ? 128 : 256;
-      of_seed.hq = of_seed.hkv * (1 + 4096 / (8 * queries * of_seed.dv));
+      of_seed.hq = of_seed.hkv * (1 + 16384 / (8 * queries * of_seed.dv));
       RandomProblem problem = dense_problem(seed, dtype_of(seed), of_seed);
       problem.options.causal = seed % 4 != 0;
       problem.options.alignment = seed % 4 == 1 ? Alignment::top_left : Alignment::bottom_right;
@@ -128,6 +130,74 @@ TEST_F(WgmmaForward, IsWithinTheContractHoweverScoresRise) {
   }
 }
 
+TEST_F(WgmmaForward, TakesProblemsOfItsDomain) {
+  constexpr int problems = 100;
+  int taken = 0;
+  for (std::uint64_t seed = 500; seed < 500 + problems; ++seed) {
+    const RandomProblem problem = random_wgmma_problem(seed);
+    if (!reason_against(problem, "wgmma").empty()) continue;
+    expect_within_contract(problem);
+    ++taken;
+  }
+  EXPECT_GT(taken, problems * 3 / 4);
+}
+
+TEST_F(WgmmaForward, TakesFeaturesTogether) {
+  std::uint64_t seed = 440;
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const bool softcap : {false, true}) {
+      if (softcap && dim == 256) continue;
+      const Sizes n{.b = 3, .hq = 4, .hkv = 2, .sq = 150, .sk = 333, .d = dim, .dv = dim};
+      RandomProblem problem = dense_problem(seed, dtype_of(seed), n);
+      Random rng(seed + 1);
+      problem.options.causal = true;
+      problem.options.alignment = Alignment::bottom_right;
+      problem.options.window.left = 200;
+      problem.options.softcap = softcap ? 5.0f : 0.0f;
+      problem.sinks = Buffer(DType::f32, {n.hq});
+      problem.alibi_slopes = Buffer(DType::f32, {n.b, n.hq});
+      problem.sinks.fill_random(rng);
+      problem.alibi_slopes.fill_random(rng, 0.1);
+      problem.key_lengths = Buffer(DType::i32, {n.b});
+      problem.key_lengths.set_values(std::vector<double>{0, 333, 129});
+      expect_within_contract(problem);
+      ++seed;
+    }
+  }
+}
+
+TEST_F(WgmmaForward, TakesManyPackedSequences) {
+  // More sequences than blocks, and a long one among short ones and empty ones.
+  constexpr std::int64_t sequences = 300;
+  constexpr std::int64_t longest = 517;
+  Random rng(451);
+  std::vector<double> ends = {0};
+  for (std::int64_t n = 0; n < sequences; ++n) {
+    const std::int64_t length = n == 200 ? longest : rng.between(0, 9);
+    ends.push_back(ends.back() + static_cast<double>(length));
+  }
+  const auto total = static_cast<std::int64_t>(ends.back());
+  RandomProblem problem = dense_problem(450, DType::bf16);
+  problem.layout = Layout::packed;
+  problem.batch = sequences;
+  problem.heads_q = 2;
+  problem.heads_kv = 1;
+  problem.length_q = problem.length_k = longest;
+  problem.dim_qk = problem.dim_v = 64;
+  problem.q = Buffer(problem.dtype, {total, 2, 64});
+  problem.k = Buffer(problem.dtype, {total, 1, 64});
+  problem.v = Buffer(problem.dtype, {total, 1, 64});
+  problem.d_o = Buffer(problem.dtype, {total, 2, 64});
+  for (Buffer* buffer : {&problem.q, &problem.k, &problem.v, &problem.d_o}) buffer->fill_random(rng);
+  for (Buffer* buffer : {&problem.cumulative_q, &problem.cumulative_k}) {
+    *buffer = Buffer(DType::i32, {sequences + 1});
+    buffer->set_values(ends);
+  }
+  problem.options.causal = true;
+  problem.asked.backward = false;
+  expect_within_contract(problem);
+}
+
 TEST_F(WgmmaForward, TakesRowsOfAlignedStrides) {
   // Tokens first, as projections have it: [B, S, H, D].
   const Sizes n{.b = 2, .hq = 4, .hkv = 2, .sq = 150, .sk = 170, .d = 64, .dv = 64};
@@ -142,11 +212,14 @@ TEST_F(WgmmaForward, TakesRowsOfAlignedStrides) {
 }
 
 TEST_F(WgmmaForward, SaysWhyItCannot) {
-  const Sizes n{.b = 2, .hq = 4, .hkv = 2, .sq = 70, .sk = 131, .d = 36, .dv = 24};
+  const Sizes n{.b = 2, .hq = 4, .hkv = 2, .sq = 170, .sk = 131, .d = 36, .dv = 24};
   EXPECT_NE(reason_against(dense_problem(1, DType::bf16, n), "wgmma").find("16 bytes"), std::string::npos);
   EXPECT_NE(reason_against(featured_problem(1, DType::bf16), "wgmma"), "");
   EXPECT_NE(reason_against(dense_problem(1, DType::f32), "wgmma"), "");
-  EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.sq = 1}), "wgmma"), "");
+  EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.sq = 20}), "wgmma").find("too few"),
+            std::string::npos);
+  EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.hq = 512, .sq = 16}), "wgmma").find("16 queries"),
+            std::string::npos);
 }
 
 TEST_F(WgmmaForward, GivesTheSameBitsInManyLaunches) {
@@ -159,12 +232,15 @@ TEST_F(WgmmaForward, GivesTheSameBitsInManyLaunches) {
     problem.options.causal = dim == 64;
     first.push_back(problems.emplace_back(problem, "wgmma").run(streams[0]));
   }
-  for (int launch = 0; launch < 1000; ++launch) {
-    for (std::size_t n = 0; n < 2; ++n) problems[n].forward(streams[n]);
-  }
-  for (std::size_t n = 0; n < 2; ++n) {
-    streams[n].wait();
-    EXPECT_TRUE(problems[n].results() == first[n]);
+  for (int round = 0; round < 10; ++round) {
+    for (std::size_t n = 0; n < 2; ++n) problems[n].poison(streams[n]);
+    for (int launch = 0; launch < 500; ++launch) {
+      for (std::size_t n = 0; n < 2; ++n) problems[n].forward(streams[n]);
+    }
+    for (std::size_t n = 0; n < 2; ++n) {
+      streams[n].wait();
+      EXPECT_TRUE(problems[n].results() == first[n]) << round;
+    }
   }
 }
 

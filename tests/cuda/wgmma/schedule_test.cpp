@@ -25,8 +25,8 @@ TEST(WgmmaSchedule, HasEveryTileOnce) {
   for (const int multiprocessors : {1, 7, 132}) {
     for (const int heads : {1, 3, 16, 131, 512}) {
       for (const int tiles : {1, 2, 3, 11, 86}) {
-        for (const bool uneven : {false, true}) {
-          const Schedule schedule = Schedule::of(multiprocessors, heads, tiles, uneven);
+        for (const int section : {0, 1, 4, 64}) {
+          const Schedule schedule = Schedule::of(multiprocessors, heads, tiles, section);
           EXPECT_EQ(schedule.blocks, std::min(multiprocessors, heads * tiles));
           std::set<std::pair<int, int>> seen;
           for (int index = 0; index < schedule.total(); ++index) {
@@ -35,7 +35,7 @@ TEST(WgmmaSchedule, HasEveryTileOnce) {
             EXPECT_TRUE(turn.head >= 0 && turn.head < heads && turn.tile >= 0 && turn.tile < tiles);
           }
           EXPECT_EQ(seen.size(), static_cast<std::size_t>(heads) * static_cast<std::size_t>(tiles))
-              << multiprocessors << " " << heads << " " << tiles << " " << uneven;
+              << multiprocessors << " " << heads << " " << tiles << " " << section;
         }
       }
     }
@@ -43,8 +43,10 @@ TEST(WgmmaSchedule, HasEveryTileOnce) {
 }
 
 // When the last block is done over the mean, with causal: a block that is done takes the next tile.
-double imbalance(int heads, int length, int rows) {
-  const Schedule schedule = Schedule::of(132, heads, (length + rows - 1) / rows, true);
+double imbalance(int length, int dim, int rows) {
+  const int heads = 16384 / length * 2048 / dim;  // 16k tokens of hidden size 2048
+  const int section = Schedule::section_of(std::int64_t{length} * dim * 4);
+  const Schedule schedule = Schedule::of(132, heads, (length + rows - 1) / rows, section);
   std::priority_queue<double, std::vector<double>, std::greater<>> done;
   for (int block = 0; block < schedule.blocks; ++block) done.push(0);
   double all = 0;
@@ -63,12 +65,11 @@ double imbalance(int heads, int length, int rows) {
 }
 
 TEST(WgmmaSchedule, IsEvenWhereTilesAreNot) {
-  // 16k tokens of hidden size 2048: head dims 64 and 128, and 256.
   for (int length = 512; length <= 16384; length *= 2) {
-    const int batch = 16384 / length;
-    EXPECT_LT(imbalance(batch * 32, length, 192), 1.05) << length;
-    EXPECT_LT(imbalance(batch * 16, length, 192), 1.07) << length;
-    EXPECT_LT(imbalance(batch * 8, length, 128), 1.08) << length;
+    EXPECT_LT(imbalance(length, 64, 192), 1.05) << length;
+    EXPECT_LT(imbalance(length, 128, 192), 1.08) << length;
+    EXPECT_LT(imbalance(length, 128, 128), 1.05) << length;
+    EXPECT_LT(imbalance(length, 256, 128), 1.08) << length;
   }
 }
 

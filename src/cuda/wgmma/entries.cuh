@@ -1,0 +1,71 @@
+#pragma once
+
+#include "cuda/tile/score.cuh"
+#include "cuda/wgmma/arguments.h"
+#include "cuda/wgmma/pipeline.cuh"
+
+namespace tilewise::cuda::wgmma {
+
+// Entries of a general call: their lengths are in memory, and packed ones lie behind one another.
+
+/// Packed sequences have numbers for tiles by where they begin, a tile for each `rows` rows and one more a
+/// sequence: enough, whatever the lengths, and how many there are is known without reading them. Rows behind
+/// the last are one more sequence, which sees nothing.
+__host__ __device__ constexpr int packed_tiles(int total_rows, int sequences, int rows) {
+  return total_rows / rows + sequences + 1;
+}
+
+/// The sequence that a number belongs to.
+__device__ __forceinline__ int sequence_of(const GeneralArguments& general, int number, int rows) {
+  int low = 0;
+  int high = general.batch + 1;  // numbers of sequence b begin at cumulative / rows + b
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (general.cumulative_q.at(middle) / rows + middle <= number) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+/// Fills in a turn, but for what follows from its band; false where it has no queries.
+template <ForwardConfig c>
+__device__ __forceinline__ bool find_tile_of_entry(const ForwardArguments& arguments, const Turn& turn,
+                                                   HandedTurn& found) {
+  const GeneralArguments& general = arguments.general;
+  int tile = turn.tile;
+  found.more = 1;
+  found.band = arguments.band;
+  int length_q = found.band.length_q;
+  int length_k = found.band.length_k;
+  if (general.packed) {
+    found.h = turn.head;
+    found.b = sequence_of(general, turn.tile, c.rows());
+    found.row_q = general.cumulative_q.at(found.b);
+    found.row_k = general.cumulative_k.at(found.b);
+    tile -= found.row_q / c.rows() + found.b;
+    const bool owned = found.b < general.batch;
+    length_q = (owned ? general.cumulative_q.at(found.b + 1) : general.total_q) - found.row_q;
+    length_k = owned ? general.cumulative_k.at(found.b + 1) - found.row_k : 0;
+    if (!owned) {
+      found.band.set_lengths(length_q, 0, general.alignment);
+      found.first = tile * c.rows();
+      found.sink = minus_infinity;
+      return found.first < length_q;
+    }
+  } else {
+    found.h = turn.head % arguments.heads_q;
+    found.b = found.map_b = turn.head / arguments.heads_q;
+  }
+  if (general.key_lengths.data != nullptr) length_k = general.key_lengths.at(found.b);
+  found.band.set_lengths(length_q, length_k, general.alignment);
+  found.first = tile * c.rows();
+  found.slope = general.alibi ? static_cast<float>(general.alibi_slopes.at(found.b, found.h)) : 0.0f;
+  found.sink =
+      general.sinks.data != nullptr ? static_cast<float>(general.sinks.at(found.b, found.h)) : minus_infinity;
+  return found.first < length_q;
+}
+
+}  // namespace tilewise::cuda::wgmma

@@ -1,0 +1,72 @@
+#include <algorithm>
+#include <cmath>
+
+#include "support/random_parts.h"
+
+namespace tilewise::test {
+namespace {
+
+// Bounds on B·Hq·Sq·Sk·(D+Dv): there must be many results, and the reference must come to an end.
+constexpr double min_cost = 2e6;
+constexpr double max_cost = 2e7;
+constexpr std::int64_t least_results = 16384;  // fewer the kernel leaves to others
+constexpr std::int64_t least_queries = 17;
+
+std::int64_t random_head_dim(Random& rng) {
+  return rng.pick<std::int64_t>(
+      {16, 24, 40, 56, 64, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 128, 136, 160, 192, 200, 256, 256});
+}
+
+// A length up to the limit, often next to a multiple of what tiles have.
+std::int64_t random_length(Random& rng, double limit) {
+  const auto most = std::max<std::int64_t>(1, static_cast<std::int64_t>(limit));
+  if (rng.chance(0.1)) return rng.between(1, most);
+  const std::int64_t tile = rng.pick<std::int64_t>({16, 64, 80, 112, 128, 192});
+  if (most < tile || rng.chance(0.4)) return rng.between((most + 1) / 2, most);
+  return std::clamp<std::int64_t>(most / tile * tile + rng.between(-1, 1), 1, most + 1);
+}
+
+void choose_shape(Random& rng, RandomProblem& p) {
+  p.aligned = true;
+  p.dtype = rng.pick({DType::f16, DType::bf16});
+  p.layout = rng.pick({Layout::dense, Layout::dense, Layout::dense, Layout::packed});
+  p.batch = rng.between(1, p.layout == Layout::packed ? 6 : 4);
+  p.heads_kv = rng.pick<std::int64_t>({1, 1, 2, 3});
+  p.heads_q = p.heads_kv * rng.pick<std::int64_t>({1, 1, 2, 4, 8});
+  p.dim_qk = random_head_dim(rng);
+  p.dim_v = rng.chance(0.7) ? p.dim_qk : random_head_dim(rng);
+  const std::int64_t heads = p.batch * p.heads_q;
+  const double pairs =
+      rng.log_uniform(min_cost, max_cost) / static_cast<double>(heads * (p.dim_qk + p.dim_v));
+  // Of packed sequences only some are as long as the longest.
+  const double filled = p.layout == Layout::packed ? 0.5 : 1.0;
+  const double least = static_cast<double>(least_results) / (filled * static_cast<double>(heads * p.dim_v));
+  // As few queries as may be, some, about as many as keys, more.
+  const double share = rng.pick({0.0, 0.3, 0.5, 0.5, 0.5, 0.7});
+  const double queries = std::max(least, std::pow(pairs, share));
+  p.length_q =
+      std::max({static_cast<std::int64_t>(std::ceil(least)), least_queries, random_length(rng, queries)});
+  p.length_k = random_length(rng, pairs / queries);
+  if (rng.chance(0.3)) p.length_k = std::min(p.length_q, 2 * p.length_k);
+}
+
+}  // namespace
+
+RandomProblem random_wgmma_problem(std::uint64_t seed) {
+  Random rng(seed);
+  RandomProblem problem;
+  problem.seed = seed;
+  choose_shape(rng, problem);
+  choose_options(rng, problem);
+  problem.options.dropout = {};
+  if (problem.options.scale.has_value()) {
+    problem.options.scale = std::max(std::abs(*problem.options.scale), 0.01f);
+  }
+  const Magnitudes magnitudes = choose_magnitudes(rng, problem);
+  make_tensors(rng, problem, magnitudes);
+  make_head_values(rng, problem, magnitudes);
+  problem.asked.backward = false;
+  return problem;
+}
+
+}  // namespace tilewise::test
