@@ -5,6 +5,9 @@
 #include <string>
 
 #include "core/check.h"
+#ifdef TILEWISE_HAS_CUDA
+#include <cuda_runtime_api.h>
+#endif
 
 // There in builds of torch with CUDA alone.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(std::int32_t device,
@@ -70,6 +73,18 @@ void* current_stream(Device device) {
   return stream;
 }
 
+// The threads of torch's backward pass have no CUDA context of their own until something asks the runtime for
+// it, and the driver's functions, which kernels with tensor maps need, do not ask. Where there is no CUDA in
+// the library, its kernels say so.
+void make_current([[maybe_unused]] Device device) {
+#ifdef TILEWISE_HAS_CUDA
+  if (const cudaError_t status = cudaSetDevice(device.index); status != cudaSuccess) {
+    cudaGetLastError();
+    throw DeviceError(std::string("cudaSetDevice: ") + cudaGetErrorString(status));
+  }
+#endif
+}
+
 // Below this many multiply-adds one thread is done before a second has woken up: of f32 with D 64 on two
 // cores, H4 S32 (5e5) takes 21 µs on one and 28 µs on both, H4 S48 (1e6) 48 and 35.
 constexpr double work_worth_threads = 6e5;
@@ -123,6 +138,7 @@ TorchTensor empty_beside(const Tensor& like, std::int64_t last_extent) {
 Runtime::Runtime(Device device, double work) : context_{.device = device, .parallel_for = {}} {
   if (device.type == Device::Type::cuda) {
     guard_.emplace(device.index);
+    make_current(device);
     context_.stream = current_stream(device);
   } else if (work > work_worth_threads) {
     context_.parallel_for = openmp_parallel_for();  // torch's, in this module

@@ -4,7 +4,7 @@
 #define HWY_TARGET_INCLUDE "cpu/simd/gemm.cpp"
 #include "hwy/foreach_target.h"  // compiles this file once for each target
 //
-#include <cstring>
+#include <algorithm>
 
 #include "core/arena.h"
 #include "core/parallel.h"
@@ -286,7 +286,8 @@ void multiply_few(const GemmCall& call, const Context& context) {
   for (std::int64_t m = 0; m < problem.m; ++m) {
     float* row = layout.a + m * few_stride(problem.k);
     if (call.a.dtype == DType::f32) {  // bit by bit: they may be pairs
-      std::memcpy(row, call.a.at(m, 0), static_cast<std::size_t>(problem.k) * sizeof(float));
+      std::copy_n(call.a.at(m, 0), problem.k * std::int64_t{sizeof(float)},
+                  reinterpret_cast<std::byte*>(row));
     } else {
       widen(row, call.a.at(m, 0), call.a.dtype, static_cast<int>(problem.k), 1.0f);
     }

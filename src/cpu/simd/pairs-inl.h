@@ -48,7 +48,10 @@ inline Matrix paired(const Matrix& matrix) {
 /// Whether all of the call's factors can be seen so.
 inline bool can_pair(const GemmCall& call) {
   const GemmProblem& problem = call.problem;
-  const auto fits = [](const Matrix& matrix) { return !matrix.by_rows() || matrix.stride_row % 2 == 0; };
+  const auto fits = [](const Matrix& matrix) {
+    const bool aligned = reinterpret_cast<std::uintptr_t>(matrix.data) % sizeof(float) == 0;
+    return !matrix.by_rows() || (aligned && matrix.stride_row % 2 == 0);
+  };
   return problem.dtype == DType::bf16 && problem.k % 2 == 0 && problem.k > 0 && fits(call.a) &&
          fits(call.b) && (!problem.gated || fits(call.gate)) && Pairs::present();
 }
