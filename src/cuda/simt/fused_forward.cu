@@ -360,7 +360,7 @@ struct Loader {
 
 template <typename C, bool general>
 __global__ void __launch_bounds__(C::threads, C::blocks)
-    fused_forward(const __grid_constant__ AttentionCall call, const Blocks blocks) {
+    fused_forward(const __grid_constant__ AttentionCall call, const Blocks blocks, const SomeHeads heads) {
   extern __shared__ __align__(16) float shared[];
   float* q_smem = shared;                // [D piece, queries], turned
   float* k_smem = q_smem + C::q_floats;  // [keys, D piece]
@@ -373,6 +373,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
                   blocks.queries.tiles);
   const std::int64_t b = turn.head / call.problem.heads_q;
   const std::int64_t h = turn.head % call.problem.heads_q;
+  if (!heads.has(call, b, h)) return;
   // The last queries first: with causal they see the most keys.
   const QueryTile query = blocks.queries.tile(call, b, h, blocks.queries.tiles - 1 - turn.tile);
   if (query.count <= 0) return;
@@ -480,7 +481,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
 }
 
 template <typename C, bool general>
-void run(const AttentionCall& call, cudaStream_t stream) {
+void run(const AttentionCall& call, const SomeHeads& heads, cudaStream_t stream) {
   const Blocks blocks{QueryGrid::of(call, C::queries),
                       static_cast<int>((call.problem.dim_v + C::dim - 1) / C::dim)};
   launch<fused_forward<C, general>>(
@@ -489,11 +490,11 @@ void run(const AttentionCall& call, cudaStream_t stream) {
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
        .stream = stream},
-      call, blocks);
+      call, blocks, heads);
 }
 
 template <bool general>
-void run_for(const AttentionCall& call, const Context& context) {
+void run_for(const AttentionCall& call, const SomeHeads& heads, const Context& context) {
   const AttentionProblem& problem = call.problem;
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const DeviceProperties& device = device_properties(context.device.index);
@@ -503,24 +504,26 @@ void run_for(const AttentionCall& call, const Context& context) {
     return C::shared_bytes <= device.shared_bytes && 4 * blocks >= 3 * device.multiprocessors;
   };
   if (problem.dim_qk <= 64 && problem.dim_v <= 64) {
-    if (suits(Wide64{})) return run<Wide64, general>(call, stream);
-    return suits(Half64{}) ? run<Half64, general>(call, stream) : run<Small64, general>(call, stream);
+    if (suits(Wide64{})) return run<Wide64, general>(call, heads, stream);
+    return suits(Half64{}) ? run<Half64, general>(call, heads, stream) : run<Small64, general>(call, heads, stream);
   }
   static_assert(Small64::takes_pieces && Small128::takes_pieces);
   if constexpr (!general) {
     // Longer tiles of keys have fewer ends, at the price of a last one that is filled less.
     if (problem.length_k >= 16 * Wide128::keys && suits(Long128{}))
-      return run<Long128, general>(call, stream);
+      return run<Long128, general>(call, heads, stream);
   }
-  if (problem.dim_qk <= Wide128::dim && suits(Wide128{})) return run<Wide128, general>(call, stream);
-  if (problem.dim_qk <= Half128::dim && suits(Half128{})) return run<Half128, general>(call, stream);
-  return Small128::shared_bytes <= device.shared_bytes ? run<Small128, general>(call, stream)
-                                                       : run<Small64, general>(call, stream);
+  if (problem.dim_qk <= Wide128::dim && suits(Wide128{})) return run<Wide128, general>(call, heads, stream);
+  if (problem.dim_qk <= Half128::dim && suits(Half128{})) return run<Half128, general>(call, heads, stream);
+  return Small128::shared_bytes <= device.shared_bytes ? run<Small128, general>(call, heads, stream)
+                                                       : run<Small64, general>(call, heads, stream);
 }
 
 }  // namespace
 
-void fused_forward(const AttentionCall& call, const Context& context) {
+void fused_forward(const AttentionCall& call, const Context& context) { fused_forward_of(call, {}, context); }
+
+void fused_forward_of(const AttentionCall& call, const SomeHeads& heads, const Context& context) {
   clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));
   const AttentionProblem& problem = call.problem;
   const bool plain = problem.length_q > 1 && !problem.features.needs_more_than_band() &&
@@ -529,7 +532,7 @@ void fused_forward(const AttentionCall& call, const Context& context) {
                      plain_rows(call.q, problem.dim_qk) && plain_rows(call.k, problem.dim_qk) &&
                      plain_rows(call.v, problem.dim_v) && plain_rows(call.o, problem.dim_v) &&
                      problem.dim_qk <= Wide128::dim && problem.dim_v <= Wide128::dim;
-  plain ? run_for<false>(call, context) : run_for<true>(call, context);
+  plain ? run_for<false>(call, heads, context) : run_for<true>(call, heads, context);
 }
 
 }  // namespace tilewise::cuda::simt

@@ -1,0 +1,502 @@
+#pragma once
+
+#include "cuda/mma/query_rows.cuh"
+#include "cuda/mma/scores.cuh"
+#include "cuda/mma_f32/prepare.cuh"
+#include "cuda/mma_f32/tuning.h"
+
+namespace tilewise::cuda::mma_f32 {
+
+// Attention for f32 on tensor cores. Numbers are split into parts of 16 bits, and a product is the sum of
+// those of the parts that matter: low·high, high·low, high·high. Tensor cores truncate their sums, so that
+// these are made anew for every 32 terms and added up in ordinary f32.
+
+using mma::hide;
+using mma::lowest;
+using mma::Output;
+using mma::Place;
+using mma::QueryBlocks;
+using mma::QueryRows;
+using mma::row_maximum;
+using mma::row_sum;
+using mma::Scores;
+
+/// Weights are multiplied by this before they are split, so that what f16 loses of low ones is 2^-37 of 1 at
+/// most. In an exponent of 2 it would cost digits. The maximum that weights are relative to may be 2^3 too
+/// low; they reach 2^15 then.
+inline constexpr float weight_scale = 0x1p12f;
+inline constexpr float slack = 3;
+
+/// A fragment of each part.
+template <auto c>
+using Parts = std::uint32_t[c.parts][4];
+
+/// The weights of a tile of keys as factors of a product.
+template <auto c>
+using Weights = Parts<c>[c.keys / 16][c.row_tiles];
+
+/// sum += a b, small products first: some fragments of b, of 16 columns each, and all row tiles of a. Products
+/// of one sum wait for each other, so those of all sums are made by turns. The first of a sum overwrites it
+/// where `anew`.
+template <auto c, int count>
+__device__ __forceinline__ void add_products(float (&sum)[count][c.row_tiles][2][4],
+                                             const Parts<c> (&a)[c.row_tiles], const Parts<c> (&b)[count],
+                                             bool anew) {
+  // What a factor's part is, by product.
+  constexpr int of_a[] = {1, 0, 0};
+  constexpr int of_b[] = {0, 1, 0};
+  constexpr int first = c.parts == 2 ? 0 : 2;
+#pragma unroll
+  for (int product = first; product < 3; ++product) {
+#pragma unroll
+    for (int n = 0; n < count; ++n) {
+#pragma unroll
+      for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const std::uint32_t(&from)[4] = a[r][of_a[product]];
+          const std::uint32_t(&with)[4] = b[n][of_b[product]];
+          if (anew && product == first) {
+            product_of_matrices<__half>(sum[n][r][e], from, with[2 * e], with[2 * e + 1]);
+          } else {
+            multiply_matrices<__half>(sum[n][r][e], from, with[2 * e], with[2 * e + 1]);
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Fragments of a warp's queries: in registers for good, or from shared memory each time.
+template <auto c, bool stay = c.queries_stay>
+struct Queries {
+  MatrixPointer<c.dim> at;
+
+  __device__ void load() {}
+  __device__ void get(Parts<c> (&a)[c.row_tiles], int step) const {
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int part = 0; part < c.parts; ++part) {
+        load_matrices(a[r][part], at.at(16 * r, step) + part * c.query_part_bytes());
+      }
+    }
+  }
+};
+template <auto c>
+struct Queries<c, true> {
+  MatrixPointer<c.dim> at;
+  Parts<c> kept[c.dim / 16][c.row_tiles];
+
+  __device__ void load() {
+#pragma unroll
+    for (int step = 0; step < c.dim / 16; ++step) Queries<c, false>{at}.get(kept[step], step);
+  }
+  __device__ void get(Parts<c> (&a)[c.row_tiles], int step) const {
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int part = 0; part < c.parts; ++part) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) a[r][part][n] = kept[step][r][part][n];
+      }
+    }
+  }
+};
+
+/// What a block has: its queries, the sums of its softmax, and a ring of buffers, through which keys and
+/// values of a tile pass by turns.
+template <auto c>
+struct Block {
+  static constexpr int run = c.parts == 2 ? 2 : c.dim / 16;  ///< steps of 16 dims summed by tensor cores
+
+  const AttentionCall& call;
+  const QueryRows& rows;
+  const SplitTiles& tiles;
+  const Place<c> place{};
+  std::byte* q_smem;     ///< parts x [rows, dim]
+  std::byte* ring_smem;  ///< buffers x parts x [keys, dim]
+  int* exponents_smem;   ///< [rows]
+  const float unit;      ///< from products to exponents of 2
+  std::int64_t first_tile;            ///< of the sequence, among all
+  int tile, end;                      ///< the tile at hand, and where they end
+  Output<c> o = {};
+  int o_exponent = 127;               ///< o is times two to this
+  float maximum[c.row_tiles][2];      ///< what weights are relative to, in log2 e
+  float sum[c.row_tiles][2];          ///< of the lane's own weights
+  int row_exponents[c.row_tiles][2];
+
+  __device__ Block(const AttentionCall& call_, const QueryRows& rows_, const SplitTiles& tiles_,
+                   std::byte* shared)
+      : call(call_),
+        rows(rows_),
+        tiles(tiles_),
+        q_smem(shared),
+        ring_smem(q_smem + c.parts * c.query_part_bytes()),
+        exponents_smem(reinterpret_cast<int*>(ring_smem + c.buffers * c.key_bytes())),
+        unit(static_cast<float>(call.scale * 1.4426950408889634)),
+        first_tile(tiles.first(call, rows.queries.b, rows.queries.h / call.group())) {
+    const KeyRange range = rows.queries.any(call);
+    tile = static_cast<int>(range.first / c.keys);
+    end = range.empty() ? tile : static_cast<int>((range.last + c.keys - 1) / c.keys);
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        maximum[r][half] = lowest;
+        sum[r][half] = 0;
+      }
+    }
+  }
+
+  static __device__ std::uint32_t address(const std::byte* smem) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
+  }
+  __device__ const std::byte* buffer(int item) const { return ring_smem + item % c.buffers * c.key_bytes(); }
+
+  /// Begins the copy of an item, which is the keys or the values of a tile, if there are so many.
+  __device__ void fetch(int first, int item) const {
+    if (first + item / 2 < end) {
+      const std::int64_t from_tile = first_tile + first + item / 2;
+      const std::byte* from = (item % 2 == 0 ? tiles.k : tiles.v) + from_tile * c.key_bytes();
+      std::byte* to = ring_smem + item % c.buffers * c.key_bytes();
+#pragma unroll
+      for (int n = 0; n < c.key_bytes() / 16; n += c.threads()) {
+        const int chunk = n + static_cast<int>(threadIdx.x);
+        copy_async_16(to + chunk * 16, from + chunk * 16, true);
+      }
+    }
+    commit_copies();
+  }
+
+  /// Splits the warp's queries; gives whether they fit.
+  __device__ bool load_queries() {
+    using Tile = SwizzledTile<c.dim>;
+    constexpr int lanes = std::min(32, Tile::chunks);  // of a row
+    constexpr int at_once = 32 / lanes;
+    const auto dims = static_cast<int>(call.problem.dim_qk);
+    const bool aligned = aligned_fours(call.q);
+    const int chunk = place.lane % lanes;
+    int losses = 0;
+    bool bad = false;
+#pragma unroll 2
+    for (int n = 0; n < c.warp_rows(); n += at_once) {
+      const int row = place.first_row() + n + place.lane / lanes;
+      const bool present = row < rows.count();
+      const auto* from = reinterpret_cast<const float*>(rows.row_of(call.q, present ? row : 0));
+      float x[8];
+      load_eight(x, from, chunk * 8, present ? dims : 0, aligned);
+      float largest = 0;
+#pragma unroll
+      for (int m = 0; m < 8; ++m) largest = fmaxf(largest, fabsf(x[m]));
+#pragma unroll
+      for (int apart = lanes / 2; apart > 0; apart /= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));
+      }
+      const int exponent = exponent_for(largest);
+      uint4 chunks[c.parts];
+      int some = 0;
+      split_eight<c.parts>(chunks, x, power_of_two(exponent), some, bad);
+#pragma unroll
+      for (int part = 0; part < c.parts; ++part) {
+        *reinterpret_cast<uint4*>(q_smem + part * c.query_part_bytes() + Tile::offset(row, chunk)) =
+            chunks[part];
+      }
+      if (chunk == 0) exponents_smem[row] = exponent;
+      losses += some;
+#pragma unroll
+      for (int apart = lanes / 2; apart > 0; apart /= 2) some += __shfl_xor_sync(~0u, some, apart);
+      bad |= some >= row_losses;
+    }
+    const int all_losses = __reduce_add_sync(~0u, losses);
+    __syncwarp();  // the warp's rows are there
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) row_exponents[r][half] = exponents_smem[place.row(r, half)];
+    }
+    return !__any_sync(~0u, bad) && all_losses < tile_losses;
+  }
+
+  /// Keys that some query of the warp sees; a warp past the last query sees none.
+  __device__ KeyRange seen_by_warp() const {
+    const QueryTile& queries = rows.queries;
+    const int last = min(place.first_row() + c.warp_rows(), rows.count()) - 1;
+    if (place.first_row() > last) return {};
+    return {call.keys_of(queries.sequence, queries.first + rows.query(place.first_row())).first,
+            call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
+  }
+
+  /// q·k of a tile.
+  __device__ void multiply_keys(Scores<c>& s, const Queries<c>& q, const std::byte* keys_smem) const {
+    constexpr int count = c.keys_at_once / 16;
+    const auto k = MatrixPointer<c.dim>::by_columns(address(keys_smem));
+#pragma unroll
+    for (int first = 0; first < c.dim / 16; first += run) {
+      float part[c.keys / c.keys_at_once][count][c.row_tiles][2][4];
+#pragma unroll
+      for (int step = first; step < first + run; ++step) {
+        Parts<c> a[c.row_tiles];
+        q.get(a, step);
+#pragma unroll
+        for (int some = 0; some < c.keys / c.keys_at_once; ++some) {
+          Parts<c> b[count];
+#pragma unroll
+          for (int n = 0; n < count; ++n) {
+#pragma unroll
+            for (int p = 0; p < c.parts; ++p) {
+              load_matrices(b[n][p], k.at(some * c.keys_at_once + 16 * n, step) + p * c.key_part_bytes());
+            }
+          }
+          add_products<c>(part[some], a, b, step == first);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+        for (int n = 0; n < c.keys / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const float more = part[n / 2 / count][n / 2 % count][r][n % 2][e];
+            s[r][n][e] = first == 0 ? more : s[r][n][e] + more;
+          }
+        }
+      }
+    }
+  }
+
+  /// Raises the maxima where they are more than `slack` too low. `units` are what turns the tile's products
+  /// into exponents of 2.
+  __device__ void raise_maxima(const Scores<c>& s, const float (&units)[c.row_tiles][2]) {
+    float highest[c.row_tiles][2];  // of the lane's own keys
+    bool rises = false;
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float most = fmaxf(s[r][0][2 * half], s[r][0][2 * half + 1]);
+#pragma unroll
+        for (int n = 1; n < c.keys / 8; ++n) {
+          most = fmaxf(most, fmaxf(s[r][n][2 * half], s[r][n][2 * half + 1]));
+        }
+        highest[r][half] = most * units[r][half];
+        rises |= highest[r][half] > maximum[r][half] + slack;
+      }
+    }
+    if (!__any_sync(~0u, rises)) return;
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float before = maximum[r][half];
+        maximum[r][half] = fmaxf(before, row_maximum(highest[r][half]));
+        const float rescale = exp2_approx(before - maximum[r][half]);
+        sum[r][half] *= rescale;
+#pragma unroll
+        for (int n = 0; n < c.dim / 8; ++n) {
+          o[r][n][2 * half] *= rescale;
+          o[r][n][2 * half + 1] *= rescale;
+        }
+      }
+    }
+  }
+
+  /// The weights of a tile, times `scale`, split.
+  __device__ void weigh(Weights<c>& weights, const Scores<c>& s, const float (&units)[c.row_tiles][2],
+                        float scale) {
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+      float sums[2] = {};
+#pragma unroll
+      for (int step = 0; step < c.keys / 16; ++step) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {  // eight keys n / 2 of the step, row half n % 2
+          const int half = n % 2;
+          const float(&four)[4] = s[r][2 * step + n / 2];
+          const float low = exp2_approx(fmaf(four[2 * half], units[r][half], -maximum[r][half]));
+          const float high = exp2_approx(fmaf(four[2 * half + 1], units[r][half], -maximum[r][half]));
+          sums[half] += low + high;
+          const Pair two = split_two(low * scale, high * scale);
+          weights[step][r][0][n] = two.high;
+          if constexpr (c.parts == 2) weights[step][r][1][n] = two.low;
+        }
+      }
+      sum[r][0] += sums[0];
+      sum[r][1] += sums[1];
+    }
+  }
+
+  /// Makes o follow values that are larger than those before; gives what is left to multiply these by.
+  __device__ float follow(int exponent) {
+    if (exponent < o_exponent) {
+      const float rescale = power_of_two(max(exponent - o_exponent, -126));
+      o_exponent = exponent;
+#pragma unroll
+      for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+        for (int n = 0; n < c.dim / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[r][n][e] *= rescale;
+        }
+      }
+    }
+    return power_of_two(max(o_exponent - exponent, -126));
+  }
+
+  /// o += factor · weights · v. With one part the factor is in the weights, and o is summed by tensor cores.
+  __device__ void add_values(const Weights<c>& weights, const std::byte* values_smem, float factor) {
+    constexpr int count = c.dims_at_once / 16;
+    const auto v = MatrixPointer<c.dim>::by_rows(address(values_smem));
+#pragma unroll
+    for (int some = 0; some < c.dim / 16; some += count) {
+      float part[count][c.row_tiles][2][4];
+      if constexpr (c.parts == 1) {
+#pragma unroll
+        for (int n = 0; n < count * c.row_tiles * 8; ++n) {
+          const int r = n / 8 % c.row_tiles;
+          part[n / 8 / c.row_tiles][r][n / 4 % 2][n % 4] = o[r][2 * (some + n / 8 / c.row_tiles) + n / 4 % 2][n % 4];
+        }
+      }
+#pragma unroll
+      for (int step = 0; step < c.keys / 16; ++step) {
+        Parts<c> b[count];
+#pragma unroll
+        for (int n = 0; n < count; ++n) {
+#pragma unroll
+          for (int p = 0; p < c.parts; ++p) {
+            load_matrices_turned(b[n][p], v.at(16 * step, some + n) + p * c.key_part_bytes());
+          }
+        }
+        add_products<c>(part, weights[step], b, c.parts == 2 && step == 0);
+      }
+#pragma unroll
+      for (int n = 0; n < count * c.row_tiles * 8; ++n) {
+        const int r = n / 8 % c.row_tiles;
+        float& to = o[r][2 * (some + n / 8 / c.row_tiles) + n / 4 % 2][n % 4];
+        const float more = part[n / 8 / c.row_tiles][r][n / 4 % 2][n % 4];
+        to = c.parts == 1 ? more : fmaf(more, factor, to);
+      }
+    }
+  }
+
+  /// All tiles, one after another. Gives whether the queries fit.
+  __device__ bool walk() {
+    const int first = tile;
+#pragma unroll
+    for (int item = 0; item < c.buffers - 1; ++item) fetch(first, item);
+    const bool fit = load_queries();
+    Queries<c> q{MatrixPointer<c.dim>::by_rows(address(q_smem + place.first_row() * c.row_bytes()))};
+    q.load();
+    const QueryTile& queries = rows.queries;
+    const KeyRange all = queries.all(call);
+    const auto seen_first = static_cast<int>(seen_by_warp().first);
+    const auto seen_last = static_cast<int>(seen_by_warp().last);
+#pragma unroll 1
+    for (int item = 0; tile < end; ++tile, item += 2) {
+      const int k_exponent = tiles.k_exponents[first_tile + tile];
+      const int v_exponent = tiles.v_exponents[first_tile + tile];
+      wait_copies<c.buffers - 2>();
+      __syncthreads();  // the keys are there, and everyone is done with the values before
+      fetch(first, item + c.buffers - 1);
+      const int first_key = tile * c.keys;
+      const bool seen = first_key < seen_last && first_key + c.keys > seen_first;
+      Scores<c> s;
+      if (seen) multiply_keys(s, q, buffer(item));
+      wait_copies<c.buffers - 2>();
+      __syncthreads();  // the values are there, and everyone is done with the keys
+      fetch(first, item + c.buffers);
+      if (!seen) continue;
+      const std::int64_t left = queries.sequence.length_k - first_key;
+      const KeyTile keys{first_key, static_cast<int>(min(static_cast<std::int64_t>(c.keys), left))};
+      if (first_key < all.first || first_key + c.keys > all.last) hide<c>(call, rows, keys, place, s);
+      float units[c.row_tiles][2];
+#pragma unroll
+      for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          units[r][half] = scaled_up_to(unit, -k_exponent - row_exponents[r][half]);
+        }
+      }
+      raise_maxima(s, units);
+      const float factor = follow(v_exponent);
+      Weights<c> weights;
+      weigh(weights, s, units, c.parts == 1 ? weight_scale * factor : weight_scale);
+      add_values(weights, buffer(item + 1), factor);
+    }
+    return fit;
+  }
+
+  /// Joins the sink, divides, writes lse and o.
+  __device__ void finish() {
+    constexpr float ln2 = 0.693147180559945f;
+    constexpr float ln2_rest = 0.693147180559945309417 - static_cast<double>(0.693147180559945f);
+    const auto dims = static_cast<int>(call.problem.dim_v);
+    const bool pairs = aligned_fours(call.o);
+    const float power = power_of_two(-o_exponent);  // 0 where nothing was seen
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = place.row(r, half);
+        const float own_sum = row_sum(sum[r][half]);
+        if (row >= rows.count()) continue;
+        const float top = maximum[r][half];
+        float lse = own_sum == 0 ? minus_infinity : fmaf(top, ln2, fmaf(top, ln2_rest, logf(own_sum)));
+        float inverse = own_sum == 0 ? 0.0f : 1 / (own_sum * weight_scale);
+        if (call.problem.features.sinks) {
+          const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(row)));
+          const float highest = fmaxf(lse, sink);
+          if (highest > minus_infinity) {
+            // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
+            const float own = expf(lse - highest);
+            const float total = own + expf(sink - highest);
+            inverse *= own / total;
+            lse = highest + logf(total);
+          }
+        }
+        if (call.lse.wanted && place.column() == 0) {
+          *reinterpret_cast<float*>(rows.row_of(call.lse, row)) = lse;
+        }
+        auto* to = reinterpret_cast<float*>(rows.row_of(call.o, row));
+#pragma unroll
+        for (int n = 0; n < c.dim / 8; ++n) {
+          const int dim = 8 * n + place.column();
+          if (dim >= dims) continue;
+          const float first = o[r][n][2 * half] * inverse * power;
+          const float second = o[r][n][2 * half + 1] * inverse * power;
+          if (pairs && dim + 2 <= dims) {
+            *reinterpret_cast<float2*>(to + dim) = {first, second};
+          } else {
+            to[dim] = first;
+            if (dim + 1 < dims) to[dim + 1] = second;
+          }
+        }
+      }
+    }
+  }
+};
+
+/// The kernel of one row of a table.
+template <typename Table, int row>
+__global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
+    forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks,
+                   const SplitTiles tiles, const Unfit unfit) {
+#if __CUDA_ARCH__ >= 800
+  constexpr ForwardConfig c = Table::rows[row];
+  static_assert(c.keys == Table::keys && c.parts == Table::parts);
+  extern __shared__ __align__(128) std::byte shared[];
+  const QueryRows rows = blocks.rows(call, blockIdx.x);
+  if (rows.queries.count <= 0) return;
+  const std::int64_t h = rows.queries.h;
+  if (unfit.keys[rows.queries.b * call.problem.heads_kv + h / call.group()] != 0) return;
+  Block<c> block(call, rows, tiles, shared);
+  if (!block.walk()) {
+    for (int n = block.place.lane; n < rows.heads; n += 32) {
+      unfit.queries[rows.queries.b * call.problem.heads_q + h + n] = 1;
+    }
+  }
+  block.finish();
+#endif
+}
+
+}  // namespace tilewise::cuda::mma_f32

@@ -1,0 +1,170 @@
+#pragma once
+
+#include "cuda/mma_f32/split.cuh"
+#include "cuda/mma_f32/split_rows.h"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace tilewise::cuda::mma_f32 {
+
+// Splitting tensors before the walk, once for all that will meet them.
+
+/// Eight numbers of a row from `first` on; zeros past `dims`.
+__device__ __forceinline__ void load_eight(float (&to)[8], const float* row, int first, int dims,
+                                           bool aligned) {
+  if (aligned && first + 8 <= dims) {
+    const float4 low = *reinterpret_cast<const float4*>(row + first);
+    const float4 high = *reinterpret_cast<const float4*>(row + first + 4);
+    to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+    to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < 8; ++n) to[n] = first + n < dims ? row[first + n] : 0.0f;
+}
+
+/// Whether rows of f32 can be read and written 16 bytes at a time.
+__host__ __device__ __forceinline__ bool aligned_fours(const Rows& rows) {
+  const std::int64_t strides = (rows.stride_b | rows.stride_h | rows.stride_s) * 4;
+  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(rows.data));
+  return ((address | strides) & 15) == 0;
+}
+
+/// Eight numbers times a power of two as chunks of their parts; counts those that lose more than rounding
+/// takes.
+template <int parts>
+__device__ __forceinline__ void split_eight(uint4 (&chunks)[parts], const float (&x)[8], float power,
+                                            int& some, bool& much) {
+  std::uint32_t words[parts][4];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const float first = x[2 * n] * power;
+    const float second = x[2 * n + 1] * power;
+    const Pair two = split_two(first, second);
+    const float2 high = unpack<__half>(two.high);
+    const float2 low = unpack<__half>(two.low);
+    const Loss losses[2] = {loss_of<parts>(first, high.x, low.x), loss_of<parts>(second, high.y, low.y)};
+#pragma unroll
+    for (const Loss loss : losses) {
+      some += loss != Loss::none ? 1 : 0;
+      much |= loss == Loss::much;
+    }
+    words[0][n] = two.high;
+    if constexpr (parts == 2) words[1][n] = two.low;
+  }
+#pragma unroll
+  for (int part = 0; part < parts; ++part) {
+    chunks[part] = {words[part][0], words[part][1], words[part][2], words[part][3]};
+  }
+}
+
+/// Two tensors of one side, and where they go.
+struct Splitting {
+  Rows rows[2];
+  int dims[2];
+  SplitRows to[2];
+  int* unfit;  ///< [B, heads]
+};
+
+inline constexpr int split_threads = 256;
+
+/// A block has a tile of one of the two.
+template <int dim, int tile_rows, int parts>
+__global__ void __launch_bounds__(split_threads)
+    split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting) {
+  using Tile = SwizzledTile<dim>;
+  constexpr int lanes = Tile::chunks;           // of a row
+  constexpr int step = split_threads / lanes;   // rows at a time
+  constexpr int rounds = tile_rows / step;
+  static_assert(tile_rows % step == 0);
+  const int which = static_cast<int>(blockIdx.x % 2);
+  const SplitRows& to = splitting.to[which];
+  const std::int64_t index = blockIdx.x / 2;
+  const std::int64_t tile = index % to.longest;
+  const std::int64_t b = index / to.longest % call.problem.batch;
+  const std::int64_t h = index / to.longest / call.problem.batch;
+  const Sequence sequence = call.sequence(b);
+  const bool queries = to.side == Side::queries;
+  const std::int64_t length = queries ? sequence.length_q : sequence.length_k;
+  const std::int64_t first = tile * tile_rows;
+  if (first >= length) return;
+
+  const Rows& rows = splitting.rows[which];
+  const int dims = splitting.dims[which];
+  const bool aligned = aligned_fours(rows);
+  const std::int64_t first_row = (queries ? sequence.first_q : sequence.first_k) + first;
+  const int row = static_cast<int>(threadIdx.x) / lanes;
+  const int chunk = static_cast<int>(threadIdx.x) % lanes;
+  float x[rounds][8];
+  float largest = 0;
+  float norm = 0;  // of a row, squared, in units of the largest number there may be in f32 that can be squared
+#pragma unroll
+  for (int round = 0; round < rounds; ++round) {
+    const int r = row + round * step;
+    const bool present = first + r < length;
+    const auto* from = reinterpret_cast<const float*>(rows.at(b, h, first_row + (present ? r : 0)));
+    load_eight(x[round], from, chunk * 8, present ? dims : 0, aligned);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) largest = fmaxf(largest, fabsf(x[round][n]));
+  }
+  __shared__ int bits, norm_bits;
+  if (threadIdx.x == 0) bits = norm_bits = 0;
+  __syncthreads();  // they are 0
+  // Numbers that are not negative compare as their bits do.
+  const int warp_largest = __reduce_max_sync(~0u, __float_as_int(largest));
+  if (threadIdx.x % 32 == 0) atomicMax(&bits, warp_largest);
+  __syncthreads();  // everyone's is in it
+  const int exponent = exponent_for(__int_as_float(bits));
+  const float power = power_of_two(exponent);
+
+  const std::int64_t place = to.first(call, b, h) + tile;
+  std::byte* tile_gmem = to.data + place * to.tile_bytes;
+  int losses = 0;
+  bool bad = false;
+#pragma unroll
+  for (int round = 0; round < rounds; ++round) {
+    const int r = row + round * step;
+    uint4 chunks[parts];
+    int some = 0;
+    split_eight<parts>(chunks, x[round], power, some, bad);
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      *reinterpret_cast<uint4*>(tile_gmem + part * tile_rows * Tile::row_bytes + Tile::offset(r, chunk)) =
+          chunks[part];
+    }
+    losses += some;
+    float squares = 0;  // of numbers up to 2^15
+#pragma unroll
+    for (int n = 0; n < 8; ++n) squares = fmaf(x[round][n] * power, x[round][n] * power, squares);
+#pragma unroll
+    for (int apart = lanes / 2; apart > 0; apart /= 2) {
+      some += __shfl_xor_sync(~0u, some, apart);
+      squares += __shfl_xor_sync(~0u, squares, apart);
+    }
+    bad |= some >= row_losses;
+    norm = fmaxf(norm, squares);
+  }
+  const int warp_norm = __reduce_max_sync(~0u, __float_as_int(norm));
+  if (threadIdx.x % 32 == 0) atomicMax(&norm_bits, warp_norm);
+  const int all_losses = __syncthreads_count(losses > 0);  // the norm is there, too
+  if (threadIdx.x == 0) {
+    to.exponents[place] = exponent;
+    to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
+  }
+  if (bad || all_losses >= tile_losses || sequence.length_k < few_keys) {
+    splitting.unfit[b * to.heads + h] = 1;
+  }
+}
+
+/// Splits two tensors of one side.
+template <int dim, int tile_rows, int parts>
+void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t stream) {
+  launch<split_tiles<dim, tile_rows, parts>>(
+      {.name = "tilewise mma, splitting",
+       .blocks = 2 * splitting.to[0].heads * call.problem.batch * splitting.to[0].longest,
+       .threads = split_threads,
+       .stream = stream},
+      call, splitting);
+}
+
+}  // namespace tilewise::cuda::mma_f32
