@@ -13,19 +13,20 @@ struct BackwardConfig {
 
   static constexpr int parts = 2;
   static constexpr int row_tiles = 1;
-  static constexpr int keys = 32;          ///< a tile, of queries as of keys
+  static constexpr int keys = 32;  ///< a tile, of queries as of keys
   static constexpr int keys_at_once = 32;
   constexpr int threads() const { return warps * 32; }
-  constexpr int own() const { return warps * 16; }           ///< keys of a block
+  constexpr int own() const { return warps * 16; }  ///< keys of a block
   constexpr int own_tiles() const { return own() / keys; }
   constexpr int row_bytes() const { return dim * 2; }
   constexpr int part_bytes() const { return keys * row_bytes(); }
   constexpr int tile_bytes() const { return parts * part_bytes(); }
   constexpr int pair_part_bytes() const { return own() * keys * 2; }
-  /// Keys and values; two stages of queries and d_o, and of three numbers a query; score gradients.
+  /// Keys and values; two stages of queries and d_o, of three numbers a query and of two sums; score
+  /// gradients.
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>((2 * own_tiles() + 4) * tile_bytes() + parts * pair_part_bytes() +
-                                    2 * 3 * keys * 4);
+                                    2 * 5 * keys * 4);
   }
   friend constexpr bool operator==(const BackwardConfig&, const BackwardConfig&) = default;
 };

@@ -2,18 +2,17 @@
 
 #include "cuda/mma/query_rows.cuh"
 #include "cuda/mma/scores.cuh"
-#include "cuda/mma_f32/prepare.cuh"
+#include "cuda/mma_f32/products.cuh"
+#include "cuda/mma_f32/split_rows.cuh"
 #include "cuda/mma_f32/tuning.h"
 
 namespace tilewise::cuda::mma_f32 {
 
-// Attention for f32 on tensor cores. Numbers are split into parts of 16 bits, and a product is the sum of
-// those of the parts that matter: low·high, high·low, high·high. Tensor cores truncate their sums, so that
-// these are made anew for every 32 terms and added up in ordinary f32.
+// Attention for f32 on tensor cores. A block keeps a tile of queries and walks over tiles of keys, which were
+// split before; a warp has its queries for itself.
 
 using mma::hide;
 using mma::lowest;
-using mma::Output;
 using mma::Place;
 using mma::QueryBlocks;
 using mma::QueryRows;
@@ -27,46 +26,6 @@ using mma::Scores;
 inline constexpr float weight_scale = 0x1p12f;
 inline constexpr float slack = 3;
 
-/// A fragment of each part.
-template <auto c>
-using Parts = std::uint32_t[c.parts][4];
-
-/// The weights of a tile of keys as factors of a product.
-template <auto c>
-using Weights = Parts<c>[c.keys / 16][c.row_tiles];
-
-/// sum += a b, small products first: some fragments of b, of 16 columns each, and all row tiles of a. Products
-/// of one sum wait for each other, so those of all sums are made by turns. The first of a sum overwrites it
-/// where `anew`.
-template <auto c, int count>
-__device__ __forceinline__ void add_products(float (&sum)[count][c.row_tiles][2][4],
-                                             const Parts<c> (&a)[c.row_tiles], const Parts<c> (&b)[count],
-                                             bool anew) {
-  // What a factor's part is, by product.
-  constexpr int of_a[] = {1, 0, 0};
-  constexpr int of_b[] = {0, 1, 0};
-  constexpr int first = c.parts == 2 ? 0 : 2;
-#pragma unroll
-  for (int product = first; product < 3; ++product) {
-#pragma unroll
-    for (int n = 0; n < count; ++n) {
-#pragma unroll
-      for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const std::uint32_t(&from)[4] = a[r][of_a[product]];
-          const std::uint32_t(&with)[4] = b[n][of_b[product]];
-          if (anew && product == first) {
-            product_of_matrices<__half>(sum[n][r][e], from, with[2 * e], with[2 * e + 1]);
-          } else {
-            multiply_matrices<__half>(sum[n][r][e], from, with[2 * e], with[2 * e + 1]);
-          }
-        }
-      }
-    }
-  }
-}
-
 /// Fragments of a warp's queries: in registers for good, or from shared memory each time.
 template <auto c, bool stay = c.queries_stay>
 struct Queries {
@@ -74,13 +33,7 @@ struct Queries {
 
   __device__ void load() {}
   __device__ void get(Parts<c> (&a)[c.row_tiles], int step) const {
-#pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-      for (int part = 0; part < c.parts; ++part) {
-        load_matrices(a[r][part], at.at(16 * r, step) + part * c.query_part_bytes());
-      }
-    }
+    load_rows<c, c.query_part_bytes()>(a, at, step);
   }
 };
 template <auto c>
@@ -90,7 +43,7 @@ struct Queries<c, true> {
 
   __device__ void load() {
 #pragma unroll
-    for (int step = 0; step < c.dim / 16; ++step) Queries<c, false>{at}.get(kept[step], step);
+    for (int step = 0; step < c.dim / 16; ++step) load_rows<c, c.query_part_bytes()>(kept[step], at, step);
   }
   __device__ void get(Parts<c> (&a)[c.row_tiles], int step) const {
 #pragma unroll
@@ -108,34 +61,32 @@ struct Queries<c, true> {
 /// values of a tile pass by turns.
 template <auto c>
 struct Block {
-  static constexpr int run = c.parts == 2 ? 2 : c.dim / 16;  ///< steps of 16 dims summed by tensor cores
-
   const AttentionCall& call;
   const QueryRows& rows;
-  const SplitTiles& tiles;
+  const SplitRows &k, &v;
   const Place<c> place{};
-  std::byte* q_smem;     ///< parts x [rows, dim]
-  std::byte* ring_smem;  ///< buffers x parts x [keys, dim]
-  int* exponents_smem;   ///< [rows]
-  const float unit;      ///< from products to exponents of 2
-  std::int64_t first_tile;            ///< of the sequence, among all
-  int tile, end;                      ///< the tile at hand, and where they end
-  Output<c> o = {};
-  int o_exponent = 127;               ///< o is times two to this
-  float maximum[c.row_tiles][2];      ///< what weights are relative to, in log2 e
-  float sum[c.row_tiles][2];          ///< of the lane's own weights
+  std::byte* q_smem;        ///< parts x [rows, dim]
+  std::byte* ring_smem;     ///< buffers x parts x [keys, dim]
+  int* exponents_smem;      ///< [rows]
+  const float unit;         ///< from products to exponents of 2
+  std::int64_t first_tile;  ///< of the sequence, among all
+  int tile, end;            ///< the tile at hand, and where they end
+  ScaledSum<c> o;
+  float maximum[c.row_tiles][2];  ///< what weights are relative to, in log2 e
+  float sum[c.row_tiles][2];      ///< of the lane's own weights
   int row_exponents[c.row_tiles][2];
 
-  __device__ Block(const AttentionCall& call_, const QueryRows& rows_, const SplitTiles& tiles_,
-                   std::byte* shared)
+  __device__ Block(const AttentionCall& call_, const QueryRows& rows_, const SplitRows& k_,
+                   const SplitRows& v_, std::byte* shared)
       : call(call_),
         rows(rows_),
-        tiles(tiles_),
+        k(k_),
+        v(v_),
         q_smem(shared),
         ring_smem(q_smem + c.parts * c.query_part_bytes()),
         exponents_smem(reinterpret_cast<int*>(ring_smem + c.buffers * c.key_bytes())),
         unit(static_cast<float>(call.scale * 1.4426950408889634)),
-        first_tile(tiles.first(call, rows.queries.b, rows.queries.h / call.group())) {
+        first_tile(k.first(call, rows.queries.b, rows.queries.h / call.group())) {
     const KeyRange range = rows.queries.any(call);
     tile = static_cast<int>(range.first / c.keys);
     end = range.empty() ? tile : static_cast<int>((range.last + c.keys - 1) / c.keys);
@@ -158,7 +109,7 @@ struct Block {
   __device__ void fetch(int first, int item) const {
     if (first + item / 2 < end) {
       const std::int64_t from_tile = first_tile + first + item / 2;
-      const std::byte* from = (item % 2 == 0 ? tiles.k : tiles.v) + from_tile * c.key_bytes();
+      const std::byte* from = (item % 2 == 0 ? k : v).data + from_tile * c.key_bytes();
       std::byte* to = ring_smem + item % c.buffers * c.key_bytes();
 #pragma unroll
       for (int n = 0; n < c.key_bytes() / 16; n += c.threads()) {
@@ -179,7 +130,7 @@ struct Block {
     const int chunk = place.lane % lanes;
     int losses = 0;
     bool bad = false;
-#pragma unroll 2
+#pragma unroll 4  // so many loads are under way
     for (int n = 0; n < c.warp_rows(); n += at_once) {
       const int row = place.first_row() + n + place.lane / lanes;
       const bool present = row < rows.count();
@@ -227,44 +178,6 @@ struct Block {
             call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
   }
 
-  /// q·k of a tile.
-  __device__ void multiply_keys(Scores<c>& s, const Queries<c>& q, const std::byte* keys_smem) const {
-    constexpr int count = c.keys_at_once / 16;
-    const auto k = MatrixPointer<c.dim>::by_columns(address(keys_smem));
-#pragma unroll
-    for (int first = 0; first < c.dim / 16; first += run) {
-      float part[c.keys / c.keys_at_once][count][c.row_tiles][2][4];
-#pragma unroll
-      for (int step = first; step < first + run; ++step) {
-        Parts<c> a[c.row_tiles];
-        q.get(a, step);
-#pragma unroll
-        for (int some = 0; some < c.keys / c.keys_at_once; ++some) {
-          Parts<c> b[count];
-#pragma unroll
-          for (int n = 0; n < count; ++n) {
-#pragma unroll
-            for (int p = 0; p < c.parts; ++p) {
-              load_matrices(b[n][p], k.at(some * c.keys_at_once + 16 * n, step) + p * c.key_part_bytes());
-            }
-          }
-          add_products<c>(part[some], a, b, step == first);
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-        for (int n = 0; n < c.keys / 8; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const float more = part[n / 2 / count][n / 2 % count][r][n % 2][e];
-            s[r][n][e] = first == 0 ? more : s[r][n][e] + more;
-          }
-        }
-      }
-    }
-  }
-
   /// Raises the maxima where they are more than `slack` too low. `units` are what turns the tile's products
   /// into exponents of 2.
   __device__ void raise_maxima(const Scores<c>& s, const float (&units)[c.row_tiles][2]) {
@@ -294,8 +207,8 @@ struct Block {
         sum[r][half] *= rescale;
 #pragma unroll
         for (int n = 0; n < c.dim / 8; ++n) {
-          o[r][n][2 * half] *= rescale;
-          o[r][n][2 * half + 1] *= rescale;
+          o.sum[r][n][2 * half] *= rescale;
+          o.sum[r][n][2 * half + 1] *= rescale;
         }
       }
     }
@@ -326,59 +239,6 @@ struct Block {
     }
   }
 
-  /// Makes o follow values that are larger than those before; gives what is left to multiply these by.
-  __device__ float follow(int exponent) {
-    if (exponent < o_exponent) {
-      const float rescale = power_of_two(max(exponent - o_exponent, -126));
-      o_exponent = exponent;
-#pragma unroll
-      for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-        for (int n = 0; n < c.dim / 8; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) o[r][n][e] *= rescale;
-        }
-      }
-    }
-    return power_of_two(max(o_exponent - exponent, -126));
-  }
-
-  /// o += factor · weights · v. With one part the factor is in the weights, and o is summed by tensor cores.
-  __device__ void add_values(const Weights<c>& weights, const std::byte* values_smem, float factor) {
-    constexpr int count = c.dims_at_once / 16;
-    const auto v = MatrixPointer<c.dim>::by_rows(address(values_smem));
-#pragma unroll
-    for (int some = 0; some < c.dim / 16; some += count) {
-      float part[count][c.row_tiles][2][4];
-      if constexpr (c.parts == 1) {
-#pragma unroll
-        for (int n = 0; n < count * c.row_tiles * 8; ++n) {
-          const int r = n / 8 % c.row_tiles;
-          part[n / 8 / c.row_tiles][r][n / 4 % 2][n % 4] = o[r][2 * (some + n / 8 / c.row_tiles) + n / 4 % 2][n % 4];
-        }
-      }
-#pragma unroll
-      for (int step = 0; step < c.keys / 16; ++step) {
-        Parts<c> b[count];
-#pragma unroll
-        for (int n = 0; n < count; ++n) {
-#pragma unroll
-          for (int p = 0; p < c.parts; ++p) {
-            load_matrices_turned(b[n][p], v.at(16 * step, some + n) + p * c.key_part_bytes());
-          }
-        }
-        add_products<c>(part, weights[step], b, c.parts == 2 && step == 0);
-      }
-#pragma unroll
-      for (int n = 0; n < count * c.row_tiles * 8; ++n) {
-        const int r = n / 8 % c.row_tiles;
-        float& to = o[r][2 * (some + n / 8 / c.row_tiles) + n / 4 % 2][n % 4];
-        const float more = part[n / 8 / c.row_tiles][r][n / 4 % 2][n % 4];
-        to = c.parts == 1 ? more : fmaf(more, factor, to);
-      }
-    }
-  }
-
   /// All tiles, one after another. Gives whether the queries fit.
   __device__ bool walk() {
     const int first = tile;
@@ -393,15 +253,18 @@ struct Block {
     const auto seen_last = static_cast<int>(seen_by_warp().last);
 #pragma unroll 1
     for (int item = 0; tile < end; ++tile, item += 2) {
-      const int k_exponent = tiles.k_exponents[first_tile + tile];
-      const int v_exponent = tiles.v_exponents[first_tile + tile];
+      const int k_exponent = k.exponents[first_tile + tile];
+      const int v_exponent = v.exponents[first_tile + tile];
       wait_copies<c.buffers - 2>();
       __syncthreads();  // the keys are there, and everyone is done with the values before
       fetch(first, item + c.buffers - 1);
       const int first_key = tile * c.keys;
       const bool seen = first_key < seen_last && first_key + c.keys > seen_first;
       Scores<c> s;
-      if (seen) multiply_keys(s, q, buffer(item));
+      if (seen) {
+        multiply_tile<c, c.key_part_bytes()>(
+            s, [&](Parts<c>(&a)[c.row_tiles], int step) { q.get(a, step); }, address(buffer(item)));
+      }
       wait_copies<c.buffers - 2>();
       __syncthreads();  // the values are there, and everyone is done with the keys
       fetch(first, item + c.buffers);
@@ -418,10 +281,10 @@ struct Block {
         }
       }
       raise_maxima(s, units);
-      const float factor = follow(v_exponent);
+      const float factor = o.follow(v_exponent);
       Weights<c> weights;
       weigh(weights, s, units, c.parts == 1 ? weight_scale * factor : weight_scale);
-      add_values(weights, buffer(item + 1), factor);
+      add_tile<c, c.key_part_bytes()>(o.sum, weights, address(buffer(item + 1)), factor);
     }
     return fit;
   }
@@ -432,7 +295,6 @@ struct Block {
     constexpr float ln2_rest = 0.693147180559945309417 - static_cast<double>(0.693147180559945f);
     const auto dims = static_cast<int>(call.problem.dim_v);
     const bool pairs = aligned_fours(call.o);
-    const float power = power_of_two(-o_exponent);  // 0 where nothing was seen
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
@@ -447,7 +309,8 @@ struct Block {
           const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(row)));
           const float highest = fmaxf(lse, sink);
           if (highest > minus_infinity) {
-            // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
+            // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate
+            // one.
             const float own = expf(lse - highest);
             const float total = own + expf(sink - highest);
             inverse *= own / total;
@@ -462,8 +325,8 @@ struct Block {
         for (int n = 0; n < c.dim / 8; ++n) {
           const int dim = 8 * n + place.column();
           if (dim >= dims) continue;
-          const float first = o[r][n][2 * half] * inverse * power;
-          const float second = o[r][n][2 * half + 1] * inverse * power;
+          const float first = o.scaled_back(o.sum[r][n][2 * half] * inverse);
+          const float second = o.scaled_back(o.sum[r][n][2 * half + 1] * inverse);
           if (pairs && dim + 2 <= dims) {
             *reinterpret_cast<float2*>(to + dim) = {first, second};
           } else {
@@ -479,8 +342,8 @@ struct Block {
 /// The kernel of one row of a table.
 template <typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks,
-                   const SplitTiles tiles, const Unfit unfit) {
+    forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks, const SplitRows k,
+                   const SplitRows v, const Unfit unfit) {
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(c.keys == Table::keys && c.parts == Table::parts);
@@ -489,7 +352,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   if (rows.queries.count <= 0) return;
   const std::int64_t h = rows.queries.h;
   if (unfit.keys[rows.queries.b * call.problem.heads_kv + h / call.group()] != 0) return;
-  Block<c> block(call, rows, tiles, shared);
+  Block<c> block(call, rows, k, v, shared);
   if (!block.walk()) {
     for (int n = block.place.lane; n < rows.heads; n += 32) {
       unfit.queries[rows.queries.b * call.problem.heads_q + h + n] = 1;

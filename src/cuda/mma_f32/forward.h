@@ -1,7 +1,7 @@
 #pragma once
 
 #include "attention/call.h"
-#include "cuda/mma_f32/space.h"
+#include "cuda/mma_f32/split_rows.h"
 #include "tilewise/context.h"
 
 namespace tilewise::cuda::mma_f32 {

@@ -30,28 +30,29 @@ ForwardSpace space_of(const AttentionCall& call, void* base) {
 
 /// Splits keys and values.
 template <typename Table, int dim>
-void prepare_dim(const AttentionCall& call, const ForwardSpace& space, cudaStream_t stream) {
-  launch<split_keys<dim, Table::keys, Table::parts>>(
-      {.name = "tilewise mma forward, splitting",
-       .blocks = 2 * call.problem.heads_kv * call.problem.batch * space.tiles.longest(call),
-       .threads = prepare_threads,
-       .stream = stream},
-      call, space.tiles, space.unfit);
+void split_keys(const AttentionCall& call, const ForwardSpace& space, cudaStream_t stream) {
+  const auto dims = [](std::int64_t n) { return static_cast<int>(n); };
+  split<dim, Table::keys, Table::parts>(call,
+                                        {.rows = {call.k, call.v},
+                                         .dims = {dims(call.problem.dim_qk), dims(call.problem.dim_v)},
+                                         .to = {space.k, space.v},
+                                         .unfit = space.unfit.keys},
+                                        stream);
 }
 
 template <typename Table, int row>
 void run_row(const AttentionCall& call, const ForwardSpace& space, cudaStream_t stream) {
   constexpr ForwardConfig c = Table::rows[row];
-  check_cuda(cudaMemsetAsync(space.unfit.queries, 0, space.unfit_count * sizeof(int), stream),
+  check_cuda(cudaMemsetAsync(space.unfit.queries, 0, space.unfit.count * sizeof(int), stream),
              "tilewise mma forward");
-  prepare_dim<Table, c.dim>(call, space, stream);
+  split_keys<Table, c.dim>(call, space, stream);
   const QueryBlocks blocks = QueryBlocks::of(call, c.rows());
   launch<forward_kernel<Table, row>>({.name = "tilewise mma forward",
                                       .blocks = blocks.count(call),
                                       .threads = c.threads(),
                                       .shared_bytes = c.shared_bytes(),
                                       .stream = stream},
-                                     call, blocks, space.tiles, space.unfit);
+                                     call, blocks, space.k, space.v, space.unfit);
 }
 
 /// The row of a table that suits a call.

@@ -54,8 +54,8 @@ __device__ __forceinline__ Loss loss_of(float x, float high, float low) {
 
 // A product of two numbers of which one has lost much matters where the largest of each meet small ones of
 // the other alone. There results would be worse than f32's, so heads that may have that are left to the fused
-// kernel: those with a number that lost much of itself, a row with two that lost some, or a tile with eight. In
-// 32 million normal numbers there are such with a chance of about 1 %.
+// kernel: those with a number that lost much of itself, a row with two that lost some, or a tile with eight.
+// In 32 million normal numbers there are such with a chance of about 1 %.
 inline constexpr int row_losses = 2;
 inline constexpr int tile_losses = 8;
 

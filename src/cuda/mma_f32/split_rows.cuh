@@ -73,8 +73,8 @@ template <int dim, int tile_rows, int parts>
 __global__ void __launch_bounds__(split_threads)
     split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting) {
   using Tile = SwizzledTile<dim>;
-  constexpr int lanes = Tile::chunks;           // of a row
-  constexpr int step = split_threads / lanes;   // rows at a time
+  constexpr int lanes = Tile::chunks;          // of a row
+  constexpr int step = split_threads / lanes;  // rows at a time
   constexpr int rounds = tile_rows / step;
   static_assert(tile_rows % step == 0);
   const int which = static_cast<int>(blockIdx.x % 2);
@@ -97,7 +97,6 @@ __global__ void __launch_bounds__(split_threads)
   const int chunk = static_cast<int>(threadIdx.x) % lanes;
   float x[rounds][8];
   float largest = 0;
-  float norm = 0;  // of a row, squared, in units of the largest number there may be in f32 that can be squared
 #pragma unroll
   for (int round = 0; round < rounds; ++round) {
     const int r = row + round * step;
@@ -121,6 +120,7 @@ __global__ void __launch_bounds__(split_threads)
   std::byte* tile_gmem = to.data + place * to.tile_bytes;
   int losses = 0;
   bool bad = false;
+  float norm = 0;  // of a row, squared, as scaled
 #pragma unroll
   for (int round = 0; round < rounds; ++round) {
     const int r = row + round * step;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(split_threads)
     to.exponents[place] = exponent;
     to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
   }
-  if (bad || all_losses >= tile_losses || sequence.length_k < few_keys) {
+  if (bad || all_losses >= tile_losses || sequence.length_k <= few_keys) {
     splitting.unfit[b * to.heads + h] = 1;
   }
 }

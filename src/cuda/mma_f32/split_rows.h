@@ -9,8 +9,8 @@
 
 namespace tilewise::cuda::mma_f32 {
 
-/// Sequences of fewer keys than this are left to the fused kernel: where a few terms are all of a result, the
-/// bit that a number's parts lack would show.
+/// Sequences of no more keys than this are left to the fused kernel: where a few terms are all of a result,
+/// the bit that a number's parts lack would show.
 inline constexpr std::int64_t few_keys = 64;
 
 /// Whose rows a tensor has.
@@ -21,13 +21,13 @@ enum class Side { queries, keys };
 struct SplitRows {
   Side side = Side::keys;
   int tile_rows = 0;
-  int tile_bytes = 0;            ///< all parts
+  int tile_bytes = 0;  ///< all parts
   std::int64_t heads = 0;
-  std::int64_t longest = 0;      ///< tiles of the longest sequence
+  std::int64_t longest = 0;  ///< tiles of the longest sequence
   std::int64_t head_tiles = 0;
-  std::byte* data = nullptr;     ///< [heads, head_tiles] tiles
-  int* exponents = nullptr;      ///< [heads, head_tiles]
-  float* norms = nullptr;        ///< the same: of each tile the largest norm of a row
+  std::byte* data = nullptr;  ///< [heads, head_tiles] tiles
+  int* exponents = nullptr;   ///< [heads, head_tiles]
+  float* norms = nullptr;     ///< the same: of each tile the largest norm of a row
 
   SplitRows() = default;
   SplitRows(Arena& arena, const AttentionCall& call, Side side_, int rows, int parts, int dim)
@@ -46,7 +46,8 @@ struct SplitRows {
   /// The first tile of a sequence.
   constexpr std::int64_t first(const AttentionCall& call, std::int64_t b, std::int64_t h) const {
     if (!call.packed()) return h * head_tiles + b * longest;
-    return h * head_tiles + (side == Side::queries ? call.first_row_q(b) : call.first_row_k(b)) / tile_rows + b;
+    return h * head_tiles + (side == Side::queries ? call.first_row_q(b) : call.first_row_k(b)) / tile_rows +
+           b;
   }
 };
 

@@ -21,7 +21,7 @@ struct ForwardConfig {
   constexpr int threads() const { return warps * 32; }
   constexpr int warp_rows() const { return row_tiles * 16; }
   constexpr int rows() const { return warps * warp_rows(); }
-  constexpr int row_bytes() const { return dim * 2; }                    ///< of one part
+  constexpr int row_bytes() const { return dim * 2; }  ///< of one part
   constexpr int query_part_bytes() const { return rows() * row_bytes(); }
   constexpr int key_part_bytes() const { return keys * row_bytes(); }
   constexpr int key_bytes() const { return parts * key_part_bytes(); }  ///< of a buffer
@@ -41,11 +41,17 @@ struct FullForward {
   static constexpr int keys = 32;
   static constexpr int parts = 2;
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .warps = 4, .row_tiles = 2, .buffers = 4, .blocks = 2},
+      {.dim = 64,
+       .warps = 4,
+       .row_tiles = 2,
+       .keys_at_once = 16,
+       .buffers = 4,
+       .queries_stay = true,
+       .blocks = 2},
       {.dim = 64, .warps = 4, .row_tiles = 1, .buffers = 4, .blocks = 3},
-      {.dim = 128, .warps = 4, .row_tiles = 2, .buffers = 3, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 2, .keys_at_once = 16, .buffers = 3, .blocks = 2},
       {.dim = 128, .warps = 4, .row_tiles = 1, .buffers = 3, .blocks = 2},
-      {.dim = 256, .warps = 8, .row_tiles = 1, .buffers = 3, .blocks = 1},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .dims_at_once = 32, .buffers = 3, .blocks = 1},
       {.dim = 256, .warps = 4, .row_tiles = 1, .buffers = 3, .blocks = 1},
   };
 };
@@ -55,12 +61,55 @@ struct Tf32Forward {
   static constexpr int keys = 64;
   static constexpr int parts = 1;
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .parts = 1, .buffers = 4, .blocks = 2},
-      {.dim = 64, .warps = 4, .row_tiles = 1, .keys = 64, .parts = 1, .buffers = 4, .blocks = 3},
-      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .parts = 1, .buffers = 4, .blocks = 2},
-      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 64, .parts = 1, .buffers = 3, .blocks = 2},
-      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 64, .parts = 1, .buffers = 4, .blocks = 1},
-      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 64, .parts = 1, .buffers = 3, .blocks = 1},
+      {.dim = 64,
+       .warps = 4,
+       .row_tiles = 2,
+       .keys = 64,
+       .parts = 1,
+       .dims_at_once = 32,
+       .buffers = 4,
+       .queries_stay = true,
+       .blocks = 2},
+      {.dim = 64,
+       .warps = 4,
+       .row_tiles = 1,
+       .keys = 64,
+       .parts = 1,
+       .dims_at_once = 32,
+       .buffers = 4,
+       .blocks = 3},
+      {.dim = 128,
+       .warps = 4,
+       .row_tiles = 2,
+       .keys = 64,
+       .parts = 1,
+       .dims_at_once = 32,
+       .buffers = 4,
+       .blocks = 2},
+      {.dim = 128,
+       .warps = 4,
+       .row_tiles = 1,
+       .keys = 64,
+       .parts = 1,
+       .dims_at_once = 32,
+       .buffers = 3,
+       .blocks = 2},
+      {.dim = 256,
+       .warps = 8,
+       .row_tiles = 1,
+       .keys = 64,
+       .parts = 1,
+       .dims_at_once = 32,
+       .buffers = 4,
+       .blocks = 1},
+      {.dim = 256,
+       .warps = 4,
+       .row_tiles = 1,
+       .keys = 64,
+       .parts = 1,
+       .dims_at_once = 32,
+       .buffers = 3,
+       .blocks = 1},
   };
 };
 

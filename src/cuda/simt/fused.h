@@ -14,12 +14,22 @@ struct SomeHeads {
     return queries == nullptr || queries[b * call.problem.heads_q + h] != 0 ||
            keys[b * call.problem.heads_kv + h / call.group()] != 0;
   }
+  /// The same of all query heads that share key head h.
+  constexpr bool has_group(const AttentionCall& call, std::int64_t b, std::int64_t h) const {
+    for (std::int64_t n = 0; n < call.group(); ++n) {
+      if (has(call, b, h * call.group() + n)) return true;
+    }
+    return false;
+  }
 };
 
 void fused_forward(const AttentionCall& call, const Context& context);
 /// The same for some heads alone.
 void fused_forward_of(const AttentionCall& call, const SomeHeads& heads, const Context& context);
 void fused_backward(const AttentionCall& call, const Context& context);
+/// The same for groups of some heads alone; for calls that takes_some_heads allows.
+void fused_backward_of(const AttentionCall& call, const SomeHeads& heads, const Context& context);
+bool takes_some_heads(const AttentionCall& call);
 std::size_t fused_backward_workspace(const AttentionCall& call);
 
 }  // namespace tilewise::cuda::simt

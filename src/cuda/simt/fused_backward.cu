@@ -184,7 +184,7 @@ __device__ __forceinline__ void add_others(const Stage<C, Side::keys, false>& st
 template <typename C, bool general, Gradients gradients>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_backward(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
-                   const Peaks peaks, const Rows dq_sum) {
+                   const Peaks peaks, const Rows dq_sum, const SomeHeads heads) {
   constexpr Side side = side_of(gradients);
   extern __shared__ __align__(16) float shared[];
   const int piece = static_cast<int>(blockIdx.x % blocks.dim_pieces);
@@ -192,6 +192,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   const OwnPlace<C> own_place(place);
   const Stage<C, side, general> stage(call, shared);
   Pairs<side, general> pairs(call, blocks, blockIdx.x / blocks.dim_pieces);
+  if (!heads.has_group(call, pairs.query.b, pairs.query.h / call.group())) return;
   // Keys: dv in the first half, dk in the second. Queries: dq, half of it in each.
   float sum[C::own_each][8] = {};
   GroupSum<C> group;
@@ -342,7 +343,7 @@ __global__ void narrow_dq(const __grid_constant__ AttentionCall call, const Rows
 }
 
 template <typename C, bool general, Gradients gradients>
-void run(const AttentionCall& call, const Workspace& workspace, cudaStream_t stream) {
+void run(const AttentionCall& call, const Workspace& workspace, const SomeHeads& heads, cudaStream_t stream) {
   const AttentionProblem& problem = call.problem;
   const auto pieces = [](std::int64_t dim) { return static_cast<int>((dim + C::dim - 1) / C::dim); };
   const bool of_queries = gradients == Gradients::queries;
@@ -355,24 +356,25 @@ void run(const AttentionCall& call, const Workspace& workspace, cudaStream_t str
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
        .stream = stream},
-      call, blocks, workspace.states, workspace.peaks, workspace.dq_sum);
+      call, blocks, workspace.states, workspace.peaks, workspace.dq_sum, heads);
 }
 
 template <typename C, bool general>
-void run(const AttentionCall& call, const Workspace& workspace, cudaStream_t stream) {
+void run(const AttentionCall& call, const Workspace& workspace, const SomeHeads& heads, cudaStream_t stream) {
   const bool of_keys = call.dk.wanted || call.dv.wanted;
-  if (workspace.dq_sum.wanted) return run<C, general, Gradients::all>(call, workspace, stream);
-  if (call.dq.wanted) run<C, general, Gradients::queries>(call, workspace, stream);
-  if (of_keys) run<C, general, Gradients::keys>(call, workspace, stream);
+  if (workspace.dq_sum.wanted) return run<C, general, Gradients::all>(call, workspace, heads, stream);
+  if (call.dq.wanted) run<C, general, Gradients::queries>(call, workspace, heads, stream);
+  if (of_keys) run<C, general, Gradients::keys>(call, workspace, heads, stream);
 }
 
 template <bool general>
-void run_for(const AttentionCall& call, const Workspace& workspace, const Context& context) {
+void run_for(const AttentionCall& call, const Workspace& workspace, const SomeHeads& heads,
+             const Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
   switch (backward_size(call, context)) {
-    case BackwardSize::small: return run<Small, general>(call, workspace, stream);
-    case BackwardSize::narrow: return run<Narrow, general>(call, workspace, stream);
-    case BackwardSize::broad: return run<Broad, general>(call, workspace, stream);
+    case BackwardSize::small: return run<Small, general>(call, workspace, heads, stream);
+    case BackwardSize::narrow: return run<Narrow, general>(call, workspace, heads, stream);
+    case BackwardSize::broad: return run<Broad, general>(call, workspace, heads, stream);
   }
 }
 
@@ -380,18 +382,25 @@ void run_for(const AttentionCall& call, const Workspace& workspace, const Contex
 
 std::size_t fused_backward_workspace(const AttentionCall& call) { return Workspace(call, nullptr).bytes; }
 
+bool takes_some_heads(const AttentionCall& call) { return from_outputs(call); }
+
 void fused_backward(const AttentionCall& call, const Context& context) {
+  fused_backward_of(call, {}, context);
+}
+
+void fused_backward_of(const AttentionCall& call, const SomeHeads& heads, const Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const Workspace workspace(call, context.workspace.data);
   const RowStates& states = workspace.states;
   const Rows& dq_sum = workspace.dq_sum;
   if (from_outputs(call)) {
-    row_states_of_outputs(call, states, workspace.peaks, stream);
+    row_states_of_outputs(call, states, workspace.peaks, heads, stream);
   } else {
     row_states(call, states, workspace.row_sums, dq_sum, context);
   }
-  plain_backward(call) ? run_for<false>(call, workspace, context) : run_for<true>(call, workspace, context);
-  if (from_outputs(call)) mend_peaks(call, workspace.peaks, stream);
+  plain_backward(call) ? run_for<false>(call, workspace, heads, context)
+                       : run_for<true>(call, workspace, heads, context);
+  if (from_outputs(call)) mend_peaks(call, workspace.peaks, heads, stream);
   if (dq_sum.wanted && dq_sum.data != call.dq.data) {
     launch<narrow_dq>({.name = "tilewise narrow dq",
                        .blocks = (call.problem.heads_q * call.rows_q() * call.problem.dim_qk + 255) / 256,

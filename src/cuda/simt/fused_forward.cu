@@ -358,18 +358,18 @@ struct Loader {
   }
 };
 
+// What the block of that index does.
 template <typename C, bool general>
-__global__ void __launch_bounds__(C::threads, C::blocks)
-    fused_forward(const __grid_constant__ AttentionCall call, const Blocks blocks, const SomeHeads heads) {
-  extern __shared__ __align__(16) float shared[];
+__device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& blocks,
+                                       const SomeHeads& heads, std::int64_t index, float* shared) {
   float* q_smem = shared;                // [D piece, queries], turned
   float* k_smem = q_smem + C::q_floats;  // [keys, D piece]
   float* v_smem = k_smem + C::k_floats;  // [keys, Dv piece]
   float* p_smem = v_smem + C::v_floats;  // a warp: [keys, warp_queries]
   float* q_loaded = v_smem;              // [queries, D piece], before values and weights need the place
 
-  const int first_dim = static_cast<int>(blockIdx.x % blocks.dim_pieces) * C::dim;
-  const Turn turn(call, blockIdx.x / blocks.dim_pieces, call.problem.batch * call.problem.heads_q,
+  const int first_dim = static_cast<int>(index % blocks.dim_pieces) * C::dim;
+  const Turn turn(call, index / blocks.dim_pieces, call.problem.batch * call.problem.heads_q,
                   blocks.queries.tiles);
   const std::int64_t b = turn.head / call.problem.heads_q;
   const std::int64_t h = turn.head % call.problem.heads_q;
@@ -481,20 +481,58 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
 }
 
 template <typename C, bool general>
-void run(const AttentionCall& call, const SomeHeads& heads, cudaStream_t stream) {
-  const Blocks blocks{QueryGrid::of(call, C::queries),
-                      static_cast<int>((call.problem.dim_v + C::dim - 1) / C::dim)};
-  launch<fused_forward<C, general>>(
-      {.name = "tilewise fused forward",
-       .blocks = call.problem.batch * call.problem.heads_q * blocks.queries.tiles * blocks.dim_pieces,
+__global__ void __launch_bounds__(C::threads, C::blocks)
+    fused_forward(const __grid_constant__ AttentionCall call, const Blocks blocks) {
+  extern __shared__ __align__(16) float shared[];
+  attend<C, general>(call, blocks, {}, blockIdx.x, shared);
+}
+
+// For some heads, which are often none: as many blocks as there are multiprocessors look for something to do.
+template <typename C, bool general>
+__global__ void __launch_bounds__(C::threads, C::blocks)
+    fused_forward_of_some(const __grid_constant__ AttentionCall call, const Blocks blocks,
+                          const SomeHeads heads, std::int64_t count) {
+  extern __shared__ __align__(16) float shared[];
+  for (std::int64_t index = blockIdx.x; index < count; index += gridDim.x) {
+    attend<C, general>(call, blocks, heads, index, shared);
+    __syncthreads();  // everyone is done with shared memory
+  }
+}
+
+template <typename C>
+Blocks blocks_of(const AttentionCall& call) {
+  return {QueryGrid::of(call, C::queries), static_cast<int>((call.problem.dim_v + C::dim - 1) / C::dim)};
+}
+std::int64_t count_of(const AttentionCall& call, const Blocks& blocks) {
+  return call.problem.batch * call.problem.heads_q * blocks.queries.tiles * blocks.dim_pieces;
+}
+
+template <typename C, bool general>
+void run(const AttentionCall& call, cudaStream_t stream) {
+  const Blocks blocks = blocks_of<C>(call);
+  launch<fused_forward<C, general>>({.name = "tilewise fused forward",
+                                     .blocks = count_of(call, blocks),
+                                     .threads = C::threads,
+                                     .shared_bytes = C::shared_bytes,
+                                     .stream = stream},
+                                    call, blocks);
+}
+
+template <typename C, bool general>
+void run_some(const AttentionCall& call, const SomeHeads& heads, const Context& context) {
+  const Blocks blocks = blocks_of<C>(call);
+  const std::int64_t count = count_of(call, blocks);
+  launch<fused_forward_of_some<C, general>>(
+      {.name = "tilewise fused forward, some heads",
+       .blocks = std::min<std::int64_t>(count, device_properties(context.device.index).multiprocessors),
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
-       .stream = stream},
-      call, blocks, heads);
+       .stream = static_cast<cudaStream_t>(context.stream)},
+      call, blocks, heads, count);
 }
 
 template <bool general>
-void run_for(const AttentionCall& call, const SomeHeads& heads, const Context& context) {
+void run_for(const AttentionCall& call, const Context& context) {
   const AttentionProblem& problem = call.problem;
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const DeviceProperties& device = device_properties(context.device.index);
@@ -504,35 +542,44 @@ void run_for(const AttentionCall& call, const SomeHeads& heads, const Context& c
     return C::shared_bytes <= device.shared_bytes && 4 * blocks >= 3 * device.multiprocessors;
   };
   if (problem.dim_qk <= 64 && problem.dim_v <= 64) {
-    if (suits(Wide64{})) return run<Wide64, general>(call, heads, stream);
-    return suits(Half64{}) ? run<Half64, general>(call, heads, stream) : run<Small64, general>(call, heads, stream);
+    if (suits(Wide64{})) return run<Wide64, general>(call, stream);
+    return suits(Half64{}) ? run<Half64, general>(call, stream) : run<Small64, general>(call, stream);
   }
   static_assert(Small64::takes_pieces && Small128::takes_pieces);
   if constexpr (!general) {
     // Longer tiles of keys have fewer ends, at the price of a last one that is filled less.
     if (problem.length_k >= 16 * Wide128::keys && suits(Long128{}))
-      return run<Long128, general>(call, heads, stream);
+      return run<Long128, general>(call, stream);
   }
-  if (problem.dim_qk <= Wide128::dim && suits(Wide128{})) return run<Wide128, general>(call, heads, stream);
-  if (problem.dim_qk <= Half128::dim && suits(Half128{})) return run<Half128, general>(call, heads, stream);
-  return Small128::shared_bytes <= device.shared_bytes ? run<Small128, general>(call, heads, stream)
-                                                       : run<Small64, general>(call, heads, stream);
+  if (problem.dim_qk <= Wide128::dim && suits(Wide128{})) return run<Wide128, general>(call, stream);
+  if (problem.dim_qk <= Half128::dim && suits(Half128{})) return run<Half128, general>(call, stream);
+  return Small128::shared_bytes <= device.shared_bytes ? run<Small128, general>(call, stream)
+                                                       : run<Small64, general>(call, stream);
+}
+
+// Where only a band hides, of aligned f32 rows.
+bool plain_forward(const AttentionCall& call) {
+  const AttentionProblem& problem = call.problem;
+  return problem.length_q > 1 && !problem.features.needs_more_than_band() &&
+         problem.layout != Layout::paged &&
+         call.scale != 0 &&  // with none a hidden product, −inf, would not stay hidden
+         plain_rows(call.q, problem.dim_qk) && plain_rows(call.k, problem.dim_qk) &&
+         plain_rows(call.v, problem.dim_v) && plain_rows(call.o, problem.dim_v) &&
+         problem.dim_qk <= Wide128::dim && problem.dim_v <= Wide128::dim;
 }
 
 }  // namespace
 
-void fused_forward(const AttentionCall& call, const Context& context) { fused_forward_of(call, {}, context); }
+void fused_forward(const AttentionCall& call, const Context& context) {
+  clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));
+  plain_forward(call) ? run_for<false>(call, context) : run_for<true>(call, context);
+}
 
 void fused_forward_of(const AttentionCall& call, const SomeHeads& heads, const Context& context) {
   clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));
-  const AttentionProblem& problem = call.problem;
-  const bool plain = problem.length_q > 1 && !problem.features.needs_more_than_band() &&
-                     problem.layout != Layout::paged &&
-                     call.scale != 0 &&  // with none a hidden product, −inf, would not stay hidden
-                     plain_rows(call.q, problem.dim_qk) && plain_rows(call.k, problem.dim_qk) &&
-                     plain_rows(call.v, problem.dim_v) && plain_rows(call.o, problem.dim_v) &&
-                     problem.dim_qk <= Wide128::dim && problem.dim_v <= Wide128::dim;
-  plain ? run_for<false>(call, heads, context) : run_for<true>(call, heads, context);
+  if (!plain_forward(call)) return run_some<Small64, true>(call, heads, context);
+  const bool narrow = call.problem.dim_qk <= Half64::dim && call.problem.dim_v <= Half64::dim;
+  narrow ? run_some<Half64, false>(call, heads, context) : run_some<Small128, false>(call, heads, context);
 }
 
 }  // namespace tilewise::cuda::simt
