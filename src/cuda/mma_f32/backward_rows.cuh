@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cuda/mma_f32/backward.cuh"
+#include "cuda/mma_f32/row_values.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 
@@ -43,12 +44,7 @@ void prepare_backward(const AttentionCall& call, const BackwardSpace& space, cud
                            .to = {space.q, space.d_o},
                            .unfit = space.unfit.queries},
                           stream);
-  const std::int64_t rows = call.problem.batch * call.problem.heads_q * call.problem.length_q;
-  launch<row_values>({.name = "tilewise mma backward, rows",
-                      .blocks = (rows * 32 + 255) / 256,
-                      .threads = 256,
-                      .stream = stream},
-                     call, space.rows, space.peaks);
+  row_values(call, space, stream);
 }
 
 template <typename Table, int row>
@@ -81,12 +77,7 @@ void run_suited_backward(const AttentionCall& call, const BackwardSpace& space, 
   [&]<int... row>(std::integer_sequence<int, row...>) {
     ((row == chosen ? run_backward_row<Table, row>(call, space, stream) : void()), ...);
   }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
-  if (call.dv.wanted) {
-    const std::int64_t rows = call.problem.batch * call.problem.heads_q * call.problem.length_q;
-    launch<mend_values>(
-        {.name = "tilewise mma backward, dv", .blocks = (rows + 255) / 256, .threads = 256, .stream = stream},
-        call, space.peaks);
-  }
+  mend_values(call, space, stream);
 }
 
 }  // namespace tilewise::cuda::mma_f32

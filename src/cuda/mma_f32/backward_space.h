@@ -5,6 +5,10 @@
 
 namespace tilewise::cuda::mma_f32 {
 
+/// Weights are multiplied by two to this before they are split: what f16 loses of low ones is then 2^-39
+/// of 1.
+inline constexpr int weight_bits = 14;
+
 /// What backward knows of a query before it meets a key, [Hq, rows_q] each: its weights are
 /// exp2(score·log2 e − top) · factor, and the gradient of a score is weight·(d_o·v + shift).
 struct RowValues {

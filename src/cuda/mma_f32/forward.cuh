@@ -130,34 +130,45 @@ struct Block {
     const int chunk = place.lane % lanes;
     int losses = 0;
     bool bad = false;
-#pragma unroll 4  // so many loads are under way
-    for (int n = 0; n < c.warp_rows(); n += at_once) {
-      const int row = place.first_row() + n + place.lane / lanes;
-      const bool present = row < rows.count();
-      const auto* from = reinterpret_cast<const float*>(rows.row_of(call.q, present ? row : 0));
-      float x[8];
-      load_eight(x, from, chunk * 8, present ? dims : 0, aligned);
-      float largest = 0;
+    constexpr int batch = 8;  // loads under way
+    static_assert(c.warp_rows() % (batch * at_once) == 0 || c.warp_rows() < batch * at_once);
+    constexpr int rounds = std::min(batch, c.warp_rows() / at_once);
+#pragma unroll 1
+    for (int first = 0; first < c.warp_rows(); first += rounds * at_once) {
+      const int first_row = place.first_row() + first + place.lane / lanes;
+      float x[rounds][8];
 #pragma unroll
-      for (int m = 0; m < 8; ++m) largest = fmaxf(largest, fabsf(x[m]));
-#pragma unroll
-      for (int apart = lanes / 2; apart > 0; apart /= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));
+      for (int n = 0; n < rounds; ++n) {
+        const int row = first_row + n * at_once;
+        const bool present = row < rows.count();
+        const auto* from = reinterpret_cast<const float*>(rows.row_of(call.q, present ? row : 0));
+        load_eight(x[n], from, chunk * 8, present ? dims : 0, aligned);
       }
-      const int exponent = exponent_for(largest);
-      uint4 chunks[c.parts];
-      int some = 0;
-      split_eight<c.parts>(chunks, x, power_of_two(exponent), some, bad);
 #pragma unroll
-      for (int part = 0; part < c.parts; ++part) {
-        *reinterpret_cast<uint4*>(q_smem + part * c.query_part_bytes() + Tile::offset(row, chunk)) =
-            chunks[part];
+      for (int n = 0; n < rounds; ++n) {
+        const int row = first_row + n * at_once;
+        float largest = 0;
+#pragma unroll
+        for (int m = 0; m < 8; ++m) largest = fmaxf(largest, fabsf(x[n][m]));
+#pragma unroll
+        for (int apart = lanes / 2; apart > 0; apart /= 2) {
+          largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));
+        }
+        const int exponent = exponent_for(largest);
+        uint4 chunks[c.parts];
+        int some = 0;
+        split_eight<c.parts>(chunks, x[n], power_of_two(exponent), some, bad);
+#pragma unroll
+        for (int part = 0; part < c.parts; ++part) {
+          *reinterpret_cast<uint4*>(q_smem + part * c.query_part_bytes() + Tile::offset(row, chunk)) =
+              chunks[part];
+        }
+        if (chunk == 0) exponents_smem[row] = exponent;
+        losses += some;
+#pragma unroll
+        for (int apart = lanes / 2; apart > 0; apart /= 2) some += __shfl_xor_sync(~0u, some, apart);
+        bad |= some >= row_losses;
       }
-      if (chunk == 0) exponents_smem[row] = exponent;
-      losses += some;
-#pragma unroll
-      for (int apart = lanes / 2; apart > 0; apart /= 2) some += __shfl_xor_sync(~0u, some, apart);
-      bad |= some >= row_losses;
     }
     const int all_losses = __reduce_add_sync(~0u, losses);
     __syncwarp();  // the warp's rows are there
