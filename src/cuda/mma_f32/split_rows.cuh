@@ -72,6 +72,7 @@ inline constexpr int split_threads = 256;
 template <int dim, int tile_rows, int parts>
 __global__ void __launch_bounds__(split_threads)
     split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting) {
+#if __CUDA_ARCH__ >= 800
   using Tile = SwizzledTile<dim>;
   constexpr int lanes = Tile::chunks;          // of a row
   constexpr int step = split_threads / lanes;  // rows at a time
@@ -154,6 +155,7 @@ __global__ void __launch_bounds__(split_threads)
   if (bad || all_losses >= tile_losses || sequence.length_k <= few_keys) {
     splitting.unfit[b * to.heads + h] = 1;
   }
+#endif
 }
 
 /// Splits two tensors of one side.
