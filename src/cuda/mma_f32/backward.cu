@@ -24,7 +24,7 @@ std::size_t backward_shared_bytes(std::int64_t dim) {
   for (const BackwardConfig& c : FullBackward::rows) {
     if (c.dim >= dim && (least == 0 || c.shared_bytes() < least)) least = c.shared_bytes();
   }
-  return least;
+  return std::max(least, simt::some_heads_shared_bytes(dim));
 }
 
 void backward(const AttentionCall& call, const Context& context) {

@@ -33,16 +33,11 @@ void prepare_backward(const AttentionCall& call, const BackwardSpace& space, cud
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   split<dim, keys, parts>(call,
-                          {.rows = {call.k, call.v},
-                           .dims = {dim_qk, dim_v},
-                           .to = {space.k, space.v},
-                           .unfit = space.unfit.keys},
-                          stream);
-  split<dim, keys, parts>(call,
-                          {.rows = {call.q, call.d_o},
-                           .dims = {dim_qk, dim_v},
-                           .to = {space.q, space.d_o},
-                           .unfit = space.unfit.queries},
+                          {.count = 4,
+                           .tensors = {{call.k, dim_qk, space.k, space.unfit.keys},
+                                       {call.v, dim_v, space.v, space.unfit.keys},
+                                       {call.q, dim_qk, space.q, space.unfit.queries},
+                                       {call.d_o, dim_v, space.d_o, space.unfit.queries}}},
                           stream);
   row_values(call, space, stream);
 }

@@ -34,9 +34,8 @@ struct BackwardConfig {
 /// One row a line, by head dim. Of those with the smallest sufficient dim the first that fits is taken.
 struct FullBackward {
   static constexpr BackwardConfig rows[] = {
-      {.dim = 64, .warps = 8, .blocks = 1},
-      {.dim = 64, .warps = 4, .blocks = 1},
-      {.dim = 128, .warps = 8, .blocks = 1},
+      {.dim = 64, .warps = 4, .blocks = 3},
+      {.dim = 128, .warps = 8, .dims_at_once = 32, .blocks = 1},
       {.dim = 128, .warps = 4, .blocks = 1},
   };
 };

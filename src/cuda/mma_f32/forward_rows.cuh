@@ -31,13 +31,13 @@ ForwardSpace space_of(const AttentionCall& call, void* base) {
 /// Splits keys and values.
 template <typename Table, int dim>
 void split_keys(const AttentionCall& call, const ForwardSpace& space, cudaStream_t stream) {
-  const auto dims = [](std::int64_t n) { return static_cast<int>(n); };
-  split<dim, Table::keys, Table::parts>(call,
-                                        {.rows = {call.k, call.v},
-                                         .dims = {dims(call.problem.dim_qk), dims(call.problem.dim_v)},
-                                         .to = {space.k, space.v},
-                                         .unfit = space.unfit.keys},
-                                        stream);
+  const auto dim_qk = static_cast<int>(call.problem.dim_qk);
+  const auto dim_v = static_cast<int>(call.problem.dim_v);
+  split<dim, Table::keys, Table::parts>(
+      call,
+      {.count = 2,
+       .tensors = {{call.k, dim_qk, space.k, space.unfit.keys}, {call.v, dim_v, space.v, space.unfit.keys}}},
+      stream);
 }
 
 template <typename Table, int row>

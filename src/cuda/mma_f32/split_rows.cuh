@@ -58,17 +58,21 @@ __device__ __forceinline__ void split_eight(uint4 (&chunks)[parts], const float 
   }
 }
 
-/// Two tensors of one side, and where they go.
+/// Tensors, and where they go.
 struct Splitting {
-  Rows rows[2];
-  int dims[2];
-  SplitRows to[2];
-  int* unfit;  ///< [B, heads]
+  struct Tensor {
+    Rows rows;
+    int dims = 0;
+    SplitRows to;
+    int* unfit = nullptr;  ///< [B, heads]
+  };
+  int count = 0;
+  Tensor tensors[4];
 };
 
 inline constexpr int split_threads = 256;
 
-/// A block has a tile of one of the two.
+/// A block has a tile of one of them.
 template <int dim, int tile_rows, int parts>
 __global__ void __launch_bounds__(split_threads)
     split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting) {
@@ -78,20 +82,21 @@ __global__ void __launch_bounds__(split_threads)
   constexpr int step = split_threads / lanes;  // rows at a time
   constexpr int rounds = tile_rows / step;
   static_assert(tile_rows % step == 0);
-  const int which = static_cast<int>(blockIdx.x % 2);
-  const SplitRows& to = splitting.to[which];
-  const std::int64_t index = blockIdx.x / 2;
+  const Splitting::Tensor& tensor = splitting.tensors[blockIdx.x % splitting.count];
+  const SplitRows& to = tensor.to;
+  const std::int64_t index = blockIdx.x / splitting.count;
   const std::int64_t tile = index % to.longest;
   const std::int64_t b = index / to.longest % call.problem.batch;
   const std::int64_t h = index / to.longest / call.problem.batch;
+  if (h >= to.heads) return;
   const Sequence sequence = call.sequence(b);
   const bool queries = to.side == Side::queries;
   const std::int64_t length = queries ? sequence.length_q : sequence.length_k;
   const std::int64_t first = tile * tile_rows;
   if (first >= length) return;
 
-  const Rows& rows = splitting.rows[which];
-  const int dims = splitting.dims[which];
+  const Rows& rows = tensor.rows;
+  const int dims = tensor.dims;
   const bool aligned = aligned_fours(rows);
   const std::int64_t first_row = (queries ? sequence.first_q : sequence.first_k) + first;
   const int row = static_cast<int>(threadIdx.x) / lanes;
@@ -153,20 +158,23 @@ __global__ void __launch_bounds__(split_threads)
     to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
   }
   if (bad || all_losses >= tile_losses || sequence.length_k <= few_keys) {
-    splitting.unfit[b * to.heads + h] = 1;
+    tensor.unfit[b * to.heads + h] = 1;
   }
 #endif
 }
 
-/// Splits two tensors of one side.
 template <int dim, int tile_rows, int parts>
 void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t stream) {
-  launch<split_tiles<dim, tile_rows, parts>>(
-      {.name = "tilewise mma, splitting",
-       .blocks = 2 * splitting.to[0].heads * call.problem.batch * splitting.to[0].longest,
-       .threads = split_threads,
-       .stream = stream},
-      call, splitting);
+  std::int64_t most = 0;
+  for (int n = 0; n < splitting.count; ++n) {
+    const SplitRows& to = splitting.tensors[n].to;
+    most = std::max(most, to.heads * to.longest);
+  }
+  launch<split_tiles<dim, tile_rows, parts>>({.name = "tilewise mma, splitting",
+                                              .blocks = splitting.count * call.problem.batch * most,
+                                              .threads = split_threads,
+                                              .stream = stream},
+                                             call, splitting);
 }
 
 }  // namespace tilewise::cuda::mma_f32

@@ -30,6 +30,8 @@ void fused_backward(const AttentionCall& call, const Context& context);
 /// The same for groups of some heads alone; for calls that takes_some_heads allows.
 void fused_backward_of(const AttentionCall& call, const SomeHeads& heads, const Context& context);
 bool takes_some_heads(const AttentionCall& call);
+/// Shared memory that a block of it needs, by the larger head dim.
+std::size_t some_heads_shared_bytes(std::int64_t dim);
 std::size_t fused_backward_workspace(const AttentionCall& call);
 
 }  // namespace tilewise::cuda::simt
