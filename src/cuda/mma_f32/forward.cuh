@@ -128,8 +128,7 @@ struct Block {
     const auto dims = static_cast<int>(call.problem.dim_qk);
     const bool aligned = aligned_fours(call.q);
     const int chunk = place.lane % lanes;
-    int losses = 0;
-    bool bad = false;
+    Losses losses;
     constexpr int batch = 8;  // loads under way
     static_assert(c.warp_rows() % (batch * at_once) == 0 || c.warp_rows() < batch * at_once);
     constexpr int rounds = std::min(batch, c.warp_rows() / at_once);
@@ -156,28 +155,24 @@ struct Block {
         }
         const int exponent = exponent_for(largest);
         uint4 chunks[c.parts];
-        int some = 0;
-        split_eight<c.parts>(chunks, x[n], power_of_two(exponent), some, bad);
+        split_eight<c.parts>(chunks, x[n], power_of_two(exponent), losses);
 #pragma unroll
         for (int part = 0; part < c.parts; ++part) {
           *reinterpret_cast<uint4*>(q_smem + part * c.query_part_bytes() + Tile::offset(row, chunk)) =
               chunks[part];
         }
         if (chunk == 0) exponents_smem[row] = exponent;
-        losses += some;
-#pragma unroll
-        for (int apart = lanes / 2; apart > 0; apart /= 2) some += __shfl_xor_sync(~0u, some, apart);
-        bad |= some >= row_losses;
       }
     }
-    const int all_losses = __reduce_add_sync(~0u, losses);
+#pragma unroll
+    for (unsigned& count : losses.counts) count = __reduce_add_sync(~0u, count);
     __syncwarp();  // the warp's rows are there
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) row_exponents[r][half] = exponents_smem[place.row(r, half)];
     }
-    return !__any_sync(~0u, bad) && all_losses < tile_losses;
+    return !losses.harmful();
   }
 
   /// Keys that some query of the warp sees; a warp past the last query sees none.

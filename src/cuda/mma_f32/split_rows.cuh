@@ -30,11 +30,10 @@ __host__ __device__ __forceinline__ bool aligned_fours(const Rows& rows) {
   return ((address | strides) & 15) == 0;
 }
 
-/// Eight numbers times a power of two as chunks of their parts; counts those that lose more than rounding
-/// takes.
+/// Eight numbers times a power of two as chunks of their parts.
 template <int parts>
 __device__ __forceinline__ void split_eight(uint4 (&chunks)[parts], const float (&x)[8], float power,
-                                            int& some, bool& much) {
+                                            Losses& losses) {
   std::uint32_t words[parts][4];
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
@@ -43,12 +42,8 @@ __device__ __forceinline__ void split_eight(uint4 (&chunks)[parts], const float 
     const Pair two = split_two(first, second);
     const float2 high = unpack<__half>(two.high);
     const float2 low = unpack<__half>(two.low);
-    const Loss losses[2] = {loss_of<parts>(first, high.x, low.x), loss_of<parts>(second, high.y, low.y)};
-#pragma unroll
-    for (const Loss loss : losses) {
-      some += loss != Loss::none ? 1 : 0;
-      much |= loss == Loss::much;
-    }
+    losses.add<parts>(first, high.x, low.x);
+    losses.add<parts>(second, high.y, low.y);
     words[0][n] = two.high;
     if constexpr (parts == 2) words[1][n] = two.low;
   }
@@ -113,7 +108,9 @@ __global__ void __launch_bounds__(split_threads)
     for (int n = 0; n < 8; ++n) largest = fmaxf(largest, fabsf(x[round][n]));
   }
   __shared__ int bits, norm_bits;
+  __shared__ unsigned all_losses[3];
   if (threadIdx.x == 0) bits = norm_bits = 0;
+  if (threadIdx.x < 3) all_losses[threadIdx.x] = 0;
   __syncthreads();  // they are 0
   // Numbers that are not negative compare as their bits do.
   const int warp_largest = __reduce_max_sync(~0u, __float_as_int(largest));
@@ -124,41 +121,42 @@ __global__ void __launch_bounds__(split_threads)
 
   const std::int64_t place = to.first(call, b, h) + tile;
   std::byte* tile_gmem = to.data + place * to.tile_bytes;
-  int losses = 0;
-  bool bad = false;
+  Losses losses;
   float norm = 0;  // of a row, squared, as scaled
 #pragma unroll
   for (int round = 0; round < rounds; ++round) {
     const int r = row + round * step;
     uint4 chunks[parts];
-    int some = 0;
-    split_eight<parts>(chunks, x[round], power, some, bad);
+    split_eight<parts>(chunks, x[round], power, losses);
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
       *reinterpret_cast<uint4*>(tile_gmem + part * tile_rows * Tile::row_bytes + Tile::offset(r, chunk)) =
           chunks[part];
     }
-    losses += some;
     float squares = 0;  // of numbers up to 2^15
 #pragma unroll
     for (int n = 0; n < 8; ++n) squares = fmaf(x[round][n] * power, x[round][n] * power, squares);
 #pragma unroll
     for (int apart = lanes / 2; apart > 0; apart /= 2) {
-      some += __shfl_xor_sync(~0u, some, apart);
       squares += __shfl_xor_sync(~0u, squares, apart);
     }
-    bad |= some >= row_losses;
     norm = fmaxf(norm, squares);
   }
   const int warp_norm = __reduce_max_sync(~0u, __float_as_int(norm));
   if (threadIdx.x % 32 == 0) atomicMax(&norm_bits, warp_norm);
-  const int all_losses = __syncthreads_count(losses > 0);  // the norm is there, too
+#pragma unroll
+  for (int n = 0; n < 3; ++n) {
+    const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
+    if (threadIdx.x % 32 == 0 && count != 0) atomicAdd(all_losses + n, count);
+  }
+  __syncthreads();  // norm and losses are there
   if (threadIdx.x == 0) {
     to.exponents[place] = exponent;
     to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
   }
-  if (bad || all_losses >= tile_losses || sequence.length_k <= few_keys) {
-    tensor.unfit[b * to.heads + h] = 1;
+  if (threadIdx.x == 0) {
+    const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
+    if (all.harmful() || sequence.length_k <= few_keys) tensor.unfit[b * to.heads + h] = 1;
   }
 #endif
 }
