@@ -25,50 +25,22 @@ using T = __nv_bfloat16;
 struct Candidates {
   static constexpr bool general = false;
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .queries_stay = true, .blocks = 2},
-      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
-      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 48, .queries_stay = true, .blocks = 2},
-      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 32, .queries_stay = true, .blocks = 2},
-      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 32, .queries_stay = true, .blocks = 3},
-      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 32, .blocks = 3},
       {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 128, .blocks = 2},
-      {.dim = 64,
-       .warps = 4,
-       .row_tiles = 2,
-       .keys = 32,
-       .queries_stay = true,
-       .products_ahead = true,
-       .blocks = 2},
-      {.dim = 64, .warps = 8, .row_tiles = 2, .keys = 64, .queries_stay = true, .blocks = 1},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 128, .stages = 1, .blocks = 2},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .queries_stay = true, .blocks = 2},
       {.dim = 64, .warps = 8, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 2},
       {.dim = 64, .warps = 4, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 4},
-      {.dim = 64,
-       .warps = 4,
-       .row_tiles = 1,
-       .keys = 64,
-       .queries_stay = true,
-       .products_ahead = true,
-       .blocks = 3},
       {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
-      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 48, .blocks = 2},
-      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 32, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .stages = 1, .blocks = 2},
       {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 32, .products_ahead = true, .blocks = 2},
       {.dim = 128, .warps = 8, .row_tiles = 2, .keys = 64, .blocks = 1},
-      {.dim = 128, .warps = 8, .row_tiles = 2, .keys = 48, .blocks = 1},
       {.dim = 128, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 2},
-      {.dim = 128, .warps = 8, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 1},
-      {.dim = 128, .warps = 8, .row_tiles = 1, .keys = 64, .products_ahead = true, .blocks = 1},
-      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .queries_stay = true, .blocks = 3},
-      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 2},
       {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
-      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 48, .blocks = 1},
-      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .blocks = 1},
-      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .queries_stay = true, .blocks = 1},
-      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 64, .products_ahead = true, .blocks = 1},
-      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .products_ahead = true, .blocks = 1},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 64, .stages = 1, .blocks = 2},
       {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2},
       {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .queries_stay = true, .blocks = 2},
-      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 64, .blocks = 1},
+      {.dim = 256, .warps = 4, .row_tiles = 2, .keys = 32, .stages = 1, .blocks = 1},
   };
 };
 constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
@@ -78,7 +50,9 @@ struct Sweep {
   Memory lse{tokens * hidden_size * 4};  // of the smallest head dim there may be
   Memory largest{8};
 
-  Sweep() {
+  int multiprocessors;
+
+  explicit Sweep(int multiprocessors_) : multiprocessors(multiprocessors_) {
     std::uint32_t seed = 1;
     for (const Memory* memory : {&q, &k, &v}) {
       fill<<<elements / 256, 256>>>(static_cast<__nv_bfloat16*>(memory->data), seed++, 1.0f);
@@ -94,7 +68,7 @@ struct Sweep {
     cudaFuncAttributes attributes{};
     check_cuda(cudaFuncGetAttributes(&attributes, forward_kernel<T, Candidates, row>), "attributes");
     cudaMemset(o.data, 0xFF, elements * 2);
-    const double ms = median_ms([&] { run_row<T, Candidates, row>(call, nullptr); });
+    const double ms = median_ms([&] { run_row<T, Candidates, row>(call, multiprocessors, nullptr); });
     cudaMemset(largest.data, 0, 8);
     compare<<<elements / 256, 256>>>(static_cast<const T*>(o.data), static_cast<const T*>(truth.data),
                                      static_cast<int*>(largest.data));
@@ -102,10 +76,11 @@ struct Sweep {
     check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
     std::printf(
         "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"warps\": %d, \"row_tiles\": %d, \"keys\": %d, "
-        "\"queries_stay\": %d, \"products_ahead\": %d, \"blocks\": %d, \"registers\": %d, \"local\": %d, "
+        "\"queries_stay\": %d, \"products_ahead\": %d, \"stages\": %d, \"blocks\": %d, \"registers\": %d, "
+        "\"local\": %d, "
         "\"shared\": %d, \"ms\": %.4f, \"tflops\": %.1f, \"difference\": %g}\n",
         c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false", c.warps,
-        c.row_tiles, c.keys, c.queries_stay, c.products_ahead, c.blocks, attributes.numRegs,
+        c.row_tiles, c.keys, c.queries_stay, c.products_ahead, c.stages, c.blocks, attributes.numRegs,
         static_cast<int>(attributes.localSizeBytes), static_cast<int>(c.shared_bytes(false)), ms,
         flops / ms * 1e-9, static_cast<double>(difference));
     std::fflush(stdout);
@@ -134,7 +109,7 @@ void sweep(std::int64_t only_dim, std::int64_t only_length) {
   cudaDeviceProp device{};
   check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
   std::printf("{\"device\": \"%s\", \"multiprocessors\": %d}\n", device.name, device.multiProcessorCount);
-  Sweep shapes;
+  Sweep shapes(device.multiProcessorCount);
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const std::int64_t length : {512, 1024, 2048, 4096, 8192, 16384}) {
       if ((only_dim != 0 && dim != only_dim) || (only_length != 0 && length != only_length)) continue;

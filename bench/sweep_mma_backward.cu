@@ -274,9 +274,8 @@ struct Sweep {
     const AttentionInputs inputs{.q = tensor(q), .k = tensor(k), .v = tensor(v)};
     const Tensor lses(lse.data, DType::f32, std::span(sizes).first(3), device);
     AttentionOptions options{.causal = causal, .kernel = "auto"};
-    Context context{.device = device};
+    const Context context{.device = device, .workspace = {workspace.data, std::size_t{1} << 30}};
     attention_forward(inputs, options, {.o = tensor(o), .lse = lses}, context);
-    context.workspace = {workspace.data, std::size_t{1} << 30};
     const auto gradients = [&](const Gradients& to) {
       return AttentionGradients{.o = tensor(o),
                                 .lse = lses,

@@ -220,8 +220,9 @@ struct Sweep {
   Memory lse{tokens * hidden_size * 4};  // of the smallest head dim there may be
   Memory workspace{elements * 9};
   Memory largest{8};
+  int multiprocessors;
 
-  Sweep() {
+  explicit Sweep(int multiprocessors_) : multiprocessors(multiprocessors_) {
     std::uint32_t seed = 1;
     for (const Memory* memory : {&q, &k, &v}) {
       fill<<<elements / 256, 256>>>(static_cast<float*>(memory->data), seed++, 1.0f);
@@ -238,7 +239,7 @@ struct Sweep {
     check_cuda(cudaFuncGetAttributes(&attributes, forward_kernel<Candidates, row>), "attributes");
     cudaMemset(o.data, 0xFF, elements * 4);
     const ForwardSpace space = space_of<Candidates>(call, workspace.data);
-    const double all_ms = median_ms([&] { run_row<Candidates, row>(call, space, nullptr); });
+    const double all_ms = median_ms([&] { run_row<Candidates, row>(call, space, multiprocessors, nullptr); });
     const double split_ms = median_ms([&] { split_keys<Candidates, c.dim>(call, space, nullptr); });
     cudaMemset(largest.data, 0, 8);
     compare<<<elements / 256, 256>>>(static_cast<const float*>(o.data), static_cast<const float*>(truth.data),
@@ -287,7 +288,7 @@ void sweep(std::int64_t only_dim, std::int64_t only_length) {
   cudaDeviceProp device{};
   check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
   std::printf("{\"device\": \"%s\", \"multiprocessors\": %d}\n", device.name, device.multiProcessorCount);
-  Sweep shapes;
+  Sweep shapes(device.multiProcessorCount);
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const std::int64_t length : {1024, 4096, 16384}) {
       if ((only_dim != 0 && dim != only_dim) || (only_length != 0 && length != only_length)) continue;

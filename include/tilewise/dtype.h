@@ -13,17 +13,13 @@ enum class DType : std::uint8_t { f32, f16, bf16, f64, boolean, i32, i64 };
 
 /// Bytes one element takes.
 constexpr std::size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-    case DType::i64: return 8;
-    case DType::f32:
-    case DType::i32: return 4;
-    case DType::f16:
-    case DType::bf16: return 2;
-    case DType::boolean: return 1;
-  }
-  return 0;
+  // Four bits a type, in the order above: kernels ask often, and a shift has no branches.
+  constexpr std::uint32_t sizes = 0x8418224;
+  return sizes >> (4 * static_cast<unsigned>(dtype)) & 15;
 }
+static_assert(size_of(DType::f32) == 4 && size_of(DType::f16) == 2 && size_of(DType::bf16) == 2 &&
+              size_of(DType::f64) == 8 && size_of(DType::boolean) == 1 && size_of(DType::i32) == 4 &&
+              size_of(DType::i64) == 8);
 
 constexpr bool is_floating(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f64;

@@ -132,11 +132,14 @@ struct AttentionCall {
   Alignment alignment = Alignment::top_left;
   DropoutMask dropout;
   bool deterministic = false;
-  bool allow_tf32 = false;  ///< f32 results need be no better than TF32 products would make them
+  std::int64_t heads_together = 1;  ///< see group()
+  bool allow_tf32 = false;          ///< f32 results need be no better than TF32 products would make them
 
   /// Query heads that share a key head.
-  constexpr std::int64_t group() const {
-    return problem.heads_kv > 0 ? problem.heads_q / problem.heads_kv : 1;
+  constexpr std::int64_t group() const { return heads_together; }
+  /// The key head of query head h. There are fewer than 2^32, and 32 bits divide faster.
+  constexpr std::int64_t key_head(std::int64_t h) const {
+    return static_cast<std::uint32_t>(h) / static_cast<std::uint32_t>(heads_together);
   }
 
   constexpr Sequence sequence(std::int64_t b) const {

@@ -275,6 +275,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   problem.pass = pass;
   problem.layout = layout_of(inputs);
   check_qkv(inputs, context, problem);
+  if (problem.heads_kv > 0) call.heads_together = problem.heads_q / problem.heads_kv;
   if (problem.layout == Layout::packed) check_packed(inputs, context, problem);
   if (problem.layout == Layout::paged) check_paged(inputs, context, problem);
   check(problem.length_q < max_length, "q", "fewer than 2^31 queries", inputs.q);

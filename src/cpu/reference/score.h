@@ -62,7 +62,7 @@ struct Query {
   std::int64_t b, h, i;
   Sequence sequence = call.sequence(b);
 
-  std::int64_t kv_head() const { return h / call.group(); }
+  std::int64_t kv_head() const { return call.key_head(h); }
   std::byte* row(const Rows& rows) const { return rows.at(b, h, sequence.first_q + i); }
   std::byte* key_row(const Rows& rows, std::int64_t j) const {
     return call.key_row(rows, sequence, b, kv_head(), j);

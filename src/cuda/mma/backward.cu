@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(threads)
     for (int f = 0; f < most_peaks; ++f) {
       if (f >= mended.count) continue;
       float k[8];
-      load_eight<T>(k, row_of_halves(call.k, row.b, row.h / call.group(), mended.key[f]), first, dims);
+      load_eight<T>(k, row_of_halves(call.k, row.b, call.key_head(row.h), mended.key[f]), first, dims);
 #pragma unroll
       for (int n = 0; n < 8; ++n) sum[n] = fmaf(mended.gradient[f], k[n], sum[n]);
     }
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(threads)
         const int d = static_cast<int>(threadIdx.x) % 32 + 32 * n;
         q[n] = d < dims ? widen(q_row[d]) : 0.0f;
       }
-      dk.add(space.dk + space.key_row(call, row.b, row.h / call.group(), key) * dims, gradient, q);
+      dk.add(space.dk + space.key_row(call, row.b, call.key_head(row.h), key) * dims, gradient, q);
     }
   }
   dk.flush();

@@ -3,6 +3,7 @@
 #include "cuda/mma/backward_products.cuh"
 #include "cuda/mma/backward_space.cuh"
 #include "cuda/mma/backward_tuning.h"
+#include "cuda/ptx/local.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/reduce.cuh"
 #include "cuda/tile/key_grid.cuh"
@@ -17,69 +18,64 @@ namespace tilewise::cuda::mma {
 // those for dv and dk. A warp that has keys for itself takes them from there; where keys are shared, they go
 // by way of shared memory, so that a fragment of d_o or q serves more keys.
 
-/// How a problem's keys are cut into blocks.
+/// How a problem's keys are cut into blocks. With causal the first keys are seen by the most queries.
 struct BackwardBlocks {
   KeyGrid keys;
-  std::int64_t heads = 0;    ///< key heads of the whole batch
-  std::int64_t section = 1;  ///< heads of which tiles come by turns
+  Turns turns;
 
-  std::int64_t count() const { return heads * keys.tiles; }
+  std::int64_t count() const { return std::int64_t{turns.heads} * turns.tiles; }
 
-  /// Heads come one after another, so that what they read, and dq, meet in the L2. With causal the first keys
-  /// are seen by the most queries: then the n-th tiles of a section of heads come before the next of any, so
-  /// that short blocks fill the end.
   static BackwardBlocks of(const AttentionCall& call, int keys, int multiprocessors) {
-    BackwardBlocks blocks{KeyGrid::of(call, keys), call.problem.batch * call.problem.heads_kv, 1};
-    const bool uneven = (call.band.left < Band::unbounded) != (call.band.right < Band::unbounded);
-    if (!uneven && !call.packed()) return blocks;
-    // Queries, d_o and the sums of dq of a section fit into the cache together.
-    constexpr std::int64_t cache_bytes = 32 << 20;
+    const KeyGrid grid = KeyGrid::of(call, keys);
+    // Queries, d_o and the sums of dq.
     const std::int64_t head_bytes =
-        call.group() * call.problem.length_q * (6 * call.problem.dim_qk + 2 * call.problem.dim_v) + 1;
-    const std::int64_t tiles = std::max<std::int64_t>(1, blocks.keys.tiles);
-    blocks.section = std::clamp<std::int64_t>(
-        std::max(cache_bytes / head_bytes, (2 * multiprocessors + tiles - 1) / tiles), 1,
-        std::max<std::int64_t>(1, blocks.heads));
-    return blocks;
-  }
-  struct Turn {
-    std::int64_t head, tile;
-  };
-  constexpr Turn turn(std::int64_t index) const {
-    const std::int64_t first = index / (section * keys.tiles) * section;
-    const std::int64_t together = std::min(section, heads - first);
-    const std::int64_t rest = index % (section * keys.tiles);
-    return {first + rest % together, rest / together};
+        call.group() * call.problem.length_q * (6 * call.problem.dim_qk + 2 * call.problem.dim_v);
+    return {grid, Turns::of(call, call.problem.batch * call.problem.heads_kv, grid.tiles, head_bytes,
+                            multiprocessors)};
   }
 };
 
-/// The queries that see a tile of keys, a tile at a time, head by head of the group.
-struct QuerySteps {
-  int size;
-  int first = 0, end = 0;  ///< tiles
-  int at = 0;
-  int head, heads_end;  ///< query heads
+/// What a block knows of the queries that see its keys. It lies in shared memory: registers are scarcer.
+struct GroupFacts {
+  const std::byte* q;  ///< of the group's first head and first query, as all of these
+  const std::byte* d_o;
+  std::int64_t row;  ///< where its values are
+  std::int64_t low;  ///< keys that it sees, from and to, among those of the block
+  std::int64_t high;
+  int length;      ///< queries of a head
+  int heads;       ///< of the group
+  int first, end;  ///< tiles of queries that see some key
 
-  __device__ QuerySteps(const AttentionCall& call, const Sequence& sequence, int first_key, int key_count,
-                        int head_kv, int size_)
-      : size(size_) {
-    head = head_kv * static_cast<int>(call.group());
-    heads_end = head + static_cast<int>(call.group());
+  __device__ GroupFacts(const AttentionCall& call, int b, int head_kv, int first_key, int key_count,
+                        int size) {
+    const Sequence sequence = call.sequence(b);
+    const std::int64_t head = head_kv * call.group();
+    q = row_of_halves(call.q, b, head, sequence.first_q);
+    d_o = row_of_halves(call.d_o, b, head, sequence.first_q);
+    row = head * call.rows_q() + call.first_row_q(b);
     // Queries i with i − left < the position of the keys' end, and i + right >= that of their beginning.
     const std::int64_t position = first_key - sequence.band_offset;
+    low = -position - call.band.left;
+    high = -position + call.band.right + 1;
+    length = static_cast<int>(sequence.length_q);
     const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
     const std::int64_t end_query = min(sequence.length_q, position + key_count + call.band.left);
-    if (first_query < end_query) {
-      first = static_cast<int>(first_query / size);
-      end = static_cast<int>((end_query + size - 1) / size);
-    }
-    at = first;
-    if (first >= end) head = heads_end;
+    const bool any = first_query < end_query;
+    heads = any ? static_cast<int>(call.group()) : 0;
+    first = any ? static_cast<int>(first_query / size) : 0;
+    end = any ? static_cast<int>((end_query + size - 1) / size) : 0;
   }
-  __device__ bool more() const { return head < heads_end; }
-  __device__ void step() {
-    if (++at < end) return;
-    at = first;
+};
+
+/// Walks over those queries a tile at a time, head by head of the group.
+struct QuerySteps {
+  int at;
+  int head = 0;
+
+  __device__ bool more(const GroupFacts& facts) const { return head < facts.heads; }
+  __device__ void step(const GroupFacts& facts) {
+    if (++at < facts.end) return;
+    at = facts.first;
     ++head;
   }
 };
@@ -120,17 +116,18 @@ struct BackwardBlock {
   float* top_smem;          ///< 2 x [queries]
   float* shift_smem;        ///< 2 x [queries]
   int* has_peak_smem;       ///< [keys]
+  GroupFacts* facts_smem;
   OwnSums dk = {}, dv = {};
 
   __device__ BackwardBlock(const AttentionCall& call_, const BackwardBlocks& blocks,
                            const BackwardSpace& space_, std::byte* shared)
-      : BackwardBlock(call_, blocks, space_, shared, blocks.turn(blockIdx.x)) {}
+      : BackwardBlock(call_, blocks, space_, shared, blocks.turns.turn(blockIdx.x)) {}
   __device__ BackwardBlock(const AttentionCall& call_, const BackwardBlocks& blocks,
-                           const BackwardSpace& space_, std::byte* shared, const BackwardBlocks::Turn& turn)
+                           const BackwardSpace& space_, std::byte* shared, const Turn& turn)
       : call(call_),
         space(space_),
-        b(static_cast<int>(turn.head / call.problem.heads_kv)),
-        h(static_cast<int>(turn.head % call.problem.heads_kv)),
+        b(static_cast<int>(turn.among(call.problem.heads_kv).b)),
+        h(static_cast<int>(turn.among(call.problem.heads_kv).h)),
         dim_qk(static_cast<int>(call.problem.dim_qk)),
         dim_v(static_cast<int>(call.problem.dim_v)),
         unit(exponent_unit(call.scale)),
@@ -143,7 +140,8 @@ struct BackwardBlock {
         weights_smem(dscores_smem + (c.weights_stay ? 0 : c.pair_bytes())),
         top_smem(reinterpret_cast<float*>(weights_smem + c.pair_bytes())),
         shift_smem(top_smem + 2 * c.queries),
-        has_peak_smem(reinterpret_cast<int*>(shift_smem + 2 * c.queries)) {
+        has_peak_smem(reinterpret_cast<int*>(shift_smem + 2 * c.queries)),
+        facts_smem(reinterpret_cast<GroupFacts*>(has_peak_smem + c.keys)) {
     const KeyTile keys = blocks.keys.tile(call, call.sequence(b), turn.tile);
     key_count = keys.count;
     first_key = static_cast<int>(keys.first);
@@ -176,31 +174,31 @@ struct BackwardBlock {
     int first, end;
   };
   __device__ Queries queries_of(const QuerySteps& steps) const {
-    const Sequence sequence = call.sequence(b);
     const int at = steps.at * c.queries;
-    const std::int64_t distance = at + sequence.band_offset - first_key;
     constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
-    return {steps.head * call.rows_q() + call.first_row_q(b) + at,
-            static_cast<int>(min(std::int64_t{c.queries}, sequence.length_q - at)),
-            static_cast<int>(max(-far, min(far, distance - call.band.left))),
-            static_cast<int>(max(-far, min(far, distance + call.band.right + 1)))};
+    return {facts_smem->row + steps.head * call.rows_q() + at, min(c.queries, facts_smem->length - at),
+            static_cast<int>(max(-far, min(far, facts_smem->low + at))),
+            static_cast<int>(max(-far, min(far, facts_smem->high + at)))};
   }
   __device__ void load_queries(const QuerySteps& steps, int stage) const {
-    const Queries queries = queries_of(steps);
-    const std::int64_t s = call.sequence(b).first_q + steps.at * c.queries;
-    load_strided_rows<c.queries, c.dim, c.threads()>(q_smem + stage * c.query_bytes(),
-                                                     row_of_halves(call.q, b, steps.head, s),
-                                                     call.q.stride_s * 2, queries.count, dim_qk);
+    const int at = steps.at * c.queries;
+    const int count = min(c.queries, facts_smem->length - at);
+    const auto first = [&](const std::byte* group, const Rows& rows) {
+      return group + (steps.head * rows.stride_h + at * rows.stride_s) * 2;
+    };
+    load_strided_rows<c.queries, c.dim, c.threads()>(
+        q_smem + stage * c.query_bytes(), first(facts_smem->q, call.q), call.q.stride_s * 2, count, dim_qk);
     load_strided_rows<c.queries, c.dim, c.threads()>(d_o_smem + stage * c.query_bytes(),
-                                                     row_of_halves(call.d_o, b, steps.head, s),
-                                                     call.d_o.stride_s * 2, queries.count, dim_v);
+                                                     first(facts_smem->d_o, call.d_o), call.d_o.stride_s * 2,
+                                                     count, dim_v);
     const int r = static_cast<int>(threadIdx.x);
     if (r >= c.queries) return;
     float* top = top_smem + stage * c.queries + r;
     float* shift = shift_smem + stage * c.queries + r;
-    if (r < queries.count) {
-      copy_async_4(top, space.rows.top + queries.row + r);
-      copy_async_4(shift, space.rows.shift + queries.row + r);
+    if (r < count) {
+      const std::int64_t row = facts_smem->row + steps.head * call.rows_q() + at + r;
+      copy_async_4(top, space.rows.top + row);
+      copy_async_4(shift, space.rows.shift + row);
     } else {  // one that saw nothing
       *top = -minus_infinity;
       *shift = 0;
@@ -210,14 +208,16 @@ struct BackwardBlock {
   /// Hides what the band hides, and keys past the end.
   __device__ void hide(const Queries& queries, int first_query, int first_key, PairSums& s) const {
     const float hidden = unit > 0 ? minus_infinity : -minus_infinity;  // whose exponent is minus infinity
+    const int own = opaque(first_key + lane / 4);
+    const int from = opaque(queries.first);
+    const int to = opaque(queries.end);
 #pragma unroll
     for (int n = 0; n < 2 * c.pair_query_tiles(); ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int r = first_query + 8 * n + 2 * (lane % 4) + e;
-        const int own = first_key + lane / 4;
-        const int first = r + queries.first - own;
-        const int last = min(r + queries.end, key_count) - own;
+        const int first = r + from - own;
+        const int last = min(r + to, key_count) - own;
 #pragma unroll
         for (int m = 0; m < c.pair_key_tiles(); ++m) {
 #pragma unroll
@@ -423,12 +423,11 @@ struct BackwardBlock {
   }
 
   /// dv += weightsᵀ·d_o and dk += dscoresᵀ·q, from shared memory.
-  __device__ void add_to_keys(const Queries& queries, bool edge, int stage) {
+  __device__ void add_to_keys(int stage) {
     constexpr int key_tiles = c.own_key_tiles();
     constexpr int dim_tiles = c.own_dim_tiles();
     const WarpPlace<c.dim_warps> place(warp);
     const int first_key = place.m * key_tiles * 16;
-    if (edge && !seen(queries, 0, c.queries, first_key, 16 * key_tiles)) return;
     const int first_dim = place.n * dim_tiles;
     multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
         dv, a_by_rows<key_tiles>(PairPointer::by_rows(address(weights_smem)).from(first_key, 0)),
@@ -445,40 +444,51 @@ struct BackwardBlock {
     const WarpPlace<c.dq_dim_warps> place(warp);
     const int first_query = place.m * query_tiles * 16;
     const int first_dim = place.n * dim_tiles;
+    const std::int64_t row = opaque(queries.row + first_query + lane / 4);
     Sums<query_tiles, dim_tiles> dq = {};
     float rest[query_tiles][4] = {};
+    const auto dscores = PairPointer::by_columns(address(dscores_smem));
     multiply_tiles<T, c.keys / 16, query_tiles, dim_tiles>(
-        dq, a_turned<query_tiles>(PairPointer::by_columns(address(dscores_smem)).from(0, first_query / 16)),
-        b_turned(RowPointer::by_rows(address(k_smem)).from(0, first_dim)),
-        [&](const std::uint32_t(&a)[query_tiles][4], int step) {
-          if (step % c.dq_dim_warps != place.n) return;  // the warps of the same queries share the keys
+        dq, a_turned<query_tiles>(dscores.from(0, first_query / 16)),
+        b_turned(RowPointer::by_rows(address(k_smem)).from(0, first_dim)));
+    // The warps of the same queries share the keys.
+    constexpr int keys_each = c.keys / c.dq_dim_warps;
+    const auto load = a_turned<query_tiles>(dscores.from(place.n * keys_each, first_query / 16));
 #pragma unroll
-          for (int m = 0; m < query_tiles; ++m) {
-            multiply_matrices<T>(rest[m], a[m], two_ones<T>, two_ones<T>);
-          }
-        });
+    for (int step = 0; step < keys_each / 16; ++step) {
+      std::uint32_t a[query_tiles][4];
+      load(a, step);
 #pragma unroll
-    for (int m = 0; m < query_tiles; ++m) {
+      for (int m = 0; m < query_tiles; ++m) multiply_matrices<T>(rest[m], a[m], two_ones<T>, two_ones<T>);
+    }
+    const int rows = queries.count - first_query - lane / 4;
+    if (lane % 4 == 0) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int r = first_query + 16 * m + 8 * half + lane / 4;
-        if (r >= queries.count) continue;
-        if (lane % 4 == 0) atomicAdd(space.rows.rest + queries.row + r, rest[m][2 * half]);
-        if (space.dq == nullptr) continue;
-        float* to = space.dq + (queries.row + r) * space.dq_stride + 16 * first_dim + 4 * (lane % 4);
-        const int present = min(dim_tiles, space.dq_stride / 16 - first_dim);
-        const auto add = [&](int n) {
-          add_4(to + 16 * n, {dq[m][2 * n][2 * half], dq[m][2 * n][2 * half + 1], dq[m][2 * n + 1][2 * half],
-                              dq[m][2 * n + 1][2 * half + 1]});
-        };
-        if (present == dim_tiles) {
+      for (int index = 0; index < 2 * query_tiles; ++index) {
+        if (8 * index < rows) atomicAdd(space.rows.rest + row + 8 * index, rest[index / 2][index % 2 * 2]);
+      }
+    }
+    if (space.dq == nullptr) return;
+    float* first_dq = space.dq + row * space.dq_stride + 16 * first_dim + 4 * (lane % 4);
+    const int present = space.dq_stride / 16 - first_dim;
+    const auto add = [&](int index, int n) {
+      const auto& low = dq[index / 2][2 * n];
+      const auto& high = dq[index / 2][2 * n + 1];
+      const int e = index % 2 * 2;
+      add_4(first_dq + 8 * index * space.dq_stride + 16 * n, {low[e], low[e + 1], high[e], high[e + 1]});
+    };
+    if (queries.count == c.queries && present >= dim_tiles) {
 #pragma unroll
-          for (int n = 0; n < dim_tiles; ++n) add(n);
-        } else {
+      for (int index = 0; index < 2 * query_tiles; ++index) {
 #pragma unroll
-          for (int n = 0; n < dim_tiles; ++n) {
-            if (n < present) add(n);
-          }
+        for (int n = 0; n < dim_tiles; ++n) add(index, n);
+      }
+    } else {
+#pragma unroll
+      for (int index = 0; index < 2 * query_tiles; ++index) {
+#pragma unroll
+        for (int n = 0; n < dim_tiles; ++n) {
+          if (8 * index < rows && n < present) add(index, n);
         }
       }
     }
@@ -486,24 +496,30 @@ struct BackwardBlock {
 
   __device__ void walk() {
     for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) has_peak_smem[r] = 0;
-    QuerySteps steps(call, call.sequence(b), first_key, key_count, h, c.queries);
-    if (!steps.more()) return;
+    if (threadIdx.x == 0) *facts_smem = GroupFacts(call, b, h, first_key, key_count, c.queries);
+    __syncthreads();  // the facts are there
+    const GroupFacts& facts = *facts_smem;
+    QuerySteps steps{.at = facts.first};
+    if (!steps.more(facts)) return;
     load_keys();
     load_queries(steps, 0);
     commit_copies();
+    bool rest = false;
+    int stage = 0;
 #pragma unroll 1
-    for (int stage = 0; steps.more(); stage ^= 1) {
-      const Queries queries = queries_of(steps);
-      steps.step();
-      wait_copies<0>();
+    while (steps.more(facts)) {
+      if (!rest) wait_copies<0>();
       __syncthreads();  // the tile is there, and everyone is done with the last one and its score gradients
-      if (steps.more()) load_queries(steps, stage ^ 1);
-      commit_copies();
-      bool rest = false;
-      do {
-        if (rest) __syncthreads();  // everyone is done with the score gradients
-        rest = add_pairs(rest, queries, stage) && !rest;
-      } while (rest);
+      QuerySteps next = steps;
+      next.step(facts);
+      if (!rest) {
+        if (next.more(facts)) load_queries(next, stage ^ 1);
+        commit_copies();
+      }
+      rest = add_pairs(rest, queries_of(steps), stage) && !rest;
+      if (rest) continue;
+      steps = next;
+      stage ^= 1;
     }
   }
 
@@ -519,7 +535,7 @@ struct BackwardBlock {
       high |= differentiate(rest, queries, edge, stage, own_first + n);
     }
     high = __syncthreads_or(high) != 0;  // score gradients are there
-    if constexpr (!c.weights_stay) add_to_keys(queries, edge, stage);
+    if constexpr (!c.weights_stay) add_to_keys(stage);
     add_to_queries(queries);
     return high;
   }

@@ -30,10 +30,12 @@ struct BackwardConfig {
   constexpr int key_bytes() const { return keys * dim * 2; }       ///< of k, or of v
   constexpr int query_bytes() const { return queries * dim * 2; }  ///< a stage of q, or of d_o
   constexpr int pair_bytes() const { return keys * queries * 2; }  ///< weights, or score gradients
+  static constexpr int fact_bytes = 64;                            ///< of what a block knows of its queries
   constexpr int state_bytes() const { return queries * 4; }        ///< a stage of one number a query
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(2 * key_bytes() + 4 * query_bytes() +
-                                    (weights_stay ? 1 : 2) * pair_bytes() + 4 * state_bytes() + keys * 4);
+                                    (weights_stay ? 1 : 2) * pair_bytes() + 4 * state_bytes() + keys * 4 +
+                                    fact_bytes);
   }
   friend constexpr bool operator==(const BackwardConfig&, const BackwardConfig&) = default;
 };
@@ -74,8 +76,8 @@ struct PlainBackward {
        .warps = 8,
        .queries = 64,
        .keys = 64,
-       .key_warps = 2,
-       .queries_at_once = 16,
+       .key_warps = 4,
+       .queries_at_once = 32,
        .dim_warps = 4,
        .dq_dim_warps = 4},
       {.dim = 256,

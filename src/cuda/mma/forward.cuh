@@ -14,44 +14,64 @@ namespace tilewise::cuda::mma {
 // which the next is being copied while one is computed. A warp has its queries for itself: scores come out of
 // q·k in the form in which weights go into the product with v, so they never leave the registers.
 
+/// What a row's sum of values is to be multiplied by, and its lse, which is written. Four lanes share two or
+/// four rows; each does the arithmetic of one, since code that runs once is mostly waited for.
+template <ForwardConfig c, bool general>
+__device__ __forceinline__ float finish_row(const AttentionCall& call, const QueryRows& rows,
+                                            const Exponents<general>& exponents, const Place<c>& place,
+                                            const SoftmaxRows<c>& softmax) {
+  constexpr int own_rows = 2 * c.row_tiles;
+  static_assert(own_rows <= 4);
+  const int own = place.lane % own_rows;
+  float sum = 0, maximum = 0, rounded = 0;
+#pragma unroll
+  for (int index = 0; index < own_rows; ++index) {
+    const float row_total = row_sum(softmax.sum[index / 2][index % 2]);
+    if (index != own) continue;
+    sum = row_total;
+    maximum = softmax.maximum[index / 2][index % 2];
+    rounded = softmax.rounded[index / 2][index % 2 * 2];
+  }
+  const int row = place.row(own / 2, own % 2);
+  float factor = 1;
+  if constexpr (!general) {  // from here on in natural units, and relative to the maximum itself
+    if (sum > 0) factor = exp2f(fmaf(-maximum, exponents.unit, exponents.reference(maximum)));
+    maximum = fmaxf(maximum * static_cast<float>(call.scale), lowest);
+  }
+  float sink_weight = 0;
+  if (call.problem.features.sinks && row < rows.count()) {
+    const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(row)));
+    const float highest = fmaxf(maximum, sink);
+    // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
+    factor *= expf(maximum - highest);
+    sink_weight = expf(sink - highest);
+    maximum = highest;
+  }
+  if (call.lse.wanted && row < rows.count() && place.lane % 4 < own_rows) {
+    const float total = sum * factor + sink_weight;
+    const float lse = total == 0 ? minus_infinity : maximum + logf(total);
+    *rows.float_of(call.lse, row) = lse;
+  }
+  rounded = rounded * factor + sink_weight;
+  const float keep_scale = general && call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
+  return rounded == 0 ? 0.0f : factor * keep_scale / rounded;
+}
+
 /// Joins the sink, divides, writes lse and o; o by way of the warp's queries' place in shared memory, so that
 /// rows are written 16 bytes at a time.
 template <typename T, ForwardConfig c, bool general>
 __device__ __forceinline__ void finish(const AttentionCall& call, const QueryRows& rows,
-                                       const ScoreRules& rules, const Exponents<general>& exponents,
-                                       const Place<c>& place, Output<c>& o, const SoftmaxRows<c>& softmax,
-                                       std::byte* q_smem) {
+                                       const Exponents<general>& exponents, const Place<c>& place,
+                                       Output<c>& o, const SoftmaxRows<c>& softmax, std::byte* q_smem) {
   using Tile = SwizzledTile<c.dim>;
-  const float keep_scale = general && call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
   __syncwarp();  // the warp is done with its queries
+  const float own_inverse = finish_row<c, general>(call, rows, exponents, place, softmax);
 #pragma unroll
   for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = place.row(r, half);
-      const float sum = row_sum(softmax.sum[r][half]);
-      float maximum = softmax.maximum[r][half];
-      float factor = 1;
-      if constexpr (!general) {  // from here on in natural units, and relative to the maximum itself
-        if (sum > 0) factor = exp2f(fmaf(-maximum, exponents.unit, exponents.reference(maximum)));
-        maximum = fmaxf(maximum * rules.scale, lowest);
-      }
-      float sink_weight = 0;
-      if (call.problem.features.sinks && row < rows.count()) {
-        const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(row)));
-        const float highest = fmaxf(maximum, sink);
-        // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
-        factor *= expf(maximum - highest);
-        sink_weight = expf(sink - highest);
-        maximum = highest;
-      }
-      const float total = sum * factor + sink_weight;
-      const float rounded = softmax.rounded[r][2 * half] * factor + sink_weight;
-      const float inverse = rounded == 0 ? 0.0f : factor * keep_scale / rounded;
-      if (call.lse.wanted && row < rows.count() && place.column() == 0) {
-        const float lse = total == 0 ? minus_infinity : maximum + logf(total);
-        *reinterpret_cast<float*>(rows.row_of(call.lse, row)) = lse;
-      }
+      const float inverse = __shfl_sync(~0u, own_inverse, place.lane / 4 * 4 + 2 * r + half);
 #pragma unroll
       for (int n = 0; n < c.dim / 8; ++n) {
         *reinterpret_cast<std::uint32_t*>(q_smem + Tile::offset(row, n) + 2 * place.column()) =
@@ -98,15 +118,15 @@ struct Block {
       : call(call_),
         rows(rows_),
         load(call, rows),
-        rules(call, rows.queries.b, rows.queries.h),
+        rules(general ? ScoreRules(call, rows.queries.b, rows.queries.h) : ScoreRules(call)),
         exponents{general ? log2e : rules.scale_log2},
         all_first(static_cast<int>(rows.queries.all(call).first)),
         all_last(static_cast<int>(rows.queries.all(call).last)),
         few(few_results(call)),
         q_smem(shared),
         k_smem(q_smem + c.query_bytes()),
-        v_smem(k_smem + 2 * c.key_bytes()),
-        own_smem(reinterpret_cast<float4*>(v_smem + 2 * c.key_bytes()) + place.warp * 8 * c.scores() +
+        v_smem(k_smem + c.stages * c.key_bytes()),
+        own_smem(reinterpret_cast<float4*>(v_smem + c.stages * c.key_bytes()) + place.warp * 8 * c.scores() +
                  place.lane) {}
 
   static __device__ std::uint32_t address(const std::byte* smem) {
@@ -225,6 +245,35 @@ struct Block {
     }
   }
 
+  /// The same in one stage: another block of the multiprocessor computes while this one waits.
+  __device__ void walk_in_place(KeyTiles<general>& tiles, KeyTile keys) {
+    load.queries(q_smem);
+    load.keys(keys, k_smem);
+    commit_copies();
+    wait_copies<0>();
+    __syncthreads();  // queries are there
+    const Queries<c> q = queries();
+    const auto k = MatrixPointer<c.dim>::by_columns(address(k_smem));
+    const auto v = MatrixPointer<c.dim>::by_rows(address(v_smem));
+#pragma unroll 1
+    while (keys.count > 0) {
+      const KeyTile next = tiles.next();
+      wait_copies<0>();
+      __syncthreads();  // keys are there, and everyone is done with the last values
+      load.values(keys, v_smem);
+      commit_copies();
+      Products<T, c> products;
+#pragma unroll
+      for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, general && few);
+      wait_copies<0>();
+      __syncthreads();  // values are there, and everyone is done with the keys
+      if (next.count > 0) load.keys(next, k_smem);
+      commit_copies();
+      weigh_and_add(keys, products.sum(), v);
+      keys = next;
+    }
+  }
+
   /// The same with products a tile ahead, so that softmax runs beside those.
   __device__ void walk_ahead(KeyTiles<general>& tiles, KeyTile keys) {
     load.queries(q_smem);
@@ -301,14 +350,16 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   KeyTiles<general> tiles(call, rows.queries, c.keys);
   const KeyTile first = tiles.next();
   if (first.count > 0) {
-    if constexpr (c.products_ahead) {
+    static_assert(c.stages == 1 || c.stages == 2);
+    if constexpr (c.stages == 1) {
+      block.walk_in_place(tiles, first);
+    } else if constexpr (c.products_ahead) {
       block.walk_ahead(tiles, first);
     } else {
       block.walk(tiles, first);
     }
   }
-  finish<T, c, general>(call, rows, block.rules, block.exponents, block.place, block.o, block.softmax,
-                        block.q_smem);
+  finish<T, c, general>(call, rows, block.exponents, block.place, block.o, block.softmax, block.q_smem);
 #endif
 }
 

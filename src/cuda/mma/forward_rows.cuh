@@ -13,11 +13,11 @@ namespace tilewise::cuda::mma {
 // From a call to the row of a tuning table that it runs by.
 
 template <typename T, typename Table, int row>
-void run_row(const AttentionCall& call, cudaStream_t stream) {
+void run_row(const AttentionCall& call, int multiprocessors, cudaStream_t stream) {
   constexpr ForwardConfig c = Table::rows[row];
-  const QueryBlocks blocks = QueryBlocks::of(call, c.rows());
+  const QueryBlocks blocks = QueryBlocks::of(call, c.rows(), multiprocessors);
   launch<forward_kernel<T, Table, row>>({.name = "tilewise mma forward",
-                                         .blocks = blocks.count(call),
+                                         .blocks = blocks.count(),
                                          .threads = c.threads(),
                                          .shared_bytes = c.shared_bytes(Table::general),
                                          .stream = stream},
@@ -35,7 +35,8 @@ int choose_row(const AttentionCall& call, const DeviceProperties& device) {
     if (chosen >= 0 && c.dim > Table::rows[chosen].dim) break;
     chosen = row;
     // A smaller tile does less work a second, so it pays only where most of the GPU would stand idle.
-    if (4 * QueryBlocks::of(call, c.rows()).count(call) >= 3 * device.multiprocessors) break;
+    const std::int64_t blocks = QueryBlocks::of(call, c.rows(), device.multiprocessors).count();
+    if (4 * blocks >= 3 * device.multiprocessors) break;
   }
   if (chosen < 0) throw DeviceError("tilewise mma forward: too little shared memory for its tiles");
   return chosen;
@@ -44,10 +45,11 @@ int choose_row(const AttentionCall& call, const DeviceProperties& device) {
 /// Runs the row that suits; all of the table is compiled.
 template <typename T, typename Table>
 void run_suited(const AttentionCall& call, const Context& context) {
-  const int chosen = choose_row<Table>(call, device_properties(context.device.index));
+  const DeviceProperties& device = device_properties(context.device.index);
+  const int chosen = choose_row<Table>(call, device);
   const auto stream = static_cast<cudaStream_t>(context.stream);
   [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((row == chosen ? run_row<T, Table, row>(call, stream) : void()), ...);
+    ((row == chosen ? run_row<T, Table, row>(call, device.multiprocessors, stream) : void()), ...);
   }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
 }
 

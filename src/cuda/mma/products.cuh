@@ -20,7 +20,7 @@ struct Loader {
   __device__ Loader(const AttentionCall& call_, const QueryRows& rows_)
       : call(call_),
         rows(rows_),
-        h(rows.queries.h / call.group()),
+        h(rows.head_kv),
         dim_qk(static_cast<int>(call.problem.dim_qk)),
         dim_v(static_cast<int>(call.problem.dim_v)) {}
 

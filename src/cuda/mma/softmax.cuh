@@ -30,6 +30,9 @@ using Weights = std::uint32_t[c.row_tiles][4];
 template <bool general>
 struct Exponents {
   float unit;
+  float slack;  ///< of maxima, see raise_maxima
+
+  __device__ explicit Exponents(float unit_) : unit(unit_), slack(8 / unit_) {}
 
   __device__ float reference(float maximum) const {
     return general ? maximum : fmaxf(maximum * unit, lowest);
@@ -77,7 +80,6 @@ __device__ __forceinline__ float row_sum(float x) {
 template <ForwardConfig c, bool general>
 __device__ __forceinline__ void raise_maxima(const Scores<c>& s, const Exponents<general>& exponents,
                                              SoftmaxRows<c>& rows, Output<c>& o) {
-  const float slack = 8 / exponents.unit;
   float highest[c.row_tiles][2];  // of the lane's own keys
   bool rises = false;
 #pragma unroll
@@ -90,7 +92,7 @@ __device__ __forceinline__ void raise_maxima(const Scores<c>& s, const Exponents
         most = fmaxf(most, fmaxf(s[r][n][2 * half], s[r][n][2 * half + 1]));
       }
       highest[r][half] = most;
-      rises |= most > rows.maximum[r][half] + slack;
+      rises |= most > rows.maximum[r][half] + exponents.slack;
     }
   }
   if (!__any_sync(~0u, rises)) return;

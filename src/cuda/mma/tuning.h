@@ -28,7 +28,8 @@ struct ForwardConfig {
   int keys = 64;                ///< a tile
   bool queries_stay = false;    ///< in registers; else they are read again for every tile of keys
   bool products_ahead = false;  ///< the next tile's q·k beside this tile's softmax
-  int blocks = 1;               ///< a multiprocessor, at least
+  int stages = 2;  ///< of keys and of values; with one, values come beside q·k, keys beside the rest
+  int blocks = 1;  ///< a multiprocessor, at least
 
   constexpr int threads() const { return warps * 32; }
   constexpr int warp_rows() const { return row_tiles * 16; }
@@ -37,9 +38,9 @@ struct ForwardConfig {
   constexpr int query_bytes() const { return rows() * row_bytes(); }
   constexpr int key_bytes() const { return keys * row_bytes(); }  ///< a stage of keys, or of values
   constexpr int scores() const { return row_tiles * keys / 2; }   ///< a lane
-  /// Queries, two stages of keys and of values; the general kernel takes its scores through memory, too.
+  /// Queries, stages of keys and of values; the general kernel takes its scores through memory, too.
   constexpr std::size_t shared_bytes(bool general) const {
-    return static_cast<std::size_t>(query_bytes() + 4 * key_bytes() +
+    return static_cast<std::size_t>(query_bytes() + 2 * stages * key_bytes() +
                                     (general ? threads() * scores() * 4 : 0));
   }
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
@@ -58,7 +59,7 @@ struct PlainForward {
       {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
       {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2},
       {.dim = 192, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
-      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 64, .stages = 1, .blocks = 2},
       {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .blocks = 1},
       {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1},
   };

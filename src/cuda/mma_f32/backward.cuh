@@ -442,10 +442,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
 #if __CUDA_ARCH__ >= 800
   constexpr BackwardConfig c = Table::rows[row];
   extern __shared__ __align__(128) std::byte shared[];
-  const Turn turn(call, blockIdx.x, call.problem.batch * call.problem.heads_kv, head_blocks);
-  const std::int64_t b = turn.head / call.problem.heads_kv;
-  const std::int64_t first_key = turn.tile * c.own();
-  const std::int64_t h = turn.head % call.problem.heads_kv;
+  const Turn turn = Turns::of(call, call.problem.batch * call.problem.heads_kv, head_blocks).turn(blockIdx.x);
+  const auto [b, h] = turn.among(call.problem.heads_kv);
+  const std::int64_t first_key = std::int64_t{turn.tile} * c.own();
   if (first_key >= call.sequence(b).length_k || unfit.has_group(call, b, h)) return;
   BackwardBlock<c> block(call, space, b, h, first_key, shared);
   block.walk();

@@ -21,7 +21,7 @@ inline BackwardSpace backward_space_of(const AttentionCall& call, void* base) {
 }
 
 inline simt::SomeHeads unfit_of(const BackwardSpace& space) {
-  return {.queries = space.unfit.queries, .keys = space.unfit.keys};
+  return {.queries = space.unfit.queries, .keys = space.unfit.keys, .any = space.unfit.any};
 }
 
 template <int dim>
@@ -33,7 +33,8 @@ void prepare_backward(const AttentionCall& call, const BackwardSpace& space, cud
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   split<dim, keys, parts>(call,
-                          {.count = 4,
+                          {.any_unfit = space.unfit.any,
+                           .count = 4,
                            .tensors = {{call.k, dim_qk, space.k, space.unfit.keys},
                                        {call.v, dim_v, space.v, space.unfit.keys},
                                        {call.q, dim_qk, space.q, space.unfit.queries},

@@ -16,7 +16,8 @@ std::size_t forward_workspace(const AttentionCall& call) { return space_of(call,
 void forward(const AttentionCall& call, const Context& context) {
   const ForwardSpace space = space_of(call, context.workspace.data);
   (call.allow_tf32 ? tf32_forward : full_forward)(call, space, context);
-  simt::fused_forward_of(call, {.queries = space.unfit.queries, .keys = space.unfit.keys}, context);
+  simt::fused_forward_of(
+      call, {.queries = space.unfit.queries, .keys = space.unfit.keys, .any = space.unfit.any}, context);
 }
 
 }  // namespace tilewise::cuda::mma_f32

@@ -86,7 +86,7 @@ struct Block {
         ring_smem(q_smem + c.parts * c.query_part_bytes()),
         exponents_smem(reinterpret_cast<int*>(ring_smem + c.buffers * c.key_bytes())),
         unit(static_cast<float>(call.scale * 1.4426950408889634)),
-        first_tile(k.first(call, rows.queries.b, rows.queries.h / call.group())) {
+        first_tile(k.first(call, rows.queries.b, rows.head_kv)) {
     const KeyRange range = rows.queries.any(call);
     tile = static_cast<int>(range.first / c.keys);
     end = range.empty() ? tile : static_cast<int>((range.last + c.keys - 1) / c.keys);
@@ -140,7 +140,7 @@ struct Block {
       for (int n = 0; n < rounds; ++n) {
         const int row = first_row + n * at_once;
         const bool present = row < rows.count();
-        const auto* from = reinterpret_cast<const float*>(rows.row_of(call.q, present ? row : 0));
+        const auto* from = rows.float_of(call.q, present ? row : 0);
         load_eight(x[n], from, chunk * 8, present ? dims : 0, aligned);
       }
 #pragma unroll
@@ -324,9 +324,9 @@ struct Block {
           }
         }
         if (call.lse.wanted && place.column() == 0) {
-          *reinterpret_cast<float*>(rows.row_of(call.lse, row)) = lse;
+          *rows.float_of(call.lse, row) = lse;
         }
-        auto* to = reinterpret_cast<float*>(rows.row_of(call.o, row));
+        auto* to = rows.float_of(call.o, row);
 #pragma unroll
         for (int n = 0; n < c.dim / 8; ++n) {
           const int dim = 8 * n + place.column();
@@ -356,12 +356,12 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   extern __shared__ __align__(128) std::byte shared[];
   const QueryRows rows = blocks.rows(call, blockIdx.x);
   if (rows.queries.count <= 0) return;
-  const std::int64_t h = rows.queries.h;
-  if (unfit.keys[rows.queries.b * call.problem.heads_kv + h / call.group()] != 0) return;
+  if (unfit.keys[rows.queries.b * call.problem.heads_kv + rows.head_kv] != 0) return;
   Block<c> block(call, rows, k, v, shared);
   if (!block.walk()) {
     for (int n = block.place.lane; n < rows.heads; n += 32) {
-      unfit.queries[rows.queries.b * call.problem.heads_q + h + n] = 1;
+      unfit.queries[rows.queries.b * call.problem.heads_q + rows.queries.h + n] = 1;
+      *unfit.any = 1;
     }
   }
   block.finish();

@@ -35,20 +35,21 @@ void split_keys(const AttentionCall& call, const ForwardSpace& space, cudaStream
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   split<dim, Table::keys, Table::parts>(
       call,
-      {.count = 2,
+      {.any_unfit = space.unfit.any,
+       .count = 2,
        .tensors = {{call.k, dim_qk, space.k, space.unfit.keys}, {call.v, dim_v, space.v, space.unfit.keys}}},
       stream);
 }
 
 template <typename Table, int row>
-void run_row(const AttentionCall& call, const ForwardSpace& space, cudaStream_t stream) {
+void run_row(const AttentionCall& call, const ForwardSpace& space, int multiprocessors, cudaStream_t stream) {
   constexpr ForwardConfig c = Table::rows[row];
   check_cuda(cudaMemsetAsync(space.unfit.queries, 0, space.unfit.count * sizeof(int), stream),
              "tilewise mma forward");
   split_keys<Table, c.dim>(call, space, stream);
-  const QueryBlocks blocks = QueryBlocks::of(call, c.rows());
+  const QueryBlocks blocks = QueryBlocks::of(call, c.rows(), multiprocessors);
   launch<forward_kernel<Table, row>>({.name = "tilewise mma forward",
-                                      .blocks = blocks.count(call),
+                                      .blocks = blocks.count(),
                                       .threads = c.threads(),
                                       .shared_bytes = c.shared_bytes(),
                                       .stream = stream},
@@ -65,7 +66,8 @@ int choose_row(const AttentionCall& call, const DeviceProperties& device) {
     if (c.dim != dim || c.shared_bytes() > device.shared_bytes) continue;
     chosen = row;
     // A smaller tile does less work a second, so it pays only where most of the GPU would stand idle.
-    if (4 * QueryBlocks::of(call, c.rows()).count(call) >= 3 * device.multiprocessors) break;
+    const QueryBlocks blocks = QueryBlocks::of(call, c.rows(), device.multiprocessors);
+    if (4 * blocks.count() >= 3 * device.multiprocessors) break;
   }
   if (chosen < 0) throw DeviceError("tilewise mma forward: too little shared memory for its tiles");
   return chosen;
@@ -74,10 +76,11 @@ int choose_row(const AttentionCall& call, const DeviceProperties& device) {
 /// Runs the row that suits; all of the table is compiled.
 template <typename Table>
 void run_suited(const AttentionCall& call, const ForwardSpace& space, const Context& context) {
-  const int chosen = choose_row<Table>(call, device_properties(context.device.index));
+  const DeviceProperties& device = device_properties(context.device.index);
+  const int chosen = choose_row<Table>(call, device);
   const auto stream = static_cast<cudaStream_t>(context.stream);
   [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((row == chosen ? run_row<Table, row>(call, space, stream) : void()), ...);
+    ((row == chosen ? run_row<Table, row>(call, space, device.multiprocessors, stream) : void()), ...);
   }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
 }
 

@@ -61,6 +61,7 @@ struct Splitting {
     SplitRows to;
     int* unfit = nullptr;  ///< [B, heads]
   };
+  int* any_unfit = nullptr;
   int count = 0;
   Tensor tensors[4];
 };
@@ -156,7 +157,10 @@ __global__ void __launch_bounds__(split_threads)
   }
   if (threadIdx.x == 0) {
     const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
-    if (all.harmful() || sequence.length_k <= few_keys) tensor.unfit[b * to.heads + h] = 1;
+    if (all.harmful() || sequence.length_k <= few_keys) {
+      tensor.unfit[b * to.heads + h] = 1;
+      *splitting.any_unfit = 1;
+    }
   }
 #endif
 }

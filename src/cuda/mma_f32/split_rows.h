@@ -55,15 +55,18 @@ struct SplitRows {
 struct Unfit {
   int* queries = nullptr;  ///< [B, Hq]: nonzero where numbers of queries' rows do not fit
   int* keys = nullptr;     ///< [B, Hkv]: the same of keys'
-  std::size_t count = 0;   ///< of both, which lie together
+  int* any = nullptr;      ///< nonzero where one of them is
+  std::size_t count = 0;   ///< of all three, which lie together
 
   Unfit() = default;
   Unfit(Arena& arena, const AttentionCall& call) {
     const std::int64_t of_queries = call.problem.batch * call.problem.heads_q;
     const std::int64_t of_keys = call.problem.batch * call.problem.heads_kv;
-    count = static_cast<std::size_t>(of_queries + of_keys);
-    queries = arena.take<int>(of_queries + of_keys);
-    keys = queries == nullptr ? nullptr : queries + of_queries;
+    count = static_cast<std::size_t>(of_queries + of_keys + 1);
+    queries = arena.take<int>(static_cast<std::int64_t>(count));
+    if (queries == nullptr) return;
+    keys = queries + of_queries;
+    any = keys + of_keys;
   }
 };
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 namespace tilewise::cuda {
 
 /// The same address, of which the compiler knows nothing: a local array reached by it alone is in memory, and
@@ -8,6 +10,17 @@ template <typename T>
 __device__ __forceinline__ T* in_memory(T* address) {
   asm volatile("" : "+l"(address)::"memory");
   return address;
+}
+
+/// The same number, of which the compiler knows nothing: what follows from it is computed where it is used,
+/// and not ahead of a loop or a branch, where it would take registers.
+__device__ __forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+__device__ __forceinline__ std::int64_t opaque(std::int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
 }
 
 }  // namespace tilewise::cuda

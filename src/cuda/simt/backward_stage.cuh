@@ -119,7 +119,7 @@ struct Stage {
   }
   __device__ void load_keys(const QueryTile& query, const KeyTile& keys, int piece, float* to,
                             float* to_v) const {
-    const std::int64_t h = query.h / call.group();
+    const std::int64_t h = call.key_head(query.h);
     load(to, call.k, dim_qk, query.b, h, query.sequence.first_k + keys.first, keys.count, piece);
     load(to_v, call.v, dim_v, query.b, h, query.sequence.first_k + keys.first, keys.count, piece);
   }

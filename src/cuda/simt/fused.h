@@ -9,6 +9,9 @@ namespace tilewise::cuda::simt {
 struct SomeHeads {
   const int* queries = nullptr;  ///< [B, Hq], on the device
   const int* keys = nullptr;     ///< [B, Hkv]
+  const int* any = nullptr;      ///< 0 where none is marked
+
+  constexpr bool none() const { return any != nullptr && *any == 0; }
 
   constexpr bool has(const AttentionCall& call, std::int64_t b, std::int64_t h) const {
     return queries == nullptr || queries[b * call.problem.heads_q + h] != 0 ||
@@ -16,6 +19,7 @@ struct SomeHeads {
   }
   /// The same of all query heads that share key head h.
   constexpr bool has_group(const AttentionCall& call, std::int64_t b, std::int64_t h) const {
+    if (queries == nullptr) return true;
     for (std::int64_t n = 0; n < call.group(); ++n) {
       if (has(call, b, h * call.group() + n)) return true;
     }

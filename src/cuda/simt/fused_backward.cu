@@ -186,13 +186,13 @@ template <typename C, bool general, Gradients gradients>
 __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, const Blocks& blocks,
                                                    const RowStates& states, const Peaks& peaks,
                                                    const Rows& dq_sum, const SomeHeads& heads,
-                                                   std::int64_t index, float* shared) {
+                                                   std::uint32_t index, float* shared) {
   constexpr Side side = side_of(gradients);
-  const int piece = static_cast<int>(index % blocks.dim_pieces);
+  const int piece = static_cast<int>(index % static_cast<std::uint32_t>(blocks.dim_pieces));
   const Place<C> place;
   const OwnPlace<C> own_place(place);
   const Stage<C, side, general> stage(call, shared);
-  Pairs<side, general> pairs(call, blocks, index / blocks.dim_pieces);
+  Pairs<side, general> pairs(call, blocks, index / static_cast<std::uint32_t>(blocks.dim_pieces));
   if (!heads.has_group(call, pairs.query.b, pairs.query.h / call.group())) return;
   // Keys: dv in the first half, dk in the second. Queries: dq, half of it in each.
   float sum[C::own_each][8] = {};
@@ -265,7 +265,7 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
     const int dims = place.second ? stage.dim_qk : stage.dim_v;
     if (!rows.wanted || first_dim >= dims) return;
     store_own<C, general>(rows, sum, place.second ? scale : 1.0f, pairs.keys.count, first_dim, dims,
-                          own_place, query.b, query.h / call.group(),
+                          own_place, query.b, call.key_head(query.h),
                           query.sequence.first_k + pairs.keys.first);
   } else {
     float* partial = stage.own;  // [own_each, 8, half]: where the halves' sums meet
@@ -303,9 +303,10 @@ template <typename C>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_backward_of_some(const __grid_constant__ AttentionCall call, const Blocks blocks,
                            const RowStates states, const Peaks peaks, const Rows dq_sum,
-                           const SomeHeads heads, std::int64_t count) {
+                           const SomeHeads heads, std::uint32_t count) {
   extern __shared__ __align__(16) float shared[];
-  for (std::int64_t index = blockIdx.x; index < count; index += gridDim.x) {
+  if (heads.none()) return;
+  for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
     differentiate_tile<C, false, Gradients::all>(call, blocks, states, peaks, dq_sum, heads, index, shared);
     __syncthreads();  // everyone is done with shared memory
   }
@@ -401,7 +402,8 @@ void run_some(const AttentionCall& call, const Workspace& workspace, const SomeH
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
        .stream = static_cast<cudaStream_t>(context.stream)},
-      call, blocks, workspace.states, workspace.peaks, workspace.dq_sum, heads, count);
+      call, blocks, workspace.states, workspace.peaks, workspace.dq_sum, heads,
+      static_cast<std::uint32_t>(count));
 }
 
 template <bool general>

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "cuda/runtime/device.h"
@@ -18,8 +20,10 @@ namespace {
 // under way behind it. Head dims beyond a tile's are met by walking over pieces of D for every tile of keys,
 // and by giving each piece of Dv a block of its own.
 
-// What a configuration says: the warps, the rows of lanes in each, and what a lane holds.
-template <int warps, int lane_rows, int queries_each, int keys_each, int dims_each, int blocks_>
+// What a configuration says: the warps, the rows of lanes in each, what a lane holds, and how many groups of
+// warps there are: each has all queries and its share of a tile's keys, and their results are joined.
+template <int warps, int lane_rows, int queries_each, int keys_each, int dims_each, int blocks_,
+          int groups_ = 1>
 struct Config {
   using Lanes = cuda::Lanes<lane_rows>;
   static constexpr int R = Lanes::rows;
@@ -28,23 +32,28 @@ struct Config {
   static constexpr int N = keys_each;
   static constexpr int V = dims_each;
   static constexpr int threads = warps * 32;
-  static constexpr int blocks = blocks_;      // a multiprocessor, at least
+  static constexpr int blocks = blocks_;  // a multiprocessor, at least
+  static constexpr int groups = groups_;
+  static constexpr int group_warps = warps / groups;
   static constexpr int warp_queries = R * M;  // of a warp
-  static constexpr int queries = warps * warp_queries;
-  static constexpr int keys = C * N;
+  static constexpr int queries = group_warps * warp_queries;
+  static constexpr int group_keys = C * N;
+  static constexpr int keys = groups * group_keys;
   static constexpr int dim = C * V;           // of a piece of D, and of a piece of Dv
   static constexpr int row_stride = dim + 4;  // of queries as loaded, and of keys
   static constexpr int p_stride =
       warp_queries + 4;                           // lanes that store weights of several keys meet in no bank
   static constexpr int q_floats = dim * queries;  // [dim, queries]: turned
-  static constexpr int k_floats = keys * row_stride;        // [keys, dim]
-  static constexpr int v_floats = keys * dim;               // [keys, dim]
-  static constexpr int p_floats = warps * keys * p_stride;  // a warp: [keys, warp_queries]
+  static constexpr int k_floats = keys * row_stride;              // [keys, dim]
+  static constexpr int v_floats = keys * dim;                     // [keys, dim]
+  static constexpr int p_floats = warps * group_keys * p_stride;  // a warp: [group_keys, warp_queries]
   static constexpr std::size_t shared_bytes = sizeof(float) * (q_floats + k_floats + v_floats + p_floats);
   // Whether it can take D in pieces: queries are loaded where values go, and sums wait where weights go.
   static constexpr bool takes_pieces = queries * row_stride <= v_floats;
   static_assert(queries * row_stride <= v_floats + p_floats,
                 "queries are loaded where values and weights go");
+  static_assert(groups <= 2 && (groups == 1 || group_warps * 32 * M * (V + 2) <= k_floats),
+                "a group hands its results on where keys were");
 };
 
 // Dims to 64 and beyond. The smaller ones are for problems with too few queries to fill the GPU, for GPUs
@@ -54,7 +63,7 @@ using Half64 = Config<4, 4, 4, 8, 8, 3>;
 using Small64 = Config<4, 2, 4, 4, 4, 2>;
 using Wide128 = Config<8, 2, 8, 4, 8, 1>;
 using Long128 = Config<8, 2, 8, 6, 8, 1>;
-using Half128 = Config<4, 2, 8, 4, 8, 1>;
+using Half128 = Config<8, 2, 8, 4, 8, 1, 2>;
 using Small128 = Config<4, 2, 4, 4, 8, 1>;
 
 // There are two of each: a plain kernel for aligned f32 rows at a stride and scores that only a band hides,
@@ -66,8 +75,15 @@ template <typename C>
 struct Place {
   typename C::Lanes lane;
   int warp = static_cast<int>(threadIdx.x) / 32;
+  int group = warp / C::group_warps;
 
-  __device__ int first_query() const { return warp * C::warp_queries; }
+  __device__ int first_query() const { return warp % C::group_warps * C::warp_queries; }
+  // The group's share of a tile.
+  __device__ KeyTile share(const KeyTile& tile) const {
+    if constexpr (C::groups == 1) return tile;
+    const int before = group * C::group_keys;
+    return {tile.first + before, max(0, min(tile.count - before, C::group_keys)), tile.tile};
+  }
   __device__ int query(int m) const { return first_query() + in_runs<C::R>(lane.row, m); }
   __device__ int key(int n) const { return in_steps<C::C>(lane.column, n); }
   __device__ int dim(int d) const { return in_runs<C::C>(lane.column, d); }
@@ -236,7 +252,8 @@ __device__ __forceinline__ void drop(const AttentionCall& call, const QueryTile&
                                      const Place<C>& place, float* p_smem) {
   __syncwarp();  // the warp's weights are there
 #pragma unroll 1
-  for (int index = static_cast<int>(threadIdx.x) % 32; index < C::warp_queries * C::keys / 4; index += 32) {
+  for (int index = static_cast<int>(threadIdx.x) % 32; index < C::warp_queries * C::group_keys / 4;
+       index += 32) {
     const int r = index % C::warp_queries;
     const int c = index / C::warp_queries * 4;
     const std::int64_t i = query.first + place.first_query() + r;
@@ -250,6 +267,39 @@ __device__ __forceinline__ void drop(const AttentionCall& call, const QueryTile&
       for (int n = 0; n < 4; ++n) {
         p_smem[weight_at<C>(r, c + n)] *= dropout_factor(call, query.b, query.h, i, j + n);
       }
+    }
+  }
+}
+
+// Takes the second group's sums over to the first: the same lane has the same elements there.
+template <typename C, bool general>
+__device__ __forceinline__ void join_groups(float (&o)[C::M][C::V], float unit, SoftmaxRow<C>& row, int group,
+                                            float* smem) {
+  constexpr int lanes = C::group_warps * 32;
+  float* own_smem = smem + threadIdx.x % lanes;  // [M, V + 2, lanes]
+  __syncthreads();                               // everyone is done with the keys
+  if (group == 1) {
+#pragma unroll
+    for (int m = 0; m < C::M; ++m) {
+#pragma unroll
+      for (int d = 0; d < C::V; ++d) own_smem[(m * (C::V + 2) + d) * lanes] = o[m][d];
+      own_smem[(m * (C::V + 2) + C::V) * lanes] = row.maximum[m];
+      own_smem[(m * (C::V + 2) + C::V + 1) * lanes] = row.sum[m];
+    }
+  }
+  __syncthreads();  // they are there
+  if (group == 1) return;
+#pragma unroll
+  for (int m = 0; m < C::M; ++m) {
+    const float other = own_smem[(m * (C::V + 2) + C::V) * lanes];
+    const float maximum = fmaxf(row.maximum[m], other);
+    const float own_factor = weight_of<general>(row.maximum[m], maximum, unit);
+    const float other_factor = weight_of<general>(other, maximum, unit);
+    row.maximum[m] = maximum;
+    row.sum[m] = row.sum[m] * own_factor + own_smem[(m * (C::V + 2) + C::V + 1) * lanes] * other_factor;
+#pragma unroll
+    for (int d = 0; d < C::V; ++d) {
+      o[m][d] = o[m][d] * own_factor + own_smem[(m * (C::V + 2) + d) * lanes] * other_factor;
     }
   }
 }
@@ -349,7 +399,7 @@ struct Loader {
  private:
   __device__ static auto key_rows(const AttentionCall& call, const QueryTile& query, const Rows& rows,
                                   std::int64_t dim) {
-    const std::int64_t h = query.h / call.group();
+    const std::int64_t h = call.key_head(query.h);
     if constexpr (general) {
       return PagedRowAddress(call, rows, dim, query.b, h, query.sequence.first_k);
     } else {
@@ -365,29 +415,29 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
   float* q_smem = shared;                // [D piece, queries], turned
   float* k_smem = q_smem + C::q_floats;  // [keys, D piece]
   float* v_smem = k_smem + C::k_floats;  // [keys, Dv piece]
-  float* p_smem = v_smem + C::v_floats;  // a warp: [keys, warp_queries]
+  float* p_smem = v_smem + C::v_floats;  // a warp: [group_keys, warp_queries]
   float* q_loaded = v_smem;              // [queries, D piece], before values and weights need the place
 
-  const int first_dim = static_cast<int>(index % blocks.dim_pieces) * C::dim;
-  const Turn turn(call, index / blocks.dim_pieces, call.problem.batch * call.problem.heads_q,
-                  blocks.queries.tiles);
-  const std::int64_t b = turn.head / call.problem.heads_q;
-  const std::int64_t h = turn.head % call.problem.heads_q;
+  const int first_dim = static_cast<int>(index % static_cast<std::uint32_t>(blocks.dim_pieces)) * C::dim;
+  const Turn turn = Turns::of(call, call.problem.batch * call.problem.heads_q, blocks.queries.tiles)
+                        .turn(index / static_cast<std::uint32_t>(blocks.dim_pieces));
+  const auto [b, h] = turn.among(call.problem.heads_q);
   if (!heads.has(call, b, h)) return;
   // The last queries first: with causal they see the most keys.
   const QueryTile query = blocks.queries.tile(call, b, h, blocks.queries.tiles - 1 - turn.tile);
   if (query.count <= 0) return;
 
   const Place<C> place;
-  const ScoreRules rules(call, b, h);
+  const ScoreRules rules = general ? ScoreRules(call, b, h) : ScoreRules(call);
   const Loader<C, general> load(call, query, first_dim);
   const int pieces = load.pieces();
   const KeyRange all = query.all(call);
-  float* p_warp = p_smem + place.warp * C::keys * C::p_stride;
+  float* p_warp = p_smem + place.warp * C::group_keys * C::p_stride;
   const Turned<C::queries, C::R> q_turned{q_smem + place.first_query() + place.lane.row * 4};
-  const ByRows<C::row_stride, C::C> k_rows{k_smem + place.lane.column * C::row_stride};
+  const ByRows<C::row_stride, C::C> k_rows{k_smem +
+                                           (place.group * C::group_keys + place.lane.column) * C::row_stride};
   const Turned<C::p_stride, C::R> weights{p_warp + place.lane.row * 4};
-  const Turned<C::dim, C::C> values{v_smem + place.lane.column * 4};
+  const Turned<C::dim, C::C> values{v_smem + place.group * C::group_keys * C::dim + place.lane.column * 4};
   // The maximum of products is that of scores only where the scale is positive, so its sign goes to the
   // queries.
   const float sign = !general && rules.scale < 0 ? -1.0f : 1.0f;
@@ -461,21 +511,26 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
       wait_copies<0>();
       __syncthreads();  // values are there
     }
-    const bool edge =
-        keys.first < all.first || keys.first + C::keys > all.last || keys.count < C::keys || keys.tile >= 0;
+    const KeyTile own = place.share(keys);
+    const bool edge = own.first < all.first || own.first + C::group_keys > all.last ||
+                      own.count < C::group_keys || own.tile >= 0;
     if constexpr (general) {
-      finish_scores<C>(call, rules, query, keys, edge, place, p_warp, s);
+      finish_scores<C>(call, rules, query, own, edge, place, p_warp, s);
     } else {
-      if (edge) hide<C>(call, query, keys, place, s);
+      if (edge) hide<C>(call, query, own, place, s);
     }
     softmax<C, general>(s, o, unit, slack, row);
     store_weights<C>(s, p_warp, place);
     if constexpr (general) {
-      if (call.problem.features.dropout) drop<C>(call, query, keys, place, p_warp);
+      if (call.problem.features.dropout) drop<C>(call, query, own, place, p_warp);
     }
     __syncwarp();  // the warp's weights are there
-    add_product(o, weights, values, (keys.count + 7) / 8 * 8);
+    add_product(o, weights, values, (own.count + 7) / 8 * 8);
     keys = ahead;
+  }
+  if constexpr (C::groups == 2) {
+    join_groups<C, general>(o, unit, row, place.group, k_smem);
+    if (place.group == 1) return;
   }
   finish<C, general>(call, query, first_dim, rules, sign, place, o, row);
 }
@@ -491,9 +546,10 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
 template <typename C, bool general>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_forward_of_some(const __grid_constant__ AttentionCall call, const Blocks blocks,
-                          const SomeHeads heads, std::int64_t count) {
+                          const SomeHeads heads, std::uint32_t count) {
   extern __shared__ __align__(16) float shared[];
-  for (std::int64_t index = blockIdx.x; index < count; index += gridDim.x) {
+  if (heads.none()) return;
+  for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
     attend<C, general>(call, blocks, heads, index, shared);
     __syncthreads();  // everyone is done with shared memory
   }
@@ -528,7 +584,7 @@ void run_some(const AttentionCall& call, const SomeHeads& heads, const Context& 
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
        .stream = static_cast<cudaStream_t>(context.stream)},
-      call, blocks, heads, count);
+      call, blocks, heads, static_cast<std::uint32_t>(count));
 }
 
 template <bool general>
@@ -551,8 +607,23 @@ void run_for(const AttentionCall& call, const Context& context) {
     if (problem.length_k >= 16 * Wide128::keys && suits(Long128{}))
       return run<Long128, general>(call, stream);
   }
-  if (problem.dim_qk <= Wide128::dim && suits(Wide128{})) return run<Wide128, general>(call, stream);
-  if (problem.dim_qk <= Half128::dim && suits(Half128{})) return run<Half128, general>(call, stream);
+  // How long until the last block is done: a round of blocks after another, or, where causal blocks differ in
+  // length and the longest go first, an even share, but no less than the longest.
+  const auto duration = [&]<typename C>(C, double speed) {
+    const std::int64_t pieces = (problem.dim_v + C::dim - 1) / C::dim;
+    const double blocks =
+        static_cast<double>(problem.batch * problem.heads_q * pieces * QueryGrid::of(call, C::queries).tiles);
+    const double each = blocks / device.multiprocessors;
+    return (Turns::uneven(call) ? std::max(1.0, each / 2) : std::ceil(each)) * C::queries / speed;
+  };
+  if (problem.dim_qk <= Wide128::dim && Wide128::shared_bytes <= device.shared_bytes) {
+    const double wide = duration(Wide128{}, 1);
+    const double half = duration(Half128{}, 0.85);
+    const double small = duration(Small128{}, 0.65);
+    if (wide <= std::min(half, small)) return run<Wide128, general>(call, stream);
+    if (half <= small && Half128::shared_bytes <= device.shared_bytes)
+      return run<Half128, general>(call, stream);
+  }
   return Small128::shared_bytes <= device.shared_bytes ? run<Small128, general>(call, stream)
                                                        : run<Small64, general>(call, stream);
 }

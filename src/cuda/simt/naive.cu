@@ -16,19 +16,23 @@ __device__ __forceinline__ T* row_of(const Rows& rows, std::int64_t b, std::int6
   return reinterpret_cast<T*>(rows.at(b, h, s));
 }
 
-// A sum of products in pieces: the error of a running sum grows with its length.
+// A sum of products in pieces, and pieces of pieces: the error of a running sum grows with its length.
 class PiecewiseSum {
  public:
   __device__ void add(float a, float b) {
     part_ = fmaf(a, b, part_);
-    if (++terms_ % 64 != 0) return;
-    sum_ += part_;
+    if (++terms_ % 16 != 0) return;
+    parts_ += part_;
     part_ = 0;
+    if (terms_ % 256 != 0) return;
+    sum_ += parts_;
+    parts_ = 0;
   }
-  __device__ float value() const { return sum_ + part_; }
+  __device__ float value() const { return sum_ + (parts_ + part_); }
 
  private:
   float sum_ = 0;
+  float parts_ = 0;
   float part_ = 0;
   int terms_ = 0;
 };
@@ -51,7 +55,7 @@ __global__ void __launch_bounds__(threads) naive_scores(const __grid_constant__ 
   float product = 0;
   if (row.sees(j)) {
     const T* q_gmem = row_of<T>(call.q, row.b, row.h, row.i);
-    const T* k_gmem = row_of<T>(call.k, row.b, row.h / call.group(), j);
+    const T* k_gmem = row_of<T>(call.k, row.b, call.key_head(row.h), j);
     product = dot(q_gmem, k_gmem, call.problem.dim_qk);
   }
   scores_gmem[at] = pair_score(call, ScoreRules(call, row.b, row.h), row, j, product);
@@ -68,7 +72,7 @@ __global__ void __launch_bounds__(threads)
   float product = 0;
   float dweight = 0;
   if (row.sees(j)) {
-    const std::int64_t h_kv = row.h / call.group();
+    const std::int64_t h_kv = call.key_head(row.h);
     product =
         dot(row_of<T>(call.q, row.b, row.h, row.i), row_of<T>(call.k, row.b, h_kv, j), call.problem.dim_qk);
     dweight =
@@ -90,7 +94,7 @@ __global__ void __launch_bounds__(threads) naive_query_sums(const __grid_constan
   const std::int64_t d = at % dim;
   const QueryRow row(call, at / dim);
   const float* matrix_row_gmem = matrix_gmem + at / dim * call.problem.length_k;
-  const T* column_gmem = row_of<T>(keys, row.b, row.h / call.group(), 0) + d;
+  const T* column_gmem = row_of<T>(keys, row.b, call.key_head(row.h), 0) + d;
   PiecewiseSum sum;
   for (std::int64_t j = row.keys.first; j < row.keys.last; ++j) {
     sum.add(matrix_row_gmem[j], widen(column_gmem[j * keys.stride_s]));

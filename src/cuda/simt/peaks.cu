@@ -10,6 +10,7 @@ constexpr int warp = 32;
 // A warp a query.
 __global__ void states_of_outputs(const __grid_constant__ AttentionCall call, const RowStates states,
                                   const Peaks peaks, const SomeHeads heads) {
+  if (heads.none()) return;
   const std::int64_t index = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp;
   const int lane = static_cast<int>(threadIdx.x % warp);
   const std::int64_t length = call.problem.length_q;
@@ -117,6 +118,7 @@ struct Mended {
 // one after another.
 __global__ void mend(const __grid_constant__ AttentionCall call, const Peaks peaks, const SomeHeads heads,
                      std::int64_t parts) {
+  if (heads.none()) return;
   const std::int64_t index = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp;
   const std::int64_t head = index / parts;
   const std::int64_t b = head / call.problem.heads_q;
@@ -132,7 +134,7 @@ __global__ void mend(const __grid_constant__ AttentionCall call, const Peaks pea
     own = Mended(call, peaks, h * call.rows_q() + call.first_row_q(b) + first + lane,
                  call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, h, s)) : 0.0f);
   }
-  KeySum dk(call, b, h / call.group(), sequence);
+  KeySum dk(call, b, call.key_head(h), sequence);
   for (unsigned left = __ballot_sync(~0u, own.count > 0); left != 0; left &= left - 1) {
     const int from = __ffs(static_cast<int>(left)) - 1;
     const std::int64_t s = sequence.first_q + first + from;
@@ -144,7 +146,7 @@ __global__ void mend(const __grid_constant__ AttentionCall call, const Peaks pea
     for (int f = 0; f < most_peaks; ++f) {
       const std::int64_t key = __shfl_sync(~0u, own.key[f], from);
       factor[f] = __shfl_sync(~0u, own.factor[f], from);
-      if (f < count) load_row(k[f], call.k, b, h / call.group(), sequence.first_k + key, dim);
+      if (f < count) load_row(k[f], call.k, b, call.key_head(h), sequence.first_k + key, dim);
     }
 #pragma unroll
     for (int f = 0; f < most_peaks; ++f) {

@@ -22,11 +22,13 @@ class Pairs<Side::keys, general> {
   QueryTile query;
   KeyTile keys;
 
-  __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::int64_t index)
+  __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::uint32_t index)
       : call_(call), blocks_(blocks) {
-    const Turn turn(call, index, call.problem.batch * call.problem.heads_kv, blocks.keys.tiles);
-    query.b = turn.head / call.problem.heads_kv;
-    query.h = turn.head % call.problem.heads_kv * call.group();
+    const Turn turn =
+        Turns::of(call, call.problem.batch * call.problem.heads_kv, blocks.keys.tiles).turn(index);
+    const auto [b, h_kv] = turn.among(call.problem.heads_kv);
+    query.b = b;
+    query.h = h_kv * call.group();
     query.sequence = call.sequence(query.b);
     keys = blocks.keys.tile(call, query.sequence, turn.tile);
     next_h_ = query.h;
@@ -65,9 +67,10 @@ class Pairs<Side::queries, general> {
   QueryTile query;
   KeyTile keys;
 
-  __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::int64_t index)
-      : query(tile_of(call, blocks.queries,
-                      Turn(call, index, call.problem.batch * call.problem.heads_q, blocks.queries.tiles))),
+  __device__ Pairs(const AttentionCall& call, const Blocks& blocks, std::uint32_t index)
+      : query(tile_of(
+            call, blocks.queries,
+            Turns::of(call, call.problem.batch * call.problem.heads_q, blocks.queries.tiles).turn(index))),
         tiles_(call, query, blocks.keys.size) {}
   __device__ bool next() {
     keys = query.count > 0 ? tiles_.next() : KeyTile{};
@@ -76,8 +79,8 @@ class Pairs<Side::queries, general> {
 
  private:
   __device__ static QueryTile tile_of(const AttentionCall& call, const QueryGrid& grid, const Turn& turn) {
-    return grid.tile(call, turn.head / call.problem.heads_q, turn.head % call.problem.heads_q,
-                     grid.tiles - 1 - turn.tile);
+    const auto [b, h] = turn.among(call.problem.heads_q);
+    return grid.tile(call, b, h, grid.tiles - 1 - turn.tile);
   }
 
   KeyTiles<general> tiles_;

@@ -135,7 +135,7 @@ struct PairTile {
   __device__ void add_products(Sums& sum, SharedFactors& shared, const AttentionCall& call,
                                const Rows& queries, const Rows& keys, std::int64_t dim) const {
     using Factors = Factor<T, Contiguous::depth>;
-    const std::int64_t h_kv = query.h / call.group();
+    const std::int64_t h_kv = call.key_head(query.h);
     add_product(sum, shared,
                 Factors{reinterpret_cast<const T*>(queries.at(query.b, query.h, query.first)),
                         queries.stride_s, query.count},
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(threads) tiled_query_sums(const __grid_constan
   const int dims = tile_count(first_dim, dim);
   const AttentionProblem& problem = call.problem;
   const std::int64_t first_row = (query.b * problem.heads_q + query.h) * problem.length_q + query.first;
-  const std::int64_t h_kv = query.h / call.group();
+  const std::int64_t h_kv = call.key_head(query.h);
   const KeyRange any = query.any(call);
   Sums sum = {};
   add_product(sum, shared,

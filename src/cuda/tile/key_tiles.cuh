@@ -1,6 +1,6 @@
 #pragma once
 
-#include "attention/call.h"
+#include "cuda/tile/turns.h"
 
 namespace tilewise::cuda {
 
@@ -55,24 +55,6 @@ struct QueryGrid {
     query.count =
         static_cast<int>(std::max<std::int64_t>(std::min<std::int64_t>(size, end - query.first), 0));
     return query;
-  }
-};
-
-/// Which tile of which head block `index` takes. Heads come one after another, so that what they read meets
-/// in the L2. But where some tiles have more to do than others, the n-th of all heads come before the next of
-/// any: then, with the largest first, small ones fill the end.
-struct Turn {
-  std::int64_t head, tile;
-
-  constexpr Turn(const AttentionCall& call, std::int64_t index, std::int64_t heads, std::int64_t tiles)
-      : head(uneven(call) ? index % heads : index / tiles),
-        tile(uneven(call) ? index / heads : index % tiles) {}
-
- private:
-  static constexpr bool uneven(const AttentionCall& call) {
-    const bool left = call.band.left < Band::unbounded;
-    const bool right = call.band.right < Band::unbounded;
-    return left != right || call.packed();
   }
 };
 

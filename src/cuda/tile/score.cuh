@@ -19,6 +19,16 @@ struct ScoreRules {
   float slope;       ///< ALiBi's
   bool softcap, alibi, mask, boolean_mask;
 
+  /// Of a call that has nothing but the scale.
+  __device__ explicit ScoreRules(const AttentionCall& call)
+      : scale(static_cast<float>(call.scale)),
+        scale_log2(static_cast<float>(call.scale * 1.4426950408889634)),
+        cap(0),
+        slope(0),
+        softcap(false),
+        alibi(false),
+        mask(false),
+        boolean_mask(false) {}
   __device__ ScoreRules(const AttentionCall& call, std::int64_t b, std::int64_t h) {
     const AttentionFeatures& features = call.problem.features;
     softcap = features.softcap;
