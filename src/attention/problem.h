@@ -53,7 +53,8 @@ struct AttentionProblem {
   std::int64_t length_k = 0;  ///< the capacity, when paged
   std::int64_t dim_qk = 0;
   std::int64_t dim_v = 0;
-  std::int64_t queries = 0;  ///< a head, of all entries together
+  std::int64_t queries = 0;    ///< a head, of all entries together
+  std::int64_t most_keys = 0;  ///< that length_k and the window leave to a query
   AttentionFeatures features{};
   bool aligned = false;     ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
   bool usual_scale = true;  ///< above 1e-20: products are in the order of their scores, and none overflows

@@ -311,6 +311,10 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
       .key_lengths = inputs.key_lengths.given(),
       .block_mask = inputs.blocks.given(),
   };
+  const Band& band = call.band;
+  const bool window = band.left < Band::unbounded && band.right < Band::unbounded;
+  problem.most_keys =
+      window ? std::clamp<std::int64_t>(band.left + band.right + 1, 0, problem.length_k) : problem.length_k;
   problem.aligned = has_aligned_rows(inputs.q) && has_aligned_rows(inputs.k) && has_aligned_rows(inputs.v);
   problem.usual_scale = call.scale >= 1e-20;
   problem.queries = call.rows_q();

@@ -4,6 +4,8 @@
 #include "cuda/mma/backward.h"
 #include "cuda/mma/forward.h"
 #include "cuda/mma/tuning.h"
+#include "cuda/mma_f32/backward.h"
+#include "cuda/mma_f32/forward.h"
 #include "cuda/runtime/device.h"
 
 namespace tilewise::cuda {
@@ -37,11 +39,55 @@ std::string supports_backward(const AttentionProblem& problem) {
   return {};
 }
 
+// What backward for f32 does not take. Few queries are few terms of dv.
+std::string supports_f32_backward(const AttentionProblem& problem) {
+  constexpr std::int64_t few_queries = 128;
+  if (problem.length_q < few_queries) {
+    return "f32 backward takes " + std::to_string(few_queries) + " queries or more";
+  }
+  if (problem.features.sinks) return "f32 backward takes causal, window and lengths alone, no other feature";
+  if (problem.backward.deterministic) return "f32 backward is not deterministic";
+  if (!problem.backward.aligned_rows || problem.dim_qk % 4 != 0 || problem.dim_v % 4 != 0) {
+    return "f32 backward takes rows aligned to 16 bytes, of head dims that are multiples of 4";
+  }
+  if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  if (dim > mma_f32::most_backward_dim) {
+    return "f32 backward takes head dims to " + std::to_string(mma_f32::most_backward_dim);
+  }
+  const std::size_t needed = mma_f32::backward_shared_bytes(dim);
+  if (device_properties(problem.device.index).shared_bytes < needed) {
+    return "f32 backward needs " + std::to_string(needed) + " bytes of shared memory a block";
+  }
+  return {};
+}
+
+// What f32, whose numbers are split, does not take. The two parts of a number have a bit less than it, which
+// shows where a result has few terms.
+std::string supports_f32(const AttentionProblem& problem) {
+  constexpr std::int64_t few_dims = 32;
+  constexpr std::int64_t few_queries = 32;
+  constexpr std::int64_t few_elements = 4096;
+  if (problem.layout == Layout::paged) return "takes no paged f32";
+  if (problem.features.needs_more_than_band()) {
+    return "takes f32 with causal, window, lengths and sinks alone, no other feature";
+  }
+  if (!problem.usual_scale) return "takes f32 with scales above 1e-20 alone";
+  if (problem.dim_qk < few_dims || problem.dim_v < few_dims) {
+    return "takes f32 with head dims from " + std::to_string(few_dims) + " on";
+  }
+  if (problem.length_q < few_queries || problem.most_keys <= mma_f32::few_keys ||
+      problem.batch * problem.heads_q * problem.length_q * problem.dim_v < few_elements) {
+    return "takes f32 with " + std::to_string(few_queries) + " queries or more, " + "more than " +
+           std::to_string(mma_f32::few_keys) + " keys that a query may see, and results of at least " +
+           std::to_string(few_elements) + " elements";
+  }
+  return problem.pass == Pass::backward ? supports_f32_backward(problem) : "";
+}
+
 std::string supports(const AttentionProblem& problem) {
   if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
-  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
-  }
+  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
   if (problem.dim_qk > mma::most_dim || problem.dim_v > mma::most_dim) {
     return "takes head dims to " + std::to_string(mma::most_dim);
   }
@@ -53,6 +99,7 @@ std::string supports(const AttentionProblem& problem) {
     if (device_properties(problem.device.index).compute_capability < 80) {
       return "needs compute capability 8.0";
     }
+    if (problem.dtype == DType::f32) return supports_f32(problem);
     if (problem.pass == Pass::backward) return supports_backward(problem);
   } catch (const DeviceError& error) {
     return error.what();
@@ -61,11 +108,18 @@ std::string supports(const AttentionProblem& problem) {
 }
 
 std::size_t workspace(const AttentionCall& call, const Context&) {
+  if (call.problem.dtype == DType::f32) {
+    return (call.problem.pass == Pass::forward ? mma_f32::forward_workspace
+                                               : mma_f32::backward_workspace)(call);
+  }
   return call.problem.pass == Pass::forward ? 0 : mma::backward_workspace(call);
 }
 
 void launch_on_device(const AttentionCall& call, const Context& context) {
   const DeviceGuard guard(context.device.index);
+  if (call.problem.dtype == DType::f32) {
+    return (call.problem.pass == Pass::forward ? mma_f32::forward : mma_f32::backward)(call, context);
+  }
   (call.problem.pass == Pass::forward ? mma::forward : mma::backward)(call, context);
 }
 

@@ -9,7 +9,7 @@ namespace tilewise::cuda::mma {
 // score.
 
 /// Where a lane stands in its warp's fragments, and the warp among the block's rows.
-template <ForwardConfig c>
+template <auto c>
 struct Place {
   int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // one number to the compiler
   int lane = static_cast<int>(threadIdx.x) % 32;
@@ -21,7 +21,7 @@ struct Place {
 
 /// Hides what the band hides, and what is past the tile: all there is to do in plain kernels, and only at the
 /// band's edge.
-template <ForwardConfig c>
+template <auto c>
 __device__ __forceinline__ void hide(const AttentionCall& call, const QueryRows& rows, const KeyTile& keys,
                                      const Place<c>& place, Scores<c>& s) {
 #pragma unroll

@@ -14,9 +14,9 @@ namespace tilewise::cuda::mma {
 inline constexpr float lowest = -3.402823466e38f;
 
 /// Scores of a lane, by row tile, eight keys, and place in the fragment; and o in the same form.
-template <ForwardConfig c>
+template <auto c>
 using Scores = float[c.row_tiles][c.keys / 8][4];
-template <ForwardConfig c>
+template <auto c>
 using Output = float[c.row_tiles][c.dim / 8][4];
 
 /// Weights of 16 keys as factors of a product.

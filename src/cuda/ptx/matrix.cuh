@@ -68,6 +68,21 @@ __device__ __forceinline__ void multiply_matrices<__nv_bfloat16>(float (&c)[4], 
 #endif
 }
 
+/// c = a b.
+template <typename T>
+__device__ __forceinline__ void product_of_matrices(float (&c)[4], const std::uint32_t (&a)[4],
+                                                    std::uint32_t b0, std::uint32_t b1);
+template <>
+__device__ __forceinline__ void product_of_matrices<__half>(float (&c)[4], const std::uint32_t (&a)[4],
+                                                            std::uint32_t b0, std::uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %10, %10, %10};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+#endif
+}
+
 /// Two numbers rounded to 16 bits, the first in the low half.
 template <typename T>
 __device__ __forceinline__ std::uint32_t pack(float low, float high);

@@ -181,17 +181,19 @@ __device__ __forceinline__ void add_others(const Stage<C, Side::keys, false>& st
   atomicAdd(peaks.rest_gradient + row, gradient);
 }
 
+// What the block of that index does.
 template <typename C, bool general, Gradients gradients>
-__global__ void __launch_bounds__(C::threads, C::blocks)
-    fused_backward(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
-                   const Peaks peaks, const Rows dq_sum) {
+__device__ __forceinline__ void differentiate_tile(const AttentionCall& call, const Blocks& blocks,
+                                                   const RowStates& states, const Peaks& peaks,
+                                                   const Rows& dq_sum, const SomeHeads& heads,
+                                                   std::uint32_t index, float* shared) {
   constexpr Side side = side_of(gradients);
-  extern __shared__ __align__(16) float shared[];
-  const int piece = static_cast<int>(blockIdx.x % blocks.dim_pieces);
+  const int piece = static_cast<int>(index % static_cast<std::uint32_t>(blocks.dim_pieces));
   const Place<C> place;
   const OwnPlace<C> own_place(place);
   const Stage<C, side, general> stage(call, shared);
-  Pairs<side, general> pairs(call, blocks, blockIdx.x / blocks.dim_pieces);
+  Pairs<side, general> pairs(call, blocks, index / static_cast<std::uint32_t>(blocks.dim_pieces));
+  if (!heads.has_group(call, pairs.query.b, pairs.query.h / call.group())) return;
   // Keys: dv in the first half, dk in the second. Queries: dq, half of it in each.
   float sum[C::own_each][8] = {};
   GroupSum<C> group;
@@ -288,6 +290,28 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   }
 }
 
+template <typename C, bool general, Gradients gradients>
+__global__ void __launch_bounds__(C::threads, C::blocks)
+    fused_backward(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
+                   const Peaks peaks, const Rows dq_sum) {
+  extern __shared__ __align__(16) float shared[];
+  differentiate_tile<C, general, gradients>(call, blocks, states, peaks, dq_sum, {}, blockIdx.x, shared);
+}
+
+// For some heads, which are often none: as many blocks as there are multiprocessors look for something to do.
+template <typename C>
+__global__ void __launch_bounds__(C::threads, C::blocks)
+    fused_backward_of_some(const __grid_constant__ AttentionCall call, const Blocks blocks,
+                           const RowStates states, const Peaks peaks, const Rows dq_sum,
+                           const SomeHeads heads, std::uint32_t count) {
+  extern __shared__ __align__(16) float shared[];
+  if (heads.none()) return;
+  for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
+    differentiate_tile<C, false, Gradients::all>(call, blocks, states, peaks, dq_sum, heads, index, shared);
+    __syncthreads();  // everyone is done with shared memory
+  }
+}
+
 // Whether the state of a row may come from o and lse, and its peaks be mended. That is for bulk: where values
 // are all the same, or keys few, exactness would hang on more than the peaks.
 bool from_outputs(const AttentionCall& call) {
@@ -366,6 +390,22 @@ void run(const AttentionCall& call, const Workspace& workspace, cudaStream_t str
   if (of_keys) run<C, general, Gradients::keys>(call, workspace, stream);
 }
 
+template <typename C>
+void run_some(const AttentionCall& call, const Workspace& workspace, const SomeHeads& heads,
+              const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  const Blocks blocks{QueryGrid::of(call, C::tile), KeyGrid::of(call, C::tile)};
+  const std::int64_t count = problem.batch * problem.heads_kv * blocks.keys.tiles;
+  launch<fused_backward_of_some<C>>(
+      {.name = "tilewise fused backward, some heads",
+       .blocks = std::min<std::int64_t>(count, device_properties(context.device.index).multiprocessors),
+       .threads = C::threads,
+       .shared_bytes = C::shared_bytes,
+       .stream = static_cast<cudaStream_t>(context.stream)},
+      call, blocks, workspace.states, workspace.peaks, workspace.dq_sum, heads,
+      static_cast<std::uint32_t>(count));
+}
+
 template <bool general>
 void run_for(const AttentionCall& call, const Workspace& workspace, const Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
@@ -380,18 +420,35 @@ void run_for(const AttentionCall& call, const Workspace& workspace, const Contex
 
 std::size_t fused_backward_workspace(const AttentionCall& call) { return Workspace(call, nullptr).bytes; }
 
+bool takes_some_heads(const AttentionCall& call) { return from_outputs(call); }
+
+std::size_t some_heads_shared_bytes(std::int64_t dim) {
+  return dim > Narrow::dim ? Broad::shared_bytes : Narrow::shared_bytes;
+}
+
+void fused_backward_of(const AttentionCall& call, const SomeHeads& heads, const Context& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  const Workspace workspace(call, context.workspace.data);
+  row_states_of_outputs(call, workspace.states, workspace.peaks, heads, stream);
+  const bool broad = call.problem.dim_qk > Narrow::dim || call.problem.dim_v > Narrow::dim;
+  broad ? run_some<Broad>(call, workspace, heads, context)
+        : run_some<Narrow>(call, workspace, heads, context);
+  mend_peaks(call, workspace.peaks, heads, stream);
+  clear_unused_gradients(call, stream);
+}
+
 void fused_backward(const AttentionCall& call, const Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const Workspace workspace(call, context.workspace.data);
   const RowStates& states = workspace.states;
   const Rows& dq_sum = workspace.dq_sum;
   if (from_outputs(call)) {
-    row_states_of_outputs(call, states, workspace.peaks, stream);
+    row_states_of_outputs(call, states, workspace.peaks, {}, stream);
   } else {
     row_states(call, states, workspace.row_sums, dq_sum, context);
   }
   plain_backward(call) ? run_for<false>(call, workspace, context) : run_for<true>(call, workspace, context);
-  if (from_outputs(call)) mend_peaks(call, workspace.peaks, stream);
+  if (from_outputs(call)) mend_peaks(call, workspace.peaks, {}, stream);
   if (dq_sum.wanted && dq_sum.data != call.dq.data) {
     launch<narrow_dq>({.name = "tilewise narrow dq",
                        .blocks = (call.problem.heads_q * call.rows_q() * call.problem.dim_qk + 255) / 256,

@@ -409,20 +409,21 @@ struct Loader {
   }
 };
 
+// What the block of that index does.
 template <typename C, bool general>
-__global__ void __launch_bounds__(C::threads, C::blocks)
-    fused_forward(const __grid_constant__ AttentionCall call, const Blocks blocks) {
-  extern __shared__ __align__(16) float shared[];
+__device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& blocks,
+                                       const SomeHeads& heads, std::int64_t index, float* shared) {
   float* q_smem = shared;                // [D piece, queries], turned
   float* k_smem = q_smem + C::q_floats;  // [keys, D piece]
   float* v_smem = k_smem + C::k_floats;  // [keys, Dv piece]
   float* p_smem = v_smem + C::v_floats;  // a warp: [group_keys, warp_queries]
   float* q_loaded = v_smem;              // [queries, D piece], before values and weights need the place
 
-  const int first_dim = static_cast<int>(blockIdx.x % blocks.dim_pieces) * C::dim;
+  const int first_dim = static_cast<int>(index % static_cast<std::uint32_t>(blocks.dim_pieces)) * C::dim;
   const Turn turn = Turns::of(call, call.problem.batch * call.problem.heads_q, blocks.queries.tiles)
-                        .turn(blockIdx.x / static_cast<std::uint32_t>(blocks.dim_pieces));
+                        .turn(index / static_cast<std::uint32_t>(blocks.dim_pieces));
   const auto [b, h] = turn.among(call.problem.heads_q);
+  if (!heads.has(call, b, h)) return;
   // The last queries first: with causal they see the most keys.
   const QueryTile query = blocks.queries.tile(call, b, h, blocks.queries.tiles - 1 - turn.tile);
   if (query.count <= 0) return;
@@ -536,16 +537,55 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
 }
 
 template <typename C, bool general>
+__global__ void __launch_bounds__(C::threads, C::blocks)
+    fused_forward(const __grid_constant__ AttentionCall call, const Blocks blocks) {
+  extern __shared__ __align__(16) float shared[];
+  attend<C, general>(call, blocks, {}, blockIdx.x, shared);
+}
+
+// For some heads, which are often none: as many blocks as there are multiprocessors look for something to do.
+template <typename C, bool general>
+__global__ void __launch_bounds__(C::threads, C::blocks)
+    fused_forward_of_some(const __grid_constant__ AttentionCall call, const Blocks blocks,
+                          const SomeHeads heads, std::uint32_t count) {
+  extern __shared__ __align__(16) float shared[];
+  if (heads.none()) return;
+  for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
+    attend<C, general>(call, blocks, heads, index, shared);
+    __syncthreads();  // everyone is done with shared memory
+  }
+}
+
+template <typename C>
+Blocks blocks_of(const AttentionCall& call) {
+  return {QueryGrid::of(call, C::queries), static_cast<int>((call.problem.dim_v + C::dim - 1) / C::dim)};
+}
+std::int64_t count_of(const AttentionCall& call, const Blocks& blocks) {
+  return call.problem.batch * call.problem.heads_q * blocks.queries.tiles * blocks.dim_pieces;
+}
+
+template <typename C, bool general>
 void run(const AttentionCall& call, cudaStream_t stream) {
-  const Blocks blocks{QueryGrid::of(call, C::queries),
-                      static_cast<int>((call.problem.dim_v + C::dim - 1) / C::dim)};
-  launch<fused_forward<C, general>>(
-      {.name = "tilewise fused forward",
-       .blocks = call.problem.batch * call.problem.heads_q * blocks.queries.tiles * blocks.dim_pieces,
+  const Blocks blocks = blocks_of<C>(call);
+  launch<fused_forward<C, general>>({.name = "tilewise fused forward",
+                                     .blocks = count_of(call, blocks),
+                                     .threads = C::threads,
+                                     .shared_bytes = C::shared_bytes,
+                                     .stream = stream},
+                                    call, blocks);
+}
+
+template <typename C, bool general>
+void run_some(const AttentionCall& call, const SomeHeads& heads, const Context& context) {
+  const Blocks blocks = blocks_of<C>(call);
+  const std::int64_t count = count_of(call, blocks);
+  launch<fused_forward_of_some<C, general>>(
+      {.name = "tilewise fused forward, some heads",
+       .blocks = std::min<std::int64_t>(count, device_properties(context.device.index).multiprocessors),
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
-       .stream = stream},
-      call, blocks);
+       .stream = static_cast<cudaStream_t>(context.stream)},
+      call, blocks, heads, static_cast<std::uint32_t>(count));
 }
 
 template <bool general>
@@ -591,18 +631,29 @@ void run_for(const AttentionCall& call, const Context& context) {
                                                        : run<Small64, general>(call, stream);
 }
 
+// Where only a band hides, of aligned f32 rows.
+bool plain_forward(const AttentionCall& call) {
+  const AttentionProblem& problem = call.problem;
+  return problem.length_q > 1 && !problem.features.needs_more_than_band() &&
+         problem.layout != Layout::paged &&
+         call.scale != 0 &&  // with none a hidden product, −inf, would not stay hidden
+         plain_rows(call.q, problem.dim_qk) && plain_rows(call.k, problem.dim_qk) &&
+         plain_rows(call.v, problem.dim_v) && plain_rows(call.o, problem.dim_v) &&
+         problem.dim_qk <= Wide128::dim && problem.dim_v <= Wide128::dim;
+}
+
 }  // namespace
 
 void fused_forward(const AttentionCall& call, const Context& context) {
   clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));
-  const AttentionProblem& problem = call.problem;
-  const bool plain = problem.length_q > 1 && !problem.features.needs_more_than_band() &&
-                     problem.layout != Layout::paged &&
-                     call.scale != 0 &&  // with none a hidden product, −inf, would not stay hidden
-                     plain_rows(call.q, problem.dim_qk) && plain_rows(call.k, problem.dim_qk) &&
-                     plain_rows(call.v, problem.dim_v) && plain_rows(call.o, problem.dim_v) &&
-                     problem.dim_qk <= Wide128::dim && problem.dim_v <= Wide128::dim;
-  plain ? run_for<false>(call, context) : run_for<true>(call, context);
+  plain_forward(call) ? run_for<false>(call, context) : run_for<true>(call, context);
+}
+
+void fused_forward_of(const AttentionCall& call, const SomeHeads& heads, const Context& context) {
+  clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));
+  if (!plain_forward(call)) return run_some<Small64, true>(call, heads, context);
+  const bool narrow = call.problem.dim_qk <= Half64::dim && call.problem.dim_v <= Half64::dim;
+  narrow ? run_some<Half64, false>(call, heads, context) : run_some<Small128, false>(call, heads, context);
 }
 
 }  // namespace tilewise::cuda::simt

@@ -9,7 +9,8 @@ constexpr int warp = 32;
 
 // A warp a query.
 __global__ void states_of_outputs(const __grid_constant__ AttentionCall call, const RowStates states,
-                                  const Peaks peaks) {
+                                  const Peaks peaks, const SomeHeads heads) {
+  if (heads.none()) return;
   const std::int64_t index = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp;
   const int lane = static_cast<int>(threadIdx.x % warp);
   const std::int64_t length = call.problem.length_q;
@@ -18,7 +19,7 @@ __global__ void states_of_outputs(const __grid_constant__ AttentionCall call, co
   const std::int64_t h = index / length % call.problem.heads_q;
   const std::int64_t i = index % length;
   const Sequence sequence = call.sequence(b);
-  if (i >= sequence.length_q) return;
+  if (i >= sequence.length_q || !heads.has_group(call, b, h / call.group())) return;
   const std::int64_t s = sequence.first_q + i;
   auto* dq = reinterpret_cast<float*>(call.dq.at(b, h, s));
   for (std::int64_t d = lane; d < call.problem.dim_qk; d += warp) dq[d] = 0;
@@ -115,12 +116,14 @@ struct Mended {
 
 // A warp takes `rows_each` queries of a head: a lane each for the numbers, then all lanes for the vectors of
 // one after another.
-__global__ void mend(const __grid_constant__ AttentionCall call, const Peaks peaks, std::int64_t parts) {
+__global__ void mend(const __grid_constant__ AttentionCall call, const Peaks peaks, const SomeHeads heads,
+                     std::int64_t parts) {
+  if (heads.none()) return;
   const std::int64_t index = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp;
   const std::int64_t head = index / parts;
   const std::int64_t b = head / call.problem.heads_q;
   const std::int64_t h = head % call.problem.heads_q;
-  if (b >= call.problem.batch) return;
+  if (b >= call.problem.batch || !heads.has_group(call, b, h / call.group())) return;
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const Sequence sequence = call.sequence(b);
   const std::int64_t dim = call.problem.dim_qk;
@@ -165,17 +168,17 @@ __global__ void mend(const __grid_constant__ AttentionCall call, const Peaks pea
 }  // namespace
 
 void row_states_of_outputs(const AttentionCall& call, const RowStates& states, const Peaks& peaks,
-                           cudaStream_t stream) {
+                           const SomeHeads& heads, cudaStream_t stream) {
   constexpr int threads = 256;
   const std::int64_t rows = call.problem.batch * call.problem.heads_q * call.problem.length_q;
   launch<states_of_outputs>({.name = "tilewise row states",
                              .blocks = (rows * warp + threads - 1) / threads,
                              .threads = threads,
                              .stream = stream},
-                            call, states, peaks);
+                            call, states, peaks, heads);
 }
 
-void mend_peaks(const AttentionCall& call, const Peaks& peaks, cudaStream_t stream) {
+void mend_peaks(const AttentionCall& call, const Peaks& peaks, const SomeHeads& heads, cudaStream_t stream) {
   constexpr int threads = 128;
   const std::int64_t parts = (call.problem.length_q + rows_each - 1) / rows_each;
   const std::int64_t warps = call.problem.batch * call.problem.heads_q * parts;
@@ -183,7 +186,7 @@ void mend_peaks(const AttentionCall& call, const Peaks& peaks, cudaStream_t stre
                 .blocks = (warps * warp + threads - 1) / threads,
                 .threads = threads,
                 .stream = stream},
-               call, peaks, parts);
+               call, peaks, heads, parts);
 }
 
 }  // namespace tilewise::cuda::simt

@@ -6,6 +6,7 @@
 
 #include "attention/call.h"
 #include "core/arena.h"
+#include "cuda/simt/fused.h"
 #include "cuda/simt/row_states.h"
 
 namespace tilewise::cuda::simt {
@@ -53,9 +54,9 @@ struct Peaks {
 
 /// The state of every query from o and lse. Makes dq 0, and clears the peaks.
 void row_states_of_outputs(const AttentionCall& call, const RowStates& states, const Peaks& peaks,
-                           cudaStream_t stream);
+                           const SomeHeads& heads, cudaStream_t stream);
 
 /// Adds what was left out of dq and dk.
-void mend_peaks(const AttentionCall& call, const Peaks& peaks, cudaStream_t stream);
+void mend_peaks(const AttentionCall& call, const Peaks& peaks, const SomeHeads& heads, cudaStream_t stream);
 
 }  // namespace tilewise::cuda::simt

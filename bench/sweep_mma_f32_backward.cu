@@ -1,0 +1,141 @@
+// Times candidates for the tuning table of the mma kernel's backward for f32
+// (src/cuda/mma_f32/backward_tuning.h), over 16k tokens of hidden size 2048. A JSON object a line: the
+// device, then each candidate on each shape, with the largest differences of dq, dk and dv from the fused
+// kernel's.
+//   sweep_mma_f32_backward [head dim [sequence length]]
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "attention/validate.h"
+#include "cuda/mma_f32/backward_rows.cuh"
+#include "sweep.cuh"
+#include "tilewise/attention.h"
+
+namespace tilewise::cuda::mma_f32 {
+namespace {
+
+using namespace sweep;
+
+struct Candidates {
+  static constexpr BackwardConfig rows[] = {
+      {.dim = 64, .warps = 8, .blocks = 1},
+      {.dim = 64, .warps = 8, .dims_at_once = 32, .blocks = 1},
+      {.dim = 64, .warps = 8, .blocks = 2},
+      {.dim = 64, .warps = 4, .blocks = 2},
+      {.dim = 64, .warps = 4, .dims_at_once = 32, .blocks = 2},
+      {.dim = 64, .warps = 4, .blocks = 3},
+      {.dim = 128, .warps = 8, .blocks = 1},
+      {.dim = 128, .warps = 8, .dims_at_once = 32, .blocks = 1},
+      {.dim = 128, .warps = 4, .blocks = 1},
+  };
+};
+
+struct Sweep {
+  Memory q{elements * 4}, k{elements * 4}, v{elements * 4}, o{elements * 4}, d_o{elements * 4};
+  Memory dq{elements * 4}, dk{elements * 4}, dv{elements * 4};
+  Memory dq_truth{elements * 4}, dk_truth{elements * 4}, dv_truth{elements * 4};
+  Memory lse{tokens * hidden_size * 4};  // of the smallest head dim there may be
+  Memory workspace{elements * 19};
+  Memory largest{8};
+
+  Sweep() {
+    std::uint32_t seed = 1;
+    for (const Memory* memory : {&q, &k, &v, &d_o}) {
+      fill<<<elements / 256, 256>>>(static_cast<float*>(memory->data), seed++, 1.0f);
+    }
+    check_cuda(cudaDeviceSynchronize(), "inputs");
+  }
+
+  float difference(const Memory& a, const Memory& b) {
+    cudaMemset(largest.data, 0, 8);
+    compare<<<elements / 256, 256>>>(static_cast<const float*>(a.data), static_cast<const float*>(b.data),
+                                     static_cast<int*>(largest.data));
+    float found = 0;
+    check_cuda(cudaMemcpy(&found, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
+    return found;
+  }
+
+  template <int row>
+  void time(const AttentionCall& call, double flops) {
+    constexpr BackwardConfig c = Candidates::rows[row];
+    const AttentionProblem& problem = call.problem;
+    if (c.dim != problem.dim_qk) return;
+    cudaFuncAttributes attributes{};
+    check_cuda(cudaFuncGetAttributes(&attributes, backward_kernel<Candidates, row>), "attributes");
+    for (const Memory* memory : {&dq, &dk, &dv}) cudaMemset(memory->data, 0xFF, elements * 4);
+    const BackwardSpace space = backward_space_of(call, workspace.data);
+    const auto all = [&] {
+      run_suited_backward<Candidates>(call, space, row, nullptr);
+      simt::mend_peaks(call, space.peaks, {}, nullptr);
+    };
+    const double all_ms = median_ms(all);
+    const double ms = median_ms([&] { run_backward_row<Candidates, row>(call, space, nullptr); });
+    all();
+    std::printf(
+        "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"warps\": %d, \"dims_at_once\": %d, \"blocks\": %d, "
+        "\"registers\": %d, \"local\": %d, \"shared\": %d, \"ms\": %.4f, \"all_ms\": %.4f, \"tflops\": %.1f, "
+        "\"dq\": %g, \"dk\": %g, \"dv\": %g}\n",
+        c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false", c.warps,
+        c.dims_at_once, c.blocks, attributes.numRegs, static_cast<int>(attributes.localSizeBytes),
+        static_cast<int>(c.shared_bytes()), ms, all_ms, flops / all_ms * 1e-9,
+        static_cast<double>(difference(dq, dq_truth)), static_cast<double>(difference(dk, dk_truth)),
+        static_cast<double>(difference(dv, dv_truth)));
+    std::fflush(stdout);
+  }
+
+  void shape(std::int64_t dim, std::int64_t length, bool causal) {
+    const Device device{Device::Type::cuda, 0};
+    const std::int64_t sizes[] = {tokens / length, hidden_size / dim, length, dim};
+    const auto tensor = [&](const Memory& memory) { return Tensor(memory.data, DType::f32, sizes, device); };
+    const AttentionInputs inputs{.q = tensor(q), .k = tensor(k), .v = tensor(v)};
+    AttentionOptions options{.causal = causal, .kernel = "fused"};
+    const Context context{.device = device,
+                          .workspace = {workspace.data, static_cast<std::size_t>(elements * 19)}};
+    const Tensor rows(lse.data, DType::f32, std::span(sizes).first(3), device);
+    attention_forward(inputs, options, {.o = tensor(o), .lse = rows}, context);
+    AttentionGradients gradients{.o = tensor(o),
+                                 .lse = rows,
+                                 .d_o = tensor(d_o),
+                                 .dq = tensor(dq_truth),
+                                 .dk = tensor(dk_truth),
+                                 .dv = tensor(dv_truth)};
+    attention_backward(inputs, options, gradients, context);
+    options.kernel = "auto";
+    gradients.dq = tensor(dq);
+    gradients.dk = tensor(dk);
+    gradients.dv = tensor(dv);
+    const AttentionCall call = checked_backward(inputs, options, gradients, context);
+    const double flops = 10.0 * static_cast<double>(elements * length) * (causal ? 0.5 : 1.0);
+    [&]<int... row>(std::integer_sequence<int, row...>) {
+      (time<row>(call, flops), ...);
+    }(std::make_integer_sequence<int, static_cast<int>(std::size(Candidates::rows))>{});
+  }
+};
+
+void sweep(std::int64_t only_dim, std::int64_t only_length) {
+  cudaDeviceProp device{};
+  check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
+  std::printf("{\"device\": \"%s\", \"multiprocessors\": %d}\n", device.name, device.multiProcessorCount);
+  Sweep shapes;
+  for (const std::int64_t dim : {64, 128}) {
+    for (const std::int64_t length : {1024, 4096, 16384}) {
+      if ((only_dim != 0 && dim != only_dim) || (only_length != 0 && length != only_length)) continue;
+      for (const bool causal : {false, true}) shapes.shape(dim, length, causal);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tilewise::cuda::mma_f32
+
+int main(int argc, char** argv) {
+  try {
+    tilewise::cuda::mma_f32::sweep(argc > 1 ? std::atoll(argv[1]) : 0, argc > 2 ? std::atoll(argv[2]) : 0);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

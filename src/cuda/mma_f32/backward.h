@@ -1,0 +1,15 @@
+#pragma once
+
+#include "attention/call.h"
+#include "tilewise/context.h"
+
+namespace tilewise::cuda::mma_f32 {
+
+void backward(const AttentionCall& call, const Context& context);
+std::size_t backward_workspace(const AttentionCall& call);
+
+/// The largest head dim backward takes, and the shared memory a block needs, ours or the fused kernel's.
+inline constexpr int most_backward_dim = 128;
+std::size_t backward_shared_bytes(std::int64_t dim);
+
+}  // namespace tilewise::cuda::mma_f32

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <iterator>
+#include <utility>
+
+#include "cuda/mma_f32/backward.cuh"
+#include "cuda/mma_f32/row_values.h"
+#include "cuda/runtime/device.h"
+#include "cuda/runtime/launch.cuh"
+
+namespace tilewise::cuda::mma_f32 {
+
+// From a call to the row of a tuning table that it runs by.
+
+inline int backward_dim(const AttentionCall& call) {
+  return std::max(call.problem.dim_qk, call.problem.dim_v) <= 64 ? 64 : 128;
+}
+
+inline BackwardSpace backward_space_of(const AttentionCall& call, void* base) {
+  return {call, base, BackwardConfig::keys, BackwardConfig::parts, backward_dim(call)};
+}
+
+inline simt::SomeHeads unfit_of(const BackwardSpace& space) {
+  return {.queries = space.unfit.queries, .keys = space.unfit.keys, .any = space.unfit.any};
+}
+
+template <int dim>
+void prepare_backward(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
+  constexpr int keys = BackwardConfig::keys;
+  constexpr int parts = BackwardConfig::parts;
+  check_cuda(cudaMemsetAsync(space.unfit.queries, 0, space.unfit.count * sizeof(int), stream),
+             "tilewise mma backward");
+  const auto dim_qk = static_cast<int>(call.problem.dim_qk);
+  const auto dim_v = static_cast<int>(call.problem.dim_v);
+  split<dim, keys, parts>(call,
+                          {.any_unfit = space.unfit.any,
+                           .count = 4,
+                           .tensors = {{call.k, dim_qk, space.k, space.unfit.keys},
+                                       {call.v, dim_v, space.v, space.unfit.keys},
+                                       {call.q, dim_qk, space.q, space.unfit.queries},
+                                       {call.d_o, dim_v, space.d_o, space.unfit.queries}}},
+                          stream);
+  row_values(call, space, stream);
+}
+
+template <typename Table, int row>
+void run_backward_row(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
+  constexpr BackwardConfig c = Table::rows[row];
+  const std::int64_t head_blocks = (call.problem.length_k + c.own() - 1) / c.own();
+  launch<backward_kernel<Table, row>>({.name = "tilewise mma backward",
+                                       .blocks = call.problem.batch * call.problem.heads_kv * head_blocks,
+                                       .threads = c.threads(),
+                                       .shared_bytes = c.shared_bytes(),
+                                       .stream = stream},
+                                      call, head_blocks, space, unfit_of(space));
+}
+
+/// The row of a table that suits a call.
+template <typename Table>
+int choose_backward_row(const AttentionCall& call, std::size_t shared_bytes) {
+  for (int row = 0; row < static_cast<int>(std::size(Table::rows)); ++row) {
+    const BackwardConfig& c = Table::rows[row];
+    if (c.dim == backward_dim(call) && c.shared_bytes() <= shared_bytes) return row;
+  }
+  throw DeviceError("tilewise mma backward: too little shared memory for its tiles");
+}
+
+template <typename Table>
+void run_suited_backward(const AttentionCall& call, const BackwardSpace& space, int chosen,
+                         cudaStream_t stream) {
+  backward_dim(call) == 64 ? prepare_backward<64>(call, space, stream)
+                           : prepare_backward<128>(call, space, stream);
+  [&]<int... row>(std::integer_sequence<int, row...>) {
+    ((row == chosen ? run_backward_row<Table, row>(call, space, stream) : void()), ...);
+  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+  mend_values(call, space, stream);
+}
+
+}  // namespace tilewise::cuda::mma_f32

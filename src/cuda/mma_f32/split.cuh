@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/matrix.cuh"
+
+namespace tilewise::cuda::mma_f32 {
+
+// An f32 number as two of f16: x · 2^e = high + low, each the rest rounded. Together they have 22 bits and
+// the sign of low. e is shared by a row of queries, or by a tile of keys or of values, and brings the largest
+// number among them to 2^14 or more. Numbers down to 2^-17 of that one keep all 23 bits, smaller ones lose
+// what is below 2^-40 of it.
+
+/// The exponent of a row or tile whose largest magnitude this is. Past 126 it would be no f32's own exponent;
+/// numbers that would need more have fewer digits themselves.
+__device__ __forceinline__ int exponent_for(float largest) {
+  if (largest == 0) return 0;
+  const int exponent = (__float_as_int(largest) >> 23) - 127;  // subnormal numbers count as 2^-127
+  return min(14 - exponent, 126);
+}
+
+/// 2^exponent, for exponents from -126 to 127.
+__device__ __forceinline__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
+
+/// x · 2^exponent for a positive x; what would be less than the least normal number is that, what would be
+/// too large is infinite.
+__device__ __forceinline__ float scaled_up_to(float x, int exponent) {
+  const int biased = (__float_as_int(x) >> 23) + exponent;
+  if (biased < 1) return 1.17549435e-38f;
+  if (biased > 254) return __int_as_float(0x7f800000);
+  return __int_as_float(__float_as_int(x) + (exponent << 23));
+}
+
+struct Pair {
+  std::uint32_t high, low;  ///< two numbers each
+};
+__device__ __forceinline__ Pair split_two(float x, float y) {
+  const std::uint32_t high = pack<__half>(x, y);
+  const float2 rounded = unpack<__half>(high);
+  return {high, pack<__half>(x - rounded.x, y - rounded.y)};
+}
+
+/// Numbers of a tile of which the parts leave out more than rounding takes from any, counted by how much: at
+/// three grades, and at an eighth of each.
+///
+/// What small numbers lose matters where the largest of each factor meet small ones of the other alone, as in
+/// (1, 1e-8)·(1e-8, 1): then results would be worse than f32's, and the head is left to the fused kernel. But
+/// any data has some numbers near 0, of which nothing hangs. Among those, eight times as many lose an eighth.
+/// Where as many lose nearly as much, it is not that they happen to be near 0, but how large numbers there
+/// are.
+struct Losses {
+  unsigned counts[3] = {};  ///< at a grade in the upper half, at an eighth of it in the lower
+
+  template <int parts>
+  __device__ __forceinline__ void add(float x, float high, float low) {
+    constexpr float least = parts == 2 ? 0x1p-22f : 0x1p-10f;
+    constexpr float grades[] = {8 * least, parts == 2 ? 0x1p-13f : 0x1p-5f, parts == 2 ? 0x1p-7f : 0x1p-3f};
+    const float rest = fabsf(parts == 2 ? (x - high) - low : x - high);
+    const float whole = fabsf(x);
+    if (!(rest > whole * least)) return;
+#pragma unroll
+    for (int n = 0; n < 3; ++n) {
+      counts[n] += (rest > whole * grades[n] ? 0x10000u : 0u) + (rest > whole * grades[n] / 8 ? 1u : 0u);
+    }
+  }
+  __device__ bool harmful() const {
+    constexpr unsigned few = 4;
+    for (const unsigned count : counts) {
+      if (count >> 16 >= few && 3 * (count >> 16) > (count & 0xFFFF)) return true;
+    }
+    return false;
+  }
+};
+
+}  // namespace tilewise::cuda::mma_f32

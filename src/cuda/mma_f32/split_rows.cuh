@@ -1,0 +1,182 @@
+#pragma once
+
+#include "cuda/mma_f32/split.cuh"
+#include "cuda/mma_f32/split_rows.h"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace tilewise::cuda::mma_f32 {
+
+// Splitting tensors before the walk, once for all that will meet them.
+
+/// Eight numbers of a row from `first` on; zeros past `dims`.
+__device__ __forceinline__ void load_eight(float (&to)[8], const float* row, int first, int dims,
+                                           bool aligned) {
+  if (aligned && first + 8 <= dims) {
+    const float4 low = *reinterpret_cast<const float4*>(row + first);
+    const float4 high = *reinterpret_cast<const float4*>(row + first + 4);
+    to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+    to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < 8; ++n) to[n] = first + n < dims ? row[first + n] : 0.0f;
+}
+
+/// Whether rows of f32 can be read and written 16 bytes at a time.
+__host__ __device__ __forceinline__ bool aligned_fours(const Rows& rows) {
+  const std::int64_t strides = (rows.stride_b | rows.stride_h | rows.stride_s) * 4;
+  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(rows.data));
+  return ((address | strides) & 15) == 0;
+}
+
+/// Eight numbers times a power of two as chunks of their parts.
+template <int parts>
+__device__ __forceinline__ void split_eight(uint4 (&chunks)[parts], const float (&x)[8], float power,
+                                            Losses& losses) {
+  std::uint32_t words[parts][4];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const float first = x[2 * n] * power;
+    const float second = x[2 * n + 1] * power;
+    const Pair two = split_two(first, second);
+    const float2 high = unpack<__half>(two.high);
+    const float2 low = unpack<__half>(two.low);
+    losses.add<parts>(first, high.x, low.x);
+    losses.add<parts>(second, high.y, low.y);
+    words[0][n] = two.high;
+    if constexpr (parts == 2) words[1][n] = two.low;
+  }
+#pragma unroll
+  for (int part = 0; part < parts; ++part) {
+    chunks[part] = {words[part][0], words[part][1], words[part][2], words[part][3]};
+  }
+}
+
+/// Tensors, and where they go.
+struct Splitting {
+  struct Tensor {
+    Rows rows;
+    int dims = 0;
+    SplitRows to;
+    int* unfit = nullptr;  ///< [B, heads]
+  };
+  int* any_unfit = nullptr;
+  int count = 0;
+  Tensor tensors[4];
+};
+
+inline constexpr int split_threads = 256;
+
+/// A block has a tile of one of them.
+template <int dim, int tile_rows, int parts>
+__global__ void __launch_bounds__(split_threads)
+    split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting) {
+#if __CUDA_ARCH__ >= 800
+  using Tile = SwizzledTile<dim>;
+  constexpr int lanes = Tile::chunks;          // of a row
+  constexpr int step = split_threads / lanes;  // rows at a time
+  constexpr int rounds = tile_rows / step;
+  static_assert(tile_rows % step == 0);
+  const Splitting::Tensor& tensor = splitting.tensors[blockIdx.x % splitting.count];
+  const SplitRows& to = tensor.to;
+  const std::int64_t index = blockIdx.x / splitting.count;
+  const std::int64_t tile = index % to.longest;
+  const std::int64_t b = index / to.longest % call.problem.batch;
+  const std::int64_t h = index / to.longest / call.problem.batch;
+  if (h >= to.heads) return;
+  const Sequence sequence = call.sequence(b);
+  const bool queries = to.side == Side::queries;
+  const std::int64_t length = queries ? sequence.length_q : sequence.length_k;
+  const std::int64_t first = tile * tile_rows;
+  if (first >= length) return;
+
+  const Rows& rows = tensor.rows;
+  const int dims = tensor.dims;
+  const bool aligned = aligned_fours(rows);
+  const std::int64_t first_row = (queries ? sequence.first_q : sequence.first_k) + first;
+  const int row = static_cast<int>(threadIdx.x) / lanes;
+  const int chunk = static_cast<int>(threadIdx.x) % lanes;
+  float x[rounds][8];
+  float largest = 0;
+#pragma unroll
+  for (int round = 0; round < rounds; ++round) {
+    const int r = row + round * step;
+    const bool present = first + r < length;
+    const auto* from = reinterpret_cast<const float*>(rows.at(b, h, first_row + (present ? r : 0)));
+    load_eight(x[round], from, chunk * 8, present ? dims : 0, aligned);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) largest = fmaxf(largest, fabsf(x[round][n]));
+  }
+  __shared__ int bits, norm_bits;
+  __shared__ unsigned all_losses[3];
+  if (threadIdx.x == 0) bits = norm_bits = 0;
+  if (threadIdx.x < 3) all_losses[threadIdx.x] = 0;
+  __syncthreads();  // they are 0
+  // Numbers that are not negative compare as their bits do.
+  const int warp_largest = __reduce_max_sync(~0u, __float_as_int(largest));
+  if (threadIdx.x % 32 == 0) atomicMax(&bits, warp_largest);
+  __syncthreads();  // everyone's is in it
+  const int exponent = exponent_for(__int_as_float(bits));
+  const float power = power_of_two(exponent);
+
+  const std::int64_t place = to.first(call, b, h) + tile;
+  std::byte* tile_gmem = to.data + place * to.tile_bytes;
+  Losses losses;
+  float norm = 0;  // of a row, squared, as scaled
+#pragma unroll
+  for (int round = 0; round < rounds; ++round) {
+    const int r = row + round * step;
+    uint4 chunks[parts];
+    split_eight<parts>(chunks, x[round], power, losses);
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      *reinterpret_cast<uint4*>(tile_gmem + part * tile_rows * Tile::row_bytes + Tile::offset(r, chunk)) =
+          chunks[part];
+    }
+    float squares = 0;  // of numbers up to 2^15
+#pragma unroll
+    for (int n = 0; n < 8; ++n) squares = fmaf(x[round][n] * power, x[round][n] * power, squares);
+#pragma unroll
+    for (int apart = lanes / 2; apart > 0; apart /= 2) {
+      squares += __shfl_xor_sync(~0u, squares, apart);
+    }
+    norm = fmaxf(norm, squares);
+  }
+  const int warp_norm = __reduce_max_sync(~0u, __float_as_int(norm));
+  if (threadIdx.x % 32 == 0) atomicMax(&norm_bits, warp_norm);
+#pragma unroll
+  for (int n = 0; n < 3; ++n) {
+    const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
+    if (threadIdx.x % 32 == 0 && count != 0) atomicAdd(all_losses + n, count);
+  }
+  __syncthreads();  // norm and losses are there
+  if (threadIdx.x == 0) {
+    to.exponents[place] = exponent;
+    to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
+  }
+  if (threadIdx.x == 0) {
+    const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
+    if (all.harmful() || sequence.length_k <= few_keys) {
+      tensor.unfit[b * to.heads + h] = 1;
+      *splitting.any_unfit = 1;
+    }
+  }
+#endif
+}
+
+template <int dim, int tile_rows, int parts>
+void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t stream) {
+  std::int64_t most = 0;
+  for (int n = 0; n < splitting.count; ++n) {
+    const SplitRows& to = splitting.tensors[n].to;
+    most = std::max(most, to.heads * to.longest);
+  }
+  launch<split_tiles<dim, tile_rows, parts>>({.name = "tilewise mma, splitting",
+                                              .blocks = splitting.count * call.problem.batch * most,
+                                              .threads = split_threads,
+                                              .stream = stream},
+                                             call, splitting);
+}
+
+}  // namespace tilewise::cuda::mma_f32

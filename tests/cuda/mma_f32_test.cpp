@@ -1,0 +1,173 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "cuda/device_problem.h"
+#include "property/check.h"
+
+namespace tilewise::test {
+namespace {
+
+// f32 on tensor cores, where a number is two of f16. Random problems are seldom large enough for it. Here
+// each of its head dims has its turn, with what its exactness hangs on: numbers of any size, rows and tiles
+// that mix sizes, sums of one sign, weights near 1.
+
+constexpr Sizes usual{.b = 2, .hq = 4, .hkv = 2, .sq = 150, .sk = 203, .d = 64, .dv = 64};
+
+class MmaF32 : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    const std::string reason = reason_against(dense_problem(1, DType::f32, usual), "mma");
+    if (!reason.empty()) GTEST_SKIP() << reason;
+  }
+
+  template <typename Change>
+  static void change(Buffer& buffer, const Change& factor_of) {
+    std::vector<double> values = buffer.values();
+    for (std::size_t n = 0; n < values.size(); ++n) values[n] *= factor_of(n);
+    buffer.set_values(values);
+  }
+
+  static void expect_within_contract(const RandomProblem& problem) {
+    SCOPED_TRACE(to_string(problem));
+    ASSERT_EQ(reason_against(problem, "mma"), "");
+    const Checker checker(problem, 4);
+    const Subject subject{.kernel = "mma",
+                          .device = first_device,
+                          .forward = run_forward_on_cuda,
+                          .backward = run_backward_on_cuda};
+    for (const std::string& failure : checker.check(subject)) ADD_FAILURE() << failure;
+  }
+
+  static std::vector<double> forward(const RandomProblem& problem, const char* kernel,
+                                     Precision precision = Precision::full) {
+    const OutputBuffers outputs = make_outputs(problem);
+    AttentionOptions options = problem.options;
+    options.kernel = kernel;
+    options.precision = precision;
+    run_forward_on_cuda(problem.inputs(), options, outputs.view(), Context{});
+    return outputs.o.values();
+  }
+};
+
+double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  double squares = 0;
+  double size = 0;
+  for (std::size_t n = 0; n < a.size(); ++n) {
+    squares += (a[n] - b[n]) * (a[n] - b[n]);
+    size += b[n] * b[n];
+  }
+  return std::sqrt(squares / size);
+}
+
+TEST_F(MmaF32, IsWithinTheContractAtEveryHeadDim) {
+  std::uint64_t seed = 300;
+  for (const std::int64_t dim : {32, 40, 64, 72, 128, 136, 256}) {
+    Sizes sizes = usual;
+    sizes.d = dim;
+    sizes.dv = seed % 2 == 0 ? dim : 64;
+    RandomProblem problem = dense_problem(seed, DType::f32, sizes);
+    problem.options.causal = seed % 3 != 0;
+    problem.options.alignment = seed % 2 == 0 ? Alignment::top_left : Alignment::bottom_right;
+    expect_within_contract(problem);
+    ++seed;
+  }
+}
+
+TEST_F(MmaF32, OfManyTilesIsWithinTheContract) {
+  for (const std::int64_t dim : {64, 128}) {
+    expect_within_contract(dense_problem(
+        310, DType::f32, {.b = 1, .hq = 100, .hkv = 4, .sq = 130, .sk = 80, .d = dim, .dv = dim}));
+  }
+}
+
+TEST_F(MmaF32, OfAWindowIsWithinTheContract) {
+  RandomProblem problem = dense_problem(320, DType::f32, usual);
+  problem.options.window = {.left = 50, .right = 40};
+  expect_within_contract(problem);
+  problem.options.alignment = Alignment::bottom_right;
+  expect_within_contract(problem);
+}
+
+// Scores that hardly differ, usual ones, and a softmax that saturates.
+TEST_F(MmaF32, IsWithinTheContractWhateverTheSoftmaxIsLike) {
+  std::uint64_t seed = 330;
+  for (const double deviation : {0.03, 5.0, 30.0, 100.0}) {
+    RandomProblem problem = dense_problem(seed++, DType::f32, usual);
+    change(problem.q, [&](std::size_t) { return deviation; });
+    expect_within_contract(problem);
+  }
+}
+
+TEST_F(MmaF32, OfLongSumsOfOneSignIsWithinTheContract) {
+  RandomProblem problem =
+      dense_problem(340, DType::f32, {.b = 1, .hq = 1, .hkv = 1, .sq = 64, .sk = 2100, .d = 128, .dv = 64});
+  for (Buffer* buffer : {&problem.q, &problem.k, &problem.v}) {
+    std::vector<double> values = buffer->values();
+    for (double& value : values) value = std::abs(value);
+    buffer->set_values(values);
+  }
+  expect_within_contract(problem);
+}
+
+TEST_F(MmaF32, TakesNumbersOfAnySize) {
+  std::uint64_t seed = 350;
+  for (const double size : {1e30, 1e-30, 1e-36}) {
+    RandomProblem problem = dense_problem(seed++, DType::f32, usual);
+    change(problem.q, [&](std::size_t) { return size; });
+    change(problem.k, [&](std::size_t) { return 1 / size; });
+    change(problem.v, [&](std::size_t) { return 1e3 / std::sqrt(size); });
+    change(problem.d_o, [&](std::size_t) { return 1e-3 * std::sqrt(size); });
+    expect_within_contract(problem);
+  }
+}
+
+// Channels of q that are as much larger as those of k are smaller. Past some size the parts cannot hold that,
+// and such heads are left to the fused kernel.
+TEST_F(MmaF32, TakesRowsThatMixSizes) {
+  std::uint64_t seed = 360;
+  for (const double size : {1e2, 1e4, 1e8, 1e12}) {
+    RandomProblem problem = dense_problem(seed++, DType::f32, usual);
+    const auto factor = [&](std::size_t n) { return n % 64 % 3 == 0 ? size : 1.0; };
+    change(problem.q, factor);
+    change(problem.k, [&](std::size_t n) { return 1 / factor(n); });
+    expect_within_contract(problem);
+  }
+}
+
+// One part is as exact as TF32, and that is what the option buys speed with.
+TEST_F(MmaF32, IsAsExactAsTf32WhereThatIsAllowed) {
+  std::uint64_t seed = 380;
+  for (const std::int64_t dim : {64, 128, 256}) {
+    Sizes sizes = usual;
+    sizes.d = sizes.dv = dim;
+    const RandomProblem problem = dense_problem(seed++, DType::f32, sizes);
+    const std::vector<double> full = forward(problem, "mma");
+    const std::vector<double> allowed = forward(problem, "mma", Precision::allow_tf32);
+    EXPECT_LT(distance(allowed, full), 1.0 / 2048);  // half a unit of TF32
+    EXPECT_GT(distance(allowed, full), 1e-5);
+  }
+}
+
+TEST_F(MmaF32, SaysWhatItDoesNotTake) {
+  Sizes sizes = usual;
+  sizes.sk = 64;
+  EXPECT_NE(reason_against(dense_problem(1, DType::f32, sizes), "mma").find("keys"), std::string::npos);
+  sizes = usual;
+  sizes.sq = 31;
+  EXPECT_NE(reason_against(dense_problem(1, DType::f32, sizes), "mma").find("queries"), std::string::npos);
+  sizes = usual;
+  sizes.d = 31;
+  EXPECT_NE(reason_against(dense_problem(1, DType::f32, sizes), "mma").find("head dims"), std::string::npos);
+  RandomProblem problem = dense_problem(1, DType::f32, usual);
+  problem.options.window = {.left = 20, .right = 20};
+  EXPECT_NE(reason_against(problem, "mma").find("keys"), std::string::npos);
+  EXPECT_NE(reason_against(featured_problem(1, DType::f32, usual), "mma").find("feature"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tilewise::test
