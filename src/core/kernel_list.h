@@ -105,7 +105,7 @@ Explanation explain_kernels(std::span<const K> kernels, const typename K::Proble
       verdict = Explanation::Verdict::chosen;
       chosen = true;
     }
-    explanation.entries.push_back({std::string(kernel.name), verdict, reason});
+    explanation.entries.push_back(Explanation::Entry{std::string(kernel.name), verdict, reason});
   }
   return explanation;
 }

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import tilewise
+
 # The sizes of a problem unless a test says otherwise; none is a multiple of a vector or tile.
 B, HQ, HKV, SQ, SK, D, DV = 2, 6, 2, 37, 53, 40, 24
 
@@ -23,6 +25,16 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return torch.device(request.param)
+
+
+@pytest.fixture
+def layer_device(device: torch.device) -> torch.device:
+    """A device on which the operations around attention have kernels."""
+    try:
+        tilewise.rms_norm(torch.ones(1, 8, device=device), torch.ones(8, device=device))
+    except NotImplementedError as reason:
+        pytest.skip(str(reason))
+    return device
 
 
 @pytest.fixture(autouse=True)
