@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import tilewise
 import torch
 from torch import Tensor
-
-import tilewise
 
 # The sizes of a problem unless a test says otherwise; none is a multiple of a vector or tile.
 B, HQ, HKV, SQ, SK, D, DV = 2, 6, 2, 37, 53, 40, 24
