@@ -25,7 +25,9 @@ std::string to_string(const Explanation& explanation) {
     text += "  " + entry.kernel + ": ";
     switch (entry.verdict) {
       case Explanation::Verdict::chosen: text += "chosen"; break;
-      case Explanation::Verdict::able: text += "able"; break;
+      case Explanation::Verdict::able:
+        text += entry.reason.empty() ? "able" : "able, but " + entry.reason;
+        break;
       case Explanation::Verdict::unable: text += "cannot: " + entry.reason; break;
     }
     text += "\n";

@@ -29,6 +29,8 @@ struct Kernel {
   std::size_t (*workspace)(const Call&, const Context&);
   /// Runs the call, which was checked and is supported; context.workspace is large enough and aligned to 64.
   void (*launch)(const Call&, const Context&);
+  /// Why "auto" takes a later kernel that can instead; empty, or null, where it does not.
+  std::string (*yields)(const Problem&) = nullptr;
 };
 
 // An operation's kernels stand in one list, fastest first, the plain reference last. Choosing walks it.
@@ -52,19 +54,33 @@ void check_kernel_name(std::span<const K> kernels, std::string_view name) {
   reject("kernel", "one of " + names, "'" + std::string(name) + "'");
 }
 
-/// The kernel of that name, or the first able one for "auto". Throws Unsupported, with the reasons, when
-/// there is none that can.
+/// The kernel of that name, or for "auto" the first able one that does not yield to another. Null where there
+/// is none that can; then `reasons` say why.
+template <typename K>
+const K* find_kernel(std::span<const K> kernels, const typename K::Problem& problem, std::string_view name,
+                     std::string& reasons) {
+  const K* yielding = nullptr;
+  for (const K& kernel : kernels) {
+    if (name != "auto" && name != kernel.name) continue;
+    const std::string reason = kernel.supports(problem);
+    if (!reason.empty()) {
+      reasons += "\n  " + std::string(kernel.name) + ": " + reason;
+    } else if (name == "auto" && kernel.yields != nullptr && !kernel.yields(problem).empty()) {
+      if (yielding == nullptr) yielding = &kernel;
+    } else {
+      return &kernel;
+    }
+  }
+  return yielding;
+}
+
+/// The same, but throws Unsupported, with the reasons, when there is none that can.
 template <typename K>
 const K& choose_kernel(std::span<const K> kernels, const typename K::Problem& problem,
                        std::string_view name) {
   check_kernel_name(kernels, name);
   std::string reasons;
-  for (const K& kernel : kernels) {
-    if (name != "auto" && name != kernel.name) continue;
-    const std::string reason = kernel.supports(problem);
-    if (reason.empty()) return kernel;
-    reasons += "\n  " + std::string(kernel.name) + ": " + reason;
-  }
+  if (const K* kernel = find_kernel(kernels, problem, name, reasons)) return *kernel;
   throw Unsupported("kernel '" + std::string(name) + "' cannot take this problem (" + to_string(problem) +
                     "):" + reasons);
 }
@@ -94,16 +110,17 @@ Explanation explain_kernels(std::span<const K> kernels, const typename K::Proble
                             std::string_view name) {
   check_kernel_name(kernels, name);
   Explanation explanation{.problem = to_string(problem), .entries = {}};
-  bool chosen = false;
+  std::string reasons;
+  const K* chosen = find_kernel(kernels, problem, name, reasons);
   for (const K& kernel : kernels) {
-    const std::string reason = kernel.supports(problem);
-    const bool named = name == "auto" || name == kernel.name;
+    std::string reason = kernel.supports(problem);
     auto verdict = Explanation::Verdict::able;
     if (!reason.empty()) {
       verdict = Explanation::Verdict::unable;
-    } else if (named && !chosen) {
+    } else if (&kernel == chosen) {
       verdict = Explanation::Verdict::chosen;
-      chosen = true;
+    } else if (kernel.yields != nullptr) {
+      reason = kernel.yields(problem);
     }
     explanation.entries.push_back(Explanation::Entry{std::string(kernel.name), verdict, reason});
   }

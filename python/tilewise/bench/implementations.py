@@ -62,7 +62,7 @@ def kernels_on(device: torch.device) -> dict[str, str]:
             said = dict.fromkeys(tilewise.kernels(), str(error))
         for kernel, verdict in said.items():
             if found.get(kernel) != "usable":
-                usable = verdict in ("chosen", "able")
+                usable = verdict == "chosen" or verdict.startswith("able")
                 found[kernel] = "usable" if usable else verdict.removeprefix("cannot: ")
     return found
 

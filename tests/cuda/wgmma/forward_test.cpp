@@ -55,7 +55,7 @@ TEST_F(WgmmaForward, IsWithinTheContractAtEveryHeadDim) {
 TEST_F(WgmmaForward, TakesOtherHeadDimsOfValues) {
   std::uint64_t seed = 230;
   for (const auto& [dim, dim_v] : {std::pair{192, 128}, {64, 128}, {128, 64}, {40, 104}, {256, 72}}) {
-    const Sizes sizes{.b = 1, .hq = 4, .hkv = 2, .sq = 150, .sk = 200, .d = dim, .dv = dim_v};
+    const Sizes sizes{.b = 1, .hq = 8, .hkv = 4, .sq = 150, .sk = 200, .d = dim, .dv = dim_v};
     expect_within_contract(dense_problem(seed, dtype_of(seed), sizes));
     ++seed;
   }
@@ -108,7 +108,7 @@ TEST_F(WgmmaForward, OfBlocksWithManyTilesIsWithinTheContract) {
 TEST_F(WgmmaForward, IsWithinTheContractHoweverScoresRise) {
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const DType dtype : {DType::f16, DType::bf16}) {
-      const Sizes sizes{.b = 1, .hq = 2, .hkv = 1, .sq = 133, .sk = 1100, .d = dim, .dv = dim};
+      const Sizes sizes{.b = 4, .hq = 2, .hkv = 1, .sq = 133, .sk = 1100, .d = dim, .dv = dim};
       const auto with_keys = [&](std::uint64_t seed, const auto& size_of_key) {
         RandomProblem problem = dense_problem(seed, dtype, sizes);
         for (std::int64_t j = 0; j < sizes.sk; ++j) {
