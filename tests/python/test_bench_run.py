@@ -164,7 +164,7 @@ def test_nan_is_wrong_and_slow_is_left_out() -> None:
     (line,) = measure.measure(SMALL, [simd], settings(limit_ms=0.0), Record())
     assert "--limit-ms is 0" in line["skipped"]
     options = settings(limit_ms=100.0)
-    options.seen_rates["simd", "f32", "forward"] = 1e-12
+    options.seen_rates["attention", "simd", "f32", "forward"] = 1e-12
     (line,) = measure.measure(SMALL, [simd], options, Record())
     assert line["skipped"].startswith("one run would take")
 

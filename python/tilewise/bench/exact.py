@@ -97,6 +97,29 @@ def _mask(
     return added if seen is None else added.masked_fill(~seen, -torch.inf)
 
 
+class Check:
+    """A result's errors, on as many heads as there is time for."""
+
+    def __init__(self, problem: Problem, operands: Operands, flops: float) -> None:
+        self.problem, self.operands = problem, operands
+        self.names = NAMES[problem.direction]
+        self.groups = groups_within(problem, flops)
+        self.about = f"{len(self.groups)} of {problem.b * problem.hkv} key heads"
+        drawn = problem.dropout > 0  # every implementation draws a mask of its own
+        self.exact = None if drawn else compute(problem, operands, self.groups)
+
+    def __call__(self, results: Sequence[Tensor]) -> list[Error]:
+        """None with dropout."""
+        if self.exact is None:
+            return []
+        return errors([of_groups(x, self.groups, self.problem.hkv) for x in results], self.exact)
+
+    def of_torch(self) -> list[Error]:
+        if self.exact is None:
+            return []
+        return errors(math_path(self.problem, self.operands, self.groups), self.exact)
+
+
 def errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[Error]:
     """Of each result, all of the same groups."""
     return [_error(x.double(), y.double()) for x, y in zip(results, exact, strict=True)]

@@ -17,7 +17,7 @@ from tilewise.bench.problem import BadInput
 Line = dict[str, Any]
 IDENTITY = (
     *("suite", "op", "pass", "impl", "device", "dtype", "b", "hq", "hkv", "sq", "sk", "d", "dv"),
-    *("causal", "window", "features"),
+    *("causal", "window", "features", "sizes"),
 )
 FIGURES = ("ms", "spread", "tflops", "gbps", "peak_mb", "error")
 # Names that rates had in earlier records.

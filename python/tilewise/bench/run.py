@@ -13,9 +13,11 @@ from typing import Any, TextIO
 
 import torch
 
-from tilewise.bench import environment, implementations, measure, rates, table, timing
+from tilewise.bench import environment, kinds, measure, rates, table, timing
 from tilewise.bench.implementations import Implementation
-from tilewise.bench.problem import BadInput, Problem
+from tilewise.bench.kinds import AnyProblem
+from tilewise.bench.operations.calls import COMPILED
+from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Record, Writer
 from tilewise.bench.suites import Suite
 
@@ -29,13 +31,15 @@ class Plan:
     kernels: Sequence[str]  # names, or parts of them; empty is all
     out: Path
     fresh: bool = False
+    compiled: bool = False  # whether compiled PyTorch takes part in the operations around attention
 
-    def implementations(self, suite: Suite, every: Sequence[Implementation]) -> list[Implementation]:
+    def implementations(self, suite: Suite, op: str) -> list[Implementation]:
+        """Who takes part in the suite's problems of one kind."""
+        every = kinds.taking_part(op, self.settings.device)
         if self.kernels:
             return [x for x in every if any(part in x.name for part in self.kernels)]
-        return [
-            x for x in every if (not x.on_demand or x.name in suite.also) and x.name not in suite.leave_out
-        ]
+        also = (*suite.also, COMPILED) if self.compiled else suite.also
+        return [x for x in every if (not x.on_demand or x.name in also) and x.name not in suite.leave_out]
 
 
 class Progress:
@@ -46,7 +50,7 @@ class Progress:
         self.start = time.monotonic()
         self.stream = stream if stream.isatty() else None
 
-    def show(self, problem: Problem) -> None:
+    def show(self, problem: AnyProblem) -> None:
         if self.stream:
             text = f"[{self.done + 1}/{self.total}] {problem.suite}: {problem}  {self.left()}"
             self.stream.write(f"\r\x1b[2K{text[:110]}")
@@ -75,8 +79,7 @@ class Progress:
 def run(plan: Plan) -> tuple[list[Path], bool]:
     """Measures; returns the records' files, and whether it came to its end."""
     device = plan.settings.device
-    every = implementations.all_for(device)
-    check_kernels(plan.kernels, every)
+    check_kernels(plan.kernels, [problem for suite in plan.suites for problem in suite.problems], device)
     here = environment.describe(device)
     ceilings = Record(environment=here)
     writers = [
@@ -90,36 +93,26 @@ def run(plan: Plan) -> tuple[list[Path], bool]:
     try:
         with timing.full_precision(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's reasons against a backend, for each problem again
-            _run_suites(plan, writers, every, ceilings)
+            _run_suites(plan, writers, ceilings)
     except KeyboardInterrupt:
         print("\nInterrupted. What was measured is kept; the same command goes on from here.")
         return files, False
     return files, True
 
 
-def _run_suites(
-    plan: Plan, writers: Sequence[Writer], every: Sequence[Implementation], ceilings: Record
-) -> None:
+def _run_suites(plan: Plan, writers: Sequence[Writer], ceilings: Record) -> None:
     dtypes = {problem.dtype for suite in plan.suites for problem in suite.problems}
     ceilings.rates = rates.measure(plan.settings.device, dtypes)
     print(table.ceilings(ceilings))
     progress = Progress(sum(len(suite.problems) for suite in plan.suites))
     for suite, writer in zip(plan.suites, writers, strict=True):
-        _run_suite(suite, writer, plan, every, ceilings, progress)
+        _run_suite(suite, writer, plan, ceilings, progress)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     for writer in writers:  # only now: a run that is interrupted in a later suite keeps the earlier ones
         writer.finish(now)
 
 
-def _run_suite(
-    suite: Suite,
-    writer: Writer,
-    plan: Plan,
-    every: Sequence[Implementation],
-    ceilings: Record,
-    progress: Progress,
-) -> None:
-    taking_part = plan.implementations(suite, every)
+def _run_suite(suite: Suite, writer: Writer, plan: Plan, ceilings: Record, progress: Progress) -> None:
     print(f"\n{suite.name}: {suite.about}" if suite.about else f"\n{suite.name}")
     if writer.resumed:
         print(f"{writer.resumed} rows of an interrupted run are kept")
@@ -127,6 +120,7 @@ def _run_suite(
         writer.add({"suite": suite.name, **line})
     printer = table.Printer()
     for problem in suite.problems:
+        taking_part = plan.implementations(suite, problem.op)
         missing = [x for x in taking_part if not writer.has(_key(problem, x, plan.settings.device))]
         if missing:
             progress.show(problem)
@@ -140,12 +134,13 @@ def _run_suite(
         progress.step()
 
 
-def _key(problem: Problem, implementation: Implementation, device: torch.device) -> dict[str, Any]:
+def _key(problem: AnyProblem, implementation: Implementation, device: torch.device) -> dict[str, Any]:
     return problem.line() | {"impl": implementation.name, "device": device.type}
 
 
-def check_kernels(kernels: Sequence[str], every: Sequence[Implementation]) -> None:
+def check_kernels(kernels: Sequence[str], problems: Sequence[AnyProblem], device: torch.device) -> None:
+    ops = dict.fromkeys(problem.op for problem in problems) if kernels else ()
+    names = list(dict.fromkeys(x.name for op in ops for x in kinds.taking_part(op, device)))
     for part in kernels:
-        if not any(part in x.name for x in every):
-            names = ", ".join(x.name for x in every)
-            raise BadInput(f"--kernels: expected (parts of) {names}, got {part!r}")
+        if not any(part in name for name in names):
+            raise BadInput(f"--kernels: expected (parts of) {', '.join(names)}, got {part!r}")
