@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tilewise import cli
-from tilewise.bench import kinds, measure, plots, rates, report, suites, summary
+from tilewise.bench import kinds, layer_figures, measure, plots, rates, report, suites, summary
 from tilewise.bench import run as running
 from tilewise.bench.operations import OPERATIONS, calls
 from tilewise.bench.operations.decode_step import DecodeStep
@@ -221,3 +221,18 @@ def test_reports_draw_operations() -> None:
     assert "1.50 times as fast as the fastest peer in the median of 3" in summary.conclusion(record)[0]
     page = report.page([record])
     assert "ffn gelu tokens=512" in page and "var(--s-chunked)" in page
+
+
+def test_documents_have_a_table_for_each_operation() -> None:
+    rates = [{"op": "rate", "impl": "gemm", "dtype": "f32", "tflops": 40.0},
+             {"op": "rate", "impl": "copy", "dtype": None, "gbps": 1000.0}]  # fmt: skip
+    environment = {"gpu": "Example", "torch": "2.10", "date": "2020-01-02T03"}
+    record = Record(environment, rates, lines("chunked", 1.0) + lines(calls.EAGER, 1.5))
+    text = layer_figures.section([record])
+    assert text.startswith("Example, PyTorch 2.10, 2020-01-02: medians")
+    row = next(line for line in text.splitlines() if "tokens=512" in line)
+    assert row.startswith(
+        "| gelu tokens=512 embed=64 hidden=256 | f32 | forward | 0.512 | chunked | 0.768 | 1.50 |"
+    )
+    assert row.count("|") == text.splitlines()[2].count("|")
+    assert layer_figures.section([Record(rows=[])]) == layer_figures.NOTHING

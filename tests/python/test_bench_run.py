@@ -138,6 +138,16 @@ def test_packages_of_peers_are_called_as_they_want(monkeypatch: pytest.MonkeyPat
     assert all("is not asked for mask" in line["skipped"] for line in masked)
 
 
+def test_flex_is_exact_and_compiled_once_for_all_windows() -> None:
+    flex = [x for x in implementations.all_for(CPU) if x.name == "torch flex"]
+    for window in (3, 7):
+        torch._dynamo.utils.counters.clear()
+        problem = replace(SMALL, sq=200, sk=200, d=16, dv=16, window=window, causal=True)
+        (line,) = measure.measure(problem, flex, settings(limit_ms=60_000), Record())
+        assert line["ms"] and line["error"] < 1e-5, line
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
+
+
 # Failures
 
 

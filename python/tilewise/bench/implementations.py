@@ -162,24 +162,29 @@ def compiled_flex() -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=1)
 def flex_mask(problem: Problem, device: torch.device) -> Any:
-    """torch's BlockMask of a problem; None where nothing is hidden. One for all sets of inputs, as every new
-    function is compiled anew."""
+    """torch's BlockMask of a problem; None where nothing is hidden.
+
+    The window is a tensor: as a number it would be compiled anew for every other one.
+    """
     from torch.nn.attention.flex_attention import create_block_mask
 
-    offset = problem.sk - problem.sq
+    offset, causal = problem.sk - problem.sq, problem.causal
+    unpadded = problem.unpadded if problem.mask == "padding" else None
     grid = block_grid(problem, device) if problem.blocks < 1 else None
+    window = None if problem.window is None else torch.tensor(problem.window, device=device)
 
     def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
-        keep = (j <= i + offset) if problem.causal else (j >= 0)
-        if problem.window is not None:
-            keep = keep & (j >= i + offset - problem.window) & (j <= i + offset + problem.window)
+        keep = (j <= i + offset) if causal else (j >= 0)
+        if window is not None:
+            keep = keep & (j >= i + offset - window)
+            keep = keep if causal else keep & (j <= i + offset + window)
         if grid is not None:
             keep = keep & grid[i // BLOCK, j // BLOCK]
-        if problem.mask == "padding":
-            keep = keep & (j < problem.unpadded)
+        if unpadded is not None:
+            keep = keep & (j < unpadded)
         return keep
 
-    if not (problem.causal or problem.window is not None or grid is not None or problem.mask == "padding"):
+    if not (causal or window is not None or grid is not None or unpadded is not None):
         return None
     return create_block_mask(seen, None, None, problem.sq, problem.sk, device=str(device))
 
