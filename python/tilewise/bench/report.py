@@ -278,8 +278,9 @@ def _exactness(of: Sequence[Race]) -> str:
     names = [series.name for series in chart.series]
     panel = f'<div class="panel">{charts.draw(chart, 480, 360)}</div>'
     return (
-        "<h2>How exact it is</h2><p>Errors against float64, of attention on the heads that were checked. Below "
-        "the dotted line a kernel has less than twice the error of PyTorch's own arithmetic on the same inputs.</p>"
+        "<h2>How exact it is</h2><p>Errors against float64, of attention on the heads that were checked. "
+        "Below the dotted line a kernel has less than twice the error of PyTorch's own arithmetic on the same "
+        "inputs.</p>"
         f'{charts.legend(names)}<div class="panels large">{panel}</div>'
     )
 
