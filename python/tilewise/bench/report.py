@@ -279,8 +279,8 @@ def _exactness(of: Sequence[Race]) -> str:
     panel = f'<div class="panel">{charts.draw(chart, 480, 360)}</div>'
     return (
         "<h2>How exact it is</h2><p>Errors against float64, of attention on the heads that were checked. "
-        "Below the dotted line a kernel has less than twice the error of PyTorch's own arithmetic on the same "
-        "inputs.</p>"
+        "Below the dotted line a kernel has less than twice the error of PyTorch's own arithmetic on the "
+        "same inputs.</p>"
         f'{charts.legend(names)}<div class="panels large">{panel}</div>'
     )
 
