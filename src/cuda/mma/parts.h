@@ -39,14 +39,16 @@ struct Parts {
   }
 };
 
+/// One for each thread that joins them.
+inline constexpr std::int64_t most_parts = 128;
+
 /// How many parts a call's keys are cut into where `blocks` blocks would run and there is room for `room`. A
 /// part of few tiles is not worth its block.
 inline int parts_of(const AttentionCall& call, std::int64_t blocks, std::int64_t room, int keys) {
-  constexpr std::int64_t most = 32;  // the lanes that join them
   constexpr std::int64_t least_tiles = 4;
   if (call.problem.features.block_mask || blocks == 0) return 1;
   const std::int64_t tiles = (call.problem.length_k + keys - 1) / keys;
-  return static_cast<int>(std::clamp<std::int64_t>(std::min(room / blocks, tiles / least_tiles), 1, most));
+  return static_cast<int>(std::clamp<std::int64_t>(std::min(room / blocks, tiles / least_tiles), 1, most_parts));
 }
 
 /// Joins the parts: writes o and lse.
