@@ -55,7 +55,9 @@ SafeTensors::Entry entry_of(const Json& description) {
   SafeTensors::Entry entry;
   entry.dtype = description.at("dtype").get<std::string>();
   if (element_bytes(entry.dtype) == 0) throw std::invalid_argument("no such type: " + entry.dtype);
-  for (const Json& extent : description.at("shape")) {
+  const Json& shape = description.at("shape");
+  if (!shape.is_array()) throw std::invalid_argument("a list was expected for its shape");
+  for (const Json& extent : shape) {
     const std::size_t size = size_at(extent);
     if (size > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max())) {
       throw std::invalid_argument("an extent beyond 64 bits");
