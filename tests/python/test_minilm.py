@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,11 @@ def test_missing_weights_are_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and f"{tmp_path}/config.json: not there" in done.stderr
+
+
+def test_snippets_of_the_guide_run() -> None:
+    guide = (EXAMPLES.parent / "docs" / "text_models.md").read_text()
+    snippets = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    assert snippets
+    for snippet in snippets:
+        exec(compile(snippet, "docs/text_models.md", "exec"), {})
