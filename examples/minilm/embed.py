@@ -43,14 +43,18 @@ class Embedder:
     """The model, its tokenizer, and what turns its output into one vector a sentence."""
 
     def __init__(self, folder: Path, attention: str = "tilewise", device: str = "cpu") -> None:
+        from safetensors import SafetensorError
         from tilewise.integrations import transformers as integration
         from transformers import AutoModel, AutoTokenizer
         from transformers.utils import logging
 
         integration.register()
         logging.disable_progress_bar()
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        model = AutoModel.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32)
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+            model = AutoModel.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32)
+        except (SafetensorError, ValueError) as error:  # files that are cut off or none of a model's
+            raise OSError(f"{folder}: {error}") from error
         self.model: Any = model.eval().to(device)
 
     @torch.no_grad()
@@ -77,8 +81,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="the weights, if not the package's")
     parser.add_argument("--attention", default="tilewise", choices=("tilewise", "sdpa", "eager"))
     parser.add_argument("--compare", action="store_true", help="beside PyTorch's attention")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: there is no CUDA device")
 
     folder = find_model(options.model)
     embed = Embedder(folder, options.attention, options.device)
@@ -103,5 +109,5 @@ def main(arguments: list[str] | None = None) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (FileNotFoundError, ImportError) as error:
+    except (OSError, ImportError) as error:
         sys.exit(f"embed.py: {error}")

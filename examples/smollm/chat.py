@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -54,8 +55,11 @@ class Chat:
         integration.register()
         logging.disable_progress_bar()
         place = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(**place)
-        model = AutoModelForCausalLM.from_pretrained(**place, attn_implementation="tilewise", dtype=dtype)
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(**place)
+            model = AutoModelForCausalLM.from_pretrained(**place, attn_implementation="tilewise", dtype=dtype)
+        except (ValueError, IndexError, struct.error) as error:  # a file that is cut off, or no GGUF
+            raise OSError(f"{file}: {error}") from error
         self.model: Any = model.eval().to(device)
 
     def prompt(self, messages: list[dict[str, str]]) -> torch.Tensor:
@@ -146,9 +150,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compare", action="store_true", help="tokens and speed beside eager attention")
     parser.add_argument("--tokens", type=int, default=200, help="the most to make for an answer")
     parser.add_argument("--model", type=Path, metavar="FILE.gguf", help="the weights, if not the package's")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "float16", "bfloat16"))
     options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device: there is no CUDA device")
     if options.tokens < 2:
         parser.error(f"--tokens: expected 2 or above, got {options.tokens}")
 
@@ -162,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (FileNotFoundError, ImportError) as error:
+    except (OSError, ImportError) as error:
         sys.exit(f"chat.py: {error}")
     except (EOFError, KeyboardInterrupt):
         print()

@@ -64,6 +64,18 @@ def test_missing_weights_are_one_line(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1 and f"{tmp_path}/config.json: not there" in done.stderr
 
 
+@pytest.mark.parametrize("damage", ["cut off", "no header"])
+def test_damaged_weights_are_one_line(folder: Path, tmp_path: Path, damage: str) -> None:
+    for name in embed.FILES:
+        (tmp_path / name).symlink_to(folder / name)
+    (tmp_path / "model.safetensors").unlink()
+    whole = (folder / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:50_000] if damage == "cut off" else whole[9:50_000])
+    with pytest.raises(OSError, match=str(tmp_path)) as error:
+        embed.main(["--model", str(tmp_path)])
+    assert "\n" not in str(error.value)
+
+
 def test_snippets_of_the_guide_run() -> None:
     guide = (EXAMPLES.parent / "docs" / "text_models.md").read_text()
     snippets = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)

