@@ -16,6 +16,10 @@ class Memory {
   /// With a copy of the host's bytes.
   Memory(tilewise::Device device, std::span<const std::byte> contents);
 
+  /// Makes room for more, for which what is there is given up.
+  void reserve(std::size_t bytes) {
+    if (bytes > bytes_) *this = Memory(device_, bytes);
+  }
   void upload(std::span<const std::byte> from);
   /// Waits for what was launched before.
   void download(std::span<std::byte> to) const;

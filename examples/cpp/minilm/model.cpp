@@ -41,11 +41,13 @@ void add_row(std::span<const std::byte> table, std::int64_t row, std::span<float
   }
 }
 
-// The mean of `count` rows, scaled to a length of 1.
-std::vector<float> pool(std::span<const float> rows, std::size_t count, std::size_t width) {
+// The mean of rows, scaled to a length of 1.
+std::vector<float> pool(std::span<const float> rows, std::size_t width) {
   std::vector<float> mean(width);
-  for (std::size_t n = 0; n < count * width; ++n) mean[n % width] += rows[n] / static_cast<float>(count);
-  double squares = 0;
+  for (std::size_t row = 0; row < rows.size(); row += width) {
+    for (std::size_t n = 0; n < width; ++n) mean[n] += rows[row + n];
+  }
+  double squares = 0;  // the number of rows does not matter to a direction
   for (const float value : mean) squares += static_cast<double>(value) * static_cast<double>(value);
   const auto length = static_cast<float>(std::max(std::sqrt(squares), 1e-12));
   for (float& value : mean) value /= length;
@@ -59,6 +61,7 @@ Model::Model(const std::filesystem::path& folder, tilewise::Device device)
       file_(folder / "model.safetensors"),
       shape_(shape_of(config_)) {
   context_.device = device;
+  batch_.x = batch_.y = batch_.mask = workspace_ = Memory(device, 0);
   norm_ = load("embeddings.LayerNorm.weight", {config_.embed_dim});
   norm_bias_ = load("embeddings.LayerNorm.bias", {config_.embed_dim});
   for (std::int64_t n = 0; n < config_.layers; ++n) layers_.push_back(load_layer(n));
@@ -97,19 +100,19 @@ tilewise::LayerWeights Model::load_layer(std::int64_t number) {
           .ffn_norm_bias = vector("output.LayerNorm.bias", width)};
 }
 
-Model::Batch Model::make_batch(std::int64_t sentences, std::int64_t tokens, bool padded) const {
+void Model::resize_batch(std::int64_t sentences, std::int64_t tokens, bool padded) {
   const auto places = static_cast<std::size_t>(sentences * tokens);
   const std::size_t bytes = places * static_cast<std::size_t>(config_.embed_dim) * sizeof(float);
-  return {.sentences = sentences,
-          .tokens = tokens,
-          .padded = padded,
-          .x = Memory(context_.device, bytes),
-          .y = Memory(context_.device, bytes),
-          .mask = Memory(context_.device, places)};
+  batch_.sentences = sentences;
+  batch_.tokens = tokens;
+  batch_.padded = padded;
+  batch_.x.reserve(bytes);
+  batch_.y.reserve(bytes);
+  batch_.mask.reserve(places);
 }
 
 // Word, position and the first of two segments, summed up on the host; the mask is true for real tokens.
-void Model::look_up(const std::vector<Tokens>& sentences, Batch& batch) const {
+void Model::look_up(const std::vector<Tokens>& sentences) {
   const auto words =
       file_.f32("embeddings.word_embeddings.weight", std::array{config_.words, config_.embed_dim});
   const auto positions =
@@ -118,7 +121,7 @@ void Model::look_up(const std::vector<Tokens>& sentences, Batch& batch) const {
       file_.f32("embeddings.token_type_embeddings.weight", std::array{std::int64_t{2}, config_.embed_dim});
 
   const auto width = static_cast<std::size_t>(config_.embed_dim),
-             length = static_cast<std::size_t>(batch.tokens);
+             length = static_cast<std::size_t>(batch_.tokens);
   std::vector<float> rows(sentences.size() * length * width);
   std::vector<std::byte> mask(sentences.size() * length);
   for (std::size_t sentence = 0; sentence < sentences.size(); ++sentence) {
@@ -136,36 +139,36 @@ void Model::look_up(const std::vector<Tokens>& sentences, Batch& batch) const {
       mask[row] = std::byte{1};
     }
   }
-  batch.x.upload(std::as_bytes(std::span(rows)));
-  batch.mask.upload(mask);
+  batch_.x.upload(std::as_bytes(std::span(rows)));
+  batch_.mask.upload(mask);
 }
 
-tilewise::LayerInputs Model::inputs_of(const Batch& batch) const {
+tilewise::LayerInputs Model::inputs() const {
   tilewise::LayerInputs inputs;
-  inputs.x = batch.x.view(DType::f32, std::array{batch.sentences, batch.tokens, config_.embed_dim});
-  if (batch.padded) {
-    inputs.mask = batch.mask.view(
-        DType::boolean, std::array{batch.sentences, std::int64_t{1}, std::int64_t{1}, batch.tokens});
+  inputs.x = batch_.x.view(DType::f32, std::array{batch_.sentences, batch_.tokens, config_.embed_dim});
+  if (batch_.padded) {
+    inputs.mask = batch_.mask.view(
+        DType::boolean, std::array{batch_.sentences, std::int64_t{1}, std::int64_t{1}, batch_.tokens});
   }
   return inputs;
 }
 
-tilewise::LayerOutputs Model::outputs_of(const Batch& batch) const {
-  return {batch.y.view(DType::f32, std::array{batch.sentences, batch.tokens, config_.embed_dim})};
+tilewise::LayerOutputs Model::outputs() const {
+  return {batch_.y.view(DType::f32, std::array{batch_.sentences, batch_.tokens, config_.embed_dim})};
 }
 
-void Model::reserve(std::size_t bytes) {
-  if (workspace_.bytes() < bytes) workspace_ = Memory(context_.device, bytes);
+void Model::reserve_workspace(std::size_t bytes) {
+  workspace_.reserve(bytes);
   context_.workspace = {workspace_.data(), workspace_.bytes()};
 }
 
 // The norm after the embeddings, from x to y.
-void Model::normalise(Batch& batch) {
-  const tilewise::NormInputs inputs{.x = rows_of(inputs_of(batch).x), .weight = norm_, .bias = norm_bias_};
+void Model::normalise() {
+  const tilewise::NormInputs from{.x = rows_of(inputs().x), .weight = norm_, .bias = norm_bias_};
   const tilewise::NormOptions options{.norm = tilewise::Norm::layer, .epsilon = config_.epsilon};
-  const tilewise::NormOutputs outputs{.y = rows_of(outputs_of(batch).out)};
-  reserve(tilewise::norm_forward_workspace(inputs, options, outputs, context_));
-  tilewise::norm_forward(inputs, options, outputs, context_);
+  const tilewise::NormOutputs to{.y = rows_of(outputs().out)};
+  reserve_workspace(tilewise::norm_forward_workspace(from, options, to, context_));
+  tilewise::norm_forward(from, options, to, context_);
 }
 
 std::vector<std::vector<float>> Model::embed(const std::vector<Tokens>& sentences) {
@@ -175,34 +178,31 @@ std::vector<std::vector<float>> Model::embed(const std::vector<Tokens>& sentence
     throw std::runtime_error("sentences: expected 1 to " + std::to_string(config_.positions) +
                              " tokens each");
   }
-  Batch batch = make_batch(static_cast<std::int64_t>(sentences.size()),
-                           static_cast<std::int64_t>(longest.size()), shortest.size() != longest.size());
-  look_up(sentences, batch);
-  normalise(batch);
+  resize_batch(std::ssize(sentences), std::ssize(longest), shortest.size() != longest.size());
+  look_up(sentences);
+  normalise();
   for (const tilewise::LayerWeights& layer : layers_) {
-    std::swap(batch.x, batch.y);  // what was written last is read next
-    const tilewise::LayerInputs inputs = inputs_of(batch);
-    const tilewise::LayerOutputs outputs = outputs_of(batch);
-    reserve(tilewise::layer_workspace(shape_, layer, inputs, {}, outputs, context_));
-    tilewise::layer_forward(shape_, layer, inputs, {}, outputs, context_);
+    std::swap(batch_.x, batch_.y);  // what was written last is read next
+    reserve_workspace(tilewise::layer_workspace(shape_, layer, inputs(), {}, outputs(), context_));
+    tilewise::layer_forward(shape_, layer, inputs(), {}, outputs(), context_);
   }
 
   const auto width = static_cast<std::size_t>(config_.embed_dim);
   std::vector<float> states(sentences.size() * longest.size() * width);
-  batch.y.download(std::as_writable_bytes(std::span(states)));
+  batch_.y.download(std::as_writable_bytes(std::span(states)));
   std::vector<std::vector<float>> vectors;
   for (std::size_t n = 0; n < sentences.size(); ++n) {
     const auto rows = std::span(states).subspan(n * longest.size() * width, sentences[n].size() * width);
-    vectors.push_back(pool(rows, sentences[n].size(), width));
+    vectors.push_back(pool(rows, width));
   }
   return vectors;
 }
 
 std::string Model::explain(std::int64_t sentences, std::int64_t tokens) {
-  const Batch batch = make_batch(sentences, tokens, sentences > 1);
+  resize_batch(sentences, tokens, sentences > 1);
   std::string text;
   for (const tilewise::Explanation& one :
-       tilewise::explain_layer(shape_, layers_.front(), inputs_of(batch), {}, outputs_of(batch), context_)) {
+       tilewise::explain_layer(shape_, layers_.front(), inputs(), {}, outputs(), context_)) {
     text += tilewise::to_string(one);
   }
   return text;

@@ -31,20 +31,21 @@ class Model {
   std::string explain(std::int64_t sentences, std::int64_t tokens);
 
  private:
+  // What the layers work on; its memory is kept for the next.
   struct Batch {
-    std::int64_t sentences, tokens;
-    bool padded;
+    std::int64_t sentences = 0, tokens = 0;
+    bool padded = false;
     Memory x, y, mask;  // [B, S, E] twice, and boolean [B, 1, 1, S]
   };
 
   tilewise::Tensor load(const std::string& name, std::initializer_list<std::int64_t> shape);
   tilewise::LayerWeights load_layer(std::int64_t number);
-  Batch make_batch(std::int64_t sentences, std::int64_t tokens, bool padded) const;
-  void look_up(const std::vector<Tokens>& sentences, Batch& batch) const;
-  void normalise(Batch& batch);
-  tilewise::LayerInputs inputs_of(const Batch& batch) const;
-  tilewise::LayerOutputs outputs_of(const Batch& batch) const;
-  void reserve(std::size_t bytes);
+  void resize_batch(std::int64_t sentences, std::int64_t tokens, bool padded);
+  void look_up(const std::vector<Tokens>& sentences);
+  void normalise();
+  tilewise::LayerInputs inputs() const;
+  tilewise::LayerOutputs outputs() const;
+  void reserve_workspace(std::size_t bytes);
 
   Config config_;
   SafeTensors file_;
@@ -53,6 +54,7 @@ class Model {
   std::vector<Memory> weights_;
   tilewise::Tensor norm_, norm_bias_;
   std::vector<tilewise::LayerWeights> layers_;
+  Batch batch_;
   Memory workspace_;
 };
 
