@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,16 @@ def spread(model: Any) -> Any:
     return model.eval()
 
 
-def best_seconds(call: Callable[[], Any], rounds: int = 5) -> float:
-    """The least of some rounds; the calls end with a read by the host, so that the device has finished."""
-    times = []
-    for _ in range(rounds + 1):
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return min(times[1:])
+def best_seconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """The least of each, taking turns; calls end with a read by the host, so that the device has finished."""
+    best = dict.fromkeys(calls, float("inf"))
+    for round_ in range(rounds + 1):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            if round_ > 0:  # the first is not counted
+                best[name] = min(best[name], time.perf_counter() - begin)
+    return best
 
 
 def run_minilm(device: str, program: str | None) -> None:
@@ -64,20 +67,17 @@ def run_minilm(device: str, program: str | None) -> None:
     ids[torch.arange(32), lengths - 1] = 102
 
     @torch.inference_mode()
-    def embed(given: Any, keep: torch.Tensor) -> torch.Tensor:
+    def embed(given: Any, keep: torch.Tensor, name: str = "tilewise") -> torch.Tensor:
+        model.set_attn_implementation(name)
         states = model(given.to(device), attention_mask=keep.to(device)).last_hidden_state
         real = keep.to(device).unsqueeze(-1).to(states.dtype)
         return F.normalize((states * real).sum(1) / real.sum(1)).float().cpu()
 
-    found = {}
+    found = {name: embed(ids, mask, name) for name in ATTENTIONS}
+    seconds = best_seconds({name: partial(embed, ids, mask, name) for name in ATTENTIONS}, rounds=10)
     for name in ATTENTIONS:
-        model.set_attn_implementation(name)
-        found[name] = embed(ids, mask)
-        milliseconds = 1e3 * best_seconds(lambda: embed(ids, mask))
         apart = (found[name] - found["eager"]).abs().max()
-        print(
-            f"minilm f32, 32 sentences of 8 to 128: {name:9} {milliseconds:7.2f} ms, {apart:.1e} from eager"
-        )
+        print(f"minilm f32, 32 x 8 to 128: {name:9} {1e3 * seconds[name]:7.2f} ms, {apart:.1e} from eager")
     if program:
         run_program(program, model, device, embed)
 
@@ -94,7 +94,6 @@ def run_program(program: str, model: Any, device: str, embed: Callable[..., torc
         Path(folder, "vocab.txt").write_text("".join(f"{special.get(n, f'w{n}')}\n" for n in range(30522)))
         words = [torch.randint(1000, 30000, (int(n),)).tolist() for n in torch.randint(6, 127, (32,))]
         lines = "".join(" ".join(f"w{n}" for n in sentence) + "\n" for sentence in words)
-        model.set_attn_implementation("tilewise")
         truth = torch.cat(
             [
                 embed(torch.tensor([[101, *sentence, 102]]), torch.ones(1, len(sentence) + 2).long())
@@ -124,23 +123,23 @@ def run_smollm(device: str, dtype: torch.dtype, prompt: int, count: int) -> None
     ids = torch.randint(0, 49152, (1, prompt), device=device)
 
     @torch.inference_mode()
-    def make(steps: int) -> list[int]:
+    def make(steps: int, name: str) -> list[int]:
+        model.set_attn_implementation(name)
         cache, tokens, made = DynamicCache(config=config), ids, []
         for _ in range(steps):
             tokens = model(tokens, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
             made.append(int(tokens))
         return made
 
-    made: dict[str, list[int]] = {}
+    made = {name: make(count, name) for name in ATTENTIONS}
+    first = best_seconds({name: partial(make, 1, name) for name in ATTENTIONS}, rounds=10)
+    whole = best_seconds({name: partial(make, count, name) for name in ATTENTIONS}, rounds=3)
     for name in ATTENTIONS:
-        model.set_attn_implementation(name)
-        made[name] = make(count)
-        first = best_seconds(lambda: make(1))
-        whole = best_seconds(lambda: make(count), rounds=2)
         same = sum(a == b for a, b in zip(made[name], made["eager"], strict=True))
         print(
-            f"smollm2 {str(dtype)[6:]}, prompt of {prompt}: {name:9} {1e3 * first:7.2f} ms to the first, "
-            f"then {(count - 1) / (whole - first):6.1f} tokens a second, {same} of {count} tokens as eager"
+            f"smollm2 {str(dtype)[6:]}, {prompt} tokens: {name:9} {1e3 * first[name]:7.2f} ms to the first, "
+            f"then {(count - 1) / (whole[name] - first[name]):6.1f} tokens a second, "
+            f"{same} of {count} tokens as eager"
         )
 
 
