@@ -2,8 +2,8 @@
 
 python examples/llama/compare.py --model llama-2-7b [--layers 1] [--prefill 512,2048] [--decode 64]
 
-Times are of the clock, the GPU waited for: what a caller sees, Python included. The two take turns. JSON lines
-go to <out>/<machine>/llama-model.jsonl, the environment first.
+Times are of the clock, the GPU waited for: what a caller sees, Python included. The two take turns. With
+--out, JSON lines go to <out>/<machine>/llama-model.jsonl, the environment first.
 """
 
 from __future__ import annotations
@@ -163,7 +163,9 @@ class TheirDecoding:
         return token
 
 
-def decode(ours: Llama, theirs: Any, peers: list[str], prompt: Tensor, steps: int, runs: int) -> dict[str, float]:
+def decode(
+    ours: Llama, theirs: Any, peers: list[str], prompt: Tensor, steps: int, runs: int
+) -> dict[str, float]:
     """Milliseconds a token."""
     device = prompt.device
     routes: dict[str, Any] = {"tilewise": OurDecoding(ours, prompt, steps, graph=False)}
@@ -177,9 +179,16 @@ def decode(ours: Llama, theirs: Any, peers: list[str], prompt: Tensor, steps: in
 def difference(ours: Llama, theirs: Any, tokens: Tensor) -> Line:
     """Of the logits, over the largest of them; and whether both would say the same token next."""
     theirs.set_attn_implementation("sdpa")
-    left, right = ours(tokens).double(), theirs(tokens, use_cache=False, logits_to_keep=1).logits[:, -1].double()
+    left, right = (
+        ours(tokens).double(),
+        theirs(tokens, use_cache=False, logits_to_keep=1).logits[:, -1].double(),
+    )
     apart = ((left - right).abs().max() / right.abs().max()).item()
-    return {"op": "logits", "relative_difference": apart, "same_token": bool((left.argmax(-1) == right.argmax(-1)).all())}
+    return {
+        "op": "logits",
+        "relative_difference": apart,
+        "same_token": bool((left.argmax(-1) == right.argmax(-1)).all()),
+    }
 
 
 def listed(text: str) -> list[str]:
@@ -247,10 +256,16 @@ def main(given: list[str] | None = None) -> None:
                     op = {"op": "prefill", "impl": impl, "tokens": length, "weights_mb": weights_mb}
                     say(base | op | figures | rate)
             if asked.decode:
-                found = decode(ours, theirs, peers, draw[:, : asked.context], asked.decode, max(2, asked.runs // 4))
+                found = decode(
+                    ours, theirs, peers, draw[:, : asked.context], asked.decode, max(2, asked.runs // 4)
+                )
                 for impl, ms in found.items():
                     rate = {"ms": ms, "tokens_a_second": 1e3 * asked.batch / ms}
-                    say(base | {"op": "decode", "impl": impl, "context": asked.context, "steps": asked.decode} | rate)
+                    say(
+                        base
+                        | {"op": "decode", "impl": impl, "context": asked.context, "steps": asked.decode}
+                        | rate
+                    )
         del ours, theirs
         gc.collect()
         if device.type == "cuda":

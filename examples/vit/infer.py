@@ -1,4 +1,4 @@
-"""Accuracy and speed of trained weights: python examples/vit/infer.py [--weights FILE] [--attention KERNEL]"""
+"""Accuracy and speed of trained weights: python examples/vit/infer.py [--weights FILE] [--attention NAME]"""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def explanation(model: ViT, attention: str, batch: int, device: torch.device, pr
 
 
 @torch.inference_mode()
-def images_a_second(model: ViT, images: Images, settings: Settings, batch: int, seconds: float = 2.0) -> float:
+def images_a_second(
+    model: ViT, images: Images, settings: Settings, batch: int, seconds: float = 2.0
+) -> float:
     """Of batches that are on the device already."""
     device = images.pixels.device
     pixels = normalised(images.pixels[:batch])

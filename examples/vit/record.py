@@ -1,4 +1,4 @@
-"""Records what the ViT example does on this machine: python examples/vit/record.py [--data FOLDER] [--out DIR]
+"""Records what the ViT example does here: python examples/vit/record.py [--data FOLDER] [--out DIR]
 
 The whole training with Tilewise and with SDPA, epochs in turn; then a few steps and the inference of every
 kernel. JSON lines in <out>/<machine>/vit-train.jsonl, the environment first, as results/README.md describes.
@@ -35,23 +35,25 @@ def chosen(model: ViT, attention: str, settings: Settings, device: torch.device)
 
 def whole_training(train: Images, test: Images, settings: Settings, writer: Writer, base: Line) -> None:
     device = train.labels.device
-    models = {
-        name: make_model(config_for(train), name, settings.seed, device) for name in ("auto", "sdpa")
-    }
+    models = {name: make_model(config_for(train), name, settings.seed, device) for name in ("auto", "sdpa")}
     optimizers = {name: make_optimizer(model, settings) for name, model in models.items()}
     for epoch in range(settings.epochs):
         for name, model in models.items():
             start = time.perf_counter()
             loss = train_epoch(model, optimizers[name], train, settings, epoch)
-            line = {"epoch": epoch + 1, "seconds": round(time.perf_counter() - start, 4), "loss": round(loss, 5)}
+            line = {
+                "epoch": epoch + 1,
+                "seconds": round(time.perf_counter() - start, 4),
+                "loss": round(loss, 5),
+            }
             found = round(accuracy(model, test, settings), 5)
             writer.add(base | {"op": "epoch", "impl": name} | line | {"accuracy": found})
             print(f"{name:6s} {line} accuracy {found:.2%}", flush=True)
     for name, model in models.items():
-        line = {"op": "infer", "impl": name, "kernel": chosen(model, name, settings, device)}
-        line["images_a_second"] = round(images_a_second(model, test, settings, 1000, seconds=1.0))
-        writer.add(base | line)
-        print(line, flush=True)
+        told: Line = {"op": "infer", "impl": name, "kernel": chosen(model, name, settings, device)}
+        told["images_a_second"] = round(images_a_second(model, test, settings, 1000, seconds=1.0))
+        writer.add(base | told)
+        print(told, flush=True)
 
 
 def few_steps(train: Images, settings: Settings, count: int, kernel: str, base: Line) -> Line:

@@ -42,24 +42,33 @@ class TorchLayerNorm(tilewise.nn.LayerNorm):
         return F.layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)
 
 
-PYTORCHS = {tilewise.nn.FeedForward: TorchFeedForward, tilewise.nn.LayerNorm: TorchLayerNorm}
+PYTORCHS: dict[type[nn.Module], Any] = {
+    tilewise.nn.FeedForward: TorchFeedForward,
+    tilewise.nn.LayerNorm: TorchLayerNorm,
+}
 
 
 def pytorchs(model: nn.Module) -> nn.Module:
     """The model with PyTorch's operations around attention, on the weights it has."""
     for part in model.modules():
-        part.__class__ = PYTORCHS.get(type(part), type(part))
+        if type(part) in PYTORCHS:
+            part.__class__ = PYTORCHS[type(part)]
     return model
 
 
-def base_16(pixels: int, attention: str, weights: nn.Module | None, device: torch.device) -> ViT:
-    """ViT-B/16; with the weights of another, not a copy of them."""
-    config = ViTConfig(pixels, 16, 3, classes=1000, dim=768, depth=12, heads=12)
-    with torch.device(device if weights is None else "meta"):
-        model = ViT(config, attention)
-    if weights is not None:
-        model.load_state_dict(weights.state_dict(), assign=True)
-    return model.eval().requires_grad_(False)
+def base_16(pixels: int, depth: int, device: torch.device) -> ViT:
+    """ViT-B/16 with random weights."""
+    config = ViTConfig(pixels, 16, 3, classes=1000, dim=768, depth=depth, heads=12)
+    with torch.device(device):
+        return ViT(config).eval().requires_grad_(False)
+
+
+def with_attention(model: ViT, attention: str) -> ViT:
+    """The same model, on the same weights."""
+    with torch.device("meta"):
+        other = ViT(model.config, attention)
+    other.load_state_dict(model.state_dict(), assign=True)
+    return other.eval().requires_grad_(False)
 
 
 def times(calls: dict[str, Call], device: torch.device, runs: int, seconds: float) -> dict[str, Line]:
@@ -74,7 +83,9 @@ def times(calls: dict[str, Call], device: torch.device, runs: int, seconds: floa
     return lines
 
 
-def attention_calls(model: ViT, batch: int, dtype: torch.dtype, device: torch.device, kernels: list[str]) -> Any:
+def attention_calls(
+    model: ViT, batch: int, dtype: torch.dtype, device: torch.device, kernels: list[str]
+) -> Any:
     config = model.config
     shape = (batch, config.tokens, 3, config.heads, config.dim // config.heads)
     q, k, v = torch.randn(shape, device=device, dtype=dtype).permute(2, 0, 3, 1, 4)
@@ -84,16 +95,15 @@ def attention_calls(model: ViT, batch: int, dtype: torch.dtype, device: torch.de
     return able(calls)
 
 
-def model_calls(
-    model: ViT, pixels: int, batch: int, dtype: torch.dtype, device: torch.device, kernels: list[str]
-) -> Any:
+def model_calls(model: ViT, batch: int, dtype: torch.dtype, device: torch.device, kernels: list[str]) -> Any:
+    pixels = model.config.image_size
     images = torch.randn(batch, 3, pixels, pixels, device=device, dtype=dtype)
     calls: dict[str, Call] = {
-        "torch": partial(pytorchs(base_16(pixels, "sdpa", model, device)), images),
-        "torch + auto": partial(pytorchs(base_16(pixels, "auto", model, device)), images),
+        "torch": partial(pytorchs(with_attention(model, "sdpa")), images),
+        "torch + auto": partial(pytorchs(with_attention(model, "auto")), images),
     }
     for kernel in kernels:
-        calls[kernel] = partial(base_16(pixels, kernel, model, device), images)
+        calls[kernel] = partial(with_attention(model, kernel), images)
     return able(calls)
 
 
@@ -113,6 +123,7 @@ def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pixels", default="224,384,512")
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--depth", type=int, default=12, help="layers")
     parser.add_argument("--dtype", default="bf16,f32")
     parser.add_argument("--kernels", help="instead of all that the device can run")
     parser.add_argument("--runs", type=int, default=20)
@@ -131,14 +142,15 @@ def main(given: list[str] | None = None) -> None:
     with torch.inference_mode(), timing.full_precision():
         for name in asked.dtype.split(","):
             for pixels in map(int, asked.pixels.split(",")):
-                model = base_16(pixels, "auto", None, device).to(DTYPES[name])
+                model = base_16(pixels, asked.depth, device).to(DTYPES[name])
                 arguments = (asked.batch, DTYPES[name], device, kernels)
                 for op, (calls, reasons) in (
                     ("vit attention", attention_calls(model, *arguments)),
-                    ("vit model", model_calls(model, pixels, *arguments)),
+                    ("vit model", model_calls(model, *arguments)),
                 ):
                     base = {"suite": "vit-model", "op": op, "device": device.type, "dtype": name}
-                    base |= {"batch": asked.batch, "pixels": pixels, "tokens": model.config.tokens}
+                    base |= {"batch": asked.batch, "depth": asked.depth}
+                    base |= {"pixels": pixels, "tokens": model.config.tokens}
                     lines = times(calls, device, asked.runs, asked.seconds)
                     lines |= {impl: {"skipped": reason} for impl, reason in reasons.items()}
                     for impl, figures in lines.items():

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import tilewise
 import torch
@@ -55,7 +56,7 @@ def make_optimizer(model: ViT, settings: Settings) -> torch.optim.AdamW:
     """AdamW; biases, norms and embeddings do not decay."""
     matrices = [p for name, p in model.named_parameters() if p.dim() > 1 and "token" not in name]
     others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
-    groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay)
 
 

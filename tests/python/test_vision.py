@@ -23,15 +23,18 @@ IMAGES = (3, 3, 32, 32)
 
 
 def imported(name: str) -> Any:
-    """The module, or a skip that says why not. torchvision's operators are declared where its own library does
-    not load, as beside a torch without CUDA: timm and vit-pytorch import it without calling them."""
+    """The module, or a skip that says why not."""
     pytest.importorskip(name.partition(".")[0], reason=f"{name.partition('.')[0]} is not installed")
-    pytest.importorskip("torchvision", reason="torchvision, which it imports, is not installed", exc_type=Exception)
+    pytest.importorskip(
+        "torchvision", reason="torchvision, which it imports, is not installed", exc_type=Exception
+    )
     return importlib.import_module(name)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def torchvision_operators() -> Iterator[None]:
+    """Declares torchvision's operators where its library does not load, as beside a torch without CUDA: timm
+    and vit-pytorch import torchvision, but what is tested here does not call it."""
     library = None
     if importlib.util.find_spec("torchvision") is not None:
         try:
@@ -44,7 +47,9 @@ def torchvision_operators() -> Iterator[None]:
     del library
 
 
-def results(model: nn.Module, images: Tensor, scope: Callable[[], Any] = contextlib.nullcontext) -> list[Tensor]:
+def results(
+    model: nn.Module, images: Tensor, scope: Callable[[], Any] = contextlib.nullcontext
+) -> list[Tensor]:
     """Logits, and the gradient of every parameter."""
     model.zero_grad()
     with scope():
