@@ -44,7 +44,7 @@ class Llama(nn.Module):
             layer.head_dim, layer.max_positions, layer.rotary_base or 10000.0, device=device
         )
         self.embedding = nn.Embedding(config.vocabulary, layer.embed_dim, **where)
-        self.layers = nn.ModuleList(
+        self.layers: Any = nn.ModuleList(
             TransformerLayer(layer, rotary=rotary, **where) for _ in range(config.depth)
         )
         self.norm = tilewise.nn.RMSNorm(layer.embed_dim, layer.eps, **where)

@@ -15,7 +15,7 @@ import torch
 from conftest import assert_within_contract
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "llama"
-MODULES = ("model", "compare")
+MODULES = ("model", "routes", "compare")
 CPU = torch.device("cpu")
 
 
@@ -34,7 +34,7 @@ def pair(llama: Any) -> tuple[Any, Any]:
     """Ours and Hugging Face's, with the same weights."""
     pytest.importorskip("transformers")
     config = llama.model.MODELS["tiny"]
-    theirs = llama.compare.hugging_face(config, "eager", CPU, torch.float32)
+    theirs = llama.routes.hugging_face(config, "eager", CPU, torch.float32)
     with torch.no_grad():  # larger than they begin, so that tokens differ
         for parameter in theirs.parameters():
             parameter.mul_(4.0 if parameter.dim() > 1 else 1.0)
