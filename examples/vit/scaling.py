@@ -3,7 +3,8 @@
 python examples/vit/scaling.py [--pixels 224,384,512] [--batch 32] [--dtype bf16,f32] [--out DIR]
 
 PyTorch's model has the same weights and is PyTorch throughout; "torch + auto" is that model with attention
-alone by Tilewise. Times are of CUDA events, in turn, by `tilewise.bench.timing`. JSON lines go to
+alone by Tilewise; rows by the name of a kernel are the example's model, "layer" is one on TransformerLayer.
+Times are of CUDA events, in turn, by `tilewise.bench.timing`. JSON lines go to
 <out>/<machine>/vit-model.jsonl, from which `make figures` draws.
 """
 
@@ -25,6 +26,7 @@ from tilewise.bench import environment, timing
 from tilewise.bench.implementations import kernels_on
 from tilewise.bench.operands import DTYPES
 from tilewise.bench.records import Writer
+from tilewise.nn import LayerConfig, TransformerLayer
 from torch import Tensor, nn
 
 Call = Callable[[], Any]
@@ -64,9 +66,13 @@ def base_16(pixels: int, depth: int, device: torch.device) -> ViT:
 
 
 def with_attention(model: ViT, attention: str) -> ViT:
-    """The same model, on the same weights."""
+    """The same model, on the same weights; "layer" has blocks of `tilewise.nn.TransformerLayer`."""
+    config = model.config
     with torch.device("meta"):
-        other = ViT(model.config, attention)
+        other = ViT(config, "auto" if attention == "layer" else attention)
+        if attention == "layer":
+            shape = LayerConfig(embed_dim=config.dim, num_heads=config.heads, ffn_dim=4 * config.dim)
+            other.blocks = nn.Sequential(*(TransformerLayer(shape) for _ in range(config.depth)))
     other.load_state_dict(model.state_dict(), assign=True)
     return other.eval().requires_grad_(False)
 
@@ -102,7 +108,7 @@ def model_calls(model: ViT, batch: int, dtype: torch.dtype, device: torch.device
         "torch": partial(pytorchs(with_attention(model, "sdpa")), images),
         "torch + auto": partial(pytorchs(with_attention(model, "auto")), images),
     }
-    for kernel in kernels:
+    for kernel in (*kernels, "layer"):
         calls[kernel] = partial(with_attention(model, kernel), images)
     return able(calls)
 

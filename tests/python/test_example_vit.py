@@ -222,3 +222,4 @@ def test_scalings_models_agree(vit: Any) -> None:
     other = vit.scaling.pytorchs(vit.scaling.with_attention(model, "sdpa"))
     assert not any(type(part) in vit.scaling.PYTORCHS for part in other.modules())
     assert torch.allclose(model(x), other(x), atol=1e-5)
+    assert torch.allclose(model(x), vit.scaling.with_attention(model, "layer")(x), atol=1e-5)

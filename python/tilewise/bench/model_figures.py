@@ -91,7 +91,9 @@ def _scaling_rows(rows: list[Line], tokens: list[int]) -> Iterable[list[str]]:
         found = of(rows, impl=impl, tokens=n)
         return found[0].get("ms") if found else None
 
-    order = [name for name in ("torch", "torch + auto", *RUNGS, "auto") if name in values(rows, "impl")]
+    order = [
+        name for name in ("torch", "torch + auto", *RUNGS, "auto", "layer") if name in values(rows, "impl")
+    ]
     for impl in order:
         times = [ms(impl, n) for n in tokens]
         first, last, peer = times[0], times[-1], ms("torch", tokens[-1])
