@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package puts it
+SHIFT = 2  # pixels that an image may be moved by, to each side
 CIFAR_TRAIN = tuple(f"data_batch_{n}.bin" for n in range(1, 6))
 CIFAR_TEST = ("test_batch.bin",)
 
@@ -80,23 +81,26 @@ def _cifar(folder: Path, names: tuple[str, ...]) -> Images:
     return Images(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long())
 
 
-def order(count: int, seed: int, epoch: int) -> tuple[Tensor, torch.Generator]:
-    """An epoch's permutation, and the generator of its augmentation. On the CPU: the same on every device."""
+def drawn(count: int, seed: int, epoch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """An epoch's order int64 [N], and how images are moved (down, right) and mirrored, int64 [N, 3].
+
+    Drawn on the CPU, so that every device has the same, and moved at once, so that no step waits for it.
+    """
     generator = torch.Generator().manual_seed(seed * 1000 + epoch)
-    return torch.randperm(count, generator=generator), generator
+    order = torch.randperm(count, generator=generator)
+    moves = torch.randint(0, 2 * SHIFT + 1, (count, 3), generator=generator)
+    moves[:, 2] = torch.randint(0, 2, (count,), generator=generator)
+    return order.to(device), moves.to(device)
 
 
-def augmented(pixels: Tensor, generator: torch.Generator, shift: int = 2) -> Tensor:
-    """Each image moved by up to `shift` pixels, and half of them mirrored."""
+def augmented(pixels: Tensor, moves: Tensor) -> Tensor:
+    """Each image [B, channels, S, S] moved and mirrored as its row of `moves` says."""
     count, _, size, _ = pixels.shape
-    device = pixels.device
-    drawn = torch.randint(0, 2 * shift + 1, (2, count, 1), generator=generator)
-    mirrored = torch.rand(count, 1, generator=generator) < 0.5
-    rows, columns = (drawn + torch.arange(size)).unbind()
-    columns = torch.where(mirrored, columns.flip(1), columns)
-    rows, columns = rows.to(device, non_blocking=True), columns.to(device, non_blocking=True)
-    padded = torch.nn.functional.pad(pixels, (shift,) * 4)
-    images = torch.arange(count, device=device)[:, None, None]
+    places = torch.arange(size, device=pixels.device)
+    rows, columns = (moves[:, n, None] + places for n in (0, 1))
+    columns = torch.where(moves[:, 2, None] == 1, columns.flip(1), columns)
+    padded = torch.nn.functional.pad(pixels, (SHIFT,) * 4)
+    images = torch.arange(count, device=pixels.device)[:, None, None]
     return padded.permute(0, 2, 3, 1)[images, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 

@@ -14,13 +14,16 @@ from model import ViT
 from train import Settings, accuracy
 
 
-def explanation(model: ViT, attention: str, batch: int, device: torch.device, precision: str) -> str:
+def explanation(
+    model: ViT, attention: str, batch: int, device: torch.device, precision: str, gradient: bool = False
+) -> str:
     """What `tilewise explain` says of the model's attention."""
     if attention == "sdpa":
         return "attention by PyTorch's scaled_dot_product_attention"
     config = model.config
     shape = (batch, config.heads, config.tokens, config.dim // config.heads)
-    x = torch.empty(shape, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    x = torch.empty(shape, device=device, dtype=dtype, requires_grad=gradient)
     return tilewise.explain(x, x, x, kernel=attention).rstrip()
 
 

@@ -17,7 +17,7 @@ import tilewise
 import torch
 from data import Images, Missing, load
 from infer import explanation, images_a_second
-from model import ViT
+from model import ViT, ViTConfig
 from tilewise.bench import environment
 from tilewise.bench.implementations import kernels_on, verdicts
 from tilewise.bench.records import Writer
@@ -26,16 +26,21 @@ from train import Settings, accuracy, config_for, make_model, make_optimizer, tr
 Line = dict[str, Any]
 
 
-def chosen(model: ViT, attention: str, settings: Settings, device: torch.device) -> str:
+def chosen(model: ViT, attention: str, settings: Settings, device: torch.device) -> list[str]:
+    """The kernels of both passes."""
     if attention == "sdpa":
-        return "sdpa"
-    said = verdicts(explanation(model, attention, settings.batch, device, settings.precision))
-    return next(kernel for kernel, verdict in said.items() if verdict == "chosen")
+        return ["sdpa", "sdpa"]
+    said = explanation(model, attention, settings.batch, device, settings.precision, gradient=True)
+    forward, backward = said.split("\nbackward ")
+    passes = (verdicts(forward), verdicts(backward))
+    return [next(name for name, verdict in of.items() if verdict == "chosen") for of in passes]
 
 
-def whole_training(train: Images, test: Images, settings: Settings, writer: Writer, base: Line) -> None:
+def whole_training(
+    config: ViTConfig, train: Images, test: Images, settings: Settings, writer: Writer, base: Line
+) -> None:
     device = train.labels.device
-    models = {name: make_model(config_for(train), name, settings.seed, device) for name in ("auto", "sdpa")}
+    models = {name: make_model(config, name, settings.seed, device) for name in ("auto", "sdpa")}
     optimizers = {name: make_optimizer(model, settings) for name, model in models.items()}
     for epoch in range(settings.epochs):
         for name, model in models.items():
@@ -50,17 +55,25 @@ def whole_training(train: Images, test: Images, settings: Settings, writer: Writ
             writer.add(base | {"op": "epoch", "impl": name} | line | {"accuracy": found})
             print(f"{name:6s} {line} accuracy {found:.2%}", flush=True)
     for name, model in models.items():
-        told: Line = {"op": "infer", "impl": name, "kernel": chosen(model, name, settings, device)}
+        kernels = dict(zip(("forward", "backward"), chosen(model, name, settings, device), strict=True))
+        told: Line = {"op": "infer", "impl": name, "kernels": kernels}
         told["images_a_second"] = round(images_a_second(model, test, settings, 1000, seconds=1.0))
         writer.add(base | told)
         print(told, flush=True)
 
 
-def few_steps(train: Images, settings: Settings, count: int, kernel: str, base: Line) -> Line:
+def reason(text: str, kernel: str) -> str:
+    """What the explanation in the error says of the kernel, or else the error's first line."""
+    return verdicts(text).get(kernel, text.splitlines()[0]).removeprefix("cannot: ")
+
+
+def few_steps(
+    config: ViTConfig, train: Images, settings: Settings, count: int, kernel: str, base: Line
+) -> Line:
     """The time of a step and the loss after some, from the same start; or why there are none."""
     device = train.labels.device
     line = base | {"op": "steps", "impl": kernel}
-    model = make_model(config_for(train), kernel, settings.seed, device)
+    model = make_model(config, kernel, settings.seed, device)
     optimizer = make_optimizer(model, settings)
     some = train.first(settings.batch)
     times = []
@@ -70,7 +83,7 @@ def few_steps(train: Images, settings: Settings, count: int, kernel: str, base: 
             loss = train_epoch(model, optimizer, some, settings, step)  # reads the loss, so it waits
             times.append(1e3 * (time.perf_counter() - start))
     except (tilewise.Error, RuntimeError) as error:  # a running backward lets RuntimeError through alone
-        return line | {"skipped": str(error).splitlines()[0]}
+        return line | {"skipped": reason(str(error), kernel)}
     return line | {"ms": round(statistics.median(times[3:]), 4), "steps": count, "loss": round(loss, 5)}
 
 
@@ -82,6 +95,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=12, help="0 leaves the whole training out")
     parser.add_argument("--steps", type=int, default=20, help="of each kernel; 0 leaves them out")
     parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--patch", type=int, default=2, help="2 makes 197 tokens of Fashion-MNIST")
     parser.add_argument("--images", type=int, help="train on the first so many alone")
     asked = parser.parse_args(given)
     device = environment.choose_device(asked.device)
@@ -94,16 +108,18 @@ def main(given: list[str] | None = None) -> None:
     train = train.first(asked.images)
     described = environment.describe(device)
     path = asked.out / environment.slug(described) / "vit-train.jsonl"
+    config = config_for(train, asked.patch)
     writer = Writer(path, described, (), fresh=True)
     base: Line = {"suite": "vit-train", "device": device.type, "dtype": precision, "batch": settings.batch}
+    base["tokens"] = config.tokens
     if settings.epochs:
-        whole_training(train, test, settings, writer, base)
+        whole_training(config, train, test, settings, writer, base)
     usable = [name for name, verdict in kernels_on(device).items() if verdict == "usable"]
     for kernel in ("sdpa", "auto", *usable) if asked.steps else ():
         if kernel == "reference":
             continue  # float64, a kernel to be believed and not waited for
         few = Settings(epochs=asked.steps, batch=settings.batch, precision=precision)
-        line = few_steps(train, few, asked.steps, kernel, base)
+        line = few_steps(config, train, few, asked.steps, kernel, base)
         writer.add(line)
         print({key: line[key] for key in line if key not in base}, flush=True)
     writer.finish(datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"))

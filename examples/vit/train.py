@@ -21,7 +21,7 @@ import tilewise
 import torch
 import torch.nn.functional as F
 import weights
-from data import Images, Missing, augmented, load, normalised, order
+from data import Images, Missing, augmented, drawn, load, normalised
 from model import ViT, ViTConfig
 
 Progress = Callable[[str, bool], None]
@@ -57,7 +57,8 @@ def make_optimizer(model: ViT, settings: Settings) -> torch.optim.AdamW:
     matrices = [p for name, p in model.named_parameters() if p.dim() > 1 and "token" not in name]
     others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay)
+    fused = matrices[0].is_cuda
+    return torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
 
 
 def learning_rate(settings: Settings, progress: float) -> float:
@@ -79,17 +80,16 @@ def train_epoch(
     """One pass over the images; the mean loss."""
     model.train()
     device = images.pixels.device
-    permutation, generator = order(len(images.labels), settings.seed, epoch)
-    chosen = permutation.to(device)
-    steps = len(chosen) // settings.batch or 1
+    order, moves = drawn(len(images.labels), settings.seed, epoch, device)
+    steps = len(order) // settings.batch or 1
     total = torch.zeros((), device=device)
     for step in range(steps):
-        rows = chosen[step * settings.batch : (step + 1) * settings.batch]
+        rows = order[step * settings.batch : (step + 1) * settings.batch]
         rate = learning_rate(settings, (epoch + (step + 1) / steps) / settings.epochs)
         for group in optimizer.param_groups:
             group["lr"] = rate
         with settings.autocast(device):
-            logits = model(normalised(augmented(images.pixels[rows], generator)))
+            logits = model(normalised(augmented(images.pixels[rows], moves[rows])))
         loss = F.cross_entropy(logits.float(), images.labels[rows], label_smoothing=0.1)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -56,11 +56,12 @@ def test_training_has_epochs_steps_and_reasons() -> None:
         for impl in ("auto", "sdpa"):
             line = {"op": "epoch", "impl": impl, "epoch": epoch, "seconds": seconds}
             lines.append(base | line | {"loss": 1 / epoch, "accuracy": 0.3 * epoch})
-    lines.append(base | {"op": "infer", "impl": "auto", "kernel": "wgmma", "images_a_second": 123456})
+    lines.append(base | {"op": "infer", "impl": "auto", "images_a_second": 123456})
+    lines[-1]["kernels"] = {"forward": "wgmma", "backward": "mma"}
     lines.append(base | {"op": "steps", "impl": "mma", "ms": 12.34, "steps": 20, "loss": 2.0})
     lines.append(base | {"op": "steps", "impl": "wgmma", "skipped": "no backward"})
     text = figures.training_section(lines)
-    assert "| auto | 3 | 90.00% | 0.333 | 2.00 | 123456 | wgmma |" in text
+    assert "| auto | 3 | 90.00% | 0.333 | 2.00 | 123456 | wgmma, mma |" in text
     assert "| sdpa | 3 | 90.00% | 0.333 | 2.00 | - | - |" in text
     assert "| mma | 12.3 | 2.0000 |  |" in text and "| wgmma | - | - | no backward |" in text
 

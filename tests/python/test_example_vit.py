@@ -173,12 +173,15 @@ def test_cifar_is_read_from_its_records(vit: Any, tmp_path: Path) -> None:
 
 def test_augmentation_moves_and_mirrors(vit: Any) -> None:
     pixels = torch.randint(1, 256, (32, 2, 6, 6), dtype=torch.uint8)
-    found = vit.data.augmented(pixels, torch.Generator().manual_seed(1), shift=1)
-    padded = torch.nn.functional.pad(pixels, (1, 1, 1, 1))
+    order, moves = vit.data.drawn(32, seed=1, epoch=2, device=pixels.device)
+    assert sorted(order.tolist()) == list(range(32))
+    assert not torch.equal(order, vit.data.drawn(32, seed=1, epoch=3, device=pixels.device)[0])
+    found = vit.data.augmented(pixels, moves)
+    padded = torch.nn.functional.pad(pixels, (2, 2, 2, 2))
     seen = set()
     for before, after in zip(padded, found, strict=True):
         crops = {
-            (y, x, m): before[:, y : y + 6, x : x + 6] for y in range(3) for x in range(3) for m in (0, 1)
+            (y, x, m): before[:, y : y + 6, x : x + 6] for y in range(5) for x in range(5) for m in (0, 1)
         }
         crops = {key: crop.flip(2) if key[2] else crop for key, crop in crops.items()}
         matching = [key for key, crop in crops.items() if torch.equal(crop, after)]
@@ -193,7 +196,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def test_record_has_epochs_and_steps(vit: Any, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     small = vit.model.ViTConfig(28, 7, 1, 10, 24, 1, 2)
-    monkeypatch.setattr(vit.record, "config_for", lambda images: small)
+    monkeypatch.setattr(vit.record, "config_for", lambda images, patch: small)
     given = ["--data", str(folder), "--device", "cpu", "--epochs", "1", "--steps", "4", "--batch", "32"]
     vit.record.main([*given, "--images", "64", "--out", str(tmp_path)])
     (path,) = tmp_path.rglob("vit-train.jsonl")
@@ -202,7 +205,9 @@ def test_record_has_epochs_and_steps(vit: Any, folder: Path, tmp_path: Path, mon
     assert {(x["op"], x["impl"]) for x in lines} >= {("epoch", "auto"), ("epoch", "sdpa"), ("steps", "simd")}
     steps = {x["impl"]: x for x in lines if x["op"] == "steps"}
     assert steps["simd"]["loss"] == pytest.approx(steps["sdpa"]["loss"], rel=1e-2)
-    assert next(x for x in lines if x["op"] == "infer" and x["impl"] == "auto")["kernel"] == "simd"
+    assert next(x for x in lines if x["op"] == "infer" and x["impl"] == "auto")["kernels"] == {
+        "forward": "simd", "backward": "simd"
+    }  # fmt: skip
 
 
 def test_scaling_times_attention_and_model(vit: Any, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def training_section(lines: list[Line]) -> str:
             "loss",
             "seconds an epoch",
             "images/s, inference",
-            "kernel",
+            "kernels",
         ]
         text += ["", *table(head, _epoch_rows(lines, epochs))]
     if steps:
@@ -168,7 +168,8 @@ def _epoch_rows(lines: list[Line], epochs: list[Line]) -> Iterable[list[str]]:
         last = own[-1]
         seconds = statistics.median(line["seconds"] for line in own[1:] or own)  # the first one warms up
         infer = (of(lines, op="infer", impl=impl) or [{}])[0]
-        speed = [figure(infer.get("images_a_second")), infer.get("kernel", "-")]
+        kernels = ", ".join(infer["kernels"].values()) if "kernels" in infer else "-"
+        speed = [figure(infer.get("images_a_second")), kernels]
         yield [
             impl,
             str(last["epoch"]),
