@@ -60,6 +60,20 @@ def test_generation_is_hugging_faces(pair: tuple[Any, Any]) -> None:
 
 
 @torch.no_grad()
+def test_all_routes_decode_the_same_tokens(llama: Any, pair: tuple[Any, Any]) -> None:
+    ours, theirs = pair
+    prompt = torch.randint(128, (2, 9))
+    routes = [
+        llama.routes.OurDecoding(ours, prompt, 5, graph=False),
+        *(llama.routes.TheirDecoding(theirs, name, prompt) for name in ("sdpa", "eager", "tilewise")),
+        llama.routes.TheirCompiledDecoding(theirs, prompt),
+    ]
+    for steps in (5, 2, 5):
+        found = {tuple(route.run(steps).flatten().tolist()) for route in routes}
+        assert len(found) == 1, f"after {steps} steps"
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("page_size", [None, 4])
 def test_caches_give_what_the_whole_gives(llama: Any, page_size: int | None) -> None:
     model = llama.model.Llama(llama.model.MODELS["tiny"])
