@@ -80,7 +80,7 @@ def scaling_section(lines: list[Line]) -> str:
                 f"{title}, {dtype}",
                 *(f"{pixels[n]} px, {n} tokens" for n in tokens),
                 "growth",
-                "torch : it",
+                f"torch : it at {tokens[-1]}",
             ]
             text += ["", *table(head, _scaling_rows(of(rows, dtype=dtype, op=op), tokens))]
     return "\n".join(text)
@@ -102,19 +102,24 @@ def _scaling_rows(rows: list[Line], tokens: list[int]) -> Iterable[list[str]]:
 
 
 def scaling_plot(lines: list[Line]) -> str:
-    """A row a type: attention on logarithmic axes, without the slow rungs on plain ones, and the model."""
+    """A row a type: attention on logarithmic axes; then it, and the model, on plain ones without the slow."""
     rows = [line for line in of(lines, suite="vit-model") if "ms" in line]
     impls = [name for name in (*RUNGS, "torch") if name in values(rows, "impl")]
-    quick = [name for name in impls if name not in ("naive", "tiled")]
     drawn = []
     for dtype in values(rows, "dtype"):
         attention, model = (of(rows, dtype=dtype, op=op) for op in PARTS)
         drawn.append(_scaling_chart(f"attention, {dtype}", attention, impls, log=True))
-        drawn.append(
-            _scaling_chart(f"attention without naive and tiled, {dtype}", attention, quick, log=False)
-        )
-        drawn.append(_scaling_chart(f"whole model without naive and tiled, {dtype}", model, quick, log=False))
+        for title, part in (("attention", attention), ("whole model", model)):
+            quick = _within(part, impls, factor=4)
+            drawn.append(_scaling_chart(f"{title} without the slow, {dtype}", part, quick, log=False))
     return charts.grid(drawn, 3, impls)
+
+
+def _within(rows: list[Line], impls: Sequence[str], factor: float) -> list[str]:
+    """Those whose time at the most tokens is within a factor of the best."""
+    most = max(line["tokens"] for line in rows)
+    last = {line["impl"]: line["ms"] for line in of(rows, tokens=most) if line["impl"] in impls}
+    return [name for name in impls if last.get(name, math.inf) <= factor * min(last.values())]
 
 
 def _scaling_chart(title: str, rows: list[Line], impls: Sequence[str], log: bool) -> Chart:
