@@ -109,9 +109,9 @@ def test_work_is_counted_as_the_documents_say() -> None:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-def test_ours_and_pytorchs_compute_the_same(problem: Any, layer_device: torch.device) -> None:
-    every = [x for x in kinds.taking_part(problem.op, layer_device) if not x.on_demand]
-    lines = measure.measure(problem, every, measure.Settings(layer_device, seconds=0.0), Record())
+def test_ours_and_pytorchs_compute_the_same(problem: Any, device: torch.device) -> None:
+    every = [x for x in kinds.taking_part(problem.op, device) if not x.on_demand]
+    lines = measure.measure(problem, every, measure.Settings(device, seconds=0.0), Record())
     timed = [line for line in lines if line["ms"]]
     assert {summary.ours(line) for line in timed} == {True, False}, lines
     eager = next(line for line in timed if line["impl"] == calls.EAGER)
