@@ -37,7 +37,7 @@ from tilewise.bench.plots import all_files
 from tilewise.bench.problem import ITEM_BYTES, PASSES, BadInput, Problem
 
 DEFAULT_OUT = Path("build/bench")
-LIMIT_MS = {"cpu": 300.0, "cuda": 500.0}
+LIMIT_MS = {"cpu": 300.0, "cuda": 100.0}
 DEFAULT_SHAPE = "hq=8 sq=1024 d=64"
 DEFAULT_CHECK = ("hq=4 hkv=2 sq=197 d=64", "hq=2 sq=128 sk=200 d=128", "hq=2 sq=150 d=40 mask=padding",
                  "hq=2 sq=300 d=64 window=32", "hq=1 sq=33 d=257", "hq=2 sq=256 d=32 blocks=0.5")  # fmt: skip
@@ -99,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--seconds", type=float, default=0.3, help="for each on a CPU (%(default)s)")
     limits = f"what is slower is left out ({', '.join(f'{ms:g} on {on}' for on, ms in LIMIT_MS.items())})"
     command.add_argument("--limit-ms", type=float, help=limits)
+    within = "seconds, after which no other problem is begun; the same command goes on (no limit)"
+    command.add_argument("--within", type=float, metavar="SECONDS", help=within)
     command.add_argument("--threads", type=int, help="CPU threads (torch's own number)")
     command.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder of records (%(default)s)")
     command.add_argument("--fresh", action="store_true", help="do not go on with an interrupted run")
@@ -262,6 +264,7 @@ def _bench(options: Any) -> int:
         ("--runs", options.runs, timing.LEAST_RUNS),
         ("--seconds", options.seconds, 0.0),
         ("--limit-ms", limit_ms, 0.0),
+        ("--within", options.within or 0.0, 0.0),
         ("--threads", 1 if options.threads is None else options.threads, 1),
     ):
         if value < least:
@@ -273,7 +276,8 @@ def _bench(options: Any) -> int:
     selection = _selection(options)
     chosen = _suites(options, device, selection)
     settings = measure.Settings(device, options.runs, options.seconds, limit_ms)
-    plan = run.Plan(settings, chosen, options.kernels, options.out, options.fresh, options.compile)
+    plan = run.Plan(settings, chosen, options.kernels, options.out, options.fresh)
+    plan.compiled, plan.within = options.compile, options.within
     files, finished = run.run(plan)
     found = [record for record in map(records.read, files) if record.rows]
     if found:
@@ -283,7 +287,7 @@ def _bench(options: Any) -> int:
             page = files[0].parent / "report.html"
             page.write_text(report.page(found))
             print(f"report    {page}")
-    if not finished:
+    if finished is False:
         return 130
     return 1 if any(_wrong(line) for record in found for line in record.rows) else 0
 

@@ -237,6 +237,25 @@ def test_suites_before_the_interrupted_one_are_kept(tmp_path: Path, monkeypatch:
     assert measured == ["one", "two", "two"]
 
 
+def test_a_run_ends_when_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not come to keeps its record, and the same command goes on."""
+    one, two = (Suite(name, "", ("cpu",), (replace(SMALL, suite=name),)) for name in ("one", "two"))
+    both = running.Plan(settings(), [one, two], ["simd"], tmp_path)
+    files, _ = running.run(both)
+    before = [path.read_text() for path in files]
+    both.within = 0.0
+    assert running.run(both) == (files, None)
+    assert [path.read_text() for path in files] == before
+
+    monkeypatch.setattr(running.Progress, "seconds", property(lambda self: float(self.done)))
+    both.within = 0.5  # enough for one problem
+    assert running.run(both)[1] is None
+    assert files[0].read_text() != before[0] and not read(files[0]).finished and len(read(files[0]).rows) == 1
+    assert files[1].read_text() == before[1]
+    both.within = None
+    assert running.run(both)[1] and all(read(path).finished for path in files)
+
+
 def test_another_setting_is_not_mixed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "measure", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     files, _ = running.run(plan(tmp_path))

@@ -109,7 +109,17 @@ def run(implementation: Implementation, problem: AnyProblem, device: torch.devic
 
 
 def by_ncu(program: list[str]) -> str:
-    asked = ["ncu", "--csv", "--page", "raw", "--nvtx", "--nvtx-include", f"{RANGE}/"]
+    asked = [
+        "ncu",
+        "--csv",
+        "--page",
+        "raw",
+        "--print-units",
+        "base",
+        "--nvtx",
+        "--nvtx-include",
+        f"{RANGE}/",
+    ]
     done = subprocess.run(
         [*asked, "--metrics", ",".join(METRICS), *program], capture_output=True, text=True, check=False
     )

@@ -32,6 +32,7 @@ class Plan:
     out: Path
     fresh: bool = False
     compiled: bool = False  # whether compiled PyTorch takes part in the operations around attention
+    within: float | None = None  # seconds after which no other problem is begun
 
     def implementations(self, suite: Suite, op: str) -> list[Implementation]:
         """Who takes part in the suite's problems of one kind."""
@@ -64,8 +65,16 @@ class Progress:
         """
         if self.done == 0:
             return ""
-        seconds = (time.monotonic() - self.start) / self.done * (self.total - self.done)
+        seconds = self.seconds / self.done * (self.total - self.done)
         return f"about {seconds // 60:.0f}:{seconds % 60:02.0f} left"
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.start
+
+    def check(self, within: float | None) -> None:
+        if within is not None and self.seconds > within:
+            raise TimeIsUp
 
     def clear(self) -> None:
         if self.stream:
@@ -76,8 +85,12 @@ class Progress:
         self.done += 1
 
 
-def run(plan: Plan) -> tuple[list[Path], bool]:
-    """Measures; returns the records' files, and whether it came to its end."""
+class TimeIsUp(Exception):
+    """The seconds of `Plan.within` have passed."""
+
+
+def run(plan: Plan) -> tuple[list[Path], bool | None]:
+    """Measures; returns the records' files, and whether it came to its end: None where time was up before."""
     device = plan.settings.device
     check_kernels(plan.kernels, [problem for suite in plan.suites for problem in suite.problems], device)
     here = environment.describe(device)
@@ -94,18 +107,21 @@ def run(plan: Plan) -> tuple[list[Path], bool]:
         with timing.full_precision(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's reasons against a backend, for each problem again
             _run_suites(plan, writers, ceilings)
-    except KeyboardInterrupt:
-        print("\nInterrupted. What was measured is kept; the same command goes on from here.")
-        return files, False
+    except (KeyboardInterrupt, TimeIsUp) as stopped:
+        up = isinstance(stopped, TimeIsUp)
+        why = "The time is up" if up else "Interrupted"
+        print(f"\n{why}. What was measured is kept; the same command goes on from here.")
+        return [path for path in files if path.exists()], None if up else False
     return files, True
 
 
 def _run_suites(plan: Plan, writers: Sequence[Writer], ceilings: Record) -> None:
+    progress = Progress(sum(len(suite.problems) for suite in plan.suites))
     dtypes = {problem.dtype for suite in plan.suites for problem in suite.problems}
     ceilings.rates = rates.measure(plan.settings.device, dtypes)
     print(table.ceilings(ceilings))
-    progress = Progress(sum(len(suite.problems) for suite in plan.suites))
     for suite, writer in zip(plan.suites, writers, strict=True):
+        progress.check(plan.within)  # before a record of earlier days is replaced
         _run_suite(suite, writer, plan, ceilings, progress)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     for writer in writers:  # only now: a run that is interrupted in a later suite keeps the earlier ones
@@ -123,15 +139,23 @@ def _run_suite(suite: Suite, writer: Writer, plan: Plan, ceilings: Record, progr
         taking_part = plan.implementations(suite, problem.op)
         missing = [x for x in taking_part if not writer.has(_key(problem, x, plan.settings.device))]
         if missing:
+            progress.check(plan.within)
             progress.show(problem)
             lines = measure.measure(problem, missing, plan.settings, ceilings)
             progress.clear()
             for line in lines:
                 writer.add(line)
             printer.show(problem, lines)
-            if plan.settings.device.type == "cuda":
-                torch.cuda.empty_cache()
+            _make_room(plan.settings.device)
         progress.step()
+
+
+def _make_room(device: torch.device) -> None:
+    """Gives memory back where much is held, which takes longer than most problems do."""
+    if device.type == "cuda":
+        most = torch.cuda.get_device_properties(device).total_memory
+        if torch.cuda.memory_reserved() > most // 2:
+            torch.cuda.empty_cache()
 
 
 def _key(problem: AnyProblem, implementation: Implementation, device: torch.device) -> dict[str, Any]:

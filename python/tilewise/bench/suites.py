@@ -23,6 +23,8 @@ from tilewise.bench.operations import OPERATIONS, Operation
 from tilewise.bench.problem import ITEM_BYTES, MASKS, PASSES, BadInput, Problem
 
 FOLDER = Path(__file__).parent / "suites"
+# The order in which they run, what matters most first: a run may have to end early.
+_FIRST = ("fa3-grid", "vit", "llama", "decode", "ffn", "layer", "gemm", "norm", "f32", "window", "ladder")
 _SIZES = ("b", "hq", "hkv", "sq", "sk", "d", "dv")
 _KEYS = {"op", *_SIZES, "mask", "window", "blocks", "dropout", "dtypes", "passes", "causal"}
 
@@ -53,6 +55,7 @@ def names(device: str | None = None) -> list[str]:
     (True, False)
     """
     found = sorted(path.stem for path in FOLDER.glob("*.json"))
+    found.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     return found if device is None else [name for name in found if device in _read(find(name))["devices"]]
 
 
