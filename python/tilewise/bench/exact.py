@@ -13,6 +13,7 @@ from tilewise.bench.operands import DTYPES, Operands, visible
 from tilewise.bench.problem import Problem
 
 Group = tuple[int, int]  # an entry and one of its key heads, with all query heads that share it
+MOST_GROUPS = 16  # one after another; a GPU is far from busy with the short ones
 NAMES = {"forward": ("o",), "backward": ("dq", "dk", "dv"), "both": ("o", "dq", "dk", "dv")}
 
 
@@ -35,7 +36,7 @@ class Error:
 def groups_within(problem: Problem, flops: float) -> list[Group]:
     """Groups spread over entries and heads, as many as the FLOPs allow, but one at least."""
     count = problem.b * problem.hkv
-    checked = max(1, min(count, int(flops * count / max(problem.flops, 1))))
+    checked = max(1, min(count, MOST_GROUPS, int(flops * count / max(problem.flops, 1))))
     return [divmod(n * count // checked, problem.hkv) for n in range(checked)]
 
 
