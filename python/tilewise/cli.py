@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BadInput as error:
         print(f"tilewise: {error}", file=sys.stderr)
         return 2
-    except tilewise.Error as error:
+    except (tilewise.Error, measure.DeviceLost) as error:
         print(f"tilewise: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -166,6 +166,16 @@ def test_what_fails_is_a_row_that_says_so(error: Exception, reason: str) -> None
     assert set(lines[0]) >= SCHEMA and all(line["ms"] for line in lines[1:])
 
 
+def test_a_lost_gpu_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronize() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(measure.DeviceLost, match=r"naive on h2 .* cannot be used: CUDA error: an illegal"):
+        measure._check_device(torch.device("cuda"), "naive on h2 s20 d8 f32 forward")
+    measure._check_device(CPU, "simd")
+
+
 def test_nan_is_wrong_and_slow_is_left_out() -> None:
     wrong = Implementation("nan", True, lambda p, o: lambda: o.q * float("nan"))
     (line,) = measure.measure(SMALL, [wrong], settings(), Record())

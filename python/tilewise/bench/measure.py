@@ -64,6 +64,7 @@ def measure(
             entrants[implementation.name] = _enter(implementation, problem, sets, check, settings, line)
         except Exception as error:  # also torch's out of memory
             line |= dict.fromkeys(FIGURES) | {"skipped": reason_of(error)}
+            _check_device(device, f"{implementation.name} on {problem}")
             if line["skipped"] == OUT_OF_MEMORY:
                 gc.collect()  # what a traceback held; a tenth of a second, so not for every reason
                 if device.type == "cuda":
@@ -75,6 +76,7 @@ def measure(
     try:
         timings = timing.race(entrants, device, settings.runs, settings.seconds)
     except Exception as error:
+        _check_device(device, str(problem))
         return [{"skipped": reason_of(error)} | line for line in lines.values()]
     if gemm_time := timings.pop(rates.GEMM, None):
         ceilings.rates.append(rates.gemm_line(device, problem.dtype, gemm_time.best_ms))
@@ -85,6 +87,19 @@ def measure(
         if result.ms >= SAYS_A_RATE_MS:
             settings.seen_rates[key] = max(lines[name]["tflops"], settings.seen_rates.get(key, 0.0))
     return list(lines.values())
+
+
+class DeviceLost(RuntimeError):
+    """A GPU that refuses everything from here on."""
+
+
+def _check_device(device: torch.device, who: str) -> None:
+    """After an illegal access a process has its GPU no more: all that follows would be rows without figures."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise DeviceLost(f"{who} left a GPU that cannot be used: {reason_of(error)}") from None
 
 
 def _worst(errors: Sequence[exact.Error]) -> tuple[float | None, float | None]:
