@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -452,6 +453,20 @@ def test_ncus_table_is_read() -> None:
     text = profile.ncu_text(name, figures)
     assert "Bound by the FMA pipe, 72 % busy." in text and "stalled at barriers" in text
     assert profile.parse_ncu("no kernels were profiled") == []
+
+
+def test_metrics_that_a_gpu_has_not_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for ncu that refuses one metric, and gives one figure without it."""
+    ncu = tmp_path / "ncu"
+    ncu.write_text("""#!/bin/sh
+case "$*" in
+  *lts__throughput*) echo '==ERROR== no metric lts__throughput.avg.pct_of_peak_sustained_elapsed'; exit 1 ;;
+esac
+printf '"ID","Kernel Name","gpu__time_duration.sum"\\n"","","ns"\\n"0","fused","2500"\\n==PROF== done\\n'
+""")
+    ncu.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert profile.by_ncu(["program"]).splitlines()[:2] == ["fused", f"  {'time':24}{'2.5':>10} us"]
 
 
 def test_torchs_trace_is_read() -> None:

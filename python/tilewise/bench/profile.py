@@ -109,6 +109,17 @@ def run(implementation: Implementation, problem: AnyProblem, device: torch.devic
 
 
 def by_ncu(program: list[str]) -> str:
+    said, metrics = _ncu(list(METRICS), program), list(METRICS)
+    if not parse_ncu(said) and any(metric in said for metric in metrics):
+        # It complains of metrics that this GPU has not, and looks at nothing then.
+        said = _ncu([metric for metric in metrics if metric not in said], program)
+    kernels = parse_ncu(said)
+    if not kernels:
+        raise RuntimeError(_last_line(said))
+    return "\n\n".join(ncu_text(name, figures) for name, figures in kernels)
+
+
+def _ncu(metrics: Sequence[str], program: list[str]) -> str:
     asked = [
         "ncu",
         "--csv",
@@ -121,12 +132,9 @@ def by_ncu(program: list[str]) -> str:
         f"{RANGE}/",
     ]
     done = subprocess.run(
-        [*asked, "--metrics", ",".join(METRICS), *program], capture_output=True, text=True, check=False
+        [*asked, "--metrics", ",".join(metrics), *program], capture_output=True, text=True, check=False
     )
-    kernels = parse_ncu(done.stdout)
-    if not kernels:
-        raise RuntimeError(_last_line(done.stdout + done.stderr))
-    return "\n\n".join(ncu_text(name, figures) for name, figures in kernels)
+    return done.stdout + done.stderr
 
 
 def parse_ncu(output: str) -> list[tuple[str, dict[str, float]]]:
@@ -137,7 +145,9 @@ def parse_ncu(output: str) -> list[tuple[str, dict[str, float]]]:
     rows = list(csv.DictReader(io.StringIO(output[start:])))
     units = rows[0] if rows and not rows[0].get("ID") else {}
     kernels = []
-    for row in rows[1:] if units else rows:
+    for row in rows:
+        if not (row.get("ID") or "").isdigit():
+            continue  # the units, and what ncu or the program said after the table
         figures = {}
         for metric, name in METRICS.items():
             try:
@@ -151,7 +161,9 @@ def parse_ncu(output: str) -> list[tuple[str, dict[str, float]]]:
 
 
 def ncu_text(name: str, figures: dict[str, float]) -> str:
-    lines = [f"{name}", f"  {'time':24}{figures['time']:>10.1f} us"] if "time" in figures else [name]
+    lines = [name[:110]]
+    if "time" in figures:
+        lines.append(f"  {'time':24}{figures['time']:>10.1f} us")
     lines += [f"  {pipe:24}{figures[pipe]:>10.1f} % busy" for pipe in _PIPES if pipe in figures]
     if "occupancy" in figures:
         lines.append(f"  {'occupancy':24}{figures['occupancy']:>10.1f} %")
