@@ -24,23 +24,23 @@ template <ForwardConfig c>
 __device__ __forceinline__ void load_queries(const CUtensorMap& map, const SharedMemory<c>& shared) {
   prefetch_map(map);
   Barriers<c>& barriers = shared.barriers();
-  Ring<c.query_stages> ring;
+  Ring<c.query_places> ring;
   for_each_turn<c>(shared, [&](const HandedTurn& turn) {
     if (turn.loaded.count() == 0) return;
     const int first = turn.first + (c.general ? turn.row_q : 0);
     const int b = c.general ? turn.map_b : turn.b;
-    if (c.query_stages == 1) {  // the place is free late: have them near by then
+    if (c.query_places < 2 * c.consumers) {  // places are free late: have them near by then
       for (int panel = 0; panel < c.dim / 64; ++panel) {
         for (int w = 0; w < c.consumers; ++w) prefetch_box(map, panel * 64, first + 64 * w, turn.h, b);
       }
     }
 #pragma unroll 1
     for (int w = 0; w < c.consumers; ++w) {
-      wait(&barriers.q_empty[ring.stage()][w], ring.parity() ^ 1);
-      load_panels<c.dim, 64>(shared.queries(ring.stage(), w), map, &barriers.q_full[ring.stage()][w],
+      wait(&barriers.q_empty[ring.stage()], ring.parity() ^ 1);
+      load_panels<c.dim, 64>(shared.queries(ring.stage()), map, &barriers.q_full[ring.stage()],
                              first + 64 * w, turn.h, b);
+      ring.advance();
     }
-    ring.advance();
   });
 }
 

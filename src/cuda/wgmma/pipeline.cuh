@@ -30,8 +30,7 @@ struct alignas(16) HandedPart {
 /// The barriers, as they stand in shared memory.
 template <ForwardConfig c>
 struct Barriers {
-  Mbarrier q_full[c.query_stages][c.consumers];  ///< queries are a consumer's own
-  Mbarrier q_empty[c.query_stages][c.consumers];
+  Mbarrier q_full[c.query_places], q_empty[c.query_places];  ///< queries are a consumer's own
   Mbarrier k_full[c.stages], k_empty[c.stages];
   Mbarrier v_full[c.stages], v_empty[c.stages];
   Mbarrier turn_full[c.turn_stages], turn_empty[c.turn_stages];
@@ -42,11 +41,9 @@ struct Barriers {
   /// By one thread, before a barrier of the block.
   __device__ void init() {
     constexpr int warps = 4;  // that let go, of a consumer
-    for (int stage = 0; stage < c.query_stages; ++stage) {
-      for (int w = 0; w < c.consumers; ++w) {
-        init_barrier(&q_full[stage][w], 1);
-        init_barrier(&q_empty[stage][w], warps);
-      }
+    for (int place = 0; place < c.query_places; ++place) {
+      init_barrier(&q_full[place], 1);
+      init_barrier(&q_empty[place], warps);
     }
     for (int stage = 0; stage < c.stages; ++stage) {
       init_barrier(&k_full[stage], 1);
@@ -68,17 +65,15 @@ struct Barriers {
 template <ForwardConfig c>
 struct SharedMemory {
   static_assert(sizeof(Barriers<c>) == c.barrier_bytes());
-  static_assert(!c.staged || (c.query_stages > 1 && !c.general && c.dim_v <= c.dim));
+  static_assert(!c.staged || (c.query_places > c.consumers && !c.general && c.dim_v <= c.dim));
   static_assert(c.key_bytes() % 1024 == 0 && c.value_bytes() % 1024 == 0 && c.query_bytes() % 1024 == 0);
   static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
 
   std::byte* first;
 
-  __device__ std::byte* queries(int stage, int consumer) const {
-    return first + (stage * c.consumers + consumer) * c.query_bytes();
-  }
+  __device__ std::byte* queries(int place) const { return first + place * c.query_bytes(); }
   __device__ std::byte* keys(int stage) const {
-    return first + c.query_stages * c.consumers * c.query_bytes() + stage * c.key_bytes();
+    return first + c.query_places * c.query_bytes() + stage * c.key_bytes();
   }
   __device__ std::byte* values(int stage) const { return keys(c.stages) + stage * c.value_bytes(); }
   __device__ Barriers<c>& barriers() const { return *reinterpret_cast<Barriers<c>*>(first + c.tile_bytes()); }

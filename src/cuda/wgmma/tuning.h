@@ -29,10 +29,11 @@ struct ForwardConfig {
   int consumers = 2;     ///< 2 or 3
   int keys = 0;          ///< a tile
   int stages = 2;        ///< tiles of keys in shared memory, and as many of values
-  int query_stages = 1;  ///< tiles of queries there
+  int query_places = 2;  ///< for a consumer's queries there, which take them in turn
   int turn_stages =
       3;  ///< tiles of queries that are known: one computed, one whose scores start, one to come
-  bool staged = false;   ///< o leaves through the place of its queries, of which there must be two
+  bool staged = false;   ///< o leaves through the place of its queries, of which there must be more than consumers
+  int stagger = 0;
   bool general = false;  ///< for calls with more than scale, causal and window
   TileTime even{};       ///< where all tiles of queries have as many keys
   TileTime uneven{};     ///< where they have not: with causal
@@ -44,15 +45,17 @@ struct ForwardConfig {
   constexpr int value_bytes() const { return keys * dim_v * 2; }
   /// Whether there are registers for it.
   constexpr bool softcap() const { return general && dim_v <= most_dim_with_softcap; }
+  /// Whether queries are let go as soon as they have been read: the next are waited for.
+  constexpr bool scarce_queries() const { return !staged && query_places < 2 * consumers; }
   /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
-  constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
-  constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
+  constexpr int producer_registers() const { return consumers == 4 ? 24 : consumers == 3 ? 32 : 40; }
+  constexpr int consumer_registers() const { return consumers == 4 ? 112 : consumers == 3 ? 160 : 232; }
   /// Where barriers stand: behind queries, keys and values, each of which begins at a multiple of 1024.
   constexpr int tile_bytes() const {
-    return query_stages * consumers * query_bytes() + stages * (key_bytes() + value_bytes());
+    return query_places * query_bytes() + stages * (key_bytes() + value_bytes());
   }
   constexpr int barrier_bytes() const {
-    return (8 * (2 * query_stages * consumers + 4 * stages + 2 * turn_stages + 1) + 15) / 16 * 16 +
+    return (8 * (2 * query_places + 4 * stages + 2 * turn_stages + 1) + 15) / 16 * 16 +
            (64 + 16 * consumers) * turn_stages;
   }
   constexpr std::size_t shared_bytes() const {
@@ -77,15 +80,15 @@ constexpr ForwardConfig timed(ForwardConfig config, TileTime even, TileTime unev
 /// tokens of hidden size 2048, 512 to 16384 a sequence; the worst is off by 6 %.
 struct Forward {
   static constexpr ForwardConfig rows[] = {
-      timed(staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_stages = 2}),
+      timed(staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_places = 6}),
             {1.46f, 1.459f}, {1.02f, 1.498f}),
-      timed(staged({.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2}),
+      timed(staged({.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_places = 4}),
             {1.12f, 1.168f}, {1.69f, 1.239f}),
-      timed({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_stages = 2},
+      timed({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6},
             {3.10f, 1.459f}, {2.31f, 1.500f}),
-      timed(staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_stages = 2}),
+      timed(staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_places = 6}),
             {2.01f, 1.254f}, {2.08f, 1.210f}),
-      timed(staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_stages = 2}),
+      timed(staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4}),
             {1.68f, 1.685f}, {3.20f, 1.647f}),
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
       timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2}, {5.93f, 1.797f},
@@ -98,8 +101,8 @@ struct Forward {
 /// The same for calls with softcap, ALiBi, sinks, key lengths or packed sequences.
 struct GeneralForward {
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2, .general = true},
-      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 80, .stages = 3, .query_stages = 2, .general = true},
+      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_places = 4, .general = true},
+      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 80, .stages = 3, .query_places = 4, .general = true},
       {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2, .general = true},
   };
 };
