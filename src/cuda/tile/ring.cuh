@@ -11,7 +11,8 @@ class Ring {
   static_assert(step <= stages && stages < 256);
 
  public:
-  __device__ explicit Ring(int first = 0) : place_(static_cast<std::uint32_t>(first)) {}
+  Ring() = default;
+  __device__ explicit Ring(int first) : place_(static_cast<std::uint32_t>(first)) {}
   __device__ __forceinline__ int stage() const { return stages == 1 ? 0 : static_cast<int>(place_ % 256); }
   __device__ __forceinline__ std::uint32_t parity() const { return place_ / 256; }
   __device__ __forceinline__ void advance() {
@@ -20,7 +21,7 @@ class Ring {
   }
 
  private:
-  std::uint32_t place_;
+  std::uint32_t place_ = 0;
 };
 
 }  // namespace tilewise::cuda

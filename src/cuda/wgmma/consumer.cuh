@@ -136,8 +136,15 @@ struct Consumer {
   __device__ __forceinline__ WarpRows rows_of(const Ring<c.turn_stages>& at) const {
     const HandedTurn& handed = barriers.turns[at.stage()];
     const int first = handed.first + 64 * index + first_row;
-    return {handed.b, handed.h, first + (c.general ? handed.row_q : 0), min(band_of(at).length_q - first, 16),
-            c.general ? handed.sink : minus_infinity};
+    const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
+    return {.b = handed.b,
+            .h = handed.h,
+            .first = first,
+            .count = min((band_of(at).length_q << heads_log2) - first, 16),
+            .sink = c.general ? handed.sink : minus_infinity,
+            .row_q = c.general ? handed.row_q : 0,
+            .heads_log2 = heads_log2,
+            .share = c.few ? handed.more - 1 : 0};
   }
   __device__ __forceinline__ void let_go_of_turn(Ring<c.turn_stages>& at) {
     __syncwarp();  // all lanes have read it
@@ -156,7 +163,7 @@ struct Consumer {
         let_go_of_queries();
         pass_by(tiles);
       }
-      write_nothing(arguments, rows_of(turn));
+      write_nothing<c>(arguments, rows_of(turn));
       let_go_of_turn(turn);
     }
   }
@@ -177,15 +184,16 @@ struct Consumer {
     const int first = c.general ? barriers.turns[turn.stage()].first + 64 * index : at.first;
     if (!changes && n >= whole.first && n < whole.last) return;
     const int lane = lane_now();
-    const int query = first + first_row + lane / 4;
+    const int row = first + first_row + lane / 4;
+    const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
     const int key = n * c.keys + lane % 4 * 2;
     const BandOfKeys& band = band_of(turn);
     if (changes) {
       change<c>(s, arguments.general, barriers.turns[turn.stage()].slope,
-                query + band.length_k - band.length_q - key);
+                row + band.length_k - band.length_q - key);
     }
-    if (n >= whole.last) hide_after<c>(s, band, query, key);
-    if (n < whole.first) hide_before<c>(s, band, query, key);
+    if (n >= whole.last) hide_after<c>(s, band, row, heads_log2, key);
+    if (n < whole.first) hide_before<c>(s, band, row, heads_log2, key);
   }
 
   /// Clears values past the entry's last key. Their weights are 0, but they may be anything, another entry's
@@ -250,6 +258,11 @@ struct Consumer {
     let_go_of_values();
     pass_by(left);
     const WarpRows rows = rows_of(done);
+    if (c.few && arguments.few.shares > 1) {
+      write_share<c>(arguments, rows, softmax, o);
+      let_go_of_turn(done);
+      return;
+    }
     float inverse[2];
     finish_sums<c>(arguments, rows, softmax, inverse);
     if (c.staged && arguments.mapped_o) {
@@ -274,7 +287,6 @@ struct Consumer {
   /// work meanwhile. Not where that one has keys left that only other consumers see: these may wait for its
   /// values to be let go before they let their keys go.
   __device__ __forceinline__ void compute_all() {
-    if (c.stagger > 0) __nanosleep(index * c.stagger);
     Part at = find_part();
     if (!at.more) return;
     start_first_scores();

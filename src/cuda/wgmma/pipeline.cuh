@@ -14,7 +14,7 @@ namespace tilewise::cuda::wgmma {
 /// What is handed out at a place of turns: a tile of queries, or that there is no more.
 struct alignas(16) HandedTurn {
   int b, h, first;
-  int more;
+  int more;         ///< 0: no; else 1 and the number of the share of its keys
   TileSpan loaded;  ///< tiles of keys that some of its queries see; where there are none, nothing is loaded
   // Of a general call alone.
   float slope, sink;
@@ -35,28 +35,26 @@ struct Barriers {
   Mbarrier v_full[c.stages], v_empty[c.stages];
   Mbarrier turn_full[c.turn_stages], turn_empty[c.turn_stages];
   Mbarrier turn_wanted;  ///< a phase a turn: all its keys have been asked for
+  Mbarrier keys_came;    ///< once: the block's first keys
   HandedTurn turns[c.turn_stages];
   HandedPart parts[c.turn_stages][c.consumers];
 
-  /// By one thread, before a barrier of the block.
-  __device__ void init() {
+  static constexpr int count = c.barriers();
+  /// How many arrive at a barrier, by its number in the order above.
+  static __device__ int arrivals(int number) {
     constexpr int warps = 4;  // that let go, of a consumer
-    for (int place = 0; place < c.query_places; ++place) {
-      init_barrier(&q_full[place], 1);
-      init_barrier(&q_empty[place], warps);
-    }
-    for (int stage = 0; stage < c.stages; ++stage) {
-      init_barrier(&k_full[stage], 1);
-      init_barrier(&v_full[stage], 1);
-      init_barrier(&k_empty[stage], warps * c.consumers);
-      init_barrier(&v_empty[stage], warps * c.consumers);
-    }
     constexpr int loaders = 3;
-    for (int stage = 0; stage < c.turn_stages; ++stage) {
-      init_barrier(&turn_full[stage], 1);
-      init_barrier(&turn_empty[stage], loaders + warps * c.consumers);
+    const int behind_queries = number - 2 * c.query_places;
+    if (behind_queries < 0) return number < c.query_places ? 1 : warps;
+    const int behind_tiles = behind_queries - 4 * c.stages;
+    if (behind_tiles < 0) return behind_queries / c.stages % 2 == 0 ? 1 : warps * c.consumers;
+    return behind_tiles / c.turn_stages == 1 ? loaders + warps * c.consumers : 1;
+  }
+  /// By the lanes of a warp, before a barrier of the block.
+  __device__ void init(int lane) {
+    for (int number = lane; number < count; number += 32) {
+      init_barrier(reinterpret_cast<Mbarrier*>(this) + number, arrivals(number));
     }
-    init_barrier(&turn_wanted, 1);
     fence_barrier_inits();
   }
 };

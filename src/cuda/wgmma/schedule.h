@@ -9,6 +9,11 @@ namespace tilewise::cuda::wgmma {
 /// What a section's keys and values may take, of an L2 that has 50 MB and more, and reads through it besides.
 inline constexpr std::int64_t section_bytes = 16 << 20;
 
+/// Of numbers that are not negative: a division without a sign takes fewer instructions.
+constexpr int quotient(int number, int divisor) {
+  return static_cast<int>(static_cast<unsigned>(number) / static_cast<unsigned>(divisor));
+}
+
 /// A tile of queries: tile `tile` of head `head`, heads of all batch entries counted.
 struct Turn {
   int head = 0;
@@ -50,12 +55,23 @@ struct Schedule {
   constexpr int rounds() const { return (total() + blocks - 1) / blocks; }
 
   constexpr Turn turn(int index) const {
-    if (section_heads == 0) return {index / tiles, index % tiles};
-    const int first = index / (section_heads * tiles) * section_heads;
+    if (section_heads == 0) {
+      const int head = quotient(index, tiles);
+      return {head, index - head * tiles};
+    }
+    const int first = quotient(index, section_heads * tiles) * section_heads;
     const int count = std::min(section_heads, heads - first);
     const int inside = index - first * tiles;
-    return {first + inside % count, tiles - 1 - inside / count};
+    const int tile = quotient(inside, count);
+    return {first + inside - tile * count, tiles - 1 - tile};
   }
 };
+
+/// Packed sequences have numbers for tiles by where they begin, a tile for each `rows` rows and one more a
+/// sequence: enough, whatever the lengths, and how many there are is known without reading them. Rows behind
+/// the last are one more sequence, which sees nothing.
+constexpr int packed_tiles(int total_rows, int sequences, int rows) {
+  return total_rows / rows + sequences + 1;
+}
 
 }  // namespace tilewise::cuda::wgmma

@@ -72,21 +72,23 @@ __device__ __forceinline__ void show(Scores<c>& s, int half, const Shown& shown)
   }
 }
 
-/// Hides the keys before, or from, a row's end of the band on. `key` is the lane's first of the tile, `query`
-/// that of row g.
+/// Hides the keys before, or from, a row's end of the band on. `key` is the lane's first of the tile, `row`
+/// the number of row g; `heads_log2` where heads stand together.
 template <ForwardConfig c>
-__device__ __forceinline__ void hide_before(Scores<c>& s, const BandOfKeys& band, int query, int key) {
+__device__ __forceinline__ void hide_before(Scores<c>& s, const BandOfKeys& band, int row, int heads_log2,
+                                            int key) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int first = band.first(query + 8 * half) - key;
+    const int first = band.first((row + 8 * half) >> heads_log2) - key;
     show<c>(s, half, [&](int from) { return ~columns_before(first, from); });
   }
 }
 template <ForwardConfig c>
-__device__ __forceinline__ void hide_after(Scores<c>& s, const BandOfKeys& band, int query, int key) {
+__device__ __forceinline__ void hide_after(Scores<c>& s, const BandOfKeys& band, int row, int heads_log2,
+                                           int key) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int last = band.last(query + 8 * half) - key;
+    const int last = band.last((row + 8 * half) >> heads_log2) - key;
     show<c>(s, half, [&](int from) { return columns_before(last, from); });
   }
 }
