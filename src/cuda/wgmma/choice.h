@@ -37,7 +37,7 @@ inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, i
   const std::int64_t group = call.group() >> plan.heads_log2;
   const std::int64_t head_bytes = problem.length_k * (problem.dim_qk + problem.dim_v) * 2 / group;
   return Schedule::of(multiprocessors, batch * heads, tiles,
-                      uneven(call) ? Schedule::section_of(head_bytes) : 0);
+                      uneven(call) ? Schedule::section_of(batch * heads, head_bytes) : 0);
 }
 
 /// Tiles of keys that a tile of queries has, on average; of all entries as of the longest.

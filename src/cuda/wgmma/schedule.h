@@ -1,13 +1,14 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 
 namespace tilewise::cuda::wgmma {
 
-/// What a section's keys and values may take, of an L2 that has 50 MB and more, and reads through it besides.
+/// What a section's keys and values may take, of an L2 that has 50 MB and more, and reads through it besides;
+/// and what those of all heads may that make one section.
 inline constexpr std::int64_t section_bytes = 16 << 20;
+inline constexpr std::int64_t single_section_bytes = 40 << 20;
 
 /// Of numbers that are not negative: a division without a sign takes fewer instructions.
 constexpr int quotient(int number, int divisor) {
@@ -39,13 +40,13 @@ struct Schedule {
             .tiles = tiles,
             .section_heads = std::min(section_heads, heads)};
   }
-  /// Heads of a section, by the bytes of a head's keys and values: a power of two, which most numbers of
-  /// heads are multiples of.
-  static constexpr int section_of(std::int64_t head_bytes) {
-    const std::int64_t most =
-        std::max<std::int64_t>(section_bytes / std::max<std::int64_t>(head_bytes, 1), 1);
-    return static_cast<int>(
-        std::bit_floor(static_cast<std::uint64_t>(std::min<std::int64_t>(most, 1 << 20))));
+  /// Heads of a section, by the bytes of a head's keys and values. Sections are about equal: long tiles of a
+  /// small last one would begin when other blocks run out of work.
+  static constexpr int section_of(int heads, std::int64_t head_bytes) {
+    const std::int64_t all_bytes = heads * head_bytes;
+    if (all_bytes <= single_section_bytes) return heads;
+    const std::int64_t sections = std::min<std::int64_t>((all_bytes + section_bytes - 1) / section_bytes, heads);
+    return static_cast<int>((heads + sections - 1) / sections);
   }
 
   constexpr int total() const { return heads * tiles; }
