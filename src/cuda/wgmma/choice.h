@@ -23,6 +23,13 @@ inline bool uneven(const AttentionCall& call) {
   return (call.band.left < Band::unbounded) != (call.band.right < Band::unbounded);
 }
 
+/// Whether the last of few tiles has few queries: with every 132nd the same blocks would have all of these.
+inline bool short_last_tile(std::int64_t length_q, int queries) {
+  constexpr std::int64_t few_tiles = 8;
+  const std::int64_t last = length_q % queries;
+  return length_q > queries && length_q <= few_tiles * queries && last > 0 && 4 * last <= 3 * queries;
+}
+
 inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors,
                             const FewPlan& plan = {.shares = 1}) {
   const AttentionProblem& problem = call.problem;
@@ -36,8 +43,10 @@ inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, i
   const auto tiles = static_cast<int>((problem.length_q + queries - 1) / queries) * plan.shares;
   const std::int64_t group = call.group() >> plan.heads_log2;
   const std::int64_t head_bytes = problem.length_k * (problem.dim_qk + problem.dim_v) * 2 / group;
+  const bool ends_short = !uneven(call) && plan.shares == 1 && short_last_tile(problem.length_q, queries);
   return Schedule::of(multiprocessors, batch * heads, tiles,
-                      uneven(call) ? Schedule::section_of(batch * heads, head_bytes) : 0);
+                      uneven(call) || ends_short ? Schedule::section_of(batch * heads, head_bytes) : 0,
+                      uneven(call));
 }
 
 /// Tiles of keys that a tile of queries has, on average; of all entries as of the longest.
@@ -56,9 +65,14 @@ inline float mean_key_tiles(const BandOfKeys& band, const ForwardConfig& c) {
 /// About how long a row of a table takes, in microseconds of the GPU it was tuned on.
 inline double time_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors) {
   const Schedule schedule = schedule_of(call, c, multiprocessors);
-  const double rounds = schedule.counted()
-                            ? static_cast<double>(schedule.total()) / static_cast<double>(schedule.blocks)
-                            : static_cast<double>(schedule.rounds());
+  double rounds = schedule.counted()
+                      ? static_cast<double>(schedule.total()) / static_cast<double>(schedule.blocks)
+                      : static_cast<double>(schedule.rounds());
+  if (schedule.counted() && !schedule.last_first) {
+    // A tile of few queries takes less, but more than its share: about half of what it lacks.
+    const double filled = static_cast<double>(call.problem.length_q) / (schedule.tiles * c.rows());
+    rounds *= 0.5 + 0.5 * filled;
+  }
   const TileTime& time = uneven(call) ? c.uneven : c.even;
   return rounds * static_cast<double>(time.start + time.step * mean_key_tiles(BandOfKeys::of(call), c));
 }
@@ -80,6 +94,13 @@ int choose_row(const AttentionCall& call, int multiprocessors) {
   }
   if (chosen < 0) throw DeviceError("tilewise wgmma forward: no tiles for these head dims");
   return chosen;
+}
+
+/// Whether blocks of that row count tiles, for which they need a word.
+template <typename Table>
+bool counts_tiles(const AttentionCall& call, int multiprocessors) {
+  const ForwardConfig& c = Table::rows[choose_row<Table>(call, multiprocessors)];
+  return schedule_of(call, c, multiprocessors).counted();
 }
 
 }  // namespace tilewise::cuda::wgmma

@@ -78,11 +78,12 @@ std::string supports(const AttentionProblem& problem) {
 
 // A word to count tiles by, where some take longer than others, and what shares of keys leave.
 std::size_t workspace(const AttentionCall& call, const Context& context) {
-  const wgmma::FewPlan plan =
-      wgmma::few_plan(call, device_properties(context.device.index).multiprocessors);
-  if (plan.shares > 1) return wgmma::ShareSpace::of(call, plan).bytes();
-  const bool uneven = call.band.bounded() || call.packed() || call.problem.features.key_lengths;
-  return uneven ? sizeof(std::uint64_t) : 0;
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  const wgmma::FewPlan plan = wgmma::few_plan(call, multiprocessors);
+  if (plan.shares > 0) return wgmma::ShareSpace::of(call, plan).bytes();
+  const bool counts = wgmma::general(call) ? wgmma::counts_tiles<wgmma::GeneralForward>(call, multiprocessors)
+                                           : wgmma::counts_tiles<wgmma::Forward>(call, multiprocessors);
+  return counts ? sizeof(std::uint64_t) : 0;
 }
 
 #ifdef TILEWISE_HAS_WGMMA

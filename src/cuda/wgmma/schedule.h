@@ -24,21 +24,24 @@ struct Turn {
 /// In which order tiles are computed, by as many blocks as there are multiprocessors.
 ///
 /// Where tiles are equal, a block takes every blocks-th of them, heads one after another, so that blocks that
-/// run together share keys in the L2. Where later queries see more keys, a block that is done takes the next
-/// (turns.cuh): sections of heads come one after another, and in a section the longest tiles of all its heads
-/// first, so that short ones fill the end. A section has as many heads as keep their keys and values in the
-/// L2 until shorter tiles read them again.
+/// run together share keys in the L2. Where later queries see more keys, or a head's last tile has few
+/// queries, a block that is done takes the next (turns.cuh): sections of heads come one after another, and in
+/// a section the longest tiles of all its heads first, so that short ones fill the end. A section has as many
+/// heads as keep their keys and values in the L2 until shorter tiles read them again.
 struct Schedule {
   int blocks = 1;
   int heads = 0;          ///< of all batch entries
   int tiles = 0;          ///< a head
   int section_heads = 0;  ///< 0: tiles are equal
+  bool last_first = true;  ///< in a section: a head's last tile is the longest, not the shortest
 
-  static constexpr Schedule of(int multiprocessors, int heads, int tiles, int section_heads = 0) {
+  static constexpr Schedule of(int multiprocessors, int heads, int tiles, int section_heads = 0,
+                               bool last_first = true) {
     return {.blocks = std::min(heads * tiles, multiprocessors),
             .heads = heads,
             .tiles = tiles,
-            .section_heads = std::min(section_heads, heads)};
+            .section_heads = std::min(section_heads, heads),
+            .last_first = last_first};
   }
   /// Heads of a section, by the bytes of a head's keys and values. Sections are about equal: long tiles of a
   /// small last one would begin when other blocks run out of work.
@@ -64,7 +67,7 @@ struct Schedule {
     const int count = std::min(section_heads, heads - first);
     const int inside = index - first * tiles;
     const int tile = quotient(inside, count);
-    return {first + inside - tile * count, tiles - 1 - tile};
+    return {first + inside - tile * count, last_first ? tiles - 1 - tile : tile};
   }
 };
 
