@@ -108,7 +108,7 @@ struct WarpgroupProduct;
 #define TILEWISE_C_128 TILEWISE_C_96, TILEWISE_C8(96), TILEWISE_C8(104), TILEWISE_C8(112), TILEWISE_C8(120)
 
 // Operands behind c's registers are numbered from `half` on: i0, i1, ...
-#define TILEWISE_PRODUCT(T, type, n, half, i0, i1, i2, i3, i4, i5)                                               \
+#define TILEWISE_PRODUCT(T, type, n, half, i0, i1, i2, i3, i4, i5)                                           \
   template <>                                                                                                \
   struct WarpgroupProduct<T, n> {                                                                            \
     template <int turned_a = 0, int turned_b = 0>                                                            \
@@ -123,13 +123,13 @@ struct WarpgroupProduct;
     }                                                                                                        \
     static __device__ __forceinline__ void from_registers(float (&c)[half], const std::uint32_t (&a)[4],     \
                                                           TileDescriptor b, bool add) {                      \
-      asm volatile(                                                                                          \
-          "{\n.reg .pred p;\nsetp.ne.b32 p, " i5                                                             \
-          ", 0;\n"                                                                                           \
-          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TILEWISE_REGISTERS_##half     \
-          "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", p, 1, 1, 1;\n}"                                      \
-          : TILEWISE_C_##half                                                                                \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));                 \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " i5                                                    \
+                   ", 0;\n"                                                                                  \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                           \
+                   " {" TILEWISE_REGISTERS_##half "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4                 \
+                                                  ", p, 1, 1, 1;\n}"                                         \
+                   : TILEWISE_C_##half                                                                       \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));        \
     }                                                                                                        \
   };
 

@@ -119,8 +119,8 @@ struct GeneralArguments {
 struct FewArguments {
   int heads_log2 = 0;  ///< of heads that share keys, which stand together: row r is query r >> heads_log2
   int shares = 1;
-  Rows o, lse;              ///< of a share, f32, where there are several
-  std::int64_t rows = 0;    ///< of a share
+  Rows o, lse;            ///< of a share, f32, where there are several
+  std::int64_t rows = 0;  ///< of a share
 };
 
 /// What the kernel reads, beside the tensors' maps.

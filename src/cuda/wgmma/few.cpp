@@ -20,9 +20,10 @@ int heads_together_log2(const AttentionProblem& problem) {
 }
 
 double time_alone(const AttentionCall& call, int multiprocessors) {
-  return general(call) ? time_of(call, GeneralForward::rows[choose_row<GeneralForward>(call, multiprocessors)],
-                                 multiprocessors)
-                       : time_of(call, Forward::rows[choose_row<Forward>(call, multiprocessors)], multiprocessors);
+  return general(call)
+             ? time_of(call, GeneralForward::rows[choose_row<GeneralForward>(call, multiprocessors)],
+                       multiprocessors)
+             : time_of(call, Forward::rows[choose_row<Forward>(call, multiprocessors)], multiprocessors);
 }
 
 }  // namespace
@@ -52,7 +53,8 @@ FewPlan few_plan(const AttentionCall& call, int multiprocessors) {
     const int rounds = (whole.total() * shares + multiprocessors - 1) / multiprocessors;
     const double joining = shares > 1 ? static_cast<double>(joining_time) + shares * row_time : 0.0;
     const int most_tiles = (key_tiles + shares - 1) / shares;
-    const double time = rounds * static_cast<double>(c.even.start + c.even.step * static_cast<float>(most_tiles)) + joining;
+    const double time =
+        rounds * static_cast<double>(c.even.start + c.even.step * static_cast<float>(most_tiles)) + joining;
     if (plan.shares == 0 || time < least) {
       least = time;
       plan.shares = shares;

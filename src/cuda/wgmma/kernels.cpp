@@ -89,8 +89,7 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
 template <typename T>
 void launch_as(const AttentionCall& call, const Context& context) {
-  const wgmma::FewPlan plan =
-      wgmma::few_plan(call, device_properties(context.device.index).multiprocessors);
+  const wgmma::FewPlan plan = wgmma::few_plan(call, device_properties(context.device.index).multiprocessors);
   if (plan.shares > 0) return wgmma::few_forward_of<T>(call, context, plan);
   wgmma::general(call) ? wgmma::general_forward_of<T>(call, context) : wgmma::forward_of<T>(call, context);
 }

@@ -148,7 +148,8 @@ __device__ __forceinline__ void write_share(const ForwardArguments& arguments, c
     const float sum = softmax.row_sum(half);
     const float inverse = sum == 0 ? 0.0f : __fdividef(1.0f, sum);
     if (lane % 4 == 0) {
-      rows.write_lse_of_share(arguments.few, row, softmax.lse(softmax.maximum[half], sum, arguments.scale_lse));
+      rows.write_lse_of_share(arguments.few, row,
+                              softmax.lse(softmax.maximum[half], sum, arguments.scale_lse));
     }
     if (row >= rows.count) continue;
     float* const row_gmem = rows.row_of_share(arguments.few, row);

@@ -30,9 +30,9 @@ struct Turn {
 /// heads as keep their keys and values in the L2 until shorter tiles read them again.
 struct Schedule {
   int blocks = 1;
-  int heads = 0;          ///< of all batch entries
-  int tiles = 0;          ///< a head
-  int section_heads = 0;  ///< 0: tiles are equal
+  int heads = 0;           ///< of all batch entries
+  int tiles = 0;           ///< a head
+  int section_heads = 0;   ///< 0: tiles are equal
   bool last_first = true;  ///< in a section: a head's last tile is the longest, not the shortest
 
   static constexpr Schedule of(int multiprocessors, int heads, int tiles, int section_heads = 0,
@@ -48,7 +48,8 @@ struct Schedule {
   static constexpr int section_of(int heads, std::int64_t head_bytes) {
     const std::int64_t all_bytes = heads * head_bytes;
     if (all_bytes <= single_section_bytes) return heads;
-    const std::int64_t sections = std::min<std::int64_t>((all_bytes + section_bytes - 1) / section_bytes, heads);
+    const std::int64_t sections =
+        std::min<std::int64_t>((all_bytes + section_bytes - 1) / section_bytes, heads);
     return static_cast<int>((heads + sections - 1) / sections);
   }
 

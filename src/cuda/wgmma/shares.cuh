@@ -13,7 +13,8 @@ inline constexpr int joining_warps = 4;
 /// Joins a row's shares, a warp for each: lane n has the lse of share n.
 template <typename T>
 __global__ void __launch_bounds__(joining_warps * 32)
-    join_shares_kernel(const __grid_constant__ ForwardArguments arguments, int heads_q, std::int64_t head_rows) {
+    join_shares_kernel(const __grid_constant__ ForwardArguments arguments, int heads_q,
+                       std::int64_t head_rows) {
   const FewArguments& few = arguments.few;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t row = std::int64_t{blockIdx.x} * joining_warps + threadIdx.x / 32;
@@ -23,7 +24,8 @@ __global__ void __launch_bounds__(joining_warps * 32)
   const std::int64_t b = row / head_rows / heads_q;
   wait_for_kernel_ahead();
 
-  const float own = lane < few.shares ? reinterpret_cast<const float*>(few.lse.data)[lane * few.rows + row] : minus_infinity;
+  const float own = lane < few.shares ? reinterpret_cast<const float*>(few.lse.data)[lane * few.rows + row]
+                                      : minus_infinity;
   float most = own;
 #pragma unroll
   for (int apart = 16; apart > 0; apart /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, apart));

@@ -34,7 +34,8 @@ struct ForwardConfig {
   int query_places = 2;  ///< for a consumer's queries there, which take them in turn
   int turn_stages =
       3;  ///< tiles of queries that are known: one computed, one whose scores start, one to come
-  bool staged = false;   ///< o leaves through the place of its queries, of which there must be more than consumers
+  bool staged =
+      false;  ///< o leaves through the place of its queries, of which there must be more than consumers
   bool general = false;  ///< for calls with more than scale, causal and window
   bool few = false;      ///< and for few queries: heads in one tile, keys in shares
   TileTime even{};       ///< where all tiles of queries have as many keys
@@ -64,8 +65,7 @@ struct ForwardConfig {
   }
   constexpr int barriers() const { return 2 * query_places + 4 * stages + 2 * turn_stages + 2; }
   constexpr int barrier_bytes() const {
-    return (8 * barriers() + 15) / 16 * 16 +
-           (64 + 16 * consumers) * turn_stages;
+    return (8 * barriers() + 15) / 16 * 16 + (64 + 16 * consumers) * turn_stages;
   }
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(tile_bytes() + barrier_bytes());
@@ -110,10 +110,20 @@ struct Forward {
 /// The same for calls with softcap, ALiBi, sinks, key lengths or packed sequences.
 struct GeneralForward {
   static constexpr ForwardConfig rows[] = {
-      timed({.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_places = 4,
+      timed({.dim = 64,
+             .dim_v = 64,
+             .consumers = 2,
+             .keys = 128,
+             .stages = 3,
+             .query_places = 4,
              .general = true},
             {1.7f, 1.25f}, {1.7f, 1.25f}),
-      timed({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 80, .stages = 3, .query_places = 4,
+      timed({.dim = 128,
+             .dim_v = 128,
+             .consumers = 2,
+             .keys = 80,
+             .stages = 3,
+             .query_places = 4,
              .general = true},
             {2.5f, 1.2f}, {2.5f, 1.2f}),
       timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2, .general = true},

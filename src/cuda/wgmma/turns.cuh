@@ -33,25 +33,23 @@ __device__ __forceinline__ bool find_tile(const ForwardArguments& arguments, int
     return find_tile_of_entry<c>(arguments, turn, found);
   } else {
     const int b = quotient(turn.head, arguments.heads);
-    found = {.b = b,
-             .h = turn.head - b * arguments.heads,
-             .first = turn.tile * c.rows(),
-             .more = 1};
+    found = {.b = b, .h = turn.head - b * arguments.heads, .first = turn.tile * c.rows(), .more = 1};
     return true;
   }
 }
 
 /// Tiles of keys that rows [begin, end) of an entry see something of.
 template <ForwardConfig c>
-__device__ __forceinline__ TileSpan tiles_of_rows(const BandOfKeys& band, int heads_log2, int begin, int end) {
+__device__ __forceinline__ TileSpan tiles_of_rows(const BandOfKeys& band, int heads_log2, int begin,
+                                                  int end) {
   return begin < end ? band.tiles(begin >> heads_log2, ((end - 1) >> heads_log2) + 1, c.keys) : TileSpan{};
 }
 
 /// Leaves a turn, or that there is no more, where the others read it. By a warp: each consumer's part is
 /// worked out by a lane of its own, since one after another they would take longer than a short tile.
 template <ForwardConfig c>
-__device__ __forceinline__ void leave_turn(const ForwardArguments& arguments, Barriers<c>& barriers, int stage,
-                                           HandedTurn turn) {
+__device__ __forceinline__ void leave_turn(const ForwardArguments& arguments, Barriers<c>& barriers,
+                                           int stage, HandedTurn turn) {
   const BandOfKeys& band = c.general ? turn.band : arguments.band;
   const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
   const int end = min(turn.first + c.rows(), band.length_q << heads_log2);

@@ -250,7 +250,8 @@ TEST_F(WgmmaForward, SaysWhyItCannot) {
   EXPECT_NE(reason_against(dense_problem(1, DType::f32), "wgmma"), "");
   EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.sq = 20}), "wgmma").find("too few"),
             std::string::npos);
-  EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.hq = 192, .hkv = 64, .sq = 16}), "wgmma").find("16 queries"),
+  EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.hq = 192, .hkv = 64, .sq = 16}), "wgmma")
+                .find("16 queries"),
             std::string::npos);
 }
 
