@@ -469,6 +469,21 @@ printf '"ID","Kernel Name","gpu__time_duration.sum"\\n"","","ns"\\n"0","fused","
     assert profile.by_ncu(["program"]).splitlines()[:2] == ["fused", f"  {'time':24}{'2.5':>10} us"]
 
 
+def test_nsyss_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for nsys that talks before its table."""
+    nsys = tmp_path / "nsys"
+    nsys.write_text("""#!/bin/sh
+if [ "$1" = stats ]; then
+  printf 'Processing [profile.sqlite]...\\n\\nTime (%%),Total Time (ns),Instances,Avg (ns),Name\\n'
+  printf '75.0,3000,2,1500.0,"fused(float, int)"\\n25.0,1000,1,1000.0,copy\\n'
+fi
+""")
+    nsys.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    first, second = profile.by_nsys(["program"]).splitlines()
+    assert first.split() == ["75.0", "%", "1.5", "us", "fused(float,", "int)"] and second.endswith("copy")
+
+
 def test_torchs_trace_is_read() -> None:
     launch = {"grid": [4, 8, 1], "block": [128, 1, 1], "registers per thread": 96, "shared memory": 2048}
     event = {"cat": "kernel", "name": "fused", "dur": 12.5, "args": launch}
