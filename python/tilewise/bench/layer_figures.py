@@ -44,5 +44,6 @@ def _table(record: Record, op: str, of: Sequence[Race]) -> Iterator[str]:
         cells += [digits(line["ms"] if line else None) for line in found]
         cells += [f"{race.speed_up:.2f}" if race.speed_up else "–", rate(us["tflops"])]
         cells += [f"{100 * us['tflops'] / roof[0]:.0f} % ({roof[1]})" if roof else "–"]
-        cells += [f"{digits(us['peak_mb'])}, {digits(eager['peak_mb'] if eager else None)}"]
+        plain = race.get("tilewise") or us  # a graph has its memory beforehand
+        cells += [f"{digits(plain['peak_mb'])}, {digits(eager['peak_mb'] if eager else None)}"]
         yield f"| {' | '.join(cells)} |"
