@@ -1,7 +1,7 @@
 """Records what the ViT example does here: python examples/vit/record.py [--data FOLDER] [--out DIR]
 
 A few steps of every kernel; then the whole training with Tilewise and with SDPA, epochs in turn, and
-inference. JSON lines in <out>/<machine>/vit-train.jsonl, the environment first, as results/README.md describes.
+inference. JSON lines in <out>/<machine>/vit-train.jsonl, the environment first (results/README.md).
 """
 
 from __future__ import annotations
