@@ -94,7 +94,7 @@ class DeviceLost(RuntimeError):
 
 
 def _check_device(device: torch.device, who: str) -> None:
-    """After an illegal access a process has no GPU any more: all that follows would be rows without figures."""
+    """After an illegal access a process has no GPU any more: what follows would be rows without figures."""
     if device.type == "cuda":
         try:
             torch.cuda.synchronize()
