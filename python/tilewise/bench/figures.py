@@ -55,7 +55,7 @@ def model_pages(root: Path) -> dict[Path, str]:
     ):
         text = between(text, name, section(lines))
     files[page] = text
-    if found["vit-model"]:
+    if len(found["vit-model"]) > 1:
         plot = model_figures.scaling_plot(found["vit-model"])
         files[root / "docs" / "vit-scaling.svg"] = charts.standalone(plot)
     return files
