@@ -111,7 +111,7 @@ def test_work_is_counted_as_the_documents_say() -> None:
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_ours_and_pytorchs_compute_the_same(problem: Any, device: torch.device) -> None:
     every = [x for x in kinds.taking_part(problem.op, device) if not x.on_demand]
-    lines = measure.measure(problem, every, measure.Settings(device, seconds=0.0), Record())
+    lines = measure.measure(problem, every, measure.Settings(device, seconds=0.0, limit_ms=60_000), Record())
     timed = [line for line in lines if line["ms"]]
     assert {summary.ours(line) for line in timed} == {True, False}, lines
     eager = next(line for line in timed if line["impl"] == calls.EAGER)
@@ -125,15 +125,15 @@ def test_a_wrong_result_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Gemm(m=5, n=8, k=8)
     monkeypatch.setattr(Gemm, "ours", lambda self, kernel, *values: 1.5 * self.theirs(*values))
     ours = [x for x in kinds.taking_part("gemm", CPU) if x.ours]
-    for line in measure.measure(problem, ours, measure.Settings(CPU, seconds=0.0), Record()):
+    for line in measure.measure(problem, ours, measure.Settings(CPU, seconds=0.0, limit_ms=60_000), Record()):
         assert line["relative_error"] == pytest.approx(0.5, rel=1e-3)
     monkeypatch.setattr(Gemm, "ours", lambda self, kernel, *values: self.theirs(*values) * float("nan"))
-    for line in measure.measure(problem, ours, measure.Settings(CPU, seconds=0.0), Record()):
+    for line in measure.measure(problem, ours, measure.Settings(CPU, seconds=0.0, limit_ms=60_000), Record()):
         assert line["skipped"].startswith("WRONG")
 
 
 def test_compiled_pytorch_takes_part_on_demand(tmp_path: Path) -> None:
-    settings = measure.Settings(CPU, seconds=0.0)
+    settings = measure.Settings(CPU, seconds=0.0, limit_ms=60_000)
     suite = suites.Suite("mine", "", ("cpu",), (Norm(kind="rms", rows=6, dim=32),))
     names = {
         asked: [
@@ -180,7 +180,10 @@ def test_bench_records_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_an_interrupted_run_knows_its_rows(tmp_path: Path) -> None:
     problems = tuple(Gemm(suite="mine", m=m, n=8, k=8) for m in (2, 3))
     plan = running.Plan(
-        measure.Settings(CPU, seconds=0.0), [suites.Suite("mine", "", ("cpu",), problems)], [], tmp_path
+        measure.Settings(CPU, seconds=0.0, limit_ms=60_000),
+        [suites.Suite("mine", "", ("cpu",), problems)],
+        [],
+        tmp_path,
     )
     (path,), _ = running.run(plan)
     lines = path.read_text().splitlines()
