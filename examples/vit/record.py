@@ -1,7 +1,7 @@
 """Records what the ViT example does here: python examples/vit/record.py [--data FOLDER] [--out DIR]
 
-The whole training with Tilewise and with SDPA, epochs in turn; then a few steps and the inference of every
-kernel. JSON lines in <out>/<machine>/vit-train.jsonl, the environment first, as results/README.md describes.
+A few steps of every kernel; then the whole training with Tilewise and with SDPA, epochs in turn, and
+inference. JSON lines in <out>/<machine>/vit-train.jsonl, the environment first (results/README.md).
 """
 
 from __future__ import annotations
@@ -112,8 +112,6 @@ def main(given: list[str] | None = None) -> None:
     writer = Writer(path, described, (), fresh=True)
     base: Line = {"suite": "vit-train", "device": device.type, "dtype": precision, "batch": settings.batch}
     base["tokens"] = config.tokens
-    if settings.epochs:
-        whole_training(config, train, test, settings, writer, base)
     usable = [name for name, verdict in kernels_on(device).items() if verdict == "usable"]
     for kernel in ("sdpa", "auto", *usable) if asked.steps else ():
         if kernel == "reference":
@@ -122,6 +120,8 @@ def main(given: list[str] | None = None) -> None:
         line = few_steps(config, train, few, asked.steps, kernel, base)
         writer.add(line)
         print({key: line[key] for key in line if key not in base}, flush=True)
+    if settings.epochs:
+        whole_training(config, train, test, settings, writer, base)
     writer.finish(datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"))
     print(f"record: {path}")
 

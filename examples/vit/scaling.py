@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from torch import Tensor, nn
 
 Call = Callable[[], Any]
 Line = dict[str, Any]
-SLOW_MS = 100.0  # what takes longer gets fewer runs
+SLOW_MS = 100.0  # what takes longer runs once
 
 
 class TorchFeedForward(tilewise.nn.FeedForward):
@@ -78,15 +77,13 @@ def with_attention(model: ViT, attention: str) -> ViT:
 
 
 def times(calls: dict[str, Call], device: torch.device, runs: int, seconds: float) -> dict[str, Line]:
-    """Of calls that have run before: quick ones race, a slow one is run twice, alone."""
+    """Of calls that have run before: quick ones race, a slow one has been run once more and is done."""
     once = {name: timing.once_ms(call, device) for name, call in calls.items()}
     quick = {name: timing.Entrant([calls[name]]) for name in once if once[name] < SLOW_MS}
     found = timing.race(quick, device, runs, seconds)
     lines = {name: {"ms": t.ms, "spread": t.spread, "runs": t.runs} for name, t in found.items()}
-    for name in once.keys() - quick.keys():
-        both = (once[name], timing.once_ms(calls[name], device))
-        lines[name] = {"ms": statistics.mean(both), "spread": None, "runs": 2}
-    return lines
+    slow = {name: {"ms": once[name], "spread": None, "runs": 1} for name in once if name not in quick}
+    return lines | slow
 
 
 def attention_calls(

@@ -174,6 +174,7 @@ def main(given: list[str] | None = None) -> None:
         epochs=asked.epochs, batch=asked.batch, lr=asked.lr, seed=asked.seed, precision=precision
     )
     try:
+        weights.check_package()
         train, test = load(asked.data)
         train, test = train.first(asked.images).to(device), test.to(device)
         config = config_for(train, asked.patch, asked.dim, asked.depth, asked.heads)

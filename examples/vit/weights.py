@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,12 @@ from typing import Any
 import torch
 from data import Missing
 from model import ViT, ViTConfig
+
+
+def check_package() -> None:
+    """Before a training, rather than after it."""
+    if importlib.util.find_spec("safetensors") is None:
+        raise Missing("the package for weights is not here: pip install safetensors")
 
 
 def save(path: Path, model: ViT) -> None:
@@ -21,6 +28,7 @@ def save(path: Path, model: ViT) -> None:
 
 def load(path: Path, attention: str) -> ViT:
     """The model that was saved, with whatever attention."""
+    check_package()
     from safetensors import SafetensorError, safe_open
 
     if not path.exists():

@@ -85,6 +85,15 @@ def test_llama_has_prefill_and_decoding() -> None:
     assert "| tilewise | 0.500 | 2000 |" in text
 
 
+def test_an_interrupted_record_is_drawn() -> None:
+    lines = scaling()
+    for count in range(2, len(lines)):
+        ElementTree.fromstring(figures.scaling_plot(lines[:count]))
+        assert "A GPU" in figures.scaling_section(lines[:count])
+    sections = (figures.scaling_section, figures.training_section, figures.llama_section)
+    assert all(section([HEAD]) == figures.NOTHING for section in sections)
+
+
 def test_without_records_it_says_so(tmp_path: Path) -> None:
     found = figures.read(tmp_path)
     sections = (figures.scaling_section, figures.training_section, figures.llama_section)

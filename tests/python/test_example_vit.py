@@ -149,6 +149,9 @@ def test_what_is_missing_is_said_in_a_line(vit: Any, tmp_path: Path, monkeypatch
         with pytest.raises(SystemExit, match=message) as caught:
             main(arguments)
         assert "\n" not in str(caught.value)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="pip install safetensors"):
+        patch.setattr(vit.weights.importlib.util, "find_spec", lambda name: None)
+        vit.train.main(["--device", "cpu"])
     (tmp_path / "bad.safetensors").write_bytes(b"no weights")
     with pytest.raises(SystemExit, match=r"expected weights that train\.py saved"):
         vit.infer.main(["--weights", str(tmp_path / "bad.safetensors"), "--device", "cpu"])

@@ -78,9 +78,7 @@ def test_linear_is_as_near_as_pytorch(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("bound", [0, 5000])
-def test_ffn_is_as_near_as_pytorch(
-    bound: int, gated: bool, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_ffn_is_as_near_as_pytorch(bound: int, gated: bool, dtype: torch.dtype, device: torch.device) -> None:
     where = {"dtype": dtype, "device": device}
     x, up, down = leaf(2, 45, 48, **where), scaled(130, 48, **where), scaled(48, 130, **where)
     gate, up_bias, down_bias = scaled(130, 48, **where), leaf(130, **where), leaf(48, **where)

@@ -124,9 +124,7 @@ def test_a_scaled_rotary_embedding_is_taken_over() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("page_size", [None, 5])
-def test_a_cache_gives_what_the_whole_gives(
-    page_size: int | None, kind: str, device: torch.device
-) -> None:
+def test_a_cache_gives_what_the_whole_gives(page_size: int | None, kind: str, device: torch.device) -> None:
     layer = nn.TransformerLayer.from_hugging_face(Theirs(kind).to(torch.float32, device).layer)
     x = torch.randn(B, 12, E, device=device)
     with torch.no_grad():

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tilewise.bench import charts, model_figures, plots, summary
+from tilewise.bench import charts, layer_figures, model_figures, plots, summary
 from tilewise.bench.charts import Axis, Chart, Series
 from tilewise.bench.records import Line, Record, read
 from tilewise.bench.summary import Race, races
@@ -36,6 +36,8 @@ def render(root: Path) -> dict[Path, str]:
     for record in machines:
         if strips := plots.against_peers(races(record.rows)):
             files[root / "docs" / f"against-peers-{_slug(record)}.svg"] = charts.standalone(strips)
+    layer = root / "docs" / "layer.md"
+    files[layer] = between(layer.read_text(), "measured", layer_figures.section(summary.by_machine(records)))
     readme = root / "README.md"
     files[readme] = between(readme.read_text(), "figures", readme_section(machines))
     return files
@@ -53,7 +55,7 @@ def model_pages(root: Path) -> dict[Path, str]:
     ):
         text = between(text, name, section(lines))
     files[page] = text
-    if found["vit-model"]:
+    if len(found["vit-model"]) > 1:
         plot = model_figures.scaling_plot(found["vit-model"])
         files[root / "docs" / "vit-scaling.svg"] = charts.standalone(plot)
     return files

@@ -64,7 +64,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def scaling_section(lines: list[Line]) -> str:
-    if not lines:
+    if len(lines) < 2:  # the environment alone
         return NOTHING
     rows = of(lines, suite="vit-model")
     tokens = sorted({line["tokens"] for line in rows})
@@ -83,6 +83,7 @@ def scaling_section(lines: list[Line]) -> str:
                 f"torch : it at {tokens[-1]}",
             ]
             text += ["", *table(head, _scaling_rows(of(rows, dtype=dtype, op=op), tokens))]
+    text += ["", "![Time over tokens, beside N²](vit-scaling.svg)"]
     return "\n".join(text)
 
 
@@ -108,8 +109,11 @@ def scaling_plot(lines: list[Line]) -> str:
     drawn = []
     for dtype in values(rows, "dtype"):
         attention, model = (of(rows, dtype=dtype, op=op) for op in PARTS)
-        drawn.append(_scaling_chart(f"attention, {dtype}", attention, impls, log=True))
+        if attention:
+            drawn.append(_scaling_chart(f"attention, {dtype}", attention, impls, log=True))
         for title, part in (("attention", attention), ("whole model", model)):
+            if not part:
+                continue
             quick = _within(part, impls, factor=4)
             drawn.append(_scaling_chart(f"{title} without the slow, {dtype}", part, quick, log=False))
     return charts.grid(drawn, 3, impls)
@@ -143,7 +147,7 @@ def _scaling_chart(title: str, rows: list[Line], impls: Sequence[str], log: bool
 
 
 def training_section(lines: list[Line]) -> str:
-    if not lines:
+    if len(lines) < 2:  # the environment alone
         return NOTHING
     epochs, steps = (of(lines, op=op) for op in ("epoch", "steps"))
     text = [f"{where(lines)}; batches of {lines[1]['batch']}, {lines[1]['dtype']}."]
@@ -189,7 +193,7 @@ def _epoch_rows(lines: list[Line], epochs: list[Line]) -> Iterable[list[str]]:
 
 
 def llama_section(lines: list[Line]) -> str:
-    if not lines:
+    if len(lines) < 2:  # the environment alone
         return NOTHING
     rows = of(lines, suite="llama-model")
     text = [f"{where(lines)}; {rows[0]['dtype']}, batch {rows[0]['batch']}, random weights."]

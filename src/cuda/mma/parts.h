@@ -48,7 +48,8 @@ inline int parts_of(const AttentionCall& call, std::int64_t blocks, std::int64_t
   constexpr std::int64_t least_tiles = 4;
   if (call.problem.features.block_mask || blocks == 0) return 1;
   const std::int64_t tiles = (call.problem.length_k + keys - 1) / keys;
-  return static_cast<int>(std::clamp<std::int64_t>(std::min(room / blocks, tiles / least_tiles), 1, most_parts));
+  return static_cast<int>(
+      std::clamp<std::int64_t>(std::min(room / blocks, tiles / least_tiles), 1, most_parts));
 }
 
 /// Joins the parts: writes o and lse.

@@ -46,7 +46,8 @@ struct Loader {
     };
     if constexpr (general) {
       if (!aligned_chunks(from) || !in_one_page(tile)) {
-        return load_any_rows<c.keys, c.dim, c.threads()>(to_smem, row, aligned_chunks(from), tile.count, dims);
+        return load_any_rows<c.keys, c.dim, c.threads()>(to_smem, row, aligned_chunks(from), tile.count,
+                                                         dims);
       }
     }
     load_strided_rows<c.keys, c.dim, c.threads()>(to_smem, row(0), from.stride_s * 2, tile.count, dims);
