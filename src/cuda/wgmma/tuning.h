@@ -86,8 +86,8 @@ constexpr ForwardConfig timed(ForwardConfig config, TileTime even, TileTime unev
 
 /// One row after another, by dims. Of those with the smallest sufficient dims the one is taken whose tiles
 /// take the least time on all multiprocessors. Times are fitted to what bench/sweep_wgmma.cu measures of 16k
-/// tokens of hidden size 2048, 512 to 16384 a sequence, where the worst was off by 6 %; those of head dims 128
-/// and 256 before the first product overwrote o, which made all their rows faster.
+/// tokens of hidden size 2048, 512 to 16384 a sequence, where the worst was off by 6 %; those of head dims
+/// 128 and 256 before the first product overwrote o, which made all their rows faster.
 struct Forward {
   static constexpr ForwardConfig rows[] = {
       timed(staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_places = 6}),
