@@ -24,6 +24,7 @@ using namespace sweep;
 using T = __nv_bfloat16;
 
 struct Candidates {
+  static constexpr bool general = false;
   static constexpr BackwardConfig rows[] = {
       {.dim = 64,
        .warps = 4,
@@ -262,7 +263,7 @@ struct Sweep {
         c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false", c.warps,
         c.queries, c.keys, c.key_warps, c.queries_at_once, c.dim_warps, c.dq_dim_warps, c.weights_stay,
         c.blocks, attributes.numRegs, static_cast<int>(attributes.localSizeBytes),
-        static_cast<int>(c.shared_bytes()), ms, flops / ms * 1e-9, all_ms, flops / all_ms * 1e-9,
+        static_cast<int>(c.shared_bytes(Candidates::general)), ms, flops / ms * 1e-9, all_ms, flops / all_ms * 1e-9,
         difference(got.dq, truth.dq), difference(got.dk, truth.dk), difference(got.dv, truth.dv));
     std::fflush(stdout);
   }

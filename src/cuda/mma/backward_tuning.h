@@ -30,12 +30,15 @@ struct BackwardConfig {
   constexpr int key_bytes() const { return keys * dim * 2; }       ///< of k, or of v
   constexpr int query_bytes() const { return queries * dim * 2; }  ///< a stage of q, or of d_o
   constexpr int pair_bytes() const { return keys * queries * 2; }  ///< weights, or score gradients
-  static constexpr int fact_bytes = 64;                            ///< of what a block knows of its queries
+  static constexpr int fact_bytes = 96;                            ///< of what a block knows of its queries
   constexpr int state_bytes() const { return queries * 4; }        ///< a stage of one number a query
-  constexpr std::size_t shared_bytes() const {
+  /// The general kernel has one number a query more, a sum of each for the warps along the keys, and a number
+  /// for each pair that is in registers.
+  constexpr std::size_t shared_bytes(bool general) const {
+    const int more = (2 + key_warps) * state_bytes() + threads() * pair_key_tiles() * pair_query_tiles() * 32;
     return static_cast<std::size_t>(2 * key_bytes() + 4 * query_bytes() +
                                     (weights_stay ? 1 : 2) * pair_bytes() + 4 * state_bytes() + keys * 4 +
-                                    fact_bytes);
+                                    fact_bytes + (general ? more : 0));
   }
   friend constexpr bool operator==(const BackwardConfig&, const BackwardConfig&) = default;
 };
@@ -45,6 +48,7 @@ struct BackwardConfig {
 
 /// For calls whose scores only a band hides, of aligned rows.
 struct PlainBackward {
+  static constexpr bool general = false;
   static constexpr BackwardConfig rows[] = {
       {.dim = 64,
        .warps = 4,
@@ -86,6 +90,39 @@ struct PlainBackward {
        .keys = 64,
        .key_warps = 4,
        .queries_at_once = 16,
+       .dim_warps = 4,
+       .dq_dim_warps = 4},
+  };
+};
+
+/// For all others.
+struct GeneralBackward {
+  static constexpr bool general = true;
+  static constexpr BackwardConfig rows[] = {
+      {.dim = 64,
+       .warps = 4,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 1,
+       .dq_dim_warps = 2,
+       .weights_stay = true,
+       .blocks = 2},
+      {.dim = 128,
+       .warps = 8,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 2,
+       .dq_dim_warps = 4},
+      {.dim = 256,
+       .warps = 8,
+       .queries = 64,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 32,
        .dim_warps = 4,
        .dq_dim_warps = 4},
   };

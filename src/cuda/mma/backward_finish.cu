@@ -1,0 +1,226 @@
+#include "cuda/mma/backward.h"
+#include "cuda/mma/backward_batch_rows.cuh"
+#include "cuda/mma/backward_peaks.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/simt/row_gradients.h"
+
+namespace tilewise::cuda::mma {
+namespace {
+
+// What is left after the kernel over tiles: dq from its sums, peaks, and gradients beside dq, dk and dv.
+
+// dq from its sums, with what a peak adds.
+template <typename T, int lanes>
+__global__ void __launch_bounds__(row_threads)
+    finish_queries(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  const RowLanes<lanes> at;
+  const BatchRow row = BatchRow::of_query(call, at.row);
+  const auto dims = static_cast<int>(call.problem.dim_qk);
+  const int first = at.lane * 8;
+  if (!row.owned || first >= dims) return;
+  const auto [b, i] = row.in_sequence(call);
+  const QuerySums::Place place = QuerySums::place(call, i);
+  const float* fragment = space.dq.at(row.h, QuerySums::first_tile(call, b) + place.tile, at.lane);
+  float sum[8];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const float2 two =
+        *reinterpret_cast<const float2*>(fragment + (place.row % 8 * 4 + n) * 4 + place.row / 8 * 2);
+    sum[2 * n] = two.x;
+    sum[2 * n + 1] = two.y;
+  }
+  const GradientScale scale = gradient_scale<T>(call, space);
+  if (space.rows.peak_count[at.row] > 0) {
+    const Mended mended(space.rows, at.row, d_lse_of(call, row), scale);
+#pragma unroll
+    for (int f = 0; f < most_peaks; ++f) {
+      if (f >= mended.count) continue;
+      float k[8];
+      load_eight<T>(k, row_of_halves(call.k, row.b, call.key_head(row.h), mended.key[f]), first, dims,
+                    aligned_chunks(call.k));
+#pragma unroll
+      for (int n = 0; n < 8; ++n) sum[n] = fmaf(mended.gradient[f], k[n], sum[n]);
+    }
+  }
+  const float factor = static_cast<float>(call.scale) * scale.down;
+  const uint4 eight{pack<T>(sum[0] * factor, sum[1] * factor), pack<T>(sum[2] * factor, sum[3] * factor),
+                    pack<T>(sum[4] * factor, sum[5] * factor), pack<T>(sum[6] * factor, sum[7] * factor)};
+  store_eight(row_of_halves(call.dq, row.b, row.h, row.s), first, dims, aligned_chunks(call.dq), eight);
+}
+
+// A lane's share of a row of dk that grows as long as queries point at the same key, which they often do.
+template <int lane_dims>
+struct KeySum {
+  float* dk = nullptr;  // the row's sums
+  int dims;
+  float sum[lane_dims] = {};
+
+  __device__ void add(float* to, float factor, const float (&q)[lane_dims]) {
+    if (to != dk) flush();
+    dk = to;
+#pragma unroll
+    for (int n = 0; n < lane_dims; ++n) sum[n] = fmaf(factor, q[n], sum[n]);
+  }
+  __device__ void flush() {
+    if (dk == nullptr) return;
+#pragma unroll
+    for (int n = 0; n < lane_dims; ++n) {
+      const int d = static_cast<int>(threadIdx.x) % 32 + 32 * n;
+      if (d < dims) atomicAdd(dk + d, sum[n]);
+      sum[n] = 0;
+    }
+  }
+};
+constexpr int lane_dims = 8;  // 32 apart
+
+// Adds to dk's sums what peaks add whose keys are among [first_key, end_key) of k's rows. The warp has 32
+// queries from `first_row` on: a lane each for the numbers, which are in `mended`, then all lanes
+// for the vectors of one after another.
+template <typename T>
+__device__ __forceinline__ void add_peaks(const AttentionCall& call, const BackwardSpace& space,
+                                          std::int64_t first_row, const Mended& mended,
+                                          std::int64_t first_key, std::int64_t end_key,
+                                          KeySum<lane_dims>& dk) {
+#pragma unroll
+  for (int f = 0; f < most_peaks; ++f) {
+    const bool own = f < mended.count && mended.key[f] >= first_key && mended.key[f] < end_key;
+    for (unsigned left = __ballot_sync(~0u, own); left != 0; left &= left - 1) {
+      const int from = __ffs(static_cast<int>(left)) - 1;
+      const BatchRow row = BatchRow::of_query(call, first_row + from);
+      const std::int64_t key = __shfl_sync(~0u, mended.key[f], from);
+      const float gradient = __shfl_sync(~0u, mended.gradient[f], from);
+      const auto* q_row = reinterpret_cast<const T*>(row_of_halves(call.q, row.b, row.h, row.s));
+      float q[lane_dims];
+#pragma unroll
+      for (int n = 0; n < lane_dims; ++n) {
+        const int d = static_cast<int>(threadIdx.x) % 32 + 32 * n;
+        q[n] = d < dk.dims ? widen(q_row[d]) : 0.0f;
+      }
+      dk.add(space.dk + space.key_row(call, row.b, call.key_head(row.h), key) * dk.dims, gradient, q);
+    }
+  }
+}
+
+// A warp has 32 queries, and adds to whatever keys they point at.
+template <typename T>
+__global__ void __launch_bounds__(row_threads)
+    mend_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
+  const BatchRow own = BatchRow::of_query(call, index);
+  Mended mended;
+  if (own.owned && space.rows.peak_count[index] > 0) {
+    mended = Mended(space.rows, index, d_lse_of(call, own), gradient_scale<T>(call, space));
+  }
+  KeySum<lane_dims> dk{.dims = static_cast<int>(call.problem.dim_qk)};
+  add_peaks<T>(call, space, index - static_cast<int>(threadIdx.x) % 32, mended, 0, call.rows_k(), dk);
+  dk.flush();
+}
+
+// The same in one order: a warp has 32 keys, and looks for the queries that point at one of them.
+constexpr int ordered_keys = 32;
+
+template <typename T>
+__global__ void __launch_bounds__(row_threads)
+    mend_keys_in_order(const __grid_constant__ AttentionCall call,
+                       const __grid_constant__ BackwardSpace space, std::int64_t tiles) {
+  const std::int64_t index = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t h = index / tiles % call.problem.heads_kv;
+  const std::int64_t b = index / tiles / call.problem.heads_kv;
+  if (b >= call.problem.batch) return;
+  const Sequence sequence = call.sequence(b);
+  const std::int64_t first = index % tiles * ordered_keys;
+  const std::int64_t end = min(first + ordered_keys, sequence.length_k);
+  const std::int64_t first_row = space.key_row(call, b, h, sequence.first_k + first);
+  if (!__any_sync(~0u, first + lane < end && space.key_has_peak[first_row + lane] != 0)) return;
+  const std::int64_t position = first - sequence.band_offset;
+  const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
+  const std::int64_t end_query = min(sequence.length_q, position + ordered_keys + call.band.left);
+  const GradientScale scale = gradient_scale<T>(call, space);
+  KeySum<lane_dims> dk{.dims = static_cast<int>(call.problem.dim_qk)};
+  for (std::int64_t head = h * call.group(); head < (h + 1) * call.group(); ++head) {
+    for (std::int64_t i = first_query; i < end_query; i += 32) {
+      const std::int64_t row = head * call.rows_q() + call.first_row_q(b) + i;
+      Mended mended;
+      if (i + lane < end_query && space.rows.peak_count[row + lane] > 0) {
+        const BatchRow own = BatchRow::of_query(call, row + lane);
+        mended = Mended(space.rows, row + lane, d_lse_of(call, own), scale);
+      }
+      add_peaks<T>(call, space, row, mended, sequence.first_k + first, sequence.first_k + end, dk);
+    }
+  }
+  dk.flush();
+}
+
+// Rows of dk that had a peak, from their sums. A warp has 32 keys.
+template <typename T>
+__global__ void __launch_bounds__(row_threads)
+    finish_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
+  const BatchRow own = BatchRow::of_key(call, index);
+  unsigned left = __ballot_sync(~0u, own.owned && space.key_has_peak[index] != 0);
+  if (left == 0) return;
+  const auto dims = static_cast<int>(call.problem.dim_qk);
+  const float factor = static_cast<float>(call.scale) * gradient_scale<T>(call, space).down;
+  for (; left != 0; left &= left - 1) {
+    const std::int64_t from = index - static_cast<int>(threadIdx.x) % 32 + __ffs(static_cast<int>(left)) - 1;
+    const BatchRow row = BatchRow::of_key(call, from);
+    auto* to = reinterpret_cast<T*>(row_of_halves(call.dk, row.b, row.h, row.s));
+    for (int d = static_cast<int>(threadIdx.x) % 32; d < dims; d += 32) {
+      to[d] = narrow<T>(space.dk[from * dims + d] * factor);
+    }
+  }
+}
+
+template <typename T>
+void mend(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
+  const AttentionProblem& problem = call.problem;
+  const std::int64_t keys = problem.heads_kv * call.rows_k();
+  if (call.deterministic) {
+    const std::int64_t tiles = (problem.length_k + ordered_keys - 1) / ordered_keys;
+    launch<mend_keys_in_order<T>>(
+        {.name = "tilewise mma backward, peaks",
+         .blocks = (problem.batch * problem.heads_kv * tiles * 32 + row_threads - 1) / row_threads,
+         .threads = row_threads,
+         .stream = stream},
+        call, space, tiles);
+  } else {
+    launch<mend_keys<T>>({.name = "tilewise mma backward, peaks",
+                          .blocks = (space.rows.count + row_threads - 1) / row_threads,
+                          .threads = row_threads,
+                          .stream = stream},
+                         call, space);
+  }
+  launch<finish_keys<T>>({.name = "tilewise mma backward, dk",
+                          .blocks = (keys + row_threads - 1) / row_threads,
+                          .threads = row_threads,
+                          .stream = stream},
+                         call, space);
+}
+
+template <typename T, int lanes>
+void finish(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
+  if (call.dq.wanted) {
+    launch<finish_queries<T, lanes>>({.name = "tilewise mma backward, dq",
+                                      .blocks = RowLanes<lanes>::blocks(space.rows.count),
+                                      .threads = row_threads,
+                                      .stream = stream},
+                                     call, space);
+  }
+  if (call.dk.wanted) mend<T>(call, space, stream);
+}
+
+}  // namespace
+
+void finish_backward(const AttentionCall& call, const Context& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  const BackwardSpace space(call, context.workspace.data);
+  with_lanes(call, [&]<typename T, int lanes>() { finish<T, lanes>(call, space, stream); });
+  // Gradients of mask and sinks may be in f32, which is more than products of 16 bits and the rounded o give.
+  if (space.needs_states(call)) simt::row_states(call, space.states, space.row_sums, {}, context);
+  if (call.problem.features.mask_gradient) simt::mask_gradient(call, space.states, space.row_sums, context);
+  if (call.dsinks != nullptr) simt::sink_gradient(call, space.states, stream);
+  simt::clear_unused_gradients(call, stream);
+}
+
+}  // namespace tilewise::cuda::mma
