@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/device_tensors.h"
+#include "cuda/runtime/device.h"
 #include "support/random_problem.h"
 
 namespace tilewise::test {
@@ -29,6 +30,7 @@ inline RandomProblem dense_problem(std::uint64_t seed, DType dtype, const Sizes&
   p.length_k = n.sk;
   p.dim_qk = n.d;
   p.dim_v = n.dv;
+  p.aligned_results = true;
   p.q = Buffer(dtype, {n.b, n.hq, n.sq, n.d});
   p.k = Buffer(dtype, {n.b, n.hkv, n.sk, n.d});
   p.v = Buffer(dtype, {n.b, n.hkv, n.sk, n.dv});
@@ -113,6 +115,19 @@ inline std::vector<DType> types_of(const std::string& kernel) {
   }
   return types;
 }
+
+/// Tests of one kernel. Only the compute capability may skip them: where the device is what the kernel is for,
+/// a refusal is a failure.
+template <int least, int most = 1000>
+class CudaKernelFixture : public CudaTest {
+ protected:
+  void SetUp() override {
+    CudaTest::SetUp();
+    if (IsSkipped()) return;
+    const int own = cuda::device_properties(first_device.index).compute_capability;
+    if (own < least || own > most) GTEST_SKIP() << "not for compute capability " << own / 10.0;
+  }
+};
 
 /// Tests that run once a kernel, where the device can run it.
 class CudaKernelTest : public CudaTest, public testing::WithParamInterface<std::string> {

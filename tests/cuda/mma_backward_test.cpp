@@ -13,15 +13,8 @@ namespace {
 // `fused`. Here each of its head dims has its turn, with what its exactness hangs on: weights near 1, several
 // high ones in a row, and numbers of any size.
 
-class MmaBackward : public CudaTest {
+class MmaBackward : public CudaKernelFixture<80> {
  protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (IsSkipped()) return;
-    const std::string reason = reason_against(plain_problem(1), "mma", Pass::backward);
-    if (!reason.empty()) GTEST_SKIP() << reason;
-  }
-
   static RandomProblem plain_problem(std::uint64_t seed, std::int64_t dim = 64) {
     return dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16,
                          {.b = 2, .hq = 4, .hkv = 2, .sq = 150, .sk = 203, .d = dim, .dv = dim});

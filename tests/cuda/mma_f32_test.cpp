@@ -16,15 +16,8 @@ namespace {
 
 constexpr Sizes usual{.b = 2, .hq = 4, .hkv = 2, .sq = 150, .sk = 203, .d = 64, .dv = 64};
 
-class MmaF32 : public CudaTest {
+class MmaF32 : public CudaKernelFixture<80> {
  protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (IsSkipped()) return;
-    const std::string reason = reason_against(dense_problem(1, DType::f32, usual), "mma");
-    if (!reason.empty()) GTEST_SKIP() << reason;
-  }
-
   template <typename Change>
   static void change(Buffer& buffer, const Change& factor_of) {
     std::vector<double> values = buffer.values();

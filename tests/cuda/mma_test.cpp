@@ -13,15 +13,8 @@ namespace {
 // nothing but a band that hides. Here each head dim they are compiled for has its turn, with tiles that fill
 // the GPU and with few, and rows of several heads in one tile.
 
-class MmaForward : public CudaTest {
+class MmaForward : public CudaKernelFixture<80> {
  protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (IsSkipped()) return;
-    const std::string reason = reason_against(dense_problem(1, DType::bf16), "mma");
-    if (!reason.empty()) GTEST_SKIP() << reason;
-  }
-
   static void expect_within_contract(const RandomProblem& problem) {
     SCOPED_TRACE(to_string(problem));
     const Checker checker(problem, 4);

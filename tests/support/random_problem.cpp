@@ -192,10 +192,14 @@ AttentionOutputs OutputBuffers::view(bool with_lse) const {
   return {.o = o.view(), .lse = with_lse ? lse.view() : Tensor{}};
 }
 
+namespace {
+PlacementRules result_rows(const RandomProblem& p) { return p.aligned_results ? aligned_rows(0) : output_rows; }
+}  // namespace
+
 OutputBuffers make_outputs(const RandomProblem& p) {
   Random rng(p.seed + 1);
   OutputBuffers outputs;
-  outputs.o = random_buffer(rng, p.dtype, p.beside_q(p.dim_v), output_rows);
+  outputs.o = random_buffer(rng, p.dtype, p.beside_q(p.dim_v), result_rows(p));
   outputs.lse = random_buffer(rng, p.dtype == DType::f64 ? DType::f64 : DType::f32, p.statistics_shape(),
                               output_values);
   return outputs;
@@ -211,9 +215,9 @@ GradientBuffers make_gradients(const RandomProblem& p) {
     if (p.asked.dk) gradients.dk = slices[1];
     if (p.asked.dv) gradients.dv = slices[2];
   } else {
-    if (p.asked.dq) gradients.dq = random_buffer(rng, p.dtype, p.q.shape(), output_rows);
-    if (p.asked.dk) gradients.dk = random_buffer(rng, p.dtype, p.k.shape(), output_rows);
-    if (p.asked.dv) gradients.dv = random_buffer(rng, p.dtype, p.v.shape(), output_rows);
+    if (p.asked.dq) gradients.dq = random_buffer(rng, p.dtype, p.q.shape(), result_rows(p));
+    if (p.asked.dk) gradients.dk = random_buffer(rng, p.dtype, p.k.shape(), result_rows(p));
+    if (p.asked.dv) gradients.dv = random_buffer(rng, p.dtype, p.v.shape(), result_rows(p));
   }
   if (p.asked.dmask) {
     gradients.dmask = random_buffer(rng, p.asked.dmask_dtype, p.mask.shape(), output_values);

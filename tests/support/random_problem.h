@@ -43,6 +43,7 @@ struct RandomProblem {
   std::int64_t dim_qk = 0;
   std::int64_t dim_v = 0;
   bool aligned = false;  ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
+  bool aligned_results = false;  ///< and so do those of o, dq, dk and dv
 
   Buffer q, k, v;
   Buffer mask, alibi_slopes, sinks;

@@ -13,16 +13,8 @@ namespace {
 // compiled for has its turn, with lengths around its tiles, with blocks that have many tiles each, and with
 // scores that make the softmax start anew all the time.
 
-class WgmmaForward : public CudaTest {
+class WgmmaForward : public CudaKernelFixture<90, 90> {
  protected:
-  void SetUp() override {
-    CudaTest::SetUp();
-    if (IsSkipped()) return;
-    const Sizes many{.b = 2, .hq = 4, .hkv = 2, .sq = 128, .sk = 128, .d = 64, .dv = 64};
-    const std::string reason = reason_against(dense_problem(1, DType::bf16, many), "wgmma");
-    if (!reason.empty()) GTEST_SKIP() << reason;
-  }
-
   static void expect_within_contract(RandomProblem problem) {
     problem.asked.backward = false;
     SCOPED_TRACE(to_string(problem));
