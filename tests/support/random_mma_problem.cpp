@@ -18,7 +18,7 @@ std::int64_t random_head_dim(Random& rng) {
 }
 
 void choose_shape(Random& rng, RandomProblem& p) {
-  p.aligned = rng.chance(0.6);
+  p.aligned = p.aligned_results = rng.chance(0.6);
   p.dtype = rng.pick({DType::f16, DType::bf16});
   p.layout = rng.pick({Layout::dense, Layout::dense, Layout::dense, Layout::packed});
   p.batch = rng.between(1, p.layout == Layout::packed ? 5 : 3);

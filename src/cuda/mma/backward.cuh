@@ -13,22 +13,20 @@ namespace tilewise::cuda::mma {
 // A warp that has keys for itself takes pairs from registers into dv and dk; where keys are shared, they go by
 // way of shared memory, so that a fragment of d_o or q serves more keys.
 
-/// What the pairs of a tile of queries add to all gradients, or the rest of it. Gives whether a rest matters.
+/// What the pairs of a tile of queries add to all gradients.
 template <BackwardConfig c, typename Block>
-__device__ __forceinline__ bool add_pairs(Block& block, bool rest, const QuerySteps& steps, int stage) {
+__device__ __forceinline__ void add_pairs(Block& block, const QuerySteps& steps, int stage) {
   const typename Block::Queries queries = block.queries_of(steps);
   const bool edge = queries.count - 1 + queries.low > 0 || min(queries.high, block.key_count) < c.keys;
   constexpr int queries_each = c.queries / (c.warps / c.key_warps);
   const int own_first = block.warp % (c.warps / c.key_warps) * queries_each;
-  bool high = false;
 #pragma unroll 1
   for (int n = 0; n < queries_each; n += c.queries_at_once) {
-    high |= differentiate<c>(block, rest, steps, queries, edge, stage, own_first + n);
+    differentiate<c>(block, steps, queries, edge, stage, own_first + n);
   }
-  high = __syncthreads_or(high) != 0;  // score gradients are there
+  __syncthreads();  // score gradients are there
   if constexpr (!c.weights_stay) add_to_keys<c>(block, stage);
-  add_to_queries<c>(block, rest, QuerySteps{opaque(steps.at), opaque(steps.head)});
-  return high;
+  add_to_queries<c>(block, QuerySteps{opaque(steps.at), opaque(steps.head)});
 }
 
 template <BackwardConfig c, typename Block>
@@ -47,24 +45,18 @@ __device__ __forceinline__ void walk(Block& block) {
   block.load_keys();
   block.load_queries(steps, 0);
   commit_copies();
-  bool rest = false;
-  int stage = 0;
 #pragma unroll 1
-  while (steps.more(facts)) {
-    if (!rest) wait_copies<0>();
+  for (int stage = 0; steps.more(facts); stage ^= 1) {
+    wait_copies<0>();
     __syncthreads();  // the tile is there, and everyone is done with the last one and its score gradients
-    if (!rest && block.space.order.kept()) end_turn(block);
+    if (block.space.order.kept()) end_turn(block);
     QuerySteps next = steps;
     next.step(facts);
     block.settle(next);
-    if (!rest) {
-      if (next.more(facts)) block.load_queries(next, stage ^ 1);
-      commit_copies();
-    }
-    rest = add_pairs<c>(block, rest, steps, stage) && !rest;
-    if (rest) continue;
+    if (next.more(facts)) block.load_queries(next, stage ^ 1);
+    commit_copies();
+    add_pairs<c>(block, steps, stage);
     steps = next;
-    stage ^= 1;
   }
 }
 

@@ -30,17 +30,15 @@ __global__ void __launch_bounds__(row_threads)
     sum[2 * n + 1] = two.y;
   }
   const GradientScale scale = gradient_scale<T>(call, space);
-  if (space.rows.peak_count[at.row] > 0) {
-    const Mended mended(space.rows, at.row, d_lse_of(call, row), scale);
+  const RowPeaks peaks(space.rows, at.row, true);
+  for (int f = 0; f < peaks.count; ++f) {
+    const float gradient = peaks.gradient(f, d_lse_of(call, row), scale);
+    float k[8];
+    const std::int64_t key = call.sequence(b).first_k + peaks.at(f).key;
+    load_eight<T>(k, row_of_halves(call.k, row.b, call.key_head(row.h), key), first, dims,
+                  aligned_chunks(call.k));
 #pragma unroll
-    for (int f = 0; f < most_peaks; ++f) {
-      if (f >= mended.count) continue;
-      float k[8];
-      load_eight<T>(k, row_of_halves(call.k, row.b, call.key_head(row.h), mended.key[f]), first, dims,
-                    aligned_chunks(call.k));
-#pragma unroll
-      for (int n = 0; n < 8; ++n) sum[n] = fmaf(mended.gradient[f], k[n], sum[n]);
-    }
+    for (int n = 0; n < 8; ++n) sum[n] = fmaf(gradient, k[n], sum[n]);
   }
   const float factor = static_cast<float>(call.scale) * scale.down;
   const uint4 eight{pack<T>(sum[0] * factor, sum[1] * factor), pack<T>(sum[2] * factor, sum[3] * factor),
@@ -48,55 +46,81 @@ __global__ void __launch_bounds__(row_threads)
   store_eight(row_of_halves(call.dq, row.b, row.h, row.s), first, dims, aligned_chunks(call.dq), eight);
 }
 
-// A lane's share of a row of dk that grows as long as queries point at the same key, which they often do.
-template <int lane_dims>
-struct KeySum {
-  float* dk = nullptr;  // the row's sums
-  int dims;
-  float sum[lane_dims] = {};
+// A lane's share of a vector a key, dims 32 apart: of a row of dk or of dv.
+constexpr int lane_dims = 8;
 
-  __device__ void add(float* to, float factor, const float (&q)[lane_dims]) {
-    if (to != dk) flush();
-    dk = to;
-#pragma unroll
-    for (int n = 0; n < lane_dims; ++n) sum[n] = fmaf(factor, q[n], sum[n]);
-  }
-  __device__ void flush() {
-    if (dk == nullptr) return;
+struct LaneVector {
+  int dims = 0;
+  float element[lane_dims] = {};
+
+  __device__ static int place(int n) { return static_cast<int>(threadIdx.x) % 32 + 32 * n; }
+
+  template <typename T>
+  __device__ void add(float factor, const std::byte* row) {
 #pragma unroll
     for (int n = 0; n < lane_dims; ++n) {
-      const int d = static_cast<int>(threadIdx.x) % 32 + 32 * n;
-      if (d < dims) atomicAdd(dk + d, sum[n]);
-      sum[n] = 0;
+      if (place(n) >= dims) continue;
+      element[n] = fmaf(factor, widen(reinterpret_cast<const T*>(row)[place(n)]), element[n]);
+    }
+  }
+  __device__ void move_to(float* row) {
+#pragma unroll
+    for (int n = 0; n < lane_dims; ++n) {
+      if (place(n) < dims) atomicAdd(row + place(n), element[n]);
+      element[n] = 0;
     }
   }
 };
-constexpr int lane_dims = 8;  // 32 apart
 
-// Adds to dk's sums what peaks add whose keys are among [first_key, end_key) of k's rows. The warp has 32
-// queries from `first_row` on: a lane each for the numbers, which are in `mended`, then all lanes
-// for the vectors of one after another.
+// What peaks add to a key, which grows as long as queries point at the same one, as they often do.
+struct KeySum {
+  const BackwardSpace& space;
+  std::int64_t key = -1;  // which of [Hkv, rows_k]
+  LaneVector dk, dv;
+
+  __device__ KeySum(const AttentionCall& call, const BackwardSpace& space_)
+      : space(space_),
+        dk{.dims = static_cast<int>(call.problem.dim_qk)},
+        dv{.dims = static_cast<int>(call.problem.dim_v)} {}
+
+  __device__ void turn_to(std::int64_t next) {
+    if (next == key) return;
+    flush();
+    key = next;
+  }
+  __device__ void flush() {
+    if (key < 0) return;
+    if (space.dk != nullptr) dk.move_to(space.dk + key * dk.dims);
+    if (space.dv != nullptr) dv.move_to(space.dv + key * dv.dims);
+  }
+};
+
+// Adds what peaks add whose keys are among [first_key, end_key) of their sequence. The warp has 32 queries from
+// `first_row` on: a lane each for the numbers, then all lanes for the vectors of one after another.
 template <typename T>
 __device__ __forceinline__ void add_peaks(const AttentionCall& call, const BackwardSpace& space,
-                                          std::int64_t first_row, const Mended& mended,
-                                          std::int64_t first_key, std::int64_t end_key,
-                                          KeySum<lane_dims>& dk) {
-#pragma unroll
-  for (int f = 0; f < most_peaks; ++f) {
-    const bool own = f < mended.count && mended.key[f] >= first_key && mended.key[f] < end_key;
+                                          std::int64_t first_row, const RowPeaks& peaks, float d_lse,
+                                          const GradientScale& scale, std::int64_t first_key,
+                                          std::int64_t end_key, KeySum& sum) {
+  for (int f = 0; __any_sync(~0u, f < peaks.count); ++f) {
+    Peak peak{};
+    bool own = false;
+    if (f < peaks.count) {
+      peak = peaks.at(f);
+      own = peak.key >= first_key && peak.key < end_key;
+    }
+    const float own_gradient = own ? peaks.gradient(f, d_lse, scale) : 0.0f;
     for (unsigned left = __ballot_sync(~0u, own); left != 0; left &= left - 1) {
       const int from = __ffs(static_cast<int>(left)) - 1;
       const BatchRow row = BatchRow::of_query(call, first_row + from);
-      const std::int64_t key = __shfl_sync(~0u, mended.key[f], from);
-      const float gradient = __shfl_sync(~0u, mended.gradient[f], from);
-      const auto* q_row = reinterpret_cast<const T*>(row_of_halves(call.q, row.b, row.h, row.s));
-      float q[lane_dims];
-#pragma unroll
-      for (int n = 0; n < lane_dims; ++n) {
-        const int d = static_cast<int>(threadIdx.x) % 32 + 32 * n;
-        q[n] = d < dk.dims ? widen(q_row[d]) : 0.0f;
-      }
-      dk.add(space.dk + space.key_row(call, row.b, call.key_head(row.h), key) * dk.dims, gradient, q);
+      const std::int64_t key =
+          call.sequence(row.in_sequence(call).b).first_k + __shfl_sync(~0u, peak.key, from);
+      const float gradient = __shfl_sync(~0u, own_gradient, from);
+      const float weight = fmaxf(0.0f, __shfl_sync(~0u, peak.weight, from));
+      sum.turn_to(space.key_row(call, row.b, call.key_head(row.h), key));
+      sum.dk.add<T>(gradient, row_of_halves(call.q, row.b, row.h, row.s));
+      sum.dv.add<T>(weight * static_cast<float>(1 << weight_bits<T>),
+                    row_of_halves(call.d_o, row.b, row.h, row.s));
     }
   }
 }
@@ -107,17 +131,24 @@ __global__ void __launch_bounds__(row_threads)
     mend_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
   const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
   const BatchRow own = BatchRow::of_query(call, index);
-  Mended mended;
-  if (own.owned && space.rows.peak_count[index] > 0) {
-    mended = Mended(space.rows, index, d_lse_of(call, own), gradient_scale<T>(call, space));
-  }
-  KeySum<lane_dims> dk{.dims = static_cast<int>(call.problem.dim_qk)};
-  add_peaks<T>(call, space, index - static_cast<int>(threadIdx.x) % 32, mended, 0, call.rows_k(), dk);
-  dk.flush();
+  const RowPeaks peaks(space.rows, index, own.owned);
+  if (!__any_sync(~0u, peaks.count > 0)) return;
+  KeySum sum(call, space);
+  add_peaks<T>(call, space, index - static_cast<int>(threadIdx.x) % 32, peaks,
+               own.owned ? d_lse_of(call, own) : 0.0f, gradient_scale<T>(call, space), 0,
+               call.problem.length_k, sum);
+  sum.flush();
 }
 
-// The same in one order: a warp has 32 keys, and looks for the queries that point at one of them.
+// The same in one order: a warp has 32 keys, and looks for the queries that point at one of them. Peaks of a
+// query are to be in order too.
 constexpr int ordered_keys = 32;
+
+__global__ void __launch_bounds__(row_threads)
+    sort_peaks(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
+  RowPeaks(space.rows, index, BatchRow::of_query(call, index).owned).sort();
+}
 
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
@@ -137,22 +168,28 @@ __global__ void __launch_bounds__(row_threads)
   const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
   const std::int64_t end_query = min(sequence.length_q, position + ordered_keys + call.band.left);
   const GradientScale scale = gradient_scale<T>(call, space);
-  KeySum<lane_dims> dk{.dims = static_cast<int>(call.problem.dim_qk)};
+  KeySum sum(call, space);
   for (std::int64_t head = h * call.group(); head < (h + 1) * call.group(); ++head) {
     for (std::int64_t i = first_query; i < end_query; i += 32) {
       const std::int64_t row = head * call.rows_q() + call.first_row_q(b) + i;
-      Mended mended;
-      if (i + lane < end_query && space.rows.peak_count[row + lane] > 0) {
-        const BatchRow own = BatchRow::of_query(call, row + lane);
-        mended = Mended(space.rows, row + lane, d_lse_of(call, own), scale);
-      }
-      add_peaks<T>(call, space, row, mended, sequence.first_k + first, sequence.first_k + end, dk);
+      const RowPeaks peaks(space.rows, row + lane, i + lane < end_query);
+      float d_lse = 0;
+      if (peaks.count > 0) d_lse = d_lse_of(call, BatchRow::of_query(call, row + lane));
+      add_peaks<T>(call, space, row, peaks, d_lse, scale, first, end, sum);
     }
   }
-  dk.flush();
+  sum.flush();
 }
 
-// Rows of dk that had a peak, from their sums. A warp has 32 keys.
+// Rows of dk and dv that had a peak, from their sums. A warp has 32 keys.
+template <typename T>
+__device__ void finish_row(const Rows& rows, const BatchRow& row, const float* sums, std::int64_t dims,
+                           float factor) {
+  if (!rows.wanted) return;
+  auto* to = reinterpret_cast<T*>(row_of_halves(rows, row.b, row.h, row.s));
+  for (int d = static_cast<int>(threadIdx.x) % 32; d < dims; d += 32) to[d] = narrow<T>(sums[d] * factor);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
     finish_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
@@ -160,15 +197,14 @@ __global__ void __launch_bounds__(row_threads)
   const BatchRow own = BatchRow::of_key(call, index);
   unsigned left = __ballot_sync(~0u, own.owned && space.key_has_peak[index] != 0);
   if (left == 0) return;
-  const auto dims = static_cast<int>(call.problem.dim_qk);
-  const float factor = static_cast<float>(call.scale) * gradient_scale<T>(call, space).down;
+  const float dk_factor = static_cast<float>(call.scale) * gradient_scale<T>(call, space).down;
+  const float keep_scale = call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
+  const float dv_factor = keep_scale / static_cast<float>(1 << weight_bits<T>);
   for (; left != 0; left &= left - 1) {
     const std::int64_t from = index - static_cast<int>(threadIdx.x) % 32 + __ffs(static_cast<int>(left)) - 1;
     const BatchRow row = BatchRow::of_key(call, from);
-    auto* to = reinterpret_cast<T*>(row_of_halves(call.dk, row.b, row.h, row.s));
-    for (int d = static_cast<int>(threadIdx.x) % 32; d < dims; d += 32) {
-      to[d] = narrow<T>(space.dk[from * dims + d] * factor);
-    }
+    finish_row<T>(call.dk, row, space.dk + from * call.problem.dim_qk, call.problem.dim_qk, dk_factor);
+    finish_row<T>(call.dv, row, space.dv + from * call.problem.dim_v, call.problem.dim_v, dv_factor);
   }
 }
 
@@ -200,6 +236,13 @@ void mend(const AttentionCall& call, const BackwardSpace& space, cudaStream_t st
 
 template <typename T, int lanes>
 void finish(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
+  if (call.deterministic) {
+    launch<sort_peaks>({.name = "tilewise mma backward, order of peaks",
+                        .blocks = (space.rows.count + row_threads - 1) / row_threads,
+                        .threads = row_threads,
+                        .stream = stream},
+                       call, space);
+  }
   if (call.dq.wanted) {
     launch<finish_queries<T, lanes>>({.name = "tilewise mma backward, dq",
                                       .blocks = RowLanes<lanes>::blocks(space.rows.count),
@@ -207,7 +250,7 @@ void finish(const AttentionCall& call, const BackwardSpace& space, cudaStream_t 
                                       .stream = stream},
                                      call, space);
   }
-  if (call.dk.wanted) mend<T>(call, space, stream);
+  if (call.dk.wanted || call.dv.wanted) mend<T>(call, space, stream);
 }
 
 }  // namespace

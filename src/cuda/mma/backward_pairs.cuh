@@ -8,24 +8,6 @@ namespace tilewise::cuda::mma {
 // Weights and score gradients of a tile of keys by a tile of queries. Pairs are held turned, a row a key: so
 // they come out of the products in the registers in which they go into those for dv and dk.
 
-/// Leaves of rounded pairs what rounding took from them.
-template <typename T, int query_tiles, int key_tiles>
-__device__ __forceinline__ void keep_rest(std::uint32_t (&pairs)[query_tiles][key_tiles][4],
-                                          const Sums<key_tiles, query_tiles>& whole) {
-#pragma unroll
-  for (int n = 0; n < 2 * query_tiles; ++n) {
-#pragma unroll
-    for (int m = 0; m < key_tiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        std::uint32_t& two = pairs[n / 2][m][n % 2 * 2 + half];
-        const float2 rounded = unpack<T>(two);
-        two = pack<T>(whole[m][n][2 * half] - rounded.x, whole[m][n][2 * half + 1] - rounded.y);
-      }
-    }
-  }
-}
-
 /// Makes weights that dropout does not keep 0.
 template <int query_tiles, int key_tiles>
 __device__ __forceinline__ void drop(std::uint32_t (&weights)[query_tiles][key_tiles][4], unsigned kept) {
@@ -64,12 +46,13 @@ __device__ __forceinline__ void store_pairs(const Block& block, std::byte* to_sm
   }
 }
 
-/// Puts the peaks among a lane's pairs aside, the first time: weights are in `p`, d_o·v + shift in `x`. They
-/// are few, so that the code for one is there once.
+/// Puts the peaks among a lane's pairs aside: `p` are weights, `weights` the same rounded, x is d_o·v + shift.
+/// They are few, so that the code for one is there once.
 template <typename Block>
-__device__ __forceinline__ void take_peaks(const Block& block, bool rest,
-                                           const typename Block::Queries& queries, int first_query,
-                                           int first_key, const typename Block::PairSums& p,
+__device__ __forceinline__ void take_peaks(const Block& block, const typename Block::Queries& queries,
+                                           int first_query, int first_key,
+                                           const typename Block::PairSums& p,
+                                           typename Block::PairFragments& weights,
                                            typename Block::PairSums& x) {
   using T = typename Block::T;
   constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
@@ -77,13 +60,12 @@ __device__ __forceinline__ void take_peaks(const Block& block, bool rest,
   static_assert(count <= 32, "a bit each");
   constexpr float weight_unit = 1.0f / static_cast<float>(1 << weight_bits<T>);
   const RowValues& rows = block.space.rows;
-  const auto at = [](auto& pairs, int index) -> auto& {
-    return pairs[index / 4 % key_tiles][index / 4 / key_tiles][index % 4];
-  };
+  const auto m_of = [](int index) { return index / 4 % key_tiles; };
+  const auto n_of = [](int index) { return index / 4 / key_tiles; };
   unsigned peaks = 0;
 #pragma unroll
   for (int index = 0; index < count; ++index) {
-    if (at(p, index) > least_peak / weight_unit) peaks |= 1u << index;
+    if (p[m_of(index)][n_of(index)][index % 4] > least_peak / weight_unit) peaks |= 1u << index;
   }
 #pragma unroll 1
   for (; peaks != 0; peaks &= peaks - 1) {
@@ -92,17 +74,19 @@ __device__ __forceinline__ void take_peaks(const Block& block, bool rest,
 #pragma unroll
     for (int index = 0; index < count; ++index) {
       if (index != chosen) continue;
-      peak.weight = at(p, index) * weight_unit;
-      peak.x = at(x, index) * (block.scale.down / weight_unit);
-      at(x, index) = 0;
+      const int m = m_of(index), n = n_of(index);
+      const unsigned half = index % 2 == 0 ? 0xFFFFu : 0xFFFF0000u;
+      std::uint32_t& two = weights[n / 2][m][n % 2 * 2 + index % 4 / 2];
+      peak.weight = p[m][n][index % 4] * ((two & half) != 0 ? weight_unit : -weight_unit);
+      peak.x = x[m][n][index % 4] * (block.scale.down / weight_unit);
+      x[m][n][index % 4] = 0;
+      two &= ~half;
     }
-    if (rest) continue;
     const int e = chosen % 4;
-    const int m = chosen / 4 % key_tiles;
-    const int n = chosen / 4 / key_tiles;
+    const int m = m_of(chosen), n = n_of(chosen);
     const int key = first_key + 16 * m + block.lane / 4 + 8 * (e / 2);
     const std::int64_t row = queries.row + first_query + 8 * n + 2 * (block.lane % 4) + e % 2;
-    peak.key = block.first_key_row() + key;
+    peak.key = block.first_key + key;
     const int slot = atomicAdd(rows.peak_count + row, 1);
     if (slot < most_peaks) {
       rows.peaks[row * most_peaks + slot] = peak;
@@ -183,10 +167,9 @@ __device__ __forceinline__ void store_row_sums(const Block& block, float* to_sme
 }
 
 /// Weights and score gradients of a warp's pairs, some queries at once; with weights that stay, their part of
-/// dv and dk too. Or the rest: what rounding took from them. Gives whether some weight is too high to be
-/// rounded.
+/// dv and dk too.
 template <BackwardConfig c, typename Block>
-__device__ __forceinline__ bool differentiate(Block& block, bool rest, const QuerySteps& steps,
+__device__ __forceinline__ void differentiate(Block& block, const QuerySteps& steps,
                                               const typename Block::Queries& queries, bool edge, int stage,
                                               int first_query) {
   using T = typename Block::T;
@@ -208,7 +191,7 @@ __device__ __forceinline__ bool differentiate(Block& block, bool rest, const Que
         block.rest_smem()[key_warp * c.queries + first_query + block.lane] = 0;
       }
     }
-    return false;
+    return;
   }
 
   typename Block::PairSums p = {}, x = {};
@@ -277,8 +260,14 @@ __device__ __forceinline__ bool differentiate(Block& block, bool rest, const Que
       }
     };
   };
-  if (rest) keep_rest<T>(weights, p);
   if (dropout) drop(weights, kept);
+  add_shifts(block, block.shift_smem + own_query, kept, x);
+  const float2 two_highest = unpack<T>(highest);
+  // They were rounded.
+  constexpr float least = 0.99f * least_peak * static_cast<float>(1 << weight_bits<T>);
+  if (__any_sync(~0u, fmaxf(two_highest.x, two_highest.y) > least)) {
+    take_peaks(block, queries, first_query, first_key, p, weights, x);
+  }
   if constexpr (c.weights_stay) {
     multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
         block.dv, from_registers(weights),
@@ -287,12 +276,6 @@ __device__ __forceinline__ bool differentiate(Block& block, bool rest, const Que
     store_pairs(block, block.weights_smem, first_query, first_key, weights);
   }
 
-  add_shifts(block, block.shift_smem + own_query, kept, x);
-  const float2 two_highest = unpack<T>(highest);
-  const bool high =
-      fmaxf(two_highest.x, two_highest.y) >= least_whole * static_cast<float>(1 << weight_bits<T>);
-  static_assert(least_peak > least_whole);
-  if (__any_sync(~0u, high)) take_peaks(block, rest, queries, first_query, first_key, p, x);
 #pragma unroll
   for (int m = 0; m < key_tiles; ++m) {
 #pragma unroll
@@ -324,14 +307,12 @@ __device__ __forceinline__ bool differentiate(Block& block, bool rest, const Que
       }
     }
   }
-  if (rest) keep_rest<T>(dscores, x);
   store_pairs(block, block.dscores_smem, first_query, first_key, dscores);
   if constexpr (c.weights_stay) {
     multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
         block.dk, from_registers(dscores),
         b_turned(RowPointer::by_rows(address(q_tile)).from(first_query, 0)));
   }
-  return high;
 }
 
 }  // namespace tilewise::cuda::mma

@@ -14,14 +14,14 @@ namespace tilewise::cuda::mma {
 
 // What the kernels of a backward call share, in its workspace.
 
-/// A pair whose score's gradient is left out of the products.
+/// A pair with a weight above least_peak, which is left out of the products: see backward_peaks.cuh.
 struct Peak {
-  std::int64_t key;  ///< its row in k
-  float weight;
-  float x;  ///< d_o·v + shift
+  int key;       ///< in the sequence
+  float weight;  ///< negative where dropout drops it
+  float x;       ///< d_o·v + shift
 };
-inline constexpr float least_peak = 0.26f;
-inline constexpr int most_peaks = 3;
+inline constexpr float least_peak = 0.1f;
+inline constexpr int most_peaks = 9;  ///< as many as can be in a row
 
 /// Of every query, [Hq, rows_q] each.
 struct RowValues {
@@ -38,10 +38,6 @@ struct RowValues {
   float* peak_slope = nullptr;  ///< the same: of the softcap, where there is one
   std::int64_t count = 0;       ///< Hq · rows_q
 };
-
-/// Rounding to 16 bits takes the more from a sum the fewer terms matter in it. Where a tile has a weight
-/// above this, what rounding took goes into a second round of products.
-inline constexpr float least_whole = 0.25f;
 
 /// f16 cannot hold what is below 6e-5 as well as what is above, and weights and score gradients often are. So
 /// they are scaled there by powers of two: weights by a constant, score gradients by what the largest of d_o,
@@ -130,7 +126,8 @@ struct BackwardSpace {
   Largest* largest = nullptr;
   QuerySums dq;  ///< before the score's scale
   Order order;
-  float* dk = nullptr;  ///< [Hkv, rows_k, dim_qk]: of keys with a peak alone, before the scale
+  float* dk = nullptr;  ///< [Hkv, rows_k, dim_qk]: of keys with a peak alone, as the kernel sums it
+  float* dv = nullptr;  ///< [Hkv, rows_k, dim_v]: the same
   std::uint8_t* key_has_peak = nullptr;  ///< [Hkv, rows_k]
   simt::RowStates states{};              ///< for the gradients of mask and sinks, which are exact to f32
   float* row_sums = nullptr;
@@ -161,10 +158,9 @@ struct BackwardSpace {
       auto* first = arena.take<std::uint32_t>(words);
       order = {.ticket = first, .done = first + 1, .bytes = static_cast<std::size_t>(words) * 4};
     }
-    if (call.dk.wanted) {
-      dk = arena.take<float>(keys * call.problem.dim_qk);
-      key_has_peak = arena.take<std::uint8_t>(keys);
-    }
+    if (call.dk.wanted) dk = arena.take<float>(keys * call.problem.dim_qk);
+    if (call.dv.wanted) dv = arena.take<float>(keys * call.problem.dim_v);
+    if (call.dk.wanted || call.dv.wanted) key_has_peak = arena.take<std::uint8_t>(keys);
     if (needs_states(call)) {
       states = {arena.take<float>(queries), arena.take<float>(queries), arena.take<float>(queries)};
       if (simt::sums_rows(call)) row_sums = arena.take<float>(queries);

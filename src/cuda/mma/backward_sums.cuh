@@ -89,7 +89,7 @@ __device__ __forceinline__ void add_whole_row_sums(const Block& block, std::int6
 
 /// dq += dscores·k, and each query's sum of score gradients.
 template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void add_to_queries(const Block& block, bool rest, const QuerySteps& steps) {
+__device__ __forceinline__ void add_to_queries(const Block& block, const QuerySteps& steps) {
   using T = typename Block::T;
   using RowPointer = typename Block::RowPointer;
   using PairPointer = typename Block::PairPointer;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void add_to_queries(const Block& block, bool rest, co
   const auto queries = block.queries_of(steps);
   const int rows = queries.count - first_query;
   if constexpr (Block::general) {
-    if (!rest) add_whole_row_sums<c>(block, queries.row, queries.count);
+    add_whole_row_sums<c>(block, queries.row, queries.count);
   } else {
     add_row_sums<c>(block, queries.row, rows, first_query, dscores);
   }
@@ -175,28 +175,25 @@ __device__ __forceinline__ void store_rows(const Block& block, const Rows& rows,
                 *reinterpret_cast<const uint4*>(from_smem + Tile::offset(row, chunk)));
   }
 }
-/// Rows of dk that are still to be mended, in f32.
+/// Rows that are still to be mended, in f32.
 template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void store_unfinished(const Block& block) {
-  const BackwardSpace& space = block.space;
-  const std::int64_t first_row = BackwardSpace::key_row(block.call, block.b, block.h, block.first_key_row());
-  for (int r = static_cast<int>(threadIdx.x); r < block.key_count; r += c.threads()) {
-    space.key_has_peak[first_row + r] = static_cast<std::uint8_t>(block.has_peak_smem[r]);
-  }
+__device__ __forceinline__ void store_unfinished(const Block& block, float* to, int dims,
+                                                 const typename Block::OwnSums& sums) {
+  if (to == nullptr) return;
   const WarpPlace<c.dim_warps> place(block.warp);
+  const std::int64_t first_row = BackwardSpace::key_row(block.call, block.b, block.h, block.first_key_row());
 #pragma unroll
   for (int m = 0; m < c.own_key_tiles(); ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = place.m * c.own_key_tiles() * 16 + 16 * m + 8 * half + block.lane / 4;
       if (r >= block.key_count || block.has_peak_smem[r] == 0) continue;
-      float* to = space.dk + (first_row + r) * block.dim_qk;
 #pragma unroll
       for (int n = 0; n < 2 * c.own_dim_tiles(); ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int d = place.n * c.own_dim_tiles() * 16 + 8 * n + 2 * (block.lane % 4) + e;
-          if (d < block.dim_qk) to[d] = block.dk[m][n][2 * half + e];
+          if (d < dims) to[(first_row + r) * dims + d] = sums[m][n][2 * half + e];
         }
       }
     }
@@ -209,7 +206,14 @@ __device__ __forceinline__ void store_own(const Block& block) {
   const float weight_unit = block.keep_scale() / static_cast<float>(1 << weight_bits<typename Block::T>);
   stage_own<c>(block, block.k_smem, block.dk, static_cast<float>(block.call.scale) * block.scale.down);
   stage_own<c>(block, block.v_smem, block.dv, weight_unit);
-  if (block.call.dk.wanted) store_unfinished<c>(block);
+  if (block.space.key_has_peak != nullptr) {
+    const std::int64_t first = BackwardSpace::key_row(block.call, block.b, block.h, block.first_key_row());
+    for (int r = static_cast<int>(threadIdx.x); r < block.key_count; r += c.threads()) {
+      block.space.key_has_peak[first + r] = static_cast<std::uint8_t>(block.has_peak_smem[r]);
+    }
+  }
+  store_unfinished<c>(block, block.space.dk, block.dim_qk, block.dk);
+  store_unfinished<c>(block, block.space.dv, block.dim_v, block.dv);
   __syncthreads();  // the rows are there
   store_rows<c>(block, block.call.dk, block.dim_qk, block.k_smem);
   store_rows<c>(block, block.call.dv, block.dim_v, block.v_smem);
