@@ -13,36 +13,29 @@ namespace tilewise::cuda::mma {
 // A warp that has keys for itself takes pairs from registers into dv and dk; where keys are shared, they go by
 // way of shared memory, so that a fragment of d_o or q serves more keys.
 
-/// What the pairs of a tile of queries add to all gradients.
+/// Weights and score gradients of a tile of queries.
 template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void add_pairs(Block& block, const QuerySteps& steps, int stage) {
+__device__ __forceinline__ void make_pairs(Block& block, const QuerySteps& steps, int stage, int pair_stage) {
   const typename Block::Queries queries = block.queries_of(steps);
   const bool edge = queries.count - 1 + queries.low > 0 || min(queries.high, block.key_count) < c.keys;
   constexpr int queries_each = c.queries / (c.warps / c.key_warps);
   const int own_first = block.warp % (c.warps / c.key_warps) * queries_each;
 #pragma unroll 1
   for (int n = 0; n < queries_each; n += c.queries_at_once) {
-    differentiate<c>(block, steps, queries, edge, stage, own_first + n);
+    differentiate<c>(block, steps, queries, edge, stage, pair_stage, own_first + n);
   }
-  __syncthreads();  // score gradients are there
-  if constexpr (!c.weights_stay) add_to_keys<c>(block, stage);
-  add_to_queries<c>(block, QuerySteps{opaque(steps.at), opaque(steps.head)});
+}
+/// What they add to the gradients.
+template <BackwardConfig c, typename Block>
+__device__ __forceinline__ void add_pairs(Block& block, const QuerySteps& steps, int stage, int pair_stage) {
+  if constexpr (!c.weights_stay) add_to_keys<c>(block, stage, pair_stage);
+  add_to_queries<c>(block, QuerySteps{opaque(steps.at), opaque(steps.head)}, pair_stage);
 }
 
+/// A tile after another: its pairs, then what they add.
 template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void walk(Block& block) {
-  for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) block.has_peak_smem[r] = 0;
-  if (threadIdx.x == 0) {
-    *block.facts_smem = GroupFacts(block.call, block.blocks, block.space.dq, block.b, block.h,
-                                   block.first_key, block.key_count);
-    *block.turn_smem = {};
-  }
-  __syncthreads();  // the facts are there
+__device__ __forceinline__ void walk(Block& block, QuerySteps steps) {
   const GroupFacts& facts = *block.facts_smem;
-  QuerySteps steps = QuerySteps::first(facts);
-  block.settle(steps);
-  if (!steps.more(facts)) return;
-  block.load_keys();
   block.load_queries(steps, 0);
   commit_copies();
 #pragma unroll 1
@@ -55,8 +48,69 @@ __device__ __forceinline__ void walk(Block& block) {
     block.settle(next);
     if (next.more(facts)) block.load_queries(next, stage ^ 1);
     commit_copies();
-    add_pairs<c>(block, steps, stage);
+    make_pairs<c>(block, steps, stage, 0);
+    __syncthreads();  // weights and score gradients are there
+    add_pairs<c>(block, steps, stage, 0);
     steps = next;
+  }
+}
+
+/// The same with pairs a tile ahead. Half of the warps make them first, the others sum first: so that what one
+/// of a scheduler's two warps computes between its products runs beside the other's products. One barrier a
+/// tile.
+template <BackwardConfig c, typename Block>
+__device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
+  static_assert(!c.weights_stay);
+  const GroupFacts& facts = *block.facts_smem;
+  block.load_queries(next, 0);
+  commit_copies();
+  QuerySteps now{.at = 0, .head = facts.heads};  // none yet
+  int stage = 2;                                 // of those
+  int pair_stage = 1;
+#pragma unroll 1
+  while (now.more(facts) || next.more(facts)) {
+    wait_copies<0>();
+    // The next tile and this one's pairs are there, and everyone is done with the last one and its pairs.
+    __syncthreads();
+    if (block.space.order.kept()) end_turn(block);
+    const int next_stage = stage == 2 ? 0 : stage + 1;
+    QuerySteps later = next;
+    if (later.more(facts)) later.step(facts);
+    if (later.more(facts)) block.load_queries(later, next_stage == 2 ? 0 : next_stage + 1);
+    commit_copies();
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      if ((half == 0) == (block.warp < c.warps / 2)) {
+        if (next.more(facts)) make_pairs<c>(block, next, next_stage, pair_stage ^ 1);
+      } else {
+        if (now.more(facts)) add_pairs<c>(block, now, stage, pair_stage);
+      }
+    }
+    now = next;
+    next = later;
+    stage = next_stage;
+    pair_stage ^= 1;
+  }
+}
+
+/// All that the queries add.
+template <BackwardConfig c, typename Block>
+__device__ __forceinline__ void add_all(Block& block) {
+  for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) block.has_peak_smem[r] = 0;
+  if (threadIdx.x == 0) {
+    *block.facts_smem = GroupFacts(block.call, block.blocks, block.space.dq, block.b, block.h,
+                                   block.first_key, block.key_count);
+    *block.turn_smem = {};
+  }
+  __syncthreads();  // the facts are there
+  QuerySteps steps = QuerySteps::first(*block.facts_smem);
+  block.settle(steps);
+  if (!steps.more(*block.facts_smem)) return;
+  block.load_keys();
+  if constexpr (c.pairs_ahead) {
+    walk_ahead<c>(block, steps);
+  } else {
+    walk<c>(block, steps);
   }
 }
 
@@ -81,7 +135,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   const Turn turn = blocks.turns.turn(block_index(space.order, *Block::facts_of(shared)));
   Block block(call, blocks, space, shared, turn);
   if (block.key_count <= 0) return;
-  walk<c>(block);
+  add_all<c>(block);
   __syncthreads();  // everyone is done with keys and values, and peaks are known
   if (space.order.kept()) end_turn(block);
   store_own<c>(block);

@@ -41,12 +41,12 @@ struct BackwardBlock {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   std::byte* k_smem;        ///< [keys, dim]
   std::byte* v_smem;        ///< [keys, dim]
-  std::byte* q_smem;        ///< 2 x [queries, dim]
-  std::byte* d_o_smem;      ///< 2 x [queries, dim]
-  std::byte* dscores_smem;  ///< [keys, queries]
-  std::byte* weights_smem;  ///< [keys, queries], unless they stay
-  float* top_smem;          ///< 2 x [queries]
-  float* shift_smem;        ///< 2 x [queries]
+  std::byte* q_smem;        ///< stages x [queries, dim]
+  std::byte* d_o_smem;      ///< stages x [queries, dim]
+  std::byte* dscores_smem;  ///< pair stages x [keys, queries]
+  std::byte* weights_smem;  ///< pair stages x [keys, queries], unless they stay
+  float* top_smem;          ///< stages x [queries]
+  float* shift_smem;        ///< stages x [queries]
   int* has_peak_smem;       ///< [keys]
   GroupFacts* facts_smem;
   OpenTurn* turn_smem;
@@ -69,12 +69,12 @@ struct BackwardBlock {
         k_smem(shared),
         v_smem(k_smem + c.key_bytes()),
         q_smem(v_smem + c.key_bytes()),
-        d_o_smem(q_smem + 2 * c.query_bytes()),
-        dscores_smem(d_o_smem + 2 * c.query_bytes()),
-        weights_smem(dscores_smem + (c.weights_stay ? 0 : c.pair_bytes())),
-        top_smem(reinterpret_cast<float*>(weights_smem + c.pair_bytes())),
-        shift_smem(top_smem + 2 * c.queries),
-        has_peak_smem(reinterpret_cast<int*>(shift_smem + 2 * c.queries)),
+        d_o_smem(q_smem + c.stages() * c.query_bytes()),
+        dscores_smem(d_o_smem + c.stages() * c.query_bytes()),
+        weights_smem(dscores_smem + (c.weights_stay ? 0 : c.pair_stages() * c.pair_bytes())),
+        top_smem(reinterpret_cast<float*>(weights_smem + c.pair_stages() * c.pair_bytes())),
+        shift_smem(top_smem + c.stages() * c.queries),
+        has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages() * c.queries)),
         facts_smem(&facts_of(shared)->group),
         turn_smem(&facts_of(shared)->turn) {
     const KeyTile keys = blocks.keys.tile(call, call.sequence(b), turn.tile);
@@ -83,18 +83,40 @@ struct BackwardBlock {
   }
 
   // What the general kernel has besides.
-  __device__ float* offset_smem() const {  ///< 2 x [queries]
+  __device__ float* offset_smem() const {  ///< stages x [queries]
     return reinterpret_cast<float*>(has_peak_smem + c.keys) + c.fact_bytes / 4;
   }
-  __device__ float* rest_smem() const { return offset_smem() + 2 * c.queries; }  ///< [key_warps, queries]
+  __device__ float* slopes_smem() const { return offset_smem() + c.stages() * c.queries; }
   /// [pairs of a lane, threads]: the softcap's derivative of a pair of sums.
   __device__ float& slope_smem(int m, int n, int e) const {
     const int index = (n * c.pair_key_tiles() + m) * 4 + e;
-    return rest_smem()[c.key_warps * c.queries + index * c.threads() + static_cast<int>(threadIdx.x)];
+    return slopes_smem()[index * c.threads() + static_cast<int>(threadIdx.x)];
+  }
+  /// Sums over the keys of one of key_warps, of score gradients and of weights, a query each. With one round
+  /// they are where the slopes were, which the warp is done with.
+  struct RowSums {
+    float* rests_smem;
+    float* weights_smem;
+  };
+  __device__ RowSums row_sums(int key_warp, int query) const {
+    constexpr int side = c.warps / c.key_warps;
+    constexpr int queries_each = c.queries / side;
+    const int own_warp = key_warp * side + query / queries_each;
+    const int round = query % queries_each / c.queries_at_once;
+    float* first = slopes_smem() + (c.rounds() > 1 ? c.slope_bytes() / 4 : 0) + 2 * round * c.threads() +
+                   own_warp * 32 + query % c.queries_at_once;
+    static_assert(!general || c.queries_at_once == 32);
+    return {first, first + c.threads()};
   }
 
   __device__ float keep_scale() const {
     return general && call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
+  }
+  __device__ std::byte* dscores_at(int pair_stage) const {
+    return dscores_smem + pair_stage * c.pair_bytes();
+  }
+  __device__ std::byte* weights_at(int pair_stage) const {
+    return weights_smem + pair_stage * c.pair_bytes();
   }
   /// The row of the first key in k and v. Not kept, nor is the sequence: registers are scarcer than time
   /// here.

@@ -50,10 +50,9 @@ __device__ __forceinline__ void store_pairs(const Block& block, std::byte* to_sm
 /// They are few, so that the code for one is there once.
 template <typename Block>
 __device__ __forceinline__ void take_peaks(const Block& block, const typename Block::Queries& queries,
-                                           int first_query, int first_key,
-                                           const typename Block::PairSums& p,
+                                           int first_query, int first_key, typename Block::PairSums& p,
                                            typename Block::PairFragments& weights,
-                                           typename Block::PairSums& x) {
+                                           const typename Block::PairSums& x) {
   using T = typename Block::T;
   constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
   constexpr int count = 4 * key_tiles * static_cast<int>(std::extent_v<typename Block::PairSums, 1>);
@@ -79,7 +78,7 @@ __device__ __forceinline__ void take_peaks(const Block& block, const typename Bl
       std::uint32_t& two = weights[n / 2][m][n % 2 * 2 + index % 4 / 2];
       peak.weight = p[m][n][index % 4] * ((two & half) != 0 ? weight_unit : -weight_unit);
       peak.x = x[m][n][index % 4] * (block.scale.down / weight_unit);
-      x[m][n][index % 4] = 0;
+      p[m][n][index % 4] = 0;
       two &= ~half;
     }
     const int e = chosen % 4;
@@ -136,11 +135,10 @@ __device__ __forceinline__ void add_shifts(const Block& block, const float* shif
   }
 }
 
-/// Each query's sum over a warp's keys goes to shared memory, [queries] of the warp's. Lanes with the same
+/// The sum over a warp's keys of a query: the one that a lane then has is `row_of_sum`. Lanes with the same
 /// queries hand each other half of what they have, so that each ends with the sum of one.
 template <typename Block>
-__device__ __forceinline__ void store_row_sums(const Block& block, float* to_smem,
-                                               const typename Block::PairSums& x) {
+__device__ __forceinline__ float row_sum(const Block& block, const typename Block::PairSums& x) {
   constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
   constexpr int count = 2 * std::extent_v<typename Block::PairSums, 1>;
   static_assert(count == 8, "as many queries as lanes");
@@ -151,11 +149,9 @@ __device__ __forceinline__ void store_row_sums(const Block& block, float* to_sme
 #pragma unroll
     for (int m = 0; m < key_tiles; ++m) sum[q] += x[m][q / 2][q % 2] + x[m][q / 2][2 + q % 2];
   }
-  int own = 0;
 #pragma unroll
   for (int left = count / 2, distance = 16; left > 0; left /= 2, distance /= 2) {
     const bool upper = (block.lane & distance) != 0;
-    own += upper ? left : 0;
 #pragma unroll
     for (int q = 0; q < left; ++q) {
       const float given = upper ? sum[q] : sum[q + left];
@@ -163,7 +159,10 @@ __device__ __forceinline__ void store_row_sums(const Block& block, float* to_sme
       sum[q] = stays + __shfl_xor_sync(~0u, given, distance);
     }
   }
-  to_smem[own / 2 * 8 + 2 * (block.lane % 4) + own % 2] = sum[0];
+  return sum[0];
+}
+__device__ __forceinline__ int row_of_sum(int lane) {
+  return (lane / 16 * 2 + lane / 8 % 2) * 8 + 2 * (lane % 4) + lane / 4 % 2;
 }
 
 /// Weights and score gradients of a warp's pairs, some queries at once; with weights that stay, their part of
@@ -171,7 +170,7 @@ __device__ __forceinline__ void store_row_sums(const Block& block, float* to_sme
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& steps,
                                               const typename Block::Queries& queries, bool edge, int stage,
-                                              int first_query) {
+                                              int pair_stage, int first_query) {
   using T = typename Block::T;
   using RowPointer = typename Block::RowPointer;
   constexpr int key_tiles = c.pair_key_tiles();
@@ -184,12 +183,11 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
   typename Block::PairFragments weights, dscores;
   if (edge && !seen(queries, first_query, c.queries_at_once, first_key, 16 * key_tiles)) {
     const typename Block::PairFragments none = {};
-    if constexpr (!c.weights_stay) store_pairs(block, block.weights_smem, first_query, first_key, none);
-    store_pairs(block, block.dscores_smem, first_query, first_key, none);
+    if constexpr (!c.weights_stay) store_pairs(block, block.weights_at(pair_stage), first_query, first_key, none);
+    store_pairs(block, block.dscores_at(pair_stage), first_query, first_key, none);
     if constexpr (Block::general) {
-      if (block.lane < c.queries_at_once) {
-        block.rest_smem()[key_warp * c.queries + first_query + block.lane] = 0;
-      }
+      const auto [rest, weight] = block.row_sums(key_warp, first_query + block.lane);
+      *rest = *weight = 0;
     }
     return;
   }
@@ -273,7 +271,7 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
         block.dv, from_registers(weights),
         b_turned(RowPointer::by_rows(address(d_o_tile)).from(first_query, 0)));
   } else {
-    store_pairs(block, block.weights_smem, first_query, first_key, weights);
+    store_pairs(block, block.weights_at(pair_stage), first_query, first_key, weights);
   }
 
 #pragma unroll
@@ -285,7 +283,8 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
     }
   }
   if constexpr (Block::general) {
-    store_row_sums(block, block.rest_smem() + key_warp * c.queries + first_query, x);
+    const float weight_sum = row_sum(block, p);
+    const float rest_sum = row_sum(block, x);
     if (block.call.problem.features.softcap) {
 #pragma unroll
       for (int m = 0; m < key_tiles; ++m) {
@@ -296,6 +295,10 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
         }
       }
     }
+    __syncwarp();  // the warp is done with its slopes
+    const auto [rest, weight] = block.row_sums(key_warp, first_query + row_of_sum(block.lane));
+    *rest = rest_sum;
+    *weight = weight_sum;
   }
 #pragma unroll
   for (int n = 0; n < 2 * query_tiles; ++n) {
@@ -307,7 +310,7 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
       }
     }
   }
-  store_pairs(block, block.dscores_smem, first_query, first_key, dscores);
+  store_pairs(block, block.dscores_at(pair_stage), first_query, first_key, dscores);
   if constexpr (c.weights_stay) {
     multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
         block.dk, from_registers(dscores),

@@ -13,7 +13,8 @@ namespace tilewise::cuda::mma {
 //   gradient of f = weight_f · (Σ_j weight_j·(x_f − x_j) + d_lse)
 //
 // where the sum over the others is made on the way, and the constant drops out. A sink is one of them, whose
-// d_o·v is 0.
+// d_o·v is 0. What lse was rounded by is in all weights of a row alike; the general kernel, where lse may be
+// large, sums them up too and divides by all of them.
 
 /// The peaks of a query.
 struct RowPeaks {
@@ -28,20 +29,23 @@ struct RowPeaks {
   /// The gradient of a peak's product q·k before the score's scale, times the score gradients'.
   __device__ float gradient(int f, float d_lse, const GradientScale& scale) const {
     const Peak own = at(f);
-    float others = 1;  // their weight
+    float high = 0;  // the weight of peaks
     float sum = 0;
     for (int g = 0; g < count; ++g) {
       const Peak peak = at(g);
-      others -= fabsf(peak.weight);
+      high += fabsf(peak.weight);
       sum = fmaf(fabsf(peak.weight), own.x - peak.x, sum);
     }
-    sum = fmaf(fmaxf(0.0f, others), own.x, sum) + d_lse;
+    const float sink = rows.sink_weight == nullptr ? 0.0f : rows.sink_weight[row];
+    const float others = rows.rest_weight == nullptr ? fmaxf(0.0f, 1 - high) : rows.rest_weight[row] + sink;
+    const float total = rows.rest_weight == nullptr ? 1.0f : others + high;
+    sum = fmaf(others, own.x, sum);
     float rest = 0;
 #pragma unroll
     for (int part = 0; part < RowValues::rest_parts; ++part) rest += rows.rest[part * rows.count + row];
-    if (rows.sink_weight != nullptr) rest = fmaf(rows.sink_weight[row] * scale.up, rows.shift[row], rest);
+    if (sink > 0) rest = fmaf(sink * scale.up, rows.shift[row], rest);
     const float slope = rows.peak_slope == nullptr ? 1.0f : rows.peak_slope[row * most_peaks + f];
-    return fabsf(own.weight) * fmaf(scale.up, sum, -rest) * slope;
+    return fabsf(own.weight) / total * (fmaf(scale.up, sum, -rest) / total + scale.up * d_lse) * slope;
   }
   /// By their keys: they came in whatever order.
   __device__ void sort() const {

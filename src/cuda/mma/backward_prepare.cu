@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(row_threads)
   const bool unseen = lse == minus_infinity;
   const bool general = rows.offset != nullptr;
   rows.top[at.row] = unseen ? -minus_infinity : general ? lse : lse * log2e;
-  if (general) rows.offset[at.row] = 0;
+  if (general) rows.offset[at.row] = rows.rest_weight[at.row] = 0;
   rows.shift[at.row] = unseen ? 0.0f : d_lse - product;
   for (int part = 0; part < RowValues::rest_parts; ++part) rows.rest[part * rows.count + at.row] = 0;
   if (rows.sink_weight != nullptr) {
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(row_threads)
 // A mask of large negative numbers that covers a whole row makes an lse of which f32 keeps nothing but that
 // number: weights from it do not sum to 1. Such rows get their highest score and their sum anew. They are few,
 // and padding mostly. A warp a row.
-constexpr float far_lse = 256;
+constexpr float far_lse = 1024;
 
 struct Softmax {
   float top = -3.402823466e38f;
@@ -118,7 +118,8 @@ __global__ void __launch_bounds__(row_threads)
   const Sequence sequence = call.sequence(b);
   const ScoreRules rules(call, b, row.h);
   const KeyRange range = call.keys_of(sequence, i);
-  const auto* q = reinterpret_cast<const T*>(row_of_halves(call.q, row.b, row.h, row.s));
+  const auto dims = static_cast<int>(call.problem.dim_qk);
+  const std::byte* q_row = row_of_halves(call.q, row.b, row.h, row.s);
   Softmax softmax;
   for (std::int64_t j = range.first + at.lane; j < range.last; j += 32) {
     KeyTile keys{j, 1};
@@ -126,10 +127,15 @@ __global__ void __launch_bounds__(row_threads)
         hidden(call, sequence, keys, i, j)) {
       continue;
     }
-    const auto* k = reinterpret_cast<const T*>(
-        row_of_halves(call.k, row.b, call.key_head(row.h), sequence.first_k + j));
+    const std::byte* k_row = row_of_halves(call.k, row.b, call.key_head(row.h), sequence.first_k + j);
     float product = 0;
-    for (int d = 0; d < call.problem.dim_qk; ++d) product = fmaf(widen(q[d]), widen(k[d]), product);
+    for (int d = 0; d < dims; d += 8) {
+      float q[8], k[8];
+      load_eight<T>(q, q_row, d, dims, aligned_chunks(call.q));
+      load_eight<T>(k, k_row, d, dims, aligned_chunks(call.k));
+#pragma unroll
+      for (int n = 0; n < 8; ++n) product = fmaf(q[n], k[n], product);
+    }
     float tangent;
     softmax.add(score_of(call, rules, sequence, b, row.h, i, j, product, tangent), 1);
   }

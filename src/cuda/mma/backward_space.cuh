@@ -32,6 +32,7 @@ struct RowValues {
   /// Σ weight·x over keys that are no peaks, times the score gradients' scale: [rest_parts, Hq, rows_q], parts
   /// that different warps add to.
   float* rest = nullptr;
+  float* rest_weight = nullptr;  ///< Σ weight over the same, in the general kernel
   float* sink_weight = nullptr;  ///< where there are sinks
   int* peak_count = nullptr;
   Peak* peaks = nullptr;        ///< [Hq, rows_q, most_peaks]
@@ -142,6 +143,7 @@ struct BackwardSpace {
             .offset = general_backward(call) ? arena.take<float>(queries) : nullptr,
             .shift = arena.take<float>(queries),
             .rest = arena.take<float>(queries * RowValues::rest_parts),
+            .rest_weight = general_backward(call) ? arena.take<float>(queries) : nullptr,
             .sink_weight = features.sinks ? arena.take<float>(queries) : nullptr,
             .peak_count = arena.take<int>(queries),
             .peaks = arena.take<Peak>(queries * most_peaks),

@@ -10,7 +10,7 @@ namespace tilewise::cuda::mma {
 
 /// dv += weightsᵀ·d_o and dk += dscoresᵀ·q.
 template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void add_to_keys(Block& block, int stage) {
+__device__ __forceinline__ void add_to_keys(Block& block, int stage, int pair_stage) {
   using T = typename Block::T;
   using RowPointer = typename Block::RowPointer;
   using PairPointer = typename Block::PairPointer;
@@ -21,10 +21,10 @@ __device__ __forceinline__ void add_to_keys(Block& block, int stage) {
   const int first_dim = place.n * dim_tiles;
   const auto address = [](const std::byte* smem) { return Block::address(smem); };
   multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
-      block.dv, a_by_rows<key_tiles>(PairPointer::by_rows(address(block.weights_smem)).from(first_key, 0)),
+      block.dv, a_by_rows<key_tiles>(PairPointer::by_rows(address(block.weights_at(pair_stage))).from(first_key, 0)),
       b_turned(RowPointer::by_rows(address(block.d_o_smem + stage * c.query_bytes())).from(0, first_dim)));
   multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
-      block.dk, a_by_rows<key_tiles>(PairPointer::by_rows(address(block.dscores_smem)).from(first_key, 0)),
+      block.dk, a_by_rows<key_tiles>(PairPointer::by_rows(address(block.dscores_at(pair_stage))).from(first_key, 0)),
       b_turned(RowPointer::by_rows(address(block.q_smem + stage * c.query_bytes())).from(0, first_dim)));
 }
 
@@ -81,15 +81,21 @@ template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void add_whole_row_sums(const Block& block, std::int64_t row, int count) {
   const int r = static_cast<int>(threadIdx.x);
   if (r >= count) return;
-  float sum = 0;
+  float rest_sum = 0, weight_sum = 0;
 #pragma unroll
-  for (int part = 0; part < c.key_warps; ++part) sum += block.rest_smem()[part * c.queries + r];
-  atomicAdd(block.space.rows.rest + row + r, sum);
+  for (int part = 0; part < c.key_warps; ++part) {
+    const auto [rest, weight] = block.row_sums(part, r);
+    rest_sum += *rest;
+    weight_sum += *weight;
+  }
+  constexpr float weight_unit = 1.0f / static_cast<float>(1 << weight_bits<typename Block::T>);
+  atomicAdd(block.space.rows.rest + row + r, rest_sum);
+  atomicAdd(block.space.rows.rest_weight + row + r, weight_sum * weight_unit);
 }
 
 /// dq += dscores·k, and each query's sum of score gradients.
 template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void add_to_queries(const Block& block, const QuerySteps& steps) {
+__device__ __forceinline__ void add_to_queries(const Block& block, const QuerySteps& steps, int pair_stage) {
   using T = typename Block::T;
   using RowPointer = typename Block::RowPointer;
   using PairPointer = typename Block::PairPointer;
@@ -101,7 +107,7 @@ __device__ __forceinline__ void add_to_queries(const Block& block, const QuerySt
   const int first_dim = place.n * dim_tiles;
   if (space.order.kept()) await_turn(block, steps);  // here registers are to be had
   Sums<query_tiles, dim_tiles> dq = {};
-  const auto dscores = PairPointer::by_columns(Block::address(block.dscores_smem));
+  const auto dscores = PairPointer::by_columns(Block::address(block.dscores_at(pair_stage)));
   multiply_tiles<T, c.keys / 16, query_tiles, dim_tiles>(
       dq, a_turned<query_tiles>(dscores.from(0, first_query / 16)),
       b_turned(RowPointer::by_rows(Block::address(block.k_smem)).from(0, first_dim)));
