@@ -183,7 +183,8 @@ int main(int argc, char** argv) {
   app.add_option("--only", settings.only, "the seed of one problem, as a failure prints it");
   app.add_option("--kernel", settings.kernel, "check this kernel alone")
       ->check(CLI::IsMember(strings(attention_kernels())));
-  app.add_option("--domain", settings.domain, "what is drawn: the whole contract, or what wgmma or the backward of mma takes")
+  app.add_option("--domain", settings.domain,
+                 "what is drawn: the whole contract, or what wgmma or the backward of mma takes")
       ->check(CLI::IsMember({"whole", "wgmma", "mma"}))
       ->capture_default_str();
   app.add_option("--level", settings.level, "check the CPU kernels at this SIMD level alone")

@@ -9,7 +9,7 @@ namespace {
 // Bounds on B·Hq·Sq·Sk·(D+Dv): gradients must have many elements, and the reference must come to an end.
 constexpr double min_cost = 1e6;
 constexpr double max_cost = 1e7;
-constexpr std::int64_t least_keys = 65;       // fewer, and fewer results, backward leaves to others
+constexpr std::int64_t least_keys = 65;  // fewer, and fewer results, backward leaves to others
 constexpr std::int64_t least_results = 4096;
 
 std::int64_t random_head_dim(Random& rng) {

@@ -193,7 +193,9 @@ AttentionOutputs OutputBuffers::view(bool with_lse) const {
 }
 
 namespace {
-PlacementRules result_rows(const RandomProblem& p) { return p.aligned_results ? aligned_rows(0) : output_rows; }
+PlacementRules result_rows(const RandomProblem& p) {
+  return p.aligned_results ? aligned_rows(0) : output_rows;
+}
 }  // namespace
 
 OutputBuffers make_outputs(const RandomProblem& p) {

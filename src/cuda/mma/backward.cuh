@@ -10,8 +10,8 @@ namespace tilewise::cuda::mma {
 // summed in registers; dq is added to global memory as it comes: in whatever order, or by turns of the blocks
 // where it is to be the same each time.
 //
-// A warp that has keys for itself takes pairs from registers into dv and dk; where keys are shared, they go by
-// way of shared memory, so that a fragment of d_o or q serves more keys.
+// A warp that has keys for itself takes pairs from registers into dv and dk; where keys are shared, they go
+// by way of shared memory, so that a fragment of d_o or q serves more keys.
 
 /// Weights and score gradients of a tile of queries.
 template <BackwardConfig c, typename Block>
@@ -42,22 +42,22 @@ __device__ __forceinline__ void walk(Block& block, QuerySteps steps) {
   for (int stage = 0; steps.more(facts); stage ^= 1) {
     wait_copies<0>();
     __syncthreads();  // the tile is there, and everyone is done with the last one and its score gradients
-    if (block.space.order.kept()) end_turn(block);
     QuerySteps next = steps;
     next.step(facts);
     block.settle(next);
     if (next.more(facts)) block.load_queries(next, stage ^ 1);
     commit_copies();
     make_pairs<c>(block, steps, stage, 0);
-    __syncthreads();  // weights and score gradients are there
+    if (block.space.order.kept()) end_turn(block);  // of the last tile: what was added is there by now
+    __syncthreads();                                // weights and score gradients are there
     add_pairs<c>(block, steps, stage, 0);
     steps = next;
   }
 }
 
-/// The same with pairs a tile ahead. Half of the warps make them first, the others sum first: so that what one
-/// of a scheduler's two warps computes between its products runs beside the other's products. One barrier a
-/// tile.
+/// The same with pairs a tile ahead. Half of the warps make them first, the others sum first: so that what
+/// one of a scheduler's two warps computes between its products runs beside the other's products. One barrier
+/// a tile.
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
   static_assert(!c.weights_stay);
@@ -72,7 +72,6 @@ __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
     wait_copies<0>();
     // The next tile and this one's pairs are there, and everyone is done with the last one and its pairs.
     __syncthreads();
-    if (block.space.order.kept()) end_turn(block);
     const int next_stage = stage == 2 ? 0 : stage + 1;
     QuerySteps later = next;
     if (later.more(facts)) later.step(facts);
@@ -80,6 +79,7 @@ __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
     commit_copies();
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
+      if (half == 1 && block.space.order.kept()) end_turn(block);  // thread 0 has not begun to add
       if ((half == 0) == (block.warp < c.warps / 2)) {
         if (next.more(facts)) make_pairs<c>(block, next, next_stage, pair_stage ^ 1);
       } else {

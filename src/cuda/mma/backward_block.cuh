@@ -142,7 +142,8 @@ struct BackwardBlock {
     if constexpr (general) {
       const auto per_block = static_cast<int>(blocks.queries.tiles_per_block);
       if (per_block > 0) {
-        return steps.at / per_block * static_cast<int>(call.blocks.block_q) + steps.at % per_block * c.queries;
+        return steps.at / per_block * static_cast<int>(call.blocks.block_q) +
+               steps.at % per_block * c.queries;
       }
     }
     return steps.at * c.queries;
@@ -192,10 +193,8 @@ struct BackwardBlock {
     if constexpr (general) {
       if (!call.problem.features.block_mask) return;
       for (; steps.more(*facts_smem); steps.step(*facts_smem)) {
-        KeyTile keys{first_key, key_count};
-        if (!meets(call, query_tile(steps), keys)) continue;
-        steps.tile = keys.tile;
-        return;
+        steps.tile = state_of(call, query_tile(steps), {first_key, key_count});
+        if (steps.tile != block_hidden) return;
       }
     }
   }

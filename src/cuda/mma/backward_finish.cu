@@ -95,8 +95,8 @@ struct KeySum {
   }
 };
 
-// Adds what peaks add whose keys are among [first_key, end_key) of their sequence. The warp has 32 queries from
-// `first_row` on: a lane each for the numbers, then all lanes for the vectors of one after another.
+// Adds what peaks add whose keys are among [first_key, end_key) of their sequence. The warp has 32 queries
+// from `first_row` on: a lane each for the numbers, then all lanes for the vectors of one after another.
 template <typename T>
 __device__ __forceinline__ void add_peaks(const AttentionCall& call, const BackwardSpace& space,
                                           std::int64_t first_row, const RowPeaks& peaks, float d_lse,

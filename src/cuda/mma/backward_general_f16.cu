@@ -4,7 +4,7 @@ namespace tilewise::cuda::mma {
 
 template <>
 void general_backward_of<__half>(const AttentionCall& call, const BackwardSpace& space,
-                               const Context& context) {
+                                 const Context& context) {
   run_suited_backward<__half, GeneralBackward>(call, space, context);
 }
 

@@ -8,18 +8,19 @@ namespace tilewise::cuda::mma {
 // Weights and score gradients of a tile of keys by a tile of queries. Pairs are held turned, a row a key: so
 // they come out of the products in the registers in which they go into those for dv and dk.
 
-/// Makes weights that dropout does not keep 0.
-template <int query_tiles, int key_tiles>
-__device__ __forceinline__ void drop(std::uint32_t (&weights)[query_tiles][key_tiles][4], unsigned kept) {
+/// Rounds weights again, those that dropout does not keep to 0.
+template <typename T, int query_tiles, int key_tiles>
+__device__ __forceinline__ void drop(std::uint32_t (&weights)[query_tiles][key_tiles][4],
+                                     const Sums<key_tiles, query_tiles>& p, unsigned kept) {
 #pragma unroll
   for (int n = 0; n < 2 * query_tiles; ++n) {
 #pragma unroll
     for (int m = 0; m < key_tiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        weights[n / 2][m][n % 2 * 2 + half] &=
-            ((kept & kept_bit(m, n, half, 0)) != 0 ? 0xFFFFu : 0u) |
-            ((kept & kept_bit(m, n, half, 1)) != 0 ? 0xFFFF0000u : 0u);
+        weights[n / 2][m][n % 2 * 2 + half] =
+            pack<T>((kept & kept_bit(m, n, half, 0)) != 0 ? p[m][n][2 * half] : 0.0f,
+                    (kept & kept_bit(m, n, half, 1)) != 0 ? p[m][n][2 * half + 1] : 0.0f);
       }
     }
   }
@@ -46,8 +47,8 @@ __device__ __forceinline__ void store_pairs(const Block& block, std::byte* to_sm
   }
 }
 
-/// Puts the peaks among a lane's pairs aside: `p` are weights, `weights` the same rounded, x is d_o·v + shift.
-/// They are few, so that the code for one is there once.
+/// Puts the peaks among a lane's pairs aside: `p` are weights, `weights` the same rounded, x is d_o·v +
+/// shift. They are few, so that the code for one is there once.
 template <typename Block>
 __device__ __forceinline__ void take_peaks(const Block& block, const typename Block::Queries& queries,
                                            int first_query, int first_key, typename Block::PairSums& p,
@@ -183,7 +184,8 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
   typename Block::PairFragments weights, dscores;
   if (edge && !seen(queries, first_query, c.queries_at_once, first_key, 16 * key_tiles)) {
     const typename Block::PairFragments none = {};
-    if constexpr (!c.weights_stay) store_pairs(block, block.weights_at(pair_stage), first_query, first_key, none);
+    if constexpr (!c.weights_stay)
+      store_pairs(block, block.weights_at(pair_stage), first_query, first_key, none);
     store_pairs(block, block.dscores_at(pair_stage), first_query, first_key, none);
     if constexpr (Block::general) {
       const auto [rest, weight] = block.row_sums(key_warp, first_query + block.lane);
@@ -258,7 +260,7 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
       }
     };
   };
-  if (dropout) drop(weights, kept);
+  if (dropout) drop<T>(weights, p, kept);
   add_shifts(block, block.shift_smem + own_query, kept, x);
   const float2 two_highest = unpack<T>(highest);
   // They were rounded.

@@ -4,11 +4,11 @@
 
 namespace tilewise::cuda::mma {
 
-// Weights and score gradients are rounded to 16 bits on their way into dv, dk and dq. That takes the more from
-// a sum the fewer terms matter in it. And a score's gradient, weight·(d_o·v − d_o·o + d_lse), may be a
-// difference of nearly equal numbers of which one has the rounding of o. Both matter where weights are high. So
-// those above least_peak are left out of all three products, and what they add is added at the end in f32. With
-// x = d_o·v + shift known up to a constant that all keys of a row share,
+// Weights and score gradients are rounded to 16 bits on their way into dv, dk and dq. That takes the more
+// from a sum the fewer terms matter in it. And a score's gradient, weight·(d_o·v − d_o·o + d_lse), may be a
+// difference of nearly equal numbers of which one has the rounding of o. Both matter where weights are high.
+// So those above least_peak are left out of all three products, and what they add is added at the end in f32.
+// With x = d_o·v + shift known up to a constant that all keys of a row share,
 //
 //   gradient of f = weight_f · (Σ_j weight_j·(x_f − x_j) + d_lse)
 //

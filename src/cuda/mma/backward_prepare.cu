@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(row_threads)
 }
 
 // A mask of large negative numbers that covers a whole row makes an lse of which f32 keeps nothing but that
-// number: weights from it do not sum to 1. Such rows get their highest score and their sum anew. They are few,
-// and padding mostly. A warp a row.
+// number: weights from it do not sum to 1. Such rows get their highest score and their sum anew. They are
+// few, and padding mostly. A warp a row.
 constexpr float far_lse = 1024;
 
 struct Softmax {

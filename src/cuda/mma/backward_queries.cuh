@@ -21,9 +21,9 @@ struct BackwardBlocks {
     // Queries, d_o and the sums of dq.
     const std::int64_t head_bytes =
         call.group() * call.problem.length_q * (6 * call.problem.dim_qk + 2 * call.problem.dim_v);
-    return {keys, QueryGrid::of(call, c.queries),
-            Turns::of(call, call.problem.batch * call.problem.heads_kv, keys.tiles, head_bytes,
-                      multiprocessors)};
+    return {
+        keys, QueryGrid::of(call, c.queries),
+        Turns::of(call, call.problem.batch * call.problem.heads_kv, keys.tiles, head_bytes, multiprocessors)};
   }
 };
 
@@ -97,9 +97,10 @@ struct QuerySteps {
   }
 };
 
-/// How many blocks of keys before this one meet a tile of queries by a block mask.
-__device__ __forceinline__ std::uint32_t blocks_before(const AttentionCall& call, const KeyGrid& grid,
-                                                       const QueryTile& queries, std::int64_t first_key) {
+/// How many blocks of keys before this one meet a tile of queries by a block mask. Not inlined, nor what
+/// follows: in the loop over tiles their registers would be missed.
+inline __device__ __noinline__ std::uint32_t blocks_before(const AttentionCall& call, const KeyGrid& grid,
+                                                           const QueryTile& queries, std::int64_t first_key) {
   const KeyRange any = queries.any(call);
   const std::int64_t size = call.blocks.block_k;
   const std::int64_t own = first_key / size;
@@ -123,6 +124,12 @@ __device__ __forceinline__ std::uint32_t blocks_before(const AttentionCall& call
     }
   }
   return static_cast<std::uint32_t>(count);
+}
+
+/// What a block mask hides of a tile of keys from a tile of queries: see KeyTile.
+inline __device__ __noinline__ std::int32_t state_of(const AttentionCall& call, const QueryTile& queries,
+                                                     KeyTile keys) {
+  return meets(call, queries, keys) ? keys.tile : block_hidden;
 }
 
 }  // namespace tilewise::cuda::mma

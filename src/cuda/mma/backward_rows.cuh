@@ -32,8 +32,8 @@ void run_suited_backward(const AttentionCall& call, const BackwardSpace& space, 
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
   constexpr int rows = static_cast<int>(std::size(Table::rows));
   int chosen = 0;
-  while (chosen < rows &&
-         (Table::rows[chosen].dim < dim || Table::rows[chosen].shared_bytes(Table::general) > device.shared_bytes)) {
+  while (chosen < rows && (Table::rows[chosen].dim < dim ||
+                           Table::rows[chosen].shared_bytes(Table::general) > device.shared_bytes)) {
     ++chosen;
   }
   if (chosen == rows) throw DeviceError("tilewise mma backward: too little shared memory for its tiles");

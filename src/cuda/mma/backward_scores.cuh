@@ -70,25 +70,47 @@ __device__ __forceinline__ float tangent_of(float x, float& slope) {
   return fmaf(-2.0f, inverse, 1.0f);
 }
 
-/// Adds what the mask has for each pair that is there. `Element` is its type, or std::byte for a boolean one.
+/// Adds what the mask has for each pair. `Element` is its type, or std::byte for a boolean one. Pairs that
+/// are not there, which are hidden anyway, meet the last that is.
 template <typename Element, typename Block>
 __device__ __forceinline__ void add_mask(const Block& block, const typename Block::Queries& queries, int head,
                                          int first_query, int first_key, typename Block::PairSums& s) {
+  constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
+  constexpr int query_eights = std::extent_v<typename Block::PairSums, 1>;
   const MaskView& mask = block.call.mask;
   const auto* first = reinterpret_cast<const Element*>(mask.data) + block.b * mask.stride[0] +
                       head * mask.stride[1] + queries.first * mask.stride[2] +
                       block.first_key * mask.stride[3];
-  for_each_pair(block, first_query, first_key, [&](int m, int n, int half, int e, int r, int key) {
-    if (r >= queries.count || key >= block.key_count) return;
-    const Element* at = first + r * mask.stride[2] + key * mask.stride[3];
-    float& score = s[m][n][2 * half + e];
-    if constexpr (std::is_same_v<Element, std::byte>) {
-      if (*at == std::byte{0}) score = minus_infinity;
-    } else {
-      const float bias = widen(*at);
-      score = bias == minus_infinity ? bias : score + bias;  // whatever the score is
+  std::int64_t column[key_tiles][2];
+#pragma unroll
+  for (int m = 0; m < key_tiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int key = first_key + 16 * m + 8 * half + block.lane / 4;
+      column[m][half] = min(key, block.key_count - 1) * mask.stride[3];
     }
-  });
+  }
+#pragma unroll
+  for (int n = 0; n < query_eights; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int r = first_query + 8 * n + 2 * (block.lane % 4) + e;
+      const Element* row = first + min(r, queries.count - 1) * mask.stride[2];
+#pragma unroll
+      for (int m = 0; m < key_tiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& score = s[m][n][2 * half + e];
+          if constexpr (std::is_same_v<Element, std::byte>) {
+            if (row[column[m][half]] == std::byte{0}) score = minus_infinity;
+          } else {
+            const float bias = widen(row[column[m][half]]);
+            score = bias == minus_infinity ? bias : score + bias;  // whatever the score is
+          }
+        }
+      }
+    }
+  }
 }
 
 /// Scores in natural units from products, in place; the softcap's derivatives go to shared memory.
@@ -149,7 +171,8 @@ __device__ __forceinline__ unsigned kept_pairs(const Block& block, const typenam
                                                int head, int first_query, int first_key) {
   constexpr int key_eights = 2 * std::extent_v<typename Block::PairSums, 0>;
   constexpr int query_count = 2 * std::extent_v<typename Block::PairSums, 1>;
-  static_assert((key_eights == 2 || key_eights == 4) && query_count <= 8 && query_count * key_eights % 4 == 0);
+  static_assert((key_eights == 2 || key_eights == 4) && query_count <= 8 &&
+                query_count * key_eights % 4 == 0);
   const AttentionCall& call = block.call;
   const DropoutMask dropout = call.dropout.drawn();
   const auto row = static_cast<std::uint32_t>(block.b * call.problem.heads_q + head);
@@ -174,9 +197,8 @@ __device__ __forceinline__ unsigned kept_pairs(const Block& block, const typenam
   unsigned drawn = 0;
 #pragma unroll 1
   for (int n = 0; n < draws; ++n) {
-    const auto words = philox({static_cast<std::uint32_t>(j + 8 * eight) / 4, query(first + n), row,
-                               dropout.stream},
-                              dropout.key);
+    const auto words = philox(
+        {static_cast<std::uint32_t>(j + 8 * eight) / 4, query(first + n), row, dropout.stream}, dropout.key);
     unsigned four = 0;
 #pragma unroll
     for (int word = 0; word < 4; ++word) four |= words[word] >= dropout.threshold ? 1u << word : 0u;

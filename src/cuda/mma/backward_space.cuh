@@ -26,11 +26,12 @@ inline constexpr int most_peaks = 9;  ///< as many as can be in a row
 /// Of every query, [Hq, rows_q] each.
 struct RowValues {
   static constexpr int rest_parts = 4;
-  float* top = nullptr;     ///< lse, in exponents of 2 where the kernel is plain; infinite for a query that saw nothing
+  float* top =
+      nullptr;  ///< lse, in exponents of 2 where the kernel is plain; infinite for a query that saw nothing
   float* offset = nullptr;  ///< what joins exponents of 2, in the general kernel: see anchor_rows
   float* shift = nullptr;   ///< d_lse − d_o·o
-  /// Σ weight·x over keys that are no peaks, times the score gradients' scale: [rest_parts, Hq, rows_q], parts
-  /// that different warps add to.
+  /// Σ weight·x over keys that are no peaks, times the score gradients' scale: [rest_parts, Hq, rows_q],
+  /// parts that different warps add to.
   float* rest = nullptr;
   float* rest_weight = nullptr;  ///< Σ weight over the same, in the general kernel
   float* sink_weight = nullptr;  ///< where there are sinks
@@ -116,8 +117,9 @@ struct QuerySums {
 /// one block of keys after another. Whoever is done with it says so.
 struct Order {
   std::uint32_t* ticket = nullptr;  ///< blocks that have begun: they wait for those alone that began before
-  std::uint32_t* done = nullptr;    ///< [Hq, tiles of 16 queries], for the first of a block's tile: how many were
-  std::size_t bytes = 0;            ///< of both
+  std::uint32_t* done =
+      nullptr;            ///< [Hq, tiles of 16 queries], for the first of a block's tile: how many were
+  std::size_t bytes = 0;  ///< of both
 
   constexpr bool kept() const { return ticket != nullptr; }
 };

@@ -21,10 +21,12 @@ __device__ __forceinline__ void add_to_keys(Block& block, int stage, int pair_st
   const int first_dim = place.n * dim_tiles;
   const auto address = [](const std::byte* smem) { return Block::address(smem); };
   multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
-      block.dv, a_by_rows<key_tiles>(PairPointer::by_rows(address(block.weights_at(pair_stage))).from(first_key, 0)),
+      block.dv,
+      a_by_rows<key_tiles>(PairPointer::by_rows(address(block.weights_at(pair_stage))).from(first_key, 0)),
       b_turned(RowPointer::by_rows(address(block.d_o_smem + stage * c.query_bytes())).from(0, first_dim)));
   multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
-      block.dk, a_by_rows<key_tiles>(PairPointer::by_rows(address(block.dscores_at(pair_stage))).from(first_key, 0)),
+      block.dk,
+      a_by_rows<key_tiles>(PairPointer::by_rows(address(block.dscores_at(pair_stage))).from(first_key, 0)),
       b_turned(RowPointer::by_rows(address(block.q_smem + stage * c.query_bytes())).from(0, first_dim)));
 }
 

@@ -37,10 +37,11 @@ struct BackwardConfig {
   constexpr int pair_stages() const { return pairs_ahead ? 2 : 1; }
   constexpr int rounds() const { return queries / (warps / key_warps) / queries_at_once; }  ///< of a warp
   constexpr int slope_bytes() const { return threads() * pair_key_tiles() * pair_query_tiles() * 32; }
-  /// The general kernel has one number a query more, one for each pair that is in registers, and sums of those
-  /// which take the latters' place where a warp has one round.
+  /// The general kernel has one number a query more, one for each pair that is in registers, and sums of
+  /// those which take the latters' place where a warp has one round.
   constexpr std::size_t shared_bytes(bool general) const {
-    const int more = stages() * state_bytes() + slope_bytes() + (rounds() > 1 ? 2 * rounds() * threads() * 4 : 0);
+    const int more =
+        stages() * state_bytes() + slope_bytes() + (rounds() > 1 ? 2 * rounds() * threads() * 4 : 0);
     return static_cast<std::size_t>(2 * key_bytes() + 2 * stages() * (query_bytes() + state_bytes()) +
                                     pair_stages() * (weights_stay ? 1 : 2) * pair_bytes() + keys * 4 +
                                     fact_bytes + (general ? more : 0));
