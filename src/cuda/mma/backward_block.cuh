@@ -105,7 +105,6 @@ struct BackwardBlock {
     const int round = query % queries_each / c.queries_at_once;
     float* first = slopes_smem() + (c.rounds() > 1 ? c.slope_bytes() / 4 : 0) + 2 * round * c.threads() +
                    own_warp * 32 + query % c.queries_at_once;
-    static_assert(!general || c.queries_at_once == 32);
     return {first, first + c.threads()};
   }
 

@@ -136,13 +136,13 @@ __device__ __forceinline__ void add_shifts(const Block& block, const float* shif
   }
 }
 
-/// The sum over a warp's keys of a query: the one that a lane then has is `row_of_sum`. Lanes with the same
-/// queries hand each other half of what they have, so that each ends with the sum of one.
+/// The sum over a warp's keys of a query, of which a lane then has the one that row_of_sum says. Lanes with
+/// the same queries hand each other half of what they have, until each has one.
 template <typename Block>
 __device__ __forceinline__ float row_sum(const Block& block, const typename Block::PairSums& x) {
   constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
   constexpr int count = 2 * std::extent_v<typename Block::PairSums, 1>;
-  static_assert(count == 8, "as many queries as lanes");
+  static_assert(count == 8 || count == 4);
   float sum[count];
 #pragma unroll
   for (int q = 0; q < count; ++q) {
@@ -160,10 +160,13 @@ __device__ __forceinline__ float row_sum(const Block& block, const typename Bloc
       sum[q] = stays + __shfl_xor_sync(~0u, given, distance);
     }
   }
-  return sum[0];
+  return count == 8 ? sum[0] : sum[0] + __shfl_xor_sync(~0u, sum[0], 4);
 }
-__device__ __forceinline__ int row_of_sum(int lane) {
-  return (lane / 16 * 2 + lane / 8 % 2) * 8 + 2 * (lane % 4) + lane / 4 % 2;
+template <typename Block>
+__device__ __forceinline__ int row_of_sum(const Block& block) {
+  constexpr int count = 2 * std::extent_v<typename Block::PairSums, 1>;
+  const int q = block.lane / (count == 8 ? 4 : 8);  // the n-th of the lane's queries 8n + 2t + e
+  return q / 2 * 8 + 2 * (block.lane % 4) + q % 2;
 }
 
 /// Weights and score gradients of a warp's pairs, some queries at once; with weights that stay, their part of
@@ -188,7 +191,7 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
       store_pairs(block, block.weights_at(pair_stage), first_query, first_key, none);
     store_pairs(block, block.dscores_at(pair_stage), first_query, first_key, none);
     if constexpr (Block::general) {
-      const auto [rest, weight] = block.row_sums(key_warp, first_query + block.lane);
+      const auto [rest, weight] = block.row_sums(key_warp, first_query + block.lane % c.queries_at_once);
       *rest = *weight = 0;
     }
     return;
@@ -298,7 +301,7 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
       }
     }
     __syncwarp();  // the warp is done with its slopes
-    const auto [rest, weight] = block.row_sums(key_warp, first_query + row_of_sum(block.lane));
+    const auto [rest, weight] = block.row_sums(key_warp, first_query + row_of_sum(block));
     *rest = rest_sum;
     *weight = weight_sum;
   }
