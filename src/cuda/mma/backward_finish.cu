@@ -9,6 +9,19 @@ namespace {
 
 // What is left after the kernel over tiles: dq from its sums, peaks, and gradients beside dq, dk and dv.
 
+// The gradients of peaks.
+template <typename T>
+__global__ void __launch_bounds__(row_threads)
+    settle_peaks(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
+  const BatchRow row = BatchRow::of_query(call, index);
+  const RowPeaks peaks(space.rows, index, row.owned);
+  if (peaks.count == 0) return;
+  if (call.deterministic) peaks.sort();
+  const auto first_k = static_cast<int>(call.sequence(row.in_sequence(call).b).first_k);
+  peaks.settle(d_lse_of(call, row), gradient_scale<T>(call, space), first_k);
+}
+
 // dq from its sums, with what a peak adds.
 template <typename T, int lanes>
 __global__ void __launch_bounds__(row_threads)
@@ -32,13 +45,12 @@ __global__ void __launch_bounds__(row_threads)
   const GradientScale scale = gradient_scale<T>(call, space);
   const RowPeaks peaks(space.rows, at.row, true);
   for (int f = 0; f < peaks.count; ++f) {
-    const float gradient = peaks.gradient(f, d_lse_of(call, row), scale);
+    const Peak peak = peaks.at(f);
     float k[8];
-    const std::int64_t key = call.sequence(b).first_k + peaks.at(f).key;
-    load_eight<T>(k, row_of_halves(call.k, row.b, call.key_head(row.h), key), first, dims,
+    load_eight<T>(k, row_of_halves(call.k, row.b, call.key_head(row.h), peak.key), first, dims,
                   aligned_chunks(call.k));
 #pragma unroll
-    for (int n = 0; n < 8; ++n) sum[n] = fmaf(gradient, k[n], sum[n]);
+    for (int n = 0; n < 8; ++n) sum[n] = fmaf(peak.x, k[n], sum[n]);
   }
   const float factor = static_cast<float>(call.scale) * scale.down;
   const uint4 eight{pack<T>(sum[0] * factor, sum[1] * factor), pack<T>(sum[2] * factor, sum[3] * factor),
@@ -95,27 +107,21 @@ struct KeySum {
   }
 };
 
-// Adds what peaks add whose keys are among [first_key, end_key) of their sequence. The warp has 32 queries
-// from `first_row` on: a lane each for the numbers, then all lanes for the vectors of one after another.
+// Adds what peaks add whose keys are among [first_key, end_key) of k's rows. The warp has queries from
+// `first_row` on: a lane each for the numbers, then all lanes for the vectors of one after another.
 template <typename T>
 __device__ __forceinline__ void add_peaks(const AttentionCall& call, const BackwardSpace& space,
-                                          std::int64_t first_row, const RowPeaks& peaks, float d_lse,
-                                          const GradientScale& scale, std::int64_t first_key,
-                                          std::int64_t end_key, KeySum& sum) {
+                                          std::int64_t first_row, const RowPeaks& peaks,
+                                          std::int64_t first_key, std::int64_t end_key, KeySum& sum) {
   for (int f = 0; __any_sync(~0u, f < peaks.count); ++f) {
-    Peak peak{};
-    bool own = false;
-    if (f < peaks.count) {
-      peak = peaks.at(f);
-      own = peak.key >= first_key && peak.key < end_key;
-    }
-    const float own_gradient = own ? peaks.gradient(f, d_lse, scale) : 0.0f;
-    for (unsigned left = __ballot_sync(~0u, own); left != 0; left &= left - 1) {
+    Peak peak{.key = -1};
+    if (f < peaks.count) peak = peaks.at(f);
+    unsigned left = __ballot_sync(~0u, peak.key >= first_key && peak.key < end_key);
+    for (; left != 0; left &= left - 1) {
       const int from = __ffs(static_cast<int>(left)) - 1;
       const BatchRow row = BatchRow::of_query(call, first_row + from);
-      const std::int64_t key =
-          call.sequence(row.in_sequence(call).b).first_k + __shfl_sync(~0u, peak.key, from);
-      const float gradient = __shfl_sync(~0u, own_gradient, from);
+      const int key = __shfl_sync(~0u, peak.key, from);
+      const float gradient = __shfl_sync(~0u, peak.x, from);
       const float weight = fmaxf(0.0f, __shfl_sync(~0u, peak.weight, from));
       sum.turn_to(space.key_row(call, row.b, call.key_head(row.h), key));
       sum.dk.add<T>(gradient, row_of_halves(call.q, row.b, row.h, row.s));
@@ -125,30 +131,24 @@ __device__ __forceinline__ void add_peaks(const AttentionCall& call, const Backw
   }
 }
 
-// A warp has 32 queries, and adds to whatever keys they point at.
+// A warp has four queries, and adds to whatever keys they point at.
+constexpr int mended_queries = 4;
+
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
     mend_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
-  const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
-  const BatchRow own = BatchRow::of_query(call, index);
-  const RowPeaks peaks(space.rows, index, own.owned);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t warp = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
+  const std::int64_t index = warp * mended_queries + lane;
+  const RowPeaks peaks(space.rows, index, lane < mended_queries && BatchRow::of_query(call, index).owned);
   if (!__any_sync(~0u, peaks.count > 0)) return;
   KeySum sum(call, space);
-  add_peaks<T>(call, space, index - static_cast<int>(threadIdx.x) % 32, peaks,
-               own.owned ? d_lse_of(call, own) : 0.0f, gradient_scale<T>(call, space), 0,
-               call.problem.length_k, sum);
+  add_peaks<T>(call, space, warp * mended_queries, peaks, 0, call.rows_k(), sum);
   sum.flush();
 }
 
-// The same in one order: a warp has 32 keys, and looks for the queries that point at one of them. Peaks of a
-// query are to be in order too.
+// The same in one order: a warp has 32 keys, and looks for the queries that point at one of them.
 constexpr int ordered_keys = 32;
-
-__global__ void __launch_bounds__(row_threads)
-    sort_peaks(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
-  const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
-  RowPeaks(space.rows, index, BatchRow::of_query(call, index).owned).sort();
-}
 
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
@@ -167,15 +167,12 @@ __global__ void __launch_bounds__(row_threads)
   const std::int64_t position = first - sequence.band_offset;
   const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
   const std::int64_t end_query = min(sequence.length_q, position + ordered_keys + call.band.left);
-  const GradientScale scale = gradient_scale<T>(call, space);
   KeySum sum(call, space);
   for (std::int64_t head = h * call.group(); head < (h + 1) * call.group(); ++head) {
     for (std::int64_t i = first_query; i < end_query; i += 32) {
       const std::int64_t row = head * call.rows_q() + call.first_row_q(b) + i;
       const RowPeaks peaks(space.rows, row + lane, i + lane < end_query);
-      float d_lse = 0;
-      if (peaks.count > 0) d_lse = d_lse_of(call, BatchRow::of_query(call, row + lane));
-      add_peaks<T>(call, space, row, peaks, d_lse, scale, first, end, sum);
+      add_peaks<T>(call, space, row, peaks, sequence.first_k + first, sequence.first_k + end, sum);
     }
   }
   sum.flush();
@@ -222,7 +219,7 @@ void mend(const AttentionCall& call, const BackwardSpace& space, cudaStream_t st
         call, space, tiles);
   } else {
     launch<mend_keys<T>>({.name = "tilewise mma backward, peaks",
-                          .blocks = (space.rows.count + row_threads - 1) / row_threads,
+                          .blocks = RowLanes<32 / mended_queries>::blocks(space.rows.count),
                           .threads = row_threads,
                           .stream = stream},
                          call, space);
@@ -236,13 +233,11 @@ void mend(const AttentionCall& call, const BackwardSpace& space, cudaStream_t st
 
 template <typename T, int lanes>
 void finish(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
-  if (call.deterministic) {
-    launch<sort_peaks>({.name = "tilewise mma backward, order of peaks",
-                        .blocks = (space.rows.count + row_threads - 1) / row_threads,
-                        .threads = row_threads,
-                        .stream = stream},
-                       call, space);
-  }
+  launch<settle_peaks<T>>({.name = "tilewise mma backward, gradients of peaks",
+                           .blocks = (space.rows.count + row_threads - 1) / row_threads,
+                           .threads = row_threads,
+                           .stream = stream},
+                          call, space);
   if (call.dq.wanted) {
     launch<finish_queries<T, lanes>>({.name = "tilewise mma backward, dq",
                                       .blocks = RowLanes<lanes>::blocks(space.rows.count),

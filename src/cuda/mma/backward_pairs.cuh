@@ -209,6 +209,7 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
       const int head = block.h * static_cast<int>(block.call.group()) + steps.head;
       kept = kept_pairs(block, queries, head, first_query, first_key);
     }
+    __syncwarp();  // masks may have parted the lanes
   } else if (edge) {
     hide(block, queries, first_query, first_key, p);
   }
@@ -270,6 +271,7 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
   constexpr float least = 0.99f * least_peak * static_cast<float>(1 << weight_bits<T>);
   if (__any_sync(~0u, fmaxf(two_highest.x, two_highest.y) > least)) {
     take_peaks(block, queries, first_query, first_key, p, weights, x);
+    __syncwarp();  // lanes had different numbers of them, and products want the whole warp together
   }
   if constexpr (c.weights_stay) {
     multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(

@@ -25,27 +25,37 @@ struct RowPeaks {
   __device__ RowPeaks(const RowValues& rows_, std::int64_t row_, bool there)
       : rows(rows_), row(row_), count(there ? min(rows.peak_count[row], most_peaks) : 0) {}
 
-  __device__ const Peak& at(int f) const { return rows.peaks[row * most_peaks + f]; }
-  /// The gradient of a peak's product q·k before the score's scale, times the score gradients'.
-  __device__ float gradient(int f, float d_lse, const GradientScale& scale) const {
-    const Peak own = at(f);
+  __device__ Peak& at(int f) const { return rows.peaks[row * most_peaks + f]; }
+
+  /// Puts the gradient of q·k before the score's scale, times the score gradients', in the place of x; and in
+  /// that of the key its row in k.
+  __device__ void settle(float d_lse, const GradientScale& scale, int first_k) const {
+    Peak own[most_peaks];
     float high = 0;  // the weight of peaks
-    float sum = 0;
-    for (int g = 0; g < count; ++g) {
-      const Peak peak = at(g);
-      high += fabsf(peak.weight);
-      sum = fmaf(fabsf(peak.weight), own.x - peak.x, sum);
+#pragma unroll
+    for (int f = 0; f < most_peaks; ++f) {
+      own[f] = f < count ? at(f) : Peak{};
+      high += fabsf(own[f].weight);
     }
     const float sink = rows.sink_weight == nullptr ? 0.0f : rows.sink_weight[row];
     const float others = rows.rest_weight == nullptr ? fmaxf(0.0f, 1 - high) : rows.rest_weight[row] + sink;
     const float total = rows.rest_weight == nullptr ? 1.0f : others + high;
-    sum = fmaf(others, own.x, sum);
     float rest = 0;
 #pragma unroll
     for (int part = 0; part < RowValues::rest_parts; ++part) rest += rows.rest[part * rows.count + row];
     if (sink > 0) rest = fmaf(sink * scale.up, rows.shift[row], rest);
-    const float slope = rows.peak_slope == nullptr ? 1.0f : rows.peak_slope[row * most_peaks + f];
-    return fabsf(own.weight) / total * (fmaf(scale.up, sum, -rest) / total + scale.up * d_lse) * slope;
+#pragma unroll
+    for (int f = 0; f < most_peaks; ++f) {
+      if (f >= count) continue;
+      float sum = others * own[f].x;
+#pragma unroll
+      for (int g = 0; g < most_peaks; ++g) sum = fmaf(fabsf(own[g].weight), own[f].x - own[g].x, sum);
+      const float slope = rows.peak_slope == nullptr ? 1.0f : rows.peak_slope[row * most_peaks + f];
+      at(f) = {.key = own[f].key + first_k,
+               .weight = own[f].weight,
+               .x = fabsf(own[f].weight) / total * (fmaf(scale.up, sum, -rest) / total + scale.up * d_lse) *
+                    slope};
+    }
   }
   /// By their keys: they came in whatever order.
   __device__ void sort() const {

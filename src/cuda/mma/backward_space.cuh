@@ -16,12 +16,12 @@ namespace tilewise::cuda::mma {
 
 /// A pair with a weight above least_peak, which is left out of the products: see backward_peaks.cuh.
 struct Peak {
-  int key;       ///< in the sequence
+  int key;       ///< in the sequence; at the end its row in k
   float weight;  ///< negative where dropout drops it
-  float x;       ///< d_o·v + shift
+  float x;       ///< d_o·v + shift; at the end the gradient
 };
-inline constexpr float least_peak = 0.1f;
-inline constexpr int most_peaks = 9;  ///< as many as can be in a row
+inline constexpr float least_peak = 0.15f;
+inline constexpr int most_peaks = 6;  ///< as many as can be in a row
 
 /// Of every query, [Hq, rows_q] each.
 struct RowValues {
