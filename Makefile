@@ -2,7 +2,8 @@
 PREFIX ?= /usr/local
 ARGS ?=
 # Python with the package of this checkout, on the binding of the release build.
-PACKAGE = PYTHONPATH=python TILEWISE_TORCH_LIBRARY=build/release/bindings/torch/_tilewise.so .venv/bin/python
+LIBRARY = build/release/bindings/torch/_tilewise.so
+PACKAGE = PYTHONPATH=python TILEWISE_TORCH_LIBRARY=$(LIBRARY) .venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help build test asan bench figures lint format install stage results-status setup clean
@@ -26,7 +27,7 @@ bench: setup ## measure our kernels and their peers, and write a report (ARGS="-
 	@$(PACKAGE) -m tilewise bench $(ARGS)
 
 figures: setup ## draw the documents' pictures and tables from the records in results/
-	@scripts/build.sh release --target tilewise_torch
+	@[ -e $(LIBRARY) ] || scripts/build.sh release --target tilewise_torch # which one does not matter
 	@$(PACKAGE) -m tilewise.bench.figures
 
 lint: setup ## check the layout of the sources and the package's types

@@ -68,7 +68,7 @@ struct Sweep {
     cudaFuncAttributes attributes{};
     check_cuda(cudaFuncGetAttributes(&attributes, forward_kernel<T, Candidates, row>), "attributes");
     cudaMemset(o.data, 0xFF, elements * 2);
-    const double ms = median_ms([&] { run_row<T, Candidates, row>(call, multiprocessors, nullptr); });
+    const double ms = median_ms([&] { run_row<T, Candidates, row>(call, device_properties(0), Context{}); });
     cudaMemset(largest.data, 0, 8);
     compare<<<elements / 256, 256>>>(static_cast<const T*>(o.data), static_cast<const T*>(truth.data),
                                      static_cast<int*>(largest.data));

@@ -26,14 +26,14 @@ using namespace sweep;
 
 struct Candidates {
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_stages = 2, .staged = true},
-      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 96, .stages = 4, .query_stages = 2, .staged = true},
-      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2, .staged = true},
-      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_stages = 2},
-      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_stages = 2, .staged = true},
-      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_stages = 2, .staged = true},
-      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_stages = 2},
-      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_stages = 2, .staged = true},
+      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_places = 6, .staged = true},
+      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 96, .stages = 4, .query_places = 6, .staged = true},
+      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_places = 4, .staged = true},
+      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6},
+      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6, .staged = true},
+      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_places = 6, .staged = true},
+      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4},
+      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4, .staged = true},
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2},
       {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2},
@@ -132,11 +132,11 @@ struct Sweep {
     const bool same = chosen == c;
     std::printf(
         "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"consumers\": %d, \"keys\": %d, \"stages\": %d, "
-        "\"query_stages\": %d, \"staged\": %s, \"chosen\": %s, \"shared\": %d, \"ms\": "
+        "\"query_places\": %d, \"staged\": %s, \"chosen\": %s, \"shared\": %d, \"ms\": "
         "%.4f, \"tflops\": %.1f, "
         "\"difference\": %g}\n",
         c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false",
-        c.consumers, c.keys, c.stages, c.query_stages, c.staged ? "true" : "false", same ? "true" : "false",
+        c.consumers, c.keys, c.stages, c.query_places, c.staged ? "true" : "false", same ? "true" : "false",
         static_cast<int>(c.shared_bytes()), ms, flops / ms * 1e-9, static_cast<double>(difference));
     std::fflush(stdout);
   }
@@ -217,8 +217,8 @@ struct Check {
     if (c.dim < n.d || c.dim_v < n.dv || c.dim > n.d + 192) return;
     std::printf(
         "{\"check\": \"%s\", \"dim\": %d, \"dim_v\": %d, \"consumers\": %d, \"keys\": %d, \"stages\": %d, "
-        "\"query_stages\": %d",
-        to_string(call.problem).c_str(), c.dim, c.dim_v, c.consumers, c.keys, c.stages, c.query_stages);
+        "\"query_places\": %d",
+        to_string(call.problem).c_str(), c.dim, c.dim_v, c.consumers, c.keys, c.stages, c.query_places);
     std::fflush(stdout);  // so that a kernel that does not end is known
     cudaMemset(o.data, 0xFF, static_cast<std::size_t>(o_size) * 2);
     cudaMemset(lse.data, 0xFF, static_cast<std::size_t>(n.b * n.hq * n.sq) * 4);

@@ -13,3 +13,6 @@ foreach(name example layer)
   find_program(${name} NAMES ${name} PATHS ${WORK}/build ${WORK}/build/${CONFIG} NO_DEFAULT_PATH REQUIRED)
   execute_process(COMMAND ${${name}} ${run})
 endforeach()
+# Without weights; tests/python runs it with them.
+find_program(minilm NAMES minilm PATHS ${WORK}/build/minilm ${WORK}/build/minilm/${CONFIG} NO_DEFAULT_PATH REQUIRED)
+execute_process(COMMAND ${minilm} --help ${run})

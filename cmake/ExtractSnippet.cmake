@@ -1,7 +1,10 @@
-# Writes the first ```cpp block of INPUT that has a main function to OUTPUT.
+# Writes the first ```cpp block of INPUT that has a main function to OUTPUT; with NUMBER, that many are passed over.
 
 cmake_minimum_required(VERSION 3.25)
 
+if(NOT DEFINED NUMBER)
+  set(NUMBER 0)
+endif()
 file(READ "${INPUT}" rest)
 set(fence "\n```")
 while(TRUE)
@@ -14,7 +17,10 @@ while(TRUE)
   string(FIND "${rest}" "${fence}" length)
   string(SUBSTRING "${rest}" 0 ${length} block)
   if(block MATCHES "int main *\\(")
-    break()
+    if(NUMBER EQUAL 0)
+      break()
+    endif()
+    math(EXPR NUMBER "${NUMBER} - 1")
   endif()
   string(SUBSTRING "${rest}" ${length} -1 rest)
 endwhile()

@@ -242,6 +242,13 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
+def timed(run_suite: Callable[[], Outcome]) -> Outcome:
+    start = time.monotonic()
+    outcome = run_suite()
+    outcome.seconds = round(time.monotonic() - start, 2)
+    return outcome
+
+
 def describe(outcome: Outcome) -> str:
     text = f"{outcome.suite}: {outcome.passed} passed, {outcome.failed} failed"
     if outcome.skipped:
@@ -266,16 +273,15 @@ def main() -> int:
     name = "sanitizers.jsonl" if options.sanitize else "tests.jsonl"
     record = Record(folder / (gpu.slug if gpu else "no-gpu") / name if folder else None, gpu)
 
+    suites = (sanitizer_suites if options.sanitize else test_suites)(options, no_gpu)
+    chosen = [call for name, call in suites if not options.only or any(part in name for part in options.only)]
     outcomes = []
-    for suite, run_suite in (sanitizer_suites if options.sanitize else test_suites)(options, no_gpu):
-        if options.only and not any(part in suite for part in options.only):
-            continue
-        start = time.monotonic()
-        outcome = run_suite()
-        outcome.seconds = round(time.monotonic() - start, 2)
-        outcomes.append(outcome)
-        record.add(outcome.line())
-        print(describe(outcome), flush=True)
+    # Sanitizers mostly wait, for one another least of all; tests have the machine for themselves.
+    with ThreadPoolExecutor(options.jobs if options.sanitize else 1) as pool:
+        for outcome in pool.map(timed, chosen):
+            outcomes.append(outcome)
+            record.add(outcome.line())
+            print(describe(outcome), flush=True)
 
     failed = sum(outcome.failed for outcome in outcomes)
     passed = sum(outcome.passed for outcome in outcomes)

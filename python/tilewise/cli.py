@@ -17,6 +17,7 @@ from tilewise.bench import (
     check,
     environment,
     implementations,
+    kinds,
     measure,
     operands,
     profile,
@@ -30,11 +31,13 @@ from tilewise.bench import (
     table,
     timing,
 )
+from tilewise.bench.kinds import AnyProblem
+from tilewise.bench.operations import OPERATIONS
 from tilewise.bench.plots import all_files
 from tilewise.bench.problem import ITEM_BYTES, PASSES, BadInput, Problem
 
 DEFAULT_OUT = Path("build/bench")
-LIMIT_MS = {"cpu": 300.0, "cuda": 500.0}
+LIMIT_MS = {"cpu": 300.0, "cuda": 100.0}
 DEFAULT_SHAPE = "hq=8 sq=1024 d=64"
 DEFAULT_CHECK = ("hq=4 hkv=2 sq=197 d=64", "hq=2 sq=128 sk=200 d=128", "hq=2 sq=150 d=40 mask=padding",
                  "hq=2 sq=300 d=64 window=32", "hq=1 sq=33 d=257", "hq=2 sq=256 d=32 blocks=0.5")  # fmt: skip
@@ -48,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BadInput as error:
         print(f"tilewise: {error}", file=sys.stderr)
         return 2
-    except tilewise.Error as error:
+    except (tilewise.Error, measure.DeviceLost) as error:
         print(f"tilewise: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -96,9 +99,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--seconds", type=float, default=0.3, help="for each on a CPU (%(default)s)")
     limits = f"what is slower is left out ({', '.join(f'{ms:g} on {on}' for on, ms in LIMIT_MS.items())})"
     command.add_argument("--limit-ms", type=float, help=limits)
+    within = "seconds, after which no other problem is begun; the same command goes on (no limit)"
+    command.add_argument("--within", type=float, metavar="SECONDS", help=within)
     command.add_argument("--threads", type=int, help="CPU threads (torch's own number)")
     command.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder of records (%(default)s)")
     command.add_argument("--fresh", action="store_true", help="do not go on with an interrupted run")
+    compiled = "torch.compile beside eager PyTorch in gemm, ffn, norm and layer: minutes"
+    command.add_argument("--compile", action="store_true", help=compiled)
     command.add_argument("--no-report", action="store_true", help="leave the HTML report out")
     command.add_argument("--list", action="store_true", help="list suites and implementations, run nothing")
 
@@ -156,10 +163,12 @@ def _selection(options: Any) -> suites.Selection:
     return suites.Selection(options.dtype, options.passes, causal)
 
 
-def _one_problem(options: Any) -> Problem:
+def _one_problem(options: Any) -> AnyProblem:
     causal = (options.causal == "yes",)
-    (problem,) = suites.shape(options.shape, suites.Selection((options.dtype,), (options.direction,), causal))
-    return problem
+    found = suites.shape(options.shape, suites.Selection((options.dtype,), (options.direction,), causal))
+    if not found:
+        raise BadInput(f"--pass: expected one that the operation has, got {options.direction!r}")
+    return found[0]
 
 
 # Commands
@@ -206,6 +215,8 @@ def _explain(options: Any) -> int:
         print(tilewise.explain(**_saved_call(options.call)))
         return 0
     problem = _one_problem(options)
+    if not isinstance(problem, Problem):
+        raise BadInput(f"--shape: expected attention, whose choice is explained, got op={problem.op}")
     device = environment.choose_device(options.device)
     tensors = operands.Operands.random(problem, device)
     if options.gradient:
@@ -240,13 +251,10 @@ def _check(options: Any) -> int:
     if not (names or options.passes):
         selection = suites.Selection(selection.dtypes, ("forward", "backward"), selection.causal)
     problems += [problem for text in shapes for problem in suites.shape(text, selection)]
-    kernels = [x for x in implementations.all_for(device) if not summary.is_peer(x.name)]
-    run.check_kernels(options.kernels, kernels)
-    if options.kernels:
-        kernels = [x for x in kernels if any(part in x.name for part in options.kernels)]
+    run.check_kernels(options.kernels, problems, device)
     flops = measure.Settings(device).checked_flops
     with timing.full_precision():
-        return 1 if check.check(problems, kernels, device, flops) else 0
+        return 1 if check.check(problems, options.kernels, device, flops) else 0
 
 
 def _bench(options: Any) -> int:
@@ -256,6 +264,7 @@ def _bench(options: Any) -> int:
         ("--runs", options.runs, timing.LEAST_RUNS),
         ("--seconds", options.seconds, 0.0),
         ("--limit-ms", limit_ms, 0.0),
+        ("--within", options.within or 0.0, 0.0),
         ("--threads", 1 if options.threads is None else options.threads, 1),
     ):
         if value < least:
@@ -267,7 +276,9 @@ def _bench(options: Any) -> int:
     selection = _selection(options)
     chosen = _suites(options, device, selection)
     settings = measure.Settings(device, options.runs, options.seconds, limit_ms)
-    files, finished = run.run(run.Plan(settings, chosen, options.kernels, options.out, options.fresh))
+    plan = run.Plan(settings, chosen, options.kernels, options.out, options.fresh)
+    plan.compiled, plan.within = options.compile, options.within
+    files, finished = run.run(plan)
     found = [record for record in map(records.read, files) if record.rows]
     if found:
         print("\n" + summary.text(summary.by_machine(found)))
@@ -276,7 +287,7 @@ def _bench(options: Any) -> int:
             page = files[0].parent / "report.html"
             page.write_text(report.page(found))
             print(f"report    {page}")
-    if not finished:
+    if finished is False:
         return 130
     return 1 if any(_wrong(line) for record in found for line in record.rows) else 0
 
@@ -303,8 +314,9 @@ def _list(device: torch.device) -> int:
         suite = suites.load(name)
         where = ", ".join(suite.devices)
         print(f"{name:14}{len(suite.problems):>4} problems  {where:10}  {suite.about}")
-    every = implementations.all_for(device)
-    print(f"\non {device.type}: " + ", ".join(x.name for x in every))
+    print(f"\non {device.type}")
+    for op in (Problem.op, *OPERATIONS):
+        print(f"  {op:14}{', '.join(x.name for x in kinds.taking_part(op, device))}")
     return 0
 
 
@@ -316,11 +328,8 @@ def _roofline(options: Any) -> int:
 def _profile(options: Any) -> int:
     device = environment.choose_device(options.device)
     problem = _one_problem(options)
-    every = implementations.all_for(device)
-    name = options.kernel
-    if name == "auto":
-        chosen = [kernel for kernel, verdict in _verdicts(problem, device).items() if verdict == "chosen"]
-        name = chosen[0] if chosen else "none"
+    every = kinds.taking_part(problem.op, device)
+    name = kinds.chosen(problem, device) if options.kernel == "auto" else options.kernel
     found = [x for x in every if x.name == name]
     if not found:
         raise BadInput(f"--kernel: expected one of {', '.join(x.name for x in every)}, got {name!r}")
@@ -329,13 +338,6 @@ def _profile(options: Any) -> int:
     else:
         print(profile.run(found[0], problem, device, options.tool))
     return 0
-
-
-def _verdicts(problem: Problem, device: torch.device) -> dict[str, str]:
-    bound: Any = implementations.bind_tilewise("auto", problem, operands.Operands.random(problem, device))
-    text = tilewise.explain(*bound.args, **bound.keywords)
-    backward = problem.direction != "forward"
-    return implementations.verdicts(text.partition("\nbackward")[2] if backward else text)
 
 
 def _report(options: Any) -> int:

@@ -4,6 +4,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -116,8 +117,11 @@ inline std::vector<DType> types_of(const std::string& kernel) {
   return types;
 }
 
-/// Tests of one kernel. Only the compute capability may skip them: where the device is what the kernel is for,
-/// a refusal is a failure.
+/// For the truth, which takes most of a test's time.
+inline int all_cores() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
+
+/// Tests of one kernel. Only the compute capability may skip them: where the device is what the kernel is
+/// for, a refusal is a failure.
 template <int least, int most = 1000>
 class CudaKernelFixture : public CudaTest {
  protected:

@@ -28,7 +28,7 @@ class MmaF32 : public CudaKernelFixture<80> {
   static void expect_within_contract(const RandomProblem& problem) {
     SCOPED_TRACE(to_string(problem));
     ASSERT_EQ(reason_against(problem, "mma"), "");
-    const Checker checker(problem, 4);
+    const Checker checker(problem, all_cores());
     const Subject subject{.kernel = "mma",
                           .device = first_device,
                           .forward = run_forward_on_cuda,

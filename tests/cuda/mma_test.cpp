@@ -17,7 +17,7 @@ class MmaForward : public CudaKernelFixture<80> {
  protected:
   static void expect_within_contract(const RandomProblem& problem) {
     SCOPED_TRACE(to_string(problem));
-    const Checker checker(problem, 4);
+    const Checker checker(problem, all_cores());
     const Subject subject{.kernel = "mma",
                           .device = first_device,
                           .forward = run_forward_on_cuda,
@@ -70,6 +70,26 @@ TEST_F(MmaForward, OfAFewQueriesOfManyHeadsIsWithinTheContract) {
       problem.options.alignment = Alignment::bottom_right;
       expect_within_contract(problem);
       expect_within_contract(featured_problem(seed, problem.dtype, sizes));
+      ++seed;
+    }
+  }
+}
+
+// So few blocks that several share a tile of queries, each with a part of the keys; with lengths some parts
+// are empty, and so may be all.
+TEST_F(MmaForward, InPartsOfKeysIsWithinTheContract) {
+  std::uint64_t seed = 110;
+  for (const std::int64_t queries : {1, 40}) {
+    for (const std::int64_t dim : {64, 128, 200}) {
+      const Sizes sizes{.b = 3, .hq = 12, .hkv = 4, .sq = queries, .sk = 900, .d = dim, .dv = dim - 8};
+      const DType dtype = seed % 2 == 0 ? DType::f16 : DType::bf16;
+      RandomProblem problem =
+          seed % 4 < 2 ? dense_problem(seed, dtype, sizes) : featured_problem(seed, dtype, sizes);
+      problem.asked.backward = false;
+      expect_within_contract(problem);
+      problem.key_lengths = Buffer(DType::i32, {3});
+      problem.key_lengths.set_values(std::vector<double>{0, 17, 900});
+      expect_within_contract(problem);
       ++seed;
     }
   }

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import tilewise
 import torch
 from torch import Tensor
 
@@ -24,16 +23,6 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return torch.device(request.param)
-
-
-@pytest.fixture
-def layer_device(device: torch.device) -> torch.device:
-    """A device on which the operations around attention have kernels."""
-    try:
-        tilewise.rms_norm(torch.ones(1, 8, device=device), torch.ones(8, device=device))
-    except NotImplementedError as reason:
-        pytest.skip(str(reason))
-    return device
 
 
 @pytest.fixture(autouse=True)

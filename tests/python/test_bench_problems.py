@@ -43,8 +43,8 @@ def test_suite_parses(name: str) -> None:
 
 def test_there_is_a_suite_for_every_purpose() -> None:
     expected = {"quick", "cpu", "ladder", "fa3-grid", "vit", "llama", "f32", "head-dims", "decode", "window"}
-    assert expected | {"seed-tables"} <= set(suites.names())
-    assert suites.names("cpu") == ["cpu", "quick"]
+    assert expected | {"seed-tables", "gemm", "ffn", "norm", "layer"} <= set(suites.names())
+    assert suites.names("cpu") == ["cpu", "cpu-layer", "quick"] and suites.names()[0] == "fa3-grid"
 
 
 def test_selection_replaces_the_suites_own_choices() -> None:

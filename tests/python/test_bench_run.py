@@ -138,6 +138,16 @@ def test_packages_of_peers_are_called_as_they_want(monkeypatch: pytest.MonkeyPat
     assert all("is not asked for mask" in line["skipped"] for line in masked)
 
 
+def test_flex_is_exact_and_compiled_once_for_all_windows() -> None:
+    flex = [x for x in implementations.all_for(CPU) if x.name == "torch flex"]
+    for window in (3, 7):
+        torch._dynamo.utils.counters.clear()
+        problem = replace(SMALL, sq=200, sk=200, d=16, dv=16, window=window, causal=True)
+        (line,) = measure.measure(problem, flex, settings(limit_ms=60_000), Record())
+        assert line["ms"] and line["error"] < 1e-5, line
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
+
+
 # Failures
 
 
@@ -156,6 +166,16 @@ def test_what_fails_is_a_row_that_says_so(error: Exception, reason: str) -> None
     assert set(lines[0]) >= SCHEMA and all(line["ms"] for line in lines[1:])
 
 
+def test_a_lost_gpu_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronize() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    with pytest.raises(measure.DeviceLost, match=r"naive on h2 .* cannot be used: CUDA error: an illegal"):
+        measure._check_device(torch.device("cuda"), "naive on h2 s20 d8 f32 forward")
+    measure._check_device(CPU, "simd")
+
+
 def test_nan_is_wrong_and_slow_is_left_out() -> None:
     wrong = Implementation("nan", True, lambda p, o: lambda: o.q * float("nan"))
     (line,) = measure.measure(SMALL, [wrong], settings(), Record())
@@ -164,7 +184,7 @@ def test_nan_is_wrong_and_slow_is_left_out() -> None:
     (line,) = measure.measure(SMALL, [simd], settings(limit_ms=0.0), Record())
     assert "--limit-ms is 0" in line["skipped"]
     options = settings(limit_ms=100.0)
-    options.seen_rates["simd", "f32", "forward"] = 1e-12
+    options.seen_rates["attention", "simd", "f32", "forward"] = 1e-12
     (line,) = measure.measure(SMALL, [simd], options, Record())
     assert line["skipped"].startswith("one run would take")
 
@@ -225,6 +245,25 @@ def test_suites_before_the_interrupted_one_are_kept(tmp_path: Path, monkeypatch:
     both = running.Plan(settings(), [first, second], ["simd"], tmp_path)
     assert not running.run(both)[1] and running.run(both)[1]
     assert measured == ["one", "two", "two"]
+
+
+def test_a_run_ends_when_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not come to keeps its record, and the same command goes on."""
+    one, two = (Suite(name, "", ("cpu",), (replace(SMALL, suite=name),)) for name in ("one", "two"))
+    both = running.Plan(settings(), [one, two], ["simd"], tmp_path)
+    files, _ = running.run(both)
+    before = [path.read_text() for path in files]
+    both.within = 0.0
+    assert running.run(both) == (files, None)
+    assert [path.read_text() for path in files] == before
+
+    monkeypatch.setattr(running.Progress, "seconds", property(lambda self: float(self.done)))
+    both.within = 0.5  # enough for one problem
+    assert running.run(both)[1] is None
+    assert files[0].read_text() != before[0] and not read(files[0]).finished and len(read(files[0]).rows) == 1
+    assert files[1].read_text() == before[1]
+    both.within = None
+    assert running.run(both)[1] and all(read(path).finished for path in files)
 
 
 def test_another_setting_is_not_mixed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

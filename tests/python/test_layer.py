@@ -54,9 +54,9 @@ def scaled(*shape: int, dtype: torch.dtype, device: Any) -> Tensor:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("rows", [3, 57])
 def test_linear_is_as_near_as_pytorch(
-    rows: int, activation: Any, dtype: torch.dtype, layer_device: torch.device
+    rows: int, activation: Any, dtype: torch.dtype, device: torch.device
 ) -> None:
-    where = {"dtype": dtype, "device": layer_device}
+    where = {"dtype": dtype, "device": device}
     x, residual = leaf(2, rows, 96, **where), leaf(2, rows, 40, **where)
     weight, bias = scaled(40, 96, **where), leaf(40, **where)
     function = ACTIVATIONS[activation]
@@ -78,10 +78,8 @@ def test_linear_is_as_near_as_pytorch(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("bound", [0, 5000])
-def test_ffn_is_as_near_as_pytorch(
-    bound: int, gated: bool, dtype: torch.dtype, layer_device: torch.device
-) -> None:
-    where = {"dtype": dtype, "device": layer_device}
+def test_ffn_is_as_near_as_pytorch(bound: int, gated: bool, dtype: torch.dtype, device: torch.device) -> None:
+    where = {"dtype": dtype, "device": device}
     x, up, down = leaf(2, 45, 48, **where), scaled(130, 48, **where), scaled(48, 130, **where)
     gate, up_bias, down_bias = scaled(130, 48, **where), leaf(130, **where), leaf(48, **where)
     residual = leaf(2, 45, 48, **where)
@@ -105,8 +103,8 @@ def test_ffn_is_as_near_as_pytorch(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 37, 256])
-def test_norms_are_as_near_as_pytorch(dim: int, dtype: torch.dtype, layer_device: torch.device) -> None:
-    where = {"dtype": dtype, "device": layer_device}
+def test_norms_are_as_near_as_pytorch(dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    where = {"dtype": dtype, "device": device}
     x, residual = leaf(3, 25, dim, **where), leaf(3, 25, dim, **where)
     weight, bias = leaf(dim, **where), leaf(dim, **where)
 
@@ -138,14 +136,14 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 @pytest.mark.parametrize("rotary_dim", [16, 40])
 @pytest.mark.parametrize("positions", ["none", "shared", "each"])
 def test_rope_is_as_near_as_pytorch(
-    positions: str, rotary_dim: int, interleaved: bool, dtype: torch.dtype, layer_device: torch.device
+    positions: str, rotary_dim: int, interleaved: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
-    q = leaf(2, 11, 4, 40, dtype=dtype, device=layer_device).transpose(1, 2)
-    k = leaf(2, 2, 11, 40, dtype=dtype, device=layer_device)
-    cos, sin = tilewise.rope_tables(50, rotary_dim, device=layer_device)
+    q = leaf(2, 11, 4, 40, dtype=dtype, device=device).transpose(1, 2)
+    k = leaf(2, 2, 11, 40, dtype=dtype, device=device)
+    cos, sin = tilewise.rope_tables(50, rotary_dim, device=device)
     shape = {"none": None, "shared": (11,), "each": (2, 11)}[positions]
-    at = None if shape is None else torch.randint(50, shape, device=layer_device)
-    rows = torch.arange(11, device=layer_device) if at is None else at
+    at = None if shape is None else torch.randint(50, shape, device=device)
+    rows = torch.arange(11, device=device) if at is None else at
     chosen = [t[rows].unsqueeze(-3) for t in (cos, sin)]
     compare(
         lambda q, k: tilewise.apply_rope(q, k, cos, sin, at, interleaved=interleaved),
@@ -157,18 +155,18 @@ def test_rope_is_as_near_as_pytorch(
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rope_into_cache_writes_what_rope_gives(
-    dtype: torch.dtype, paged: bool, layer_device: torch.device
+    dtype: torch.dtype, paged: bool, device: torch.device
 ) -> None:
-    q, k, v = (leaf(2, h, 5, 16, dtype=dtype, device=layer_device, grad=False) for h in (4, 2, 2))
-    starts = torch.tensor([3, 0], dtype=torch.int32, device=layer_device)
-    positions = starts.unsqueeze(1) + torch.arange(5, device=layer_device, dtype=torch.int32)
-    tables = tilewise.rope_tables(20, 16, device=layer_device)
+    q, k, v = (leaf(2, h, 5, 16, dtype=dtype, device=device, grad=False) for h in (4, 2, 2))
+    starts = torch.tensor([3, 0], dtype=torch.int32, device=device)
+    positions = starts.unsqueeze(1) + torch.arange(5, device=device, dtype=torch.int32)
+    tables = tilewise.rope_tables(20, 16, device=device)
     table = None
     shape: tuple[int, ...] = (2, 2, 12, 16)
     if paged:
-        table = torch.tensor([[2, 0, 5], [4, 1, 3]], dtype=torch.int32, device=layer_device)
+        table = torch.tensor([[2, 0, 5], [4, 1, 3]], dtype=torch.int32, device=device)
         shape = (6, 2, 4, 16)
-    caches = [torch.full(shape, 7.0, dtype=dtype, device=layer_device) for _ in range(2)]
+    caches = [torch.full(shape, 7.0, dtype=dtype, device=device) for _ in range(2)]
     out = tilewise.rope_into_cache(
         q, k, v, *caches, *tables, positions, cache_starts=starts, page_table=table
     )

@@ -72,13 +72,13 @@ KINDS = ["llama", "vit", "bert"]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_outputs_and_gradients_are_those_of_hugging_face(
-    dtype: torch.dtype, kind: str, layer_device: torch.device
+    dtype: torch.dtype, kind: str, device: torch.device
 ) -> None:
-    theirs = Theirs(kind).to(dtype, layer_device)
+    theirs = Theirs(kind).to(dtype, device)
     ours = nn.TransformerLayer.from_hugging_face(theirs.layer)
     assert next(ours.parameters()).dtype == dtype
-    x = torch.randn(B, S, E).to(layer_device, dtype)
-    cotangent = torch.randn(B, S, E).to(layer_device, dtype)
+    x = torch.randn(B, S, E).to(device, dtype)
+    cotangent = torch.randn(B, S, E).to(device, dtype)
 
     def run(layer: Any, x: Tensor, weights: list[Tensor]) -> list[Tensor]:
         x = x.detach().requires_grad_()
@@ -97,7 +97,7 @@ def test_outputs_and_gradients_are_those_of_hugging_face(
         modules = dict(layer.named_modules())
         return [modules[name].weight for name in _PLACES if name in modules]
 
-    wide = theirs.to(torch.float64, layer_device)
+    wide = theirs.to(torch.float64, device)
     found = run(ours, x, ours_of(ours))
     exact = run(wide, x.double(), theirs_of(wide.layer))
     plain = run(theirs, x, theirs_of(theirs.layer))
@@ -124,11 +124,9 @@ def test_a_scaled_rotary_embedding_is_taken_over() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("page_size", [None, 5])
-def test_a_cache_gives_what_the_whole_gives(
-    page_size: int | None, kind: str, layer_device: torch.device
-) -> None:
-    layer = nn.TransformerLayer.from_hugging_face(Theirs(kind).to(torch.float32, layer_device).layer)
-    x = torch.randn(B, 12, E, device=layer_device)
+def test_a_cache_gives_what_the_whole_gives(page_size: int | None, kind: str, device: torch.device) -> None:
+    layer = nn.TransformerLayer.from_hugging_face(Theirs(kind).to(torch.float32, device).layer)
+    x = torch.randn(B, 12, E, device=device)
     with torch.no_grad():
         if layer.config.is_causal:
             expected = layer(x)

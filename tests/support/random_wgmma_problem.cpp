@@ -10,7 +10,7 @@ namespace {
 constexpr double min_cost = 2e6;
 constexpr double max_cost = 2e7;
 constexpr std::int64_t least_results = 16384;  // fewer the kernel leaves to others
-constexpr std::int64_t least_queries = 17;
+constexpr std::int64_t least_queries = 8;
 
 std::int64_t random_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(

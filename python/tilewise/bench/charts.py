@@ -23,6 +23,15 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "mma": ("#00805c", "#35d0a0", "triangle"),
     "wgmma": ("#8a3ea8", "#d58df0", "down"),
     "decode": ("#00808c", "#3fd0dd", "triangle"),
+    "simt": ("#b98500", "#f0b93a", "square"),
+    "split": ("#00805c", "#35d0a0", "square"),
+    "chunked": ("#0b63b0", "#5db4ff", "diamond"),
+    "few_rows": ("#00808c", "#3fd0dd", "triangle"),
+    "tilewise": ("#8a3ea8", "#d58df0", "down"),
+    "tilewise graph": ("#5b2b8c", "#b79bff", "diamond"),
+    "torch eager": ("#555b66", "#b9bfca", "plus"),
+    "torch graph": ("#6f4a2f", "#d0a27f", "cross"),
+    "torch compiled": ("#4d6b2f", "#a9cc83", "plus"),
     "torch math": ("#8a8a8a", "#8f949c", "cross"),
     "torch efficient": ("#555b66", "#b9bfca", "plus"),
     "torch flash": ("#6f4a2f", "#d0a27f", "cross"),
@@ -40,10 +49,10 @@ def slug(name: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in name.lower())
 
 
-def variables(dark: bool) -> str:
-    """The declarations of every series' colour."""
-    styles = {**STYLES, "other": _OTHER}
-    return "".join(f"--s-{slug(name)}:{style[1 if dark else 0]};" for name, style in styles.items())
+def variables(dark: bool, of: str = "") -> str:
+    """The declarations of every series' colour, or of those that a drawing has."""
+    styles = {f"--s-{slug(name)}": style[dark] for name, style in {**STYLES, "other": _OTHER}.items()}
+    return "".join(f"{name}:{style};" for name, style in styles.items() if not of or f"var({name})" in of)
 
 
 INK = {False: "--ink:#1c2330;--soft:#5b6474;--grid:#e3e7ee;--paper:#ffffff;",
@@ -63,8 +72,8 @@ CHART_CSS = (
 def standalone(svg: str) -> str:
     """A file of its own of an <svg class="chart">: the reader's preference picks its colours."""
     css = (
-        f"svg{{{INK[False]}{variables(False)}{FONT};background:var(--paper)}}{CHART_CSS}"
-        f"@media(prefers-color-scheme:dark){{svg{{{INK[True]}{variables(True)}}}}}"
+        f"svg{{{INK[False]}{variables(False, svg)}{FONT};background:var(--paper)}}{CHART_CSS}"
+        f"@media(prefers-color-scheme:dark){{svg{{{INK[True]}{variables(True, svg)}}}}}"
     )
     opening, _, rest = svg.partition(">")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{opening}><style>{css}</style>{rest}\n'

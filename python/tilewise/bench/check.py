@@ -6,39 +6,43 @@ from collections.abc import Sequence
 
 import torch
 
-from tilewise.bench import exact, measure
-from tilewise.bench.implementations import CannotTake, Implementation
-from tilewise.bench.operands import DTYPES, Operands
-from tilewise.bench.problem import Problem
+from tilewise.bench import exact, kinds, measure
+from tilewise.bench.implementations import CannotTake, Implementation, call_of
+from tilewise.bench.kinds import AnyProblem
+from tilewise.bench.operands import DTYPES
 
 _FIGURES = f"{'mean':>10}{'relative':>10}"
 HEADER = f"  {'kernel':12}{'result':8}{'largest':>10}{_FIGURES}   {'torch: largest':>14}{_FIGURES}"
 
 
-def check(
-    problems: Sequence[Problem], kernels: Sequence[Implementation], device: torch.device, flops: float
-) -> int:
-    """Prints a table; returns how many results are beyond the contract."""
+def ours(op: str, device: torch.device, parts: Sequence[str]) -> list[Implementation]:
+    """Our kernels for an operation whose names have one of the parts."""
+    every = [x for x in kinds.taking_part(op, device) if x.ours]
+    return [x for x in every if any(part in x.name for part in parts)] if parts else every
+
+
+def check(problems: Sequence[AnyProblem], kernels: Sequence[str], device: torch.device, flops: float) -> int:
+    """Prints a table of the kernels whose names have one of the parts, or of all.
+
+    Returns how many results are beyond the contract.
+    """
     beyond = checked = 0
     for problem in problems:
-        if problem.dropout > 0:
+        if getattr(problem, "dropout", 0) > 0:
             print(f"{problem}: left out, every implementation draws a dropout mask of its own")
             continue
         torch.manual_seed(0)
-        operands = Operands.random(problem, device)
-        groups = exact.groups_within(problem, flops)
-        expected = exact.compute(problem, operands, groups)
-        math = exact.errors(exact.math_path(problem, operands, groups), expected)
-        of_heads = f"{len(groups)} of {problem.b * problem.hkv} key heads"
-        print(f"{problem}, {of_heads}\n{HEADER}")
-        for kernel in kernels:
+        inputs = kinds.inputs(problem, device)
+        errors_of = kinds.check(problem, inputs, flops)
+        math = errors_of.of_torch()
+        print(f"{problem}, {errors_of.about}\n{HEADER}")
+        for kernel in ours(problem.op, device, kernels):
             try:
-                results = measure.call_of(kernel, problem, operands)()
+                results = call_of(kernel, problem, inputs)()
             except (CannotTake, RuntimeError, ValueError) as error:
                 print(f"  {kernel.name:12}{measure.reason_of(error)}")
                 continue
-            found = exact.errors([exact.of_groups(x, groups, problem.hkv) for x in results], expected)
-            for name, us, torchs in zip(exact.NAMES[problem.direction], found, math, strict=True):
+            for name, us, torchs in zip(errors_of.names, errors_of(results), math, strict=True):
                 checked += 1
                 fine = exact.within_contract(us, torchs, torch.finfo(DTYPES[problem.dtype]).eps)
                 beyond += not fine

@@ -13,6 +13,7 @@ from tilewise.bench.operands import DTYPES, Operands, visible
 from tilewise.bench.problem import Problem
 
 Group = tuple[int, int]  # an entry and one of its key heads, with all query heads that share it
+MOST_GROUPS = 16  # one after another; a GPU is far from busy with the short ones
 NAMES = {"forward": ("o",), "backward": ("dq", "dk", "dv"), "both": ("o", "dq", "dk", "dv")}
 
 
@@ -35,7 +36,7 @@ class Error:
 def groups_within(problem: Problem, flops: float) -> list[Group]:
     """Groups spread over entries and heads, as many as the FLOPs allow, but one at least."""
     count = problem.b * problem.hkv
-    checked = max(1, min(count, int(flops * count / max(problem.flops, 1))))
+    checked = max(1, min(count, MOST_GROUPS, int(flops * count / max(problem.flops, 1))))
     return [divmod(n * count // checked, problem.hkv) for n in range(checked)]
 
 
@@ -95,6 +96,29 @@ def _mask(
         return padding if seen is None else padding & seen
     added = operands.mask[first:last].to(dtype)
     return added if seen is None else added.masked_fill(~seen, -torch.inf)
+
+
+class Check:
+    """A result's errors, on as many heads as there is time for."""
+
+    def __init__(self, problem: Problem, operands: Operands, flops: float) -> None:
+        self.problem, self.operands = problem, operands
+        self.names = NAMES[problem.direction]
+        self.groups = groups_within(problem, flops)
+        self.about = f"{len(self.groups)} of {problem.b * problem.hkv} key heads"
+        drawn = problem.dropout > 0  # every implementation draws a mask of its own
+        self.exact = None if drawn else compute(problem, operands, self.groups)
+
+    def __call__(self, results: Sequence[Tensor]) -> list[Error]:
+        """None with dropout."""
+        if self.exact is None:
+            return []
+        return errors([of_groups(x, self.groups, self.problem.hkv) for x in results], self.exact)
+
+    def of_torch(self) -> list[Error]:
+        if self.exact is None:
+            return []
+        return errors(math_path(self.problem, self.operands, self.groups), self.exact)
 
 
 def errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[Error]:

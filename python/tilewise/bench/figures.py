@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tilewise.bench import charts, plots, summary
+from tilewise.bench import charts, layer_figures, model_figures, plots, summary
 from tilewise.bench.charts import Axis, Chart, Series
 from tilewise.bench.records import Line, Record, read
 from tilewise.bench.summary import Race, races
@@ -30,13 +30,34 @@ def render(root: Path) -> dict[Path, str]:
         page = root / "docs" / "ladder.md"
         files[page] = between(page.read_text(), "ladder", ladder_section(record))
         files[root / "docs" / "ladder.svg"] = charts.standalone(ladder_plot(record))
+    files |= model_pages(root)
     records = [read(path) for path in sorted((root / "results").glob("*/*.jsonl"))]
     machines = [record for record in summary.by_machine(records) if summary.standing(races(record.rows))]
     for record in machines:
         if strips := plots.against_peers(races(record.rows)):
             files[root / "docs" / f"against-peers-{_slug(record)}.svg"] = charts.standalone(strips)
+    layer = root / "docs" / "layer.md"
+    files[layer] = between(layer.read_text(), "measured", layer_figures.section(summary.by_machine(records)))
     readme = root / "README.md"
     files[readme] = between(readme.read_text(), "figures", readme_section(machines))
+    return files
+
+
+def model_pages(root: Path) -> dict[Path, str]:
+    """docs/models.md, and its plot where there is a record of it."""
+    page, files = root / "docs" / "models.md", {}
+    found = model_figures.read(root / "results" / "nvidia-h200")
+    text = page.read_text()
+    for name, section, lines in (
+        ("vit scaling", model_figures.scaling_section, found["vit-model"]),
+        ("vit training", model_figures.training_section, found["vit-train"]),
+        ("llama", model_figures.llama_section, found["llama-model"]),
+    ):
+        text = between(text, name, section(lines))
+    files[page] = text
+    if len(found["vit-model"]) > 1:
+        plot = model_figures.scaling_plot(found["vit-model"])
+        files[root / "docs" / "vit-scaling.svg"] = charts.standalone(plot)
     return files
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -31,11 +32,42 @@ class CannotTake(RuntimeError):
 class Implementation:
     name: str
     ours: bool
-    bind: Callable[[Problem, Operands], Attend]  # prepares masks and the like; raises where it cannot
+    bind: Callable[
+        [Any, Any], Callable[[], Any]
+    ]  # of problem and inputs: prepares masks and the like, or raises
     scope: Callable[[], AbstractContextManager[Any]] = (
         nullcontext  # entered around calls, outside of the time
     )
     on_demand: bool = False  # takes part only where a suite or --kernels names it
+
+
+Results = tuple[Tensor, ...]
+
+
+def call_of(implementation: Implementation, problem: Any, inputs: Any) -> Callable[[], Results]:
+    """The pass as a call. Forward records nothing for a backward, and backward finds its forward done.
+
+    Of several results, gradients are taken through the first.
+    """
+    compute = implementation.bind(problem, inputs)
+    leaves, d_o = inputs.inputs, inputs.d_o
+
+    def forward() -> Results:
+        with torch.no_grad():
+            result = compute()
+        return result if isinstance(result, tuple) else (result,)
+
+    def both() -> Results:
+        out = _first(compute())
+        return (out.detach(), *torch.autograd.grad(out, leaves, d_o))
+
+    if problem.direction == "forward":
+        return forward
+    if problem.direction == "both":
+        return both
+    with implementation.scope():
+        out = _first(compute())
+    return lambda: torch.autograd.grad(out, leaves, d_o, retain_graph=True)
 
 
 # Tilewise
@@ -54,8 +86,9 @@ def verdicts(explanation: str) -> dict[str, str]:
 def kernels_on(device: torch.device) -> dict[str, str]:
     """Every kernel, in order of choice: "usable" on the device for some type, or why not."""
     found: dict[str, str] = {}
-    for dtype in DTYPES.values():
-        x = torch.zeros(1, 1, 16, 64, dtype=dtype, device=device)
+    # Some kernels leave small problems to others.
+    for dtype, rows in itertools.product(DTYPES.values(), (512, 16)):
+        x = torch.zeros(1, 8, rows, 64, dtype=dtype, device=device)
         try:
             said = verdicts(tilewise.explain(x, x, x))
         except tilewise.Error as error:  # a build without CUDA, say
@@ -129,24 +162,29 @@ def compiled_flex() -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=1)
 def flex_mask(problem: Problem, device: torch.device) -> Any:
-    """torch's BlockMask of a problem; None where nothing is hidden. One for all sets of inputs, as every new
-    function is compiled anew."""
+    """torch's BlockMask of a problem; None where nothing is hidden.
+
+    The window is a tensor: as a number it would be compiled anew for every other one.
+    """
     from torch.nn.attention.flex_attention import create_block_mask
 
-    offset = problem.sk - problem.sq
+    offset, causal = problem.sk - problem.sq, problem.causal
+    unpadded = problem.unpadded if problem.mask == "padding" else None
     grid = block_grid(problem, device) if problem.blocks < 1 else None
+    window = None if problem.window is None else torch.tensor(problem.window, device=device)
 
     def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
-        keep = (j <= i + offset) if problem.causal else (j >= 0)
-        if problem.window is not None:
-            keep = keep & (j >= i + offset - problem.window) & (j <= i + offset + problem.window)
+        keep = (j <= i + offset) if causal else (j >= 0)
+        if window is not None:
+            keep = keep & (j >= i + offset - window)
+            keep = keep if causal else keep & (j <= i + offset + window)
         if grid is not None:
             keep = keep & grid[i // BLOCK, j // BLOCK]
-        if problem.mask == "padding":
-            keep = keep & (j < problem.unpadded)
+        if unpadded is not None:
+            keep = keep & (j < unpadded)
         return keep
 
-    if not (problem.causal or problem.window is not None or grid is not None or problem.mask == "padding"):
+    if not (causal or window is not None or grid is not None or unpadded is not None):
         return None
     return create_block_mask(seen, None, None, problem.sq, problem.sk, device=str(device))
 

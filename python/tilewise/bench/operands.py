@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tilewise.bench.problem import BLOCK, ITEM_BYTES, Problem
+from tilewise.bench.problem import BLOCK, Problem
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -42,11 +42,10 @@ class Operands:
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.q, self.k, self.v
 
-
-def input_bytes(problem: Problem) -> int:
-    """Of q, k and v: what has to be driven out of a cache between two calls."""
-    keys = problem.b * problem.hkv * problem.sk * (problem.d + problem.dv)
-    return ITEM_BYTES[problem.dtype] * (problem.b * problem.hq * problem.sq * problem.d + keys)
+    @property
+    def bytes(self) -> int:
+        """Of q, k and v: what has to be driven out of a cache between two calls."""
+        return sum(x.numel() * x.element_size() for x in self.inputs)
 
 
 def block_grid(problem: Problem, device: torch.device) -> Tensor:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from tilewise.bench import charts
 from tilewise.bench.charts import Bar, Chart, Series, Strip
+from tilewise.bench.operations.operation import words
 from tilewise.bench.records import Line, Record
 from tilewise.bench.summary import (
     LADDER,
-    MATH,
     SLOW_KERNELS,
     Race,
     by_suite,
@@ -59,6 +59,8 @@ def order(names: set[str]) -> list[str]:
 
 # Growth
 
+_LABELS = {"sq": "sequence length", "sk": "keys", "d": "head dim", "m": "rows", "tokens": "tokens"}
+
 
 @dataclass(frozen=True)
 class Growth:
@@ -66,7 +68,7 @@ class Growth:
 
     suite: str
     title: str
-    size: str  # sq, sk or d
+    size: str  # sq, sk or d; m or tokens of other operations
     races: tuple[Race, ...]
 
     @property
@@ -84,14 +86,14 @@ class Growth:
                 line = race.get(impl)
                 value = metric.value(race, line) if line else None
                 if line and value:
-                    points.append((float(line[self.size]), value))
+                    points.append((self._size(line), value))
                     tips.append(f"{impl}, {name_of(line)}: {digits(value)} {self._unit(metric)}")
             if points:
                 series.append(Series(impl, tuple(points), tuple(tips), dashed=is_peer(impl)))
         if not series:
             return None
-        sizes = sorted({float(race.first[self.size]) for race in self.races})
-        label = {"sq": "sequence length", "sk": "keys", "d": "head dim"}[self.size]
+        sizes = sorted({self._size(race.first) for race in self.races})
+        label = _LABELS[self.size]
         x = charts.axis(label, sizes, log=True, ticks=sizes)
         values = [y for one in series for _, y in one.points]
         rules: tuple[tuple[str, tuple[tuple[float, float], ...]], ...] = ()
@@ -100,6 +102,9 @@ class Growth:
             rules = (("", ((x.low, 1.0), (x.high, 1.0))),)
         name = self._unit(metric)
         return Chart(self.title, x, charts.axis(name, values, metric.log), tuple(series), rules)
+
+    def _size(self, line: Line) -> float:
+        return float(line.get("sizes", line)[self.size])
 
     def _unit(self, metric: Metric) -> str:
         return unit(self.races[0].first)[0] if metric.key == "throughput" else metric.unit
@@ -110,6 +115,8 @@ def growths(of: Sequence[Race]) -> list[Growth]:
     families: dict[tuple[object, ...], list[Race]] = {}
     for race in of:
         line = race.first
+        if "sizes" in line:
+            continue
         shared = (line["suite"], line["pass"], line["dtype"], line["causal"], line.get("features", ""))
         batch = line["b"] if line["sq"] == 1 else None
         threads = line.get("threads")
@@ -126,6 +133,23 @@ def growths(of: Sequence[Race]) -> list[Growth]:
         if len(sizes) < (4 if size == "d" else 3) or len(sizes) != len(members):
             continue
         found.append(Growth(first["suite"], _family_title(first, size), size, tuple(members)))
+    return found + _operation_growths([race for race in of if "sizes" in race.first])
+
+
+def _operation_growths(of: Sequence[Race]) -> list[Growth]:
+    """Of operations around attention: by rows or tokens, all other sizes the same."""
+    families: dict[tuple[str, ...], list[Race]] = {}
+    for race in of:
+        line = race.first
+        if size := next((size for size in ("m", "tokens") if size in line["sizes"]), None):
+            same = words(line["op"], {key: x for key, x in line["sizes"].items() if key != size})
+            title = f"{line['pass']} · {line['dtype']} · {same}"
+            families.setdefault((line["suite"], title, size), []).append(race)
+    found = []
+    for (suite, title, size), members in families.items():
+        members.sort(key=lambda race: race.first["sizes"][size])
+        if len(members) >= 3:
+            found.append(Growth(suite, title, size, tuple(members)))
     return found
 
 
@@ -151,6 +175,7 @@ def ladders(of: Sequence[Race]) -> list[str]:
         race = max(
             timed,
             key=lambda race: (
+                race.first["op"] == "attention",
                 len(race.timed(True)),
                 bool(race.timed(False)),
                 race.first["suite"] == "ladder",
@@ -249,7 +274,7 @@ def exactness(of: Sequence[Race]) -> Chart | None:
     points: dict[str, list[tuple[float, float]]] = {}
     tips: dict[str, list[str]] = {}
     for race in of:
-        math = race.get(MATH)
+        math = race.math
         for line in race.timed(True):
             if math and math.get("error") and line.get("error"):
                 points.setdefault(line["impl"], []).append((math["error"], line["error"]))

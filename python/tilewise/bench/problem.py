@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 PASSES = ("forward", "backward", "both")
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
@@ -36,6 +36,8 @@ class Problem:
     blocks: float = 1.0  # fraction of blocks that a block mask keeps; 1 is no block mask
     dropout: float = 0.0
 
+    op: ClassVar[str] = "attention"
+
     # Names
 
     @property
@@ -50,6 +52,12 @@ class Problem:
         parts = [f"b{self.b}"] if self.b != 1 else []
         parts += [heads, length, f"d{self.d}"]
         return " ".join(parts + ([f"dv{self.dv}"] if self.dv != self.d else []))
+
+    @property
+    def shape_option(self) -> str:
+        """Sizes and features as `--shape` takes them."""
+        words = [f"{name}={getattr(self, name)}" for name in ("b", "hq", "hkv", "sq", "sk", "d", "dv")]
+        return " ".join([*words, self.features]) if self.features else " ".join(words)
 
     @property
     def features(self) -> str:
@@ -67,7 +75,7 @@ class Problem:
         """The part of a record's line that says what was measured."""
         return {
             "suite": self.suite,
-            "op": "attention",
+            "op": self.op,
             "pass": self.direction,
             "dtype": self.dtype,
             **{name: getattr(self, name) for name in ("b", "hq", "hkv", "sq", "sk", "d", "dv", "causal")},

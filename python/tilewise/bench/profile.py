@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from tilewise.bench import measure, rates
-from tilewise.bench.implementations import Implementation
-from tilewise.bench.operands import Operands
-from tilewise.bench.problem import BadInput, Problem
+from tilewise.bench import kinds, measure, rates
+from tilewise.bench.implementations import Implementation, call_of
+from tilewise.bench.kinds import AnyProblem
+from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Record
 from tilewise.bench.table import digits, rate
 
@@ -57,31 +57,26 @@ _PIPES = ("tensor pipe", "tensor pipe, instructions", "FMA pipe", "issue slots",
           "device memory")  # fmt: skip
 
 
-def command(problem: Problem, kernel: str) -> list[str]:
+def command(problem: AnyProblem, kernel: str) -> list[str]:
     """This program again, as what a profiler watches."""
     return [
         *(sys.executable, "-m", "tilewise", "profile", "--watched", "--kernel", kernel),
-        *("--shape", _shape(problem), "--dtype", problem.dtype, "--pass", problem.direction),
-        *("--causal", "yes" if problem.causal else "no"),
+        *("--shape", problem.shape_option, "--dtype", problem.dtype, "--pass", problem.direction),
+        *("--causal", "yes" if getattr(problem, "causal", False) else "no"),
     ]
 
 
-def _shape(problem: Problem) -> str:
-    words = [f"{name}={getattr(problem, name)}" for name in ("b", "hq", "hkv", "sq", "sk", "d", "dv")]
-    return " ".join([*words, problem.features]) if problem.features else " ".join(words)
-
-
-def warmed(implementation: Implementation, problem: Problem, device: torch.device) -> Callable[[], object]:
+def warmed(implementation: Implementation, problem: AnyProblem, device: torch.device) -> Callable[[], object]:
     """The call that is looked at, after two that are not."""
     torch.manual_seed(0)
-    call = measure.call_of(implementation, problem, Operands.random(problem, device))
+    call = call_of(implementation, problem, kinds.inputs(problem, device))
     call()
     call()
     torch.cuda.synchronize()
     return call
 
 
-def watched(implementation: Implementation, problem: Problem, device: torch.device) -> None:
+def watched(implementation: Implementation, problem: AnyProblem, device: torch.device) -> None:
     """One warm call inside an NVTX range."""
     with implementation.scope():
         call = warmed(implementation, problem, device)
@@ -91,7 +86,7 @@ def watched(implementation: Implementation, problem: Problem, device: torch.devi
         torch.cuda.synchronize()
 
 
-def run(implementation: Implementation, problem: Problem, device: torch.device, tool: str | None) -> str:
+def run(implementation: Implementation, problem: AnyProblem, device: torch.device, tool: str | None) -> str:
     """What the best tool present (or the one asked for) finds."""
     if tool in ("ncu", "nsys") and not shutil.which(tool):
         raise BadInput(f"--tool: expected a program that is there, got {tool}, which is not in PATH")
@@ -114,7 +109,17 @@ def run(implementation: Implementation, problem: Problem, device: torch.device, 
 
 
 def by_ncu(program: list[str]) -> str:
-    asked = ["ncu", "--csv", "--page", "raw", "--nvtx", "--nvtx-include", f"{RANGE}/"]
+    asked = [
+        "ncu",
+        "--csv",
+        "--page",
+        "raw",
+        "--print-units",
+        "base",
+        "--nvtx",
+        "--nvtx-include",
+        f"{RANGE}/",
+    ]
     done = subprocess.run(
         [*asked, "--metrics", ",".join(METRICS), *program], capture_output=True, text=True, check=False
     )
@@ -200,7 +205,7 @@ def by_nsys(program: list[str]) -> str:
 # torch's profiler
 
 
-def by_torch(implementation: Implementation, problem: Problem, device: torch.device) -> str:
+def by_torch(implementation: Implementation, problem: AnyProblem, device: torch.device) -> str:
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with implementation.scope():
         call = warmed(implementation, problem, device)
@@ -245,7 +250,7 @@ def _product(sizes: Sequence[int]) -> int:
 # CPU
 
 
-def on_cpu(implementation: Implementation, problem: Problem, device: torch.device) -> str:
+def on_cpu(implementation: Implementation, problem: AnyProblem, device: torch.device) -> str:
     """The rate against the ceilings: no counters, but which side of the roof it is under."""
     settings = measure.Settings(device, limit_ms=60_000)
     ceilings = Record(rates=rates.measure(device, {problem.dtype}))

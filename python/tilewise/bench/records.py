@@ -17,7 +17,7 @@ from tilewise.bench.problem import BadInput
 Line = dict[str, Any]
 IDENTITY = (
     *("suite", "op", "pass", "impl", "device", "dtype", "b", "hq", "hkv", "sq", "sk", "d", "dv"),
-    *("causal", "window", "features"),
+    *("causal", "window", "features", "sizes"),
 )
 FIGURES = ("ms", "spread", "tflops", "gbps", "peak_mb", "error")
 # Names that rates had in earlier records.
@@ -140,13 +140,16 @@ def read_all(paths: Sequence[Path]) -> list[Record]:
 
 
 class Writer:
-    """A record as it grows. An interrupted one of the same setting is continued, a finished one replaced."""
+    """A record as it grows. An interrupted one of the same setting is continued, a finished one replaced.
+
+    Nothing is touched before the first line: a run may end before it comes to this suite.
+    """
 
     def __init__(self, path: Path, environment: dict[str, Any], same: Iterable[str], fresh: bool) -> None:
         self.path = path
         self.done: set[str] = set()
         self.rows: list[Line] = []
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self.environment: dict[str, Any] | None = environment  # still to be written
         before = None
         if path.exists() and not fresh:
             self._mend()
@@ -161,9 +164,7 @@ class Writer:
                     )
             self.done = {identity(line) for line in before.rows}
             self.rows = before.rows
-        else:
-            path.write_text("")
-            self._write({"environment": environment})
+            self.environment = None
 
     @property
     def resumed(self) -> int:
@@ -182,6 +183,10 @@ class Writer:
         self._write({"finished": date})
 
     def _write(self, line: Line) -> None:
+        if self.environment is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps({"environment": self.environment}) + "\n")
+            self.environment = None
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -278,8 +278,9 @@ def _exactness(of: Sequence[Race]) -> str:
     names = [series.name for series in chart.series]
     panel = f'<div class="panel">{charts.draw(chart, 480, 360)}</div>'
     return (
-        "<h2>How exact it is</h2><p>Errors against float64, on the heads that were checked. Below the dotted "
-        "line a kernel has less than twice the error of PyTorch's math path on the same inputs.</p>"
+        "<h2>How exact it is</h2><p>Errors against float64, of attention on the heads that were checked. "
+        "Below the dotted line a kernel has less than twice the error of PyTorch's own arithmetic on the "
+        "same inputs.</p>"
         f'{charts.legend(names)}<div class="panels large">{panel}</div>'
     )
 
@@ -293,6 +294,7 @@ _COLUMNS: tuple[tuple[str, str | None], ...] = (
     ("TFLOP/s", "tflops"),
     ("% peak", "percent_of_peak"),
     ("GB/s", "gbps"),
+    ("% copy", "percent_of_copy"),
     ("× fastest peer", "gain"),
     ("MB", "peak_mb"),
     ("error", "error"),
@@ -329,7 +331,7 @@ def _row(race: Race, line: Line) -> str:
     suite = f"<td class=left>{escape(line['suite'])}</td>"
     if not line.get("ms"):
         reason = escape(str(line.get("skipped", "not measured")))
-        return f'<tr>{"".join(cells)}<td class="why" data-v="" colspan="8">{reason}</td>{suite}</tr>'
+        return f'<tr>{"".join(cells)}<td class="why" data-v="" colspan="9">{reason}</td>{suite}</tr>'
     peer = race.best_peer
     tflops = line["tflops"] * unit(line)[1]
     figures: dict[str, Any] = {
@@ -361,7 +363,8 @@ def _method() -> str:
         "<h2>How it was measured</h2><p>All implementations of a problem ran in one process, in rounds, each "
         "once in turn. Times are medians; on a GPU of CUDA events over at least 20 rounds, on inputs that "
         "the others drove out of the cache. FLOPs are the useful ones: 4·B·H·Sq·Sk·D forward, half of it "
-        "causal, 2.5 times as much backward; a window or block mask counts the pairs it keeps. GB/s count "
-        "every input and result once. MB are what a call allocates at its highest, results included. The "
-        "error is the largest against a float64 reference. A row without figures says why.</p>"
+        "causal, 2.5 times as much backward; a window or block mask counts the pairs it keeps; a product of "
+        "matrices is 2·M·N·K forward, twice as much backward. GB/s count every input and result once. MB are "
+        "what a call allocates at its highest, results included. The error is the largest against a float64 "
+        "reference. A row without figures says why.</p>"
     )

@@ -13,9 +13,11 @@ from typing import Any, TextIO
 
 import torch
 
-from tilewise.bench import environment, implementations, measure, rates, table, timing
+from tilewise.bench import environment, kinds, measure, rates, table, timing
 from tilewise.bench.implementations import Implementation
-from tilewise.bench.problem import BadInput, Problem
+from tilewise.bench.kinds import AnyProblem
+from tilewise.bench.operations.calls import COMPILED
+from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Record, Writer
 from tilewise.bench.suites import Suite
 
@@ -29,13 +31,16 @@ class Plan:
     kernels: Sequence[str]  # names, or parts of them; empty is all
     out: Path
     fresh: bool = False
+    compiled: bool = False  # whether compiled PyTorch takes part in the operations around attention
+    within: float | None = None  # seconds after which no other problem is begun
 
-    def implementations(self, suite: Suite, every: Sequence[Implementation]) -> list[Implementation]:
+    def implementations(self, suite: Suite, op: str) -> list[Implementation]:
+        """Who takes part in the suite's problems of one kind."""
+        every = kinds.taking_part(op, self.settings.device)
         if self.kernels:
             return [x for x in every if any(part in x.name for part in self.kernels)]
-        return [
-            x for x in every if (not x.on_demand or x.name in suite.also) and x.name not in suite.leave_out
-        ]
+        also = (*suite.also, COMPILED) if self.compiled else suite.also
+        return [x for x in every if (not x.on_demand or x.name in also) and x.name not in suite.leave_out]
 
 
 class Progress:
@@ -46,7 +51,7 @@ class Progress:
         self.start = time.monotonic()
         self.stream = stream if stream.isatty() else None
 
-    def show(self, problem: Problem) -> None:
+    def show(self, problem: AnyProblem) -> None:
         if self.stream:
             text = f"[{self.done + 1}/{self.total}] {problem.suite}: {problem}  {self.left()}"
             self.stream.write(f"\r\x1b[2K{text[:110]}")
@@ -60,8 +65,16 @@ class Progress:
         """
         if self.done == 0:
             return ""
-        seconds = (time.monotonic() - self.start) / self.done * (self.total - self.done)
+        seconds = self.seconds / self.done * (self.total - self.done)
         return f"about {seconds // 60:.0f}:{seconds % 60:02.0f} left"
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.start
+
+    def check(self, within: float | None) -> None:
+        if within is not None and self.seconds > within:
+            raise TimeIsUp
 
     def clear(self) -> None:
         if self.stream:
@@ -72,11 +85,14 @@ class Progress:
         self.done += 1
 
 
-def run(plan: Plan) -> tuple[list[Path], bool]:
-    """Measures; returns the records' files, and whether it came to its end."""
+class TimeIsUp(Exception):
+    """The seconds of `Plan.within` have passed."""
+
+
+def run(plan: Plan) -> tuple[list[Path], bool | None]:
+    """Measures; returns the records' files, and whether it came to its end: None where time was up before."""
     device = plan.settings.device
-    every = implementations.all_for(device)
-    check_kernels(plan.kernels, every)
+    check_kernels(plan.kernels, [problem for suite in plan.suites for problem in suite.problems], device)
     here = environment.describe(device)
     ceilings = Record(environment=here)
     writers = [
@@ -90,36 +106,29 @@ def run(plan: Plan) -> tuple[list[Path], bool]:
     try:
         with timing.full_precision(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's reasons against a backend, for each problem again
-            _run_suites(plan, writers, every, ceilings)
-    except KeyboardInterrupt:
-        print("\nInterrupted. What was measured is kept; the same command goes on from here.")
-        return files, False
+            _run_suites(plan, writers, ceilings)
+    except (KeyboardInterrupt, TimeIsUp) as stopped:
+        up = isinstance(stopped, TimeIsUp)
+        why = "The time is up" if up else "Interrupted"
+        print(f"\n{why}. What was measured is kept; the same command goes on from here.")
+        return [path for path in files if path.exists()], None if up else False
     return files, True
 
 
-def _run_suites(
-    plan: Plan, writers: Sequence[Writer], every: Sequence[Implementation], ceilings: Record
-) -> None:
+def _run_suites(plan: Plan, writers: Sequence[Writer], ceilings: Record) -> None:
+    progress = Progress(sum(len(suite.problems) for suite in plan.suites))
     dtypes = {problem.dtype for suite in plan.suites for problem in suite.problems}
     ceilings.rates = rates.measure(plan.settings.device, dtypes)
     print(table.ceilings(ceilings))
-    progress = Progress(sum(len(suite.problems) for suite in plan.suites))
     for suite, writer in zip(plan.suites, writers, strict=True):
-        _run_suite(suite, writer, plan, every, ceilings, progress)
+        progress.check(plan.within)  # before a record of earlier days is replaced
+        _run_suite(suite, writer, plan, ceilings, progress)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     for writer in writers:  # only now: a run that is interrupted in a later suite keeps the earlier ones
         writer.finish(now)
 
 
-def _run_suite(
-    suite: Suite,
-    writer: Writer,
-    plan: Plan,
-    every: Sequence[Implementation],
-    ceilings: Record,
-    progress: Progress,
-) -> None:
-    taking_part = plan.implementations(suite, every)
+def _run_suite(suite: Suite, writer: Writer, plan: Plan, ceilings: Record, progress: Progress) -> None:
     print(f"\n{suite.name}: {suite.about}" if suite.about else f"\n{suite.name}")
     if writer.resumed:
         print(f"{writer.resumed} rows of an interrupted run are kept")
@@ -127,25 +136,35 @@ def _run_suite(
         writer.add({"suite": suite.name, **line})
     printer = table.Printer()
     for problem in suite.problems:
+        taking_part = plan.implementations(suite, problem.op)
         missing = [x for x in taking_part if not writer.has(_key(problem, x, plan.settings.device))]
         if missing:
+            progress.check(plan.within)
             progress.show(problem)
             lines = measure.measure(problem, missing, plan.settings, ceilings)
             progress.clear()
             for line in lines:
                 writer.add(line)
             printer.show(problem, lines)
-            if plan.settings.device.type == "cuda":
-                torch.cuda.empty_cache()
+            _make_room(plan.settings.device)
         progress.step()
 
 
-def _key(problem: Problem, implementation: Implementation, device: torch.device) -> dict[str, Any]:
+def _make_room(device: torch.device) -> None:
+    """Gives memory back where much is held, which takes longer than most problems do."""
+    if device.type == "cuda":
+        most = torch.cuda.get_device_properties(device).total_memory
+        if torch.cuda.memory_reserved() > most // 2:
+            torch.cuda.empty_cache()
+
+
+def _key(problem: AnyProblem, implementation: Implementation, device: torch.device) -> dict[str, Any]:
     return problem.line() | {"impl": implementation.name, "device": device.type}
 
 
-def check_kernels(kernels: Sequence[str], every: Sequence[Implementation]) -> None:
+def check_kernels(kernels: Sequence[str], problems: Sequence[AnyProblem], device: torch.device) -> None:
+    ops = dict.fromkeys(problem.op for problem in problems) if kernels else ()
+    names = list(dict.fromkeys(x.name for op in ops for x in kinds.taking_part(op, device)))
     for part in kernels:
-        if not any(part in x.name for x in every):
-            names = ", ".join(x.name for x in every)
-            raise BadInput(f"--kernels: expected (parts of) {names}, got {part!r}")
+        if not any(part in name for name in names):
+            raise BadInput(f"--kernels: expected (parts of) {', '.join(names)}, got {part!r}")

@@ -6,6 +6,8 @@ that would only cost time, "also" those that take part only where they are named
 A row has sizes b, hq, hkv, sq, sk, d, dv (hkv, sk and dv follow hq, sq and d; b is 1), features (mask
 "additive" or "padding", window, blocks, dropout), and lists of dtypes, passes and causal, which are
 multiplied out; without them it is f32, forward, not causal.
+
+That is attention. A row with an "op" is another operation, with that one's sizes, dtypes and passes.
 """
 
 from __future__ import annotations
@@ -16,11 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tilewise.bench.kinds import AnyProblem
+from tilewise.bench.operations import OPERATIONS, Operation
 from tilewise.bench.problem import ITEM_BYTES, MASKS, PASSES, BadInput, Problem
 
 FOLDER = Path(__file__).parent / "suites"
+# The order in which they run, what matters most first: a run may have to end early.
+_FIRST = ("fa3-grid", "vit", "llama", "decode", "ffn", "layer", "gemm", "norm", "f32", "window", "ladder")
 _SIZES = ("b", "hq", "hkv", "sq", "sk", "d", "dv")
-_KEYS = {*_SIZES, "mask", "window", "blocks", "dropout", "dtypes", "passes", "causal"}
+_KEYS = {"op", *_SIZES, "mask", "window", "blocks", "dropout", "dtypes", "passes", "causal"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Suite:
     name: str
     about: str
     devices: tuple[str, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[AnyProblem, ...]
     also: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
 
@@ -49,6 +55,7 @@ def names(device: str | None = None) -> list[str]:
     (True, False)
     """
     found = sorted(path.stem for path in FOLDER.glob("*.json"))
+    found.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     return found if device is None else [name for name in found if device in _read(find(name))["devices"]]
 
 
@@ -77,8 +84,8 @@ def load(name_or_file: str, selection: Selection = Selection()) -> Suite:  # noq
     )
 
 
-def shape(text: str, selection: Selection = Selection()) -> list[Problem]:  # noqa: B008
-    """The problems of one row written as "hq=8 sq=1024 d=64 window=256".
+def shape(text: str, selection: Selection = Selection()) -> list[AnyProblem]:  # noqa: B008
+    """The problems of one row written as "hq=8 sq=1024 d=64 window=256" or "op=gemm m=8 n=512 k=512".
 
     >>> [str(problem) for problem in shape("hq=8 sq=1024 d=64 window=256", Selection(causal=(True,)))]
     ['h8 s1024 d64 window=256 causal f32 forward']
@@ -95,8 +102,13 @@ def shape(text: str, selection: Selection = Selection()) -> list[Problem]:  # no
         raise BadInput(f"--shape: {error}") from None
 
 
-def expand(row: dict[str, Any], suite: str, selection: Selection) -> list[Problem]:
+def expand(row: dict[str, Any], suite: str, selection: Selection) -> Sequence[AnyProblem]:
     """One row becomes a problem for each type, pass and kind of causality."""
+    op = row.get("op", Problem.op)
+    if op in OPERATIONS:
+        return _operations(row, OPERATIONS[op], suite, selection)
+    if op != Problem.op:
+        raise BadInput(f"op: expected one of {', '.join((Problem.op, *OPERATIONS))}, got {op!r}")
     _check(row)
     sizes = {"b": 1, **{key: row[key] for key in _SIZES if key in row}}
     for key, same in (("hkv", "hq"), ("sk", "sq"), ("dv", "d")):
@@ -116,6 +128,31 @@ def expand(row: dict[str, Any], suite: str, selection: Selection) -> list[Proble
         for dtype in selection.dtypes or row.get("dtypes", ("f32",))
         for direction in selection.passes or row.get("passes", ("forward",))
         for causal in selection.causal or row.get("causal", (False,))
+    ]
+
+
+def _operations(
+    row: dict[str, Any], kind: type[Operation], suite: str, selection: Selection
+) -> list[Operation]:
+    sizes = {**kind.defaults, **{key: row[key] for key in kind.size_names() if key in row}}
+    known = {"op", "dtypes", "passes", *kind.size_names()}
+    for key in row:
+        if key not in known:
+            raise BadInput(f"expected keys among {', '.join(sorted(known))}, got {key!r}")
+    for key in kind.size_names():
+        if key not in sizes:
+            raise BadInput(f"{kind.op}: expected {', '.join(kind.size_names())}, got no {key}")
+        if key in kind.choices:
+            check_each(key, [sizes[key]], kind.choices[key])
+        elif not (_whole(sizes[key]) and sizes[key] >= 1):
+            raise BadInput(f"{key}: expected 1 or above, got {sizes[key]!r}")
+    check_each("dtypes", row.get("dtypes", ()), tuple(ITEM_BYTES))
+    check_each("passes", row.get("passes", ()), kind.passes)
+    passes = [x for x in selection.passes if x in kind.passes] if selection.passes else row.get("passes")
+    return [
+        kind(suite=suite, direction=direction, dtype=dtype, **sizes)
+        for dtype in selection.dtypes or row.get("dtypes", ("f32",))
+        for direction in (("forward",) if passes is None else passes)
     ]
 
 

@@ -6,13 +6,17 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tilewise.bench.operations.operation import words
 from tilewise.bench.records import Line, Record, problem_of
 from tilewise.bench.table import digits, machine, rate
 
-LADDER = ("reference", "simd", "naive", "tiled", "fused", "mma", "wgmma", "decode")  # slowest first
+LADDER = (  # slowest first
+    *("reference", "simd", "naive", "tiled", "fused", "simt", "split", "mma", "wgmma", "decode"),
+    *("chunked", "few_rows", "tilewise", "tilewise graph"),
+)
 PEERS = ("flash-attn", "flash-attn 3", "xformers", "flashinfer")  # and all of torch's
 SLOW_KERNELS = ("naive", "reference")  # there to be read: plots come with and without them
-MATH = "torch math"
+MATH = ("torch math", "torch eager")  # PyTorch's arithmetic, of attention and of the other operations
 
 
 def is_peer(impl: str) -> bool:
@@ -24,7 +28,9 @@ def ours(line: Line) -> bool:
 
 
 def shape_of(line: Line) -> str:
-    """As `Problem.shape`, of a record's line."""
+    """As `Problem.shape`, of a record's line; other operations have their sizes by name."""
+    if "sizes" in line:
+        return words(line["op"], line["sizes"])
     heads = f"h{line['hq']}" if line["hq"] == line["hkv"] else f"h{line['hq']}/{line['hkv']}"
     length = f"s{line['sq']}" if line["sq"] == line["sk"] else f"sq{line['sq']} sk{line['sk']}"
     value_dim = f" dv{line['dv']}" if line["dv"] != line["d"] else ""
@@ -60,6 +66,11 @@ class Race:
 
     def get(self, impl: str) -> Line | None:
         return next((line for line in self.lines if line["impl"] == impl and line.get("ms")), None)
+
+    @property
+    def math(self) -> Line | None:
+        """PyTorch's own arithmetic, whose error is the measure."""
+        return next((line for name in MATH if (line := self.get(name))), None)
 
     @property
     def speed_up(self) -> float | None:
@@ -164,7 +175,7 @@ def _exactness(of: Sequence[Race]) -> str:
     pairs = [
         (race.best_ours["error"], math["error"])
         for race in of
-        if race.best_ours and race.best_ours.get("error") and (math := race.get(MATH)) and math.get("error")
+        if race.best_ours and race.best_ours.get("error") and (math := race.math) and math.get("error")
     ]
     if not pairs:
         errors = [race.best_ours["error"] for race in of if race.best_ours and race.best_ours.get("error")]
@@ -178,10 +189,7 @@ def _exactness(of: Sequence[Race]) -> str:
     saved = [
         (math["peak_mb"], race.best_ours["peak_mb"], race.best_ours)
         for race in of
-        if race.best_ours
-        and race.best_ours.get("peak_mb")
-        and (math := race.get(MATH))
-        and math.get("peak_mb")
+        if race.best_ours and race.best_ours.get("peak_mb") and (math := race.math) and math.get("peak_mb")
     ]
     if saved:
         math_mb, our_mb, line = max(saved, key=lambda entry: entry[0])

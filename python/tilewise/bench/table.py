@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilewise.bench.problem import Problem
+from tilewise.bench.kinds import AnyProblem
 from tilewise.bench.records import Line, Record
 
 
@@ -71,7 +71,9 @@ def unit(line: Line) -> tuple[str, float]:
 
 
 def header(line: Line) -> str:
-    titles = f"{'ms':>9}{unit(line)[0]:>10}{'% peak':>8}{'GB/s':>8}{'spread':>8}{'MB':>9}{'error':>9}"
+    titles = (
+        f"{'ms':>9}{unit(line)[0]:>10}{'% peak':>8}{'GB/s':>8}{'% copy':>8}{'spread':>8}{'MB':>9}{'error':>9}"
+    )
     return f"  {'':24}{titles}"
 
 
@@ -80,10 +82,10 @@ def row(line: Line) -> str:
     name = f"  {line['impl']:24}"
     if line.get("ms") is None:
         return f"{name}  {line.get('skipped', 'not measured')[:100]}"
-    percent = line.get("percent_of_peak")
     tflops = line["tflops"] * unit(line)[1]
+    of_peak, of_copy = (digits(line.get(key)) for key in ("percent_of_peak", "percent_of_copy"))
     return name + (
-        f"{digits(line['ms']):>9}{digits(tflops):>10}{digits(percent):>8}{digits(line['gbps']):>8}"
+        f"{digits(line['ms']):>9}{digits(tflops):>10}{of_peak:>8}{digits(line['gbps']):>8}{of_copy:>8}"
         f"{line['spread']:>8.0%}{digits(line['peak_mb']):>9}"
         f"{'–' if line['error'] is None else format(line['error'], '.1e'):>9}"
     )
@@ -95,7 +97,7 @@ class Printer:
     def __init__(self) -> None:
         self.told: set[tuple[str, str]] = set()
 
-    def show(self, problem: Problem, lines: Sequence[Line]) -> None:
+    def show(self, problem: AnyProblem, lines: Sequence[Line]) -> None:
         titles = header(lines[0])
         print(f"{problem!s:26}{titles[26:]}" if len(str(problem)) <= 26 else f"{problem}\n{titles}")
         for line in lines:

@@ -1,6 +1,6 @@
 #include "cuda/mma/forward.h"
 
-#include "cuda/mma/tuning.h"
+#include "cuda/mma/choice.h"
 #include "cuda/simt/row_gradients.h"
 #include "cuda/tile/swizzled_tile.cuh"
 
@@ -16,12 +16,22 @@ bool plain(const AttentionCall& call) {
          aligned_chunks(call.v) && !few_results(call);
 }
 
+template <typename Table>
+std::size_t workspace_of(const AttentionCall& call, const DeviceProperties& device) {
+  return parts_for(call, Table::rows[choose_row<Table>(call, device)], device, nullptr).bytes();
+}
+
 template <typename T>
 void forward_of(const AttentionCall& call, const Context& context) {
   plain(call) ? plain_forward_of<T>(call, context) : general_forward_of<T>(call, context);
 }
 
 }  // namespace
+
+std::size_t forward_workspace(const AttentionCall& call, const Context& context) {
+  const DeviceProperties& device = device_properties(context.device.index);
+  return plain(call) ? workspace_of<PlainForward>(call, device) : workspace_of<GeneralForward>(call, device);
+}
 
 void forward(const AttentionCall& call, const Context& context) {
   simt::clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));

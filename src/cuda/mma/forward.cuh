@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/mma/parts.h"
 #include "cuda/mma/products.cuh"
 #include "cuda/mma/query_rows.cuh"
 #include "cuda/mma/scores.cuh"
@@ -14,47 +15,97 @@ namespace tilewise::cuda::mma {
 // which the next is being copied while one is computed. A warp has its queries for itself: scores come out of
 // q·k in the form in which weights go into the product with v, so they never leave the registers.
 
-/// What a row's sum of values is to be multiplied by, and its lse, which is written. Four lanes share two or
-/// four rows; each does the arithmetic of one, since code that runs once is mostly waited for.
+/// What a row came to. Four lanes share two or four rows; each does the arithmetic of one, since code that
+/// runs once is mostly waited for.
+template <ForwardConfig c, bool general>
+struct OwnRow {
+  static constexpr int count = 2 * c.row_tiles;
+  static_assert(count <= 4);
+  int row;             ///< of the block
+  bool first;          ///< of the lanes that have it
+  float sum, rounded;  ///< of its weights, as they are and as o has them
+  float maximum;       ///< of its scores, in natural units
+  float factor = 1;    ///< makes sums, and o, relative to that
+
+  __device__ OwnRow(const AttentionCall& call, const Exponents<general>& exponents, const Place<c>& place,
+                    const SoftmaxRows<c>& softmax) {
+    const int own = place.lane % count;
+    row = place.row(own / 2, own % 2);
+    first = place.lane % 4 < count;
+#pragma unroll
+    for (int index = 0; index < count; ++index) {
+      const float row_total = row_sum(softmax.sum[index / 2][index % 2]);
+      if (index != own) continue;
+      sum = row_total;
+      maximum = softmax.maximum[index / 2][index % 2];
+      rounded = softmax.rounded[index / 2][index % 2 * 2];
+    }
+    if constexpr (!general) {
+      if (sum > 0) factor = exp2f(fmaf(-maximum, exponents.unit, exponents.reference(maximum)));
+      maximum = fmaxf(maximum * static_cast<float>(call.scale), lowest);
+    }
+  }
+};
+
+/// What a row's sum of values is to be multiplied by, and its lse, which is written.
 template <ForwardConfig c, bool general>
 __device__ __forceinline__ float finish_row(const AttentionCall& call, const QueryRows& rows,
-                                            const Exponents<general>& exponents, const Place<c>& place,
-                                            const SoftmaxRows<c>& softmax) {
-  constexpr int own_rows = 2 * c.row_tiles;
-  static_assert(own_rows <= 4);
-  const int own = place.lane % own_rows;
-  float sum = 0, maximum = 0, rounded = 0;
-#pragma unroll
-  for (int index = 0; index < own_rows; ++index) {
-    const float row_total = row_sum(softmax.sum[index / 2][index % 2]);
-    if (index != own) continue;
-    sum = row_total;
-    maximum = softmax.maximum[index / 2][index % 2];
-    rounded = softmax.rounded[index / 2][index % 2 * 2];
-  }
-  const int row = place.row(own / 2, own % 2);
-  float factor = 1;
-  if constexpr (!general) {  // from here on in natural units, and relative to the maximum itself
-    if (sum > 0) factor = exp2f(fmaf(-maximum, exponents.unit, exponents.reference(maximum)));
-    maximum = fmaxf(maximum * static_cast<float>(call.scale), lowest);
-  }
+                                            const OwnRow<c, general>& own) {
+  float maximum = own.maximum;
+  float factor = own.factor;
   float sink_weight = 0;
-  if (call.problem.features.sinks && row < rows.count()) {
-    const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(row)));
+  if (call.problem.features.sinks && own.row < rows.count()) {
+    const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(own.row)));
     const float highest = fmaxf(maximum, sink);
     // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
     factor *= expf(maximum - highest);
     sink_weight = expf(sink - highest);
     maximum = highest;
   }
-  if (call.lse.wanted && row < rows.count() && place.lane % 4 < own_rows) {
-    const float total = sum * factor + sink_weight;
+  if (call.lse.wanted && own.row < rows.count() && own.first) {
+    const float total = own.sum * factor + sink_weight;
     const float lse = total == 0 ? minus_infinity : maximum + logf(total);
-    *rows.float_of(call.lse, row) = lse;
+    *rows.float_of(call.lse, own.row) = lse;
   }
-  rounded = rounded * factor + sink_weight;
+  const float rounded = own.rounded * factor + sink_weight;
   const float keep_scale = general && call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
   return rounded == 0 ? 0.0f : factor * keep_scale / rounded;
+}
+
+/// Leaves what a part of the keys came to for join_parts().
+template <ForwardConfig c, bool general>
+__device__ __forceinline__ void finish_part(const AttentionCall& call, const Parts& parts, int part,
+                                            const QueryRows& rows, const Exponents<general>& exponents,
+                                            const Place<c>& place, const Output<c>& o,
+                                            const SoftmaxRows<c>& softmax) {
+  const OwnRow<c, general> own(call, exponents, place, softmax);
+  const auto place_of = [&](int row) {
+    return Parts::row(call, rows.queries.b, rows.head(row), rows.queries.first + rows.query(row));
+  };
+  if (own.row < rows.count() && own.first) {
+    float* state = parts.state(part, place_of(own.row));
+    state[0] = own.maximum;
+    state[1] = own.sum * own.factor;
+    state[2] = own.rounded * own.factor;
+  }
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = place.row(r, half);
+      const float factor = __shfl_sync(~0u, own.factor, place.lane / 4 * 4 + 2 * r + half);
+      if (row >= rows.count()) continue;
+      float* to = parts.o(part, place_of(row));
+#pragma unroll
+      for (int n = 0; n < c.dim / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int d = 8 * n + place.column() + e;
+          if (d < parts.dim_v) to[d] = o[r][n][2 * half + e] * factor;
+        }
+      }
+    }
+  }
 }
 
 /// Joins the sink, divides, writes lse and o; o by way of the warp's queries' place in shared memory, so that
@@ -65,7 +116,8 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryRow
                                        Output<c>& o, const SoftmaxRows<c>& softmax, std::byte* q_smem) {
   using Tile = SwizzledTile<c.dim>;
   __syncwarp();  // the warp is done with its queries
-  const float own_inverse = finish_row<c, general>(call, rows, exponents, place, softmax);
+  const float own_inverse =
+      finish_row<c, general>(call, rows, OwnRow<c, general>(call, exponents, place, softmax));
 #pragma unroll
   for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
@@ -339,7 +391,7 @@ struct Block {
 /// The kernel of one row of a table.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks) {
+    forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks, const Parts parts) {
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
   constexpr bool general = Table::general;
@@ -348,6 +400,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   if (rows.queries.count <= 0) return;
   Block<T, c, general> block(call, rows, shared);
   KeyTiles<general> tiles(call, rows.queries, c.keys);
+  if constexpr (c.in_parts) {
+    if (parts.count > 1) tiles.keep_part(static_cast<int>(blockIdx.y), parts.count);
+  }
   const KeyTile first = tiles.next();
   if (first.count > 0) {
     static_assert(c.stages == 1 || c.stages == 2);
@@ -357,6 +412,12 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
       block.walk_ahead(tiles, first);
     } else {
       block.walk(tiles, first);
+    }
+  }
+  if constexpr (c.in_parts) {
+    if (parts.count > 1) {
+      return finish_part<c, general>(call, parts, static_cast<int>(blockIdx.y), rows, block.exponents,
+                                     block.place, block.o, block.softmax);
     }
   }
   finish<T, c, general>(call, rows, block.exponents, block.place, block.o, block.softmax, block.q_smem);

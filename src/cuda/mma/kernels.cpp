@@ -102,12 +102,13 @@ std::string supports(const AttentionProblem& problem) {
   return {};
 }
 
-std::size_t workspace(const AttentionCall& call, const Context&) {
+std::size_t workspace(const AttentionCall& call, const Context& context) {
   if (call.problem.dtype == DType::f32) {
     return (call.problem.pass == Pass::forward ? mma_f32::forward_workspace
                                                : mma_f32::backward_workspace)(call);
   }
-  return call.problem.pass == Pass::forward ? 0 : mma::backward_workspace(call);
+  return call.problem.pass == Pass::forward ? mma::forward_workspace(call, context)
+                                            : mma::backward_workspace(call);
 }
 
 void launch_on_device(const AttentionCall& call, const Context& context) {

@@ -40,15 +40,23 @@ struct Loader {
  private:
   __device__ void load(const Rows& from, const KeyTile& tile, int dims, std::byte* to_smem) const {
     const QueryTile& queries = rows.queries;
+    const auto row = [&](int r) {
+      if constexpr (general) return call.key_row(from, queries.sequence, queries.b, h, tile.first + r);
+      return row_of_halves(from, queries.b, h, queries.sequence.first_k + tile.first + r);
+    };
     if constexpr (general) {
-      load_any_rows<c.keys, c.dim, c.threads()>(
-          to_smem, [&](int r) { return call.key_row(from, queries.sequence, queries.b, h, tile.first + r); },
-          aligned_chunks(from), tile.count, dims);
-    } else {
-      load_strided_rows<c.keys, c.dim, c.threads()>(
-          to_smem, row_of_halves(from, queries.b, h, queries.sequence.first_k + tile.first),
-          from.stride_s * 2, tile.count, dims);
+      if (!aligned_chunks(from) || !in_one_page(tile)) {
+        return load_any_rows<c.keys, c.dim, c.threads()>(to_smem, row, aligned_chunks(from), tile.count,
+                                                         dims);
+      }
     }
+    load_strided_rows<c.keys, c.dim, c.threads()>(to_smem, row(0), from.stride_s * 2, tile.count, dims);
+  }
+  /// Whether its keys lie at a stride.
+  __device__ bool in_one_page(const KeyTile& tile) const {
+    if (call.problem.layout != Layout::paged) return true;
+    return static_cast<std::uint32_t>(tile.first) % static_cast<std::uint32_t>(call.page) + tile.count <=
+           static_cast<std::uint32_t>(call.page);
   }
 };
 

@@ -28,8 +28,9 @@ struct ForwardConfig {
   int keys = 64;                ///< a tile
   bool queries_stay = false;    ///< in registers; else they are read again for every tile of keys
   bool products_ahead = false;  ///< the next tile's q·k beside this tile's softmax
-  int stages = 2;  ///< of keys and of values; with one, values come beside q·k, keys beside the rest
-  int blocks = 1;  ///< a multiprocessor, at least
+  int stages = 2;         ///< of keys and of values; with one, values come beside q·k, keys beside the rest
+  int blocks = 1;         ///< a multiprocessor, at least
+  bool in_parts = false;  ///< several blocks may share the keys of a tile of queries, see parts.h
 
   constexpr int threads() const { return warps * 32; }
   constexpr int warp_rows() const { return row_tiles * 16; }
@@ -47,21 +48,38 @@ struct ForwardConfig {
 };
 
 // One row a line. Of those with the smallest sufficient dim the first is taken whose blocks fill most of the
-// GPU, else the last that fits into its shared memory. bench/sweep_mma.cu measures candidates.
+// GPU, else the last that fits into its shared memory. Rows of one warp are for heads, or groups of them,
+// whose queries fit into its 16 rows: decoding, where all there is to do is to read the keys, by as many
+// blocks as there is room for. bench/sweep_mma.cu measures candidates.
 
 /// For calls whose scores only a band hides, of aligned rows.
 struct PlainForward {
   static constexpr bool general = false;
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 128, .blocks = 2},
-      {.dim = 64, .warps = 4, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 3},
+      {.dim = 64,
+       .warps = 4,
+       .row_tiles = 1,
+       .keys = 64,
+       .queries_stay = true,
+       .blocks = 3,
+       .in_parts = true},
       {.dim = 96, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
       {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
-      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2, .in_parts = true},
       {.dim = 192, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
       {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 64, .stages = 1, .blocks = 2},
       {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .blocks = 1},
-      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1, .in_parts = true},
+      {.dim = 64,
+       .warps = 1,
+       .row_tiles = 1,
+       .keys = 64,
+       .queries_stay = true,
+       .blocks = 6,
+       .in_parts = true},
+      {.dim = 128, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = 6, .in_parts = true},
+      {.dim = 256, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = 3, .in_parts = true},
   };
 };
 
@@ -69,10 +87,25 @@ struct PlainForward {
 struct GeneralForward {
   static constexpr bool general = true;
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .warps = 4, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 2},
-      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2},
-      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1},
-      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 16, .blocks = 1},
+      {.dim = 64,
+       .warps = 4,
+       .row_tiles = 1,
+       .keys = 64,
+       .queries_stay = true,
+       .blocks = 2,
+       .in_parts = true},
+      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2, .in_parts = true},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1, .in_parts = true},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 16, .blocks = 1, .in_parts = true},
+      {.dim = 64,
+       .warps = 1,
+       .row_tiles = 1,
+       .keys = 64,
+       .queries_stay = true,
+       .blocks = 6,
+       .in_parts = true},
+      {.dim = 128, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = 6, .in_parts = true},
+      {.dim = 256, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = 3, .in_parts = true},
   };
 };
 

@@ -21,6 +21,14 @@ __device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, 
                                     place, barrier_smem);
 }
 
+/// The same of a map [B, H, S, N, D], from (b, h, s, 0, d) on.
+__device__ __forceinline__ void copy_box_of_groups(void* to_smem, const CUtensorMap& map,
+                                                   Mbarrier* barrier_smem, int d, int s, int h, int b) {
+  const std::int32_t place[5] = {d, 0, s, h, b};
+  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, to_smem, &map,
+                                    place, barrier_smem);
+}
+
 /// The box of a map of a matrix whose first element is (row, column).
 __device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, Mbarrier* barrier_smem,
                                          int column, int row) {

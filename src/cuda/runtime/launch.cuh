@@ -30,6 +30,7 @@ struct Launch {
   const char* name;
   std::int64_t blocks;
   int threads;
+  int layers = 1;  ///< of so many blocks: the grid's second dimension
   std::size_t shared_bytes = 0;
   cudaStream_t stream = nullptr;
   bool early = false;  ///< may begin before the kernel ahead has ended, which it waits for itself (sm_90 on)
@@ -56,14 +57,14 @@ void launch(const Launch& how, const Arguments&... arguments) {
     }
   }
   if (!how.early) {
-    kernel<<<static_cast<unsigned>(how.blocks), static_cast<unsigned>(how.threads), how.shared_bytes,
-             how.stream>>>(arguments...);
+    const dim3 grid(static_cast<unsigned>(how.blocks), static_cast<unsigned>(how.layers));
+    kernel<<<grid, static_cast<unsigned>(how.threads), how.shared_bytes, how.stream>>>(arguments...);
   } else {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(how.blocks));
+    config.gridDim = dim3(static_cast<unsigned>(how.blocks), static_cast<unsigned>(how.layers));
     config.blockDim = dim3(static_cast<unsigned>(how.threads));
     config.dynamicSmemBytes = how.shared_bytes;
     config.stream = how.stream;

@@ -71,6 +71,13 @@ class KeyTiles<false> {
     next_ = range.first;
     end_ = range.last;
   }
+  /// Leaves one of `parts` equal shares of the tiles.
+  __device__ void keep_part(int part, int parts) {
+    const std::int64_t tiles = (end_ - next_ + size_ - 1) / size_;
+    const std::int64_t share = (tiles + parts - 1) / parts * size_;
+    next_ += part * share;
+    end_ = min(end_, next_ + share);
+  }
   __device__ KeyTile next() {
     if (next_ >= end_) return {};
     const KeyTile tile{next_, static_cast<int>(min(static_cast<std::int64_t>(size_), end_ - next_))};
@@ -97,6 +104,13 @@ class KeyTiles<true> {
       remaining_ = call.blocks.counts.at(b_, h_, block_row_);
       lists_ = call.blocks.full_counts.data != nullptr ? 2 : 1;
     }
+  }
+  /// Leaves one of `parts` equal shares of the tiles, where there is no block mask.
+  __device__ void keep_part(int part, int parts) {
+    const std::int64_t tiles = (end_ - next_ + size_ - 1) / size_;
+    const std::int64_t share = (tiles + parts - 1) / parts * size_;
+    next_ += part * share;
+    end_ = min(end_, next_ + share);
   }
 
   __device__ KeyTile next() {

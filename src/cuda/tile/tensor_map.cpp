@@ -59,6 +59,18 @@ CUtensorMap map_of(const Rows& rows, std::int64_t batch, std::int64_t heads, std
   return encode(rows.data, rows.dtype, extents, strides, box);
 }
 
+CUtensorMap map_of_groups(const Rows& rows, std::int64_t batch, std::int64_t heads, std::int64_t group,
+                          std::int64_t length, std::int64_t dim, int box_rows) {
+  const cuuint64_t extents[5] = {static_cast<cuuint64_t>(dim), static_cast<cuuint64_t>(group),
+                                 static_cast<cuuint64_t>(length), static_cast<cuuint64_t>(heads / group),
+                                 static_cast<cuuint64_t>(batch)};
+  const cuuint64_t strides[4] = {stride_bytes(rows.stride_h, group), stride_bytes(rows.stride_s, length),
+                                 stride_bytes(rows.stride_h * group, heads / group),
+                                 stride_bytes(rows.stride_b, batch)};
+  const cuuint32_t box[5] = {64, static_cast<cuuint32_t>(group), static_cast<cuuint32_t>(box_rows), 1, 1};
+  return encode(rows.data, rows.dtype, extents, strides, box);
+}
+
 CUtensorMap map_of_matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
                           std::int64_t stride, int box_rows, int box_columns) {
   const cuuint64_t extents[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};

@@ -15,6 +15,10 @@ namespace tilewise::cuda {
 CUtensorMap map_of(const Rows& rows, std::int64_t batch, std::int64_t heads, std::int64_t length,
                    std::int64_t dim, int box_rows);
 
+/// A tensor [B, H, S, D] as [B, H / group, S, group, D]: a box has `group` heads of each of its rows.
+CUtensorMap map_of_groups(const Rows& rows, std::int64_t batch, std::int64_t heads, std::int64_t group,
+                          std::int64_t length, std::int64_t dim, int box_rows);
+
 /// A matrix [rows, columns] whose rows lie `stride` elements apart.
 CUtensorMap map_of_matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
                           std::int64_t stride, int box_rows, int box_columns = 64);

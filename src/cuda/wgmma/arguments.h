@@ -15,6 +15,18 @@ struct TileSpan {
   int first = 0;
   int last = 0;
   constexpr int count() const { return last - first; }
+  /// What is in both; count 0 where that is nothing.
+  constexpr TileSpan cut(const TileSpan& other) const {
+    const TileSpan both{std::max(first, other.first), std::min(last, other.last)};
+    return both.first < both.last ? both : TileSpan{};
+  }
+  /// Share n of so many that are as equal as may be.
+  constexpr TileSpan share(int n, int shares) const {
+    const auto at = [&](int number) {
+      return first + static_cast<int>(static_cast<long long>(count()) * number / shares);
+    };
+    return at(n) < at(n + 1) ? TileSpan{at(n), at(n + 1)} : TileSpan{};
+  }
 };
 
 /// The keys that queries see, as the call has it, in 32 bits.
@@ -103,13 +115,21 @@ struct GeneralArguments {
   }
 };
 
+/// How few queries are computed: rows of a tile are those of several heads, and keys are cut into shares.
+struct FewArguments {
+  int heads_log2 = 0;  ///< of heads that share keys, which stand together: row r is query r >> heads_log2
+  int shares = 1;
+  Rows o, lse;            ///< of a share, f32, where there are several
+  std::int64_t rows = 0;  ///< of a share
+};
+
 /// What the kernel reads, beside the tensors' maps.
 struct ForwardArguments {
   Schedule schedule;
   TurnCounter counter;
   BandOfKeys band;
-  int heads_q = 0;
-  int group = 1;  ///< query heads that share a key head
+  int heads = 0;  ///< of queries, or of keys where those that share them stand together
+  int group = 1;  ///< such heads that share a key head
   int dim_v = 0;
   float scale_log2 = 1;    ///< of scores: scale·log2 e
   float scale_lse = 1;     ///< the same in natural units, for lse
@@ -117,6 +137,7 @@ struct ForwardArguments {
   bool mapped_o = false;   ///< there is a map of o
   Rows o, lse;
   GeneralArguments general;
+  FewArguments few;
 };
 
 /// q, k and v as boxes of one panel: 64 queries, or the keys of a tile; o as boxes of a warp's 16 rows.

@@ -25,7 +25,7 @@ struct Consumer {
   const int index;                              ///< of the consumers
   const int first_row;                          ///< of the warp's, among the consumer's
   const TileDescriptor q_tile, k_tile, v_tile;  ///< the first place of each
-  Ring<c.query_stages> q, q_left;
+  Ring<c.query_places, c.consumers> q, q_left;
   Ring<c.stages> k, v;
   Ring<c.turn_stages> turn;
 
@@ -46,9 +46,10 @@ struct Consumer {
         barriers(shared_.barriers()),
         index(index_),
         first_row(warp * 16),
-        q_tile(describe_tile(address(shared_.queries(0, index_)), 0)),
+        q_tile(describe_tile(address(shared_.queries(0)), 0)),
         k_tile(describe_tile(address(shared_.keys(0)), 0)),
         v_tile(describe_tile(address(shared_.values(0)), c.keys * 128)),
+        q(index_),
         softmax(arguments_.scale_log2) {
 #pragma unroll
     for (int n = 0; n < c.keys / 2; ++n) s[n] = 0;
@@ -61,7 +62,7 @@ struct Consumer {
     if (threadIdx.x % 32 == 0) arrive(empty);
   }
   __device__ __forceinline__ void let_go_of_queries() {
-    let_go(&barriers.q_empty[q.stage()][index]);
+    let_go(&barriers.q_empty[q.stage()]);
     q.advance();
   }
   __device__ __forceinline__ void let_go_of_keys() {
@@ -98,12 +99,13 @@ struct Consumer {
 
   __device__ __forceinline__ void start_scores_of_next_keys() {
     wait(&barriers.k_full[k.stage()], k.parity());
-    start_scores<T, c>(s, q_tile + q.stage() * (c.consumers * c.query_bytes() / 16),
+    start_scores<T, c>(s, q_tile + q.stage() * (c.query_bytes() / 16),
                        k_tile + k.stage() * (c.key_bytes() / 16));
   }
-  __device__ __forceinline__ void start_output_of_next_values() {
+  /// To o so far, or to none.
+  __device__ __forceinline__ void start_output_of_next_values(bool add) {
     wait(&barriers.v_full[v.stage()], v.parity());
-    start_output<T, c>(o, weights, v_tile + v.stage() * (c.value_bytes() / 16));
+    start_output<T, c>(o, weights, v_tile + v.stage() * (c.value_bytes() / 16), add);
   }
 
   /// A tile of queries as it concerns this consumer.
@@ -134,8 +136,15 @@ struct Consumer {
   __device__ __forceinline__ WarpRows rows_of(const Ring<c.turn_stages>& at) const {
     const HandedTurn& handed = barriers.turns[at.stage()];
     const int first = handed.first + 64 * index + first_row;
-    return {handed.b, handed.h, first + (c.general ? handed.row_q : 0), min(band_of(at).length_q - first, 16),
-            c.general ? handed.sink : minus_infinity};
+    const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
+    return {.b = handed.b,
+            .h = handed.h,
+            .first = first,
+            .count = min((band_of(at).length_q << heads_log2) - first, 16),
+            .sink = c.general ? handed.sink : minus_infinity,
+            .row_q = c.general ? handed.row_q : 0,
+            .heads_log2 = heads_log2,
+            .share = c.few ? handed.more - 1 : 0};
   }
   __device__ __forceinline__ void let_go_of_turn(Ring<c.turn_stages>& at) {
     __syncwarp();  // all lanes have read it
@@ -150,16 +159,16 @@ struct Consumer {
       if (!found.more || found.seen.count() > 0) return found;
       const int tiles = barriers.turns[turn.stage()].loaded.count();
       if (tiles > 0) {
-        wait(&barriers.q_full[q.stage()][index], q.parity());
+        wait(&barriers.q_full[q.stage()], q.parity());
         let_go_of_queries();
         pass_by(tiles);
       }
-      write_nothing(arguments, rows_of(turn));
+      write_nothing<c>(arguments, rows_of(turn));
       let_go_of_turn(turn);
     }
   }
   __device__ __forceinline__ void start_first_scores() {
-    wait(&barriers.q_full[q.stage()][index], q.parity());
+    wait(&barriers.q_full[q.stage()], q.parity());
     pass_by_keys(ahead());
     start_scores_of_next_keys();
   }
@@ -168,22 +177,23 @@ struct Consumer {
   __device__ __forceinline__ void take_scores(const Part& at, int n) {
     pin(s);
     let_go_of_keys();
-    if (c.query_stages == 1 && n == at.seen.first) let_go_of_queries();
+    if (c.scarce_queries() && n == at.seen.first) let_go_of_queries();
     const bool changes = c.general && (arguments.general.softcap || arguments.general.alibi);
     // Registers are short in the general kernel: it reads these again.
     const TileSpan whole = c.general ? barriers.parts[turn.stage()][index].whole : at.whole;
     const int first = c.general ? barriers.turns[turn.stage()].first + 64 * index : at.first;
     if (!changes && n >= whole.first && n < whole.last) return;
     const int lane = lane_now();
-    const int query = first + first_row + lane / 4;
+    const int row = first + first_row + lane / 4;
+    const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
     const int key = n * c.keys + lane % 4 * 2;
     const BandOfKeys& band = band_of(turn);
     if (changes) {
       change<c>(s, arguments.general, barriers.turns[turn.stage()].slope,
-                query + band.length_k - band.length_q - key);
+                row + band.length_k - band.length_q - key);
     }
-    if (n >= whole.last) hide_after<c>(s, band, query, key);
-    if (n < whole.first) hide_before<c>(s, band, query, key);
+    if (n >= whole.last) hide_after<c>(s, band, row, heads_log2, key);
+    if (n < whole.first) hide_before<c>(s, band, row, heads_log2, key);
   }
 
   /// Clears values past the entry's last key. Their weights are 0, but they may be anything, another entry's
@@ -214,8 +224,6 @@ struct Consumer {
     softmax.weigh(s);
     softmax.set_limits();
     round_weights<T, c>(weights, s);
-#pragma unroll
-    for (int n = 0; n < c.dim_v / 2; ++n) o[n] = 0;
     pass_by_values(ahead());
     if constexpr (c.general) {
       static_assert(c.consumers == 2);
@@ -229,7 +237,7 @@ struct Consumer {
 #pragma unroll 1
     for (int n = at.seen.last - 2; n >= at.seen.first; --n) {
       start_scores_of_next_keys();
-      start_output_of_next_values();
+      start_output_of_next_values(n < at.seen.last - 2);
       wait_products<1>();  // for the scores
       take_scores(at, n);
       const bool raised = softmax.raise(s);
@@ -250,10 +258,15 @@ struct Consumer {
     let_go_of_values();
     pass_by(left);
     const WarpRows rows = rows_of(done);
+    if (c.few && arguments.few.shares > 1) {
+      write_share<c>(arguments, rows, softmax, o);
+      let_go_of_turn(done);
+      return;
+    }
     float inverse[2];
     finish_sums<c>(arguments, rows, softmax, inverse);
     if (c.staged && arguments.mapped_o) {
-      stage_output<T, c>(map_o, rows, inverse, o, shared.queries(q_left.stage(), index) + first_row * 128);
+      stage_output<T, c>(map_o, rows, inverse, o, shared.queries(q_left.stage()) + first_row * 128);
     } else {
       write_output<T, c>(arguments, rows, inverse, o);
     }
@@ -264,7 +277,7 @@ struct Consumer {
   __device__ __forceinline__ void let_go_of_queries_left() {
     if (threadIdx.x % 32 == 0) {
       wait_stores_read();
-      arrive(&barriers.q_empty[q_left.stage()][index]);
+      arrive(&barriers.q_empty[q_left.stage()]);
     }
   }
 
@@ -283,10 +296,11 @@ struct Consumer {
       weigh_first(at);
       if (c.staged && o_leaves) let_go_of_queries_left();
       walk(at);
+      const bool add = at.seen.count() > 1;
       if (c.staged) {
         q_left = q;
         q.advance();
-      } else if (c.query_stages > 1) {
+      } else if (!c.scarce_queries()) {
         let_go_of_queries();
       }
       const int passed = left();
@@ -294,14 +308,14 @@ struct Consumer {
       turn.advance();
       if (passed == 0) at = part();
       if (passed == 0 && at.more && at.seen.count() > 0) {
-        start_output_of_next_values();
+        start_output_of_next_values(add);
         start_first_scores();
         wait_products<1>();
         finish(done, 0);
         o_leaves = true;
         wait_products<0>();
       } else {
-        start_output_of_next_values();
+        start_output_of_next_values(add);
         wait_products<0>();
         finish(done, passed);
         if (c.staged) let_go_of_queries_left();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "attention/call.h"
+#include "cuda/wgmma/few.h"
 #include "tilewise/context.h"
 
 namespace tilewise::cuda::wgmma {
@@ -10,5 +11,7 @@ template <typename T>
 void forward_of(const AttentionCall& call, const Context& context);
 template <typename T>
 void general_forward_of(const AttentionCall& call, const Context& context);
+template <typename T>
+void few_forward_of(const AttentionCall& call, const Context& context, const FewPlan& plan);
 
 }  // namespace tilewise::cuda::wgmma

@@ -4,8 +4,7 @@ namespace tilewise::cuda::wgmma {
 
 template <>
 void forward_of<__nv_bfloat16>(const AttentionCall& call, const Context& context) {
-  general(call) ? general_forward_of<__nv_bfloat16>(call, context)
-                : run_suited<__nv_bfloat16, Forward>(call, context);
+  run_suited<__nv_bfloat16, Forward>(call, context);
 }
 
 }  // namespace tilewise::cuda::wgmma

@@ -4,7 +4,7 @@ namespace tilewise::cuda::wgmma {
 
 template <>
 void forward_of<__half>(const AttentionCall& call, const Context& context) {
-  general(call) ? general_forward_of<__half>(call, context) : run_suited<__half, Forward>(call, context);
+  run_suited<__half, Forward>(call, context);
 }
 
 }  // namespace tilewise::cuda::wgmma

@@ -6,7 +6,7 @@
 #include "attention/kernel.h"
 #include "cuda/mma/tuning.h"
 #include "cuda/runtime/device.h"
-#include "cuda/wgmma/arguments.h"
+#include "cuda/wgmma/choice.h"
 #include "cuda/wgmma/forward.h"
 
 namespace tilewise::cuda {
@@ -32,9 +32,10 @@ std::string unsuited_shape(const AttentionProblem& problem) {
     return "takes sequences of fewer than 2^29";
   }
   if (problem.length_k == 0) return "takes no less than one key";
-  if (problem.length_q <= wgmma::few_queries) {
-    return "leaves " + std::to_string(wgmma::few_queries) +
-           " queries and fewer to mma, which has heads that share keys in one tile";
+  if (problem.length_q <= wgmma::few_queries &&
+      problem.length_q * wgmma::heads_together(problem) < wgmma::few_rows) {
+    return "leaves " + std::to_string(wgmma::few_queries) + " queries and fewer to mma, unless they are " +
+           std::to_string(wgmma::few_rows) + " with those of heads that share keys";
   }
   if (problem.heads_q * (problem.queries / 64 + problem.batch + 1) > 0x7fffffff) {
     return "takes fewer than 2^31 tiles of queries";
@@ -75,17 +76,30 @@ std::string supports(const AttentionProblem& problem) {
   return {};
 }
 
-// A word to count tiles by, where some take longer than others.
-std::size_t workspace(const AttentionCall& call, const Context&) {
-  const bool uneven = call.band.bounded() || call.packed() || call.problem.features.key_lengths;
-  return uneven ? sizeof(std::uint64_t) : 0;
+// A word to count tiles by, where some take longer than others, and what shares of keys leave.
+std::size_t workspace(const AttentionCall& call, const Context& context) {
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  const wgmma::FewPlan plan = wgmma::few_plan(call, multiprocessors);
+  if (plan.shares > 0) return wgmma::ShareSpace::of(call, plan).bytes();
+  const bool counts = wgmma::general(call) ? wgmma::counts_tiles<wgmma::GeneralForward>(call, multiprocessors)
+                                           : wgmma::counts_tiles<wgmma::Forward>(call, multiprocessors);
+  return counts ? sizeof(std::uint64_t) : 0;
 }
+
+#ifdef TILEWISE_HAS_WGMMA
+template <typename T>
+void launch_as(const AttentionCall& call, const Context& context) {
+  const wgmma::FewPlan plan = wgmma::few_plan(call, device_properties(context.device.index).multiprocessors);
+  if (plan.shares > 0) return wgmma::few_forward_of<T>(call, context, plan);
+  wgmma::general(call) ? wgmma::general_forward_of<T>(call, context) : wgmma::forward_of<T>(call, context);
+}
+#endif
 
 void launch_on_device(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
-  call.problem.dtype == DType::f16 ? wgmma::forward_of<__half>(call, context)
-                                   : wgmma::forward_of<__nv_bfloat16>(call, context);
+  call.problem.dtype == DType::f16 ? launch_as<__half>(call, context)
+                                   : launch_as<__nv_bfloat16>(call, context);
 #else
   static_cast<void>(call);
   static_cast<void>(context);

@@ -10,17 +10,30 @@ namespace tilewise::cuda::wgmma {
 /// A warp's 16 of a consumer's 64 queries.
 struct WarpRows {
   int b, h;
-  int first;   ///< row of the tensors
-  int count;   ///< of those that are there, up to 16
-  float sink;  ///< -inf where there is none
+  int first;       ///< of the entry's rows
+  int count;       ///< of those that are there, up to 16
+  float sink;      ///< -inf where there is none
+  int row_q;       ///< where the entry begins in the tensors
+  int heads_log2;  ///< of those that stand together
+  int share;       ///< of the keys
 
+  /// Where a row is in the tensors.
+  __device__ int head(int row) const { return (h << heads_log2) + ((first + row) & ((1 << heads_log2) - 1)); }
+  __device__ int query(int row) const { return row_q + ((first + row) >> heads_log2); }
   __device__ std::byte* row_of_o(const ForwardArguments& arguments, int row) const {
-    return row_of_halves(arguments.o, b, h, first + row);
+    return row_of_halves(arguments.o, b, head(row), query(row));
   }
   __device__ void write_lse(const ForwardArguments& arguments, int row, float lse) const {
     if (arguments.lse.wanted && row < count) {
-      *reinterpret_cast<float*>(arguments.lse.at(b, h, first + row)) = lse;
+      *reinterpret_cast<float*>(arguments.lse.at(b, head(row), query(row))) = lse;
     }
+  }
+  /// The same of a share.
+  __device__ float* row_of_share(const FewArguments& few, int row) const {
+    return reinterpret_cast<float*>(few.o.at(b, head(row), query(row))) + share * few.rows * few.o.stride_s;
+  }
+  __device__ void write_lse_of_share(const FewArguments& few, int row, float lse) const {
+    if (row < count) reinterpret_cast<float*>(few.lse.at(b, head(row), query(row)))[share * few.rows] = lse;
   }
 };
 
@@ -86,7 +99,7 @@ __device__ __forceinline__ void stage_output(const CUtensorMap& map, const WarpR
   if (lane == 0 && rows.count > 0) {
 #pragma unroll
     for (int panel = 0; panel < c.dim_v / 64; ++panel) {
-      store_box(map, rows_smem + panel * (64 * 128), panel * 64, rows.first, rows.h, rows.b);
+      store_box(map, rows_smem + panel * (64 * 128), panel * 64, rows.query(0), rows.h, rows.b);
     }
     commit_stores();
   }
@@ -124,9 +137,41 @@ __device__ __forceinline__ void write_output(const ForwardArguments& arguments, 
   }
 }
 
+/// Writes what a share of the keys makes of o, in f32, and its lse.
+template <ForwardConfig c>
+__device__ __forceinline__ void write_share(const ForwardArguments& arguments, const WarpRows& rows,
+                                            const Softmax<c>& softmax, const Output<c>& o) {
+  const int lane = lane_now();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane / 4 + 8 * half;
+    const float sum = softmax.row_sum(half);
+    const float inverse = sum == 0 ? 0.0f : __fdividef(1.0f, sum);
+    if (lane % 4 == 0) {
+      rows.write_lse_of_share(arguments.few, row,
+                              softmax.lse(softmax.maximum[half], sum, arguments.scale_lse));
+    }
+    if (row >= rows.count) continue;
+    float* const row_gmem = rows.row_of_share(arguments.few, row);
+#pragma unroll
+    for (int n = 0; n < c.dim_v / 8; ++n) {  // columns are filled up to even ones
+      const int column = n * 8 + lane % 4 * 2;
+      if (column < arguments.dim_v) {
+        *reinterpret_cast<float2*>(row_gmem + column) = {o[4 * n + 2 * half] * inverse,
+                                                         o[4 * n + 2 * half + 1] * inverse};
+      }
+    }
+  }
+}
+
 /// The same for rows that see nothing.
+template <ForwardConfig c>
 __device__ __forceinline__ void write_nothing(const ForwardArguments& arguments, const WarpRows& rows) {
   const int lane = lane_now();
+  if (c.few && arguments.few.shares > 1) {
+    if (lane < 16) rows.write_lse_of_share(arguments.few, lane, minus_infinity);
+    return;
+  }
   if (lane < 16) rows.write_lse(arguments, lane, rows.sink);
 #pragma unroll 1
   for (int row = 0; row < rows.count; ++row) {

@@ -14,7 +14,7 @@ namespace tilewise::cuda::wgmma {
 /// What is handed out at a place of turns: a tile of queries, or that there is no more.
 struct alignas(16) HandedTurn {
   int b, h, first;
-  int more;
+  int more;         ///< 0: no; else 1 and the number of the share of its keys
   TileSpan loaded;  ///< tiles of keys that some of its queries see; where there are none, nothing is loaded
   // Of a general call alone.
   float slope, sink;
@@ -30,36 +30,31 @@ struct alignas(16) HandedPart {
 /// The barriers, as they stand in shared memory.
 template <ForwardConfig c>
 struct Barriers {
-  Mbarrier q_full[c.query_stages][c.consumers];  ///< queries are a consumer's own
-  Mbarrier q_empty[c.query_stages][c.consumers];
+  Mbarrier q_full[c.query_places], q_empty[c.query_places];  ///< queries are a consumer's own
   Mbarrier k_full[c.stages], k_empty[c.stages];
   Mbarrier v_full[c.stages], v_empty[c.stages];
   Mbarrier turn_full[c.turn_stages], turn_empty[c.turn_stages];
   Mbarrier turn_wanted;  ///< a phase a turn: all its keys have been asked for
+  Mbarrier keys_came;    ///< once: the block's first keys
   HandedTurn turns[c.turn_stages];
   HandedPart parts[c.turn_stages][c.consumers];
 
-  /// By one thread, before a barrier of the block.
-  __device__ void init() {
+  static constexpr int count = c.barriers();
+  /// How many arrive at a barrier, by its number in the order above.
+  static __device__ int arrivals(int number) {
     constexpr int warps = 4;  // that let go, of a consumer
-    for (int stage = 0; stage < c.query_stages; ++stage) {
-      for (int w = 0; w < c.consumers; ++w) {
-        init_barrier(&q_full[stage][w], 1);
-        init_barrier(&q_empty[stage][w], warps);
-      }
-    }
-    for (int stage = 0; stage < c.stages; ++stage) {
-      init_barrier(&k_full[stage], 1);
-      init_barrier(&v_full[stage], 1);
-      init_barrier(&k_empty[stage], warps * c.consumers);
-      init_barrier(&v_empty[stage], warps * c.consumers);
-    }
     constexpr int loaders = 3;
-    for (int stage = 0; stage < c.turn_stages; ++stage) {
-      init_barrier(&turn_full[stage], 1);
-      init_barrier(&turn_empty[stage], loaders + warps * c.consumers);
+    const int behind_queries = number - 2 * c.query_places;
+    if (behind_queries < 0) return number < c.query_places ? 1 : warps;
+    const int behind_tiles = behind_queries - 4 * c.stages;
+    if (behind_tiles < 0) return behind_queries / c.stages % 2 == 0 ? 1 : warps * c.consumers;
+    return behind_tiles / c.turn_stages == 1 ? loaders + warps * c.consumers : 1;
+  }
+  /// By the lanes of a warp, before a barrier of the block.
+  __device__ void init(int lane) {
+    for (int number = lane; number < count; number += 32) {
+      init_barrier(reinterpret_cast<Mbarrier*>(this) + number, arrivals(number));
     }
-    init_barrier(&turn_wanted, 1);
     fence_barrier_inits();
   }
 };
@@ -68,17 +63,15 @@ struct Barriers {
 template <ForwardConfig c>
 struct SharedMemory {
   static_assert(sizeof(Barriers<c>) == c.barrier_bytes());
-  static_assert(!c.staged || (c.query_stages > 1 && !c.general && c.dim_v <= c.dim));
+  static_assert(!c.staged || (c.query_places > c.consumers && !c.general && c.dim_v <= c.dim));
   static_assert(c.key_bytes() % 1024 == 0 && c.value_bytes() % 1024 == 0 && c.query_bytes() % 1024 == 0);
   static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
 
   std::byte* first;
 
-  __device__ std::byte* queries(int stage, int consumer) const {
-    return first + (stage * c.consumers + consumer) * c.query_bytes();
-  }
+  __device__ std::byte* queries(int place) const { return first + place * c.query_bytes(); }
   __device__ std::byte* keys(int stage) const {
-    return first + c.query_stages * c.consumers * c.query_bytes() + stage * c.key_bytes();
+    return first + c.query_places * c.query_bytes() + stage * c.key_bytes();
   }
   __device__ std::byte* values(int stage) const { return keys(c.stages) + stage * c.value_bytes(); }
   __device__ Barriers<c>& barriers() const { return *reinterpret_cast<Barriers<c>*>(first + c.tile_bytes()); }

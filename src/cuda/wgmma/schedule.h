@@ -1,13 +1,19 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 
 namespace tilewise::cuda::wgmma {
 
-/// What a section's keys and values may take, of an L2 that has 50 MB and more, and reads through it besides.
+/// What a section's keys and values may take, of an L2 that has 50 MB and more, and reads through it besides;
+/// and what those of all heads may that make one section.
 inline constexpr std::int64_t section_bytes = 16 << 20;
+inline constexpr std::int64_t single_section_bytes = 40 << 20;
+
+/// Of numbers that are not negative: a division without a sign takes fewer instructions.
+constexpr int quotient(int number, int divisor) {
+  return static_cast<int>(static_cast<unsigned>(number) / static_cast<unsigned>(divisor));
+}
 
 /// A tile of queries: tile `tile` of head `head`, heads of all batch entries counted.
 struct Turn {
@@ -18,29 +24,33 @@ struct Turn {
 /// In which order tiles are computed, by as many blocks as there are multiprocessors.
 ///
 /// Where tiles are equal, a block takes every blocks-th of them, heads one after another, so that blocks that
-/// run together share keys in the L2. Where later queries see more keys, a block that is done takes the next
-/// (turns.cuh): sections of heads come one after another, and in a section the longest tiles of all its heads
-/// first, so that short ones fill the end. A section has as many heads as keep their keys and values in the
-/// L2 until shorter tiles read them again.
+/// run together share keys in the L2. Where later queries see more keys, or a head's last tile has few
+/// queries, a block that is done takes the next (turns.cuh): sections of heads come one after another, and in
+/// a section the longest tiles of all its heads first, so that short ones fill the end. A section has as many
+/// heads as keep their keys and values in the L2 until shorter tiles read them again.
 struct Schedule {
   int blocks = 1;
-  int heads = 0;          ///< of all batch entries
-  int tiles = 0;          ///< a head
-  int section_heads = 0;  ///< 0: tiles are equal
+  int heads = 0;           ///< of all batch entries
+  int tiles = 0;           ///< a head
+  int section_heads = 0;   ///< 0: tiles are equal
+  bool last_first = true;  ///< in a section: a head's last tile is the longest, not the shortest
 
-  static constexpr Schedule of(int multiprocessors, int heads, int tiles, int section_heads = 0) {
+  static constexpr Schedule of(int multiprocessors, int heads, int tiles, int section_heads = 0,
+                               bool last_first = true) {
     return {.blocks = std::min(heads * tiles, multiprocessors),
             .heads = heads,
             .tiles = tiles,
-            .section_heads = std::min(section_heads, heads)};
+            .section_heads = std::min(section_heads, heads),
+            .last_first = last_first};
   }
-  /// Heads of a section, by the bytes of a head's keys and values: a power of two, which most numbers of
-  /// heads are multiples of.
-  static constexpr int section_of(std::int64_t head_bytes) {
-    const std::int64_t most =
-        std::max<std::int64_t>(section_bytes / std::max<std::int64_t>(head_bytes, 1), 1);
-    return static_cast<int>(
-        std::bit_floor(static_cast<std::uint64_t>(std::min<std::int64_t>(most, 1 << 20))));
+  /// Heads of a section, by the bytes of a head's keys and values. Sections are about equal: long tiles of a
+  /// small last one would begin when other blocks run out of work.
+  static constexpr int section_of(int heads, std::int64_t head_bytes) {
+    const std::int64_t all_bytes = heads * head_bytes;
+    if (all_bytes <= single_section_bytes) return heads;
+    const std::int64_t sections =
+        std::min<std::int64_t>((all_bytes + section_bytes - 1) / section_bytes, heads);
+    return static_cast<int>((heads + sections - 1) / sections);
   }
 
   constexpr int total() const { return heads * tiles; }
@@ -50,12 +60,23 @@ struct Schedule {
   constexpr int rounds() const { return (total() + blocks - 1) / blocks; }
 
   constexpr Turn turn(int index) const {
-    if (section_heads == 0) return {index / tiles, index % tiles};
-    const int first = index / (section_heads * tiles) * section_heads;
+    if (section_heads == 0) {
+      const int head = quotient(index, tiles);
+      return {head, index - head * tiles};
+    }
+    const int first = quotient(index, section_heads * tiles) * section_heads;
     const int count = std::min(section_heads, heads - first);
     const int inside = index - first * tiles;
-    return {first + inside % count, tiles - 1 - inside / count};
+    const int tile = quotient(inside, count);
+    return {first + inside - tile * count, last_first ? tiles - 1 - tile : tile};
   }
 };
+
+/// Packed sequences have numbers for tiles by where they begin, a tile for each `rows` rows and one more a
+/// sequence: enough, whatever the lengths, and how many there are is known without reading them. Rows behind
+/// the last are one more sequence, which sees nothing.
+constexpr int packed_tiles(int total_rows, int sequences, int rows) {
+  return total_rows / rows + sequences + 1;
+}
 
 }  // namespace tilewise::cuda::wgmma

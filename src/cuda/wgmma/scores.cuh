@@ -35,43 +35,61 @@ __device__ __forceinline__ void start_scores(Scores<c>& s, TileDescriptor q, Til
 #endif
 }
 
-/// Starts o += weights·v.
+/// Starts o += weights·v, or o = weights·v where not `add`.
 template <typename T, ForwardConfig c>
-__device__ __forceinline__ void start_output(Output<c>& o, Weights<c>& weights, TileDescriptor v) {
+__device__ __forceinline__ void start_output(Output<c>& o, Weights<c>& weights, TileDescriptor v, bool add) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   pin(o);
   pin(weights);
   fence_products();
 #pragma unroll
   for (int step = 0; step < c.keys / 16; ++step) {
-    WarpgroupProduct<T, c.dim_v>::from_registers(o, weights[step], v + step * (16 * 128 / 16));
+    WarpgroupProduct<T, c.dim_v>::from_registers(o, weights[step], v + step * (16 * 128 / 16),
+                                                 step > 0 || add);
   }
   commit_products();
 #endif
 }
 
-/// Hides the keys before, or from, a row's end of the band on. `key` is the lane's first of the tile, `query`
-/// that of row g.
-template <ForwardConfig c>
-__device__ __forceinline__ void hide_before(Scores<c>& s, const BandOfKeys& band, int query, int key) {
+/// Of a lane's columns of a row, 0, 1, 8, 9, 16 and so on, a bit for each that is before column `end`, from
+/// number `from` on.
+__device__ __forceinline__ std::uint32_t columns_before(int end, int from) {
+  const int count = max(end, 0) / 8 * 2 + min(max(end, 0) % 8, 2) - from;
+  return count >= 32 ? ~0u : (1u << max(count, 0)) - 1;
+}
+
+/// Hides of row half `half` what has no bit in what `shown` gives for the columns from a number on, 32 at a
+/// time. Bits go to predicates several at once, where comparisons would take an instruction each.
+template <ForwardConfig c, typename Shown>
+__device__ __forceinline__ void show(Scores<c>& s, int half, const Shown& shown) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int first = band.first(query + 8 * half) - key;
+  for (int from = 0; from < c.keys / 4; from += 32) {
+    const std::uint32_t bits = shown(from);
 #pragma unroll
-    for (int n = 0; n < c.keys / 4; ++n) {
-      if (n / 2 * 8 + n % 2 < first) s[n / 2 * 4 + 2 * half + n % 2] = minus_infinity;
+    for (int n = from; n < std::min(from + 32, c.keys / 4); ++n) {
+      if ((bits & (1u << (n - from))) == 0) s[n / 2 * 4 + 2 * half + n % 2] = minus_infinity;
     }
   }
 }
+
+/// Hides the keys before, or from, a row's end of the band on. `key` is the lane's first of the tile, `row`
+/// the number of row g; `heads_log2` where heads stand together.
 template <ForwardConfig c>
-__device__ __forceinline__ void hide_after(Scores<c>& s, const BandOfKeys& band, int query, int key) {
+__device__ __forceinline__ void hide_before(Scores<c>& s, const BandOfKeys& band, int row, int heads_log2,
+                                            int key) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int last = band.last(query + 8 * half) - key;
+    const int first = band.first((row + 8 * half) >> heads_log2) - key;
+    show<c>(s, half, [&](int from) { return ~columns_before(first, from); });
+  }
+}
+template <ForwardConfig c>
+__device__ __forceinline__ void hide_after(Scores<c>& s, const BandOfKeys& band, int row, int heads_log2,
+                                           int key) {
 #pragma unroll
-    for (int n = 0; n < c.keys / 4; ++n) {
-      if (n / 2 * 8 + n % 2 >= last) s[n / 2 * 4 + 2 * half + n % 2] = minus_infinity;
-    }
+  for (int half = 0; half < 2; ++half) {
+    const int last = band.last((row + 8 * half) >> heads_log2) - key;
+    show<c>(s, half, [&](int from) { return columns_before(last, from); });
   }
 }
 

@@ -20,20 +20,24 @@ struct TileTime {
 /// How many queries, and fewer, `mma` is better for, measured on an H200: by a factor of 2 at one query of 32
 /// heads over 8 and batch 64, by 1.1 at 16 queries; at 64 it takes 1.4 times as long.
 inline constexpr int few_queries = 16;
+/// Unless there are so many with those of heads that share keys.
+inline constexpr int few_rows = 64;
 
 /// How a block of the forward kernel is cut: a warpgroup that loads, and `consumers` that have 64 queries
 /// each and walk over tiles of keys. It is alone on its multiprocessor.
 struct ForwardConfig {
   int dim = 0;           ///< the head dim of queries and keys is filled up to it, in panels of 64
   int dim_v = 0;         ///< that of values
-  int consumers = 2;     ///< 2 or 3
+  int consumers = 2;     ///< 2 to 4
   int keys = 0;          ///< a tile
   int stages = 2;        ///< tiles of keys in shared memory, and as many of values
-  int query_stages = 1;  ///< tiles of queries there
+  int query_places = 2;  ///< for a consumer's queries there, which take them in turn
   int turn_stages =
       3;  ///< tiles of queries that are known: one computed, one whose scores start, one to come
-  bool staged = false;   ///< o leaves through the place of its queries, of which there must be two
+  bool staged =
+      false;  ///< o leaves through the place of its queries, of which there must be more than consumers
   bool general = false;  ///< for calls with more than scale, causal and window
+  bool few = false;      ///< and for few queries: heads in one tile, keys in shares
   TileTime even{};       ///< where all tiles of queries have as many keys
   TileTime uneven{};     ///< where they have not: with causal
 
@@ -44,16 +48,24 @@ struct ForwardConfig {
   constexpr int value_bytes() const { return keys * dim_v * 2; }
   /// Whether there are registers for it.
   constexpr bool softcap() const { return general && dim_v <= most_dim_with_softcap; }
+  /// Whether queries are let go as soon as they have been read: the next are waited for.
+  constexpr bool scarce_queries() const { return !staged && query_places < 2 * consumers; }
   /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
-  constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
-  constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
+  constexpr int producer_registers() const {
+    if (few) return 56;
+    return consumers == 4 ? 24 : consumers == 3 ? 32 : 40;
+  }
+  constexpr int consumer_registers() const {
+    if (few) return 224;
+    return consumers == 4 ? 112 : consumers == 3 ? 160 : 232;
+  }
   /// Where barriers stand: behind queries, keys and values, each of which begins at a multiple of 1024.
   constexpr int tile_bytes() const {
-    return query_stages * consumers * query_bytes() + stages * (key_bytes() + value_bytes());
+    return query_places * query_bytes() + stages * (key_bytes() + value_bytes());
   }
+  constexpr int barriers() const { return 2 * query_places + 4 * stages + 2 * turn_stages + 2; }
   constexpr int barrier_bytes() const {
-    return (8 * (2 * query_stages * consumers + 4 * stages + 2 * turn_stages + 1) + 15) / 16 * 16 +
-           (64 + 16 * consumers) * turn_stages;
+    return (8 * barriers() + 15) / 16 * 16 + (64 + 16 * consumers) * turn_stages;
   }
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(tile_bytes() + barrier_bytes());
@@ -77,15 +89,15 @@ constexpr ForwardConfig timed(ForwardConfig config, TileTime even, TileTime unev
 /// tokens of hidden size 2048, 512 to 16384 a sequence; the worst is off by 6 %.
 struct Forward {
   static constexpr ForwardConfig rows[] = {
-      timed(staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_stages = 2}),
+      timed(staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_places = 6}),
             {1.46f, 1.459f}, {1.02f, 1.498f}),
-      timed(staged({.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2}),
-            {1.12f, 1.168f}, {1.69f, 1.239f}),
-      timed({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_stages = 2},
+      timed(staged({.dim = 64, .dim_v = 64, .consumers = 4, .keys = 64, .stages = 6, .query_places = 8}),
+            {1.62f, 1.053f}, {1.55f, 1.060f}),
+      timed({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6},
             {3.10f, 1.459f}, {2.31f, 1.500f}),
-      timed(staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_stages = 2}),
+      timed(staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_places = 6}),
             {2.01f, 1.254f}, {2.08f, 1.210f}),
-      timed(staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_stages = 2}),
+      timed(staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4}),
             {1.68f, 1.685f}, {3.20f, 1.647f}),
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
       timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2}, {5.93f, 1.797f},
@@ -98,10 +110,41 @@ struct Forward {
 /// The same for calls with softcap, ALiBi, sinks, key lengths or packed sequences.
 struct GeneralForward {
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_stages = 2, .general = true},
-      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 80, .stages = 3, .query_stages = 2, .general = true},
-      {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2, .general = true},
+      timed({.dim = 64,
+             .dim_v = 64,
+             .consumers = 2,
+             .keys = 128,
+             .stages = 3,
+             .query_places = 4,
+             .general = true},
+            {1.7f, 1.25f}, {1.7f, 1.25f}),
+      timed({.dim = 128,
+             .dim_v = 128,
+             .consumers = 2,
+             .keys = 80,
+             .stages = 3,
+             .query_places = 4,
+             .general = true},
+            {2.5f, 1.2f}, {2.5f, 1.2f}),
+      timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2, .general = true},
+            {6.5f, 1.6f}, {6.5f, 1.6f}),
   };
 };
+
+/// The same for few queries. (Head dim 256 would spill registers.)
+struct FewForward {
+  static constexpr ForwardConfig rows[] = {
+      timed({.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 4, .general = true, .few = true},
+            {3.0f, 1.2f}, {3.0f, 1.2f}),
+      timed({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 80, .stages = 4, .general = true, .few = true},
+            {3.0f, 1.2f}, {3.0f, 1.2f}),
+  };
+};
+
+inline constexpr int most_dim_of_few = 128;
+/// The most shares that the keys of a tile of queries are cut into: a lane each, where they are joined.
+inline constexpr int most_shares = 32;
+/// What joining them takes, in microseconds.
+inline constexpr float joining_time = 4;
 
 }  // namespace tilewise::cuda::wgmma

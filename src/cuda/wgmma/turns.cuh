@@ -32,56 +32,95 @@ __device__ __forceinline__ bool find_tile(const ForwardArguments& arguments, int
   if constexpr (c.general) {
     return find_tile_of_entry<c>(arguments, turn, found);
   } else {
-    found = {.b = turn.head / arguments.heads_q,
-             .h = turn.head % arguments.heads_q,
-             .first = turn.tile * c.rows(),
-             .more = 1};
+    const int b = quotient(turn.head, arguments.heads);
+    found = {.b = b, .h = turn.head - b * arguments.heads, .first = turn.tile * c.rows(), .more = 1};
     return true;
   }
 }
 
-/// The lane that knows what comes next, and tells the others while they are at the tile before. The first
+/// Tiles of keys that rows [begin, end) of an entry see something of.
+template <ForwardConfig c>
+__device__ __forceinline__ TileSpan tiles_of_rows(const BandOfKeys& band, int heads_log2, int begin,
+                                                  int end) {
+  return begin < end ? band.tiles(begin >> heads_log2, ((end - 1) >> heads_log2) + 1, c.keys) : TileSpan{};
+}
+
+/// Leaves a turn, or that there is no more, where the others read it. By a warp: each consumer's part is
+/// worked out by a lane of its own, since one after another they would take longer than a short tile.
+template <ForwardConfig c>
+__device__ __forceinline__ void leave_turn(const ForwardArguments& arguments, Barriers<c>& barriers,
+                                           int stage, HandedTurn turn) {
+  const BandOfKeys& band = c.general ? turn.band : arguments.band;
+  const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
+  const int end = min(turn.first + c.rows(), band.length_q << heads_log2);
+  turn.loaded = tiles_of_rows<c>(band, heads_log2, turn.first, end);
+  if constexpr (c.few) turn.loaded = turn.loaded.share(turn.more - 1, arguments.few.shares);
+  const int lane = lane_now();
+  if (lane < c.consumers) {
+    const int own = turn.first + 64 * lane;
+    const int own_end = min(own + 64, end);
+    TileSpan seen = tiles_of_rows<c>(band, heads_log2, own, own_end);
+    if constexpr (c.few) seen = seen.cut(turn.loaded);
+    barriers.parts[stage][lane] = {
+        .seen = seen,
+        .whole = band.whole_tiles(own >> heads_log2, ((own_end - 1) >> heads_log2) + 1, c.keys)};
+  }
+  if (lane == 0) barriers.turns[stage] = turn;
+  __syncwarp();  // all of it is there
+}
+
+/// The warp that knows what comes next, and tells the others while they are at the tile before. The first
 /// tile is the block's by its number. Where turns are counted, each block asks until there are no more, so
 /// numbers are as many as tiles; and it asks late, when the loader of keys has nothing more to do. A tile
 /// that is taken before its time waits behind a long one while other blocks run out of work.
 template <ForwardConfig c>
-__device__ __forceinline__ void hand_out_turns(const ForwardArguments& arguments,
-                                               const SharedMemory<c>& shared) {
-  const Schedule& schedule = arguments.schedule;
-  Barriers<c>& barriers = shared.barriers();
-  Ring<c.turn_stages> ring;
+struct TurnKeeper {
+  const ForwardArguments& arguments;
+  Barriers<c>& barriers;
   int number = static_cast<int>(blockIdx.x);
-  std::uint32_t parity = 0;  // of the next turn that is wanted
-#pragma unroll 1
-  while (true) {
+  bool left = false;  ///< whether the turn of that number has been left already
+
+  /// The block's first turn is left before the barriers are there.
+  __device__ __forceinline__ void leave_first() {
     HandedTurn turn{};
-    const bool more = number < schedule.total();
-    if (!more || find_tile<c>(arguments, number, turn)) {
-      const BandOfKeys& band = c.general ? turn.band : arguments.band;
-      const int end = min(turn.first + c.rows(), band.length_q);
-      turn.loaded = band.tiles(turn.first, end, c.keys);
-      const int stage = ring.stage();
-      wait(&barriers.turn_empty[stage], ring.parity() ^ 1);
-      barriers.turns[stage] = turn;
-#pragma unroll 1
-      for (int w = 0; w < c.consumers; ++w) {
-        const int own = turn.first + 64 * w;
-        const int own_end = min(own + 64, end);
-        barriers.parts[stage][w] = {.seen = band.tiles(own, own_end, c.keys),
-                                    .whole = band.whole_tiles(own, own_end, c.keys)};
-      }
-      arrive(&barriers.turn_full[stage]);
-      ring.advance();
-      if (more && schedule.counted()) {
-        wait(&barriers.turn_wanted, parity);
-        parity ^= 1;
-      }
-    }
-    if (!more) return;
-    number = schedule.counted() ? schedule.blocks + next_number(arguments.counter, schedule.total() - 1)
-                                : number + schedule.blocks;
+    left = number < arguments.schedule.total() && find_tile<c>(arguments, number, turn);
+    if (left) leave_turn<c>(arguments, barriers, 0, turn);
   }
-}
+
+  __device__ __forceinline__ int next() const {
+    const Schedule& schedule = arguments.schedule;
+    if (!schedule.counted()) return number + schedule.blocks;
+    int found = 0;
+    if (lane_now() == 0) found = schedule.blocks + next_number(arguments.counter, schedule.total() - 1);
+    return __shfl_sync(~0u, found, 0);
+  }
+
+  __device__ __forceinline__ void hand_out() {
+    const Schedule& schedule = arguments.schedule;
+    Ring<c.turn_stages> ring;
+    std::uint32_t parity = 0;  // of the next turn that is wanted
+#pragma unroll 1
+    while (true) {
+      HandedTurn turn{};
+      const bool more = number < schedule.total();
+      if (left || !more || find_tile<c>(arguments, number, turn)) {
+        if (!left) {
+          wait(&barriers.turn_empty[ring.stage()], ring.parity() ^ 1);
+          leave_turn<c>(arguments, barriers, ring.stage(), turn);
+        }
+        left = false;
+        if (lane_now() == 0) arrive(&barriers.turn_full[ring.stage()]);
+        ring.advance();
+        if (more && schedule.counted()) {
+          wait(&barriers.turn_wanted, parity);
+          parity ^= 1;
+        }
+      }
+      if (!more) return;
+      number = next();
+    }
+  }
+};
 
 /// Calls `body` with each of the block's turns in order; for a loader's lane.
 template <ForwardConfig c, typename Body>

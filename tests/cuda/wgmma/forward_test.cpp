@@ -190,6 +190,46 @@ TEST_F(WgmmaForward, TakesManyPackedSequences) {
   expect_within_contract(problem);
 }
 
+TEST_F(WgmmaForward, TakesHeadsThatShareKeysInOneTile) {
+  std::uint64_t seed = 460;
+  for (const std::int64_t group : {4, 8, 16, 64}) {
+    for (const std::int64_t queries : {5, 16, 33, 70}) {
+      if (group * queries < 64) continue;
+      const std::int64_t dim = seed % 2 == 0 ? 64 : 128;
+      const std::int64_t entries = 1 + 16384 / (2 * group * queries * dim);
+      const Sizes sizes{
+          .b = entries, .hq = 2 * group, .hkv = 2, .sq = queries, .sk = 300, .d = dim, .dv = dim};
+      RandomProblem problem = dense_problem(seed, dtype_of(seed), sizes);
+      problem.options.causal = seed % 3 != 0;
+      problem.options.alignment = Alignment::bottom_right;
+      if (seed % 4 == 0) problem.options.window.left = 77;
+      expect_within_contract(problem);
+      ++seed;
+    }
+  }
+}
+
+TEST_F(WgmmaForward, JoinsSharesOfKeys) {
+  std::uint64_t seed = 480;
+  for (const std::int64_t dim : {64, 128}) {
+    for (const bool sinks : {false, true}) {
+      const Sizes n{.b = 2, .hq = 4, .hkv = 2, .sq = 70, .sk = 2500, .d = dim, .dv = dim};
+      RandomProblem problem = dense_problem(seed, dtype_of(seed), n);
+      problem.options.causal = true;
+      problem.options.alignment = Alignment::bottom_right;
+      problem.key_lengths = Buffer(DType::i32, {n.b});
+      problem.key_lengths.set_values(std::vector<double>{40, 2500});  // shares of which some see nothing
+      if (sinks) {
+        Random rng(seed);
+        problem.sinks = Buffer(DType::f32, {n.hq});
+        problem.sinks.fill_random(rng);
+      }
+      expect_within_contract(problem);
+      ++seed;
+    }
+  }
+}
+
 TEST_F(WgmmaForward, TakesRowsOfAlignedStrides) {
   // Tokens first, as projections have it: [B, S, H, D].
   const Sizes n{.b = 2, .hq = 4, .hkv = 2, .sq = 150, .sk = 170, .d = 64, .dv = 64};
@@ -210,7 +250,8 @@ TEST_F(WgmmaForward, SaysWhyItCannot) {
   EXPECT_NE(reason_against(dense_problem(1, DType::f32), "wgmma"), "");
   EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.sq = 20}), "wgmma").find("too few"),
             std::string::npos);
-  EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.hq = 512, .sq = 16}), "wgmma").find("16 queries"),
+  EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.hq = 192, .hkv = 64, .sq = 16}), "wgmma")
+                .find("16 queries"),
             std::string::npos);
 }
 

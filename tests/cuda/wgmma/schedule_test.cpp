@@ -42,10 +42,28 @@ TEST(WgmmaSchedule, HasEveryTileOnce) {
   }
 }
 
+TEST(WgmmaSchedule, SharesOfKeysAreAllOfThem) {
+  for (const TileSpan span : {TileSpan{0, 0}, {0, 1}, {3, 10}, {5, 200}}) {
+    for (const int shares : {1, 2, 7, 32}) {
+      int end = span.first;
+      for (int n = 0; n < shares; ++n) {
+        const TileSpan share = span.share(n, shares);
+        EXPECT_LE(share.count(), (span.count() + shares - 1) / shares);
+        if (share.count() == 0) continue;
+        EXPECT_EQ(share.first, end);
+        end = share.last;
+      }
+      EXPECT_EQ(end, span.last);
+    }
+  }
+  EXPECT_EQ((TileSpan{2, 5}.cut({4, 9}).count()), 1);
+  EXPECT_EQ((TileSpan{2, 4}.cut({4, 9}).count()), 0);
+}
+
 // When the last block is done over the mean, with causal: a block that is done takes the next tile.
 double imbalance(int length, int dim, int rows) {
   const int heads = 16384 / length * 2048 / dim;  // 16k tokens of hidden size 2048
-  const int section = Schedule::section_of(std::int64_t{length} * dim * 4);
+  const int section = Schedule::section_of(heads, std::int64_t{length} * dim * 4);
   const Schedule schedule = Schedule::of(132, heads, (length + rows - 1) / rows, section);
   std::priority_queue<double, std::vector<double>, std::greater<>> done;
   for (int block = 0; block < schedule.blocks; ++block) done.push(0);

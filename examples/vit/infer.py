@@ -1,0 +1,77 @@
+"""Accuracy and speed of trained weights: python examples/vit/infer.py [--weights FILE] [--attention NAME]"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import tilewise
+import torch
+import weights
+from data import Images, Missing, load, normalised
+from model import ViT
+from train import Settings, accuracy
+
+
+def explanation(
+    model: ViT, attention: str, batch: int, device: torch.device, precision: str, gradient: bool = False
+) -> str:
+    """What `tilewise explain` says of the model's attention."""
+    if attention == "sdpa":
+        return "attention by PyTorch's scaled_dot_product_attention"
+    config = model.config
+    shape = (batch, config.heads, config.tokens, config.dim // config.heads)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    x = torch.empty(shape, device=device, dtype=dtype, requires_grad=gradient)
+    return tilewise.explain(x, x, x, kernel=attention).rstrip()
+
+
+@torch.inference_mode()
+def images_a_second(
+    model: ViT, images: Images, settings: Settings, batch: int, seconds: float = 2.0
+) -> float:
+    """Of batches that are on the device already."""
+    device = images.pixels.device
+    pixels = normalised(images.pixels[:batch])
+
+    def run(count: int) -> float:
+        start = time.perf_counter()
+        with settings.autocast(device):
+            for _ in range(count):
+                model(pixels)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    run(3)
+    count = max(1, int(seconds / max(run(3) / 3, 1e-6)))
+    return count * len(pixels) / run(count)
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--weights", type=Path, default=Path("build/vit/auto.safetensors"))
+    parser.add_argument("--data", type=Path, help="folder of Fashion-MNIST or CIFAR-10")
+    parser.add_argument("--attention", default="auto", help="auto, sdpa, or a kernel of Tilewise")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=("f32", "bf16"), help="bf16 on a GPU, else f32")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for the throughput")
+    asked = parser.parse_args(given)
+    device = torch.device(asked.device)
+    precision = asked.precision or ("bf16" if device.type == "cuda" else "f32")
+    settings = Settings(precision=precision)
+    try:
+        model = weights.load(asked.weights, asked.attention).to(device).eval()
+        test = load(asked.data)[1].to(device)
+        print(explanation(model, asked.attention, asked.batch, device, precision))
+        print(f"accuracy: {accuracy(model, test, settings):.2%} of {len(test.labels)} images")
+        rate = images_a_second(model, test, settings, asked.batch, asked.seconds)
+        print(f"throughput: {rate:.0f} images/s in batches of {min(asked.batch, len(test.labels))}")
+    except (Missing, tilewise.Error) as reason:
+        raise SystemExit(str(reason)) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Records what the ViT example does here: python examples/vit/record.py [--data FOLDER] [--out DIR]
+
+A few steps of every kernel; then the whole training with Tilewise and with SDPA, epochs in turn, and
+inference. JSON lines in <out>/<machine>/vit-train.jsonl, the environment first (results/README.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import tilewise
+import torch
+from data import Images, Missing, load
+from infer import explanation, images_a_second
+from model import ViT, ViTConfig
+from tilewise.bench import environment
+from tilewise.bench.implementations import kernels_on, verdicts
+from tilewise.bench.records import Writer
+from train import Settings, accuracy, config_for, make_model, make_optimizer, train_epoch
+
+Line = dict[str, Any]
+
+
+def chosen(model: ViT, attention: str, settings: Settings, device: torch.device) -> list[str]:
+    """The kernels of both passes."""
+    if attention == "sdpa":
+        return ["sdpa", "sdpa"]
+    said = explanation(model, attention, settings.batch, device, settings.precision, gradient=True)
+    forward, backward = said.split("\nbackward ")
+    passes = (verdicts(forward), verdicts(backward))
+    return [next(name for name, verdict in of.items() if verdict == "chosen") for of in passes]
+
+
+def whole_training(
+    config: ViTConfig, train: Images, test: Images, settings: Settings, writer: Writer, base: Line
+) -> None:
+    device = train.labels.device
+    models = {name: make_model(config, name, settings.seed, device) for name in ("auto", "sdpa")}
+    optimizers = {name: make_optimizer(model, settings) for name, model in models.items()}
+    for epoch in range(settings.epochs):
+        for name, model in models.items():
+            start = time.perf_counter()
+            loss = train_epoch(model, optimizers[name], train, settings, epoch)
+            line = {
+                "epoch": epoch + 1,
+                "seconds": round(time.perf_counter() - start, 4),
+                "loss": round(loss, 5),
+            }
+            found = round(accuracy(model, test, settings), 5)
+            writer.add(base | {"op": "epoch", "impl": name} | line | {"accuracy": found})
+            print(f"{name:6s} {line} accuracy {found:.2%}", flush=True)
+    for name, model in models.items():
+        kernels = dict(zip(("forward", "backward"), chosen(model, name, settings, device), strict=True))
+        told: Line = {"op": "infer", "impl": name, "kernels": kernels}
+        told["images_a_second"] = round(images_a_second(model, test, settings, 1000, seconds=1.0))
+        writer.add(base | told)
+        print(told, flush=True)
+
+
+def reason(text: str, kernel: str) -> str:
+    """What the explanation in the error says of the kernel, or else the error's first line."""
+    return verdicts(text).get(kernel, text.splitlines()[0]).removeprefix("cannot: ")
+
+
+def few_steps(
+    config: ViTConfig, train: Images, settings: Settings, count: int, kernel: str, base: Line
+) -> Line:
+    """The time of a step and the loss after some, from the same start; or why there are none."""
+    device = train.labels.device
+    line = base | {"op": "steps", "impl": kernel}
+    model = make_model(config, kernel, settings.seed, device)
+    optimizer = make_optimizer(model, settings)
+    some = train.first(settings.batch)
+    times = []
+    try:
+        for step in range(count):
+            start = time.perf_counter()
+            loss = train_epoch(model, optimizer, some, settings, step)  # reads the loss, so it waits
+            times.append(1e3 * (time.perf_counter() - start))
+    except (tilewise.Error, RuntimeError) as error:  # a running backward lets RuntimeError through alone
+        return line | {"skipped": reason(str(error), kernel)}
+    return line | {"ms": round(statistics.median(times[3:]), 4), "steps": count, "loss": round(loss, 5)}
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of Fashion-MNIST or CIFAR-10")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--epochs", type=int, default=12, help="0 leaves the whole training out")
+    parser.add_argument("--steps", type=int, default=20, help="of each kernel; 0 leaves them out")
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--patch", type=int, default=2, help="2 makes 197 tokens of Fashion-MNIST")
+    parser.add_argument("--images", type=int, help="train on the first so many alone")
+    asked = parser.parse_args(given)
+    device = environment.choose_device(asked.device)
+    precision = "bf16" if device.type == "cuda" else "f32"
+    settings = Settings(epochs=asked.epochs, batch=asked.batch, precision=precision, lr=1.5e-3)
+    try:
+        train, test = (x.to(device) for x in load(asked.data))
+    except Missing as reason:
+        raise SystemExit(str(reason)) from None
+    train = train.first(asked.images)
+    described = environment.describe(device)
+    path = asked.out / environment.slug(described) / "vit-train.jsonl"
+    config = config_for(train, asked.patch)
+    writer = Writer(path, described, (), fresh=True)
+    base: Line = {"suite": "vit-train", "device": device.type, "dtype": precision, "batch": settings.batch}
+    base["tokens"] = config.tokens
+    usable = [name for name, verdict in kernels_on(device).items() if verdict == "usable"]
+    for kernel in ("sdpa", "auto", *usable) if asked.steps else ():
+        if kernel == "reference":
+            continue  # float64, a kernel to be believed and not waited for
+        few = Settings(epochs=asked.steps, batch=settings.batch, precision=precision)
+        line = few_steps(config, train, few, asked.steps, kernel, base)
+        writer.add(line)
+        print({key: line[key] for key in line if key not in base}, flush=True)
+    if settings.epochs:
+        whole_training(config, train, test, settings, writer, base)
+    writer.finish(datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"))
+    print(f"record: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""ViT-B/16 over the size of its images: attention's time a call and the whole model's, for every kernel.
+
+python examples/vit/scaling.py [--pixels 224,384,512] [--batch 32] [--dtype bf16,f32] [--out DIR]
+
+PyTorch's model has the same weights and is PyTorch throughout; "torch + auto" is that model with attention
+alone by Tilewise; rows by the name of a kernel are the example's model, "layer" is one on TransformerLayer.
+Times are of CUDA events, in turn, by `tilewise.bench.timing`. JSON lines go to
+<out>/<machine>/vit-model.jsonl, from which `make figures` draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tilewise
+import torch
+import torch.nn.functional as F
+from model import ViT, ViTConfig
+from tilewise.bench import environment, timing
+from tilewise.bench.implementations import kernels_on
+from tilewise.bench.operands import DTYPES
+from tilewise.bench.records import Writer
+from tilewise.nn import LayerConfig, TransformerLayer
+from torch import Tensor, nn
+
+Call = Callable[[], Any]
+Line = dict[str, Any]
+SLOW_MS = 100.0  # what takes longer runs once
+
+
+class TorchFeedForward(tilewise.nn.FeedForward):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.gelu(self.up_proj(x)))
+
+
+class TorchLayerNorm(tilewise.nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (self.dim,), self.weight, self.bias, self.eps)
+
+
+PYTORCHS: dict[type[nn.Module], Any] = {
+    tilewise.nn.FeedForward: TorchFeedForward,
+    tilewise.nn.LayerNorm: TorchLayerNorm,
+}
+
+
+def pytorchs(model: nn.Module) -> nn.Module:
+    """The model with PyTorch's operations around attention, on the weights it has."""
+    for part in model.modules():
+        if type(part) in PYTORCHS:
+            part.__class__ = PYTORCHS[type(part)]
+    return model
+
+
+def base_16(pixels: int, depth: int, device: torch.device) -> ViT:
+    """ViT-B/16 with random weights."""
+    config = ViTConfig(pixels, 16, 3, classes=1000, dim=768, depth=depth, heads=12)
+    with torch.device(device):
+        return ViT(config).eval().requires_grad_(False)
+
+
+def with_attention(model: ViT, attention: str) -> ViT:
+    """The same model, on the same weights; "layer" has blocks of `tilewise.nn.TransformerLayer`."""
+    config = model.config
+    with torch.device("meta"):
+        other = ViT(config, "auto" if attention == "layer" else attention)
+        if attention == "layer":
+            shape = LayerConfig(embed_dim=config.dim, num_heads=config.heads, ffn_dim=4 * config.dim)
+            other.blocks = nn.Sequential(*(TransformerLayer(shape) for _ in range(config.depth)))
+    other.load_state_dict(model.state_dict(), assign=True)
+    return other.eval().requires_grad_(False)
+
+
+def times(calls: dict[str, Call], device: torch.device, runs: int, seconds: float) -> dict[str, Line]:
+    """Of calls that have run before: quick ones race, a slow one has been run once more and is done."""
+    once = {name: timing.once_ms(call, device) for name, call in calls.items()}
+    quick = {name: timing.Entrant([calls[name]]) for name in once if once[name] < SLOW_MS}
+    found = timing.race(quick, device, runs, seconds)
+    lines = {name: {"ms": t.ms, "spread": t.spread, "runs": t.runs} for name, t in found.items()}
+    slow = {name: {"ms": once[name], "spread": None, "runs": 1} for name in once if name not in quick}
+    return lines | slow
+
+
+def attention_calls(
+    model: ViT, batch: int, dtype: torch.dtype, device: torch.device, kernels: list[str]
+) -> Any:
+    config = model.config
+    shape = (batch, config.tokens, 3, config.heads, config.dim // config.heads)
+    q, k, v = torch.randn(shape, device=device, dtype=dtype).permute(2, 0, 3, 1, 4)
+    calls: dict[str, Call] = {"torch": partial(F.scaled_dot_product_attention, q, k, v)}
+    for kernel in kernels:
+        calls[kernel] = partial(tilewise.attention, q, k, v, kernel=kernel)
+    return able(calls)
+
+
+def model_calls(model: ViT, batch: int, dtype: torch.dtype, device: torch.device, kernels: list[str]) -> Any:
+    pixels = model.config.image_size
+    images = torch.randn(batch, 3, pixels, pixels, device=device, dtype=dtype)
+    calls: dict[str, Call] = {
+        "torch": partial(pytorchs(with_attention(model, "sdpa")), images),
+        "torch + auto": partial(pytorchs(with_attention(model, "auto")), images),
+    }
+    for kernel in (*kernels, "layer"):
+        calls[kernel] = partial(with_attention(model, kernel), images)
+    return able(calls)
+
+
+def able(calls: dict[str, Call]) -> tuple[dict[str, Call], dict[str, str]]:
+    """Those that take the problem, and why the others do not."""
+    reasons = {}
+    for name in list(calls):
+        try:
+            calls[name]()
+        except tilewise.Error as error:
+            reasons[name] = str(error).splitlines()[0]
+            del calls[name]
+    return calls, reasons
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--pixels", default="224,384,512")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--depth", type=int, default=12, help="layers")
+    parser.add_argument("--dtype", default="bf16,f32")
+    parser.add_argument("--kernels", help="instead of all that the device can run")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each, on a CPU")
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    asked = parser.parse_args(given)
+    device = environment.choose_device(asked.device)
+    usable = [name for name, verdict in kernels_on(device).items() if verdict == "usable"]
+    kernels = ["auto", *(name for name in usable if name != "reference")]
+    kernels = asked.kernels.split(",") if asked.kernels else kernels
+    described = environment.describe(device)
+    path = asked.out / environment.slug(described) / "vit-model.jsonl"
+    writer = Writer(path, described, (), fresh=True)
+    torch.manual_seed(0)
+    with torch.inference_mode(), timing.full_precision():
+        for name in asked.dtype.split(","):
+            for pixels in map(int, asked.pixels.split(",")):
+                model = base_16(pixels, asked.depth, device).to(DTYPES[name])
+                arguments = (asked.batch, DTYPES[name], device, kernels)
+                for op, (calls, reasons) in (
+                    ("vit attention", attention_calls(model, *arguments)),
+                    ("vit model", model_calls(model, *arguments)),
+                ):
+                    base = {"suite": "vit-model", "op": op, "device": device.type, "dtype": name}
+                    base |= {"batch": asked.batch, "depth": asked.depth}
+                    base |= {"pixels": pixels, "tokens": model.config.tokens}
+                    lines = times(calls, device, asked.runs, asked.seconds)
+                    lines |= {impl: {"skipped": reason} for impl, reason in reasons.items()}
+                    for impl, figures in lines.items():
+                        writer.add(base | {"impl": impl} | figures)
+                    shown = {impl: round(x["ms"], 4) if "ms" in x else "-" for impl, x in lines.items()}
+                    print(f"{op}, {name}, {pixels} px, ms: {shown}", flush=True)
+    writer.finish(datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"))
+    print(f"record: {path}")
+
+
+if __name__ == "__main__":
+    main()

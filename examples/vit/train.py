@@ -1,0 +1,194 @@
+"""Trains a ViT: python examples/vit/train.py [--data FOLDER] [--attention auto|sdpa|KERNEL] [--out FOLDER]
+
+Fashion-MNIST by default, CIFAR-10 when its folder is given. The same seed gives the same initial weights and
+the same order of images, whatever computes attention. Ctrl-C keeps the epochs that are done, and the same
+command goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tilewise
+import torch
+import torch.nn.functional as F
+import weights
+from data import Images, Missing, augmented, drawn, load, normalised
+from model import ViT, ViTConfig
+
+Progress = Callable[[str, bool], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    epochs: int = 20
+    batch: int = 256
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    warm_up: float = 0.1  # of all steps
+    seed: int = 0
+    precision: str = "f32"
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        return torch.autocast(device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
+
+
+def config_for(images: Images, patch: int = 4, dim: int = 192, depth: int = 6, heads: int = 3) -> ViTConfig:
+    _, channels, _, size = images.pixels.shape
+    classes = int(images.labels.max()) + 1
+    return ViTConfig(size, patch, channels, classes, dim, depth, heads)
+
+
+def make_model(config: ViTConfig, attention: str, seed: int, device: torch.device) -> ViT:
+    torch.manual_seed(seed)  # on the CPU, so that every device begins alike
+    return ViT(config, attention).to(device)
+
+
+def make_optimizer(model: ViT, settings: Settings) -> torch.optim.AdamW:
+    """AdamW; biases, norms and embeddings do not decay."""
+    matrices = [p for name, p in model.named_parameters() if p.dim() > 1 and "token" not in name]
+    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+    fused = matrices[0].is_cuda
+    return torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
+
+
+def learning_rate(settings: Settings, progress: float) -> float:
+    """Linear warm-up, then a cosine to 0; progress from 0 to 1."""
+    if progress < settings.warm_up:
+        return settings.lr * progress / settings.warm_up
+    rest = (progress - settings.warm_up) / (1 - settings.warm_up)
+    return settings.lr * 0.5 * (1 + math.cos(math.pi * rest))
+
+
+def train_epoch(
+    model: ViT,
+    optimizer: torch.optim.Optimizer,
+    images: Images,
+    settings: Settings,
+    epoch: int,
+    say: Progress = lambda text, kept: None,
+) -> float:
+    """One pass over the images; the mean loss."""
+    model.train()
+    device = images.pixels.device
+    order, moves = drawn(len(images.labels), settings.seed, epoch, device)
+    steps = len(order) // settings.batch or 1
+    total = torch.zeros((), device=device)
+    for step in range(steps):
+        rows = order[step * settings.batch : (step + 1) * settings.batch]
+        rate = learning_rate(settings, (epoch + (step + 1) / steps) / settings.epochs)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        with settings.autocast(device):
+            logits = model(normalised(augmented(images.pixels[rows], moves[rows])))
+        loss = F.cross_entropy(logits.float(), images.labels[rows], label_smoothing=0.1)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        total += loss.detach()
+        say(f"epoch {epoch + 1}/{settings.epochs}, step {step + 1}/{steps}", False)
+    return total.item() / steps
+
+
+@torch.inference_mode()
+def accuracy(model: ViT, images: Images, settings: Settings, batch: int = 1000) -> float:
+    model.eval()
+    right = torch.zeros((), dtype=torch.int64, device=images.labels.device)
+    with settings.autocast(images.labels.device):
+        for first in range(0, len(images.labels), batch):
+            rows = slice(first, first + batch)
+            found = model(normalised(images.pixels[rows])).argmax(1)
+            right += (found == images.labels[rows]).sum()
+    return right.item() / len(images.labels)
+
+
+def shown(text: str, kept: bool) -> None:
+    """On a terminal, one line that changes; else the lines that are kept."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="\n" if kept else "", file=sys.stderr, flush=True)
+    elif kept:
+        print(text, flush=True)
+
+
+def fit(
+    model: ViT,
+    train: Images,
+    test: Images,
+    settings: Settings,
+    checkpoint: Path | None = None,
+    say: Progress = shown,
+) -> list[dict[str, float]]:
+    """Trains to the end, from the checkpoint on where there is one; loss, accuracy and seconds an epoch."""
+    optimizer = make_optimizer(model, settings)
+    history: list[dict[str, float]] = []
+    if checkpoint is not None and checkpoint.exists():
+        history = weights.resume(checkpoint, model, optimizer, asdict(settings))
+        say(f"going on after epoch {len(history)} of {checkpoint}", True)
+    for epoch in range(len(history), settings.epochs):
+        start = time.perf_counter()
+        loss = train_epoch(model, optimizer, train, settings, epoch, say)
+        seconds = time.perf_counter() - start
+        history.append({"loss": loss, "accuracy": accuracy(model, test, settings), "seconds": seconds})
+        if checkpoint is not None:
+            weights.checkpoint(checkpoint, model, optimizer, asdict(settings), history)
+        now = history[-1]
+        say(
+            f"epoch {epoch + 1}/{settings.epochs}  loss {now['loss']:.4f}  "
+            f"accuracy {now['accuracy']:.2%}  {now['seconds']:.1f} s",
+            True,
+        )
+    return history
+
+
+def arguments(given: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of Fashion-MNIST or CIFAR-10")
+    parser.add_argument("--out", type=Path, default=Path("build/vit"), help="where weights are put")
+    parser.add_argument("--attention", default="auto", help="auto, sdpa, or a kernel of Tilewise")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=("f32", "bf16"), help="bf16 on a GPU, else f32")
+    parser.add_argument("--images", type=int, help="train on the first so many alone")
+    for name, default in (("patch", 4), ("dim", 192), ("depth", 6), ("heads", 3)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name in ("epochs", "batch", "seed"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(Settings, name))
+    parser.add_argument("--lr", type=float, default=Settings.lr)
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> None:
+    asked = arguments(given)
+    device = torch.device(asked.device)
+    precision = asked.precision or ("bf16" if device.type == "cuda" else "f32")
+    settings = Settings(
+        epochs=asked.epochs, batch=asked.batch, lr=asked.lr, seed=asked.seed, precision=precision
+    )
+    try:
+        weights.check_package()
+        train, test = load(asked.data)
+        train, test = train.first(asked.images).to(device), test.to(device)
+        config = config_for(train, asked.patch, asked.dim, asked.depth, asked.heads)
+        model = make_model(config, asked.attention, settings.seed, device)
+        asked.out.mkdir(parents=True, exist_ok=True)
+        fit(model, train, test, settings, asked.out / f"{asked.attention}.checkpoint.pt")
+    except KeyboardInterrupt:
+        raise SystemExit("\ninterrupted: the same command goes on after the last whole epoch") from None
+    except (Missing, tilewise.Error) as reason:
+        raise SystemExit(str(reason)) from None
+    path = asked.out / f"{asked.attention}.safetensors"
+    weights.save(path, model)
+    print(f"weights: {path}")
+
+
+if __name__ == "__main__":
+    main()

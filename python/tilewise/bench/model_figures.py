@@ -1,0 +1,226 @@
+"""What docs/models.md shows of whole models, drawn from the records that the examples make."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tilewise.bench import charts
+from tilewise.bench.charts import Chart, Series
+from tilewise.bench.records import Line
+
+RECORDS = ("vit-model", "vit-train", "llama-model")
+NOTHING = "Nothing has been recorded yet."
+RUNGS = ("naive", "tiled", "fused", "mma", "wgmma")
+PARTS = {"vit attention": "attention, a call", "vit model": "whole model"}
+
+
+def read(folder: Path) -> dict[str, list[Line]]:
+    """The lines of each record, the environment first; none where there is no such record."""
+    found = {}
+    for name in RECORDS:
+        path = folder / f"{name}.jsonl"
+        found[name] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return found
+
+
+def of(lines: Iterable[Line], **wanted: object) -> list[Line]:
+    return [line for line in lines if all(line.get(key) == value for key, value in wanted.items())]
+
+
+def values(lines: Iterable[Line], key: str) -> list[str]:
+    """What the lines have under a key, in order and once."""
+    return list(dict.fromkeys(line[key] for line in lines if key in line))
+
+
+def where(lines: Sequence[Line]) -> str:
+    environment = lines[0]["environment"]
+    machine = environment.get("gpu") or environment.get("cpu")
+    return f"{machine}, PyTorch {environment['torch']}, {environment['date'][:10]}"
+
+
+def figure(value: float | None, digits: int = 3) -> str:
+    """Three digits or more, without an exponent.
+
+    >>> [figure(x) for x in (0.01234, 1.5, 123456.0, None)]
+    ['0.0123', '1.50', '123456', '-']
+    """
+    if value is None:
+        return "-"
+    places = digits - 1 - math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:.{max(0, places)}f}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The first column to the left, the others to the right."""
+    lines = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
+    return lines + [f"| {' | '.join(row)} |" for row in rows]
+
+
+# ViT-B/16 over the size of its images
+
+
+def scaling_section(lines: list[Line]) -> str:
+    if len(lines) < 2:  # the environment alone
+        return NOTHING
+    rows = of(lines, suite="vit-model")
+    tokens = sorted({line["tokens"] for line in rows})
+    ratio = tokens[-1] / tokens[0]
+    text = [
+        f"{where(lines)}; batch {rows[0]['batch']}, {rows[0]['depth']} layers, milliseconds. "
+        f"From {tokens[0]} to {tokens[-1]} tokens N² grows {ratio**2:.1f} times, N {ratio:.1f} times."
+    ]
+    pixels = {line["tokens"]: line["pixels"] for line in rows}
+    for dtype in values(rows, "dtype"):
+        for op, title in PARTS.items():
+            head = [
+                f"{title}, {dtype}",
+                *(f"{pixels[n]} px, {n} tokens" for n in tokens),
+                "growth",
+                f"torch : it at {tokens[-1]}",
+            ]
+            text += ["", *table(head, _scaling_rows(of(rows, dtype=dtype, op=op), tokens))]
+    text += ["", "![Time over tokens, beside N²](vit-scaling.svg)"]
+    return "\n".join(text)
+
+
+def _scaling_rows(rows: list[Line], tokens: list[int]) -> Iterable[list[str]]:
+    def ms(impl: str, n: int) -> float | None:
+        found = of(rows, impl=impl, tokens=n)
+        return found[0].get("ms") if found else None
+
+    order = [
+        name for name in ("torch", "torch + auto", *RUNGS, "auto", "layer") if name in values(rows, "impl")
+    ]
+    for impl in order:
+        times = [ms(impl, n) for n in tokens]
+        first, last, peer = times[0], times[-1], ms("torch", tokens[-1])
+        growth = f"{last / first:.1f} times" if first and last else "-"
+        yield [impl, *map(figure, times), growth, f"{peer / last:.2f}" if peer and last else "-"]
+
+
+def scaling_plot(lines: list[Line]) -> str:
+    """A row a type: attention on logarithmic axes; then it, and the model, on plain ones without the slow."""
+    rows = [line for line in of(lines, suite="vit-model") if "ms" in line]
+    impls = [name for name in (*RUNGS, "torch") if name in values(rows, "impl")]
+    drawn = []
+    for dtype in values(rows, "dtype"):
+        attention, model = (of(rows, dtype=dtype, op=op) for op in PARTS)
+        if attention:
+            drawn.append(_scaling_chart(f"attention, {dtype}", attention, impls, log=True))
+        for title, part in (("attention", attention), ("whole model", model)):
+            if not part:
+                continue
+            quick = _within(part, impls, factor=4)
+            drawn.append(_scaling_chart(f"{title} without the slow, {dtype}", part, quick, log=False))
+    return charts.grid(drawn, 3, impls)
+
+
+def _within(rows: list[Line], impls: Sequence[str], factor: float) -> list[str]:
+    """Those whose time at the most tokens is within a factor of the best."""
+    most = max(line["tokens"] for line in rows)
+    last = {line["impl"]: line["ms"] for line in of(rows, tokens=most) if line["impl"] in impls}
+    return [name for name in impls if last.get(name, math.inf) <= factor * min(last.values())]
+
+
+def _scaling_chart(title: str, rows: list[Line], impls: Sequence[str], log: bool) -> Chart:
+    series = []
+    for impl in impls:
+        points = sorted((float(line["tokens"]), float(line["ms"])) for line in of(rows, impl=impl))
+        if points:
+            series.append(Series(impl, tuple(points), dashed=impl == "torch"))
+    tokens = sorted({x for one in series for x, _ in one.points})
+    x = charts.axis("tokens", tokens, log, tokens)
+    y = charts.axis("ms", [y for one in series for _, y in one.points], log)
+    # N² through the first point of the slowest that is drawn.
+    begin = max(one.points[0][1] for one in series)
+    steps = [tokens[0] + (tokens[-1] - tokens[0]) * n / 24 for n in range(25)]
+    line = [(at, begin * (at / tokens[0]) ** 2) for at in steps]
+    rule = tuple(point for point in line if point[1] <= y.high)
+    return Chart(title, x, y, tuple(series), (("N²", rule),))
+
+
+# Training
+
+
+def training_section(lines: list[Line]) -> str:
+    if len(lines) < 2:  # the environment alone
+        return NOTHING
+    epochs, steps = (of(lines, op=op) for op in ("epoch", "steps"))
+    text = [f"{where(lines)}; batches of {lines[1]['batch']}, {lines[1]['dtype']}."]
+    if epochs:
+        head = [
+            "attention",
+            "epochs",
+            "accuracy",
+            "loss",
+            "seconds an epoch",
+            "images/s, inference",
+            "kernels",
+        ]
+        text += ["", *table(head, _epoch_rows(lines, epochs))]
+    if steps:
+        rows = [
+            [x["impl"], figure(x.get("ms")), figure(x.get("loss"), 5), x.get("skipped", "")] for x in steps
+        ]
+        head = ["kernel", "ms a step", f"loss after {max(x.get('steps', 0) for x in steps)}", "why not"]
+        text += ["", *table(head, rows)]
+    return "\n".join(text)
+
+
+def _epoch_rows(lines: list[Line], epochs: list[Line]) -> Iterable[list[str]]:
+    for impl in values(epochs, "impl"):
+        own = of(epochs, impl=impl)
+        last = own[-1]
+        seconds = statistics.median(line["seconds"] for line in own[1:] or own)  # the first one warms up
+        infer = (of(lines, op="infer", impl=impl) or [{}])[0]
+        kernels = ", ".join(infer["kernels"].values()) if "kernels" in infer else "-"
+        speed = [figure(infer.get("images_a_second")), kernels]
+        yield [
+            impl,
+            str(last["epoch"]),
+            f"{last['accuracy']:.2%}",
+            figure(last["loss"]),
+            figure(seconds),
+            *speed,
+        ]
+
+
+# Llama
+
+
+def llama_section(lines: list[Line]) -> str:
+    if len(lines) < 2:  # the environment alone
+        return NOTHING
+    rows = of(lines, suite="llama-model")
+    text = [f"{where(lines)}; {rows[0]['dtype']}, batch {rows[0]['batch']}, random weights."]
+    for model, layers in dict.fromkeys((line["model"], line["layers"]) for line in rows):
+        own = of(rows, model=model, layers=layers)
+        name = f"{model}, {layers} {'layer' if layers == 1 else 'layers'}"
+        if prefills := of(own, op="prefill"):
+            tokens = sorted({line["tokens"] for line in prefills})
+            head = [f"{name}, prefill", *(f"{n} tokens" for n in tokens)]
+            text += ["", *table(head, _prefill_rows(prefills, tokens))]
+        if steps := of(own, op="decode"):
+            head = [f"{name}, decoding after {steps[0]['context']}", "ms a token", "tokens/s"]
+            cells = [[x["impl"], figure(x["ms"]), figure(x["tokens_a_second"])] for x in steps]
+            text += ["", *table(head, cells)]
+    return "\n".join(text)
+
+
+def _prefill_rows(rows: list[Line], tokens: list[int]) -> Iterable[list[str]]:
+    """Milliseconds, thousands of tokens a second, and megabytes at the highest beyond the weights."""
+    for impl in values(rows, "impl"):
+        cells = []
+        for n in tokens:
+            found = of(rows, impl=impl, tokens=n)
+            if not found:
+                cells.append("-")
+                continue
+            rate = figure(found[0]["tokens_a_second"] / 1e3)
+            peak = figure(found[0].get("peak_mb"))
+            cells.append(f"{figure(found[0]['ms'])} · {rate} · {peak}")
+        yield [impl, *cells]

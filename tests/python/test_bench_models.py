@@ -1,0 +1,103 @@
+"""Tables and plots of whole models, from hand-made records."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+from tilewise.bench import model_figures as figures
+
+Line = dict[str, Any]
+HEAD: Line = {"environment": {"gpu": "A GPU", "torch": "2.11", "date": "2026-01-02T03:04:05+00:00"}}
+
+
+def scaling() -> list[Line]:
+    """torch grows as N, naive as N²; wgmma does not take f32."""
+    lines = [HEAD]
+    for dtype in ("bf16", "f32"):
+        for op in figures.PARTS:
+            for pixels, tokens in ((224, 197), (512, 1025)):
+                base = {"suite": "vit-model", "op": op, "dtype": dtype, "batch": 32, "depth": 12}
+                base |= {"pixels": pixels, "tokens": tokens}
+                lines += [base | {"impl": "torch", "ms": tokens / 1e3}]
+                lines += [base | {"impl": "naive", "ms": (tokens / 100) ** 2}]
+                own = {"skipped": "no"} if dtype == "f32" else {"ms": tokens / 2e3}
+                lines += [base | {"impl": "wgmma"} | own]
+    return [*lines, {"finished": "then"}]
+
+
+def test_scaling_has_growth_and_ratio() -> None:
+    text = figures.scaling_section(scaling())
+    assert "A GPU, PyTorch 2.11, 2026-01-02; batch 32, 12 layers" in text
+    assert "N² grows 27.1 times, N 5.2 times" in text
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:2] == "| "
+    ]
+    attention = rows[: rows.index(next(row for row in rows if row[0].startswith("whole model")))]
+    assert ["torch", "0.197", "1.02", "5.2 times", "1.00"] in attention
+    assert ["naive", "3.88", "105", "27.1 times", "0.01"] in attention
+    assert ["wgmma", "0.0985", "0.512", "5.2 times", "2.00"] in attention
+    assert ["wgmma", "-", "-", "-", "-"] in rows  # in f32
+
+
+def test_scaling_plot_is_a_picture_with_every_series() -> None:
+    svg = figures.scaling_plot(scaling())
+    texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.text]
+    assert texts.count("N²") == 6 and {"naive", "wgmma", "torch"} <= set(texts)
+    assert "attention without the slow, bf16" in texts
+    assert figures._within(figures.of(scaling(), dtype="bf16"), ("naive", "wgmma", "torch"), 4) == [
+        "wgmma",
+        "torch",
+    ]
+
+
+def test_training_has_epochs_steps_and_reasons() -> None:
+    base = {"suite": "vit-train", "dtype": "bf16", "batch": 512}
+    lines = [HEAD]
+    for epoch, seconds in ((1, 9.0), (2, 1.0), (3, 3.0)):
+        for impl in ("auto", "sdpa"):
+            line = {"op": "epoch", "impl": impl, "epoch": epoch, "seconds": seconds}
+            lines.append(base | line | {"loss": 1 / epoch, "accuracy": 0.3 * epoch})
+    lines.append(base | {"op": "infer", "impl": "auto", "images_a_second": 123456})
+    lines[-1]["kernels"] = {"forward": "wgmma", "backward": "mma"}
+    lines.append(base | {"op": "steps", "impl": "mma", "ms": 12.34, "steps": 20, "loss": 2.0})
+    lines.append(base | {"op": "steps", "impl": "wgmma", "skipped": "no backward"})
+    text = figures.training_section(lines)
+    assert "| auto | 3 | 90.00% | 0.333 | 2.00 | 123456 | wgmma, mma |" in text
+    assert "| sdpa | 3 | 90.00% | 0.333 | 2.00 | - | - |" in text
+    assert "| mma | 12.3 | 2.0000 |  |" in text and "| wgmma | - | - | no backward |" in text
+
+
+def test_llama_has_prefill_and_decoding() -> None:
+    base = {"suite": "llama-model", "model": "llama-2-7b", "layers": 1, "dtype": "bfloat16", "batch": 1}
+    cells = {"ms": 2.0, "tokens_a_second": 256000.0, "peak_mb": 33.0}
+    lines = [
+        HEAD,
+        base | {"op": "prefill", "impl": "tilewise", "tokens": 512} | cells,
+        base | {"op": "prefill", "impl": "hf sdpa", "tokens": 1024} | cells,
+        base | {"op": "decode", "impl": "tilewise", "context": 64, "ms": 0.5, "tokens_a_second": 2000.0},
+    ]
+    text = figures.llama_section(lines)
+    assert "| llama-2-7b, 1 layer, prefill | 512 tokens | 1024 tokens |" in text
+    assert "| tilewise | 2.00 · 256 · 33.0 | - |" in text and "| hf sdpa | - | 2.00 · 256 · 33.0 |" in text
+    assert "| tilewise | 0.500 | 2000 |" in text
+
+
+def test_an_interrupted_record_is_drawn() -> None:
+    lines = scaling()
+    for count in range(2, len(lines)):
+        ElementTree.fromstring(figures.scaling_plot(lines[:count]))
+        assert "A GPU" in figures.scaling_section(lines[:count])
+    sections = (figures.scaling_section, figures.training_section, figures.llama_section)
+    assert all(section([HEAD]) == figures.NOTHING for section in sections)
+
+
+def test_without_records_it_says_so(tmp_path: Path) -> None:
+    found = figures.read(tmp_path)
+    sections = (figures.scaling_section, figures.training_section, figures.llama_section)
+    for section, name in zip(sections, figures.RECORDS, strict=True):
+        assert section(found[name]) == figures.NOTHING
+    (tmp_path / "vit-model.jsonl").write_text("".join(json.dumps(line) + "\n" for line in scaling()))
+    assert figures.read(tmp_path)["vit-model"] == scaling()

@@ -1,0 +1,122 @@
+"""examples/llama: the whole model beside Hugging Face's, and what its script prints."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_within_contract
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "llama"
+MODULES = ("model", "routes", "compare")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def llama(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    if not EXAMPLE.exists():
+        pytest.skip("a staged tree has no examples")
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    for name in MODULES:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def pair(llama: Any) -> tuple[Any, Any]:
+    """Ours and Hugging Face's, with the same weights."""
+    pytest.importorskip("transformers")
+    config = llama.model.MODELS["tiny"]
+    theirs = llama.routes.hugging_face(config, "eager", CPU, torch.float32)
+    with torch.no_grad():  # larger than they begin, so that tokens differ
+        for parameter in theirs.parameters():
+            parameter.mul_(4.0 if parameter.dim() > 1 else 1.0)
+    ours = llama.model.Llama(config).requires_grad_(False).eval()
+    ours.load_hugging_face(theirs)
+    return ours, theirs
+
+
+@torch.no_grad()
+def test_logits_are_hugging_faces(pair: tuple[Any, Any]) -> None:
+    ours, theirs = pair
+    tokens = torch.randint(128, (2, 21))
+    found, math = ours(tokens), theirs(tokens).logits[:, -1]
+    assert_within_contract("logits", found, theirs.double()(tokens).logits[:, -1], math)
+
+
+@torch.no_grad()
+def test_generation_is_hugging_faces(pair: tuple[Any, Any]) -> None:
+    ours, theirs = pair
+    prompt = torch.randint(128, (2, 9))
+    expected = theirs.generate(prompt, max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    assert torch.equal(ours.generate(prompt, 12), expected[:, 9:])
+
+
+@torch.no_grad()
+def test_all_routes_decode_the_same_tokens(llama: Any, pair: tuple[Any, Any]) -> None:
+    ours, theirs = pair
+    prompt = torch.randint(128, (2, 9))
+    routes = [
+        llama.routes.OurDecoding(ours, prompt, 5, graph=False),
+        *(llama.routes.TheirDecoding(theirs, name, prompt) for name in ("sdpa", "eager", "tilewise")),
+        llama.routes.TheirCompiledDecoding(theirs, prompt),
+    ]
+    for steps in (5, 2, 5):
+        found = {tuple(route.run(steps).flatten().tolist()) for route in routes}
+        assert len(found) == 1, f"after {steps} steps"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("page_size", [None, 4])
+def test_caches_give_what_the_whole_gives(llama: Any, page_size: int | None) -> None:
+    model = llama.model.Llama(llama.model.MODELS["tiny"])
+    tokens = torch.randint(128, (2, 11))
+    caches = model.make_caches(2, 16, page_size)
+    for part in tokens.split((6, 1, 1, 3), dim=1):
+        found = model(part, caches)
+    assert torch.allclose(found, model(tokens), atol=1e-5)
+
+
+def test_sizes_are_the_published_ones(llama: Any) -> None:
+    billions = {"llama-2-7b": 6.74, "llama-2-13b": 13.02, "llama-2-70b": 68.98}
+    for name, expected in billions.items():
+        model = llama.model.Llama(llama.model.MODELS[name], device="meta")
+        assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(expected, abs=0.01)
+
+
+def test_script_compares_on_the_cpu(llama: Any, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("transformers")
+    given = ["--model", "tiny", "--prefill", "16,32", "--decode", "3", "--context", "8", "--runs", "1"]
+    against = ["--against", "sdpa,eager,tilewise", "--device", "cpu", "--out", str(tmp_path)]
+    llama.compare.main([*given, *against])
+    capsys.readouterr()
+    (path,) = tmp_path.rglob("llama-model.jsonl")
+    first, *lines, last = (json.loads(line) for line in path.read_text().splitlines())
+    assert first["environment"]["device"] == "cpu" and "finished" in last
+    impls = {"tilewise", "hf sdpa", "hf eager", "hf tilewise"}
+    assert {(x["impl"], x["tokens"]) for x in lines if x["op"] == "prefill"} == {
+        (impl, tokens) for impl in impls for tokens in (16, 32)
+    }
+    assert {x["impl"] for x in lines if x["op"] == "decode"} == impls
+    (logits,) = (x for x in lines if x["op"] == "logits")
+    assert logits["relative_difference"] < 1e-5 and logits["same_token"]
+    assert all(x["tokens_a_second"] > 0 for x in lines if x["op"] != "logits")
+
+
+def test_script_says_what_is_missing(llama: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    small = ["--model", "tiny", "--prefill", "8", "--decode", "2", "--context", "4", "--runs", "1"]
+    with pytest.raises(SystemExit, match="pip install transformers"):
+        llama.compare.main([*small, "--device", "cpu"])
+    llama.compare.main([*small, "--device", "cpu", "--against", ""])
+    assert "'impl': 'tilewise'" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        llama.compare.main(["--model", "llama-9"])
+    assert "--model: expected some of llama-2-7b" in capsys.readouterr().err

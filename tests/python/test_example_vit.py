@@ -1,0 +1,233 @@
+"""examples/vit: it learns, with Tilewise as with PyTorch's attention; and what its scripts say."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "vit"
+MODULES = ("model", "data", "weights", "train", "infer", "record", "scaling")
+SMALL = ["--patch", "7", "--dim", "48", "--depth", "2", "--heads", "3", "--device", "cpu"]
+DEBIANS = Path("/usr/share/datasets/fashion-mnist")
+
+
+@pytest.fixture
+def vit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The example's modules; other examples have some of the same names."""
+    if not EXAMPLE.exists():
+        pytest.skip("a staged tree has no examples")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # what is this small is slower with more
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
+    for name in MODULES:
+        del sys.modules[name]
+    torch.set_num_threads(threads)
+
+
+def images(count: int, classes: int = 5) -> tuple[Tensor, Tensor]:
+    """Images that can be told apart: a pattern of 4 x 4 for each class, under noise."""
+    generator = torch.Generator().manual_seed(7)
+    patterns = torch.rand(classes, 4, 4, generator=generator).round()
+    patterns = patterns.repeat_interleave(7, 1).repeat_interleave(7, 2)
+    labels = torch.randint(classes, (count,))
+    pixels = (160 * patterns[labels] + 95 * torch.rand(count, 28, 28)).to(torch.uint8)
+    return pixels, labels
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small set in Fashion-MNIST's files."""
+    for part, count in (("train", 640), ("t10k", 200)):
+        pixels, labels = images(count)
+        for kind, magic, shape, content in (
+            ("images-idx3", 3, (count, 28, 28), pixels),
+            ("labels-idx1", 1, (count,), labels.to(torch.uint8)),
+        ):
+            header = bytes((0, 0, 8, magic)) + b"".join(n.to_bytes(4, "big") for n in shape)
+            path = tmp_path / f"{part}-{kind}-ubyte.gz"
+            path.write_bytes(gzip.compress(header + bytes(content.flatten().tolist())))
+    return tmp_path
+
+
+def trained(vit: Any, folder: Path | None, attention: str, limit: int, epochs: int, batch: int) -> Any:
+    train, test = (x.first(limit) for x in vit.data.load(folder))
+    settings = vit.train.Settings(epochs=epochs, batch=batch, lr=2e-3, seed=3)
+    config = vit.train.config_for(train, patch=7, dim=48, depth=2, heads=3)
+    model = vit.train.make_model(config, attention, settings.seed, torch.device("cpu"))
+    begin = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    history = vit.train.fit(model, train, test, settings, say=lambda text, kept: None)
+    return SimpleNamespace(begin=begin, losses=[x["loss"] for x in history], right=history[-1]["accuracy"])
+
+
+def check_learns(ours: Any, theirs: Any, least: float) -> None:
+    for name in ours.begin:
+        assert torch.equal(ours.begin[name], theirs.begin[name]), f"{name} begins differently"
+    # The same images in the same order: what differs in the first epoch is rounding.
+    assert ours.losses[0] == pytest.approx(theirs.losses[0], rel=1e-3)
+    assert ours.right > least and theirs.right > least
+    assert ours.right == pytest.approx(theirs.right, abs=0.05)
+
+
+def test_learns_as_with_pytorchs_attention(vit: Any, folder: Path) -> None:
+    ours, theirs = (trained(vit, folder, name, 640, epochs=7, batch=32) for name in ("auto", "sdpa"))
+    check_learns(ours, theirs, least=0.8)
+
+
+def test_learns_fashion_mnist(vit: Any) -> None:
+    if not DEBIANS.exists():
+        pytest.skip("Fashion-MNIST is not here: Debian's package dataset-fashion-mnist")
+    ours, theirs = (trained(vit, None, name, 2048, epochs=4, batch=32) for name in ("auto", "sdpa"))
+    check_learns(ours, theirs, least=0.55)
+
+
+def test_an_interrupted_training_ends_as_if_it_had_not_been(vit: Any, folder: Path, tmp_path: Path) -> None:
+    train, test = (x.first(64) for x in vit.data.load(folder))
+    settings = vit.train.Settings(epochs=3, batch=16)
+    config = vit.train.config_for(train, patch=7, dim=24, depth=1, heads=2)
+
+    def fit(checkpoint: Path | None, stop: str | None = None) -> Any:
+        def say(text: str, kept: bool) -> None:
+            if text == stop:
+                raise KeyboardInterrupt
+
+        model = vit.train.make_model(config, "auto", 0, torch.device("cpu"))
+        vit.train.fit(model, train, test, settings, checkpoint, say)
+        return model
+
+    whole, checkpoint = fit(None), tmp_path / "last.pt"
+    with pytest.raises(KeyboardInterrupt):
+        fit(checkpoint, stop="epoch 2/3, step 2/4")
+    resumed = fit(checkpoint)
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+    with pytest.raises(vit.data.Missing, match=r"was made with epochs 3, and here it is 5"):
+        other = vit.train.Settings(epochs=5, batch=16)
+        vit.train.fit(
+            vit.train.make_model(config, "auto", 0, torch.device("cpu")), train, test, other, checkpoint
+        )
+
+
+def test_scripts_train_then_infer(vit: Any, folder: Path, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("safetensors")
+    out = tmp_path / "out"
+    vit.train.main(["--data", str(folder), "--out", str(out), "--epochs", "2", "--batch", "64", *SMALL])
+    said = capsys.readouterr().out
+    assert "epoch 2/2" in said and "auto.safetensors" in said
+    path, data = ["--weights", str(out / "auto.safetensors")], ["--data", str(folder), "--device", "cpu"]
+    accuracies = []
+    for attention in ("auto", "sdpa"):
+        vit.infer.main([*path, *data, "--attention", attention, "--seconds", "0.1", "--batch", "50"])
+        said = capsys.readouterr().out
+        assert ("simd: chosen" in said) == (attention == "auto") and "images/s" in said
+        accuracies.append(next(line for line in said.splitlines() if line.startswith("accuracy")))
+    assert accuracies[0] == accuracies[1]
+    with pytest.raises(SystemExit, match=r"kernel: .*expected.*nonsense"):
+        vit.infer.main([*path, *data, "--attention", "nonsense"])
+
+
+def test_what_is_missing_is_said_in_a_line(vit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("safetensors")
+    monkeypatch.setattr(vit.data, "FASHION_MNIST", tmp_path / "nowhere")
+    cases = [
+        (vit.train.main, [], "apt-get install dataset-fashion-mnist"),
+        (vit.train.main, ["--data", str(tmp_path)], "test_batch.bin"),
+        (vit.infer.main, ["--weights", str(tmp_path / "none.safetensors")], "train.py makes them"),
+        (vit.record.main, ["--device", "cpu"], "apt-get install dataset-fashion-mnist"),
+    ]
+    for main, arguments, message in cases:
+        with pytest.raises(SystemExit, match=message) as caught:
+            main(arguments)
+        assert "\n" not in str(caught.value)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="pip install safetensors"):
+        patch.setattr(vit.weights.importlib.util, "find_spec", lambda name: None)
+        vit.train.main(["--device", "cpu"])
+    (tmp_path / "bad.safetensors").write_bytes(b"no weights")
+    with pytest.raises(SystemExit, match=r"expected weights that train\.py saved"):
+        vit.infer.main(["--weights", str(tmp_path / "bad.safetensors"), "--device", "cpu"])
+    (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(b"not gzip")
+    with pytest.raises(SystemExit, match="cannot read it"):
+        vit.train.main(["--data", str(tmp_path), "--device", "cpu"])
+
+
+def test_cifar_is_read_from_its_records(vit: Any, tmp_path: Path) -> None:
+    records = torch.randint(256, (12, 3073), dtype=torch.uint8)
+    records[:, 0] %= 10
+    for n, name in enumerate((*vit.data.CIFAR_TRAIN, *vit.data.CIFAR_TEST)):
+        (tmp_path / name).write_bytes(bytes(records[2 * n : 2 * n + 2].flatten().tolist()))
+    train, test = vit.data.load(tmp_path)
+    assert train.pixels.shape == (10, 3, 32, 32) and test.labels.tolist() == records[10:, 0].tolist()
+    assert train.pixels[3, 1, 4, 5] == records[3, 1 + 1024 + 4 * 32 + 5]
+    assert vit.train.config_for(train).channels == 3
+    (tmp_path / "data_batch_3.bin").unlink()
+    with pytest.raises(vit.data.Missing, match=r"data_batch_3\.bin"):
+        vit.data.load(tmp_path)
+
+
+def test_augmentation_moves_and_mirrors(vit: Any) -> None:
+    pixels = torch.randint(1, 256, (32, 2, 6, 6), dtype=torch.uint8)
+    order, moves = vit.data.drawn(32, seed=1, epoch=2, device=pixels.device)
+    assert sorted(order.tolist()) == list(range(32))
+    assert not torch.equal(order, vit.data.drawn(32, seed=1, epoch=3, device=pixels.device)[0])
+    found = vit.data.augmented(pixels, moves)
+    padded = torch.nn.functional.pad(pixels, (2, 2, 2, 2))
+    seen = set()
+    for before, after in zip(padded, found, strict=True):
+        crops = {
+            (y, x, m): before[:, y : y + 6, x : x + 6] for y in range(5) for x in range(5) for m in (0, 1)
+        }
+        crops = {key: crop.flip(2) if key[2] else crop for key, crop in crops.items()}
+        matching = [key for key, crop in crops.items() if torch.equal(crop, after)]
+        assert len(matching) == 1
+        seen.add(matching[0])
+    assert len(seen) > 8 and {mirrored for *_, mirrored in seen} == {0, 1}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_record_has_epochs_and_steps(vit: Any, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    small = vit.model.ViTConfig(28, 7, 1, 10, 24, 1, 2)
+    monkeypatch.setattr(vit.record, "config_for", lambda images, patch: small)
+    given = ["--data", str(folder), "--device", "cpu", "--epochs", "1", "--steps", "4", "--batch", "32"]
+    vit.record.main([*given, "--images", "64", "--out", str(tmp_path)])
+    (path,) = tmp_path.rglob("vit-train.jsonl")
+    first, *lines, last = lines_of(path)
+    assert first["environment"]["device"] == "cpu" and "finished" in last
+    assert {(x["op"], x["impl"]) for x in lines} >= {("epoch", "auto"), ("epoch", "sdpa"), ("steps", "simd")}
+    steps = {x["impl"]: x for x in lines if x["op"] == "steps"}
+    assert steps["simd"]["loss"] == pytest.approx(steps["sdpa"]["loss"], rel=1e-2)
+    assert next(x for x in lines if x["op"] == "infer" and x["impl"] == "auto")["kernels"] == {
+        "forward": "simd", "backward": "simd"
+    }  # fmt: skip
+
+
+def test_scaling_times_attention_and_model(vit: Any, tmp_path: Path) -> None:
+    given = ["--pixels", "32,48", "--depth", "1", "--batch", "1", "--dtype", "f32", "--seconds", "0.02"]
+    vit.scaling.main([*given, "--device", "cpu", "--out", str(tmp_path)])
+    (path,) = tmp_path.rglob("vit-model.jsonl")
+    _, *lines, _ = lines_of(path)
+    assert {(x["op"], x["impl"], x["tokens"]) for x in lines} >= {
+        ("vit attention", "simd", 5), ("vit model", "torch", 10), ("vit model", "torch + auto", 5)
+    }  # fmt: skip
+    assert all(x["ms"] > 0 for x in lines)
+
+
+def test_scalings_models_agree(vit: Any) -> None:
+    model = vit.scaling.base_16(32, 1, torch.device("cpu"))
+    x = torch.randn(2, 3, 32, 32)
+    other = vit.scaling.pytorchs(vit.scaling.with_attention(model, "sdpa"))
+    assert not any(type(part) in vit.scaling.PYTORCHS for part in other.modules())
+    assert torch.allclose(model(x), other(x), atol=1e-5)
+    assert torch.allclose(model(x), vit.scaling.with_attention(model, "layer")(x), atol=1e-5)
