@@ -27,6 +27,7 @@ using namespace sweep;
 struct Candidates {
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_places = 6, .staged = true},
+      {.dim = 64, .dim_v = 64, .consumers = 4, .keys = 64, .stages = 6, .query_places = 8, .staged = true},
       {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 96, .stages = 4, .query_places = 6, .staged = true},
       {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_places = 4, .staged = true},
       {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6},

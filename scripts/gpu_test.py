@@ -178,8 +178,12 @@ def test_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
     for program in UNIT_TESTS:
         yield program, partial(unit_test, program, options.timeout)
     yield "cuda_test", partial(unit_test, "cuda_test", options.timeout, LARGE if options.quick else "")
-    # Of random problems, wgmma takes few: it has a domain of its own.
-    domains: dict[str, list[str]] = {"property": [], "property wgmma": ["--domain=wgmma", "--kernel=wgmma"]}
+    # Of random problems, wgmma and the backward of mma take few: they have domains of their own.
+    domains: dict[str, list[str]] = {
+        "property": [],
+        "property wgmma": ["--domain=wgmma", "--kernel=wgmma"],
+        "property mma": ["--domain=mma", "--kernel=mma"],
+    }
     for suite, domain in domains.items():
         if no_gpu:
             yield suite, partial(skipped, suite, no_gpu)

@@ -24,6 +24,7 @@ std::vector<Tensor*> tensors_of(AttentionInputs& inputs) {
           &inputs.sinks,
           &inputs.key_lengths,
           &inputs.page_table,
+          &inputs.dropout_seed,
           &inputs.packed.cumulative_q,
           &inputs.packed.cumulative_k,
           &inputs.blocks.counts,

@@ -22,5 +22,7 @@ void make_tensors(Random& rng, RandomProblem& problem, const Magnitudes& magnitu
 void make_masks(Random& rng, RandomProblem& problem, const Magnitudes& magnitudes);
 /// ALiBi's slopes and sinks.
 void make_head_values(Random& rng, RandomProblem& problem, const Magnitudes& magnitudes);
+/// Which gradients are wanted, and in what form.
+void choose_asked(Random& rng, RandomProblem& problem);
 
 }  // namespace tilewise::test

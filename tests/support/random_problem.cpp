@@ -55,6 +55,8 @@ void choose_shape(Random& rng, RandomProblem& p) {
   if (rng.chance(0.03)) p.length_k = 0;
 }
 
+}  // namespace
+
 void choose_asked(Random& rng, RandomProblem& p) {
   Asked& asked = p.asked;
   asked.dq = rng.chance(0.8);
@@ -68,8 +70,6 @@ void choose_asked(Random& rng, RandomProblem& p) {
       p.layout == Layout::packed ? p.q.extent(0) == p.k.extent(0) : p.length_q == p.length_k;
   asked.packed_outputs = p.layout != Layout::paged && p.dim_qk == p.dim_v && same_tokens && rng.chance(0.3);
 }
-
-}  // namespace
 
 void choose_options(Random& rng, RandomProblem& p) {
   AttentionOptions& options = p.options;

@@ -66,6 +66,10 @@ RandomProblem random_problem(std::uint64_t seed);
 /// results, and no masks or dropout. Forward alone.
 RandomProblem random_wgmma_problem(std::uint64_t seed);
 
+/// One of those whose backward the mma kernel takes for f16 and bf16, of which random_problem() has few: more
+/// than 64 keys, and gradients of at least 4096 elements; with everything else.
+RandomProblem random_mma_problem(std::uint64_t seed);
+
 /// The same problem in f64 (the reference alone takes it), with every gradient asked for.
 RandomProblem widened(const RandomProblem& problem);
 

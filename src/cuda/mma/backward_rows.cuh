@@ -16,11 +16,11 @@ template <typename T, typename Table, int row>
 void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int multiprocessors,
                       cudaStream_t stream) {
   constexpr BackwardConfig c = Table::rows[row];
-  const BackwardBlocks blocks = BackwardBlocks::of(call, c.keys, multiprocessors);
+  const BackwardBlocks blocks = BackwardBlocks::of(call, c, multiprocessors);
   launch<backward_kernel<T, Table, row>>({.name = "tilewise mma backward",
                                           .blocks = blocks.count(),
                                           .threads = c.threads(),
-                                          .shared_bytes = c.shared_bytes(),
+                                          .shared_bytes = c.shared_bytes(Table::general),
                                           .stream = stream},
                                          call, blocks, space);
 }
@@ -32,8 +32,8 @@ void run_suited_backward(const AttentionCall& call, const BackwardSpace& space, 
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
   constexpr int rows = static_cast<int>(std::size(Table::rows));
   int chosen = 0;
-  while (chosen < rows &&
-         (Table::rows[chosen].dim < dim || Table::rows[chosen].shared_bytes() > device.shared_bytes)) {
+  while (chosen < rows && (Table::rows[chosen].dim < dim ||
+                           Table::rows[chosen].shared_bytes(Table::general) > device.shared_bytes)) {
     ++chosen;
   }
   if (chosen == rows) throw DeviceError("tilewise mma backward: too little shared memory for its tiles");

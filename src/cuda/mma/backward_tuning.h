@@ -16,6 +16,7 @@ struct BackwardConfig {
   int dim_warps = 2;          ///< dk and dv: warps along the dims; the others along the keys
   int dq_dim_warps = 4;       ///< dq: the same, the others along the queries
   bool weights_stay = false;  ///< in registers, for dk and dv; a warp has its keys for itself then
+  bool pairs_ahead = false;   ///< the next tile's pairs are made beside this one's sums
   int blocks = 1;             ///< a multiprocessor, at least
 
   constexpr int threads() const { return warps * 32; }
@@ -30,12 +31,20 @@ struct BackwardConfig {
   constexpr int key_bytes() const { return keys * dim * 2; }       ///< of k, or of v
   constexpr int query_bytes() const { return queries * dim * 2; }  ///< a stage of q, or of d_o
   constexpr int pair_bytes() const { return keys * queries * 2; }  ///< weights, or score gradients
-  static constexpr int fact_bytes = 64;                            ///< of what a block knows of its queries
+  static constexpr int fact_bytes = 96;                            ///< of what a block knows of its queries
   constexpr int state_bytes() const { return queries * 4; }        ///< a stage of one number a query
-  constexpr std::size_t shared_bytes() const {
-    return static_cast<std::size_t>(2 * key_bytes() + 4 * query_bytes() +
-                                    (weights_stay ? 1 : 2) * pair_bytes() + 4 * state_bytes() + keys * 4 +
-                                    fact_bytes);
+  constexpr int stages() const { return pairs_ahead ? 3 : 2; }     ///< of queries
+  constexpr int pair_stages() const { return pairs_ahead ? 2 : 1; }
+  constexpr int rounds() const { return queries / (warps / key_warps) / queries_at_once; }  ///< of a warp
+  constexpr int slope_bytes() const { return threads() * pair_key_tiles() * pair_query_tiles() * 32; }
+  /// The general kernel has one number a query more, one for each pair that is in registers, and sums of
+  /// those which take the latters' place where a warp has one round.
+  constexpr std::size_t shared_bytes(bool general) const {
+    const int more =
+        stages() * state_bytes() + slope_bytes() + (rounds() > 1 ? 2 * rounds() * threads() * 4 : 0);
+    return static_cast<std::size_t>(2 * key_bytes() + 2 * stages() * (query_bytes() + state_bytes()) +
+                                    pair_stages() * (weights_stay ? 1 : 2) * pair_bytes() + keys * 4 +
+                                    fact_bytes + (general ? more : 0));
   }
   friend constexpr bool operator==(const BackwardConfig&, const BackwardConfig&) = default;
 };
@@ -45,6 +54,65 @@ struct BackwardConfig {
 
 /// For calls whose scores only a band hides, of aligned rows.
 struct PlainBackward {
+  static constexpr bool general = false;
+  static constexpr BackwardConfig rows[] = {
+      {.dim = 64,
+       .warps = 4,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 1,
+       .dq_dim_warps = 2,
+       .weights_stay = true,
+       .blocks = 2},
+      {.dim = 128,
+       .warps = 8,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 2,
+       .dq_dim_warps = 4,
+       .pairs_ahead = true},
+      {.dim = 128,
+       .warps = 8,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 2,
+       .dq_dim_warps = 4},
+      {.dim = 128,
+       .warps = 8,
+       .queries = 32,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 16,
+       .dim_warps = 4,
+       .dq_dim_warps = 4},
+      {.dim = 256,
+       .warps = 8,
+       .queries = 64,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 4,
+       .dq_dim_warps = 4},
+      {.dim = 256,
+       .warps = 8,
+       .queries = 32,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 16,
+       .dim_warps = 4,
+       .dq_dim_warps = 4},
+  };
+};
+
+/// For all others.
+struct GeneralBackward {
+  static constexpr bool general = true;
   static constexpr BackwardConfig rows[] = {
       {.dim = 64,
        .warps = 4,

@@ -11,19 +11,13 @@
 namespace tilewise::cuda {
 namespace {
 
-// What backward does not take yet. Fewer results than few_elements, or fewer keys than few_keys, leave too
+// What backward does not take. Fewer results than few_elements, or fewer keys than few_keys, leave too
 // much to luck: score gradients of 16 bits make about as much error as rounding the results does, in many
 // elements.
 std::string supports_backward(const AttentionProblem& problem) {
   constexpr std::int64_t few_elements = 4096;
   constexpr std::int64_t few_keys = 64;
-  const AttentionFeatures& features = problem.features;
   if (problem.layout == Layout::paged) return "paged keys have no backward";
-  if (features.needs_more_than_band() || features.sinks) {
-    return "backward takes causal, window and lengths alone, no other feature";
-  }
-  if (problem.backward.deterministic) return "backward is not deterministic";
-  if (!problem.backward.aligned_rows) return "backward takes rows aligned to 16 bytes";
   if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
   const std::int64_t rows_k = problem.batch * problem.length_k;
   const std::int64_t dim = std::min(problem.dim_qk, problem.dim_v);
@@ -32,7 +26,8 @@ std::string supports_backward(const AttentionProblem& problem) {
     return "backward takes more than " + std::to_string(few_keys) + " keys, and gradients of at least " +
            std::to_string(few_elements) + " elements";
   }
-  const std::size_t needed = mma::backward_shared_bytes(std::max(problem.dim_qk, problem.dim_v));
+  const std::size_t needed =
+      mma::backward_shared_bytes(std::max(problem.dim_qk, problem.dim_v), mma::general_backward(problem));
   if (device_properties(problem.device.index).shared_bytes < needed) {
     return "backward needs " + std::to_string(needed) + " bytes of shared memory a block";
   }

@@ -26,7 +26,8 @@ TEST(WgmmaSchedule, HasEveryTileOnce) {
     for (const int heads : {1, 3, 16, 131, 512}) {
       for (const int tiles : {1, 2, 3, 11, 86}) {
         for (const int section : {0, 1, 4, 64}) {
-          const Schedule schedule = Schedule::of(multiprocessors, heads, tiles, section);
+          const bool last_first = (heads + tiles) % 2 == 0;
+          const Schedule schedule = Schedule::of(multiprocessors, heads, tiles, section, last_first);
           EXPECT_EQ(schedule.blocks, std::min(multiprocessors, heads * tiles));
           std::set<std::pair<int, int>> seen;
           for (int index = 0; index < schedule.total(); ++index) {

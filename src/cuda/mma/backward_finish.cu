@@ -1,0 +1,264 @@
+#include "cuda/mma/backward.h"
+#include "cuda/mma/backward_batch_rows.cuh"
+#include "cuda/mma/backward_peaks.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/simt/row_gradients.h"
+
+namespace tilewise::cuda::mma {
+namespace {
+
+// What is left after the kernel over tiles: dq from its sums, peaks, and gradients beside dq, dk and dv.
+
+// The gradients of peaks.
+template <typename T>
+__global__ void __launch_bounds__(row_threads)
+    settle_peaks(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
+  const BatchRow row = BatchRow::of_query(call, index);
+  const RowPeaks peaks(space.rows, index, row.owned);
+  if (peaks.count == 0) return;
+  if (call.deterministic) peaks.sort();
+  const auto first_k = static_cast<int>(call.sequence(row.in_sequence(call).b).first_k);
+  peaks.settle(d_lse_of(call, row), gradient_scale<T>(call, space), first_k);
+}
+
+// dq from its sums, with what a peak adds.
+template <typename T, int lanes>
+__global__ void __launch_bounds__(row_threads)
+    finish_queries(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  const RowLanes<lanes> at;
+  const BatchRow row = BatchRow::of_query(call, at.row);
+  const auto dims = static_cast<int>(call.problem.dim_qk);
+  const int first = at.lane * 8;
+  if (!row.owned || first >= dims) return;
+  const auto [b, i] = row.in_sequence(call);
+  const QuerySums::Place place = QuerySums::place(call, i);
+  const float* fragment = space.dq.at(row.h, QuerySums::first_tile(call, b) + place.tile, at.lane);
+  float sum[8];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const float2 two =
+        *reinterpret_cast<const float2*>(fragment + (place.row % 8 * 4 + n) * 4 + place.row / 8 * 2);
+    sum[2 * n] = two.x;
+    sum[2 * n + 1] = two.y;
+  }
+  const GradientScale scale = gradient_scale<T>(call, space);
+  const RowPeaks peaks(space.rows, at.row, true);
+  for (int f = 0; f < peaks.count; ++f) {
+    const Peak peak = peaks.at(f);
+    float k[8];
+    load_eight<T>(k, row_of_halves(call.k, row.b, call.key_head(row.h), peak.key), first, dims,
+                  aligned_chunks(call.k));
+#pragma unroll
+    for (int n = 0; n < 8; ++n) sum[n] = fmaf(peak.x, k[n], sum[n]);
+  }
+  const float factor = static_cast<float>(call.scale) * scale.down;
+  const uint4 eight{pack<T>(sum[0] * factor, sum[1] * factor), pack<T>(sum[2] * factor, sum[3] * factor),
+                    pack<T>(sum[4] * factor, sum[5] * factor), pack<T>(sum[6] * factor, sum[7] * factor)};
+  store_eight(row_of_halves(call.dq, row.b, row.h, row.s), first, dims, aligned_chunks(call.dq), eight);
+}
+
+// A lane's share of a vector a key, dims 32 apart: of a row of dk or of dv.
+constexpr int lane_dims = 8;
+
+struct LaneVector {
+  int dims = 0;
+  float element[lane_dims] = {};
+
+  __device__ static int place(int n) { return static_cast<int>(threadIdx.x) % 32 + 32 * n; }
+
+  template <typename T>
+  __device__ void add(float factor, const std::byte* row) {
+#pragma unroll
+    for (int n = 0; n < lane_dims; ++n) {
+      if (place(n) >= dims) continue;
+      element[n] = fmaf(factor, widen(reinterpret_cast<const T*>(row)[place(n)]), element[n]);
+    }
+  }
+  __device__ void move_to(float* row) {
+#pragma unroll
+    for (int n = 0; n < lane_dims; ++n) {
+      if (place(n) < dims) atomicAdd(row + place(n), element[n]);
+      element[n] = 0;
+    }
+  }
+};
+
+// What peaks add to a key, which grows as long as queries point at the same one, as they often do.
+struct KeySum {
+  const BackwardSpace& space;
+  std::int64_t key = -1;  // which of [Hkv, rows_k]
+  LaneVector dk, dv;
+
+  __device__ KeySum(const AttentionCall& call, const BackwardSpace& space_)
+      : space(space_),
+        dk{.dims = static_cast<int>(call.problem.dim_qk)},
+        dv{.dims = static_cast<int>(call.problem.dim_v)} {}
+
+  __device__ void turn_to(std::int64_t next) {
+    if (next == key) return;
+    flush();
+    key = next;
+  }
+  __device__ void flush() {
+    if (key < 0) return;
+    if (space.dk != nullptr) dk.move_to(space.dk + key * dk.dims);
+    if (space.dv != nullptr) dv.move_to(space.dv + key * dv.dims);
+  }
+};
+
+// Adds what peaks add whose keys are among [first_key, end_key) of k's rows. The warp has queries from
+// `first_row` on: a lane each for the numbers, then all lanes for the vectors of one after another.
+template <typename T>
+__device__ __forceinline__ void add_peaks(const AttentionCall& call, const BackwardSpace& space,
+                                          std::int64_t first_row, const RowPeaks& peaks,
+                                          std::int64_t first_key, std::int64_t end_key, KeySum& sum) {
+  for (int f = 0; __any_sync(~0u, f < peaks.count); ++f) {
+    Peak peak{.key = -1};
+    if (f < peaks.count) peak = peaks.at(f);
+    unsigned left = __ballot_sync(~0u, peak.key >= first_key && peak.key < end_key);
+    for (; left != 0; left &= left - 1) {
+      const int from = __ffs(static_cast<int>(left)) - 1;
+      const BatchRow row = BatchRow::of_query(call, first_row + from);
+      const int key = __shfl_sync(~0u, peak.key, from);
+      const float gradient = __shfl_sync(~0u, peak.x, from);
+      const float weight = fmaxf(0.0f, __shfl_sync(~0u, peak.weight, from));
+      sum.turn_to(space.key_row(call, row.b, call.key_head(row.h), key));
+      sum.dk.add<T>(gradient, row_of_halves(call.q, row.b, row.h, row.s));
+      sum.dv.add<T>(weight * static_cast<float>(1 << weight_bits<T>),
+                    row_of_halves(call.d_o, row.b, row.h, row.s));
+    }
+  }
+}
+
+// A warp has four queries, and adds to whatever keys they point at.
+constexpr int mended_queries = 4;
+
+template <typename T>
+__global__ void __launch_bounds__(row_threads)
+    mend_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t warp = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
+  const std::int64_t index = warp * mended_queries + lane;
+  const RowPeaks peaks(space.rows, index, lane < mended_queries && BatchRow::of_query(call, index).owned);
+  if (!__any_sync(~0u, peaks.count > 0)) return;
+  KeySum sum(call, space);
+  add_peaks<T>(call, space, warp * mended_queries, peaks, 0, call.rows_k(), sum);
+  sum.flush();
+}
+
+// The same in one order: a warp has 32 keys, and looks for the queries that point at one of them.
+constexpr int ordered_keys = 32;
+
+template <typename T>
+__global__ void __launch_bounds__(row_threads)
+    mend_keys_in_order(const __grid_constant__ AttentionCall call,
+                       const __grid_constant__ BackwardSpace space, std::int64_t tiles) {
+  const std::int64_t index = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t h = index / tiles % call.problem.heads_kv;
+  const std::int64_t b = index / tiles / call.problem.heads_kv;
+  if (b >= call.problem.batch) return;
+  const Sequence sequence = call.sequence(b);
+  const std::int64_t first = index % tiles * ordered_keys;
+  const std::int64_t end = min(first + ordered_keys, sequence.length_k);
+  const std::int64_t first_row = space.key_row(call, b, h, sequence.first_k + first);
+  if (!__any_sync(~0u, first + lane < end && space.key_has_peak[first_row + lane] != 0)) return;
+  const std::int64_t position = first - sequence.band_offset;
+  const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
+  const std::int64_t end_query = min(sequence.length_q, position + ordered_keys + call.band.left);
+  KeySum sum(call, space);
+  for (std::int64_t head = h * call.group(); head < (h + 1) * call.group(); ++head) {
+    for (std::int64_t i = first_query; i < end_query; i += 32) {
+      const std::int64_t row = head * call.rows_q() + call.first_row_q(b) + i;
+      const RowPeaks peaks(space.rows, row + lane, i + lane < end_query);
+      add_peaks<T>(call, space, row, peaks, sequence.first_k + first, sequence.first_k + end, sum);
+    }
+  }
+  sum.flush();
+}
+
+// Rows of dk and dv that had a peak, from their sums. A warp has 32 keys.
+template <typename T>
+__device__ void finish_row(const Rows& rows, const BatchRow& row, const float* sums, std::int64_t dims,
+                           float factor) {
+  if (!rows.wanted) return;
+  auto* to = reinterpret_cast<T*>(row_of_halves(rows, row.b, row.h, row.s));
+  for (int d = static_cast<int>(threadIdx.x) % 32; d < dims; d += 32) to[d] = narrow<T>(sums[d] * factor);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(row_threads)
+    finish_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
+  const BatchRow own = BatchRow::of_key(call, index);
+  unsigned left = __ballot_sync(~0u, own.owned && space.key_has_peak[index] != 0);
+  if (left == 0) return;
+  const float dk_factor = static_cast<float>(call.scale) * gradient_scale<T>(call, space).down;
+  const float keep_scale = call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
+  const float dv_factor = keep_scale / static_cast<float>(1 << weight_bits<T>);
+  for (; left != 0; left &= left - 1) {
+    const std::int64_t from = index - static_cast<int>(threadIdx.x) % 32 + __ffs(static_cast<int>(left)) - 1;
+    const BatchRow row = BatchRow::of_key(call, from);
+    finish_row<T>(call.dk, row, space.dk + from * call.problem.dim_qk, call.problem.dim_qk, dk_factor);
+    finish_row<T>(call.dv, row, space.dv + from * call.problem.dim_v, call.problem.dim_v, dv_factor);
+  }
+}
+
+template <typename T>
+void mend(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
+  const AttentionProblem& problem = call.problem;
+  const std::int64_t keys = problem.heads_kv * call.rows_k();
+  if (call.deterministic) {
+    const std::int64_t tiles = (problem.length_k + ordered_keys - 1) / ordered_keys;
+    launch<mend_keys_in_order<T>>(
+        {.name = "tilewise mma backward, peaks",
+         .blocks = (problem.batch * problem.heads_kv * tiles * 32 + row_threads - 1) / row_threads,
+         .threads = row_threads,
+         .stream = stream},
+        call, space, tiles);
+  } else {
+    launch<mend_keys<T>>({.name = "tilewise mma backward, peaks",
+                          .blocks = RowLanes<32 / mended_queries>::blocks(space.rows.count),
+                          .threads = row_threads,
+                          .stream = stream},
+                         call, space);
+  }
+  launch<finish_keys<T>>({.name = "tilewise mma backward, dk",
+                          .blocks = (keys + row_threads - 1) / row_threads,
+                          .threads = row_threads,
+                          .stream = stream},
+                         call, space);
+}
+
+template <typename T, int lanes>
+void finish(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
+  launch<settle_peaks<T>>({.name = "tilewise mma backward, gradients of peaks",
+                           .blocks = (space.rows.count + row_threads - 1) / row_threads,
+                           .threads = row_threads,
+                           .stream = stream},
+                          call, space);
+  if (call.dq.wanted) {
+    launch<finish_queries<T, lanes>>({.name = "tilewise mma backward, dq",
+                                      .blocks = RowLanes<lanes>::blocks(space.rows.count),
+                                      .threads = row_threads,
+                                      .stream = stream},
+                                     call, space);
+  }
+  if (call.dk.wanted || call.dv.wanted) mend<T>(call, space, stream);
+}
+
+}  // namespace
+
+void finish_backward(const AttentionCall& call, const Context& context) {
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  const BackwardSpace space(call, context.workspace.data);
+  with_lanes(call, [&]<typename T, int lanes>() { finish<T, lanes>(call, space, stream); });
+  // Gradients of mask and sinks may be in f32, which is more than products of 16 bits and the rounded o give.
+  if (space.needs_states(call)) simt::row_states(call, space.states, space.row_sums, {}, context);
+  if (call.problem.features.mask_gradient) simt::mask_gradient(call, space.states, space.row_sums, context);
+  if (call.dsinks != nullptr) simt::sink_gradient(call, space.states, stream);
+  simt::clear_unused_gradients(call, stream);
+}
+
+}  // namespace tilewise::cuda::mma

@@ -1,0 +1,194 @@
+#include "cuda/mma/backward.h"
+#include "cuda/mma/backward_batch_rows.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/tile/key_grid.cuh"
+
+namespace tilewise::cuda::mma {
+namespace {
+
+// What the kernel over tiles needs: a few numbers a query.
+
+// Raises what is largest by the rows of a block. Not a number counts as infinite.
+__device__ void raise(int* largest, float value) {
+  __shared__ int highest;
+  if (threadIdx.x == 0) highest = 0;
+  __syncthreads();  // it is 0
+  atomicMax(&highest, __float_as_int(value >= 0 ? value : -minus_infinity));
+  __syncthreads();  // all were there
+  if (threadIdx.x == 0) atomicMax(largest, highest);
+}
+
+// Clears what is added to.
+__device__ void clear_sums(const AttentionCall& call, const BackwardSpace& space) {
+  if (space.dq.data == nullptr) return;
+  auto* dq = reinterpret_cast<float4*>(space.dq.data);
+  const std::int64_t count =
+      call.problem.heads_q * space.dq.tiles * space.dq.eights * (QuerySums::fragment / 4);
+  const std::int64_t step = std::int64_t{gridDim.x} * row_threads;
+  for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < count; n += step) {
+    dq[n] = {};
+  }
+}
+
+template <typename T, int lanes>
+__global__ void __launch_bounds__(row_threads)
+    row_values(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  const RowLanes<lanes> at;
+  const BatchRow row = BatchRow::of_query(call, at.row);
+  const auto dims = static_cast<int>(call.problem.dim_v);
+  float product = 0;
+  float norm = 0;
+  if (row.owned && at.lane * 8 < dims) {
+    float o[8], d_o[8];
+    load_eight<T>(o, row_of_halves(call.o, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.o));
+    load_eight<T>(d_o, row_of_halves(call.d_o, row.b, row.h, row.s), at.lane * 8, dims,
+                  aligned_chunks(call.d_o));
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      product = fmaf(o[n], d_o[n], product);
+      norm = fmaf(d_o[n], d_o[n], norm);
+    }
+  }
+  clear_sums(call, space);
+  product = at.sum(product);
+  const float d_lse = row.owned ? d_lse_of(call, row) : 0.0f;
+  if (weight_bits<T> > 0) {
+    raise(&space.largest->d_o, sqrtf(at.sum(norm)));
+    __syncthreads();  // it was read
+    raise(&space.largest->d_lse, fabsf(d_lse));
+  }
+  if (!row.owned || at.lane != 0) return;
+  const RowValues& rows = space.rows;
+  const float lse = *reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.s));
+  const bool unseen = lse == minus_infinity;
+  const bool general = rows.offset != nullptr;
+  rows.top[at.row] = unseen ? -minus_infinity : general ? lse : lse * log2e;
+  if (general) rows.offset[at.row] = rows.rest_weight[at.row] = 0;
+  rows.shift[at.row] = unseen ? 0.0f : d_lse - product;
+  for (int part = 0; part < RowValues::rest_parts; ++part) rows.rest[part * rows.count + at.row] = 0;
+  if (rows.sink_weight != nullptr) {
+    const std::int64_t b = row.in_sequence(call).b;
+    rows.sink_weight[at.row] = unseen ? 0.0f : expf(static_cast<float>(call.sinks.at(b, row.h)) - lse);
+  }
+  rows.peak_count[at.row] = 0;
+}
+
+template <typename T, int lanes>
+__global__ void __launch_bounds__(row_threads)
+    value_norms(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  const RowLanes<lanes> at;
+  const BatchRow row = BatchRow::of_key(call, at.row);
+  const auto dims = static_cast<int>(call.problem.dim_v);
+  float norm = 0;
+  if (row.owned && at.lane * 8 < dims) {
+    float v[8];
+    load_eight<T>(v, row_of_halves(call.v, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.v));
+#pragma unroll
+    for (int n = 0; n < 8; ++n) norm = fmaf(v[n], v[n], norm);
+  }
+  raise(&space.largest->v, sqrtf(at.sum(norm)));
+}
+
+// A mask of large negative numbers that covers a whole row makes an lse of which f32 keeps nothing but that
+// number: weights from it do not sum to 1. Such rows get their highest score and their sum anew. They are
+// few, and padding mostly. A warp a row.
+constexpr float far_lse = 1024;
+
+struct Softmax {
+  float top = -3.402823466e38f;
+  float sum = 0;
+
+  __device__ void add(float s, float weight) {
+    if (s == minus_infinity) return;
+    const float highest = fmaxf(top, s);
+    sum = sum * expf(top - highest) + weight * expf(s - highest);
+    top = highest;
+  }
+};
+
+template <typename T>
+__global__ void __launch_bounds__(row_threads)
+    anchor_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  const RowLanes<32> at;
+  const BatchRow row = BatchRow::of_query(call, at.row);
+  if (!row.owned) return;
+  const float lse = *reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.s));
+  if (!(fabsf(lse) > far_lse) || isinf(lse)) return;
+  const auto [b, i] = row.in_sequence(call);
+  const Sequence sequence = call.sequence(b);
+  const ScoreRules rules(call, b, row.h);
+  const KeyRange range = call.keys_of(sequence, i);
+  const auto dims = static_cast<int>(call.problem.dim_qk);
+  const std::byte* q_row = row_of_halves(call.q, row.b, row.h, row.s);
+  Softmax softmax;
+  for (std::int64_t j = range.first + at.lane; j < range.last; j += 32) {
+    KeyTile keys{j, 1};
+    if (!meets(call, {.b = b, .h = row.h, .first = i, .count = 1, .sequence = sequence}, keys) ||
+        hidden(call, sequence, keys, i, j)) {
+      continue;
+    }
+    const std::byte* k_row = row_of_halves(call.k, row.b, call.key_head(row.h), sequence.first_k + j);
+    float product = 0;
+    for (int d = 0; d < dims; d += 8) {
+      float q[8], k[8];
+      load_eight<T>(q, q_row, d, dims, aligned_chunks(call.q));
+      load_eight<T>(k, k_row, d, dims, aligned_chunks(call.k));
+#pragma unroll
+      for (int n = 0; n < 8; ++n) product = fmaf(q[n], k[n], product);
+    }
+    float tangent;
+    softmax.add(score_of(call, rules, sequence, b, row.h, i, j, product, tangent), 1);
+  }
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) {
+    const float top = __shfl_xor_sync(~0u, softmax.top, other);
+    softmax.add(top, __shfl_xor_sync(~0u, softmax.sum, other));
+  }
+  const RowValues& rows = space.rows;
+  if (rows.sink_weight != nullptr) softmax.add(static_cast<float>(call.sinks.at(b, row.h)), 1);
+  if (at.lane != 0 || !(softmax.sum > 0)) return;
+  rows.top[at.row] = softmax.top;
+  rows.offset[at.row] = -log2f(softmax.sum);
+  if (rows.sink_weight != nullptr) {
+    rows.sink_weight[at.row] = expf(static_cast<float>(call.sinks.at(b, row.h)) - softmax.top) / softmax.sum;
+  }
+}
+
+template <typename T, int lanes>
+void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
+  const AttentionFeatures& features = call.problem.features;
+  const std::int64_t queries = call.problem.heads_q * call.rows_q();
+  if (weight_bits<T> > 0) {
+    check_cuda(cudaMemsetAsync(space.largest, 0, sizeof(Largest), stream), "tilewise mma backward");
+    launch<value_norms<T, lanes>>({.name = "tilewise mma backward, norms",
+                                   .blocks = RowLanes<lanes>::blocks(call.problem.heads_kv * call.rows_k()),
+                                   .threads = row_threads,
+                                   .stream = stream},
+                                  call, space);
+  }
+  if (space.order.kept()) {
+    check_cuda(cudaMemsetAsync(space.order.ticket, 0, space.order.bytes, stream), "tilewise mma backward");
+  }
+  launch<row_values<T, lanes>>({.name = "tilewise mma backward, rows",
+                                .blocks = RowLanes<lanes>::blocks(queries),
+                                .threads = row_threads,
+                                .stream = stream},
+                               call, space);
+  if (features.mask != MaskKind::additive && !features.alibi) return;
+  launch<anchor_rows<T>>({.name = "tilewise mma backward, far rows",
+                          .blocks = RowLanes<32>::blocks(queries),
+                          .threads = row_threads,
+                          .stream = stream},
+                         call, space);
+}
+
+}  // namespace
+
+void prepare_backward(const AttentionCall& call, const Context& context) {
+  const BackwardSpace space(call, context.workspace.data);
+  with_lanes(call, [&]<typename T, int lanes>() {
+    prepare<T, lanes>(call, space, static_cast<cudaStream_t>(context.stream));
+  });
+}
+
+}  // namespace tilewise::cuda::mma

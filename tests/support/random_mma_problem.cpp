@@ -1,0 +1,60 @@
+#include <algorithm>
+#include <cmath>
+
+#include "support/random_parts.h"
+
+namespace tilewise::test {
+namespace {
+
+// Bounds on B·Hq·Sq·Sk·(D+Dv): gradients must have many elements, and the reference must come to an end.
+constexpr double min_cost = 1e6;
+constexpr double max_cost = 1e7;
+constexpr std::int64_t least_keys = 65;  // fewer, and fewer results, backward leaves to others
+constexpr std::int64_t least_results = 4096;
+
+std::int64_t random_head_dim(Random& rng) {
+  return rng.pick<std::int64_t>(
+      {8, 24, 31, 40, 56, 64, 64, 64, 64, 72, 80, 96, 100, 128, 128, 128, 128, 136, 160, 192, 200, 256, 256});
+}
+
+void choose_shape(Random& rng, RandomProblem& p) {
+  p.aligned = p.aligned_results = rng.chance(0.6);
+  p.dtype = rng.pick({DType::f16, DType::bf16});
+  p.layout = rng.pick({Layout::dense, Layout::dense, Layout::dense, Layout::packed});
+  p.batch = rng.between(1, p.layout == Layout::packed ? 5 : 3);
+  p.heads_kv = rng.pick<std::int64_t>({1, 1, 2, 3});
+  p.heads_q = p.heads_kv * rng.pick<std::int64_t>({1, 1, 2, 4});
+  p.dim_qk = random_head_dim(rng);
+  p.dim_v = rng.chance(0.7) ? p.dim_qk : random_head_dim(rng);
+  const std::int64_t heads = p.batch * p.heads_q;
+  const std::int64_t least_rows =
+      least_results / std::min(p.dim_qk, p.dim_v) + 1;  // of all heads, queries and keys alike
+  const double pairs =
+      rng.log_uniform(min_cost, max_cost) / static_cast<double>(heads * (p.dim_qk + p.dim_v));
+  // Of packed sequences only some are as long as the longest.
+  const std::int64_t filled = p.layout == Layout::packed ? 2 : 1;
+  const double share = rng.pick({0.3, 0.5, 0.5, 0.5, 0.7});
+  const auto queries = static_cast<std::int64_t>(std::pow(pairs, share)) + rng.between(-1, 1);
+  p.length_q = std::max({std::int64_t{1}, filled * least_rows / heads + 1, queries});
+  const auto keys = static_cast<std::int64_t>(pairs / static_cast<double>(p.length_q)) + rng.between(-1, 1);
+  p.length_k = std::max({least_keys, least_rows / (p.batch * p.heads_kv) + 1, keys});
+  if (rng.chance(0.3)) p.length_q = p.length_k = std::max(p.length_q, p.length_k);
+}
+
+}  // namespace
+
+RandomProblem random_mma_problem(std::uint64_t seed) {
+  Random rng(seed);
+  RandomProblem problem;
+  problem.seed = seed;
+  choose_shape(rng, problem);
+  choose_options(rng, problem);
+  const Magnitudes magnitudes = choose_magnitudes(rng, problem);
+  make_tensors(rng, problem, magnitudes);
+  make_masks(rng, problem, magnitudes);
+  make_head_values(rng, problem, magnitudes);
+  choose_asked(rng, problem);
+  return problem;
+}
+
+}  // namespace tilewise::test
