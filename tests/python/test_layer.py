@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -302,16 +301,3 @@ def test_examples_in_the_documentation(module: str) -> None:
 def test_the_package_has_all_functions() -> None:
     names = ("linear", "ffn", "rms_norm", "layer_norm", "apply_rope", "rope_into_cache", "rope_tables")
     assert all(getattr(tilewise, name) is getattr(functional, name) for name in names)
-
-
-def test_the_benchmark_measures_and_records(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    from tilewise.bench import layer
-
-    out = tmp_path / "layer.jsonl"
-    options = ["--suite", "norm", "--dtype", "float32", "--device", "cpu", "--seconds", "0.01"]
-    assert layer.main([*options, "--errors", "--out", str(out)]) == 0
-    environment, *lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert environment["environment"]
-    assert {line["impl"] for line in lines} == {"tilewise", "torch"} and len(lines) == 8
-    assert all(line["ms"] > 0 and line["error"] < 1e-5 for line in lines)
-    assert "kind=rope" in capsys.readouterr().out
