@@ -27,7 +27,7 @@ TEST_P(EveryKernel, IsWithinTheContractInItsTypesAndPasses) {
   for (const DType dtype : types) {
     SCOPED_TRACE(to_string(dtype));
     for (const RandomProblem& problem : {dense_problem(1, dtype), featured_problem(2, dtype)}) {
-      const Checker checker(problem, 2);
+      const Checker checker(problem, all_cores());
       for (const std::string& failure : checker.check(subject_of(GetParam()))) ADD_FAILURE() << failure;
     }
   }

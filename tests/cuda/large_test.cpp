@@ -81,7 +81,7 @@ Subject subject_in(const std::string& kernel) {
 }
 
 void expect_within_contract(const RandomProblem& problem, const Subject& subject) {
-  const Checker checker(problem, 2);
+  const Checker checker(problem, all_cores());
   for (const std::string& failure : checker.check(subject)) ADD_FAILURE() << failure;
 }
 

@@ -17,7 +17,7 @@ class MmaBackward : public CudaKernelFixture<80> {
  protected:
   static RandomProblem plain_problem(std::uint64_t seed, std::int64_t dim = 64) {
     return dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16,
-                         {.b = 1, .hq = 4, .hkv = 2, .sq = 90, .sk = 203, .d = dim, .dv = dim});
+                         {.b = 1, .hq = 4, .hkv = 2, .sq = 140, .sk = 270, .d = dim, .dv = dim});
   }
 
   static Buffer random_buffer(std::uint64_t seed, DType dtype, const Shape& shape, double size = 1) {
@@ -44,7 +44,7 @@ class MmaBackward : public CudaKernelFixture<80> {
   static void expect_within_contract(const RandomProblem& problem) {
     SCOPED_TRACE(to_string(problem));
     ASSERT_EQ(reason_against(problem, "mma", Pass::backward), "");
-    const Checker checker(problem, 8);
+    const Checker checker(problem, all_cores());
     const Subject subject{.kernel = "mma",
                           .device = first_device,
                           .forward = run_forward_on_cuda,

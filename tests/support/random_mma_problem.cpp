@@ -10,7 +10,7 @@ namespace {
 constexpr double min_cost = 1e6;
 constexpr double max_cost = 1e7;
 constexpr std::int64_t least_keys = 65;  // fewer, and fewer results, backward leaves to others
-constexpr std::int64_t least_results = 4096;
+constexpr std::int64_t least_results = 16384;
 
 std::int64_t random_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(

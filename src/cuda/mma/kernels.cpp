@@ -15,7 +15,7 @@ namespace {
 // much to luck: score gradients of 16 bits make about as much error as rounding the results does, in many
 // elements.
 std::string supports_backward(const AttentionProblem& problem) {
-  constexpr std::int64_t few_elements = 4096;
+  constexpr std::int64_t few_elements = 16384;
   constexpr std::int64_t few_keys = 64;
   if (problem.layout == Layout::paged) return "paged keys have no backward";
   if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";

@@ -19,7 +19,7 @@ class WgmmaForward : public CudaKernelFixture<90, 90> {
     problem.asked.backward = false;
     SCOPED_TRACE(to_string(problem));
     ASSERT_EQ(reason_against(problem, "wgmma"), "");
-    const Checker checker(problem, 4);
+    const Checker checker(problem, all_cores());
     const Subject subject{.kernel = "wgmma",
                           .device = first_device,
                           .forward = run_forward_on_cuda,
