@@ -90,6 +90,10 @@ Features features_in(const json& row) {
 // One row becomes a problem for each type, pass and kind of causality.
 void add_row(const json& row, const std::string& suite, const Selection& selection,
              std::vector<Problem>& problems) {
+  if (row.contains("op")) {
+    throw InvalidArgument("op: expected attention alone, got " + row.at("op").dump() +
+                          ", which `tilewise bench` measures");
+  }
   for (const auto& [key, value] : row.items()) {
     if (std::find(std::begin(row_keys), std::end(row_keys), key) != std::end(row_keys)) continue;
     std::string known;
@@ -158,12 +162,27 @@ std::vector<Problem> parse_shape(const std::string& text, const Selection& selec
   return problems;
 }
 
+namespace {
+
+// Of attention, which is what this program measures.
+bool is_of_attention(const fs::path& file) {
+  std::ifstream stream(file);
+  const json suite = json::parse(stream, nullptr, /*allow_exceptions=*/false);
+  if (!suite.is_object() || !suite.contains("rows") || !suite.at("rows").is_array()) return false;
+  const json& rows = suite.at("rows");
+  return std::none_of(rows.begin(), rows.end(), [](const json& row) { return row.contains("op"); });
+}
+
+}  // namespace
+
 std::vector<std::string> suite_names() {
   std::vector<std::string> names;
   for (const fs::path& folder : suite_folders()) {
     if (!fs::is_directory(folder)) continue;
     for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-      if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+      if (entry.path().extension() == ".json" && is_of_attention(entry.path())) {
+        names.push_back(entry.path().stem().string());
+      }
     }
     break;  // the second folder is most often the first one again
   }
