@@ -70,7 +70,7 @@ def show_failure(command: list[str], output: str) -> None:
 
 def unit_test(program: str, timeout: float, leave_out: str = "") -> Outcome:
     """A GoogleTest program, its tests counted."""
-    command = [f"bin/{program}", "--gtest_brief=1"]
+    command = [f"bin/{program}"]
     more = {}
     if leave_out:
         command.append(f"--gtest_filter=-{leave_out}")
@@ -97,7 +97,13 @@ def counted(
             reasons.add((skip.get("message") or "no reason").splitlines()[-1])
         else:
             outcome.passed += 1
-    if status != 0 and outcome.failed == 0:  # a crash leaves no report
+    if not cases:  # a program that crashed or was stopped leaves no report, but what it printed
+        outcome.passed = output.count("[       OK ]")
+        failures = re.findall(r"^\[  FAILED  \] (\S+) \(", output, re.MULTILINE)
+        begun = re.findall(r"^\[ RUN      \] (\S+)", output, re.MULTILINE)
+        outcome.failed = len(failures) + 1
+        outcome.more["ended_in"] = begun[-1] if begun else "its beginning"
+    if status != 0 and outcome.failed == 0:
         outcome.failed = 1
     if outcome.failed:
         show_failure(command, output)
@@ -122,12 +128,19 @@ def property_test(suite: str, domain: list[str], count: int, seed: int, jobs: in
         command = ["bin/tilewise_property", "--cuda", *domain]
         command += [f"--count={seeds[own_seed]}", f"--seed={own_seed}"]
         status, output = run(command, timeout)
-        # Counted by its closing line; without one, all of its problems have failed.
+        # Counted by its closing line. Without one it was stopped or crashed: one more has failed, the one it
+        # was at, and what comes after that was not tried.
         found = re.search(r"^(\d+) passed, (\d+) failed$", output, re.MULTILINE)
-        passed, failed = (int(found[1]), int(found[2])) if found else (0, seeds[own_seed])
+        passed, failed, not_tried = (int(found[1]), int(found[2]), 0) if found else (0, 0, 0)
+        if not found:
+            progress = re.findall(r"^(\d+) of \d+ problems, (\d+) failed", output, re.MULTILINE)
+            tried, missed = map(int, progress[-1]) if progress else (0, 0)
+            passed, failed, not_tried = tried - missed, missed + 1, max(0, seeds[own_seed] - tried - 1)
         with lock:
             outcome.passed += passed
             outcome.failed += failed if failed or status == 0 else 1
+            if not_tried:
+                outcome.more["not_tried"] = outcome.more.get("not_tried", 0) + not_tried
             outcome.more.setdefault("failures", []).extend(re.findall(r"--only (0x[0-9a-f]+)", output))
             if status != 0:
                 show_failure(command, output)
