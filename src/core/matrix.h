@@ -34,6 +34,8 @@ struct Matrix {
     const auto bytes = static_cast<std::uintptr_t>(stride) * size_of(dtype);
     return stride >= 0 && (bytes | reinterpret_cast<std::uintptr_t>(data)) % 16 == 0;
   }
+  /// Whether rows (or columns, where those are contiguous) do not overlap.
+  constexpr bool apart() const { return by_rows() ? stride_row >= columns : stride_column >= rows; }
   constexpr Matrix transposed() const { return {data, dtype, columns, rows, stride_column, stride_row}; }
   /// `count` rows from `first` on.
   constexpr Matrix rows_from(std::int64_t first, std::int64_t count) const {

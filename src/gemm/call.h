@@ -17,4 +17,11 @@ struct GemmCall {
   Vector gate_bias{};
 };
 
+/// GemmProblem::as_blas.
+inline bool lies_as_blas(const Matrix& a, const Matrix& b, const Matrix& out, const Matrix& residual,
+                         const Vector& bias) {
+  return a.apart() && b.apart() && out.apart() && residual.apart() &&
+         (bias.data == nullptr || (bias.dtype == a.dtype && bias.stride == 1));
+}
+
 }  // namespace tilewise

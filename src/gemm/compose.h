@@ -37,7 +37,8 @@ inline GemmCall gemm_call(Device device, const Matrix& a, const Matrix& b, const
                       .accumulate = parts.accumulate,
                       .allow_tf32 = parts.allow_tf32,
                       .aligned = a.aligned() && b.aligned() && parts.gate.aligned() && out.aligned() &&
-                                 parts.residual.aligned()},
+                                 parts.residual.aligned(),
+                      .as_blas = lies_as_blas(a, b, out, parts.residual, parts.bias)},
           .a = a,
           .b = b,
           .gate = parts.gate,

@@ -18,6 +18,7 @@ std::span<const GemmKernel> gemm_kernel_list();
 #ifdef TILEWISE_HAS_CUDA
 namespace cuda {
 extern const GemmKernel few_rows_gemm;
+extern const GemmKernel cublaslt_gemm;
 extern const GemmKernel wgmma_gemm;
 extern const GemmKernel split_gemm;
 extern const GemmKernel mma_gemm;

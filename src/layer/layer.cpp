@@ -16,9 +16,16 @@ namespace {
 // What stands between the operations; tokens are M = B·S.
 struct Buffers {
   Tensor normal;   // [M, E]
-  Tensor q, k, v;  // [M, H·D]
+  Tensor q, k, v;  // [M, H·D], columns of one matrix
   Tensor heads;    // [M, Hq·D]: the output of attention
 };
+
+// `count` columns of a matrix from `first` on.
+Tensor columns_of(const Tensor& matrix, std::int64_t first, std::int64_t count) {
+  auto* data = static_cast<std::byte*>(matrix.data) + first * static_cast<std::int64_t>(size_of(matrix.dtype));
+  return Tensor(data, matrix.dtype, std::array{matrix.extent(0), count},
+                std::array{matrix.stride(0), std::int64_t{1}}, matrix.device);
+}
 
 Buffers take_buffers(Arena& arena, const LayerConfig& config, const Tensor& x) {
   const std::int64_t tokens = x.extent(0) * x.extent(1);
@@ -26,11 +33,14 @@ Buffers take_buffers(Arena& arena, const LayerConfig& config, const Tensor& x) {
     auto* data = arena.take<std::byte>(tokens * columns * static_cast<std::int64_t>(size_of(x.dtype)));
     return Tensor(data, x.dtype, std::array{tokens, columns}, x.device);
   };
-  return {.normal = take(config.embed_dim),
-          .q = take(config.heads_q * config.head_dim),
-          .k = take(config.heads_kv * config.head_dim),
-          .v = take(config.heads_kv * config.head_dim),
-          .heads = take(config.heads_q * config.head_dim)};
+  const std::int64_t queries = config.heads_q * config.head_dim, keys = config.heads_kv * config.head_dim;
+  const Tensor normal = take(config.embed_dim);
+  const Tensor qkv = take(queries + 2 * keys);
+  return {.normal = normal,
+          .q = columns_of(qkv, 0, queries),
+          .k = columns_of(qkv, queries, keys),
+          .v = columns_of(qkv, queries + keys, keys),
+          .heads = take(queries)};
 }
 
 // [B, S, E] as [M, E].
@@ -41,9 +51,27 @@ Tensor rows_of(const Tensor& tensor) {
 
 // [M, H·D] as [B, H, S, D].
 Tensor heads_of(const Tensor& rows, const Tensor& x, std::int64_t dim) {
-  const std::int64_t width = rows.extent(1), length = x.extent(1);
-  return Tensor(rows.data, rows.dtype, std::array{x.extent(0), width / dim, length, dim},
-                std::array{length * width, dim, width, std::int64_t{1}}, rows.device);
+  const std::int64_t stride = rows.stride(0), length = x.extent(1);
+  return Tensor(rows.data, rows.dtype, std::array{x.extent(0), rows.extent(1) / dim, length, dim},
+                std::array{length * stride, dim, stride, std::int64_t{1}}, rows.device);
+}
+
+// Tensors that lie together in memory as one, along their first dimension; none where they do not.
+Tensor joint(const Tensor& a, const Tensor& b, const Tensor& c) {
+  Tensor whole = a;
+  for (const Tensor* next : {&b, &c}) {
+    if (!next->given() || !whole.given() || next->rank != whole.rank || next->dtype != whole.dtype) return {};
+    for (int dim = 0; dim < whole.rank; ++dim) {
+      if (next->stride(dim) != whole.stride(dim)) return {};
+    }
+    const std::int64_t elements = whole.extent(0) * whole.stride(0);
+    if (next->data != static_cast<std::byte*>(whole.data) +
+                          elements * static_cast<std::int64_t>(size_of(whole.dtype))) {
+      return {};
+    }
+    whole.shape[0] += next->extent(0);
+  }
+  return whole;
 }
 
 // Calls the visitor for each operation of the layer in turn: what is launched, measured and explained is the
@@ -81,9 +109,18 @@ void walk(const LayerConfig& config, const LayerWeights& weights, const LayerInp
 
   const Tensor attended = config.norm_first ? buffers.normal : x;
   if (config.norm_first) norm(x, weights.attention_norm, weights.attention_norm_bias, buffers.normal);
-  project(attended, weights.q, weights.q_bias, buffers.q);
-  project(attended, weights.k, weights.k_bias, buffers.k);
-  project(attended, weights.v, weights.v_bias, buffers.v);
+  const Tensor weight = joint(weights.q, weights.k, weights.v);
+  const Tensor bias = joint(weights.q_bias, weights.k_bias, weights.v_bias);
+  const bool any_bias = weights.q_bias.given() || weights.k_bias.given() || weights.v_bias.given();
+  if (weight.given() && bias.given() == any_bias) {
+    Tensor qkv = buffers.q;
+    qkv.shape[1] = weight.extent(0);
+    project(attended, weight, bias, qkv);
+  } else {
+    project(attended, weights.q, weights.q_bias, buffers.q);
+    project(attended, weights.k, weights.k_bias, buffers.k);
+    project(attended, weights.v, weights.v_bias, buffers.v);
+  }
 
   const Tensor q = heads_of(buffers.q, inputs.x, config.head_dim);
   const Tensor k = heads_of(buffers.k, inputs.x, config.head_dim);

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tilewise._errors import reject
 from tilewise.attention import Alignment, Window, attention
+from tilewise.nn.joint import joint, lay_together
 
 __all__ = ["Attention", "MultiheadAttention"]
 
@@ -91,6 +94,14 @@ class Attention(nn.Module):
             num_heads * self.head_dim, embed_dim, bias if out_bias is None else out_bias, **where
         )
         self.sinks = nn.Parameter(torch.zeros(num_heads, device=device)) if sinks else None
+        lay_together(self.q_proj, self.k_proj, self.v_proj)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Attention:
+        """Moved or cast one by one, projections would lie apart."""
+        super()._apply(fn, recurse)
+        if recurse and joint(*(x.weight for x in (self.q_proj, self.k_proj, self.v_proj))) is None:
+            lay_together(self.q_proj, self.k_proj, self.v_proj)
+        return self
 
     def forward(self, x: Tensor, context: Tensor | None = None, attn_mask: Tensor | None = None) -> Tensor:
         """x [B, Sq, E] attends to context [B, Sk, context_dim], or to itself.

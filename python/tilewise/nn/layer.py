@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tilewise import _ops
 from tilewise._errors import reject
 from tilewise.attention import attention, attention_decode
 from tilewise.functional import linear, rope_into_cache
 from tilewise.nn.attention import Attention
 from tilewise.nn.blocks import FeedForward, GatedFeedForward, LayerNorm, RMSNorm, RotaryEmbedding
 from tilewise.nn.configs import LayerConfig, config_of
+from tilewise.nn.joint import joint
 
 
 @dataclass
@@ -158,10 +161,8 @@ class TransformerLayer(nn.Module):
     ) -> Tensor:
         """Attention with its projections, and the residual added."""
         parts = self.attention
-        projections = (parts.q_proj, parts.k_proj, parts.v_proj)
         q, k, v = (
-            linear(x, p.weight, p.bias).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
-            for p in projections
+            rows.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for rows in self._project(x)
         )
         if cache is not None:
             if attn_mask is not None:
@@ -173,6 +174,17 @@ class TransformerLayer(nn.Module):
             out = attention(q, k, v, attn_mask, is_causal=self.config.is_causal, enable_gqa=True)
         rows = out.transpose(1, 2).flatten(2)
         return linear(rows, parts.out_proj.weight, parts.out_proj.bias, residual=residual)
+
+    def _project(self, x: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values, by one product where no gradient is recorded."""
+        parts = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
+        recorded = torch.is_grad_enabled() and any(p.weight.requires_grad for p in parts)
+        if _ops.eager() and not recorded:
+            weight = joint(*(p.weight for p in parts))
+            bias = None if parts[0].bias is None else joint(*(p.bias for p in parts))
+            if weight is not None and (bias is None) == (parts[0].bias is None):
+                return linear(x, weight, bias).split([p.out_features for p in parts], -1)
+        return [linear(x, p.weight, p.bias) for p in parts]
 
     def _attend_cached(
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, cache: KVCache

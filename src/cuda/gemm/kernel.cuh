@@ -2,6 +2,7 @@
 
 #include "cuda/gemm/loader.cuh"
 #include "cuda/gemm/output.cuh"
+#include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 
 namespace tilewise::cuda::gemm {
@@ -18,6 +19,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   // The same in all lanes, which the compiler cannot see in threadIdx.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) shared.barriers().init();
+  // The kernel behind may stand by: it waits for this one's results itself.
+  let_kernel_behind_begin();
+  wait_for_kernel_ahead();
   __syncthreads();  // barriers are there; the last one for all
 
   if (warp < 4) {

@@ -51,7 +51,8 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
                                       .blocks = blocks,
                                       .threads = c.threads(),
                                       .shared_bytes = c.shared_bytes(),
-                                      .stream = stream},
+                                      .stream = stream,
+                                      .early = true},
                                      maps, arguments);
 }
 

@@ -1,5 +1,7 @@
 #include "cuda/norm/config.h"
 #include "cuda/norm/dispatch.cuh"
+#include "cuda/ptx/dependent.cuh"
+#include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/bias.cuh"
 #include "cuda/tile/chunk.cuh"
@@ -17,18 +19,66 @@ __device__ __forceinline__ void store_statistic(const Vector& to, std::int64_t m
   if (to.data != nullptr) reinterpret_cast<float*>(to.data)[m * to.stride] = value;
 }
 
+/// Mean and sum of squares about it.
+struct Moments {
+  float mean, squares;
+};
+
+/// Those of a team's row, `count` chunks of which the thread has some. Each warp finds its own, and about its
+/// own mean, so that the team waits once; then they are put together.
+template <bool one_warp, int chunks, int size>
+__device__ __forceinline__ Moments moments_of(const float (&s)[chunks][size], int count) {
+  using Row = Team<one_warp>;
+  const int step = Row::size(), lane = static_cast<int>(threadIdx.x) % 32;
+  float sum = 0;
+  int elements = 0;  // the warp's
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    const int at = Row::thread() + c * step;
+    elements += min(max(count - (at - lane), 0), 32) * size;
+    if (at >= count) continue;
+#pragma unroll
+    for (int n = 0; n < size; ++n) sum += s[c][n];
+  }
+  Moments own{warp_sum(sum) / static_cast<float>(max(elements, 1)), 0};
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    if (Row::thread() + c * step >= count) continue;
+#pragma unroll
+    for (int n = 0; n < size; ++n) own.squares += (s[c][n] - own.mean) * (s[c][n] - own.mean);
+  }
+  own.squares = warp_sum(own.squares);
+  if constexpr (one_warp) {
+    return own;
+  } else {
+    __shared__ Moments of_warps[32];
+    __shared__ float elements_of[32];
+    if (lane == 0) {
+      of_warps[threadIdx.x / 32] = own;
+      elements_of[threadIdx.x / 32] = static_cast<float>(elements);
+    }
+    __syncthreads();  // all warps' are there
+    const bool there = lane < static_cast<int>(blockDim.x) / 32;
+    const Moments part = there ? of_warps[lane] : Moments{0, 0};
+    const float weight = there ? elements_of[lane] : 0.0f;
+    const float mean = warp_sum(weight * part.mean) / static_cast<float>(count * size);
+    return {mean, warp_sum(part.squares + weight * (part.mean - mean) * (part.mean - mean))};
+  }
+}
+
 /// A row a team, kept in registers between what is read and what is written.
 template <typename T, Norm norm, int chunks, bool one_warp>
 __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
     chunks_kernel(const __grid_constant__ NormCall call) {
   constexpr int size = chunk_size<T>;
   using Row = Team<one_warp>;
+  let_kernel_behind_begin();
+  wait_for_kernel_ahead();
   const std::int64_t m = Row::number();
   if (m >= call.problem.rows) return;  // a whole warp
   const int count = static_cast<int>(call.problem.dim) / size;
   const int step = Row::size();
   float s[chunks][size];
-  float sum[1] = {0};
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     const int at = Row::thread() + c * step;
@@ -48,26 +98,25 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     const int at = Row::thread() + c * step;
-    if (at >= count) continue;
-    if (call.sum.data != nullptr) store_chunk(row_of<T>(call.sum, m) + at * size, s[c]);
-#pragma unroll
-    for (int n = 0; n < size; ++n) sum[0] += norm == Norm::layer ? s[c][n] : s[c][n] * s[c][n];
+    if (at < count && call.sum.data != nullptr) store_chunk(row_of<T>(call.sum, m) + at * size, s[c]);
   }
-  Row::sum(sum, 0);
-  const auto dim = static_cast<float>(call.problem.dim);
-  float mean = 0;
+  Moments moments{0, 0};
   if constexpr (norm == Norm::layer) {
-    mean = sum[0] / dim;
-    sum[0] = 0;
+    moments = moments_of<one_warp>(s, count);
+  } else {
+    float squares[1] = {0};
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
       if (Row::thread() + c * step >= count) continue;
 #pragma unroll
-      for (int n = 0; n < size; ++n) sum[0] += (s[c][n] - mean) * (s[c][n] - mean);
+      for (int n = 0; n < size; ++n) squares[0] += s[c][n] * s[c][n];
     }
-    Row::sum(sum, 1);
+    Row::sum(squares, 0);
+    moments.squares = squares[0];
   }
-  const float rstd = 1.0f / sqrtf(sum[0] / dim + static_cast<float>(call.epsilon));
+  const float mean = moments.mean;
+  const auto dim = static_cast<float>(call.problem.dim);
+  const float rstd = 1.0f / sqrtf(moments.squares / dim + static_cast<float>(call.epsilon));
   if (Row::thread() == 0) {
     store_statistic(call.mean, m, mean);
     store_statistic(call.rstd, m, rstd);
@@ -97,6 +146,8 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
 template <typename T, Norm norm>
 __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ NormCall call) {
   using Row = Team<false>;
+  let_kernel_behind_begin();
+  wait_for_kernel_ahead();
   const std::int64_t m = blockIdx.x;
   const std::int64_t dim = call.problem.dim;
   const auto summed = [&](std::int64_t d) {
@@ -138,7 +189,8 @@ void forward(const NormCall& call, const Context& context) {
   const Launch how{.name = "tilewise norm forward",
                    .blocks = (call.problem.rows + shape.rows - 1) / shape.rows,
                    .threads = shape.threads,
-                   .stream = static_cast<cudaStream_t>(context.stream)};
+                   .stream = static_cast<cudaStream_t>(context.stream),
+                   .early = device_properties(context.device.index).compute_capability >= 90};
   with_types(call.problem, [&]<typename T, Norm norm>() {
     if (!shape.in_chunks) return launch<elements_kernel<T, norm>>(how, call);
     with_shape(shape, [&]<int chunks, bool one_warp>() {

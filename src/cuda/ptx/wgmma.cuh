@@ -99,13 +99,16 @@ struct WarpgroupProduct;
 #define TILEWISE_C_88 TILEWISE_C_80, TILEWISE_C8(80)
 #define TILEWISE_REGISTERS_96 TILEWISE_REGISTERS_88 ", %88, %89, %90, %91, %92, %93, %94, %95"
 #define TILEWISE_C_96 TILEWISE_C_88, TILEWISE_C8(88)
+#define TILEWISE_REGISTERS_112                   \
+  TILEWISE_REGISTERS_96                          \
+  ", %96, %97, %98, %99, %100, %101, %102, %103" \
+  ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define TILEWISE_C_112 TILEWISE_C_96, TILEWISE_C8(96), TILEWISE_C8(104)
 #define TILEWISE_REGISTERS_128                       \
-  TILEWISE_REGISTERS_96                              \
-  ", %96, %97, %98, %99, %100, %101, %102, %103"     \
-  ", %104, %105, %106, %107, %108, %109, %110, %111" \
+  TILEWISE_REGISTERS_112                             \
   ", %112, %113, %114, %115, %116, %117, %118, %119" \
   ", %120, %121, %122, %123, %124, %125, %126, %127"
-#define TILEWISE_C_128 TILEWISE_C_96, TILEWISE_C8(96), TILEWISE_C8(104), TILEWISE_C8(112), TILEWISE_C8(120)
+#define TILEWISE_C_128 TILEWISE_C_112, TILEWISE_C8(112), TILEWISE_C8(120)
 
 // Operands behind c's registers are numbered from `half` on: i0, i1, ...
 #define TILEWISE_PRODUCT(T, type, n, half, i0, i1, i2, i3, i4, i5)                                           \
@@ -160,6 +163,8 @@ TILEWISE_PRODUCT(__half, "f16", 176, 88, "%88", "%89", "%90", "%91", "%92", "%93
 TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 176, 88, "%88", "%89", "%90", "%91", "%92", "%93")
 TILEWISE_PRODUCT(__half, "f16", 192, 96, "%96", "%97", "%98", "%99", "%100", "%101")
 TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 192, 96, "%96", "%97", "%98", "%99", "%100", "%101")
+TILEWISE_PRODUCT(__half, "f16", 224, 112, "%112", "%113", "%114", "%115", "%116", "%117")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 224, 112, "%112", "%113", "%114", "%115", "%116", "%117")
 TILEWISE_PRODUCT(__half, "f16", 256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 #endif
@@ -192,6 +197,8 @@ TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 256, 128, "%128", "%129", "%130", "%131"
 #undef TILEWISE_C_88
 #undef TILEWISE_REGISTERS_96
 #undef TILEWISE_C_96
+#undef TILEWISE_REGISTERS_112
+#undef TILEWISE_C_112
 #undef TILEWISE_REGISTERS_128
 #undef TILEWISE_C_128
 

@@ -3,27 +3,10 @@
 #include <atomic>
 #include <cstdint>
 
-#if __has_include(<nvtx3/nvToolsExt.h>)
-#include <nvtx3/nvToolsExt.h>
-#define TILEWISE_HAS_NVTX 1
-#endif
-
 #include "cuda/runtime/check.h"
+#include "cuda/runtime/range.h"
 
 namespace tilewise::cuda {
-
-/// A named range in a profile.
-class Range {
- public:
-#ifdef TILEWISE_HAS_NVTX
-  explicit Range(const char* name) { nvtxRangePushA(name); }
-  ~Range() { nvtxRangePop(); }
-#else
-  explicit Range(const char*) {}
-#endif
-  Range(const Range&) = delete;
-  Range& operator=(const Range&) = delete;
-};
 
 /// How a kernel is launched. The name is what errors and profiles call it.
 struct Launch {

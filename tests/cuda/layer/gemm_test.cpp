@@ -55,6 +55,22 @@ class CudaGemm : public CudaLayerTest {
     return p;
   }
 
+  /// One that a BLAS could take.
+  static Problem plain_problem(std::uint64_t seed, Sizes n) {
+    Random random(seed);
+    const DType dtype = seed % 2 == 0 ? DType::f16 : DType::bf16;
+    Problem p = aligned_problem(random, n, dtype, random.chance(0.5), random.chance(0.5));
+    p.options.activation = Activation::none;
+    p.gate = p.gate_bias = {};
+    if (p.bias.dtype() != dtype) p.bias = {};
+    if (p.out.dtype() != dtype) {
+      p.options.accumulate = false;
+      p.residual = {};
+      p.out = random_buffer(random, dtype, {n.m, n.n});
+    }
+    return p;
+  }
+
   static void check_by(std::string_view kernel, Problem& p) {
     SCOPED_TRACE(kernel);
     ASSERT_TRUE(takes(p, kernel));
@@ -132,6 +148,31 @@ TEST_F(CudaGemm, FewRowsAreNearTheTruth) {
       }
     }
   }
+}
+
+TEST_F(CudaGemm, CublasLtIsNearTheTruthWhereItIsThere) {
+  if (!takes(plain_problem(1, {8, 8, 8}), "cublaslt")) GTEST_SKIP() << "no cuBLASLt, or no GPU for it";
+  std::uint64_t seed = 1800;
+  for (const Sizes n : {Sizes{1, 8, 8}, {130, 257, 33}, {64, 72, 1000}, {300, 520, 136}, {7, 1104, 24}}) {
+    for (int repeat = 0; repeat < 6; ++repeat) {
+      SCOPED_TRACE(++seed);
+      Problem p = plain_problem(seed, n);
+      check_by("cublaslt", p);
+      Random random(seed);
+      p = random_problem(random, n, DType::bf16, Activation::none, false);  // of any alignment
+      if (takes(p, "cublaslt")) check_by("cublaslt", p);
+    }
+  }
+}
+
+TEST_F(CudaGemm, CublasLtMakesPlainProductsAlone) {
+  Problem p = plain_problem(1900, {64, 64, 64});
+  p.options.activation = Activation::gelu;
+  EXPECT_FALSE(takes(p, "cublaslt"));
+  p = plain_problem(1901, {64, 64, 64});
+  Random random(1902);
+  p.bias = random_buffer(random, DType::f32, {64});
+  EXPECT_FALSE(takes(p, "cublaslt"));
 }
 
 TEST_F(CudaGemm, SplitFactorsKeepTheErrorOfF32) {

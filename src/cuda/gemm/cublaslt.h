@@ -1,0 +1,13 @@
+#pragma once
+
+#include "gemm/call.h"
+
+namespace tilewise::cuda::gemm {
+
+/// Products as cuBLASLt makes them, by the algorithm it deems best, which is asked for once a problem.
+void run_cublaslt(const GemmCall& call, const Context& context);
+
+/// Bytes of workspace that algorithm takes.
+std::size_t cublaslt_workspace(const GemmCall& call, const Context& context);
+
+}  // namespace tilewise::cuda::gemm

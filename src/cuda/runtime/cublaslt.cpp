@@ -1,0 +1,95 @@
+#include "cuda/runtime/cublaslt.h"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <mutex>
+#include <type_traits>
+
+#include "cuda/runtime/check.h"
+
+namespace tilewise::cuda {
+namespace {
+
+struct Found {
+  CublasLt functions{};
+  std::string reason;  ///< why there is none
+};
+
+// One that is loaded already, as PyTorch's, comes first: a process should not have two.
+void* open_library() {
+  constexpr std::array names = {"libcublasLt.so.13", "libcublasLt.so.12"};
+  for (const int how : {RTLD_NOLOAD, 0}) {
+    for (const char* name : names) {
+      if (void* library = dlopen(name, RTLD_LAZY | RTLD_LOCAL | how)) return library;
+    }
+  }
+  return nullptr;
+}
+
+Found look_for_library() {
+  void* library = open_library();
+  if (library == nullptr) return {.reason = "needs cuBLASLt 12 or 13, which was not found"};
+  Found found;
+  const auto look_up = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    if (function == nullptr && found.reason.empty()) {
+      found.reason = std::string("needs a cuBLASLt that has ") + name;
+    }
+  };
+  CublasLt& lt = found.functions;
+  look_up(lt.create, "cublasLtCreate");
+  look_up(lt.create_description, "cublasLtMatmulDescCreate");
+  look_up(lt.set_description, "cublasLtMatmulDescSetAttribute");
+  look_up(lt.destroy_description, "cublasLtMatmulDescDestroy");
+  look_up(lt.create_layout, "cublasLtMatrixLayoutCreate");
+  look_up(lt.destroy_layout, "cublasLtMatrixLayoutDestroy");
+  look_up(lt.create_preference, "cublasLtMatmulPreferenceCreate");
+  look_up(lt.set_preference, "cublasLtMatmulPreferenceSetAttribute");
+  look_up(lt.destroy_preference, "cublasLtMatmulPreferenceDestroy");
+  look_up(lt.choose, "cublasLtMatmulAlgoGetHeuristic");
+  look_up(lt.multiply, "cublasLtMatmul");
+  return found;
+}
+
+// While a stream of this thread is captured, what might synchronise is refused. Making a handle concerns no
+// stream.
+class OutsideOfCapture {
+ public:
+  OutsideOfCapture() { check_cuda(cudaThreadExchangeStreamCaptureMode(&mode_), "leaving a capture"); }
+  ~OutsideOfCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  OutsideOfCapture(const OutsideOfCapture&) = delete;
+  OutsideOfCapture& operator=(const OutsideOfCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace
+
+const CublasLt* find_cublaslt(std::string* reason) {
+  static const Found found = look_for_library();
+  if (reason != nullptr) *reason = found.reason;
+  return found.reason.empty() ? &found.functions : nullptr;
+}
+
+CublasLt::Handle cublaslt_handle() {
+  constexpr std::size_t most_devices = 64;
+  static std::array<CublasLt::Handle, most_devices> handles{};
+  static std::mutex mutex;
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "asking for the current CUDA device");
+  const std::lock_guard lock(mutex);
+  CublasLt::Handle& handle = handles.at(static_cast<std::size_t>(device));
+  if (handle == nullptr) {
+    const OutsideOfCapture outside;
+    check_cublaslt(find_cublaslt()->create(&handle), "cublasLtCreate");
+  }
+  return handle;
+}
+
+void check_cublaslt(CublasLt::Status status, const char* what) {
+  if (status != 0) throw DeviceError(std::string(what) + ": cuBLAS status " + std::to_string(status));
+}
+
+}  // namespace tilewise::cuda
