@@ -15,7 +15,7 @@ namespace {
 
 /// What of the intermediate results is kept at once where the caller sets no bound: large enough that
 /// products run at full speed, small enough to matter beside the weights.
-constexpr std::size_t default_intermediate_bytes = std::size_t{256} << 20;
+constexpr std::size_t default_intermediate_bytes = std::size_t{512} << 20;
 
 /// Chunks of fewer hidden features would round dx too often, and leave products nothing to sum.
 constexpr std::int64_t least_features = 64;

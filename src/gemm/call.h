@@ -21,7 +21,8 @@ struct GemmCall {
 inline bool lies_as_blas(const Matrix& a, const Matrix& b, const Matrix& out, const Matrix& residual,
                          const Vector& bias) {
   return a.apart() && b.apart() && out.apart() && residual.apart() &&
-         (bias.data == nullptr || (bias.dtype == a.dtype && bias.stride == 1));
+         (bias.data == nullptr || (bias.dtype == a.dtype && bias.stride == 1 &&
+                                   reinterpret_cast<std::uintptr_t>(bias.data) % 16 == 0));
 }
 
 }  // namespace tilewise

@@ -25,7 +25,8 @@ struct GemmProblem {
   bool accumulate = false;
   bool allow_tf32 = false;
   bool aligned = false;  ///< rows (or columns) of all matrices begin at multiples of 16 bytes
-  /// Rows (or columns) of no matrix overlap, and a bias is contiguous and in the type of a: as a BLAS takes them.
+  /// Rows (or columns) of no matrix overlap, and a bias is contiguous, in the type of a, and begins at a
+  /// multiple of 16 bytes: as a BLAS takes them.
   bool as_blas = false;
   friend bool operator==(const GemmProblem&, const GemmProblem&) = default;
 };

@@ -44,14 +44,14 @@ class Layout {
 
 class Description {
  public:
-  Description(const CublasLt& lt, const GemmCall& call) : lt_(lt) {
+  Description(const CublasLt& lt, const GemmCall& call, const void* bias) : lt_(lt) {
     check_cublaslt(lt.create_description(&description_, CublasLt::compute_f32, CUDA_R_32F),
                    "cublasLtMatmulDescCreate");
     if (call.b.by_rows()) set(CublasLt::transpose_a, CublasLt::transposed);
     if (!call.a.by_rows()) set(CublasLt::transpose_b, CublasLt::transposed);
-    if (call.bias.data != nullptr) {
+    if (bias != nullptr) {
       set(CublasLt::epilogue, CublasLt::add_bias);
-      set(CublasLt::bias_pointer, static_cast<const void*>(call.bias.data));
+      set(CublasLt::bias_pointer, bias);
     }
   }
   ~Description() { lt_.destroy_description(description_); }
@@ -122,7 +122,9 @@ struct KeyHash {
 
 CublasLt::Choice ask(const CublasLt& lt, const GemmCall& call) {
   const Layout a(lt, call.b), b(lt, call.a), c(lt, addend_of(call)), d(lt, call.out);
-  const Description description(lt, call);
+  // Where a bias begins tells how it may be read: in all calls of the problem, at multiples of 16 bytes.
+  const auto* bias = call.bias.data == nullptr ? nullptr : reinterpret_cast<const void*>(std::uintptr_t{16});
+  const Description description(lt, call, bias);
   const Preference preference(lt, call.problem);
   CublasLt::Choice choice{};
   int found = 0;
@@ -163,7 +165,7 @@ void run_cublaslt(const GemmCall& call, const Context& context) {
   const CublasLt& lt = *find_cublaslt();
   const CublasLt::Choice choice = choice_of(lt, call);
   const Layout a(lt, call.b), b(lt, call.a), c(lt, addend_of(call)), d(lt, call.out);
-  const Description description(lt, call);
+  const Description description(lt, call, call.bias.data);
   const float one = 1;
   const float beta = call.problem.residual || call.problem.accumulate ? 1 : 0;
   auto* workspace = static_cast<std::byte*>(context.workspace.data);
@@ -174,6 +176,7 @@ void run_cublaslt(const GemmCall& call, const Context& context) {
                              &choice.algorithm, choice.workspace == 0 ? nullptr : workspace, choice.workspace,
                              static_cast<cudaStream_t>(context.stream)),
                  "tilewise cublaslt gemm");
+  if (call.problem.activation != Activation::none) activate_in_place(call, context);
 }
 
 }  // namespace tilewise::cuda::gemm

@@ -1,3 +1,4 @@
+#include "cuda/gemm/choice.h"
 #include "cuda/gemm/cublaslt.h"
 #include "cuda/runtime/cublaslt.h"
 #include "cuda/runtime/device.h"
@@ -12,10 +13,15 @@ std::string supports(const GemmProblem& problem) {
     return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
   }
   if (problem.out_dtype != problem.dtype) return "sums up in tensor cores, which f32 is too precise for";
-  if (problem.gated || problem.activation != Activation::none) return "makes plain products alone";
+  if (problem.gated) return "has no gates";
+  if (problem.activation != Activation::none && (problem.residual || problem.accumulate)) {
+    return "adds a residual before an activation";
+  }
   if (problem.k == 0) return "takes no less than one summand";
   if (problem.residual && problem.accumulate) return "adds a residual or accumulates, not both";
-  if (!problem.as_blas) return "takes rows that do not overlap and a bias in the type of a alone";
+  if (!problem.as_blas) {
+    return "takes rows that do not overlap, and a bias in the type of a from a multiple of 16 bytes on, alone";
+  }
   constexpr std::int64_t most = std::int64_t{1} << 30;
   if (problem.m > most || problem.n > most || problem.k > most) return "takes dimensions to 2^30";
   try {
@@ -28,8 +34,26 @@ std::string supports(const GemmProblem& problem) {
   return reason;
 }
 
+// What was measured on an H200 (docs/gemm.md): cuBLAS is ahead by what it hides of a tile's beginning and end,
+// wgmma where activations cost a pass of their own or its large tiles fill all multiprocessors.
 std::string yields(const GemmProblem& problem) {
-  return wgmma_gemm.supports(problem).empty() ? "leaves it to wgmma" : "";
+  if (!wgmma_gemm.supports(problem).empty()) return {};
+  constexpr std::int64_t few_summands = 2048;
+  if (problem.k < few_summands) return {};
+  if (problem.activation != Activation::none) return "leaves activations of long sums to wgmma";
+  if (!problem.a_by_rows || !problem.b_by_rows) return {};
+  const int multiprocessors = device_properties(problem.device.index).multiprocessors;
+  const gemm::GemmConfig& tile = gemm::Plain::rows[gemm::choose_row<gemm::Plain>(problem, multiprocessors)];
+  if (tile.row_tiles * tile.columns >= 2 * 168) {
+    return "leaves what fills tiles of " + std::to_string(tile.rows()) + " x " +
+           std::to_string(tile.columns) + " to wgmma";
+  }
+  const std::int64_t tiles =
+      std::int64_t{gemm::tiles_of(problem.m, tile.rows())} * gemm::tiles_of(problem.n, tile.columns);
+  if ((problem.residual || problem.accumulate) && tiles <= multiprocessors && problem.k < 8192) {
+    return "leaves sums with a residual, of a tile a multiprocessor, to wgmma";
+  }
+  return {};
 }
 
 void launch_on_device(const GemmCall& call, const Context& context) {

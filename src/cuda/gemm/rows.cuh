@@ -3,6 +3,7 @@
 #include <iterator>
 #include <utility>
 
+#include "cuda/gemm/choice.h"
 #include "cuda/gemm/kernel.cuh"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
@@ -11,8 +12,6 @@
 namespace tilewise::cuda::gemm {
 
 // From a product to the row of a tuning table that it runs by.
-
-inline int tiles_of(std::int64_t length, int piece) { return static_cast<int>((length + piece - 1) / piece); }
 
 /// A factor [length, k] of a product, or its gate's, in boxes of `rows` of its rows; where turned, of 64
 /// summands.
@@ -54,28 +53,6 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
                                       .stream = stream,
                                       .early = true},
                                      maps, arguments);
-}
-
-/// About how long a row of a table takes, in no unit: what a tile takes beside its products counts as more
-/// summands.
-inline double time_of(const GemmProblem& problem, const GemmConfig& c, int multiprocessors) {
-  const std::int64_t tiles =
-      std::int64_t{tiles_of(problem.m, c.rows())} * tiles_of(problem.n, c.out_columns());
-  const std::int64_t rounds = (tiles + multiprocessors - 1) / multiprocessors;
-  return static_cast<double>(rounds * c.rows() * c.columns * (problem.k + c.rest)) /
-         static_cast<double>(c.speed);
-}
-
-template <typename Table>
-int choose_row(const GemmProblem& problem, int multiprocessors) {
-  int chosen = 0;
-  for (int row = 1; row < static_cast<int>(std::size(Table::rows)); ++row) {
-    if (time_of(problem, Table::rows[row], multiprocessors) <
-        time_of(problem, Table::rows[chosen], multiprocessors)) {
-      chosen = row;
-    }
-  }
-  return chosen;
 }
 
 /// Runs the row that suits; all of the table is compiled.

@@ -19,6 +19,21 @@ __device__ __forceinline__ void store_statistic(const Vector& to, std::int64_t m
   if (to.data != nullptr) reinterpret_cast<float*>(to.data)[m * to.stride] = value;
 }
 
+constexpr int warps_threads = 128;  ///< of a block, where warps have long rows
+
+/// As all passes' rows are shared out; but where there are many, rows to 512 chunks are a warp's: it waits for
+/// nobody, and has all of its row on the way at once.
+RowShape forward_shape_of(const NormCall& call, int multiprocessors) {
+  const RowShape shape = shape_of(call);
+  const std::int64_t count = call.problem.dim * static_cast<std::int64_t>(size_of(call.problem.dtype)) / 16;
+  if (!shape.in_chunks || shape.one_warp || count > 512 || call.problem.rows < 16 * multiprocessors) return shape;
+  return {.in_chunks = true,
+          .one_warp = true,
+          .chunks = count <= 256 ? 8 : 16,
+          .threads = warps_threads,
+          .rows = warps_threads / 32};
+}
+
 /// Mean and sum of squares about it.
 struct Moments {
   float mean, squares;
@@ -26,8 +41,9 @@ struct Moments {
 
 /// Those of a team's row, `count` chunks of which the thread has some. Each warp finds its own, and about its
 /// own mean, so that the team waits once; then they are put together.
-template <bool one_warp, int chunks, int size>
-__device__ __forceinline__ Moments moments_of(const float (&s)[chunks][size], int count) {
+template <bool one_warp, typename T, int chunks>
+__device__ __forceinline__ Moments moments_of(const RawChunk<T> (&s)[chunks], int count) {
+  constexpr int size = chunk_size<T>;
   using Row = Team<one_warp>;
   const int step = Row::size(), lane = static_cast<int>(threadIdx.x) % 32;
   float sum = 0;
@@ -37,15 +53,19 @@ __device__ __forceinline__ Moments moments_of(const float (&s)[chunks][size], in
     const int at = Row::thread() + c * step;
     elements += min(max(count - (at - lane), 0), 32) * size;
     if (at >= count) continue;
+    float x[size];
+    s[c].spread(x);
 #pragma unroll
-    for (int n = 0; n < size; ++n) sum += s[c][n];
+    for (int n = 0; n < size; ++n) sum += x[n];
   }
   Moments own{warp_sum(sum) / static_cast<float>(max(elements, 1)), 0};
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     if (Row::thread() + c * step >= count) continue;
+    float x[size];
+    s[c].spread(x);
 #pragma unroll
-    for (int n = 0; n < size; ++n) own.squares += (s[c][n] - own.mean) * (s[c][n] - own.mean);
+    for (int n = 0; n < size; ++n) own.squares += (x[n] - own.mean) * (x[n] - own.mean);
   }
   own.squares = warp_sum(own.squares);
   if constexpr (one_warp) {
@@ -68,7 +88,7 @@ __device__ __forceinline__ Moments moments_of(const float (&s)[chunks][size], in
 
 /// A row a team, kept in registers between what is read and what is written.
 template <typename T, Norm norm, int chunks, bool one_warp>
-__global__ void __launch_bounds__(most_threads<chunks, one_warp>)
+__global__ void __launch_bounds__(one_warp && chunks > 4 ? warps_threads : most_threads<chunks, one_warp>)
     chunks_kernel(const __grid_constant__ NormCall call) {
   constexpr int size = chunk_size<T>;
   using Row = Team<one_warp>;
@@ -78,27 +98,31 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
   if (m >= call.problem.rows) return;  // a whole warp
   const int count = static_cast<int>(call.problem.dim) / size;
   const int step = Row::size();
-  float s[chunks][size];
+  RawChunk<T> s[chunks];  // as it will be rounded, so that nothing is lost
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     const int at = Row::thread() + c * step;
-    if (at < count) load_chunk(s[c], row_of<T>(call.x, m) + at * size);
+    if (at < count) s[c].load(row_of<T>(call.x, m) + at * size);
   }
   if (call.residual.data != nullptr) {
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
       const int at = Row::thread() + c * step;
       if (at >= count) continue;
-      float more[size];
+      float x[size], more[size];
+      s[c].spread(x);
       load_chunk(more, row_of<T>(call.residual, m) + at * size);
 #pragma unroll
-      for (int n = 0; n < size; ++n) s[c][n] = widen(narrow<T>(s[c][n] + more[n]));
+      for (int n = 0; n < size; ++n) x[n] += more[n];
+      store_chunk(reinterpret_cast<T*>(&s[c].bytes), x);
     }
   }
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     const int at = Row::thread() + c * step;
-    if (at < count && call.sum.data != nullptr) store_chunk(row_of<T>(call.sum, m) + at * size, s[c]);
+    if (at < count && call.sum.data != nullptr) {
+      *reinterpret_cast<uint4*>(row_of<T>(call.sum, m) + at * size) = s[c].bytes;
+    }
   }
   Moments moments{0, 0};
   if constexpr (norm == Norm::layer) {
@@ -108,8 +132,10 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
       if (Row::thread() + c * step >= count) continue;
+      float x[size];
+      s[c].spread(x);
 #pragma unroll
-      for (int n = 0; n < size; ++n) squares[0] += s[c][n] * s[c][n];
+      for (int n = 0; n < size; ++n) squares[0] += x[n] * x[n];
     }
     Row::sum(squares, 0);
     moments.squares = squares[0];
@@ -125,20 +151,21 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
   for (int c = 0; c < chunks; ++c) {
     const int at = Row::thread() + c * step;
     if (at >= count) continue;
+    float y[size], parameter[size];
+    s[c].spread(y);
 #pragma unroll
-    for (int n = 0; n < size; ++n) s[c][n] = (s[c][n] - mean) * rstd;
-    float parameter[size];
+    for (int n = 0; n < size; ++n) y[n] = (y[n] - mean) * rstd;
     if (call.weight.data != nullptr) {
       load_vector_chunk<T>(parameter, call.weight, at * size);
 #pragma unroll
-      for (int n = 0; n < size; ++n) s[c][n] *= parameter[n];
+      for (int n = 0; n < size; ++n) y[n] *= parameter[n];
     }
     if (norm == Norm::layer && call.bias.data != nullptr) {
       load_vector_chunk<T>(parameter, call.bias, at * size);
 #pragma unroll
-      for (int n = 0; n < size; ++n) s[c][n] += parameter[n];
+      for (int n = 0; n < size; ++n) y[n] += parameter[n];
     }
-    store_chunk(row_of<T>(call.y, m) + at * size, s[c]);
+    store_chunk(row_of<T>(call.y, m) + at * size, y);
   }
 }
 
@@ -185,7 +212,8 @@ __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ N
 }  // namespace
 
 void forward(const NormCall& call, const Context& context) {
-  const RowShape shape = shape_of(call);
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  const RowShape shape = forward_shape_of(call, multiprocessors);
   const Launch how{.name = "tilewise norm forward",
                    .blocks = (call.problem.rows + shape.rows - 1) / shape.rows,
                    .threads = shape.threads,
@@ -193,6 +221,8 @@ void forward(const NormCall& call, const Context& context) {
                    .early = device_properties(context.device.index).compute_capability >= 90};
   with_types(call.problem, [&]<typename T, Norm norm>() {
     if (!shape.in_chunks) return launch<elements_kernel<T, norm>>(how, call);
+    if (shape.one_warp && shape.chunks == 8) return launch<chunks_kernel<T, norm, 8, true>>(how, call);
+    if (shape.one_warp && shape.chunks == 16) return launch<chunks_kernel<T, norm, 16, true>>(how, call);
     with_shape(shape, [&]<int chunks, bool one_warp>() {
       launch<chunks_kernel<T, norm, chunks, one_warp>>(how, call);
     });

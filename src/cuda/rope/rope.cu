@@ -105,7 +105,7 @@ template <typename T, RopePairs pairs>
 __device__ __forceinline__ void turn_heads(const RopeCall& call, const Pieces& pieces, int piece, std::int64_t b,
                                            std::int64_t s, int first, int step) {
   constexpr int size = chunk_size<T>;
-  constexpr int together = 2;  // heads whose pieces are on their way at a time
+  constexpr int together = 4;  // heads whose pieces are on their way at a time
   const RopeProblem& problem = call.problem;
   const auto heads = static_cast<int>(problem.heads_q + problem.heads_kv);
   const bool turned = piece < pieces.turned;
@@ -145,7 +145,7 @@ __device__ __forceinline__ void turn_heads(const RopeCall& call, const Pieces& p
 /// Threads have a piece of a row each, of as many tokens and heads as there are threads for, and go on to the
 /// next heads.
 template <typename T, RopePairs pairs>
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 3)
     chunks_kernel(const __grid_constant__ RopeCall call, const __grid_constant__ Pieces pieces,
                   const int tokens) {
   let_kernel_behind_begin();
@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(256, 4)
   const int piece = thread % pieces.of_row(), token = thread / pieces.of_row() % tokens;
   const int head = thread / (pieces.of_row() * tokens), step = threads / (pieces.of_row() * tokens);
   if (head < step && token < count) {
-    const std::int64_t at = first_token + token;
-    turn_heads<T, pairs>(call, pieces, piece, at / problem.length, at % problem.length, head, step);
+    const auto at = static_cast<unsigned>(first_token + token), length = static_cast<unsigned>(problem.length);
+    turn_heads<T, pairs>(call, pieces, piece, at / length, at % length, head, step);
   }
   if (problem.dim_v == 0) return;
   const int values = static_cast<int>(problem.heads_kv) * pieces.values;
@@ -242,13 +242,14 @@ void run_of(const RopeCall& call, const Context& context) {
                       .values = static_cast<int>(problem.dim_v) / size};
   if (!in_chunks || pieces.of_row() > how.threads) return launch<elements_kernel<T>>(how, call);
   // Where a head's rows follow each other, several tokens make longer runs of memory.
-  const bool by_heads = problem.length >= 4 && call.q.stride_s < call.q.stride_h;
+  const bool by_heads =
+      problem.length >= 4 && all_tokens <= 0x7fffffff && call.q.stride_s < call.q.stride_h;
   const int tokens = by_heads && 4 * pieces.of_row() <= how.threads ? 4 : 1;
   how.blocks = (all_tokens + tokens - 1) / tokens;
-  // Two heads a thread at least, where there are so many.
+  // Four heads a thread at least, where there are so many.
   const std::int64_t heads = problem.heads_q + problem.heads_kv;
   how.threads = static_cast<int>(
-      std::clamp<std::int64_t>(((heads + 1) / 2 * pieces.of_row() * tokens + 31) / 32 * 32, 32, how.threads));
+      std::clamp<std::int64_t>(((heads + 3) / 4 * pieces.of_row() * tokens + 31) / 32 * 32, 32, how.threads));
   problem.pairs == RopePairs::halves
       ? launch<chunks_kernel<T, RopePairs::halves>>(how, call, pieces, tokens)
       : launch<chunks_kernel<T, RopePairs::interleaved>>(how, call, pieces, tokens);

@@ -165,9 +165,25 @@ TEST_F(CudaGemm, CublasLtIsNearTheTruthWhereItIsThere) {
   }
 }
 
-TEST_F(CudaGemm, CublasLtMakesPlainProductsAlone) {
+TEST_F(CudaGemm, CublasLtActivatesInAPassOfItsOwn) {
+  if (!takes(plain_problem(1, {8, 8, 8}), "cublaslt")) GTEST_SKIP() << "no cuBLASLt, or no GPU for it";
+  std::uint64_t seed = 1950;
+  for (const Activation activation : activations) {
+    for (const Sizes n : {Sizes{130, 257, 33}, {64, 72, 1000}}) {
+      SCOPED_TRACE(++seed);
+      Problem p = plain_problem(seed, n);
+      p.options.activation = activation;
+      p.options.accumulate = false;
+      p.residual = {};
+      check_by("cublaslt", p);
+    }
+  }
+}
+
+TEST_F(CudaGemm, CublasLtTakesNoGateAndNoWiderBias) {
   Problem p = plain_problem(1900, {64, 64, 64});
-  p.options.activation = Activation::gelu;
+  p.gate = p.b;
+  p.options.activation = Activation::silu;
   EXPECT_FALSE(takes(p, "cublaslt"));
   p = plain_problem(1901, {64, 64, 64});
   Random random(1902);

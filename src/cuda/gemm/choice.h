@@ -1,0 +1,36 @@
+#pragma once
+
+#include <iterator>
+
+#include "cuda/gemm/tuning.h"
+#include "gemm/problem.h"
+
+namespace tilewise::cuda::gemm {
+
+// Which row of a tuning table a product runs by.
+
+inline int tiles_of(std::int64_t length, int piece) { return static_cast<int>((length + piece - 1) / piece); }
+
+/// About how long a row of a table takes, in no unit: what a tile takes beside its products counts as more
+/// summands.
+inline double time_of(const GemmProblem& problem, const GemmConfig& c, int multiprocessors) {
+  const std::int64_t tiles =
+      std::int64_t{tiles_of(problem.m, c.rows())} * tiles_of(problem.n, c.out_columns());
+  const std::int64_t rounds = (tiles + multiprocessors - 1) / multiprocessors;
+  return static_cast<double>(rounds * c.rows() * c.columns * (problem.k + c.rest)) /
+         static_cast<double>(c.speed);
+}
+
+template <typename Table>
+int choose_row(const GemmProblem& problem, int multiprocessors) {
+  int chosen = 0;
+  for (int row = 1; row < static_cast<int>(std::size(Table::rows)); ++row) {
+    if (time_of(problem, Table::rows[row], multiprocessors) <
+        time_of(problem, Table::rows[chosen], multiprocessors)) {
+      chosen = row;
+    }
+  }
+  return chosen;
+}
+
+}  // namespace tilewise::cuda::gemm
