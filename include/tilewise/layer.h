@@ -44,7 +44,8 @@ LayerConfig layer_config(std::string_view name);
 std::vector<std::string_view> layer_configs();
 
 /// Weights lie as torch's Linear has them, [out, in], all in the type of x. Biases are optional; those of
-/// norms belong to layer norms.
+/// norms belong to layer norms. Where q, k and v lie one behind the other in memory, and their biases do, one
+/// product makes all three.
 struct LayerWeights {
   Tensor q{}, q_bias{};      ///< [Hq·D, E], [Hq·D]
   Tensor k{}, k_bias{};      ///< [Hkv·D, E]

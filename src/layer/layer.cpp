@@ -22,7 +22,8 @@ struct Buffers {
 
 // `count` columns of a matrix from `first` on.
 Tensor columns_of(const Tensor& matrix, std::int64_t first, std::int64_t count) {
-  auto* data = static_cast<std::byte*>(matrix.data) + first * static_cast<std::int64_t>(size_of(matrix.dtype));
+  auto* data =
+      static_cast<std::byte*>(matrix.data) + first * static_cast<std::int64_t>(size_of(matrix.dtype));
   return Tensor(data, matrix.dtype, std::array{matrix.extent(0), count},
                 std::array{matrix.stride(0), std::int64_t{1}}, matrix.device);
 }
@@ -65,8 +66,8 @@ Tensor joint(const Tensor& a, const Tensor& b, const Tensor& c) {
       if (next->stride(dim) != whole.stride(dim)) return {};
     }
     const std::int64_t elements = whole.extent(0) * whole.stride(0);
-    if (next->data != static_cast<std::byte*>(whole.data) +
-                          elements * static_cast<std::int64_t>(size_of(whole.dtype))) {
+    if (next->data !=
+        static_cast<std::byte*>(whole.data) + elements * static_cast<std::int64_t>(size_of(whole.dtype))) {
       return {};
     }
     whole.shape[0] += next->extent(0);

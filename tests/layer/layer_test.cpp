@@ -109,15 +109,34 @@ Layer exact_layer(const Layer& layer) {
   return result;
 }
 
-void run(const Layer& layer, const LayerInputs& inputs, const Buffer& out,
+void run(const Layer& layer, const LayerWeights& weights, const LayerInputs& inputs, const Buffer& out,
          Context context = serial_context()) {
   const LayerOutputs outputs{out.view()};
-  const LayerWeights weights = layer.weights();
   with_workspace(layer_workspace(layer.config, weights, inputs, {}, outputs, context),
                  [&](Workspace workspace) {
                    context.workspace = workspace;
                    layer_forward(layer.config, weights, inputs, {}, outputs, context);
                  });
+}
+
+void run(const Layer& layer, const LayerInputs& inputs, const Buffer& out,
+         const Context& context = serial_context()) {
+  run(layer, layer.weights(), inputs, out, context);
+}
+
+/// Tensors one behind the other in `memory`, which they are copied into.
+void lay_together(Buffer& memory, std::initializer_list<Tensor*> tensors, std::span<const Buffer> from) {
+  std::vector<double> values;
+  auto* data = static_cast<std::byte*>(memory.view().data);
+  std::size_t index = 0;
+  for (Tensor* tensor : tensors) {
+    const Buffer& part = from[2 * index++];  // weights and biases take turns
+    const std::vector<double> more = part.values();
+    values.insert(values.end(), more.begin(), more.end());
+    *tensor = Tensor(data, part.dtype(), part.shape());
+    data += part.size() * static_cast<std::int64_t>(size_of(part.dtype()));
+  }
+  memory.set_values(values);
 }
 
 double largest_difference(const Buffer& a, const Buffer& b) {
@@ -220,6 +239,30 @@ TEST(Layer, every_operation_is_explained) {
   ASSERT_EQ(steps.size(), 9u);
   EXPECT_EQ(steps[4].problem.rfind("rope f32", 0), 0u) << steps[4].problem;
   EXPECT_EQ(steps[8].problem.rfind("ffn forward f32", 0), 0u) << steps[8].problem;
+}
+
+TEST(Layer, projections_that_lie_together_are_one_product) {
+  for (const std::string_view name : {"llama-2-70b", "bert-base"}) {
+    SeededRandom random(21);
+    const Layer layer = random_layer(random, small_config(name), DType::f32);
+    const Buffer x = random_buffer(random, DType::f32, {2, 7, 48});
+    Buffer apart(DType::f32, {2, 7, 48}), together(DType::f32, {2, 7, 48});
+    run(layer, layer.inputs(x), apart);
+    const std::int64_t width = (layer.config.heads_q + 2 * layer.config.heads_kv) * 8;
+    Buffer memory(DType::f32, {width, 48}), bias_memory(DType::f32, {width});
+    LayerWeights weights = layer.weights();
+    const std::span<const Buffer> parts(layer.memory);
+    lay_together(memory, {&weights.q, &weights.k, &weights.v}, parts);
+    if (weights.q_bias.given()) {
+      lay_together(bias_memory, {&weights.q_bias, &weights.k_bias, &weights.v_bias}, parts.subspan(1));
+    }
+    run(layer, weights, layer.inputs(x), together);
+    EXPECT_LT(largest_difference(apart, together), 1e-5) << name;
+    const auto steps = [&](const LayerWeights& of) {
+      return explain_layer(layer.config, of, layer.inputs(x), {}, {together.view()}, serial_context()).size();
+    };
+    EXPECT_EQ(steps(weights) + 2, steps(layer.weights())) << name;
+  }
 }
 
 TEST(Layer, names_are_known) {

@@ -14,7 +14,9 @@ def lay_together(*layers: nn.Linear) -> None:
     """
     for name in ("weight", "bias"):
         parameters = [getattr(layer, name) for layer in layers]
-        if any(x is None for x in parameters) or len({(x.shape[1:], x.dtype, x.device) for x in parameters}) > 1:
+        if any(x is None for x in parameters):
+            continue
+        if len({(x.shape[1:], x.dtype, x.device) for x in parameters}) > 1:
             continue
         whole = torch.cat([x.detach() for x in parameters])
         for parameter, part in zip(parameters, whole.split([len(x) for x in parameters]), strict=True):

@@ -12,13 +12,14 @@ namespace tilewise::cuda::gemm {
 inline int tiles_of(std::int64_t length, int piece) { return static_cast<int>((length + piece - 1) / piece); }
 
 /// About how long a row of a table takes, in no unit: what a tile takes beside its products counts as more
-/// summands.
+/// summands, and what a call takes before its first tile and after its last as those of a tile more.
 inline double time_of(const GemmProblem& problem, const GemmConfig& c, int multiprocessors) {
+  constexpr double once = 1200;
   const std::int64_t tiles =
       std::int64_t{tiles_of(problem.m, c.rows())} * tiles_of(problem.n, c.out_columns());
   const std::int64_t rounds = (tiles + multiprocessors - 1) / multiprocessors;
-  return static_cast<double>(rounds * c.rows() * c.columns * (problem.k + c.rest)) /
-         static_cast<double>(c.speed);
+  const double summands = static_cast<double>(rounds * (problem.k + c.rest)) / static_cast<double>(c.speed);
+  return static_cast<double>(c.rows() * c.columns) * (summands + once);
 }
 
 template <typename Table>

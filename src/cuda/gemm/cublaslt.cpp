@@ -15,11 +15,10 @@ namespace {
 int type_of(DType dtype) { return dtype == DType::f16 ? CUDA_R_16F : CUDA_R_16BF; }
 
 /// Where a call accumulates, out is what is added.
-const Matrix& addend_of(const GemmCall& call) {
-  return call.problem.residual ? call.residual : call.out;
-}
+const Matrix& addend_of(const GemmCall& call) { return call.problem.residual ? call.residual : call.out; }
 
-// It knows matrices by columns alone. Ours by rows are the transposed ones: outᵀ [N, M] = b [N, K] · aᵀ [K, M].
+// It knows matrices by columns alone. Ours by rows are the transposed ones: outᵀ [N, M] = b [N, K] · aᵀ [K,
+// M].
 
 class Layout {
  public:
@@ -75,7 +74,8 @@ class Preference {
     check_cublaslt(lt.create_preference(&preference_), "cublasLtMatmulPreferenceCreate");
     set(CublasLt::most_workspace, std::uint64_t{32} << 20);  // what cuBLAS itself takes on Hopper
     set(CublasLt::reductions, CublasLt::reduce_in_f32);      // shares of sums are not rounded between
-    // The same of all calls of a problem, whatever their addresses: workspace is asked for before there is any.
+    // The same of all calls of a problem, whatever their addresses: workspace is asked for before there is
+    // any.
     const std::uint32_t alignment = problem.aligned ? 16 : 2;
     for (int matrix = 0; matrix < 4; ++matrix) set(CublasLt::alignment_a + matrix, alignment);
   }

@@ -20,12 +20,17 @@ std::string supports(const GemmProblem& problem) {
   if (problem.k == 0) return "takes no less than one summand";
   if (problem.residual && problem.accumulate) return "adds a residual or accumulates, not both";
   if (!problem.as_blas) {
-    return "takes rows that do not overlap, and a bias in the type of a from a multiple of 16 bytes on, alone";
+    return "takes rows that do not overlap, and a bias in the type of a from a multiple of 16 bytes on, "
+           "alone";
+  }
+  if (problem.bias && !problem.aligned) {
+    return "rounds before it adds a bias, where rows begin at no multiples of 16 bytes";
   }
   constexpr std::int64_t most = std::int64_t{1} << 30;
   if (problem.m > most || problem.n > most || problem.k > most) return "takes dimensions to 2^30";
   try {
-    if (device_properties(problem.device.index).compute_capability < 80) return "needs compute capability 8.0";
+    if (device_properties(problem.device.index).compute_capability < 80)
+      return "needs compute capability 8.0";
   } catch (const DeviceError& error) {
     return error.what();
   }
@@ -34,8 +39,8 @@ std::string supports(const GemmProblem& problem) {
   return reason;
 }
 
-// What was measured on an H200 (docs/gemm.md): cuBLAS is ahead by what it hides of a tile's beginning and end,
-// wgmma where activations cost a pass of their own or its large tiles fill all multiprocessors.
+// What was measured on an H200 (docs/gemm.md): cuBLAS is ahead by what it hides of a tile's beginning and
+// end, wgmma where activations cost a pass of their own or its large tiles fill all multiprocessors.
 std::string yields(const GemmProblem& problem) {
   if (!wgmma_gemm.supports(problem).empty()) return {};
   constexpr std::int64_t few_summands = 2048;

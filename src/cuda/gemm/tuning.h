@@ -56,8 +56,8 @@ struct Plain {
       {.row_tiles = 2, .columns = 128, .stages = 4, .speed = 0.99f},
       {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.98f, .rest = 250},
       {.row_tiles = 1, .columns = 168, .stages = 5, .speed = 0.97f, .rest = 220},
-      {.row_tiles = 2, .columns = 168, .stages = 3},
-      {.row_tiles = 2, .columns = 192, .stages = 3},
+      {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.04f},
+      {.row_tiles = 2, .columns = 192, .stages = 3, .speed = 1.04f},
       {.row_tiles = 1, .columns = 128, .stages = 5, .speed = 0.97f, .rest = 180},
   };
 };
@@ -65,7 +65,7 @@ struct Gated {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4, .gated = true},
       {.row_tiles = 2, .columns = 128, .stages = 4, .gated = true},
-      {.row_tiles = 2, .columns = 192, .stages = 3, .gated = true},
+      {.row_tiles = 2, .columns = 192, .stages = 3, .gated = true, .speed = 1.02f},
       {.row_tiles = 1, .columns = 224, .stages = 4, .gated = true, .rest = 300},
       {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .speed = 0.97f, .rest = 180},
   };

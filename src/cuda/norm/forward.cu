@@ -19,21 +19,6 @@ __device__ __forceinline__ void store_statistic(const Vector& to, std::int64_t m
   if (to.data != nullptr) reinterpret_cast<float*>(to.data)[m * to.stride] = value;
 }
 
-constexpr int warps_threads = 128;  ///< of a block, where warps have long rows
-
-/// As all passes' rows are shared out; but where there are many, rows to 512 chunks are a warp's: it waits for
-/// nobody, and has all of its row on the way at once.
-RowShape forward_shape_of(const NormCall& call, int multiprocessors) {
-  const RowShape shape = shape_of(call);
-  const std::int64_t count = call.problem.dim * static_cast<std::int64_t>(size_of(call.problem.dtype)) / 16;
-  if (!shape.in_chunks || shape.one_warp || count > 512 || call.problem.rows < 16 * multiprocessors) return shape;
-  return {.in_chunks = true,
-          .one_warp = true,
-          .chunks = count <= 256 ? 8 : 16,
-          .threads = warps_threads,
-          .rows = warps_threads / 32};
-}
-
 /// Mean and sum of squares about it.
 struct Moments {
   float mean, squares;
@@ -88,7 +73,7 @@ __device__ __forceinline__ Moments moments_of(const RawChunk<T> (&s)[chunks], in
 
 /// A row a team, kept in registers between what is read and what is written.
 template <typename T, Norm norm, int chunks, bool one_warp>
-__global__ void __launch_bounds__(one_warp && chunks > 4 ? warps_threads : most_threads<chunks, one_warp>)
+__global__ void __launch_bounds__(most_threads<chunks, one_warp>)
     chunks_kernel(const __grid_constant__ NormCall call) {
   constexpr int size = chunk_size<T>;
   using Row = Team<one_warp>;
@@ -212,8 +197,7 @@ __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ N
 }  // namespace
 
 void forward(const NormCall& call, const Context& context) {
-  const int multiprocessors = device_properties(context.device.index).multiprocessors;
-  const RowShape shape = forward_shape_of(call, multiprocessors);
+  const RowShape shape = shape_of(call);
   const Launch how{.name = "tilewise norm forward",
                    .blocks = (call.problem.rows + shape.rows - 1) / shape.rows,
                    .threads = shape.threads,
@@ -221,8 +205,6 @@ void forward(const NormCall& call, const Context& context) {
                    .early = device_properties(context.device.index).compute_capability >= 90};
   with_types(call.problem, [&]<typename T, Norm norm>() {
     if (!shape.in_chunks) return launch<elements_kernel<T, norm>>(how, call);
-    if (shape.one_warp && shape.chunks == 8) return launch<chunks_kernel<T, norm, 8, true>>(how, call);
-    if (shape.one_warp && shape.chunks == 16) return launch<chunks_kernel<T, norm, 16, true>>(how, call);
     with_shape(shape, [&]<int chunks, bool one_warp>() {
       launch<chunks_kernel<T, norm, chunks, one_warp>>(how, call);
     });

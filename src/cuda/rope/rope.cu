@@ -102,8 +102,8 @@ __device__ __forceinline__ void turn_pairs(float (&x)[chunk_size<T>], float (&y)
 
 /// A thread's pieces of q and k: the same piece of a token's row in head after head.
 template <typename T, RopePairs pairs>
-__device__ __forceinline__ void turn_heads(const RopeCall& call, const Pieces& pieces, int piece, std::int64_t b,
-                                           std::int64_t s, int first, int step) {
+__device__ __forceinline__ void turn_heads(const RopeCall& call, const Pieces& pieces, int piece,
+                                           std::int64_t b, std::int64_t s, int first, int step) {
   constexpr int size = chunk_size<T>;
   constexpr int together = 4;  // heads whose pieces are on their way at a time
   const RopeProblem& problem = call.problem;
@@ -145,7 +145,7 @@ __device__ __forceinline__ void turn_heads(const RopeCall& call, const Pieces& p
 /// Threads have a piece of a row each, of as many tokens and heads as there are threads for, and go on to the
 /// next heads.
 template <typename T, RopePairs pairs>
-__global__ void __launch_bounds__(256, 3)
+__global__ void __launch_bounds__(256, 2)
     chunks_kernel(const __grid_constant__ RopeCall call, const __grid_constant__ Pieces pieces,
                   const int tokens) {
   let_kernel_behind_begin();
@@ -154,11 +154,13 @@ __global__ void __launch_bounds__(256, 3)
   const RopeProblem& problem = call.problem;
   const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const std::int64_t first_token = std::int64_t{blockIdx.x} * tokens;
-  const auto count = static_cast<int>(min(std::int64_t{tokens}, problem.batch * problem.length - first_token));
+  const auto count =
+      static_cast<int>(min(std::int64_t{tokens}, problem.batch * problem.length - first_token));
   const int piece = thread % pieces.of_row(), token = thread / pieces.of_row() % tokens;
   const int head = thread / (pieces.of_row() * tokens), step = threads / (pieces.of_row() * tokens);
   if (head < step && token < count) {
-    const auto at = static_cast<unsigned>(first_token + token), length = static_cast<unsigned>(problem.length);
+    const auto at = static_cast<unsigned>(first_token + token),
+               length = static_cast<unsigned>(problem.length);
     turn_heads<T, pairs>(call, pieces, piece, at / length, at % length, head, step);
   }
   if (problem.dim_v == 0) return;
@@ -242,8 +244,7 @@ void run_of(const RopeCall& call, const Context& context) {
                       .values = static_cast<int>(problem.dim_v) / size};
   if (!in_chunks || pieces.of_row() > how.threads) return launch<elements_kernel<T>>(how, call);
   // Where a head's rows follow each other, several tokens make longer runs of memory.
-  const bool by_heads =
-      problem.length >= 4 && all_tokens <= 0x7fffffff && call.q.stride_s < call.q.stride_h;
+  const bool by_heads = problem.length >= 4 && all_tokens <= 0x7fffffff && call.q.stride_s < call.q.stride_h;
   const int tokens = by_heads && 4 * pieces.of_row() <= how.threads ? 4 : 1;
   how.blocks = (all_tokens + tokens - 1) / tokens;
   // Four heads a thread at least, where there are so many.
