@@ -46,17 +46,15 @@ std::string yields(const GemmProblem& problem) {
   constexpr std::int64_t few_summands = 2048;
   if (problem.k < few_summands) return {};
   if (problem.activation != Activation::none) return "leaves activations of long sums to wgmma";
-  if (!problem.a_by_rows || !problem.b_by_rows) return {};
+  if (!problem.a_by_rows || !problem.b_by_rows) {
+    constexpr std::int64_t large = std::int64_t{1} << 25;
+    return problem.m * problem.n < large ? "" : "leaves large results of factors by columns to wgmma";
+  }
   const int multiprocessors = device_properties(problem.device.index).multiprocessors;
   const gemm::GemmConfig& tile = gemm::Plain::rows[gemm::choose_row<gemm::Plain>(problem, multiprocessors)];
   if (tile.row_tiles * tile.columns >= 2 * 168) {
     return "leaves what fills tiles of " + std::to_string(tile.rows()) + " x " +
            std::to_string(tile.columns) + " to wgmma";
-  }
-  const std::int64_t tiles =
-      std::int64_t{gemm::tiles_of(problem.m, tile.rows())} * gemm::tiles_of(problem.n, tile.columns);
-  if ((problem.residual || problem.accumulate) && tiles <= multiprocessors && problem.k < 8192) {
-    return "leaves sums with a residual, of a tile a multiprocessor, to wgmma";
   }
   return {};
 }

@@ -61,7 +61,7 @@ struct Writer {
     wait_for_slabs<0>();
     const int chunk = lane % 8;
     const int at_column = column_of(piece) + 8 * chunk;
-#pragma unroll(c.sums() < 192 ? 4 : 1)
+#pragma unroll
     for (int r = lane / 8; r < 16; r += 4) {
       const int at_row = row_of(piece) + r;
       if (chunk >= chunks_of(piece) || at_row >= arguments.m || at_column >= arguments.n) continue;

@@ -32,10 +32,8 @@ struct GemmConfig {
   constexpr int a_bytes() const { return rows() * depth * 2; }
   constexpr int b_bytes() const { return columns * depth * 2; }
   /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
-  constexpr int producer_registers() const { return consumers == 3 ? 32 : sums() < 192 ? 40 : 24; }
-  constexpr int consumer_registers() const { return consumers == 3 ? 160 : sums() < 192 ? 232 : 240; }
-  /// That a consumer's thread has.
-  constexpr int sums() const { return row_tiles * columns / 2; }
+  constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
+  constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
   /// Slabs of the result on their way out, 16 rows of 64 columns, two a warp, stand behind the tiles.
   constexpr int slab_bytes() const { return 16 * 128; }
   constexpr int tile_bytes() const { return stages * (a_bytes() + b_bytes()); }
@@ -57,7 +55,6 @@ struct Plain {
       {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.98f, .rest = 250},
       {.row_tiles = 1, .columns = 168, .stages = 5, .speed = 0.97f, .rest = 220},
       {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.04f},
-      {.row_tiles = 2, .columns = 192, .stages = 3, .speed = 1.04f},
       {.row_tiles = 1, .columns = 128, .stages = 5, .speed = 0.97f, .rest = 180},
   };
 };
@@ -65,7 +62,6 @@ struct Gated {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4, .gated = true},
       {.row_tiles = 2, .columns = 128, .stages = 4, .gated = true},
-      {.row_tiles = 2, .columns = 192, .stages = 3, .gated = true, .speed = 1.02f},
       {.row_tiles = 1, .columns = 224, .stages = 4, .gated = true, .rest = 300},
       {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .speed = 0.97f, .rest = 180},
   };
