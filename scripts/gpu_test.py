@@ -75,7 +75,7 @@ def unit_test(program: str, timeout: float) -> Outcome:
 
 def sharded_test(program: str, jobs: int, alone: str, quick: bool, timeout: float) -> Outcome:
     """The same in several processes, since the reference takes most of the time. Tests of `alone` have one
-    for themselves: two at once would find too little memory and be skipped; where `quick` they are not run."""
+    for themselves: two at once would lack memory and be skipped; where `quick` they are not run."""
     shards = [
         ([f"--gtest_filter=-{alone}"], {"GTEST_TOTAL_SHARDS": str(jobs), "GTEST_SHARD_INDEX": str(shard)})
         for shard in range(jobs)
