@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -68,14 +68,50 @@ def show_failure(command: list[str], output: str) -> None:
     print("\n".join(output.splitlines()[-80:]))
 
 
-def unit_test(program: str, timeout: float, leave_out: str = "") -> Outcome:
+def unit_test(program: str, timeout: float) -> Outcome:
     """A GoogleTest program, its tests counted."""
-    command = [f"bin/{program}"]
-    more = {}
-    if leave_out:
-        command.append(f"--gtest_filter=-{leave_out}")
-        more["left_out"] = leave_out
-    return counted(Outcome(program, more=more), command, "--gtest_output=xml:", timeout)
+    return counted(Outcome(program), [f"bin/{program}"], "--gtest_output=xml:", timeout)
+
+
+def sharded_test(program: str, jobs: int, alone: str, quick: bool, timeout: float) -> Outcome:
+    """The same in several processes, since the reference takes most of the time. Tests of `alone` have one
+    for themselves: two at once would lack memory and be skipped; where `quick` they are not run."""
+    shards = [
+        ([f"--gtest_filter=-{alone}"], {"GTEST_TOTAL_SHARDS": str(jobs), "GTEST_SHARD_INDEX": str(shard)})
+        for shard in range(jobs)
+    ]
+    if not quick:
+        shards.insert(0, ([f"--gtest_filter={alone}"], {}))
+
+    def run_shard(shard: tuple[list[str], dict[str, str]]) -> Outcome:
+        options, environment = shard
+        # A thread that waits must sleep, or it takes the core from another process.
+        environment = {"OMP_WAIT_POLICY": "passive", **environment}
+        command = [f"bin/{program}", *options]
+        return counted(Outcome(program), command, "--gtest_output=xml:", timeout, **environment)
+
+    with ThreadPoolExecutor(len(shards)) as pool:
+        outcome = joined(Outcome(program, more={"processes": len(shards)}), pool.map(run_shard, shards))
+    if quick:
+        outcome.more["left_out"] = alone
+    return outcome
+
+
+def joined(outcome: Outcome, parts: Iterable[Outcome]) -> Outcome:
+    """What several processes found, as one outcome."""
+    slowest: dict[str, float] = {}
+    for part in parts:
+        outcome.passed += part.passed
+        outcome.failed += part.failed
+        outcome.skipped += part.skipped
+        slowest |= part.more["slowest"]
+        for key in ("failures", "skipped_because"):
+            if found := part.more.get(key):
+                outcome.more[key] = sorted({*outcome.more.get(key, []), *found})
+        if ended_in := part.more.get("ended_in"):
+            outcome.more.setdefault("ended_in", []).append(ended_in)
+    outcome.more["slowest"] = dict(sorted(slowest.items(), key=lambda test: -test[1])[:SLOWEST])
+    return outcome
 
 
 def counted(
@@ -190,7 +226,10 @@ Suites = Iterator[tuple[str, Callable[[], Outcome]]]
 def test_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
     for program in UNIT_TESTS:
         yield program, partial(unit_test, program, options.timeout)
-    yield "cuda_test", partial(unit_test, "cuda_test", options.timeout, LARGE if options.quick else "")
+    yield (
+        "cuda_test",
+        partial(sharded_test, "cuda_test", options.jobs, LARGE, options.quick, options.timeout),
+    )
     # Of random problems, wgmma and the backward of mma take few: they have domains of their own.
     domains: dict[str, list[str]] = {
         "property": [],
@@ -241,7 +280,9 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--count", type=int, default=None, help="random problems (default: 5000)")
     parser.add_argument("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
-    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes for them")
+    parser.add_argument(
+        "--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes for them and for cuda_test"
+    )
     parser.add_argument("--quick", action="store_true", help="500 problems, and no test of large memory")
     parser.add_argument("--sanitize", action="store_true", help="run compute-sanitizer's tools instead")
     parser.add_argument("--sanitize-count", type=int, default=40, help="random problems for each tool")
