@@ -342,7 +342,7 @@ def main() -> int:
         suite: call
         for suite, call in suites.items()
         if not options.only
-        or any(suite == part or part not in suites and part in suite for part in options.only)
+        or any(suite == part or (part not in suites and part in suite) for part in options.only)
     }
     record = Record(
         folder / (gpu.slug if gpu else "no-gpu") / name if folder else None,
