@@ -293,7 +293,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="500 problems, and no test of large memory")
     parser.add_argument("--sanitize", action="store_true", help="run compute-sanitizer's tools instead")
     parser.add_argument("--sanitize-count", type=int, default=40, help="random problems for each tool")
-    parser.add_argument("--only", action="append", help="run only the suites whose name contains this")
+    parser.add_argument(
+        "--only", action="append", help="run only the suite of this name, or those whose names contain it"
+    )
     parser.add_argument(
         "--append", action="store_true", help="keep what the record has of other suites and the same sources"
     )
@@ -339,7 +341,8 @@ def main() -> int:
     chosen = {
         suite: call
         for suite, call in suites.items()
-        if not options.only or any(part in suite for part in options.only)
+        if not options.only
+        or any(suite == part or (part not in suites and part in suite) for part in options.only)
     }
     record = Record(
         folder / (gpu.slug if gpu else "no-gpu") / name if folder else None,
