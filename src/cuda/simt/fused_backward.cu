@@ -239,7 +239,7 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
       add_to_own(sum, stage.dscores + first * C::pair_stride, stage.other + first * C::row_stride,
                  min(C::tile / 2, max(0, keys.count - first)), own_place);
     }
-    __syncthreads();  // everyone is done with the other side, and score gradients are there for all
+    __syncthreads();  // everyone is done with the other side
     more = pairs.next();
     if constexpr (general && side == Side::keys) {
       if (more && pairs.query.h != query.h) group.add(sum);
