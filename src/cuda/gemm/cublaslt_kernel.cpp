@@ -24,7 +24,7 @@ std::string supports(const GemmProblem& problem) {
            "alone";
   }
   if (problem.bias && !problem.aligned) {
-    return "rounds before it adds a bias, where rows begin at no multiples of 16 bytes";
+    return "takes a bias where rows begin at multiples of 16 bytes alone: else it is less exact";
   }
   constexpr std::int64_t most = std::int64_t{1} << 30;
   if (problem.m > most || problem.n > most || problem.k > most) return "takes dimensions to 2^30";

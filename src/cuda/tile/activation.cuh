@@ -6,8 +6,8 @@
 namespace tilewise::cuda {
 
 // Activations and their slopes. With `approximate`, for results that are rounded to 16 bits, tanh is the
-// special function unit's, whose error of 2^-11 is below theirs, and gelu is made of it, too: erff takes four
-// times the instructions.
+// special function unit's, whose error of 2^-11 is below theirs, and gelu is made of it, too: erff takes many
+// more instructions.
 
 template <bool approximate>
 __device__ __forceinline__ float tanh_of(float x) {
