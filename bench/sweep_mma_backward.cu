@@ -275,7 +275,7 @@ struct Sweep {
     if (c.dim != problem.dim_qk) return;
     cudaFuncAttributes attributes{};
     check_cuda(cudaFuncGetAttributes(&attributes, backward_kernel<T, Candidates, row>), "attributes");
-    const BackwardSpace space(call, context.workspace.data);
+    const BackwardSpace space(call, context.workspace.data, 1);
     const auto run = [&] { run_backward_row<T, Candidates, row>(call, space, multiprocessors, nullptr); };
     const double ms = median_ms(run);
     for (const Memory* memory : {&got.dq, &got.dk, &got.dv}) cudaMemset(memory->data, 0xFF, elements * 2);

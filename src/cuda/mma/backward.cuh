@@ -64,8 +64,8 @@ __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
   const GroupFacts& facts = *block.facts_smem;
   block.load_queries(next, 0);
   commit_copies();
-  QuerySteps now{.at = 0, .head = facts.heads};  // none yet
-  int stage = 2;                                 // of those
+  QuerySteps now = QuerySteps::none(facts);  // as yet
+  int stage = 2;                             // of those
   int pair_stage = 1;
 #pragma unroll 1
   while (now.more(facts) || next.more(facts)) {
@@ -95,11 +95,11 @@ __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
 
 /// All that the queries add.
 template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void add_all(Block& block) {
+__device__ __forceinline__ void add_all(Block& block, int share) {
   for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) block.has_peak_smem[r] = 0;
   if (threadIdx.x == 0) {
-    *block.facts_smem = GroupFacts(block.call, block.blocks, block.space.dq, block.b, block.h,
-                                   block.first_key, block.key_count);
+    *block.facts_smem = GroupFacts(block.call, block.blocks, block.space, block.b, block.h, block.first_key,
+                                   block.key_count, share);
     *block.turn_smem = {};
   }
   __syncthreads();  // the facts are there
@@ -114,7 +114,7 @@ __device__ __forceinline__ void add_all(Block& block) {
   }
 }
 
-/// Which block of keys this one takes. Blocks that wait for each other take them in the order in which they
+/// Which block of keys this one takes, and which share of their queries. Blocks that wait for each other take them in the order in which they
 /// begin.
 __device__ __forceinline__ std::uint32_t block_index(const Order& order, BlockFacts& facts_smem) {
   if (!order.kept()) return blockIdx.x;
@@ -132,13 +132,15 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   constexpr BackwardConfig c = Table::rows[row];
   extern __shared__ __align__(128) std::byte shared[];
   using Block = BackwardBlock<T, c, Table::general>;
-  const Turn turn = blocks.turns.turn(block_index(space.order, *Block::facts_of(shared)));
+  const std::uint32_t index = block_index(space.order, *Block::facts_of(shared));
+  const auto shares = static_cast<std::uint32_t>(space.shares.count);
+  const Turn turn = blocks.turns.turn(index / shares);
   Block block(call, blocks, space, shared, turn);
   if (block.key_count <= 0) return;
-  add_all<c>(block);
+  add_all<c>(block, static_cast<int>(index % shares));
   __syncthreads();  // everyone is done with keys and values, and peaks are known
   if (space.order.kept()) end_turn(block);
-  store_own<c>(block);
+  space.shares.count > 1 ? store_shares<c>(block) : store_own<c>(block);
 #endif
 }
 

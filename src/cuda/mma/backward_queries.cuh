@@ -3,6 +3,7 @@
 #include "cuda/mma/backward_space.cuh"
 #include "cuda/mma/backward_tuning.h"
 #include "cuda/tile/key_grid.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
 
 namespace tilewise::cuda::mma {
 
@@ -36,17 +37,21 @@ struct GroupFacts {
   std::int64_t high;
   std::int64_t tile;  ///< of the sums of dq
   int length;         ///< queries of a head
-  int heads;          ///< of the group
   int first, end;     ///< tiles of queries that may see some key
+  int share;          ///< which of the blocks that share the keys this is
+  struct Place {
+    int head;  ///< of the group
+    int at;    ///< tile of queries
+  } begin, stop;  ///< the block's share of them: where it begins, and what comes after its last
 
-  __device__ GroupFacts(const AttentionCall& call, const BackwardBlocks& blocks, const QuerySums& sums, int b,
-                        int head_kv, int first_key, int key_count) {
+  __device__ GroupFacts(const AttentionCall& call, const BackwardBlocks& blocks, const BackwardSpace& space,
+                        int b, int head_kv, int first_key, int key_count, int share_) {
     const Sequence sequence = call.sequence(b);
     const std::int64_t head = head_kv * call.group();
     q = row_of_halves(call.q, b, head, sequence.first_q);
     d_o = row_of_halves(call.d_o, b, head, sequence.first_q);
     row = head * call.rows_q() + call.first_row_q(b);
-    tile = head * sums.tiles + QuerySums::first_tile(call, b);
+    tile = head * space.dq.tiles + QuerySums::first_tile(call, b);
     // Queries i with i − left < the position of the keys' end, and i + right >= that of their beginning.
     const std::int64_t position = first_key - sequence.band_offset;
     low = -position - call.band.left;
@@ -56,13 +61,28 @@ struct GroupFacts {
     const std::int64_t end_query = min(sequence.length_q, position + key_count + call.band.left);
     const bool any = first_query < end_query;
     const int size = blocks.queries.size;
-    heads = any ? static_cast<int>(call.group()) : 0;
     first = any ? static_cast<int>(first_query / size) : 0;
     end = any ? static_cast<int>((end_query + size - 1) / size) : 0;
     if (blocks.queries.tiles_per_block > 0) {
       first = 0;
       end = static_cast<int>(blocks.queries.tiles);
     }
+    share = share_;
+    const auto heads = static_cast<int>(call.group());
+    begin = {0, end - 1};
+    stop = {any ? heads : 0, end - 1};
+    if (space.shares.count > 1 && any) {
+      begin = place(heads, share, space.shares.count);
+      stop = place(heads, share + 1, space.shares.count);
+    }
+  }
+
+ private:
+  /// Where a share begins, of the tiles of all heads in their order.
+  __device__ Place place(int heads, int share_, int shares) const {
+    const int tiles = end - first;
+    const auto at = static_cast<int>(std::int64_t{heads} * tiles * share_ / shares);
+    return {at / tiles, end - 1 - at % tiles};
   }
 };
 
@@ -88,8 +108,12 @@ struct QuerySteps {
   int head = 0;
   std::int32_t tile = block_full;  ///< of the block mask
 
-  __device__ static QuerySteps first(const GroupFacts& facts) { return {.at = facts.end - 1}; }
-  __device__ bool more(const GroupFacts& facts) const { return head < facts.heads; }
+  __device__ static QuerySteps first(const GroupFacts& facts) { return {facts.begin.at, facts.begin.head}; }
+  /// What comes after the last.
+  __device__ static QuerySteps none(const GroupFacts& facts) { return {facts.stop.at, facts.stop.head}; }
+  __device__ bool more(const GroupFacts& facts) const {
+    return head != facts.stop.head || at != facts.stop.at;
+  }
   __device__ void step(const GroupFacts& facts) {
     if (--at >= facts.first) return;
     at = facts.end - 1;

@@ -208,6 +208,43 @@ __device__ __forceinline__ void store_unfinished(const Block& block, float* to, 
   }
 }
 
+/// A share's sums of all rows.
+template <BackwardConfig c, typename Block>
+__device__ __forceinline__ void store_share(const Block& block, float* to, int dims,
+                                            const typename Block::OwnSums& sums) {
+  if (to == nullptr) return;
+  const WarpPlace<c.dim_warps> place(block.warp);
+  const std::int64_t floats = KeyShares::row_floats(dims);
+  const std::int64_t first_row = block.facts_smem->share * block.space.shares.keys +
+                                 BackwardSpace::key_row(block.call, block.b, block.h, block.first_key_row());
+  const int first_dim = place.n * c.own_dim_tiles() * 16 + 2 * (block.lane % 4);
+#pragma unroll
+  for (int m = 0; m < c.own_key_tiles(); ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = place.m * c.own_key_tiles() * 16 + 16 * m + 8 * half + block.lane / 4;
+      if (r >= block.key_count) continue;
+      float* row = to + (first_row + r) * floats + first_dim;
+#pragma unroll
+      for (int n = 0; n < 2 * c.own_dim_tiles(); ++n) {
+        if (first_dim + 8 * n >= floats) continue;
+        *reinterpret_cast<float2*>(row + 8 * n) = {sums[m][n][2 * half], sums[m][n][2 * half + 1]};
+      }
+    }
+  }
+}
+template <BackwardConfig c, typename Block>
+__device__ __forceinline__ void store_shares(const Block& block) {
+  const KeyShares& shares = block.space.shares;
+  const std::int64_t first = block.facts_smem->share * shares.keys +
+                             BackwardSpace::key_row(block.call, block.b, block.h, block.first_key_row());
+  for (int r = static_cast<int>(threadIdx.x); r < block.key_count; r += c.threads()) {
+    shares.has_peak[first + r] = static_cast<std::uint8_t>(block.has_peak_smem[r]);
+  }
+  store_share<c>(block, shares.dk, block.dim_qk, block.dk);
+  store_share<c>(block, shares.dv, block.dim_v, block.dv);
+}
+
 /// dk and dv from their sums; everyone is done with keys and values, and peaks are known.
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void store_own(const Block& block) {

@@ -31,7 +31,7 @@ struct BackwardConfig {
   constexpr int key_bytes() const { return keys * dim * 2; }       ///< of k, or of v
   constexpr int query_bytes() const { return queries * dim * 2; }  ///< a stage of q, or of d_o
   constexpr int pair_bytes() const { return keys * queries * 2; }  ///< weights, or score gradients
-  static constexpr int fact_bytes = 96;                            ///< of what a block knows of its queries
+  static constexpr int fact_bytes = 112;                           ///< of what a block knows of its queries
   constexpr int state_bytes() const { return queries * 4; }        ///< a stage of one number a query
   constexpr int stages() const { return pairs_ahead ? 3 : 2; }     ///< of queries
   constexpr int pair_stages() const { return pairs_ahead ? 2 : 1; }
