@@ -38,20 +38,19 @@ struct GroupFacts {
   std::int64_t tile;  ///< of the sums of dq
   int length;         ///< queries of a head
   int first, end;     ///< tiles of queries that may see some key
-  int share;          ///< which of the blocks that share the keys this is
-  struct Place {
-    int head;  ///< of the group
-    int at;    ///< tile of queries
-  } begin, stop;  ///< the block's share of them: where it begins, and what comes after its last
+  int clear, clear_end;      ///< tiles of queries that see all keys, where tiles follow each other
+  int share;                 ///< which of the blocks that share the keys this is
+  int head, at;              ///< where its share of the tiles begins: head of the group, tile
+  int count;                 ///< of them
 
   __device__ GroupFacts(const AttentionCall& call, const BackwardBlocks& blocks, const BackwardSpace& space,
                         int b, int head_kv, int first_key, int key_count, int share_) {
     const Sequence sequence = call.sequence(b);
-    const std::int64_t head = head_kv * call.group();
-    q = row_of_halves(call.q, b, head, sequence.first_q);
-    d_o = row_of_halves(call.d_o, b, head, sequence.first_q);
-    row = head * call.rows_q() + call.first_row_q(b);
-    tile = head * space.dq.tiles + QuerySums::first_tile(call, b);
+    const std::int64_t first_head = head_kv * call.group();
+    q = row_of_halves(call.q, b, first_head, sequence.first_q);
+    d_o = row_of_halves(call.d_o, b, first_head, sequence.first_q);
+    row = first_head * call.rows_q() + call.first_row_q(b);
+    tile = first_head * space.dq.tiles + QuerySums::first_tile(call, b);
     // Queries i with i − left < the position of the keys' end, and i + right >= that of their beginning.
     const std::int64_t position = first_key - sequence.band_offset;
     low = -position - call.band.left;
@@ -67,22 +66,25 @@ struct GroupFacts {
       first = 0;
       end = static_cast<int>(blocks.queries.tiles);
     }
+    // Those whose first query sees the last key, and whose last one the first.
+    constexpr std::int64_t far = 1 << 30;
+    const auto tiles = [&](std::int64_t queries) {
+      return static_cast<int>(max(std::int64_t{0}, min(far * size, queries)) / size);
+    };
+    clear = key_count < blocks.keys.size ? end : tiles(blocks.keys.size - high + size - 1);
+    clear_end = tiles(1 - low);
     share = share_;
-    const auto heads = static_cast<int>(call.group());
-    begin = {0, end - 1};
-    stop = {any ? heads : 0, end - 1};
+    head = 0;
+    at = end - 1;
+    count = any ? static_cast<int>(call.group()) * (end - first) : 0;
     if (space.shares.count > 1 && any) {
-      begin = place(heads, share, space.shares.count);
-      stop = place(heads, share + 1, space.shares.count);
+      const int tiles = end - first;
+      const std::int64_t all = count;
+      const auto begin = static_cast<int>(all * share / space.shares.count);
+      count = static_cast<int>(all * (share + 1) / space.shares.count) - begin;
+      head = begin / tiles;
+      at = end - 1 - begin % tiles;
     }
-  }
-
- private:
-  /// Where a share begins, of the tiles of all heads in their order.
-  __device__ Place place(int heads, int share_, int shares) const {
-    const int tiles = end - first;
-    const auto at = static_cast<int>(std::int64_t{heads} * tiles * share_ / shares);
-    return {at / tiles, end - 1 - at % tiles};
   }
 };
 
@@ -106,17 +108,15 @@ static_assert(sizeof(BlockFacts) <= BackwardConfig::fact_bytes);
 struct QuerySteps {
   int at;
   int head = 0;
+  int left = 0;                    ///< tiles that are to come, with this one
   std::int32_t tile = block_full;  ///< of the block mask
 
-  __device__ static QuerySteps first(const GroupFacts& facts) { return {facts.begin.at, facts.begin.head}; }
-  /// What comes after the last.
-  __device__ static QuerySteps none(const GroupFacts& facts) { return {facts.stop.at, facts.stop.head}; }
-  __device__ bool more(const GroupFacts& facts) const {
-    return head != facts.stop.head || at != facts.stop.at;
-  }
-  __device__ void step(const GroupFacts& facts) {
-    if (--at >= facts.first) return;
-    at = facts.end - 1;
+  __device__ bool more() const { return left > 0; }
+  /// Of tiles `first` to `end` of each head.
+  __device__ void step(int first, int end) {
+    --left;
+    if (--at >= first) return;
+    at = end - 1;
     ++head;
   }
 };

@@ -70,11 +70,19 @@ __device__ __forceinline__ void add_row_sums(const Block& block, std::int64_t ro
                                            two_ones<typename Block::T>);
     }
   }
-  if (block.lane % 4 != 0) return;
   float* to = block.space.rows.rest + place.n * block.space.rows.count + row + first_query + block.lane / 4;
+  if (rows >= 16 * query_tiles) {
+    if (block.lane % 4 != 0) return;
 #pragma unroll
-  for (int index = 0; index < 2 * query_tiles; ++index) {
-    if (8 * index + block.lane / 4 < rows) atomicAdd(to + 8 * index, rest[index / 2][index % 2 * 2]);
+    for (int index = 0; index < 2 * query_tiles; ++index) {
+      atomicAdd(to + 8 * index, rest[index / 2][index % 2 * 2]);
+    }
+  } else {
+#pragma unroll
+    for (int index = 0; index < 2 * query_tiles; ++index) {
+      const bool present = block.lane % 4 == 0 && 8 * index + block.lane / 4 < rows;
+      if (present) atomicAdd(to + 8 * index, rest[index / 2][index % 2 * 2]);
+    }
   }
 }
 /// The same in the general kernel, where each warp has made the sum of its keys, before a softcap's
@@ -107,18 +115,20 @@ __device__ __forceinline__ void add_to_queries(const Block& block, const QuerySt
   const WarpPlace<c.dq_dim_warps> place(block.warp);
   const int first_query = place.m * query_tiles * 16;
   const int first_dim = place.n * dim_tiles;
-  if (space.order.kept()) await_turn(block, steps);  // here registers are to be had
   Sums<query_tiles, dim_tiles> dq = {};
   const auto dscores = PairPointer::by_columns(Block::address(block.dscores_at(pair_stage)));
   multiply_tiles<T, c.keys / 16, query_tiles, dim_tiles>(
       dq, a_turned<query_tiles>(dscores.from(0, first_query / 16)),
-      b_turned(RowPointer::by_rows(Block::address(block.k_smem)).from(0, first_dim)));
-  const auto queries = block.queries_of(steps);
-  const int rows = queries.count - first_query;
+      b_turned(RowPointer::by_rows(Block::address(block.k_smem)).from(0, first_dim)), Nothing{}, [&] {
+        if (space.order.kept()) await_turn(block, steps);  // here registers are to be had
+      });
+  const int at = block.first_query(steps);
+  const int count = block.query_count(steps, at);
+  const int rows = count - first_query;
   if constexpr (Block::general) {
-    add_whole_row_sums<c>(block, queries.row, queries.count);
+    add_whole_row_sums<c>(block, block.row_of(steps, at), count);
   } else {
-    add_row_sums<c>(block, queries.row, rows, first_query, dscores);
+    add_row_sums<c>(block, block.row_of(steps, at), rows, first_query, dscores);
   }
   if (space.dq.data == nullptr) return;
   const std::int64_t tile = block.sums_tile(steps) + first_query / 16;

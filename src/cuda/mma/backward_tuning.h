@@ -18,6 +18,7 @@ struct BackwardConfig {
   bool weights_stay = false;  ///< in registers, for dk and dv; a warp has its keys for itself then
   bool pairs_ahead = false;   ///< the next tile's pairs are made beside this one's sums
   int blocks = 1;             ///< a multiprocessor, at least
+  bool stm = false;
 
   constexpr int threads() const { return warps * 32; }
   // Tiles of 16 x 16 a warp has in each product, along its first and its second side.
