@@ -24,12 +24,6 @@ __device__ __forceinline__ void make_pairs(Block& block, const QuerySteps& steps
     differentiate<c>(block, steps, edge, stage, pair_stage, own_first + n);
   }
 }
-/// What they add to the gradients.
-template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void add_pairs(Block& block, const QuerySteps& steps, int stage, int pair_stage) {
-  if constexpr (!c.weights_stay) add_to_keys<c>(block, stage, pair_stage);
-  add_to_queries<c>(block, steps, pair_stage);
-}
 
 /// A tile after another: its pairs, then what they add.
 template <BackwardConfig c, typename Block>
@@ -46,29 +40,37 @@ __device__ __forceinline__ void walk(Block& block, QuerySteps steps) {
     make_pairs<c>(block, steps, stage, 0);
     if (block.space.order.kept()) end_turn(block);  // of the last tile: what was added is there by now
     __syncthreads();                                // weights and score gradients are there
-    add_pairs<c>(block, steps, stage, 0);
+    if constexpr (!c.weights_stay) add_to_keys<c>(block, stage, 0);
+    add_to_queries<c>(block, steps, 0);
     steps = next;
   }
 }
 
 /// The same with pairs a tile ahead. Half of the warps make them first, the others sum first: so that what
-/// one of a scheduler's two warps computes between its products runs beside the other's products. One barrier
-/// a tile.
+/// one of a scheduler's two warps computes between its products runs beside the other's products. With two
+/// stages, rows are needed for dv and dk alone when the next are to come, so these go first.
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
   static_assert(!c.weights_stay);
   block.load_queries(next, 0);
   commit_copies();
-  QuerySteps now{};  // none yet
-  int stage = 2;     // of those
+  QuerySteps now{};          // none yet
+  int stage = c.stages - 1;  // of those
   int pair_stage = 1;
 #pragma unroll 1
   while (now.more() || next.more()) {
     wait_copies<0>();
     // The next tile and this one's pairs are there, and everyone is done with the last one and its pairs.
     __syncthreads();
-    const int next_stage = stage == 2 ? 0 : stage + 1;
+    const int next_stage = stage == c.stages - 1 ? 0 : stage + 1;
+    const int later_stage = next_stage == c.stages - 1 ? 0 : next_stage + 1;
     const QuerySteps later = next.more() ? block.after(next) : next;
+    if constexpr (c.stages == 2) {
+      if (now.more()) add_to_keys<c>(block, stage, pair_stage);
+      __syncthreads();  // everyone is done with this tile's rows and weights
+      if (later.more()) block.load_queries(later, later_stage);
+      commit_copies();
+    }
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       if (half == 1 && block.space.order.kept()) end_turn(block);  // thread 0 has not begun to add
@@ -78,12 +80,15 @@ __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
       const QuerySteps loaded = making ? now : later;
       if (making) {
         if (own.more()) make_pairs<c>(block, own, next_stage, pair_stage ^ 1);
-      } else {
-        // Not by all warps at once: the others multiply.
-        if (loaded.more()) block.load_queries(loaded, next_stage == 2 ? 0 : next_stage + 1);
-        commit_copies();
-        if (own.more()) add_pairs<c>(block, own, stage, pair_stage);
+        continue;
       }
+      if constexpr (c.stages > 2) {
+        // Not by all warps at once: the others multiply.
+        if (loaded.more()) block.load_queries(loaded, later_stage);
+        commit_copies();
+        if (own.more()) add_to_keys<c>(block, stage, pair_stage);
+      }
+      if (own.more()) add_to_queries<c>(block, own, pair_stage);
     }
     now = next;
     next = later;

@@ -77,12 +77,12 @@ struct BackwardBlock {
         k_smem(shared),
         v_smem(k_smem + c.key_bytes()),
         q_smem(v_smem + c.key_bytes()),
-        d_o_smem(q_smem + c.stages() * c.query_bytes()),
-        dscores_smem(d_o_smem + c.stages() * c.query_bytes()),
-        weights_smem(dscores_smem + (c.weights_stay ? 0 : c.pair_stages() * c.pair_bytes())),
-        top_smem(reinterpret_cast<float*>(weights_smem + c.pair_stages() * c.pair_bytes())),
-        shift_smem(top_smem + c.stages() * c.queries),
-        has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages() * c.queries)),
+        d_o_smem(q_smem + c.stages * c.query_bytes()),
+        dscores_smem(d_o_smem + c.stages * c.query_bytes()),
+        weights_smem(dscores_smem + c.dscores_stages() * c.pair_bytes()),
+        top_smem(reinterpret_cast<float*>(weights_smem + c.weights_stages() * c.pair_bytes())),
+        shift_smem(top_smem + c.stages * c.queries),
+        has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages * c.queries)),
         facts_smem(&facts_of(shared)->group),
         turn_smem(&facts_of(shared)->turn) {
     const KeyTile keys = blocks.keys.tile(call, call.sequence(b), turn.tile);
@@ -117,7 +117,7 @@ struct BackwardBlock {
   __device__ float* offset_smem() const {  ///< stages x [queries]
     return reinterpret_cast<float*>(has_peak_smem + c.keys) + c.fact_bytes / 4;
   }
-  __device__ float* slopes_smem() const { return offset_smem() + c.stages() * c.queries; }
+  __device__ float* slopes_smem() const { return offset_smem() + c.stages * c.queries; }
   /// [pairs of a lane, threads]: the softcap's derivative of a pair of sums.
   __device__ float& slope_smem(int m, int n, int e) const {
     const int index = (n * c.pair_key_tiles() + m) * 4 + e;
@@ -146,7 +146,7 @@ struct BackwardBlock {
     return dscores_smem + pair_stage * c.pair_bytes();
   }
   __device__ std::byte* weights_at(int pair_stage) const {
-    return weights_smem + pair_stage * c.pair_bytes();
+    return weights_smem + (c.weights_stages() > 1 ? pair_stage * c.pair_bytes() : 0);
   }
   /// The row of the first key in k and v. Not kept, nor is the sequence: registers are scarcer than time
   /// here.

@@ -159,8 +159,9 @@ __global__ void __launch_bounds__(row_threads)
   sum.flush();
 }
 
-// The same in one order: a warp has 32 keys, and looks for the queries that point at one of them.
-constexpr int ordered_keys = 32;
+// The same in one order: a warp has four keys, and looks for the queries that point at one of them. With
+// causal it is the first keys that have most peaks: more keys a warp would be one after another.
+constexpr int ordered_keys = 4;
 
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
@@ -242,35 +243,41 @@ __global__ void __launch_bounds__(row_threads)
   join_row<T>(at, row, shares, shares.dv, call.dv, call.problem.dim_v, factors.dv, peak ? space.dv : nullptr);
 }
 
-// Rows of dk and dv that had a peak, from their sums. A warp has 32 keys.
-template <typename T>
-__device__ void finish_row(const Rows& rows, const BatchRow& row, const float* sums, std::int64_t dims,
-                           float factor) {
-  if (!rows.wanted) return;
-  auto* to = reinterpret_cast<T*>(row_of_halves(rows, row.b, row.h, row.s));
-  for (int d = static_cast<int>(threadIdx.x) % 32; d < dims; d += 32) to[d] = narrow<T>(sums[d] * factor);
-}
+// Rows of dk and dv that had a peak, from their sums. Some lanes have four keys: they are few, but together.
+constexpr int finished_keys = 4;
 
 template <typename T>
+__device__ void finish_row(const Rows& rows, const BatchRow& row, const float* sums, int first, int dims,
+                           float factor) {
+  if (!rows.wanted || first >= dims) return;
+  float sum[8];
+#pragma unroll
+  for (int n = 0; n < 8; ++n) sum[n] = first + n < dims ? sums[first + n] * factor : 0.0f;
+  const uint4 eight{pack<T>(sum[0], sum[1]), pack<T>(sum[2], sum[3]), pack<T>(sum[4], sum[5]),
+                    pack<T>(sum[6], sum[7])};
+  store_eight(row_of_halves(rows, row.b, row.h, row.s), first, dims, aligned_chunks(rows), eight);
+}
+
+template <typename T, int lanes>
 __global__ void __launch_bounds__(row_threads)
     finish_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
-  const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
-  const BatchRow own = BatchRow::of_key(call, index);
-  unsigned left = __ballot_sync(~0u, own.owned && space.key_has_peak[index] != 0);
-  if (left == 0) return;
-  const KeyFactors factors = key_factors<T>(call, space);
-  for (; left != 0; left &= left - 1) {
-    const std::int64_t from = index - static_cast<int>(threadIdx.x) % 32 + __ffs(static_cast<int>(left)) - 1;
-    const BatchRow row = BatchRow::of_key(call, from);
-    finish_row<T>(call.dk, row, space.dk + from * call.problem.dim_qk, call.problem.dim_qk, factors.dk);
-    finish_row<T>(call.dv, row, space.dv + from * call.problem.dim_v, call.problem.dim_v, factors.dv);
+  const RowLanes<lanes> at;
+  const std::int64_t first = at.row * finished_keys;
+  const std::int64_t dim_qk = call.problem.dim_qk;
+  const std::int64_t dim_v = call.problem.dim_v;
+  for (std::int64_t key = first; key < min(first + finished_keys, space.shares.keys); ++key) {
+    if (space.key_has_peak[key] == 0) continue;
+    const BatchRow row = BatchRow::of_key(call, key);
+    if (!row.owned) continue;
+    const KeyFactors factors = key_factors<T>(call, space);
+    finish_row<T>(call.dk, row, space.dk + key * dim_qk, at.lane * 8, static_cast<int>(dim_qk), factors.dk);
+    finish_row<T>(call.dv, row, space.dv + key * dim_v, at.lane * 8, static_cast<int>(dim_v), factors.dv);
   }
 }
 
-template <typename T>
+template <typename T, int lanes>
 void mend(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
   const AttentionProblem& problem = call.problem;
-  const std::int64_t keys = problem.heads_kv * call.rows_k();
   if (call.deterministic) {
     const std::int64_t tiles = (problem.length_k + ordered_keys - 1) / ordered_keys;
     launch<mend_keys_in_order<T>>(
@@ -286,11 +293,12 @@ void mend(const AttentionCall& call, const BackwardSpace& space, cudaStream_t st
                           .stream = stream},
                          call, space);
   }
-  launch<finish_keys<T>>({.name = "tilewise mma backward, dk",
-                          .blocks = (keys + row_threads - 1) / row_threads,
-                          .threads = row_threads,
-                          .stream = stream},
-                         call, space);
+  launch<finish_keys<T, lanes>>(
+      {.name = "tilewise mma backward, dk",
+       .blocks = RowLanes<lanes>::blocks((space.shares.keys + finished_keys - 1) / finished_keys),
+       .threads = row_threads,
+       .stream = stream},
+      call, space);
 }
 
 template <typename T, int lanes>
@@ -315,7 +323,7 @@ void finish(const AttentionCall& call, const BackwardSpace& space, cudaStream_t 
                                    .stream = stream},
                                   call, space);
   }
-  mend<T>(call, space, stream);
+  mend<T, lanes>(call, space, stream);
 }
 
 }  // namespace

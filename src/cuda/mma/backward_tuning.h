@@ -17,6 +17,7 @@ struct BackwardConfig {
   int dq_dim_warps = 4;       ///< dq: the same, the others along the queries
   bool weights_stay = false;  ///< in registers, for dk and dv; a warp has its keys for itself then
   bool pairs_ahead = false;   ///< the next tile's pairs are made beside this one's sums
+  int stages = 2;             ///< of queries; with three, pairs ahead need one barrier a tile instead of two
   int blocks = 1;             ///< a multiprocessor, at least
   bool stm = false;
 
@@ -34,17 +35,17 @@ struct BackwardConfig {
   constexpr int pair_bytes() const { return keys * queries * 2; }  ///< weights, or score gradients
   static constexpr int fact_bytes = 112;                           ///< of what a block knows of its queries
   constexpr int state_bytes() const { return queries * 4; }        ///< a stage of one number a query
-  constexpr int stages() const { return pairs_ahead ? 3 : 2; }     ///< of queries
-  constexpr int pair_stages() const { return pairs_ahead ? 2 : 1; }
+  constexpr int dscores_stages() const { return pairs_ahead ? 2 : 1; }
+  constexpr int weights_stages() const { return weights_stay ? 0 : pairs_ahead && stages > 2 ? 2 : 1; }
   constexpr int rounds() const { return queries / (warps / key_warps) / queries_at_once; }  ///< of a warp
   constexpr int slope_bytes() const { return threads() * pair_key_tiles() * pair_query_tiles() * 32; }
   /// The general kernel has one number a query more, one for each pair that is in registers, and sums of
   /// those which take the latters' place where a warp has one round.
   constexpr std::size_t shared_bytes(bool general) const {
     const int more =
-        stages() * state_bytes() + slope_bytes() + (rounds() > 1 ? 2 * rounds() * threads() * 4 : 0);
-    return static_cast<std::size_t>(2 * key_bytes() + 2 * stages() * (query_bytes() + state_bytes()) +
-                                    pair_stages() * (weights_stay ? 1 : 2) * pair_bytes() + keys * 4 +
+        stages * state_bytes() + slope_bytes() + (rounds() > 1 ? 2 * rounds() * threads() * 4 : 0);
+    return static_cast<std::size_t>(2 * key_bytes() + 2 * stages * (query_bytes() + state_bytes()) +
+                                    (dscores_stages() + weights_stages()) * pair_bytes() + keys * 4 +
                                     fact_bytes + (general ? more : 0));
   }
   friend constexpr bool operator==(const BackwardConfig&, const BackwardConfig&) = default;
@@ -75,7 +76,8 @@ struct PlainBackward {
        .queries_at_once = 32,
        .dim_warps = 2,
        .dq_dim_warps = 4,
-       .pairs_ahead = true},
+       .pairs_ahead = true,
+       .stages = 3},
       {.dim = 128,
        .warps = 8,
        .queries = 64,
