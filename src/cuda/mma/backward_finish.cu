@@ -143,19 +143,21 @@ __device__ __forceinline__ void add_peaks(const AttentionCall& call, const Backw
   }
 }
 
-// A warp has four queries, and adds to whatever keys they point at.
-constexpr int mended_queries = 4;
+// A warp has some queries, and adds to whatever keys they point at. One of them where they are few: with
+// causal the first have many peaks, one after another.
+int mended_queries(const BackwardSpace& space) { return space.rows.count < 131072 ? 1 : 4; }
 
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
-    mend_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+    mend_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
+              int queries) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warp = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
-  const std::int64_t index = warp * mended_queries + lane;
-  const RowPeaks peaks(space.rows, index, lane < mended_queries && BatchRow::of_query(call, index).owned);
+  const std::int64_t index = warp * queries + lane;
+  const RowPeaks peaks(space.rows, index, lane < queries && BatchRow::of_query(call, index).owned);
   if (!__any_sync(~0u, peaks.count > 0)) return;
   KeySum sum(call, space);
-  add_peaks<T>(call, space, warp * mended_queries, peaks, 0, call.rows_k(), sum);
+  add_peaks<T>(call, space, warp * queries, peaks, 0, call.rows_k(), sum);
   sum.flush();
 }
 
@@ -287,11 +289,12 @@ void mend(const AttentionCall& call, const BackwardSpace& space, cudaStream_t st
          .stream = stream},
         call, space, tiles);
   } else {
+    const int queries = mended_queries(space);
     launch<mend_keys<T>>({.name = "tilewise mma backward, peaks",
-                          .blocks = RowLanes<32 / mended_queries>::blocks(space.rows.count),
+                          .blocks = RowLanes<32>::blocks((space.rows.count + queries - 1) / queries),
                           .threads = row_threads,
                           .stream = stream},
-                         call, space);
+                         call, space, queries);
   }
   launch<finish_keys<T, lanes>>(
       {.name = "tilewise mma backward, dk",

@@ -32,7 +32,8 @@ __device__ __forceinline__ void store_pairs(const Block& block, std::byte* to_sm
                                             int first_key,
                                             const std::uint32_t (&pairs)[query_tiles][key_tiles][4]) {
   using Tile = typename Block::PairTile;
-  if constexpr (Block::config.stm) {
+#if __CUDA_ARCH__ >= 900
+  if constexpr (Block::config.matrix_stores) {
     const auto to = Block::PairPointer::by_rows(Block::address(to_smem)).from(first_key, first_query / 16);
 #pragma unroll
     for (int n = 0; n < query_tiles; ++n) {
@@ -41,6 +42,7 @@ __device__ __forceinline__ void store_pairs(const Block& block, std::byte* to_sm
     }
     return;
   }
+#endif
   // Rows 8 apart turn chunks alike, so that steps from here are an exclusive or and a constant.
   const int at = Tile::offset(first_key + block.lane / 4, first_query / 8) + 4 * (block.lane % 4);
 #pragma unroll

@@ -43,8 +43,20 @@ struct GroupFacts {
   int head, at;              ///< where its share of the tiles begins: head of the group, tile
   int count;                 ///< of them
 
-  __device__ GroupFacts(const AttentionCall& call, const BackwardBlocks& blocks, const BackwardSpace& space,
-                        int b, int head_kv, int first_key, int key_count, int share_) {
+  /// With tiles of `size` queries and `keys` keys, both powers of two.
+  template <int size, int keys>
+  __device__ static GroupFacts of(const AttentionCall& call, const BackwardBlocks& blocks,
+                                  const BackwardSpace& space, int b, int head_kv, int first_key,
+                                  int key_count, int share) {
+    GroupFacts facts;
+    facts.set<size, keys>(call, blocks, space, b, head_kv, first_key, key_count, share);
+    return facts;
+  }
+
+ private:
+  template <int size, int keys>
+  __device__ void set(const AttentionCall& call, const BackwardBlocks& blocks, const BackwardSpace& space,
+                      int b, int head_kv, int first_key, int key_count, int share_) {
     const Sequence sequence = call.sequence(b);
     const std::int64_t first_head = head_kv * call.group();
     q = row_of_halves(call.q, b, first_head, sequence.first_q);
@@ -59,7 +71,6 @@ struct GroupFacts {
     const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
     const std::int64_t end_query = min(sequence.length_q, position + key_count + call.band.left);
     const bool any = first_query < end_query;
-    const int size = blocks.queries.size;
     first = any ? static_cast<int>(first_query / size) : 0;
     end = any ? static_cast<int>((end_query + size - 1) / size) : 0;
     if (blocks.queries.tiles_per_block > 0) {
@@ -68,11 +79,11 @@ struct GroupFacts {
     }
     // Those whose first query sees the last key, and whose last one the first.
     constexpr std::int64_t far = 1 << 30;
-    const auto tiles = [&](std::int64_t queries) {
+    const auto tiles_of = [&](std::int64_t queries) {
       return static_cast<int>(max(std::int64_t{0}, min(far * size, queries)) / size);
     };
-    clear = key_count < blocks.keys.size ? end : tiles(blocks.keys.size - high + size - 1);
-    clear_end = tiles(1 - low);
+    clear = key_count < keys ? end : tiles_of(keys - high + size - 1);
+    clear_end = tiles_of(1 - low);
     share = share_;
     head = 0;
     at = end - 1;

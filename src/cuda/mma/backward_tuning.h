@@ -19,7 +19,7 @@ struct BackwardConfig {
   bool pairs_ahead = false;   ///< the next tile's pairs are made beside this one's sums
   int stages = 2;             ///< of queries; with three, pairs ahead need one barrier a tile instead of two
   int blocks = 1;             ///< a multiprocessor, at least
-  bool stm = false;
+  bool matrix_stores = false;  ///< on sm_90, of pairs: fewer instructions, but other addresses
 
   constexpr int threads() const { return warps * 32; }
   // Tiles of 16 x 16 a warp has in each product, along its first and its second side.
@@ -77,7 +77,8 @@ struct PlainBackward {
        .dim_warps = 2,
        .dq_dim_warps = 4,
        .pairs_ahead = true,
-       .stages = 3},
+       .stages = 3,
+       .matrix_stores = true},
       {.dim = 128,
        .warps = 8,
        .queries = 64,
@@ -101,7 +102,8 @@ struct PlainBackward {
        .key_warps = 4,
        .queries_at_once = 32,
        .dim_warps = 4,
-       .dq_dim_warps = 4},
+       .dq_dim_warps = 4,
+       .pairs_ahead = true},
       {.dim = 256,
        .warps = 8,
        .queries = 32,
