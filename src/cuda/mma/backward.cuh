@@ -117,8 +117,8 @@ __device__ __forceinline__ void add_all(Block& block, int share) {
   }
 }
 
-/// Which block of keys this one takes, and which share of their queries. Blocks that wait for each other take them in the order in which they
-/// begin.
+/// Which block of keys this one takes, and which share of their queries. Blocks that wait for each other take
+/// them in the order in which they begin.
 __device__ __forceinline__ std::uint32_t block_index(const Order& order, BlockFacts& facts_smem) {
   if (!order.kept()) return blockIdx.x;
   if (threadIdx.x == 0) facts_smem.index = atomicAdd(order.ticket, 1u);

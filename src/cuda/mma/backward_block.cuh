@@ -263,10 +263,9 @@ struct BackwardBlock {
     const auto first = [&](const std::byte* group, const Rows& rows) {
       return group + (steps.head * rows.stride_h + at * rows.stride_s) * 2;
     };
-    load_rows<c.queries>(q_smem + stage * c.query_bytes(), first(known.q, call.q), call.q, count,
-                         dim_qk);
-    load_rows<c.queries>(d_o_smem + stage * c.query_bytes(), first(known.d_o, call.d_o), call.d_o,
-                         count, dim_v);
+    load_rows<c.queries>(q_smem + stage * c.query_bytes(), first(known.q, call.q), call.q, count, dim_qk);
+    load_rows<c.queries>(d_o_smem + stage * c.query_bytes(), first(known.d_o, call.d_o), call.d_o, count,
+                         dim_v);
     const int r = static_cast<int>(threadIdx.x);
     if (r >= c.queries) return;
     float* top = top_smem + stage * c.queries + r;

@@ -35,13 +35,13 @@ struct GroupFacts {
   std::int64_t row;  ///< where its values are
   std::int64_t low;  ///< keys that it sees, from and to, among those of the block
   std::int64_t high;
-  std::int64_t tile;  ///< of the sums of dq
-  int length;         ///< queries of a head
-  int first, end;     ///< tiles of queries that may see some key
-  int clear, clear_end;      ///< tiles of queries that see all keys, where tiles follow each other
-  int share;                 ///< which of the blocks that share the keys this is
-  int head, at;              ///< where its share of the tiles begins: head of the group, tile
-  int count;                 ///< of them
+  std::int64_t tile;     ///< of the sums of dq
+  int length;            ///< queries of a head
+  int first, end;        ///< tiles of queries that may see some key
+  int clear, clear_end;  ///< tiles of queries that see all keys, where tiles follow each other
+  int share;             ///< which of the blocks that share the keys this is
+  int head, at;          ///< where its share of the tiles begins: head of the group, tile
+  int count;             ///< of them
 
   /// With tiles of `size` queries and `keys` keys, both powers of two.
   template <int size, int keys>

@@ -146,7 +146,7 @@ struct BackwardSpace {
   float* dv = nullptr;  ///< [Hkv, rows_k, dim_v]: the same
   std::uint8_t* key_has_peak = nullptr;  ///< [Hkv, rows_k]
   KeyShares shares;
-  simt::RowStates states{};              ///< for the gradients of mask and sinks, which are exact to f32
+  simt::RowStates states{};  ///< for the gradients of mask and sinks, which are exact to f32
   float* row_sums = nullptr;
   std::size_t bytes = 0;
 

@@ -9,16 +9,16 @@ namespace tilewise::cuda::mma {
 struct BackwardConfig {
   int dim = 0;  ///< the head dims, both, are filled up to it; a power of two
   int warps = 8;
-  int queries = 64;           ///< a tile
-  int keys = 128;             ///< of a block
-  int key_warps = 4;          ///< k·qᵀ and v·d_oᵀ: warps along the keys; the others along the queries
-  int queries_at_once = 32;   ///< of those of a warp
-  int dim_warps = 2;          ///< dk and dv: warps along the dims; the others along the keys
-  int dq_dim_warps = 4;       ///< dq: the same, the others along the queries
-  bool weights_stay = false;  ///< in registers, for dk and dv; a warp has its keys for itself then
-  bool pairs_ahead = false;   ///< the next tile's pairs are made beside this one's sums
-  int stages = 2;             ///< of queries; with three, pairs ahead need one barrier a tile instead of two
-  int blocks = 1;             ///< a multiprocessor, at least
+  int queries = 64;            ///< a tile
+  int keys = 128;              ///< of a block
+  int key_warps = 4;           ///< k·qᵀ and v·d_oᵀ: warps along the keys; the others along the queries
+  int queries_at_once = 32;    ///< of those of a warp
+  int dim_warps = 2;           ///< dk and dv: warps along the dims; the others along the keys
+  int dq_dim_warps = 4;        ///< dq: the same, the others along the queries
+  bool weights_stay = false;   ///< in registers, for dk and dv; a warp has its keys for itself then
+  bool pairs_ahead = false;    ///< the next tile's pairs are made beside this one's sums
+  int stages = 2;              ///< of queries; with three, pairs ahead need one barrier a tile instead of two
+  int blocks = 1;              ///< a multiprocessor, at least
   bool matrix_stores = false;  ///< on sm_90, of pairs: fewer instructions, but other addresses
 
   constexpr int threads() const { return warps * 32; }
