@@ -22,9 +22,24 @@ struct BackwardBlocks {
     // Queries, d_o and the sums of dq.
     const std::int64_t head_bytes =
         call.group() * call.problem.length_q * (6 * call.problem.dim_qk + 2 * call.problem.dim_v);
-    return {
-        keys, QueryGrid::of(call, c.queries),
-        Turns::of(call, call.problem.batch * call.problem.heads_kv, keys.tiles, head_bytes, multiprocessors)};
+    Turns turns =
+        Turns::of(call, call.problem.batch * call.problem.heads_kv, keys.tiles, head_bytes, multiprocessors);
+    turns.section = even_section(turns.heads, turns.section);
+    return {keys, QueryGrid::of(call, c.queries), turns};
+  }
+
+ private:
+  /// About as many heads as wanted, but such that the last section is not short of them: its largest tiles
+  /// come late, and few of them would leave most of the GPU idle at the end.
+  static constexpr std::uint32_t even_section(std::uint32_t heads, std::uint32_t wanted) {
+    if (wanted <= 1 || wanted >= heads) return wanted;
+    const auto last = [&](std::uint32_t section) { return (heads - 1) % section + 1; };
+    std::uint32_t best = wanted;
+    for (std::uint32_t section = (3 * wanted + 3) / 4; section <= std::min(heads, (3 * wanted + 1) / 2);
+         ++section) {
+      if (last(section) * best > last(best) * section) best = section;
+    }
+    return best;
   }
 };
 

@@ -48,21 +48,8 @@ struct Turns {
     constexpr std::int64_t cache_bytes = 32 << 20;
     const std::int64_t fitting = cache_bytes / std::max<std::int64_t>(head_bytes, 1);
     const std::int64_t enough = (2 * multiprocessors + tiles - 1) / std::max<std::int64_t>(tiles, 1);
-    turns.section = static_cast<std::uint32_t>(even_section(heads, std::max(fitting, enough)));
+    turns.section = static_cast<std::uint32_t>(std::clamp<std::int64_t>(std::max(fitting, enough), 1, heads));
     return turns;
-  }
-
-  /// About as many heads as wanted, but such that the last section is not short of them: its largest tiles
-  /// come late, and few of them would leave most of the GPU idle at the end.
-  static constexpr std::int64_t even_section(std::int64_t heads, std::int64_t wanted) {
-    if (wanted >= heads) return heads;
-    std::int64_t best = wanted;
-    const auto last = [&](std::int64_t section) { return (heads - 1) % section + 1; };
-    for (std::int64_t section = (3 * wanted + 3) / 4; section <= std::min(heads, (3 * wanted + 1) / 2);
-         ++section) {
-      if (last(section) * best > last(best) * section) best = section;
-    }
-    return best;
   }
 
   constexpr Turn turn(std::uint32_t index) const {
