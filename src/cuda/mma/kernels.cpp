@@ -108,7 +108,7 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
                                                : mma_f32::backward_workspace)(call);
   }
   return call.problem.pass == Pass::forward ? mma::forward_workspace(call, context)
-                                            : mma::backward_workspace(call);
+                                            : mma::backward_workspace(call, context);
 }
 
 void launch_on_device(const AttentionCall& call, const Context& context) {
