@@ -36,7 +36,7 @@ template <bool tf32, bool gated>
 struct Split;
 template <bool gated>
 struct Split<false, gated> {
-  static constexpr SplitConfig rows[] = {{.parts = 2, .stages = 3, .piece = 2, .gated = gated}};
+  static constexpr SplitConfig rows[] = {{.parts = 2, .stages = 3, .piece = 1, .gated = gated}};
 };
 template <bool gated>
 struct Split<true, gated> {

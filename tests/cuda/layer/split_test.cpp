@@ -88,7 +88,7 @@ TEST_F(CudaSplitGemm, OfSumsOfOneSignLosesNoMoreThanF32) {
   for (Buffer* buffer : {&p.a, &p.b}) {
     change(*buffer, [](double x, std::size_t, std::size_t) { return std::abs(x); });
   }
-  EXPECT_LE(largest_error(p), 16 * unit);  // of 4096 summands, one after another, f32 loses some 40
+  EXPECT_LE(largest_error(p), 8 * unit);  // of 4096 summands, one after another, f32 loses some 20
 }
 
 TEST_F(CudaSplitGemm, RowsMayHaveAnySize) {
@@ -126,7 +126,8 @@ TEST_F(CudaSplitGemm, OneRowMayBeUnlikeTheOthers) {
   Problem p = plain_problem(random, usual);
   change(p.a, [&](double x, std::size_t row, std::size_t s) { return row == 77 && s > 0 ? x * 1e-9 : x; });
   change(p.b, [&](double x, std::size_t row, std::size_t s) { return row == 99 && s == 0 ? x * 1e-9 : x; });
-  EXPECT_LE(largest_error(p), 4 * unit);
+  // Of the row's other results a product is nearly all, and the rest is cut off of it a few times.
+  EXPECT_LE(largest_error(p), 8 * unit);
 }
 
 TEST_F(CudaSplitGemm, FewNumbersOtherThanZeroAreEnough) {
