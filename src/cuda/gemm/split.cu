@@ -24,10 +24,11 @@ Splitting splitting_of(const GemmCall& call, const SplitSpace& space, const Suit
 
 template <int parts>
 void split_into_f16(const GemmCall& call, const SplitSpace& space, cudaStream_t stream) {
-  const Splitting rows =
-      splitting_of(call, space, [](const Matrix& x) { return x.by_rows(); }, [](const Matrix& x) { return x.rows; });
+  const Splitting rows = splitting_of(
+      call, space, [](const Matrix& x) { return x.by_rows(); }, [](const Matrix& x) { return x.rows; });
   const Splitting columns = splitting_of(
-      call, space, [](const Matrix& x) { return !x.by_rows(); }, [](const Matrix& x) { return (x.rows + 31) / 32; });
+      call, space, [](const Matrix& x) { return !x.by_rows(); },
+      [](const Matrix& x) { return (x.rows + 31) / 32; });
   const auto how = [&](const Splitting& splitting) {
     return Launch{.name = "tilewise splitting into f16",
                   .blocks = splitting.blocks,
@@ -58,11 +59,11 @@ void multiply(const GemmCall& call, const SplitSpace& space, int multiprocessors
                                 .k = static_cast<int>(problem.k),
                                 .epilogue = Epilogue::of(call)};
   launch<split_gemm_kernel<Table, row>>({.name = "tilewise split gemm",
-                                .blocks = blocks,
-                                .threads = c.output().threads(),
-                                .shared_bytes = c.shared_bytes(),
-                                .stream = stream},
-                               maps, arguments, space);
+                                         .blocks = blocks,
+                                         .threads = c.output().threads(),
+                                         .shared_bytes = c.shared_bytes(),
+                                         .stream = stream},
+                                        maps, arguments, space);
 }
 
 template <bool tf32>

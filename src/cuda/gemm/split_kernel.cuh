@@ -35,9 +35,7 @@ struct SplitShared {
   __device__ std::byte* a(int stage, int part) const {
     return first + stage * c.stage_bytes() + part * c.a_bytes();
   }
-  __device__ std::byte* b(int stage, int part) const {
-    return a(stage, c.parts) + part * c.b_bytes();
-  }
+  __device__ std::byte* b(int stage, int part) const { return a(stage, c.parts) + part * c.b_bytes(); }
   __device__ std::byte* slabs(int warp) const {
     return first + c.stages * c.stage_bytes() + warp * (2 * c.output().slab_bytes());
   }

@@ -31,7 +31,8 @@ constexpr bool fits_f16(const Spread& a, const Spread& b, std::int64_t summands,
       const std::int64_t both = summands - a.small[i] - b.small[j];
       const int down = Spread::grade(i) + Spread::grade(j);
       const double room = static_cast<double>(std::int64_t{1} << (tf32 ? 27 : 14));
-      if (both > 0 && static_cast<double>(both) * room >= lost * static_cast<double>(std::int64_t{1} << down)) {
+      if (both > 0 &&
+          static_cast<double>(both) * room >= lost * static_cast<double>(std::int64_t{1} << down)) {
         return true;
       }
     }

@@ -173,7 +173,8 @@ __global__ void __launch_bounds__(split_threads) split_by_rows(const __grid_cons
 /// Rows that lie across memory: a block has 32 and reads them twice, the second time from the L2, through
 /// shared memory 64 summands at a time.
 template <int parts>
-__global__ void __launch_bounds__(split_threads) split_by_columns(const __grid_constant__ Splitting splitting) {
+__global__ void __launch_bounds__(split_threads)
+    split_by_columns(const __grid_constant__ Splitting splitting) {
   constexpr int rows = 32, depth = 64, lines = split_threads / rows;
   __shared__ float turned[depth][rows + 1];
   __shared__ int all_largest[rows];
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(split_threads) split_by_columns(const __grid_c
     all_largest[lane] = 0;
     for (int n = 0; n <= Spread::grades; ++n) all_counts[lane][n] = 0;
   }
-  __syncthreads();  // they are 0
+  __syncthreads();          // they are 0
   constexpr int batch = 8;  // loads under way
   int largest = 0;
 #pragma unroll 1
@@ -251,8 +252,8 @@ __global__ void __launch_bounds__(split_threads) split_by_columns(const __grid_c
   counts.add_to(*factor.spread);
 }
 
-/// Into parts of bf16, where those of f16 do not do: squares of 32 x 32 numbers, turned in shared memory where
-/// the factor lies by columns.
+/// Into parts of bf16, where those of f16 do not do: squares of 32 x 32 numbers, turned in shared memory
+/// where the factor lies by columns.
 template <bool tf32>
 __global__ void __launch_bounds__(split_threads)
     split_into_bf16(const __grid_constant__ Splitting splitting, const Findings* findings) {
@@ -284,7 +285,8 @@ __global__ void __launch_bounds__(split_threads)
       float rest = turned[n][lane];
       for (int part = 0; part < factor.parts.count; ++part) {
         const __nv_bfloat16 piece = narrow<__nv_bfloat16>(rest);
-        factor.parts.data[(part * matrix.rows + row) * factor.parts.stride + column] = __bfloat16_as_ushort(piece);
+        factor.parts.data[(part * matrix.rows + row) * factor.parts.stride + column] =
+            __bfloat16_as_ushort(piece);
         rest -= widen(piece);
       }
     }
