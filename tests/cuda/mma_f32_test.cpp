@@ -26,11 +26,13 @@ class MmaF32 : public CudaKernelFixture<80> {
     buffer.set_values(values);
   }
 
-  /// mma, and on Hopper wgmma, which splits numbers in the same way, for head dims to 128.
+  /// mma, and on Hopper wgmma, which splits numbers in the same way, for head dims to 64; for those above, to
+  /// 128, where TF32 is allowed.
   static std::vector<const char*> kernels_for(const RandomProblem& problem) {
     static const bool hopper = reason_against(dense_problem(1, DType::f32, usual), "wgmma").empty();
-    if (hopper && std::max(problem.q.shape().back(), problem.v.shape().back()) <= 128)
-      return {"mma", "wgmma"};
+    const std::int64_t dim = std::max(problem.q.shape().back(), problem.v.shape().back());
+    const bool tf32 = problem.options.precision == Precision::allow_tf32;
+    if (hopper && (tf32 ? dim > 64 && dim <= 128 : dim <= 64)) return {"mma", "wgmma"};
     return {"mma"};
   }
 
@@ -150,14 +152,28 @@ TEST_F(MmaF32, IsAsExactAsTf32WhereThatIsAllowed) {
   for (const std::int64_t dim : {64, 128, 256}) {
     Sizes sizes = usual;
     sizes.d = sizes.dv = dim;
-    const RandomProblem problem = dense_problem(seed++, DType::f32, sizes);
+    RandomProblem problem = dense_problem(seed++, DType::f32, sizes);
+    const std::vector<double> full = forward(problem, "mma");
+    problem.options.precision = Precision::allow_tf32;
     for (const char* kernel : kernels_for(problem)) {
-      const std::vector<double> full = forward(problem, kernel);
+      ASSERT_EQ(reason_against(problem, kernel), "");
       const std::vector<double> allowed = forward(problem, kernel, Precision::allow_tf32);
       EXPECT_LT(distance(allowed, full), 1.0 / 2048) << kernel;  // half a unit of TF32
       EXPECT_GT(distance(allowed, full), 1e-5) << kernel;
     }
   }
+}
+
+TEST_F(MmaF32, RandomProblemsAreWithinTheContract) {
+  constexpr int problems = 40;
+  int taken = 0;
+  for (std::uint64_t seed = 390; seed < 390 + problems; ++seed) {
+    const RandomProblem problem = random_wgmma_problem(seed, true);
+    if (!reason_against(problem, "mma").empty()) continue;
+    expect_within_contract(problem);
+    ++taken;
+  }
+  EXPECT_GT(taken, problems / 2);
 }
 
 TEST_F(MmaF32, SaysWhatItDoesNotTake) {

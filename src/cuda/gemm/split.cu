@@ -28,16 +28,16 @@ void split_into_f16(const GemmCall& call, const SplitSpace& space, cudaStream_t 
       call, space, [](const Matrix& x) { return x.by_rows(); }, [](const Matrix& x) { return x.rows; });
   const Splitting columns = splitting_of(
       call, space, [](const Matrix& x) { return !x.by_rows(); },
-      [](const Matrix& x) { return (x.rows + 31) / 32; });
-  const auto how = [&](const Splitting& splitting) {
+      [](const Matrix& x) { return (x.rows + across_rows - 1) / across_rows; });
+  const auto how = [&](const Splitting& splitting, int threads) {
     return Launch{.name = "tilewise splitting into f16",
                   .blocks = splitting.blocks,
-                  .threads = split_threads,
+                  .threads = threads,
                   .stream = stream};
   };
-  call.problem.k <= 2 * 8 * split_threads ? launch<split_by_rows<parts, 2>>(how(rows), rows)
-                                          : launch<split_by_rows<parts, 6>>(how(rows), rows);
-  launch<split_by_columns<parts>>(how(columns), columns);
+  call.problem.k <= 2 * 8 * split_threads ? launch<split_by_rows<parts, 2>>(how(rows, split_threads), rows)
+                                          : launch<split_by_rows<parts, 6>>(how(rows, split_threads), rows);
+  launch<split_by_columns<parts>>(how(columns, across_threads), columns);
 }
 
 template <typename Table, int row>

@@ -171,11 +171,14 @@ __global__ void __launch_bounds__(split_threads) split_by_rows(const __grid_cons
 }
 
 /// Rows that lie across memory: a block has 32 and reads them twice, the second time from the L2, through
-/// shared memory 64 summands at a time.
+/// shared memory 256 summands at a time. There are few such blocks, hence their size.
+inline constexpr int across_threads = 1024;
+inline constexpr int across_rows = 32;
+
 template <int parts>
-__global__ void __launch_bounds__(split_threads)
+__global__ void __launch_bounds__(across_threads)
     split_by_columns(const __grid_constant__ Splitting splitting) {
-  constexpr int rows = 32, depth = 64, lines = split_threads / rows;
+  constexpr int rows = across_rows, depth = across_threads / rows * 8, lines = across_threads / rows;
   __shared__ float turned[depth][rows + 1];
   __shared__ int all_largest[rows];
   __shared__ int all_counts[rows][Spread::grades + 1];
@@ -207,8 +210,9 @@ __global__ void __launch_bounds__(split_threads)
   atomicMax(all_largest + lane, largest);
   __syncthreads();  // everyone's is in it
 
-  // Then eight threads have 64 summands of a row.
-  const int row = static_cast<int>(threadIdx.x) / 8, chunk = static_cast<int>(threadIdx.x) % 8;
+  // Then a thread has eight summands of a row, and eight neighbours 64.
+  const int row = static_cast<int>(threadIdx.x) / 8 % rows;
+  const int chunk = static_cast<int>(threadIdx.x) % 8 + static_cast<int>(threadIdx.x) / (8 * rows) * 8;
   const int own_largest = all_largest[row];
   const bool finite = own_largest < least_infinite;
   const int exponent = finite ? exponent_of(own_largest) : 0;
@@ -221,7 +225,7 @@ __global__ void __launch_bounds__(split_threads)
     for (int n = 0; n < depth / lines; ++n) x[n] = load(column + line + n * lines);
 #pragma unroll
     for (int n = 0; n < depth / lines; ++n) turned[line + n * lines][lane] = x[n];
-    __syncthreads();  // 64 summands are there
+    __syncthreads();  // as many summands are there
     const std::int64_t own = column + 8 * chunk;
     if (first_row + row < factor.matrix.rows && own < columns) {
       float eight[8];

@@ -10,7 +10,6 @@
 #include "cuda/wgmma/choice.h"
 #include "cuda/wgmma/forward.h"
 #include "cuda/wgmma_f32/forward.h"
-#include "cuda/wgmma_f32/tuning.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -59,9 +58,11 @@ std::string unsuited_shape(const AttentionProblem& problem) {
 }
 
 std::string unsuited_f32(const AttentionProblem& problem) {
-  if (problem.dim_qk > wgmma_f32::most_dim || problem.dim_v > wgmma_f32::most_dim) {
-    return "takes f32 with head dims to " + std::to_string(wgmma_f32::most_dim);
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  if (problem.allow_tf32 && (dim <= 64 || dim > 128)) {
+    return "takes f32 where TF32 is allowed with head dims from 65 to 128";
   }
+  if (!problem.allow_tf32 && dim > 64) return "takes f32 with head dims to 64, or where TF32 is allowed";
   constexpr std::int64_t most_length = 0x7fffffff - 256;  // positions, tiles past the end too, fit 32 bits
   if (problem.length_q > most_length || problem.length_k > most_length) {
     return "takes sequences to 2^31 - 257";
@@ -126,10 +127,10 @@ void launch_on_device(const AttentionCall& call, const Context& context) {
 #endif
 }
 
-// A block of f32 has 128 queries and a multiprocessor.
+// A block of f32 has 64 queries and half a multiprocessor.
 std::string yields(const AttentionProblem& problem) {
   if (problem.dtype != DType::f32) return {};
-  constexpr std::int64_t rows = 128;
+  constexpr std::int64_t rows = 64;
   const std::int64_t blocks = problem.heads_q * (problem.queries + rows - 1) / rows;
   if (4 * blocks < 3 * device_properties(problem.device.index).multiprocessors) {
     return "leaves f32 of so few queries to mma, whose blocks are smaller";

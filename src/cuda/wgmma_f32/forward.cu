@@ -1,7 +1,5 @@
 #include "cuda/wgmma_f32/forward.h"
 
-#include <algorithm>
-
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/fused.h"
@@ -10,13 +8,12 @@
 namespace tilewise::cuda::wgmma_f32 {
 namespace {
 
-/// The dim that a call's head dims are filled up to.
-int table_dim(const AttentionCall& call) {
-  return std::max(call.problem.dim_qk, call.problem.dim_v) <= 64 ? 64 : most_dim;
+template <typename Table>
+mma_f32::ForwardSpace space_in(const AttentionCall& call, void* base) {
+  return {call, base, tile_keys, Table::rows[0].parts, Table::rows[0].dim};
 }
-
 mma_f32::ForwardSpace space_of(const AttentionCall& call, void* base) {
-  return {call, base, tile_keys, call.allow_tf32 ? 1 : 2, table_dim(call)};
+  return (call.allow_tf32 ? space_in<Tf32Forward> : space_in<FullForward>)(call, base);
 }
 
 template <typename Table, int row>
@@ -43,19 +40,14 @@ void run_row(const AttentionCall& call, const mma_f32::ForwardSpace& space, cons
                                      call, blocks, space.k, space.v, space.unfit);
 }
 
-template <int parts>
-void run(const AttentionCall& call, const mma_f32::ForwardSpace& space, const Context& context) {
-  table_dim(call) == 64 ? run_row<Forward<parts>, 0>(call, space, context)
-                        : run_row<Forward<parts>, 1>(call, space, context);
-}
-
 }  // namespace
 
 std::size_t forward_workspace(const AttentionCall& call) { return space_of(call, nullptr).bytes; }
 
 void forward(const AttentionCall& call, const Context& context) {
   const mma_f32::ForwardSpace space = space_of(call, context.workspace.data);
-  call.allow_tf32 ? run<1>(call, space, context) : run<2>(call, space, context);
+  call.allow_tf32 ? run_row<Tf32Forward, 0>(call, space, context)
+                  : run_row<FullForward, 0>(call, space, context);
   simt::fused_forward_of(
       call, {.queries = space.unfit.queries, .keys = space.unfit.keys, .any = space.unfit.any}, context);
 }

@@ -141,17 +141,18 @@ struct Consumer : QueryState<c> {
     ring.advance();
   }
 
-  /// s = q·k of the tile in the buffer at hand. Sums of 64 dims are made by themselves.
+  /// s = q·k of the tile in the buffer at hand. With two parts, sums of 32 dims are made by themselves and
+  /// added up in f32.
   __device__ __forceinline__ void multiply_keys(mma::Scores<c>& s) {
-    constexpr int panels = c.parts == 2 ? c.dim / 64 : 1;  // that have a sum of their own
-    constexpr int steps = c.dim / 16 / panels;
-    float sums[panels][c.keys / 2];
+    constexpr int steps = c.parts == 2 ? 2 : c.dim / 16;  // of a sum
+    constexpr int count = c.dim / 16 / steps;
     const TileDescriptor k_tile = describe_tile(address(shared.buffer(ring.stage())), 0);
+    float sums[count][c.keys / 2];
 #pragma unroll
-    for (int p = 0; p < panels; ++p) pin(sums[p]);
+    for (int p = 0; p < count; ++p) pin(sums[p]);
     fence_products();
 #pragma unroll
-    for (int p = 0; p < panels; ++p) {
+    for (int p = 0; p < count; ++p) {
 #pragma unroll
       for (int n = 0; n < terms<c.parts>; ++n) {
         constexpr auto term = term_of<c.parts>;
@@ -167,12 +168,12 @@ struct Consumer : QueryState<c> {
     commit_products();
     wait_products<0>();
 #pragma unroll
-    for (int p = 0; p < panels; ++p) pin(sums[p]);
+    for (int p = 0; p < count; ++p) pin(sums[p]);
 #pragma unroll
     for (int n = 0; n < c.keys / 2; ++n) {
       float all = sums[0][n];
 #pragma unroll
-      for (int p = 1; p < panels; ++p) all += sums[p][n];
+      for (int p = 1; p < count; ++p) all += sums[p][n];
       s[0][n / 4][n % 4] = all;
     }
   }
@@ -234,8 +235,10 @@ struct Consumer : QueryState<c> {
       const int v_exponent = v.exponents[tiles.place + tile];
       const int first_key = tile * c.keys;
       if (first_key >= seen_last || first_key + c.keys <= seen_first) {
-        let_go();
-        let_go();
+        for (int item = 0; item < 2; ++item) {
+          wait(shared.full() + ring.stage(), ring.parity());  // or the next copy would begin before its end
+          let_go();
+        }
         continue;
       }
       mma::Scores<c> s;
@@ -262,7 +265,7 @@ struct Consumer : QueryState<c> {
 
 /// Compiled for sm_90a alone.
 template <typename Table, int row>
-__global__ void __launch_bounds__(Table::rows[row].threads(), 1)
+__global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
     forward_kernel(const __grid_constant__ AttentionCall call, const mma::QueryBlocks blocks,
                    const SplitRows k, const SplitRows v, const Unfit unfit) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

@@ -9,9 +9,10 @@ namespace tilewise::cuda::wgmma_f32 {
 struct ForwardConfig {
   int dim = 0;  ///< the head dims, both, are filled up to it
   int parts = 2;
-  int consumers = 2;
+  int consumers = 1;
+  int blocks = 2;   ///< a multiprocessor
   int keys = 64;    ///< a tile
-  int buffers = 5;  ///< each for a tile of keys or of values
+  int buffers = 2;  ///< each for a tile of keys or of values
 
   int row_tiles = 1;  ///< of 16 queries, a warp
 
@@ -21,9 +22,13 @@ struct ForwardConfig {
   constexpr int query_part_bytes() const { return rows() * dim * 2; }
   constexpr int key_part_bytes() const { return keys * dim * 2; }
   constexpr int key_bytes() const { return parts * key_part_bytes(); }  ///< of a buffer
-  /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
+  /// Registers of a thread: the same for all at the start, then what the warp that loads gives back is the
+  /// consumers'.
+  constexpr int first_registers() const { return 65536 / (threads() * blocks) / 8 * 8; }
   constexpr int producer_registers() const { return consumers == 3 ? 32 : 24; }
-  constexpr int consumer_registers() const { return consumers == 3 ? 160 : 240; }
+  constexpr int consumer_registers() const {
+    return (first_registers() * (consumers + 1) - producer_registers()) / consumers / 8 * 8;
+  }
   /// Queries, the buffers, queries' exponents, barriers, and what rows the block has.
   static constexpr int rows_bytes = 128;
   constexpr std::size_t shared_bytes() const {
@@ -33,28 +38,16 @@ struct ForwardConfig {
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
 
-/// One row a head dim. Two parts a number have f32's own error; one part, where the caller allowed TF32, has
-/// as many digits as that.
-template <int parts>
-struct Forward;
-template <>
-struct Forward<2> {
-  static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .parts = 2, .buffers = 8},
-      {.dim = 128, .parts = 2, .buffers = 5},
-  };
+/// Two parts a number: f32's own error. Larger head dims are mma's.
+struct FullForward {
+  static constexpr ForwardConfig rows[] = {{.dim = 64, .parts = 2, .buffers = 5}};
 };
-template <>
-struct Forward<1> {
-  static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .parts = 1, .buffers = 8},
-      {.dim = 128, .parts = 1, .buffers = 8},
-  };
+/// One part, where the caller allowed TF32: f16 has as many digits. Smaller head dims are mma's, which is as
+/// fast there.
+struct Tf32Forward {
+  static constexpr ForwardConfig rows[] = {{.dim = 128, .parts = 1, .buffers = 5}};
 };
 
 /// Tiles of all rows have as many keys: they are split before.
 inline constexpr int tile_keys = 64;
-/// The largest head dim there is a row for.
-inline constexpr int most_dim = 128;
-
 }  // namespace tilewise::cuda::wgmma_f32

@@ -88,7 +88,7 @@ TEST_F(CudaSplitGemm, OfSumsOfOneSignLosesNoMoreThanF32) {
   for (Buffer* buffer : {&p.a, &p.b}) {
     change(*buffer, [](double x, std::size_t, std::size_t) { return std::abs(x); });
   }
-  EXPECT_LE(largest_error(p), 8 * unit);  // of 4096 summands, one after another, f32 loses some 20
+  EXPECT_LE(largest_error(p), 16 * unit);  // one after another, f32 loses some 20 and up to 60
 }
 
 TEST_F(CudaSplitGemm, RowsMayHaveAnySize) {
