@@ -26,8 +26,20 @@ using namespace sweep;
 
 struct Candidates {
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_places = 6, .staged = true},
-      {.dim = 64, .dim_v = 64, .consumers = 4, .keys = 64, .stages = 6, .query_places = 8, .staged = true},
+      trimmed({.dim = 64,
+               .dim_v = 64,
+               .consumers = 3,
+               .keys = 128,
+               .stages = 3,
+               .query_places = 6,
+               .staged = true}),
+      trimmed({.dim = 64,
+               .dim_v = 64,
+               .consumers = 4,
+               .keys = 64,
+               .stages = 6,
+               .query_places = 8,
+               .staged = true}),
       {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 96, .stages = 4, .query_places = 6, .staged = true},
       {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_places = 4, .staged = true},
       {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6},
@@ -258,6 +270,7 @@ bool check() {
       {1, 6, 3, 517, 333, 128, 128, causal},         // queries behind the last key
       {1, 4, 2, 517, 333, 64, 64, bottom_right},     // queries that see nothing
       {1, 4, 2, 333, 517, 256, 256, bottom_right},   //
+      {2, 4, 2, 197, 197, 64, 64, full},             // five keys in the last tile
       {2, 2, 2, 700, 700, 64, 64, window},           //
       {2, 2, 2, 700, 700, 128, 128, narrow_window},  //
       {1, 2, 2, 700, 300, 256, 256, window},         // tiles of queries that see nothing

@@ -45,14 +45,26 @@ def environment(gpu: Gpu | None) -> dict[str, Any]:
     }
 
 
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 class Record:
     """A file of JSON lines, written as they come, so that an interrupted run leaves what it has."""
 
-    def __init__(self, path: Path | None, gpu: Gpu | None) -> None:
+    def __init__(self, path: Path | None, gpu: Gpu | None, replacing: set[str] | None = None) -> None:
+        """With `replacing`, a record of the same sources is kept, less the lines of these suites."""
         self.path = path
-        if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("")
+        if not path:
+            return
+        kept = lines_of(path) if replacing is not None else []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+        if kept and kept[0]["environment"]["sources"] == fingerprint():
+            for line in kept:
+                if line.get("suite") not in (replacing or set()):
+                    self.add(line)
+        else:
             self.add(environment(gpu))
 
     def add(self, line: dict[str, Any]) -> None:

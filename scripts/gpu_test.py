@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -30,6 +30,13 @@ LARGE = "*CudaLarge*"
 UNSANITIZED = f"{LARGE}:*Errors*:*GivesTheSameBitsAgain*:*Concurrency*"
 SLOWEST = 3  # tests that a record names
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
+# Of random problems, wgmma and the backward of mma take few: they have domains of their own.
+DOMAINS: dict[str, list[str]] = {
+    "property": [],
+    "property wgmma": ["--domain=wgmma", "--kernel=wgmma"],
+    "property mma": ["--domain=mma", "--kernel=mma"],
+}
+FEWER_IN_DOMAINS = 5
 
 
 @dataclass
@@ -68,14 +75,50 @@ def show_failure(command: list[str], output: str) -> None:
     print("\n".join(output.splitlines()[-80:]))
 
 
-def unit_test(program: str, timeout: float, leave_out: str = "") -> Outcome:
+def unit_test(program: str, timeout: float) -> Outcome:
     """A GoogleTest program, its tests counted."""
-    command = [f"bin/{program}"]
-    more = {}
-    if leave_out:
-        command.append(f"--gtest_filter=-{leave_out}")
-        more["left_out"] = leave_out
-    return counted(Outcome(program, more=more), command, "--gtest_output=xml:", timeout)
+    return counted(Outcome(program), [f"bin/{program}"], "--gtest_output=xml:", timeout)
+
+
+def sharded_test(program: str, jobs: int, alone: str, quick: bool, timeout: float) -> Outcome:
+    """The same in several processes, since the reference takes most of the time. Tests of `alone` have one
+    for themselves: two at once would lack memory and be skipped; where `quick` they are not run."""
+    shards = [
+        ([f"--gtest_filter=-{alone}"], {"GTEST_TOTAL_SHARDS": str(jobs), "GTEST_SHARD_INDEX": str(shard)})
+        for shard in range(jobs)
+    ]
+    if not quick:
+        shards.insert(0, ([f"--gtest_filter={alone}"], {}))
+
+    def run_shard(shard: tuple[list[str], dict[str, str]]) -> Outcome:
+        options, environment = shard
+        # A thread that waits must sleep, or it takes the core from another process.
+        environment = {"OMP_WAIT_POLICY": "passive", **environment}
+        command = [f"bin/{program}", *options]
+        return counted(Outcome(program), command, "--gtest_output=xml:", timeout, **environment)
+
+    with ThreadPoolExecutor(len(shards)) as pool:
+        outcome = joined(Outcome(program, more={"processes": len(shards)}), pool.map(run_shard, shards))
+    if quick:
+        outcome.more["left_out"] = alone
+    return outcome
+
+
+def joined(outcome: Outcome, parts: Iterable[Outcome]) -> Outcome:
+    """What several processes found, as one outcome."""
+    slowest: dict[str, float] = {}
+    for part in parts:
+        outcome.passed += part.passed
+        outcome.failed += part.failed
+        outcome.skipped += part.skipped
+        slowest |= part.more["slowest"]
+        for key in ("failures", "skipped_because"):
+            if found := part.more.get(key):
+                outcome.more[key] = sorted({*outcome.more.get(key, []), *found})
+        if ended_in := part.more.get("ended_in"):
+            outcome.more.setdefault("ended_in", []).append(ended_in)
+    outcome.more["slowest"] = dict(sorted(slowest.items(), key=lambda test: -test[1])[:SLOWEST])
+    return outcome
 
 
 def counted(
@@ -164,7 +207,7 @@ def python_test(timeout: float) -> Outcome:
     return counted(Outcome("python"), command, "--junitxml=", timeout, **variables)
 
 
-def sanitize(tool: str, program: str, arguments: list[str], timeout: float) -> Outcome:
+def sanitize(suite: str, tool: str, program: str, arguments: list[str], timeout: float) -> Outcome:
     """One of compute-sanitizer's tools over a program. What passes is the program under it, so 1 or 0."""
     command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=99", f"bin/{program}", *arguments]
     status, output = run(command, timeout)
@@ -173,7 +216,7 @@ def sanitize(tool: str, program: str, arguments: list[str], timeout: float) -> O
     if not clean:
         show_failure(command, output)
     return Outcome(
-        f"{tool} {program}",
+        suite,
         passed=int(clean),
         failed=int(not clean),
         more={"tool": tool, "arguments": arguments, "summary": summaries, "exit_status": status},
@@ -190,14 +233,11 @@ Suites = Iterator[tuple[str, Callable[[], Outcome]]]
 def test_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
     for program in UNIT_TESTS:
         yield program, partial(unit_test, program, options.timeout)
-    yield "cuda_test", partial(unit_test, "cuda_test", options.timeout, LARGE if options.quick else "")
-    # Of random problems, wgmma and the backward of mma take few: they have domains of their own.
-    domains: dict[str, list[str]] = {
-        "property": [],
-        "property wgmma": ["--domain=wgmma", "--kernel=wgmma"],
-        "property mma": ["--domain=mma", "--kernel=mma"],
-    }
-    for suite, domain in domains.items():
+    yield (
+        "cuda_test",
+        partial(sharded_test, "cuda_test", options.jobs, LARGE, options.quick, options.timeout),
+    )
+    for suite, domain in DOMAINS.items():
         if no_gpu:
             yield suite, partial(skipped, suite, no_gpu)
         else:
@@ -221,17 +261,23 @@ def no_package() -> str:
 
 def sanitizer_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
     reason = no_gpu or ("" if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH")
+    count, few = options.sanitize_count, max(1, options.sanitize_count // FEWER_IN_DOMAINS)
+    seed = f"--seed={options.seed}"
     programs = {
-        "tilewise_property": ["--cuda", f"--count={options.sanitize_count}", f"--seed={options.seed}"],
+        "tilewise_property": ["--cuda", f"--count={count}", seed],
+        "tilewise_property wgmma": ["--cuda", *DOMAINS["property wgmma"], f"--count={few}", seed],
+        "tilewise_property mma": ["--cuda", *DOMAINS["property mma"], f"--count={few}", seed],
         "cuda_test": [f"--gtest_filter=-{UNSANITIZED}", "--gtest_brief=1"],
     }
     for tool in SANITIZERS:
-        for program, arguments in programs.items():
-            name = f"{tool} {program}"
+        for name, arguments in programs.items():
+            suite = f"{tool} {name}"
+            if tool == "racecheck" and "wgmma" in name:
+                continue  # it does not see that copies of the tensor memory unit are waited for
             if reason:
-                yield name, partial(skipped, name, reason)
+                yield suite, partial(skipped, suite, reason)
             else:
-                yield name, partial(sanitize, tool, program, arguments, options.timeout)
+                yield suite, partial(sanitize, suite, tool, name.split()[0], arguments, options.timeout)
 
 
 def parse_options() -> argparse.Namespace:
@@ -241,11 +287,18 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--count", type=int, default=None, help="random problems (default: 5000)")
     parser.add_argument("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
-    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes for them")
+    parser.add_argument(
+        "--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes for them and for cuda_test"
+    )
     parser.add_argument("--quick", action="store_true", help="500 problems, and no test of large memory")
     parser.add_argument("--sanitize", action="store_true", help="run compute-sanitizer's tools instead")
     parser.add_argument("--sanitize-count", type=int, default=40, help="random problems for each tool")
-    parser.add_argument("--only", action="append", help="run only the suites whose name contains this")
+    parser.add_argument(
+        "--only", action="append", help="run only the suite of this name, or those whose names contain it"
+    )
+    parser.add_argument(
+        "--append", action="store_true", help="keep what the record has of other suites and the same sources"
+    )
     parser.add_argument("--timeout", type=float, default=400, help="seconds for each program")
     options = parser.parse_args()
     if options.count is None:
@@ -284,14 +337,22 @@ def main() -> int:
     # A record is of a GPU. Without one, only who asks for it gets it.
     folder = options.out or (Path("results") if gpu else None)
     name = "sanitizers.jsonl" if options.sanitize else "tests.jsonl"
-    record = Record(folder / (gpu.slug if gpu else "no-gpu") / name if folder else None, gpu)
-
-    suites = (sanitizer_suites if options.sanitize else test_suites)(options, no_gpu)
-    chosen = [call for name, call in suites if not options.only or any(part in name for part in options.only)]
+    suites = dict((sanitizer_suites if options.sanitize else test_suites)(options, no_gpu))
+    chosen = {
+        suite: call
+        for suite, call in suites.items()
+        if not options.only
+        or any(suite == part or (part not in suites and part in suite) for part in options.only)
+    }
+    record = Record(
+        folder / (gpu.slug if gpu else "no-gpu") / name if folder else None,
+        gpu,
+        replacing=set(chosen) if options.append else None,
+    )
     outcomes = []
     # Sanitizers mostly wait, for one another least of all; tests have the machine for themselves.
     with ThreadPoolExecutor(options.jobs if options.sanitize else 1) as pool:
-        for outcome in pool.map(timed, chosen):
+        for outcome in pool.map(timed, chosen.values()):
             outcomes.append(outcome)
             record.add(outcome.line())
             print(describe(outcome), flush=True)

@@ -57,6 +57,9 @@ if [ -n "$binding" ]; then
     --target "$stage/tools" pytest hypothesis; then
     echo "pytest: left out (pip could not fetch it); the Python tests need the GPU machine's own"
   fi
+  # pytest colours Python and differences, of the hundreds of languages that come along.
+  find "$stage/tools/pygments/lexers" -name '*.py' ! -name '__init__.py' ! -name '_mapping.py' ! -name 'python.py' \
+    ! -name 'diff.py' -delete 2>/dev/null || true
 else
   echo "PyTorch package: left out (no torch of 2.10 or newer; see -D TILEWISE_TORCH_DIR in scripts/stage.sh)"
 fi

@@ -15,10 +15,9 @@
 #pragma GCC visibility push(default)
 namespace tilewise {
 
-// The forward pass of a transformer layer: attention and a feed-forward network, each with its norm and its
-// residual. It owns no memory: weights and caches are the caller's, and everything between stands in the
-// workspace. On a GPU all of it is launched on one stream, without a read by the host, so that it captures
-// into a CUDA graph.
+// A transformer layer: attention and a feed-forward network, each with its norm and its residual. It owns no
+// memory: weights and caches are the caller's, and everything between stands in the workspace. On a GPU all
+// of it is launched on one stream, without a read by the host, so that it captures into a CUDA graph.
 
 /// What a layer is made of.
 struct LayerConfig {
@@ -71,24 +70,44 @@ struct LayerInputs {
 struct LayerOptions {
   Precision precision = Precision::full;
   std::size_t max_intermediate_bytes = 0;  ///< as in ffn.h
+  bool deterministic = false;              ///< backward bitwise repeatable; forward always is
 };
 
 struct LayerOutputs {
   Tensor out{};  ///< [B, S, E], row-major; apart from x
 };
 
-/// Every argument of the layer is checked before anything is written.
+/// What backward reads (d_out) and what it writes. Only the gradients given are written. Nothing is kept from
+/// forward: what stands between is computed anew from x.
+struct LayerGradients {
+  Tensor d_out{};          ///< [B, S, E], row-major
+  Tensor dx{};             ///< likewise
+  Tensor dmask{};          ///< as attention's
+  LayerWeights weights{};  ///< of the shapes and types of the weights, by rows
+};
+
+/// Every argument of the layer is checked before anything is written. Backward takes no cache.
 void layer_forward(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
                    const LayerOptions& options, const LayerOutputs& outputs, const Context& context);
+
+void layer_backward(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
+                    const LayerOptions& options, const LayerGradients& gradients, const Context& context);
 
 /// Bytes of workspace the call will need.
 std::size_t layer_workspace(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
                             const LayerOptions& options, const LayerOutputs& outputs, const Context& context);
 
+std::size_t layer_backward_workspace(const LayerConfig& config, const LayerWeights& weights,
+                                     const LayerInputs& inputs, const LayerOptions& options,
+                                     const LayerGradients& gradients, const Context& context);
+
 /// One for each operation, in order.
 std::vector<Explanation> explain_layer(const LayerConfig& config, const LayerWeights& weights,
                                        const LayerInputs& inputs, const LayerOptions& options,
                                        const LayerOutputs& outputs, const Context& context);
+std::vector<Explanation> explain_layer_backward(const LayerConfig& config, const LayerWeights& weights,
+                                                const LayerInputs& inputs, const LayerOptions& options,
+                                                const LayerGradients& gradients, const Context& context);
 
 }  // namespace tilewise
 #pragma GCC visibility pop

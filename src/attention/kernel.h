@@ -22,6 +22,7 @@ const AttentionKernel& choose_attention_kernel(const AttentionProblem& problem, 
 namespace cuda {
 extern const AttentionKernel wgmma_attention;
 extern const AttentionKernel mma_attention;
+extern const AttentionKernel wide_attention;
 extern const AttentionKernel fused_attention;
 extern const AttentionKernel tiled_attention;
 extern const AttentionKernel naive_attention;

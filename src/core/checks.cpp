@@ -45,7 +45,7 @@ void check_context(const Context& context) {
   check_simd_level(context.simd_level);
 }
 
-void check_written(std::initializer_list<Named> written, std::initializer_list<Named> read) {
+void check_written(std::span<const Named> written, std::span<const Named> read) {
   for (const Named& output : written) {
     if (!output.tensor->given()) continue;
     check(!overlaps_itself(*output.tensor), output.name, "a view whose elements are all apart",
@@ -55,7 +55,7 @@ void check_written(std::initializer_list<Named> written, std::initializer_list<N
       check(apart, output.name, [&] { return "memory apart from " + std::string(other.name); }, "an overlap");
     };
     for (const Named& input : read) check_apart(input);
-    for (const Named* other = written.begin(); other != &output; ++other) check_apart(*other);
+    for (const Named* other = written.data(); other != &output; ++other) check_apart(*other);
   }
 }
 

@@ -75,6 +75,9 @@ struct Named {
 
 /// What is written must not overlap with itself, with what is read, or with what else is written. Tensors
 /// that are not given do not count.
-void check_written(std::initializer_list<Named> written, std::initializer_list<Named> read);
+void check_written(std::span<const Named> written, std::span<const Named> read);
+inline void check_written(std::initializer_list<Named> written, std::initializer_list<Named> read) {
+  check_written(std::span(written.begin(), written.size()), std::span(read.begin(), read.size()));
+}
 
 }  // namespace tilewise

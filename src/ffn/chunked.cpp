@@ -5,6 +5,7 @@
 #include "ffn/kernel.h"
 #include "ffn/steps.h"
 #include "gemm/compose.h"
+#include "gemm/products.h"
 
 namespace tilewise {
 namespace {
@@ -38,29 +39,6 @@ Matrix rows_matrix(std::byte* data, DType dtype, std::int64_t rows, std::int64_t
           .columns = columns,
           .stride_row = std::max<std::int64_t>(columns, 1)};
 }
-
-// Calls run(GemmCall) for each product in turn; asking for workspace and launching walk the same products.
-class Products {
- public:
-  explicit Products(const Context& context) : context_(context) {}
-
-  void launch(const GemmCall& call, std::size_t used) const {
-    const GemmKernel& kernel = choose_kernel(gemm_kernel_list(), call.problem, "auto");
-    kernel.launch(call, rest_of_workspace(used));
-  }
-  std::size_t workspace(const GemmCall& call) const {
-    return choose_kernel(gemm_kernel_list(), call.problem, "auto").workspace(call, context_);
-  }
-  Context rest_of_workspace(std::size_t used) const {
-    Context context = context_;
-    context.workspace.data = static_cast<std::byte*>(context.workspace.data) + used;
-    context.workspace.bytes -= used;
-    return context;
-  }
-
- private:
-  const Context& context_;
-};
 
 struct Forward {
   std::int64_t chunk;  // tokens

@@ -9,7 +9,8 @@
 
 namespace tilewise {
 
-// The parts of the network's backward pass that are no products; one implementation a device.
+// The parts of the backward pass of the network, and of the layer around it, that are no products; one
+// implementation a device.
 
 /// From the products and the gradient of h, in place, all [M, F] of one type and by rows:
 ///   plain: dh becomes h = f(up), up becomes dh·f'(up)
@@ -29,6 +30,8 @@ struct FfnSteps {
   std::size_t (*sum_rows_workspace)(const Matrix& x, const Context&);
   /// Rounds a matrix of f32 to the type of `to`, both by rows.
   void (*round)(const Matrix& from, const Matrix& to, const Context&);
+  /// to += x, both of one type and by rows.
+  void (*add)(const Matrix& x, const Matrix& to, const Context&);
 };
 
 /// Those of a device, or null where it has none: a new device's are declared beside cpu's and returned in

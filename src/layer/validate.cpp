@@ -1,9 +1,38 @@
 #include "layer/validate.h"
 
+#include <vector>
+
 #include "core/checks.h"
 
 namespace tilewise {
 namespace {
+
+struct WeightName {
+  std::string_view name, gradient;
+  Tensor LayerWeights::* member;
+};
+
+constexpr WeightName weight_names[] = {
+    {"weights.q", "gradients.weights.q", &LayerWeights::q},
+    {"weights.q_bias", "gradients.weights.q_bias", &LayerWeights::q_bias},
+    {"weights.k", "gradients.weights.k", &LayerWeights::k},
+    {"weights.k_bias", "gradients.weights.k_bias", &LayerWeights::k_bias},
+    {"weights.v", "gradients.weights.v", &LayerWeights::v},
+    {"weights.v_bias", "gradients.weights.v_bias", &LayerWeights::v_bias},
+    {"weights.out", "gradients.weights.out", &LayerWeights::out},
+    {"weights.out_bias", "gradients.weights.out_bias", &LayerWeights::out_bias},
+    {"weights.up", "gradients.weights.up", &LayerWeights::up},
+    {"weights.up_bias", "gradients.weights.up_bias", &LayerWeights::up_bias},
+    {"weights.gate", "gradients.weights.gate", &LayerWeights::gate},
+    {"weights.gate_bias", "gradients.weights.gate_bias", &LayerWeights::gate_bias},
+    {"weights.down", "gradients.weights.down", &LayerWeights::down},
+    {"weights.down_bias", "gradients.weights.down_bias", &LayerWeights::down_bias},
+    {"weights.attention_norm", "gradients.weights.attention_norm", &LayerWeights::attention_norm},
+    {"weights.attention_norm_bias", "gradients.weights.attention_norm_bias",
+     &LayerWeights::attention_norm_bias},
+    {"weights.ffn_norm", "gradients.weights.ffn_norm", &LayerWeights::ffn_norm},
+    {"weights.ffn_norm_bias", "gradients.weights.ffn_norm_bias", &LayerWeights::ffn_norm_bias},
+};
 
 void check_config(const LayerConfig& config) {
   const auto positive = [](std::int64_t value, std::string_view name) {
@@ -72,10 +101,8 @@ bool row_major(const Tensor& tensor) {
   return true;
 }
 
-}  // namespace
-
-void check_layer(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
-                 const LayerOutputs& outputs, const Context& context) {
+void check_inputs(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
+                  const Context& context) {
   check_config(config);
   check_context(context);
   const Tensor& x = inputs.x;
@@ -86,22 +113,75 @@ void check_layer(const LayerConfig& config, const LayerWeights& weights, const L
   check_memory(x, "x", context);
   check(row_major(x), "x", "a row-major tensor", "other strides");
   check_weights(config, weights, {x, context});
-  check_shape(outputs.out, "out", {x.extent(0), x.extent(1), x.extent(2)}, "the shape of x", context);
-  check_dtype(outputs.out, "out", x.dtype);
-  check(row_major(outputs.out), "out", "a row-major tensor", "other strides");
+  check(inputs.cos.given() == config.rotary && inputs.sin.given() == config.rotary, "cos",
+        config.rotary ? "tables of the rotary embedding" : "none without a rotary embedding", inputs.cos);
+}
+
+// Of the shape and type of x.
+void check_like_x(const Tensor& tensor, std::string_view name, const Tensor& x, const Context& context) {
+  check_shape(tensor, name, {x.extent(0), x.extent(1), x.extent(2)}, "the shape of x", context);
+  check_dtype(tensor, name, x.dtype);
+  check(row_major(tensor), name, "a row-major tensor", "other strides");
+}
+
+void check_gradient(const Tensor& gradient, const WeightName& names, const Tensor& of,
+                    const Context& context) {
+  if (!gradient.given()) return;
+  check(of.given(), names.gradient, [&] { return std::string(names.name) + " to differentiate"; }, "none");
+  check(
+      gradient.rank == of.rank &&
+          std::equal(of.shape.begin(), of.shape.begin() + of.rank, gradient.shape.begin()),
+      names.gradient, [&] { return "the shape of " + std::string(names.name) + ", " + shape_string(of); },
+      gradient);
+  check_memory(gradient, names.gradient, context);
+  check_dtype(gradient, names.gradient, of.dtype);
+  check_contiguous_last(gradient, names.gradient);
+}
+
+}  // namespace
+
+void check_layer(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
+                 const LayerOutputs& outputs, const Context& context) {
+  check_inputs(config, weights, inputs, context);
+  const Tensor& x = inputs.x;
+  check_like_x(outputs.out, "out", x, context);
   check_written({{"out", &outputs.out}}, {{"x", &x},
                                           {"weights.down", &weights.down},
                                           {"weights.up", &weights.up},
                                           {"weights.gate", &weights.gate},
                                           {"k_cache", &inputs.k_cache},
                                           {"v_cache", &inputs.v_cache}});
-  check(inputs.cos.given() == config.rotary && inputs.sin.given() == config.rotary, "cos",
-        config.rotary ? "tables of the rotary embedding" : "none without a rotary embedding", inputs.cos);
   const bool cached = inputs.k_cache.given();
   check(inputs.v_cache.given() == cached, "v_cache", "both k_cache and v_cache, or neither", inputs.v_cache);
   check(inputs.key_lengths.given() == cached, "key_lengths",
         cached ? "i32 [B] with a cache" : "none without a cache", inputs.key_lengths);
   check(!cached || !inputs.mask.given(), "mask", "none with a cache", inputs.mask);
+}
+
+void check_layer_backward(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
+                          const LayerGradients& gradients, const Context& context) {
+  check_inputs(config, weights, inputs, context);
+  for (const Named& given :
+       {Named{"k_cache", &inputs.k_cache}, Named{"v_cache", &inputs.v_cache},
+        Named{"cache_starts", &inputs.cache_starts}, Named{"key_lengths", &inputs.key_lengths},
+        Named{"page_table", &inputs.page_table}}) {
+    check(!given.tensor->given(), given.name, "none in backward", *given.tensor);
+  }
+  check_like_x(gradients.d_out, "d_out", inputs.x, context);
+  if (gradients.dx.given()) check_like_x(gradients.dx, "dx", inputs.x, context);
+  check(inputs.mask.given() || !gradients.dmask.given(), "dmask", "a mask to differentiate", "none");
+  std::vector<Named> written = {{"dx", &gradients.dx}, {"dmask", &gradients.dmask}};
+  std::vector<Named> read = {{"x", &inputs.x},       {"d_out", &gradients.d_out},
+                             {"mask", &inputs.mask}, {"cos", &inputs.cos},
+                             {"sin", &inputs.sin},   {"positions", &inputs.positions}};
+  for (const WeightName& names : weight_names) {
+    const Tensor& weight = weights.*names.member;
+    const Tensor& gradient = gradients.weights.*names.member;
+    check_gradient(gradient, names, weight, context);
+    written.push_back({names.gradient, &gradient});
+    read.push_back({names.name, &weight});
+  }
+  check_written(written, read);
 }
 
 }  // namespace tilewise

@@ -8,5 +8,7 @@ namespace tilewise {
 /// belongs together. Throws InvalidArgument.
 void check_layer(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
                  const LayerOutputs& outputs, const Context& context);
+void check_layer_backward(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
+                          const LayerGradients& gradients, const Context& context);
 
 }  // namespace tilewise

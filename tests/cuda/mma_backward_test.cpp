@@ -96,7 +96,7 @@ TEST_F(MmaBackward, IsWithinTheContractWhateverTheSizeOfGradients) {
 TEST_F(MmaBackward, OfManyQueriesIsWithinTheContract) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     RandomProblem problem =
-        dense_problem(260, dtype, {.b = 1, .hq = 2, .hkv = 1, .sq = 2100, .sk = 133, .d = 64, .dv = 64});
+        dense_problem(260, dtype, {.b = 1, .hq = 2, .hkv = 2, .sq = 2100, .sk = 133, .d = 64, .dv = 64});
     expect_within_contract(problem);
     problem.options.window = {.left = 30, .right = 100};
     expect_within_contract(problem);

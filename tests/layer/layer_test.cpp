@@ -1,153 +1,18 @@
 #include <cmath>
+#include <numeric>
 
-#include "layer/plain.h"
+#include "layer/layer_case.h"
 
 namespace tilewise::test {
 namespace {
 
-constexpr const Tensor LayerWeights::* all_weights[] = {&LayerWeights::q,
-                                                        &LayerWeights::q_bias,
-                                                        &LayerWeights::k,
-                                                        &LayerWeights::k_bias,
-                                                        &LayerWeights::v,
-                                                        &LayerWeights::v_bias,
-                                                        &LayerWeights::out,
-                                                        &LayerWeights::out_bias,
-                                                        &LayerWeights::up,
-                                                        &LayerWeights::up_bias,
-                                                        &LayerWeights::gate,
-                                                        &LayerWeights::gate_bias,
-                                                        &LayerWeights::down,
-                                                        &LayerWeights::down_bias,
-                                                        &LayerWeights::attention_norm,
-                                                        &LayerWeights::attention_norm_bias,
-                                                        &LayerWeights::ffn_norm,
-                                                        &LayerWeights::ffn_norm_bias};
-
-struct Layer {
-  LayerConfig config;
-  std::vector<Buffer> memory;  // in the order of all_weights
-  Buffer cos, sin;
-
-  LayerWeights weights() const {
-    LayerWeights weights;
-    for (std::size_t n = 0; n < memory.size(); ++n) {
-      const_cast<Tensor&>(weights.*all_weights[n]) = memory[n].view();
-    }
-    return weights;
-  }
-  LayerInputs inputs(const Buffer& x) const {
-    LayerInputs inputs;
-    inputs.x = x.view();
-    inputs.cos = cos.view();
-    inputs.sin = sin.view();
-    return inputs;
-  }
-};
-
-LayerConfig small_config(std::string_view name) {
-  LayerConfig config = layer_config(name);
-  config.embed_dim = 48;
-  config.heads_q = 6;
-  config.heads_kv = config.heads_kv == 8 ? 2 : 6;
-  config.head_dim = 8;
-  config.ffn_dim = 70;
-  return config;
-}
-
-constexpr std::int64_t positions = 40;
-
-Layer random_layer(Random& random, const LayerConfig& config, DType dtype) {
-  Layer layer{.config = config, .memory = {}, .cos = {}, .sin = {}};
-  const auto weight = [&](std::int64_t rows, std::int64_t columns) {
-    layer.memory.push_back(
-        random_buffer(random, dtype, {rows, columns}, 1 / std::sqrt(static_cast<double>(columns))));
-  };
-  const bool biased = config.norm == Norm::layer;  // encoders have biases, Llama has none
-  const auto bias = [&](std::int64_t count, bool given) {
-    layer.memory.push_back(given ? random_buffer(random, dtype, {count}, 0.2) : Buffer());
-  };
-  const std::int64_t width_q = config.heads_q * config.head_dim, width_kv = config.heads_kv * config.head_dim;
-  const auto linear = [&](std::int64_t rows, std::int64_t columns) {
-    weight(rows, columns);
-    bias(rows, biased);
-  };
-  linear(width_q, config.embed_dim);
-  linear(width_kv, config.embed_dim);
-  linear(width_kv, config.embed_dim);
-  linear(config.embed_dim, width_q);
-  linear(config.ffn_dim, config.embed_dim);
-  if (config.gated) {
-    linear(config.ffn_dim, config.embed_dim);
-  } else {
-    layer.memory.resize(layer.memory.size() + 2);
-  }
-  linear(config.embed_dim, config.ffn_dim);
-  for (int n = 0; n < 2; ++n) {
-    bias(config.embed_dim, true);
-    bias(config.embed_dim, biased);
-  }
-  if (config.rotary) {
-    layer.cos = Buffer(DType::f32, {positions, config.head_dim / 2});
-    layer.sin = Buffer(DType::f32, {positions, config.head_dim / 2});
-    for (std::int64_t p = 0; p < positions; ++p) {
-      for (std::int64_t n = 0; n < config.head_dim / 2; ++n) {
-        const double angle = static_cast<double>(p) * std::pow(10000.0, -2.0 * static_cast<double>(n) / 8);
-        layer.cos.set({p, n}, std::cos(angle));
-        layer.sin.set({p, n}, std::sin(angle));
-      }
-    }
-  }
-  return layer;
-}
-
-Layer exact_layer(const Layer& layer) {
-  Layer result = layer;
-  for (Buffer& buffer : result.memory) buffer = exact(buffer);
-  result.cos = exact(layer.cos);
-  result.sin = exact(layer.sin);
-  return result;
-}
-
-void run(const Layer& layer, const LayerInputs& inputs, const Buffer& out,
-         Context context = serial_context()) {
-  const LayerOutputs outputs{out.view()};
-  const LayerWeights weights = layer.weights();
-  with_workspace(layer_workspace(layer.config, weights, inputs, {}, outputs, context),
-                 [&](Workspace workspace) {
-                   context.workspace = workspace;
-                   layer_forward(layer.config, weights, inputs, {}, outputs, context);
-                 });
-}
-
-double largest_difference(const Buffer& a, const Buffer& b) {
-  const std::vector<double> x = a.values(), y = b.values();
-  double largest = 0;
-  for (std::size_t n = 0; n < x.size(); ++n) {
-    const double difference = std::abs(x[n] - y[n]);
-    if (!(difference <= largest)) largest = difference;  // a NaN, too
-  }
-  return largest;
-}
+using namespace layer_case;
 
 TEST(Layer, every_configuration_is_near_the_truth) {
-  for (const std::string_view name : layer_configs()) {
-    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-      SeededRandom random(17);
-      const Layer layer = random_layer(random, small_config(name), dtype);
-      const Buffer x = random_buffer(random, dtype, {2, 13, 48});
-      Buffer out(dtype, {2, 13, 48}), truth(DType::f64, {2, 13, 48});
-      out.poison();
-      run(layer, layer.inputs(x), out, random_context(random));
-      const Layer wide = exact_layer(layer);
-      const Buffer wide_x = exact(x);
-      run(wide, wide.inputs(wide_x), truth);
-      // Results reach 8; what stands between is rounded a dozen times.
-      const double unit = dtype == DType::f32 ? 0x1p-24 : dtype == DType::f16 ? 0x1p-11 : 0x1p-8;
-      EXPECT_LT(largest_difference(out, truth), 8 * 6 * unit) << name << ' ' << to_string(dtype);
-      EXPECT_TRUE(out.guards_intact());
-    }
-  }
+  for_every_layer([](std::string_view name, DType dtype) {
+    SeededRandom random(17);
+    check_forward(random, name, dtype, random_context(random));
+  });
 }
 
 TEST(Layer, a_cache_gives_what_the_whole_gives) {
@@ -266,6 +131,136 @@ TEST(Layer, bad_input_is_named_and_nothing_is_written) {
                   [&] { layer_forward(layer.config, weights, inputs, {}, {out.view()}, serial_context()); }),
               mistake.text);
     EXPECT_EQ(before, out.bytes());
+  }
+}
+
+TEST(LayerBackward, is_the_slope_of_forward) {
+  for (const std::string_view name : layer_configs()) {
+    SeededRandom random(23);
+    Layer layer = random_layer(random, small_config(name), DType::f64);
+    Buffer x = random_buffer(random, DType::f64, {2, 7, 48});
+    Buffer mask = mask_for(random, name, DType::f64);
+    const Buffer d_out = random_buffer(random, DType::f64, {2, 7, 48});
+    Gradients gradients(layer, d_out, mask);
+    LayerInputs inputs = layer.inputs(x);
+    inputs.mask = mask.view();
+    differentiate(layer, inputs, gradients.views());
+
+    const auto loss = [&] {
+      Buffer out(DType::f64, {2, 7, 48});
+      run(layer, inputs, out);
+      const std::vector<double> values = out.values(), factors = d_out.values();
+      return std::inner_product(values.begin(), values.end(), factors.begin(), 0.0);
+    };
+    // Along a random direction in each tensor.
+    const auto check = [&](Buffer& at, const Buffer& gradient, std::size_t index) {
+      const std::vector<double> before = at.values(), slopes = gradient.values();
+      std::vector<double> direction(before.size());
+      for (double& value : direction) value = random.normal();
+      const double predicted = std::inner_product(direction.begin(), direction.end(), slopes.begin(), 0.0);
+      const auto loss_at = [&](double step) {
+        std::vector<double> moved = before;
+        for (std::size_t n = 0; n < moved.size(); ++n) moved[n] += step * direction[n];
+        at.set_values(moved);
+        const double value = loss();
+        at.set_values(before);
+        return value;
+      };
+      constexpr double step = 1e-5;
+      const double slope = (loss_at(step) - loss_at(-step)) / (2 * step);
+      EXPECT_NEAR(predicted, slope, 1e-5 * (1 + std::abs(slope))) << name << " tensor " << index;
+    };
+    check(x, gradients.dx, 0);
+    for (std::size_t n = 0; n < layer.memory.size(); ++n) {
+      if (layer.memory[n].given()) check(layer.memory[n], gradients.weights[n], n + 1);
+    }
+    if (mask.given()) check(mask, gradients.dmask, 100);
+  }
+}
+
+TEST(LayerBackward, is_near_the_truth_in_every_configuration) {
+  for_every_layer([](std::string_view name, DType dtype) {
+    SeededRandom random(24);
+    check_backward(random, name, dtype, random_context(random));
+  });
+}
+
+TEST(LayerBackward, writes_only_what_is_given) {
+  for (const std::string_view name : {"llama-2-70b", "bert-base"}) {
+    SeededRandom random(25);
+    const Layer layer = random_layer(random, small_config(name), DType::f32);
+    const Buffer x = random_buffer(random, DType::f32, {2, 7, 48});
+    const Buffer d_out = random_buffer(random, DType::f32, {2, 7, 48});
+    Gradients all(layer, d_out);
+    differentiate(layer, layer.inputs(x), all.views());
+    const std::vector<Buffer*> expected = all.written();
+    for (std::size_t n = 0; n < expected.size(); ++n) {
+      Gradients some(layer, d_out);
+      LayerGradients one{.d_out = d_out.view()};
+      if (n == 0) {
+        one.dx = some.dx.view();
+      } else {
+        for (std::size_t w = 0; w < some.weights.size(); ++w) {
+          if (&some.weights[w] == some.written()[n]) one.weights.*all_weights[w] = some.weights[w].view();
+        }
+      }
+      differentiate(layer, layer.inputs(x), one);
+      EXPECT_EQ(some.written()[n]->bytes(), expected[n]->bytes()) << name << " tensor " << n;
+    }
+  }
+}
+
+TEST(LayerBackward, every_operation_is_explained) {
+  SeededRandom random(26);
+  const Layer layer = random_layer(random, small_config("llama-2-7b"), DType::f32);
+  const Buffer x = random_buffer(random, DType::f32, {1, 3, 48});
+  const Gradients gradients(layer, x);
+  const std::vector<Explanation> steps = explain_layer_backward(
+      layer.config, layer.weights(), layer.inputs(x), {}, gradients.views(), serial_context());
+  // norm, q, k, v, rope, attention, out, norm; ffn, norm, out twice, attention, rope, three times two
+  // products, norm
+  ASSERT_EQ(steps.size(), 21u);
+  EXPECT_EQ(steps[8].problem.rfind("ffn backward f32", 0), 0u) << steps[8].problem;
+  EXPECT_EQ(steps[20].problem.rfind("rms norm backward", 0), 0u) << steps[20].problem;
+}
+
+TEST(LayerBackward, bad_input_is_named_and_nothing_is_written) {
+  struct Mistake {
+    std::string_view text;
+    void (*make)(LayerInputs&, LayerGradients&);
+  };
+  const Mistake mistakes[] = {
+      {"d_out: expected the shape of x = [2, 3, 48], got none",
+       [](LayerInputs&, LayerGradients& g) { g.d_out = {}; }},
+      {"dx: expected f32, got bf16", [](LayerInputs&, LayerGradients& g) { g.dx.dtype = DType::bf16; }},
+      {"k_cache: expected none in backward, got f32[2, 3, 48]",
+       [](LayerInputs& i, LayerGradients&) { i.k_cache = i.x; }},
+      {"dmask: expected a mask to differentiate, got none",
+       [](LayerInputs&, LayerGradients& g) { g.dmask = g.dx; }},
+      {"gradients.weights.q_bias: expected weights.q_bias to differentiate, got none",
+       [](LayerInputs&, LayerGradients& g) { g.weights.q_bias = g.weights.ffn_norm; }},
+      {"gradients.weights.k: expected the shape of weights.k, [48, 48], got f32[47, 48]",
+       [](LayerInputs&, LayerGradients& g) { g.weights.k.shape[0] = 47; }},
+      {"gradients.weights.up: expected memory apart from dx, got an overlap",
+       [](LayerInputs&, LayerGradients& g) { g.weights.up.data = g.dx.data; }},
+      {"gradients.weights.q: expected memory apart from d_out, got an overlap",
+       [](LayerInputs&, LayerGradients& g) { g.weights.q.data = g.d_out.data; }},
+  };
+  for (const Mistake& mistake : mistakes) {
+    SeededRandom random(27);
+    const Layer layer = random_layer(random, small_config("llama-2-7b"), DType::f32);
+    const Buffer x = random_buffer(random, DType::f32, {2, 3, 48});
+    Gradients gradients(layer, random_buffer(random, DType::f32, {2, 3, 48}));
+    LayerInputs inputs = layer.inputs(x);
+    LayerGradients views = gradients.views();
+    mistake.make(inputs, views);
+    std::vector<std::vector<std::byte>> before;
+    for (const Buffer* buffer : gradients.written()) before.push_back(buffer->bytes());
+    EXPECT_EQ(thrown<InvalidArgument>([&] {
+                layer_backward(layer.config, layer.weights(), inputs, {}, views, serial_context());
+              }),
+              mistake.text);
+    for (std::size_t n = 0; n < before.size(); ++n) EXPECT_EQ(before[n], gradients.written()[n]->bytes());
   }
 }
 

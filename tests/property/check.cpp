@@ -73,10 +73,10 @@ std::vector<std::byte> input_bytes(const RandomProblem& p) {
 
 // The truth by the reference kernel. It must agree with the formula.
 Results reference_truth(const RandomProblem& problem, const OpenProblem& open, const Results& sizes,
-                        std::vector<std::string>& failures) {
+                        int threads, std::vector<std::string>& failures) {
   const RandomProblem wide = widened(problem);
   const OutputBuffers outputs = make_outputs(wide);
-  const Context context{.parallel_for = serial_parallel_for()};
+  const Context context{.parallel_for = openmp_parallel_for(threads)};
   AttentionOptions options = problem.options;
   options.kernel = "reference";
   run_forward(wide.inputs(), options, outputs.view(), context);
@@ -119,8 +119,8 @@ Checker::Checker(const RandomProblem& problem, int threads)
       threads_(threads),
       differentiable_(problem.layout != Layout::paged && problem.asked.backward),
       sizes_(term_sizes(OpenProblem(problem))),
-      truth_(reference_truth(problem, OpenProblem(problem), sizes_, reference_failures_)),
-      math_errors_(OpenProblem(problem), truth_) {}
+      truth_(reference_truth(problem, OpenProblem(problem), sizes_, threads, reference_failures_)),
+      math_errors_(OpenProblem(problem), truth_, threads) {}
 
 // What the checks of one subject share.
 struct Checker::Run {

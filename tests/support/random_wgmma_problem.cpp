@@ -11,6 +11,7 @@ constexpr double min_cost = 2e6;
 constexpr double max_cost = 2e7;
 constexpr std::int64_t least_results = 16384;  // fewer the kernel leaves to others
 constexpr std::int64_t least_queries = 8;
+constexpr std::int64_t least_rows_of_large_dims = 1024;  // the same
 
 std::int64_t random_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
@@ -40,7 +41,9 @@ void choose_shape(Random& rng, RandomProblem& p) {
       rng.log_uniform(min_cost, max_cost) / static_cast<double>(heads * (p.dim_qk + p.dim_v));
   // Of packed sequences only some are as long as the longest.
   const double filled = p.layout == Layout::packed ? 0.5 : 1.0;
-  const double least = static_cast<double>(least_results) / (filled * static_cast<double>(heads * p.dim_v));
+  const std::int64_t least_rows =
+      std::max(p.dim_qk, p.dim_v) > 128 ? least_rows_of_large_dims : (least_results + p.dim_v - 1) / p.dim_v;
+  const double least = static_cast<double>(least_rows) / (filled * static_cast<double>(heads));
   // As few queries as may be, some, about as many as keys, more.
   const double share = rng.pick({0.0, 0.3, 0.5, 0.5, 0.5, 0.7});
   const double queries = std::max(least, std::pow(pairs, share));

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "support/math_path.h"
+#include "tilewise/context.h"
 
 namespace tilewise::test {
 namespace {
@@ -66,13 +67,13 @@ double largest_of(const std::vector<const double*>& rows, std::size_t dim) {
 
 }  // namespace
 
-MathPathErrors::MathPathErrors(const OpenProblem& open, const Results& truth) : open_(open) {
-  draw(open, truth);
-}
+MathPathErrors::MathPathErrors(const OpenProblem& open, const Results& truth, int threads)
+    : open_(open), threads_(threads), worst_(draw(open, truth)) {}
 
-void MathPathErrors::draw(const OpenProblem& open, const Results& truth) {
+MathPathErrors::ByResult MathPathErrors::draw(const OpenProblem& open, const Results& truth) {
   const Results math = math_path(open);
-  for (std::size_t which = 0; which < worst_.size(); ++which) {
+  ByResult errors;
+  for (std::size_t which = 0; which < errors.size(); ++which) {
     const std::vector<double>& exact = truth.*Results::members[which];
     const std::vector<double>& values = math.*Results::members[which];
     double largest = 0;
@@ -83,10 +84,9 @@ void MathPathErrors::draw(const OpenProblem& open, const Results& truth) {
       largest = std::max(largest, error);
       squares += error * error;
     }
-    worst_[which].largest = std::max(worst_[which].largest, largest);
-    worst_[which].norm = std::max(worst_[which].norm, std::sqrt(squares));
+    errors[which] = {.largest = largest, .norm = std::sqrt(squares)};
   }
-  ++draws_;
+  return errors;
 }
 
 const Errors& MathPathErrors::of(std::vector<double> Results::* result) const {
@@ -95,10 +95,18 @@ const Errors& MathPathErrors::of(std::vector<double> Results::* result) const {
 }
 
 void MathPathErrors::draw_more() {
-  for (int n = draws_; n > 0; --n) {
-    const OpenProblem neighbour = open_.neighbour(static_cast<std::uint64_t>(draws_));
-    draw(neighbour, formula(neighbour));
+  std::vector<ByResult> drawn(static_cast<std::size_t>(draws_));
+  openmp_parallel_for(threads_).run(draws_, [&](std::int64_t n) {
+    const OpenProblem neighbour = open_.neighbour(static_cast<std::uint64_t>(draws_ + n));
+    drawn[static_cast<std::size_t>(n)] = draw(neighbour, formula(neighbour));
+  });
+  for (const ByResult& errors : drawn) {
+    for (std::size_t which = 0; which < worst_.size(); ++which) {
+      worst_[which].largest = std::max(worst_[which].largest, errors[which].largest);
+      worst_[which].norm = std::max(worst_[which].norm, errors[which].norm);
+    }
   }
+  draws_ *= 2;
 }
 
 std::string MathPathErrors::mismatch(const Expectation& expectation, std::vector<double> Results::* result,

@@ -46,8 +46,8 @@ std::string mismatch(const Expectation& expectation, const Errors& allowed, cons
 /// What the math path's errors are, by result.
 class MathPathErrors {
  public:
-  /// The first draw: the problem as it stands.
-  MathPathErrors(const OpenProblem& open, const Results& truth);
+  /// The first draw: the problem as it stands. More are drawn by so many threads.
+  MathPathErrors(const OpenProblem& open, const Results& truth, int threads = 1);
 
   /// The worst of all draws so far. What the path cannot represent (it overflows where a kernel need not)
   /// counts as no error.
@@ -58,12 +58,14 @@ class MathPathErrors {
                        const Buffer& got);
 
  private:
+  using ByResult = std::array<Errors, Results::members.size()>;
+  static ByResult draw(const OpenProblem& open, const Results& truth);
   void draw_more();  // as many again
-  void draw(const OpenProblem& open, const Results& truth);
 
   OpenProblem open_;
-  std::array<Errors, Results::members.size()> worst_;
-  int draws_ = 0;
+  int threads_;
+  ByResult worst_;
+  int draws_ = 1;
 };
 
 }  // namespace tilewise::test

@@ -86,9 +86,9 @@ def verdicts(explanation: str) -> dict[str, str]:
 def kernels_on(device: torch.device) -> dict[str, str]:
     """Every kernel, in order of choice: "usable" on the device for some type, or why not."""
     found: dict[str, str] = {}
-    # Some kernels leave small problems to others.
-    for dtype, rows in itertools.product(DTYPES.values(), (512, 16)):
-        x = torch.zeros(1, 8, rows, 64, dtype=dtype, device=device)
+    # Some kernels leave small problems to others, or common head dims.
+    for dtype, (rows, dim) in itertools.product(DTYPES.values(), ((512, 64), (16, 64), (512, 512))):
+        x = torch.zeros(1, 8, rows, dim, dtype=dtype, device=device)
         try:
             said = verdicts(tilewise.explain(x, x, x))
         except tilewise.Error as error:  # a build without CUDA, say

@@ -99,5 +99,18 @@ void round(const Matrix& from, const Matrix& to, const Context& context) {
   });
 }
 
+void add(const Matrix& x, const Matrix& to, const Context& context) {
+  for_each_task(context.parallel_for, x.rows, [&](std::int64_t, std::int64_t m) {
+    alignas(64) float terms[piece], sums[piece];
+    for (std::int64_t first = 0; first < x.columns; first += piece) {
+      const auto count = static_cast<int>(std::min(piece, x.columns - first));
+      widen(terms, x.at(m, first), x.dtype, count, 1.0f);
+      widen(sums, to.at(m, first), to.dtype, count, 1.0f);
+      map_row(count, sums, [&](const auto& at) HWY_ATTR { return hn::Add(at(sums), at(terms)); });
+      narrow(to.at(m, first), to.dtype, sums, count);
+    }
+  });
+}
+
 }  // namespace tilewise::cpu::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

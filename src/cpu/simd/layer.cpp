@@ -41,6 +41,7 @@ constexpr PerLevel<Size<Matrix>> sum_rows_workspace = {TILEWISE_EACH_LEVEL(sum_r
 constexpr PerLevel<void(const Matrix&, const Vector&, const Context&)> sum_rows = {
     TILEWISE_EACH_LEVEL(sum_rows)};
 constexpr PerLevel<void(const Matrix&, const Matrix&, const Context&)> round = {TILEWISE_EACH_LEVEL(round)};
+constexpr PerLevel<void(const Matrix&, const Matrix&, const Context&)> add = {TILEWISE_EACH_LEVEL(add)};
 
 // Calls the version of the context's level.
 template <const auto& versions, typename Result, typename... Arguments>
@@ -70,6 +71,7 @@ constinit const FfnSteps simd_ffn_steps = {
     .activation_gradient = simd::run<simd::activation_gradient, void, ActivationGradient>,
     .sum_rows = simd::run<simd::sum_rows, void, Matrix, Vector>,
     .sum_rows_workspace = simd::run<simd::sum_rows_workspace, std::size_t, Matrix>,
-    .round = simd::run<simd::round, void, Matrix, Matrix>};
+    .round = simd::run<simd::round, void, Matrix, Matrix>,
+    .add = simd::run<simd::add, void, Matrix, Matrix>};
 
 }  // namespace tilewise::cpu

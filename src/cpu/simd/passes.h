@@ -28,6 +28,7 @@
   std::size_t sum_rows_workspace(const Matrix& x, const Context& context);           \
   void sum_rows(const Matrix& x, const Vector& sums, const Context& context);        \
   void round(const Matrix& from, const Matrix& to, const Context& context);          \
+  void add(const Matrix& x, const Matrix& to, const Context& context);               \
   }
 
 #if defined(__x86_64__)  // by Highway's names, but without its headers, which want their instructions at once

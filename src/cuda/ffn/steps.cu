@@ -125,11 +125,48 @@ void round(const Matrix& from, const Matrix& to, const Context& context) {
                        from, to);
 }
 
+template <typename T, int width>
+__global__ void __launch_bounds__(threads)
+    add_kernel(const __grid_constant__ Matrix x, const __grid_constant__ Matrix to) {
+  const std::int64_t across = x.columns / width;
+  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
+  const std::int64_t m = index / across, n = index % across * width;
+  if (m >= x.rows) return;
+  float terms[width], sums[width];
+  load<T>(terms, x, m, n);
+  load<T>(sums, to, m, n);
+#pragma unroll
+  for (int e = 0; e < width; ++e) sums[e] += terms[e];
+  store<T>(to, m, n, sums);
+}
+
+template <typename T>
+void run_add(const Matrix& x, const Matrix& to, const Context& context) {
+  constexpr int size = chunk_size<T>;
+  const bool in_chunks = x.columns % size == 0 && x.aligned() && to.aligned();
+  const std::int64_t pieces = x.rows * (x.columns / (in_chunks ? size : 1));
+  const Launch how{.name = "tilewise addition",
+                   .blocks = (pieces + threads - 1) / threads,
+                   .threads = threads,
+                   .stream = static_cast<cudaStream_t>(context.stream)};
+  in_chunks ? launch<add_kernel<T, size>>(how, x, to) : launch<add_kernel<T, 1>>(how, x, to);
+}
+
+void add(const Matrix& x, const Matrix& to, const Context& context) {
+  const DeviceGuard guard(context.device.index);
+  switch (x.dtype) {
+    case DType::f16: return run_add<__half>(x, to, context);
+    case DType::bf16: return run_add<__nv_bfloat16>(x, to, context);
+    default: return run_add<float>(x, to, context);
+  }
+}
+
 }  // namespace
 
 constinit const FfnSteps ffn_steps = {.activation_gradient = activation_gradient,
                                       .sum_rows = sum_rows,
                                       .sum_rows_workspace = sum_rows_workspace,
-                                      .round = round};
+                                      .round = round,
+                                      .add = add};
 
 }  // namespace tilewise::cuda

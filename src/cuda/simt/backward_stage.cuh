@@ -1,6 +1,5 @@
 #pragma once
 
-#include "cuda/ptx/barrier.cuh"
 #include "cuda/runtime/device.h"
 #include "cuda/simt/row_states.h"
 #include "cuda/tile/key_grid.cuh"
@@ -340,9 +339,9 @@ __device__ __forceinline__ bool has_edge(const AttentionCall& call, const QueryT
   return keys.first < all.first || keys.first + C::tile > all.last || keys.count < C::tile || keys.tile >= 0;
 }
 
-/// Fills weights and dscores. The first half is done with its part when its weights are there for all; the
-/// second when its score gradients are there for itself, so that each can go on to what needs no more than
-/// that. A lane of the second half may look at its pairs before: `look` is given the highest weight of them.
+/// Fills weights and dscores. When it is done weights are there for all; score gradients, which the second
+/// half makes, after the next barrier of the block. A lane of the second half may look at its pairs before:
+/// `look` is given the highest weight of them.
 template <typename C, Side side, bool general, typename Look>
 __device__ __forceinline__ void differentiate(const Stage<C, side, general>& stage, const ScoreRules& rules,
                                               const QueryTile& query, const KeyTile& keys,
@@ -358,10 +357,7 @@ __device__ __forceinline__ void differentiate(const Stage<C, side, general>& sta
     }
   }
   __syncthreads();  // weights are there
-  if (place.second) {
-    look(store_score_gradients(stage, place, products));
-    sync_some<1, C::threads / 2>();  // score gradients are there for this half
-  }
+  if (place.second) look(store_score_gradients(stage, place, products));
 }
 
 }  // namespace tilewise::cuda::simt

@@ -90,36 +90,68 @@ __global__ void softmax_rows(const __grid_constant__ AttentionCall call,
   }
 }
 
-/// The products q·k and d_o·v of a row, left where weights and score gradients belong, to these; and what the
-/// row gives to dsinks and to a mask with one element a row.
-template <int lanes>
-__global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
-                                   const BackwardScratch scratch) {
+/// Neighbouring rows of [B, Hq, Sq] on their way through backward. Their matrices are of `keys` alone, and of
+/// `pitch` elements a row; what is written may be the memory of what is read.
+template <typename T>
+struct PairRows {
+  std::int64_t first, count;  ///< rows
+  KeyRange keys;
+  std::int64_t pitch;
+  const float* products;  ///< q·k
+  const float* dweights;  ///< d_o·v
+  T* weights;             ///< after dropout
+  T* dproducts;           ///< gradients of scale·q·k
+  float* dscores;         ///< those of scores, where they are others and wanted; else null
+  float* sink_parts;      ///< of all rows
+  float* row_sums;        ///< of all rows
+};
+
+inline PairRows<float> all_rows(const AttentionCall& call, const BackwardScratch& scratch) {
   const AttentionProblem& problem = call.problem;
-  const std::int64_t index = thread_index() / lanes;
-  if (index >= problem.heads_q * call.rows_q()) return;  // all lanes of a row together
+  return {.first = 0,
+          .count = problem.heads_q * call.rows_q(),
+          .keys = {0, problem.length_k},
+          .pitch = problem.length_k,
+          .products = scratch.weights,
+          .dweights = scratch.dscores,
+          .weights = scratch.weights,
+          .dproducts = scratch.dproducts,
+          .dscores = scratch.dscores == scratch.dproducts ? nullptr : scratch.dscores,
+          .sink_parts = scratch.sink_parts,
+          .row_sums = scratch.row_sums};
+}
+
+/// The products q·k and d_o·v of a row to weights and gradients; and what the row gives to dsinks and to a
+/// mask with one element a row.
+template <int lanes, typename T = float>
+__global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
+                                   const __grid_constant__ PairRows<T> rows) {
+  const AttentionProblem& problem = call.problem;
+  const std::int64_t own = thread_index() / lanes;
+  if (own >= rows.count) return;  // all lanes of a row together
   const int lane = threadIdx.x % lanes;
+  const std::int64_t index = rows.first + own;
   const QueryRow row(call, index);
   const ScoreRules rules(call, row.b, row.h);
-  float* weights_gmem = scratch.weights + index * problem.length_k;      // [Sk], q·k on entry
-  float* dscores_gmem = scratch.dscores + index * problem.length_k;      // [Sk], d_o·v on entry
-  float* dproducts_gmem = scratch.dproducts + index * problem.length_k;  // [Sk]
+  const std::int64_t begin = own * rows.pitch - rows.keys.first;  // where key 0 would be
+  const float* products_gmem = rows.products + begin;
+  const float* dweights_gmem = rows.dweights + begin;
   const auto dropout = [&](std::int64_t j) {
     return problem.features.dropout ? dropout_factor(call, row.b, row.h, row.i, j) : 1.0f;
   };
   // Rounded before it is used, so that it is one number here and there.
-  const auto dweight = [&](std::int64_t j, float kept) { return __fmul_rn(dscores_gmem[j], kept); };
+  const auto dweight = [&](std::int64_t j, float kept) { return __fmul_rn(dweights_gmem[j], kept); };
 
   const double sink = problem.features.sinks ? call.sinks.at(row.b, row.h) : -__builtin_huge_val();
   float top = fmaxf(static_cast<float>(sink), -3.402823466e38f);
-  for (std::int64_t j = lane; j < problem.length_k; j += lanes) {
-    top = fmaxf(top, pair_score(call, rules, row, j, weights_gmem[j]));
+  for (std::int64_t j = rows.keys.first + lane; j < rows.keys.last; j += lanes) {
+    top = fmaxf(top, pair_score(call, rules, row, j, products_gmem[j]));
   }
   top = maximum_over<lanes>(top);
   double sum = 0;
   double weighted = 0;
-  for (std::int64_t j = lane; j < problem.length_k; j += lanes) {
-    const float weight = expf(pair_score(call, rules, row, j, weights_gmem[j]) - top);
+  for (std::int64_t j = rows.keys.first + lane; j < rows.keys.last; j += lanes) {
+    const float weight = expf(pair_score(call, rules, row, j, products_gmem[j]) - top);
     sum += static_cast<double>(weight);
     if (weight != 0) weighted += static_cast<double>(weight) * static_cast<double>(dweight(j, dropout(j)));
   }
@@ -136,23 +168,23 @@ __global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
           : 0.0;
   const auto inverse = static_cast<float>(unseen ? 0.0 : 1 / total);
   const auto shift = static_cast<float>(d_lse - delta);
-  for (std::int64_t j = lane; j < problem.length_k; j += lanes) {
+  for (std::int64_t j = rows.keys.first + lane; j < rows.keys.last; j += lanes) {
     float tangent = 0;  // stays so without softcap
     float score = minus_infinity;
     if (!unseen && row.sees(j)) {
-      score = score_of(call, rules, row.sequence, row.b, row.h, row.i, j, weights_gmem[j], tangent);
+      score = score_of(call, rules, row.sequence, row.b, row.h, row.i, j, products_gmem[j], tangent);
     }
     const bool hidden = score == minus_infinity;
     const float weight = hidden ? 0.0f : expf(score - top) * inverse;
     const float kept = hidden ? 0.0f : dropout(j);
     const float dscore = hidden ? 0.0f : weight * (dweight(j, kept) + shift);
-    weights_gmem[j] = weight * kept;
-    dscores_gmem[j] = dscore;
-    if (problem.features.softcap) dproducts_gmem[j] = dscore * (1.0f - tangent * tangent);
+    rows.weights[begin + j] = narrow<T>(weight * kept);
+    if (rows.dscores != nullptr) rows.dscores[begin + j] = dscore;
+    rows.dproducts[begin + j] = narrow<T>(dscore * (1.0f - tangent * tangent));
   }
   if (lane != 0) return;
-  scratch.sink_parts[index] = unseen ? 0.0f : static_cast<float>(sink_weight / total * (d_lse - delta));
-  scratch.row_sums[index] = sum == 0 ? 0.0f : static_cast<float>((sum * d_lse + sink_weight * delta) / total);
+  rows.sink_parts[index] = unseen ? 0.0f : static_cast<float>(sink_weight / total * (d_lse - delta));
+  rows.row_sums[index] = sum == 0 ? 0.0f : static_cast<float>((sum * d_lse + sink_weight * delta) / total);
 }
 
 /// dsinks: what the rows of a head give.

@@ -228,17 +228,18 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
       commit_copies();
       wait_copies<0>();
       __syncthreads();  // the block's piece is there
+    } else {
+      __syncthreads();  // score gradients are there
     }
     if constexpr (side == Side::keys) {
       add_to_own(sum, place.second ? stage.dscores : stage.weights,
                  place.second ? stage.other : stage.other_v, query.count, own_place);
     } else {
-      if (stage.whole()) __syncthreads();  // score gradients are there
       const int first = place.second ? C::tile / 2 : 0;
       add_to_own(sum, stage.dscores + first * C::pair_stride, stage.other + first * C::row_stride,
                  min(C::tile / 2, max(0, keys.count - first)), own_place);
     }
-    __syncthreads();  // everyone is done with the other side, and score gradients are there for all
+    __syncthreads();  // everyone is done with the other side
     more = pairs.next();
     if constexpr (general && side == Side::keys) {
       if (more && pairs.query.h != query.h) group.add(sum);

@@ -162,7 +162,7 @@ void backward(const AttentionCall& call, const Context& context) {
                          scratch);
   // The one pass that is not a thread a result: alone, a thread would be minutes on the longest rows.
   launch<differentiate_rows<32>>(thread_each("tilewise naive score gradients", rows_q * 32, context), call,
-                                 scratch);
+                                 all_rows(call, scratch));
   if (call.dq.wanted) {
     launch<naive_query_sums<T>>(thread_each("tilewise naive dq", rows_q * problem.dim_qk, context), call,
                                 scratch.dproducts, call.k, call.dq, problem.dim_qk, scale);

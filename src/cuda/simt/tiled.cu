@@ -319,7 +319,8 @@ void backward(const AttentionCall& call, const Context& context) {
   launch<tiled_pairs<T>>(
       block_each("tilewise tiled pairs", query_tiles * tiles_of(problem.length_k), context), call, scratch);
   launch<differentiate_rows<warp>>(
-      warp_each("tilewise tiled score gradients", problem.heads_q * call.rows_q(), context), call, scratch);
+      warp_each("tilewise tiled score gradients", problem.heads_q * call.rows_q(), context), call,
+      all_rows(call, scratch));
   if (call.dq.wanted) {
     launch<tiled_query_sums<T>>(
         block_each("tilewise tiled dq", query_tiles * tiles_of(problem.dim_qk), context), call,

@@ -23,6 +23,11 @@ inline bool uneven(const AttentionCall& call) {
   return (call.band.left < Band::unbounded) != (call.band.right < Band::unbounded);
 }
 
+/// Whether a query sees all keys that the one before it sees.
+inline bool grows(const AttentionCall& call) {
+  return call.band.left >= Band::unbounded && call.band.right < Band::unbounded;
+}
+
 /// Whether the last of few tiles has few queries: with every 132nd the same blocks would have all of these.
 inline bool short_last_tile(std::int64_t length_q, int queries) {
   constexpr std::int64_t few_tiles = 8;
@@ -43,38 +48,58 @@ inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, i
   const auto tiles = static_cast<int>((problem.length_q + queries - 1) / queries) * plan.shares;
   const std::int64_t group = call.group() >> plan.heads_log2;
   const std::int64_t head_bytes = problem.length_k * (problem.dim_qk + problem.dim_v) * 2 / group;
+  if (!c.general && grows(call) && batch * heads * tiles <= multiprocessors) {
+    return Schedule::of_mixed(batch * heads, tiles);
+  }
   const bool ends_short = !uneven(call) && plan.shares == 1 && short_last_tile(problem.length_q, queries);
   return Schedule::of(multiprocessors, batch * heads, tiles,
                       uneven(call) || ends_short ? Schedule::section_of(batch * heads, head_bytes) : 0,
                       uneven(call));
 }
 
-/// Tiles of keys that a tile of queries has, on average; of all entries as of the longest.
-inline float mean_key_tiles(const BandOfKeys& band, const ForwardConfig& c) {
+/// Tiles of keys that so many queries see something of, on average; of all entries as of the longest.
+inline float mean_key_tiles(const BandOfKeys& band, int queries, int keys) {
   constexpr int most_samples = 16;
-  const int tiles = (band.length_q + c.rows() - 1) / c.rows();
-  const int samples = std::min(tiles, most_samples);
+  const int parts = (band.length_q + queries - 1) / queries;
+  const int samples = std::min(parts, most_samples);
   int sum = 0;
   for (int n = 0; n < samples; ++n) {
-    const int first = static_cast<int>(std::int64_t{tiles} * n / samples) * c.rows();
-    sum += band.tiles(first, std::min(first + c.rows(), band.length_q), c.keys).count();
+    const int first = static_cast<int>(std::int64_t{parts} * n / samples) * queries;
+    sum += band.tiles(first, std::min(first + queries, band.length_q), keys).count();
   }
   return static_cast<float>(sum) / static_cast<float>(samples);
+}
+/// Those of the last queries, which where bands grow are the most.
+inline float last_key_tiles(const BandOfKeys& band, int queries, int keys) {
+  return static_cast<float>(band.tiles(std::max(0, band.length_q - queries), band.length_q, keys).count());
 }
 
 /// About how long a row of a table takes, in microseconds of the GPU it was tuned on.
 inline double time_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors) {
   const Schedule schedule = schedule_of(call, c, multiprocessors);
-  double rounds = schedule.counted()
-                      ? static_cast<double>(schedule.total()) / static_cast<double>(schedule.blocks)
-                      : static_cast<double>(schedule.rounds());
-  if (schedule.counted() && !schedule.last_first) {
-    // A tile of few queries takes less, but more than its share: about half of what it lacks.
-    const double filled = static_cast<double>(call.problem.length_q) / (schedule.tiles * c.rows());
-    rounds *= 0.5 + 0.5 * filled;
+  const BandOfKeys band = BandOfKeys::of(call);
+  const auto time = [&](float key_tiles) {
+    const TileTime& of_row = uneven(call) ? c.uneven : c.even;
+    return static_cast<double>(of_row.start + of_row.step * key_tiles);
+  };
+  constexpr int part = 64;
+  if (schedule.mixed) {  // between what consumers have on average and what the first has
+    const int parts = (band.length_q + part - 1) / part;
+    const float filled = static_cast<float>(parts) / static_cast<float>(schedule.tiles * c.consumers);
+    return time((filled * mean_key_tiles(band, part, c.keys) + last_key_tiles(band, part, c.keys)) / 2);
   }
-  const TileTime& time = uneven(call) ? c.uneven : c.even;
-  return rounds * static_cast<double>(time.start + time.step * mean_key_tiles(BandOfKeys::of(call), c));
+  if (!uneven(call)) {
+    double rounds = schedule.rounds();
+    if (schedule.counted()) {
+      // A tile of few queries takes less, but more than its share: about half of what it lacks.
+      const double filled = static_cast<double>(band.length_q) / (schedule.tiles * c.rows());
+      rounds = (0.5 + 0.5 * filled) * schedule.total() / schedule.blocks;
+    }
+    return rounds * time(mean_key_tiles(band, part, c.keys));
+  }
+  const double rounds = schedule.counted() ? static_cast<double>(schedule.total()) / schedule.blocks : 1.0;
+  const double all = rounds * time(mean_key_tiles(band, c.rows(), c.keys));
+  return grows(call) ? std::max(all, time(last_key_tiles(band, c.rows(), c.keys))) : all;
 }
 
 /// The row of a table that suits a call.

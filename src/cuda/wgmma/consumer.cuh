@@ -120,7 +120,7 @@ struct Consumer {
     wait(&barriers.turn_full[turn.stage()], turn.parity());
     const HandedTurn& handed = barriers.turns[turn.stage()];
     const HandedPart own = barriers.parts[turn.stage()][index];
-    return {handed.more != 0, handed.first + 64 * index, own.seen, own.whole};
+    return {handed.more != 0, own.first, own.seen, own.whole};
   }
   /// Tiles that are loaded before the first it sees, and after the last, for other consumers.
   __device__ __forceinline__ int ahead() const {
@@ -135,7 +135,7 @@ struct Consumer {
   }
   __device__ __forceinline__ WarpRows rows_of(const Ring<c.turn_stages>& at) const {
     const HandedTurn& handed = barriers.turns[at.stage()];
-    const int first = handed.first + 64 * index + first_row;
+    const int first = barriers.parts[at.stage()][index].first + first_row;
     const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
     return {.b = handed.b,
             .h = handed.h,
@@ -167,21 +167,28 @@ struct Consumer {
       let_go_of_turn(turn);
     }
   }
+  /// Whether the values that are ahead may be let go when the first weights are there. No longer than so many
+  /// places are the others able to go on without.
+  static __device__ __forceinline__ bool few(int tiles) { return tiles <= c.stages; }
   __device__ __forceinline__ void start_first_scores() {
     wait(&barriers.q_full[q.stage()], q.parity());
-    pass_by_keys(ahead());
+    const int tiles = ahead();
+    few(tiles) ? pass_by_keys(tiles) : pass_by(tiles);
     start_scores_of_next_keys();
   }
 
-  /// What is due when the scores of tile n of keys are there.
+  /// What is due as soon as the scores of tile n of keys are there.
   __device__ __forceinline__ void take_scores(const Part& at, int n) {
     pin(s);
     let_go_of_keys();
     if (c.scarce_queries() && n == at.seen.first) let_go_of_queries();
+  }
+  /// What softcap, ALiBi and the band make of them.
+  __device__ __forceinline__ void finish_scores(const Part& at, int n) {
     const bool changes = c.general && (arguments.general.softcap || arguments.general.alibi);
     // Registers are short in the general kernel: it reads these again.
     const TileSpan whole = c.general ? barriers.parts[turn.stage()][index].whole : at.whole;
-    const int first = c.general ? barriers.turns[turn.stage()].first + 64 * index : at.first;
+    const int first = c.general ? barriers.parts[turn.stage()][index].first : at.first;
     if (!changes && n >= whole.first && n < whole.last) return;
     const int lane = lane_now();
     const int row = first + first_row + lane / 4;
@@ -217,14 +224,33 @@ struct Consumer {
     }
   }
 
+  /// Of tile n of keys all but 16 are past the last key: a class token's, often.
+  __device__ __forceinline__ bool short_tile(const Part& at, int n) const {
+    return c.trims && arguments.band.length_k - n * c.keys <= 16 && n >= at.whole.first;
+  }
+
+  __device__ __forceinline__ void weigh_first_scores(const Part& at) {
+    const int n = at.seen.last - 1;
+    if (short_tile(at, n)) {
+      const int lane = lane_now();
+      hide_after<c, 16>(s, arguments.band, at.first + first_row + lane / 4, 0, n * c.keys + lane % 4 * 2);
+      softmax.template start<16>(s);
+      softmax.template weigh<16>(s);
+      round_weights<T, c, 16>(weights, s);
+    } else {
+      finish_scores(at, n);
+      softmax.start(s);
+      softmax.weigh(s);
+      round_weights<T, c>(weights, s);
+    }
+    softmax.set_limits();
+  }
+
   /// The first weights of a part, from scores that are there.
   __device__ __forceinline__ void weigh_first(const Part& at) {
     take_scores(at, at.seen.last - 1);
-    softmax.start(s);
-    softmax.weigh(s);
-    softmax.set_limits();
-    round_weights<T, c>(weights, s);
-    pass_by_values(ahead());
+    weigh_first_scores(at);
+    if (few(ahead())) pass_by_values(ahead());
     if constexpr (c.general) {
       static_assert(c.consumers == 2);
       const int keys = band_of(turn).length_k - (at.seen.last - 1) * c.keys;
@@ -240,6 +266,7 @@ struct Consumer {
       start_output_of_next_values(n < at.seen.last - 2);
       wait_products<1>();  // for the scores
       take_scores(at, n);
+      finish_scores(at, n);
       const bool raised = softmax.raise(s);
       softmax.weigh(s);
       pin(s);
@@ -256,7 +283,7 @@ struct Consumer {
   __device__ __forceinline__ void finish(Ring<c.turn_stages>& done, int left) {
     pin(o);
     let_go_of_values();
-    pass_by(left);
+    pass_by_values(left);
     const WarpRows rows = rows_of(done);
     if (c.few && arguments.few.shares > 1) {
       write_share<c>(arguments, rows, softmax, o);
@@ -284,8 +311,8 @@ struct Consumer {
   /// All parts. Whatever it sees, each place of the block's tiles is waited for and let go once.
   ///
   /// The first scores of a part are started before o of the one before is written, so that tensor cores have
-  /// work meanwhile. Not where that one has keys left that only other consumers see: these may wait for its
-  /// values to be let go before they let their keys go.
+  /// work meanwhile. Values that it holds until then, its last and those of tiles that only other consumers
+  /// see, must be few: a consumer that waits for one of their places holds keys that this one waits for.
   __device__ __forceinline__ void compute_all() {
     Part at = find_part();
     if (!at.more) return;
@@ -305,13 +332,14 @@ struct Consumer {
       }
       const int passed = left();
       Ring<c.turn_stages> done = turn;
+      pass_by_keys(passed);
       turn.advance();
-      if (passed == 0) at = part();
-      if (passed == 0 && at.more && at.seen.count() > 0) {
+      at = part();
+      if (at.more && at.seen.count() > 0 && few(passed + ahead())) {
         start_output_of_next_values(add);
         start_first_scores();
         wait_products<1>();
-        finish(done, 0);
+        finish(done, passed);
         o_leaves = true;
         wait_products<0>();
       } else {

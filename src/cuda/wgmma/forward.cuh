@@ -8,13 +8,6 @@ namespace tilewise::cuda::wgmma {
 /// The number of the warp: the same in all lanes, which the compiler cannot see in threadIdx.
 __device__ __forceinline__ int this_warp() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0); }
 
-/// Has the maps at hand, a lane each; o's is not always there.
-__device__ __forceinline__ void prefetch_maps(const ForwardMaps& maps, int lane) {
-  if (lane == 0) prefetch_map(maps.q);
-  if (lane == 1) prefetch_map(maps.k);
-  if (lane == 2) prefetch_map(maps.v);
-}
-
 /// Attention on tensor cores by wgmma. The first warpgroup of a block has the loaders, the others compute;
 /// docs/wgmma.md draws who waits for whom. Compiled for sm_90a alone.
 template <typename T, typename Table, int row>
@@ -27,8 +20,11 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   const SharedMemory<c> shared{first_smem};
   Barriers<c>& barriers = shared.barriers();
   TurnKeeper<c> turns{arguments, barriers};
-  if (this_warp() == 0) barriers.init(static_cast<int>(threadIdx.x));
-  if (this_warp() == 1) prefetch_maps(maps, static_cast<int>(threadIdx.x) % 32);
+  barriers.init(this_warp());
+  bool begun = false;
+  if (this_warp() == 0) begun = begin_keys<c>(arguments, maps.k, shared);
+  if (this_warp() == 1) begun = begin_queries<c>(arguments, maps.q, shared);
+  if (this_warp() == 2 && elected()) prefetch_map(maps.v);
   if (this_warp() == 3) turns.leave_first();
   __syncthreads();  // barriers and the first turn are there; the last one for all
 
@@ -37,12 +33,12 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     const int warp = this_warp();
     if (warp == 0 && elected()) {
       load_tiles<c, c.dim>(arguments.group, maps.k, shared, shared.keys(0), barriers.k_full, barriers.k_empty,
-                           true);
+                           true, begun);
     }
-    if (warp == 1 && elected()) load_queries<c>(maps.q, shared, c.few ? arguments.few.heads_log2 : 0);
+    if (warp == 1 && elected()) load_queries<c>(arguments, maps.q, shared, begun);
     if (warp == 2 && elected()) {
       load_tiles<c, c.dim_v>(arguments.group, maps.v, shared, shared.values(0), barriers.v_full,
-                             barriers.v_empty, false);
+                             barriers.v_empty, false, false);
     }
     if (warp == 3) turns.hand_out();
   } else {

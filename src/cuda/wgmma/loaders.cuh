@@ -36,27 +36,79 @@ __device__ __forceinline__ void load_rows(std::byte* to_smem, const CUtensorMap&
   }
 }
 
-template <ForwardConfig c>
-__device__ __forceinline__ void load_queries(const CUtensorMap& map, const SharedMemory<c>& shared,
-                                             int heads_log2) {
+/// A turn's queries, each consumer's to the next place.
+template <ForwardConfig c, bool first = false>
+__device__ __forceinline__ void load_queries_of_turn(const ForwardArguments& arguments,
+                                                     const CUtensorMap& map, const SharedMemory<c>& shared,
+                                                     const HandedTurn& turn, Ring<c.query_places>& ring) {
   Barriers<c>& barriers = shared.barriers();
+  const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
+#pragma unroll 1
+  for (int w = 0; w < c.consumers; ++w) {
+    if (!first) wait(&barriers.q_empty[ring.stage()], ring.parity() ^ 1);
+    load_rows<c>(shared.queries(ring.stage()), map, &barriers.q_full[ring.stage()],
+                 first_row_of<c>(arguments, turn, w), heads_log2, turn);
+    ring.advance();
+  }
+}
+
+// What a block needs first is asked for before its other warps are there, by the warps that made the barriers
+// it comes to. These return whether it was.
+
+/// The block's first turn; false where there is nothing to load for it.
+template <ForwardConfig c>
+__device__ __forceinline__ bool find_first(const ForwardArguments& arguments, HandedTurn& turn) {
+  if (c.general) return false;  // its entries are read from memory, by one warp
+  const auto number = static_cast<int>(blockIdx.x);
+  if (number >= arguments.schedule.total() || !find_tile<c>(arguments, number, turn)) return false;
+  turn.loaded = tiles_of_turn<c>(arguments, turn);
+  return turn.loaded.count() > 0;
+}
+template <ForwardConfig c>
+__device__ __forceinline__ bool begin_queries(const ForwardArguments& arguments, const CUtensorMap& map,
+                                              const SharedMemory<c>& shared) {
+  HandedTurn turn{};
+  if (!find_first<c>(arguments, turn)) return false;
+  Ring<c.query_places> ring;
+  __syncwarp();  // barriers are there
+  if (elected()) load_queries_of_turn<c, true>(arguments, map, shared, turn, ring);
+  return true;
+}
+template <ForwardConfig c>
+__device__ __forceinline__ bool begin_keys(const ForwardArguments& arguments, const CUtensorMap& map,
+                                           const SharedMemory<c>& shared) {
+  HandedTurn turn{};
+  if (!find_first<c>(arguments, turn)) return false;
+  __syncwarp();  // the barrier is there
+  if (elected()) {
+    load_panels<c.dim, c.keys>(shared.keys(0), map, &shared.barriers().k_full[0],
+                               (turn.loaded.last - 1) * c.keys, quotient(turn.h, arguments.group), turn.b);
+  }
+  return true;
+}
+
+/// `begun`: the first are under way.
+template <ForwardConfig c>
+__device__ __forceinline__ void load_queries(const ForwardArguments& arguments, const CUtensorMap& map,
+                                             const SharedMemory<c>& shared, bool begun) {
   Ring<c.query_places> ring;
   for_each_turn<c>(shared, [&](const HandedTurn& turn) {
     if (turn.loaded.count() == 0) return;
+    if (begun) {
+      for (int w = 0; w < c.consumers; ++w) ring.advance();
+      begun = false;
+      return;
+    }
     if (c.query_places < 2 * c.consumers && !c.few) {  // places are free late: have them near by then
-      const int first = turn.first + (c.general ? turn.row_q : 0);
       const int b = c.general ? turn.map_b : turn.b;
       for (int panel = 0; panel < c.dim / 64; ++panel) {
-        for (int w = 0; w < c.consumers; ++w) prefetch_box(map, panel * 64, first + 64 * w, turn.h, b);
+        for (int w = 0; w < c.consumers; ++w) {
+          const int first = first_row_of<c>(arguments, turn, w) + (c.general ? turn.row_q : 0);
+          prefetch_box(map, panel * 64, first, turn.h, b);
+        }
       }
     }
-#pragma unroll 1
-    for (int w = 0; w < c.consumers; ++w) {
-      wait(&barriers.q_empty[ring.stage()], ring.parity() ^ 1);
-      load_rows<c>(shared.queries(ring.stage()), map, &barriers.q_full[ring.stage()], turn.first + 64 * w,
-                   heads_log2, turn);
-      ring.advance();
-    }
+    load_queries_of_turn<c>(arguments, map, shared, turn, ring);
   });
 }
 
@@ -65,18 +117,22 @@ __device__ __forceinline__ void load_queries(const CUtensorMap& map, const Share
 template <ForwardConfig c, int dim>
 __device__ __forceinline__ void load_tiles(int group, const CUtensorMap& map, const SharedMemory<c>& shared,
                                            std::byte* first_smem, Mbarrier (&full)[c.stages],
-                                           Mbarrier (&empty)[c.stages], bool keys) {
+                                           Mbarrier (&empty)[c.stages], bool keys, bool begun) {
   Barriers<c>& barriers = shared.barriers();
   Ring<c.stages> ring;
   bool first = true;  // the block's first keys come before all else but its queries
   for_each_turn<c>(shared, [&](const HandedTurn& turn) {
-    const int h = turn.h / group;
+    const int h = quotient(turn.h, group);
 #pragma unroll 1
     for (int n = turn.loaded.last - 1; n >= turn.loaded.first; --n) {
       if (first && !keys) wait(&barriers.keys_came, 0);
-      wait(&empty[ring.stage()], ring.parity() ^ 1);
-      load_panels<dim, c.keys>(first_smem + ring.stage() * (c.keys * dim * 2), map, &full[ring.stage()],
-                               n * c.keys + (c.general ? turn.row_k : 0), h, c.general ? turn.map_b : turn.b);
+      if (!begun) {
+        wait(&empty[ring.stage()], ring.parity() ^ 1);
+        load_panels<dim, c.keys>(first_smem + ring.stage() * (c.keys * dim * 2), map, &full[ring.stage()],
+                                 n * c.keys + (c.general ? turn.row_k : 0), h,
+                                 c.general ? turn.map_b : turn.b);
+      }
+      begun = false;
       if (first && keys) {
         wait(&full[ring.stage()], ring.parity());
         arrive(&barriers.keys_came);

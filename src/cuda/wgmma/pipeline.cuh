@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/ring.cuh"
 #include "cuda/wgmma/arguments.h"
 
@@ -23,6 +24,7 @@ struct alignas(16) HandedTurn {
 };
 /// What of it concerns a consumer, which has 64 of the queries.
 struct alignas(16) HandedPart {
+  int first;       ///< of these
   TileSpan seen;   ///< tiles of keys that some of these see something of
   TileSpan whole;  ///< those that all see all of
 };
@@ -39,23 +41,35 @@ struct Barriers {
   HandedTurn turns[c.turn_stages];
   HandedPart parts[c.turn_stages][c.consumers];
 
-  static constexpr int count = c.barriers();
-  /// How many arrive at a barrier, by its number in the order above.
-  static __device__ int arrivals(int number) {
+  /// By all warps, before a barrier of the block: one lane of some, so that each has few. (The instruction
+  /// takes its address from a uniform register. Lanes with barriers of their own would take turns: 2,500
+  /// clocks for 24.)
+  __device__ __forceinline__ void init(int warp) {
     constexpr int warps = 4;  // that let go, of a consumer
     constexpr int loaders = 3;
-    const int behind_queries = number - 2 * c.query_places;
-    if (behind_queries < 0) return number < c.query_places ? 1 : warps;
-    const int behind_tiles = behind_queries - 4 * c.stages;
-    if (behind_tiles < 0) return behind_queries / c.stages % 2 == 0 ? 1 : warps * c.consumers;
-    return behind_tiles / c.turn_stages == 1 ? loaders + warps * c.consumers : 1;
-  }
-  /// By the lanes of a warp, before a barrier of the block.
-  __device__ void init(int lane) {
-    for (int number = lane; number < count; number += 32) {
-      init_barrier(reinterpret_cast<Mbarrier*>(this) + number, arrivals(number));
+    if (warp == 3 || warp > 5 || !elected()) return;
+    if (warp == 0) {
+      init_all(k_full, 1);
+      init_all(k_empty, warps * c.consumers);
+    } else if (warp == 1) {
+      init_all(q_full, 1);
+    } else if (warp == 2) {
+      init_all(v_full, 1);
+      init_all(v_empty, warps * c.consumers);
+    } else if (warp == 4) {
+      init_all(q_empty, warps);
+    } else {
+      init_all(turn_full, 1);
+      init_all(turn_empty, loaders + warps * c.consumers);
+      init_barrier(&turn_wanted, 1);
+      init_barrier(&keys_came, 1);
     }
     fence_barrier_inits();
+  }
+  template <int count>
+  static __device__ __forceinline__ void init_all(Mbarrier (&barriers)[count], int arrivals) {
+#pragma unroll
+    for (int n = 0; n < count; ++n) init_barrier(&barriers[n], arrivals);
   }
 };
 

@@ -34,6 +34,7 @@ struct Schedule {
   int tiles = 0;           ///< a head
   int section_heads = 0;   ///< 0: tiles are equal
   bool last_first = true;  ///< in a section: a head's last tile is the longest, not the shortest
+  bool mixed = false;      ///< a tile has long and short rows, see first_row
 
   static constexpr Schedule of(int multiprocessors, int heads, int tiles, int section_heads = 0,
                                bool last_first = true) {
@@ -42,6 +43,10 @@ struct Schedule {
             .tiles = tiles,
             .section_heads = std::min(section_heads, heads),
             .last_first = last_first};
+  }
+  /// A block for each tile, of rows that see many keys and few.
+  static constexpr Schedule of_mixed(int heads, int tiles) {
+    return {.blocks = heads * tiles, .heads = heads, .tiles = tiles, .mixed = true};
   }
   /// Heads of a section, by the bytes of a head's keys and values. Sections are about equal: long tiles of a
   /// small last one would begin when other blocks run out of work.
@@ -58,6 +63,17 @@ struct Schedule {
   constexpr bool counted() const { return section_heads > 0 && total() > blocks; }
   /// Tiles a block, of equal ones.
   constexpr int rounds() const { return (total() + blocks - 1) / blocks; }
+
+  /// The first of the 64 rows that a consumer has of a tile, or `length_q` where there are none for it. Rows
+  /// of a tile lie together, or are mixed: of a head's parts of 64, from the longest to the shortest, the
+  /// consumers take the next of all tiles in turn, there and back. So tiles are about equal where each block
+  /// has but one.
+  constexpr int first_row(int tile, int consumer, int consumers, int length_q) const {
+    if (!mixed) return (tile * consumers + consumer) * 64;
+    const int number = consumer % 2 == 0 ? consumer * tiles + tile : (consumer + 1) * tiles - 1 - tile;
+    const int part = (length_q + 63) / 64 - 1 - number;
+    return part < 0 ? length_q : part * 64;
+  }
 
   constexpr Turn turn(int index) const {
     if (section_heads == 0) {

@@ -60,13 +60,13 @@ __device__ __forceinline__ std::uint32_t columns_before(int end, int from) {
 
 /// Hides of row half `half` what has no bit in what `shown` gives for the columns from a number on, 32 at a
 /// time. Bits go to predicates several at once, where comparisons would take an instruction each.
-template <ForwardConfig c, typename Shown>
+template <ForwardConfig c, int keys, typename Shown>
 __device__ __forceinline__ void show(Scores<c>& s, int half, const Shown& shown) {
 #pragma unroll
-  for (int from = 0; from < c.keys / 4; from += 32) {
+  for (int from = 0; from < keys / 4; from += 32) {
     const std::uint32_t bits = shown(from);
 #pragma unroll
-    for (int n = from; n < std::min(from + 32, c.keys / 4); ++n) {
+    for (int n = from; n < std::min(from + 32, keys / 4); ++n) {
       if ((bits & (1u << (n - from))) == 0) s[n / 2 * 4 + 2 * half + n % 2] = minus_infinity;
     }
   }
@@ -74,22 +74,22 @@ __device__ __forceinline__ void show(Scores<c>& s, int half, const Shown& shown)
 
 /// Hides the keys before, or from, a row's end of the band on. `key` is the lane's first of the tile, `row`
 /// the number of row g; `heads_log2` where heads stand together.
-template <ForwardConfig c>
+template <ForwardConfig c, int keys = c.keys>
 __device__ __forceinline__ void hide_before(Scores<c>& s, const BandOfKeys& band, int row, int heads_log2,
                                             int key) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int first = band.first((row + 8 * half) >> heads_log2) - key;
-    show<c>(s, half, [&](int from) { return ~columns_before(first, from); });
+    show<c, keys>(s, half, [&](int from) { return ~columns_before(first, from); });
   }
 }
-template <ForwardConfig c>
+template <ForwardConfig c, int keys = c.keys>
 __device__ __forceinline__ void hide_after(Scores<c>& s, const BandOfKeys& band, int row, int heads_log2,
                                            int key) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int last = band.last((row + 8 * half) >> heads_log2) - key;
-    show<c>(s, half, [&](int from) { return columns_before(last, from); });
+    show<c, keys>(s, half, [&](int from) { return columns_before(last, from); });
   }
 }
 
@@ -116,10 +116,11 @@ __device__ __forceinline__ void change(Scores<c>& s, const GeneralArguments& rul
 }
 
 /// The weights, rounded.
-template <typename T, ForwardConfig c>
+template <typename T, ForwardConfig c, int keys = c.keys>
 __device__ __forceinline__ void round_weights(Weights<c>& weights, const Scores<c>& s) {
 #pragma unroll
-  for (int n = 0; n < c.keys / 4; ++n) weights[n / 4][n % 4] = pack<T>(s[2 * n], s[2 * n + 1]);
+  for (int n = 0; n < c.keys / 4; ++n)
+    weights[n / 4][n % 4] = n < keys / 4 ? pack<T>(s[2 * n], s[2 * n + 1]) : 0;
 }
 
 }  // namespace tilewise::cuda::wgmma

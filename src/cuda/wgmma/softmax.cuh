@@ -28,17 +28,19 @@ struct Softmax {
   __device__ explicit Softmax(const float& unit_) : unit(unit_) {}
 
   /// With the first scores of the rows.
+  template <int keys = c.keys>
   __device__ __forceinline__ void start(const Scores<c>& s) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      maximum[half] = largest(s, half, lowest);
+      maximum[half] = largest<keys>(s, half, lowest);
       sum[half] = 0;
     }
   }
   /// The largest of a row's scores and `most`, in all its lanes.
+  template <int keys = c.keys>
   static __device__ __forceinline__ float largest(const Scores<c>& s, int half, float most) {
 #pragma unroll
-    for (int n = 2 * half; n < c.keys / 2; n += 4) most = fmaxf(most, fmaxf(s[n], s[n + 1]));
+    for (int n = 2 * half; n < keys / 2; n += 4) most = fmaxf(most, fmaxf(s[n], s[n + 1]));
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
     return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
   }
@@ -69,10 +71,11 @@ struct Softmax {
   }
 
   /// Scores become weights and join the sums.
+  template <int keys = c.keys>
   __device__ __forceinline__ void weigh(Scores<c>& s) {
     const float references[2] = {reference(0), reference(1)};
 #pragma unroll
-    for (int n = 0; n < c.keys / 2; n += 2) {
+    for (int n = 0; n < keys / 2; n += 2) {
       const int half = n / 2 % 2;
       s[n] = exp2_approx(fmaf(s[n], unit, -references[half]));
       s[n + 1] = exp2_approx(fmaf(s[n + 1], unit, -references[half]));

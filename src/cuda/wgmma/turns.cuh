@@ -45,6 +45,28 @@ __device__ __forceinline__ TileSpan tiles_of_rows(const BandOfKeys& band, int he
   return begin < end ? band.tiles(begin >> heads_log2, ((end - 1) >> heads_log2) + 1, c.keys) : TileSpan{};
 }
 
+/// The first of the 64 rows that a consumer has of a turn.
+template <ForwardConfig c>
+__device__ __forceinline__ int first_row_of(const ForwardArguments& arguments, const HandedTurn& turn,
+                                            int consumer) {
+  if constexpr (c.general) return turn.first + 64 * consumer;
+  return arguments.schedule.first_row(quotient(turn.first, c.rows()), consumer, c.consumers,
+                                      arguments.band.length_q);
+}
+
+/// Tiles of keys that some of a turn's rows see. Where long and short rows are mixed, the first consumer's
+/// see all of them.
+template <ForwardConfig c>
+__device__ __forceinline__ TileSpan tiles_of_turn(const ForwardArguments& arguments, const HandedTurn& turn) {
+  const BandOfKeys& band = c.general ? turn.band : arguments.band;
+  const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
+  const bool mixed = !c.general && arguments.schedule.mixed;
+  const int begin = mixed ? first_row_of<c>(arguments, turn, 0) : turn.first;
+  const int end = min(begin + (mixed ? 64 : c.rows()), band.length_q << heads_log2);
+  const TileSpan all = tiles_of_rows<c>(band, heads_log2, begin, end);
+  return c.few ? all.share(turn.more - 1, arguments.few.shares) : all;
+}
+
 /// Leaves a turn, or that there is no more, where the others read it. By a warp: each consumer's part is
 /// worked out by a lane of its own, since one after another they would take longer than a short tile.
 template <ForwardConfig c>
@@ -52,18 +74,17 @@ __device__ __forceinline__ void leave_turn(const ForwardArguments& arguments, Ba
                                            int stage, HandedTurn turn) {
   const BandOfKeys& band = c.general ? turn.band : arguments.band;
   const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
-  const int end = min(turn.first + c.rows(), band.length_q << heads_log2);
-  turn.loaded = tiles_of_rows<c>(band, heads_log2, turn.first, end);
-  if constexpr (c.few) turn.loaded = turn.loaded.share(turn.more - 1, arguments.few.shares);
+  turn.loaded = tiles_of_turn<c>(arguments, turn);
   const int lane = lane_now();
   if (lane < c.consumers) {
-    const int own = turn.first + 64 * lane;
-    const int own_end = min(own + 64, end);
-    TileSpan seen = tiles_of_rows<c>(band, heads_log2, own, own_end);
+    const int own = first_row_of<c>(arguments, turn, lane);
+    const int end = min(own + 64, band.length_q << heads_log2);
+    TileSpan seen = tiles_of_rows<c>(band, heads_log2, own, end);
     if constexpr (c.few) seen = seen.cut(turn.loaded);
     barriers.parts[stage][lane] = {
+        .first = own,
         .seen = seen,
-        .whole = band.whole_tiles(own >> heads_log2, ((own_end - 1) >> heads_log2) + 1, c.keys)};
+        .whole = band.whole_tiles(own >> heads_log2, ((end - 1) >> heads_log2) + 1, c.keys)};
   }
   if (lane == 0) barriers.turns[stage] = turn;
   __syncwarp();  // all of it is there

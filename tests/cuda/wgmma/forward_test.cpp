@@ -96,6 +96,33 @@ TEST_F(WgmmaForward, OfBlocksWithManyTilesIsWithinTheContract) {
   }
 }
 
+TEST_F(WgmmaForward, OfBlocksWithManyTilesTakesWindows) {
+  std::uint64_t seed = 390;
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const auto& [left, right] : {std::pair{0, 0}, {70, 0}, {100, 30}}) {
+      const Sizes sizes{.b = 2, .hq = 100, .hkv = 4, .sq = 270, .sk = 260, .d = dim, .dv = dim};
+      RandomProblem problem = dense_problem(seed, dtype_of(seed), sizes);
+      problem.options.window = {.left = left, .right = right};
+      expect_within_contract(problem);
+      ++seed;
+    }
+  }
+}
+
+TEST_F(WgmmaForward, OfBlocksWithLongAndShortRowsIsWithinTheContract) {
+  std::uint64_t seed = 405;
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (const std::int64_t queries : {449, 830}) {
+      const Sizes sizes{.b = 1, .hq = 4, .hkv = 2, .sq = queries, .sk = 700, .d = dim, .dv = dim};
+      RandomProblem problem = dense_problem(seed, dtype_of(seed), sizes);
+      problem.options.causal = true;
+      problem.options.alignment = seed % 2 == 0 ? Alignment::bottom_right : Alignment::top_left;
+      expect_within_contract(problem);
+      ++seed;
+    }
+  }
+}
+
 TEST_F(WgmmaForward, IsWithinTheContractHoweverScoresRise) {
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const DType dtype : {DType::f16, DType::bf16}) {

@@ -43,6 +43,34 @@ TEST(WgmmaSchedule, HasEveryTileOnce) {
   }
 }
 
+TEST(WgmmaSchedule, MixedTilesHaveEveryRowOnceAndAreAboutEqual) {
+  for (const int consumers : {2, 3, 4}) {
+    for (const int length : {1, 64, 65, 300, 512, 1000, 4096}) {
+      const int rows = 64 * consumers;
+      const Schedule schedule = Schedule::of_mixed(1, (length + rows - 1) / rows);
+      std::set<int> seen;
+      int least = length * consumers;
+      int most = 0;
+      for (int tile = 0; tile < schedule.tiles; ++tile) {
+        int keys = 0;  // of rows that see all keys up to their own
+        int longest = 0;
+        for (int consumer = 0; consumer < consumers; ++consumer) {
+          const int first = schedule.first_row(tile, consumer, consumers, length);
+          if (first == length) continue;
+          EXPECT_TRUE(first >= 0 && first < length && first % 64 == 0 && seen.insert(first).second);
+          EXPECT_TRUE(consumer == 0 || first < longest) << "keys are loaded for the first consumer";
+          longest = std::max(longest, first);
+          keys += first + 64;
+        }
+        least = std::min(least, keys);
+        most = std::max(most, keys);
+      }
+      EXPECT_EQ(static_cast<int>(seen.size()), (length + 63) / 64);
+      EXPECT_LE(most - least, 64 * schedule.tiles) << consumers << " " << length;
+    }
+  }
+}
+
 TEST(WgmmaSchedule, SharesOfKeysAreAllOfThem) {
   for (const TileSpan span : {TileSpan{0, 0}, {0, 1}, {3, 10}, {5, 200}}) {
     for (const int shares : {1, 2, 7, 32}) {
