@@ -58,7 +58,6 @@ struct AttentionProblem {
   AttentionFeatures features{};
   bool aligned = false;     ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
   bool usual_scale = true;  ///< above 1e-20: products are in the order of their scores, and none overflows
-  bool allow_tf32 = false;  ///< f32 results need be no better than TF32 products would make them
   BackwardDetails backward{};
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };

@@ -298,7 +298,6 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   call.dropout = dropout_mask(options.dropout, inputs.dropout_seed, context);
   call.deterministic = options.deterministic;
   call.allow_tf32 = options.precision == Precision::allow_tf32;
-  problem.allow_tf32 = call.allow_tf32;
   problem.features = {
       .mask = !inputs.mask.given()                  ? MaskKind::none
               : inputs.mask.dtype == DType::boolean ? MaskKind::boolean

@@ -26,13 +26,10 @@ class MmaF32 : public CudaKernelFixture<80> {
     buffer.set_values(values);
   }
 
-  /// mma, and on Hopper wgmma, which splits numbers in the same way, for head dims to 64; for those above, to
-  /// 128, where TF32 is allowed.
+  /// mma, and on Hopper wgmma, which splits numbers in the same way, for head dims to 64.
   static std::vector<const char*> kernels_for(const RandomProblem& problem) {
     static const bool hopper = reason_against(dense_problem(1, DType::f32, usual), "wgmma").empty();
-    const std::int64_t dim = std::max(problem.q.shape().back(), problem.v.shape().back());
-    const bool tf32 = problem.options.precision == Precision::allow_tf32;
-    if (hopper && (tf32 ? dim > 64 && dim <= 128 : dim <= 64)) return {"mma", "wgmma"};
+    if (hopper && std::max(problem.q.shape().back(), problem.v.shape().back()) <= 64) return {"mma", "wgmma"};
     return {"mma"};
   }
 

@@ -10,6 +10,7 @@
 #include "cuda/wgmma/choice.h"
 #include "cuda/wgmma/forward.h"
 #include "cuda/wgmma_f32/forward.h"
+#include "cuda/wgmma_f32/tuning.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -58,11 +59,9 @@ std::string unsuited_shape(const AttentionProblem& problem) {
 }
 
 std::string unsuited_f32(const AttentionProblem& problem) {
-  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
-  if (problem.allow_tf32 && (dim <= 64 || dim > 128)) {
-    return "takes f32 where TF32 is allowed with head dims from 65 to 128";
+  if (problem.dim_qk > wgmma_f32::most_dim || problem.dim_v > wgmma_f32::most_dim) {
+    return "takes f32 with head dims to " + std::to_string(wgmma_f32::most_dim);
   }
-  if (!problem.allow_tf32 && dim > 64) return "takes f32 with head dims to 64, or where TF32 is allowed";
   constexpr std::int64_t most_length = 0x7fffffff - 256;  // positions, tiles past the end too, fit 32 bits
   if (problem.length_q > most_length || problem.length_k > most_length) {
     return "takes sequences to 2^31 - 257";

@@ -42,12 +42,14 @@ struct ForwardConfig {
 struct FullForward {
   static constexpr ForwardConfig rows[] = {{.dim = 64, .parts = 2, .buffers = 5}};
 };
-/// One part, where the caller allowed TF32: f16 has as many digits. Smaller head dims are mma's, which is as
-/// fast there.
+/// One part, where the caller allowed TF32: f16 has as many digits.
 struct Tf32Forward {
-  static constexpr ForwardConfig rows[] = {{.dim = 128, .parts = 1, .buffers = 5}};
+  static constexpr ForwardConfig rows[] = {{.dim = 64, .parts = 1, .buffers = 8}};
 };
 
 /// Tiles of all rows have as many keys: they are split before.
 inline constexpr int tile_keys = 64;
+/// The largest head dim there is a row for.
+inline constexpr int most_dim = 64;
+
 }  // namespace tilewise::cuda::wgmma_f32
