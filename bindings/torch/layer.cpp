@@ -367,6 +367,7 @@ void rope_into_cache_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     const auto page_table = taken.take<OptionalTensor>();
     const bool interleaved = taken.take<bool>();
     const auto kernel_name = taken.take<std::string>();
+    const auto cache_ends = taken.take<OptionalTensor>();
     const RopeInputs inputs{
         .q = row_view(q, "q"),
         .k = row_view(k, "k"),
@@ -375,7 +376,8 @@ void rope_into_cache_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
         .sin = row_view(sin, "sin"),
         .positions = positions ? index_view(*positions, "positions") : Tensor(),
         .cache_starts = cache_starts ? index_view(*cache_starts, "cache_starts") : Tensor(),
-        .page_table = page_table ? index_view(*page_table, "page_table") : Tensor()};
+        .page_table = page_table ? index_view(*page_table, "page_table") : Tensor(),
+        .cache_ends = cache_ends ? index_view(*cache_ends, "cache_ends") : Tensor()};
     const RopeOptions options{.pairs = interleaved ? RopePairs::interleaved : RopePairs::halves,
                               .kernel = kernel_name};
     check(inputs.q.rank == 4, "q", "rank 4 [B, H, S, D]", inputs.q);

@@ -31,7 +31,7 @@ inline constexpr const char* rope_schema =
 inline constexpr const char* rope_into_cache_schema =
     "rope_into_cache(Tensor q, Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor cos, "
     "Tensor sin, Tensor? positions=None, Tensor? cache_starts=None, Tensor? page_table=None, "
-    "bool interleaved=False, str kernel_name='auto') -> Tensor";
+    "bool interleaved=False, str kernel_name='auto', Tensor? cache_ends=None) -> Tensor";
 
 void gemm_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void ffn_forward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);

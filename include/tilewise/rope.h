@@ -34,6 +34,9 @@ struct RopeInputs {
   /// i32 [B]: place in the cache for the first of each entry's tokens; without it 0.
   Tensor cache_starts{};
   Tensor page_table{};  ///< i32 [B, max_pages]: makes the caches paged
+  /// i32 [B], in place of cache_starts: how many tokens of each entry the cache has with these, its last.
+  /// Without positions, a token then takes the table's row of its place.
+  Tensor cache_ends{};
 };
 
 struct RopeOptions {

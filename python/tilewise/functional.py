@@ -248,6 +248,7 @@ def rope_into_cache(
     positions: Tensor | None = None,
     *,
     cache_starts: Tensor | None = None,
+    cache_ends: Tensor | None = None,
     page_table: Tensor | None = None,
     interleaved: bool = False,
     kernel: str = "auto",
@@ -260,6 +261,8 @@ def rope_into_cache(
         k_cache: [B, Hkv, C, D]; or, with `page_table`, [pages, Hkv, page, D]; in any strides.
         v_cache: likewise with Dv.
         cache_starts: int32 [B]: place in the cache of each sequence's first token, 0 by default.
+        cache_ends: int32 [B], in place of `cache_starts`: how many tokens of each sequence the cache has with
+            these. Without `positions`, those of a table are then places in the cache.
         page_table: int32 [B, max_pages]: where the tokens n·page up to (n + 1)·page of a sequence are.
 
     Returns:
@@ -278,7 +281,7 @@ def rope_into_cache(
         positions = positions.unsqueeze(0)
     caches = (k_cache, v_cache)
     tables = (cos, sin, positions, cache_starts, page_table)
-    arguments = (query, key, value, *caches, *tables, interleaved, kernel)
+    arguments = (query, key, value, *caches, *tables, interleaved, kernel, cache_ends)
     with torch.no_grad():
         return _run(ops.rope_into_cache, arguments, _ROPE_NAMES)
 

@@ -6,8 +6,8 @@
 
 namespace tilewise {
 
-/// The products that an operation is made of, each by the first kernel that takes it. Asking for workspace and
-/// launching walk the same products.
+/// The products that an operation is made of, each by the first kernel that takes it. Asking for workspace
+/// and launching walk the same products.
 class Products {
  public:
   explicit Products(const Context& context) : context_(context) {}

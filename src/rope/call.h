@@ -39,17 +39,25 @@ struct RopeCall {
   Rows k_cache, v_cache;  ///< paged: the stride of a page in stride_b
   Angles cos, sin;
   Positions positions;
-  Indices cache_starts;  ///< data is null where there are none
+  Indices cache_starts;           ///< or ends; data is null where there are none
+  bool starts_are_ends = false;   ///< the tokens are the last of their places
+  bool angles_of_places = false;  ///< token s of a table is that of its place in the cache
   Indices page_table;
   std::int64_t page = 0;  ///< tokens a page
 
+  /// The place of entry b's first token in the cache.
+  constexpr std::int64_t cache_start(std::int64_t b) const {
+    if (cache_starts.data == nullptr) return 0;
+    return cache_starts.at(b) - (starts_are_ends ? problem.length : 0);
+  }
   /// The row of the tables for token s of entry b.
   constexpr std::int64_t angle_row(std::int64_t b, std::int64_t s) const {
-    return positions.data == nullptr ? s : positions.at(b, s);
+    if (positions.data != nullptr) return positions.at(b, s);
+    return angles_of_places ? cache_start(b) + s : s;
   }
   /// Where token s of entry b goes in the cache.
   constexpr std::byte* cache_row(const Rows& cache, std::int64_t b, std::int64_t h, std::int64_t s) const {
-    const std::int64_t slot = s + (cache_starts.data == nullptr ? 0 : cache_starts.at(b));
+    const std::int64_t slot = cache_start(b) + s;
     if (problem.cache == CacheLayout::paged) return cache.at(page_table.at(b, slot / page), h, slot % page);
     return cache.at(b, h, slot);
   }

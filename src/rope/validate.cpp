@@ -153,6 +153,7 @@ void check_cache(const RopeInputs& inputs, const RopeOutputs& outputs, const Con
     check(!outputs.v_cache.given(), "k_cache", "one beside v_cache", "none");
     check(!inputs.page_table.given(), "page_table", "none without a cache", inputs.page_table);
     check(!inputs.cache_starts.given(), "cache_starts", "none without a cache", inputs.cache_starts);
+    check(!inputs.cache_ends.given(), "cache_ends", "none without a cache", inputs.cache_ends);
     return;
   }
   check(inputs.k.given(), "k_cache", "k to write", "no k");
@@ -182,6 +183,14 @@ void check_cache(const RopeInputs& inputs, const RopeOutputs& outputs, const Con
     check_shape(inputs.cache_starts, "cache_starts", {problem.batch}, "[B]", context);
     call.cache_starts = indices_of(inputs.cache_starts);
   }
+  if (inputs.cache_ends.given()) {
+    check(!inputs.cache_starts.given(), "cache_ends", "none beside cache_starts", inputs.cache_ends);
+    check_dtype(inputs.cache_ends, "cache_ends", DType::i32);
+    check_shape(inputs.cache_ends, "cache_ends", {problem.batch}, "[B]", context);
+    call.cache_starts = indices_of(inputs.cache_ends);
+    call.starts_are_ends = true;
+    call.angles_of_places = inputs.cos.rank == 2 && !inputs.positions.given();
+  }
   std::int64_t capacity = k_cache.extent(2);
   if (paged) {
     check(
@@ -196,15 +205,21 @@ void check_cache(const RopeInputs& inputs, const RopeOutputs& outputs, const Con
   }
   if (context.device.type != Device::Type::cpu) return;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const std::int64_t start = call.cache_starts.data == nullptr ? 0 : call.cache_starts.at(b);
+    const std::int64_t start = call.cache_start(b);
     check(
         start >= 0 && start + problem.length <= capacity,
-        inputs.cache_starts.given() ? "cache_starts" : "k_cache",
+        inputs.cache_starts.given() ? "cache_starts"
+        : inputs.cache_ends.given() ? "cache_ends"
+                                    : "k_cache",
         [&] {
           return "room for " + std::to_string(problem.length) + " tokens from " + std::to_string(start) +
                  " on";
         },
         [&] { return "a cache of " + std::to_string(capacity) + " for entry " + std::to_string(b); });
+    check(
+        !call.angles_of_places || problem.rotary_dim == 0 || start + problem.length <= inputs.cos.extent(0),
+        "cos", [&] { return "a table of at least " + std::to_string(start + problem.length) + " positions"; },
+        inputs.cos);
     for (std::int64_t s = start; paged && s < start + problem.length; ++s) {
       const std::int32_t page = call.page_table.at(b, s / call.page);
       check(
@@ -247,6 +262,7 @@ RopeCall checked_rope(const RopeInputs& inputs, const RopeOptions& options, cons
                  {"sin", &inputs.sin},
                  {"positions", &inputs.positions},
                  {"cache_starts", &inputs.cache_starts},
+                 {"cache_ends", &inputs.cache_ends},
                  {"page_table", &inputs.page_table}});
   call.q = rows_of(inputs.q);
   call.k = rows_of(inputs.k);

@@ -244,17 +244,18 @@ def test_varlen_is_attention_within_each_sequence(
 @dtypes
 @pytest.mark.parametrize("length", [1, 3])
 @pytest.mark.parametrize("page", [None, 1, 7, 16])
+@pytest.mark.parametrize("dims", [(D, DV), (64, 64)])
 def test_decode_reads_the_keys_in_use(
-    length: int, page: int | None, dtype: torch.dtype, device: torch.device
+    dims: tuple[int, int], length: int, page: int | None, dtype: torch.dtype, device: torch.device
 ) -> None:
-    q = leaf(3, HQ, length, D, dtype=dtype, device=device, grad=False)
+    q = leaf(3, HQ, length, dims[0], dtype=dtype, device=device, grad=False)
     table = None
     shape = (3, HKV, 48)
     if page is not None:
         count = -(-48 // page)
         table = torch.randperm(3 * count, dtype=torch.int32).view(3, count).to(device)
         shape = (3 * count, HKV, page)
-    k, v = (leaf(*shape, d, dtype=dtype, device=device, grad=False) for d in (D, DV))
+    k, v = (leaf(*shape, d, dtype=dtype, device=device, grad=False) for d in dims)
     used = lengths(5, 48, 17, device=device)
     for options in ({}, {"is_causal": True}, {"window": (4, None), "sinks": torch.randn(HQ, device=device)}):
         out, lse = attention_decode(q, k, v, used, table, return_lse=True, **options)

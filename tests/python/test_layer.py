@@ -151,10 +151,11 @@ def test_rope_is_as_near_as_pytorch(
     )
 
 
+@pytest.mark.parametrize("by_ends", [False, True])
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rope_into_cache_writes_what_rope_gives(
-    dtype: torch.dtype, paged: bool, device: torch.device
+    dtype: torch.dtype, paged: bool, by_ends: bool, device: torch.device
 ) -> None:
     q, k, v = (leaf(2, h, 5, 16, dtype=dtype, device=device, grad=False) for h in (4, 2, 2))
     starts = torch.tensor([3, 0], dtype=torch.int32, device=device)
@@ -166,9 +167,11 @@ def test_rope_into_cache_writes_what_rope_gives(
         table = torch.tensor([[2, 0, 5], [4, 1, 3]], dtype=torch.int32, device=device)
         shape = (6, 2, 4, 16)
     caches = [torch.full(shape, 7.0, dtype=dtype, device=device) for _ in range(2)]
-    out = tilewise.rope_into_cache(
-        q, k, v, *caches, *tables, positions, cache_starts=starts, page_table=table
-    )
+    given = (q, k, v, *caches, *tables)
+    if by_ends:  # positions are then places
+        out = tilewise.rope_into_cache(*given, cache_ends=starts + 5, page_table=table)
+    else:
+        out = tilewise.rope_into_cache(*given, positions, cache_starts=starts, page_table=table)
     expected_q, expected_k = tilewise.apply_rope(q, k, *tables, positions)
     assert torch.equal(out, expected_q)
     for cache, rows in zip(caches, (expected_k, v), strict=True):
@@ -249,6 +252,14 @@ def test_autocast_casts_products_and_leaves_norms() -> None:
         assert tilewise.rms_norm(x).dtype == torch.float32
 
 
+def into_cache(x: Tensor, rows: int, **where: int) -> Tensor:
+    """Two tokens of one head into a cache of six, with tables of so many rows."""
+    x = x.view(1, 1, 2, 8)
+    caches = [torch.zeros(1, 1, 6, 8) for _ in range(2)]
+    given = {f"cache_{name}": torch.tensor([at], dtype=torch.int32) for name, at in where.items()}
+    return tilewise.rope_into_cache(x, x, x, *caches, *tilewise.rope_tables(rows, 8), **given)
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
@@ -267,6 +278,9 @@ def test_autocast_casts_products_and_leaves_norms() -> None:
             lambda x: tilewise.apply_rope(x.view(1, 1, 2, 8), None, *tilewise.rope_tables(1, 8)),
             "cos: expected a table of at least 2 positions",
         ),
+        (lambda x: into_cache(x, 8, starts=0, ends=2), "cache_ends: expected none beside cache_starts"),
+        (lambda x: into_cache(x, 8, ends=1), "cache_ends: expected room for 2 tokens from -1 on"),
+        (lambda x: into_cache(x, 3, ends=4), "cos: expected a table of at least 4 positions"),
     ],
 )
 def test_bad_input_is_named(call: Callable[[Tensor], Any], text: str) -> None:

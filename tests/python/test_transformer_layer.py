@@ -200,5 +200,9 @@ def test_mistakes_are_named() -> None:
         layer(
             torch.randn(1, 2, 32), attn_mask=torch.ones(2, 2, dtype=torch.bool), cache=layer.make_cache(1, 4)
         )
+    cache = layer.make_cache(1, 4)
+    with pytest.raises(tilewise.InvalidArgument, match="cache_ends: expected room for 5 tokens"):
+        layer(torch.randn(1, 5, 32), cache=cache)
+    assert cache.lengths.tolist() == [0]  # as if it had not been called
     with pytest.raises(tilewise.InvalidArgument, match="num_kv_heads: expected a divisor"):
         nn.LayerConfig(embed_dim=32, num_heads=4, num_kv_heads=3, ffn_dim=8)

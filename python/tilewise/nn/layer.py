@@ -142,6 +142,20 @@ class TransformerLayer(nn.Module):
         """
         if x.dim() != 3 or x.shape[-1] != self.config.embed_dim:
             reject("x", f"[B, S, {self.config.embed_dim}]", list(x.shape))
+        if cache is None:
+            return self._forward(x, positions, attn_mask, None)
+        if attn_mask is not None:
+            reject("attn_mask", "none with a cache", list(attn_mask.shape))
+        cache.lengths += x.shape[1]  # first of all: what follows are kernels that begin one under another
+        try:
+            return self._forward(x, positions, None, cache)
+        except Exception:
+            cache.lengths -= x.shape[1]
+            raise
+
+    def _forward(
+        self, x: Tensor, positions: Tensor | None, attn_mask: Tensor | None, cache: KVCache | None
+    ) -> Tensor:
         if self.config.norm_first:
             x = self._attend(self.attention_norm(x), x, positions, attn_mask, cache)
             return self.ffn(self.ffn_norm(x), residual=x)
@@ -164,8 +178,6 @@ class TransformerLayer(nn.Module):
             for p in projections
         )
         if cache is not None:
-            if attn_mask is not None:
-                reject("attn_mask", "none with a cache", list(attn_mask.shape))
             out = self._attend_cached(q, k, v, positions, cache)
         else:
             if self.rotary is not None:
@@ -177,22 +189,17 @@ class TransformerLayer(nn.Module):
     def _attend_cached(
         self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None, cache: KVCache
     ) -> Tensor:
-        length = q.shape[2]
-        if positions is None:
-            new = torch.arange(length, dtype=torch.int32, device=q.device)
-            positions = cache.lengths.unsqueeze(1) + new
         if self.rotary is None:
-            cos = sin = q.new_empty((1, length, 0), dtype=torch.float32)
+            cos = sin = q.new_empty((1, q.shape[2], 0), dtype=torch.float32)
             positions, interleaved = None, False
         else:
             cos, sin, interleaved = self.rotary.cos, self.rotary.sin, self.rotary.interleaved
         q = rope_into_cache(
             *(q, k, v, cache.k, cache.v, cos, sin, positions),
-            cache_starts=cache.lengths,
+            cache_ends=cache.lengths,
             page_table=cache.page_table,
             interleaved=interleaved,
         )
-        cache.lengths += length
         return attention_decode(
             q, cache.k, cache.v, cache.lengths, cache.page_table, is_causal=self.config.is_causal
         )

@@ -1,6 +1,7 @@
 #include "cuda/mma/forward.h"
 
 #include "cuda/mma/choice.h"
+#include "cuda/mma/stream.h"
 #include "cuda/simt/row_gradients.h"
 #include "cuda/tile/swizzled_tile.cuh"
 
@@ -30,11 +31,13 @@ void forward_of(const AttentionCall& call, const Context& context) {
 
 std::size_t forward_workspace(const AttentionCall& call, const Context& context) {
   const DeviceProperties& device = device_properties(context.device.index);
+  if (suits_stream(call, device)) return stream_parts(call, device.multiprocessors, nullptr).bytes();
   return plain(call) ? workspace_of<PlainForward>(call, device) : workspace_of<GeneralForward>(call, device);
 }
 
 void forward(const AttentionCall& call, const Context& context) {
   simt::clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));
+  if (suits_stream(call, device_properties(context.device.index))) return stream_forward(call, context);
   call.problem.dtype == DType::f16 ? forward_of<__half>(call, context)
                                    : forward_of<__nv_bfloat16>(call, context);
 }

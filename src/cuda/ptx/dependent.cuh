@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 namespace tilewise::cuda {
 
 // A kernel that begins before the one ahead of it in the stream has ended (sm_90 on), where the launch allows
@@ -17,6 +19,13 @@ __device__ __forceinline__ void wait_for_kernel_ahead() {
 __device__ __forceinline__ void let_kernel_behind_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// Brings bytes, in multiples of 16 and from one on, into the L2 (sm_90 on).
+__device__ __forceinline__ void prefetch_l2(const void* from_gmem, std::uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from_gmem), "r"(bytes) : "memory");
 #endif
 }
 

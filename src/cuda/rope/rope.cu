@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuda/ptx/dependent.cuh"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/chunk.cuh"
 
@@ -104,10 +106,15 @@ template <typename T, RopePairs pairs>
 __global__ void __launch_bounds__(256)
     chunks_kernel(const __grid_constant__ RopeCall call, const __grid_constant__ Pieces pieces) {
   constexpr int size = chunk_size<T>;
+  let_kernel_behind_begin();
+  wait_for_kernel_ahead();
   const RopeProblem& problem = call.problem;
-  const std::int64_t b = blockIdx.x / problem.length, s = blockIdx.x % problem.length;
+  const auto length = static_cast<std::uint32_t>(problem.length);
+  const std::int64_t b = blockIdx.x / length, s = blockIdx.x % length;
   const auto heads = static_cast<int>(problem.heads_q + problem.heads_kv);
-  const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  // Blocks that share a token take heads by turns.
+  const int thread = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  const int threads = static_cast<int>(gridDim.y * blockDim.x);
   const int piece = thread % pieces.of_row(), together = threads / pieces.of_row();
   const bool turned = piece < pieces.turned;
   Turn<T> turn;
@@ -141,6 +148,8 @@ __global__ void __launch_bounds__(256)
 /// Pair by pair, for rows of any alignment.
 template <typename T>
 __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ RopeCall call) {
+  let_kernel_behind_begin();
+  wait_for_kernel_ahead();
   const RopeProblem& problem = call.problem;
   const std::int64_t b = blockIdx.x / problem.length, s = blockIdx.x % problem.length;
   const std::int64_t angle_row = call.angle_row(b, s);
@@ -196,7 +205,8 @@ void run_of(const RopeCall& call, const Context& context) {
   Launch how{.name = "tilewise rope",
              .blocks = tokens,
              .threads = 256,
-             .stream = static_cast<cudaStream_t>(context.stream)};
+             .stream = static_cast<cudaStream_t>(context.stream),
+             .early = begins_early(problem.device)};
   const bool in_chunks = problem.aligned && has_aligned_rows(call.cos) && has_aligned_rows(call.sin) &&
                          problem.rotary_dim % (2 * size) == 0 && problem.dim % size == 0 &&
                          problem.dim_v % size == 0;
@@ -208,6 +218,12 @@ void run_of(const RopeCall& call, const Context& context) {
   const std::int64_t heads = problem.heads_q + problem.heads_kv;
   how.threads = static_cast<int>(
       std::clamp<std::int64_t>(((heads + 1) / 2 * pieces.of_row() + 31) / 32 * 32, 32, how.threads));
+  // Few tokens are shared by several blocks, in which a thread has two heads at most.
+  const std::int64_t pieces_of_token = heads * pieces.of_row();
+  const std::int64_t room =
+      2 * device_properties(problem.device.index).multiprocessors / std::max<std::int64_t>(tokens, 1);
+  how.layers = static_cast<int>(
+      std::clamp<std::int64_t>(room, 1, std::max<std::int64_t>(1, pieces_of_token / (2 * how.threads))));
   problem.pairs == RopePairs::halves ? launch<chunks_kernel<T, RopePairs::halves>>(how, call, pieces)
                                      : launch<chunks_kernel<T, RopePairs::interleaved>>(how, call, pieces);
 }

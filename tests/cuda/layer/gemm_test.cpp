@@ -123,7 +123,8 @@ TEST_F(CudaGemm, FewRowsAreNearTheTruth) {
   if (!has_hopper_kernels()) GTEST_SKIP() << "no Hopper GPU";
   std::uint64_t seed = 1400;
   for (const std::int64_t m : {1, 2, 7, 8, 9, 15, 17, 31, 33, 63, 64}) {
-    for (const auto& [n, k] : {std::pair{8, 8}, {129, 1000}, {700, 72}, {64, 5000}, {1030, 264}}) {
+    for (const auto& [n, k] :
+         {std::pair{8, 8}, {129, 1000}, {700, 72}, {64, 5000}, {1030, 264}, {72, 4096}}) {
       for (const DType dtype : {DType::f16, DType::bf16}) {
         SeededRandom random(++seed);
         Problem p = aligned_problem(random, {m, n, k}, dtype);
