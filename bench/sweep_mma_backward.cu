@@ -34,7 +34,47 @@ struct Candidates {
        .queries_at_once = 32,
        .dim_warps = 2,
        .dq_dim_warps = 4,
+       .pairs_ahead = true,
+       .stages = 3},
+      {.dim = 128,
+       .warps = 8,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 2,
+       .dq_dim_warps = 4,
+       .pairs_ahead = true,
+       .stages = 3,
+       .matrix_stores = true},
+      {.dim = 128,
+       .warps = 8,
+       .queries = 64,
+       .keys = 128,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 2,
+       .dq_dim_warps = 4,
        .pairs_ahead = true},
+      {.dim = 256,
+       .warps = 8,
+       .queries = 64,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 4,
+       .dq_dim_warps = 4,
+       .pairs_ahead = true},
+      {.dim = 256,
+       .warps = 8,
+       .queries = 64,
+       .keys = 64,
+       .key_warps = 4,
+       .queries_at_once = 32,
+       .dim_warps = 4,
+       .dq_dim_warps = 4,
+       .pairs_ahead = true,
+       .matrix_stores = true},
       {.dim = 64,
        .warps = 8,
        .queries = 64,
@@ -43,7 +83,8 @@ struct Candidates {
        .queries_at_once = 32,
        .dim_warps = 2,
        .dq_dim_warps = 2,
-       .pairs_ahead = true},
+       .pairs_ahead = true,
+       .stages = 3},
       {.dim = 256,
        .warps = 8,
        .queries = 32,
@@ -52,7 +93,8 @@ struct Candidates {
        .queries_at_once = 16,
        .dim_warps = 4,
        .dq_dim_warps = 4,
-       .pairs_ahead = true},
+       .pairs_ahead = true,
+       .stages = 3},
       {.dim = 64,
        .warps = 4,
        .queries = 64,
@@ -275,7 +317,7 @@ struct Sweep {
     if (c.dim != problem.dim_qk) return;
     cudaFuncAttributes attributes{};
     check_cuda(cudaFuncGetAttributes(&attributes, backward_kernel<T, Candidates, row>), "attributes");
-    const BackwardSpace space(call, context.workspace.data);
+    const BackwardSpace space(call, context.workspace.data, 1);
     const auto run = [&] { run_backward_row<T, Candidates, row>(call, space, multiprocessors, nullptr); };
     const double ms = median_ms(run);
     for (const Memory* memory : {&got.dq, &got.dk, &got.dv}) cudaMemset(memory->data, 0xFF, elements * 2);
@@ -285,15 +327,15 @@ struct Sweep {
     std::printf(
         "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"warps\": %d, \"queries\": %d, \"keys\": %d, "
         "\"key_warps\": %d, \"at_once\": %d, \"dim_warps\": %d, \"dq_dim_warps\": %d, \"stay\": %d, "
-        "\"ahead\": %d, "
+        "\"ahead\": %d, \"stages\": %d, \"matrix_stores\": %d, "
         "\"blocks\": %d, \"registers\": %d, \"local\": %d, \"shared\": %d, \"ms\": %.4f, \"tflops\": %.1f, "
         "\"all_ms\": %.4f, \"all_tflops\": %.1f, \"dq\": %g, \"dk\": %g, \"dv\": %g}\n",
         c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false", c.warps,
         c.queries, c.keys, c.key_warps, c.queries_at_once, c.dim_warps, c.dq_dim_warps, c.weights_stay,
-        c.pairs_ahead, c.blocks, attributes.numRegs, static_cast<int>(attributes.localSizeBytes),
-        static_cast<int>(c.shared_bytes(Candidates::general)), ms, flops / ms * 1e-9, all_ms,
-        flops / all_ms * 1e-9, difference(got.dq, truth.dq), difference(got.dk, truth.dk),
-        difference(got.dv, truth.dv));
+        c.pairs_ahead, c.stages, c.matrix_stores, c.blocks, attributes.numRegs,
+        static_cast<int>(attributes.localSizeBytes), static_cast<int>(c.shared_bytes(Candidates::general)),
+        ms, flops / ms * 1e-9, all_ms, flops / all_ms * 1e-9, difference(got.dq, truth.dq),
+        difference(got.dk, truth.dk), difference(got.dv, truth.dv));
     std::fflush(stdout);
   }
 

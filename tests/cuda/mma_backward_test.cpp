@@ -103,6 +103,23 @@ TEST_F(MmaBackward, OfManyQueriesIsWithinTheContract) {
   }
 }
 
+// Few keys of many queries: several blocks share a tile of keys.
+TEST_F(MmaBackward, OfManyHeadsToAKeyHeadIsWithinTheContract) {
+  std::uint64_t seed = 265;
+  for (const std::int64_t dim : {64, 128, 256}) {
+    const Sizes sizes{.b = 1, .hq = 8, .hkv = 1, .sq = 150, .sk = 150, .d = dim, .dv = dim};
+    RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16, sizes);
+    expect_within_contract(problem);
+    problem.options.causal = true;
+    multiply(problem.q, 3);  // with peaks
+    expect_within_contract(problem);
+    problem.asked.dk = false;
+    problem.options.deterministic = true;
+    expect_within_contract(problem);
+    ++seed;
+  }
+}
+
 TEST_F(MmaBackward, GivesEachGradientWithoutTheOthers) {
   for (int without = 0; without < 3; ++without) {
     RandomProblem problem = plain_problem(270 + static_cast<std::uint64_t>(without));
@@ -169,14 +186,16 @@ TEST_F(MmaBackward, IsWithinTheContractWhereAMaskCoversWholeRows) {
 TEST_F(MmaBackward, GivesTheSameBitsAgainWhereThatIsAsked) {
   const Stream stream;
   for (const std::int64_t dim : {64, 128, 256}) {
-    const Sizes sizes{.b = 2, .hq = 8, .hkv = 4, .sq = 700, .sk = 900, .d = dim, .dv = dim};
-    RandomProblem plain = dense_problem(330, DType::bf16, sizes);
-    multiply(plain.q, 4);  // with peaks
-    plain.options.causal = true;
-    for (const RandomProblem& problem : {plain, featured_problem(331, DType::f16, sizes)}) {
-      const DeviceProblem on_device(problem, "mma");
-      const std::vector<std::byte> first = on_device.run(stream);
-      for (int run = 0; run < 5; ++run) EXPECT_TRUE(on_device.run(stream) == first) << dim;
+    for (const std::int64_t batch : {2, 9}) {  // blocks share keys, or need not
+      const Sizes sizes{.b = batch, .hq = 8, .hkv = 4, .sq = 700, .sk = 900, .d = dim, .dv = dim};
+      RandomProblem plain = dense_problem(330, DType::bf16, sizes);
+      multiply(plain.q, 4);  // with peaks
+      plain.options.causal = true;
+      for (const RandomProblem& problem : {plain, featured_problem(331, DType::f16, sizes)}) {
+        const DeviceProblem on_device(problem, "mma");
+        const std::vector<std::byte> first = on_device.run(stream);
+        for (int run = 0; run < 5; ++run) EXPECT_TRUE(on_device.run(stream) == first) << dim << ' ' << batch;
+      }
     }
   }
 }

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -25,15 +26,25 @@ class MmaF32 : public CudaKernelFixture<80> {
     buffer.set_values(values);
   }
 
+  /// mma, and on Hopper wgmma, which splits numbers in the same way, for head dims to 64.
+  static std::vector<const char*> kernels_for(const RandomProblem& problem) {
+    static const bool hopper = reason_against(dense_problem(1, DType::f32, usual), "wgmma").empty();
+    if (hopper && std::max(problem.q.shape().back(), problem.v.shape().back()) <= 64) return {"mma", "wgmma"};
+    return {"mma"};
+  }
+
   static void expect_within_contract(const RandomProblem& problem) {
     SCOPED_TRACE(to_string(problem));
-    ASSERT_EQ(reason_against(problem, "mma"), "");
     const Checker checker(problem, all_cores());
-    const Subject subject{.kernel = "mma",
-                          .device = first_device,
-                          .forward = run_forward_on_cuda,
-                          .backward = run_backward_on_cuda};
-    for (const std::string& failure : checker.check(subject)) ADD_FAILURE() << failure;
+    for (const char* kernel : kernels_for(problem)) {
+      SCOPED_TRACE(kernel);
+      ASSERT_EQ(reason_against(problem, kernel), "");
+      const Subject subject{.kernel = kernel,
+                            .device = first_device,
+                            .forward = run_forward_on_cuda,
+                            .backward = run_backward_on_cuda};
+      for (const std::string& failure : checker.check(subject)) ADD_FAILURE() << failure;
+    }
   }
 
   static std::vector<double> forward(const RandomProblem& problem, const char* kernel,
@@ -138,12 +149,28 @@ TEST_F(MmaF32, IsAsExactAsTf32WhereThatIsAllowed) {
   for (const std::int64_t dim : {64, 128, 256}) {
     Sizes sizes = usual;
     sizes.d = sizes.dv = dim;
-    const RandomProblem problem = dense_problem(seed++, DType::f32, sizes);
+    RandomProblem problem = dense_problem(seed++, DType::f32, sizes);
     const std::vector<double> full = forward(problem, "mma");
-    const std::vector<double> allowed = forward(problem, "mma", Precision::allow_tf32);
-    EXPECT_LT(distance(allowed, full), 1.0 / 2048);  // half a unit of TF32
-    EXPECT_GT(distance(allowed, full), 1e-5);
+    problem.options.precision = Precision::allow_tf32;
+    for (const char* kernel : kernels_for(problem)) {
+      ASSERT_EQ(reason_against(problem, kernel), "");
+      const std::vector<double> allowed = forward(problem, kernel, Precision::allow_tf32);
+      EXPECT_LT(distance(allowed, full), 1.0 / 2048) << kernel;  // half a unit of TF32
+      EXPECT_GT(distance(allowed, full), 1e-5) << kernel;
+    }
   }
+}
+
+TEST_F(MmaF32, RandomProblemsAreWithinTheContract) {
+  constexpr int problems = 40;
+  int taken = 0;
+  for (std::uint64_t seed = 390; seed < 390 + problems; ++seed) {
+    const RandomProblem problem = random_wgmma_problem(seed, true);
+    if (!reason_against(problem, "mma").empty()) continue;
+    expect_within_contract(problem);
+    ++taken;
+  }
+  EXPECT_GT(taken, problems / 2);
 }
 
 TEST_F(MmaF32, SaysWhatItDoesNotTake) {

@@ -148,9 +148,10 @@ int run(const Settings& settings) {
   std::int64_t failed = 0;
   std::int64_t taken = 0;
   for (const std::uint64_t seed : seeds) {
-    const RandomProblem problem = settings.domain == "wgmma" ? random_wgmma_problem(seed)
-                                  : settings.domain == "mma" ? random_mma_problem(seed)
-                                                             : random_problem(seed);
+    const RandomProblem problem = settings.domain == "wgmma"       ? random_wgmma_problem(seed)
+                                  : settings.domain == "wgmma-f32" ? random_wgmma_problem(seed, true)
+                                  : settings.domain == "mma"       ? random_mma_problem(seed)
+                                                                   : random_problem(seed);
     if (settings.verbose) std::cout << hexadecimal(seed) << ' ' << to_string(problem) << std::endl;
     const std::vector<std::string> failures = failures_of(settings, problem, taken);
     if (!failures.empty()) {
@@ -183,9 +184,10 @@ int main(int argc, char** argv) {
   app.add_option("--only", settings.only, "the seed of one problem, as a failure prints it");
   app.add_option("--kernel", settings.kernel, "check this kernel alone")
       ->check(CLI::IsMember(strings(attention_kernels())));
-  app.add_option("--domain", settings.domain,
-                 "what is drawn: the whole contract, or what wgmma or the backward of mma takes")
-      ->check(CLI::IsMember({"whole", "wgmma", "mma"}))
+  app.add_option(
+         "--domain", settings.domain,
+         "what is drawn: the whole contract, or what wgmma, wgmma in f32 or the backward of mma takes")
+      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-f32", "mma"}))
       ->capture_default_str();
   app.add_option("--level", settings.level, "check the CPU kernels at this SIMD level alone")
       ->check(CLI::IsMember(strings(simd_levels())));

@@ -63,8 +63,9 @@ struct RandomProblem {
 RandomProblem random_problem(std::uint64_t seed);
 
 /// One of those that the wgmma kernel takes, of which random_problem() has few: 16 bits, aligned rows, many
-/// results, and no masks or dropout. Forward alone.
-RandomProblem random_wgmma_problem(std::uint64_t seed);
+/// results, and no masks or dropout. Forward alone. In f32 the head dims are 32 to 64, and nothing but a
+/// band hides.
+RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32 = false);
 
 /// One of those whose backward the mma kernel takes for f16 and bf16, of which random_problem() has few: more
 /// than 64 keys, and gradients of at least 4096 elements; with everything else.

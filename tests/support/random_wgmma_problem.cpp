@@ -55,19 +55,26 @@ void choose_shape(Random& rng, RandomProblem& p) {
 
 }  // namespace
 
-RandomProblem random_wgmma_problem(std::uint64_t seed) {
+RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32) {
   Random rng(seed);
   RandomProblem problem;
   problem.seed = seed;
   choose_shape(rng, problem);
+  if (f32) {
+    problem.dtype = DType::f32;
+    problem.dim_qk = std::clamp<std::int64_t>(problem.dim_qk, 32, 64);
+    problem.dim_v = std::clamp<std::int64_t>(problem.dim_v, 32, 64);
+  }
   choose_options(rng, problem);
   problem.options.dropout = {};
+  if (f32) problem.options.softcap = 0;
   if (problem.options.scale.has_value()) {
     problem.options.scale = std::max(std::abs(*problem.options.scale), 0.01f);
   }
   const Magnitudes magnitudes = choose_magnitudes(rng, problem);
   make_tensors(rng, problem, magnitudes);
   make_head_values(rng, problem, magnitudes);
+  if (f32) problem.alibi_slopes = {};
   problem.asked.backward = false;
   return problem;
 }

@@ -2,7 +2,6 @@
 
 #include "cuda/gemm/arguments.h"
 #include "cuda/gemm/pipeline.cuh"
-#include "cuda/gemm/split.h"
 #include "cuda/ptx/tensor_copy.cuh"
 
 namespace tilewise::cuda::gemm {
@@ -51,13 +50,12 @@ struct Loader {
     for_each_tile<c>(arguments, [&](int row, int column) {
 #pragma unroll 1
       for (int stage = 0; stage < stages_of<c>(arguments); ++stage) {
-        const int summand = stage / c.terms * c.depth;
-        const Term term = c.terms == 1 ? Term{} : term_of(c.terms, stage % c.terms);
+        const int summand = stage * c.depth;
         wait(&barriers.empty[ring.stage()], ring.parity() ^ 1);
         Mbarrier* full = &barriers.full[ring.stage()];
         arrive_expecting(full, c.a_bytes() + c.b_bytes());
-        load_a(full, row + term.a * arguments.m, summand);
-        load_b(full, column + term.b * arguments.n, summand);
+        load_a(full, row, summand);
+        load_b(full, column, summand);
         ring.advance();
       }
     });

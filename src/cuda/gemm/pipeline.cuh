@@ -44,7 +44,7 @@ struct SharedMemory {
 /// Stages a tile of the result takes.
 template <GemmConfig c>
 __device__ __forceinline__ int stages_of(const GemmArguments& arguments) {
-  return (arguments.k + c.depth - 1) / c.depth * c.terms;
+  return (arguments.k + c.depth - 1) / c.depth;
 }
 
 /// Calls `body` with each of the block's tiles in order: the first row and the first column of the result.

@@ -74,12 +74,14 @@ struct Loader {
 };
 
 template <typename T, bool a_by_rows, bool b_by_rows>
-__global__ void __launch_bounds__(threads) simt_kernel(const __grid_constant__ GemmCall call, int tiles_n) {
+__global__ void __launch_bounds__(threads)
+    simt_kernel(const __grid_constant__ GemmCall call, int tiles_n, TileMarks marks) {
   __shared__ Tiles tiles[2];
   const bool gated = call.problem.gated;
   const int columns = gated ? tile / 2 : tile;  // of the result
   const std::int64_t first_m = static_cast<std::int64_t>(blockIdx.x / tiles_n) * tile;
   const std::int64_t first_n = static_cast<std::int64_t>(blockIdx.x % tiles_n) * columns;
+  if (marks.rows != nullptr && (marks.rows[first_m / tile] | marks.columns[first_n / tile]) == 0) return;
   const int thread = static_cast<int>(threadIdx.x);
   const int x = thread % 16, y = thread / 16;
 
@@ -143,7 +145,7 @@ __global__ void __launch_bounds__(threads) simt_kernel(const __grid_constant__ G
 }
 
 template <typename T>
-void run_of(const GemmCall& call, const Context& context) {
+void run_of(const GemmCall& call, const Context& context, const TileMarks& marks = {}) {
   const GemmProblem& problem = call.problem;
   const int columns = problem.gated ? tile / 2 : tile;
   const std::int64_t tiles_n = (problem.n + columns - 1) / columns;
@@ -153,15 +155,19 @@ void run_of(const GemmCall& call, const Context& context) {
                    .stream = static_cast<cudaStream_t>(context.stream)};
   const int across = static_cast<int>(tiles_n);
   if (problem.a_by_rows) {
-    problem.b_by_rows ? launch<simt_kernel<T, true, true>>(how, call, across)
-                      : launch<simt_kernel<T, true, false>>(how, call, across);
+    problem.b_by_rows ? launch<simt_kernel<T, true, true>>(how, call, across, marks)
+                      : launch<simt_kernel<T, true, false>>(how, call, across, marks);
   } else {
-    problem.b_by_rows ? launch<simt_kernel<T, false, true>>(how, call, across)
-                      : launch<simt_kernel<T, false, false>>(how, call, across);
+    problem.b_by_rows ? launch<simt_kernel<T, false, true>>(how, call, across, marks)
+                      : launch<simt_kernel<T, false, false>>(how, call, across, marks);
   }
 }
 
 }  // namespace
+
+void run_simt_marked(const GemmCall& call, const TileMarks& marks, const Context& context) {
+  run_of<float>(call, context, marks);
+}
 
 void run_simt(const GemmCall& call, const Context& context) {
   switch (call.problem.dtype) {

@@ -1,111 +1,97 @@
 #include "cuda/gemm/split.h"
 
-#include "core/arena.h"
 #include "cuda/gemm/rows.cuh"
+#include "cuda/gemm/simt.h"
+#include "cuda/gemm/split_kernel.cuh"
+#include "cuda/gemm/split_pass.cuh"
 
 namespace tilewise::cuda::gemm {
 namespace {
 
-constexpr int terms_of(const GemmProblem& problem) { return problem.allow_tf32 ? 3 : 6; }
-
-/// parts [parts, rows, columns] by rows, whose stride is a multiple of 8.
-struct Parts {
-  __nv_bfloat16* data = nullptr;
-  std::int64_t stride = 0;
-  int count = 0;
-
-  Matrix matrix(const Matrix& of) const {
-    return {.data = reinterpret_cast<std::byte*>(data),
-            .dtype = DType::bf16,
-            .rows = of.rows * count,
-            .columns = of.columns,
-            .stride_row = stride};
-  }
-};
-
-Parts take_parts(Arena& arena, const Matrix& of, int count) {
-  const std::int64_t stride = (of.columns + 7) / 8 * 8;
-  return {arena.take<__nv_bfloat16>(of.rows * stride * count), stride, count};
+/// The factors for which `suits`; `blocks_of` says how many blocks one takes.
+template <typename Suits, typename Blocks>
+Splitting splitting_of(const GemmCall& call, const SplitSpace& space, const Suits& suits,
+                       const Blocks& blocks_of) {
+  Splitting splitting;
+  const auto add = [&](const Matrix& matrix, const Parts& parts, Spread* spread, int* marks) {
+    if (suits(matrix)) splitting.add(matrix, parts, spread, marks, blocks_of(matrix));
+  };
+  add(call.a, space.a, &space.findings->a, space.row_marks);
+  add(call.b, space.b, &space.findings->b, space.column_marks);
+  if (call.problem.gated) add(call.gate, space.gate, &space.findings->b, space.column_marks);
+  return splitting;
 }
 
-// Squares of 32 x 32 elements, turned in shared memory where the factor lies by columns.
-constexpr int square = 32;
-constexpr int threads = 256;
-
-__global__ void __launch_bounds__(threads)
-    split_kernel(const __grid_constant__ Matrix factor, const __grid_constant__ Parts parts, int across) {
-  __shared__ float turned[square][square + 1];
-  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.x / across) * square;
-  const std::int64_t first_column = static_cast<std::int64_t>(blockIdx.x % across) * square;
-  const int lane = static_cast<int>(threadIdx.x) % square, line = static_cast<int>(threadIdx.x) / square;
-  const auto* from = reinterpret_cast<const float*>(factor.data);
-  const bool by_rows = factor.by_rows();
-#pragma unroll
-  for (int n = line; n < square; n += threads / square) {
-    const std::int64_t row = first_row + (by_rows ? n : lane), column = first_column + (by_rows ? lane : n);
-    const bool there = row < factor.rows && column < factor.columns;
-    turned[by_rows ? n : lane][by_rows ? lane : n] = there ? from[factor.offset(row, column)] : 0.0f;
-  }
-  __syncthreads();  // the square is there
-#pragma unroll
-  for (int n = line; n < square; n += threads / square) {
-    const std::int64_t row = first_row + n, column = first_column + lane;
-    if (row >= factor.rows || column >= factor.columns) continue;
-    float rest = turned[n][lane];
-    for (int part = 0; part < parts.count; ++part) {
-      const __nv_bfloat16 piece = narrow<__nv_bfloat16>(rest);
-      parts.data[(part * factor.rows + row) * parts.stride + column] = piece;
-      rest -= widen(piece);
-    }
-  }
+template <int parts>
+void split_into_f16(const GemmCall& call, const SplitSpace& space, cudaStream_t stream) {
+  const Splitting rows = splitting_of(
+      call, space, [](const Matrix& x) { return x.by_rows(); }, [](const Matrix& x) { return x.rows; });
+  const Splitting columns = splitting_of(
+      call, space, [](const Matrix& x) { return !x.by_rows(); },
+      [](const Matrix& x) { return (x.rows + across_rows - 1) / across_rows; });
+  const auto how = [&](const Splitting& splitting, int threads) {
+    return Launch{.name = "tilewise splitting into f16",
+                  .blocks = splitting.blocks,
+                  .threads = threads,
+                  .stream = stream};
+  };
+  call.problem.k <= 2 * 8 * split_threads ? launch<split_by_rows<parts, 2>>(how(rows, split_threads), rows)
+                                          : launch<split_by_rows<parts, 6>>(how(rows, split_threads), rows);
+  launch<split_by_columns<parts>>(how(columns, across_threads), columns);
 }
 
-void split(const Matrix& factor, const Parts& parts, const Context& context) {
-  const std::int64_t across = (factor.columns + square - 1) / square;
-  launch<split_kernel>({.name = "tilewise splitting into bf16",
-                        .blocks = (factor.rows + square - 1) / square * across,
-                        .threads = threads,
-                        .stream = static_cast<cudaStream_t>(context.stream)},
-                       factor, parts, static_cast<int>(across));
+template <typename Table, int row>
+void multiply(const GemmCall& call, const SplitSpace& space, int multiprocessors, cudaStream_t stream) {
+  constexpr SplitConfig c = Table::rows[row];
+  const GemmProblem& problem = call.problem;
+  const int b_box = c.gated ? c.columns / 2 : c.columns;
+  GemmMaps maps{.a = map_of_factor(space.a.matrix(call.a), false, c.rows()),
+                .b = map_of_factor(space.b.matrix(call.b), false, b_box)};
+  maps.gate = c.gated ? map_of_factor(space.gate.matrix(call.gate), false, b_box) : maps.b;
+  maps.out = maps.out_rest = maps.b;  // results in f32 do without
+  const int tiles_m = tiles_of(problem.m, c.rows());
+  const int tiles_n = tiles_of(problem.n, c.output().out_columns());
+  const int blocks =
+      static_cast<int>(std::min<std::int64_t>(std::int64_t{tiles_m} * tiles_n, multiprocessors));
+  const GemmArguments arguments{.order = TileOrder::of(tiles_m, tiles_n, blocks, c.rows(), c.columns),
+                                .m = static_cast<int>(problem.m),
+                                .n = static_cast<int>(problem.n),
+                                .k = static_cast<int>(problem.k),
+                                .epilogue = Epilogue::of(call)};
+  launch<split_gemm_kernel<Table, row>>({.name = "tilewise split gemm",
+                                         .blocks = blocks,
+                                         .threads = c.output().threads(),
+                                         .shared_bytes = c.shared_bytes(),
+                                         .stream = stream},
+                                        maps, arguments, space);
 }
 
-struct SplitFactors {
-  Parts a, b, gate;
-};
-
-SplitFactors take_factors(Arena& arena, const GemmCall& call) {
-  const int count = parts_of(terms_of(call.problem));
-  SplitFactors factors{take_parts(arena, call.a, count), take_parts(arena, call.b, count), {}};
-  if (call.problem.gated) factors.gate = take_parts(arena, call.gate, count);
-  return factors;
+template <bool tf32>
+void run(const GemmCall& call, const Context& context) {
+  const SplitSpace space(call, context.workspace.data);
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  auto* stream = static_cast<cudaStream_t>(context.stream);
+  check_cuda(cudaMemsetAsync(space.findings, 0, space.zeroed, stream), "tilewise split gemm");
+  split_into_f16<(tf32 ? 1 : 2)>(call, space, stream);
+  const Splitting squares = splitting_of(
+      call, space, [](const Matrix&) { return true; },
+      [](const Matrix& x) { return (x.rows + 31) / 32 * ((x.columns + 31) / 32); });
+  launch<split_into_bf16<tf32>>({.name = "tilewise splitting into bf16",
+                                 .blocks = std::min<std::int64_t>(squares.blocks, 8 * multiprocessors),
+                                 .threads = split_threads,
+                                 .stream = stream},
+                                squares, space.findings);
+  call.problem.gated ? multiply<Split<tf32, true>, 0>(call, space, multiprocessors, stream)
+                     : multiply<Split<tf32, false>, 0>(call, space, multiprocessors, stream);
+  run_simt_marked(call, {space.row_marks, space.column_marks}, context);
 }
 
 }  // namespace
 
-std::size_t split_workspace(const GemmCall& call, const Context&) {
-  Arena arena(nullptr);
-  take_factors(arena, call);
-  return arena.used();
-}
+std::size_t split_workspace(const GemmCall& call, const Context&) { return SplitSpace(call, nullptr).bytes; }
 
 void run_split(const GemmCall& call, const Context& context) {
-  Arena arena(context.workspace.data);
-  const SplitFactors factors = take_factors(arena, call);
-  GemmCall parts = call;
-  const auto replace = [&](Matrix& factor, const Parts& with) {
-    split(factor, with, context);
-    factor = with.matrix(factor);
-  };
-  replace(parts.a, factors.a);
-  replace(parts.b, factors.b);
-  if (call.problem.gated) replace(parts.gate, factors.gate);
-  const int multiprocessors = device_properties(context.device.index).multiprocessors;
-  auto* stream = static_cast<cudaStream_t>(context.stream);
-  const auto run = [&]<int terms>() {
-    call.problem.gated ? run_row<__nv_bfloat16, Split<terms, true>, 0>(parts, multiprocessors, stream)
-                       : run_row<__nv_bfloat16, Split<terms, false>, 0>(parts, multiprocessors, stream);
-  };
-  terms_of(call.problem) == 3 ? run.template operator()<3>() : run.template operator()<6>();
+  call.problem.allow_tf32 ? run<true>(call, context) : run<false>(call, context);
 }
 
 }  // namespace tilewise::cuda::gemm

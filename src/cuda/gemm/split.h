@@ -1,29 +1,22 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 #include "gemm/call.h"
 #include "tilewise/context.h"
 
 namespace tilewise::cuda::gemm {
 
-// Products of f32 on tensor cores: factors are split into three parts of bf16, each what the ones before it
-// leave, of eight bits. Six products of parts make f32's precision; three, of two parts, more than that of
-// TF32.
-
-/// The parts that are multiplied.
-struct Term {
-  int a = 0, b = 0;
-};
-
-/// Small ones come first: the sum loses less.
-constexpr Term term_of(int terms, int index) {
-  constexpr Term six[] = {{2, 0}, {0, 2}, {1, 1}, {1, 0}, {0, 1}, {0, 0}};
-  return six[index + 6 - terms];
-}
-
-constexpr int parts_of(int terms) { return terms == 3 ? 2 : 3; }
+// Products of f32 on tensor cores. Factors are split into parts of 16 bits by a pass of its own, and products
+// of parts are summed. There are two ways:
+//   f16: each row of a factor is multiplied by the power of two that brings its largest number to 2^14, and
+//     each number is two parts, high + low; low·high, high·low and high·high make f32's precision. Where TF32
+//     is allowed high·high does, f16 having as many digits.
+//   bf16: three parts, six products; two parts and three products where TF32 is allowed. No range is too
+//     wide for it.
+// The first takes half the time. What its range cannot hold is found out on the device while it splits, and
+// the second way taken for the whole product. Tiles of the result with infinite numbers or NaN in their
+// factors, whose parts would not add up, are left to the simt kernel.
 
 void run_split(const GemmCall& call, const Context& context);
 std::size_t split_workspace(const GemmCall& call, const Context& context);

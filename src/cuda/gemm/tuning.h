@@ -18,7 +18,6 @@ struct GemmConfig {
   /// taken out of them every `piece` stages and added up in f32.
   bool wide = false;
   int piece = 2;
-  int terms = 1;    ///< products of parts that f32 factors were split into (split.h), a stage each
   float speed = 1;  ///< products, with the multiprocessor busy
   int rest = 340;   ///< what is not hidden of a tile's beginning and end, in summands
 
@@ -101,19 +100,6 @@ struct Wide {
 struct WideGated {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .wide = true},
-  };
-};
-/// f32 factors in parts of bf16.
-template <int terms, bool gated>
-struct Split {
-  static constexpr GemmConfig rows[] = {
-      {.row_tiles = 1,
-       .columns = 128,
-       .stages = 5,
-       .gated = gated,
-       .wide = true,
-       .piece = terms,
-       .terms = terms},
   };
 };
 

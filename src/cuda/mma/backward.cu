@@ -3,8 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/mma/backward_space.cuh"
-#include "cuda/mma/backward_tuning.h"
+#include "cuda/mma/backward_choice.h"
 
 namespace tilewise::cuda::mma {
 namespace {
@@ -21,14 +20,16 @@ std::size_t least_shared_bytes(std::int64_t dim) {
 
 }  // namespace
 
-std::size_t backward_workspace(const AttentionCall& call) { return BackwardSpace(call, nullptr).bytes; }
+std::size_t backward_workspace(const AttentionCall& call, const Context& context) {
+  return backward_space(call, context).bytes;
+}
 
 std::size_t backward_shared_bytes(std::int64_t dim, bool general) {
   return general ? least_shared_bytes<GeneralBackward>(dim) : least_shared_bytes<PlainBackward>(dim);
 }
 
 void backward(const AttentionCall& call, const Context& context) {
-  const BackwardSpace space(call, context.workspace.data);
+  const BackwardSpace space = backward_space(call, context);
   prepare_backward(call, context);
   const auto of_type = [&]<typename T>(const T*) {
     general_backward(call) ? general_backward_of<T>(call, space, context)

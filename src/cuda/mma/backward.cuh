@@ -16,75 +16,79 @@ namespace tilewise::cuda::mma {
 /// Weights and score gradients of a tile of queries.
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void make_pairs(Block& block, const QuerySteps& steps, int stage, int pair_stage) {
-  const typename Block::Queries queries = block.queries_of(steps);
-  const bool edge = queries.count - 1 + queries.low > 0 || min(queries.high, block.key_count) < c.keys;
+  const bool edge = block.edge(steps);
   constexpr int queries_each = c.queries / (c.warps / c.key_warps);
   const int own_first = block.warp % (c.warps / c.key_warps) * queries_each;
 #pragma unroll 1
   for (int n = 0; n < queries_each; n += c.queries_at_once) {
-    differentiate<c>(block, steps, queries, edge, stage, pair_stage, own_first + n);
+    differentiate<c>(block, steps, edge, stage, pair_stage, own_first + n);
   }
-}
-/// What they add to the gradients.
-template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void add_pairs(Block& block, const QuerySteps& steps, int stage, int pair_stage) {
-  if constexpr (!c.weights_stay) add_to_keys<c>(block, stage, pair_stage);
-  add_to_queries<c>(block, QuerySteps{opaque(steps.at), opaque(steps.head)}, pair_stage);
 }
 
 /// A tile after another: its pairs, then what they add.
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void walk(Block& block, QuerySteps steps) {
-  const GroupFacts& facts = *block.facts_smem;
   block.load_queries(steps, 0);
   commit_copies();
 #pragma unroll 1
-  for (int stage = 0; steps.more(facts); stage ^= 1) {
+  for (int stage = 0; steps.more(); stage ^= 1) {
     wait_copies<0>();
     __syncthreads();  // the tile is there, and everyone is done with the last one and its score gradients
-    QuerySteps next = steps;
-    next.step(facts);
-    block.settle(next);
-    if (next.more(facts)) block.load_queries(next, stage ^ 1);
+    const QuerySteps next = block.after(steps);
+    if (next.more()) block.load_queries(next, stage ^ 1);
     commit_copies();
     make_pairs<c>(block, steps, stage, 0);
     if (block.space.order.kept()) end_turn(block);  // of the last tile: what was added is there by now
     __syncthreads();                                // weights and score gradients are there
-    add_pairs<c>(block, steps, stage, 0);
+    if constexpr (!c.weights_stay) add_to_keys<c>(block, stage, 0);
+    add_to_queries<c>(block, steps, 0);
     steps = next;
   }
 }
 
 /// The same with pairs a tile ahead. Half of the warps make them first, the others sum first: so that what
-/// one of a scheduler's two warps computes between its products runs beside the other's products. One barrier
-/// a tile.
+/// one of a scheduler's two warps computes between its products runs beside the other's products. With two
+/// stages, rows are needed for dv and dk alone when the next are to come, so these go first.
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
   static_assert(!c.weights_stay);
-  const GroupFacts& facts = *block.facts_smem;
   block.load_queries(next, 0);
   commit_copies();
-  QuerySteps now{.at = 0, .head = facts.heads};  // none yet
-  int stage = 2;                                 // of those
+  QuerySteps now{};          // none yet
+  int stage = c.stages - 1;  // of those
   int pair_stage = 1;
 #pragma unroll 1
-  while (now.more(facts) || next.more(facts)) {
+  while (now.more() || next.more()) {
     wait_copies<0>();
     // The next tile and this one's pairs are there, and everyone is done with the last one and its pairs.
     __syncthreads();
-    const int next_stage = stage == 2 ? 0 : stage + 1;
-    QuerySteps later = next;
-    if (later.more(facts)) later.step(facts);
-    if (later.more(facts)) block.load_queries(later, next_stage == 2 ? 0 : next_stage + 1);
-    commit_copies();
+    const int next_stage = stage == c.stages - 1 ? 0 : stage + 1;
+    const int later_stage = next_stage == c.stages - 1 ? 0 : next_stage + 1;
+    const QuerySteps later = next.more() ? block.after(next) : next;
+    if constexpr (c.stages == 2) {
+      if (now.more()) add_to_keys<c>(block, stage, pair_stage);
+      __syncthreads();  // everyone is done with this tile's rows and weights
+      if (later.more()) block.load_queries(later, later_stage);
+      commit_copies();
+    }
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       if (half == 1 && block.space.order.kept()) end_turn(block);  // thread 0 has not begun to add
-      if ((half == 0) == (block.warp < c.warps / 2)) {
-        if (next.more(facts)) make_pairs<c>(block, next, next_stage, pair_stage ^ 1);
-      } else {
-        if (now.more(facts)) add_pairs<c>(block, now, stage, pair_stage);
+      // What is made of these is made here, and not ahead of the loop.
+      const bool making = (half == 0) == (block.warp < c.warps / 2);
+      const QuerySteps own = making ? next : now;
+      const QuerySteps loaded = making ? now : later;
+      if (making) {
+        if (own.more()) make_pairs<c>(block, own, next_stage, pair_stage ^ 1);
+        continue;
       }
+      if constexpr (c.stages > 2) {
+        // Not by all warps at once: the others multiply.
+        if (loaded.more()) block.load_queries(loaded, later_stage);
+        commit_copies();
+        if (own.more()) add_to_keys<c>(block, stage, pair_stage);
+      }
+      if (own.more()) add_to_queries<c>(block, own, pair_stage);
     }
     now = next;
     next = later;
@@ -95,17 +99,16 @@ __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
 
 /// All that the queries add.
 template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void add_all(Block& block) {
+__device__ __forceinline__ void add_all(Block& block, int share) {
   for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) block.has_peak_smem[r] = 0;
   if (threadIdx.x == 0) {
-    *block.facts_smem = GroupFacts(block.call, block.blocks, block.space.dq, block.b, block.h,
-                                   block.first_key, block.key_count);
+    *block.facts_smem = GroupFacts::of<c.queries, c.keys>(block.call, block.blocks, block.space, block.b,
+                                                          block.h, block.first_key, block.key_count, share);
     *block.turn_smem = {};
   }
   __syncthreads();  // the facts are there
-  QuerySteps steps = QuerySteps::first(*block.facts_smem);
-  block.settle(steps);
-  if (!steps.more(*block.facts_smem)) return;
+  const QuerySteps steps = block.begin();
+  if (!steps.more()) return;
   block.load_keys();
   if constexpr (c.pairs_ahead) {
     walk_ahead<c>(block, steps);
@@ -114,8 +117,8 @@ __device__ __forceinline__ void add_all(Block& block) {
   }
 }
 
-/// Which block of keys this one takes. Blocks that wait for each other take them in the order in which they
-/// begin.
+/// Which block of keys this one takes, and which share of their queries. Blocks that wait for each other take
+/// them in the order in which they begin.
 __device__ __forceinline__ std::uint32_t block_index(const Order& order, BlockFacts& facts_smem) {
   if (!order.kept()) return blockIdx.x;
   if (threadIdx.x == 0) facts_smem.index = atomicAdd(order.ticket, 1u);
@@ -132,13 +135,15 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   constexpr BackwardConfig c = Table::rows[row];
   extern __shared__ __align__(128) std::byte shared[];
   using Block = BackwardBlock<T, c, Table::general>;
-  const Turn turn = blocks.turns.turn(block_index(space.order, *Block::facts_of(shared)));
+  const std::uint32_t index = block_index(space.order, *Block::facts_of(shared));
+  const auto shares = static_cast<std::uint32_t>(space.shares.count);
+  const Turn turn = blocks.turns.turn(index / shares);
   Block block(call, blocks, space, shared, turn);
   if (block.key_count <= 0) return;
-  add_all<c>(block);
+  add_all<c>(block, static_cast<int>(index % shares));
   __syncthreads();  // everyone is done with keys and values, and peaks are known
   if (space.order.kept()) end_turn(block);
-  store_own<c>(block);
+  space.shares.count > 1 ? store_shares<c>(block) : store_own<c>(block);
 #endif
 }
 

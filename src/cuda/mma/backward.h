@@ -6,7 +6,7 @@
 namespace tilewise::cuda::mma {
 
 void backward(const AttentionCall& call, const Context& context);
-std::size_t backward_workspace(const AttentionCall& call);
+std::size_t backward_workspace(const AttentionCall& call, const Context& context);
 
 /// What comes before and after the kernel over tiles.
 void prepare_backward(const AttentionCall& call, const Context& context);

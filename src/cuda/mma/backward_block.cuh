@@ -20,6 +20,7 @@ template <typename T_, BackwardConfig c, bool general_>
 struct BackwardBlock {
   using T = T_;
   static constexpr bool general = general_;
+  static constexpr BackwardConfig config = c;
   using RowTile = SwizzledTile<c.dim>;
   using PairTile = SwizzledTile<c.queries>;
   using RowPointer = MatrixPointer<c.dim>;
@@ -50,6 +51,13 @@ struct BackwardBlock {
   int* has_peak_smem;       ///< [keys]
   GroupFacts* facts_smem;
   OpenTurn* turn_smem;
+  // Of the facts, what every tile needs, a number a warp.
+  struct Known {
+    const std::byte* q;
+    const std::byte* d_o;
+    std::int64_t row, tile;
+    int length, first, end, clear, clear_end;
+  } known;
   OwnSums dk = {}, dv = {};
 
   static __device__ BlockFacts* facts_of(std::byte* shared) {
@@ -69,12 +77,12 @@ struct BackwardBlock {
         k_smem(shared),
         v_smem(k_smem + c.key_bytes()),
         q_smem(v_smem + c.key_bytes()),
-        d_o_smem(q_smem + c.stages() * c.query_bytes()),
-        dscores_smem(d_o_smem + c.stages() * c.query_bytes()),
-        weights_smem(dscores_smem + (c.weights_stay ? 0 : c.pair_stages() * c.pair_bytes())),
-        top_smem(reinterpret_cast<float*>(weights_smem + c.pair_stages() * c.pair_bytes())),
-        shift_smem(top_smem + c.stages() * c.queries),
-        has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages() * c.queries)),
+        d_o_smem(q_smem + c.stages * c.query_bytes()),
+        dscores_smem(d_o_smem + c.stages * c.query_bytes()),
+        weights_smem(dscores_smem + c.dscores_stages() * c.pair_bytes()),
+        top_smem(reinterpret_cast<float*>(weights_smem + c.weights_stages() * c.pair_bytes())),
+        shift_smem(top_smem + c.stages * c.queries),
+        has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages * c.queries)),
         facts_smem(&facts_of(shared)->group),
         turn_smem(&facts_of(shared)->turn) {
     const KeyTile keys = blocks.keys.tile(call, call.sequence(b), turn.tile);
@@ -82,11 +90,34 @@ struct BackwardBlock {
     first_key = static_cast<int>(keys.first);
   }
 
+  /// The facts are there: which tile comes first.
+  __device__ QuerySteps begin() {
+    const GroupFacts& facts = *facts_smem;
+    known = {.q = uniform(facts.q),
+             .d_o = uniform(facts.d_o),
+             .row = uniform(facts.row),
+             .tile = uniform(facts.tile),
+             .length = uniform(facts.length),
+             .first = uniform(facts.first),
+             .end = uniform(facts.end),
+             .clear = uniform(facts.clear),
+             .clear_end = uniform(facts.clear_end)};
+    QuerySteps steps{uniform(facts.at), uniform(facts.head), uniform(facts.count)};
+    settle(steps);
+    return steps;
+  }
+  /// And which comes after one.
+  __device__ QuerySteps after(QuerySteps steps) const {
+    steps.step(known.first, known.end);
+    settle(steps);
+    return steps;
+  }
+
   // What the general kernel has besides.
   __device__ float* offset_smem() const {  ///< stages x [queries]
     return reinterpret_cast<float*>(has_peak_smem + c.keys) + c.fact_bytes / 4;
   }
-  __device__ float* slopes_smem() const { return offset_smem() + c.stages() * c.queries; }
+  __device__ float* slopes_smem() const { return offset_smem() + c.stages * c.queries; }
   /// [pairs of a lane, threads]: the softcap's derivative of a pair of sums.
   __device__ float& slope_smem(int m, int n, int e) const {
     const int index = (n * c.pair_key_tiles() + m) * 4 + e;
@@ -115,7 +146,7 @@ struct BackwardBlock {
     return dscores_smem + pair_stage * c.pair_bytes();
   }
   __device__ std::byte* weights_at(int pair_stage) const {
-    return weights_smem + pair_stage * c.pair_bytes();
+    return weights_smem + (c.weights_stages() > 1 ? pair_stage * c.pair_bytes() : 0);
   }
   /// The row of the first key in k and v. Not kept, nor is the sequence: registers are scarcer than time
   /// here.
@@ -148,23 +179,35 @@ struct BackwardBlock {
     return steps.at * c.queries;
   }
   __device__ int query_count(const QuerySteps& steps, int first) const {
-    int end = facts_smem->length;
+    int end = known.length;
     if constexpr (general) {
       const auto per_block = static_cast<int>(blocks.queries.tiles_per_block);
       if (per_block > 0) end = min(end, (steps.at / per_block + 1) * static_cast<int>(call.blocks.block_q));
     }
     return min(c.queries, end - first);
   }
+  /// Where its values are that begins with query `at`.
+  __device__ std::int64_t row_of(const QuerySteps& steps, int at) const {
+    return known.row + steps.head * call.rows_q() + at;
+  }
+  /// Whether some of its queries do not see some of the keys.
+  __device__ bool edge(const QuerySteps& steps) const {
+    if constexpr (general) {
+      const Queries queries = queries_of(steps);
+      return queries.count - 1 + queries.low > 0 || min(queries.high, key_count) < c.keys;
+    }
+    return steps.at < known.clear || steps.at >= known.clear_end;
+  }
   __device__ Queries queries_of(const QuerySteps& steps) const {
     const int at = first_query(steps);
     constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
-    return {facts_smem->row + steps.head * call.rows_q() + at, at, query_count(steps, at),
+    return {row_of(steps, at), at, query_count(steps, at),
             static_cast<int>(max(-far, min(far, facts_smem->low + at))),
             static_cast<int>(max(-far, min(far, facts_smem->high + at)))};
   }
   /// Its first tile among the sums of dq.
   __device__ std::int64_t sums_tile(const QuerySteps& steps) const {
-    const std::int64_t head = facts_smem->tile + steps.head * space.dq.tiles;
+    const std::int64_t head = known.tile + steps.head * space.dq.tiles;
     if constexpr (general) {
       const auto per_block = static_cast<int>(blocks.queries.tiles_per_block);
       if (per_block > 0) {
@@ -191,7 +234,7 @@ struct BackwardBlock {
   __device__ void settle(QuerySteps& steps) const {
     if constexpr (general) {
       if (!call.problem.features.block_mask) return;
-      for (; steps.more(*facts_smem); steps.step(*facts_smem)) {
+      for (; steps.more(); steps.step(known.first, known.end)) {
         steps.tile = state_of(call, query_tile(steps), {first_key, key_count});
         if (steps.tile != block_hidden) return;
       }
@@ -220,17 +263,16 @@ struct BackwardBlock {
     const auto first = [&](const std::byte* group, const Rows& rows) {
       return group + (steps.head * rows.stride_h + at * rows.stride_s) * 2;
     };
-    load_rows<c.queries>(q_smem + stage * c.query_bytes(), first(facts_smem->q, call.q), call.q, count,
-                         dim_qk);
-    load_rows<c.queries>(d_o_smem + stage * c.query_bytes(), first(facts_smem->d_o, call.d_o), call.d_o,
-                         count, dim_v);
+    load_rows<c.queries>(q_smem + stage * c.query_bytes(), first(known.q, call.q), call.q, count, dim_qk);
+    load_rows<c.queries>(d_o_smem + stage * c.query_bytes(), first(known.d_o, call.d_o), call.d_o, count,
+                         dim_v);
     const int r = static_cast<int>(threadIdx.x);
     if (r >= c.queries) return;
     float* top = top_smem + stage * c.queries + r;
     float* shift = shift_smem + stage * c.queries + r;
     float* offset = offset_smem() + stage * c.queries + r;
     if (r < count) {
-      const std::int64_t row = facts_smem->row + steps.head * call.rows_q() + at + r;
+      const std::int64_t row = row_of(steps, at) + r;
       copy_async_4(top, space.rows.top + row);
       copy_async_4(shift, space.rows.shift + row);
       if constexpr (general) copy_async_4(offset, space.rows.offset + row);

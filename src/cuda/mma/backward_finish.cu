@@ -1,5 +1,6 @@
 #include "cuda/mma/backward.h"
 #include "cuda/mma/backward_batch_rows.cuh"
+#include "cuda/mma/backward_choice.h"
 #include "cuda/mma/backward_peaks.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/row_gradients.h"
@@ -56,6 +57,17 @@ __global__ void __launch_bounds__(row_threads)
   const uint4 eight{pack<T>(sum[0] * factor, sum[1] * factor), pack<T>(sum[2] * factor, sum[3] * factor),
                     pack<T>(sum[4] * factor, sum[5] * factor), pack<T>(sum[6] * factor, sum[7] * factor)};
   store_eight(row_of_halves(call.dq, row.b, row.h, row.s), first, dims, aligned_chunks(call.dq), eight);
+}
+
+// What the sums of dk and dv are multiplied by.
+struct KeyFactors {
+  float dk, dv;
+};
+template <typename T>
+__device__ KeyFactors key_factors(const AttentionCall& call, const BackwardSpace& space) {
+  const float keep_scale = call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
+  return {static_cast<float>(call.scale) * gradient_scale<T>(call, space).down,
+          keep_scale / static_cast<float>(1 << weight_bits<T>)};
 }
 
 // A lane's share of a vector a key, dims 32 apart: of a row of dk or of dv.
@@ -131,24 +143,27 @@ __device__ __forceinline__ void add_peaks(const AttentionCall& call, const Backw
   }
 }
 
-// A warp has four queries, and adds to whatever keys they point at.
-constexpr int mended_queries = 4;
+// A warp has some queries, and adds to whatever keys they point at. One of them where they are few: with
+// causal the first have many peaks, one after another.
+int mended_queries(const BackwardSpace& space) { return space.rows.count < 131072 ? 1 : 4; }
 
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
-    mend_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+    mend_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
+              int queries) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warp = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
-  const std::int64_t index = warp * mended_queries + lane;
-  const RowPeaks peaks(space.rows, index, lane < mended_queries && BatchRow::of_query(call, index).owned);
+  const std::int64_t index = warp * queries + lane;
+  const RowPeaks peaks(space.rows, index, lane < queries && BatchRow::of_query(call, index).owned);
   if (!__any_sync(~0u, peaks.count > 0)) return;
   KeySum sum(call, space);
-  add_peaks<T>(call, space, warp * mended_queries, peaks, 0, call.rows_k(), sum);
+  add_peaks<T>(call, space, warp * queries, peaks, 0, call.rows_k(), sum);
   sum.flush();
 }
 
-// The same in one order: a warp has 32 keys, and looks for the queries that point at one of them.
-constexpr int ordered_keys = 32;
+// The same in one order: a warp has four keys, and looks for the queries that point at one of them. With
+// causal it is the first keys that have most peaks: more keys a warp would be one after another.
+constexpr int ordered_keys = 4;
 
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
@@ -178,37 +193,93 @@ __global__ void __launch_bounds__(row_threads)
   sum.flush();
 }
 
-// Rows of dk and dv that had a peak, from their sums. A warp has 32 keys.
-template <typename T>
-__device__ void finish_row(const Rows& rows, const BatchRow& row, const float* sums, std::int64_t dims,
-                           float factor) {
-  if (!rows.wanted) return;
-  auto* to = reinterpret_cast<T*>(row_of_halves(rows, row.b, row.h, row.s));
-  for (int d = static_cast<int>(threadIdx.x) % 32; d < dims; d += 32) to[d] = narrow<T>(sums[d] * factor);
+// dk and dv of keys that several blocks shared, or where they have a peak their sums.
+template <typename T, int lanes>
+__device__ void join_row(const RowLanes<lanes>& at, const BatchRow& row, const KeyShares& shares,
+                         const float* parts, const Rows& rows, std::int64_t dims, float factor,
+                         float* unfinished) {
+  const int first = at.lane * 8;
+  if (!rows.wanted || first >= dims) return;
+  const std::int64_t floats = KeyShares::row_floats(dims);
+  float sum[8] = {};
+  for (int share = 0; share < shares.count; ++share) {
+    const float* own = parts + (share * shares.keys + at.row) * floats + first;
+#pragma unroll
+    for (int four = 0; four < 2; ++four) {
+      if (first + 4 * four >= dims) continue;
+      const float4 part = *reinterpret_cast<const float4*>(own + 4 * four);
+      sum[4 * four] += part.x;
+      sum[4 * four + 1] += part.y;
+      sum[4 * four + 2] += part.z;
+      sum[4 * four + 3] += part.w;
+    }
+  }
+  if (unfinished != nullptr) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      if (first + n < dims) unfinished[at.row * dims + first + n] = sum[n];
+    }
+    return;
+  }
+  const uint4 eight{pack<T>(sum[0] * factor, sum[1] * factor), pack<T>(sum[2] * factor, sum[3] * factor),
+                    pack<T>(sum[4] * factor, sum[5] * factor), pack<T>(sum[6] * factor, sum[7] * factor)};
+  store_eight(row_of_halves(rows, row.b, row.h, row.s), first, static_cast<int>(dims), aligned_chunks(rows),
+              eight);
 }
 
+template <typename T, int lanes>
+__global__ void __launch_bounds__(row_threads)
+    join_shares(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  const RowLanes<lanes> at;
+  const BatchRow row = BatchRow::of_key(call, at.row);
+  if (!row.owned) return;
+  const KeyShares& shares = space.shares;
+  bool peak = false;
+  for (int share = 0; share < shares.count; ++share) {
+    peak = peak || shares.has_peak[share * shares.keys + at.row] != 0;
+  }
+  if (at.lane == 0) space.key_has_peak[at.row] = peak ? 1 : 0;
+  const KeyFactors factors = key_factors<T>(call, space);
+  join_row<T>(at, row, shares, shares.dk, call.dk, call.problem.dim_qk, factors.dk,
+              peak ? space.dk : nullptr);
+  join_row<T>(at, row, shares, shares.dv, call.dv, call.problem.dim_v, factors.dv, peak ? space.dv : nullptr);
+}
+
+// Rows of dk and dv that had a peak, from their sums. Some lanes have four keys: they are few, but together.
+constexpr int finished_keys = 4;
+
 template <typename T>
+__device__ void finish_row(const Rows& rows, const BatchRow& row, const float* sums, int first, int dims,
+                           float factor) {
+  if (!rows.wanted || first >= dims) return;
+  float sum[8];
+#pragma unroll
+  for (int n = 0; n < 8; ++n) sum[n] = first + n < dims ? sums[first + n] * factor : 0.0f;
+  const uint4 eight{pack<T>(sum[0], sum[1]), pack<T>(sum[2], sum[3]), pack<T>(sum[4], sum[5]),
+                    pack<T>(sum[6], sum[7])};
+  store_eight(row_of_halves(rows, row.b, row.h, row.s), first, dims, aligned_chunks(rows), eight);
+}
+
+template <typename T, int lanes>
 __global__ void __launch_bounds__(row_threads)
     finish_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
-  const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
-  const BatchRow own = BatchRow::of_key(call, index);
-  unsigned left = __ballot_sync(~0u, own.owned && space.key_has_peak[index] != 0);
-  if (left == 0) return;
-  const float dk_factor = static_cast<float>(call.scale) * gradient_scale<T>(call, space).down;
-  const float keep_scale = call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
-  const float dv_factor = keep_scale / static_cast<float>(1 << weight_bits<T>);
-  for (; left != 0; left &= left - 1) {
-    const std::int64_t from = index - static_cast<int>(threadIdx.x) % 32 + __ffs(static_cast<int>(left)) - 1;
-    const BatchRow row = BatchRow::of_key(call, from);
-    finish_row<T>(call.dk, row, space.dk + from * call.problem.dim_qk, call.problem.dim_qk, dk_factor);
-    finish_row<T>(call.dv, row, space.dv + from * call.problem.dim_v, call.problem.dim_v, dv_factor);
+  const RowLanes<lanes> at;
+  const std::int64_t first = at.row * finished_keys;
+  const std::int64_t dim_qk = call.problem.dim_qk;
+  const std::int64_t dim_v = call.problem.dim_v;
+  for (std::int64_t key = first; key < min(first + finished_keys, space.shares.keys); ++key) {
+    if (space.key_has_peak[key] == 0) continue;
+    const BatchRow row = BatchRow::of_key(call, key);
+    if (!row.owned) continue;
+    const KeyFactors factors = key_factors<T>(call, space);
+    finish_row<T>(call.dk, row, space.dk + key * dim_qk, at.lane * 8, static_cast<int>(dim_qk), factors.dk);
+    finish_row<T>(call.dv, row, space.dv + key * dim_v, at.lane * 8, static_cast<int>(dim_v), factors.dv);
   }
 }
 
-template <typename T>
+template <typename T, int lanes>
 void mend(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
   const AttentionProblem& problem = call.problem;
-  const std::int64_t keys = problem.heads_kv * call.rows_k();
   if (call.deterministic) {
     const std::int64_t tiles = (problem.length_k + ordered_keys - 1) / ordered_keys;
     launch<mend_keys_in_order<T>>(
@@ -218,17 +289,19 @@ void mend(const AttentionCall& call, const BackwardSpace& space, cudaStream_t st
          .stream = stream},
         call, space, tiles);
   } else {
+    const int queries = mended_queries(space);
     launch<mend_keys<T>>({.name = "tilewise mma backward, peaks",
-                          .blocks = RowLanes<32 / mended_queries>::blocks(space.rows.count),
+                          .blocks = RowLanes<32>::blocks((space.rows.count + queries - 1) / queries),
                           .threads = row_threads,
                           .stream = stream},
-                         call, space);
+                         call, space, queries);
   }
-  launch<finish_keys<T>>({.name = "tilewise mma backward, dk",
-                          .blocks = (keys + row_threads - 1) / row_threads,
-                          .threads = row_threads,
-                          .stream = stream},
-                         call, space);
+  launch<finish_keys<T, lanes>>(
+      {.name = "tilewise mma backward, dk",
+       .blocks = RowLanes<lanes>::blocks((space.shares.keys + finished_keys - 1) / finished_keys),
+       .threads = row_threads,
+       .stream = stream},
+      call, space);
 }
 
 template <typename T, int lanes>
@@ -245,14 +318,22 @@ void finish(const AttentionCall& call, const BackwardSpace& space, cudaStream_t 
                                       .stream = stream},
                                      call, space);
   }
-  if (call.dk.wanted || call.dv.wanted) mend<T>(call, space, stream);
+  if (!call.dk.wanted && !call.dv.wanted) return;
+  if (space.shares.count > 1) {
+    launch<join_shares<T, lanes>>({.name = "tilewise mma backward, shares",
+                                   .blocks = RowLanes<lanes>::blocks(space.shares.keys),
+                                   .threads = row_threads,
+                                   .stream = stream},
+                                  call, space);
+  }
+  mend<T, lanes>(call, space, stream);
 }
 
 }  // namespace
 
 void finish_backward(const AttentionCall& call, const Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  const BackwardSpace space(call, context.workspace.data);
+  const BackwardSpace space = backward_space(call, context);
   with_lanes(call, [&]<typename T, int lanes>() { finish<T, lanes>(call, space, stream); });
   // Gradients of mask and sinks may be in f32, which is more than products of 16 bits and the rounded o give.
   if (space.needs_states(call)) simt::row_states(call, space.states, space.row_sums, {}, context);

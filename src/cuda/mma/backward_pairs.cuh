@@ -32,6 +32,17 @@ __device__ __forceinline__ void store_pairs(const Block& block, std::byte* to_sm
                                             int first_key,
                                             const std::uint32_t (&pairs)[query_tiles][key_tiles][4]) {
   using Tile = typename Block::PairTile;
+#if __CUDA_ARCH__ >= 900
+  if constexpr (Block::config.matrix_stores) {
+    const auto to = Block::PairPointer::by_rows(Block::address(to_smem)).from(first_key, first_query / 16);
+#pragma unroll
+    for (int n = 0; n < query_tiles; ++n) {
+#pragma unroll
+      for (int m = 0; m < key_tiles; ++m) store_matrices(to.at(16 * m, n), pairs[n][m]);
+    }
+    return;
+  }
+#endif
   // Rows 8 apart turn chunks alike, so that steps from here are an exclusive or and a constant.
   const int at = Tile::offset(first_key + block.lane / 4, first_query / 8) + 4 * (block.lane % 4);
 #pragma unroll
@@ -136,6 +147,23 @@ __device__ __forceinline__ void add_shifts(const Block& block, const float* shif
   }
 }
 
+/// Where nothing is scaled, the product begins with the shifts.
+template <typename Block>
+inline constexpr bool shifts_first = !Block::general && weight_bits<typename Block::T> == 0;
+
+template <int key_tiles, int query_eights>
+__device__ __forceinline__ void set_shifts(const float* shifts, float (&x)[key_tiles][query_eights][4]) {
+#pragma unroll
+  for (int n = 0; n < query_eights; ++n) {
+    const float2 shift = *reinterpret_cast<const float2*>(shifts + 8 * n);
+#pragma unroll
+    for (int m = 0; m < key_tiles; ++m) {
+      x[m][n][0] = x[m][n][2] = shift.x;
+      x[m][n][1] = x[m][n][3] = shift.y;
+    }
+  }
+}
+
 /// The sum over a warp's keys of a query, of which a lane then has the one that row_of_sum says. Lanes with
 /// the same queries hand each other half of what they have, until each has one.
 template <typename Block>
@@ -172,8 +200,7 @@ __device__ __forceinline__ int row_of_sum(const Block& block) {
 /// Weights and score gradients of a warp's pairs, some queries at once; with weights that stay, their part of
 /// dv and dk too.
 template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void differentiate(Block& block, const QuerySteps& steps,
-                                              const typename Block::Queries& queries, bool edge, int stage,
+__device__ __forceinline__ void differentiate(Block& block, const QuerySteps& steps, bool edge, int stage,
                                               int pair_stage, int first_query) {
   using T = typename Block::T;
   using RowPointer = typename Block::RowPointer;
@@ -185,7 +212,8 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
   const std::byte* d_o_tile = block.d_o_smem + stage * c.query_bytes();
   const auto address = [](const std::byte* smem) { return Block::address(smem); };
   typename Block::PairFragments weights, dscores;
-  if (edge && !seen(queries, first_query, c.queries_at_once, first_key, 16 * key_tiles)) {
+  const auto queries = [&] { return block.queries_of(steps); };  // seldom asked for in the plain kernel
+  if (edge && !seen(queries(), first_query, c.queries_at_once, first_key, 16 * key_tiles)) {
     const typename Block::PairFragments none = {};
     if constexpr (!c.weights_stay)
       store_pairs(block, block.weights_at(pair_stage), first_query, first_key, none);
@@ -203,18 +231,21 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
       b_by_rows(RowPointer::by_columns(address(q_tile)).from(first_query, 0)));
   unsigned kept = ~0u;
   const bool dropout = Block::general && block.call.problem.features.dropout;
-  if constexpr (Block::general) {
-    finish_scores(block, queries, steps, edge, first_query, first_key, p);
-    if (dropout) {
-      const int head = block.h * static_cast<int>(block.call.group()) + steps.head;
-      kept = kept_pairs(block, queries, head, first_query, first_key);
+  const auto make_scores = [&] {
+    if constexpr (Block::general) {
+      finish_scores(block, queries(), steps, edge, first_query, first_key, p);
+      if (dropout) {
+        const int head = block.h * static_cast<int>(block.call.group()) + steps.head;
+        kept = kept_pairs(block, queries(), head, first_query, first_key);
+      }
+      __syncwarp();  // masks may have parted the lanes
+    } else if (edge) {
+      hide(block, queries(), first_query, first_key, p);
     }
-    __syncwarp();  // masks may have parted the lanes
-  } else if (edge) {
-    hide(block, queries, first_query, first_key, p);
-  }
+  };
 
   const int own_query = stage * c.queries + first_query + 2 * (block.lane % 4);
+  if constexpr (shifts_first<Block>) set_shifts(block.shift_smem + own_query, x);
   std::uint32_t highest = 0;
   float2 top, offset;
   const auto weigh = [&](int n, int m, int half) {
@@ -254,7 +285,8 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
           if (index * product_steps / pairs != step) continue;
           weigh(index / (2 * key_tiles), index / 2 % key_tiles, index % 2);
         }
-      });
+      },
+      make_scores);
   const auto from_registers = [](const typename Block::PairFragments& from) {
     return [&from](std::uint32_t(&to)[key_tiles][4], int step) {
 #pragma unroll
@@ -265,12 +297,12 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
     };
   };
   if (dropout) drop<T>(weights, p, kept);
-  add_shifts(block, block.shift_smem + own_query, kept, x);
+  if constexpr (!shifts_first<Block>) add_shifts(block, block.shift_smem + own_query, kept, x);
   const float2 two_highest = unpack<T>(highest);
   // They were rounded.
   constexpr float least = 0.99f * least_peak * static_cast<float>(1 << weight_bits<T>);
   if (__any_sync(~0u, fmaxf(two_highest.x, two_highest.y) > least)) {
-    take_peaks(block, queries, first_query, first_key, p, weights, x);
+    take_peaks(block, queries(), first_query, first_key, p, weights, x);
     __syncwarp();  // lanes had different numbers of them, and products want the whole warp together
   }
   if constexpr (c.weights_stay) {

@@ -1,5 +1,6 @@
 #include "cuda/mma/backward.h"
 #include "cuda/mma/backward_batch_rows.cuh"
+#include "cuda/mma/backward_choice.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/key_grid.cuh"
 
@@ -185,7 +186,7 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
 }  // namespace
 
 void prepare_backward(const AttentionCall& call, const Context& context) {
-  const BackwardSpace space(call, context.workspace.data);
+  const BackwardSpace space = backward_space(call, context);
   with_lanes(call, [&]<typename T, int lanes>() {
     prepare<T, lanes>(call, space, static_cast<cudaStream_t>(context.stream));
   });

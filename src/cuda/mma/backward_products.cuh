@@ -9,16 +9,26 @@ namespace tilewise::cuda::mma {
 template <int m_tiles, int n_tiles>
 using Sums = float[m_tiles][2 * n_tiles][4];
 
+/// What multiply_tiles does besides: nothing.
+struct Nothing {
+  __device__ void operator()() const {}
+  template <int m_tiles>
+  __device__ void operator()(const std::uint32_t (&)[m_tiles][4], int) const {}
+};
+
 /// sum += a·b over `steps` times 16. `load_a(to, step)` gives all of a's fragments of a step, `load_b(to,
 /// step, n)` those of 16 columns; both are asked one ahead, so that loads run beside products. `look(a,
-/// step)` may use a's fragments for more.
-template <typename T, int steps, int m_tiles, int n_tiles, typename LoadA, typename LoadB, typename Look>
+/// step)` may use a's fragments for more. `meanwhile` is what there is to do while the first are loaded.
+template <typename T, int steps, int m_tiles, int n_tiles, typename LoadA, typename LoadB,
+          typename Look = Nothing, typename Meanwhile = Nothing>
 __device__ __forceinline__ void multiply_tiles(Sums<m_tiles, n_tiles>& sum, const LoadA& load_a,
-                                               const LoadB& load_b, const Look& look) {
+                                               const LoadB& load_b, const Look& look = {},
+                                               const Meanwhile& meanwhile = {}) {
   std::uint32_t a[2][m_tiles][4];
   std::uint32_t b[2][4];
   load_a(a[0], 0);
   load_b(b[0], 0, 0);
+  meanwhile();
 #pragma unroll
   for (int step = 0; step < steps; ++step) {
 #pragma unroll
@@ -36,12 +46,6 @@ __device__ __forceinline__ void multiply_tiles(Sums<m_tiles, n_tiles>& sum, cons
     }
     look(a[step % 2], step);
   }
-}
-template <typename T, int steps, int m_tiles, int n_tiles, typename LoadA, typename LoadB>
-__device__ __forceinline__ void multiply_tiles(Sums<m_tiles, n_tiles>& sum, const LoadA& load_a,
-                                               const LoadB& load_b) {
-  multiply_tiles<T, steps, m_tiles, n_tiles>(sum, load_a, load_b,
-                                             [](const std::uint32_t(&)[m_tiles][4], int) {});
 }
 
 /// Loads of fragments from a tile in shared memory. `a` and `b` by rows: [m, k], and [n, k]. Turned: [k, m]

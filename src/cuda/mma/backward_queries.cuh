@@ -3,6 +3,7 @@
 #include "cuda/mma/backward_space.cuh"
 #include "cuda/mma/backward_tuning.h"
 #include "cuda/tile/key_grid.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
 
 namespace tilewise::cuda::mma {
 
@@ -21,9 +22,24 @@ struct BackwardBlocks {
     // Queries, d_o and the sums of dq.
     const std::int64_t head_bytes =
         call.group() * call.problem.length_q * (6 * call.problem.dim_qk + 2 * call.problem.dim_v);
-    return {
-        keys, QueryGrid::of(call, c.queries),
-        Turns::of(call, call.problem.batch * call.problem.heads_kv, keys.tiles, head_bytes, multiprocessors)};
+    Turns turns =
+        Turns::of(call, call.problem.batch * call.problem.heads_kv, keys.tiles, head_bytes, multiprocessors);
+    turns.section = even_section(turns.heads, turns.section);
+    return {keys, QueryGrid::of(call, c.queries), turns};
+  }
+
+ private:
+  /// About as many heads as wanted, but such that the last section is not short of them: its largest tiles
+  /// come late, and few of them would leave most of the GPU idle at the end.
+  static constexpr std::uint32_t even_section(std::uint32_t heads, std::uint32_t wanted) {
+    if (wanted <= 1 || wanted >= heads) return wanted;
+    const auto last = [&](std::uint32_t section) { return (heads - 1) % section + 1; };
+    std::uint32_t best = wanted;
+    for (std::uint32_t section = (3 * wanted + 3) / 4; section <= std::min(heads, (3 * wanted + 1) / 2);
+         ++section) {
+      if (last(section) * best > last(best) * section) best = section;
+    }
+    return best;
   }
 };
 
@@ -34,19 +50,34 @@ struct GroupFacts {
   std::int64_t row;  ///< where its values are
   std::int64_t low;  ///< keys that it sees, from and to, among those of the block
   std::int64_t high;
-  std::int64_t tile;  ///< of the sums of dq
-  int length;         ///< queries of a head
-  int heads;          ///< of the group
-  int first, end;     ///< tiles of queries that may see some key
+  std::int64_t tile;     ///< of the sums of dq
+  int length;            ///< queries of a head
+  int first, end;        ///< tiles of queries that may see some key
+  int clear, clear_end;  ///< tiles of queries that see all keys, where tiles follow each other
+  int share;             ///< which of the blocks that share the keys this is
+  int head, at;          ///< where its share of the tiles begins: head of the group, tile
+  int count;             ///< of them
 
-  __device__ GroupFacts(const AttentionCall& call, const BackwardBlocks& blocks, const QuerySums& sums, int b,
-                        int head_kv, int first_key, int key_count) {
+  /// With tiles of `size` queries and `keys` keys, both powers of two.
+  template <int size, int keys>
+  __device__ static GroupFacts of(const AttentionCall& call, const BackwardBlocks& blocks,
+                                  const BackwardSpace& space, int b, int head_kv, int first_key,
+                                  int key_count, int share) {
+    GroupFacts facts;
+    facts.set<size, keys>(call, blocks, space, b, head_kv, first_key, key_count, share);
+    return facts;
+  }
+
+ private:
+  template <int size, int keys>
+  __device__ void set(const AttentionCall& call, const BackwardBlocks& blocks, const BackwardSpace& space,
+                      int b, int head_kv, int first_key, int key_count, int share_) {
     const Sequence sequence = call.sequence(b);
-    const std::int64_t head = head_kv * call.group();
-    q = row_of_halves(call.q, b, head, sequence.first_q);
-    d_o = row_of_halves(call.d_o, b, head, sequence.first_q);
-    row = head * call.rows_q() + call.first_row_q(b);
-    tile = head * sums.tiles + QuerySums::first_tile(call, b);
+    const std::int64_t first_head = head_kv * call.group();
+    q = row_of_halves(call.q, b, first_head, sequence.first_q);
+    d_o = row_of_halves(call.d_o, b, first_head, sequence.first_q);
+    row = first_head * call.rows_q() + call.first_row_q(b);
+    tile = first_head * space.dq.tiles + QuerySums::first_tile(call, b);
     // Queries i with i − left < the position of the keys' end, and i + right >= that of their beginning.
     const std::int64_t position = first_key - sequence.band_offset;
     low = -position - call.band.left;
@@ -55,13 +86,30 @@ struct GroupFacts {
     const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
     const std::int64_t end_query = min(sequence.length_q, position + key_count + call.band.left);
     const bool any = first_query < end_query;
-    const int size = blocks.queries.size;
-    heads = any ? static_cast<int>(call.group()) : 0;
     first = any ? static_cast<int>(first_query / size) : 0;
     end = any ? static_cast<int>((end_query + size - 1) / size) : 0;
     if (blocks.queries.tiles_per_block > 0) {
       first = 0;
       end = static_cast<int>(blocks.queries.tiles);
+    }
+    // Those whose first query sees the last key, and whose last one the first.
+    constexpr std::int64_t far = 1 << 30;
+    const auto tiles_of = [&](std::int64_t queries) {
+      return static_cast<int>(max(std::int64_t{0}, min(far * size, queries)) / size);
+    };
+    clear = key_count < keys ? end : tiles_of(keys - high + size - 1);
+    clear_end = tiles_of(1 - low);
+    share = share_;
+    head = 0;
+    at = end - 1;
+    count = any ? static_cast<int>(call.group()) * (end - first) : 0;
+    if (space.shares.count > 1 && any) {
+      const int tiles = end - first;
+      const std::int64_t all = count;
+      const auto begin = static_cast<int>(all * share / space.shares.count);
+      count = static_cast<int>(all * (share + 1) / space.shares.count) - begin;
+      head = begin / tiles;
+      at = end - 1 - begin % tiles;
     }
   }
 };
@@ -86,13 +134,15 @@ static_assert(sizeof(BlockFacts) <= BackwardConfig::fact_bytes);
 struct QuerySteps {
   int at;
   int head = 0;
+  int left = 0;                    ///< tiles that are to come, with this one
   std::int32_t tile = block_full;  ///< of the block mask
 
-  __device__ static QuerySteps first(const GroupFacts& facts) { return {.at = facts.end - 1}; }
-  __device__ bool more(const GroupFacts& facts) const { return head < facts.heads; }
-  __device__ void step(const GroupFacts& facts) {
-    if (--at >= facts.first) return;
-    at = facts.end - 1;
+  __device__ bool more() const { return left > 0; }
+  /// Of tiles `first` to `end` of each head.
+  __device__ void step(int first, int end) {
+    --left;
+    if (--at >= first) return;
+    at = end - 1;
     ++head;
   }
 };

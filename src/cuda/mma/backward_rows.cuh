@@ -5,7 +5,7 @@
 
 #include "cuda/mma/backward.cuh"
 #include "cuda/mma/backward.h"
-#include "cuda/runtime/device.h"
+#include "cuda/mma/backward_choice.h"
 #include "cuda/runtime/launch.cuh"
 
 namespace tilewise::cuda::mma {
@@ -18,7 +18,7 @@ void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int
   constexpr BackwardConfig c = Table::rows[row];
   const BackwardBlocks blocks = BackwardBlocks::of(call, c, multiprocessors);
   launch<backward_kernel<T, Table, row>>({.name = "tilewise mma backward",
-                                          .blocks = blocks.count(),
+                                          .blocks = blocks.count() * space.shares.count,
                                           .threads = c.threads(),
                                           .shared_bytes = c.shared_bytes(Table::general),
                                           .stream = stream},
@@ -29,19 +29,12 @@ void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int
 template <typename T, typename Table>
 void run_suited_backward(const AttentionCall& call, const BackwardSpace& space, const Context& context) {
   const DeviceProperties& device = device_properties(context.device.index);
-  const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
-  constexpr int rows = static_cast<int>(std::size(Table::rows));
-  int chosen = 0;
-  while (chosen < rows && (Table::rows[chosen].dim < dim ||
-                           Table::rows[chosen].shared_bytes(Table::general) > device.shared_bytes)) {
-    ++chosen;
-  }
-  if (chosen == rows) throw DeviceError("tilewise mma backward: too little shared memory for its tiles");
+  const int chosen = choose_backward_row<Table>(call, device);
   const auto stream = static_cast<cudaStream_t>(context.stream);
   [&]<int... row>(std::integer_sequence<int, row...>) {
     ((row == chosen ? run_backward_row<T, Table, row>(call, space, device.multiprocessors, stream) : void()),
      ...);
-  }(std::make_integer_sequence<int, rows>{});
+  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
 }
 
 }  // namespace tilewise::cuda::mma

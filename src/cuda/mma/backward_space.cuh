@@ -124,6 +124,19 @@ struct Order {
   constexpr bool kept() const { return ticket != nullptr; }
 };
 
+/// Sums of dk and dv of several blocks that share a tile of keys, a row each of [shares, Hkv, rows_k]. They
+/// are joined in their order.
+struct KeyShares {
+  int count = 1;
+  std::int64_t keys = 0;  ///< Hkv · rows_k
+  float* dk = nullptr;    ///< rows of row_floats(dim_qk)
+  float* dv = nullptr;
+  std::uint8_t* has_peak = nullptr;
+
+  /// Rows are filled up to 16 bytes.
+  static constexpr std::int64_t row_floats(std::int64_t dims) { return (dims + 3) / 4 * 4; }
+};
+
 struct BackwardSpace {
   RowValues rows;
   Largest* largest = nullptr;
@@ -132,11 +145,12 @@ struct BackwardSpace {
   float* dk = nullptr;  ///< [Hkv, rows_k, dim_qk]: of keys with a peak alone, as the kernel sums it
   float* dv = nullptr;  ///< [Hkv, rows_k, dim_v]: the same
   std::uint8_t* key_has_peak = nullptr;  ///< [Hkv, rows_k]
-  simt::RowStates states{};              ///< for the gradients of mask and sinks, which are exact to f32
+  KeyShares shares;
+  simt::RowStates states{};  ///< for the gradients of mask and sinks, which are exact to f32
   float* row_sums = nullptr;
   std::size_t bytes = 0;
 
-  BackwardSpace(const AttentionCall& call, void* data) {
+  BackwardSpace(const AttentionCall& call, void* data, int share_count) {
     Arena arena(data);
     const AttentionFeatures& features = call.problem.features;
     const std::int64_t queries = call.problem.heads_q * call.rows_q();
@@ -165,6 +179,13 @@ struct BackwardSpace {
     if (call.dk.wanted) dk = arena.take<float>(keys * call.problem.dim_qk);
     if (call.dv.wanted) dv = arena.take<float>(keys * call.problem.dim_v);
     if (call.dk.wanted || call.dv.wanted) key_has_peak = arena.take<std::uint8_t>(keys);
+    shares = {.count = share_count, .keys = keys};
+    if (share_count > 1) {
+      const std::int64_t count = share_count * keys;
+      if (call.dk.wanted) shares.dk = arena.take<float>(count * KeyShares::row_floats(call.problem.dim_qk));
+      if (call.dv.wanted) shares.dv = arena.take<float>(count * KeyShares::row_floats(call.problem.dim_v));
+      shares.has_peak = arena.take<std::uint8_t>(count);
+    }
     if (needs_states(call)) {
       states = {arena.take<float>(queries), arena.take<float>(queries), arena.take<float>(queries)};
       if (simt::sums_rows(call)) row_sums = arena.take<float>(queries);

@@ -70,11 +70,19 @@ __device__ __forceinline__ void add_row_sums(const Block& block, std::int64_t ro
                                            two_ones<typename Block::T>);
     }
   }
-  if (block.lane % 4 != 0) return;
   float* to = block.space.rows.rest + place.n * block.space.rows.count + row + first_query + block.lane / 4;
+  if (rows >= 16 * query_tiles) {
+    if (block.lane % 4 != 0) return;
 #pragma unroll
-  for (int index = 0; index < 2 * query_tiles; ++index) {
-    if (8 * index + block.lane / 4 < rows) atomicAdd(to + 8 * index, rest[index / 2][index % 2 * 2]);
+    for (int index = 0; index < 2 * query_tiles; ++index) {
+      atomicAdd(to + 8 * index, rest[index / 2][index % 2 * 2]);
+    }
+  } else {
+#pragma unroll
+    for (int index = 0; index < 2 * query_tiles; ++index) {
+      const bool present = block.lane % 4 == 0 && 8 * index + block.lane / 4 < rows;
+      if (present) atomicAdd(to + 8 * index, rest[index / 2][index % 2 * 2]);
+    }
   }
 }
 /// The same in the general kernel, where each warp has made the sum of its keys, before a softcap's
@@ -107,18 +115,20 @@ __device__ __forceinline__ void add_to_queries(const Block& block, const QuerySt
   const WarpPlace<c.dq_dim_warps> place(block.warp);
   const int first_query = place.m * query_tiles * 16;
   const int first_dim = place.n * dim_tiles;
-  if (space.order.kept()) await_turn(block, steps);  // here registers are to be had
   Sums<query_tiles, dim_tiles> dq = {};
   const auto dscores = PairPointer::by_columns(Block::address(block.dscores_at(pair_stage)));
   multiply_tiles<T, c.keys / 16, query_tiles, dim_tiles>(
       dq, a_turned<query_tiles>(dscores.from(0, first_query / 16)),
-      b_turned(RowPointer::by_rows(Block::address(block.k_smem)).from(0, first_dim)));
-  const auto queries = block.queries_of(steps);
-  const int rows = queries.count - first_query;
+      b_turned(RowPointer::by_rows(Block::address(block.k_smem)).from(0, first_dim)), Nothing{}, [&] {
+        if (space.order.kept()) await_turn(block, steps);  // here registers are to be had
+      });
+  const int at = block.first_query(steps);
+  const int count = block.query_count(steps, at);
+  const int rows = count - first_query;
   if constexpr (Block::general) {
-    add_whole_row_sums<c>(block, queries.row, queries.count);
+    add_whole_row_sums<c>(block, block.row_of(steps, at), count);
   } else {
-    add_row_sums<c>(block, queries.row, rows, first_query, dscores);
+    add_row_sums<c>(block, block.row_of(steps, at), rows, first_query, dscores);
   }
   if (space.dq.data == nullptr) return;
   const std::int64_t tile = block.sums_tile(steps) + first_query / 16;
@@ -206,6 +216,43 @@ __device__ __forceinline__ void store_unfinished(const Block& block, float* to, 
       }
     }
   }
+}
+
+/// A share's sums of all rows.
+template <BackwardConfig c, typename Block>
+__device__ __forceinline__ void store_share(const Block& block, float* to, int dims,
+                                            const typename Block::OwnSums& sums) {
+  if (to == nullptr) return;
+  const WarpPlace<c.dim_warps> place(block.warp);
+  const std::int64_t floats = KeyShares::row_floats(dims);
+  const std::int64_t first_row = block.facts_smem->share * block.space.shares.keys +
+                                 BackwardSpace::key_row(block.call, block.b, block.h, block.first_key_row());
+  const int first_dim = place.n * c.own_dim_tiles() * 16 + 2 * (block.lane % 4);
+#pragma unroll
+  for (int m = 0; m < c.own_key_tiles(); ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = place.m * c.own_key_tiles() * 16 + 16 * m + 8 * half + block.lane / 4;
+      if (r >= block.key_count) continue;
+      float* row = to + (first_row + r) * floats + first_dim;
+#pragma unroll
+      for (int n = 0; n < 2 * c.own_dim_tiles(); ++n) {
+        if (first_dim + 8 * n >= floats) continue;
+        *reinterpret_cast<float2*>(row + 8 * n) = {sums[m][n][2 * half], sums[m][n][2 * half + 1]};
+      }
+    }
+  }
+}
+template <BackwardConfig c, typename Block>
+__device__ __forceinline__ void store_shares(const Block& block) {
+  const KeyShares& shares = block.space.shares;
+  const std::int64_t first = block.facts_smem->share * shares.keys +
+                             BackwardSpace::key_row(block.call, block.b, block.h, block.first_key_row());
+  for (int r = static_cast<int>(threadIdx.x); r < block.key_count; r += c.threads()) {
+    shares.has_peak[first + r] = static_cast<std::uint8_t>(block.has_peak_smem[r]);
+  }
+  store_share<c>(block, shares.dk, block.dim_qk, block.dk);
+  store_share<c>(block, shares.dv, block.dim_v, block.dv);
 }
 
 /// dk and dv from their sums; everyone is done with keys and values, and peaks are known.

@@ -6,6 +6,7 @@
 #include "cuda/mma/tuning.h"
 #include "cuda/mma_f32/backward.h"
 #include "cuda/mma_f32/forward.h"
+#include "cuda/mma_f32/limits.h"
 #include "cuda/runtime/device.h"
 
 namespace tilewise::cuda {
@@ -57,26 +58,8 @@ std::string supports_f32_backward(const AttentionProblem& problem) {
   return {};
 }
 
-// What f32, whose numbers are split, does not take. The two parts of a number have a bit less than it, which
-// shows where a result has few terms.
 std::string supports_f32(const AttentionProblem& problem) {
-  constexpr std::int64_t few_dims = 32;
-  constexpr std::int64_t few_queries = 32;
-  constexpr std::int64_t few_elements = 4096;
-  if (problem.layout == Layout::paged) return "takes no paged f32";
-  if (problem.features.needs_more_than_band()) {
-    return "takes f32 with causal, window, lengths and sinks alone, no other feature";
-  }
-  if (!problem.usual_scale) return "takes f32 with scales above 1e-20 alone";
-  if (problem.dim_qk < few_dims || problem.dim_v < few_dims) {
-    return "takes f32 with head dims from " + std::to_string(few_dims) + " on";
-  }
-  if (problem.length_q < few_queries || problem.most_keys <= mma_f32::few_keys ||
-      problem.batch * problem.heads_q * problem.length_q * problem.dim_v < few_elements) {
-    return "takes f32 with " + std::to_string(few_queries) + " queries or more, " + "more than " +
-           std::to_string(mma_f32::few_keys) + " keys that a query may see, and results of at least " +
-           std::to_string(few_elements) + " elements";
-  }
+  if (const std::string reason = mma_f32::unsuited(problem); !reason.empty()) return reason;
   return problem.pass == Pass::backward ? supports_f32_backward(problem) : "";
 }
 
@@ -108,7 +91,7 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
                                                : mma_f32::backward_workspace)(call);
   }
   return call.problem.pass == Pass::forward ? mma::forward_workspace(call, context)
-                                            : mma::backward_workspace(call);
+                                            : mma::backward_workspace(call, context);
 }
 
 void launch_on_device(const AttentionCall& call, const Context& context) {
@@ -119,15 +102,8 @@ void launch_on_device(const AttentionCall& call, const Context& context) {
   (call.problem.pass == Pass::forward ? mma::forward : mma::backward)(call, context);
 }
 
-// Splitting f32 costs a pass over all numbers, which few pairs of query and key do not pay back: on an H200,
-// with 32 heads of 256 queries and keys fused's forward was 1.1 to 1.4 times as fast as this kernel's, with
-// 512 of them 0.84 to 1.16 times.
 std::string yields(const AttentionProblem& problem) {
-  constexpr std::int64_t few_pairs = std::int64_t{1} << 22;
-  const bool few = problem.queries * problem.heads_q * problem.most_keys < few_pairs;
-  return problem.dtype == DType::f32 && few
-             ? "leaves fewer than 2^22 pairs of f32 to fused, which is faster there"
-             : "";
+  return problem.dtype == DType::f32 ? mma_f32::too_few_pairs(problem) : "";
 }
 
 }  // namespace

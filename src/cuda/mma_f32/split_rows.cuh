@@ -68,12 +68,11 @@ struct Splitting {
 
 inline constexpr int split_threads = 256;
 
-/// A block has a tile of one of them.
-template <int dim, int tile_rows, int parts>
+/// A block has a tile of one of them, whose parts lie as `Tile` says.
+template <int dim, int tile_rows, int parts, typename Tile = SwizzledTile<dim>>
 __global__ void __launch_bounds__(split_threads)
     split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting) {
 #if __CUDA_ARCH__ >= 800
-  using Tile = SwizzledTile<dim>;
   constexpr int lanes = Tile::chunks;          // of a row
   constexpr int step = split_threads / lanes;  // rows at a time
   constexpr int rounds = tile_rows / step;
@@ -165,18 +164,18 @@ __global__ void __launch_bounds__(split_threads)
 #endif
 }
 
-template <int dim, int tile_rows, int parts>
+template <int dim, int tile_rows, int parts, typename Tile = SwizzledTile<dim>>
 void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t stream) {
   std::int64_t most = 0;
   for (int n = 0; n < splitting.count; ++n) {
     const SplitRows& to = splitting.tensors[n].to;
     most = std::max(most, to.heads * to.longest);
   }
-  launch<split_tiles<dim, tile_rows, parts>>({.name = "tilewise mma, splitting",
-                                              .blocks = splitting.count * call.problem.batch * most,
-                                              .threads = split_threads,
-                                              .stream = stream},
-                                             call, splitting);
+  launch<split_tiles<dim, tile_rows, parts, Tile>>({.name = "tilewise mma, splitting",
+                                                    .blocks = splitting.count * call.problem.batch * most,
+                                                    .threads = split_threads,
+                                                    .stream = stream},
+                                                   call, splitting);
 }
 
 }  // namespace tilewise::cuda::mma_f32

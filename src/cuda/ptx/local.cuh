@@ -23,4 +23,13 @@ __device__ __forceinline__ std::int64_t opaque(std::int64_t x) {
   return x;
 }
 
+/// The first lane's number, of which the compiler then knows that a warp's lanes share it: it may be kept in
+/// the registers that a warp has besides those of its lanes.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+__device__ __forceinline__ std::int64_t uniform(std::int64_t x) { return __shfl_sync(~0u, x, 0); }
+template <typename T>
+__device__ __forceinline__ T* uniform(T* x) {
+  return reinterpret_cast<T*>(uniform(reinterpret_cast<std::int64_t>(x)));
+}
+
 }  // namespace tilewise::cuda

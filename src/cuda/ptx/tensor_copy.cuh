@@ -37,6 +37,13 @@ __device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, 
                                     place, barrier_smem);
 }
 
+/// A run of bytes, a multiple of 16, as its addresses are.
+__device__ __forceinline__ void copy_bytes(void* to_smem, const void* from_gmem, int bytes,
+                                           Mbarrier* barrier_smem) {
+  ::cuda::ptx::cp_async_bulk(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, to_smem, from_gmem,
+                             static_cast<std::uint32_t>(bytes), barrier_smem);
+}
+
 /// From shared memory to such a box, of which what is beyond the bounds is left out, in pieces of 16 bytes.
 /// The thread commits its stores, and waits for them to have been read before the memory is written anew.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, const void* from_smem, int d, int s, int h,

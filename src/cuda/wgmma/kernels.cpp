@@ -5,9 +5,12 @@
 
 #include "attention/kernel.h"
 #include "cuda/mma/tuning.h"
+#include "cuda/mma_f32/limits.h"
 #include "cuda/runtime/device.h"
 #include "cuda/wgmma/choice.h"
 #include "cuda/wgmma/forward.h"
+#include "cuda/wgmma_f32/forward.h"
+#include "cuda/wgmma_f32/tuning.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -55,17 +58,30 @@ std::string unsuited_shape(const AttentionProblem& problem) {
   return {};
 }
 
+std::string unsuited_f32(const AttentionProblem& problem) {
+  if (problem.dim_qk > wgmma_f32::most_dim || problem.dim_v > wgmma_f32::most_dim) {
+    return "takes f32 with head dims to " + std::to_string(wgmma_f32::most_dim);
+  }
+  constexpr std::int64_t most_length = 0x7fffffff - 256;  // positions, tiles past the end too, fit 32 bits
+  if (problem.length_q > most_length || problem.length_k > most_length) {
+    return "takes sequences to 2^31 - 257";
+  }
+  return mma_f32::unsuited(problem);
+}
+
 std::string supports(const AttentionProblem& problem) {
   if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
   if (problem.pass == Pass::backward) return "has no backward";
-  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
-  }
+  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
 #ifndef TILEWISE_HAS_WGMMA
   return "was built without code for sm_90a";
 #endif
-  if (const std::string reason = missing_feature(problem); !reason.empty()) return reason;
-  if (const std::string reason = unsuited_shape(problem); !reason.empty()) return reason;
+  if (problem.dtype == DType::f32) {
+    if (const std::string reason = unsuited_f32(problem); !reason.empty()) return reason;
+  } else {
+    if (const std::string reason = missing_feature(problem); !reason.empty()) return reason;
+    if (const std::string reason = unsuited_shape(problem); !reason.empty()) return reason;
+  }
   try {
     if (device_properties(problem.device.index).compute_capability != 90) {
       return "needs compute capability 9.0, which alone has its instructions";
@@ -78,6 +94,9 @@ std::string supports(const AttentionProblem& problem) {
 
 // A word to count tiles by, where some take longer than others, and what shares of keys leave.
 std::size_t workspace(const AttentionCall& call, const Context& context) {
+#ifdef TILEWISE_HAS_WGMMA
+  if (call.problem.dtype == DType::f32) return wgmma_f32::forward_workspace(call);
+#endif
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const wgmma::FewPlan plan = wgmma::few_plan(call, multiprocessors);
   if (plan.shares > 0) return wgmma::ShareSpace::of(call, plan).bytes();
@@ -98,6 +117,7 @@ void launch_as(const AttentionCall& call, const Context& context) {
 void launch_on_device(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
+  if (call.problem.dtype == DType::f32) return wgmma_f32::forward(call, context);
   call.problem.dtype == DType::f16 ? launch_as<__half>(call, context)
                                    : launch_as<__nv_bfloat16>(call, context);
 #else
@@ -106,9 +126,23 @@ void launch_on_device(const AttentionCall& call, const Context& context) {
 #endif
 }
 
+// A block of f32 has 64 queries and half a multiprocessor.
+std::string yields(const AttentionProblem& problem) {
+  if (problem.dtype != DType::f32) return {};
+  constexpr std::int64_t rows = 64;
+  const std::int64_t blocks = problem.heads_q * (problem.queries + rows - 1) / rows;
+  if (4 * blocks < 3 * device_properties(problem.device.index).multiprocessors) {
+    return "leaves f32 of so few queries to mma, whose blocks are smaller";
+  }
+  return mma_f32::too_few_pairs(problem);
+}
+
 }  // namespace
 
-constinit const AttentionKernel wgmma_attention = {
-    .name = "wgmma", .supports = supports, .workspace = workspace, .launch = launch_on_device};
+constinit const AttentionKernel wgmma_attention = {.name = "wgmma",
+                                                   .supports = supports,
+                                                   .workspace = workspace,
+                                                   .launch = launch_on_device,
+                                                   .yields = yields};
 
 }  // namespace tilewise::cuda

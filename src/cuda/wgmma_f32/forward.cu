@@ -1,0 +1,55 @@
+#include "cuda/wgmma_f32/forward.h"
+
+#include "cuda/runtime/device.h"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/simt/fused.h"
+#include "cuda/wgmma_f32/forward.cuh"
+
+namespace tilewise::cuda::wgmma_f32 {
+namespace {
+
+template <typename Table>
+mma_f32::ForwardSpace space_in(const AttentionCall& call, void* base) {
+  return {call, base, tile_keys, Table::rows[0].parts, Table::rows[0].dim};
+}
+mma_f32::ForwardSpace space_of(const AttentionCall& call, void* base) {
+  return (call.allow_tf32 ? space_in<Tf32Forward> : space_in<FullForward>)(call, base);
+}
+
+template <typename Table, int row>
+void run_row(const AttentionCall& call, const mma_f32::ForwardSpace& space, const Context& context) {
+  constexpr ForwardConfig c = Table::rows[row];
+  const auto stream = static_cast<cudaStream_t>(context.stream);
+  check_cuda(cudaMemsetAsync(space.unfit.queries, 0, space.unfit.count * sizeof(int), stream),
+             "tilewise wgmma f32 forward");
+  const auto dim_qk = static_cast<int>(call.problem.dim_qk);
+  const auto dim_v = static_cast<int>(call.problem.dim_v);
+  mma_f32::split<c.dim, c.keys, c.parts, PanelTile<c.dim, c.keys>>(
+      call,
+      {.any_unfit = space.unfit.any,
+       .count = 2,
+       .tensors = {{call.k, dim_qk, space.k, space.unfit.keys}, {call.v, dim_v, space.v, space.unfit.keys}}},
+      stream);
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  const auto blocks = mma::QueryBlocks::of(call, c.rows(), multiprocessors);
+  launch<forward_kernel<Table, row>>({.name = "tilewise wgmma f32 forward",
+                                      .blocks = blocks.count(),
+                                      .threads = c.threads(),
+                                      .shared_bytes = c.shared_bytes(),
+                                      .stream = stream},
+                                     call, blocks, space.k, space.v, space.unfit);
+}
+
+}  // namespace
+
+std::size_t forward_workspace(const AttentionCall& call) { return space_of(call, nullptr).bytes; }
+
+void forward(const AttentionCall& call, const Context& context) {
+  const mma_f32::ForwardSpace space = space_of(call, context.workspace.data);
+  call.allow_tf32 ? run_row<Tf32Forward, 0>(call, space, context)
+                  : run_row<FullForward, 0>(call, space, context);
+  simt::fused_forward_of(
+      call, {.queries = space.unfit.queries, .keys = space.unfit.keys, .any = space.unfit.any}, context);
+}
+
+}  // namespace tilewise::cuda::wgmma_f32
