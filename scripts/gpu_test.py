@@ -34,6 +34,7 @@ SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 DOMAINS: dict[str, list[str]] = {
     "property": [],
     "property wgmma": ["--domain=wgmma", "--kernel=wgmma"],
+    "property wgmma f32": ["--domain=wgmma-f32", "--kernel=wgmma"],
     "property mma": ["--domain=mma", "--kernel=mma"],
 }
 FEWER_IN_DOMAINS = 5
