@@ -12,10 +12,13 @@ constexpr double max_cost = 2e7;
 constexpr std::int64_t least_results = 16384;  // fewer the kernel leaves to others
 constexpr std::int64_t least_queries = 8;
 constexpr std::int64_t least_rows_of_large_dims = 1024;  // the same
+constexpr double least_pairs_of_largest_dims = 0x1p20;   // the same, above 192
 
 std::int64_t random_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
-      {16, 24, 40, 56, 64, 64, 64, 64, 72, 80, 96, 112, 128, 128, 128, 128, 136, 160, 192, 200, 256, 256});
+      {16,  24,  32,  40,  48,  56,  64,  64,  64,  64,  64,
+       64,  72,  80,  88,  96,  96,  104, 112, 120, 128, 128,
+       128, 128, 128, 128, 136, 144, 160, 176, 192, 192, rng.pick<std::int64_t>({200, 256, 256})});
 }
 
 // A length up to the limit, often next to a multiple of what tiles have.
@@ -51,6 +54,10 @@ void choose_shape(Random& rng, RandomProblem& p) {
       std::max({static_cast<std::int64_t>(std::ceil(least)), least_queries, random_length(rng, queries)});
   p.length_k = random_length(rng, pairs / queries);
   if (rng.chance(0.3)) p.length_k = std::min(p.length_q, 2 * p.length_k);
+  if (p.dim_qk > 192) {
+    const double rows = filled * static_cast<double>(heads * p.length_q);
+    p.length_k = std::max(p.length_k, static_cast<std::int64_t>(least_pairs_of_largest_dims / rows) + 1);
+  }
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ TEST_F(WgmmaForward, IsWithinTheContractAtEveryHeadDim) {
   std::uint64_t seed = 200;
   for (const std::int64_t dim : {16, 40, 64, 72, 96, 128, 136, 192, 200, 256}) {
     for (const bool causal : {false, true}) {
-      const Sizes sizes{.b = 1, .hq = 6, .hkv = 3, .sq = 197, .sk = 133, .d = dim, .dv = dim};
+      const std::int64_t keys = dim > 192 ? 900 : 133;  // large head dims want many pairs
+      const Sizes sizes{.b = 1, .hq = 6, .hkv = 3, .sq = 197, .sk = keys, .d = dim, .dv = dim};
       RandomProblem problem = dense_problem(seed, dtype_of(seed), sizes);
       problem.options.causal = causal;
       problem.options.alignment = seed % 3 == 0 ? Alignment::bottom_right : Alignment::top_left;
@@ -47,7 +48,8 @@ TEST_F(WgmmaForward, IsWithinTheContractAtEveryHeadDim) {
 TEST_F(WgmmaForward, TakesOtherHeadDimsOfValues) {
   std::uint64_t seed = 230;
   for (const auto& [dim, dim_v] : {std::pair{192, 128}, {64, 128}, {128, 64}, {40, 104}, {256, 72}}) {
-    const Sizes sizes{.b = 1, .hq = 8, .hkv = 4, .sq = 150, .sk = 200, .d = dim, .dv = dim_v};
+    const std::int64_t keys = dim > 192 ? 900 : 200;
+    const Sizes sizes{.b = 1, .hq = 8, .hkv = 4, .sq = 150, .sk = keys, .d = dim, .dv = dim_v};
     expect_within_contract(dense_problem(seed, dtype_of(seed), sizes));
     ++seed;
   }
@@ -58,8 +60,8 @@ TEST_F(WgmmaForward, TakesLengthsAroundItsTiles) {
   for (const std::int64_t queries : {17, 63, 64, 65, 127, 129, 191, 192, 193, 385}) {
     for (const std::int64_t keys : {1, 15, 16, 79, 80, 81, 127, 128, 129, 241}) {
       Sizes of_seed{.b = 1, .hkv = 1, .sq = queries, .sk = keys, .d = 64, .dv = 64};
-      if (seed % 3 != 0) of_seed.d = of_seed.dv = seed % 3 == 1 ? 128 : 256;
-      of_seed.hq = 1 + (of_seed.d == 256 ? 1024 / queries : 16384 / (queries * of_seed.dv));
+      if (seed % 3 != 0) of_seed.d = of_seed.dv = seed % 3 == 1 ? 128 : 192;
+      of_seed.hq = 1 + (of_seed.d == 192 ? 1024 / queries : 16384 / (queries * of_seed.dv));
       RandomProblem problem = dense_problem(seed, dtype_of(seed), of_seed);
       problem.options.causal = seed % 4 != 0;
       problem.options.alignment = seed % 4 == 1 ? Alignment::top_left : Alignment::bottom_right;
@@ -71,7 +73,7 @@ TEST_F(WgmmaForward, TakesLengthsAroundItsTiles) {
 
 TEST_F(WgmmaForward, TakesWindows) {
   std::uint64_t seed = 350;
-  for (const std::int64_t dim : {64, 128, 256}) {
+  for (const std::int64_t dim : {64, 128, 192}) {
     for (const auto& [left, right] : {std::pair{0, 0}, {5, 0}, {100, 30}, {0, 130}, {190, 190}}) {
       const Sizes sizes{.b = 1, .hq = 4, .hkv = 2, .sq = 260, .sk = 210, .d = dim, .dv = dim};
       RandomProblem problem = dense_problem(seed, dtype_of(seed), sizes);
@@ -87,7 +89,7 @@ TEST_F(WgmmaForward, OfBlocksWithManyTilesIsWithinTheContract) {
   std::uint64_t seed = 380;
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const bool causal : {false, true}) {
-      const Sizes sizes{.b = 3, .hq = 104, .hkv = 8, .sq = 33, .sk = 90, .d = dim, .dv = dim};
+      const Sizes sizes{.b = 3, .hq = 104, .hkv = 8, .sq = 33, .sk = 110, .d = dim, .dv = dim};
       RandomProblem problem = dense_problem(seed, dtype_of(seed), sizes);
       problem.options.causal = causal;
       expect_within_contract(problem);
@@ -98,9 +100,9 @@ TEST_F(WgmmaForward, OfBlocksWithManyTilesIsWithinTheContract) {
 
 TEST_F(WgmmaForward, OfBlocksWithManyTilesTakesWindows) {
   std::uint64_t seed = 390;
-  for (const std::int64_t dim : {64, 128, 256}) {
+  for (const std::int64_t dim : {64, 128, 192}) {
     for (const auto& [left, right] : {std::pair{0, 0}, {70, 0}, {100, 30}}) {
-      const Sizes sizes{.b = 2, .hq = 100, .hkv = 4, .sq = 270, .sk = 260, .d = dim, .dv = dim};
+      const Sizes sizes{.b = 2, .hq = 96, .hkv = 4, .sq = 140, .sk = 130, .d = dim, .dv = dim};
       RandomProblem problem = dense_problem(seed, dtype_of(seed), sizes);
       problem.options.window = {.left = left, .right = right};
       expect_within_contract(problem);
@@ -127,7 +129,7 @@ TEST_F(WgmmaForward, IsWithinTheContractHoweverScoresRise) {
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const DType dtype : {DType::f16, DType::bf16}) {
       const Sizes sizes{
-          .b = 4, .hq = 2, .hkv = 1, .sq = dim == 256 ? 133 : 70, .sk = 500, .d = dim, .dv = dim};
+          .b = 4, .hq = 2, .hkv = 1, .sq = dim == 256 ? 270 : 70, .sk = 500, .d = dim, .dv = dim};
       const auto with_keys = [&](std::uint64_t seed, const auto& size_of_key) {
         RandomProblem problem = dense_problem(seed, dtype, sizes);
         for (std::int64_t j = 0; j < sizes.sk; ++j) {
@@ -163,9 +165,9 @@ TEST_F(WgmmaForward, TakesProblemsOfItsDomain) {
 
 TEST_F(WgmmaForward, TakesFeaturesTogether) {
   std::uint64_t seed = 440;
-  for (const std::int64_t dim : {64, 128, 256}) {
+  for (const std::int64_t dim : {64, 128, 192}) {
     for (const bool softcap : {false, true}) {
-      if (softcap && dim == 256) continue;
+      if (softcap && dim == 192) continue;
       const Sizes n{.b = 3, .hq = 4, .hkv = 2, .sq = 150, .sk = 333, .d = dim, .dv = dim};
       RandomProblem problem = dense_problem(seed, dtype_of(seed), n);
       Random rng(seed + 1);
