@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tilewise.bench import charts, head_figures, layer_figures, model_figures, plots, summary
+from tilewise.bench import charts, grid_figures, head_figures, layer_figures, model_figures, plots, summary
 from tilewise.bench.charts import Axis, Chart, Series
 from tilewise.bench.records import Line, Record, read
 from tilewise.bench.summary import Race, races
@@ -38,9 +38,14 @@ def render(root: Path) -> dict[Path, str]:
             files[root / "docs" / f"against-peers-{_slug(record)}.svg"] = charts.standalone(strips)
     layer = root / "docs" / "layer.md"
     files[layer] = between(layer.read_text(), "measured", layer_figures.section(summary.by_machine(records)))
-    wide = root / "docs" / "wide.md"
-    heads = head_figures.section(root / "results" / "nvidia-h200")
-    files[wide] = between(wide.read_text(), "heads", heads)
+    h200 = root / "results" / "nvidia-h200"
+    for about, name, section in (
+        ("wide", "heads", head_figures.section(h200)),
+        ("wgmma", "grid", grid_figures.section(h200, "wgmma", "torch cudnn")),
+        ("mma", "grid", grid_figures.section(h200, "mma", "torch flash")),
+    ):
+        path = root / "docs" / f"{about}.md"
+        files[path] = between(path.read_text(), name, section)
     readme = root / "README.md"
     files[readme] = between(readme.read_text(), "figures", readme_section(machines))
     return files

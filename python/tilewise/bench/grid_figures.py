@@ -1,0 +1,55 @@
+"""What docs/wgmma.md and docs/mma.md show of FlashAttention's grid: a kernel beside its peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import exp, log
+from pathlib import Path
+
+from tilewise.bench.records import read
+from tilewise.bench.summary import Race, races
+
+NOTHING = "Nothing has been recorded yet."
+
+
+def section(folder: Path, kernel: str, peer: str) -> str:
+    """TFLOP/s of both, by head dim and length, for each pass that the kernel has."""
+    path = folder / "fa3-grid.jsonl"
+    if not path.exists():
+        return NOTHING
+    record = read(path)
+    both = [race for race in races(record.rows) if race.get(kernel) and race.get(peer)]
+    passes = [name for name in ("forward", "backward") if any(race.first["pass"] == name for race in both)]
+    product = record.rate("gemm", "bf16", "tflops")
+    environment = record.environment
+    about = (
+        f"{record.machine}, PyTorch {environment.get('torch')}, {str(environment.get('date'))[:10]}: "
+        f"TFLOP/s of `{kernel}` and of {peer}, in turns in one process; "
+        "bf16, 16,384 tokens of hidden size 2048"
+    )
+    about += f"; plain matrix products reached {product:.0f}." if product else "."
+    tables = [
+        "\n".join(_table(kernel, peer, name, [r for r in both if r.first["pass"] == name])) for name in passes
+    ]
+    return "\n\n".join([about, *tables]) if tables else NOTHING
+
+
+def _table(kernel: str, peer: str, name: str, of: list[Race]) -> Iterator[str]:
+    lengths = sorted({race.first["sq"] for race in of})
+    yield f"| {name} | {' | '.join(map(str, lengths))} | {kernel} : {peer} |"
+    yield f"| --- |{' ---: |' * (len(lengths) + 1)}"
+    for dim, causal in sorted({(race.first["d"], race.first["causal"]) for race in of}):
+        row = {
+            race.first["sq"]: race for race in of if (race.first["d"], race.first["causal"]) == (dim, causal)
+        }
+        cells, ratios = [], []
+        for length in lengths:
+            us, them = (row[length].get(impl) if length in row else None for impl in (kernel, peer))
+            if us and them:
+                cells.append(f"{us['tflops']:.0f}, {them['tflops']:.0f}")
+                ratios.append(us["tflops"] / them["tflops"])
+            else:
+                cells.append("-")
+        mean = exp(sum(map(log, ratios)) / len(ratios))
+        spread = f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        yield f"| {dim}{', causal' if causal else ''} | {' | '.join(cells)} | {spread} |"
