@@ -11,8 +11,8 @@ from tilewise.bench.records import Line, Record, problem_of
 from tilewise.bench.table import digits, machine, rate
 
 LADDER = (  # slowest first
-    *("reference", "simd", "naive", "tiled", "fused", "simt", "split", "mma", "wgmma", "decode"),
-    *("chunked", "few_rows", "tilewise", "tilewise graph"),
+    *("reference", "simd", "naive", "tiled", "fused", "wide", "simt", "split", "mma", "wgmma"),
+    *("cublaslt", "chunked", "few_rows", "tilewise", "tilewise graph"),
 )
 PEERS = ("flash-attn", "flash-attn 3", "xformers", "flashinfer")  # and all of torch's
 SLOW_KERNELS = ("naive", "reference")  # there to be read: plots come with and without them
