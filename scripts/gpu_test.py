@@ -180,7 +180,10 @@ def property_test(suite: str, domain: list[str], count: int, seed: int, jobs: in
             progress = re.findall(r"^(\d+) of \d+ problems, (\d+) failed", output, re.MULTILINE)
             tried, missed = map(int, progress[-1]) if progress else (0, 0)
             passed, failed, not_tried = tried - missed, missed + 1, max(0, seeds[own_seed] - tried - 1)
+        taken = re.search(r"took (\d+) of them", output)
         with lock:
+            if domain and taken:  # what the domain's kernel refuses passes, too
+                outcome.more["taken"] = outcome.more.get("taken", 0) + int(taken[1])
             outcome.passed += passed
             outcome.failed += failed if failed or status == 0 else 1
             if not_tried:

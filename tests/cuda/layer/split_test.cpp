@@ -126,8 +126,7 @@ TEST_F(CudaSplitGemm, OneRowMayBeUnlikeTheOthers) {
   Problem p = plain_problem(random, usual);
   change(p.a, [&](double x, std::size_t row, std::size_t s) { return row == 77 && s > 0 ? x * 1e-9 : x; });
   change(p.b, [&](double x, std::size_t row, std::size_t s) { return row == 99 && s == 0 ? x * 1e-9 : x; });
-  // Of the row's other results a product is nearly all, and the rest is cut off of it a few times.
-  EXPECT_LE(largest_error(p), 8 * unit);
+  EXPECT_LE(largest_error(p), 4 * unit);
 }
 
 TEST_F(CudaSplitGemm, FewNumbersOtherThanZeroAreEnough) {
