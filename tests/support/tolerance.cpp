@@ -17,6 +17,15 @@ constexpr double contract_factor = 2;
 // 1e-3 for n = 64 and 1e-5 for n = 1024, roundings being normal. A run has about 1e4 such tensors.
 constexpr int few_draws = 64;
 constexpr int most_draws = 1024;
+// A tensor of many elements has as many errors in a few draws, each of which takes long.
+constexpr std::size_t many_errors = std::size_t{1} << 16;
+constexpr int least_draws = 16;
+
+int most_draws_of(std::size_t elements) {
+  const std::size_t enough = many_errors / std::max<std::size_t>(elements, 1);
+  return static_cast<int>(std::clamp<std::size_t>(enough, least_draws, most_draws));
+}
+
 // What is this far off after few draws is not off by bad luck.
 constexpr double hopeless = 4;
 
@@ -111,10 +120,11 @@ void MathPathErrors::draw_more() {
 
 std::string MathPathErrors::mismatch(const Expectation& expectation, std::vector<double> Results::* result,
                                      const Buffer& got) {
+  const int most = most_draws_of(expectation.truth.size());
   while (true) {
     Errors allowed = allowed_errors(expectation, of(result), got.dtype());
     std::string text = test::mismatch(expectation, allowed, got);
-    if (text.empty() || draws_ >= most_draws) return text;
+    if (text.empty() || draws_ >= most) return text;
     allowed.largest *= hopeless;
     allowed.norm *= hopeless;
     if (draws_ >= few_draws && !test::mismatch(expectation, allowed, got).empty()) return text;

@@ -15,8 +15,8 @@ namespace tilewise::test {
 // makes of this very problem is known (math_path), but it is one draw: in a tensor of few elements it is
 // right by luck now and then. So what misses the bound is measured once more against the worst of several
 // draws, the path's errors on neighbouring problems (OpenProblem::neighbour). Of many elements all draws are
-// alike, so nothing is given away there; and what the path computes without any error, it does so in every
-// draw.
+// alike, so nothing is given away there, and few are made; and what the path computes without any error, it
+// does so in every draw.
 
 /// Distances of a tensor from its truth.
 struct Errors {

@@ -77,11 +77,27 @@ struct TurnCounter {
   std::uint32_t owner = 0;
 };
 
-/// What a product of q and k is to be multiplied by because tensor cores cut off what they round: on average
-/// 1.2e-8 of it for each step of 16 dims (docs/wgmma.md). It matters to lse alone, which is in f32.
-inline double mended(const AttentionCall& call) {
-  return 1 + 1.2e-8 * static_cast<double>((call.problem.dim_qk + 15) / 16 + 1);
+/// The part of a product of q and k that tensor cores cut off where others round: on average 1.5e-8 of it for
+/// each step of 16 dims (docs/wgmma.md). It matters to lse alone, which is in f32, and to long sums.
+inline double cut_off(const AttentionCall& call) {
+  const std::int64_t steps = (call.problem.dim_qk + 15) / 16;
+  return steps > 8 ? 1.5e-8 * static_cast<double>(steps + 1) : 0.0;
 }
+
+/// From the largest score of a row to lse.
+struct LseScale {
+  float scale = 1;    ///< to natural units
+  float rest = 0;     ///< what f32 leaves of it
+  float cut_off = 0;  ///< of scores, where these are bare products
+
+  static LseScale of(const AttentionCall& call, bool natural) {
+    if (natural) return {};
+    const auto rounded = static_cast<float>(call.scale);
+    return {.scale = rounded,
+            .rest = static_cast<float>(call.scale - static_cast<double>(rounded)),
+            .cut_off = static_cast<float>(wgmma::cut_off(call))};
+  }
+};
 
 /// What calls have that are more than scale, causal and window.
 struct GeneralArguments {
@@ -111,7 +127,7 @@ struct GeneralArguments {
             .alibi = features.alibi,
             .cap = static_cast<float>(call.softcap),
             .score_scale = static_cast<float>((features.softcap ? call.scale / call.softcap : call.scale) *
-                                              mended(call))};
+                                              (1 + cut_off(call)))};
   }
 };
 
@@ -132,7 +148,7 @@ struct ForwardArguments {
   int group = 1;  ///< such heads that share a key head
   int dim_v = 0;
   float scale_log2 = 1;    ///< of scores: scale·log2 e
-  float scale_lse = 1;     ///< the same in natural units, for lse
+  LseScale scale_lse;
   bool aligned_o = false;  ///< rows of o begin at multiples of 16 bytes
   bool mapped_o = false;   ///< there is a map of o
   Rows o, lse;

@@ -64,7 +64,7 @@ void run_row(const AttentionCall& call, const Context& context, const FewPlan& p
                                    .group = static_cast<int>(call.group() / together),
                                    .dim_v = static_cast<int>(problem.dim_v),
                                    .scale_log2 = static_cast<float>((natural ? 1.0 : call.scale) * log2_e),
-                                   .scale_lse = static_cast<float>(natural ? 1.0 : call.scale * mended(call)),
+                                   .scale_lse = LseScale::of(call, natural),
                                    .aligned_o = aligned_chunks(call.o),
                                    .mapped_o = mapped_o,
                                    .o = call.o,

@@ -104,10 +104,16 @@ struct Softmax {
     return two + __shfl_xor_sync(~0u, two, 2);
   }
   /// lse of a row of that maximum and sum. The reference was rounded; the maximum in natural units is not.
-  __device__ __forceinline__ float lse(float most, float row, float scale) const {
+  __device__ __forceinline__ float lse(float most, float row, const LseScale& to) const {
     if (row == 0) return minus_infinity;
     const float correction = exp2f(fmaf(-most, unit, fmaxf(most * unit, lowest)));
-    return fmaxf(most * scale, lowest) + logf(row * correction);
+    const float spread = logf(row * correction);  // 0 where one key has all the weight
+    // What was cut off of scores is missing as it is from their mean by weight, which lies about a third of
+    // the spread below the largest.
+    const float peak = most * to.scale;
+    const float mean = fmaxf(peak - 0.35f * spread, fminf(peak, 0.0f));
+    const float rest = fmaf(most, to.rest, mean * to.cut_off);
+    return fmaxf(fmaf(most, to.scale, spread + rest), lowest);
   }
 };
 
