@@ -24,7 +24,7 @@ import gpu_record
 from gpu_driver import Gpu, NoGpu, find_gpu
 from gpu_record import STAGE, Record
 
-UNIT_TESTS = ("core_test", "attention_test", "cpu_test")
+UNIT_TESTS = ("host_test",)
 # Tests of tens of gigabytes, and those that are slow where every access is checked.
 LARGE = "*CudaLarge*"
 UNSANITIZED = f"{LARGE}:*Errors*:*GivesTheSameBitsAgain*:*Concurrency*"

@@ -24,7 +24,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
   echo "$key" >"$stamp"
 fi
 
-tests=(core_test attention_test cpu_test cuda_test tilewise_property)
+tests=(host_test cuda_test tilewise_property)
 binding=$(cmake --build "$tree" --target help | sed -n 's/^\(tilewise_torch\):.*/\1/p')
 sources=$(python3 scripts/results_status.py --sources)
 # shellcheck disable=SC2086 # none or one word

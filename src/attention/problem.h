@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/kernel_list.h"
+#include "core/pass.h"
 #include "tilewise/attention.h"
 
 namespace tilewise {

@@ -8,12 +8,11 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/pass.h"
 #include "tilewise/context.h"
 #include "tilewise/explain.h"
 
 namespace tilewise {
-
-enum class Pass : std::uint8_t { forward, backward };
 
 /// One way to compute an operation. A problem says what is asked, a call holds the checked arguments and the
 /// problem in its field `problem`. Where an operation has two passes, its kernels do both, and the problem

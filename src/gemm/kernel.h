@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "core/kernel_list.h"
 #include "gemm/call.h"
 
 namespace tilewise {

@@ -8,6 +8,7 @@
 #include "cuda/runtime/cublaslt.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/range.h"
+#include "tilewise/error.h"
 
 namespace tilewise::cuda::gemm {
 namespace {

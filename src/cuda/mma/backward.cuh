@@ -2,6 +2,7 @@
 
 #include "cuda/mma/backward_pairs.cuh"
 #include "cuda/mma/backward_sums.cuh"
+#include "cuda/runtime/code.h"
 
 namespace tilewise::cuda::mma {
 
@@ -133,17 +134,19 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
                     const __grid_constant__ BackwardSpace space) {
 #if __CUDA_ARCH__ >= 800
   constexpr BackwardConfig c = Table::rows[row];
-  extern __shared__ __align__(128) std::byte shared[];
-  using Block = BackwardBlock<T, c, Table::general>;
-  const std::uint32_t index = block_index(space.order, *Block::facts_of(shared));
-  const auto shares = static_cast<std::uint32_t>(space.shares.count);
-  const Turn turn = blocks.turns.turn(index / shares);
-  Block block(call, blocks, space, shared, turn);
-  if (block.key_count <= 0) return;
-  add_all<c>(block, static_cast<int>(index % shares));
-  __syncthreads();  // everyone is done with keys and values, and peaks are known
-  if (space.order.kept()) end_turn(block);
-  space.shares.count > 1 ? store_shares<c>(block) : store_own<c>(block);
+  if constexpr (runs_in_code(c.shared_bytes(Table::general))) {
+    extern __shared__ __align__(128) std::byte shared[];
+    using Block = BackwardBlock<T, c, Table::general>;
+    const std::uint32_t index = block_index(space.order, *Block::facts_of(shared));
+    const auto shares = static_cast<std::uint32_t>(space.shares.count);
+    const Turn turn = blocks.turns.turn(index / shares);
+    Block block(call, blocks, space, shared, turn);
+    if (block.key_count <= 0) return;
+    add_all<c>(block, static_cast<int>(index % shares));
+    __syncthreads();  // everyone is done with keys and values, and peaks are known
+    if (space.order.kept()) end_turn(block);
+    space.shares.count > 1 ? store_shares<c>(block) : store_own<c>(block);
+  }
 #endif
 }
 

@@ -1,9 +1,11 @@
 #include "cuda/runtime/device.h"
 
+#include <algorithm>
 #include <array>
 #include <mutex>
 
 #include "cuda/runtime/check.h"
+#include "cuda/runtime/code.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -17,11 +19,18 @@ int attribute(cudaDeviceAttr what, int index) {
 }
 
 DeviceProperties read_properties(int index) {
-  return {
+  DeviceProperties properties{
       .multiprocessors = attribute(cudaDevAttrMultiProcessorCount, index),
       .compute_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, index) +
                             attribute(cudaDevAttrComputeCapabilityMinor, index),
       .shared_bytes = static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index))};
+  const DeviceGuard guard(index);
+  const int code = code_architecture();
+  if (code == 0) return properties;
+  // With older code it is as good as an older GPU.
+  if (code < 90) properties.compute_capability = std::min(properties.compute_capability, code);
+  properties.shared_bytes = std::min(properties.shared_bytes, shared_bytes_of(code));
+  return properties;
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 namespace tilewise::cuda {
 
-/// What kernels are configured by; read once a device.
+/// What kernels are configured by: a device and the code that runs there; read once a device.
 struct DeviceProperties {
   int multiprocessors = 0;
   int compute_capability = 0;    ///< 90 for sm_90

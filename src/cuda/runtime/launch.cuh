@@ -1,10 +1,10 @@
 #pragma once
 
-#include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/runtime/check.h"
-#include "cuda/runtime/range.h"
 
 namespace tilewise::cuda {
 
@@ -19,43 +19,27 @@ struct Launch {
   bool early = false;  ///< may begin before the kernel ahead has ended, which it waits for itself (sm_90 on)
 };
 
+/// What a kernel's limit of shared memory was raised to, by device.
+struct SharedLimits {
+  std::size_t bytes[64];
+};
+
+/// launch() without the types, which every file that launches would compile again. An address an argument.
+void launch_untyped(const void* kernel, SharedLimits& limits, const Launch& how, const void** arguments);
+
+template <typename... Parameters>
+void launch_typed(void (*kernel)(Parameters...), SharedLimits& limits, const Launch& how,
+                  const std::type_identity_t<Parameters>&... arguments) {
+  const void* addresses[] = {&arguments..., nullptr};
+  launch_untyped(reinterpret_cast<const void*>(kernel), limits, how, addresses);
+}
+
 /// The one way to launch: raises the limit of shared memory where needed (for a kernel and device), marks a
 /// range and throws DeviceError with the kernel's name when the launch fails. No blocks, no launch.
 template <auto kernel, typename... Arguments>
 void launch(const Launch& how, const Arguments&... arguments) {
-  if (how.blocks == 0) return;
-  if (how.blocks > 0x7fffffff) throw DeviceError(std::string(how.name) + ": more than 2^31 - 1 blocks");
-  Range range(how.name);
-  constexpr std::size_t shared_without_asking = 48 * 1024;
-  if (how.shared_bytes > shared_without_asking) {
-    static std::atomic<std::size_t> raised[64] = {};  // to how many bytes, by device
-    int device = 0;
-    check_cuda(cudaGetDevice(&device), how.name);
-    std::atomic<std::size_t>& limit = raised[device % 64];
-    if (limit.load() < how.shared_bytes) {
-      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(how.shared_bytes)),
-                 how.name);
-      limit.store(how.shared_bytes);
-    }
-  }
-  if (!how.early) {
-    const dim3 grid(static_cast<unsigned>(how.blocks), static_cast<unsigned>(how.layers));
-    kernel<<<grid, static_cast<unsigned>(how.threads), how.shared_bytes, how.stream>>>(arguments...);
-  } else {
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(how.blocks), static_cast<unsigned>(how.layers));
-    config.blockDim = dim3(static_cast<unsigned>(how.threads));
-    config.dynamicSmemBytes = how.shared_bytes;
-    config.stream = how.stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, arguments...), how.name);
-  }
-  check_cuda(cudaGetLastError(), how.name);
+  static SharedLimits limits = {};
+  launch_typed(kernel, limits, how, arguments...);
 }
 
 }  // namespace tilewise::cuda

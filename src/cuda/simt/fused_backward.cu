@@ -1,6 +1,7 @@
 #include "core/arena.h"
 #include "cuda/ptx/local.cuh"
 #include "cuda/ptx/reduce.cuh"
+#include "cuda/runtime/code.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/fused.h"
 #include "cuda/simt/peaks.h"
@@ -296,7 +297,9 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_backward(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
                    const Peaks peaks, const Rows dq_sum) {
   extern __shared__ __align__(16) float shared[];
-  differentiate_tile<C, general, gradients>(call, blocks, states, peaks, dq_sum, {}, blockIdx.x, shared);
+  if constexpr (runs_in_code(C::shared_bytes)) {
+    differentiate_tile<C, general, gradients>(call, blocks, states, peaks, dq_sum, {}, blockIdx.x, shared);
+  }
 }
 
 // For some heads, which are often none: as many blocks as there are multiprocessors look for something to do.
@@ -307,9 +310,11 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
                            const SomeHeads heads, std::uint32_t count) {
   extern __shared__ __align__(16) float shared[];
   if (heads.none()) return;
-  for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
-    differentiate_tile<C, false, Gradients::all>(call, blocks, states, peaks, dq_sum, heads, index, shared);
-    __syncthreads();  // everyone is done with shared memory
+  if constexpr (runs_in_code(C::shared_bytes)) {
+    for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
+      differentiate_tile<C, false, Gradients::all>(call, blocks, states, peaks, dq_sum, heads, index, shared);
+      __syncthreads();  // everyone is done with shared memory
+    }
   }
 }
 

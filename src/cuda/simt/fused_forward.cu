@@ -2,6 +2,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "cuda/runtime/code.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/fused.h"
@@ -48,13 +49,15 @@ struct Config {
   static constexpr int v_floats = keys * dim;                     // [keys, dim]
   static constexpr int p_floats = warps * group_keys * p_stride;  // a warp: [group_keys, warp_queries]
   static constexpr std::size_t shared_bytes = sizeof(float) * (q_floats + k_floats + v_floats + p_floats);
-  // Whether it can take D in pieces: queries are loaded where values go, and sums wait where weights go.
-  static constexpr bool takes_pieces = queries * row_stride <= v_floats;
   static_assert(queries * row_stride <= v_floats + p_floats,
                 "queries are loaded where values and weights go");
   static_assert(groups <= 2 && (groups == 1 || group_warps * 32 * M * (V + 2) <= k_floats),
                 "a group hands its results on where keys were");
 };
+
+// Whether it can take D in pieces: queries are loaded where values go, and sums wait where weights go.
+template <typename C>
+inline constexpr bool takes_pieces = C::queries * C::row_stride <= C::v_floats;
 
 // Dims to 64 and beyond. The smaller ones are for problems with too few queries to fill the GPU, for GPUs
 // with less shared memory, and, the last, for D in pieces.
@@ -381,7 +384,7 @@ struct Loader {
         first_dim(first_dim_),
         dims_v(min(C::dim, static_cast<int>(call.problem.dim_v) - first_dim)) {}
 
-  __device__ int pieces() const { return general && C::takes_pieces ? (dim_qk + C::dim - 1) / C::dim : 1; }
+  __device__ int pieces() const { return general && takes_pieces<C> ? (dim_qk + C::dim - 1) / C::dim : 1; }
   __device__ int dims(int piece) const { return min(C::dim, dim_qk - piece * C::dim); }
   __device__ int depth(int piece) const { return (dims(piece) + 7) / 8 * 8; }
 
@@ -540,7 +543,7 @@ template <typename C, bool general>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_forward(const __grid_constant__ AttentionCall call, const Blocks blocks) {
   extern __shared__ __align__(16) float shared[];
-  attend<C, general>(call, blocks, {}, blockIdx.x, shared);
+  if constexpr (runs_in_code(C::shared_bytes)) attend<C, general>(call, blocks, {}, blockIdx.x, shared);
 }
 
 // For some heads, which are often none: as many blocks as there are multiprocessors look for something to do.
@@ -602,7 +605,7 @@ void run_for(const AttentionCall& call, const Context& context) {
     if (suits(Wide64{})) return run<Wide64, general>(call, stream);
     return suits(Half64{}) ? run<Half64, general>(call, stream) : run<Small64, general>(call, stream);
   }
-  static_assert(Small64::takes_pieces && Small128::takes_pieces);
+  static_assert(takes_pieces<Small64> && takes_pieces<Small128>);
   if constexpr (!general) {
     // Longer tiles of keys have fewer ends, at the price of a last one that is filled less.
     if (problem.length_k >= 16 * Wide128::keys && suits(Long128{}))

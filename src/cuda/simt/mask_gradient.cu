@@ -1,3 +1,4 @@
+#include "cuda/runtime/code.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/backward_stage.cuh"
 #include "cuda/simt/row_gradients.h"
@@ -43,75 +44,78 @@ template <typename C>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     mask_gradient_tiles(const __grid_constant__ AttentionCall call, const MaskBlocks blocks,
                         const RowStates states) {
-  extern __shared__ __align__(16) float shared[];
-  const MaskView& mask = call.dmask;
-  const bool keeps_queries = mask.extent[2] != 1;
-  std::int64_t index = blockIdx.x;
-  const std::int64_t key_tile = index % blocks.keys.tiles;
-  index /= blocks.keys.tiles;
-  const std::int64_t query_task = index % blocks.query_tasks;
-  index /= blocks.query_tasks;
-  const std::int64_t mask_h = index % mask.extent[1];
-  const std::int64_t mask_b = index / mask.extent[1];
-  const Span b_span = span_of(mask, 0, mask_b, call.problem.batch);
-  const Span h_span = span_of(mask, 1, mask_h, call.problem.heads_q);
-  const Span query_span = keeps_queries ? Span{query_task, query_task + 1} : Span{0, blocks.queries.tiles};
+  if constexpr (runs_in_code(C::shared_bytes)) {
+    extern __shared__ __align__(16) float shared[];
+    const MaskView& mask = call.dmask;
+    const bool keeps_queries = mask.extent[2] != 1;
+    std::int64_t index = blockIdx.x;
+    const std::int64_t key_tile = index % blocks.keys.tiles;
+    index /= blocks.keys.tiles;
+    const std::int64_t query_task = index % blocks.query_tasks;
+    index /= blocks.query_tasks;
+    const std::int64_t mask_h = index % mask.extent[1];
+    const std::int64_t mask_b = index / mask.extent[1];
+    const Span b_span = span_of(mask, 0, mask_b, call.problem.batch);
+    const Span h_span = span_of(mask, 1, mask_h, call.problem.heads_q);
+    const Span query_span = keeps_queries ? Span{query_task, query_task + 1} : Span{0, blocks.queries.tiles};
 
-  const Place<C> place;
-  const Stage<C, Side::keys, true> stage(call, shared);
-  const int thread = static_cast<int>(threadIdx.x);
-  constexpr int each = C::tile * C::tile / C::threads;  // pairs of a thread, beside its neighbours'
-  const auto pair = [&](int n) -> float& {
-    const int at = n * C::threads + thread;
-    return stage.dscores[at / C::tile * C::pair_stride + at % C::tile];
-  };
-  const Sequence whole{.length_q = call.problem.length_q, .length_k = call.problem.length_k};
-  const KeyTile all_keys = blocks.keys.tile(call, whole, key_tile);
-  double total = 0;  // of the thread's key, where queries are summed away
-  for (std::int64_t query_tile = query_span.first; query_tile < query_span.last; ++query_tile) {
-    CarefulSum sums[each];
-    for (std::int64_t b = b_span.first; b < b_span.last; ++b) {
-      for (std::int64_t h = h_span.first; h < h_span.last; ++h) {
-        const QueryTile query = blocks.queries.tile(call, b, h, query_tile);
-        KeyTile keys = blocks.keys.tile(call, query.sequence, key_tile);
-        if (keys.count <= 0 || !meets(call, query, keys)) continue;
-        __syncthreads();  // everyone is done with what is overwritten
-        if (stage.whole()) {
-          stage.load_own(query, keys, 0);
-          stage.load_other(query, keys, 0);
+    const Place<C> place;
+    const Stage<C, Side::keys, true> stage(call, shared);
+    const int thread = static_cast<int>(threadIdx.x);
+    constexpr int each = C::tile * C::tile / C::threads;  // pairs of a thread, beside its neighbours'
+    const auto pair = [&](int n) -> float& {
+      const int at = n * C::threads + thread;
+      return stage.dscores[at / C::tile * C::pair_stride + at % C::tile];
+    };
+    const Sequence whole{.length_q = call.problem.length_q, .length_k = call.problem.length_k};
+    const KeyTile all_keys = blocks.keys.tile(call, whole, key_tile);
+    double total = 0;  // of the thread's key, where queries are summed away
+    for (std::int64_t query_tile = query_span.first; query_tile < query_span.last; ++query_tile) {
+      CarefulSum sums[each];
+      for (std::int64_t b = b_span.first; b < b_span.last; ++b) {
+        for (std::int64_t h = h_span.first; h < h_span.last; ++h) {
+          const QueryTile query = blocks.queries.tile(call, b, h, query_tile);
+          KeyTile keys = blocks.keys.tile(call, query.sequence, key_tile);
+          if (keys.count <= 0 || !meets(call, query, keys)) continue;
+          __syncthreads();  // everyone is done with what is overwritten
+          if (stage.whole()) {
+            stage.load_own(query, keys, 0);
+            stage.load_other(query, keys, 0);
+          }
+          stage.load_states(query, states);
+          commit_copies();
+          wait_copies<0>();
+          __syncthreads();  // what was loaded is there
+          differentiate(stage, ScoreRules(call, b, h), query, keys, false, place, [](float) {});
+          __syncthreads();  // score gradients are there for all
+#pragma unroll
+          for (int n = 0; n < each; ++n) sums[n].add(pair(n));
         }
-        stage.load_states(query, states);
-        commit_copies();
-        wait_copies<0>();
-        __syncthreads();  // what was loaded is there
-        differentiate(stage, ScoreRules(call, b, h), query, keys, false, place, [](float) {});
-        __syncthreads();  // score gradients are there for all
+      }
+      const QueryTile query = blocks.queries.tile(call, 0, 0, query_tile);
+      if (keeps_queries) {
 #pragma unroll
-        for (int n = 0; n < each; ++n) sums[n].add(pair(n));
+        for (int n = 0; n < each; ++n) {
+          const int r = (n * C::threads + thread) / C::tile;
+          const int c = thread % C::tile;
+          if (r >= query.count || c >= all_keys.count) continue;
+          store_element(mask.at(mask_b, mask_h, query.first + r, all_keys.first + c), mask.dtype,
+                        sums[n].sum + sums[n].rest);
+        }
+      } else {
+        __syncthreads();  // everyone is done with the last score gradients
+#pragma unroll
+        for (int n = 0; n < each; ++n) pair(n) = sums[n].sum + sums[n].rest;
+        __syncthreads();  // the sums are there
+        for (int r = 0; thread < all_keys.count && r < query.count; ++r) {
+          total += static_cast<double>(stage.dscores[r * C::pair_stride + thread]);
+        }
       }
     }
-    const QueryTile query = blocks.queries.tile(call, 0, 0, query_tile);
-    if (keeps_queries) {
-#pragma unroll
-      for (int n = 0; n < each; ++n) {
-        const int r = (n * C::threads + thread) / C::tile;
-        const int c = thread % C::tile;
-        if (r >= query.count || c >= all_keys.count) continue;
-        store_element(mask.at(mask_b, mask_h, query.first + r, all_keys.first + c), mask.dtype,
-                      sums[n].sum + sums[n].rest);
-      }
-    } else {
-      __syncthreads();  // everyone is done with the last score gradients
-#pragma unroll
-      for (int n = 0; n < each; ++n) pair(n) = sums[n].sum + sums[n].rest;
-      __syncthreads();  // the sums are there
-      for (int r = 0; thread < all_keys.count && r < query.count; ++r) {
-        total += static_cast<double>(stage.dscores[r * C::pair_stride + thread]);
-      }
+    if (!keeps_queries && thread < all_keys.count) {
+      store_element(mask.at(mask_b, mask_h, 0, all_keys.first + thread), mask.dtype,
+                    static_cast<float>(total));
     }
-  }
-  if (!keeps_queries && thread < all_keys.count) {
-    store_element(mask.at(mask_b, mask_h, 0, all_keys.first + thread), mask.dtype, static_cast<float>(total));
   }
 }
 

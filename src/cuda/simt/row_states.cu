@@ -1,3 +1,4 @@
+#include "cuda/runtime/code.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/row_gradients.h"
 #include "cuda/simt/tile_pairs.cuh"
@@ -121,83 +122,85 @@ template <typename C, bool general>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     row_states_tiles(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
                      float* row_sums, const Rows dq_sum) {
-  extern __shared__ __align__(16) float shared[];
-  const Place<C> place;
-  const Stage<C, Side::queries, general> stage(call, shared);
-  Pairs<Side::queries, general> pairs(call, blocks, blockIdx.x);
-  const QueryTile& query = pairs.query;
-  if (query.count <= 0) return;
-  const ScoreRules rules(call, query.b, query.h);
-  constexpr int parts = C::threads / C::tile;  // threads that share a query
-  constexpr int part_keys = C::tile / parts;
-  const int r = static_cast<int>(threadIdx.x) % C::tile;
-  const int part = static_cast<int>(threadIdx.x) / C::tile;
-  PartialRow row;
+  if constexpr (runs_in_code(C::shared_bytes)) {
+    extern __shared__ __align__(16) float shared[];
+    const Place<C> place;
+    const Stage<C, Side::queries, general> stage(call, shared);
+    Pairs<Side::queries, general> pairs(call, blocks, blockIdx.x);
+    const QueryTile& query = pairs.query;
+    if (query.count <= 0) return;
+    const ScoreRules rules(call, query.b, query.h);
+    constexpr int parts = C::threads / C::tile;  // threads that share a query
+    constexpr int part_keys = C::tile / parts;
+    const int r = static_cast<int>(threadIdx.x) % C::tile;
+    const int part = static_cast<int>(threadIdx.x) / C::tile;
+    PartialRow row;
 
-  bool more = pairs.next();
-  if (more && stage.whole()) {
-    stage.load_own(query, pairs.keys, 0);
-    stage.load_other(query, pairs.keys, 0);
-    commit_copies();
-  }
-  while (more) {
-    const KeyTile keys = pairs.keys;
-    wait_copies<0>();
-    __syncthreads();  // what was loaded is there, and everyone is done with the last scores
-    float products[C::M][C::N] = {};
-    multiply_pairs(stage, query, keys, place, products);
-    if (place.second) {
-      store_dweights(stage, query, keys, place, products);
-    } else {
-      store_scores(stage, rules, query, keys, place, products);
-    }
-    __syncthreads();  // scores and d_o·v are there, and everyone is done with the keys
-    more = pairs.next();
+    bool more = pairs.next();
     if (more && stage.whole()) {
+      stage.load_own(query, pairs.keys, 0);
       stage.load_other(query, pairs.keys, 0);
       commit_copies();
     }
-    add_tile<C>(row, stage.weights, stage.dscores, r, part * part_keys,
-                min((part + 1) * part_keys, keys.count));
-  }
-
-  if (dq_sum.wanted) {
-    for (int index = threadIdx.x; index < query.count * stage.dim_qk; index += C::threads) {
-      const std::int64_t s = query.sequence.first_q + query.first + index / stage.dim_qk;
-      reinterpret_cast<float*>(dq_sum.at(query.b, query.h, s))[index % stage.dim_qk] = 0;
+    while (more) {
+      const KeyTile keys = pairs.keys;
+      wait_copies<0>();
+      __syncthreads();  // what was loaded is there, and everyone is done with the last scores
+      float products[C::M][C::N] = {};
+      multiply_pairs(stage, query, keys, place, products);
+      if (place.second) {
+        store_dweights(stage, query, keys, place, products);
+      } else {
+        store_scores(stage, rules, query, keys, place, products);
+      }
+      __syncthreads();  // scores and d_o·v are there, and everyone is done with the keys
+      more = pairs.next();
+      if (more && stage.whole()) {
+        stage.load_other(query, pairs.keys, 0);
+        commit_copies();
+      }
+      add_tile<C>(row, stage.weights, stage.dscores, r, part * part_keys,
+                  min((part + 1) * part_keys, keys.count));
     }
+
+    if (dq_sum.wanted) {
+      for (int index = threadIdx.x; index < query.count * stage.dim_qk; index += C::threads) {
+        const std::int64_t s = query.sequence.first_q + query.first + index / stage.dim_qk;
+        reinterpret_cast<float*>(dq_sum.at(query.b, query.h, s))[index % stage.dim_qk] = 0;
+      }
+    }
+    __syncthreads();  // shared memory is free for the shares
+    auto* shares = reinterpret_cast<PartialRow*>(shared);
+    shares[threadIdx.x] = row;
+    __syncthreads();  // all shares are there
+    if (part > 0 || r >= query.count) return;
+    for (int n = 1; n < parts; ++n) {
+      PartialRow other = shares[n * C::tile + r];
+      raise(row, other.top);
+      raise(other, row.top);
+      row.sum += other.sum;
+      row.weighted += other.weighted;
+    }
+    const std::int64_t s = query.sequence.first_q + query.first + r;
+    const std::int64_t at = query.h * call.rows_q() + call.first_row_q(query.b) + query.first + r;
+    double sink = 0;
+    if (call.problem.features.sinks) {
+      raise(row, static_cast<float>(call.sinks.at(query.b, query.h)));
+      sink = exp(call.sinks.at(query.b, query.h) - static_cast<double>(row.top));
+    }
+    const double total = row.sum + sink;
+    const bool unseen = row.sum == 0 && sink == 0;
+    const double d_lse =
+        call.d_lse.wanted
+            ? static_cast<double>(*reinterpret_cast<const float*>(call.d_lse.at(query.b, query.h, s)))
+            : 0.0;
+    const double delta = row.weighted / total;
+    states.set(at, unseen
+                       ? RowState::unseen()
+                       : RowState{row.top, static_cast<float>(1 / total), static_cast<float>(d_lse - delta)});
+    if (row_sums == nullptr) return;
+    row_sums[at] = row.sum == 0 ? 0.0f : static_cast<float>((row.sum * d_lse + sink * delta) / total);
   }
-  __syncthreads();  // shared memory is free for the shares
-  auto* shares = reinterpret_cast<PartialRow*>(shared);
-  shares[threadIdx.x] = row;
-  __syncthreads();  // all shares are there
-  if (part > 0 || r >= query.count) return;
-  for (int n = 1; n < parts; ++n) {
-    PartialRow other = shares[n * C::tile + r];
-    raise(row, other.top);
-    raise(other, row.top);
-    row.sum += other.sum;
-    row.weighted += other.weighted;
-  }
-  const std::int64_t s = query.sequence.first_q + query.first + r;
-  const std::int64_t at = query.h * call.rows_q() + call.first_row_q(query.b) + query.first + r;
-  double sink = 0;
-  if (call.problem.features.sinks) {
-    raise(row, static_cast<float>(call.sinks.at(query.b, query.h)));
-    sink = exp(call.sinks.at(query.b, query.h) - static_cast<double>(row.top));
-  }
-  const double total = row.sum + sink;
-  const bool unseen = row.sum == 0 && sink == 0;
-  const double d_lse =
-      call.d_lse.wanted
-          ? static_cast<double>(*reinterpret_cast<const float*>(call.d_lse.at(query.b, query.h, s)))
-          : 0.0;
-  const double delta = row.weighted / total;
-  states.set(at, unseen
-                     ? RowState::unseen()
-                     : RowState{row.top, static_cast<float>(1 / total), static_cast<float>(d_lse - delta)});
-  if (row_sums == nullptr) return;
-  row_sums[at] = row.sum == 0 ? 0.0f : static_cast<float>((row.sum * d_lse + sink * delta) / total);
 }
 
 template <typename C, bool general>

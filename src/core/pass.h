@@ -1,0 +1,9 @@
+#pragma once
+
+#include <cstdint>
+
+namespace tilewise {
+
+enum class Pass : std::uint8_t { forward, backward };
+
+}  // namespace tilewise
