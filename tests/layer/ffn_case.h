@@ -213,12 +213,14 @@ inline void check_kept(Problem& p, Random& random, const Context& context) {
   const PlainSteps steps(p);
   const auto check_product = [&](const Buffer& product, const Buffer& weight, const Buffer& bias,
                                  const Plain& plain, const char* name) {
-    const Buffer x = exact(p.x), w = exact(weight), b = bias.given() ? exact(bias) : Buffer();
+    const std::vector<double> x = p.x.values(), w = weight.values();
+    const std::vector<double> b = bias.given() ? bias.values() : std::vector<double>();
+    const auto width = static_cast<std::size_t>(p.x.extent(1));
     std::vector<double> truth;
-    for (std::int64_t m = 0; m < x.extent(0); ++m) {
-      for (std::int64_t f = 0; f < w.extent(0); ++f) {
-        double sum = b.given() ? b.at(f) : 0;
-        for (std::int64_t e = 0; e < x.extent(1); ++e) sum += x.at(m, e) * w.at(f, e);
+    for (std::size_t m = 0; m < static_cast<std::size_t>(p.x.extent(0)); ++m) {
+      for (std::size_t f = 0; f < static_cast<std::size_t>(weight.extent(0)); ++f) {
+        double sum = b.empty() ? 0 : b[f];
+        for (std::size_t e = 0; e < width; ++e) sum += x[m * width + e] * w[f * width + e];
         truth.push_back(sum);
       }
     }
