@@ -215,6 +215,31 @@ void ffn_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   });
 }
 
+// With the products before the activation, which backward would compute anew.
+void ffn_forward_kept_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_kinds([&] {
+    ArgumentStack taken(stack);
+    FfnArguments arguments(taken);
+    const FfnInputs inputs = arguments.inputs();
+    const FfnOptions options = arguments.options();
+    const OptionalTensor out = empty_rows(inputs.x, inputs.down);
+    const OptionalTensor up_product = empty_rows(inputs.x, inputs.up);
+    const OptionalTensor gate_product =
+        inputs.gate.given() ? empty_rows(inputs.x, inputs.up) : OptionalTensor();
+    Runtime runtime(inputs.x.device, 2 * product_work(inputs.x, inputs.up));
+    const FfnOutputs outputs{.out = optional_view(out, "out"),
+                             .up_product = optional_view(up_product, "up_product"),
+                             .gate_product = optional_view(gate_product, "gate_product")};
+    run(ffn_kernel_list(), checked_ffn_forward(inputs, options, outputs, runtime.context()), options.kernel,
+        runtime);
+    stack[0] = from(*out);
+    stack[1] = from(*up_product);
+    // What there is none of is empty: an operator's results are all tensors.
+    const std::array none = {std::int64_t{0}};
+    stack[2] = from(gate_product ? *gate_product : empty(none, inputs.x.dtype, inputs.x.device));
+  });
+}
+
 void explain_ffn_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   with_kinds([&] {
     ArgumentStack taken(stack);
@@ -232,6 +257,7 @@ void ffn_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     ArgumentStack taken(stack);
     TorchTensor grad_out = taken.take<TorchTensor>();
     const auto needed = taken.take<std::vector<bool>>();
+    auto up_product = taken.take<OptionalTensor>(), gate_product = taken.take<OptionalTensor>();
     FfnArguments arguments(taken);
     const FfnInputs inputs = arguments.inputs();
     const FfnOptions options = arguments.options();
@@ -244,6 +270,8 @@ void ffn_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     gradients.d_up_bias = memory.next(inputs.up_bias, "d_up_bias");
     gradients.d_gate_bias = memory.next(inputs.gate_bias, "d_gate_bias");
     gradients.d_down_bias = memory.next(inputs.down_bias, "d_down_bias");
+    gradients.up_product = row_view(up_product, "up_product");
+    gradients.gate_product = row_view(gate_product, "gate_product");
     Runtime runtime(inputs.x.device, 4 * product_work(inputs.x, inputs.up));
     run(ffn_kernel_list(), checked_ffn_backward(inputs, options, gradients, runtime.context()),
         options.kernel, runtime);

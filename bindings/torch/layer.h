@@ -35,6 +35,7 @@ inline constexpr const char* rope_into_cache_schema =
 
 void gemm_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void ffn_forward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void ffn_forward_kept_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void ffn_backward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void norm_forward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void norm_backward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);

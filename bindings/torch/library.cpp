@@ -29,6 +29,7 @@ void implement(torch::stable::detail::StableLibrary& library) {
   library.impl("gemm", tilewise::torch_binding::gemm_op);
   library.impl("explain_gemm", tilewise::torch_binding::explain_gemm_op);
   library.impl("ffn_forward", tilewise::torch_binding::ffn_forward_op);
+  library.impl("ffn_forward_kept", tilewise::torch_binding::ffn_forward_kept_op);
   library.impl("ffn_backward", tilewise::torch_binding::ffn_backward_op);
   library.impl("explain_ffn", tilewise::torch_binding::explain_ffn_op);
   library.impl("norm_forward", tilewise::torch_binding::norm_forward_op);
@@ -60,7 +61,12 @@ STABLE_TORCH_LIBRARY(tilewise, library) {
   library.def(gemm_schema);
   library.def(("explain_" + gemm.substr(0, gemm.rfind("Tensor")) + "str").c_str());
   library.def(schema("ffn_forward", "", ffn_arguments, "Tensor").c_str());
-  library.def(schema("ffn_backward", "Tensor grad_out, bool[] needed, ", ffn_arguments, "Tensor[]").c_str());
+  library.def(
+      schema("ffn_forward_kept", "", ffn_arguments, "(Tensor out, Tensor up_product, Tensor gate_product)")
+          .c_str());
+  const std::string ffn_backward_own =
+      "Tensor grad_out, bool[] needed, Tensor? up_product, Tensor? gate_product, ";
+  library.def(schema("ffn_backward", ffn_backward_own, ffn_arguments, "Tensor[]").c_str());
   library.def(schema("explain_ffn", "", ffn_arguments, "str").c_str());
   library.def(norm_forward_schema);
   library.def(norm_backward_schema);

@@ -41,10 +41,14 @@ struct FfnOptions {
 
 struct FfnOutputs {
   Tensor out{};  ///< [M, O], by rows
+  /// x·upᵀ + up_bias and, of a gated network, x·gateᵀ + gate_bias, rounded: what backward needs of forward.
+  /// [M, F], by rows; optional, both or none. max_intermediate_bytes does not bound them.
+  Tensor up_product{};
+  Tensor gate_product{};
 };
 
-/// What backward reads (d_out) and what it writes. Only the gradients given are computed; that of the
-/// residual is d_out itself. The activation is computed anew from x.
+/// What backward reads (d_out and the products) and what it writes. Only the gradients given are computed;
+/// that of the residual is d_out itself.
 struct FfnGradients {
   Tensor d_out{};  ///< [M, O], by rows
   Tensor dx{};     ///< the others have the shapes and types of what they are gradients of
@@ -54,6 +58,8 @@ struct FfnGradients {
   Tensor d_up_bias{};
   Tensor d_gate_bias{};
   Tensor d_down_bias{};
+  Tensor up_product{};  ///< as forward left them; without them they are computed anew from x
+  Tensor gate_product{};
 };
 
 /// Every check is made before anything is written.

@@ -17,6 +17,7 @@ from tilewise._errors import Unsupported
 gemm = torch.ops.tilewise.gemm.default
 explain_gemm = torch.ops.tilewise.explain_gemm.default
 ffn_forward = torch.ops.tilewise.ffn_forward.default
+ffn_forward_kept = torch.ops.tilewise.ffn_forward_kept.default
 ffn_backward = torch.ops.tilewise.ffn_backward.default
 explain_ffn = torch.ops.tilewise.explain_ffn.default
 norm_forward = torch.ops.tilewise.norm_forward.default
@@ -54,6 +55,16 @@ def _(x: Tensor, up: Tensor, down: Tensor, *_: Any) -> Tensor:
     return x.new_empty((x.shape[0], down.shape[0]))
 
 
+@torch.library.register_fake("tilewise::ffn_forward_kept")
+def _(x: Tensor, up: Tensor, down: Tensor, gate: Tensor | None = None, *_: Any) -> tuple[Tensor, ...]:
+    rows, hidden = x.shape[0], up.shape[0]
+    return (
+        x.new_empty((rows, down.shape[0])),
+        x.new_empty((rows, hidden)),
+        x.new_empty(0 if gate is None else (rows, hidden)),
+    )
+
+
 _FFN_GRADIENTS = 7  # x, up, down, gate and the three biases: the first arguments, in that order
 
 
@@ -63,7 +74,13 @@ def _empty_needed(tensors: Sequence[Any], needed: Sequence[bool]) -> list[Tensor
 
 
 @torch.library.register_fake("tilewise::ffn_backward")
-def _(grad_out: Tensor, needed: list[bool], *arguments: Any) -> list[Tensor]:
+def _(
+    grad_out: Tensor,
+    needed: list[bool],
+    up_product: Tensor | None,
+    gate_product: Tensor | None,
+    *arguments: Any,
+) -> list[Tensor]:
     return _empty_needed(arguments[:_FFN_GRADIENTS], needed)
 
 
@@ -204,10 +221,24 @@ def _ffn_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.options = arguments[_FFN_GRADIENTS + 1 :]  # without the residual
 
 
-def _ffn_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    tensors, asked = ctx.saved_tensors, ctx.needs_input_grad
+def _ffn_kept_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    arguments = _complete(ffn_forward_kept, inputs)
+    _out, up_product, gate_product = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(up_product, gate_product)
+    gated = arguments[3] is not None
+    ctx.save_for_backward(*arguments[:_FFN_GRADIENTS], up_product, gate_product if gated else None)
+    ctx.options = arguments[_FFN_GRADIENTS + 1 :]
+
+
+def _ffn_gradients(ctx: Any, gradient: Tensor | None, *_products: None) -> tuple[Tensor | None, ...]:
+    asked = ctx.needs_input_grad
+    if gradient is None:  # nothing depends on the result
+        return (None,) * len(asked)
+    tensors = ctx.saved_tensors[:_FFN_GRADIENTS]
+    products = ctx.saved_tensors[_FFN_GRADIENTS:] or (None, None)
     needed = [index < len(asked) and asked[index] for index in range(_FFN_GRADIENTS)]
-    found = iter(call(ffn_backward, gradient, needed, *tensors, None, *ctx.options))
+    found = iter(call(ffn_backward, gradient, needed, *products, *tensors, None, *ctx.options))
     result: list[Tensor | None] = [next(found) if need else None for need in needed]
     residual = gradient if len(asked) > _FFN_GRADIENTS and asked[_FFN_GRADIENTS] else None
     return (*result, residual, None, None, None, None)[: len(asked)]
@@ -264,6 +295,7 @@ def _no_second_derivative(ctx: Any, *_: Any) -> None:
 
 torch.library.register_autograd("tilewise::gemm", _gemm_gradients, setup_context=_gemm_context)
 torch.library.register_autograd("tilewise::ffn_forward", _ffn_gradients, setup_context=_ffn_context)
+torch.library.register_autograd("tilewise::ffn_forward_kept", _ffn_gradients, setup_context=_ffn_kept_context)
 torch.library.register_autograd("tilewise::ffn_backward", _no_second_derivative)
 torch.library.register_autograd("tilewise::norm_forward", _norm_gradients, setup_context=_norm_context)
 torch.library.register_autograd("tilewise::norm_backward", _no_second_derivative)
@@ -299,6 +331,7 @@ def _rope_gradients_of(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
 _EAGER = {
     gemm: _eager_call(gemm, _gemm_context, _gemm_gradients),
     ffn_forward: _eager_call(ffn_forward, _ffn_context, _ffn_gradients),
+    ffn_forward_kept: _eager_call(ffn_forward_kept, _ffn_kept_context, _ffn_gradients),
     norm_forward: _eager_call(norm_forward, _norm_context, _norm_gradients),
     rope: _eager_call(rope, _rope_context, _rope_gradients_of),
 }

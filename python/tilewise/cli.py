@@ -312,7 +312,7 @@ def _suites(options: Any, device: torch.device, selection: suites.Selection) -> 
 def _list(device: torch.device) -> int:
     for name in suites.names():
         suite = suites.load(name)
-        where = ", ".join(suite.devices)
+        where = ", ".join(suite.devices) or "if asked"
         print(f"{name:14}{len(suite.problems):>4} problems  {where:10}  {suite.about}")
     print(f"\non {device.type}")
     for op in (Problem.op, *OPERATIONS):

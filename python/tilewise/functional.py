@@ -75,6 +75,7 @@ def ffn(
     residual: Tensor | None = None,
     activation: Activation = "gelu",
     max_intermediate_bytes: int = 0,
+    keep_products: bool = False,
     kernel: str = "auto",
 ) -> Tensor:
     """A feed-forward network: h·downᵀ + down_bias + residual with h = f(x·upᵀ + up_bias).
@@ -90,10 +91,12 @@ def ffn(
         residual: [..., O], added at the end.
         activation: f; see `linear`.
         max_intermediate_bytes: bound on the memory of h, which is worked on in chunks; 0: none is set.
+        keep_products: whether x·upᵀ and x·gateᵀ are kept for a backward, [..., F] each, which then need not
+            compute them anew: a quarter of its products, for memory. Without a gradient nothing is kept.
         kernel: name of the kernel, or "auto".
 
     Returns:
-        [..., O]. Differentiable; h is computed anew for that, and not kept.
+        [..., O]. Differentiable; h is computed anew for that.
 
     >>> x, up, down = torch.randn(2, 5, 8), torch.randn(32, 8), torch.randn(8, 32)
     >>> expected = torch.nn.functional.gelu(x @ up.T) @ down.T
@@ -106,7 +109,12 @@ def ffn(
     addend = _residual_rows(residual, (*shape, down.shape[0]) if down.dim() == 2 else shape)
     biases = (up_bias, gate_bias, down_bias)
     options = (activation, max_intermediate_bytes, kernel, _tf32(x))
-    out = _run(ops.ffn_forward, (rows, up, down, gate, *biases, addend, *options), _NAMES)
+    arguments = (rows, up, down, gate, *biases, addend, *options)
+    recorded = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in arguments)
+    if keep_products and recorded:
+        out = _run(ops.ffn_forward_kept, arguments, _NAMES)[0]
+    else:
+        out = _run(ops.ffn_forward, arguments, _NAMES)
     return out if x.dim() == 2 else out.view(*shape, out.shape[-1])
 
 

@@ -63,6 +63,13 @@ GemmCall up_product(const FfnCall& call, const Forward& plan, std::int64_t first
                     .allow_tf32 = call.problem.allow_tf32});
 }
 
+// One of the products before the activation, where they are kept.
+GemmCall kept_product(const FfnCall& call, const Matrix& weight, const Vector& bias, const Matrix& to,
+                      std::int64_t first, std::int64_t count) {
+  return gemm_call(call.problem.device, call.x.rows_from(first, count), weight, to.rows_from(first, count),
+                   {.bias = bias, .allow_tf32 = call.problem.allow_tf32});
+}
+
 GemmCall down_product(const FfnCall& call, const Forward& plan, std::int64_t first, std::int64_t count) {
   return gemm_call(call.problem.device, plan.h.rows_from(0, count), call.down,
                    call.out.rows_from(first, count),
@@ -71,14 +78,42 @@ GemmCall down_product(const FfnCall& call, const Forward& plan, std::int64_t fir
                     .allow_tf32 = call.problem.allow_tf32});
 }
 
+// Calls product(GemmCall) and activate(ActivationPass) in the order of the pass, for tokens first up to
+// first + count.
+template <typename Product, typename Activate>
+void walk_tokens(const FfnCall& call, const Forward& plan, std::int64_t first, std::int64_t count,
+                 const Product& product, const Activate& activate) {
+  if (!call.problem.kept) {
+    product(up_product(call, plan, first, count));
+  } else {
+    ActivationPass pass{.activation = call.problem.activation,
+                        .up = call.up_product.rows_from(first, count),
+                        .gate = {},
+                        .dh = {},
+                        .h = plan.h.rows_from(0, count),
+                        .d_up = {},
+                        .d_gate = {}};
+    product(kept_product(call, call.up, call.up_bias, call.up_product, first, count));
+    if (call.problem.gated) {
+      product(kept_product(call, call.gate, call.gate_bias, call.gate_product, first, count));
+      pass.gate = call.gate_product.rows_from(first, count);
+    }
+    activate(pass);
+  }
+  product(down_product(call, plan, first, count));
+}
+
 void forward(const FfnCall& call, const Context& context) {
   Arena arena(context.workspace.data);
   const Forward plan = plan_forward(call, arena);
   const Products products(context);
   for (std::int64_t first = 0; first < call.problem.tokens; first += plan.chunk) {
-    const std::int64_t count = std::min(plan.chunk, call.problem.tokens - first);
-    products.launch(up_product(call, plan, first, count), arena.rounded());
-    products.launch(down_product(call, plan, first, count), arena.rounded());
+    walk_tokens(
+        call, plan, first, std::min(plan.chunk, call.problem.tokens - first),
+        [&](const GemmCall& product) { products.launch(product, arena.rounded()); },
+        [&](const ActivationPass& pass) {
+          ffn_steps(call.problem.device.type)->activation_pass(pass, context);
+        });
   }
 }
 
@@ -90,8 +125,10 @@ std::size_t forward_workspace(const FfnCall& call, const Context& context) {
   // The last chunk may be smaller, and be given to another kernel.
   const std::int64_t last = call.problem.tokens % plan.chunk;
   for (const std::int64_t count : {plan.chunk, last == 0 ? plan.chunk : last}) {
-    most = std::max({most, products.workspace(up_product(call, plan, 0, count)),
-                     products.workspace(down_product(call, plan, 0, count))});
+    walk_tokens(
+        call, plan, 0, count,
+        [&](const GemmCall& product) { most = std::max(most, products.workspace(product)); },
+        [](const ActivationPass&) {});
   }
   return arena.rounded() + most;
 }
@@ -131,35 +168,41 @@ Vector part_of(const Vector& vector, std::int64_t first) {
   return part;
 }
 
-// The first `count` columns of what a chunk is computed in.
-Matrix narrowed(const Matrix& matrix, std::int64_t count) {
-  Matrix part = matrix;
-  part.columns = count;
-  return part;
+// `count` columns from `first` on.
+Matrix columns_from(const Matrix& matrix, std::int64_t first, std::int64_t count) {
+  return matrix.transposed().rows_from(first, count).transposed();
 }
 
-// Calls product(GemmCall), gradient(ActivationGradient) and sum(Matrix, Vector) in the order of the pass, for
+// Calls product(GemmCall), activate(ActivationPass) and sum(Matrix, Vector) in the order of the pass, for
 // hidden features first up to first + count.
-template <typename Product, typename Gradient, typename Sum>
+template <typename Product, typename Activate, typename Sum>
 void walk_chunk(const FfnCall& call, const Backward& plan, std::int64_t first, std::int64_t count,
-                const Product& product, const Gradient& gradient, const Sum& sum) {
+                const Product& product, const Activate& activate, const Sum& sum) {
   const FfnProblem& problem = call.problem;
   const bool tf32 = problem.allow_tf32;
-  const Matrix up = narrowed(plan.up, count), dh = narrowed(plan.dh, count);
-  const Matrix gate = problem.gated ? narrowed(plan.gate, count) : Matrix();
+  // Of these the products' gradients come to stand in `up` and `gate`, and h in `dh`.
+  const Matrix up = columns_from(plan.up, 0, count), dh = columns_from(plan.dh, 0, count);
+  const Matrix gate = columns_from(plan.gate, 0, count);
   const Matrix up_rows = call.up.rows_from(first, count);
   const Matrix gate_rows = problem.gated ? call.gate.rows_from(first, count) : Matrix();
   const auto multiply = [&](const Matrix& a, const Matrix& b, const Matrix& out, const GemmParts& parts) {
     if (out.data != nullptr) product(gemm_call(problem.device, a, b, out, parts));
   };
-  multiply(call.x, up_rows, up, {.bias = part_of(call.up_bias, first), .allow_tf32 = tf32});
-  multiply(call.x, gate_rows, gate, {.bias = part_of(call.gate_bias, first), .allow_tf32 = tf32});
+  if (!problem.kept) {
+    multiply(call.x, up_rows, up, {.bias = part_of(call.up_bias, first), .allow_tf32 = tf32});
+    multiply(call.x, gate_rows, gate, {.bias = part_of(call.gate_bias, first), .allow_tf32 = tf32});
+  }
   multiply(call.d_out, call.down.transposed().rows_from(first, count), dh, {.allow_tf32 = tf32});
-  gradient(ActivationGradient{problem.activation, up, gate, dh});
-  // From here on dh holds h, and up and gate their gradients.
+  activate(ActivationPass{.activation = problem.activation,
+                          .up = problem.kept ? columns_from(call.up_product, first, count) : up,
+                          .gate = problem.kept ? columns_from(call.gate_product, first, count) : gate,
+                          .dh = dh,
+                          .h = dh,
+                          .d_up = up,
+                          .d_gate = gate});
   if (call.d_down.data != nullptr) {
-    const Matrix d_down = call.d_down.transposed().rows_from(first, count).transposed();
-    multiply(call.d_out.transposed(), dh.transposed(), d_down, {.allow_tf32 = tf32});
+    multiply(call.d_out.transposed(), dh.transposed(), columns_from(call.d_down, first, count),
+             {.allow_tf32 = tf32});
   }
   const auto weights = [&](const Matrix& d_product, const Matrix& rows, const Matrix& d_weight,
                            const Vector& d_bias, bool add_to_dx) {
@@ -184,7 +227,7 @@ void backward(const FfnCall& call, const Context& context) {
     walk_chunk(
         call, plan, first, std::min(plan.chunk, call.problem.hidden - first),
         [&](const GemmCall& product) { products.launch(product, arena.rounded()); },
-        [&](const ActivationGradient& gradient) { steps.activation_gradient(gradient, rest); }, sum);
+        [&](const ActivationPass& pass) { steps.activation_pass(pass, rest); }, sum);
   }
   if (call.d_down_bias.data != nullptr) sum(call.d_out, call.d_down_bias);
   if (plan.dx.data != call.dx.data) steps.round(plan.dx, call.dx, rest);
@@ -207,7 +250,7 @@ std::size_t backward_workspace(const FfnCall& call, const Context& context) {
         call, plan, std::max<std::int64_t>(call.problem.hidden - count, 0),
         std::min(count, call.problem.hidden),
         [&](const GemmCall& product) { most = std::max(most, products.workspace(product)); },
-        [](const ActivationGradient&) {},
+        [](const ActivationPass&) {},
         [&](const Matrix& x, const Vector&) { most = std::max(most, steps.sum_rows_workspace(x, context)); });
   }
   return arena.rounded() + most;
@@ -215,8 +258,8 @@ std::size_t backward_workspace(const FfnCall& call, const Context& context) {
 
 std::string supports(const FfnProblem& problem) {
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
-  if (problem.pass == Pass::backward && ffn_steps(problem.device.type) == nullptr) {
-    return "has no gradients of activations on " + to_string(problem.device);
+  if ((problem.pass == Pass::backward || problem.kept) && ffn_steps(problem.device.type) == nullptr) {
+    return "has no pass over activations on " + to_string(problem.device);
   }
   // The products it is made of, as they will be asked for.
   const GemmProblem product{.device = problem.device,

@@ -12,6 +12,7 @@ std::string to_string(const FfnProblem& problem) {
   if (problem.gated) text << ", gated";
   if (problem.bias) text << ", bias";
   if (problem.residual) text << ", residual";
+  if (problem.kept) text << ", products kept";
   return text.str();
 }
 

@@ -21,6 +21,7 @@ struct FfnProblem {
   bool gated = false;
   bool bias = false;  ///< any
   bool residual = false;
+  bool kept = false;  ///< the products before the activation are written by forward and read by backward
   bool allow_tf32 = false;
   bool by_rows = true;   ///< the rows of all weights are contiguous
   bool aligned = false;  ///< rows (or columns) of all matrices begin at multiples of 16 bytes

@@ -9,21 +9,23 @@
 
 namespace tilewise {
 
-// The parts of the backward pass of the network, and of the layer around it, that are no products; one
-// implementation a device.
+// The parts of the network, and of the layer around it, that are no products; one implementation a device.
 
-/// From the products and the gradient of h, in place, all [M, F] of one type and by rows:
-///   plain: dh becomes h = f(up), up becomes dh·f'(up)
-///   gated: dh becomes h = f(gate)·up, up becomes dh·f(gate), gate becomes dh·up·f'(gate)
-struct ActivationGradient {
+/// From the products and the gradient of h, all [M, F] of one type and by rows:
+///   plain: h = f(up), d_up = dh·f'(up)
+///   gated: h = f(gate)·up, d_up = dh·f(gate), d_gate = dh·up·f'(gate)
+/// What is written may stand where something is read: an element is read before it is written.
+struct ActivationPass {
   Activation activation;
   Matrix up;
   Matrix gate;  ///< data is null where there is none
-  Matrix dh;
+  Matrix dh;    ///< data is null where h alone is wanted
+  Matrix h;
+  Matrix d_up, d_gate;
 };
 
 struct FfnSteps {
-  void (*activation_gradient)(const ActivationGradient&, const Context&);
+  void (*activation_pass)(const ActivationPass&, const Context&);
   /// sums[n] = Σ_m x[m][n], in a fixed order, added up in f32 and rounded to the type of sums. The context's
   /// workspace holds sum_rows_workspace bytes, aligned to 64.
   void (*sum_rows)(const Matrix& x, const Vector& sums, const Context&);

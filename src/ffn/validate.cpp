@@ -88,6 +88,22 @@ void check_gradient(const Tensor& gradient, std::string_view name, const Tensor&
   check_contiguous_last(gradient, name);
 }
 
+// The products that forward keeps for backward: all there are, or none.
+void take_products(FfnCall& call, const Tensor& up, const Tensor& gate, const Context& context) {
+  FfnProblem& problem = call.problem;
+  check(problem.gated || !gate.given(), "gate_product", "a gate to keep it of", "no gate");
+  if (!up.given() && !gate.given()) return;
+  const auto take = [&](const Tensor& product, std::string_view name) {
+    check_rows(product, name, {problem.tokens, problem.hidden}, "[M, F]", problem.dtype, context);
+    const Matrix matrix = matrix_of(product);
+    problem.aligned = problem.aligned && matrix.aligned();
+    return matrix;
+  };
+  call.up_product = take(up, "up_product");
+  if (problem.gated) call.gate_product = take(gate, "gate_product");
+  problem.kept = true;
+}
+
 }  // namespace
 
 FfnCall checked_ffn_forward(const FfnInputs& inputs, const FfnOptions& options, const FfnOutputs& outputs,
@@ -98,16 +114,19 @@ FfnCall checked_ffn_forward(const FfnInputs& inputs, const FfnOptions& options, 
   if (inputs.residual.given()) {
     check_rows(inputs.residual, "residual", {problem.tokens, problem.out}, "[M, O]", problem.dtype, context);
   }
+  take_products(call, outputs.up_product, outputs.gate_product, context);
   const Tensor none;
   const bool in_place = same_view(inputs.residual, outputs.out);
-  check_written({{"out", &outputs.out}}, {{"x", &inputs.x},
-                                          {"up", &inputs.up},
-                                          {"gate", &inputs.gate},
-                                          {"down", &inputs.down},
-                                          {"up_bias", &inputs.up_bias},
-                                          {"gate_bias", &inputs.gate_bias},
-                                          {"down_bias", &inputs.down_bias},
-                                          {"residual", in_place ? &none : &inputs.residual}});
+  check_written(
+      {{"out", &outputs.out}, {"up_product", &outputs.up_product}, {"gate_product", &outputs.gate_product}},
+      {{"x", &inputs.x},
+       {"up", &inputs.up},
+       {"gate", &inputs.gate},
+       {"down", &inputs.down},
+       {"up_bias", &inputs.up_bias},
+       {"gate_bias", &inputs.gate_bias},
+       {"down_bias", &inputs.down_bias},
+       {"residual", in_place ? &none : &inputs.residual}});
   call.residual = matrix_of(inputs.residual);
   call.out = matrix_of(outputs.out);
   problem.aligned = problem.aligned && call.residual.aligned() && call.out.aligned();
@@ -129,6 +148,7 @@ FfnCall checked_ffn_backward(const FfnInputs& inputs, const FfnOptions& options,
         std::tuple(&gradients.d_down_bias, "d_down_bias", &inputs.down_bias, "down_bias")}) {
     check_gradient(*gradient, name, *of, of_name, context);
   }
+  take_products(call, gradients.up_product, gradients.gate_product, context);
   check_written({{"dx", &gradients.dx},
                  {"d_up", &gradients.d_up},
                  {"d_gate", &gradients.d_gate},
@@ -143,7 +163,9 @@ FfnCall checked_ffn_backward(const FfnInputs& inputs, const FfnOptions& options,
                  {"up_bias", &inputs.up_bias},
                  {"gate_bias", &inputs.gate_bias},
                  {"down_bias", &inputs.down_bias},
-                 {"d_out", &gradients.d_out}});
+                 {"d_out", &gradients.d_out},
+                 {"up_product", &gradients.up_product},
+                 {"gate_product", &gradients.gate_product}});
   call.d_out = matrix_of(gradients.d_out);
   call.dx = matrix_of(gradients.dx);
   call.d_up = matrix_of(gradients.d_up);

@@ -12,16 +12,26 @@ namespace tilewise::test::ffn_case {
 struct Problem {
   Buffer x, up, gate, down, up_bias, gate_bias, down_bias, residual, out;
   Buffer d_out, dx, d_up, d_gate, d_down, d_up_bias, d_gate_bias, d_down_bias;
+  Buffer up_product, gate_product;  // where forward keeps them
   FfnOptions options;
 
   FfnInputs inputs() const {
     return {x.view(),       up.view(),        gate.view(),      down.view(),
             up_bias.view(), gate_bias.view(), down_bias.view(), residual.view()};
   }
-  FfnOutputs outputs() const { return {out.view()}; }
+  FfnOutputs outputs() const { return {out.view(), up_product.view(), gate_product.view()}; }
   FfnGradients gradients() const {
-    return {d_out.view(),  dx.view(),        d_up.view(),        d_gate.view(),
-            d_down.view(), d_up_bias.view(), d_gate_bias.view(), d_down_bias.view()};
+    return {d_out.view(),     dx.view(),          d_up.view(),        d_gate.view(),     d_down.view(),
+            d_up_bias.view(), d_gate_bias.view(), d_down_bias.view(), up_product.view(), gate_product.view()};
+  }
+  /// Room for the products.
+  void keep(Random& random) {
+    const Shape shape{x.extent(0), up.extent(0)};
+    up_product = Buffer(x.dtype(), shape, random_placement(random));
+    up_product.poison();
+    if (!gate.given()) return;
+    gate_product = Buffer(x.dtype(), shape, random_placement(random));
+    gate_product.poison();
   }
   /// Each gradient beside what it is of.
   std::array<std::pair<Buffer*, const Buffer*>, 7> pairs() {
@@ -95,7 +105,7 @@ inline void forward(const Problem& p, const Context& context = serial_context())
   FfnInputs in = p.inputs();
   FfnOutputs out = p.outputs();
   std::vector<Tensor*> tensors = tensors_of(in);
-  tensors.push_back(&out.out);
+  tensors.insert(tensors.end(), {&out.out, &out.up_product, &out.gate_product});
   call_on(
       context, tensors, [&](const Context& c) { return ffn_forward_workspace(in, p.options, out, c); },
       [&](const Context& c) { ffn_forward(in, p.options, out, c); });
@@ -106,7 +116,7 @@ inline void backward(const Problem& p, const Context& context = serial_context()
   FfnGradients g = p.gradients();
   std::vector<Tensor*> tensors = tensors_of(in);
   tensors.insert(tensors.end(), {&g.d_out, &g.dx, &g.d_up, &g.d_gate, &g.d_down, &g.d_up_bias, &g.d_gate_bias,
-                                 &g.d_down_bias});
+                                 &g.d_down_bias, &g.up_product, &g.gate_product});
   call_on(
       context, tensors, [&](const Context& c) { return ffn_backward_workspace(in, p.options, g, c); },
       [&](const Context& c) { ffn_backward(in, p.options, g, c); });
@@ -194,6 +204,41 @@ inline void check_backward(Problem& p, const Context& context) {
     const double terms = 2 * std::sqrt(static_cast<double>(p.x.extent(0)));
     expect_near(got, e.pairs()[n].first->values(), plain[n], names[n], terms);
   }
+}
+
+/// Both passes with products kept: they are what a framework's are, and backward reads them and not x's.
+inline void check_kept(Problem& p, Random& random, const Context& context) {
+  p.keep(random);
+  check_forward(p, context);
+  const PlainSteps steps(p);
+  const auto check_product = [&](const Buffer& product, const Buffer& weight, const Buffer& bias,
+                                 const Plain& plain, const char* name) {
+    const std::vector<double> x = p.x.values(), w = weight.values();
+    const std::vector<double> b = bias.given() ? bias.values() : std::vector<double>();
+    const auto width = static_cast<std::size_t>(p.x.extent(1));
+    std::vector<double> truth;
+    for (std::size_t m = 0; m < static_cast<std::size_t>(p.x.extent(0)); ++m) {
+      for (std::size_t f = 0; f < static_cast<std::size_t>(weight.extent(0)); ++f) {
+        double sum = b.empty() ? 0 : b[f];
+        for (std::size_t e = 0; e < width; ++e) sum += x[m * width + e] * w[f * width + e];
+        truth.push_back(sum);
+      }
+    }
+    expect_near(product, truth, plain, name, 2);
+  };
+  check_product(p.up_product, p.up, p.up_bias, steps.up, "up_product");
+  if (p.gate.given()) check_product(p.gate_product, p.gate, p.gate_bias, steps.gate, "gate_product");
+  const std::vector<std::byte> before = p.up_product.bytes();
+  check_backward(p, context);
+  EXPECT_EQ(before, p.up_product.bytes());  // read alone
+  if (p.x.size() == 0 || p.up.size() == 0 || !p.d_down.given()) return;
+  // Products of zeros make h = f(0), which is 0 of all activations: so does the gradient of down.
+  p.up_product.set_values(std::vector<double>(static_cast<std::size_t>(p.up_product.size()), 0.0));
+  if (p.gate.given()) {
+    p.gate_product.set_values(std::vector<double>(static_cast<std::size_t>(p.gate_product.size()), 0.0));
+  }
+  backward(p, context);
+  for (const double value : p.d_down.values()) ASSERT_EQ(value, 0.0);
 }
 
 }  // namespace tilewise::test::ffn_case

@@ -52,6 +52,29 @@ TEST(Ffn, a_bound_on_memory_changes_nothing_but_the_workspace) {
   }
 }
 
+TEST(Ffn, with_products_kept_both_passes_are_near_the_truth) {
+  std::uint64_t seed = 300;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const Activation activation : activations) {
+      for (const bool gated : {false, true}) {
+        SeededRandom random(++seed);
+        const Sizes n{random.between(1, 60), random.between(1, 70), random.between(1, 150),
+                      random.between(1, 70)};
+        Problem p = random_problem(random, n, dtype, activation, gated);
+        if (random.chance(0.3)) p.options.max_intermediate_bytes = 5000;
+        check_kept(p, random, random_context(random));
+      }
+    }
+  }
+}
+
+TEST(Ffn, the_reference_keeps_products_and_reads_them) {
+  SeededRandom random(340);
+  Problem p = random_problem(random, {5, 7, 9, 6}, DType::f64, Activation::silu, true);
+  p.options.kernel = "reference";
+  check_kept(p, random, {});
+}
+
 TEST(Ffn, no_tokens_and_no_hidden_features_are_valid) {
   for (const Sizes n : {Sizes{0, 5, 7, 5}, {3, 5, 0, 4}, {40, 5, 0, 4}, {3, 0, 4, 5}}) {
     for (const std::string_view kernel : {"chunked", "reference"}) {
@@ -139,6 +162,16 @@ TEST(Ffn, bad_input_is_named_and_nothing_is_written) {
        [](Problem& p) { p.down_bias = Buffer(DType::f32, {6}); }},
       {"residual: expected [M, O] = [3, 4], got f32[4, 3]",
        [](Problem& p) { p.residual = Buffer(DType::f32, {4, 3}); }},
+      {"up_product: expected [M, F] = [3, 6], got f32[3, 5]",
+       [](Problem& p) { p.up_product = Buffer(DType::f32, {3, 5}); }},
+      {"gate_product: expected a gate to keep it of, got no gate",
+       [](Problem& p) { p.gate_product = Buffer(DType::f32, {3, 6}); }},
+      {"gate_product: expected [M, F] = [3, 6], got none",
+       [](Problem& p) {
+         p.gate = Buffer(DType::f32, {6, 4});
+         p.options.activation = Activation::silu;
+         p.up_product = Buffer(DType::f32, {3, 6});
+       }},
       {"out: expected f32, got f16", [](Problem& p) { p.out = Buffer(DType::f16, {3, 4}); }},
   };
   for (const Mistake& mistake : mistakes) {

@@ -77,27 +77,43 @@ def test_linear_is_as_near_as_pytorch(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("bound", [0, 5000])
-def test_ffn_is_as_near_as_pytorch(bound: int, gated: bool, dtype: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize("kept", [False, True])
+def test_ffn_is_as_near_as_pytorch(
+    kept: bool, bound: int, gated: bool, dtype: torch.dtype, device: torch.device
+) -> None:
     where = {"dtype": dtype, "device": device}
+    options: dict[str, Any] = {"max_intermediate_bytes": bound, "keep_products": kept}
     x, up, down = leaf(2, 45, 48, **where), scaled(130, 48, **where), scaled(48, 130, **where)
     gate, up_bias, down_bias = scaled(130, 48, **where), leaf(130, **where), leaf(48, **where)
     residual = leaf(2, 45, 48, **where)
     if gated:
         compare(
-            lambda x, u, d, g, r: tilewise.ffn(
-                x, u, d, gate=g, residual=r, activation="silu", max_intermediate_bytes=bound
-            ),
+            lambda x, u, d, g, r: tilewise.ffn(x, u, d, gate=g, residual=r, activation="silu", **options),
             lambda x, u, d, g, r: F.linear(F.silu(F.linear(x, g)) * F.linear(x, u), d) + r,
             (x, up, down, gate, residual),
         )
     else:
         compare(
-            lambda x, u, d, b, c: tilewise.ffn(
-                x, u, d, up_bias=b, down_bias=c, activation="gelu", max_intermediate_bytes=bound
-            ),
+            lambda x, u, d, b, c: tilewise.ffn(x, u, d, up_bias=b, down_bias=c, activation="gelu", **options),
             lambda x, u, d, b, c: F.linear(F.gelu(F.linear(x, u, b)), d, c),
             (x, up, down, up_bias, down_bias),
         )
+
+
+def test_ffn_keeps_products_for_a_backward_alone() -> None:
+    x, up, down, gate = leaf(45, 48), leaf(130, 48), leaf(48, 130), leaf(130, 48)
+
+    def saved(**options: Any) -> int:
+        """Of [M, F], how many a graph holds."""
+        found: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: found.append(x) or x, lambda x: x):
+            tilewise.ffn(x, up, down, gate=gate, activation="silu", **options)
+        return sum(x.shape == (45, 130) for x in found)
+
+    assert saved() == 0
+    assert saved(keep_products=True) == 2
+    with torch.no_grad():
+        assert saved(keep_products=True) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -198,6 +214,10 @@ def test_gradients_are_those_of_differences() -> None:
             lambda x, w, d, b, r, a=activation: tilewise.ffn(x, w, d, up_bias=b, residual=r, activation=a),
             (x, w, d, bias, residual),
         )
+        torch.autograd.gradcheck(
+            lambda x, w, d, g, a=activation: tilewise.ffn(x, w, d, gate=g, activation=a, keep_products=True),
+            (x, w, d, g),
+        )
     torch.autograd.gradcheck(lambda x, w, r: tilewise.rms_norm(x, w, residual=r), (x, scale, residual))
     torch.autograd.gradcheck(lambda x, w, b: tilewise.layer_norm(x, w, b), (x, scale, scale))
     tables = [t.double() for t in tilewise.rope_tables(3, 4)]
@@ -220,6 +240,11 @@ def opcheck_samples() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "gated gemm": (ops.gemm.default, (x, w, b, leaf(5, 8), None, leaf(6, 5), "silu")),
         "ffn": (ops.ffn_forward.default, (x, w, d, None, b)),
         "gated ffn": (ops.ffn_forward.default, (x, w, d, leaf(5, 8), None, None, None, leaf(6, 8), "silu")),
+        "ffn, products kept": (ops.ffn_forward_kept.default, (x, w, d, None, b)),
+        "gated ffn, products kept": (
+            ops.ffn_forward_kept.default,
+            (x, w, d, leaf(5, 8), None, None, None, leaf(6, 8), "silu"),
+        ),
         "rms norm": (ops.norm_forward.default, (x, leaf(6, 8), leaf(8), None, 1e-6, False)),
         "layer norm": (ops.norm_forward.default, (x, None, leaf(8), leaf(8), 1e-6, True)),
         "rope": (ops.rope.default, (q, k, cos, sin, torch.tensor([[1, 5, 2]]))),

@@ -7,6 +7,8 @@ A row has sizes b, hq, hkv, sq, sk, d, dv (hkv, sk and dv follow hq, sq and d; b
 "additive" or "padding", window, blocks, dropout), and lists of dtypes, passes and causal, which are
 multiplied out; without them it is f32, forward, not causal.
 
+Without --suite all run that are for the device; one for none runs where it is asked for.
+
 That is attention. A row with an "op" is another operation, with that one's sizes, dtypes and passes.
 """
 

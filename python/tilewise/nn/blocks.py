@@ -88,7 +88,7 @@ class LayerNorm(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """down(f(up(x))), with what lies between in chunks and never kept.
+    """down(f(up(x))), with what lies between in chunks and, unless asked for, not kept.
 
     Args:
         embed_dim: E, the width of input and output.
@@ -96,6 +96,7 @@ class FeedForward(nn.Module):
         activation: f; see `tilewise.linear`.
         bias: whether the two products have one.
         max_intermediate_bytes: bound on the memory of what lies between, 0 for none.
+        keep_products: whether a backward finds what stood before the activation; see `tilewise.ffn`.
 
     >>> layer = FeedForward(embed_dim=16, ffn_dim=64)
     >>> layer(torch.randn(2, 3, 16)).shape
@@ -110,12 +111,14 @@ class FeedForward(nn.Module):
         bias: bool = True,
         *,
         max_intermediate_bytes: int = 0,
+        keep_products: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         _check_sizes(embed_dim=embed_dim, ffn_dim=ffn_dim)
         self.activation, self.max_intermediate_bytes = activation, max_intermediate_bytes
+        self.keep_products = keep_products
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.up_proj = nn.Linear(embed_dim, ffn_dim, bias, **where)
         self.down_proj = nn.Linear(ffn_dim, embed_dim, bias, **where)
@@ -129,6 +132,7 @@ class FeedForward(nn.Module):
             residual=residual,
             activation=self.activation,
             max_intermediate_bytes=self.max_intermediate_bytes,
+            keep_products=self.keep_products,
         )
 
     def extra_repr(self) -> str:
@@ -151,12 +155,14 @@ class GatedFeedForward(nn.Module):
         bias: bool = False,
         *,
         max_intermediate_bytes: int = 0,
+        keep_products: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         _check_sizes(embed_dim=embed_dim, ffn_dim=ffn_dim)
         self.activation, self.max_intermediate_bytes = activation, max_intermediate_bytes
+        self.keep_products = keep_products
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.gate_proj = nn.Linear(embed_dim, ffn_dim, bias, **where)
         self.up_proj = nn.Linear(embed_dim, ffn_dim, bias, **where)
@@ -173,6 +179,7 @@ class GatedFeedForward(nn.Module):
             residual=residual,
             activation=self.activation,
             max_intermediate_bytes=self.max_intermediate_bytes,
+            keep_products=self.keep_products,
         )
 
     def extra_repr(self) -> str:

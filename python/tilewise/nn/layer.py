@@ -42,6 +42,8 @@ class TransformerLayer(nn.Module):
         config: a `LayerConfig`, or the name of one in `CONFIGS`: "vit-b/16", "bert-base", "llama-2-7b",
             "llama-2-13b", "llama-2-70b", "llama-3-8b".
         rotary: the rotary embedding, where layers share one; else the layer makes its own.
+        keep_products: whether a backward finds what stood before the network's activation, or computes it
+            anew; see `tilewise.ffn`.
         changes: fields of the configuration to be replaced.
 
     >>> small = {"embed_dim": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "ffn_dim": 96}
@@ -62,6 +64,7 @@ class TransformerLayer(nn.Module):
         config: LayerConfig | str,
         *,
         rotary: RotaryEmbedding | None = None,
+        keep_products: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **changes: Any,
@@ -82,7 +85,8 @@ class TransformerLayer(nn.Module):
             **where,
         )
         network = GatedFeedForward if config.gated else FeedForward
-        self.ffn = network(config.embed_dim, config.ffn_dim, config.activation, config.ffn_bias, **where)
+        sizes = (config.embed_dim, config.ffn_dim)
+        self.ffn = network(*sizes, config.activation, config.ffn_bias, keep_products=keep_products, **where)
         norm = RMSNorm if config.norm == "rms" else LayerNorm
         self.attention_norm = norm(config.embed_dim, config.eps, **where)
         self.ffn_norm = norm(config.embed_dim, config.eps, **where)

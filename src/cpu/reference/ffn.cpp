@@ -26,9 +26,12 @@ void forward_token(const FfnCall& call, std::int64_t m, const Hidden& hidden) {
   const FfnProblem& problem = call.problem;
   for (std::int64_t f = 0; f < problem.hidden; ++f) {
     const double up = product(call.x, call.up, call.up_bias, m, f);
-    hidden.h[f] = problem.gated
-                      ? activated(problem.activation, product(call.x, call.gate, call.gate_bias, m, f)) * up
-                      : activated(problem.activation, up);
+    const double gate = problem.gated ? product(call.x, call.gate, call.gate_bias, m, f) : 0;
+    hidden.h[f] =
+        problem.gated ? activated(problem.activation, gate) * up : activated(problem.activation, up);
+    if (!problem.kept) continue;
+    store(call.up_product, m, f, up);
+    if (problem.gated) store(call.gate_product, m, f, gate);
   }
   for (std::int64_t o = 0; o < problem.out; ++o) {
     double sum = element(call.down_bias, o);
@@ -45,9 +48,11 @@ void backward_token(const FfnCall& call, std::int64_t m, const Hidden& hidden) {
     const std::int64_t at = m * problem.hidden + f;
     double dh = 0;
     for (std::int64_t o = 0; o < problem.out; ++o) dh += element(call.d_out, m, o) * element(call.down, o, f);
-    const double up = product(call.x, call.up, call.up_bias, m, f);
+    const double up =
+        problem.kept ? element(call.up_product, m, f) : product(call.x, call.up, call.up_bias, m, f);
     if (problem.gated) {
-      const double gate = product(call.x, call.gate, call.gate_bias, m, f);
+      const double gate =
+          problem.kept ? element(call.gate_product, m, f) : product(call.x, call.gate, call.gate_bias, m, f);
       const double open = activated(problem.activation, gate);
       hidden.h[at] = open * up;
       hidden.up[at] = dh * open;

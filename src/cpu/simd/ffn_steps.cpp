@@ -17,20 +17,30 @@ namespace {
 // Columns worked on at a time, in buffers on the stack.
 constexpr std::int64_t piece = 512;
 
-// Columns first up to first + count of row m, in place.
+// Columns first up to first + count of row m.
 template <Activation activation>
-void differentiate_piece(const ActivationGradient& call, std::int64_t m, std::int64_t first,
-                         std::int64_t count) {
+void activate_piece(const ActivationPass& call, std::int64_t m, std::int64_t first, std::int64_t count) {
   alignas(64) float up[piece], gate[piece], dh[piece];
   const auto elements = static_cast<int>(count);
   const auto load_one = [&](float* to, const Matrix& from) {
     widen(to, from.at(m, first), from.dtype, elements, 1.0f);
     std::fill(to + elements, to + (elements + lanes - 1) / lanes * lanes, 0.0f);
   };
+  const auto store_one = [&](const Matrix& to, const float* from) {
+    narrow(to.at(m, first), to.dtype, from, elements);
+  };
   const bool gated = call.gate.data != nullptr;
   load_one(up, call.up);
-  load_one(dh, call.dh);
   if (gated) load_one(gate, call.gate);
+  if (call.dh.data == nullptr) {
+    for (std::int64_t n = 0; n < count; n += lanes) {
+      const VF u = load(up + n);
+      const VF value = activate_with_slope<activation>(gated ? load(gate + n) : u).value;
+      store(gated ? hn::Mul(value, u) : value, dh + n);
+    }
+    return store_one(call.h, dh);
+  }
+  load_one(dh, call.dh);
   for (std::int64_t n = 0; n < count; n += lanes) {
     const VF d = load(dh + n), u = load(up + n);
     const auto [value, slope] = activate_with_slope<activation>(gated ? load(gate + n) : u);
@@ -43,9 +53,9 @@ void differentiate_piece(const ActivationGradient& call, std::int64_t m, std::in
       store(hn::Mul(d, slope), up + n);
     }
   }
-  narrow(call.dh.at(m, first), call.dh.dtype, dh, elements);
-  narrow(call.up.at(m, first), call.up.dtype, up, elements);
-  if (gated) narrow(call.gate.at(m, first), call.gate.dtype, gate, elements);
+  store_one(call.h, dh);
+  store_one(call.d_up, up);
+  if (gated) store_one(call.d_gate, gate);
 }
 
 // Columns [first, last) of all rows of the part, added up.
@@ -64,13 +74,13 @@ void sum_part(const Matrix& x, std::int64_t part, std::int64_t parts, float* sum
 
 }  // namespace
 
-void activation_gradient(const ActivationGradient& call, const Context& context) {
+void activation_pass(const ActivationPass& call, const Context& context) {
   const Matrix& up = call.up;
   with_activation(call.activation, [&](auto tag) {
     constexpr Activation activation = decltype(tag)::activation;
     for_each_task(context.parallel_for, up.rows, [&](std::int64_t, std::int64_t m) {
       for (std::int64_t first = 0; first < up.columns; first += piece) {
-        differentiate_piece<activation>(call, m, first, std::min(piece, up.columns - first));
+        activate_piece<activation>(call, m, first, std::min(piece, up.columns - first));
       }
     });
   });

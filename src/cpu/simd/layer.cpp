@@ -36,7 +36,7 @@ constexpr PerLevel<Size<NormCall>> norm_workspace = {TILEWISE_EACH_LEVEL(norm_wo
 constexpr PerLevel<Run<NormCall>> norm = {TILEWISE_EACH_LEVEL(norm)};
 constexpr PerLevel<Size<RopeCall>> rope_workspace = {TILEWISE_EACH_LEVEL(rope_workspace)};
 constexpr PerLevel<Run<RopeCall>> rope = {TILEWISE_EACH_LEVEL(rope)};
-constexpr PerLevel<Run<ActivationGradient>> activation_gradient = {TILEWISE_EACH_LEVEL(activation_gradient)};
+constexpr PerLevel<Run<ActivationPass>> activation_pass = {TILEWISE_EACH_LEVEL(activation_pass)};
 constexpr PerLevel<Size<Matrix>> sum_rows_workspace = {TILEWISE_EACH_LEVEL(sum_rows_workspace)};
 constexpr PerLevel<void(const Matrix&, const Vector&, const Context&)> sum_rows = {
     TILEWISE_EACH_LEVEL(sum_rows)};
@@ -68,7 +68,7 @@ constinit const RopeKernel simd_rope = {.name = "simd",
                                         .launch = simd::run<simd::rope, void, RopeCall>};
 
 constinit const FfnSteps simd_ffn_steps = {
-    .activation_gradient = simd::run<simd::activation_gradient, void, ActivationGradient>,
+    .activation_pass = simd::run<simd::activation_pass, void, ActivationPass>,
     .sum_rows = simd::run<simd::sum_rows, void, Matrix, Vector>,
     .sum_rows_workspace = simd::run<simd::sum_rows_workspace, std::size_t, Matrix>,
     .round = simd::run<simd::round, void, Matrix, Matrix>,

@@ -24,7 +24,7 @@
   void norm(const NormCall& call, const Context& context);                           \
   std::size_t rope_workspace(const RopeCall& call, const Context& context);          \
   void rope(const RopeCall& call, const Context& context);                           \
-  void activation_gradient(const ActivationGradient& call, const Context& context);  \
+  void activation_pass(const ActivationPass& call, const Context& context);          \
   std::size_t sum_rows_workspace(const Matrix& x, const Context& context);           \
   void sum_rows(const Matrix& x, const Vector& sums, const Context& context);        \
   void round(const Matrix& from, const Matrix& to, const Context& context);          \

@@ -40,6 +40,7 @@ GemmProblem down_problem(const FfnProblem& problem) {
 
 std::string supports(const FfnProblem& problem) {
   if (problem.pass == Pass::backward) return "has no backward";
+  if (problem.kept) return "keeps no products";
   if (problem.tokens == 0) return "takes no less than one token";
   if (!problem.by_rows) return "takes weights by rows alone";
   const std::string reason = few_rows_gemm.supports(up_problem(problem));

@@ -37,16 +37,16 @@ __device__ __forceinline__ void store(const Matrix& matrix, std::int64_t m, std:
 }
 
 template <typename T, int width>
-__global__ void __launch_bounds__(threads) gradient_kernel(const __grid_constant__ ActivationGradient work) {
+__global__ void __launch_bounds__(threads) activation_kernel(const __grid_constant__ ActivationPass work) {
   constexpr bool approximate = sizeof(T) == 2;
   const std::int64_t across = work.up.columns / width;
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * threads + threadIdx.x;
   const std::int64_t m = index / across, n = index % across * width;
   if (m >= work.up.rows) return;
-  const bool gated = work.gate.data != nullptr;
-  float up[width], dh[width], gate[width];
+  const bool gated = work.gate.data != nullptr, gradients = work.dh.data != nullptr;
+  float up[width], dh[width] = {}, gate[width];
   load<T>(up, work.up, m, n);
-  load<T>(dh, work.dh, m, n);
+  if (gradients) load<T>(dh, work.dh, m, n);
   if (gated) load<T>(gate, work.gate, m, n);
   with_activation(work.activation, [&]<Activation f>() {
 #pragma unroll
@@ -63,30 +63,32 @@ __global__ void __launch_bounds__(threads) gradient_kernel(const __grid_constant
       }
     }
   });
-  store<T>(work.up, m, n, up);
-  store<T>(work.dh, m, n, dh);
-  if (gated) store<T>(work.gate, m, n, gate);
+  store<T>(work.h, m, n, dh);
+  if (!gradients) return;
+  store<T>(work.d_up, m, n, up);
+  if (gated) store<T>(work.d_gate, m, n, gate);
 }
 
 template <typename T>
-void run_gradient(const ActivationGradient& work, const Context& context) {
+void run_activation(const ActivationPass& work, const Context& context) {
   constexpr int size = chunk_size<T>;
-  const bool in_chunks = work.up.columns % size == 0 && work.up.aligned() && work.dh.aligned() &&
-                         (work.gate.data == nullptr || work.gate.aligned());
+  const bool in_chunks = work.up.columns % size == 0 && work.up.aligned() && work.gate.aligned() &&
+                         work.dh.aligned() && work.h.aligned() && work.d_up.aligned() &&
+                         work.d_gate.aligned();
   const std::int64_t pieces = work.up.rows * (work.up.columns / (in_chunks ? size : 1));
-  const Launch how{.name = "tilewise activation gradient",
+  const Launch how{.name = "tilewise activation",
                    .blocks = (pieces + threads - 1) / threads,
                    .threads = threads,
                    .stream = static_cast<cudaStream_t>(context.stream)};
-  in_chunks ? launch<gradient_kernel<T, size>>(how, work) : launch<gradient_kernel<T, 1>>(how, work);
+  in_chunks ? launch<activation_kernel<T, size>>(how, work) : launch<activation_kernel<T, 1>>(how, work);
 }
 
-void activation_gradient(const ActivationGradient& work, const Context& context) {
+void activation_pass(const ActivationPass& work, const Context& context) {
   const DeviceGuard guard(context.device.index);
   switch (work.up.dtype) {
-    case DType::f16: return run_gradient<__half>(work, context);
-    case DType::bf16: return run_gradient<__nv_bfloat16>(work, context);
-    default: return run_gradient<float>(work, context);
+    case DType::f16: return run_activation<__half>(work, context);
+    case DType::bf16: return run_activation<__nv_bfloat16>(work, context);
+    default: return run_activation<float>(work, context);
   }
 }
 
@@ -163,7 +165,7 @@ void add(const Matrix& x, const Matrix& to, const Context& context) {
 
 }  // namespace
 
-constinit const FfnSteps ffn_steps = {.activation_gradient = activation_gradient,
+constinit const FfnSteps ffn_steps = {.activation_pass = activation_pass,
                                       .sum_rows = sum_rows,
                                       .sum_rows_workspace = sum_rows_workspace,
                                       .round = round,

@@ -85,10 +85,16 @@ __device__ __forceinline__ void leave_partials(const float (&sums)[chunks][chunk
   }
 }
 
+/// Threads that a multiprocessor has at a time, each with eight columns of a row: so there are registers for
+/// the sums of columns and for a row between its two passes.
+constexpr int resident_threads = 1024;
+constexpr int columns_held = 8;
+
 template <typename T, Norm norm, int chunks, bool one_warp, int stages>
-__global__ void __launch_bounds__(most_threads<chunks, one_warp>)
+__global__ void __launch_bounds__(resident_threads)
     chunks_kernel(const __grid_constant__ NormCall call, const __grid_constant__ Partials partials) {
   constexpr int size = chunk_size<T>;
+  constexpr bool held = chunks * size <= columns_held;  // longer rows are read again in shared memory
   using Row = Team<one_warp>;
   const int count = static_cast<int>(call.problem.dim) / size;
   const auto inverse = 1.0f / static_cast<float>(call.problem.dim);
@@ -99,50 +105,84 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
   for (int stage = 0; stage < stages - 1; ++stage) {
     ahead.fetch(call, Row::number() + stage * Row::count(), stage, count);
   }
+  const auto statistics = [&](std::int64_t m) {
+    if (m >= call.problem.rows) return float2{};
+    return float2{norm == Norm::layer ? statistic(call.mean, m) : 0.0f, statistic(call.rstd, m)};
+  };
+  float2 next = statistics(Row::number());
   int stage = 0, place = 0;
 #pragma unroll 1
   for (std::int64_t m = Row::number(); m < call.problem.rows; m += Row::count()) {
     ahead.fetch(call, m + (stages - 1) * Row::count(), (stage + stages - 1) % stages, count);
-    wait_copies<stages - 1>();  // for this row
-    const float mean = norm == Norm::layer ? statistic(call.mean, m) : 0.0f;
-    const float rstd = statistic(call.rstd, m);
-    float normal[chunks][size], g[chunks][size];
-    float sums[2] = {0, 0};  // of g·n and of g
+    const auto [mean, rstd] = next;
+    next = statistics(m + Row::count());  // a row ahead, too
+    wait_copies<stages - 1>();            // for this row
+    float normal[held ? chunks : 1][size], g[held ? chunks : 1][size];
+    // n and g of a chunk; the first time with the sums over rows.
+    const auto get = [&](int c, int at, bool first) {
+      float(&n)[size] = normal[held ? c : 0], (&own)[size] = g[held ? c : 0];
+      ahead.get(n, stage, 0, c);
+      ahead.get(own, stage, 1, c);
+#pragma unroll
+      for (int e = 0; e < size; ++e) {
+        n[e] = (n[e] - mean) * rstd;
+        if (!first) continue;
+        d_weight[c][e] += own[e] * n[e];
+        if constexpr (norm == Norm::layer) d_bias[c][e] += own[e];
+      }
+      if (call.weight.data == nullptr) return;
+      float weight[size];
+      load_vector_chunk<T>(weight, call.weight, at * size);
+#pragma unroll
+      for (int e = 0; e < size; ++e) own[e] *= weight[e];
+    };
+    float sums[norm == Norm::layer ? 2 : 1] = {};  // of g·n and of g
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
       const int at = Row::thread() + c * Row::size();
       if (at >= count) continue;
-      ahead.get(normal[c], stage, 0, c);
-      ahead.get(g[c], stage, 1, c);
-      float weight[size];
-      if (call.weight.data != nullptr) load_vector_chunk<T>(weight, call.weight, at * size);
+      get(c, at, true);
 #pragma unroll
-      for (int n = 0; n < size; ++n) {
-        normal[c][n] = (normal[c][n] - mean) * rstd;
-        d_weight[c][n] += g[c][n] * normal[c][n];
-        if constexpr (norm == Norm::layer) d_bias[c][n] += g[c][n];
-        if (call.weight.data != nullptr) g[c][n] *= weight[n];
-        sums[0] += g[c][n] * normal[c][n];
-        sums[1] += g[c][n];
+      for (int e = 0; e < size; ++e) {
+        sums[0] += g[held ? c : 0][e] * normal[held ? c : 0][e];
+        if constexpr (norm == Norm::layer) sums[1] += g[held ? c : 0][e];
+      }
+    }
+    if (call.dx.data != nullptr) {
+      RawChunk<T> more[chunks];  // on its way while sums are joined
+      if (call.d_sum.data != nullptr) {
+#pragma unroll
+        for (int c = 0; c < chunks; ++c) {
+          const int at = Row::thread() + c * Row::size();
+          if (at < count) more[c].load(row_of<T>(call.d_sum, m) + at * size);
+        }
+      }
+      Row::sum(sums, place);
+      place ^= 1;
+      // dx = rstd·g − n·slope − shift
+      const float slope = rstd * sums[0] * inverse;
+      float shift = 0;
+      if constexpr (norm == Norm::layer) shift = rstd * sums[1] * inverse;
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) {
+        const int at = Row::thread() + c * Row::size();
+        if (at >= count) continue;
+        if constexpr (!held) get(c, at, false);
+        float dx[size];
+#pragma unroll
+        for (int e = 0; e < size; ++e) {
+          dx[e] = rstd * g[held ? c : 0][e] - shift - normal[held ? c : 0][e] * slope;
+        }
+        if (call.d_sum.data != nullptr) {
+          float added[size];
+          more[c].spread(added);
+#pragma unroll
+          for (int e = 0; e < size; ++e) dx[e] += added[e];
+        }
+        store_chunk(row_of<T>(call.dx, m) + at * size, dx);
       }
     }
     stage = (stage + 1) % stages;
-    if (call.dx.data == nullptr) continue;
-    Row::sum(sums, place);
-    place ^= 1;
-    const float shift = norm == Norm::layer ? sums[1] * inverse : 0.0f;
-#pragma unroll
-    for (int c = 0; c < chunks; ++c) {
-      const int at = Row::thread() + c * Row::size();
-      if (at >= count) continue;
-      float more[size] = {};
-      if (call.d_sum.data != nullptr) load_chunk(more, row_of<T>(call.d_sum, m) + at * size);
-#pragma unroll
-      for (int n = 0; n < size; ++n) {
-        g[c][n] = rstd * (g[c][n] - shift - normal[c][n] * (sums[0] * inverse)) + more[n];
-      }
-      store_chunk(row_of<T>(call.dx, m) + at * size, g[c]);
-    }
   }
   leave_partials<T, chunks, one_warp>(d_weight, partials.weight, count);
   if constexpr (norm == Norm::layer) leave_partials<T, chunks, one_warp>(d_bias, partials.bias, count);
@@ -203,15 +243,40 @@ std::size_t ring_bytes(const RowShape& shape, int stages) {
 
 // Where one row of x and dy is more than shared memory has, elements are taken one by one.
 RowShape backward_shape(const NormCall& call, const DeviceProperties& device) {
-  const RowShape shape = shape_of(call);
+  RowShape shape = shape_of(call);
+  if (!shape.in_chunks) return shape;
+  const auto size = 16 / static_cast<int>(size_of(call.problem.dtype));
+  const auto count = static_cast<int>(call.problem.dim) / size, held = columns_held / size;
+  shape.one_warp = count <= 32 * held;
+  shape.chunks = held;
+  if (shape.one_warp) {
+    if (count <= 32) shape.chunks = 1;
+    shape.threads = 256;
+    shape.rows = 8;
+  } else {
+    while (count > shape.chunks * resident_threads) shape.chunks *= 2;
+    shape.threads = ((count + shape.chunks - 1) / shape.chunks + 31) / 32 * 32;
+    shape.rows = 1;
+  }
   return ring_bytes(shape, 1) <= device.shared_bytes ? shape : RowShape{};
+}
+
+// What shapes there are.
+template <typename T, typename Body>
+void with_backward_shape(const RowShape& shape, const Body& body) {
+  constexpr int held = columns_held / chunk_size<T>;
+  if (shape.one_warp) {
+    return shape.chunks == 1 ? body.template operator()<1, true>() : body.template operator()<held, true>();
+  }
+  if (shape.chunks == held) return body.template operator()<held, false>();
+  shape.chunks == 2 ? body.template operator()<2, false>() : body.template operator()<4, false>();
 }
 
 // How many pieces rows are summed in: blocks that stay, or strips.
 int pieces_of(const NormCall& call, const RowShape& shape, int multiprocessors) {
   const NormProblem& problem = call.problem;
   if (!shape.in_chunks) return row_strips(problem.rows, problem.dim, multiprocessors);
-  const int blocks_each = std::max(1, 768 / shape.threads);
+  const int blocks_each = resident_threads / shape.threads;
   return static_cast<int>(std::clamp<std::int64_t>((problem.rows + shape.rows - 1) / shape.rows, 1,
                                                    std::int64_t{multiprocessors} * blocks_each));
 }
@@ -244,14 +309,20 @@ void backward(const NormCall& call, const Context& context) {
   auto* stream = static_cast<cudaStream_t>(context.stream);
   with_types(problem, [&]<typename T, Norm norm>() {
     if (shape.in_chunks) {
-      return with_shape(shape, [&]<int chunks, bool one_warp>() {
+      return with_backward_shape<T>(shape, [&]<int chunks, bool one_warp>() {
         Launch how{
             .name = "tilewise norm backward", .blocks = pieces, .threads = shape.threads, .stream = stream};
         const auto run = [&]<int stages>() {
           how.shared_bytes = ring_bytes(shape, stages);
+          // Beyond 48 KiB with the kernel's own variables it has to be asked for, which a launch does beyond
+          // 48 KiB without them.
+          constexpr std::size_t own = 2048, without_asking = 48 * 1024;
+          if (how.shared_bytes + own > without_asking) {
+            how.shared_bytes = std::max(how.shared_bytes, without_asking + 16);
+          }
           launch<chunks_kernel<T, norm, chunks, one_warp, stages>>(how, call, partials);
         };
-        ring_bytes(shape, 4) <= device.shared_bytes ? run.template operator()<4>()
+        ring_bytes(shape, 3) <= device.shared_bytes ? run.template operator()<3>()
                                                     : run.template operator()<1>();
       });
     }

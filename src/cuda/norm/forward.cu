@@ -1,5 +1,7 @@
 #include "cuda/norm/config.h"
 #include "cuda/norm/dispatch.cuh"
+#include "cuda/ptx/dependent.cuh"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/bias.cuh"
 #include "cuda/tile/chunk.cuh"
@@ -17,57 +19,115 @@ __device__ __forceinline__ void store_statistic(const Vector& to, std::int64_t m
   if (to.data != nullptr) reinterpret_cast<float*>(to.data)[m * to.stride] = value;
 }
 
+/// Mean and sum of squares about it.
+struct Moments {
+  float mean, squares;
+};
+
+/// Those of a team's row, `count` chunks of which the thread has some. Each warp finds its own, and about its
+/// own mean, so that the team waits once; then they are put together.
+template <bool one_warp, typename T, int chunks>
+__device__ __forceinline__ Moments moments_of(const RawChunk<T> (&s)[chunks], int count) {
+  constexpr int size = chunk_size<T>;
+  using Row = Team<one_warp>;
+  const int step = Row::size(), lane = static_cast<int>(threadIdx.x) % 32;
+  float sum = 0;
+  int elements = 0;  // the warp's
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    const int at = Row::thread() + c * step;
+    elements += min(max(count - (at - lane), 0), 32) * size;
+    if (at >= count) continue;
+    float x[size];
+    s[c].spread(x);
+#pragma unroll
+    for (int n = 0; n < size; ++n) sum += x[n];
+  }
+  Moments own{warp_sum(sum) / static_cast<float>(max(elements, 1)), 0};
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    if (Row::thread() + c * step >= count) continue;
+    float x[size];
+    s[c].spread(x);
+#pragma unroll
+    for (int n = 0; n < size; ++n) own.squares += (x[n] - own.mean) * (x[n] - own.mean);
+  }
+  own.squares = warp_sum(own.squares);
+  if constexpr (one_warp) {
+    return own;
+  } else {
+    __shared__ Moments of_warps[32];
+    __shared__ float elements_of[32];
+    if (lane == 0) {
+      of_warps[threadIdx.x / 32] = own;
+      elements_of[threadIdx.x / 32] = static_cast<float>(elements);
+    }
+    __syncthreads();  // all warps' are there
+    const bool there = lane < static_cast<int>(blockDim.x) / 32;
+    const Moments part = there ? of_warps[lane] : Moments{0, 0};
+    const float weight = there ? elements_of[lane] : 0.0f;
+    const float mean = warp_sum(weight * part.mean) / static_cast<float>(count * size);
+    return {mean, warp_sum(part.squares + weight * (part.mean - mean) * (part.mean - mean))};
+  }
+}
+
 /// A row a team, kept in registers between what is read and what is written.
 template <typename T, Norm norm, int chunks, bool one_warp>
 __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
     chunks_kernel(const __grid_constant__ NormCall call) {
   constexpr int size = chunk_size<T>;
   using Row = Team<one_warp>;
+  // The product behind is not let begin under this: gate and up of 4096 tokens took a fifth longer then.
+  wait_for_kernel_ahead();
   const std::int64_t m = Row::number();
   if (m >= call.problem.rows) return;  // a whole warp
   const int count = static_cast<int>(call.problem.dim) / size;
   const int step = Row::size();
-  float s[chunks][size];
-  float sum[1] = {0};
+  RawChunk<T> s[chunks];  // as it will be rounded, so that nothing is lost
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     const int at = Row::thread() + c * step;
-    if (at < count) load_chunk(s[c], row_of<T>(call.x, m) + at * size);
+    if (at < count) s[c].load(row_of<T>(call.x, m) + at * size);
   }
   if (call.residual.data != nullptr) {
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
       const int at = Row::thread() + c * step;
       if (at >= count) continue;
-      float more[size];
+      float x[size], more[size];
+      s[c].spread(x);
       load_chunk(more, row_of<T>(call.residual, m) + at * size);
 #pragma unroll
-      for (int n = 0; n < size; ++n) s[c][n] = widen(narrow<T>(s[c][n] + more[n]));
+      for (int n = 0; n < size; ++n) x[n] += more[n];
+      store_chunk(reinterpret_cast<T*>(&s[c].bytes), x);
     }
   }
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
     const int at = Row::thread() + c * step;
-    if (at >= count) continue;
-    if (call.sum.data != nullptr) store_chunk(row_of<T>(call.sum, m) + at * size, s[c]);
-#pragma unroll
-    for (int n = 0; n < size; ++n) sum[0] += norm == Norm::layer ? s[c][n] : s[c][n] * s[c][n];
+    if (at < count && call.sum.data != nullptr) {
+      *reinterpret_cast<uint4*>(row_of<T>(call.sum, m) + at * size) = s[c].bytes;
+    }
   }
-  Row::sum(sum, 0);
-  const auto dim = static_cast<float>(call.problem.dim);
-  float mean = 0;
+  Moments moments{0, 0};
   if constexpr (norm == Norm::layer) {
-    mean = sum[0] / dim;
-    sum[0] = 0;
+    moments = moments_of<one_warp>(s, count);
+  } else {
+    float squares[1] = {0};
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
       if (Row::thread() + c * step >= count) continue;
+      float x[size];
+      s[c].spread(x);
 #pragma unroll
-      for (int n = 0; n < size; ++n) sum[0] += (s[c][n] - mean) * (s[c][n] - mean);
+      for (int n = 0; n < size; ++n) squares[0] += x[n] * x[n];
     }
-    Row::sum(sum, 1);
+    Row::sum(squares, 0);
+    moments.squares = squares[0];
   }
-  const float rstd = 1.0f / sqrtf(sum[0] / dim + static_cast<float>(call.epsilon));
+  const float mean = moments.mean;
+  const auto dim = static_cast<float>(call.problem.dim);
+  const float rstd = 1.0f / sqrtf(moments.squares / dim + static_cast<float>(call.epsilon));
   if (Row::thread() == 0) {
     store_statistic(call.mean, m, mean);
     store_statistic(call.rstd, m, rstd);
@@ -76,20 +136,21 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
   for (int c = 0; c < chunks; ++c) {
     const int at = Row::thread() + c * step;
     if (at >= count) continue;
+    float y[size], parameter[size];
+    s[c].spread(y);
 #pragma unroll
-    for (int n = 0; n < size; ++n) s[c][n] = (s[c][n] - mean) * rstd;
-    float parameter[size];
+    for (int n = 0; n < size; ++n) y[n] = (y[n] - mean) * rstd;
     if (call.weight.data != nullptr) {
       load_vector_chunk<T>(parameter, call.weight, at * size);
 #pragma unroll
-      for (int n = 0; n < size; ++n) s[c][n] *= parameter[n];
+      for (int n = 0; n < size; ++n) y[n] *= parameter[n];
     }
     if (norm == Norm::layer && call.bias.data != nullptr) {
       load_vector_chunk<T>(parameter, call.bias, at * size);
 #pragma unroll
-      for (int n = 0; n < size; ++n) s[c][n] += parameter[n];
+      for (int n = 0; n < size; ++n) y[n] += parameter[n];
     }
-    store_chunk(row_of<T>(call.y, m) + at * size, s[c]);
+    store_chunk(row_of<T>(call.y, m) + at * size, y);
   }
 }
 
@@ -97,6 +158,7 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
 template <typename T, Norm norm>
 __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ NormCall call) {
   using Row = Team<false>;
+  wait_for_kernel_ahead();
   const std::int64_t m = blockIdx.x;
   const std::int64_t dim = call.problem.dim;
   const auto summed = [&](std::int64_t d) {
@@ -134,11 +196,19 @@ __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ N
 }  // namespace
 
 void forward(const NormCall& call, const Context& context) {
-  const RowShape shape = shape_of(call);
+  RowShape shape = shape_of(call);
+  if (call.problem.norm == Norm::layer && shape.in_chunks && !shape.one_warp) {
+    // Layer norms have more to do between reading and writing: more to read ahead, in fewer threads.
+    const auto count =
+        static_cast<int>(call.problem.dim * static_cast<int>(size_of(call.problem.dtype)) / 16);
+    shape.chunks = 4;
+    shape.threads = ((count + 3) / 4 + 31) / 32 * 32;
+  }
   const Launch how{.name = "tilewise norm forward",
                    .blocks = (call.problem.rows + shape.rows - 1) / shape.rows,
                    .threads = shape.threads,
-                   .stream = static_cast<cudaStream_t>(context.stream)};
+                   .stream = static_cast<cudaStream_t>(context.stream),
+                   .early = begins_early(call.problem.device)};
   with_types(call.problem, [&]<typename T, Norm norm>() {
     if (!shape.in_chunks) return launch<elements_kernel<T, norm>>(how, call);
     with_shape(shape, [&]<int chunks, bool one_warp>() {

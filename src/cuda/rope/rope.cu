@@ -100,43 +100,67 @@ __device__ __forceinline__ void turn_pairs(float (&x)[chunk_size<T>], float (&y)
   }
 }
 
-/// Threads have a piece of a row each, of as many heads as there are threads for, and go on to the next
-/// heads.
+/// A thread's pieces of q and k: the same piece of a token's row in head after head, `ahead` of them on their
+/// way at a time: as many as registers allow beside the blocks that a multiprocessor wants.
 template <typename T, RopePairs pairs>
-__global__ void __launch_bounds__(256)
-    chunks_kernel(const __grid_constant__ RopeCall call, const __grid_constant__ Pieces pieces) {
-  constexpr int size = chunk_size<T>;
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+__device__ __forceinline__ void turn_heads(const RopeCall& call, const Pieces& pieces, int piece,
+                                           std::int64_t b, std::int64_t s, int first, int step) {
+  constexpr int size = chunk_size<T>, ahead = sizeof(T) == 2 ? 2 : 1;
   const RopeProblem& problem = call.problem;
-  const auto length = static_cast<std::uint32_t>(problem.length);
-  const std::int64_t b = blockIdx.x / length, s = blockIdx.x % length;
   const auto heads = static_cast<int>(problem.heads_q + problem.heads_kv);
-  // Blocks that share a token take heads by turns.
-  const int thread = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
-  const int threads = static_cast<int>(gridDim.y * blockDim.x);
-  const int piece = thread % pieces.of_row(), together = threads / pieces.of_row();
   const bool turned = piece < pieces.turned;
-  Turn<T> turn;
-  if (turned) turn.load(call, b, call.angle_row(b, s), piece);
   const auto rotary = static_cast<int>(problem.rotary_dim);
   const int at_x = !turned                      ? rotary + (piece - pieces.turned) * size
                    : pairs == RopePairs::halves ? piece * size
                                                 : 2 * piece * size;
-  const int at_y = pairs == RopePairs::halves ? at_x + rotary / 2 : at_x + size;
-#pragma unroll 2
-  for (int head = thread / pieces.of_row(); head < heads; head += together) {
-    if (thread >= together * pieces.of_row()) break;
-    const Places places = places_of(call, head, b, s);
-    float x[size], y[size];
-    load_chunk(x, reinterpret_cast<const T*>(places.from) + at_x);
-    if (turned) {
-      load_chunk(y, reinterpret_cast<const T*>(places.from) + at_y);
-      turn_pairs<T, pairs>(x, y, turn);
-      store_piece<T>(places, at_y, y);
+  const int at_y = !turned ? at_x : pairs == RopePairs::halves ? at_x + rotary / 2 : at_x + size;
+  RawChunk<T> raw_x[ahead], raw_y[ahead];
+  const auto load = [&](int n, int head) {
+    if (head >= heads) return;
+    const auto* from = reinterpret_cast<const T*>(places_of(call, head, b, s).from);
+    raw_x[n].load(from + at_x);
+    raw_y[n].load(from + at_y);
+  };
+#pragma unroll
+  for (int n = 0; n < ahead; ++n) load(n, first + n * step);
+  Turn<T> turn;  // behind the loads above, which need nothing of it
+  if (turned) turn.load(call, b, call.angle_row(b, s), piece);
+#pragma unroll 1
+  for (int group = first; group < heads; group += ahead * step) {
+#pragma unroll
+    for (int n = 0; n < ahead; ++n) {
+      const int head = group + n * step;
+      if (head >= heads) continue;
+      float x[size], y[size];
+      raw_x[n].spread(x);
+      raw_y[n].spread(y);
+      load(n, head + ahead * step);
+      const Places places = places_of(call, head, b, s);
+      if (turned) {
+        turn_pairs<T, pairs>(x, y, turn);
+        store_piece<T>(places, at_y, y);
+      }
+      store_piece<T>(places, at_x, x);
     }
-    store_piece<T>(places, at_x, x);
   }
+}
+
+/// Threads have a piece of a row each, of as many heads as there are threads for, and go on to the next
+/// heads.
+template <typename T, RopePairs pairs>
+__global__ void __launch_bounds__(256, sizeof(T) == 2 ? 3 : 4)
+    chunks_kernel(const __grid_constant__ RopeCall call, const __grid_constant__ Pieces pieces) {
+  let_kernel_behind_begin();
+  wait_for_kernel_ahead();
+  constexpr int size = chunk_size<T>;
+  const RopeProblem& problem = call.problem;
+  const auto length = static_cast<std::uint32_t>(problem.length);
+  const std::int64_t b = blockIdx.x / length, s = blockIdx.x % length;
+  // Blocks that share a token take heads by turns.
+  const int thread = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  const int threads = static_cast<int>(gridDim.y * blockDim.x);
+  const int head = thread / pieces.of_row(), step = threads / pieces.of_row();
+  if (head < step) turn_heads<T, pairs>(call, pieces, thread % pieces.of_row(), b, s, head, step);
   if (problem.dim_v == 0) return;
   for (int index = thread; index < static_cast<int>(problem.heads_kv) * pieces.values; index += threads) {
     const int h = index / pieces.values, at = index % pieces.values * size;
@@ -214,14 +238,15 @@ void run_of(const RopeCall& call, const Context& context) {
                       .kept = static_cast<int>(problem.dim - problem.rotary_dim) / size,
                       .values = static_cast<int>(problem.dim_v) / size};
   if (!in_chunks || pieces.of_row() > how.threads) return launch<elements_kernel<T>>(how, call);
-  // Two heads a thread at least, where there are so many.
+  // Four heads a thread at least, where there are so many; few tokens are shared by several blocks, in which
+  // a thread has two heads at most.
   const std::int64_t heads = problem.heads_q + problem.heads_kv;
-  how.threads = static_cast<int>(
-      std::clamp<std::int64_t>(((heads + 1) / 2 * pieces.of_row() + 31) / 32 * 32, 32, how.threads));
-  // Few tokens are shared by several blocks, in which a thread has two heads at most.
-  const std::int64_t pieces_of_token = heads * pieces.of_row();
   const std::int64_t room =
       2 * device_properties(problem.device.index).multiprocessors / std::max<std::int64_t>(tokens, 1);
+  const std::int64_t together = room > 1 ? 2 : 4;
+  how.threads = static_cast<int>(std::clamp<std::int64_t>(
+      ((heads + together - 1) / together * pieces.of_row() + 31) / 32 * 32, 32, how.threads));
+  const std::int64_t pieces_of_token = heads * pieces.of_row();
   how.layers = static_cast<int>(
       std::clamp<std::int64_t>(room, 1, std::max<std::int64_t>(1, pieces_of_token / (2 * how.threads))));
   problem.pairs == RopePairs::halves ? launch<chunks_kernel<T, RopePairs::halves>>(how, call, pieces)

@@ -53,6 +53,23 @@ TEST_F(CudaFfn, FewTokensAreNearTheTruth) {
   std::printf("%d of 60 problems were taken\n", taken);
 }
 
+TEST_F(CudaFfn, WithProductsKeptBothPassesAreNearTheTruth) {
+  std::uint64_t seed = 4400;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const Activation activation :
+         {Activation::relu, Activation::gelu, Activation::gelu_tanh, Activation::silu}) {
+      for (const bool gated : {false, true}) {
+        SeededRandom random(++seed);
+        const Sizes n{random.between(1, 150), 8 * random.between(1, 12), 8 * random.between(1, 20),
+                      8 * random.between(1, 12)};
+        Problem p = random_problem(random, n, dtype, activation, gated);
+        if (random.chance(0.3)) p.options.max_intermediate_bytes = 20000;
+        check_kept(p, random, cuda_context());
+      }
+    }
+  }
+}
+
 TEST_F(CudaFfn, ABoundOnMemoryChangesNothing) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     SeededRandom random(4200);

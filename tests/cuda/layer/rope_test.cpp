@@ -32,6 +32,22 @@ TEST_F(CudaRope, EveryFormIsNearTheTruth) {
   }
 }
 
+TEST_F(CudaRope, ManyHeadsAreNearTheTruth) {
+  std::uint64_t seed = 3100;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const std::int64_t length : {1, 3, 4, 37, 49}) {
+      SeededRandom random(++seed);
+      const std::int64_t dim = 32 * random.between(1, 4);
+      const std::int64_t batch = length == 49 ? 12 : random.between(1, 2);  // more tokens than share a block
+      const Sizes n{batch, random.between(30, 70),        random.between(1, 20),   length,
+                    dim,   random.chance(0.5) ? dim : 16, 8 * random.between(1, 9)};
+      Problem p = random_problem(random, n, dtype);
+      if (random.chance(0.5)) add_cache(p, random, n, random.chance(0.5));
+      check(p, cuda_context());
+    }
+  }
+}
+
 TEST_F(CudaRope, InPlaceIsTheSame) {
   SeededRandom random(3200);
   const Sizes n{2, 4, 2, 9, 64, 64, 64};

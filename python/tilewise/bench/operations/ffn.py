@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +11,9 @@ from torch import Tensor
 
 import tilewise
 from tilewise import _layer_ops
-from tilewise.bench.implementations import verdicts
+from tilewise.bench.implementations import CannotTake, verdicts
 from tilewise.bench.operands import DTYPES
-from tilewise.bench.operations.operation import PRODUCTS, Maker, Operation, usable
+from tilewise.bench.operations.operation import KEPT, PRODUCTS, Maker, Operation, usable
 from tilewise.bench.problem import ITEM_BYTES
 
 
@@ -52,9 +52,16 @@ class Ffn(Operation):
 
     def ours(self, kernel: str, *values: Any) -> Tensor:
         x, up, down, *gate = values
-        if gate:
-            return tilewise.ffn(x, up, down, gate=gate[0], activation="silu", kernel=kernel)
-        return tilewise.ffn(x, up, down, kernel=kernel)
+        if kernel == KEPT and self.direction == "forward":
+            raise CannotTake("a forward alone keeps nothing")
+        activation: Literal["silu", "gelu"] = "silu" if gate else "gelu"
+        return tilewise.ffn(
+            *(x, up, down),
+            gate=gate[0] if gate else None,
+            activation=activation,
+            keep_products=kernel == KEPT,
+            kernel="auto" if kernel == KEPT else kernel,
+        )
 
     def theirs(self, *values: Any) -> Tensor:
         x, up, down, *gate = values
@@ -66,7 +73,7 @@ class Ffn(Operation):
     def kernels(cls, device: torch.device) -> list[str]:
         makers = [Maker(device, dtype) for dtype in DTYPES.values()]
         shapes = [(make.normal(rows, 256), make.normal(256, 256)) for rows in (16, 256) for make in makers]
-        return usable(cls._explain(x, weight, weight) for x, weight in shapes)
+        return [*usable(cls._explain(x, weight, weight) for x, weight in shapes), KEPT]
 
     def chosen(self, device: torch.device) -> str:
         return next(

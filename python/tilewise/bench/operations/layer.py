@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from tilewise import nn
+from tilewise.bench.implementations import CannotTake
 from tilewise.bench.operations import plain
-from tilewise.bench.operations.operation import PRODUCTS, Maker, Operation
+from tilewise.bench.operations.operation import KEPT, PRODUCTS, Maker, Operation
 from tilewise.bench.problem import ITEM_BYTES, BadInput
 
 _LLAMA = nn.CONFIGS["llama-2-7b"]
@@ -67,7 +70,14 @@ class Layer(Operation):
 
     def ours(self, kernel: str, *values: Any) -> Any:
         x, layer = values
+        if kernel == KEPT and self.direction == "forward":
+            raise CannotTake("a forward alone keeps nothing")
+        layer.ffn.keep_products = kernel == KEPT
         return layer(x)
+
+    @classmethod
+    def kernels(cls, device: torch.device) -> list[str]:
+        return [*super().kernels(device), KEPT]
 
     def theirs(self, *values: Any) -> Any:
         x, layer = values

@@ -17,6 +17,7 @@ from torch import Tensor
 from tilewise.bench.operands import DTYPES
 from tilewise.bench.problem import PASSES
 
+KEPT = "products kept"  # ours, with a network's products kept for backward, as PyTorch does
 PRODUCTS = {"forward": 1, "backward": 2, "both": 3}  # that a pass makes of each product
 
 
