@@ -26,10 +26,11 @@ class MmaF32 : public CudaKernelFixture<80> {
     buffer.set_values(values);
   }
 
-  /// mma, and on Hopper wgmma, which splits numbers in the same way, for head dims to 64.
+  /// mma, and on Hopper wgmma, which splits numbers in the same way, for head dims to 128.
   static std::vector<const char*> kernels_for(const RandomProblem& problem) {
     static const bool hopper = reason_against(dense_problem(1, DType::f32, usual), "wgmma").empty();
-    if (hopper && std::max(problem.q.shape().back(), problem.v.shape().back()) <= 64) return {"mma", "wgmma"};
+    if (hopper && std::max(problem.q.shape().back(), problem.v.shape().back()) <= 128)
+      return {"mma", "wgmma"};
     return {"mma"};
   }
 
