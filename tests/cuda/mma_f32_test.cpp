@@ -90,6 +90,15 @@ TEST_F(MmaF32, OfManyTilesIsWithinTheContract) {
   }
 }
 
+// So many blocks of keys that each has the queries that see them for itself; few share them (shares_of).
+TEST_F(MmaF32, OfManyHeadsIsWithinTheContract) {
+  for (const std::int64_t dim : {40, 72}) {
+    expect_within_contract(
+        dense_problem(312 + static_cast<std::uint64_t>(dim), DType::f32,
+                      {.b = 3, .hq = 44, .hkv = 44, .sq = 128, .sk = 200, .d = dim, .dv = dim}));
+  }
+}
+
 TEST_F(MmaF32, OfAWindowIsWithinTheContract) {
   RandomProblem problem = dense_problem(320, DType::f32, usual);
   problem.options.window = {.left = 50, .right = 40};

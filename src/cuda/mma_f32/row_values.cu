@@ -48,6 +48,25 @@ __global__ void __launch_bounds__(threads) find_row_values(const __grid_constant
   peaks.clear(row);
 }
 
+/// Eight rows a block.
+__global__ void __launch_bounds__(threads) clear_keys(const __grid_constant__ AttentionCall call) {
+  const std::int64_t index = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+  const std::int64_t lane = threadIdx.x % 32;
+  const std::int64_t length = call.problem.length_k;
+  if (index >= call.problem.batch * call.problem.heads_kv * length) return;
+  const std::int64_t b = index / length / call.problem.heads_kv;
+  const std::int64_t h = index / length % call.problem.heads_kv;
+  const Sequence sequence = call.sequence(b);
+  if (index % length >= sequence.length_k) return;
+  const auto clear = [&](const Rows& rows, std::int64_t dims) {
+    if (!rows.wanted) return;
+    auto* row = reinterpret_cast<float*>(rows.at(b, h, sequence.first_k + index % length));
+    for (std::int64_t d = lane; d < dims; d += 32) row[d] = 0;
+  };
+  clear(call.dk, call.problem.dim_qk);
+  clear(call.dv, call.problem.dim_v);
+}
+
 /// A weight that is all but 1 is off by as much as lse was rounded, and so is what it adds to dv. The sum of
 /// all weights of its row says by how much. A lane has a query, and all lanes its d_o if it has peaks.
 __global__ void __launch_bounds__(threads)
@@ -96,6 +115,15 @@ void row_values(const AttentionCall& call, const BackwardSpace& space, cudaStrea
                            .threads = threads,
                            .stream = stream},
                           call, space.rows, space.peaks);
+}
+
+void clear_key_gradients(const AttentionCall& call, cudaStream_t stream) {
+  const std::int64_t rows = call.problem.batch * call.problem.heads_kv * call.problem.length_k;
+  launch<clear_keys>({.name = "tilewise mma backward, clearing",
+                      .blocks = (rows * 32 + threads - 1) / threads,
+                      .threads = threads,
+                      .stream = stream},
+                     call);
 }
 
 void mend_values(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
