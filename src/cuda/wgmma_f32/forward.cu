@@ -12,7 +12,8 @@ namespace {
 
 /// Which row of a table a call runs by.
 int row_of(const AttentionCall& call) {
-  return std::max(call.problem.dim_qk, call.problem.dim_v) <= FullForward::rows[0].dim ? 0 : 1;
+  static_assert(FullForward::rows[0].dim == 64 && Tf32Forward::rows[0].dim == 64);
+  return std::max(call.problem.dim_qk, call.problem.dim_v) <= 64 ? 0 : 1;
 }
 
 template <typename Table>
