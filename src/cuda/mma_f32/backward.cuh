@@ -453,8 +453,8 @@ struct BackwardBlock {
       const int dim = 8 * n + lane % 4 / 2 * 4;
       if (!present || dim >= dims) continue;
       const auto scaled_back = [&](float x) { return from.scaled_back(x * factor); };
-      add_4(to + dim, {scaled_back(even ? own[0] : first), scaled_back(even ? own[1] : second),
-                       scaled_back(even ? first : own[2]), scaled_back(even ? second : own[3])});
+      add_4_of_any_size(to + dim, {scaled_back(even ? own[0] : first), scaled_back(even ? own[1] : second),
+                                   scaled_back(even ? first : own[2]), scaled_back(even ? second : own[3])});
     }
   }
 
@@ -469,6 +469,8 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
     backward_kernel(const __grid_constant__ AttentionCall call, std::int64_t head_blocks, int shares,
                     const __grid_constant__ BackwardSpace space, const simt::SomeHeads unfit) {
 #if __CUDA_ARCH__ >= 800
+  let_kernel_behind_begin();
+  wait_for_kernel_ahead();
   constexpr BackwardConfig c = Table::rows[row];
   extern __shared__ __align__(128) std::byte shared[];
   const auto share = static_cast<int>(blockIdx.x % static_cast<unsigned>(shares));

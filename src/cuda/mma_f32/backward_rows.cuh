@@ -7,7 +7,7 @@
 
 #include "cuda/mma_f32/backward.cuh"
 #include "cuda/mma_f32/row_values.h"
-#include "cuda/runtime/device.h"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 
 namespace tilewise::cuda::mma_f32 {
@@ -88,7 +88,8 @@ void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int
        .blocks = call.problem.batch * call.problem.heads_kv * head_blocks * shares,
        .threads = c.threads(),
        .shared_bytes = c.shared_bytes(),
-       .stream = stream},
+       .stream = stream,
+       .early = begins_early(call.problem.device)},
       call, head_blocks, shares, space, unfit_of(space));
 }
 

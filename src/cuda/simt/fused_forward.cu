@@ -2,7 +2,8 @@
 #include <cmath>
 #include <type_traits>
 
-#include "cuda/runtime/device.h"
+#include "cuda/ptx/dependent.cuh"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/fused.h"
 #include "cuda/simt/row_gradients.h"
@@ -549,6 +550,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_forward_of_some(const __grid_constant__ AttentionCall call, const Blocks blocks,
                           const SomeHeads heads, std::uint32_t count) {
   extern __shared__ __align__(16) float shared[];
+  wait_for_kernel_ahead();
   if (heads.none()) return;
   for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
     attend<C, general>(call, blocks, heads, index, shared);
@@ -584,7 +586,8 @@ void run_some(const AttentionCall& call, const SomeHeads& heads, const Context& 
        .blocks = std::min<std::int64_t>(count, device_properties(context.device.index).multiprocessors),
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
-       .stream = static_cast<cudaStream_t>(context.stream)},
+       .stream = static_cast<cudaStream_t>(context.stream),
+       .early = begins_early(context.device)},
       call, blocks, heads, static_cast<std::uint32_t>(count));
 }
 

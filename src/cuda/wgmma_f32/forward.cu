@@ -45,7 +45,8 @@ void run_row(const AttentionCall& call, const mma_f32::ForwardSpace& space, cons
                                       .blocks = blocks.count(),
                                       .threads = c.threads(),
                                       .shared_bytes = c.shared_bytes(),
-                                      .stream = stream},
+                                      .stream = stream,
+                                      .early = true},
                                      call, blocks, space.k, space.v, space.unfit);
 }
 
