@@ -92,8 +92,8 @@ TEST_F(MmaF32, OfManyTilesIsWithinTheContract) {
 
 // So many blocks of keys that each has the queries that see them for itself; few share them (shares_of).
 TEST_F(MmaF32, OfManyHeadsIsWithinTheContract) {
-  expect_within_contract(dense_problem(
-      312, DType::f32, {.b = 3, .hq = 44, .hkv = 44, .sq = 128, .sk = 136, .d = 40, .dv = 40}));
+  expect_within_contract(
+      dense_problem(312, DType::f32, {.b = 3, .hq = 44, .hkv = 44, .sq = 128, .sk = 136, .d = 40, .dv = 40}));
 }
 
 TEST_F(MmaF32, OfAWindowIsWithinTheContract) {
