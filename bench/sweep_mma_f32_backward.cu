@@ -39,8 +39,9 @@ struct Sweep {
   Memory lse{tokens * hidden_size * 4};  // of the smallest head dim there may be
   Memory workspace{elements * 19};
   Memory largest{8};
+  int multiprocessors;
 
-  Sweep() {
+  explicit Sweep(int multiprocessors_) : multiprocessors(multiprocessors_) {
     std::uint32_t seed = 1;
     for (const Memory* memory : {&q, &k, &v, &d_o}) {
       fill<<<elements / 256, 256>>>(static_cast<float*>(memory->data), seed++, 1.0f);
@@ -67,11 +68,12 @@ struct Sweep {
     for (const Memory* memory : {&dq, &dk, &dv}) cudaMemset(memory->data, 0xFF, elements * 4);
     const BackwardSpace space = backward_space_of(call, workspace.data);
     const auto all = [&] {
-      run_suited_backward<Candidates>(call, space, row, nullptr);
+      run_suited_backward<Candidates>(call, space, row, multiprocessors, nullptr);
       simt::mend_peaks(call, space.peaks, {}, nullptr);
     };
     const double all_ms = median_ms(all);
-    const double ms = median_ms([&] { run_backward_row<Candidates, row>(call, space, nullptr); });
+    const double ms =
+        median_ms([&] { run_backward_row<Candidates, row>(call, space, multiprocessors, nullptr); });
     all();
     std::printf(
         "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"warps\": %d, \"dims_at_once\": %d, \"blocks\": %d, "
@@ -118,7 +120,7 @@ void sweep(std::int64_t only_dim, std::int64_t only_length) {
   cudaDeviceProp device{};
   check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
   std::printf("{\"device\": \"%s\", \"multiprocessors\": %d}\n", device.name, device.multiProcessorCount);
-  Sweep shapes;
+  Sweep shapes(device.multiProcessorCount);
   for (const std::int64_t dim : {64, 128}) {
     for (const std::int64_t length : {1024, 4096, 16384}) {
       if ((only_dim != 0 && dim != only_dim) || (only_length != 0 && length != only_length)) continue;

@@ -26,10 +26,11 @@ class MmaF32 : public CudaKernelFixture<80> {
     buffer.set_values(values);
   }
 
-  /// mma, and on Hopper wgmma, which splits numbers in the same way, for head dims to 64.
+  /// mma, and on Hopper wgmma, which splits numbers in the same way, for head dims to 128.
   static std::vector<const char*> kernels_for(const RandomProblem& problem) {
     static const bool hopper = reason_against(dense_problem(1, DType::f32, usual), "wgmma").empty();
-    if (hopper && std::max(problem.q.shape().back(), problem.v.shape().back()) <= 64) return {"mma", "wgmma"};
+    if (hopper && std::max(problem.q.shape().back(), problem.v.shape().back()) <= 128)
+      return {"mma", "wgmma"};
     return {"mma"};
   }
 
@@ -87,6 +88,12 @@ TEST_F(MmaF32, OfManyTilesIsWithinTheContract) {
     expect_within_contract(dense_problem(
         310, DType::f32, {.b = 1, .hq = 100, .hkv = 4, .sq = 130, .sk = 80, .d = dim, .dv = dim}));
   }
+}
+
+// So many blocks of keys that each has the queries that see them for itself; few share them (shares_of).
+TEST_F(MmaF32, OfManyHeadsIsWithinTheContract) {
+  expect_within_contract(
+      dense_problem(312, DType::f32, {.b = 3, .hq = 44, .hkv = 44, .sq = 128, .sk = 136, .d = 40, .dv = 40}));
 }
 
 TEST_F(MmaF32, OfAWindowIsWithinTheContract) {

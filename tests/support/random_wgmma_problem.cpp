@@ -69,8 +69,8 @@ RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32) {
   choose_shape(rng, problem);
   if (f32) {
     problem.dtype = DType::f32;
-    problem.dim_qk = std::clamp<std::int64_t>(problem.dim_qk, 32, 64);
-    problem.dim_v = std::clamp<std::int64_t>(problem.dim_v, 32, 64);
+    problem.dim_qk = std::clamp<std::int64_t>(problem.dim_qk, 32, 128);
+    problem.dim_v = std::clamp<std::int64_t>(problem.dim_v, 32, 128);
   }
   choose_options(rng, problem);
   problem.options.dropout = {};

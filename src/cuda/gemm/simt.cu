@@ -9,12 +9,14 @@ namespace tilewise::cuda::gemm {
 namespace {
 
 // Tiles of 128 x 128 results, 8 x 8 a thread, their factors going through shared memory 16 summands at a
-// time: the next are on their way into registers while these are multiplied. Sums are made in f32 in the
-// order of summands. A thread has columns 4x to 4x + 3 of either half of a tile; where gated, the first half
-// of b's rows are the gate's.
+// time: the next are on their way into registers while these are multiplied. Sums of 64 summands are made in
+// f32 by themselves and then added up: of 4096 one after another, the error would be several times as large.
+// A thread has columns 4x to 4x + 3 of either half of a tile; where gated, the first half of b's rows are the
+// gate's.
 
 constexpr int tile = 128;
 constexpr int depth = 16;
+constexpr int piece = 64;  // summands
 constexpr int threads = 256;
 constexpr int pitch = tile + 4;
 constexpr int own = tile * depth / threads;  // elements of a factor's tile that a thread loads: 8
@@ -91,7 +93,15 @@ __global__ void __launch_bounds__(threads)
   const bool of_gate = gated && b_row < tile / 2;
   Loader<T, b_by_rows> b(of_gate ? call.gate : call.b, gated && !of_gate ? first_n - tile / 2 : first_n,
                          thread);
-  float sums[8][8] = {};
+  float sums[8][8] = {};  // of a piece
+  float totals[8][8] = {};
+  const auto add_up = [&] {
+#pragma unroll
+    for (int n = 0; n < 64; ++n) {
+      totals[n / 8][n % 8] += sums[n / 8][n % 8];
+      sums[n / 8][n % 8] = 0;
+    }
+  };
   const auto multiply = [&](const Tiles& now) {
 #pragma unroll
     for (int k = 0; k < depth; ++k) {
@@ -127,19 +137,21 @@ __global__ void __launch_bounds__(threads)
       b.load(k + depth);
     }
     multiply(tiles[now]);
+    if ((k + depth) % piece == 0) add_up();
     if (more) {
       a.store(tiles[now ^ 1].a);
       b.store(tiles[now ^ 1].b);
     }
     __syncthreads();  // the next are there, and nobody reads these any more
   }
+  add_up();
 
   for (int i = 0; i < 8; ++i) {
     const std::int64_t m = first_m + i / 4 * 64 + 4 * y + i % 4;
     for (int j = 0; j < (gated ? 4 : 8); ++j) {
       const std::int64_t n = first_n + j / 4 * 64 + 4 * x + j % 4;
-      gated ? finish_element<T, false>(call, m, n, sums[i][4 + j % 4], sums[i][j])
-            : finish_element<T, false>(call, m, n, sums[i][j], 0);
+      gated ? finish_element<T, false>(call, m, n, totals[i][4 + j % 4], totals[i][j])
+            : finish_element<T, false>(call, m, n, totals[i][j], 0);
     }
   }
 }

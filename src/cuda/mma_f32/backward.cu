@@ -34,7 +34,7 @@ void backward(const AttentionCall& call, const Context& context) {
   const BackwardSpace space = backward_space_of(call, context.workspace.data);
   const DeviceProperties& device = device_properties(context.device.index);
   run_suited_backward<FullBackward>(call, space, choose_backward_row<FullBackward>(call, device.shared_bytes),
-                                    stream);
+                                    device.multiprocessors, stream);
   simt::mend_peaks(call, space.peaks, {}, stream);
   Context rest = context;
   rest.workspace.data = static_cast<std::byte*>(context.workspace.data) + fused_offset(call);

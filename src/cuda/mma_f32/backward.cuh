@@ -15,7 +15,8 @@ namespace tilewise::cuda::mma_f32 {
 // see them, those of all query heads of a group: five products a pair of tiles. A warp has 16 keys for
 // itself. Pairs are held turned, a row a key, so that they come out of k·qᵀ and v·d_oᵀ in the form in which
 // they go into dv and dk, which stay in registers. Score gradients pass through shared memory to dq, which is
-// added up in global memory.
+// added up in global memory. Where there are too few blocks of keys to keep all multiprocessors busy, several
+// blocks share the queries of the same keys and add up dk and dv there, too.
 
 /// Queries [first, last) of which some see a block's keys.
 struct QueryRange {
@@ -386,26 +387,28 @@ struct BackwardBlock {
     add_dq(hq, first_query, exponent);
   }
 
-  /// All queries, one tile after another.
-  __device__ void walk() {
+  /// The block's share of the queries, one tile after another.
+  __device__ void walk(int share, int shares) {
     const QueryRange range =
         queries_of(call, sequence, first_key, min(first_key + c.own(), sequence.length_k));
     const std::int64_t first = range.first / c.keys;
-    const std::int64_t tiles = range.first < range.last ? (range.last + c.keys - 1) / c.keys - first : 0;
-    const std::int64_t group = call.group();
-    const std::int64_t items = tiles * group;
+    const auto tiles = static_cast<int>(range.first < range.last ? (range.last + c.keys - 1) / c.keys - first
+                                                                 : std::int64_t{0});
+    const auto group = static_cast<int>(call.group());
+    const auto begin = static_cast<int>(std::int64_t{tiles} * group * share / shares);
+    const auto end = static_cast<int>(std::int64_t{tiles} * group * (share + 1) / shares);
+    const auto load = [&](int item) {
+      if (item < end) load_queries(h * group + item / tiles, first + item % tiles, item % 2);
+      commit_copies();
+    };
     load_own();
-    if (items > 0) load_queries(h * group, first, 0);
-    commit_copies();
+    load(begin);
 #pragma unroll 1
-    for (std::int64_t item = 0; item < items; ++item) {
-      const auto stage = static_cast<int>(item % 2);
+    for (int item = begin; item < end; ++item) {
       wait_copies<0>();
       __syncthreads();  // the tile is there, and everyone is done with the last one
-      if (item + 1 < items)
-        load_queries(h * group + (item + 1) / tiles, first + (item + 1) % tiles, stage ^ 1);
-      commit_copies();
-      add_queries(h * group + item / tiles, first + item % tiles, stage);
+      load(item + 1);
+      add_queries(h * group + item / tiles, first + item % tiles, item % 2);
     }
   }
 
@@ -433,23 +436,53 @@ struct BackwardBlock {
       }
     }
   }
+
+  /// Adds them to what other blocks add. Head dims are multiples of 4.
+  __device__ void add(const Rows& rows, const ScaledSum<c>& from, int dims, float factor) const {
+    if (!rows.wanted) return;
+    // Two neighbours have two dims each of the same two rows: each takes all four of one.
+    const bool even = lane % 2 == 0;
+    const std::int64_t j = first_key + warp * 16 + (even ? 0 : 8) + lane / 4;
+    const bool present = j < sequence.length_k;
+    auto* to = reinterpret_cast<float*>(rows.at(b, h, sequence.first_k + (present ? j : first_key)));
+#pragma unroll
+    for (int n = 0; n < c.dim / 8; ++n) {
+      const float(&own)[4] = from.sum[0][n];
+      const float first = __shfl_xor_sync(~0u, even ? own[2] : own[0], 1);
+      const float second = __shfl_xor_sync(~0u, even ? own[3] : own[1], 1);
+      const int dim = 8 * n + lane % 4 / 2 * 4;
+      if (!present || dim >= dims) continue;
+      const auto scaled_back = [&](float x) { return from.scaled_back(x * factor); };
+      add_4_of_any_size(to + dim, {scaled_back(even ? own[0] : first), scaled_back(even ? own[1] : second),
+                                   scaled_back(even ? first : own[2]), scaled_back(even ? second : own[3])});
+    }
+  }
+
+  __device__ void finish(const Rows& rows, const ScaledSum<c>& sum, std::int64_t dims, float factor,
+                         bool alone) const {
+    alone ? store(rows, sum, static_cast<int>(dims), factor) : add(rows, sum, static_cast<int>(dims), factor);
+  }
 };
 
 template <typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    backward_kernel(const __grid_constant__ AttentionCall call, std::int64_t head_blocks,
+    backward_kernel(const __grid_constant__ AttentionCall call, std::int64_t head_blocks, int shares,
                     const __grid_constant__ BackwardSpace space, const simt::SomeHeads unfit) {
 #if __CUDA_ARCH__ >= 800
+  let_kernel_behind_begin();
+  wait_for_kernel_ahead();
   constexpr BackwardConfig c = Table::rows[row];
   extern __shared__ __align__(128) std::byte shared[];
-  const Turn turn = Turns::of(call, call.problem.batch * call.problem.heads_kv, head_blocks).turn(blockIdx.x);
+  const auto share = static_cast<int>(blockIdx.x % static_cast<unsigned>(shares));
+  const Turn turn = Turns::of(call, call.problem.batch * call.problem.heads_kv, head_blocks)
+                        .turn(blockIdx.x / static_cast<unsigned>(shares));
   const auto [b, h] = turn.among(call.problem.heads_kv);
   const std::int64_t first_key = std::int64_t{turn.tile} * c.own();
   if (first_key >= call.sequence(b).length_k || unfit.has_group(call, b, h)) return;
   BackwardBlock<c> block(call, space, b, h, first_key, shared);
-  block.walk();
-  block.store(call.dv, block.dv, static_cast<int>(call.problem.dim_v), power_of_two(-weight_bits));
-  block.store(call.dk, block.dk, static_cast<int>(call.problem.dim_qk), static_cast<float>(call.scale));
+  block.walk(share, shares);
+  block.finish(call.dv, block.dv, call.problem.dim_v, power_of_two(-weight_bits), shares == 1);
+  block.finish(call.dk, block.dk, call.problem.dim_qk, static_cast<float>(call.scale), shares == 1);
 #endif
 }
 

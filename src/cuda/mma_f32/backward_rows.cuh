@@ -1,11 +1,13 @@
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <utility>
 
 #include "cuda/mma_f32/backward.cuh"
 #include "cuda/mma_f32/row_values.h"
-#include "cuda/runtime/device.h"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 
 namespace tilewise::cuda::mma_f32 {
@@ -43,16 +45,52 @@ void prepare_backward(const AttentionCall& call, const BackwardSpace& space, cud
   row_values(call, space, stream);
 }
 
+inline std::int64_t head_blocks_of(const AttentionCall& call, const BackwardConfig& c) {
+  return (call.problem.length_k + c.own() - 1) / c.own();
+}
+
+/// How many blocks share the queries of the same keys: as many as the last block ends soonest with, by a
+/// model of time in tiles of queries. Blocks of like length go in rounds. Of unlike ones the longest go
+/// first, so that all end together, but none before the longest. What a block takes beside its queries, for
+/// keys and their gradients, was measured on an H200 as that of two thirds of a tile.
+inline int shares_of(const AttentionCall& call, const BackwardConfig& c, int multiprocessors) {
+  constexpr int most = 8;
+  constexpr double more = 0.7;
+  const AttentionProblem& problem = call.problem;
+  const auto slots = static_cast<double>(multiprocessors * c.blocks);
+  const auto blocks = static_cast<double>(problem.batch * problem.heads_kv * head_blocks_of(call, c));
+  const bool window = call.band.left < Band::unbounded && call.band.right < Band::unbounded;
+  const std::int64_t queries =
+      window ? std::min(problem.length_q, c.own() + call.band.left + call.band.right) : problem.length_q;
+  const auto tiles = static_cast<double>(call.group() * ((queries + c.keys - 1) / c.keys));
+  int chosen = 1;
+  double least = 0;
+  for (int shares = 1; shares <= most; ++shares) {
+    const double longest = tiles / shares + more;
+    const double time = Turns::uneven(call) ? std::max(longest, blocks * (tiles / 2 + more * shares) / slots)
+                                            : std::ceil(blocks * shares / slots) * longest;
+    if (shares > 1 && time >= least) continue;
+    chosen = shares;
+    least = time;
+  }
+  return chosen;
+}
+
 template <typename Table, int row>
-void run_backward_row(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
+void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int multiprocessors,
+                      cudaStream_t stream) {
   constexpr BackwardConfig c = Table::rows[row];
-  const std::int64_t head_blocks = (call.problem.length_k + c.own() - 1) / c.own();
-  launch<backward_kernel<Table, row>>({.name = "tilewise mma backward",
-                                       .blocks = call.problem.batch * call.problem.heads_kv * head_blocks,
-                                       .threads = c.threads(),
-                                       .shared_bytes = c.shared_bytes(),
-                                       .stream = stream},
-                                      call, head_blocks, space, unfit_of(space));
+  const std::int64_t head_blocks = head_blocks_of(call, c);
+  const int shares = shares_of(call, c, multiprocessors);
+  if (shares > 1) clear_key_gradients(call, stream);
+  launch<backward_kernel<Table, row>>(
+      {.name = "tilewise mma backward",
+       .blocks = call.problem.batch * call.problem.heads_kv * head_blocks * shares,
+       .threads = c.threads(),
+       .shared_bytes = c.shared_bytes(),
+       .stream = stream,
+       .early = begins_early(call.problem.device)},
+      call, head_blocks, shares, space, unfit_of(space));
 }
 
 /// The row of a table that suits a call.
@@ -67,11 +105,11 @@ int choose_backward_row(const AttentionCall& call, std::size_t shared_bytes) {
 
 template <typename Table>
 void run_suited_backward(const AttentionCall& call, const BackwardSpace& space, int chosen,
-                         cudaStream_t stream) {
+                         int multiprocessors, cudaStream_t stream) {
   backward_dim(call) == 64 ? prepare_backward<64>(call, space, stream)
                            : prepare_backward<128>(call, space, stream);
   [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((row == chosen ? run_backward_row<Table, row>(call, space, stream) : void()), ...);
+    ((row == chosen ? run_backward_row<Table, row>(call, space, multiprocessors, stream) : void()), ...);
   }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
   mend_values(call, space, stream);
 }

@@ -2,6 +2,7 @@
 
 #include "cuda/mma_f32/split.cuh"
 #include "cuda/mma_f32/split_rows.h"
+#include "cuda/ptx/dependent.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 
@@ -73,6 +74,7 @@ template <int dim, int tile_rows, int parts, typename Tile = SwizzledTile<dim>>
 __global__ void __launch_bounds__(split_threads)
     split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting) {
 #if __CUDA_ARCH__ >= 800
+  let_kernel_behind_begin();
   constexpr int lanes = Tile::chunks;          // of a row
   constexpr int step = split_threads / lanes;  // rows at a time
   constexpr int rounds = tile_rows / step;

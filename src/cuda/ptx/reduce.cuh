@@ -17,4 +17,24 @@ __device__ __forceinline__ void add_4(float* to, float4 value) {
 #endif
 }
 
+/// The same for numbers of any size: what is added in memory itself counts as 0 below 2^-126, the sum as what
+/// is added to it.
+__device__ __forceinline__ void add_4_of_any_size(float* to, float4 value) {
+  constexpr float small = 0x1p-100f;
+  const auto is_small = [](float x) { return x != 0 && fabsf(x) < small; };
+  if (!is_small(value.x) && !is_small(value.y) && !is_small(value.z) && !is_small(value.w)) {
+    return add_4(to, value);
+  }
+  const float four[] = {value.x, value.y, value.z, value.w};
+#pragma unroll 1
+  for (int n = 0; n < 4; ++n) {
+    auto* word = reinterpret_cast<unsigned*>(to + n);
+    unsigned before = *static_cast<volatile unsigned*>(word), expected;
+    do {
+      expected = before;
+      before = atomicCAS(word, expected, __float_as_uint(__uint_as_float(expected) + four[n]));
+    } while (before != expected);
+  }
+}
+
 }  // namespace tilewise::cuda

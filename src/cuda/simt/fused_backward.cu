@@ -1,7 +1,9 @@
 #include "core/arena.h"
+#include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/local.cuh"
 #include "cuda/ptx/reduce.cuh"
 #include "cuda/runtime/code.h"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/fused.h"
 #include "cuda/simt/peaks.h"
@@ -309,6 +311,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
                            const RowStates states, const Peaks peaks, const Rows dq_sum,
                            const SomeHeads heads, std::uint32_t count) {
   extern __shared__ __align__(16) float shared[];
+  wait_for_kernel_ahead();
   if (heads.none()) return;
   if constexpr (runs_in_code(C::shared_bytes)) {
     for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
@@ -407,7 +410,8 @@ void run_some(const AttentionCall& call, const Workspace& workspace, const SomeH
        .blocks = std::min<std::int64_t>(count, device_properties(context.device.index).multiprocessors),
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
-       .stream = static_cast<cudaStream_t>(context.stream)},
+       .stream = static_cast<cudaStream_t>(context.stream),
+       .early = begins_early(context.device)},
       call, blocks, workspace.states, workspace.peaks, workspace.dq_sum, heads,
       static_cast<std::uint32_t>(count));
 }

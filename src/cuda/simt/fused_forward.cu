@@ -2,8 +2,10 @@
 #include <cmath>
 #include <type_traits>
 
+#include "cuda/ptx/dependent.cuh"
 #include "cuda/runtime/code.h"
 #include "cuda/runtime/device.h"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/fused.h"
 #include "cuda/simt/row_gradients.h"
@@ -552,6 +554,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_forward_of_some(const __grid_constant__ AttentionCall call, const Blocks blocks,
                           const SomeHeads heads, std::uint32_t count) {
   extern __shared__ __align__(16) float shared[];
+  wait_for_kernel_ahead();
   if (heads.none()) return;
   for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
     attend<C, general>(call, blocks, heads, index, shared);
@@ -587,7 +590,8 @@ void run_some(const AttentionCall& call, const SomeHeads& heads, const Context& 
        .blocks = std::min<std::int64_t>(count, device_properties(context.device.index).multiprocessors),
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
-       .stream = static_cast<cudaStream_t>(context.stream)},
+       .stream = static_cast<cudaStream_t>(context.stream),
+       .early = begins_early(context.device)},
       call, blocks, heads, static_cast<std::uint32_t>(count));
 }
 

@@ -1,5 +1,7 @@
 #include "cuda/simt/peaks.h"
 
+#include "cuda/ptx/dependent.cuh"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 
 namespace tilewise::cuda::simt {
@@ -10,6 +12,7 @@ constexpr int warp = 32;
 // A warp a query.
 __global__ void states_of_outputs(const __grid_constant__ AttentionCall call, const RowStates states,
                                   const Peaks peaks, const SomeHeads heads) {
+  wait_for_kernel_ahead();
   if (heads.none()) return;
   const std::int64_t index = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp;
   const int lane = static_cast<int>(threadIdx.x % warp);
@@ -118,6 +121,7 @@ struct Mended {
 // one after another.
 __global__ void mend(const __grid_constant__ AttentionCall call, const Peaks peaks, const SomeHeads heads,
                      std::int64_t parts) {
+  wait_for_kernel_ahead();
   if (heads.none()) return;
   const std::int64_t index = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp;
   const std::int64_t head = index / parts;
@@ -174,7 +178,8 @@ void row_states_of_outputs(const AttentionCall& call, const RowStates& states, c
   launch<states_of_outputs>({.name = "tilewise row states",
                              .blocks = (rows * warp + threads - 1) / threads,
                              .threads = threads,
-                             .stream = stream},
+                             .stream = stream,
+                             .early = begins_early(call.problem.device)},
                             call, states, peaks, heads);
 }
 
@@ -185,7 +190,8 @@ void mend_peaks(const AttentionCall& call, const Peaks& peaks, const SomeHeads& 
   launch<mend>({.name = "tilewise fused backward, peaks",
                 .blocks = (warps * warp + threads - 1) / threads,
                 .threads = threads,
-                .stream = stream},
+                .stream = stream,
+                .early = begins_early(call.problem.device)},
                call, peaks, heads, parts);
 }
 

@@ -1,5 +1,7 @@
 #include "cuda/wgmma_f32/forward.h"
 
+#include <algorithm>
+
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/fused.h"
@@ -8,9 +10,16 @@
 namespace tilewise::cuda::wgmma_f32 {
 namespace {
 
+/// Which row of a table a call runs by.
+int row_of(const AttentionCall& call) {
+  static_assert(FullForward::rows[0].dim == 64 && Tf32Forward::rows[0].dim == 64);
+  return std::max(call.problem.dim_qk, call.problem.dim_v) <= 64 ? 0 : 1;
+}
+
 template <typename Table>
 mma_f32::ForwardSpace space_in(const AttentionCall& call, void* base) {
-  return {call, base, tile_keys, Table::rows[0].parts, Table::rows[0].dim};
+  const ForwardConfig& c = Table::rows[row_of(call)];
+  return {call, base, tile_keys, c.parts, c.dim};
 }
 mma_f32::ForwardSpace space_of(const AttentionCall& call, void* base) {
   return (call.allow_tf32 ? space_in<Tf32Forward> : space_in<FullForward>)(call, base);
@@ -36,7 +45,8 @@ void run_row(const AttentionCall& call, const mma_f32::ForwardSpace& space, cons
                                       .blocks = blocks.count(),
                                       .threads = c.threads(),
                                       .shared_bytes = c.shared_bytes(),
-                                      .stream = stream},
+                                      .stream = stream,
+                                      .early = true},
                                      call, blocks, space.k, space.v, space.unfit);
 }
 
@@ -46,8 +56,10 @@ std::size_t forward_workspace(const AttentionCall& call) { return space_of(call,
 
 void forward(const AttentionCall& call, const Context& context) {
   const mma_f32::ForwardSpace space = space_of(call, context.workspace.data);
-  call.allow_tf32 ? run_row<Tf32Forward, 0>(call, space, context)
-                  : run_row<FullForward, 0>(call, space, context);
+  const auto run = [&]<typename Table>() {
+    row_of(call) == 0 ? run_row<Table, 0>(call, space, context) : run_row<Table, 1>(call, space, context);
+  };
+  call.allow_tf32 ? run.template operator()<Tf32Forward>() : run.template operator()<FullForward>();
   simt::fused_forward_of(
       call, {.queries = space.unfit.queries, .keys = space.unfit.keys, .any = space.unfit.any}, context);
 }

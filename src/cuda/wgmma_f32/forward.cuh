@@ -2,6 +2,7 @@
 
 #include "cuda/mma_f32/query_state.cuh"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -229,10 +230,19 @@ struct Consumer : QueryState<c> {
     const KeyRange all = queries.all(call);
     const auto seen_first = static_cast<int>(seen().first);
     const auto seen_last = static_cast<int>(seen().last);
+    // A tile ahead, since products are done before they come.
+    int k_next = 0, v_next = 0;
+    if (tiles.first < tiles.end) {
+      k_next = k.exponents[tiles.place + tiles.first];
+      v_next = v.exponents[tiles.place + tiles.first];
+    }
 #pragma unroll 1
     for (int tile = tiles.first; tile < tiles.end; ++tile) {
-      const int k_exponent = k.exponents[tiles.place + tile];
-      const int v_exponent = v.exponents[tiles.place + tile];
+      const int k_exponent = k_next, v_exponent = v_next;
+      if (tile + 1 < tiles.end) {
+        k_next = k.exponents[tiles.place + tile + 1];
+        v_next = v.exponents[tiles.place + tile + 1];
+      }
       const int first_key = tile * c.keys;
       if (first_key >= seen_last || first_key + c.keys <= seen_first) {
         for (int item = 0; item < 2; ++item) {
@@ -272,9 +282,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(c.keys == tile_keys);
   extern __shared__ __align__(1024) std::byte first_smem[];
+  let_kernel_behind_begin();
   const mma::QueryRows rows = blocks.rows(call, blockIdx.x);
-  if (rows.queries.count <= 0) return;
-  if (unfit.keys[rows.queries.b * call.problem.heads_kv + rows.head_kv] != 0) return;
+  if (rows.queries.count <= 0) return wait_for_kernel_ahead();
   const Shared<c> shared{first_smem};
   if (threadIdx.x == 0) {
     shared.init_barriers();
@@ -284,14 +294,20 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   // The same in all lanes, which the compiler cannot see in threadIdx.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   __syncthreads();  // barriers and rows are there; the last one for all
+  // Queries do not wait for what the kernel ahead splits.
+  const auto keys_fit = [&] {
+    wait_for_kernel_ahead();
+    return unfit.keys[rows.queries.b * call.problem.heads_kv + rows.head_kv] == 0;
+  };
 
   if (warp >= 4 * c.consumers) {
     keep_registers<c.producer_registers()>();
-    if (warp == 4 * c.consumers && elected()) load_tiles<c>(shared, tiles, k, v);
+    if (warp == 4 * c.consumers && elected() && keys_fit()) load_tiles<c>(shared, tiles, k, v);
   } else {
     take_registers<c.consumer_registers()>();
     Consumer<c> consumer(call, shared.rows(), shared);
     const bool fit = consumer.load_queries();
+    if (!keys_fit()) return;
     consumer.walk(tiles, k, v);
     if (!fit) {
       for (int n = consumer.place.lane; n < rows.heads; n += 32) {

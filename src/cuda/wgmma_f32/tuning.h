@@ -38,18 +38,26 @@ struct ForwardConfig {
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
 
-/// Two parts a number: f32's own error. Larger head dims are mma's.
+// One row a line, by head dim.
+
+/// Two parts a number: f32's own error.
 struct FullForward {
-  static constexpr ForwardConfig rows[] = {{.dim = 64, .parts = 2, .buffers = 5}};
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64, .parts = 2, .buffers = 5},
+      {.dim = 128, .parts = 2, .consumers = 2, .blocks = 1, .buffers = 5},
+  };
 };
 /// One part, where the caller allowed TF32: f16 has as many digits.
 struct Tf32Forward {
-  static constexpr ForwardConfig rows[] = {{.dim = 64, .parts = 1, .buffers = 8}};
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64, .parts = 1, .consumers = 2, .buffers = 8},
+      {.dim = 128, .parts = 1, .buffers = 5},
+  };
 };
 
 /// Tiles of all rows have as many keys: they are split before.
 inline constexpr int tile_keys = 64;
 /// The largest head dim there is a row for.
-inline constexpr int most_dim = 64;
+inline constexpr int most_dim = 128;
 
 }  // namespace tilewise::cuda::wgmma_f32
