@@ -10,7 +10,7 @@
 namespace tilewise::cuda {
 namespace {
 
-// A block has a token: rows of all heads of q and k, and of v where it goes into a cache. A thread has a
+// A block has a few tokens: rows of all heads of q and k, and of v where it goes into a cache. A thread has a
 // piece of rows: two chunks of 16 bytes and the pairs in them, or one pair.
 
 /// Rows of a token as pieces: how many of a row are turned, and how many are left as they are.
@@ -145,27 +145,37 @@ __device__ __forceinline__ void turn_heads(const RopeCall& call, const Pieces& p
   }
 }
 
-/// Threads have a piece of a row each, of as many heads as there are threads for, and go on to the next
-/// heads.
+/// Threads have a piece of a row each, of as many tokens and heads as there are threads for, and go on to the
+/// next heads.
 template <typename T, RopePairs pairs>
 __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 3 : 4)
-    chunks_kernel(const __grid_constant__ RopeCall call, const __grid_constant__ Pieces pieces) {
+    chunks_kernel(const __grid_constant__ RopeCall call, const __grid_constant__ Pieces pieces,
+                  const int tokens) {
   let_kernel_behind_begin();
   wait_for_kernel_ahead();
   constexpr int size = chunk_size<T>;
   const RopeProblem& problem = call.problem;
-  const auto length = static_cast<std::uint32_t>(problem.length);
-  const std::int64_t b = blockIdx.x / length, s = blockIdx.x % length;
   // Blocks that share a token take heads by turns.
   const int thread = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
   const int threads = static_cast<int>(gridDim.y * blockDim.x);
-  const int head = thread / pieces.of_row(), step = threads / pieces.of_row();
-  if (head < step) turn_heads<T, pairs>(call, pieces, thread % pieces.of_row(), b, s, head, step);
+  const std::int64_t first_token = std::int64_t{blockIdx.x} * tokens;
+  const auto count =
+      static_cast<int>(min(std::int64_t{tokens}, problem.batch * problem.length - first_token));
+  const int piece = thread % pieces.of_row(), token = thread / pieces.of_row() % tokens;
+  const int head = thread / (pieces.of_row() * tokens), step = threads / (pieces.of_row() * tokens);
+  if (head < step && token < count) {
+    const auto at = static_cast<unsigned>(first_token + token),
+               length = static_cast<unsigned>(problem.length);
+    turn_heads<T, pairs>(call, pieces, piece, at / length, at % length, head, step);
+  }
   if (problem.dim_v == 0) return;
-  for (int index = thread; index < static_cast<int>(problem.heads_kv) * pieces.values; index += threads) {
-    const int h = index / pieces.values, at = index % pieces.values * size;
-    *reinterpret_cast<uint4*>(reinterpret_cast<T*>(call.cache_row(call.v_cache, b, h, s)) + at) =
-        *reinterpret_cast<const uint4*>(reinterpret_cast<const T*>(call.v.at(b, h, s)) + at);
+  const int values = static_cast<int>(problem.heads_kv) * pieces.values;
+  for (int index = thread; index < values * count; index += threads) {
+    const std::int64_t at = first_token + index / values;
+    const std::int64_t b = at / problem.length, s = at % problem.length;
+    const int h = index % values / pieces.values, column = index % pieces.values * size;
+    *reinterpret_cast<uint4*>(reinterpret_cast<T*>(call.cache_row(call.v_cache, b, h, s)) + column) =
+        *reinterpret_cast<const uint4*>(reinterpret_cast<const T*>(call.v.at(b, h, s)) + column);
   }
 }
 
@@ -225,9 +235,9 @@ template <typename T>
 void run_of(const RopeCall& call, const Context& context) {
   constexpr int size = chunk_size<T>;
   const RopeProblem& problem = call.problem;
-  const std::int64_t tokens = problem.batch * problem.length;
+  const std::int64_t all_tokens = problem.batch * problem.length;
   Launch how{.name = "tilewise rope",
-             .blocks = tokens,
+             .blocks = all_tokens,
              .threads = 256,
              .stream = static_cast<cudaStream_t>(context.stream),
              .early = begins_early(problem.device)};
@@ -238,19 +248,24 @@ void run_of(const RopeCall& call, const Context& context) {
                       .kept = static_cast<int>(problem.dim - problem.rotary_dim) / size,
                       .values = static_cast<int>(problem.dim_v) / size};
   if (!in_chunks || pieces.of_row() > how.threads) return launch<elements_kernel<T>>(how, call);
+  // Where a head's rows follow each other, several tokens make longer runs of memory.
+  const bool by_heads = problem.length >= 4 && all_tokens <= 0x7fffffff && call.q.stride_s < call.q.stride_h;
+  const int tokens = by_heads && 4 * pieces.of_row() <= how.threads ? 4 : 1;
+  how.blocks = (all_tokens + tokens - 1) / tokens;
   // Four heads a thread at least, where there are so many; few tokens are shared by several blocks, in which
   // a thread has two heads at most.
   const std::int64_t heads = problem.heads_q + problem.heads_kv;
   const std::int64_t room =
-      2 * device_properties(problem.device.index).multiprocessors / std::max<std::int64_t>(tokens, 1);
+      2 * device_properties(problem.device.index).multiprocessors / std::max<std::int64_t>(how.blocks, 1);
   const std::int64_t together = room > 1 ? 2 : 4;
   how.threads = static_cast<int>(std::clamp<std::int64_t>(
-      ((heads + together - 1) / together * pieces.of_row() + 31) / 32 * 32, 32, how.threads));
-  const std::int64_t pieces_of_token = heads * pieces.of_row();
+      ((heads + together - 1) / together * pieces.of_row() * tokens + 31) / 32 * 32, 32, how.threads));
+  const std::int64_t all_pieces = heads * pieces.of_row() * tokens;
   how.layers = static_cast<int>(
-      std::clamp<std::int64_t>(room, 1, std::max<std::int64_t>(1, pieces_of_token / (2 * how.threads))));
-  problem.pairs == RopePairs::halves ? launch<chunks_kernel<T, RopePairs::halves>>(how, call, pieces)
-                                     : launch<chunks_kernel<T, RopePairs::interleaved>>(how, call, pieces);
+      std::clamp<std::int64_t>(room, 1, std::max<std::int64_t>(1, all_pieces / (2 * how.threads))));
+  problem.pairs == RopePairs::halves
+      ? launch<chunks_kernel<T, RopePairs::halves>>(how, call, pieces, tokens)
+      : launch<chunks_kernel<T, RopePairs::interleaved>>(how, call, pieces, tokens);
 }
 
 }  // namespace
