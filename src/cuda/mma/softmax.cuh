@@ -138,6 +138,7 @@ __device__ __forceinline__ void raise_maxima(const Scores<c>& s, const Exponents
                                              SoftmaxRows<c>& rows, Output<c>& o) {
   if (!__any_sync(~0u, may_rise<c, general>(s, exponents, rows))) return;
   float highest[c.row_tiles][2];
+  bool rises = false;
 #pragma unroll
   for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
@@ -147,8 +148,15 @@ __device__ __forceinline__ void raise_maxima(const Scores<c>& s, const Exponents
       for (int n = 1; n < c.keys / 8; ++n) {
         most = fmaxf(most, fmaxf(s[r][n][2 * half], s[r][n][2 * half + 1]));
       }
-      highest[r][half] = row_maximum(most);
+      highest[r][half] = most;
+      rises = rises || most > rows.maximum[r][half] + exponents.slack;
     }
+  }
+  if (!__any_sync(~0u, rises)) return;
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) highest[r][half] = row_maximum(highest[r][half]);
   }
   raise_to<c, general>(highest, exponents, rows, o);
 }

@@ -61,7 +61,7 @@ struct ForwardConfig {
 struct PlainForward {
   static constexpr bool general = false;
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 128, .blocks = 2},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .queries_stay = true, .blocks = 2},
       {.dim = 64,
        .warps = 4,
        .row_tiles = 1,
