@@ -26,21 +26,18 @@ struct Candidates {
   static constexpr bool general = false;
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 128, .blocks = 2},
-      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 128, .stages = 1, .blocks = 2},
-      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 128, .old_maxima = true, .blocks = 2},
       {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .queries_stay = true, .blocks = 2},
-      {.dim = 64, .warps = 8, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 2},
-      {.dim = 64, .warps = 4, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 4},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 3},
+      {.dim = 64, .warps = 8, .row_tiles = 2, .keys = 128, .blocks = 1},
       {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
-      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .stages = 1, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .old_maxima = true, .blocks = 2},
       {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 32, .products_ahead = true, .blocks = 2},
       {.dim = 128, .warps = 8, .row_tiles = 2, .keys = 64, .blocks = 1},
-      {.dim = 128, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 2},
-      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
       {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 64, .stages = 1, .blocks = 2},
-      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2},
-      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .queries_stay = true, .blocks = 2},
-      {.dim = 256, .warps = 4, .row_tiles = 2, .keys = 32, .stages = 1, .blocks = 1},
+      {.dim = 256, .warps = 4, .row_tiles = 2, .keys = 64, .stages = 1, .paired = true, .blocks = 2},
+      {.dim = 256, .warps = 8, .row_tiles = 2, .keys = 64, .stages = 1, .paired = true, .blocks = 1},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
   };
 };
 constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
@@ -75,14 +72,15 @@ struct Sweep {
     float difference = 0;
     check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
     std::printf(
-        "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"warps\": %d, \"row_tiles\": %d, \"keys\": %d, "
-        "\"queries_stay\": %d, \"products_ahead\": %d, \"stages\": %d, \"blocks\": %d, \"registers\": %d, "
-        "\"local\": %d, "
+        "{\"suite\": \"sweep-mma\", \"d\": %d, \"s\": %lld, \"causal\": %s, \"warps\": %d, \"row_tiles\": "
+        "%d, \"keys\": %d, "
+        "\"queries_stay\": %d, \"products_ahead\": %d, \"stages\": %d, \"paired\": %d, \"old_maxima\": %d, "
+        "\"blocks\": %d, \"registers\": %d, \"local\": %d, "
         "\"shared\": %d, \"ms\": %.4f, \"tflops\": %.1f, \"difference\": %g}\n",
         c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false", c.warps,
-        c.row_tiles, c.keys, c.queries_stay, c.products_ahead, c.stages, c.blocks, attributes.numRegs,
-        static_cast<int>(attributes.localSizeBytes), static_cast<int>(c.shared_bytes(false)), ms,
-        flops / ms * 1e-9, static_cast<double>(difference));
+        c.row_tiles, c.keys, c.queries_stay, c.products_ahead, c.stages, c.paired, c.old_maxima, c.blocks,
+        attributes.numRegs, static_cast<int>(attributes.localSizeBytes),
+        static_cast<int>(c.shared_bytes(false)), ms, flops / ms * 1e-9, static_cast<double>(difference));
     std::fflush(stdout);
   }
 
@@ -108,7 +106,8 @@ struct Sweep {
 void sweep(std::int64_t only_dim, std::int64_t only_length) {
   cudaDeviceProp device{};
   check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
-  std::printf("{\"device\": \"%s\", \"multiprocessors\": %d}\n", device.name, device.multiProcessorCount);
+  std::printf("{\"environment\": {\"device\": \"cuda\", \"gpu\": \"%s\", \"multiprocessors\": %d}}\n",
+              device.name, device.multiProcessorCount);
   Sweep shapes(device.multiProcessorCount);
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const std::int64_t length : {512, 1024, 2048, 4096, 8192, 16384}) {

@@ -8,13 +8,19 @@
 namespace tilewise::cuda::mma {
 namespace {
 
+// Whether rows are less than 2^31 bytes apart.
+bool near_rows(const Rows& rows) {
+  const std::int64_t bytes = rows.stride_s * 2;
+  return bytes == static_cast<std::int32_t>(bytes);
+}
+
 // Where scale and band are all there is between products and weights, copies can be of 16 bytes, and weights
 // of 16 bits will do.
 bool plain(const AttentionCall& call) {
   constexpr double least_scale = 1e-20;  // products times it are compared, and not hidden ones with infinity
   return !call.problem.features.needs_more_than_band() && call.problem.layout != Layout::paged &&
          call.scale >= least_scale && aligned_chunks(call.q) && aligned_chunks(call.k) &&
-         aligned_chunks(call.v) && !few_results(call);
+         aligned_chunks(call.v) && near_rows(call.k) && near_rows(call.v) && !few_results(call);
 }
 
 template <typename Table>

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "cuda/mma/finish.cuh"
+#include "cuda/mma/paired.cuh"
 #include "cuda/mma/parts.h"
 #include "cuda/mma/products.cuh"
 #include "cuda/mma/query_rows.cuh"
@@ -14,63 +16,6 @@ namespace tilewise::cuda::mma {
 // Attention on tensor cores by mma.sync. A block keeps a tile of queries and walks over tiles of keys, of
 // which the next is being copied while one is computed. A warp has its queries for itself: scores come out of
 // q·k in the form in which weights go into the product with v, so they never leave the registers.
-
-/// What a row came to. Four lanes share two or four rows; each does the arithmetic of one, since code that
-/// runs once is mostly waited for.
-template <ForwardConfig c, bool general>
-struct OwnRow {
-  static constexpr int count = 2 * c.row_tiles;
-  static_assert(count <= 4);
-  int row;             ///< of the block
-  bool first;          ///< of the lanes that have it
-  float sum, rounded;  ///< of its weights, as they are and as o has them
-  float maximum;       ///< of its scores, in natural units
-  float factor = 1;    ///< makes sums, and o, relative to that
-
-  __device__ OwnRow(const AttentionCall& call, const Exponents<general>& exponents, const Place<c>& place,
-                    const SoftmaxRows<c>& softmax) {
-    const int own = place.lane % count;
-    row = place.row(own / 2, own % 2);
-    first = place.lane % 4 < count;
-#pragma unroll
-    for (int index = 0; index < count; ++index) {
-      const float row_total = row_sum(softmax.sum[index / 2][index % 2]);
-      if (index != own) continue;
-      sum = row_total;
-      maximum = softmax.maximum[index / 2][index % 2];
-      rounded = softmax.rounded[index / 2][index % 2 * 2];
-    }
-    if constexpr (!general) {
-      if (sum > 0) factor = exp2f(fmaf(-maximum, exponents.unit, exponents.reference(maximum)));
-      maximum = fmaxf(maximum * static_cast<float>(call.scale), lowest);
-    }
-  }
-};
-
-/// What a row's sum of values is to be multiplied by, and its lse, which is written.
-template <ForwardConfig c, bool general>
-__device__ __forceinline__ float finish_row(const AttentionCall& call, const QueryRows& rows,
-                                            const OwnRow<c, general>& own) {
-  float maximum = own.maximum;
-  float factor = own.factor;
-  float sink_weight = 0;
-  if (call.problem.features.sinks && own.row < rows.count()) {
-    const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(own.row)));
-    const float highest = fmaxf(maximum, sink);
-    // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
-    factor *= expf(maximum - highest);
-    sink_weight = expf(sink - highest);
-    maximum = highest;
-  }
-  if (call.lse.wanted && own.row < rows.count() && own.first) {
-    const float total = own.sum * factor + sink_weight;
-    const float lse = total == 0 ? minus_infinity : maximum + logf(total);
-    *rows.float_of(call.lse, own.row) = lse;
-  }
-  const float rounded = own.rounded * factor + sink_weight;
-  const float keep_scale = general && call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
-  return rounded == 0 ? 0.0f : factor * keep_scale / rounded;
-}
 
 /// Leaves what a part of the keys came to for join_parts().
 template <ForwardConfig c, bool general>
@@ -132,18 +77,7 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryRow
     }
   }
   __syncwarp();  // the warp's rows are there
-  const auto dims = static_cast<int>(call.problem.dim_v);
-  const bool aligned = aligned_chunks(call.o);
-  std::byte* first = rows.row_of(call.o, 0);
-#pragma unroll 4
-  for (int index = place.lane; index < c.warp_rows() * Tile::chunks; index += 32) {
-    const int row = place.first_row() + index / Tile::chunks;
-    const int chunk = index % Tile::chunks;
-    if (row >= rows.count() || chunk * 8 >= dims) continue;
-    std::byte* to = rows.heads == 1 ? first + row * call.o.stride_s * 2 : rows.row_of(call.o, row);
-    store_eight(to, chunk * 8, dims, aligned,
-                *reinterpret_cast<const uint4*>(q_smem + Tile::offset(row, chunk)));
-  }
+  store_rows<c, Tile::chunks>(call, rows, place, q_smem, 0);
 }
 
 /// What a block has: its queries, the sums of its softmax, and two stages of keys and of values. One computes
@@ -201,10 +135,15 @@ struct Block {
             call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
   }
 
+  /// Whether the band or the last key may hide something in a tile.
+  __device__ bool at_edge(const KeyTile& keys) const {
+    const auto first = static_cast<int>(keys.first);
+    return first < all_first || first > all_last - c.keys || keys.count < c.keys;
+  }
+
   /// Scores of a tile from its products, the maxima raised; gives what dropout keeps.
   __device__ std::uint64_t start_softmax(const KeyTile& keys, Scores<c>& s) {
-    const auto first = static_cast<int>(keys.first);
-    const bool edge = first < all_first || first > all_last - c.keys || keys.count < c.keys || keys.tile >= 0;
+    const bool edge = at_edge(keys) || keys.tile >= 0;
     std::uint64_t kept = 0;
     if constexpr (general) {
       kept = finish_scores<c>(call, rules, rows, keys, edge, place, own_smem, s);
@@ -212,6 +151,10 @@ struct Block {
       hide<c>(call, rows, keys, place, s);
     }
     raise_maxima<c, general>(s, exponents, softmax, o);
+    start_sums();
+    return kept;
+  }
+  __device__ void start_sums() {
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
@@ -220,7 +163,6 @@ struct Block {
         sums[r][half] = 0;
       }
     }
-    return kept;
   }
   __device__ void weigh(Weights<c>& weights, const Scores<c>& s, int step) {
     mma::weigh<T, c, general>(weights, s, step, exponents, references, sums);
@@ -264,6 +206,25 @@ struct Block {
     end_softmax();
   }
 
+  /// A tile in which nothing is hidden, by the maxima as they are: nothing but products and weights, where a
+  /// look at all scores first would be one instruction for each. False where a weight is too large for that;
+  /// then nothing was added.
+  __device__ bool add_by_old_maxima(const Queries<c>& q, const MatrixPointer<c.dim>& k,
+                                    const MatrixPointer<c.dim>& v) {
+    Products<T, c> products;
+#pragma unroll
+    for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, false);
+    start_sums();
+    Weights<c> weights[c.keys / 16];
+#pragma unroll
+    for (int step = 0; step < c.keys / 16; ++step) weigh(weights[step], products.sum(), step);
+    if (__any_sync(~0u, too_large<c>(sums))) return false;
+#pragma unroll
+    for (int step = 0; step < c.keys / 16; ++step) add_values(weights[step], step, 0, v);
+    end_softmax();
+    return true;
+  }
+
   /// A tile after another: products, then softmax beside the product with values.
   __device__ void walk(KeyTiles<general>& tiles, KeyTile keys) {
     load.queries(q_smem);
@@ -275,6 +236,7 @@ struct Block {
     const Queries<c> q = queries();
     const auto seen_first = static_cast<int>(seen_by_warp().first);
     const auto seen_last = static_cast<int>(seen_by_warp().last);
+    [[maybe_unused]] bool begun = false;  // there are maxima
 #pragma unroll 1
     for (int stage = 0; keys.count > 0; stage ^= 1) {
       const KeyTile next = tiles.next();
@@ -288,10 +250,18 @@ struct Block {
       const auto first = static_cast<int>(keys.first);
       if (first < seen_last && first + keys.count > seen_first) {
         const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage)));
+        const auto v = MatrixPointer<c.dim>::by_rows(address(values_at(stage)));
+        if constexpr (c.old_maxima) {
+          if (begun && !at_edge(keys) && add_by_old_maxima(q, k, v)) {
+            keys = next;
+            continue;
+          }
+          begun = true;
+        }
         Products<T, c> products;
 #pragma unroll
         for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, general && few);
-        weigh_and_add(keys, products.sum(), MatrixPointer<c.dim>::by_rows(address(values_at(stage))));
+        weigh_and_add(keys, products.sum(), v);
       }
       keys = next;
     }
@@ -398,29 +368,36 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   extern __shared__ __align__(128) std::byte shared[];
   const QueryRows rows = blocks.rows(call, blockIdx.x);
   if (rows.queries.count <= 0) return;
-  Block<T, c, general> block(call, rows, shared);
   KeyTiles<general> tiles(call, rows.queries, c.keys);
   if constexpr (c.in_parts) {
     if (parts.count > 1) tiles.keep_part(static_cast<int>(blockIdx.y), parts.count);
   }
   const KeyTile first = tiles.next();
-  if (first.count > 0) {
-    static_assert(c.stages == 1 || c.stages == 2);
-    if constexpr (c.stages == 1) {
-      block.walk_in_place(tiles, first);
-    } else if constexpr (c.products_ahead) {
-      block.walk_ahead(tiles, first);
-    } else {
-      block.walk(tiles, first);
+  if constexpr (c.paired) {
+    static_assert(!general && !c.in_parts && c.stages == 1);
+    PairedBlock<T, c> block(call, rows, shared);
+    if (first.count > 0) block.walk_in_place(tiles, first);
+    block.finish();
+  } else {
+    Block<T, c, general> block(call, rows, shared);
+    if (first.count > 0) {
+      static_assert(c.stages == 1 || c.stages == 2);
+      if constexpr (c.stages == 1) {
+        block.walk_in_place(tiles, first);
+      } else if constexpr (c.products_ahead) {
+        block.walk_ahead(tiles, first);
+      } else {
+        block.walk(tiles, first);
+      }
     }
-  }
-  if constexpr (c.in_parts) {
-    if (parts.count > 1) {
-      return finish_part<c, general>(call, parts, static_cast<int>(blockIdx.y), rows, block.exponents,
-                                     block.place, block.o, block.softmax);
+    if constexpr (c.in_parts) {
+      if (parts.count > 1) {
+        return finish_part<c, general>(call, parts, static_cast<int>(blockIdx.y), rows, block.exponents,
+                                       block.place, block.o, block.softmax);
+      }
     }
+    finish<T, c, general>(call, rows, block.exponents, block.place, block.o, block.softmax, block.q_smem);
   }
-  finish<T, c, general>(call, rows, block.exponents, block.place, block.o, block.softmax, block.q_smem);
 #endif
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/mma/key_rows.cuh"
 #include "cuda/mma/query_rows.cuh"
 #include "cuda/mma/softmax.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
@@ -16,13 +17,16 @@ struct Loader {
   const QueryRows& rows;
   std::int64_t h;  ///< of the keys
   int dim_qk, dim_v;
+  const std::byte *keys_gmem, *values_gmem;  ///< of the head, from the sequence's first on, in plain kernels
 
   __device__ Loader(const AttentionCall& call_, const QueryRows& rows_)
       : call(call_),
         rows(rows_),
         h(rows.head_kv),
         dim_qk(static_cast<int>(call.problem.dim_qk)),
-        dim_v(static_cast<int>(call.problem.dim_v)) {}
+        dim_v(static_cast<int>(call.problem.dim_v)),
+        keys_gmem(row_of_halves(call.k, rows.queries.b, h, rows.queries.sequence.first_k)),
+        values_gmem(row_of_halves(call.v, rows.queries.b, h, rows.queries.sequence.first_k)) {}
 
   __device__ void queries(std::byte* to_smem) const {
     if (!general && rows.heads == 1) {
@@ -32,23 +36,26 @@ struct Loader {
     load_any_rows<c.rows(), c.dim, c.threads()>(
         to_smem, [&](int r) { return rows.row_of(call.q, r); }, aligned_chunks(call.q), rows.count(), dim_qk);
   }
-  __device__ void keys(const KeyTile& tile, std::byte* to_smem) const { load(call.k, tile, dim_qk, to_smem); }
+  __device__ void keys(const KeyTile& tile, std::byte* to_smem) const {
+    load(call.k, keys_gmem, tile, dim_qk, to_smem);
+  }
   __device__ void values(const KeyTile& tile, std::byte* to_smem) const {
-    load(call.v, tile, dim_v, to_smem);
+    load(call.v, values_gmem, tile, dim_v, to_smem);
   }
 
  private:
-  __device__ void load(const Rows& from, const KeyTile& tile, int dims, std::byte* to_smem) const {
+  __device__ void load(const Rows& from, const std::byte* first, const KeyTile& tile, int dims,
+                       std::byte* to_smem) const {
+    if constexpr (!general) {
+      return load_key_rows<c.keys, c.dim, c.threads()>(to_smem, first, static_cast<int>(from.stride_s * 2),
+                                                       static_cast<int>(tile.first), tile.count, dims);
+    }
     const QueryTile& queries = rows.queries;
     const auto row = [&](int r) {
-      if constexpr (general) return call.key_row(from, queries.sequence, queries.b, h, tile.first + r);
-      return row_of_halves(from, queries.b, h, queries.sequence.first_k + tile.first + r);
+      return call.key_row(from, queries.sequence, queries.b, h, tile.first + r);
     };
-    if constexpr (general) {
-      if (!aligned_chunks(from) || !in_one_page(tile)) {
-        return load_any_rows<c.keys, c.dim, c.threads()>(to_smem, row, aligned_chunks(from), tile.count,
-                                                         dims);
-      }
+    if (!aligned_chunks(from) || !in_one_page(tile)) {
+      return load_any_rows<c.keys, c.dim, c.threads()>(to_smem, row, aligned_chunks(from), tile.count, dims);
     }
     load_strided_rows<c.keys, c.dim, c.threads()>(to_smem, row(0), from.stride_s * 2, tile.count, dims);
   }
@@ -148,16 +155,16 @@ struct Products {
   }
 };
 
-/// o += weights·v over 16 keys.
-template <typename T, ForwardConfig c>
-__device__ __forceinline__ void multiply_values(Output<c>& o, const Weights<c>& weights,
+/// o += weights·v over 16 keys, for as many dims as o has.
+template <typename T, ForwardConfig c, int eights>
+__device__ __forceinline__ void multiply_values(float (&o)[c.row_tiles][eights][4], const Weights<c>& weights,
                                                 const MatrixPointer<c.dim>& v, int step) {
   std::uint32_t b[2][4];  // one is loaded beside the other's products
   load_matrices_turned(b[0], v.at(16 * step, 0));
 #pragma unroll
-  for (int n = 0; n < c.dim / 16; ++n) {
+  for (int n = 0; n < eights / 2; ++n) {
     const std::uint32_t(&now)[4] = b[n % 2];
-    if (n + 1 < c.dim / 16) load_matrices_turned(b[(n + 1) % 2], v.at(16 * step, n + 1));
+    if (n + 1 < eights / 2) load_matrices_turned(b[(n + 1) % 2], v.at(16 * step, n + 1));
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
       multiply_matrices<T>(o[r][2 * n], weights[r], now[0], now[1]);

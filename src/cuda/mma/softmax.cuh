@@ -75,12 +75,69 @@ __device__ __forceinline__ float row_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+/// Whether one of a lane's weights, of which these are sums, may be more than 2^8.
+template <ForwardConfig c>
+__device__ __forceinline__ bool too_large(const float (&sums)[c.row_tiles][2]) {
+  constexpr float most = 256;
+  bool large = false;
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) large = large || sums[r][0] > most || sums[r][1] > most;
+  return large;
+}
+
+/// Raises the maxima to the highest scores of their rows, and makes what was summed relative to them.
+template <ForwardConfig c, bool general, int eights>
+__device__ __forceinline__ void raise_to(const float (&highest)[c.row_tiles][2],
+                                         const Exponents<general>& exponents, SoftmaxRows<c>& rows,
+                                         float (&o)[c.row_tiles][eights][4]) {
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float before = exponents.reference(rows.maximum[r][half]);
+      rows.maximum[r][half] = fmaxf(rows.maximum[r][half], highest[r][half]);
+      const float rescale = exponents.rescale(before, exponents.reference(rows.maximum[r][half]));
+      rows.sum[r][half] *= rescale;
+      rows.rounded[r][2 * half] *= rescale;
+      rows.rounded[r][2 * half + 1] *= rescale;
+#pragma unroll
+      for (int n = 0; n < eights; ++n) {
+        o[r][n][2 * half] *= rescale;
+        o[r][n][2 * half + 1] *= rescale;
+      }
+    }
+  }
+}
+
+/// Whether a maximum is more than the slack below one of the lane's scores, or may be. Floats that are not
+/// negative compare as their bits do, and of integers there is a maximum of three (sm_90). Where the limit is
+/// negative, 0 is above it, and the answer is yes.
+template <ForwardConfig c, bool general>
+__device__ __forceinline__ bool may_rise(const Scores<c>& s, const Exponents<general>& exponents,
+                                         const SoftmaxRows<c>& rows) {
+  bool rises = false;
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int most = 0;
+#pragma unroll
+      for (int n = 0; n < c.keys / 8; ++n) {
+        most = __vimax3_s32(most, __float_as_int(s[r][n][2 * half]), __float_as_int(s[r][n][2 * half + 1]));
+      }
+      rises = rises || most > __float_as_int(rows.maximum[r][half] + exponents.slack);
+    }
+  }
+  return rises;
+}
+
 /// Raises the maxima. They are let lie until they are 2^8 too low: a weight may then reach that, the sums
 /// lose nothing, and o is hardly ever rescaled (an idea of FlashAttention-4).
 template <ForwardConfig c, bool general>
 __device__ __forceinline__ void raise_maxima(const Scores<c>& s, const Exponents<general>& exponents,
                                              SoftmaxRows<c>& rows, Output<c>& o) {
-  float highest[c.row_tiles][2];  // of the lane's own keys
+  if (!__any_sync(~0u, may_rise<c, general>(s, exponents, rows))) return;
+  float highest[c.row_tiles][2];
   bool rises = false;
 #pragma unroll
   for (int r = 0; r < c.row_tiles; ++r) {
@@ -92,27 +149,16 @@ __device__ __forceinline__ void raise_maxima(const Scores<c>& s, const Exponents
         most = fmaxf(most, fmaxf(s[r][n][2 * half], s[r][n][2 * half + 1]));
       }
       highest[r][half] = most;
-      rises |= most > rows.maximum[r][half] + exponents.slack;
+      rises = rises || most > rows.maximum[r][half] + exponents.slack;
     }
   }
   if (!__any_sync(~0u, rises)) return;
 #pragma unroll
   for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float before = exponents.reference(rows.maximum[r][half]);
-      rows.maximum[r][half] = fmaxf(rows.maximum[r][half], row_maximum(highest[r][half]));
-      const float rescale = exponents.rescale(before, exponents.reference(rows.maximum[r][half]));
-      rows.sum[r][half] *= rescale;
-      rows.rounded[r][2 * half] *= rescale;
-      rows.rounded[r][2 * half + 1] *= rescale;
-#pragma unroll
-      for (int n = 0; n < c.dim / 8; ++n) {
-        o[r][n][2 * half] *= rescale;
-        o[r][n][2 * half + 1] *= rescale;
-      }
-    }
+    for (int half = 0; half < 2; ++half) highest[r][half] = row_maximum(highest[r][half]);
   }
+  raise_to<c, general>(highest, exponents, rows, o);
 }
 
 /// Weights of the keys of one step of 16, rounded for the product with values. What they sum to before that

@@ -19,8 +19,8 @@ constexpr bool few_results(const AttentionCall& call) {
   return few_results(call.rows_q() * call.problem.heads_q, call.problem.dim_v);
 }
 
-/// How a block of the forward kernel is cut. A warp has 16 · row_tiles queries for itself and walks over all
-/// keys; every fragment of keys and values it loads serves all its row tiles.
+/// How a block of the forward kernel is cut. A warp, or a pair of them, has 16 · row_tiles queries for itself
+/// and walks over all keys; every fragment of keys and values it loads serves all its row tiles.
 struct ForwardConfig {
   int dim = 0;  ///< the head dims, both, are filled up to it
   int warps = 4;
@@ -28,21 +28,26 @@ struct ForwardConfig {
   int keys = 64;                ///< a tile
   bool queries_stay = false;    ///< in registers; else they are read again for every tile of keys
   bool products_ahead = false;  ///< the next tile's q·k beside this tile's softmax
-  int stages = 2;         ///< of keys and of values; with one, values come beside q·k, keys beside the rest
-  int blocks = 1;         ///< a multiprocessor, at least
-  bool in_parts = false;  ///< several blocks may share the keys of a tile of queries, see parts.h
+  int stages = 2;           ///< of keys and of values; with one, values come beside q·k, keys beside the rest
+  bool paired = false;      ///< two warps have the same queries, and half of the keys and of o each
+  bool old_maxima = false;  ///< weights by the maxima as they are, made again where one is too large
+  int blocks = 1;           ///< a multiprocessor, at least
+  bool in_parts = false;    ///< several blocks may share the keys of a tile of queries, see parts.h
 
   constexpr int threads() const { return warps * 32; }
   constexpr int warp_rows() const { return row_tiles * 16; }
-  constexpr int rows() const { return warps * warp_rows(); }
+  constexpr int rows() const { return warps * warp_rows() / (paired ? 2 : 1); }
   constexpr int row_bytes() const { return dim * 2; }
   constexpr int query_bytes() const { return rows() * row_bytes(); }
-  constexpr int key_bytes() const { return keys * row_bytes(); }  ///< a stage of keys, or of values
-  constexpr int scores() const { return row_tiles * keys / 2; }   ///< a lane
-  /// Queries, stages of keys and of values; the general kernel takes its scores through memory, too.
+  constexpr int key_bytes() const { return keys * row_bytes(); }         ///< a stage of keys, or of values
+  constexpr int scores() const { return row_tiles * keys / 2; }          ///< a lane
+  constexpr int pair_weights_bytes() const { return threads() * keys; }  ///< which pairs exchange
+  /// Queries, stages of keys and of values; pairs' weights and two floats a thread; the general kernel takes
+  /// its scores through memory, too.
   constexpr std::size_t shared_bytes(bool general) const {
     return static_cast<std::size_t>(query_bytes() + 2 * stages * key_bytes() +
-                                    (general ? threads() * scores() * 4 : 0));
+                                    (general ? threads() * scores() * 4 : 0) +
+                                    (paired ? pair_weights_bytes() + threads() * 8 : 0));
   }
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
@@ -56,7 +61,7 @@ struct ForwardConfig {
 struct PlainForward {
   static constexpr bool general = false;
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 128, .blocks = 2},
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .queries_stay = true, .blocks = 2},
       {.dim = 64,
        .warps = 4,
        .row_tiles = 1,
@@ -65,10 +70,10 @@ struct PlainForward {
        .blocks = 3,
        .in_parts = true},
       {.dim = 96, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
-      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .old_maxima = true, .blocks = 2},
       {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2, .in_parts = true},
       {.dim = 192, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
-      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 64, .stages = 1, .blocks = 2},
+      {.dim = 256, .warps = 4, .row_tiles = 2, .keys = 64, .stages = 1, .paired = true, .blocks = 2},
       {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .blocks = 1},
       {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1, .in_parts = true},
       {.dim = 64,
