@@ -13,6 +13,7 @@ constexpr std::int64_t least_results = 16384;  // fewer the kernel leaves to oth
 constexpr std::int64_t least_queries = 8;
 constexpr std::int64_t least_rows_of_large_dims = 1024;  // the same
 constexpr double least_pairs_of_largest_dims = 0x1p20;   // the same, above 192
+constexpr std::int64_t largest_dim_with_mask = 128;      // and no softcap
 
 std::int64_t random_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
@@ -82,6 +83,11 @@ RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32) {
   make_tensors(rng, problem, magnitudes);
   make_head_values(rng, problem, magnitudes);
   if (f32) problem.alibi_slopes = {};
+  if (!f32 && std::max(problem.dim_qk, problem.dim_v) <= largest_dim_with_mask) {
+    make_masks(rng, problem, magnitudes);
+    problem.blocks = {};
+    if (problem.mask.given()) problem.options.softcap = 0;
+  }
   problem.asked.backward = false;
   return problem;
 }

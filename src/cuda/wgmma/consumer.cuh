@@ -2,6 +2,7 @@
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/wgmma/loaders.cuh"
+#include "cuda/wgmma/mask.cuh"
 #include "cuda/wgmma/output.cuh"
 
 namespace tilewise::cuda::wgmma {
@@ -33,6 +34,7 @@ struct Consumer {
   Weights<c> weights;
   Output<c> o;
   Softmax<c> softmax;
+  MaskValues<c> mask;
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -183,13 +185,23 @@ struct Consumer {
     let_go_of_keys();
     if (c.scarce_queries() && n == at.seen.first) let_go_of_queries();
   }
-  /// What softcap, ALiBi and the band make of them.
+  /// Reads what the mask has for tile n of keys, where there is one.
+  __device__ __forceinline__ void read_mask_of(int n) {
+    if constexpr (c.masked) {
+      const HandedTurn& handed = barriers.turns[turn.stage()];
+      const int lane = lane_now();
+      read_mask<T, c>(mask, arguments.general.mask, handed.b, handed.h,
+                      barriers.parts[turn.stage()][index].first + first_row + lane / 4,
+                      arguments.band.length_q, n * c.keys + lane % 4 * 2, arguments.band.length_k);
+    }
+  }
+  /// What softcap, ALiBi, the mask and the band make of them.
   __device__ __forceinline__ void finish_scores(const Part& at, int n) {
     const bool changes = c.general && (arguments.general.softcap || arguments.general.alibi);
     // Registers are short in the general kernel: it reads these again.
     const TileSpan whole = c.general ? barriers.parts[turn.stage()][index].whole : at.whole;
     const int first = c.general ? barriers.parts[turn.stage()][index].first : at.first;
-    if (!changes && n >= whole.first && n < whole.last) return;
+    if (!c.masked && !changes && n >= whole.first && n < whole.last) return;
     const int lane = lane_now();
     const int row = first + first_row + lane / 4;
     const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
@@ -199,6 +211,7 @@ struct Consumer {
       change<c>(s, arguments.general, barriers.turns[turn.stage()].slope,
                 row + band.length_k - band.length_q - key);
     }
+    if constexpr (c.masked) add_mask<c>(s, mask, changes ? 1.0f : arguments.general.score_scale);
     if (n >= whole.last) hide_after<c>(s, band, row, heads_log2, key);
     if (n < whole.first) hide_before<c>(s, band, row, heads_log2, key);
   }
@@ -249,6 +262,7 @@ struct Consumer {
   /// The first weights of a part, from scores that are there.
   __device__ __forceinline__ void weigh_first(const Part& at) {
     take_scores(at, at.seen.last - 1);
+    read_mask_of(at.seen.last - 1);
     weigh_first_scores(at);
     if (few(ahead())) pass_by_values(ahead());
     if constexpr (c.general) {
@@ -264,6 +278,7 @@ struct Consumer {
     for (int n = at.seen.last - 2; n >= at.seen.first; --n) {
       start_scores_of_next_keys();
       start_output_of_next_values(n < at.seen.last - 2);
+      read_mask_of(n);
       wait_products<1>();  // for the scores
       take_scores(at, n);
       finish_scores(at, n);

@@ -18,7 +18,11 @@ namespace {
 std::string missing_feature(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (problem.layout == Layout::paged) return "takes no pages";
-  if (features.mask != MaskKind::none) return "takes no mask";
+  if (features.mask != MaskKind::none && features.softcap) return "takes no mask with softcap";
+  if (features.mask != MaskKind::none &&
+      std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_mask) {
+    return "takes masks with head dims to " + std::to_string(wgmma::most_dim_with_mask);
+  }
   if (features.block_mask) return "takes no block mask";
   if (features.dropout) return "takes no dropout";
   if (features.softcap && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_softcap) {
@@ -104,19 +108,24 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
   if (call.problem.dtype == DType::f32) return wgmma_f32::forward_workspace(call);
 #endif
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
-  const wgmma::FewPlan plan = wgmma::few_plan(call, multiprocessors);
-  if (plan.shares > 0) return wgmma::ShareSpace::of(call, plan).bytes();
-  const bool counts = wgmma::general(call) ? wgmma::counts_tiles<wgmma::GeneralForward>(call, multiprocessors)
-                                           : wgmma::counts_tiles<wgmma::Forward>(call, multiprocessors);
-  return counts ? sizeof(std::uint64_t) : 0;
+  const wgmma::Choice choice = wgmma::choose(call, multiprocessors);
+  if (choice.few.shares > 0) return wgmma::ShareSpace::of(call, choice.few).bytes();
+  const wgmma::ForwardConfig& c = wgmma::masked(call)    ? wgmma::MaskedForward::rows[choice.row]
+                                  : wgmma::general(call) ? wgmma::GeneralForward::rows[choice.row]
+                                                         : wgmma::Forward::rows[choice.row];
+  return wgmma::schedule_of(call, c, multiprocessors).counted() ? sizeof(std::uint64_t) : 0;
 }
 
 #ifdef TILEWISE_HAS_WGMMA
 template <typename T>
 void launch_as(const AttentionCall& call, const Context& context) {
-  const wgmma::FewPlan plan = wgmma::few_plan(call, device_properties(context.device.index).multiprocessors);
-  if (plan.shares > 0) return wgmma::few_forward_of<T>(call, context, plan);
-  wgmma::general(call) ? wgmma::general_forward_of<T>(call, context) : wgmma::forward_of<T>(call, context);
+  const wgmma::Choice choice = wgmma::choose(call, device_properties(context.device.index).multiprocessors);
+  const auto launch = choice.few.shares > 0  ? nullptr
+                      : wgmma::masked(call)  ? wgmma::masked_forward_of<T>
+                      : wgmma::general(call) ? wgmma::general_forward_of<T>
+                                             : wgmma::forward_of<T>;
+  launch == nullptr ? wgmma::few_forward_of<T>(call, context, choice.row, choice.few)
+                    : launch(call, context, choice.row);
 }
 #endif
 
