@@ -89,7 +89,7 @@ struct MaskArguments {
   const std::byte* data = nullptr;
   std::int64_t stride[4] = {};
   Element element = Element::none;
-  bool in_pairs = false;  ///< two keys lie together, at a multiple of their size
+  bool in_eights = false;  ///< eight keys lie together, at a multiple of 16 bytes or of their size
 
   static MaskArguments of(const AttentionCall& call) {
     const MaskView& mask = call.mask;
@@ -102,9 +102,9 @@ struct MaskArguments {
         found.element = mask.dtype == DType::f32 ? Element::single : Element::half;
         break;
     }
-    const bool even = (mask.stride[0] | mask.stride[1] | mask.stride[2]) % 2 == 0;
-    found.in_pairs = even && mask.stride[3] == 1 && call.problem.length_k % 2 == 0 &&
-                     reinterpret_cast<std::uintptr_t>(mask.data) % (2 * size_of(mask.dtype)) == 0;
+    const std::size_t eight_bytes = std::min<std::size_t>(8 * size_of(mask.dtype), 16);
+    found.in_eights = (mask.stride[0] | mask.stride[1] | mask.stride[2] | call.problem.length_k) % 8 == 0 &&
+                      mask.stride[3] == 1 && reinterpret_cast<std::uintptr_t>(mask.data) % eight_bytes == 0;
     return found;
   }
 };
@@ -119,9 +119,11 @@ struct GeneralArguments {
   int total_q = 0;  ///< rows of packed queries
   bool packed = false, softcap = false, alibi = false;
   float cap = 0;
-  float score_scale = 1;  ///< with softcap scale / cap, with ALiBi or a mask scale; scores are in natural
-                          ///< units then
+  float score_scale = 1;  ///< with softcap scale / cap, with ALiBi, a mask or dropout scale; scores are in
+                          ///< natural units then
   MaskArguments mask;
+  DropoutMask dropout;
+  bool drops = false;
 
   bool changes_scores() const { return softcap || alibi; }
   static GeneralArguments of(const AttentionCall& call) {
@@ -140,7 +142,9 @@ struct GeneralArguments {
             .cap = static_cast<float>(call.softcap),
             .score_scale = static_cast<float>((features.softcap ? call.scale / call.softcap : call.scale) *
                                               mended(call)),
-            .mask = MaskArguments::of(call)};
+            .mask = MaskArguments::of(call),
+            .dropout = call.dropout,
+            .drops = features.dropout};
   }
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/wgmma/dropout.cuh"
 #include "cuda/wgmma/loaders.cuh"
 #include "cuda/wgmma/mask.cuh"
 #include "cuda/wgmma/output.cuh"
@@ -35,6 +36,7 @@ struct Consumer {
   Output<c> o;
   Softmax<c> softmax;
   MaskValues<c> mask;
+  KeptScores kept;  ///< by dropout
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -185,14 +187,19 @@ struct Consumer {
     let_go_of_keys();
     if (c.scarce_queries() && n == at.seen.first) let_go_of_queries();
   }
-  /// Reads what the mask has for tile n of keys, where there is one.
+  /// Reads what the mask has for tile n of keys, where there is one, and draws what dropout keeps.
   __device__ __forceinline__ void read_mask_of(int n) {
     if constexpr (c.masked) {
       const HandedTurn& handed = barriers.turns[turn.stage()];
+      const GeneralArguments& general = arguments.general;
       const int lane = lane_now();
-      read_mask<T, c>(mask, arguments.general.mask, handed.b, handed.h,
-                      barriers.parts[turn.stage()][index].first + first_row + lane / 4,
-                      arguments.band.length_q, n * c.keys + lane % 4 * 2, arguments.band.length_k);
+      const int row = barriers.parts[turn.stage()][index].first + first_row + lane / 4;
+      read_mask<T, c>(mask, general.mask, handed.b, handed.h, row, arguments.band.length_q, n * c.keys,
+                      arguments.band.length_k, lane);
+      if (general.drops) {
+        const int head = handed.b * arguments.heads + handed.h;
+        draw_kept<c>(kept, general.dropout, static_cast<std::uint32_t>(head), row, n * c.keys);
+      }
     }
   }
   /// What softcap, ALiBi, the mask and the band make of them.
@@ -242,6 +249,14 @@ struct Consumer {
     return c.trims && arguments.band.length_k - n * c.keys <= 16 && n >= at.whole.first;
   }
 
+  /// Weights that are in the sums go on to the product with values, if dropout lets them.
+  __device__ __forceinline__ void round_scores() {
+    if constexpr (c.masked) {
+      if (arguments.general.drops) drop<c>(s, kept);
+    }
+    round_weights<T, c>(weights, s);
+  }
+
   __device__ __forceinline__ void weigh_first_scores(const Part& at) {
     const int n = at.seen.last - 1;
     if (short_tile(at, n)) {
@@ -254,7 +269,7 @@ struct Consumer {
       finish_scores(at, n);
       softmax.start(s);
       softmax.weigh(s);
-      round_weights<T, c>(weights, s);
+      round_scores();
     }
     softmax.set_limits();
   }
@@ -289,7 +304,7 @@ struct Consumer {
       pin(o);
       let_go_of_values();
       if (raised) softmax.rescale(o);
-      round_weights<T, c>(weights, s);
+      round_scores();
       if (raised) softmax.set_limits();
     }
   }

@@ -61,8 +61,9 @@ FewPlan few_plan(const AttentionCall& call, int multiprocessors, double time_alo
 std::int64_t heads_together(const AttentionProblem& problem) {
   constexpr std::int64_t most = 64;  // a consumer's rows
   const std::int64_t group = problem.heads_q / std::max<std::int64_t>(problem.heads_kv, 1);
+  const AttentionFeatures& features = problem.features;
   const bool alike =
-      !problem.features.alibi && !problem.features.sinks && problem.features.mask == MaskKind::none;
+      !features.alibi && !features.sinks && features.mask == MaskKind::none && !features.dropout;
   return alike && group <= most && std::has_single_bit(static_cast<std::uint64_t>(group)) ? group : 1;
 }
 

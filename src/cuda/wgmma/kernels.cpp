@@ -18,13 +18,12 @@ namespace {
 std::string missing_feature(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (problem.layout == Layout::paged) return "takes no pages";
-  if (features.mask != MaskKind::none && features.softcap) return "takes no mask with softcap";
-  if (features.mask != MaskKind::none &&
-      std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_mask) {
-    return "takes masks with head dims to " + std::to_string(wgmma::most_dim_with_mask);
-  }
   if (features.block_mask) return "takes no block mask";
-  if (features.dropout) return "takes no dropout";
+  const bool masked = features.mask != MaskKind::none || features.dropout;
+  if (masked && features.softcap) return "takes no softcap with a mask or dropout";
+  if (masked && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_mask) {
+    return "takes masks and dropout with head dims to " + std::to_string(wgmma::most_dim_with_mask);
+  }
   if (features.softcap && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_softcap) {
     return "takes softcap with head dims to " + std::to_string(wgmma::most_dim_with_softcap);
   }

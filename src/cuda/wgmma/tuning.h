@@ -40,7 +40,7 @@ struct ForwardConfig {
   bool trims = false;  ///< where a last tile has 16 keys or fewer, the rest costs no softmax: a class token's
   bool general = false;  ///< for calls with more than scale, causal and window
   bool few = false;      ///< and for few queries: heads in one tile, keys in shares
-  bool masked = false;   ///< and for calls with a mask, whose values a tile has in registers
+  bool masked = false;   ///< and for calls with a mask, whose values a tile has in registers, or dropout
   TileTime even{};       ///< where all tiles of queries have as many keys
   TileTime uneven{};     ///< where they have not: with causal
 
@@ -142,7 +142,8 @@ struct GeneralForward {
   };
 };
 
-/// The same for calls with a mask. (128 keys at head dim 64, and head dim 256, would spill registers.)
+/// The same for calls with a mask or dropout. (128 keys at head dim 64, and head dim 256, would spill
+/// registers.)
 struct MaskedForward {
   static constexpr ForwardConfig rows[] = {
       {.dim = 64,
