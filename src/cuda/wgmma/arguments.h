@@ -89,7 +89,8 @@ struct MaskArguments {
   const std::byte* data = nullptr;
   std::int64_t stride[4] = {};
   Element element = Element::none;
-  bool in_eights = false;  ///< eight keys lie together, at a multiple of 16 bytes or of their size
+  bool in_pairs = false;   ///< two keys lie together, at a multiple of their size
+  bool in_eights = false;  ///< eight do
 
   static MaskArguments of(const AttentionCall& call) {
     const MaskView& mask = call.mask;
@@ -102,9 +103,14 @@ struct MaskArguments {
         found.element = mask.dtype == DType::f32 ? Element::single : Element::half;
         break;
     }
-    const std::size_t eight_bytes = std::min<std::size_t>(8 * size_of(mask.dtype), 16);
-    found.in_eights = (mask.stride[0] | mask.stride[1] | mask.stride[2] | call.problem.length_k) % 8 == 0 &&
-                      mask.stride[3] == 1 && reinterpret_cast<std::uintptr_t>(mask.data) % eight_bytes == 0;
+    const auto lie_together = [&](int keys) {
+      const std::int64_t steps = mask.stride[0] | mask.stride[1] | mask.stride[2] | call.problem.length_k;
+      const auto bytes = static_cast<std::uintptr_t>(keys) * size_of(mask.dtype);
+      return mask.stride[3] == 1 && steps % keys == 0 &&
+             reinterpret_cast<std::uintptr_t>(mask.data) % bytes == 0;
+    };
+    found.in_pairs = lie_together(2);
+    found.in_eights = lie_together(8);
     return found;
   }
 };
