@@ -13,7 +13,6 @@ constexpr std::int64_t least_results = 16384;  // fewer the kernel leaves to oth
 constexpr std::int64_t least_queries = 8;
 constexpr std::int64_t least_rows_of_large_dims = 1024;  // the same
 constexpr double least_pairs_of_largest_dims = 0x1p20;   // the same, above 192
-constexpr std::int64_t largest_dim_with_mask = 128;      // or dropout, and no softcap
 
 std::int64_t random_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
@@ -74,8 +73,7 @@ RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32) {
     problem.dim_v = std::clamp<std::int64_t>(problem.dim_v, 32, 64);
   }
   choose_options(rng, problem);
-  const bool masks = !f32 && std::max(problem.dim_qk, problem.dim_v) <= largest_dim_with_mask;
-  if (!masks) problem.options.dropout = {};
+  problem.options.dropout = {};
   if (f32) problem.options.softcap = 0;
   if (problem.options.scale.has_value()) {
     problem.options.scale = std::max(std::abs(*problem.options.scale), 0.01f);
@@ -84,9 +82,6 @@ RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32) {
   make_tensors(rng, problem, magnitudes);
   make_head_values(rng, problem, magnitudes);
   if (f32) problem.alibi_slopes = {};
-  if (masks) make_masks(rng, problem, magnitudes);
-  problem.blocks = {};
-  if (problem.mask.given() || problem.options.dropout.probability > 0) problem.options.softcap = 0;
   problem.asked.backward = false;
   return problem;
 }

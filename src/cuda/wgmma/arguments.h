@@ -83,38 +83,6 @@ inline double mended(const AttentionCall& call) {
   return 1 + 1.2e-8 * static_cast<double>((call.problem.dim_qk + 15) / 16 + 1);
 }
 
-/// A mask as kernels read it, in elements over [B, Hq, Sq, Sk].
-struct MaskArguments {
-  enum class Element : std::uint8_t { none, boolean, half, single };
-  const std::byte* data = nullptr;
-  std::int64_t stride[4] = {};
-  Element element = Element::none;
-  bool in_pairs = false;   ///< two keys lie together, at a multiple of their size
-  bool in_eights = false;  ///< eight do
-
-  static MaskArguments of(const AttentionCall& call) {
-    const MaskView& mask = call.mask;
-    MaskArguments found{.data = mask.data,
-                        .stride = {mask.stride[0], mask.stride[1], mask.stride[2], mask.stride[3]}};
-    switch (call.problem.features.mask) {
-      case MaskKind::none: return {};
-      case MaskKind::boolean: found.element = Element::boolean; break;
-      case MaskKind::additive:
-        found.element = mask.dtype == DType::f32 ? Element::single : Element::half;
-        break;
-    }
-    const auto lie_together = [&](int keys) {
-      const std::int64_t steps = mask.stride[0] | mask.stride[1] | mask.stride[2] | call.problem.length_k;
-      const auto bytes = static_cast<std::uintptr_t>(keys) * size_of(mask.dtype);
-      return mask.stride[3] == 1 && steps % keys == 0 &&
-             reinterpret_cast<std::uintptr_t>(mask.data) % bytes == 0;
-    };
-    found.in_pairs = lie_together(2);
-    found.in_eights = lie_together(8);
-    return found;
-  }
-};
-
 /// What calls have that are more than scale, causal and window.
 struct GeneralArguments {
   Indices cumulative_q, cumulative_k;  ///< of packed sequences
@@ -125,11 +93,7 @@ struct GeneralArguments {
   int total_q = 0;  ///< rows of packed queries
   bool packed = false, softcap = false, alibi = false;
   float cap = 0;
-  float score_scale = 1;  ///< with softcap scale / cap, with ALiBi, a mask or dropout scale; scores are in
-                          ///< natural units then
-  MaskArguments mask;
-  DropoutMask dropout;
-  bool drops = false;
+  float score_scale = 1;  ///< with softcap scale / cap, with ALiBi scale; scores are in natural units then
 
   bool changes_scores() const { return softcap || alibi; }
   static GeneralArguments of(const AttentionCall& call) {
@@ -147,10 +111,7 @@ struct GeneralArguments {
             .alibi = features.alibi,
             .cap = static_cast<float>(call.softcap),
             .score_scale = static_cast<float>((features.softcap ? call.scale / call.softcap : call.scale) *
-                                              mended(call)),
-            .mask = MaskArguments::of(call),
-            .dropout = call.dropout,
-            .drops = features.dropout};
+                                              mended(call))};
   }
 };
 

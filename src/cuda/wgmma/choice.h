@@ -18,11 +18,6 @@ inline bool general(const AttentionCall& call) {
   return call.packed() || features.key_lengths || features.sinks || features.softcap || features.alibi;
 }
 
-/// Whether it has a mask or dropout, for which there are kernels of their own.
-inline bool masked(const AttentionCall& call) {
-  return call.problem.features.mask != MaskKind::none || call.problem.features.dropout;
-}
-
 /// Whether some queries see more keys than others: with a window the first, or the last, fewer.
 inline bool uneven(const AttentionCall& call) {
   return call.packed() || call.problem.features.key_lengths || call.band.bounded();

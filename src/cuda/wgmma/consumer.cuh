@@ -1,9 +1,7 @@
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/wgmma/dropout.cuh"
 #include "cuda/wgmma/loaders.cuh"
-#include "cuda/wgmma/mask.cuh"
 #include "cuda/wgmma/output.cuh"
 
 namespace tilewise::cuda::wgmma {
@@ -35,8 +33,6 @@ struct Consumer {
   Weights<c> weights;
   Output<c> o;
   Softmax<c> softmax;
-  MaskValues<c> mask;
-  KeptScores kept;  ///< by dropout
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -187,28 +183,13 @@ struct Consumer {
     let_go_of_keys();
     if (c.scarce_queries() && n == at.seen.first) let_go_of_queries();
   }
-  /// Reads what the mask has for tile n of keys, where there is one, and draws what dropout keeps.
-  __device__ __forceinline__ void read_mask_of(int n) {
-    if constexpr (c.masked) {
-      const HandedTurn& handed = barriers.turns[turn.stage()];
-      const GeneralArguments& general = arguments.general;
-      const int lane = lane_now();
-      const int row = barriers.parts[turn.stage()][index].first + first_row + lane / 4;
-      read_mask<T, c>(mask, general.mask, handed.b, handed.h, row, arguments.band.length_q, n * c.keys,
-                      arguments.band.length_k, lane);
-      if (general.drops) {
-        const int head = handed.b * arguments.heads + handed.h;
-        draw_kept<c>(kept, general.dropout, static_cast<std::uint32_t>(head), row, n * c.keys);
-      }
-    }
-  }
-  /// What softcap, ALiBi, the mask and the band make of them.
+  /// What softcap, ALiBi and the band make of them.
   __device__ __forceinline__ void finish_scores(const Part& at, int n) {
     const bool changes = c.general && (arguments.general.softcap || arguments.general.alibi);
     // Registers are short in the general kernel: it reads these again.
     const TileSpan whole = c.general ? barriers.parts[turn.stage()][index].whole : at.whole;
     const int first = c.general ? barriers.parts[turn.stage()][index].first : at.first;
-    if (!c.masked && !changes && n >= whole.first && n < whole.last) return;
+    if (!changes && n >= whole.first && n < whole.last) return;
     const int lane = lane_now();
     const int row = first + first_row + lane / 4;
     const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
@@ -218,7 +199,6 @@ struct Consumer {
       change<c>(s, arguments.general, barriers.turns[turn.stage()].slope,
                 row + band.length_k - band.length_q - key);
     }
-    if constexpr (c.masked) add_mask<c>(s, mask, changes ? 1.0f : arguments.general.score_scale);
     if (n >= whole.last) hide_after<c>(s, band, row, heads_log2, key);
     if (n < whole.first) hide_before<c>(s, band, row, heads_log2, key);
   }
@@ -249,14 +229,6 @@ struct Consumer {
     return c.trims && arguments.band.length_k - n * c.keys <= 16 && n >= at.whole.first;
   }
 
-  /// Weights that are in the sums go on to the product with values, if dropout lets them.
-  __device__ __forceinline__ void round_scores() {
-    if constexpr (c.masked) {
-      if (arguments.general.drops) drop<c>(s, kept);
-    }
-    round_weights<T, c>(weights, s);
-  }
-
   __device__ __forceinline__ void weigh_first_scores(const Part& at) {
     const int n = at.seen.last - 1;
     if (short_tile(at, n)) {
@@ -269,7 +241,7 @@ struct Consumer {
       finish_scores(at, n);
       softmax.start(s);
       softmax.weigh(s);
-      round_scores();
+      round_weights<T, c>(weights, s);
     }
     softmax.set_limits();
   }
@@ -277,7 +249,6 @@ struct Consumer {
   /// The first weights of a part, from scores that are there.
   __device__ __forceinline__ void weigh_first(const Part& at) {
     take_scores(at, at.seen.last - 1);
-    read_mask_of(at.seen.last - 1);
     weigh_first_scores(at);
     if (few(ahead())) pass_by_values(ahead());
     if constexpr (c.general) {
@@ -293,7 +264,6 @@ struct Consumer {
     for (int n = at.seen.last - 2; n >= at.seen.first; --n) {
       start_scores_of_next_keys();
       start_output_of_next_values(n < at.seen.last - 2);
-      read_mask_of(n);
       wait_products<1>();  // for the scores
       take_scores(at, n);
       finish_scores(at, n);
@@ -304,7 +274,7 @@ struct Consumer {
       pin(o);
       let_go_of_values();
       if (raised) softmax.rescale(o);
-      round_scores();
+      round_weights<T, c>(weights, s);
       if (raised) softmax.set_limits();
     }
   }

@@ -56,7 +56,7 @@ void run_row(const AttentionCall& call, const Context& context, const FewPlan& p
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* counter = static_cast<unsigned long long*>(context.workspace.data);
   constexpr double log2_e = 1.4426950408889634;
-  const bool natural = c.masked || (c.general && (problem.features.softcap || problem.features.alibi));
+  const bool natural = c.general && (problem.features.softcap || problem.features.alibi);
   const ForwardArguments arguments{.schedule = schedule_of(call, c, multiprocessors, plan),
                                    .counter = {counter, new_owner()},
                                    .band = BandOfKeys::of(call),

@@ -8,7 +8,6 @@ namespace tilewise::cuda::wgmma {
 /// The largest head dims there are rows for.
 inline constexpr int most_dim = 256;
 inline constexpr int most_dim_with_softcap = 128;
-inline constexpr int most_dim_with_mask = 128;
 
 /// What a tile of queries takes in microseconds on an H200: `start`, and `step` for each of its tiles of
 /// keys.
@@ -40,7 +39,6 @@ struct ForwardConfig {
   bool trims = false;  ///< where a last tile has 16 keys or fewer, the rest costs no softmax: a class token's
   bool general = false;  ///< for calls with more than scale, causal and window
   bool few = false;      ///< and for few queries: heads in one tile, keys in shares
-  bool masked = false;   ///< and for calls with a mask, whose values a tile has in registers, or dropout
   TileTime even{};       ///< where all tiles of queries have as many keys
   TileTime uneven{};     ///< where they have not: with causal
 
@@ -50,7 +48,7 @@ struct ForwardConfig {
   constexpr int key_bytes() const { return keys * dim * 2; }
   constexpr int value_bytes() const { return keys * dim_v * 2; }
   /// Whether there are registers for it.
-  constexpr bool softcap() const { return general && !masked && dim_v <= most_dim_with_softcap; }
+  constexpr bool softcap() const { return general && dim_v <= most_dim_with_softcap; }
   /// Whether queries are let go as soon as they have been read: the next are waited for.
   constexpr bool scarce_queries() const { return !staged && query_places < 2 * consumers; }
   /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
@@ -139,29 +137,6 @@ struct GeneralForward {
             {2.5f, 1.2f}, {2.5f, 1.2f}),
       timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2, .general = true},
             {6.5f, 1.6f}, {6.5f, 1.6f}),
-  };
-};
-
-/// The same for calls with a mask or dropout. (128 keys at head dim 64, and head dim 256, would spill
-/// registers.)
-struct MaskedForward {
-  static constexpr ForwardConfig rows[] = {
-      {.dim = 64,
-       .dim_v = 64,
-       .consumers = 2,
-       .keys = 96,
-       .stages = 4,
-       .query_places = 4,
-       .general = true,
-       .masked = true},
-      {.dim = 128,
-       .dim_v = 128,
-       .consumers = 2,
-       .keys = 80,
-       .stages = 3,
-       .query_places = 4,
-       .general = true,
-       .masked = true},
   };
 };
 
