@@ -140,7 +140,7 @@ struct Sweep {
                                      static_cast<int*>(largest.data));
     float difference = 0;
     check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
-    ForwardConfig chosen = Forward::rows[choose_row<Forward>(call, multiprocessors())];
+    ForwardConfig chosen = Forward::rows[choose_row<Forward>(call, multiprocessors()).row];
     chosen.even = chosen.uneven = {};
     const bool same = chosen == c;
     std::printf(

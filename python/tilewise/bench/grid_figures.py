@@ -18,7 +18,8 @@ def section(folder: Path, kernel: str, peer: str) -> str:
     if not path.exists():
         return NOTHING
     record = read(path)
-    both = [race for race in races(record.rows) if race.get(kernel) and race.get(peer)]
+    found = [race for race in races(record.rows) if race.get(kernel)]
+    both = [race for race in found if race.get(peer) and race.first["dtype"] == "bf16"]
     passes = [name for name in ("forward", "backward") if any(race.first["pass"] == name for race in both)]
     product = record.rate("gemm", "bf16", "tflops")
     environment = record.environment
@@ -31,7 +32,24 @@ def section(folder: Path, kernel: str, peer: str) -> str:
     tables = [
         "\n".join(_table(kernel, peer, name, [r for r in both if r.first["pass"] == name])) for name in passes
     ]
-    return "\n\n".join([about, *tables]) if tables else NOTHING
+    return "\n\n".join([about, *tables, *_f16(kernel, found)]) if tables else NOTHING
+
+
+def _f16(kernel: str, found: list[Race]) -> Iterator[str]:
+    """How long f16 takes on the shapes that were run in both types."""
+    times: dict[tuple[object, ...], dict[str, float]] = {}
+    for race in found:
+        shape = tuple(race.first[key] for key in ("pass", "b", "hq", "sq", "d", "causal"))
+        line = race.get(kernel)
+        if line:
+            times.setdefault(shape, {})[race.first["dtype"]] = line["ms"]
+    ratios = [of["f16"] / of["bf16"] for of in times.values() if {"f16", "bf16"} <= set(of)]
+    if ratios:
+        mean = exp(sum(map(log, ratios)) / len(ratios))
+        yield (
+            f"f16 takes {mean:.3f} times as long as bf16, {min(ratios):.3f} to {max(ratios):.3f} "
+            f"over {len(ratios)} of these shapes."
+        )
 
 
 def _table(kernel: str, peer: str, name: str, of: list[Race]) -> Iterator[str]:

@@ -26,7 +26,10 @@ from tilewise.bench.problem import ITEM_BYTES, MASKS, PASSES, BadInput, Problem
 
 FOLDER = Path(__file__).parent / "suites"
 # The order in which they run, what matters most first: a run may have to end early.
-_FIRST = ("fa3-grid", "vit", "llama", "decode", "ffn", "layer", "gemm", "norm", "f32", "window", "ladder")
+_FIRST = (
+    *("fa3-grid", "vit", "llama", "decode", "ffn", "layer", "gemm", "norm", "f32", "window", "masks"),
+    "ladder",
+)
 _SIZES = ("b", "hq", "hkv", "sq", "sk", "d", "dv")
 _KEYS = {"op", *_SIZES, "mask", "window", "blocks", "dropout", "dtypes", "passes", "causal"}
 

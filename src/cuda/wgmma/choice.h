@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "cuda/runtime/check.h"
 #include "cuda/wgmma/arguments.h"
@@ -17,10 +18,9 @@ inline bool general(const AttentionCall& call) {
   return call.packed() || features.key_lengths || features.sinks || features.softcap || features.alibi;
 }
 
-/// Whether some queries see more keys than others, and many do.
+/// Whether some queries see more keys than others: with a window the first, or the last, fewer.
 inline bool uneven(const AttentionCall& call) {
-  if (call.packed() || call.problem.features.key_lengths) return true;
-  return (call.band.left < Band::unbounded) != (call.band.right < Band::unbounded);
+  return call.packed() || call.problem.features.key_lengths || call.band.bounded();
 }
 
 /// Whether a query sees all keys that the one before it sees.
@@ -47,7 +47,12 @@ inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, i
   }
   const auto tiles = static_cast<int>((problem.length_q + queries - 1) / queries) * plan.shares;
   const std::int64_t group = call.group() >> plan.heads_log2;
-  const std::int64_t head_bytes = problem.length_k * (problem.dim_qk + problem.dim_v) * 2 / group;
+  // Blocks that run together are at about the same queries of their heads.
+  const std::int64_t keys_together =
+      call.band.left < Band::unbounded && call.band.right < Band::unbounded
+          ? std::min(problem.length_k, call.band.left + call.band.right + 2 * queries)
+          : problem.length_k;
+  const std::int64_t head_bytes = keys_together * (problem.dim_qk + problem.dim_v) * 2 / group;
   if (!c.general && grows(call) && batch * heads * tiles <= multiprocessors) {
     return Schedule::of_mixed(batch * heads, tiles);
   }
@@ -57,25 +62,31 @@ inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, i
                       uneven(call));
 }
 
+// Rows are constants in what follows: divisions by their numbers take a third of the time then, and a call
+// makes a hundred.
+
 /// Tiles of keys that so many queries see something of, on average; of all entries as of the longest.
-inline float mean_key_tiles(const BandOfKeys& band, int queries, int keys) {
+template <int queries, int keys>
+float mean_key_tiles(const BandOfKeys& band) {
   constexpr int most_samples = 16;
   const int parts = (band.length_q + queries - 1) / queries;
   const int samples = std::min(parts, most_samples);
   int sum = 0;
   for (int n = 0; n < samples; ++n) {
-    const int first = static_cast<int>(std::int64_t{parts} * n / samples) * queries;
+    const int first = (parts > most_samples ? parts * n / most_samples : n) * queries;
     sum += band.tiles(first, std::min(first + queries, band.length_q), keys).count();
   }
   return static_cast<float>(sum) / static_cast<float>(samples);
 }
 /// Those of the last queries, which where bands grow are the most.
-inline float last_key_tiles(const BandOfKeys& band, int queries, int keys) {
+template <int queries, int keys>
+float last_key_tiles(const BandOfKeys& band) {
   return static_cast<float>(band.tiles(std::max(0, band.length_q - queries), band.length_q, keys).count());
 }
 
 /// About how long a row of a table takes, in microseconds of the GPU it was tuned on.
-inline double time_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors) {
+template <ForwardConfig c>
+double time_of(const AttentionCall& call, int multiprocessors) {
   const Schedule schedule = schedule_of(call, c, multiprocessors);
   const BandOfKeys band = BandOfKeys::of(call);
   const auto time = [&](float key_tiles) {
@@ -86,7 +97,7 @@ inline double time_of(const AttentionCall& call, const ForwardConfig& c, int mul
   if (schedule.mixed) {  // between what consumers have on average and what the first has
     const int parts = (band.length_q + part - 1) / part;
     const float filled = static_cast<float>(parts) / static_cast<float>(schedule.tiles * c.consumers);
-    return time((filled * mean_key_tiles(band, part, c.keys) + last_key_tiles(band, part, c.keys)) / 2);
+    return time((filled * mean_key_tiles<part, c.keys>(band) + last_key_tiles<part, c.keys>(band)) / 2);
   }
   if (!uneven(call)) {
     double rounds = schedule.rounds();
@@ -95,37 +106,44 @@ inline double time_of(const AttentionCall& call, const ForwardConfig& c, int mul
       const double filled = static_cast<double>(band.length_q) / (schedule.tiles * c.rows());
       rounds = (0.5 + 0.5 * filled) * schedule.total() / schedule.blocks;
     }
-    return rounds * time(mean_key_tiles(band, part, c.keys));
+    return rounds * time(mean_key_tiles<part, c.keys>(band));
   }
   const double rounds = schedule.counted() ? static_cast<double>(schedule.total()) / schedule.blocks : 1.0;
-  const double all = rounds * time(mean_key_tiles(band, c.rows(), c.keys));
-  return grows(call) ? std::max(all, time(last_key_tiles(band, c.rows(), c.keys))) : all;
+  const double all = rounds * time(mean_key_tiles<c.rows(), c.keys>(band));
+  return grows(call) ? std::max(all, time(last_key_tiles<c.rows(), c.keys>(band))) : all;
 }
 
-/// The row of a table that suits a call.
+/// The row of a table that suits a call, and about how long it takes.
+struct ChosenRow {
+  int row = -1;
+  double time = 0;
+};
 template <typename Table>
-int choose_row(const AttentionCall& call, int multiprocessors) {
-  int chosen = -1;
-  double least = 0;
-  for (int row = 0; row < static_cast<int>(std::size(Table::rows)); ++row) {
-    const ForwardConfig& c = Table::rows[row];
-    if (c.dim < call.problem.dim_qk || c.dim_v < call.problem.dim_v) continue;
-    if (chosen >= 0 && c.dim + c.dim_v > Table::rows[chosen].dim + Table::rows[chosen].dim_v) break;
-    const double time = time_of(call, c, multiprocessors);
-    if (chosen < 0 || time < least) {
-      chosen = row;
-      least = time;
+ChosenRow choose_row(const AttentionCall& call, int multiprocessors) {
+  ChosenRow chosen;
+  int dims = 0;
+  const auto consider = [&]<int row>() {
+    constexpr ForwardConfig c = Table::rows[row];
+    if (c.dim < call.problem.dim_qk || c.dim_v < call.problem.dim_v) return;
+    if (chosen.row >= 0 && c.dim + c.dim_v > dims) return;
+    const double time = time_of<c>(call, multiprocessors);
+    if (chosen.row < 0 || time < chosen.time) {
+      chosen = {row, time};
+      dims = c.dim + c.dim_v;
     }
-  }
-  if (chosen < 0) throw DeviceError("tilewise wgmma forward: no tiles for these head dims");
+  };
+  [&]<int... row>(std::integer_sequence<int, row...>) {
+    (consider.template operator()<row>(), ...);
+  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+  if (chosen.row < 0) throw DeviceError("tilewise wgmma forward: no tiles for these head dims");
   return chosen;
 }
 
-/// Whether blocks of that row count tiles, for which they need a word.
-template <typename Table>
-bool counts_tiles(const AttentionCall& call, int multiprocessors) {
-  const ForwardConfig& c = Table::rows[choose_row<Table>(call, multiprocessors)];
-  return schedule_of(call, c, multiprocessors).counted();
-}
+/// How a call is computed: by a row of a table, which is that for few queries where the plan has shares.
+struct Choice {
+  FewPlan few;
+  int row = 0;
+};
+Choice choose(const AttentionCall& call, int multiprocessors);
 
 }  // namespace tilewise::cuda::wgmma

@@ -19,27 +19,19 @@ int heads_together_log2(const AttentionProblem& problem) {
   return fuller ? std::countr_zero(static_cast<std::uint64_t>(heads)) : 0;
 }
 
-double time_alone(const AttentionCall& call, int multiprocessors) {
-  return general(call)
-             ? time_of(call, GeneralForward::rows[choose_row<GeneralForward>(call, multiprocessors)],
-                       multiprocessors)
-             : time_of(call, Forward::rows[choose_row<Forward>(call, multiprocessors)], multiprocessors);
+/// The row for these head dims: there is one for each.
+int row_of_few(const AttentionProblem& problem) {
+  int row = 0;
+  while (FewForward::rows[row].dim < std::max(problem.dim_qk, problem.dim_v)) ++row;
+  return row;
 }
 
-}  // namespace
-
-std::int64_t heads_together(const AttentionProblem& problem) {
-  constexpr std::int64_t most = 64;  // a consumer's rows
-  const std::int64_t group = problem.heads_q / std::max<std::int64_t>(problem.heads_kv, 1);
-  const bool alike = !problem.features.alibi && !problem.features.sinks;
-  return alike && group <= most && std::has_single_bit(static_cast<std::uint64_t>(group)) ? group : 1;
-}
-
-FewPlan few_plan(const AttentionCall& call, int multiprocessors) {
+/// How a call is cut if that takes less than `time_alone`.
+FewPlan few_plan(const AttentionCall& call, int multiprocessors, double time_alone) {
   const AttentionProblem& problem = call.problem;
   if (std::max(problem.dim_qk, problem.dim_v) > most_dim_of_few) return {};
   FewPlan plan{.heads_log2 = heads_together_log2(problem)};
-  const ForwardConfig& c = FewForward::rows[choose_row<FewForward>(call, multiprocessors)];
+  const ForwardConfig& c = FewForward::rows[row_of_few(problem)];
   const Schedule whole = schedule_of(call, c, multiprocessors, {plan.heads_log2, 1});
   if (plan.heads_log2 == 0 && whole.total() >= multiprocessors) return {};
 
@@ -60,8 +52,24 @@ FewPlan few_plan(const AttentionCall& call, int multiprocessors) {
       plan.shares = shares;
     }
   }
-  if (least > 0.9 * time_alone(call, multiprocessors)) return {};
+  if (least > 0.9 * time_alone) return {};
   return plan;
+}
+
+}  // namespace
+
+std::int64_t heads_together(const AttentionProblem& problem) {
+  constexpr std::int64_t most = 64;  // a consumer's rows
+  const std::int64_t group = problem.heads_q / std::max<std::int64_t>(problem.heads_kv, 1);
+  const bool alike = !problem.features.alibi && !problem.features.sinks;
+  return alike && group <= most && std::has_single_bit(static_cast<std::uint64_t>(group)) ? group : 1;
+}
+
+Choice choose(const AttentionCall& call, int multiprocessors) {
+  const ChosenRow alone = general(call) ? choose_row<GeneralForward>(call, multiprocessors)
+                                        : choose_row<Forward>(call, multiprocessors);
+  const FewPlan few = few_plan(call, multiprocessors, alone.time);
+  return {few, few.shares > 0 ? row_of_few(call.problem) : alone.row};
 }
 
 }  // namespace tilewise::cuda::wgmma

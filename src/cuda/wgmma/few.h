@@ -16,8 +16,6 @@ struct FewPlan {
 /// two, and a head has nothing of its own.
 std::int64_t heads_together(const AttentionProblem& problem);
 
-FewPlan few_plan(const AttentionCall& call, int multiprocessors);
-
 /// Where the shares' results stand in the workspace, behind the word that tiles are counted by.
 struct ShareSpace {
   static constexpr std::size_t counter_bytes = 64;

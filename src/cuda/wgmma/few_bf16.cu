@@ -3,8 +3,9 @@
 namespace tilewise::cuda::wgmma {
 
 template <>
-void few_forward_of<__nv_bfloat16>(const AttentionCall& call, const Context& context, const FewPlan& plan) {
-  run_suited<__nv_bfloat16, FewForward>(call, context, plan);
+void few_forward_of<__nv_bfloat16>(const AttentionCall& call, const Context& context, int row,
+                                   const FewPlan& plan) {
+  run_chosen<__nv_bfloat16, FewForward>(call, context, row, plan);
 }
 
 }  // namespace tilewise::cuda::wgmma

@@ -3,8 +3,8 @@
 namespace tilewise::cuda::wgmma {
 
 template <>
-void few_forward_of<__half>(const AttentionCall& call, const Context& context, const FewPlan& plan) {
-  run_suited<__half, FewForward>(call, context, plan);
+void few_forward_of<__half>(const AttentionCall& call, const Context& context, int row, const FewPlan& plan) {
+  run_chosen<__half, FewForward>(call, context, row, plan);
 }
 
 }  // namespace tilewise::cuda::wgmma

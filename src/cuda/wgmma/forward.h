@@ -6,12 +6,12 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// The kernels of a storage type, each compiled in a file of its own.
+/// The kernels of a storage type, by a row of their table; each compiled in a file of its own.
 template <typename T>
-void forward_of(const AttentionCall& call, const Context& context);
+void forward_of(const AttentionCall& call, const Context& context, int row);
 template <typename T>
-void general_forward_of(const AttentionCall& call, const Context& context);
+void general_forward_of(const AttentionCall& call, const Context& context, int row);
 template <typename T>
-void few_forward_of(const AttentionCall& call, const Context& context, const FewPlan& plan);
+void few_forward_of(const AttentionCall& call, const Context& context, int row, const FewPlan& plan);
 
 }  // namespace tilewise::cuda::wgmma

@@ -3,8 +3,8 @@
 namespace tilewise::cuda::wgmma {
 
 template <>
-void forward_of<__nv_bfloat16>(const AttentionCall& call, const Context& context) {
-  run_suited<__nv_bfloat16, Forward>(call, context);
+void forward_of<__nv_bfloat16>(const AttentionCall& call, const Context& context, int row) {
+  run_chosen<__nv_bfloat16, Forward>(call, context, row);
 }
 
 }  // namespace tilewise::cuda::wgmma

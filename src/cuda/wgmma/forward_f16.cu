@@ -3,8 +3,8 @@
 namespace tilewise::cuda::wgmma {
 
 template <>
-void forward_of<__half>(const AttentionCall& call, const Context& context) {
-  run_suited<__half, Forward>(call, context);
+void forward_of<__half>(const AttentionCall& call, const Context& context, int row) {
+  run_chosen<__half, Forward>(call, context, row);
 }
 
 }  // namespace tilewise::cuda::wgmma

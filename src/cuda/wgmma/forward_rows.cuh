@@ -82,11 +82,10 @@ void run_row(const AttentionCall& call, const Context& context, const FewPlan& p
   }
 }
 
-/// Runs the row that suits; all of the table is compiled.
+/// Runs the row that was chosen; all of the table is compiled.
 template <typename T, typename Table>
-void run_suited(const AttentionCall& call, const Context& context, const FewPlan& plan = {.shares = 1}) {
-  const int multiprocessors = device_properties(context.device.index).multiprocessors;
-  const int chosen = choose_row<Table>(call, multiprocessors);
+void run_chosen(const AttentionCall& call, const Context& context, int chosen,
+                const FewPlan& plan = {.shares = 1}) {
   [&]<int... row>(std::integer_sequence<int, row...>) {
     ((row == chosen ? run_row<T, Table, row>(call, context, plan) : void()), ...);
   }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});

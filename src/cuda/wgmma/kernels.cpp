@@ -104,19 +104,20 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
   if (call.problem.dtype == DType::f32) return wgmma_f32::forward_workspace(call);
 #endif
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
-  const wgmma::FewPlan plan = wgmma::few_plan(call, multiprocessors);
-  if (plan.shares > 0) return wgmma::ShareSpace::of(call, plan).bytes();
-  const bool counts = wgmma::general(call) ? wgmma::counts_tiles<wgmma::GeneralForward>(call, multiprocessors)
-                                           : wgmma::counts_tiles<wgmma::Forward>(call, multiprocessors);
-  return counts ? sizeof(std::uint64_t) : 0;
+  const wgmma::Choice choice = wgmma::choose(call, multiprocessors);
+  if (choice.few.shares > 0) return wgmma::ShareSpace::of(call, choice.few).bytes();
+  const wgmma::ForwardConfig& c =
+      wgmma::general(call) ? wgmma::GeneralForward::rows[choice.row] : wgmma::Forward::rows[choice.row];
+  return wgmma::schedule_of(call, c, multiprocessors).counted() ? sizeof(std::uint64_t) : 0;
 }
 
 #ifdef TILEWISE_HAS_WGMMA
 template <typename T>
 void launch_as(const AttentionCall& call, const Context& context) {
-  const wgmma::FewPlan plan = wgmma::few_plan(call, device_properties(context.device.index).multiprocessors);
-  if (plan.shares > 0) return wgmma::few_forward_of<T>(call, context, plan);
-  wgmma::general(call) ? wgmma::general_forward_of<T>(call, context) : wgmma::forward_of<T>(call, context);
+  const wgmma::Choice choice = wgmma::choose(call, device_properties(context.device.index).multiprocessors);
+  if (choice.few.shares > 0) return wgmma::few_forward_of<T>(call, context, choice.row, choice.few);
+  wgmma::general(call) ? wgmma::general_forward_of<T>(call, context, choice.row)
+                       : wgmma::forward_of<T>(call, context, choice.row);
 }
 #endif
 
