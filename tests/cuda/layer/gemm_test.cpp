@@ -8,16 +8,25 @@ using namespace gemm_case;
 
 class CudaGemm : public CudaLayerTest {
  protected:
-  static bool takes(const Problem& p, std::string_view kernel) {
+  static Explanation explain(const Problem& p) {
     GemmInputs in = p.inputs();
     GemmOutputs out{p.out.view()};
     for (Tensor* tensor : {&in.a, &in.b, &in.bias, &in.gate, &in.gate_bias, &in.residual, &out.out}) {
       tensor->device = first_device;
     }
-    for (const auto& entry : explain_gemm(in, p.options, out, cuda_context()).entries) {
+    return explain_gemm(in, p.options, out, cuda_context());
+  }
+  static bool takes(const Problem& p, std::string_view kernel) {
+    for (const auto& entry : explain(p).entries) {
       if (entry.kernel == kernel) return entry.verdict != Explanation::Verdict::unable;
     }
     return false;
+  }
+  static std::string chosen(const Problem& p) {
+    for (const auto& entry : explain(p).entries) {
+      if (entry.verdict == Explanation::Verdict::chosen) return std::string(entry.kernel);
+    }
+    return {};
   }
 
   /// A problem whose rows lie as the kernels for Hopper want them.
@@ -148,6 +157,28 @@ TEST_F(CudaGemm, FewRowsAreNearTheTruth) {
         if (p.out.dtype() == dtype && (m > 1 || n % 8 == 0)) check_by("few_rows", p);
       }
     }
+  }
+}
+
+TEST_F(CudaGemm, FewRowsLeaveLargeWeightsToCublasLtUnlessThereIsMoreToDo) {
+  if (!has_hopper_kernels()) GTEST_SKIP() << "no Hopper GPU";
+  if (!takes(plain_problem(1, {8, 8, 8}), "cublaslt")) GTEST_SKIP() << "no cuBLASLt";
+  for (const std::int64_t m : {1, 16, 64}) {
+    SCOPED_TRACE(m);
+    Problem p;
+    p.a = Buffer(DType::bf16, {m, 4096});
+    p.b = Buffer(DType::bf16, {11008, 4096});
+    p.out = Buffer(DType::bf16, {m, 11008});
+    EXPECT_EQ(chosen(p), "cublaslt");
+    p.options.activation = Activation::silu;
+    EXPECT_EQ(chosen(p), "few_rows");
+    p.gate = p.b;
+    EXPECT_EQ(chosen(p), "few_rows");
+    p.gate = {};
+    p.options.activation = Activation::none;
+    p.b = Buffer(DType::bf16, {1024, 4096});
+    p.out = Buffer(DType::bf16, {m, 1024});
+    EXPECT_EQ(chosen(p), "few_rows");
   }
 }
 
