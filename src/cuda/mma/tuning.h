@@ -39,10 +39,10 @@ struct ForwardConfig {
   constexpr int query_bytes() const { return rows() * row_bytes(); }
   constexpr int key_bytes() const { return keys * row_bytes(); }  ///< a stage of keys, or of values
   constexpr int scores() const { return row_tiles * keys / 2; }   ///< a lane
-  /// Queries, stages of keys and of values; the general kernel takes its scores through memory, too.
+  static constexpr int fact_bytes = 384;  ///< of what a block of the general kernel knows, see facts.cuh
+  /// Queries, stages of keys and of values.
   constexpr std::size_t shared_bytes(bool general) const {
-    return static_cast<std::size_t>(query_bytes() + 2 * stages * key_bytes() +
-                                    (general ? threads() * scores() * 4 : 0));
+    return static_cast<std::size_t>(query_bytes() + 2 * stages * key_bytes() + (general ? fact_bytes : 0));
   }
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
@@ -92,9 +92,9 @@ struct GeneralForward {
        .row_tiles = 1,
        .keys = 64,
        .queries_stay = true,
-       .blocks = 2,
+       .blocks = 3,
        .in_parts = true},
-      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2, .in_parts = true},
+      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 64, .blocks = 2, .in_parts = true},
       {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1, .in_parts = true},
       {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 16, .blocks = 1, .in_parts = true},
       {.dim = 64,
