@@ -38,8 +38,8 @@ struct ForwardFacts {
 };
 static_assert(sizeof(ForwardFacts) <= ForwardConfig::fact_bytes);
 
-/// A block's tiles of keys after one another. Between two calls of take() there is a barrier: one thread looks
-/// for a tile, in lists where there is a block mask, while the others compute those before.
+/// A block's tiles of keys after one another. Between two calls of take() there is a barrier: one thread
+/// looks for a tile, in lists where there is a block mask, while the others compute those before.
 class TilesAhead {
  public:
   __device__ explicit TilesAhead(ForwardFacts& facts_smem) : facts_smem_(facts_smem) {}

@@ -29,12 +29,12 @@ void run_row(const AttentionCall& call, const DeviceProperties& device, const Co
   const QueryBlocks blocks = QueryBlocks::of(call, c.rows(), device.multiprocessors);
   const Parts parts = parts_for(call, c, device, context.workspace.data);
   launch<kernel_of_row<T, Table, row>()>({.name = "tilewise mma forward",
-                                         .blocks = blocks.count(),
-                                         .threads = c.threads(),
-                                         .layers = parts.count,
-                                         .shared_bytes = c.shared_bytes(Table::general),
-                                         .stream = static_cast<cudaStream_t>(context.stream)},
-                                        call, blocks, parts);
+                                          .blocks = blocks.count(),
+                                          .threads = c.threads(),
+                                          .layers = parts.count,
+                                          .shared_bytes = c.shared_bytes(Table::general),
+                                          .stream = static_cast<cudaStream_t>(context.stream)},
+                                         call, blocks, parts);
   if (parts.count > 1) join_parts(call, parts, context.stream);
 }
 

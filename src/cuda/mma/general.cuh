@@ -121,7 +121,8 @@ struct GeneralBlock {
   __device__ __forceinline__ void weigh(Weights<c>& weights, const Scores<c>& s, int step) {
     mma::weigh<T, c, true>(weights, s, step, exponents, references, sums);
   }
-  __device__ __forceinline__ void add_values(const Weights<c>& weights, int step, const MatrixPointer<c.dim>& v) {
+  __device__ __forceinline__ void add_values(const Weights<c>& weights, int step,
+                                             const MatrixPointer<c.dim>& v) {
     add_rounded<T, c>(softmax, weights);
     multiply_values<T, c>(o, weights, v, step);
   }

@@ -9,8 +9,8 @@ namespace tilewise::cuda::mma {
 
 /// Hides what the band hides, and what is past the tile. As hide() of plain kernels, but of keys in fours.
 template <ForwardConfig c>
-__device__ __forceinline__ void hide_band(const AttentionCall& call, const QueryRows& rows, const KeyTile& keys,
-                                     const Place<c>& place, Scores<c>& s) {
+__device__ __forceinline__ void hide_band(const AttentionCall& call, const QueryRows& rows,
+                                          const KeyTile& keys, const Place<c>& place, Scores<c>& s) {
   using Order = KeyOrder;
   const int own = Order::first(place.lane);
 #pragma unroll
@@ -32,8 +32,8 @@ __device__ __forceinline__ void hide_band(const AttentionCall& call, const Query
   }
 }
 
-/// Calls body(score, r, half, step) for all scores of a lane in a general kernel: `step` is how far the key is
-/// from the lane's first.
+/// Calls body(score, r, half, step) for all scores of a lane in a general kernel: `step` is how far the key
+/// is from the lane's first.
 template <ForwardConfig c, typename Body>
 __device__ __forceinline__ void for_each_score(Scores<c>& s, const Body& body) {
 #pragma unroll
@@ -51,9 +51,9 @@ __device__ __forceinline__ void for_each_score(Scores<c>& s, const Body& body) {
 /// or without a mask the block mask's.
 template <ForwardConfig c, typename T>
 __device__ __forceinline__ void make_scores(const AttentionCall& call, const ScoreRules& rules,
-                                              const QueryRows& rows, const KeyTile& keys, bool edge,
-                                              const Place<c>& place, const MaskRows<c, T>& mask,
-                                              const Fours<c>& fours, Scores<c>& s) {
+                                            const QueryRows& rows, const KeyTile& keys, bool edge,
+                                            const Place<c>& place, const MaskRows<c, T>& mask,
+                                            const Fours<c>& fours, Scores<c>& s) {
   if (rules.softcap) {
     for_each_score<c>(s, [&](float& score, int, int, int) {
       score = __fmul_rn(tanh_of(__fmul_rn(score, rules.scale)), rules.cap);
@@ -72,10 +72,10 @@ __device__ __forceinline__ void make_scores(const AttentionCall& call, const Sco
       for (int half = 0; half < 2; ++half) {
         const int row = min(place.row(r, half), rows.count() - 1);
         const std::int64_t i = queries.first + rows.query(row);
-        distance[r][half] = static_cast<int>(i + queries.sequence.length_k - queries.sequence.length_q -
-                                             keys.first - first);
-        slope[r][half] =
-            rows.heads > 1 ? static_cast<float>(call.alibi_slopes.at(queries.b, rows.head(row))) : rules.slope;
+        distance[r][half] =
+            static_cast<int>(i + queries.sequence.length_k - queries.sequence.length_q - keys.first - first);
+        slope[r][half] = rows.heads > 1 ? static_cast<float>(call.alibi_slopes.at(queries.b, rows.head(row)))
+                                        : rules.slope;
       }
     }
     for_each_score<c>(s, [&](float& score, int r, int half, int step) {

@@ -11,7 +11,7 @@ namespace tilewise::cuda::mma {
 /// Elements as they lie in memory, by row tile, row half, 16 keys: the first word of four booleans, two of 16
 /// bits, four of 32.
 template <ForwardConfig c>
-using Fours = std::uint32_t[c.row_tiles][2][c.keys / 16][4];
+using Fours = std::uint32_t[c.row_tiles][2][c.keys / 16][c.additive ? 4 : 1];
 
 /// Loads elements of `size` bytes that are `stride` bytes apart in rows; `row(r, half)` is where the lane's
 /// first key is. Keys from `count` on, which are hidden, get the element of the last before.
@@ -25,7 +25,7 @@ __device__ __forceinline__ void load_fours(Fours<c>& fours, const Row& row, std:
       const std::byte* from = row(r, half);
 #pragma unroll
       for (int n = 0; n < c.keys / 16; ++n) {
-        std::uint32_t(&four)[4] = fours[r][half][n];
+        auto& four = fours[r][half][n];
         if (at_once) {
           const std::byte* at = from + 16 * n * size;
           if constexpr (size == 4) {
@@ -148,47 +148,53 @@ struct MaskRows {
       whole ? load_fours<bytes, c>(fours, from, stride, true, count)
             : load_fours<bytes, c>(fours, from, stride, false, count);
     };
-    if (size == 4) {
-      load_as.template operator()<4>();
-    } else if (size == 2) {
-      load_as.template operator()<2>();
-    } else {
-      load_as.template operator()<1>();
+    if constexpr (c.additive) {
+      if (size == 4) return load_as.template operator()<4>();
+      if (size == 2) return load_as.template operator()<2>();
     }
+    load_as.template operator()<1>();
   }
   /// What a block mask's tile shows of a tile of keys.
   __device__ __forceinline__ void load_shown(Fours<c>& fours, const KeyTile& keys) const {
     const BlockView& blocks = call.blocks;
-    const auto first = static_cast<std::uint32_t>(rows.queries.first) % static_cast<std::uint32_t>(blocks.block_q);
-    const std::uint32_t key = static_cast<std::uint32_t>(keys.first) % static_cast<std::uint32_t>(blocks.block_k);
+    const auto first =
+        static_cast<std::uint32_t>(rows.queries.first) % static_cast<std::uint32_t>(blocks.block_q);
+    const std::uint32_t key =
+        static_cast<std::uint32_t>(keys.first) % static_cast<std::uint32_t>(blocks.block_k);
     const int own = KeyOrder::first(place.lane);
-    const std::byte* tile = blocks.tiles + keys.tile * blocks.tile_stride[0] + (key + own) * blocks.tile_stride[2];
+    const std::byte* tile =
+        blocks.tiles + keys.tile * blocks.tile_stride[0] + (key + own) * blocks.tile_stride[2];
     const auto from = [&](int r, int half) {
       return tile + (first + min(place.row(r, half), rows.count() - 1)) * blocks.tile_stride[1];
     };
-    const bool whole = keys.count == c.keys && key % 4 == 0 &&
-                       lie_at_once(blocks.tiles, 1, blocks.tile_stride[0] | blocks.tile_stride[1],
-                                          blocks.tile_stride[2]);
+    const bool whole =
+        keys.count == c.keys && key % 4 == 0 &&
+        lie_at_once(blocks.tiles, 1, blocks.tile_stride[0] | blocks.tile_stride[1], blocks.tile_stride[2]);
     whole ? load_fours<1, c>(fours, from, blocks.tile_stride[2], true, keys.count - own)
           : load_fours<1, c>(fours, from, blocks.tile_stride[2], false, keys.count - own);
   }
   /// Adds the mask's elements, or hides by them.
   __device__ __forceinline__ void add(const Fours<c>& fours, Scores<c>& s) const {
-    if (call.problem.features.mask == MaskKind::boolean) {
-      hide_fours<c>(fours, s);
-    } else if (size == 4) {
-      add_fours<c>(fours, s, [](const std::uint32_t(&four)[4], int e) { return __uint_as_float(four[e]); });
+    if constexpr (c.additive) {
+      if (call.problem.features.mask == MaskKind::additive) return add_as(fours, s);
+    }
+    hide_fours<c>(fours, s);
+  }
+
+ private:
+  __device__ __forceinline__ void add_as(const Fours<c>& fours, Scores<c>& s) const {
+    if (size == 4) {
+      add_fours<c>(fours, s, [](const auto& four, int e) { return __uint_as_float(four[e]); });
     } else {
-      add_fours<c>(fours, s, [](const std::uint32_t(&four)[4], int e) {
+      add_fours<c>(fours, s, [](const auto& four, int e) {
         const float2 two = unpack<T>(four[e / 2]);
         return e % 2 == 0 ? two.x : two.y;
       });
     }
   }
-
- private:
   /// Whether fours of elements that are `stride` apart in rows at multiples of `strides` lie so.
-  static __device__ bool lie_at_once(const std::byte* data, int size, std::int64_t strides, std::int64_t stride) {
+  static __device__ bool lie_at_once(const std::byte* data, int size, std::int64_t strides,
+                                     std::int64_t stride) {
     const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(data));
     return stride == 1 && ((address | strides * size) & (4 * size - 1)) == 0;
   }

@@ -31,6 +31,7 @@ struct ForwardConfig {
   int stages = 2;         ///< of keys and of values; with one, values come beside q·k, keys beside the rest
   int blocks = 1;         ///< a multiprocessor, at least
   bool in_parts = false;  ///< several blocks may share the keys of a tile of queries, see parts.h
+  bool additive = true;   ///< takes additive masks; without them more registers are left for scores
 
   constexpr int threads() const { return warps * 32; }
   constexpr int warp_rows() const { return row_tiles * 16; }
@@ -87,6 +88,7 @@ struct PlainForward {
 struct GeneralForward {
   static constexpr bool general = true;
   static constexpr ForwardConfig rows[] = {
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2, .additive = false},
       {.dim = 64,
        .warps = 4,
        .row_tiles = 1,
