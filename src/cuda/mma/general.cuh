@@ -43,7 +43,16 @@ struct GeneralLoader {
     const auto row = [&](int key) {
       return call.key_row(from, queries.sequence, queries.b, facts.rows.head_kv, tile.first + key);
     };
+    if (tile.count == c.keys && dims == c.dim && aligned_chunks(from) && in_one_page(tile)) {
+      return load_strided_keys<c.keys, c.dim, c.threads()>(to_smem, row(0), from.stride_s * 2);
+    }
     load_any_keys<c.keys, c.dim, c.threads()>(to_smem, row, aligned_chunks(from), tile.count, dims);
+  }
+  /// Whether its keys lie at a stride, of which those outside pages that do were met before.
+  __device__ bool in_one_page(const KeyTile& tile) const {
+    if (call.problem.layout != Layout::paged) return false;
+    return static_cast<std::uint32_t>(tile.first) % static_cast<std::uint32_t>(call.page) + tile.count <=
+           static_cast<std::uint32_t>(call.page);
   }
 };
 
