@@ -124,6 +124,31 @@ TEST_F(MmaForward, OfAStreamOfKeysIsWithinTheContract) {
   }
 }
 
+// Elements of a mask are loaded four at a time where they lie so, and one at a time at the end and where not:
+// in rows of odd lengths, of a view that begins anywhere, turned, and where a window begins between fours.
+TEST_F(MmaForward, IsWithinTheContractWithMasksHoweverTheyLie) {
+  std::uint64_t seed = 140;
+  for (const std::int64_t dim : {64, 128, 200}) {
+    for (const std::int64_t keys : {256, 203}) {
+      const Sizes sizes{.b = 2, .hq = 4, .hkv = 2, .sq = 150, .sk = keys, .d = dim, .dv = dim};
+      for (const DType kind : {DType::boolean, DType::f32, DType::bf16}) {
+        const DType dtype = kind == DType::f32 ? DType::f16 : DType::bf16;
+        for (const Shape& shape : {Shape{sizes.sq, keys}, Shape{2, 1, 1, keys}, Shape{4, sizes.sq, 1}}) {
+          RandomProblem problem = dense_problem(seed, dtype, sizes);
+          Random rng(seed++);
+          problem.mask = Buffer(kind, shape);
+          problem.mask.fill_random(rng);
+          problem.options.causal = seed % 3 == 0;
+          if (seed % 5 == 0) problem.options.window = {.left = 70, .right = 30};
+          if (seed % 4 == 0) problem.options.dropout = {.probability = 0.3f, .seed = seed};
+          problem.asked = {};
+          expect_within_contract(problem);
+        }
+      }
+    }
+  }
+}
+
 // Weights that sum to 1 leave equal values as they are, whatever their own roundings.
 TEST_F(MmaForward, LeavesEqualValuesAsTheyAre) {
   for (const DType dtype : {DType::f16, DType::bf16}) {

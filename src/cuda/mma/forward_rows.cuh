@@ -6,6 +6,7 @@
 #include "cuda/mma/choice.h"
 #include "cuda/mma/forward.cuh"
 #include "cuda/mma/forward.h"
+#include "cuda/mma/general.cuh"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 
@@ -14,17 +15,26 @@ namespace tilewise::cuda::mma {
 // From a call to the row of a tuning table that it runs by.
 
 template <typename T, typename Table, int row>
+constexpr auto kernel_of_row() {
+  if constexpr (Table::general) {
+    return general_kernel<T, Table, row>;
+  } else {
+    return forward_kernel<T, Table, row>;
+  }
+}
+
+template <typename T, typename Table, int row>
 void run_row(const AttentionCall& call, const DeviceProperties& device, const Context& context) {
   constexpr ForwardConfig c = Table::rows[row];
   const QueryBlocks blocks = QueryBlocks::of(call, c.rows(), device.multiprocessors);
   const Parts parts = parts_for(call, c, device, context.workspace.data);
-  launch<forward_kernel<T, Table, row>>({.name = "tilewise mma forward",
-                                         .blocks = blocks.count(),
-                                         .threads = c.threads(),
-                                         .layers = parts.count,
-                                         .shared_bytes = c.shared_bytes(Table::general),
-                                         .stream = static_cast<cudaStream_t>(context.stream)},
-                                        call, blocks, parts);
+  launch<kernel_of_row<T, Table, row>()>({.name = "tilewise mma forward",
+                                          .blocks = blocks.count(),
+                                          .threads = c.threads(),
+                                          .layers = parts.count,
+                                          .shared_bytes = c.shared_bytes(Table::general),
+                                          .stream = static_cast<cudaStream_t>(context.stream)},
+                                         call, blocks, parts);
   if (parts.count > 1) join_parts(call, parts, context.stream);
 }
 

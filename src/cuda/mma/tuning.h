@@ -33,6 +33,7 @@ struct ForwardConfig {
   bool old_maxima = false;  ///< weights by the maxima as they are, made again where one is too large
   int blocks = 1;           ///< a multiprocessor, at least
   bool in_parts = false;    ///< several blocks may share the keys of a tile of queries, see parts.h
+  bool additive = true;     ///< takes additive masks; without them more registers are left for scores
 
   constexpr int threads() const { return warps * 32; }
   constexpr int warp_rows() const { return row_tiles * 16; }
@@ -42,11 +43,10 @@ struct ForwardConfig {
   constexpr int key_bytes() const { return keys * row_bytes(); }         ///< a stage of keys, or of values
   constexpr int scores() const { return row_tiles * keys / 2; }          ///< a lane
   constexpr int pair_weights_bytes() const { return threads() * keys; }  ///< which pairs exchange
-  /// Queries, stages of keys and of values; pairs' weights and two floats a thread; the general kernel takes
-  /// its scores through memory, too.
+  static constexpr int fact_bytes = 384;  ///< of what a block of the general kernel knows, see facts.cuh
+  /// Queries, stages of keys and of values; pairs' weights and two floats a thread.
   constexpr std::size_t shared_bytes(bool general) const {
-    return static_cast<std::size_t>(query_bytes() + 2 * stages * key_bytes() +
-                                    (general ? threads() * scores() * 4 : 0) +
+    return static_cast<std::size_t>(query_bytes() + 2 * stages * key_bytes() + (general ? fact_bytes : 0) +
                                     (paired ? pair_weights_bytes() + threads() * 8 : 0));
   }
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
@@ -92,14 +92,15 @@ struct PlainForward {
 struct GeneralForward {
   static constexpr bool general = true;
   static constexpr ForwardConfig rows[] = {
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2, .additive = false},
       {.dim = 64,
        .warps = 4,
        .row_tiles = 1,
        .keys = 64,
        .queries_stay = true,
-       .blocks = 2,
+       .blocks = 3,
        .in_parts = true},
-      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2, .in_parts = true},
+      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 64, .blocks = 2, .in_parts = true},
       {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1, .in_parts = true},
       {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 16, .blocks = 1, .in_parts = true},
       {.dim = 64,

@@ -1,0 +1,66 @@
+#pragma once
+
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace tilewise::cuda::mma {
+
+/// Which keys of a tile a lane has scores of in the general kernel. Row r of the tile in shared memory is
+/// column r of its scores, of which lane t of a row's four has 2t and 2t + 1 of every eight. Keys lie in such
+/// rows that these are keys 4t to 4t + 3 of every 16: they share a draw of dropout, and what a mask has for
+/// them lies side by side.
+struct KeyOrder {
+  /// The lane's first key, and how far from there score e of eight n is.
+  static __device__ int first(int lane) { return 4 * (lane % 4); }
+  static constexpr int step(int n, int e) { return n / 2 * 16 + n % 2 * 2 + e; }
+  /// The key in row r.
+  static constexpr int key(int r) { return r / 16 * 16 + r % 8 / 2 * 4 + r / 8 % 2 * 2 + r % 2; }
+};
+
+/// Fills a tile of `count` keys in fours with the first `dims` elements of `valid` rows: that of key j is at
+/// `from(j)`. Everything else is zero. As load_any_rows.
+template <int count, int dim, int threads, typename From>
+__device__ __forceinline__ void load_any_keys(std::byte* tile_smem, const From& from, bool aligned, int valid,
+                                              int dims) {
+  using Tile = SwizzledTile<dim>;
+#pragma unroll 1
+  for (int index = static_cast<int>(threadIdx.x); index < count * Tile::chunks; index += threads) {
+    const int row = index / Tile::chunks;
+    const int chunk = index % Tile::chunks;
+    const int key = KeyOrder::key(row);
+    std::byte* to = tile_smem + Tile::offset(row, chunk);
+    const int elements = key < valid ? max(0, min(8, dims - chunk * 8)) : 0;
+    if (elements > 0 && aligned) {
+      copy_async_part(to, from(key) + chunk * 16, elements * 2);
+      continue;
+    }
+    uint4 eight{};
+    if (elements > 0) {
+      const auto* source = reinterpret_cast<const std::uint16_t*>(from(key)) + chunk * 8;
+      const auto two = [&](int n) {
+        const std::uint32_t low = n < elements ? source[n] : 0;
+        const std::uint32_t high = n + 1 < elements ? source[n + 1] : 0;
+        return low | high << 16;
+      };
+      eight = {two(0), two(2), two(4), two(6)};
+    }
+    *reinterpret_cast<uint4*>(to) = eight;
+  }
+}
+
+/// The same for all of a tile of aligned rows that lie `stride` bytes apart.
+template <int count, int dim, int threads>
+__device__ __forceinline__ void load_strided_keys(std::byte* tile_smem, const std::byte* first,
+                                                  std::int64_t stride) {
+  using Tile = SwizzledTile<dim>;
+  constexpr int step = threads / Tile::chunks;  // rows between those of a thread
+  static_assert(threads % Tile::chunks == 0 && count % step == 0);
+  const int row = static_cast<int>(threadIdx.x) / Tile::chunks;
+  const int chunk = static_cast<int>(threadIdx.x) % Tile::chunks;
+#pragma unroll
+  for (int r = 0; r < count; r += step) {
+    copy_async_16(tile_smem + Tile::offset(row + r, chunk),
+                  first + KeyOrder::key(row + r) * stride + chunk * 16, true);
+  }
+}
+
+}  // namespace tilewise::cuda::mma
