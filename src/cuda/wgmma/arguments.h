@@ -147,7 +147,7 @@ struct ForwardArguments {
   int heads = 0;  ///< of queries, or of keys where those that share them stand together
   int group = 1;  ///< such heads that share a key head
   int dim_v = 0;
-  float scale_log2 = 1;    ///< of scores: scale·log2 e
+  float scale_log2 = 1;  ///< of scores: scale·log2 e
   LseScale scale_lse;
   bool aligned_o = false;  ///< rows of o begin at multiples of 16 bytes
   bool mapped_o = false;   ///< there is a map of o
