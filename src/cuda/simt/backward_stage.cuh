@@ -41,11 +41,13 @@ using Narrow = BackwardConfig<64, 64>;  // dims to 64
 using Broad = BackwardConfig<128, 64>;  // and beyond, in pieces of 128
 using Small = BackwardConfig<64, 32>;   // where shared memory or work is too little for these
 
-/// Whether the plain kernels will do.
+/// Whether the plain kernels will do. They take rows whole, so that where shared memory has no room for broad
+/// tiles, longer rows are for the general ones.
 inline bool plain_backward(const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
-  const auto plain = [](const Rows& rows, std::int64_t dim) {
-    return !rows.wanted || (plain_rows(rows, dim) && dim <= Broad::dim);
+  const bool broad = device_properties(problem.device.index).shared_bytes >= Broad::shared_bytes;
+  const auto plain = [&](const Rows& rows, std::int64_t dim) {
+    return !rows.wanted || (plain_rows(rows, dim) && dim <= (broad ? Broad::dim : Narrow::dim));
   };
   return problem.length_q > 1 && !problem.features.needs_more_than_band() && plain(call.q, problem.dim_qk) &&
          plain(call.k, problem.dim_qk) && plain(call.v, problem.dim_v) && plain(call.d_o, problem.dim_v) &&

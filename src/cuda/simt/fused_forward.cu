@@ -638,15 +638,17 @@ void run_for(const AttentionCall& call, const Context& context) {
                                                        : run<Small64, general>(call, stream);
 }
 
-// Where only a band hides, of aligned f32 rows.
+// Where only a band hides, of aligned f32 rows that the GPU's shared memory takes whole.
 bool plain_forward(const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
+  const std::size_t shared_bytes = device_properties(problem.device.index).shared_bytes;
+  const int most = Small128::shared_bytes <= shared_bytes ? Small128::dim : Small64::dim;
   return problem.length_q > 1 && !problem.features.needs_more_than_band() &&
          problem.layout != Layout::paged &&
          call.scale != 0 &&  // with none a hidden product, −inf, would not stay hidden
          plain_rows(call.q, problem.dim_qk) && plain_rows(call.k, problem.dim_qk) &&
-         plain_rows(call.v, problem.dim_v) && plain_rows(call.o, problem.dim_v) &&
-         problem.dim_qk <= Wide128::dim && problem.dim_v <= Wide128::dim;
+         plain_rows(call.v, problem.dim_v) && plain_rows(call.o, problem.dim_v) && problem.dim_qk <= most &&
+         problem.dim_v <= most;
 }
 
 }  // namespace
