@@ -18,12 +18,11 @@ constexpr double contract_factor = 2;
 constexpr int few_draws = 64;
 constexpr int most_draws = 1024;
 // A tensor of many elements has as many errors in a few draws, each of which takes long.
-constexpr std::size_t many_errors = std::size_t{1} << 16;
-constexpr int least_draws = 16;
+constexpr std::size_t many_errors = std::size_t{1} << 24;
 
 int most_draws_of(std::size_t elements) {
   const std::size_t enough = many_errors / std::max<std::size_t>(elements, 1);
-  return static_cast<int>(std::clamp<std::size_t>(enough, least_draws, most_draws));
+  return static_cast<int>(std::clamp<std::size_t>(enough, few_draws, most_draws));
 }
 
 // What is this far off after few draws is not off by bad luck.

@@ -144,11 +144,18 @@ TEST_F(WgmmaForward, IsWithinTheContractHoweverScoresRise) {
       with_keys(402, [](std::int64_t j) { return 0.02 * static_cast<double>(500 - j); });
       with_keys(403, [](std::int64_t) { return 0.0; });  // equal scores
       RandomProblem negative = dense_problem(404, dtype, sizes);
-      negative.q.fill(1);
-      std::vector<double> keys = negative.k.values();
-      // Sums of more than 128 dims are mended for what they lose on average; of equal numbers they lose none.
-      for (double& key : keys) key = dim > 128 ? key - 3 : -3;
-      negative.k.set_values(keys);
+      if (dim <= 128) {
+        negative.q.fill(1);
+        negative.k.fill(-3);
+      } else {  // such sums are mended for what they lose on average; of equal numbers they lose nothing
+        std::vector<double> queries = negative.q.values();
+        std::vector<double> keys = negative.k.values();
+        for (std::size_t n = 0; n < keys.size(); ++n) keys[n] = -queries[n % static_cast<std::size_t>(dim)];
+        for (auto n = static_cast<std::size_t>(dim); n < queries.size(); ++n)
+          queries[n] = queries[n % static_cast<std::size_t>(dim)];
+        negative.q.set_values(queries);
+        negative.k.set_values(keys);
+      }
       expect_within_contract(negative);
     }
   }
