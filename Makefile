@@ -27,7 +27,7 @@ bench: setup ## measure our kernels and their peers, and write a report (ARGS="-
 	@$(PACKAGE) -m tilewise bench $(ARGS)
 
 figures: setup ## draw the documents' pictures and tables from the records in results/
-	@[ -e $(LIBRARY) ] || scripts/build.sh release --target tilewise_torch # which one does not matter
+	@scripts/build.sh release --target tilewise_torch
 	@$(PACKAGE) -m tilewise.bench.figures
 
 lint: setup ## check the layout of the sources and the package's types
