@@ -38,12 +38,10 @@ struct PeakLimits {
 /// Of every query, [Hq, rows_q] each.
 struct RowValues {
   static constexpr int rest_parts = 4;
-  /// lse, where the kernel is plain in exponents of 2 and less the weights' scale; infinite for a query that
-  /// saw nothing.
-  float* top = nullptr;
-  float* offset =
-      nullptr;             ///< what joins exponents of 2, in the general kernel: that scale, and anchor_rows'
-  float* shift = nullptr;  ///< d_lse − d_o·o
+  float* top =
+      nullptr;  ///< lse, in exponents of 2 where the kernel is plain; infinite for a query that saw nothing
+  float* offset = nullptr;  ///< what joins exponents of 2, in the general kernel: see anchor_rows
+  float* shift = nullptr;   ///< d_lse − d_o·o
   /// Σ weight·x over keys that are no peaks, times the score gradients' scale: [rest_parts, Hq, rows_q],
   /// parts that different warps add to.
   float* rest = nullptr;
@@ -57,7 +55,7 @@ struct RowValues {
 };
 
 /// f16 cannot hold what is below 6e-5 as well as what is above, and weights and score gradients often are. So
-/// they are scaled there: weights by a constant, score gradients by the power of two that the largest of d_o,
+/// they are scaled there by powers of two: weights by a constant, score gradients by what the largest of d_o,
 /// v and d_lse allow. bf16 has the range of f32.
 struct Largest {
   int d_o = 0;  ///< norm of a row, as the bits of a float, which compare as it does
@@ -69,35 +67,15 @@ inline constexpr int weight_bits = 0;
 template <>
 inline constexpr int weight_bits<__half> = 14;
 
-/// What weights are multiplied by before they are rounded. Where all are about 1 / Sk, the rows of dv are
-/// about equal, too, so that the largest of its elements is the largest of few, and what rounding took from
-/// weights shows most beside it. So that weight comes to lie at 1.75 times a power of two: the higher in its
-/// binade a number is, the less of it is lost.
-struct WeightScale {
-  float up = 1;
-  float down = 1;
-  float bits = 0;  ///< log2 of up
-
-  static WeightScale of(const AttentionProblem& problem) {
-    int exponent = 0;
-    const double equal = std::frexp(1.0 / static_cast<double>(std::max<std::int64_t>(problem.length_k, 1)),
-                                    &exponent);  // in [0.5, 1)
-    const double range = problem.dtype == DType::f16 ? 1 << weight_bits<__half> : 1;
-    const double up_ = 0.875 / equal * range;
-    return {static_cast<float>(up_), static_cast<float>(1 / up_), static_cast<float>(std::log2(up_))};
-  }
-};
-
-/// What score gradients are multiplied by: with bf16 what their weights are.
+/// The power of two by which score gradients are multiplied.
 struct GradientScale {
   float up = 1;
   float down = 1;
 };
 template <typename T>
-__device__ __forceinline__ GradientScale gradient_scale(const Largest* largest, const WeightScale& weights,
-                                                        float keep_scale) {
+__device__ __forceinline__ GradientScale gradient_scale(const Largest* largest, float keep_scale) {
   if constexpr (weight_bits<T> == 0) {
-    return {weights.up, weights.down};
+    return {};
   } else {
     // |d_o·v − d_o·o| is at most twice the product of the norms, and what dropout multiplies it by.
     const float bound = fmaf(2 * keep_scale * __int_as_float(largest->d_o), __int_as_float(largest->v),
@@ -174,7 +152,6 @@ struct KeyShares {
 
 struct BackwardSpace {
   RowValues rows;
-  WeightScale weights;
   Largest* largest = nullptr;
   QuerySums dq;  ///< before the score's scale
   Order order;
@@ -182,12 +159,12 @@ struct BackwardSpace {
   float* dv = nullptr;  ///< [Hkv, rows_k, dim_v]: the same
   std::uint8_t* key_has_peak = nullptr;  ///< [Hkv, rows_k]
   KeyShares shares;
-  simt::RowStates states{};  ///< for the gradients of mask and sinks, which are exact to f32
+  bool whole_values = false;  ///< dv gets back what rounding takes from weights: all its rows wait for that
+  simt::RowStates states{};   ///< for the gradients of mask and sinks, which are exact to f32
   float* row_sums = nullptr;
   std::size_t bytes = 0;
 
-  BackwardSpace(const AttentionCall& call, void* data, int share_count)
-      : weights(WeightScale::of(call.problem)) {
+  BackwardSpace(const AttentionCall& call, void* data, int share_count) {
     Arena arena(data);
     const AttentionFeatures& features = call.problem.features;
     const std::int64_t queries = call.problem.heads_q * call.rows_q();
@@ -215,6 +192,10 @@ struct BackwardSpace {
       auto* first = arena.take<std::uint32_t>(words);
       order = {.ticket = first, .done = first + 1, .bytes = static_cast<std::size_t>(words) * 4};
     }
+    // Where weights are alike, so are the rows of dv, and of few elements the largest is none too large: what
+    // is lost on the way to the others shows beside it.
+    constexpr std::int64_t few_values = 65536;
+    whole_values = call.dv.wanted && keys * call.problem.dim_v < few_values;
     if (call.dk.wanted) dk = arena.take<float>(keys * call.problem.dim_qk);
     if (call.dv.wanted) dv = arena.take<float>(keys * call.problem.dim_v);
     if (call.dk.wanted || call.dv.wanted) key_has_peak = arena.take<std::uint8_t>(keys);
@@ -240,5 +221,8 @@ struct BackwardSpace {
     return h * call.rows_k() + (call.packed() ? s : b * call.problem.length_k + s);
   }
 };
+
+/// Adds to dv's sums what rounding took from weights, where they are few.
+void mend_few_values(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream);
 
 }  // namespace tilewise::cuda::mma
