@@ -18,9 +18,15 @@ namespace {
 std::string missing_feature(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (problem.layout == Layout::paged) return "takes no pages";
-  if (features.mask != MaskKind::none) return "takes no mask";
   if (features.block_mask) return "takes no block mask";
-  if (features.dropout) return "takes no dropout";
+  const bool masked = features.mask != MaskKind::none || features.dropout;
+  if (masked && (features.softcap || features.alibi || features.sinks || features.key_lengths)) {
+    return "takes masks and dropout without softcap, ALiBi, sinks and key lengths";
+  }
+  if (masked && problem.layout == Layout::packed) return "takes no dropout of packed sequences";
+  if (masked && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_mask) {
+    return "takes masks and dropout with head dims to " + std::to_string(wgmma::most_dim_with_mask);
+  }
   if (features.softcap && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_softcap) {
     return "takes softcap with head dims to " + std::to_string(wgmma::most_dim_with_softcap);
   }
@@ -60,6 +66,9 @@ std::string unsuited_shape(const AttentionProblem& problem) {
   }
   if (!problem.aligned)
     return "copies rows of q, k and v from multiples of 16 bytes, with such strides, alone";
+  if (!problem.aligned_mask) {
+    return "copies rows of a mask from multiples of 16 bytes, with such strides, alone";
+  }
   if (!problem.usual_scale) return "takes scales above 1e-20";
   return {};
 }
@@ -106,8 +115,9 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const wgmma::Choice choice = wgmma::choose(call, multiprocessors);
   if (choice.few.shares > 0) return wgmma::ShareSpace::of(call, choice.few).bytes();
-  const wgmma::ForwardConfig& c =
-      wgmma::general(call) ? wgmma::GeneralForward::rows[choice.row] : wgmma::Forward::rows[choice.row];
+  const wgmma::ForwardConfig& c = wgmma::masked(call)    ? wgmma::MaskedForward::rows[choice.row]
+                                  : wgmma::general(call) ? wgmma::GeneralForward::rows[choice.row]
+                                                         : wgmma::Forward::rows[choice.row];
   return wgmma::schedule_of(call, c, multiprocessors).counted() ? sizeof(std::uint64_t) : 0;
 }
 
@@ -115,9 +125,12 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
 template <typename T>
 void launch_as(const AttentionCall& call, const Context& context) {
   const wgmma::Choice choice = wgmma::choose(call, device_properties(context.device.index).multiprocessors);
-  if (choice.few.shares > 0) return wgmma::few_forward_of<T>(call, context, choice.row, choice.few);
-  wgmma::general(call) ? wgmma::general_forward_of<T>(call, context, choice.row)
-                       : wgmma::forward_of<T>(call, context, choice.row);
+  const auto launch = choice.few.shares > 0  ? nullptr
+                      : wgmma::masked(call)  ? wgmma::masked_forward_of<T>
+                      : wgmma::general(call) ? wgmma::general_forward_of<T>
+                                             : wgmma::forward_of<T>;
+  launch == nullptr ? wgmma::few_forward_of<T>(call, context, choice.row, choice.few)
+                    : launch(call, context, choice.row);
 }
 #endif
 
