@@ -1,4 +1,4 @@
-"""Times what a call costs its host on this machine's GPU, by bin/call_cost of a staged tree, and records it."""
+"""Times what a call costs its host, by bin/call_cost of a staged tree on a GPU, and records it."""
 
 from __future__ import annotations
 

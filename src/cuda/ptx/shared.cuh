@@ -15,7 +15,10 @@ __device__ __forceinline__ std::uint32_t load_two_bytes(std::uint32_t address_sm
 
 __device__ __forceinline__ float2 load_two_floats(std::uint32_t address_smem) {
   float2 both;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(both.x), "=f"(both.y) : "r"(address_smem) : "memory");
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(both.x), "=f"(both.y)
+               : "r"(address_smem)
+               : "memory");
   return both;
 }
 

@@ -146,9 +146,23 @@ void launch_on_device(const AttentionCall& call, const Context& context) {
 #endif
 }
 
+// With a mask or dropout a block has all keys of its queries, where mma cuts these into parts if blocks are
+// few: docs/wgmma.md has from where on that takes longer.
+std::string yields_masked(const AttentionProblem& problem) {
+  const std::int64_t rows = problem.heads_q * problem.queries;
+  const int multiprocessors = device_properties(problem.device.index).multiprocessors;
+  if (problem.features.dropout && rows < 64 * multiprocessors) {
+    return "leaves dropout of so few queries to mma, which cuts their keys into parts";
+  }
+  if (problem.features.mask != MaskKind::none && rows <= 16 * multiprocessors && problem.length_k >= 2048) {
+    return "leaves masks of so few queries and many keys to mma, which cuts these into parts";
+  }
+  return {};
+}
+
 // A block of f32 has 64 queries and half a multiprocessor.
 std::string yields(const AttentionProblem& problem) {
-  if (problem.dtype != DType::f32) return {};
+  if (problem.dtype != DType::f32) return yields_masked(problem);
   constexpr std::int64_t rows = 64;
   const std::int64_t blocks = problem.heads_q * (problem.queries + rows - 1) / rows;
   if (4 * blocks < 3 * device_properties(problem.device.index).multiprocessors) {

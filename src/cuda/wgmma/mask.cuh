@@ -53,8 +53,8 @@ struct MaskLoader {
   }
 };
 
-// What is added to scores, by lanes as they have these: of row half h, element 4j + 2h + e is key 8j + 2t + e.
-// A lane's address has the chunk of 16 bytes that it begins with, and others of its row follow by an
+// What is added to scores, by lanes as they have these: of row half h, element 4j + 2h + e is key 8j + 2t +
+// e. A lane's address has the chunk of 16 bytes that it begins with, and others of its row follow by an
 // exclusive or, as chunks are swizzled.
 
 /// Eight scores of 16 keys, a matrix a load of 8 x 8.
@@ -108,8 +108,7 @@ __device__ __forceinline__ void hide_where_false(Scores<c>& s, std::uint32_t row
 #pragma unroll
   for (int n = 0; n < c.keys / 2; n += 2) {
     const int j = n / 4;
-    const std::uint32_t two =
-        load_two_bytes((own ^ (j / 2 * 16)) + j % 2 * 8 + n / 2 % 2 * (8 * row_bytes));
+    const std::uint32_t two = load_two_bytes((own ^ (j / 2 * 16)) + j % 2 * 8 + n / 2 % 2 * (8 * row_bytes));
     if ((two & 0xFF) == 0) s[n] = minus_infinity;
     if ((two & 0xFF00) == 0) s[n + 1] = minus_infinity;
   }

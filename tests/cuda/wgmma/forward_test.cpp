@@ -174,8 +174,8 @@ TEST_F(WgmmaForward, TakesProblemsOfItsDomain) {
   EXPECT_GT(taken, problems * 3 / 4);
 }
 
-/// Random, with elements and whole rows hidden by -inf or by the lowest finite number of the mask's type; rows
-/// begin at multiples of 16 elements.
+/// Random, with elements and whole rows hidden by -inf or by the lowest finite number of the mask's type;
+/// rows begin at multiples of 16 elements.
 Buffer random_mask(std::uint64_t seed, DType dtype, const Shape& shape) {
   Random rng(seed);
   Buffer mask(dtype, shape, {.padding = {0, 0, 0, (16 - shape[3] % 16) % 16}});
