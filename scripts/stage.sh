@@ -28,7 +28,7 @@ tests=(host_test cuda_test tilewise_property)
 binding=$(cmake --build "$tree" --target help | sed -n 's/^\(tilewise_torch\):.*/\1/p')
 sources=$(python3 scripts/results_status.py --sources)
 # shellcheck disable=SC2086 # none or one word
-cmake --build "$tree" --target "${tests[@]}" tilewise_bench $binding
+cmake --build "$tree" --target "${tests[@]}" tilewise_bench call_cost $binding
 if [ "$sources" != "$(python3 scripts/results_status.py --sources)" ]; then
   echo "The sources changed while they were built. Please try again." >&2
   exit 1
@@ -40,6 +40,7 @@ for test in "${tests[@]}"; do
   strip -o "$stage/bin/$test" "$tree/tests/$test"
 done
 strip -o "$stage/bin/tilewise_bench" "$tree/bench/tilewise_bench"
+strip -o "$stage/bin/call_cost" "$tree/bench/call_cost"
 # torch comes with an OpenMP of its own, which programs cannot find; libstdc++ is torch's need, too.
 cp "$(g++ -print-file-name=libgomp.so.1)" "$stage/lib/"
 cp -r python/tilewise/bench/suites "$stage/bench/"

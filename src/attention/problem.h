@@ -56,8 +56,9 @@ struct AttentionProblem {
   std::int64_t queries = 0;    ///< a head, of all entries together
   std::int64_t most_keys = 0;  ///< that length_k and the window leave to a query
   AttentionFeatures features{};
-  bool aligned = false;     ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
-  bool usual_scale = true;  ///< above 1e-20: products are in the order of their scores, and none overflows
+  bool aligned = false;      ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
+  bool usual_scale = true;   ///< above 1e-20: products are in the order of their scores, and none overflows
+  bool aligned_mask = true;  ///< a mask's rows begin at multiples of 16 bytes, and its keys lie together
   BackwardDetails backward{};
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };
