@@ -51,3 +51,18 @@ function(tilewise_code)
   endforeach()
   set_source_files_properties(${code_UNPARSED_ARGUMENTS} PROPERTIES COMPILE_OPTIONS "${options}")
 endfunction()
+
+#   tilewise_together(<list> <name> <sources>...)
+#
+# Appends small sources of the same passes to a list as one file that includes them, with TILEWISE_UNITY: every file
+# pays for its headers once a pass and once more for the host.
+function(tilewise_together list name)
+  set(sources ${ARGN})
+  if(TILEWISE_UNITY)
+    list(TRANSFORM sources REPLACE "(.+)" "#include \"\\1\"")
+    list(JOIN sources "\n" text)
+    set(sources ${CMAKE_CURRENT_BINARY_DIR}/together/${name}.cu)
+    file(CONFIGURE OUTPUT ${sources} CONTENT "${text}\n")
+  endif()
+  set(${list} ${${list}} ${sources} PARENT_SCOPE)
+endfunction()
