@@ -107,7 +107,11 @@ __device__ __forceinline__ float2 unpack<__half>(std::uint32_t two) {
 }
 template <>
 __device__ __forceinline__ float2 unpack<__nv_bfloat16>(std::uint32_t two) {
+#if __CUDA_ARCH__ >= 900
   return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(two));
+#else
+  return {__uint_as_float(two << 16), __uint_as_float(two & 0xFFFF0000u)};  // what CUDA's makes of it on 9.0
+#endif
 }
 
 /// The larger of each of two pairs.
