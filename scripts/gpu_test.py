@@ -170,7 +170,9 @@ def property_test(suite: str, domain: list[str], count: int, seed: int, jobs: in
 
     def run_share(own_seed: int) -> None:
         command = ["bin/tilewise_property", "--cuda", *domain]
-        command += [f"--count={seeds[own_seed]}", f"--seed={own_seed}"]
+        command += [f"--count={seeds[own_seed]}", f"--seed={own_seed}", "--threads=1"]
+        if own_seed != seed:
+            command.append("--no-self-test")  # the first process makes it
         status, output = run(command, timeout)
         # Counted by its closing line. Without one it was stopped or crashed: one more has failed, the one it
         # was at, and what comes after that was not tried.
@@ -266,11 +268,11 @@ def no_package() -> str:
 def sanitizer_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
     reason = no_gpu or ("" if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH")
     count, few = options.sanitize_count, max(1, options.sanitize_count // FEWER_IN_DOMAINS)
-    seed = f"--seed={options.seed}"
+    problems = ["--cuda", f"--seed={options.seed}", "--no-self-test"]  # that one is the CPU's alone
     programs = {
-        "tilewise_property": ["--cuda", f"--count={count}", seed],
-        "tilewise_property wgmma": ["--cuda", *DOMAINS["property wgmma"], f"--count={few}", seed],
-        "tilewise_property mma": ["--cuda", *DOMAINS["property mma"], f"--count={few}", seed],
+        "tilewise_property": [*problems, f"--count={count}"],
+        "tilewise_property wgmma": [*problems, *DOMAINS["property wgmma"], f"--count={few}"],
+        "tilewise_property mma": [*problems, *DOMAINS["property mma"], f"--count={few}"],
         "cuda_test": [f"--gtest_filter=-{UNSANITIZED}", "--gtest_brief=1"],
     }
     for tool in SANITIZERS:

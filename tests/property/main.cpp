@@ -33,6 +33,7 @@ struct Settings {
   int threads = 2;
   bool verbose = false;
   bool self_test = false;
+  bool no_self_test = false;
 };
 
 constexpr std::int64_t most_failures = 20;  // then it stops: each takes many draws of the path to be sure of
@@ -197,13 +198,15 @@ int main(int argc, char** argv) {
   app.add_flag("--cuda", settings.cuda, "check the CUDA kernels, on the first device");
   app.add_flag("--verbose", settings.verbose, "print every problem");
   app.add_flag("--self-test", settings.self_test, "only check that wrong kernels are found out");
+  app.add_flag("--no-self-test", settings.no_self_test,
+               "do not check it, as when other processes of the same run do");
   CLI11_PARSE(app, argc, argv);
   try {
     if (const CudaPresence cuda = cuda_presence(); settings.cuda && !cuda.present) {
       std::cerr << "no CUDA kernels can be checked here: " << cuda.reason << '\n';
       return 1;
     }
-    if (settings.only.empty() && !self_test()) return 1;
+    if (settings.only.empty() && !settings.no_self_test && !self_test()) return 1;
     return settings.self_test ? 0 : run(settings);
   } catch (const std::exception& error) {
     std::cerr << error.what() << '\n';
