@@ -35,7 +35,7 @@ TEST_F(CudaNorm, RowsOfEveryShapeAreNearTheTruth) {
 }
 
 TEST_F(CudaNorm, ManyRowsAreNearTheTruthAndGiveTheSameBitsAgain) {
-  for (const std::int64_t dim : {128, 768, 2048, 4096}) {
+  for (const std::int64_t dim : {128, 768, 2048}) {
     SeededRandom random(2300);
     Problem p = random_problem(random, 3000, dim, DType::bf16, Norm::layer);
     check(p, cuda_context());
