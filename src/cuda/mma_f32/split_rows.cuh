@@ -3,6 +3,7 @@
 #include "cuda/mma_f32/split.cuh"
 #include "cuda/mma_f32/split_rows.h"
 #include "cuda/ptx/dependent.cuh"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 
@@ -69,28 +70,46 @@ struct Splitting {
 
 inline constexpr int split_threads = 256;
 
-/// A block has a tile of one of them, whose parts lie as `Tile` says.
-template <int dim, int tile_rows, int parts, typename Tile = SwizzledTile<dim>>
+/// Eight numbers of a row that a lane splits: of tensor `which`, from `chunk` · 8 on. A row is some
+/// neighbouring lanes'.
+struct SplitPlace {
+  int which;
+  std::int64_t b, h;
+  std::int64_t i;  ///< in its sequence
+  std::int64_t s;  ///< in the tensor
+  int chunk;
+};
+/// What else is done with every row: nothing.
+struct NothingBeside {
+  template <int lanes>
+  __device__ void row(const AttentionCall&, const SplitPlace&, const float (&)[8], bool) const {}
+};
+
+/// A block has a tile of one of them, whose parts lie as `Tile` says. Unfit heads are marked when the kernel
+/// ahead has cleared the marks.
+template <int dim, int tile_rows, int parts, typename Tile, typename Beside>
 __global__ void __launch_bounds__(split_threads)
-    split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting) {
+    split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting,
+                const __grid_constant__ Beside beside) {
 #if __CUDA_ARCH__ >= 800
   let_kernel_behind_begin();
   constexpr int lanes = Tile::chunks;          // of a row
   constexpr int step = split_threads / lanes;  // rows at a time
   constexpr int rounds = tile_rows / step;
   static_assert(tile_rows % step == 0);
-  const Splitting::Tensor& tensor = splitting.tensors[blockIdx.x % splitting.count];
+  const auto which = static_cast<int>(blockIdx.x % splitting.count);
+  const Splitting::Tensor& tensor = splitting.tensors[which];
   const SplitRows& to = tensor.to;
   const std::int64_t index = blockIdx.x / splitting.count;
   const std::int64_t tile = index % to.longest;
   const std::int64_t b = index / to.longest % call.problem.batch;
   const std::int64_t h = index / to.longest / call.problem.batch;
-  if (h >= to.heads) return;
+  if (h >= to.heads) return wait_for_kernel_ahead();
   const Sequence sequence = call.sequence(b);
   const bool queries = to.side == Side::queries;
   const std::int64_t length = queries ? sequence.length_q : sequence.length_k;
   const std::int64_t first = tile * tile_rows;
-  if (first >= length) return;
+  if (first >= length) return wait_for_kernel_ahead();
 
   const Rows& rows = tensor.rows;
   const int dims = tensor.dims;
@@ -108,6 +127,12 @@ __global__ void __launch_bounds__(split_threads)
     load_eight(x[round], from, chunk * 8, present ? dims : 0, aligned);
 #pragma unroll
     for (int n = 0; n < 8; ++n) largest = fmaxf(largest, fabsf(x[round][n]));
+  }
+#pragma unroll
+  for (int round = 0; round < rounds; ++round) {
+    const int r = row + round * step;
+    beside.template row<lanes>(call, {which, b, h, first + r, first_row + r, chunk}, x[round],
+                               first + r < length);
   }
   __shared__ int bits, norm_bits;
   __shared__ unsigned all_losses[3];
@@ -156,6 +181,7 @@ __global__ void __launch_bounds__(split_threads)
     to.exponents[place] = exponent;
     to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
   }
+  wait_for_kernel_ahead();
   if (threadIdx.x == 0) {
     const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
     if (all.harmful() || sequence.length_k <= few_keys) {
@@ -166,18 +192,22 @@ __global__ void __launch_bounds__(split_threads)
 #endif
 }
 
-template <int dim, int tile_rows, int parts, typename Tile = SwizzledTile<dim>>
-void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t stream) {
+template <int dim, int tile_rows, int parts, typename Tile = SwizzledTile<dim>,
+          typename Beside = NothingBeside>
+void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t stream,
+           const Beside& beside = {}) {
   std::int64_t most = 0;
   for (int n = 0; n < splitting.count; ++n) {
     const SplitRows& to = splitting.tensors[n].to;
     most = std::max(most, to.heads * to.longest);
   }
-  launch<split_tiles<dim, tile_rows, parts, Tile>>({.name = "tilewise mma, splitting",
-                                                    .blocks = splitting.count * call.problem.batch * most,
-                                                    .threads = split_threads,
-                                                    .stream = stream},
-                                                   call, splitting);
+  launch<split_tiles<dim, tile_rows, parts, Tile, Beside>>(
+      {.name = "tilewise mma, splitting",
+       .blocks = splitting.count * call.problem.batch * most,
+       .threads = split_threads,
+       .stream = stream,
+       .early = begins_early(call.problem.device)},
+      call, splitting, beside);
 }
 
 }  // namespace tilewise::cuda::mma_f32

@@ -29,8 +29,7 @@ template <typename Table, int row>
 void run_row(const AttentionCall& call, const mma_f32::ForwardSpace& space, const Context& context) {
   constexpr ForwardConfig c = Table::rows[row];
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  check_cuda(cudaMemsetAsync(space.unfit.queries, 0, space.unfit.count * sizeof(int), stream),
-             "tilewise wgmma f32 forward");
+  mma_f32::clear_marks(space.unfit, stream);
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   mma_f32::split<c.dim, c.keys, c.parts, PanelTile<c.dim, c.keys>>(

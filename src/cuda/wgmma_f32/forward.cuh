@@ -113,7 +113,7 @@ struct Consumer : QueryState<c> {
   const Shared<c>& shared;
   const int index;
   TileDescriptor q_tile;
-  Ring<c.buffers> ring;
+  Ring<c.buffers, 2> k_at{0}, v_at{1};  ///< the next keys' buffer, and the next values'
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -137,52 +137,73 @@ struct Consumer : QueryState<c> {
     return fit;
   }
 
-  __device__ __forceinline__ void let_go() {
-    if (place.lane == 0) arrive(shared.empty() + ring.stage());
-    ring.advance();
+  template <typename Place>
+  __device__ __forceinline__ void wait_for(const Place& at) {
+    wait(shared.full() + at.stage(), at.parity());
+  }
+  template <typename Place>
+  __device__ __forceinline__ void let_go(Place& at) {
+    if (place.lane == 0) arrive(shared.empty() + at.stage());
+    at.advance();
+  }
+  /// Tiles that only others see are waited for, too: or the next copy would begin before their end.
+  __device__ __forceinline__ void pass_by(int tiles) {
+#pragma unroll 1
+    for (int n = 0; n < tiles; ++n) {
+      wait_for(k_at);
+      let_go(k_at);
+      wait_for(v_at);
+      let_go(v_at);
+    }
   }
 
-  /// s = q·k of the tile in the buffer at hand. With two parts, sums of 32 dims are made by themselves and
-  /// added up in f32.
-  __device__ __forceinline__ void multiply_keys(mma::Scores<c>& s) {
-    constexpr int steps = c.parts == 2 ? 2 : c.dim / 16;  // of a sum
-    constexpr int count = c.dim / 16 / steps;
-    const TileDescriptor k_tile = describe_tile(address(shared.buffer(ring.stage())), 0);
-    float sums[count][c.keys / 2];
+  /// Sums of products q·k: with two parts, those of 32 dims are made by themselves and added up in f32.
+  static constexpr int sum_steps = c.parts == 2 ? 2 : c.dim / 16;
+  static constexpr int sum_count = c.dim / 16 / sum_steps;
+  using KeySums = float[sum_count][c.keys / 2];
+
+  /// Begins q·k of the next tile.
+  __device__ __forceinline__ void start_keys(KeySums& sums) {
+    wait_for(k_at);
+    const TileDescriptor k_tile = describe_tile(address(shared.buffer(k_at.stage())), 0);
 #pragma unroll
-    for (int p = 0; p < count; ++p) pin(sums[p]);
+    for (int p = 0; p < sum_count; ++p) pin(sums[p]);
     fence_products();
 #pragma unroll
-    for (int p = 0; p < count; ++p) {
+    for (int p = 0; p < sum_count; ++p) {
 #pragma unroll
       for (int n = 0; n < terms<c.parts>; ++n) {
         constexpr auto term = term_of<c.parts>;
 #pragma unroll
-        for (int step = p * steps; step < (p + 1) * steps; ++step) {
+        for (int step = p * sum_steps; step < (p + 1) * sum_steps; ++step) {
           const int q_at = term(n).a * c.query_part_bytes() + step / 4 * (c.rows() * 128) + step % 4 * 32;
-          const int k_at = term(n).b * c.key_part_bytes() + step / 4 * (c.keys * 128) + step % 4 * 32;
+          const int k_from = term(n).b * c.key_part_bytes() + step / 4 * (c.keys * 128) + step % 4 * 32;
           WarpgroupProduct<__half, c.keys>::template from_shared<0, 0>(
-              sums[p], q_tile + q_at / 16, k_tile + k_at / 16, n > 0 || step > p * steps);
+              sums[p], q_tile + q_at / 16, k_tile + k_from / 16, n > 0 || step > p * sum_steps);
         }
       }
     }
     commit_products();
-    wait_products<0>();
+  }
+  /// When it is there.
+  __device__ __forceinline__ void take_keys(KeySums& sums, mma::Scores<c>& s) {
 #pragma unroll
-    for (int p = 0; p < count; ++p) pin(sums[p]);
+    for (int p = 0; p < sum_count; ++p) pin(sums[p]);
+    let_go(k_at);
 #pragma unroll
     for (int n = 0; n < c.keys / 2; ++n) {
       float all = sums[0][n];
 #pragma unroll
-      for (int p = 1; p < count; ++p) all += sums[p][n];
+      for (int p = 1; p < sum_count; ++p) all += sums[p][n];
       s[0][n / 4][n % 4] = all;
     }
   }
 
-  /// sum (+)= weights·v of the tile in the buffer at hand.
+  /// Begins sum (+)= weights·v of the next tile.
   __device__ __forceinline__ void start_values(float (&sum)[c.dim / 2], const mma_f32::Weights<c>& weights,
                                                bool add) {
-    const TileDescriptor v_tile = describe_tile(address(shared.buffer(ring.stage())), c.keys * 128);
+    wait_for(v_at);
+    const TileDescriptor v_tile = describe_tile(address(shared.buffer(v_at.stage())), c.keys * 128);
     pin(sum);
     fence_products();
 #pragma unroll
@@ -190,28 +211,12 @@ struct Consumer : QueryState<c> {
       constexpr auto term = term_of<c.parts>;
 #pragma unroll
       for (int step = 0; step < c.keys / 16; ++step) {
-        const int v_at = term(n).b * c.key_part_bytes() + step * 16 * 128;
-        WarpgroupProduct<__half, c.dim>::from_registers(sum, weights[step][0][term(n).a], v_tile + v_at / 16,
-                                                        add || n > 0 || step > 0);
+        const int v_from = term(n).b * c.key_part_bytes() + step * 16 * 128;
+        WarpgroupProduct<__half, c.dim>::from_registers(sum, weights[step][0][term(n).a],
+                                                        v_tile + v_from / 16, add || n > 0 || step > 0);
       }
     }
     commit_products();
-  }
-
-  __device__ __forceinline__ void multiply_values(const mma_f32::Weights<c>& weights, float factor) {
-    auto& all = reinterpret_cast<float(&)[c.dim / 2]>(o.sum);
-    if constexpr (c.parts == 1) {  // the factor is in the weights
-      start_values(all, weights, true);
-      wait_products<0>();
-      pin(all);
-    } else {
-      float sum[c.dim / 2];
-      start_values(sum, weights, false);
-      wait_products<0>();
-      pin(sum);
-#pragma unroll
-      for (int n = 0; n < c.dim / 2; ++n) all[n] = fmaf(sum[n], factor, all[n]);
-    }
   }
 
   /// Keys that some query of the warpgroup sees.
@@ -224,51 +229,96 @@ struct Consumer : QueryState<c> {
             call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
   }
 
-  /// All tiles, one after another.
-  __device__ __forceinline__ void walk(const Tiles<c>& tiles, const SplitRows& k, const SplitRows& v) {
-    const QueryTile& queries = rows.queries;
-    const KeyRange all = queries.all(call);
-    const auto seen_first = static_cast<int>(seen().first);
-    const auto seen_last = static_cast<int>(seen().last);
-    // A tile ahead, since products are done before they come.
-    int k_next = 0, v_next = 0;
-    if (tiles.first < tiles.end) {
-      k_next = k.exponents[tiles.place + tiles.first];
-      v_next = v.exponents[tiles.place + tiles.first];
-    }
-#pragma unroll 1
-    for (int tile = tiles.first; tile < tiles.end; ++tile) {
-      const int k_exponent = k_next, v_exponent = v_next;
-      if (tile + 1 < tiles.end) {
-        k_next = k.exponents[tiles.place + tile + 1];
-        v_next = v.exponents[tiles.place + tile + 1];
-      }
-      const int first_key = tile * c.keys;
-      if (first_key >= seen_last || first_key + c.keys <= seen_first) {
-        for (int item = 0; item < 2; ++item) {
-          wait(shared.full() + ring.stage(), ring.parity());  // or the next copy would begin before its end
-          let_go();
-        }
-        continue;
-      }
-      mma::Scores<c> s;
-      wait(shared.full() + ring.stage(), ring.parity());
-      multiply_keys(s);
-      let_go();
-      const std::int64_t left = queries.sequence.length_k - first_key;
+  using Rescale = typename State::Rescale;
+
+  /// A tile's scores become weights. Gives whether maxima rose, so that o is to follow.
+  __device__ __forceinline__ bool weigh_tile(int tile, const KeyRange& all, int k_exponent, mma::Scores<c>& s,
+                                             Rescale& rescale) {
+    const int first_key = tile * c.keys;
+    if (first_key < all.first || first_key + c.keys > all.last) {
+      const std::int64_t left = rows.queries.sequence.length_k - first_key;
       const KeyTile keys{first_key, static_cast<int>(min(static_cast<std::int64_t>(c.keys), left))};
-      if (first_key < all.first || first_key + c.keys > all.last) {
-        mma::hide<c>(call, rows, keys, place, s);
+      mma::hide<c>(call, rows, keys, place, s);
+    }
+    float units[1][2];
+    this->find_units(units, k_exponent);
+    const bool rose = this->raise_maxima(s, units, rescale);
+    this->weigh(s, units);
+    return rose;
+  }
+
+  /// All tiles, one after another. A tile's weights meet its values beside the products with the next tile's
+  /// keys, where registers are enough for both.
+  __device__ __forceinline__ void walk(const Tiles<c>& tiles, const SplitRows& k, const SplitRows& v) {
+    const KeyRange all = rows.queries.all(call), own = seen();
+    const int first = own.empty() ? tiles.end : static_cast<int>(own.first / c.keys);
+    const int end = own.empty() ? tiles.end : static_cast<int>((own.last + c.keys - 1) / c.keys);
+    pass_by(first - tiles.first);
+    if (first < end) walk(first, end, tiles.place, all, k, v);
+    pass_by(tiles.end - end);
+  }
+
+  __device__ __forceinline__ void walk(int first, int end, std::int64_t at, const KeyRange& all,
+                                       const SplitRows& k, const SplitRows& v) {
+    KeySums sums;
+    mma::Scores<c> s;
+    mma_f32::Weights<c> weights;
+    float factor = 0;  // of the products with values
+    // With one part the factor is in the weights, and products are added to o as they are made.
+    auto& all_o = reinterpret_cast<float(&)[c.dim / 2]>(o.sum);
+    float part_o[c.parts == 2 ? c.dim / 2 : 1];
+    const auto start_output = [&] {
+      if constexpr (c.parts == 2) {
+        start_values(part_o, weights, false);
+      } else {
+        start_values(all_o, weights, true);
       }
-      float units[1][2];
-      this->find_units(units, k_exponent);
-      this->raise_maxima(s, units);
-      const float factor = o.follow(v_exponent);
-      mma_f32::Weights<c> weights;
-      this->weigh(weights, s, units, c.parts == 1 ? mma_f32::weight_scale * factor : mma_f32::weight_scale);
-      wait(shared.full() + ring.stage(), ring.parity());
-      multiply_values(weights, factor);
-      let_go();
+    };
+    const auto take_output = [&] {
+      if constexpr (c.parts == 2) {
+        pin(part_o);
+#pragma unroll
+        for (int n = 0; n < c.dim / 2; ++n) all_o[n] = fmaf(part_o[n], factor, all_o[n]);
+      } else {
+        pin(all_o);
+      }
+      let_go(v_at);
+    };
+    const auto take_weights = [&](bool rose, const Rescale& rescale, int v_exponent) {
+      if (rose) this->rescale_output(rescale);
+      factor = o.follow(v_exponent);
+      this->split_weights(weights, s, c.parts == 1 ? mma_f32::weight_scale * factor : mma_f32::weight_scale);
+    };
+    // A tile ahead, since products are done before they come.
+    int k_next = k.exponents[at + first], v_next = v.exponents[at + first];
+#pragma unroll 1
+    for (int tile = first; tile < end; ++tile) {
+      const int k_exponent = k_next, v_exponent = v_next;
+      if (tile + 1 < end) {
+        k_next = k.exponents[at + tile + 1];
+        v_next = v.exponents[at + tile + 1];
+      }
+      Rescale rescale;
+      if (c.ahead && tile > first) {
+        start_keys(sums);
+        start_output();
+        wait_products<1>();
+        take_keys(sums, s);
+        const bool rose = weigh_tile(tile, all, k_exponent, s, rescale);
+        wait_products<0>();
+        take_output();
+        take_weights(rose, rescale, v_exponent);
+      } else {
+        start_keys(sums);
+        wait_products<0>();
+        take_keys(sums, s);
+        take_weights(weigh_tile(tile, all, k_exponent, s, rescale), rescale, v_exponent);
+      }
+      if (!c.ahead || tile + 1 == end) {
+        start_output();
+        wait_products<0>();
+        take_output();
+      }
     }
   }
 };
