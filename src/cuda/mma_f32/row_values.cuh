@@ -10,6 +10,7 @@ namespace tilewise::cuda::mma_f32 {
 /// known of a query before the walk, and gradients become 0 where they will be added up. Head dims are
 /// multiples of 4, and rows are aligned.
 struct RowValuesBeside {
+  static constexpr bool norms = true;
   enum Which { keys, values, queries, d_o, count };  ///< the order in which they are split
 
   RowValues to;

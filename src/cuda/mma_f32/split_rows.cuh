@@ -36,18 +36,23 @@ __host__ __device__ __forceinline__ bool aligned_fours(const Rows& rows) {
 template <int parts>
 __device__ __forceinline__ void split_eight(uint4 (&chunks)[parts], const float (&x)[8], float power,
                                             Losses& losses) {
-  std::uint32_t words[parts][4];
+  std::uint32_t words[2][4];
+  float smallest = __int_as_float(0x7f800000);
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
-    const float first = x[2 * n] * power;
-    const float second = x[2 * n + 1] * power;
-    const Pair two = split_two(first, second);
-    const float2 high = unpack<__half>(two.high);
-    const float2 low = unpack<__half>(two.low);
-    losses.add<parts>(first, high.x, low.x);
-    losses.add<parts>(second, high.y, low.y);
+    const Pair two = split_two(x[2 * n] * power, x[2 * n + 1] * power);
     words[0][n] = two.high;
-    if constexpr (parts == 2) words[1][n] = two.low;
+    words[1][n] = two.low;
+    smallest = fminf(smallest, fminf(fabsf(x[2 * n]), fabsf(x[2 * n + 1])));
+  }
+  if (smallest * power < Losses::least<parts>) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const float2 high = unpack<__half>(words[0][n]);
+      const float2 low = unpack<__half>(words[1][n]);
+      losses.add<parts>(x[2 * n] * power, high.x, low.x);
+      losses.add<parts>(x[2 * n + 1] * power, high.y, low.y);
+    }
   }
 #pragma unroll
   for (int part = 0; part < parts; ++part) {
@@ -81,6 +86,7 @@ struct SplitPlace {
 };
 /// What else is done with every row: nothing.
 struct NothingBeside {
+  static constexpr bool norms = false;  ///< of rows are wanted
   template <int lanes>
   __device__ void row(const AttentionCall&, const SplitPlace&, const float (&)[8], bool) const {}
 };
@@ -97,13 +103,15 @@ __global__ void __launch_bounds__(split_threads)
   constexpr int step = split_threads / lanes;  // rows at a time
   constexpr int rounds = tile_rows / step;
   static_assert(tile_rows % step == 0);
-  const auto which = static_cast<int>(blockIdx.x % splitting.count);
+  const auto which = static_cast<int>(blockIdx.x % static_cast<std::uint32_t>(splitting.count));
   const Splitting::Tensor& tensor = splitting.tensors[which];
   const SplitRows& to = tensor.to;
-  const std::int64_t index = blockIdx.x / splitting.count;
-  const std::int64_t tile = index % to.longest;
-  const std::int64_t b = index / to.longest % call.problem.batch;
-  const std::int64_t h = index / to.longest / call.problem.batch;
+  // In 32 bits, which divide faster; a launch has no more blocks.
+  const std::uint32_t index = blockIdx.x / static_cast<std::uint32_t>(splitting.count);
+  const std::uint32_t head = index / static_cast<std::uint32_t>(to.longest);
+  const std::uint32_t entries = static_cast<std::uint32_t>(call.problem.batch);
+  const std::int64_t tile = index - head * static_cast<std::uint32_t>(to.longest);
+  const std::int64_t b = head % entries, h = head / entries;
   if (h >= to.heads) return wait_for_kernel_ahead();
   const Sequence sequence = call.sequence(b);
   const bool queries = to.side == Side::queries;
@@ -160,6 +168,7 @@ __global__ void __launch_bounds__(split_threads)
       *reinterpret_cast<uint4*>(tile_gmem + part * tile_rows * Tile::row_bytes + Tile::offset(r, chunk)) =
           chunks[part];
     }
+    if constexpr (!Beside::norms) continue;
     float squares = 0;  // of numbers up to 2^15
 #pragma unroll
     for (int n = 0; n < 8; ++n) squares = fmaf(x[round][n] * power, x[round][n] * power, squares);
@@ -169,8 +178,10 @@ __global__ void __launch_bounds__(split_threads)
     }
     norm = fmaxf(norm, squares);
   }
-  const int warp_norm = __reduce_max_sync(~0u, __float_as_int(norm));
-  if (threadIdx.x % 32 == 0) atomicMax(&norm_bits, warp_norm);
+  if constexpr (Beside::norms) {
+    const int warp_norm = __reduce_max_sync(~0u, __float_as_int(norm));
+    if (threadIdx.x % 32 == 0) atomicMax(&norm_bits, warp_norm);
+  }
 #pragma unroll
   for (int n = 0; n < 3; ++n) {
     const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
@@ -179,7 +190,9 @@ __global__ void __launch_bounds__(split_threads)
   __syncthreads();  // norm and losses are there
   if (threadIdx.x == 0) {
     to.exponents[place] = exponent;
-    to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
+    if constexpr (Beside::norms) {
+      to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
+    }
   }
   wait_for_kernel_ahead();
   if (threadIdx.x == 0) {

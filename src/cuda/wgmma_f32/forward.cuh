@@ -289,15 +289,17 @@ struct Consumer : QueryState<c> {
       factor = o.follow(v_exponent);
       this->split_weights(weights, s, c.parts == 1 ? mma_f32::weight_scale * factor : mma_f32::weight_scale);
     };
-    // A tile ahead, since products are done before they come.
-    int k_next = k.exponents[at + first], v_next = v.exponents[at + first];
+    // Exponents of 32 tiles, a lane each: a load for every tile would be waited for.
+    int k_exponents = 0, v_exponents = 0;
 #pragma unroll 1
     for (int tile = first; tile < end; ++tile) {
-      const int k_exponent = k_next, v_exponent = v_next;
-      if (tile + 1 < end) {
-        k_next = k.exponents[at + tile + 1];
-        v_next = v.exponents[at + tile + 1];
+      if ((tile - first) % 32 == 0) {
+        const int own = min(tile + place.lane, end - 1);
+        k_exponents = k.exponents[at + own];
+        v_exponents = v.exponents[at + own];
       }
+      const int k_exponent = __shfl_sync(~0u, k_exponents, tile - first);
+      const int v_exponent = __shfl_sync(~0u, v_exponents, tile - first);
       Rescale rescale;
       if (c.ahead && tile > first) {
         start_keys(sums);
