@@ -1,6 +1,6 @@
 // Times candidates for the tuning table of the mma kernel's forward (src/cuda/mma/tuning.h), bf16, over 16k
-// tokens of hidden size 2048. A JSON object a line, each candidate on each shape: whether the table has it, and
-// its largest difference from the fused kernel's o. `gpu-sweep mma` makes a record of them.
+// tokens of hidden size 2048. A JSON object a line, each candidate on each shape: whether the table has it,
+// and its largest difference from the fused kernel's o. `gpu-sweep mma` makes a record of them.
 //   sweep_mma [head dim [sequence length]]
 
 #include <algorithm>
@@ -80,7 +80,8 @@ struct Sweep {
     float difference = 0;
     check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
     std::printf(
-        "{\"suite\": \"mma-sweep\", \"op\": \"sweep\", \"dtype\": \"bf16\", \"b\": %lld, \"hq\": %lld, \"sq\": %lld, "
+        "{\"suite\": \"mma-sweep\", \"op\": \"sweep\", \"dtype\": \"bf16\", \"b\": %lld, \"hq\": %lld, "
+        "\"sq\": %lld, "
         "\"d\": %d, \"causal\": %s, \"warps\": %d, \"row_tiles\": %d, \"keys\": %d, \"queries_stay\": %s, "
         "\"products_ahead\": %s, \"stages\": %d, \"paired\": %s, \"old_maxima\": %s, \"blocks\": %d, "
         "\"in_table\": %s, \"registers\": %d, \"local_bytes\": %d, \"shared_bytes\": %d, \"ms\": %.4f, "

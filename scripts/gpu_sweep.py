@@ -24,7 +24,7 @@ def ranking(lines: list[dict[str, Any]]) -> list[str]:
     found = []
     for (d, s, causal), candidates in shapes.items():
         best = min(candidates, key=lambda line: line["ms"])
-        own = min((line for line in candidates if line["in_table"]), key=lambda line: line["ms"], default=None)
+        own = next((line for line in candidates if line["in_table"]), None)
         shape = f"d {d}, s {s}{', causal' if causal else ''}"
         mine = f"{own['tflops']:.0f} TFLOP/s, {own['ms'] / best['ms'] - 1:.1%} behind" if own else "no row"
         found.append(f"{shape}: {mine}; the fastest {best['tflops']:.0f}, {name_of(best)}")

@@ -115,8 +115,8 @@ struct QueryState {
   /// What sums are multiplied by when maxima rise.
   using Rescale = float[c.row_tiles][2];
 
-  /// Raises the maxima where they are more than `slack` too low, and the weights' sums with them; gives whether
-  /// any was. Then o is to follow. `units` are what turns the tile's products into exponents of 2.
+  /// Raises the maxima where they are more than `slack` too low, and the weights' sums with them; gives
+  /// whether any was. Then o is to follow. `units` are what turns the tile's products into exponents of 2.
   __device__ bool raise_maxima(const Scores<c>& s, const float (&units)[c.row_tiles][2], Rescale& rescale) {
     float highest[c.row_tiles][2];  // of the lane's own keys
     bool rises = false;

@@ -3,6 +3,7 @@
 #include "cuda/mma_f32/query_state.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/dependent.cuh"
+#include "cuda/ptx/order.cuh"
 #include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -307,6 +308,7 @@ struct Consumer : QueryState<c> {
         wait_products<1>();
         take_keys(sums, s);
         const bool rose = weigh_tile(tile, all, k_exponent, s, rescale);
+        compute_first(this->sum[0][0] + this->sum[0][1] < 0);  // the exponentials, beside the products
         wait_products<0>();
         take_output();
         take_weights(rose, rescale, v_exponent);

@@ -10,9 +10,9 @@ struct ForwardConfig {
   int dim = 0;  ///< the head dims, both, are filled up to it
   int parts = 2;
   int consumers = 1;
-  int blocks = 2;   ///< a multiprocessor
-  int keys = 64;    ///< a tile
-  int buffers = 2;  ///< each for a tile of keys or of values
+  int blocks = 2;      ///< a multiprocessor
+  int keys = 64;       ///< a tile
+  int buffers = 2;     ///< each for a tile of keys or of values
   bool ahead = false;  ///< the next tile's q·k beside this tile's values
 
   int row_tiles = 1;  ///< of 16 queries, a warp
