@@ -112,12 +112,9 @@ struct QueryState {
             call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
   }
 
-  /// What sums are multiplied by when maxima rise.
-  using Rescale = float[c.row_tiles][2];
-
-  /// Raises the maxima where they are more than `slack` too low, and the weights' sums with them; gives
-  /// whether any was. Then o is to follow. `units` are what turns the tile's products into exponents of 2.
-  __device__ bool raise_maxima(const Scores<c>& s, const float (&units)[c.row_tiles][2], Rescale& rescale) {
+  /// Raises the maxima where they are more than `slack` too low. `units` are what turns the tile's products
+  /// into exponents of 2.
+  __device__ void raise_maxima(const Scores<c>& s, const float (&units)[c.row_tiles][2]) {
     float highest[c.row_tiles][2];  // of the lane's own keys
     bool rises = false;
 #pragma unroll
@@ -133,75 +130,47 @@ struct QueryState {
         rises |= highest[r][half] > maximum[r][half] + slack;
       }
     }
-    if (!__any_sync(~0u, rises)) return false;
+    if (!__any_sync(~0u, rises)) return;
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float before = maximum[r][half];
         maximum[r][half] = fmaxf(before, row_maximum(highest[r][half]));
-        rescale[r][half] = exp2_approx(before - maximum[r][half]);
-        sum[r][half] *= rescale[r][half];
+        const float rescale = exp2_approx(before - maximum[r][half]);
+        sum[r][half] *= rescale;
+#pragma unroll
+        for (int n = 0; n < c.dim / 8; ++n) {
+          o.sum[r][n][2 * half] *= rescale;
+          o.sum[r][n][2 * half + 1] *= rescale;
+        }
       }
     }
-    return true;
-  }
-  __device__ void rescale_output(const Rescale& rescale) {
-#pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-      for (int n = 0; n < c.dim / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o.sum[r][n][e] *= rescale[r][e / 2];
-      }
-    }
-  }
-  __device__ void raise_maxima(const Scores<c>& s, const float (&units)[c.row_tiles][2]) {
-    Rescale rescale;
-    if (raise_maxima(s, units, rescale)) rescale_output(rescale);
   }
 
-  /// Weights in the place of a tile's scores.
-  __device__ void weigh(Scores<c>& s, const float (&units)[c.row_tiles][2]) {
+  /// The weights of a tile, times `scale`, split.
+  __device__ void weigh(Weights<c>& weights, const Scores<c>& s, const float (&units)[c.row_tiles][2],
+                        float scale) {
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
       float sums[2] = {};
 #pragma unroll
-      for (int n = 0; n < c.keys / 8; ++n) {
+      for (int step = 0; step < c.keys / 16; ++step) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float(&four)[4] = s[r][n];
-#pragma unroll
-          for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            four[e] = exp2_approx(fmaf(four[e], units[r][half], -maximum[r][half]));
-          }
-          sums[half] += four[2 * half] + four[2 * half + 1];
+        for (int n = 0; n < 4; ++n) {  // eight keys n / 2 of the step, row half n % 2
+          const int half = n % 2;
+          const float(&four)[4] = s[r][2 * step + n / 2];
+          const float low = exp2_approx(fmaf(four[2 * half], units[r][half], -maximum[r][half]));
+          const float high = exp2_approx(fmaf(four[2 * half + 1], units[r][half], -maximum[r][half]));
+          sums[half] += low + high;
+          const Pair two = split_two(low * scale, high * scale);
+          weights[step][r][0][n] = two.high;
+          if constexpr (c.parts == 2) weights[step][r][1][n] = two.low;
         }
       }
       sum[r][0] += sums[0];
       sum[r][1] += sums[1];
     }
-  }
-  /// The weights of a tile, times `scale`, split.
-  static __device__ void split_weights(Weights<c>& weights, const Scores<c>& s, float scale) {
-#pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-      for (int step = 0; step < c.keys / 16; ++step) {
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {  // eight keys n / 2 of the step, row half n % 2
-          const float(&four)[4] = s[r][2 * step + n / 2];
-          const Pair two = split_two(four[n % 2 * 2] * scale, four[n % 2 * 2 + 1] * scale);
-          weights[step][r][0][n] = two.high;
-          if constexpr (c.parts == 2) weights[step][r][1][n] = two.low;
-        }
-      }
-    }
-  }
-  __device__ void weigh(Weights<c>& weights, Scores<c>& s, const float (&units)[c.row_tiles][2],
-                        float scale) {
-    weigh(s, units);
-    split_weights(weights, s, scale);
   }
 
   /// What turns products with a tile's keys into exponents of 2.

@@ -73,7 +73,8 @@ struct Splitting {
   Tensor tensors[4];
 };
 
-inline constexpr int split_threads = 256;
+/// Threads of a block that splits a tile of so many chunks of eight numbers.
+constexpr int split_threads_of(int chunks) { return std::min(chunks, 512); }
 
 /// Eight numbers of a row that a lane splits: of tensor `which`, from `chunk` · 8 on. A row is some
 /// neighbouring lanes'.
@@ -94,13 +95,13 @@ struct NothingBeside {
 /// A block has a tile of one of them, whose parts lie as `Tile` says. Unfit heads are marked when the kernel
 /// ahead has cleared the marks.
 template <int dim, int tile_rows, int parts, typename Tile, typename Beside>
-__global__ void __launch_bounds__(split_threads)
+__global__ void __launch_bounds__(split_threads_of(tile_rows* Tile::chunks))
     split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting,
                 const __grid_constant__ Beside beside) {
 #if __CUDA_ARCH__ >= 800
   let_kernel_behind_begin();
-  constexpr int lanes = Tile::chunks;          // of a row
-  constexpr int step = split_threads / lanes;  // rows at a time
+  constexpr int lanes = Tile::chunks;                                       // of a row
+  constexpr int step = split_threads_of(tile_rows * Tile::chunks) / lanes;  // rows at a time
   constexpr int rounds = tile_rows / step;
   static_assert(tile_rows % step == 0);
   const auto which = static_cast<int>(blockIdx.x % static_cast<std::uint32_t>(splitting.count));
@@ -217,7 +218,7 @@ void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t s
   launch<split_tiles<dim, tile_rows, parts, Tile, Beside>>(
       {.name = "tilewise mma, splitting",
        .blocks = splitting.count * call.problem.batch * most,
-       .threads = split_threads,
+       .threads = split_threads_of(tile_rows * Tile::chunks),
        .stream = stream,
        .early = begins_early(call.problem.device)},
       call, splitting, beside);

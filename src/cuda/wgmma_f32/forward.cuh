@@ -3,7 +3,6 @@
 #include "cuda/mma_f32/query_state.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/dependent.cuh"
-#include "cuda/ptx/order.cuh"
 #include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -158,44 +157,40 @@ struct Consumer : QueryState<c> {
     }
   }
 
-  /// Sums of products q·k: with two parts, those of 32 dims are made by themselves and added up in f32.
-  static constexpr int sum_steps = c.parts == 2 ? 2 : c.dim / 16;
-  static constexpr int sum_count = c.dim / 16 / sum_steps;
-  using KeySums = float[sum_count][c.keys / 2];
-
-  /// Begins q·k of the next tile.
-  __device__ __forceinline__ void start_keys(KeySums& sums) {
+  /// s = q·k of the next tile. With two parts, sums of 32 dims are made by themselves and added up in f32.
+  __device__ __forceinline__ void multiply_keys(mma::Scores<c>& s) {
+    constexpr int steps = c.parts == 2 ? 2 : c.dim / 16;  // of a sum
+    constexpr int count = c.dim / 16 / steps;
     wait_for(k_at);
     const TileDescriptor k_tile = describe_tile(address(shared.buffer(k_at.stage())), 0);
+    float sums[count][c.keys / 2];
 #pragma unroll
-    for (int p = 0; p < sum_count; ++p) pin(sums[p]);
+    for (int p = 0; p < count; ++p) pin(sums[p]);
     fence_products();
 #pragma unroll
-    for (int p = 0; p < sum_count; ++p) {
+    for (int p = 0; p < count; ++p) {
 #pragma unroll
       for (int n = 0; n < terms<c.parts>; ++n) {
         constexpr auto term = term_of<c.parts>;
 #pragma unroll
-        for (int step = p * sum_steps; step < (p + 1) * sum_steps; ++step) {
-          const int q_at = term(n).a * c.query_part_bytes() + step / 4 * (c.rows() * 128) + step % 4 * 32;
+        for (int step = p * steps; step < (p + 1) * steps; ++step) {
+          const int q_from = term(n).a * c.query_part_bytes() + step / 4 * (c.rows() * 128) + step % 4 * 32;
           const int k_from = term(n).b * c.key_part_bytes() + step / 4 * (c.keys * 128) + step % 4 * 32;
           WarpgroupProduct<__half, c.keys>::template from_shared<0, 0>(
-              sums[p], q_tile + q_at / 16, k_tile + k_from / 16, n > 0 || step > p * sum_steps);
+              sums[p], q_tile + q_from / 16, k_tile + k_from / 16, n > 0 || step > p * steps);
         }
       }
     }
     commit_products();
-  }
-  /// When it is there.
-  __device__ __forceinline__ void take_keys(KeySums& sums, mma::Scores<c>& s) {
+    wait_products<0>();
 #pragma unroll
-    for (int p = 0; p < sum_count; ++p) pin(sums[p]);
+    for (int p = 0; p < count; ++p) pin(sums[p]);
     let_go(k_at);
 #pragma unroll
     for (int n = 0; n < c.keys / 2; ++n) {
       float all = sums[0][n];
 #pragma unroll
-      for (int p = 1; p < sum_count; ++p) all += sums[p][n];
+      for (int p = 1; p < count; ++p) all += sums[p][n];
       s[0][n / 4][n % 4] = all;
     }
   }
@@ -220,6 +215,23 @@ struct Consumer : QueryState<c> {
     commit_products();
   }
 
+  __device__ __forceinline__ void multiply_values(const mma_f32::Weights<c>& weights, float factor) {
+    auto& all = reinterpret_cast<float(&)[c.dim / 2]>(o.sum);
+    if constexpr (c.parts == 1) {  // the factor is in the weights
+      start_values(all, weights, true);
+      wait_products<0>();
+      pin(all);
+    } else {
+      float sum[c.dim / 2];
+      start_values(sum, weights, false);
+      wait_products<0>();
+      pin(sum);
+#pragma unroll
+      for (int n = 0; n < c.dim / 2; ++n) all[n] = fmaf(sum[n], factor, all[n]);
+    }
+    let_go(v_at);
+  }
+
   /// Keys that some query of the warpgroup sees.
   __device__ KeyRange seen() const {
     const QueryTile& queries = rows.queries;
@@ -230,100 +242,40 @@ struct Consumer : QueryState<c> {
             call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
   }
 
-  using Rescale = typename State::Rescale;
-
-  /// A tile's scores become weights. Gives whether maxima rose, so that o is to follow.
-  __device__ __forceinline__ bool weigh_tile(int tile, const KeyRange& all, int k_exponent, mma::Scores<c>& s,
-                                             Rescale& rescale) {
-    const int first_key = tile * c.keys;
-    if (first_key < all.first || first_key + c.keys > all.last) {
-      const std::int64_t left = rows.queries.sequence.length_k - first_key;
-      const KeyTile keys{first_key, static_cast<int>(min(static_cast<std::int64_t>(c.keys), left))};
-      mma::hide<c>(call, rows, keys, place, s);
-    }
-    float units[1][2];
-    this->find_units(units, k_exponent);
-    const bool rose = this->raise_maxima(s, units, rescale);
-    this->weigh(s, units);
-    return rose;
-  }
-
-  /// All tiles, one after another. A tile's weights meet its values beside the products with the next tile's
-  /// keys, where registers are enough for both.
+  /// All tiles, one after another.
   __device__ __forceinline__ void walk(const Tiles<c>& tiles, const SplitRows& k, const SplitRows& v) {
     const KeyRange all = rows.queries.all(call), own = seen();
     const int first = own.empty() ? tiles.end : static_cast<int>(own.first / c.keys);
     const int end = own.empty() ? tiles.end : static_cast<int>((own.last + c.keys - 1) / c.keys);
     pass_by(first - tiles.first);
-    if (first < end) walk(first, end, tiles.place, all, k, v);
-    pass_by(tiles.end - end);
-  }
-
-  __device__ __forceinline__ void walk(int first, int end, std::int64_t at, const KeyRange& all,
-                                       const SplitRows& k, const SplitRows& v) {
-    KeySums sums;
-    mma::Scores<c> s;
-    mma_f32::Weights<c> weights;
-    float factor = 0;  // of the products with values
-    // With one part the factor is in the weights, and products are added to o as they are made.
-    auto& all_o = reinterpret_cast<float(&)[c.dim / 2]>(o.sum);
-    float part_o[c.parts == 2 ? c.dim / 2 : 1];
-    const auto start_output = [&] {
-      if constexpr (c.parts == 2) {
-        start_values(part_o, weights, false);
-      } else {
-        start_values(all_o, weights, true);
-      }
-    };
-    const auto take_output = [&] {
-      if constexpr (c.parts == 2) {
-        pin(part_o);
-#pragma unroll
-        for (int n = 0; n < c.dim / 2; ++n) all_o[n] = fmaf(part_o[n], factor, all_o[n]);
-      } else {
-        pin(all_o);
-      }
-      let_go(v_at);
-    };
-    const auto take_weights = [&](bool rose, const Rescale& rescale, int v_exponent) {
-      if (rose) this->rescale_output(rescale);
-      factor = o.follow(v_exponent);
-      this->split_weights(weights, s, c.parts == 1 ? mma_f32::weight_scale * factor : mma_f32::weight_scale);
-    };
     // Exponents of 32 tiles, a lane each: a load for every tile would be waited for.
     int k_exponents = 0, v_exponents = 0;
 #pragma unroll 1
     for (int tile = first; tile < end; ++tile) {
       if ((tile - first) % 32 == 0) {
-        const int own = min(tile + place.lane, end - 1);
-        k_exponents = k.exponents[at + own];
-        v_exponents = v.exponents[at + own];
+        const int at = min(tile + place.lane, end - 1);
+        k_exponents = k.exponents[tiles.place + at];
+        v_exponents = v.exponents[tiles.place + at];
       }
       const int k_exponent = __shfl_sync(~0u, k_exponents, tile - first);
       const int v_exponent = __shfl_sync(~0u, v_exponents, tile - first);
-      Rescale rescale;
-      if (c.ahead && tile > first) {
-        start_keys(sums);
-        start_output();
-        wait_products<1>();
-        take_keys(sums, s);
-        const bool rose = weigh_tile(tile, all, k_exponent, s, rescale);
-        compute_first(this->sum[0][0] + this->sum[0][1] < 0);  // the exponentials, beside the products
-        wait_products<0>();
-        take_output();
-        take_weights(rose, rescale, v_exponent);
-      } else {
-        start_keys(sums);
-        wait_products<0>();
-        take_keys(sums, s);
-        take_weights(weigh_tile(tile, all, k_exponent, s, rescale), rescale, v_exponent);
+      mma::Scores<c> s;
+      multiply_keys(s);
+      const int first_key = tile * c.keys;
+      if (first_key < all.first || first_key + c.keys > all.last) {
+        const std::int64_t left = rows.queries.sequence.length_k - first_key;
+        const KeyTile keys{first_key, static_cast<int>(min(static_cast<std::int64_t>(c.keys), left))};
+        mma::hide<c>(call, rows, keys, place, s);
       }
-      if (!c.ahead || tile + 1 == end) {
-        start_output();
-        wait_products<0>();
-        take_output();
-      }
+      float units[1][2];
+      this->find_units(units, k_exponent);
+      this->raise_maxima(s, units);
+      const float factor = o.follow(v_exponent);
+      mma_f32::Weights<c> weights;
+      this->weigh(weights, s, units, c.parts == 1 ? mma_f32::weight_scale * factor : mma_f32::weight_scale);
+      multiply_values(weights, factor);
     }
+    pass_by(tiles.end - end);
   }
 };
 

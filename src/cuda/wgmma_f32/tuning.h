@@ -10,10 +10,9 @@ struct ForwardConfig {
   int dim = 0;  ///< the head dims, both, are filled up to it
   int parts = 2;
   int consumers = 1;
-  int blocks = 2;      ///< a multiprocessor
-  int keys = 64;       ///< a tile
-  int buffers = 2;     ///< each for a tile of keys or of values
-  bool ahead = false;  ///< the next tile's q·k beside this tile's values
+  int blocks = 2;   ///< a multiprocessor
+  int keys = 64;    ///< a tile
+  int buffers = 2;  ///< each for a tile of keys or of values
 
   int row_tiles = 1;  ///< of 16 queries, a warp
 
@@ -44,7 +43,7 @@ struct ForwardConfig {
 /// Two parts a number: f32's own error.
 struct FullForward {
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64, .parts = 2, .buffers = 5, .ahead = true},
+      {.dim = 64, .parts = 2, .buffers = 5},
       {.dim = 128, .parts = 2, .consumers = 2, .blocks = 1, .buffers = 5},
   };
 };
@@ -52,7 +51,8 @@ struct FullForward {
 struct Tf32Forward {
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .parts = 1, .consumers = 2, .buffers = 8},
-      {.dim = 128, .parts = 1, .buffers = 5, .ahead = true},
+      {.dim = 128, .parts = 1, .buffers = 5},
+      {.dim = 64, .parts = 1, .blocks = 3, .buffers = 6},  // for few blocks of unlike length
   };
 };
 
