@@ -103,17 +103,18 @@ struct SoftmaxRow {
   float sum[C::M];      // over this thread's keys alone, until the end
 };
 
-// Over the lanes of a row, which are neighbours in a warp.
+// Over the lanes of a row.
 template <typename C>
 __device__ __forceinline__ float row_maximum(float x) {
 #pragma unroll
-  for (int apart = C::C / 2; apart > 0; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
+  for (int apart = C::C / 2; apart > 0; apart /= 2)
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, apart * C::Lanes::apart));
   return x;
 }
 template <typename C>
 __device__ __forceinline__ float row_sum(float x) {
 #pragma unroll
-  for (int apart = C::C / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
+  for (int apart = C::C / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(~0u, x, apart * C::Lanes::apart);
   return x;
 }
 
@@ -348,7 +349,7 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
   const bool aligned = general && aligned_rows(call.o, call.problem.dim_v);
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
-    const float inverse = __shfl_sync(~0u, own_inverse, place.lane.row * C::C + m);
+    const float inverse = __shfl_sync(~0u, own_inverse, place.lane.in_row(m));
     if (place.query(m) >= query.count) continue;
     std::byte* out = call.o.at(query.b, query.h, first + place.query(m)) + first_dim * size_of(call.o.dtype);
 #pragma unroll
