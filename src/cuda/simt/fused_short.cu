@@ -16,14 +16,13 @@ namespace tilewise::cuda::simt {
 namespace {
 
 // Attention over so few keys that a block has the scores of all of them at once, in registers: 8 x 8 a lane
-// in both products, where fused_forward.cu, which keeps o beside them, has room for 8 x 4 in the first. Such
-// problems have a single round of blocks, so all that a block does before and after its products counts: keys
-// and queries come in short pieces of D, of which the first is all that is awaited; addresses are made of few
-// numbers (ShortCall); values are copied while scores are multiplied; and all warps write results.
+// in both products, where fused_forward.cu, which keeps o beside them, has room for 8 x 4 in the first. Both
+// operands of both are turned, which the compiler makes the best of. Such problems have a single round of
+// blocks, so all that a block does beside its products counts: addresses are made of few numbers (ShortCall),
+// keys and queries come in pieces of D, values while scores are multiplied, and all warps write results.
 //
-// In the first product a warp has half of the queries and a quarter of the keys. It makes weights of them by
-// the maximum of its own quarter. In the second it has half of the queries, half of the dims and two quarters
-// of the keys, each of which is summed by itself and weighed when it is added.
+// In the first product a warp has half of the queries and a quarter of the keys, in the second half of the
+// queries, half of the dims and half of the keys.
 
 constexpr int queries = ShortTile::queries;
 constexpr int most_keys = 256;
@@ -32,29 +31,30 @@ constexpr int warps = 8;
 constexpr int threads = warps * 32;
 constexpr int M = 8;  // queries of a lane
 constexpr int N = 8;  // its keys, then its dims
-constexpr int piece = 16;
+constexpr int piece = 32;
 constexpr int side_queries = queries / 2;
 constexpr int quarter_keys = most_keys / 4;
 constexpr int group_keys = most_keys / 2;
 
-using Queries = TurnedInFours<queries, 4>;  // [piece, queries], and weights, [keys, queries]
-using Keys = TurnedInFours<most_keys, 8>;   // [piece, keys]
-using Values = Turned<dim, 8>;              // [keys, dim]
+using Lane = Lanes<4, true>;
+using Queries = TurnedInFours<queries, 4, 4>;  // [piece, queries]
+using Keys = TurnedInFours<most_keys, 8, 4>;   // [piece, keys]
+using Weights = TurnedInFours<queries, 4, 8>;  // [keys, queries]
+using Values = Turned<dim, 8>;                 // [keys, dim]
 
-// Floats in shared memory. Each group of warps has its values, the last of which lie where a piece of keys and
-// queries was.
+// Floats in shared memory. Weights come when keys and queries are done with, and an exchange of results when
+// weights are.
 constexpr int k_floats = Keys::offset(piece);
 constexpr int place_floats = k_floats + Queries::offset(piece);
-constexpr int last_values = 16;
-constexpr int place_at = (group_keys - last_values) * dim;
-constexpr int group_floats = place_at + place_floats;
-constexpr int p_at = 2 * group_floats;
-constexpr int maxima_at = p_at + Queries::offset(most_keys);  // [quarter, queries]
-constexpr int sums_at = maxima_at + 4 * queries;              // [quarter, queries]
+constexpr int v_at = 0;
+constexpr int places_at = v_at + most_keys * dim;  // of two pieces
+constexpr int p_at = places_at;
+constexpr int exchange_at = places_at;
+constexpr int maxima_at = places_at + 2 * place_floats;  // [quarter, queries]
+constexpr int sums_at = maxima_at + 4 * queries;         // [quarter, queries]
 constexpr int all_floats = sums_at + 4 * queries;
-constexpr int exchange_at = p_at;  // half of all lanes' results, when the weights are done with
-static_assert(last_values * dim <= place_floats);
-static_assert(threads * M * N / 2 <= Queries::offset(most_keys));
+static_assert(Weights::offset(most_keys) <= 2 * place_floats);
+static_assert(threads * M * N / 2 <= 2 * place_floats);
 constexpr std::size_t shared_bytes = sizeof(float) * all_floats;
 
 constexpr float lowest = -3.402823466e38f;  // finite: a row that saw nothing needs no special case
@@ -106,7 +106,7 @@ struct Work {
 /// Where a thread stands.
 struct Place {
   int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // the same to the compiler, too
-  Lanes<4> lane;
+  Lane lane;
   int side = warp % 2;      // of the queries
   int quarter = warp / 2;   // of the keys, in the first product
   int half = warp / 2 % 2;  // of the dims, in the second
@@ -117,84 +117,179 @@ struct Place {
   __device__ int dim_of(int n) const { return half * (dim / 2) + in_runs<8>(lane.column, n); }
 };
 
-/// Queries and keys on their way: four dims of some rows a thread. A warp reads 64 bytes of eight rows and
-/// writes, turned, to as many banks as it has lanes. Rows past the last are the last again; what comes of them
-/// is hidden, or not written.
+/// A row, by one instruction: a 32-bit product on top of a 64-bit address.
+__device__ __forceinline__ const float* row_at(const float* first, int row, int stride_bytes) {
+  return reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(first) +
+                                        static_cast<std::int64_t>(row) * stride_bytes);
+}
+
+/// Queries and keys on their way. They come by halves: half n is piece n / 2 of half n % 2 of the rows, five
+/// loads a thread, the last of which is of queries. A warp reads 128 bytes of four rows and writes, turned, to as
+/// many banks as it has lanes. Rows past the last are the last again; what comes of them is hidden, or not
+/// written.
 class Pieces {
  public:
+  static constexpr int loads = 5;
+
   __device__ Pieces(const ShortCall& call, const Work& work, float* shared)
-      : k_gmem_(call.k.at(work.b, work.key_head, work.first_key)),
-        dim_qk_(call.dim_qk),
-        column_(static_cast<int>(threadIdx.x) % 4 * 4),
-        row_(static_cast<int>(threadIdx.x) / 4),
-        sign_(call.sign),
-        shared_(shared) {
-    q_gmem_ = call.q.at(work.b, work.h, work.first_query + min(row_, work.query_count - 1));
-#pragma unroll
-    for (int n = 0; n < steps; ++n) {
-      k_offset_[n] = min(row_ + n * rows, max(0, work.key_count - 1)) * call.k.stride_s;
-    }
+      : q_gmem_(call.q.at(work.b, work.h, work.first_query) + column()),
+        k_gmem_(call.k.at(work.b, work.key_head, work.first_key) + column()),
+        q_stride_bytes_(call.q.stride_s * 4),
+        k_stride_bytes_(call.k.stride_s * 4),
+        last_query_(work.query_count - 1),
+        last_key_(max(0, work.key_count - 1)),
+        q_smem_(shared + places_at + k_floats + Queries::offset(column()) + row()),
+        k_smem_(shared + places_at + Keys::offset(column()) + row()),
+        sign_(call.sign) {}
+
+  __device__ float4 fetch(unsigned half, int n) const {
+    const int first = static_cast<int>(half / 2) * piece;
+    const int side = static_cast<int>(half % 2);
+    const float* from =
+        n + 1 == loads
+            ? row_at(q_gmem_ + first, min(row() + side * (queries / 2), last_query_), q_stride_bytes_)
+            : row_at(k_gmem_ + first, min(row() + side * group_keys + n * rows, last_key_), k_stride_bytes_);
+    return __ldg(reinterpret_cast<const float4*>(from));
   }
-
-  __device__ int count() const { return (dim_qk_ + piece - 1) / piece; }
-  /// Where a piece is: keys, then queries.
-  __device__ const float* at(int index) const { return place_of(index); }
-
-  __device__ void fetch(int index) {
-    const int first = index * piece + column_;
-    if (first < dim_qk_) {
-      q_ = __ldg(reinterpret_cast<const float4*>(q_gmem_ + first));
-#pragma unroll
-      for (int n = 0; n < steps; ++n) {
-        k_[n] = __ldg(reinterpret_cast<const float4*>(k_gmem_ + k_offset_[n] + first));
-      }
+  /// Where a half goes.
+  struct Target {
+    float *q_smem, *k_smem;
+  };
+  __device__ Target target(unsigned half) const {
+    const unsigned place = half / 2 % 2 * place_floats;
+    return {q_smem_ + place + half % 2 * (queries / 2), k_smem_ + place + half % 2 * group_keys};
+  }
+  /// Dims d and d + 1 of the four.
+  __device__ void put(const Target& to, int n, int d, const float4& four) const {
+    if (n + 1 == loads) {
+      to.q_smem[Queries::offset(d)] = element(four, d) * sign_;
+      to.q_smem[Queries::offset(d + 1)] = element(four, d + 1) * sign_;
     } else {
-      q_ = {};
-#pragma unroll
-      for (int n = 0; n < steps; ++n) k_[n] = {};
-    }
-  }
-  __device__ void put(int index) const {
-    float* k_smem = place_of(index) + Keys::offset(column_) + row_;
-    float* q_smem = place_of(index) + k_floats + Queries::offset(column_) + row_;
-#pragma unroll
-    for (int d = 0; d < 4; ++d) {
-      q_smem[Queries::offset(d)] = element(q_, d) * sign_;
-#pragma unroll
-      for (int n = 0; n < steps; ++n) k_smem[Keys::offset(d) + n * rows] = element(k_[n], d);
+      to.k_smem[Keys::offset(d) + n * rows] = element(four, d);
+      to.k_smem[Keys::offset(d + 1) + n * rows] = element(four, d + 1);
     }
   }
 
  private:
-  static constexpr int rows = threads / 4;  // that all threads have at a time
-  static constexpr int steps = most_keys / rows;
-  static_assert(queries == rows);
+  static constexpr int rows = threads / 8;  // that all threads have at a time
+  static_assert(2 * rows == queries && rows * (loads - 1) == group_keys);
 
-  __device__ float* place_of(int index) const { return shared_ + index % 2 * group_floats + place_at; }
+  __device__ static int column() { return static_cast<int>(threadIdx.x) % 8 * 4; }
+  __device__ static int row() { return static_cast<int>(threadIdx.x) / 8; }
 
   const float *q_gmem_, *k_gmem_;
-  int k_offset_[steps];
-  int dim_qk_, column_, row_;
+  int q_stride_bytes_, k_stride_bytes_, last_query_, last_key_;
+  float *q_smem_, *k_smem_;
   float sign_;
-  float* shared_;
-  float4 q_, k_[steps];
 };
 
-/// The n-th sixteen values of each group, a warp a row.
-__device__ __forceinline__ void copy_values(const ShortCall& call, const Work& work, int n, float* shared) {
-  const int column = static_cast<int>(threadIdx.x) % 32 * 4;
-  const float* v_gmem = call.v.at(work.b, work.key_head, work.first_key);
+/// Copies of values, eight rows at a time: a warp a row.
+class ValueCopies {
+ public:
+  __device__ ValueCopies(const ShortCall& call, const Work& work, float* shared)
+      : v_gmem_(call.v.at(work.b, work.key_head, work.first_key) + (column() < call.dim_v ? column() : 0)),
+        stride_bytes_(call.v.stride_s * 4),
+        last_key_(max(0, work.key_count - 1)),
+        key_count_(column() < call.dim_v ? work.key_count : 0),
+        to_smem_(shared + v_at + row() * dim + column()) {}
+
+  __device__ void copy(int eight) const {
+    const int key = eight * 8 + row();
+    copy_async_part(to_smem_ + eight * 8 * dim, row_at(v_gmem_, min(key, last_key_), stride_bytes_),
+                    key < key_count_ ? 16 : 0);
+  }
+
+ private:
+  __device__ static int column() { return static_cast<int>(threadIdx.x) % 32 * 4; }
+  __device__ static int row() { return static_cast<int>(threadIdx.x) / 32; }
+
+  const float* v_gmem_;
+  int stride_bytes_, last_key_, key_count_;
+  float* to_smem_;
+};
+
+/// s[m][n] += Σ_k q[k][m]·k[k][n] over `depth` k. In each step `meanwhile(step)` does something beside: all at
+/// once it would keep the product's loads waiting.
+template <int depth, typename Meanwhile>
+__device__ __forceinline__ void multiply_meanwhile(float (&s)[M][N], const Queries& q, const Keys& k,
+                                                   const Meanwhile& meanwhile) {
+  float4 q4[2][M / 4], k4[2][N / 4];
+  const auto load = [&](int step) {
 #pragma unroll
-  for (int step = 0; step < 16; step += warps) {
-    const int row = n * 16 + step + static_cast<int>(threadIdx.x) / 32;
+    for (int run = 0; run < 2; ++run) {
+      q4[step % 2][run] = q.at(step, run);
+      k4[step % 2][run] = k.at(step, run);
+    }
+  };
+  load(0);
 #pragma unroll
-    for (int group = 0; group < 2; ++group) {
-      const int key = group * group_keys + row;
-      const bool present = key < work.key_count && column < call.dim_v;
-      copy_async_16(shared + group * group_floats + row * dim + column,
-                    present ? v_gmem + key * call.v.stride_s + column : v_gmem, present);
+  for (int step = 0; step < depth; ++step) {
+    if (step + 1 < depth) load(step + 1);
+    meanwhile(step);
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int turn = 0; turn < N; ++turn) {
+        const int n = to_and_fro(m % 2 == 1, turn, N);
+        s[m][n] = fmaf(element(q4[step % 2][m / 4], m % 4), element(k4[step % 2][n / 4], n % 4), s[m][n]);
+      }
     }
   }
+}
+
+/// The products of all queries and keys. Brings the values, too.
+__device__ __forceinline__ void multiply_keys(const ShortCall& call, const Work& work, const Place& place,
+                                              float (&s)[M][N], float* shared) {
+  const Pieces pieces(call, work, shared);
+  const ValueCopies values(call, work, shared);
+  const unsigned halves = static_cast<unsigned>(call.dim_qk) / piece * 2;
+  constexpr int loads = Pieces::loads;
+  float4 ahead[3][loads];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int n = 0; n < loads; ++n) ahead[half][n] = pieces.fetch(half, n);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int n = 0; n < loads; ++n) {
+      pieces.put(pieces.target(half), n, 0, ahead[half][n]);
+      pieces.put(pieces.target(half), n, 2, ahead[half][n]);
+    }
+  }
+  float4(&next)[loads] = ahead[2];
+#pragma unroll
+  for (int n = 0; n < loads; ++n) next[n] = pieces.fetch(2, n);
+  __syncthreads();  // the first piece is there
+
+  const float* q_smem = shared + places_at + k_floats + place.query(0);
+  const float* k_smem = shared + places_at + place.key(0);
+#pragma unroll 1
+  for (unsigned half = 0; half < halves; ++half) {
+    const unsigned at = half / 2 % 2 * place_floats;
+    const unsigned second = half % 2;
+    // What is put or fetched past the last piece meets nobody.
+    const Pieces::Target target = pieces.target(half + 2);
+    const unsigned following = min(half + 3, halves - 1);
+    multiply_meanwhile<piece / 2>(
+        s, Queries{q_smem + at + second * Queries::offset(piece / 2)},
+        Keys{k_smem + at + second * Keys::offset(piece / 2)},
+        [&](int step) {
+          const int n = step / 3;
+          if (n < loads) {
+            if (step % 3 == 2) {
+              next[n] = pieces.fetch(following, n);
+            } else {
+              pieces.put(target, n, step % 3 * 2, next[n]);
+            }
+          }
+          if (step % 4 == 3) values.copy(static_cast<int>(half) * 4 + step / 4);
+        });
+    if (half % 2 == 1) __syncthreads();  // the next piece is there, and everyone is done with this one
+  }
+  for (int eight = static_cast<int>(halves) * 4; eight < most_keys / 8; ++eight) values.copy(eight);
+  commit_copies();
 }
 
 // Hides what the band and the end of the keys hide.
@@ -224,7 +319,7 @@ __device__ __forceinline__ void softmax(const ShortCall& call, const Place& plac
                                         float* shared) {
   const auto over_row = [](float (&x)[M], const auto& join) {
 #pragma unroll
-    for (int apart = Lanes<4>::apart; apart < 8 * Lanes<4>::apart; apart *= 2) {
+    for (int apart = Lane::apart; apart < 8 * Lane::apart; apart *= 2) {
 #pragma unroll
       for (int m = 0; m < M; ++m) x[m] = join(x[m], __shfl_xor_sync(~0u, x[m], apart));
     }
@@ -269,7 +364,7 @@ __device__ __forceinline__ void softmax(const ShortCall& call, const Place& plac
   for (int m = 0; m < M; m += 4) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      store_4(shared + p_at + Queries::offset(place.key(n)) + place.query(m),
+      store_4(shared + p_at + Weights::offset(place.key(n)) + place.query(m),
               float4{s[m][n], s[m + 1][n], s[m + 2][n], s[m + 3][n]});
     }
   }
@@ -336,34 +431,8 @@ __device__ __forceinline__ void join_and_write(const ShortCall& call, const Work
 __device__ __forceinline__ void attend(const ShortCall& call, float* shared) {
   const Work work(call);
   const Place place;
-  Pieces pieces(call, work, shared);
-  pieces.fetch(0);
-  pieces.put(0);
-  pieces.fetch(1);
-  __syncthreads();  // the first piece is there
-
-  constexpr int value_steps = group_keys / last_values;
-  int copied = 0;  // value steps
-  const auto copy = [&](int count) {
-#pragma unroll 1
-    for (; copied < count; ++copied) copy_values(call, work, copied, shared);
-  };
   float s[M][N] = {};
-  const int count = pieces.count();
-  const bool sees = place.quarter * quarter_keys < work.key_count;
-#pragma unroll 1
-  for (int index = 0; index < count; ++index) {
-    if (index + 1 < count) pieces.put(index + 1);
-    if (index + 2 < count) pieces.fetch(index + 2);
-    copy(min(value_steps - 1, index + 1));
-    if (sees) {
-      multiply_turned(s, Queries{pieces.at(index) + k_floats + place.query(0)},
-                      Keys{pieces.at(index) + place.key(0)}, piece);
-    }
-    __syncthreads();  // the next piece is there, and everyone is done with this one
-  }
-  copy(value_steps);
-  commit_copies();
+  multiply_keys(call, work, place, s, shared);
   hide(call, work, place, s);
   softmax(call, place, s, shared);
   wait_copies<0>();
@@ -371,8 +440,8 @@ __device__ __forceinline__ void attend(const ShortCall& call, float* shared) {
 
   float o[M][N] = {};
   const int first_key = place.group * group_keys;
-  multiply_turned(o, Queries{shared + p_at + Queries::offset(first_key) + place.query(0)},
-                  Values{shared + place.group * group_floats + place.dim_of(0)},
+  multiply_turned(o, Weights{shared + p_at + Weights::offset(first_key) + place.query(0)},
+                  Values{shared + v_at + first_key * dim + place.dim_of(0)},
                   min(group_keys, (work.key_count - first_key + 7) / 8 * 8));
   const float own_inverse = join_quarters(call, work, place, shared);
 #pragma unroll
@@ -393,12 +462,13 @@ __global__ void __launch_bounds__(threads, 1) fused_short(const __grid_constant_
 
 bool takes_short(const AttentionCall& call, const Context& context) {
   const AttentionProblem& problem = call.problem;
+  const DeviceProperties& device = device_properties(context.device.index);
+  const std::int64_t blocks = problem.batch * problem.heads_q * ((problem.length_q + queries - 1) / queries);
   return problem.layout == Layout::dense && call.key_lengths.data == nullptr && !problem.features.sinks &&
          problem.length_k > most_keys / 2 && problem.length_k <= most_keys && problem.dim_qk > dim / 2 &&
-         problem.dim_qk <= dim && problem.dim_v <= dim && ShortRows::holds(call.q) &&
+         problem.dim_qk <= dim && problem.dim_qk % piece == 0 && problem.dim_v <= dim && ShortRows::holds(call.q) &&
          ShortRows::holds(call.k) && ShortRows::holds(call.v) && ShortRows::holds(call.o) &&
-         problem.length_q < (1 << 30) && problem.batch * problem.heads_q <= 65535 &&
-         shared_bytes <= device_properties(context.device.index).shared_bytes;
+         blocks <= device.multiprocessors && shared_bytes <= device.shared_bytes;
 }
 
 void short_forward(const AttentionCall& call, const Context& context) {

@@ -15,21 +15,26 @@ namespace tilewise::cuda {
 // shares a factor with the next even where a row ends. (Registers come from two banks: measured, fewer
 // fetches are fewer stalls.)
 
-/// A warp as R x 32 / R lanes. Two neighbours share a column, and two that are two apart a row: shared memory
-/// serves 16-byte loads by eight lanes at a time, or by sixteen where all pairs of one of these two kinds want
-/// the same. So both operands of a product take half as long as they would otherwise.
-template <int R>
+/// A warp as R x 32 / R lanes, row after row. Or, interleaved, so that neighbours share a column, and lanes that
+/// are two apart a row: shared memory serves a 16-byte load in two cycles where all lanes of one of these two
+/// kinds of pairs want the same, and in four otherwise (measured on an H200). Row after row only the operand
+/// that rows share is as fast.
+template <int R, bool interleaved = false>
 struct Lanes {
-  static_assert(R % 2 == 0);
   static constexpr int rows = R;
   static constexpr int columns = 32 / R;
-  static constexpr int apart = 2;  ///< lanes from a column to the next
+  static constexpr int apart = interleaved ? 2 : 1;  ///< lanes from a column to the next
+  static_assert(R % apart == 0);
   int row, column;
   __device__ Lanes()
-      : row(static_cast<int>(threadIdx.x) % 2 + static_cast<int>(threadIdx.x) % 32 / (2 * columns) * 2),
-        column(static_cast<int>(threadIdx.x) / 2 % columns) {}
-  /// The lane in a column of the same row.
-  __device__ int in_row(int other) const { return row % 2 + row / 2 * 2 * columns + other * apart; }
+      : row(lane() % apart + lane() / (apart * columns) * apart), column(lane() / apart % columns) {}
+  /// The lane of the same row in another column.
+  __device__ int in_row(int other) const {
+    return row % apart + row / apart * (apart * columns) + other * apart;
+  }
+
+ private:
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 };
 
 /// Where the n-th element of a lane is, of a turned operand or of results that come from one.
@@ -62,15 +67,13 @@ struct Turned {
   __device__ Turned from(int k) const { return {first + k * stride}; }
 };
 
-/// The same with eight floats between every four rows of k: then lanes that turn rows, four k of eight rows at
-/// a time, meet in no bank.
-template <int stride, int lanes>
+/// The same with `pad` floats after every four rows of k, a multiple of four: so that those who write it, several
+/// rows of k at a time, meet in no bank.
+template <int stride, int lanes, int pad>
 struct TurnedInFours {
   const float* first;
-  __host__ __device__ static constexpr int offset(int k) { return k * (stride + 2) - (k & 3) * 2; }
+  __host__ __device__ static constexpr int offset(int k) { return k * (stride + pad / 4) - (k & 3) * (pad / 4); }
   __device__ float4 at(int k, int run) const { return load_four(first + offset(k) + run * 4 * lanes); }
-  /// From a multiple of four on.
-  __device__ TurnedInFours from(int k) const { return {first + offset(k)}; }
 };
 
 /// An operand by rows, from the lane's first row on: rows lie `stride` floats apart, `lanes` lanes take
