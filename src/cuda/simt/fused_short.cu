@@ -59,20 +59,39 @@ constexpr std::size_t shared_bytes = sizeof(float) * all_floats;
 
 constexpr float lowest = -3.402823466e38f;  // finite: a row that saw nothing needs no special case
 
-/// Rows of an entry and head, in floats.
+/// Rows of an entry and head. Those of a block are reached by one instruction each: a 32-bit product on top of
+/// a 64-bit address.
 struct ShortRows {
   float* data;
   std::int64_t stride_b, stride_h;
-  int stride_s;
+  int stride_bytes;  // from a row to the next
 
   static ShortRows of(const Rows& rows) {
     return {rows.wanted ? reinterpret_cast<float*>(rows.data) : nullptr, rows.stride_b, rows.stride_h,
-            static_cast<int>(rows.stride_s)};
+            static_cast<int>(rows.stride_s * static_cast<std::int64_t>(sizeof(float)))};
   }
-  /// Whether 32 bits are enough for the rows that a block reads or writes.
-  static bool holds(const Rows& rows) { return std::abs(rows.stride_s) < (1 << 22); }
-  __device__ float* at(std::uint32_t b, std::uint32_t h, int row) const {
-    return data + b * stride_b + h * stride_h + static_cast<std::int64_t>(row) * stride_s;
+  /// Whether 32 bits are enough for that stride.
+  static bool holds(const Rows& rows) { return std::abs(rows.stride_s) < (1 << 28); }
+  __device__ float* first(std::uint32_t b, std::uint32_t h, int row) const {
+    return at(data + b * stride_b + h * stride_h, row);
+  }
+  __device__ float* at(float* first, int row) const { return row_at(first, row, stride_bytes); }
+  __device__ static float* row_at(float* first, int row, int stride_bytes) {
+    return reinterpret_cast<float*>(reinterpret_cast<std::byte*>(first) +
+                                    static_cast<std::int64_t>(row) * stride_bytes);
+  }
+};
+
+/// Divides what is far below 2^16 by what is, too, with a product for a division.
+struct Divisor {
+  std::uint32_t value, inverse;  // 2^31 / value, rounded up
+
+  static Divisor of(std::int64_t value) {
+    return {static_cast<std::uint32_t>(value),
+            static_cast<std::uint32_t>(((std::int64_t{1} << 31) + value - 1) / value)};
+  }
+  __device__ std::uint32_t quotient(std::uint32_t n) const {
+    return static_cast<std::uint32_t>((std::uint64_t{n} * inverse) >> 31);
   }
 };
 
@@ -80,7 +99,7 @@ struct ShortRows {
 /// waits.
 struct ShortCall {
   ShortRows q, k, v, o, lse;
-  std::uint32_t heads, heads_together;
+  Divisor heads, heads_together;
   int length_q, length_k, dim_qk, dim_v;
   int left, right;    // query i sees keys i − left up to i + right
   float scale, unit;  // of products, in natural units and for exp2; both positive
@@ -93,9 +112,9 @@ struct Work {
   int first_query, query_count, first_key, key_count;
 
   __device__ explicit Work(const ShortCall& call) {
-    b = blockIdx.y / call.heads;
-    h = blockIdx.y - b * call.heads;
-    key_head = h / call.heads_together;
+    b = call.heads.quotient(blockIdx.y);
+    h = blockIdx.y - b * call.heads.value;
+    key_head = call.heads_together.quotient(h);
     first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * queries;  // the last see the most keys
     query_count = min(queries, call.length_q - first_query);
     first_key = min(max(0, first_query - call.left), call.length_k - 1);
@@ -117,12 +136,6 @@ struct Place {
   __device__ int dim_of(int n) const { return half * (dim / 2) + in_runs<8>(lane.column, n); }
 };
 
-/// A row, by one instruction: a 32-bit product on top of a 64-bit address.
-__device__ __forceinline__ const float* row_at(const float* first, int row, int stride_bytes) {
-  return reinterpret_cast<const float*>(reinterpret_cast<const std::byte*>(first) +
-                                        static_cast<std::int64_t>(row) * stride_bytes);
-}
-
 /// Queries and keys on their way. They come by halves: half n is piece n / 2 of half n % 2 of the rows, five
 /// loads a thread, the last of which is of queries. A warp reads 128 bytes of four rows and writes, turned, to as
 /// many banks as it has lanes. Rows past the last are the last again; what comes of them is hidden, or not
@@ -132,10 +145,10 @@ class Pieces {
   static constexpr int loads = 5;
 
   __device__ Pieces(const ShortCall& call, const Work& work, float* shared)
-      : q_gmem_(call.q.at(work.b, work.h, work.first_query) + column()),
-        k_gmem_(call.k.at(work.b, work.key_head, work.first_key) + column()),
-        q_stride_bytes_(call.q.stride_s * 4),
-        k_stride_bytes_(call.k.stride_s * 4),
+      : q_gmem_(call.q.first(work.b, work.h, work.first_query) + column()),
+        k_gmem_(call.k.first(work.b, work.key_head, work.first_key) + column()),
+        q_stride_bytes_(call.q.stride_bytes),
+        k_stride_bytes_(call.k.stride_bytes),
         last_query_(work.query_count - 1),
         last_key_(max(0, work.key_count - 1)),
         q_smem_(shared + places_at + k_floats + Queries::offset(column()) + row()),
@@ -147,8 +160,8 @@ class Pieces {
     const int side = static_cast<int>(half % 2);
     const float* from =
         n + 1 == loads
-            ? row_at(q_gmem_ + first, min(row() + side * (queries / 2), last_query_), q_stride_bytes_)
-            : row_at(k_gmem_ + first, min(row() + side * group_keys + n * rows, last_key_), k_stride_bytes_);
+            ? ShortRows::row_at(q_gmem_ + first, min(row() + side * (queries / 2), last_query_), q_stride_bytes_)
+            : ShortRows::row_at(k_gmem_ + first, min(row() + side * group_keys + n * rows, last_key_), k_stride_bytes_);
     return __ldg(reinterpret_cast<const float4*>(from));
   }
   /// Where a half goes.
@@ -177,34 +190,41 @@ class Pieces {
   __device__ static int column() { return static_cast<int>(threadIdx.x) % 8 * 4; }
   __device__ static int row() { return static_cast<int>(threadIdx.x) / 8; }
 
-  const float *q_gmem_, *k_gmem_;
+  float *q_gmem_, *k_gmem_;
   int q_stride_bytes_, k_stride_bytes_, last_query_, last_key_;
   float *q_smem_, *k_smem_;
   float sign_;
 };
 
-/// Copies of values, eight rows at a time: a warp a row.
+/// Copies of values, eight rows at a time: a warp a row. Rows past the last come as the last again, since a
+/// copy that may be of nothing takes more instructions, and are cleared when all are there.
 class ValueCopies {
  public:
   __device__ ValueCopies(const ShortCall& call, const Work& work, float* shared)
-      : v_gmem_(call.v.at(work.b, work.key_head, work.first_key) + (column() < call.dim_v ? column() : 0)),
-        stride_bytes_(call.v.stride_s * 4),
-        last_key_(max(0, work.key_count - 1)),
-        key_count_(column() < call.dim_v ? work.key_count : 0),
+      : v_gmem_(call.v.first(work.b, work.key_head, work.first_key) + (column() < call.dim_v ? column() : 0)),
+        stride_bytes_(call.v.stride_bytes),
+        key_count_(work.key_count),
         to_smem_(shared + v_at + row() * dim + column()) {}
 
   __device__ void copy(int eight) const {
-    const int key = eight * 8 + row();
-    copy_async_part(to_smem_ + eight * 8 * dim, row_at(v_gmem_, min(key, last_key_), stride_bytes_),
-                    key < key_count_ ? 16 : 0);
+    const int key = min(eight * 8 + row(), max(0, key_count_ - 1));
+    copy_async_16(to_smem_ + eight * 8 * dim, ShortRows::row_at(v_gmem_, key, stride_bytes_), true);
+  }
+  /// Waits for the thread's own copies.
+  __device__ void finish() const {
+    commit_copies();
+    wait_copies<0>();
+    for (int eight = max(0, key_count_ - row() + 7) / 8; eight < most_keys / 8; ++eight) {
+      store_4(to_smem_ + eight * 8 * dim, float4{});
+    }
   }
 
  private:
   __device__ static int column() { return static_cast<int>(threadIdx.x) % 32 * 4; }
   __device__ static int row() { return static_cast<int>(threadIdx.x) / 32; }
 
-  const float* v_gmem_;
-  int stride_bytes_, last_key_, key_count_;
+  float* v_gmem_;
+  int stride_bytes_, key_count_;
   float* to_smem_;
 };
 
@@ -237,11 +257,10 @@ __device__ __forceinline__ void multiply_meanwhile(float (&s)[M][N], const Queri
   }
 }
 
-/// The products of all queries and keys. Brings the values, too.
+/// The products of all queries and keys. Begins to copy the values, too.
 __device__ __forceinline__ void multiply_keys(const ShortCall& call, const Work& work, const Place& place,
-                                              float (&s)[M][N], float* shared) {
+                                              const ValueCopies& values, float (&s)[M][N], float* shared) {
   const Pieces pieces(call, work, shared);
-  const ValueCopies values(call, work, shared);
   const unsigned halves = static_cast<unsigned>(call.dim_qk) / piece * 2;
   constexpr int loads = Pieces::loads;
   float4 ahead[3][loads];
@@ -289,7 +308,6 @@ __device__ __forceinline__ void multiply_keys(const ShortCall& call, const Work&
     if (half % 2 == 1) __syncthreads();  // the next piece is there, and everyone is done with this one
   }
   for (int eight = static_cast<int>(halves) * 4; eight < most_keys / 8; ++eight) values.copy(eight);
-  commit_copies();
 }
 
 // Hides what the band and the end of the keys hide.
@@ -384,7 +402,7 @@ __device__ __forceinline__ float join_quarters(const ShortCall& call, const Work
     sum += shared[sums_at + quarter * queries + r];
   }
   if (call.lse.data != nullptr && place.warp == place.side && r < work.query_count) {
-    *call.lse.at(work.b, work.h, work.first_query + r) =
+    *call.lse.first(work.b, work.h, work.first_query + r) =
         sum == 0 ? minus_infinity : fmaxf(maximum * call.scale, lowest) + logf(sum);
   }
   return sum == 0 ? 0.0f : 1 / sum;
@@ -409,7 +427,7 @@ __device__ __forceinline__ void join_and_write(const ShortCall& call, const Work
     }
   }
   __syncthreads();  // the other group's half is there
-  float* o_gmem = call.o.at(work.b, work.h, work.first_query);
+  float* o_gmem = call.o.first(work.b, work.h, work.first_query);
 #pragma unroll
   for (int m = 0; m < M / 2; ++m) {
     const int r = place.query(second ? m + M / 2 : m);
@@ -421,7 +439,7 @@ __device__ __forceinline__ void join_and_write(const ShortCall& call, const Work
       for (int d = 0; d < 4; ++d) own[d] = second ? o[m + M / 2][4 * run + d] : o[m][4 * run + d];
       const int d = place.dim_of(4 * run);
       if (r < work.query_count && d < call.dim_v) {
-        store_4(o_gmem + r * call.o.stride_s + d,
+        store_4(call.o.at(o_gmem, r) + d,
                 float4{own[0] + other.x, own[1] + other.y, own[2] + other.z, own[3] + other.w});
       }
     }
@@ -431,11 +449,12 @@ __device__ __forceinline__ void join_and_write(const ShortCall& call, const Work
 __device__ __forceinline__ void attend(const ShortCall& call, float* shared) {
   const Work work(call);
   const Place place;
+  const ValueCopies values(call, work, shared);
   float s[M][N] = {};
-  multiply_keys(call, work, place, s, shared);
+  multiply_keys(call, work, place, values, s, shared);
   hide(call, work, place, s);
   softmax(call, place, s, shared);
-  wait_copies<0>();
+  values.finish();
   __syncthreads();  // weights and values are there
 
   float o[M][N] = {};
@@ -467,7 +486,7 @@ bool takes_short(const AttentionCall& call, const Context& context) {
   return problem.layout == Layout::dense && call.key_lengths.data == nullptr && !problem.features.sinks &&
          problem.length_k > most_keys / 2 && problem.length_k <= most_keys && problem.dim_qk > dim / 2 &&
          problem.dim_qk <= dim && problem.dim_qk % piece == 0 && problem.dim_v <= dim && ShortRows::holds(call.q) &&
-         ShortRows::holds(call.k) && ShortRows::holds(call.v) && ShortRows::holds(call.o) &&
+         ShortRows::holds(call.k) && ShortRows::holds(call.v) && ShortRows::holds(call.o) && ShortRows::holds(call.lse) &&
          blocks <= device.multiprocessors && shared_bytes <= device.shared_bytes;
 }
 
@@ -483,8 +502,8 @@ void short_forward(const AttentionCall& call, const Context& context) {
                       .v = ShortRows::of(call.v),
                       .o = ShortRows::of(call.o),
                       .lse = ShortRows::of(call.lse),
-                      .heads = static_cast<std::uint32_t>(problem.heads_q),
-                      .heads_together = static_cast<std::uint32_t>(call.group()),
+                      .heads = Divisor::of(problem.heads_q),
+                      .heads_together = Divisor::of(call.group()),
                       .length_q = static_cast<int>(problem.length_q),
                       .length_k = static_cast<int>(problem.length_k),
                       .dim_qk = static_cast<int>(problem.dim_qk),

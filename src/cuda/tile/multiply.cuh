@@ -27,10 +27,11 @@ struct Lanes {
   static_assert(R % apart == 0);
   int row, column;
   __device__ Lanes()
-      : row(lane() % apart + lane() / (apart * columns) * apart), column(lane() / apart % columns) {}
+      : row(interleaved ? lane() % 2 + lane() / (2 * columns) * 2 : lane() / columns),
+        column(interleaved ? lane() / 2 % columns : static_cast<int>(threadIdx.x) % columns) {}
   /// The lane of the same row in another column.
   __device__ int in_row(int other) const {
-    return row % apart + row / apart * (apart * columns) + other * apart;
+    return interleaved ? row % 2 + row / 2 * (2 * columns) + other * 2 : row * columns + other;
   }
 
  private:
