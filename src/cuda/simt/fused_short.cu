@@ -59,8 +59,8 @@ constexpr std::size_t shared_bytes = sizeof(float) * all_floats;
 
 constexpr float lowest = -3.402823466e38f;  // finite: a row that saw nothing needs no special case
 
-/// Rows of an entry and head. Those of a block are reached by one instruction each: a 32-bit product on top of
-/// a 64-bit address.
+/// Rows of an entry and head. Those of a block are reached by one instruction each: a 32-bit product on top
+/// of a 64-bit address.
 struct ShortRows {
   float* data;
   std::int64_t stride_b, stride_h;
@@ -137,9 +137,9 @@ struct Place {
 };
 
 /// Queries and keys on their way. They come by halves: half n is piece n / 2 of half n % 2 of the rows, five
-/// loads a thread, the last of which is of queries. A warp reads 128 bytes of four rows and writes, turned, to as
-/// many banks as it has lanes. Rows past the last are the last again; what comes of them is hidden, or not
-/// written.
+/// loads a thread, the last of which is of queries. A warp reads 128 bytes of four rows and writes, turned,
+/// to as many banks as it has lanes. Rows past the last are the last again; what comes of them is hidden, or
+/// not written.
 class Pieces {
  public:
   static constexpr int loads = 5;
@@ -160,8 +160,10 @@ class Pieces {
     const int side = static_cast<int>(half % 2);
     const float* from =
         n + 1 == loads
-            ? ShortRows::row_at(q_gmem_ + first, min(row() + side * (queries / 2), last_query_), q_stride_bytes_)
-            : ShortRows::row_at(k_gmem_ + first, min(row() + side * group_keys + n * rows, last_key_), k_stride_bytes_);
+            ? ShortRows::row_at(q_gmem_ + first, min(row() + side * (queries / 2), last_query_),
+                                q_stride_bytes_)
+            : ShortRows::row_at(k_gmem_ + first, min(row() + side * group_keys + n * rows, last_key_),
+                                k_stride_bytes_);
     return __ldg(reinterpret_cast<const float4*>(from));
   }
   /// Where a half goes.
@@ -228,8 +230,8 @@ class ValueCopies {
   float* to_smem_;
 };
 
-/// s[m][n] += Σ_k q[k][m]·k[k][n] over `depth` k. In each step `meanwhile(step)` does something beside: all at
-/// once it would keep the product's loads waiting.
+/// s[m][n] += Σ_k q[k][m]·k[k][n] over `depth` k. In each step `meanwhile(step)` does something beside: all
+/// at once it would keep the product's loads waiting.
 template <int depth, typename Meanwhile>
 __device__ __forceinline__ void multiply_meanwhile(float (&s)[M][N], const Queries& q, const Keys& k,
                                                    const Meanwhile& meanwhile) {
@@ -291,20 +293,18 @@ __device__ __forceinline__ void multiply_keys(const ShortCall& call, const Work&
     // What is put or fetched past the last piece meets nobody.
     const Pieces::Target target = pieces.target(half + 2);
     const unsigned following = min(half + 3, halves - 1);
-    multiply_meanwhile<piece / 2>(
-        s, Queries{q_smem + at + second * Queries::offset(piece / 2)},
-        Keys{k_smem + at + second * Keys::offset(piece / 2)},
-        [&](int step) {
-          const int n = step / 3;
-          if (n < loads) {
-            if (step % 3 == 2) {
-              next[n] = pieces.fetch(following, n);
-            } else {
-              pieces.put(target, n, step % 3 * 2, next[n]);
-            }
-          }
-          if (step % 4 == 3) values.copy(static_cast<int>(half) * 4 + step / 4);
-        });
+    multiply_meanwhile<piece / 2>(s, Queries{q_smem + at + second * Queries::offset(piece / 2)},
+                                  Keys{k_smem + at + second * Keys::offset(piece / 2)}, [&](int step) {
+                                    const int n = step / 3;
+                                    if (n < loads) {
+                                      if (step % 3 == 2) {
+                                        next[n] = pieces.fetch(following, n);
+                                      } else {
+                                        pieces.put(target, n, step % 3 * 2, next[n]);
+                                      }
+                                    }
+                                    if (step % 4 == 3) values.copy(static_cast<int>(half) * 4 + step / 4);
+                                  });
     if (half % 2 == 1) __syncthreads();  // the next piece is there, and everyone is done with this one
   }
   for (int eight = static_cast<int>(halves) * 4; eight < most_keys / 8; ++eight) values.copy(eight);
@@ -335,14 +335,14 @@ __device__ __forceinline__ void hide(const ShortCall& call, const Work& work, co
 // Scores to weights, in shared memory, by the maxima of rows over all quarters.
 __device__ __forceinline__ void softmax(const ShortCall& call, const Place& place, float (&s)[M][N],
                                         float* shared) {
-  const auto over_row = [](float (&x)[M], const auto& join) {
+  const auto over_row = [](float(&x)[M], const auto& join) {
 #pragma unroll
     for (int apart = Lane::apart; apart < 8 * Lane::apart; apart *= 2) {
 #pragma unroll
       for (int m = 0; m < M; ++m) x[m] = join(x[m], __shfl_xor_sync(~0u, x[m], apart));
     }
   };
-  const auto store_row = [&](const float (&x)[M], float* to) {
+  const auto store_row = [&](const float(&x)[M], float* to) {
     if (place.lane.column != 0) return;
 #pragma unroll
     for (int m = 0; m < M; m += 4) {
@@ -485,9 +485,10 @@ bool takes_short(const AttentionCall& call, const Context& context) {
   const std::int64_t blocks = problem.batch * problem.heads_q * ((problem.length_q + queries - 1) / queries);
   return problem.layout == Layout::dense && call.key_lengths.data == nullptr && !problem.features.sinks &&
          problem.length_k > most_keys / 2 && problem.length_k <= most_keys && problem.dim_qk > dim / 2 &&
-         problem.dim_qk <= dim && problem.dim_qk % piece == 0 && problem.dim_v <= dim && ShortRows::holds(call.q) &&
-         ShortRows::holds(call.k) && ShortRows::holds(call.v) && ShortRows::holds(call.o) && ShortRows::holds(call.lse) &&
-         blocks <= device.multiprocessors && shared_bytes <= device.shared_bytes;
+         problem.dim_qk <= dim && problem.dim_qk % piece == 0 && problem.dim_v <= dim &&
+         ShortRows::holds(call.q) && ShortRows::holds(call.k) && ShortRows::holds(call.v) &&
+         ShortRows::holds(call.o) && ShortRows::holds(call.lse) && blocks <= device.multiprocessors &&
+         shared_bytes <= device.shared_bytes;
 }
 
 void short_forward(const AttentionCall& call, const Context& context) {

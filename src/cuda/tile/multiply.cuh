@@ -15,10 +15,10 @@ namespace tilewise::cuda {
 // shares a factor with the next even where a row ends. (Registers come from two banks: measured, fewer
 // fetches are fewer stalls.)
 
-/// A warp as R x 32 / R lanes, row after row. Or, interleaved, so that neighbours share a column, and lanes that
-/// are two apart a row: shared memory serves a 16-byte load in two cycles where all lanes of one of these two
-/// kinds of pairs want the same, and in four otherwise (measured on an H200). Row after row only the operand
-/// that rows share is as fast.
+/// A warp as R x 32 / R lanes, row after row. Or, interleaved, so that neighbours share a column, and lanes
+/// that are two apart a row: shared memory serves a 16-byte load in two cycles where all lanes of one of
+/// these two kinds of pairs want the same, and in four otherwise (measured on an H200). Row after row only
+/// the operand that rows share is as fast.
 template <int R, bool interleaved = false>
 struct Lanes {
   static constexpr int rows = R;
@@ -68,12 +68,14 @@ struct Turned {
   __device__ Turned from(int k) const { return {first + k * stride}; }
 };
 
-/// The same with `pad` floats after every four rows of k, a multiple of four: so that those who write it, several
-/// rows of k at a time, meet in no bank.
+/// The same with `pad` floats after every four rows of k, a multiple of four: so that those who write it,
+/// several rows of k at a time, meet in no bank.
 template <int stride, int lanes, int pad>
 struct TurnedInFours {
   const float* first;
-  __host__ __device__ static constexpr int offset(int k) { return k * (stride + pad / 4) - (k & 3) * (pad / 4); }
+  __host__ __device__ static constexpr int offset(int k) {
+    return k * (stride + pad / 4) - (k & 3) * (pad / 4);
+  }
   __device__ float4 at(int k, int run) const { return load_four(first + offset(k) + run * 4 * lanes); }
 };
 
