@@ -103,7 +103,7 @@ struct ShortCall {
   int length_q, length_k, dim_qk, dim_v;
   int left, right;    // query i sees keys i − left up to i + right
   float scale, unit;  // of products, in natural units and for exp2; both positive
-  float sign;         // goes to the queries
+  bool negative;      // the scale, so that products are negated
 };
 
 /// What a block works on.
@@ -152,8 +152,7 @@ class Pieces {
         last_query_(work.query_count - 1),
         last_key_(max(0, work.key_count - 1)),
         q_smem_(shared + places_at + k_floats + Queries::offset(column()) + row()),
-        k_smem_(shared + places_at + Keys::offset(column()) + row()),
-        sign_(call.sign) {}
+        k_smem_(shared + places_at + Keys::offset(column()) + row()) {}
 
   __device__ float4 fetch(unsigned half, int n) const {
     const int first = static_cast<int>(half / 2) * piece;
@@ -177,8 +176,8 @@ class Pieces {
   /// Dims d and d + 1 of the four.
   __device__ void put(const Target& to, int n, int d, const float4& four) const {
     if (n + 1 == loads) {
-      to.q_smem[Queries::offset(d)] = element(four, d) * sign_;
-      to.q_smem[Queries::offset(d + 1)] = element(four, d + 1) * sign_;
+      to.q_smem[Queries::offset(d)] = element(four, d);
+      to.q_smem[Queries::offset(d + 1)] = element(four, d + 1);
     } else {
       to.k_smem[Keys::offset(d) + n * rows] = element(four, d);
       to.k_smem[Keys::offset(d + 1) + n * rows] = element(four, d + 1);
@@ -195,7 +194,6 @@ class Pieces {
   float *q_gmem_, *k_gmem_;
   int q_stride_bytes_, k_stride_bytes_, last_query_, last_key_;
   float *q_smem_, *k_smem_;
-  float sign_;
 };
 
 /// Copies of values, eight rows at a time: a warp a row. Rows past the last come as the last again, since a
@@ -452,6 +450,13 @@ __device__ __forceinline__ void attend(const ShortCall& call, float* shared) {
   const ValueCopies values(call, work, shared);
   float s[M][N] = {};
   multiply_keys(call, work, place, values, s, shared);
+  if (call.negative) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) s[m][n] = -s[m][n];
+    }
+  }
   hide(call, work, place, s);
   softmax(call, place, s, shared);
   values.finish();
@@ -513,7 +518,7 @@ void short_forward(const AttentionCall& call, const Context& context) {
                       .right = bound(call.band.right + offset),
                       .scale = static_cast<float>(call.scale) * sign,
                       .unit = static_cast<float>(call.scale * 1.4426950408889634) * sign,
-                      .sign = sign};
+                      .negative = sign < 0};
   launch<fused_short>({.name = "tilewise fused forward, few keys",
                        .blocks = (problem.length_q + queries - 1) / queries,
                        .threads = threads,
