@@ -1,6 +1,6 @@
 // Times candidates for the tuning table of the mma kernel's forward (src/cuda/mma/tuning.h), bf16, over 16k
-// tokens of hidden size 2048. A JSON object a line: the device, then each candidate on each shape, with its
-// largest difference from the fused kernel's o.
+// tokens of hidden size 2048. A JSON object a line, each candidate on each shape: whether the table has it,
+// and its largest difference from the fused kernel's o. `gpu-sweep mma` makes a record of them.
 //   sweep_mma [head dim [sequence length]]
 
 #include <algorithm>
@@ -38,18 +38,26 @@ struct Candidates {
       {.dim = 256, .warps = 4, .row_tiles = 2, .keys = 64, .stages = 1, .paired = true, .blocks = 2},
       {.dim = 256, .warps = 8, .row_tiles = 2, .keys = 64, .stages = 1, .paired = true, .blocks = 1},
       {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .blocks = 1},
   };
 };
+/// Whether calls of many queries run by it: the first row of its head dim in the table.
+constexpr bool in_table(const ForwardConfig& candidate) {
+  for (const ForwardConfig& row : PlainForward::rows) {
+    if (row.dim == candidate.dim) return row == candidate;
+  }
+  return false;
+}
 constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
+
+const char* name_of(bool value) { return value ? "true" : "false"; }
 
 struct Sweep {
   Memory q{elements * 2}, k{elements * 2}, v{elements * 2}, o{elements * 2}, truth{elements * 2};
   Memory lse{tokens * hidden_size * 4};  // of the smallest head dim there may be
   Memory largest{8};
 
-  int multiprocessors;
-
-  explicit Sweep(int multiprocessors_) : multiprocessors(multiprocessors_) {
+  Sweep() {
     std::uint32_t seed = 1;
     for (const Memory* memory : {&q, &k, &v}) {
       fill<<<elements / 256, 256>>>(static_cast<__nv_bfloat16*>(memory->data), seed++, 1.0f);
@@ -72,15 +80,18 @@ struct Sweep {
     float difference = 0;
     check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
     std::printf(
-        "{\"suite\": \"sweep-mma\", \"d\": %d, \"s\": %lld, \"causal\": %s, \"warps\": %d, \"row_tiles\": "
-        "%d, \"keys\": %d, "
-        "\"queries_stay\": %d, \"products_ahead\": %d, \"stages\": %d, \"paired\": %d, \"old_maxima\": %d, "
-        "\"blocks\": %d, \"registers\": %d, \"local\": %d, "
-        "\"shared\": %d, \"ms\": %.4f, \"tflops\": %.1f, \"difference\": %g}\n",
-        c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false", c.warps,
-        c.row_tiles, c.keys, c.queries_stay, c.products_ahead, c.stages, c.paired, c.old_maxima, c.blocks,
-        attributes.numRegs, static_cast<int>(attributes.localSizeBytes),
-        static_cast<int>(c.shared_bytes(false)), ms, flops / ms * 1e-9, static_cast<double>(difference));
+        "{\"suite\": \"mma-sweep\", \"op\": \"sweep\", \"dtype\": \"bf16\", \"b\": %lld, \"hq\": %lld, "
+        "\"sq\": %lld, "
+        "\"d\": %d, \"causal\": %s, \"warps\": %d, \"row_tiles\": %d, \"keys\": %d, \"queries_stay\": %s, "
+        "\"products_ahead\": %s, \"stages\": %d, \"paired\": %s, \"old_maxima\": %s, \"blocks\": %d, "
+        "\"in_table\": %s, \"registers\": %d, \"local_bytes\": %d, \"shared_bytes\": %d, \"ms\": %.4f, "
+        "\"tflops\": %.1f, \"difference\": %g}\n",
+        static_cast<long long>(problem.batch), static_cast<long long>(problem.heads_q),
+        static_cast<long long>(problem.length_q), c.dim, name_of(problem.features.causal), c.warps,
+        c.row_tiles, c.keys, name_of(c.queries_stay), name_of(c.products_ahead), c.stages, name_of(c.paired),
+        name_of(c.old_maxima), c.blocks, name_of(in_table(c)), attributes.numRegs,
+        static_cast<int>(attributes.localSizeBytes), static_cast<int>(c.shared_bytes(false)), ms,
+        flops / ms * 1e-9, static_cast<double>(difference));
     std::fflush(stdout);
   }
 
@@ -104,13 +115,9 @@ struct Sweep {
 };
 
 void sweep(std::int64_t only_dim, std::int64_t only_length) {
-  cudaDeviceProp device{};
-  check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
-  std::printf("{\"environment\": {\"device\": \"cuda\", \"gpu\": \"%s\", \"multiprocessors\": %d}}\n",
-              device.name, device.multiProcessorCount);
-  Sweep shapes(device.multiProcessorCount);
+  Sweep shapes;
   for (const std::int64_t dim : {64, 128, 256}) {
-    for (const std::int64_t length : {512, 1024, 2048, 4096, 8192, 16384}) {
+    for (const std::int64_t length : {512, 1024, 4096, 16384}) {
       if ((only_dim != 0 && dim != only_dim) || (only_length != 0 && length != only_length)) continue;
       for (const bool causal : {false, true}) shapes.shape(dim, length, causal);
     }

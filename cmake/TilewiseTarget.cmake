@@ -46,6 +46,17 @@ function(tilewise_target target)
   endif()
 endfunction()
 
+# tilewise_unity(<target> <sources>...): C++ files of one folder are compiled as one, since most of their time is that of
+# headers. Names in their unnamed namespaces have to differ, then.
+function(tilewise_unity target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${TILEWISE_UNITY} UNITY_BUILD_MODE GROUP)
+  foreach(source IN LISTS ARGN)
+    cmake_path(GET source PARENT_PATH folder)
+    string(MAKE_C_IDENTIFIER "${target}/${folder}" group)
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
+  endforeach()
+endfunction()
+
 # tilewise_hopper_target(<target>): CUDA code for sm_90a alone, after tilewise_target. Fails to build where ptxas
 # gives up what the kernels were written for.
 function(tilewise_hopper_target target)

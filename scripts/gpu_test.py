@@ -168,12 +168,12 @@ def property_test(suite: str, domain: list[str], count: int, seed: int, jobs: in
     shares = [count // jobs + (n < count % jobs) for n in range(jobs)]
     seeds = {seed + n: share for n, share in enumerate(shares) if share}
     outcome = Outcome(suite, more={"seeds": seeds})
-    threads = max(1, (os.cpu_count() or 1) // jobs)
 
     def run_share(own_seed: int) -> None:
-        command = ["bin/tilewise_property", "--cuda", *domain, f"--threads={threads}"]
-        command += [f"--count={seeds[own_seed]}", f"--seed={own_seed}"]
-        command += ["--no-self-test"] if own_seed != seed else []
+        command = ["bin/tilewise_property", "--cuda", *domain]
+        command += [f"--count={seeds[own_seed]}", f"--seed={own_seed}", "--threads=1"]
+        if own_seed != seed:
+            command.append("--no-self-test")  # the first process makes it
         status, output = run(command, timeout, **SLEEPING)
         # Counted by its closing line. Without one it was stopped or crashed: one more has failed, the one it
         # was at, and what comes after that was not tried.
@@ -269,11 +269,11 @@ def no_package() -> str:
 def sanitizer_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
     reason = no_gpu or ("" if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH")
     count, few = options.sanitize_count, max(1, options.sanitize_count // FEWER_IN_DOMAINS)
-    seed = f"--seed={options.seed}"
+    problems = ["--cuda", f"--seed={options.seed}", "--no-self-test"]  # that one is the CPU's alone
     programs = {
-        "tilewise_property": ["--cuda", f"--count={count}", seed],
-        "tilewise_property wgmma": ["--cuda", *DOMAINS["property wgmma"], f"--count={few}", seed],
-        "tilewise_property mma": ["--cuda", *DOMAINS["property mma"], f"--count={few}", seed],
+        "tilewise_property": [*problems, f"--count={count}"],
+        "tilewise_property wgmma": [*problems, *DOMAINS["property wgmma"], f"--count={few}"],
+        "tilewise_property mma": [*problems, *DOMAINS["property mma"], f"--count={few}"],
         "cuda_test": [f"--gtest_filter=-{UNSANITIZED}", "--gtest_brief=1"],
     }
     for tool in SANITIZERS:

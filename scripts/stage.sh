@@ -3,6 +3,7 @@
 # machine with an NVIDIA driver, Python with torch, and nothing else. Two options that matter:
 #   -D TILEWISE_CUDA_ARCHITECTURES=90-real   for one GPU alone, which compiles sooner
 #   -D TILEWISE_TORCH_DIR=.../torch          torch's folder, in place of the one in .venv
+# With SWEEPS=mma in the environment the program that times candidates for that table comes along (gpu-sweep).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tree=build/cuda
@@ -28,7 +29,7 @@ tests=(host_test cuda_test tilewise_property)
 binding=$(cmake --build "$tree" --target help | sed -n 's/^\(tilewise_torch\):.*/\1/p')
 sources=$(python3 scripts/results_status.py --sources)
 # shellcheck disable=SC2086 # none or one word
-cmake --build "$tree" --target "${tests[@]}" tilewise_bench $binding
+cmake --build "$tree" --target "${tests[@]}" tilewise_bench call_cost $binding ${SWEEPS:+sweep_$SWEEPS}
 if [ "$sources" != "$(python3 scripts/results_status.py --sources)" ]; then
   echo "The sources changed while they were built. Please try again." >&2
   exit 1
@@ -40,10 +41,14 @@ for test in "${tests[@]}"; do
   strip -o "$stage/bin/$test" "$tree/tests/$test"
 done
 strip -o "$stage/bin/tilewise_bench" "$tree/bench/tilewise_bench"
+strip -o "$stage/bin/call_cost" "$tree/bench/call_cost"
+if [ -n "${SWEEPS:-}" ]; then
+  strip -o "$stage/bin/sweep_$SWEEPS" "$tree/bench/sweep_$SWEEPS"
+fi
 # torch comes with an OpenMP of its own, which programs cannot find; libstdc++ is torch's need, too.
 cp "$(g++ -print-file-name=libgomp.so.1)" "$stage/lib/"
 cp -r python/tilewise/bench/suites "$stage/bench/"
-cp scripts/gpu-test scripts/gpu-bench scripts/gpu_*.py "$stage/"
+cp scripts/gpu-test scripts/gpu-bench scripts/gpu-sweep scripts/gpu_*.py "$stage/"
 cp python/tilewise/bench/driver.py "$stage/gpu_driver.py" # what asks the driver needs no torch
 
 if [ -n "$binding" ]; then

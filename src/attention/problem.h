@@ -59,7 +59,8 @@ struct AttentionProblem {
   AttentionFeatures features{};
   bool aligned = false;  ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
   bool repeated_values = false;  ///< v has one row for all keys
-  bool usual_scale = true;  ///< above 1e-20: products are in the order of their scores, and none overflows
+  bool usual_scale = true;   ///< above 1e-20: products are in the order of their scores, and none overflows
+  bool aligned_mask = true;  ///< a mask's rows begin at multiples of 16 bytes, and its keys lie together
   BackwardDetails backward{};
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };

@@ -36,6 +36,13 @@ void check_dropout_seed(const Tensor& seed, const Context& context) {
         "memory aligned to 8 bytes", "an address between");
 }
 
+// Whether rows of keys begin at multiples of 16 bytes and have keys that lie together.
+bool has_boxes(const Tensor& mask, std::int64_t keys) {
+  const int last = mask.rank - 1;
+  return last >= 0 && mask.extent(last) == keys && (keys == 1 || mask.stride(last) == 1) &&
+         has_aligned_rows(mask);
+}
+
 // A CPU call reads the words here and now; what a CUDA kernel reads may not have been written yet.
 DropoutMask dropout_mask(const Dropout& dropout, const Tensor& seed, const Context& context) {
   DropoutMask mask(dropout);
@@ -316,6 +323,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   problem.most_keys =
       window ? std::clamp<std::int64_t>(band.left + band.right + 1, 0, problem.length_k) : problem.length_k;
   problem.aligned = has_aligned_rows(inputs.q) && has_aligned_rows(inputs.k) && has_aligned_rows(inputs.v);
+  problem.aligned_mask = !inputs.mask.given() || has_boxes(inputs.mask, problem.length_k);
   problem.repeated_values = problem.length_k > 1 && call.v.stride_s == 0;
   problem.usual_scale = call.scale >= 1e-20;
   problem.queries = call.rows_q();

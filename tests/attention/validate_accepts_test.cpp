@@ -5,6 +5,7 @@
 #include <ostream>
 #include <string>
 
+#include "attention/validate.h"
 #include "attention/validate_case.h"
 
 // Sound calls that stand next to the refused ones.
@@ -208,6 +209,23 @@ TEST(ValidateDevice, CudaMemoryAndACpuKernelAreUnsupported) {
   EXPECT_TRUE(scene.memory() == before) << "something was written";
   EXPECT_NE(message.find("on cuda:0"), std::string::npos) << message;
   EXPECT_NE(message.find("reference: runs on the CPU alone"), std::string::npos) << message;
+}
+
+TEST(ValidateForward, SaysWhetherAMaskCanBeCopiedInBoxes) {
+  Scene scene = dense();
+  resize(scene, 2, 4, 2, 3, 16);
+  const auto aligned = [&](const Tensor& mask) {
+    scene.inputs.mask = mask;
+    return checked_forward(scene.inputs, scene.options, scene.outputs, scene.context).problem.aligned_mask;
+  };
+  EXPECT_TRUE(aligned({}));
+  EXPECT_TRUE(aligned(scene.make(DType::f32, {3, 16})));
+  EXPECT_TRUE(aligned(scene.make(DType::boolean, {2, 1, 1, 16})));
+  EXPECT_TRUE(aligned(scene.make(DType::boolean, {3, 16}, {.padding = {0, 16}})));
+  EXPECT_FALSE(aligned(scene.make(DType::boolean, {3, 16}, {.padding = {0, 8}})));
+  EXPECT_FALSE(aligned(scene.make(DType::boolean, {3, 16}, {.lead = 1})));
+  EXPECT_FALSE(aligned(scene.make(DType::f32, {3, 16}, {.order = {1, 0}})));
+  EXPECT_FALSE(aligned(scene.make(DType::f32, {4, 3, 1})));
 }
 
 TEST(ValidateBackward, PagedKeysAreUnsupported) {

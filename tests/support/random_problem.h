@@ -63,7 +63,7 @@ struct RandomProblem {
 RandomProblem random_problem(std::uint64_t seed);
 
 /// One of those that the wgmma kernel takes, of which random_problem() has few: 16 bits, aligned rows, many
-/// results, and no masks or dropout. Forward alone. In f32 the head dims are 32 to 64, and nothing but a
+/// results; masks have such rows too. Forward alone. In f32 the head dims are 32 to 64, and nothing but a
 /// band hides.
 RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32 = false);
 

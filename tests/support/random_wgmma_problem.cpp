@@ -13,6 +13,7 @@ constexpr std::int64_t least_results = 16384;  // fewer the kernel leaves to oth
 constexpr std::int64_t least_queries = 8;
 constexpr std::int64_t least_rows_of_large_dims = 1024;  // the same
 constexpr double least_pairs_of_largest_dims = 0x1p20;   // the same, above 192
+constexpr std::int64_t largest_dim_with_mask = 128;      // or dropout
 
 std::int64_t random_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
@@ -60,6 +61,23 @@ void choose_shape(Random& rng, RandomProblem& p) {
   }
 }
 
+/// Its masks have aligned rows, and nothing beside them but a band.
+void keep_mask_alone(RandomProblem& p) {
+  const bool lengths = p.key_lengths.given() || p.layout == Layout::packed;  // what they hide may be anything
+  if (lengths) p.options.dropout = {};
+  if (lengths || p.mask.shape().empty() || p.mask.shape().back() != p.length_k) p.mask = {};
+  if (!p.mask.given() && p.options.dropout.probability == 0) return;
+  p.options.softcap = 0;
+  p.alibi_slopes = p.sinks = {};
+  if (!p.mask.given()) return;
+  const Shape& shape = p.mask.shape();
+  Shape padding(shape.size(), 0);
+  padding.back() = (16 - shape.back() % 16) % 16;
+  Buffer aligned(p.mask.dtype(), shape, {.padding = padding});
+  aligned.set_values(p.mask.values());
+  p.mask = aligned;
+}
+
 }  // namespace
 
 RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32) {
@@ -73,7 +91,8 @@ RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32) {
     problem.dim_v = std::clamp<std::int64_t>(problem.dim_v, 32, 128);
   }
   choose_options(rng, problem);
-  problem.options.dropout = {};
+  const bool masks = !f32 && std::max(problem.dim_qk, problem.dim_v) <= largest_dim_with_mask;
+  if (!masks) problem.options.dropout = {};
   if (f32) problem.options.softcap = 0;
   if (problem.options.scale.has_value()) {
     problem.options.scale = std::max(std::abs(*problem.options.scale), 0.01f);
@@ -82,6 +101,9 @@ RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32) {
   make_tensors(rng, problem, magnitudes);
   make_head_values(rng, problem, magnitudes);
   if (f32) problem.alibi_slopes = {};
+  if (masks) make_masks(rng, problem, magnitudes);
+  problem.blocks = {};
+  if (problem.mask.given() || problem.options.dropout.probability > 0) keep_mask_alone(problem);
   problem.asked.backward = false;
   return problem;
 }

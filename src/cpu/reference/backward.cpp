@@ -18,10 +18,10 @@ struct RowState {
 
 struct Scratch {
   RowState* rows;   // [B, Hq, Sq]
-  double* workers;  // [threads, doubles_per_worker]
+  double* workers;  // [threads, doubles_of_backward_worker]
 };
 
-std::int64_t doubles_per_worker(const AttentionProblem& problem) {
+std::int64_t doubles_of_backward_worker(const AttentionProblem& problem) {
   return std::max(2 * problem.length_k + problem.dim_qk, problem.dim_qk + problem.dim_v);
 }
 
@@ -160,7 +160,7 @@ void differentiate_sinks(const AttentionCall& call, const RowState* rows) {
 }  // namespace
 
 std::size_t backward_workspace(const AttentionCall& call, const Context& context) {
-  const std::int64_t workers = context.parallel_for.threads * doubles_per_worker(call.problem);
+  const std::int64_t workers = context.parallel_for.threads * doubles_of_backward_worker(call.problem);
   return static_cast<std::size_t>(row_count(call.problem)) * sizeof(RowState) +
          static_cast<std::size_t>(workers) * sizeof(double);
 }
@@ -169,7 +169,7 @@ void backward(const AttentionCall& call, const Context& context) {
   const AttentionProblem& problem = call.problem;
   const Scratch scratch = scratch_of(call, context);
   const auto worker_scratch = [&](std::int64_t worker) {
-    return scratch.workers + worker * doubles_per_worker(problem);
+    return scratch.workers + worker * doubles_of_backward_worker(problem);
   };
   for_each_task(context.parallel_for, problem.batch * problem.heads_q,
                 [&](std::int64_t worker, std::int64_t task) {

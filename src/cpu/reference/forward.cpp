@@ -9,7 +9,9 @@ namespace tilewise::cpu::reference {
 namespace {
 
 // What a worker needs: the scores of a row and its output.
-std::int64_t doubles_per_worker(const AttentionProblem& problem) { return problem.length_k + problem.dim_v; }
+std::int64_t doubles_of_forward_worker(const AttentionProblem& problem) {
+  return problem.length_k + problem.dim_v;
+}
 
 void attend(const Query& query, double* scores, double* o) {
   const AttentionCall& call = query.call;
@@ -26,7 +28,7 @@ void attend(const Query& query, double* scores, double* o) {
 }  // namespace
 
 std::size_t forward_workspace(const AttentionCall& call, const Context& context) {
-  return static_cast<std::size_t>(context.parallel_for.threads * doubles_per_worker(call.problem)) *
+  return static_cast<std::size_t>(context.parallel_for.threads * doubles_of_forward_worker(call.problem)) *
          sizeof(double);
 }
 
@@ -37,7 +39,7 @@ void forward(const AttentionCall& call, const Context& context) {
                 [&](std::int64_t worker, std::int64_t task) {
                   const std::int64_t b = task / problem.heads_q;
                   const std::int64_t h = task % problem.heads_q;
-                  double* scores = scratch + worker * doubles_per_worker(problem);
+                  double* scores = scratch + worker * doubles_of_forward_worker(problem);
                   for (std::int64_t i = 0; i < call.sequence(b).length_q; ++i) {
                     attend(Query{call, b, h, i}, scores, scores + problem.length_k);
                   }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <utility>
+
 #include "cuda/gemm/arguments.h"
 #include "cuda/gemm/pipeline.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -9,6 +11,13 @@ namespace tilewise::cuda::gemm {
 /// The sums of a consumer's part of a tile, as wgmma leaves them.
 template <GemmConfig c>
 using Sums = float[c.row_tiles][c.columns / 2];
+
+/// What a consumer does under products where it has nothing to do.
+struct Nothing {
+  static constexpr int parts = 0;
+  template <int>
+  __device__ void part() {}
+};
 
 /// A warpgroup that multiplies. Products of a stage run while the next is waited for; a stage is let go when
 /// those after it have begun.
@@ -52,21 +61,29 @@ struct Consumer {
     commit_products();
   }
 
-  /// The products of some stages, one after the other, from 0.
-  __device__ __forceinline__ void multiply_piece(int stages) {
+  /// Products of one more stage; the one before is let go.
+  __device__ __forceinline__ void multiply_stage(int& before) {
+    wait(&barriers.full[ring.stage()], ring.parity());
+    start_products(true);
+    wait_products<1>();
+    let_go(before);
+    before = ring.stage();
+    ring.advance();
+  }
+
+  /// The products of some stages, one after the other, from 0. Under those of the first `aside.pieces` stages
+  /// the warp does aside.part<0>() and so on.
+  template <typename Aside>
+  __device__ __forceinline__ void multiply_piece(int stages, Aside& aside) {
     wait(&barriers.full[ring.stage()], ring.parity());
     start_products(false);
     int before = ring.stage();
     ring.advance();
+    [&]<int... part>(std::integer_sequence<int, part...>) {
+      ((part > 0 && part < stages ? multiply_stage(before) : void(), aside.template part<part>()), ...);
+    }(std::make_integer_sequence<int, Aside::parts>{});
 #pragma unroll 1
-    for (int stage = 1; stage < stages; ++stage) {
-      wait(&barriers.full[ring.stage()], ring.parity());
-      start_products(true);
-      wait_products<1>();
-      let_go(before);
-      before = ring.stage();
-      ring.advance();
-    }
+    for (int stage = max(1, Aside::parts); stage < stages; ++stage) multiply_stage(before);
     wait_products<0>();
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
@@ -74,14 +91,16 @@ struct Consumer {
   }
 
   /// All of a tile.
-  __device__ __forceinline__ void multiply(int stages) {
+  template <typename Aside>
+  __device__ __forceinline__ void multiply(int stages, Aside& aside) {
     if constexpr (!c.wide) {
-      multiply_piece(stages);
+      multiply_piece(stages, aside);
     } else {
       Sums<c> totals = {};
+      Nothing nothing;
 #pragma unroll 1
       for (int stage = 0; stage < stages; stage += c.piece) {
-        multiply_piece(min(c.piece, stages - stage));
+        multiply_piece(min(c.piece, stages - stage), nothing);
 #pragma unroll
         for (int n = 0; n < c.row_tiles * c.columns / 2; ++n) {
           totals[n / (c.columns / 2)][n % (c.columns / 2)] += sums[n / (c.columns / 2)][n % (c.columns / 2)];

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     Writer<T, c> writer{maps, arguments, shared.slabs(warp - 4), static_cast<int>(threadIdx.x) % 32};
     for_each_tile<c>(arguments, [&](int first_row, int column) {
       writer.begin(first_row + index * c.consumer_rows() + warp % 4 * 16, column);
-      consumer.multiply(stages_of<c>(arguments));
+      consumer.multiply(stages_of<c>(arguments), writer);
       writer.finish(consumer.sums);
     });
     writer.end();

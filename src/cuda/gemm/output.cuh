@@ -15,7 +15,9 @@ namespace tilewise::cuda::gemm {
 /// How a warp finishes and writes its rows of sums, 16 rows of 64 columns at a time: by way of slabs in
 /// shared memory, in swizzled chunks of 16 bytes, from where they are copied while the warp is at the next
 /// tile. Nobody else is waited for. It has two slabs: the next residual comes into one while the other is in
-/// use, and the first of a tile comes under its products.
+/// use, and the first of a tile comes under its products. Where registers do, results are rounded when the
+/// sums are there and go to the slabs under the next tile's first products, and residuals come into the same
+/// registers behind them.
 template <typename T, GemmConfig c>
 struct Writer {
   static_assert(c.out_columns() % 8 == 0);
@@ -34,6 +36,14 @@ struct Writer {
   const int lane;
   int row = 0;     ///< the first of the tile's
   int column = 0;  ///< the tile's first
+
+  /// Whether there are registers for a tile's results beside the next one's sums.
+  static constexpr bool keeps = !c.wide && c.row_tiles * (c.columns / 2 + c.out_columns() / 4) <= 192;
+  static constexpr int parts = keeps ? pieces : 0;
+  static constexpr int kept_words = keeps ? 2 * chunks_of(0) : 1;  ///< of a piece
+  bool is_kept = false;
+  int next_row = 0, next_column = 0;
+  std::uint32_t kept[keeps ? pieces : 1][kept_words];
 
   // Pieces are counted along columns, then along the consumer's tiles of 64 rows.
   __device__ __forceinline__ int row_of(int piece) const { return row + piece / slabs * 64; }
@@ -107,16 +117,25 @@ struct Writer {
     __syncwarp();  // the residual was read
   }
 
+  /// What a lane has of a piece, rounded.
   template <int piece>
-  __device__ __forceinline__ void write(const Values<piece>& x) const {
+  using Words = std::uint32_t[2 * chunks_of(piece)];
+
+  template <int piece>
+  __device__ __forceinline__ static void round(std::uint32_t* words, const Values<piece>& x) {
+#pragma unroll
+    for (int n = 0; n < 2 * chunks_of(piece); ++n) words[n] = pack<T>(x[2 * n], x[2 * n + 1]);
+  }
+
+  template <int piece>
+  __device__ __forceinline__ void write(const std::uint32_t* words) const {
     // The piece before last was copied from this slab; at a tile's first, the last may have been.
     wait_for_slabs<(piece == 0 && pieces % 2 == 1 ? 0 : 1)>();
 #pragma unroll
     for (int group = 0; group < (chunks_of(piece) + 1) / 2; ++group) {
       const bool whole = 2 * group + 1 < chunks_of(piece);  // else the second eight columns are not copied
-      const float* const at = x + 8 * group;
-      const std::uint32_t four[4] = {pack<T>(at[0], at[1]), pack<T>(at[2], at[3]),
-                                     whole ? pack<T>(at[4], at[5]) : 0, whole ? pack<T>(at[6], at[7]) : 0};
+      const std::uint32_t* const at = words + 4 * group;
+      const std::uint32_t four[4] = {at[0], at[1], whole ? at[2] : 0, whole ? at[3] : 0};
       store_matrices(place(piece, group), four);
     }
     fence_async_proxy();  // before the copy reads the slab
@@ -171,14 +190,13 @@ struct Writer {
     }
   }
 
+  /// A piece of the tile from its sums; a residual is to come.
   template <int piece>
-  __device__ __forceinline__ void finish_piece(const Sums<c>& all_sums) const {
-    if constexpr (piece + 1 < pieces) fetch_residual<piece + 1>();
+  __device__ __forceinline__ void finish_values(Values<piece>& x, const Sums<c>& all_sums) const {
     const Epilogue& epilogue = arguments.epilogue;
     const float(&sums)[c.columns / 2] = all_sums[piece / slabs];
     constexpr int first = piece % slabs * 32;
     constexpr int count = 4 * chunks_of(piece);
-    Values<piece> x;
 #pragma unroll
     for (int n = 0; n < count; ++n) x[n] = sums[first + n];
     add_bias<piece>(x, c.gated ? epilogue.gate_bias : epilogue.bias);
@@ -191,28 +209,102 @@ struct Writer {
 #pragma unroll
       for (int n = 0; n < count; ++n) x[n] *= up[n];
     }
+  }
+
+  template <int piece>
+  __device__ __forceinline__ void finish_piece(const Sums<c>& sums) const {
+    if constexpr (piece + 1 < pieces) fetch_residual<piece + 1>();
+    Values<piece> x;
+    finish_values<piece>(x, sums);
     if constexpr (c.wide) {
       write_wide(x, piece);
     } else {
       add_residual<piece>(x);
-      write<piece>(x);
+      Words<piece> words;
+      round<piece>(words, x);
+      write<piece>(words);
     }
+  }
+
+  /// The lane's residuals of a piece of the tile to come: two of every eight columns, in two rows.
+  template <int piece>
+  __device__ __forceinline__ void load_residual() {
+    const Matrix& residual = arguments.epilogue.residual;
+    const int at_row = next_row + piece / slabs * 64 + lane / 4;
+    const int at_column = next_column + piece % slabs * 64 + lane % 4 * 2;
+    const std::byte* from = residual.data + (at_row * residual.stride_row + at_column) * 2;
+#pragma unroll
+    for (int n = 0; n < chunks_of(piece); ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const bool there = at_row + 8 * half < arguments.m && at_column + 8 * n < arguments.n;
+        kept[piece][2 * n + half] =
+            there
+                ? *reinterpret_cast<const std::uint32_t*>(from + 8 * half * residual.stride_row * 2 + 16 * n)
+                : 0;
+      }
+    }
+  }
+
+  template <int piece>
+  __device__ __forceinline__ void keep_piece(const Sums<c>& sums) {
+    Values<piece> x;
+    finish_values<piece>(x, sums);
+    if (arguments.epilogue.residual.data != nullptr) {
+#pragma unroll
+      for (int n = 0; n < 2 * chunks_of(piece); ++n) {
+        const float2 two = unpack<T>(kept[piece][n]);
+        x[2 * n] += two.x;
+        x[2 * n + 1] += two.y;
+      }
+    }
+    round<piece>(kept[piece], x);
+  }
+
+  template <typename Body>
+  static __device__ __forceinline__ void for_each_piece(const Body& body) {
+    [&]<int... piece>(std::integer_sequence<int, piece...>) {
+      (body.template operator()<piece>(), ...);
+    }(std::make_integer_sequence<int, pieces>{});
+  }
+
+  /// Under products: writes a piece of the tile before, and loads what is added to this one's.
+  template <int piece>
+  __device__ __forceinline__ void part() {
+    if (is_kept) write<piece>(kept[piece]);
+    if (arguments.epilogue.residual.data != nullptr) load_residual<piece>();
+    if (piece + 1 == pieces) move_on();
+  }
+  __device__ __forceinline__ void move_on() {
+    row = next_row;
+    column = next_column;
   }
 
   /// Before a tile's products.
   __device__ __forceinline__ void begin(int first_row, int first_column) {
-    row = first_row;
-    column = first_column;
-    fetch_residual<0>();
+    next_row = first_row;
+    next_column = first_column;
+    if constexpr (!keeps) {
+      move_on();
+      fetch_residual<0>();
+    }
   }
   /// After them.
-  __device__ __forceinline__ void finish(const Sums<c>& sums) const {
-    [&]<int... piece>(std::integer_sequence<int, piece...>) {
-      (finish_piece<piece>(sums), ...);
-    }(std::make_integer_sequence<int, pieces>{});
+  __device__ __forceinline__ void finish(const Sums<c>& sums) {
+    if constexpr (keeps) {
+      for_each_piece([&]<int piece>() { keep_piece<piece>(sums); });
+      is_kept = true;
+    } else {
+      for_each_piece([&]<int piece>() { finish_piece<piece>(sums); });
+    }
   }
   /// Before the block ends: its shared memory has been read.
-  __device__ __forceinline__ void end() const { wait_for_slabs<0>(); }
+  __device__ __forceinline__ void end() {
+    if constexpr (keeps) {
+      if (is_kept) for_each_piece([&]<int piece>() { write<piece>(kept[piece]); });
+    }
+    wait_for_slabs<0>();
+  }
 };
 
 }  // namespace tilewise::cuda::gemm

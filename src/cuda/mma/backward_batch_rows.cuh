@@ -25,10 +25,10 @@ struct RowLanes {
 };
 
 /// Division is slow in 64 bits, and seldom needs them.
-struct Parts {
+struct Division {
   std::int64_t quotient, rest;
 
-  __device__ Parts(std::int64_t a, std::int64_t b) {
+  __device__ Division(std::int64_t a, std::int64_t b) {
     if (((a | b) >> 32) == 0) {
       quotient = static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
     } else {
@@ -44,24 +44,24 @@ struct BatchRow {
   bool owned;
 
   __device__ static BatchRow of_query(const AttentionCall& call, std::int64_t index) {
-    const Parts parts(index, call.rows_q());
+    const Division parts(index, call.rows_q());
     BatchRow row{0, parts.quotient, parts.rest, parts.quotient < call.problem.heads_q};
     if (call.packed()) {
       row.owned = row.owned && row.s < call.cumulative_q.at(call.problem.batch);
     } else {
-      const Parts entry(row.s, call.problem.length_q);
+      const Division entry(row.s, call.problem.length_q);
       row.b = entry.quotient;
       row.s = entry.rest;
     }
     return row;
   }
   __device__ static BatchRow of_key(const AttentionCall& call, std::int64_t index) {
-    const Parts parts(index, call.rows_k());
+    const Division parts(index, call.rows_k());
     BatchRow row{0, parts.quotient, parts.rest, parts.quotient < call.problem.heads_kv};
     if (call.packed()) {
       row.owned = row.owned && row.s < call.cumulative_k.at(call.problem.batch);
     } else {
-      const Parts entry(row.s, call.problem.length_k);
+      const Division entry(row.s, call.problem.length_k);
       row.b = entry.quotient;
       row.s = entry.rest;
       row.owned = row.owned && row.s < call.sequence(row.b).length_k;

@@ -82,20 +82,17 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryRow
 
 /// What a block has: its queries, the sums of its softmax, and two stages of keys and of values. One computes
 /// while the other is filled, and one barrier a tile says both that a stage is there and that one is free.
-template <typename T, ForwardConfig c, bool general>
+template <typename T, ForwardConfig c>
 struct Block {
   const AttentionCall& call;
   const QueryRows& rows;
-  const Loader<T, c, general> load;
-  const ScoreRules rules;
-  const Exponents<general> exponents;
+  const Loader<T, c> load;
+  const Exponents<false> exponents;
   const int all_first, all_last;  ///< keys that every query sees
-  const bool few;                 ///< results, so that weights are to be whole
   const Place<c> place{};
   std::byte* q_smem;  ///< [rows, dim]
   std::byte* k_smem;  ///< 2 x [keys, dim]
   std::byte* v_smem;  ///< 2 x [keys, dim]
-  float4* own_smem;   ///< of the lane, where the kernel is general
   Output<c> o = {};
   SoftmaxRows<c> softmax{};
   float references[c.row_tiles][2], sums[c.row_tiles][2];  ///< of the tile at hand
@@ -104,16 +101,12 @@ struct Block {
       : call(call_),
         rows(rows_),
         load(call, rows),
-        rules(general ? ScoreRules(call, rows.queries.b, rows.queries.h) : ScoreRules(call)),
-        exponents{general ? log2e : rules.scale_log2},
+        exponents{ScoreRules(call).scale_log2},
         all_first(static_cast<int>(rows.queries.all(call).first)),
         all_last(static_cast<int>(rows.queries.all(call).last)),
-        few(few_results(call)),
         q_smem(shared),
         k_smem(q_smem + c.query_bytes()),
-        v_smem(k_smem + c.stages * c.key_bytes()),
-        own_smem(reinterpret_cast<float4*>(v_smem + c.stages * c.key_bytes()) + place.warp * 8 * c.scores() +
-                 place.lane) {}
+        v_smem(k_smem + c.stages * c.key_bytes()) {}
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -141,18 +134,11 @@ struct Block {
     return first < all_first || first > all_last - c.keys || keys.count < c.keys;
   }
 
-  /// Scores of a tile from its products, the maxima raised; gives what dropout keeps.
-  __device__ std::uint64_t start_softmax(const KeyTile& keys, Scores<c>& s) {
-    const bool edge = at_edge(keys) || keys.tile >= 0;
-    std::uint64_t kept = 0;
-    if constexpr (general) {
-      kept = finish_scores<c>(call, rules, rows, keys, edge, place, own_smem, s);
-    } else if (edge) {
-      hide<c>(call, rows, keys, place, s);
-    }
-    raise_maxima<c, general>(s, exponents, softmax, o);
+  /// Hides what is hidden of a tile and raises the maxima.
+  __device__ void start_softmax(const KeyTile& keys, Scores<c>& s) {
+    if (at_edge(keys)) hide<c>(call, rows, keys, place, s);
+    raise_maxima<c, false>(s, exponents, softmax, o);
     start_sums();
-    return kept;
   }
   __device__ void start_sums() {
 #pragma unroll
@@ -165,22 +151,11 @@ struct Block {
     }
   }
   __device__ void weigh(Weights<c>& weights, const Scores<c>& s, int step) {
-    mma::weigh<T, c, general>(weights, s, step, exponents, references, sums);
+    mma::weigh<T, c, false>(weights, s, step, exponents, references, sums);
   }
-  __device__ void add_values(Weights<c>& weights, int step, std::uint64_t kept,
-                             const MatrixPointer<c.dim>& v) {
+  __device__ void add_values(const Weights<c>& weights, int step, const MatrixPointer<c.dim>& v) {
     add_rounded<T, c>(softmax, weights);
-    if constexpr (general) {
-      if (call.problem.features.dropout) drop<c>(weights, step, kept);
-    }
     multiply_values<T, c>(o, weights, v, step);
-  }
-  /// The same with what the weights lost in rounding.
-  __device__ void add_rest(const Weights<c>& weights, const Scores<c>& s, int step, std::uint64_t kept,
-                           const MatrixPointer<c.dim>& v) {
-    Weights<c> rest;
-    weigh_rest<T, c, general>(rest, weights, s, step, exponents, references);
-    add_values(rest, step, kept, v);
   }
   __device__ void end_softmax() {
 #pragma unroll
@@ -192,16 +167,13 @@ struct Block {
 
   /// All of a tile after its products: weights of 16 keys are made beside the product of those before.
   __device__ void weigh_and_add(const KeyTile& keys, Scores<c>& s, const MatrixPointer<c.dim>& v) {
-    const std::uint64_t kept = start_softmax(keys, s);
+    start_softmax(keys, s);
     Weights<c> weights[2];
     weigh(weights[0], s, 0);
 #pragma unroll
     for (int step = 0; step < c.keys / 16; ++step) {
       if (step + 1 < c.keys / 16) weigh(weights[(step + 1) % 2], s, step + 1);
-      if constexpr (general) {
-        if (few) add_rest(weights[step % 2], s, step, kept, v);
-      }
-      add_values(weights[step % 2], step, kept, v);
+      add_values(weights[step % 2], step, v);
     }
     end_softmax();
   }
@@ -220,13 +192,13 @@ struct Block {
     for (int step = 0; step < c.keys / 16; ++step) weigh(weights[step], products.sum(), step);
     if (__any_sync(~0u, too_large<c>(sums))) return false;
 #pragma unroll
-    for (int step = 0; step < c.keys / 16; ++step) add_values(weights[step], step, 0, v);
+    for (int step = 0; step < c.keys / 16; ++step) add_values(weights[step], step, v);
     end_softmax();
     return true;
   }
 
   /// A tile after another: products, then softmax beside the product with values.
-  __device__ void walk(KeyTiles<general>& tiles, KeyTile keys) {
+  __device__ void walk(KeyTiles<false>& tiles, KeyTile keys) {
     load.queries(q_smem);
     load.keys(keys, keys_at(0));
     load.values(keys, values_at(0));
@@ -260,7 +232,7 @@ struct Block {
         }
         Products<T, c> products;
 #pragma unroll
-        for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, general && few);
+        for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, false);
         weigh_and_add(keys, products.sum(), v);
       }
       keys = next;
@@ -268,7 +240,7 @@ struct Block {
   }
 
   /// The same in one stage: another block of the multiprocessor computes while this one waits.
-  __device__ void walk_in_place(KeyTiles<general>& tiles, KeyTile keys) {
+  __device__ void walk_in_place(KeyTiles<false>& tiles, KeyTile keys) {
     load.queries(q_smem);
     load.keys(keys, k_smem);
     commit_copies();
@@ -286,7 +258,7 @@ struct Block {
       commit_copies();
       Products<T, c> products;
 #pragma unroll
-      for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, general && few);
+      for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, false);
       wait_copies<0>();
       __syncthreads();  // values are there, and everyone is done with the keys
       if (next.count > 0) load.keys(next, k_smem);
@@ -297,7 +269,7 @@ struct Block {
   }
 
   /// The same with products a tile ahead, so that softmax runs beside those.
-  __device__ void walk_ahead(KeyTiles<general>& tiles, KeyTile keys) {
+  __device__ void walk_ahead(KeyTiles<false>& tiles, KeyTile keys) {
     load.queries(q_smem);
     load.keys(keys, keys_at(0));
     commit_copies();
@@ -311,7 +283,7 @@ struct Block {
     const auto first = MatrixPointer<c.dim>::by_columns(address(keys_at(0)));
     Products<T, c> products;
 #pragma unroll
-    for (int step = 0; step < c.dim / 16; ++step) products.add(q, first, step, general && few);
+    for (int step = 0; step < c.dim / 16; ++step) products.add(q, first, step, false);
     Scores<c>& s = products.sum();
     int stage = 0;
 #pragma unroll 1
@@ -324,21 +296,21 @@ struct Block {
       commit_copies();
       const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage ^ 1)));
       const auto v = MatrixPointer<c.dim>::by_rows(address(values_at(stage)));
-      const std::uint64_t kept = start_softmax(keys, s);
+      start_softmax(keys, s);
       Products<T, c> products_next;
       Weights<c> weights[c.keys / 16];
       constexpr int dims = c.dim / 16;
       constexpr int steps = c.keys / 16;
 #pragma unroll
       for (int step = 0; step < dims; ++step) {
-        products_next.add(q, k, step, general && few);
+        products_next.add(q, k, step, false);
 #pragma unroll
         for (int n = 0; n < steps; ++n) {
           if (n * dims / steps == step) weigh(weights[n], s, n);
         }
       }
 #pragma unroll
-      for (int step = 0; step < steps; ++step) add_values(weights[step], step, kept, v);
+      for (int step = 0; step < steps; ++step) add_values(weights[step], step, v);
       end_softmax();
       const Scores<c>& s_next = products_next.sum();
 #pragma unroll
@@ -364,22 +336,22 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
     forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks, const Parts parts) {
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
-  constexpr bool general = Table::general;
+  static_assert(!Table::general);
   extern __shared__ __align__(128) std::byte shared[];
   const QueryRows rows = blocks.rows(call, blockIdx.x);
   if (rows.queries.count <= 0) return;
-  KeyTiles<general> tiles(call, rows.queries, c.keys);
+  KeyTiles<false> tiles(call, rows.queries, c.keys);
   if constexpr (c.in_parts) {
     if (parts.count > 1) tiles.keep_part(static_cast<int>(blockIdx.y), parts.count);
   }
   const KeyTile first = tiles.next();
   if constexpr (c.paired) {
-    static_assert(!general && !c.in_parts && c.stages == 1);
+    static_assert(!c.in_parts && c.stages == 1);
     PairedBlock<T, c> block(call, rows, shared);
     if (first.count > 0) block.walk_in_place(tiles, first);
     block.finish();
   } else {
-    Block<T, c, general> block(call, rows, shared);
+    Block<T, c> block(call, rows, shared);
     if (first.count > 0) {
       static_assert(c.stages == 1 || c.stages == 2);
       if constexpr (c.stages == 1) {
@@ -392,11 +364,11 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
     }
     if constexpr (c.in_parts) {
       if (parts.count > 1) {
-        return finish_part<c, general>(call, parts, static_cast<int>(blockIdx.y), rows, block.exponents,
-                                       block.place, block.o, block.softmax);
+        return finish_part<c, false>(call, parts, static_cast<int>(blockIdx.y), rows, block.exponents,
+                                     block.place, block.o, block.softmax);
       }
     }
-    finish<T, c, general>(call, rows, block.exponents, block.place, block.o, block.softmax, block.q_smem);
+    finish<T, c, false>(call, rows, block.exponents, block.place, block.o, block.softmax, block.q_smem);
   }
 #endif
 }

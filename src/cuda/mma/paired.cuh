@@ -28,7 +28,7 @@ struct PairedBlock {
 
   const AttentionCall& call;
   const QueryRows& rows;
-  const Loader<T, c, false> load;
+  const Loader<T, c> load;
   const Exponents<false> exponents;
   const int all_first, all_last;  ///< keys that every query sees
   const int side;                 ///< which keys and dims of the two

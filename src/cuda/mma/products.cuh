@@ -11,25 +11,23 @@ namespace tilewise::cuda::mma {
 // the two products of attention over them.
 
 /// How rows come into shared memory.
-template <typename T, ForwardConfig c, bool general>
+template <typename T, ForwardConfig c>
 struct Loader {
   const AttentionCall& call;
   const QueryRows& rows;
-  std::int64_t h;  ///< of the keys
   int dim_qk, dim_v;
-  const std::byte *keys_gmem, *values_gmem;  ///< of the head, from the sequence's first on, in plain kernels
+  const std::byte *keys_gmem, *values_gmem;  ///< of the head, from the sequence's first on
 
   __device__ Loader(const AttentionCall& call_, const QueryRows& rows_)
       : call(call_),
         rows(rows_),
-        h(rows.head_kv),
         dim_qk(static_cast<int>(call.problem.dim_qk)),
         dim_v(static_cast<int>(call.problem.dim_v)),
-        keys_gmem(row_of_halves(call.k, rows.queries.b, h, rows.queries.sequence.first_k)),
-        values_gmem(row_of_halves(call.v, rows.queries.b, h, rows.queries.sequence.first_k)) {}
+        keys_gmem(row_of_halves(call.k, rows.queries.b, rows.head_kv, rows.queries.sequence.first_k)),
+        values_gmem(row_of_halves(call.v, rows.queries.b, rows.head_kv, rows.queries.sequence.first_k)) {}
 
   __device__ void queries(std::byte* to_smem) const {
-    if (!general && rows.heads == 1) {
+    if (rows.heads == 1) {
       return load_strided_rows<c.rows(), c.dim, c.threads()>(to_smem, rows.row_of(call.q, 0),
                                                              call.q.stride_s * 2, rows.count(), dim_qk);
     }
@@ -46,24 +44,8 @@ struct Loader {
  private:
   __device__ void load(const Rows& from, const std::byte* first, const KeyTile& tile, int dims,
                        std::byte* to_smem) const {
-    if constexpr (!general) {
-      return load_key_rows<c.keys, c.dim, c.threads()>(to_smem, first, static_cast<int>(from.stride_s * 2),
-                                                       static_cast<int>(tile.first), tile.count, dims);
-    }
-    const QueryTile& queries = rows.queries;
-    const auto row = [&](int r) {
-      return call.key_row(from, queries.sequence, queries.b, h, tile.first + r);
-    };
-    if (!aligned_chunks(from) || !in_one_page(tile)) {
-      return load_any_rows<c.keys, c.dim, c.threads()>(to_smem, row, aligned_chunks(from), tile.count, dims);
-    }
-    load_strided_rows<c.keys, c.dim, c.threads()>(to_smem, row(0), from.stride_s * 2, tile.count, dims);
-  }
-  /// Whether its keys lie at a stride.
-  __device__ bool in_one_page(const KeyTile& tile) const {
-    if (call.problem.layout != Layout::paged) return true;
-    return static_cast<std::uint32_t>(tile.first) % static_cast<std::uint32_t>(call.page) + tile.count <=
-           static_cast<std::uint32_t>(call.page);
+    load_key_rows<c.keys, c.dim, c.threads()>(to_smem, first, static_cast<int>(from.stride_s * 2),
+                                              static_cast<int>(tile.first), tile.count, dims);
   }
 };
 

@@ -30,6 +30,14 @@ __device__ __forceinline__ QueryRange queries_of(const AttentionCall& call, cons
   return {first, max(first, last)};
 }
 
+/// A tile of queries that a block meets.
+struct QueriesAt {
+  std::int64_t hq;
+  std::int64_t split;  ///< among the tiles that were split
+  std::int64_t row;    ///< the first query's, among [Hq, rows_q]
+  int first;           ///< query
+};
+
 template <auto c>
 struct BackwardBlock {
   using PairTile = SwizzledTile<c.keys>;
@@ -45,11 +53,14 @@ struct BackwardBlock {
   std::byte* v_smem;
   std::byte* stages_smem;  ///< 2 x (q, d_o), each parts x [queries, dim]
   std::byte* pairs_smem;   ///< parts x [own, queries]: score gradients
-  float* values_smem;      ///< 2 x 3 x [queries]
-  float* sums_smem;        ///< 2 x 2 x [queries]: of weights and of score gradients that are no peaks
+  float* values_smem;      ///< 2 x (3 x [queries], exponents of q and d_o, d_o's norm)
+  float* sums_smem;        ///< warps x 2 x [queries]: of weights and of score gradients that are no peaks
+  float* factors_smem;     ///< own_tiles: what products with a tile's keys are to be multiplied by
   ScaledSum<c> dk, dv;
   float v_norm = 0;
   int least_k_exponent = 126;
+  int k_exponent = 0, v_exponent = 0;  ///< of the warp's own tile
+  int whole_first, whole_last;         ///< queries that see all the block's keys
 
   __device__ BackwardBlock(const AttentionCall& call_, const BackwardSpace& space_, std::int64_t b_,
                            std::int64_t h_, std::int64_t first_key_, std::byte* shared)
@@ -64,8 +75,16 @@ struct BackwardBlock {
         stages_smem(v_smem + c.own_tiles() * c.tile_bytes()),
         pairs_smem(stages_smem + 4 * c.tile_bytes()),
         values_smem(reinterpret_cast<float*>(pairs_smem + c.parts * c.pair_part_bytes())),
-        sums_smem(values_smem + 2 * 3 * c.keys) {
-    if (threadIdx.x < 4 * c.keys) sums_smem[threadIdx.x] = 0;
+        sums_smem(values_smem + 2 * c.stage_values),
+        factors_smem(sums_smem + c.warps * 2 * c.keys) {
+    const auto within = [](std::int64_t i) {
+      return static_cast<int>(max(std::int64_t{-1}, min(i, std::int64_t{0x7fffffff})));
+    };
+    const std::int64_t last_key = first_key + c.own() - 1;
+    whole_first = last_key < sequence.length_k
+                      ? within(max(last_key - call.band.right - sequence.band_offset, std::int64_t{0}))
+                      : 0x7fffffff;
+    whole_last = within(first_key + call.band.left - sequence.band_offset);
   }
 
   static __device__ std::uint32_t address(const std::byte* smem) {
@@ -73,7 +92,7 @@ struct BackwardBlock {
   }
   __device__ std::byte* q_stage(int stage) const { return stages_smem + 2 * stage * c.tile_bytes(); }
   __device__ std::byte* d_o_stage(int stage) const { return q_stage(stage) + c.tile_bytes(); }
-  __device__ float* values_stage(int stage) const { return values_smem + stage * 3 * c.keys; }
+  __device__ float* values_stage(int stage) const { return values_smem + stage * c.stage_values; }
 
   static __device__ void copy_tile(std::byte* to_smem, const std::byte* from, bool present) {
 #pragma unroll
@@ -94,23 +113,35 @@ struct BackwardBlock {
       v_norm = fmaxf(v_norm, space.v.norms[at]);
       least_k_exponent = min(least_k_exponent, space.k.exponents[at]);
     }
+    const auto exponent_at = [&](const SplitRows& rows, int tile) {
+      const std::int64_t last = (sequence.length_k - 1) / c.keys - first_key / c.keys;
+      return rows.exponents[first + min(std::int64_t{tile}, last)];
+    };
+    k_exponent = exponent_at(space.k, warp / 2);
+    v_exponent = exponent_at(space.v, warp / 2);
+    if (threadIdx.x < c.own_tiles()) {
+      const int exponent = exponent_at(space.k, static_cast<int>(threadIdx.x));
+      factors_smem[threadIdx.x] = power_of_two(max(least_k_exponent - exponent, -126));
+    }
   }
 
-  /// A tile of queries of head hq.
-  __device__ void load_queries(std::int64_t hq, std::int64_t tile, int stage) const {
-    const std::int64_t at = space.q.first(call, b, hq) + tile;
-    copy_tile(q_stage(stage), space.q.data + at * c.tile_bytes(), true);
-    copy_tile(d_o_stage(stage), space.d_o.data + at * c.tile_bytes(), true);
-    const std::int64_t i = tile * c.keys + lane;
-    const std::int64_t row = hq * call.rows_q() + call.first_row_q(b) + i;
-    if (warp >= 3) return;
-    const RowValues& rows = space.rows;
-    const float* from = warp == 0 ? rows.top : warp == 1 ? rows.factor : rows.shift;
+  __device__ void load_queries(const QueriesAt& at, int stage) const {
+    copy_tile(q_stage(stage), space.q.data + at.split * c.tile_bytes(), true);
+    copy_tile(d_o_stage(stage), space.d_o.data + at.split * c.tile_bytes(), true);
     float* to = values_stage(stage) + warp * c.keys + lane;
-    if (i < sequence.length_q) {
-      copy_async_4(to, from + row);
-    } else {
-      *to = warp == 0 ? __int_as_float(0x7f800000) : 0.0f;
+    if (warp < 3) {
+      const RowValues& rows = space.rows;
+      const float* from = warp == 0 ? rows.top : warp == 1 ? rows.factor : rows.shift;
+      if (at.first + lane < sequence.length_q) {
+        copy_async_4(to, from + at.row + lane);
+      } else {
+        *to = warp == 0 ? __int_as_float(0x7f800000) : 0.0f;
+      }
+    } else if (warp == 3 && lane < 3) {
+      const void* from = lane == 0   ? static_cast<const void*>(space.q.exponents + at.split)
+                         : lane == 1 ? static_cast<const void*>(space.d_o.exponents + at.split)
+                                     : space.d_o.norms + at.split;
+      copy_async_4(to, static_cast<const float*>(from));
     }
   }
 
@@ -119,30 +150,37 @@ struct BackwardBlock {
     return address(smem + warp / 2 * c.tile_bytes() + warp % 2 * 16 * c.row_bytes());
   }
 
+  /// Two numbers of the lane's queries, eight queries n.
+  __device__ float2 two_of(const float* values, int n) const {
+    return *reinterpret_cast<const float2*>(values + 8 * n + 2 * (lane % 4));
+  }
+
   /// Weights of the pairs, times 2^weight_bits, from products k·q.
-  __device__ void weigh(float (&s)[1][c.keys / 8][4], std::int64_t first_query, float unit, bool edge,
-                        const float* values) const {
-    const int column = 2 * (lane % 4);
+  __device__ void weigh(float (&s)[1][c.keys / 8][4], float unit, const float* values) const {
+#pragma unroll
+    for (int n = 0; n < c.keys / 8; ++n) {
+      const float2 top = two_of(values, n);
+      const float2 factor = two_of(values + c.keys, n);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& one = s[0][n][e];
+        one = exp2_approx(fmaf(one, unit, e % 2 == 0 ? -top.x : -top.y)) * (e % 2 == 0 ? factor.x : factor.y);
+      }
+    }
+  }
+  /// Makes those that are hidden 0.
+  __device__ void hide(float (&s)[1][c.keys / 8][4], int first_query) const {
     const int key = warp * 16 + lane / 4;  // the first of two, of the block's
 #pragma unroll
     for (int n = 0; n < c.keys / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int query = 8 * n + column + e;
-        const float top = values[query];
-        const float factor = values[c.keys + query];
-        int first = 0;
-        int last = c.own();
-        if (edge) {
-          const KeyRange range = call.keys_of(sequence, first_query + query);
-          first = static_cast<int>(max(range.first - first_key, std::int64_t{0}));
-          last = static_cast<int>(min(range.last - first_key, std::int64_t{c.own()}));
-        }
+        const KeyRange range = call.keys_of(sequence, first_query + 8 * n + 2 * (lane % 4) + e);
+        const auto first = static_cast<int>(max(range.first - first_key, std::int64_t{0}));
+        const auto last = static_cast<int>(min(range.last - first_key, std::int64_t{c.own()}));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float& one = s[0][n][2 * half + e];
-          const float weight = exp2_approx(fmaf(one, unit, -top)) * factor;
-          one = key + 8 * half < first || key + 8 * half >= last ? 0.0f : weight;
+          if (key + 8 * half < first || key + 8 * half >= last) s[0][n][2 * half + e] = 0;
         }
       }
     }
@@ -154,14 +192,11 @@ struct BackwardBlock {
                                 float unit, float power, const float* values) const {
 #pragma unroll
     for (int n = 0; n < c.keys / 8; ++n) {
+      const float2 shift = two_of(values + 2 * c.keys, n);
+      const float scaled[2] = {shift.x * power, shift.y * power};
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float shift = values[2 * c.keys + 8 * n + 2 * (lane % 4) + e] * power;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& one = dp[0][n][2 * half + e];
-          one = weights[0][n][2 * half + e] * fmaf(one, unit, shift);
-        }
+      for (int e = 0; e < 4; ++e) {
+        dp[0][n][e] = weights[0][n][e] * fmaf(dp[0][n][e], unit, scaled[e % 2]);
       }
     }
   }
@@ -188,39 +223,53 @@ struct BackwardBlock {
     }
   }
 
-  /// Adds weights and score gradients of the warp's keys that are no peaks to the sums of their queries. Of
-  /// 16 numbers each lane has, eight lanes share the adding: half of them are exchanged in every step.
-  __device__ void add_sums(const float (&dscores)[1][c.keys / 8][4], const float (&weights)[1][c.keys / 8][4],
-                           float* sums) const {
+  /// Of 2 · count numbers adds up one half with those of the lane 2 · count away, which takes the other half;
+  /// gives the first of them.
+  template <int count>
+  __device__ int exchange(float (&each)[16]) const {
+    const bool upper = (lane & 2 * count) != 0;
+#pragma unroll
+    for (int n = 0; n < count; ++n) {
+      const float other = __shfl_xor_sync(~0u, upper ? each[n] : each[n + count], 2 * count);
+      each[n] = (upper ? each[n + count] : each[n]) + other;
+    }
+    return upper ? count : 0;
+  }
+  /// Sums of weights and of score gradients over the warp's keys that are no peaks, a query each. Of 16
+  /// numbers each lane has, eight lanes share the adding: half of them are exchanged in every step.
+  __device__ void find_sums(const float (&dscores)[1][c.keys / 8][4],
+                            const float (&weights)[1][c.keys / 8][4], bool peaks) const {
     float each[16];  // by what it is, queries n and e
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const auto low = [](float x) {
-          return x * power_of_two(-weight_bits) > simt::peak_weight ? 0.0f : x;
-        };
-        each[2 * n + e] = low(weights[0][n][e]) + low(weights[0][n][2 + e]);
+        each[2 * n + e] = weights[0][n][e] + weights[0][n][2 + e];
         each[8 + 2 * n + e] = dscores[0][n][e] + dscores[0][n][2 + e];
       }
     }
-    int first = 0;  // of those that are left to the lane
+    if (peaks) {
+      const auto low = [](float x) { return x * power_of_two(-weight_bits) > simt::peak_weight ? 0.0f : x; };
 #pragma unroll
-    for (int step = 0; step < 3; ++step) {
-      const int count = 8 >> step;
-      const bool upper = (lane >> (4 - step) & 1) != 0;
+      for (int n = 0; n < 4; ++n) {
 #pragma unroll
-      for (int m = 0; m < count; ++m) {
-        const float other = __shfl_xor_sync(~0u, upper ? each[m] : each[m + count], 16 >> step);
-        each[m] = (upper ? each[m + count] : each[m]) + other;
+        for (int e = 0; e < 2; ++e) each[2 * n + e] = low(weights[0][n][e]) + low(weights[0][n][2 + e]);
       }
-      if (upper) first += count;
     }
+    const int first = exchange<8>(each) + exchange<4>(each) + exchange<2>(each);  // of those left to the lane
+    // The two that are left are of neighbouring queries.
+    float* to = sums_smem + (2 * warp + first / 8) * c.keys + first % 8 / 2 * 8 + 2 * (lane % 4);
+    *reinterpret_cast<float2*>(to) = {each[0], each[1]};
+  }
+  /// Adds up what all warps found, when it is there, for everyone's queries.
+  __device__ void add_sums(const QueriesAt& at, int exponent) const {
+    if (warp >= 2 || at.first + lane >= sequence.length_q) return;
+    float sum = 0;
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      const int index = first + m;
-      atomicAdd(sums + index / 8 * c.keys + index % 8 / 2 * 8 + 2 * (lane % 4) + index % 2, each[m]);
-    }
+    for (int n = 0; n < c.warps; ++n) sum += sums_smem[(2 * n + warp) * c.keys + lane];
+    float* to = (warp == 0 ? space.peaks.rest_weight : space.peaks.rest_gradient) + at.row + lane;
+    const int bits = warp == 0 ? weight_bits : exponent;
+    atomicAdd(to, sum * power_of_two(-bits / 2) * power_of_two(bits / 2 - bits));
   }
 
   static __device__ void split_pairs(Weights<c>& to, const float (&from)[1][c.keys / 8][4]) {
@@ -254,20 +303,19 @@ struct BackwardBlock {
   }
 
   /// The warp's part of dq += dscores · k, which is 16 queries and some dims. Score gradients are times
-  /// 2^exponent.
-  __device__ void add_dq(std::int64_t hq, std::int64_t first_query, int exponent) const {
+  /// 2^exponent. Head dims are multiples of 4.
+  __device__ void add_dq(const QueriesAt& at, int exponent) const {
     constexpr int dim_warps = c.warps / 2;
     constexpr int count = c.dim / dim_warps / 16;
     const int half = warp % 2;
     const int first_step = warp / 2 * count;  // of 16 dims
     float sum[count][2][4] = {};
-    const std::int64_t first_tile = space.k.first(call, b, h) + first_key / c.keys;
     const auto pairs = MatrixPointer<c.keys>::by_columns(address(pairs_smem));
 #pragma unroll 1
     for (int tile = 0; tile < c.own_tiles(); ++tile) {
       if (first_key + tile * c.keys >= sequence.length_k) break;
       const auto k = MatrixPointer<c.dim>::by_rows(address(k_smem + tile * c.tile_bytes()));
-      const float factor = power_of_two(max(least_k_exponent - space.k.exponents[first_tile + tile], -126));
+      const float factor = factors_smem[tile];
       float part[count][1][2][4];
 #pragma unroll
       for (int step = 0; step < c.keys / 16; ++step) {
@@ -295,6 +343,8 @@ struct BackwardBlock {
     const float second_factor = power_of_two(scaled / 2 - scaled);
     const auto dims = static_cast<int>(call.problem.dim_qk);
     const bool even = lane % 2 == 0;
+    const int first_row = at.first + 16 * half + lane / 4;
+    auto* to = reinterpret_cast<float*>(call.dq.at(b, at.hq, sequence.first_q + first_row));
 #pragma unroll
     for (int n = 0; n < count; ++n) {
 #pragma unroll
@@ -306,37 +356,25 @@ struct BackwardBlock {
         const float other_second = __shfl_xor_sync(~0u, even ? high[1] : low[1], 1);
         const float four[4] = {even ? low[0] : other_first, even ? low[1] : other_second,
                                even ? other_first : high[0], even ? other_second : high[1]};
-        const std::int64_t i = first_query + 16 * half + 8 * row + lane / 4;
         const int dim = 16 * (first_step + n) + (even ? 0 : 8) + lane % 4 / 2 * 4;
-        if (i >= sequence.length_q || dim >= dims) continue;
-        float* to = reinterpret_cast<float*>(call.dq.at(b, hq, sequence.first_q + i)) + dim;
+        if (first_row + 8 * row >= sequence.length_q || dim >= dims) continue;
         const auto scaled_back = [&](int e) { return four[e] * first_factor * second_factor; };
-        if (dim + 4 <= dims) {
-          add_4(to, {scaled_back(0), scaled_back(1), scaled_back(2), scaled_back(3)});
-        } else {
-          for (int e = 0; dim + e < dims; ++e) atomicAdd(to + e, scaled_back(e));
-        }
+        add_4(to + 8 * row * call.dq.stride_s + dim,
+              {scaled_back(0), scaled_back(1), scaled_back(2), scaled_back(3)});
       }
     }
   }
 
   /// All that a tile of queries adds.
-  __device__ void add_queries(std::int64_t hq, std::int64_t tile, int stage) {
-    const std::int64_t first_query = tile * c.keys;
-    const std::int64_t q_tile = space.q.first(call, b, hq) + tile;
-    const std::int64_t own_tile =
-        space.k.first(call, b, h) + min(first_key + warp / 2 * c.keys, sequence.length_k - 1) / c.keys;
-    const int q_exponent = space.q.exponents[q_tile];
-    const int d_o_exponent = space.d_o.exponents[q_tile];
+  __device__ void add_queries(const QueriesAt& at, int stage) {
     const float* values = values_stage(stage);
+    const int q_exponent = __float_as_int(values[3 * c.keys]);
+    const int d_o_exponent = __float_as_int(values[3 * c.keys + 1]);
     // Score gradients are at most the weight times |d_o|·|v| + |shift|, which is brought below 2^15.
     const int shift_bits = __reduce_max_sync(~0u, __float_as_int(fabsf(values[2 * c.keys + lane])));
-    const float bound = fmaf(space.d_o.norms[q_tile], v_norm, __int_as_float(shift_bits));
+    const float bound = fmaf(values[3 * c.keys + 2], v_norm, __int_as_float(shift_bits));
     const int exponent = exponent_for(bound);
 
-    const KeyRange first_range = call.keys_of(sequence, first_query);
-    const KeyRange last_range = call.keys_of(sequence, first_query + c.keys - 1);
-    const bool edge = last_range.first > first_key || first_range.last < first_key + c.own();
     float s[1][c.keys / 8][4];
     multiply_tile<c, c.part_bytes()>(
         s,
@@ -345,7 +383,8 @@ struct BackwardBlock {
         },
         address(q_stage(stage)));
     const auto unit = static_cast<float>(call.scale * 1.4426950408889634);
-    weigh(s, first_query, scaled_up_to(unit, -q_exponent - space.k.exponents[own_tile]), edge, values);
+    weigh(s, scaled_up_to(unit, -q_exponent - k_exponent), values);
+    if (at.first < whole_first || at.first + c.keys - 1 > whole_last) hide(s, at.first);
     float dp[1][c.keys / 8][4];
     multiply_tile<c, c.part_bytes()>(
         dp,
@@ -354,17 +393,14 @@ struct BackwardBlock {
         },
         address(d_o_stage(stage)));
     const int power = exponent - weight_bits;
-    differentiate(dp, s, scaled_up_to(1.0f, power - d_o_exponent - space.v.exponents[own_tile]),
+    differentiate(dp, s, scaled_up_to(1.0f, power - d_o_exponent - v_exponent),
                   power_of_two(max(power, -126)), values);
-    const std::int64_t first_row = hq * call.rows_q() + call.first_row_q(b) + first_query;
     float highest = 0;
 #pragma unroll
     for (int n = 0; n < c.keys / 2; ++n) highest = fmaxf(highest, s[0][n / 4][n % 4]);
-    if (__any_sync(~0u, highest > simt::peak_weight * power_of_two(weight_bits))) {
-      take_peaks(dp, s, first_row, power_of_two(max(power, -126)));
-    }
-    float* sums = sums_smem + stage * 2 * c.keys;
-    add_sums(dp, s, sums);
+    const bool peaks = __any_sync(~0u, highest > simt::peak_weight * power_of_two(weight_bits));
+    if (peaks) take_peaks(dp, s, at.row, power_of_two(max(power, -126)));
+    find_sums(dp, s, peaks);
     Weights<c> pairs;
     split_pairs(pairs, dp);
     store_pairs(pairs);
@@ -375,40 +411,45 @@ struct BackwardBlock {
     }
     add_tile<c, c.part_bytes()>(dk.sum, pairs, address(q_stage(stage)), dk.follow(q_exponent + exponent));
     __syncthreads();  // everyone's score gradients and sums are there
-    if (warp < 2) {
-      const float sum = sums[warp * c.keys + lane];
-      sums[warp * c.keys + lane] = 0;
-      if (first_query + lane < sequence.length_q) {
-        float* to = (warp == 0 ? space.peaks.rest_weight : space.peaks.rest_gradient) + first_row + lane;
-        const int bits = warp == 0 ? weight_bits : exponent;
-        atomicAdd(to, sum * power_of_two(-bits / 2) * power_of_two(bits / 2 - bits));
-      }
-    }
-    add_dq(hq, first_query, exponent);
+    add_sums(at, exponent);
+    add_dq(at, exponent);
   }
 
   /// The block's share of the queries, one tile after another.
   __device__ void walk(int share, int shares) {
     const QueryRange range =
         queries_of(call, sequence, first_key, min(first_key + c.own(), sequence.length_k));
-    const std::int64_t first = range.first / c.keys;
+    const auto first = static_cast<int>(range.first / c.keys);
     const auto tiles = static_cast<int>(range.first < range.last ? (range.last + c.keys - 1) / c.keys - first
                                                                  : std::int64_t{0});
     const auto group = static_cast<int>(call.group());
     const auto begin = static_cast<int>(std::int64_t{tiles} * group * share / shares);
     const auto end = static_cast<int>(std::int64_t{tiles} * group * (share + 1) / shares);
-    const auto load = [&](int item) {
-      if (item < end) load_queries(h * group + item / tiles, first + item % tiles, item % 2);
-      commit_copies();
+    // Tile `tile` of those of query head `head` of the group.
+    const auto place = [&](int head, int tile) -> QueriesAt {
+      const std::int64_t hq = h * group + head;
+      return {hq, space.q.first(call, b, hq) + tile,
+              hq * call.rows_q() + call.first_row_q(b) + std::int64_t{tile} * c.keys, tile * c.keys};
     };
     load_own();
-    load(begin);
+    QueriesAt at{};
+    if (begin < end) {
+      at = place(begin / tiles, first + begin % tiles);
+      load_queries(at, begin % 2);
+    }
+    commit_copies();
 #pragma unroll 1
     for (int item = begin; item < end; ++item) {
       wait_copies<0>();
       __syncthreads();  // the tile is there, and everyone is done with the last one
-      load(item + 1);
-      add_queries(h * group + item / tiles, first + item % tiles, item % 2);
+      QueriesAt next{at.hq, at.split + 1, at.row + c.keys, at.first + c.keys};
+      if (item + 1 < end) {
+        if (next.first >= range.last) next = place(static_cast<int>(at.hq + 1 - h * group), first);
+        load_queries(next, (item + 1) % 2);
+      }
+      commit_copies();
+      add_queries(at, item % 2);
+      at = next;
     }
   }
 

@@ -6,7 +6,8 @@
 #include <utility>
 
 #include "cuda/mma_f32/backward.cuh"
-#include "cuda/mma_f32/row_values.h"
+#include "cuda/mma_f32/mend_values.h"
+#include "cuda/mma_f32/row_values.cuh"
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 
@@ -26,23 +27,24 @@ inline simt::SomeHeads unfit_of(const BackwardSpace& space) {
   return {.queries = space.unfit.queries, .keys = space.unfit.keys, .any = space.unfit.any};
 }
 
+/// Before the walk; `shares` is how many blocks will share the queries of the same keys.
 template <int dim>
-void prepare_backward(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
+void prepare_backward(const AttentionCall& call, const BackwardSpace& space, int shares,
+                      cudaStream_t stream) {
   constexpr int keys = BackwardConfig::keys;
   constexpr int parts = BackwardConfig::parts;
-  check_cuda(cudaMemsetAsync(space.unfit.queries, 0, space.unfit.count * sizeof(int), stream),
-             "tilewise mma backward");
+  clear_marks(space.unfit, stream);
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
   const auto dim_v = static_cast<int>(call.problem.dim_v);
-  split<dim, keys, parts>(call,
-                          {.any_unfit = space.unfit.any,
-                           .count = 4,
-                           .tensors = {{call.k, dim_qk, space.k, space.unfit.keys},
-                                       {call.v, dim_v, space.v, space.unfit.keys},
-                                       {call.q, dim_qk, space.q, space.unfit.queries},
-                                       {call.d_o, dim_v, space.d_o, space.unfit.queries}}},
-                          stream);
-  row_values(call, space, stream);
+  split<dim, keys, parts, SwizzledTile<dim>, RowValuesBeside>(
+      call,
+      {.any_unfit = space.unfit.any,
+       .count = RowValuesBeside::count,
+       .tensors = {{call.k, dim_qk, space.k, space.unfit.keys},
+                   {call.v, dim_v, space.v, space.unfit.keys},
+                   {call.q, dim_qk, space.q, space.unfit.queries},
+                   {call.d_o, dim_v, space.d_o, space.unfit.queries}}},
+      stream, {.to = space.rows, .peaks = space.peaks, .adds_key_gradients = shares > 1});
 }
 
 inline std::int64_t head_blocks_of(const AttentionCall& call, const BackwardConfig& c) {
@@ -82,7 +84,7 @@ void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int
   constexpr BackwardConfig c = Table::rows[row];
   const std::int64_t head_blocks = head_blocks_of(call, c);
   const int shares = shares_of(call, c, multiprocessors);
-  if (shares > 1) clear_key_gradients(call, stream);
+  prepare_backward<c.dim>(call, space, shares, stream);
   launch<backward_kernel<Table, row>>(
       {.name = "tilewise mma backward",
        .blocks = call.problem.batch * call.problem.heads_kv * head_blocks * shares,
@@ -106,8 +108,6 @@ int choose_backward_row(const AttentionCall& call, std::size_t shared_bytes) {
 template <typename Table>
 void run_suited_backward(const AttentionCall& call, const BackwardSpace& space, int chosen,
                          int multiprocessors, cudaStream_t stream) {
-  backward_dim(call) == 64 ? prepare_backward<64>(call, space, stream)
-                           : prepare_backward<128>(call, space, stream);
   [&]<int... row>(std::integer_sequence<int, row...>) {
     ((row == chosen ? run_backward_row<Table, row>(call, space, multiprocessors, stream) : void()), ...);
   }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});

@@ -22,11 +22,12 @@ struct BackwardConfig {
   constexpr int part_bytes() const { return keys * row_bytes(); }
   constexpr int tile_bytes() const { return parts * part_bytes(); }
   constexpr int pair_part_bytes() const { return own() * keys * 2; }
-  /// Keys and values; two stages of queries and d_o, of three numbers a query and of two sums; score
-  /// gradients.
+  static constexpr int stage_values = 3 * keys + 4;  ///< three numbers a query, and what is known of the tile
+  /// Keys and values; two stages of queries, of d_o and of what is known of them; score gradients; two sums a
+  /// query of each warp; a factor a tile of keys.
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>((2 * own_tiles() + 4) * tile_bytes() + parts * pair_part_bytes() +
-                                    2 * 5 * keys * 4);
+                                    (2 * stage_values + 2 * warps * keys + own_tiles()) * 4);
   }
   friend constexpr bool operator==(const BackwardConfig&, const BackwardConfig&) = default;
 };

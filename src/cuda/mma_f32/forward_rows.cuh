@@ -44,8 +44,7 @@ void split_keys(const AttentionCall& call, const ForwardSpace& space, cudaStream
 template <typename Table, int row>
 void run_row(const AttentionCall& call, const ForwardSpace& space, int multiprocessors, cudaStream_t stream) {
   constexpr ForwardConfig c = Table::rows[row];
-  check_cuda(cudaMemsetAsync(space.unfit.queries, 0, space.unfit.count * sizeof(int), stream),
-             "tilewise mma forward");
+  clear_marks(space.unfit, stream);
   split_keys<Table, c.dim>(call, space, stream);
   const QueryBlocks blocks = QueryBlocks::of(call, c.rows(), multiprocessors);
   launch<forward_kernel<Table, row>>({.name = "tilewise mma forward",

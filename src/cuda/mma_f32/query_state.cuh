@@ -71,17 +71,25 @@ struct QueryState {
         const auto* from = rows.float_of(call.q, present ? row : 0);
         load_eight(x[n], from, chunk * 8, present ? dims : 0, aligned);
       }
+      float largest[rounds];
+#pragma unroll
+      for (int n = 0; n < rounds; ++n) {
+        largest[n] = 0;
+#pragma unroll
+        for (int m = 0; m < 8; ++m) largest[n] = fmaxf(largest[n], fabsf(x[n][m]));
+      }
+      // Those of all rounds by turns: each exchange waits for the one before it.
+#pragma unroll
+      for (int apart = lanes / 2; apart > 0; apart /= 2) {
+#pragma unroll
+        for (int n = 0; n < rounds; ++n) {
+          largest[n] = fmaxf(largest[n], __shfl_xor_sync(~0u, largest[n], apart));
+        }
+      }
 #pragma unroll
       for (int n = 0; n < rounds; ++n) {
         const int row = first_row + n * at_once;
-        float largest = 0;
-#pragma unroll
-        for (int m = 0; m < 8; ++m) largest = fmaxf(largest, fabsf(x[n][m]));
-#pragma unroll
-        for (int apart = lanes / 2; apart > 0; apart /= 2) {
-          largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));
-        }
-        const int exponent = exponent_for(largest);
+        const int exponent = exponent_for(largest[n]);
         uint4 chunks[c.parts];
         split_eight<c.parts>(chunks, x[n], power_of_two(exponent), losses);
 #pragma unroll

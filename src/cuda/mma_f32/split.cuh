@@ -51,13 +51,18 @@ __device__ __forceinline__ Pair split_two(float x, float y) {
 struct Losses {
   unsigned counts[3] = {};  ///< at a grade in the upper half, at an eighth of it in the lower
 
+  /// Where no number is smaller than this, none is counted: its low part, or the only one, has all digits.
+  template <int parts>
+  static constexpr float least = parts == 2 ? 0x1p-3f : 0x1p-14f;
+
   template <int parts>
   __device__ __forceinline__ void add(float x, float high, float low) {
-    constexpr float least = parts == 2 ? 0x1p-22f : 0x1p-10f;
-    constexpr float grades[] = {8 * least, parts == 2 ? 0x1p-13f : 0x1p-5f, parts == 2 ? 0x1p-7f : 0x1p-3f};
+    constexpr float rounding = parts == 2 ? 0x1p-22f : 0x1p-10f;
+    constexpr float grades[] = {8 * rounding, parts == 2 ? 0x1p-13f : 0x1p-5f,
+                                parts == 2 ? 0x1p-7f : 0x1p-3f};
     const float rest = fabsf(parts == 2 ? (x - high) - low : x - high);
     const float whole = fabsf(x);
-    if (!(rest > whole * least)) return;
+    if (!(rest > whole * rounding)) return;
 #pragma unroll
     for (int n = 0; n < 3; ++n) {
       counts[n] += (rest > whole * grades[n] ? 0x10000u : 0u) + (rest > whole * grades[n] / 8 ? 1u : 0u);

@@ -3,6 +3,7 @@
 #include "cuda/mma_f32/split.cuh"
 #include "cuda/mma_f32/split_rows.h"
 #include "cuda/ptx/dependent.cuh"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 
@@ -35,18 +36,23 @@ __host__ __device__ __forceinline__ bool aligned_fours(const Rows& rows) {
 template <int parts>
 __device__ __forceinline__ void split_eight(uint4 (&chunks)[parts], const float (&x)[8], float power,
                                             Losses& losses) {
-  std::uint32_t words[parts][4];
+  std::uint32_t words[2][4];
+  float smallest = __int_as_float(0x7f800000);
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
-    const float first = x[2 * n] * power;
-    const float second = x[2 * n + 1] * power;
-    const Pair two = split_two(first, second);
-    const float2 high = unpack<__half>(two.high);
-    const float2 low = unpack<__half>(two.low);
-    losses.add<parts>(first, high.x, low.x);
-    losses.add<parts>(second, high.y, low.y);
+    const Pair two = split_two(x[2 * n] * power, x[2 * n + 1] * power);
     words[0][n] = two.high;
-    if constexpr (parts == 2) words[1][n] = two.low;
+    words[1][n] = two.low;
+    smallest = fminf(smallest, fminf(fabsf(x[2 * n]), fabsf(x[2 * n + 1])));
+  }
+  if (smallest * power < Losses::least<parts>) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const float2 high = unpack<__half>(words[0][n]);
+      const float2 low = unpack<__half>(words[1][n]);
+      losses.add<parts>(x[2 * n] * power, high.x, low.x);
+      losses.add<parts>(x[2 * n + 1] * power, high.y, low.y);
+    }
   }
 #pragma unroll
   for (int part = 0; part < parts; ++part) {
@@ -67,30 +73,52 @@ struct Splitting {
   Tensor tensors[4];
 };
 
-inline constexpr int split_threads = 256;
+/// Threads of a block that splits a tile of so many chunks of eight numbers.
+constexpr int split_threads_of(int chunks) { return std::min(chunks, 512); }
 
-/// A block has a tile of one of them, whose parts lie as `Tile` says.
-template <int dim, int tile_rows, int parts, typename Tile = SwizzledTile<dim>>
-__global__ void __launch_bounds__(split_threads)
-    split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting) {
+/// Eight numbers of a row that a lane splits: of tensor `which`, from `chunk` · 8 on. A row is some
+/// neighbouring lanes'.
+struct SplitPlace {
+  int which;
+  std::int64_t b, h;
+  std::int64_t i;  ///< in its sequence
+  std::int64_t s;  ///< in the tensor
+  int chunk;
+};
+/// What else is done with every row: nothing.
+struct NothingBeside {
+  static constexpr bool norms = false;  ///< of rows are wanted
+  template <int lanes>
+  __device__ void row(const AttentionCall&, const SplitPlace&, const float (&)[8], bool) const {}
+};
+
+/// A block has a tile of one of them, whose parts lie as `Tile` says. Unfit heads are marked when the kernel
+/// ahead has cleared the marks.
+template <int dim, int tile_rows, int parts, typename Tile, typename Beside>
+__global__ void __launch_bounds__(split_threads_of(tile_rows* Tile::chunks))
+    split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting,
+                const __grid_constant__ Beside beside) {
 #if __CUDA_ARCH__ >= 800
   let_kernel_behind_begin();
-  constexpr int lanes = Tile::chunks;          // of a row
-  constexpr int step = split_threads / lanes;  // rows at a time
+  constexpr int lanes = Tile::chunks;                                       // of a row
+  constexpr int step = split_threads_of(tile_rows * Tile::chunks) / lanes;  // rows at a time
   constexpr int rounds = tile_rows / step;
   static_assert(tile_rows % step == 0);
-  const Splitting::Tensor& tensor = splitting.tensors[blockIdx.x % splitting.count];
+  const auto which = static_cast<int>(blockIdx.x % static_cast<std::uint32_t>(splitting.count));
+  const Splitting::Tensor& tensor = splitting.tensors[which];
   const SplitRows& to = tensor.to;
-  const std::int64_t index = blockIdx.x / splitting.count;
-  const std::int64_t tile = index % to.longest;
-  const std::int64_t b = index / to.longest % call.problem.batch;
-  const std::int64_t h = index / to.longest / call.problem.batch;
-  if (h >= to.heads) return;
+  // In 32 bits, which divide faster; a launch has no more blocks.
+  const std::uint32_t index = blockIdx.x / static_cast<std::uint32_t>(splitting.count);
+  const std::uint32_t head = index / static_cast<std::uint32_t>(to.longest);
+  const std::uint32_t entries = static_cast<std::uint32_t>(call.problem.batch);
+  const std::int64_t tile = index - head * static_cast<std::uint32_t>(to.longest);
+  const std::int64_t b = head % entries, h = head / entries;
+  if (h >= to.heads) return wait_for_kernel_ahead();
   const Sequence sequence = call.sequence(b);
   const bool queries = to.side == Side::queries;
   const std::int64_t length = queries ? sequence.length_q : sequence.length_k;
   const std::int64_t first = tile * tile_rows;
-  if (first >= length) return;
+  if (first >= length) return wait_for_kernel_ahead();
 
   const Rows& rows = tensor.rows;
   const int dims = tensor.dims;
@@ -108,6 +136,12 @@ __global__ void __launch_bounds__(split_threads)
     load_eight(x[round], from, chunk * 8, present ? dims : 0, aligned);
 #pragma unroll
     for (int n = 0; n < 8; ++n) largest = fmaxf(largest, fabsf(x[round][n]));
+  }
+#pragma unroll
+  for (int round = 0; round < rounds; ++round) {
+    const int r = row + round * step;
+    beside.template row<lanes>(call, {which, b, h, first + r, first_row + r, chunk}, x[round],
+                               first + r < length);
   }
   __shared__ int bits, norm_bits;
   __shared__ unsigned all_losses[3];
@@ -135,6 +169,7 @@ __global__ void __launch_bounds__(split_threads)
       *reinterpret_cast<uint4*>(tile_gmem + part * tile_rows * Tile::row_bytes + Tile::offset(r, chunk)) =
           chunks[part];
     }
+    if constexpr (!Beside::norms) continue;
     float squares = 0;  // of numbers up to 2^15
 #pragma unroll
     for (int n = 0; n < 8; ++n) squares = fmaf(x[round][n] * power, x[round][n] * power, squares);
@@ -144,8 +179,10 @@ __global__ void __launch_bounds__(split_threads)
     }
     norm = fmaxf(norm, squares);
   }
-  const int warp_norm = __reduce_max_sync(~0u, __float_as_int(norm));
-  if (threadIdx.x % 32 == 0) atomicMax(&norm_bits, warp_norm);
+  if constexpr (Beside::norms) {
+    const int warp_norm = __reduce_max_sync(~0u, __float_as_int(norm));
+    if (threadIdx.x % 32 == 0) atomicMax(&norm_bits, warp_norm);
+  }
 #pragma unroll
   for (int n = 0; n < 3; ++n) {
     const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
@@ -154,8 +191,11 @@ __global__ void __launch_bounds__(split_threads)
   __syncthreads();  // norm and losses are there
   if (threadIdx.x == 0) {
     to.exponents[place] = exponent;
-    to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
+    if constexpr (Beside::norms) {
+      to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
+    }
   }
+  wait_for_kernel_ahead();
   if (threadIdx.x == 0) {
     const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
     if (all.harmful() || sequence.length_k <= few_keys) {
@@ -166,18 +206,22 @@ __global__ void __launch_bounds__(split_threads)
 #endif
 }
 
-template <int dim, int tile_rows, int parts, typename Tile = SwizzledTile<dim>>
-void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t stream) {
+template <int dim, int tile_rows, int parts, typename Tile = SwizzledTile<dim>,
+          typename Beside = NothingBeside>
+void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t stream,
+           const Beside& beside = {}) {
   std::int64_t most = 0;
   for (int n = 0; n < splitting.count; ++n) {
     const SplitRows& to = splitting.tensors[n].to;
     most = std::max(most, to.heads * to.longest);
   }
-  launch<split_tiles<dim, tile_rows, parts, Tile>>({.name = "tilewise mma, splitting",
-                                                    .blocks = splitting.count * call.problem.batch * most,
-                                                    .threads = split_threads,
-                                                    .stream = stream},
-                                                   call, splitting);
+  launch<split_tiles<dim, tile_rows, parts, Tile, Beside>>(
+      {.name = "tilewise mma, splitting",
+       .blocks = splitting.count * call.problem.batch * most,
+       .threads = split_threads_of(tile_rows * Tile::chunks),
+       .stream = stream,
+       .early = begins_early(call.problem.device)},
+      call, splitting, beside);
 }
 
 }  // namespace tilewise::cuda::mma_f32

@@ -70,6 +70,9 @@ struct Unfit {
   }
 };
 
+/// Makes the marks 0; what splits comes next and waits for it.
+void clear_marks(const Unfit& unfit, cudaStream_t stream);
+
 /// The workspace of a forward call.
 struct ForwardSpace {
   SplitRows k, v;

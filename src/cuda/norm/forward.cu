@@ -24,6 +24,60 @@ struct Moments {
   float mean, squares;
 };
 
+/// Those of a thread's chunks.
+template <typename T, int chunks>
+__device__ __forceinline__ Moments moments_of_thread(const RawChunk<T> (&s)[chunks]) {
+  constexpr int size = chunk_size<T>;
+  float sum = 0;
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    float x[size];
+    s[c].spread(x);
+#pragma unroll
+    for (int n = 0; n < size; ++n) sum += x[n];
+  }
+  Moments own{sum / static_cast<float>(chunks * size), 0};
+#pragma unroll
+  for (int c = 0; c < chunks; ++c) {
+    float x[size];
+    s[c].spread(x);
+#pragma unroll
+    for (int n = 0; n < size; ++n) own.squares += (x[n] - own.mean) * (x[n] - own.mean);
+  }
+  return own;
+}
+
+/// Those of a block's row of which every thread has equally much. Each thread finds its own, about its own
+/// mean, and two of equal weight are put together at a time: one way through the warp, where sums first and
+/// squares about their mean then would be two.
+template <typename T, int chunks>
+__device__ __forceinline__ Moments moments_of_equals(const RawChunk<T> (&s)[chunks]) {
+  constexpr int elements = chunks * chunk_size<T>;
+  Moments own = moments_of_thread(s);
+  float half = 0.5f * elements;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2, half *= 2) {
+    const float mean = __shfl_xor_sync(~0u, own.mean, distance);
+    const float apart = mean - own.mean;
+    own.squares += __shfl_xor_sync(~0u, own.squares, distance) + apart * apart * half;
+    own.mean = 0.5f * (own.mean + mean);
+  }
+  __shared__ Moments of_warps[32];
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = own;
+  __syncthreads();  // all warps' are there
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  Moments all{0, 0};
+#pragma unroll 4
+  for (int warp = 0; warp < warps; ++warp) all.mean += of_warps[warp].mean;
+  all.mean /= static_cast<float>(warps);
+#pragma unroll 4
+  for (int warp = 0; warp < warps; ++warp) {
+    const Moments part = of_warps[warp];
+    all.squares += part.squares + 32 * elements * (part.mean - all.mean) * (part.mean - all.mean);
+  }
+  return all;
+}
+
 /// Those of a team's row, `count` chunks of which the thread has some. Each warp finds its own, and about its
 /// own mean, so that the team waits once; then they are put together.
 template <bool one_warp, typename T, int chunks>
@@ -71,8 +125,9 @@ __device__ __forceinline__ Moments moments_of(const RawChunk<T> (&s)[chunks], in
   }
 }
 
-/// A row a team, kept in registers between what is read and what is written.
-template <typename T, Norm norm, int chunks, bool one_warp>
+/// A row a team, kept in registers between what is read and what is written; `equal` where all threads
+/// of a block have equally much of it.
+template <typename T, Norm norm, int chunks, bool one_warp, bool equal>
 __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
     chunks_kernel(const __grid_constant__ NormCall call) {
   constexpr int size = chunk_size<T>;
@@ -111,7 +166,11 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
   }
   Moments moments{0, 0};
   if constexpr (norm == Norm::layer) {
-    moments = moments_of<one_warp>(s, count);
+    if constexpr (equal) {
+      moments = moments_of_equals(s);
+    } else {
+      moments = moments_of<one_warp>(s, count);
+    }
   } else {
     float squares[1] = {0};
 #pragma unroll
@@ -197,10 +256,10 @@ __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ N
 
 void forward(const NormCall& call, const Context& context) {
   RowShape shape = shape_of(call);
+  const auto count =
+      static_cast<int>(call.problem.dim * static_cast<std::int64_t>(size_of(call.problem.dtype)) / 16);
   if (call.problem.norm == Norm::layer && shape.in_chunks && !shape.one_warp) {
     // Layer norms have more to do between reading and writing: more to read ahead, in fewer threads.
-    const auto count =
-        static_cast<int>(call.problem.dim * static_cast<int>(size_of(call.problem.dtype)) / 16);
     shape.chunks = 4;
     shape.threads = ((count + 3) / 4 + 31) / 32 * 32;
   }
@@ -212,7 +271,12 @@ void forward(const NormCall& call, const Context& context) {
   with_types(call.problem, [&]<typename T, Norm norm>() {
     if (!shape.in_chunks) return launch<elements_kernel<T, norm>>(how, call);
     with_shape(shape, [&]<int chunks, bool one_warp>() {
-      launch<chunks_kernel<T, norm, chunks, one_warp>>(how, call);
+      if constexpr (norm == Norm::layer && !one_warp) {
+        if (count == chunks * shape.threads) {
+          return launch<chunks_kernel<T, norm, chunks, one_warp, true>>(how, call);
+        }
+      }
+      launch<chunks_kernel<T, norm, chunks, one_warp, false>>(how, call);
     });
   });
 }

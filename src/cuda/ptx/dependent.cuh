@@ -2,6 +2,10 @@
 
 #include <cstdint>
 
+#ifdef TILEWISE_NOTHING_OF_90
+#error "of this source 9.0 has the code of 8.0: cmake/TilewiseCode.cmake"
+#endif
+
 namespace tilewise::cuda {
 
 // A kernel that begins before the one ahead of it in the stream has ended (sm_90 on), where the launch allows

@@ -33,6 +33,7 @@ __device__ __forceinline__ void load_matrices_turned(std::uint32_t (&to)[4], std
 #endif
 }
 
+#ifndef TILEWISE_NOTHING_OF_90
 /// The way back, on sm_90: elements 2t and 2t + 1 of row g of each matrix from every lane to rows of 16 bytes
 /// at the addresses the lanes give.
 __device__ __forceinline__ void store_matrices(std::uint32_t address_smem, const std::uint32_t (&from)[4]) {
@@ -42,6 +43,7 @@ __device__ __forceinline__ void store_matrices(std::uint32_t address_smem, const
                : "memory");
 #endif
 }
+#endif
 
 /// c += a b, summed in f32.
 template <typename T>
@@ -105,7 +107,11 @@ __device__ __forceinline__ float2 unpack<__half>(std::uint32_t two) {
 }
 template <>
 __device__ __forceinline__ float2 unpack<__nv_bfloat16>(std::uint32_t two) {
+#if __CUDA_ARCH__ >= 900
   return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(two));
+#else
+  return {__uint_as_float(two << 16), __uint_as_float(two & 0xFFFF0000u)};  // what CUDA's makes of it on 9.0
+#endif
 }
 
 /// The larger of each of two pairs.

@@ -1,5 +1,9 @@
 #pragma once
 
+#ifdef TILEWISE_NOTHING_OF_90
+#error "of this source 9.0 has the code of 8.0: cmake/TilewiseCode.cmake"
+#endif
+
 namespace tilewise::cuda {
 
 /// Adds four consecutive floats in global memory, in no particular order with other threads; the address is a

@@ -2,6 +2,10 @@
 
 #include <cstddef>
 
+#ifdef TILEWISE_NOTHING_OF_90
+#error "of this source 9.0 has the code of 8.0: cmake/TilewiseCode.cmake"
+#endif
+
 namespace tilewise::cuda {
 
 // A build may have code for fewer architectures than there are GPUs: which of it runs on one is for the

@@ -1,5 +1,9 @@
 #include "cuda/runtime/launch.cuh"
 
+#include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <array>
 #include <atomic>
 #include <string>
 
@@ -8,9 +12,42 @@
 namespace tilewise::cuda {
 namespace {
 
-void raise_limit(const void* kernel, SharedLimits& limits, const Launch& how) {
-  int device = 0;
-  check_cuda(cudaGetDevice(&device), how.name);
+// The driver's own launch takes less of the host's time than the runtime's. Null where it is not to be had.
+PFN_cuLaunchKernelEx_v11060 driver_launch() {
+  static const PFN_cuLaunchKernelEx_v11060 function = [] {
+    constexpr unsigned since = 11060;
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    const cudaError_t status =
+        cudaGetDriverEntryPointByVersion("cuLaunchKernelEx", &found, since, cudaEnableDefault, &result);
+    const bool there = status == cudaSuccess && result == cudaDriverEntryPointSuccess;
+    return there ? reinterpret_cast<PFN_cuLaunchKernelEx_v11060>(found) : nullptr;
+  }();
+  return function;
+}
+
+// A kernel as the driver has it, or null. Asking makes the device's context current in the thread, and a
+// thread remembers what it was told.
+CUfunction function_of(const void* kernel, int device) {
+  struct Told {
+    const void* kernel = nullptr;
+    int device = 0;
+    cudaFunction_t function = nullptr;
+  };
+  thread_local std::array<Told, 256> told{};
+  const auto address = reinterpret_cast<std::uintptr_t>(kernel);
+  Told& place = told[((address >> 4) ^ (address >> 12)) % told.size()];
+  if (place.kernel != kernel || place.device != device) {
+    place = {kernel, device, nullptr};
+    if (cudaGetFuncBySymbol(&place.function, kernel) != cudaSuccess) {
+      cudaGetLastError();  // the launch itself will say what is wrong
+      place = {};
+    }
+  }
+  return place.function;
+}
+
+void raise_limit(const void* kernel, SharedLimits& limits, int device, const Launch& how) {
   const std::atomic_ref<std::size_t> limit(limits.bytes[device % 64]);
   if (limit.load() >= how.shared_bytes) return;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -19,14 +56,36 @@ void raise_limit(const void* kernel, SharedLimits& limits, const Launch& how) {
   limit.store(how.shared_bytes);
 }
 
+bool launch_by_driver(CUfunction function, const Launch& how, const void** arguments) {
+  CUlaunchAttribute early{};
+  early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+  early.value.programmaticStreamSerializationAllowed = 1;
+  CUlaunchConfig config{};
+  config.gridDimX = static_cast<unsigned>(how.blocks);
+  config.gridDimY = static_cast<unsigned>(how.layers);
+  config.gridDimZ = 1;
+  config.blockDimX = static_cast<unsigned>(how.threads);
+  config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = static_cast<unsigned>(how.shared_bytes);
+  config.hStream = how.stream;
+  config.attrs = &early;
+  config.numAttrs = how.early ? 1 : 0;
+  return driver_launch()(&config, function, const_cast<void**>(arguments), nullptr) == CUDA_SUCCESS;
+}
+
 }  // namespace
 
 void launch_untyped(const void* kernel, SharedLimits& limits, const Launch& how, const void** arguments) {
   if (how.blocks == 0) return;
   if (how.blocks > 0x7fffffff) throw DeviceError(std::string(how.name) + ": more than 2^31 - 1 blocks");
   Range range(how.name);
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), how.name);
   constexpr std::size_t shared_without_asking = 48 * 1024;
-  if (how.shared_bytes > shared_without_asking) raise_limit(kernel, limits, how);
+  if (how.shared_bytes > shared_without_asking) raise_limit(kernel, limits, device, how);
+  const CUfunction function = driver_launch() == nullptr ? nullptr : function_of(kernel, device);
+  if (function != nullptr && launch_by_driver(function, how, arguments)) return;
+  // What the driver refuses the runtime refuses too, and says why.
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;

@@ -311,6 +311,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
                            const RowStates states, const Peaks peaks, const Rows dq_sum,
                            const SomeHeads heads, std::uint32_t count) {
   extern __shared__ __align__(16) float shared[];
+  let_kernel_behind_begin();
   wait_for_kernel_ahead();
   if (heads.none()) return;
   if constexpr (runs_in_code(C::shared_bytes)) {

@@ -7,7 +7,11 @@
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/simt/forward_scores.cuh"
+#include "cuda/simt/forward_softmax.cuh"
+#include "cuda/simt/forward_tile.cuh"
 #include "cuda/simt/fused.h"
+#include "cuda/simt/fused_short.h"
 #include "cuda/simt/row_gradients.h"
 #include "cuda/tile/key_tiles.cuh"
 #include "cuda/tile/multiply.cuh"
@@ -23,99 +27,9 @@ namespace {
 // under way behind it. Head dims beyond a tile's are met by walking over pieces of D for every tile of keys,
 // and by giving each piece of Dv a block of its own.
 
-// What a configuration says: the warps, the rows of lanes in each, what a lane holds, and how many groups of
-// warps there are: each has all queries and its share of a tile's keys, and their results are joined.
-template <int warps, int lane_rows, int queries_each, int keys_each, int dims_each, int blocks_,
-          int groups_ = 1>
-struct Config {
-  using Lanes = cuda::Lanes<lane_rows>;
-  static constexpr int R = Lanes::rows;
-  static constexpr int C = Lanes::columns;
-  static constexpr int M = queries_each;
-  static constexpr int N = keys_each;
-  static constexpr int V = dims_each;
-  static constexpr int threads = warps * 32;
-  static constexpr int blocks = blocks_;  // a multiprocessor, at least
-  static constexpr int groups = groups_;
-  static constexpr int group_warps = warps / groups;
-  static constexpr int warp_queries = R * M;  // of a warp
-  static constexpr int queries = group_warps * warp_queries;
-  static constexpr int group_keys = C * N;
-  static constexpr int keys = groups * group_keys;
-  static constexpr int dim = C * V;           // of a piece of D, and of a piece of Dv
-  static constexpr int row_stride = dim + 4;  // of queries as loaded, and of keys
-  static constexpr int p_stride =
-      warp_queries + 4;                           // lanes that store weights of several keys meet in no bank
-  static constexpr int q_floats = dim * queries;  // [dim, queries]: turned
-  static constexpr int k_floats = keys * row_stride;              // [keys, dim]
-  static constexpr int v_floats = keys * dim;                     // [keys, dim]
-  static constexpr int p_floats = warps * group_keys * p_stride;  // a warp: [group_keys, warp_queries]
-  static constexpr std::size_t shared_bytes = sizeof(float) * (q_floats + k_floats + v_floats + p_floats);
-  static_assert(queries * row_stride <= v_floats + p_floats,
-                "queries are loaded where values and weights go");
-  static_assert(groups <= 2 && (groups == 1 || group_warps * 32 * M * (V + 2) <= k_floats),
-                "a group hands its results on where keys were");
-};
-
-// Whether it can take D in pieces: queries are loaded where values go, and sums wait where weights go.
-template <typename C>
-inline constexpr bool takes_pieces = C::queries * C::row_stride <= C::v_floats;
-
-// Dims to 64 and beyond. The smaller ones are for problems with too few queries to fill the GPU, for GPUs
-// with less shared memory, and, the last, for D in pieces.
-using Wide64 = Config<4, 4, 8, 8, 8, 2>;
-using Half64 = Config<4, 4, 4, 8, 8, 3>;
-using Small64 = Config<4, 2, 4, 4, 4, 2>;
-using Wide128 = Config<8, 2, 8, 4, 8, 1>;
-using Long128 = Config<8, 2, 8, 6, 8, 1>;
-using Half128 = Config<8, 2, 8, 4, 8, 1, 2>;
-using Lean128 = Config<4, 2, 8, 4, 8, 1>;
-using Small128 = Config<4, 2, 4, 4, 8, 1>;
-
 // There are two of each: a plain kernel for aligned f32 rows at a stride and scores that only a band hides,
 // and a general one for everything else. One kernel for all would cost the plain case a tenth of its speed,
 // in registers.
-
-// Where a thread stands.
-template <typename C>
-struct Place {
-  typename C::Lanes lane;
-  int warp = static_cast<int>(threadIdx.x) / 32;
-  int group = warp / C::group_warps;
-
-  __device__ int first_query() const { return warp % C::group_warps * C::warp_queries; }
-  // The group's share of a tile.
-  __device__ KeyTile share(const KeyTile& tile) const {
-    if constexpr (C::groups == 1) return tile;
-    const int before = group * C::group_keys;
-    return {tile.first + before, max(0, min(tile.count - before, C::group_keys)), tile.tile};
-  }
-  __device__ int query(int m) const { return first_query() + in_runs<C::R>(lane.row, m); }
-  __device__ int key(int n) const { return in_steps<C::C>(lane.column, n); }
-  __device__ int dim(int d) const { return in_runs<C::C>(lane.column, d); }
-};
-
-constexpr float lowest = -3.402823466e38f;  // finite: a row that saw nothing needs no special case
-
-template <typename C>
-struct SoftmaxRow {
-  float maximum[C::M];  // from the lowest on
-  float sum[C::M];      // over this thread's keys alone, until the end
-};
-
-// Over the lanes of a row, which are neighbours in a warp.
-template <typename C>
-__device__ __forceinline__ float row_maximum(float x) {
-#pragma unroll
-  for (int apart = C::C / 2; apart > 0; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
-  return x;
-}
-template <typename C>
-__device__ __forceinline__ float row_sum(float x) {
-#pragma unroll
-  for (int apart = C::C / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
-  return x;
-}
 
 // Element n of a few in registers, which cannot be reached by an index.
 template <int count>
@@ -130,191 +44,11 @@ __device__ __forceinline__ float pick(const float (&x)[count], int n) {
   }
 }
 
-// Where query r and key c of a warp are in its weights, [keys, warp_queries].
-template <typename C>
-__device__ __forceinline__ int weight_at(int r, int c) {
-  return c * C::p_stride + r;
-}
-
-template <typename C>
-__device__ __forceinline__ void store_weights(const float (&p)[C::M][C::N], float* p_smem,
-                                              const Place<C>& place) {
-#pragma unroll
-  for (int n = 0; n < C::N; ++n) {
-#pragma unroll
-    for (int m = 0; m < C::M; m += 4) {
-      *reinterpret_cast<float4*>(p_smem + weight_at<C>(in_runs<C::R>(place.lane.row, m), place.key(n))) =
-          float4{p[m][n], p[m + 1][n], p[m + 2][n], p[m + 3][n]};
-    }
-  }
-}
-
-template <typename C>
-__device__ __forceinline__ void load_weights(float (&s)[C::M][C::N], const float* p_smem,
-                                             const Place<C>& place) {
-#pragma unroll
-  for (int n = 0; n < C::N; ++n) {
-#pragma unroll
-    for (int m = 0; m < C::M; m += 4) {
-      const float4 four = load_four(p_smem + weight_at<C>(in_runs<C::R>(place.lane.row, m), place.key(n)));
-#pragma unroll
-      for (int r = 0; r < 4; ++r) s[m + r][n] = element(four, r);
-    }
-  }
-}
-
-// Hides what the band hides: in the plain kernel all there is between a product and exp2.
-template <typename C>
-__device__ __forceinline__ void hide(const AttentionCall& call, const QueryTile& query, const KeyTile& keys,
-                                     const Place<C>& place, float (&s)[C::M][C::N]) {
-#pragma unroll
-  for (int m = 0; m < C::M; ++m) {
-    const KeyRange range = call.keys_of(query.sequence, query.first + place.query(m));
-    const int first = static_cast<int>(range.first - keys.first) - place.lane.column;
-    const int last = static_cast<int>(range.last - keys.first) - place.lane.column;
-#pragma unroll
-    for (int n = 0; n < C::N; ++n) {
-      if (C::C * n < first || C::C * n >= last) s[m][n] = minus_infinity;
-    }
-  }
-}
-
-// Products to scores by way of shared memory, where a loop can reach them: the code for a pair, with all it
-// may have to do, is there once.
-template <typename C>
-__device__ __forceinline__ void finish_scores(const AttentionCall& call, const ScoreRules& rules,
-                                              const QueryTile& query, const KeyTile& keys, bool edge,
-                                              const Place<C>& place, float* p_smem, float (&s)[C::M][C::N]) {
-  store_weights<C>(s, p_smem, place);
-#pragma unroll 1
-  for (int index = 0; index < C::N * C::M / 4; ++index) {  // a lane meets what it stored itself
-    const int n = index / (C::M / 4);
-    const int m = index % (C::M / 4) * 4;
-    const std::int64_t j = keys.first + place.key(n);
-    float4& four =
-        *reinterpret_cast<float4*>(p_smem + weight_at<C>(in_runs<C::R>(place.lane.row, m), place.key(n)));
-    float lane[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const std::int64_t i = query.first + min(place.query(m + r), query.count - 1);
-      float tangent;
-      lane[r] = edge && hidden(call, query.sequence, keys, i, j)
-                    ? minus_infinity
-                    : score_of(call, rules, query.sequence, query.b, query.h, i, j, lane[r], tangent);
-    }
-    four = {lane[0], lane[1], lane[2], lane[3]};
-  }
-  load_weights<C>(s, p_smem, place);
-}
-
-// In the plain kernel scores are bare products and `unit` is what turns them into the log2 e that exp2 takes;
-// in the general one they are finished, in natural units. Maxima are in the units of the scores: then the
-// weight of the highest is 1 to the last bit, and a mask of the lowest finite number does not overflow.
-template <bool general>
-__device__ __forceinline__ float weight_of(float s, float maximum, float unit) {
-  return general ? expf(s - maximum) : exp2_approx((s - maximum) * unit);
-}
-
-// The maximum that weights are relative to is let lie until it is 2^8 too low: a weight may then reach that,
-// the sum loses nothing, and o is hardly ever rescaled. `slack` is that distance in units of scores.
-template <typename C, bool general>
-__device__ __forceinline__ void softmax(float (&s)[C::M][C::N], float (&o)[C::M][C::V], float unit,
-                                        float slack, SoftmaxRow<C>& row) {
-  float highest[C::M];  // of the lane's own keys
-  bool rises = false;
-#pragma unroll
-  for (int m = 0; m < C::M; ++m) {
-    highest[m] = s[m][0];
-#pragma unroll
-    for (int n = 1; n < C::N; ++n) highest[m] = fmaxf(highest[m], s[m][n]);
-    rises |= highest[m] > row.maximum[m] + slack;
-  }
-  if (__any_sync(~0u, rises)) {
-#pragma unroll
-    for (int m = 0; m < C::M; ++m) {
-      const float maximum = fmaxf(row.maximum[m], row_maximum<C>(highest[m]));
-      const float rescale = weight_of<general>(row.maximum[m], maximum, unit);
-      row.maximum[m] = maximum;
-      row.sum[m] *= rescale;
-#pragma unroll
-      for (int d = 0; d < C::V; ++d) o[m][d] *= rescale;
-    }
-  }
-#pragma unroll
-  for (int m = 0; m < C::M; ++m) {
-    float sum = 0;
-#pragma unroll
-    for (int n = 0; n < C::N; ++n) {
-      s[m][n] = weight_of<general>(s[m][n], row.maximum[m], unit);
-      sum += s[m][n];
-    }
-    row.sum[m] += sum;
-  }
-}
-
-// A lane draws for four keys of a query at a time, which share a random number.
-template <typename C>
-__device__ __forceinline__ void drop(const AttentionCall& call, const QueryTile& query, const KeyTile& keys,
-                                     const Place<C>& place, float* p_smem) {
-  __syncwarp();  // the warp's weights are there
-#pragma unroll 1
-  for (int index = static_cast<int>(threadIdx.x) % 32; index < C::warp_queries * C::group_keys / 4;
-       index += 32) {
-    const int r = index % C::warp_queries;
-    const int c = index / C::warp_queries * 4;
-    const std::int64_t i = query.first + place.first_query() + r;
-    const std::int64_t j = keys.first + c;
-    if (keys.first % 4 == 0) {
-      const DropoutFactors drawn(call, query.b, query.h, i, j);
-#pragma unroll
-      for (int n = 0; n < 4; ++n) p_smem[weight_at<C>(r, c + n)] *= drawn.factor[n];
-    } else {
-#pragma unroll 1
-      for (int n = 0; n < 4; ++n) {
-        p_smem[weight_at<C>(r, c + n)] *= dropout_factor(call, query.b, query.h, i, j + n);
-      }
-    }
-  }
-}
-
-// Takes the second group's sums over to the first: the same lane has the same elements there.
-template <typename C, bool general>
-__device__ __forceinline__ void join_groups(float (&o)[C::M][C::V], float unit, SoftmaxRow<C>& row, int group,
-                                            float* smem) {
-  constexpr int lanes = C::group_warps * 32;
-  float* own_smem = smem + threadIdx.x % lanes;  // [M, V + 2, lanes]
-  __syncthreads();                               // everyone is done with the keys
-  if (group == 1) {
-#pragma unroll
-    for (int m = 0; m < C::M; ++m) {
-#pragma unroll
-      for (int d = 0; d < C::V; ++d) own_smem[(m * (C::V + 2) + d) * lanes] = o[m][d];
-      own_smem[(m * (C::V + 2) + C::V) * lanes] = row.maximum[m];
-      own_smem[(m * (C::V + 2) + C::V + 1) * lanes] = row.sum[m];
-    }
-  }
-  __syncthreads();  // they are there
-  if (group == 1) return;
-#pragma unroll
-  for (int m = 0; m < C::M; ++m) {
-    const float other = own_smem[(m * (C::V + 2) + C::V) * lanes];
-    const float maximum = fmaxf(row.maximum[m], other);
-    const float own_factor = weight_of<general>(row.maximum[m], maximum, unit);
-    const float other_factor = weight_of<general>(other, maximum, unit);
-    row.maximum[m] = maximum;
-    row.sum[m] = row.sum[m] * own_factor + own_smem[(m * (C::V + 2) + C::V + 1) * lanes] * other_factor;
-#pragma unroll
-    for (int d = 0; d < C::V; ++d) {
-      o[m][d] = o[m][d] * own_factor + own_smem[(m * (C::V + 2) + d) * lanes] * other_factor;
-    }
-  }
-}
-
 // Joins the sink, divides, writes o (and lse, by the blocks of the first piece of Dv). Each lane does the
 // arithmetic of one row: code that runs once is mostly waited for, so it is kept short.
 template <typename C, bool general>
 __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTile& query, int first_dim,
-                                       const ScoreRules& rules, float sign, const Place<C>& place,
+                                       const ScoreRules& rules, float sign, const ForwardPlace<C>& place,
                                        float (&o)[C::M][C::V], SoftmaxRow<C>& row) {
   static_assert(C::M <= C::C);
 #pragma unroll
@@ -348,7 +82,7 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
   const bool aligned = general && aligned_rows(call.o, call.problem.dim_v);
 #pragma unroll
   for (int m = 0; m < C::M; ++m) {
-    const float inverse = __shfl_sync(~0u, own_inverse, place.lane.row * C::C + m);
+    const float inverse = __shfl_sync(~0u, own_inverse, place.lane.in_row(m));
     if (place.query(m) >= query.count) continue;
     std::byte* out = call.o.at(query.b, query.h, first + place.query(m)) + first_dim * size_of(call.o.dtype);
 #pragma unroll
@@ -433,7 +167,7 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
   const QueryTile query = blocks.queries.tile(call, b, h, blocks.queries.tiles - 1 - turn.tile);
   if (query.count <= 0) return;
 
-  const Place<C> place;
+  const ForwardPlace<C> place;
   const ScoreRules rules = general ? ScoreRules(call, b, h) : ScoreRules(call);
   const Loader<C, general> load(call, query, first_dim);
   const int pieces = load.pieces();
@@ -628,6 +362,10 @@ void run_for(const AttentionCall& call, const Context& context) {
     const double wide = duration(Wide128{}, 1);
     const double half = duration(Half128{}, 0.85);
     const double small = duration(Small128{}, 0.65);
+    if constexpr (!general) {
+      if (takes_short(call, context) && duration(ShortTile{}, 0.98) <= std::min({wide, half, small}))
+        return short_forward(call, context);
+    }
     if (wide <= std::min(half, small)) return run<Wide128, general>(call, stream);
     if (half <= small && Half128::shared_bytes <= device.shared_bytes)
       return run<Half128, general>(call, stream);

@@ -1,5 +1,7 @@
 #include "cuda/simt/peaks.h"
 
+#include <algorithm>
+
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
@@ -9,15 +11,24 @@ namespace {
 
 constexpr int warp = 32;
 
-// A warp a query.
-__global__ void states_of_outputs(const __grid_constant__ AttentionCall call, const RowStates states,
-                                  const Peaks peaks, const SomeHeads heads) {
-  wait_for_kernel_ahead();
-  if (heads.none()) return;
-  const std::int64_t index = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp;
+__device__ __forceinline__ std::int64_t first_warp() {
+  return (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp;
+}
+__device__ __forceinline__ std::int64_t all_warps() { return std::int64_t{gridDim.x} * blockDim.x / warp; }
+
+/// Blocks for so many warps. For some heads, which are often none, as many as can be there at once: all that
+/// most have to do is to begin and end.
+std::int64_t blocks_for(std::int64_t warps, int threads, const AttentionCall& call, const SomeHeads& heads) {
+  const std::int64_t all = (warps * warp + threads - 1) / threads;
+  if (heads.any == nullptr) return all;
+  return std::min<std::int64_t>(all, 2 * device_properties(call.problem.device.index).multiprocessors);
+}
+
+// A warp a query, one after another where there are more of these.
+__device__ void find_state(const AttentionCall& call, const RowStates& states, const Peaks& peaks,
+                           const SomeHeads& heads, std::int64_t index) {
   const int lane = static_cast<int>(threadIdx.x % warp);
   const std::int64_t length = call.problem.length_q;
-  if (index >= call.problem.batch * call.problem.heads_q * length) return;
   const std::int64_t b = index / length / call.problem.heads_q;
   const std::int64_t h = index / length % call.problem.heads_q;
   const std::int64_t i = index % length;
@@ -38,6 +49,16 @@ __global__ void states_of_outputs(const __grid_constant__ AttentionCall call, co
   const bool unseen = lse == -__builtin_huge_valf();
   states.set(row, unseen ? RowState::unseen() : RowState{lse, 1.0f, d_lse - sum});
   peaks.clear(row);
+}
+__global__ void states_of_outputs(const __grid_constant__ AttentionCall call, const RowStates states,
+                                  const Peaks peaks, const SomeHeads heads) {
+  let_kernel_behind_begin();
+  wait_for_kernel_ahead();
+  if (heads.none()) return;
+  const std::int64_t count = call.problem.batch * call.problem.heads_q * call.problem.length_q;
+  for (std::int64_t index = first_warp(); index < count; index += all_warps()) {
+    find_state(call, states, peaks, heads, index);
+  }
 }
 
 constexpr int rows_each = 8;  // of a warp
@@ -119,15 +140,12 @@ struct Mended {
 
 // A warp takes `rows_each` queries of a head: a lane each for the numbers, then all lanes for the vectors of
 // one after another.
-__global__ void mend(const __grid_constant__ AttentionCall call, const Peaks peaks, const SomeHeads heads,
-                     std::int64_t parts) {
-  wait_for_kernel_ahead();
-  if (heads.none()) return;
-  const std::int64_t index = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / warp;
+__device__ void mend_some(const AttentionCall& call, const Peaks& peaks, const SomeHeads& heads,
+                          std::int64_t index, std::int64_t parts) {
   const std::int64_t head = index / parts;
   const std::int64_t b = head / call.problem.heads_q;
   const std::int64_t h = head % call.problem.heads_q;
-  if (b >= call.problem.batch || !heads.has_group(call, b, h / call.group())) return;
+  if (!heads.has_group(call, b, h / call.group())) return;
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const Sequence sequence = call.sequence(b);
   const std::int64_t dim = call.problem.dim_qk;
@@ -168,6 +186,16 @@ __global__ void mend(const __grid_constant__ AttentionCall call, const Peaks pea
   }
   dk.flush();
 }
+__global__ void mend(const __grid_constant__ AttentionCall call, const Peaks peaks, const SomeHeads heads,
+                     std::int64_t parts) {
+  let_kernel_behind_begin();
+  wait_for_kernel_ahead();
+  if (heads.none()) return;
+  const std::int64_t count = call.problem.batch * call.problem.heads_q * parts;
+  for (std::int64_t index = first_warp(); index < count; index += all_warps()) {
+    mend_some(call, peaks, heads, index, parts);
+  }
+}
 
 }  // namespace
 
@@ -176,7 +204,7 @@ void row_states_of_outputs(const AttentionCall& call, const RowStates& states, c
   constexpr int threads = 256;
   const std::int64_t rows = call.problem.batch * call.problem.heads_q * call.problem.length_q;
   launch<states_of_outputs>({.name = "tilewise row states",
-                             .blocks = (rows * warp + threads - 1) / threads,
+                             .blocks = blocks_for(rows, threads, call, heads),
                              .threads = threads,
                              .stream = stream,
                              .early = begins_early(call.problem.device)},
@@ -188,7 +216,7 @@ void mend_peaks(const AttentionCall& call, const Peaks& peaks, const SomeHeads& 
   const std::int64_t parts = (call.problem.length_q + rows_each - 1) / rows_each;
   const std::int64_t warps = call.problem.batch * call.problem.heads_q * parts;
   launch<mend>({.name = "tilewise fused backward, peaks",
-                .blocks = (warps * warp + threads - 1) / threads,
+                .blocks = blocks_for(warps, threads, call, heads),
                 .threads = threads,
                 .stream = stream,
                 .early = begins_early(call.problem.device)},

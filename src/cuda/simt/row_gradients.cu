@@ -6,18 +6,18 @@
 namespace tilewise::cuda::simt {
 namespace {
 
-constexpr int threads = 256;
+constexpr int sum_threads = 256;
 
-// A block a head; each thread sums every threads-th query, then the threads' sums are added in order.
+// A block a head; each thread sums every sum_threads-th query, then the threads' sums are added in order.
 __global__ void sink_gradient_kernel(const __grid_constant__ AttentionCall call, const RowStates states) {
-  __shared__ double sums[threads];
+  __shared__ double sums[sum_threads];
   const std::int64_t h = blockIdx.x;
   double sum = 0;
   for (std::int64_t b = 0; b < call.problem.batch; ++b) {
     const double sink = call.sinks.at(b, h);
     const std::int64_t first = h * call.rows_q() + call.first_row_q(b);
     const std::int64_t length = call.sequence(b).length_q;
-    for (std::int64_t row = first + threadIdx.x; row < first + length; row += threads) {
+    for (std::int64_t row = first + threadIdx.x; row < first + length; row += sum_threads) {
       if (states.inverse[row] == 0) continue;  // saw nothing
       sum += exp(sink - static_cast<double>(states.top[row])) * static_cast<double>(states.inverse[row]) *
              static_cast<double>(states.shift[row]);
@@ -26,7 +26,7 @@ __global__ void sink_gradient_kernel(const __grid_constant__ AttentionCall call,
   sums[threadIdx.x] = sum;
   __syncthreads();  // all sums are there
   if (threadIdx.x != 0) return;
-  for (int n = 1; n < threads; ++n) sum += sums[n];
+  for (int n = 1; n < sum_threads; ++n) sum += sums[n];
   reinterpret_cast<float*>(call.dsinks)[h * call.dsinks_stride] = static_cast<float>(sum);
 }
 
@@ -79,7 +79,7 @@ void clear(const AttentionCall& call, const Rows& rows, std::int64_t heads, std:
 void sink_gradient(const AttentionCall& call, const RowStates& states, cudaStream_t stream) {
   launch<sink_gradient_kernel>({.name = "tilewise sink gradient",
                                 .blocks = call.problem.heads_q,
-                                .threads = threads,
+                                .threads = sum_threads,
                                 .stream = stream},
                                call, states);
 }

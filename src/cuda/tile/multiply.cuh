@@ -15,14 +15,27 @@ namespace tilewise::cuda {
 // shares a factor with the next even where a row ends. (Registers come from two banks: measured, fewer
 // fetches are fewer stalls.)
 
-/// A warp as R x 32 / R lanes.
-template <int R>
+/// A warp as R x 32 / R lanes, row after row. Or, interleaved, so that neighbours share a column, and lanes
+/// that are two apart a row: shared memory serves a 16-byte load in two cycles where all lanes of one of
+/// these two kinds of pairs want the same, and in four otherwise (measured on an H200). Row after row only
+/// the operand that rows share is as fast.
+template <int R, bool interleaved = false>
 struct Lanes {
   static constexpr int rows = R;
   static constexpr int columns = 32 / R;
+  static constexpr int apart = interleaved ? 2 : 1;  ///< lanes from a column to the next
+  static_assert(R % apart == 0);
   int row, column;
   __device__ Lanes()
-      : row(static_cast<int>(threadIdx.x) % 32 / columns), column(static_cast<int>(threadIdx.x) % columns) {}
+      : row(interleaved ? lane() % 2 + lane() / (2 * columns) * 2 : lane() / columns),
+        column(interleaved ? lane() / 2 % columns : static_cast<int>(threadIdx.x) % columns) {}
+  /// The lane of the same row in another column.
+  __device__ int in_row(int other) const {
+    return interleaved ? row % 2 + row / 2 * (2 * columns) + other * 2 : row * columns + other;
+  }
+
+ private:
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 };
 
 /// Where the n-th element of a lane is, of a turned operand or of results that come from one.
@@ -53,6 +66,17 @@ struct Turned {
   const float* first;
   __device__ float4 at(int k, int run) const { return load_four(first + k * stride + run * 4 * lanes); }
   __device__ Turned from(int k) const { return {first + k * stride}; }
+};
+
+/// The same with `pad` floats after every four rows of k, a multiple of four: so that those who write it,
+/// several rows of k at a time, meet in no bank.
+template <int stride, int lanes, int pad>
+struct TurnedInFours {
+  const float* first;
+  __host__ __device__ static constexpr int offset(int k) {
+    return k * (stride + pad / 4) - (k & 3) * (pad / 4);
+  }
+  __device__ float4 at(int k, int run) const { return load_four(first + offset(k) + run * 4 * lanes); }
 };
 
 /// An operand by rows, from the lane's first row on: rows lie `stride` floats apart, `lanes` lanes take

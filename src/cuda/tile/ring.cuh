@@ -15,8 +15,10 @@ class Ring {
   __device__ explicit Ring(int first) : place_(static_cast<std::uint32_t>(first)) {}
   __device__ __forceinline__ int stage() const { return stages == 1 ? 0 : static_cast<int>(place_ % 256); }
   __device__ __forceinline__ std::uint32_t parity() const { return place_ / 256; }
-  __device__ __forceinline__ void advance() {
-    place_ += step;
+  __device__ __forceinline__ void advance() { advance_by(step); }
+  /// By places that divide the stages.
+  __device__ __forceinline__ void advance_by(int places) {
+    place_ += static_cast<std::uint32_t>(places);
     if (place_ % 256 >= stages) place_ = (place_ ^ 256) - stages;
   }
 

@@ -3,6 +3,8 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <array>
 #include <string>
 
 #include "cuda/runtime/check.h"
@@ -25,58 +27,109 @@ PFN_cuTensorMapEncodeTiled_v12000 encoder() {
   return function;
 }
 
+cuuint64_t extent(std::int64_t x) { return static_cast<cuuint64_t>(x); }
+
 // The stride of a single entry is anything; the driver wants a multiple of 16.
 cuuint64_t stride_bytes(std::int64_t stride, std::int64_t extent) {
   return static_cast<cuuint64_t>(extent > 1 ? stride * 2 : 0);
 }
 
-template <int rank>
-CUtensorMap encode(void* data, DType dtype, const cuuint64_t (&extents)[rank],
-                   const cuuint64_t (&strides)[rank - 1], const cuuint32_t (&box)[rank]) {
-  cuuint32_t every[rank];
-  for (cuuint32_t& one : every) one = 1;
-  const CUtensorMapDataType type =
-      dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+CUtensorMapDataType type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f16: return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    case DType::f32: return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    case DType::boolean: return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    default: return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  }
+}
+
+// All that a map follows from.
+struct Mapped {
+  void* data = nullptr;
+  DType dtype = DType::bf16;
+  int rank = 0;
+  cuuint64_t extents[5] = {};
+  cuuint64_t strides[4] = {};
+  cuuint32_t box[5] = {};
+  CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B;
+  friend bool operator==(const Mapped&, const Mapped&) = default;
+};
+
+CUtensorMap encode(const Mapped& of) {
+  constexpr cuuint32_t every[5] = {1, 1, 1, 1, 1};
   CUtensorMap map;
-  const CUresult result = encoder()(&map, type, rank, data, extents, strides, box, every,
-                                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encoder()(&map, type_of(of.dtype), static_cast<cuuint32_t>(of.rank), of.data, of.extents, of.strides,
+                of.box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, of.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw DeviceError("a tensor's map: cuTensorMapEncodeTiled gave " + std::to_string(result));
   }
   return map;
 }
 
+// The driver takes longer to make a map than it takes to find one that this thread made of the same before:
+// layers of a network, and calls of a loop, have their tensors in the same places.
+const CUtensorMap& encoded(const Mapped& of) {
+  constexpr std::size_t most = 64;
+  struct Kept {
+    Mapped of;
+    CUtensorMap map;
+  };
+  thread_local std::array<Kept, most> kept{};
+  const auto address = reinterpret_cast<std::uintptr_t>(of.data);
+  Kept& place = kept[((address >> 8) ^ (address >> 15) ^ of.box[1]) % most];
+  if (place.of != of) place = {of, encode(of)};
+  return place.map;
+}
+
 }  // namespace
 
 CUtensorMap map_of(const Rows& rows, std::int64_t batch, std::int64_t heads, std::int64_t length,
                    std::int64_t dim, int box_rows) {
-  const cuuint64_t extents[4] = {static_cast<cuuint64_t>(dim), static_cast<cuuint64_t>(length),
-                                 static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
-  const cuuint64_t strides[3] = {stride_bytes(rows.stride_s, length), stride_bytes(rows.stride_h, heads),
-                                 stride_bytes(rows.stride_b, batch)};
-  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), 1, 1};
-  return encode(rows.data, rows.dtype, extents, strides, box);
+  return encoded({.data = rows.data,
+                  .dtype = rows.dtype,
+                  .rank = 4,
+                  .extents = {extent(dim), extent(length), extent(heads), extent(batch)},
+                  .strides = {stride_bytes(rows.stride_s, length), stride_bytes(rows.stride_h, heads),
+                              stride_bytes(rows.stride_b, batch)},
+                  .box = {64, static_cast<cuuint32_t>(box_rows), 1, 1}});
 }
 
 CUtensorMap map_of_groups(const Rows& rows, std::int64_t batch, std::int64_t heads, std::int64_t group,
                           std::int64_t length, std::int64_t dim, int box_rows) {
-  const cuuint64_t extents[5] = {static_cast<cuuint64_t>(dim), static_cast<cuuint64_t>(group),
-                                 static_cast<cuuint64_t>(length), static_cast<cuuint64_t>(heads / group),
-                                 static_cast<cuuint64_t>(batch)};
-  const cuuint64_t strides[4] = {stride_bytes(rows.stride_h, group), stride_bytes(rows.stride_s, length),
-                                 stride_bytes(rows.stride_h * group, heads / group),
-                                 stride_bytes(rows.stride_b, batch)};
-  const cuuint32_t box[5] = {64, static_cast<cuuint32_t>(group), static_cast<cuuint32_t>(box_rows), 1, 1};
-  return encode(rows.data, rows.dtype, extents, strides, box);
+  return encoded(
+      {.data = rows.data,
+       .dtype = rows.dtype,
+       .rank = 5,
+       .extents = {extent(dim), extent(group), extent(length), extent(heads / group), extent(batch)},
+       .strides = {stride_bytes(rows.stride_h, group), stride_bytes(rows.stride_s, length),
+                   stride_bytes(rows.stride_h * group, heads / group), stride_bytes(rows.stride_b, batch)},
+       .box = {64, static_cast<cuuint32_t>(group), static_cast<cuuint32_t>(box_rows), 1, 1}});
+}
+
+CUtensorMap map_of_mask(const MaskView& mask, const AttentionProblem& problem, int box_keys) {
+  const auto size = static_cast<int>(size_of(mask.dtype));
+  const auto bytes = [&](std::int64_t stride) { return static_cast<cuuint64_t>(stride * size); };
+  const int row_bytes = std::min(128, box_keys * size);
+  return encoded({.data = mask.data,
+                  .dtype = mask.dtype,
+                  .rank = 4,
+                  .extents = {extent(problem.length_k), extent(problem.length_q), extent(problem.heads_q),
+                              extent(problem.batch)},
+                  .strides = {bytes(mask.stride[2]), bytes(mask.stride[1]), bytes(mask.stride[0])},
+                  .box = {static_cast<cuuint32_t>(row_bytes / size), 64, 1, 1},
+                  .swizzle = row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B});
 }
 
 CUtensorMap map_of_matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
                           std::int64_t stride, int box_rows, int box_columns) {
-  const cuuint64_t extents[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {stride_bytes(stride, rows)};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)};
-  return encode(const_cast<void*>(data), dtype, extents, strides, box);
+  return encoded({.data = const_cast<void*>(data),
+                  .dtype = dtype,
+                  .rank = 2,
+                  .extents = {extent(columns), extent(rows)},
+                  .strides = {stride_bytes(stride, rows)},
+                  .box = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)}});
 }
 
 }  // namespace tilewise::cuda

@@ -3,6 +3,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "attention/call.h"
 #include "cuda/wgmma/schedule.h"
@@ -139,6 +140,27 @@ struct FewArguments {
   std::int64_t rows = 0;  ///< of a share
 };
 
+/// A mask, whose elements come by a map, and dropout.
+struct MaskArguments {
+  enum class Kind : std::uint8_t { none, boolean, half, single };
+  Kind kind = Kind::none;
+  int bytes_log2 = 0;     ///< of an element
+  float score_scale = 1;  ///< with an additive mask, whose sums with scores are in natural units
+  DropoutMask dropout;
+
+  static MaskArguments of(const AttentionCall& call) {
+    const AttentionFeatures& features = call.problem.features;
+    MaskArguments found{.dropout = call.dropout};
+    if (features.mask == MaskKind::boolean) found.kind = Kind::boolean;
+    if (features.mask == MaskKind::additive) {
+      found.kind = call.mask.dtype == DType::f32 ? Kind::single : Kind::half;
+      found.bytes_log2 = found.kind == Kind::single ? 2 : 1;
+      found.score_scale = static_cast<float>(call.scale);
+    }
+    return found;
+  }
+};
+
 /// What the kernel reads, beside the tensors' maps.
 struct ForwardArguments {
   Schedule schedule;
@@ -154,11 +176,18 @@ struct ForwardArguments {
   Rows o, lse;
   GeneralArguments general;
   FewArguments few;
+  MaskArguments mask;
 };
 
 /// q, k and v as boxes of one panel: 64 queries, or the keys of a tile; o as boxes of a warp's 16 rows.
 struct ForwardMaps {
   CUtensorMap q, k, v, o;
 };
+/// And a mask's, of 64 queries and up to 128 bytes of a tile's keys.
+struct MaskedMaps : ForwardMaps {
+  CUtensorMap mask;
+};
+template <typename Table>
+using MapsOf = std::conditional_t<Table::rows[0].masked, MaskedMaps, ForwardMaps>;
 
 }  // namespace tilewise::cuda::wgmma

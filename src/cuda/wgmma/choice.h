@@ -18,6 +18,11 @@ inline bool general(const AttentionCall& call) {
   return call.packed() || features.key_lengths || features.sinks || features.softcap || features.alibi;
 }
 
+/// Whether it has a mask or dropout, for which there are kernels of their own.
+inline bool masked(const AttentionCall& call) {
+  return call.problem.features.mask != MaskKind::none || call.problem.features.dropout;
+}
+
 /// Whether some queries see more keys than others: with a window the first, or the last, fewer.
 inline bool uneven(const AttentionCall& call) {
   return call.packed() || call.problem.features.key_lengths || call.band.bounded();
@@ -125,6 +130,7 @@ ChosenRow choose_row(const AttentionCall& call, int multiprocessors) {
   const auto consider = [&]<int row>() {
     constexpr ForwardConfig c = Table::rows[row];
     if (c.dim < call.problem.dim_qk || c.dim_v < call.problem.dim_v) return;
+    if (c.drops != call.problem.features.dropout) return;
     if (chosen.row >= 0 && c.dim + c.dim_v > dims) return;
     const double time = time_of<c>(call, multiprocessors);
     if (chosen.row < 0 || time < chosen.time) {

@@ -1,7 +1,9 @@
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/wgmma/dropout.cuh"
 #include "cuda/wgmma/loaders.cuh"
+#include "cuda/wgmma/mask.cuh"
 #include "cuda/wgmma/output.cuh"
 
 namespace tilewise::cuda::wgmma {
@@ -28,11 +30,13 @@ struct Consumer {
   Ring<c.query_places, c.consumers> q, q_left;
   Ring<c.stages> k, v;
   Ring<c.turn_stages> turn;
+  Ring<c.mask_places> mask;
 
   Scores<c> s;
   Weights<c> weights;
   Output<c> o;
   Softmax<c> softmax;
+  KeptScores kept;  ///< by dropout
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -183,12 +187,34 @@ struct Consumer {
     let_go_of_keys();
     if (c.scarce_queries() && n == at.seen.first) let_go_of_queries();
   }
-  /// What softcap, ALiBi and the band make of them.
+  /// Draws what dropout keeps of tile n of keys.
+  __device__ __forceinline__ void draw(int n) {
+    if constexpr (c.drops) {
+      const HandedTurn& handed = barriers.turns[turn.stage()];
+      const int row = barriers.parts[turn.stage()][index].first + first_row + lane_now() / 4;
+      const int head = handed.b * arguments.heads + handed.h;
+      draw_kept<c>(kept, arguments.mask.dropout, static_cast<std::uint32_t>(head), row, n * c.keys);
+    }
+  }
+  /// What the mask makes of scores, once its tile is there.
+  __device__ __forceinline__ void take_mask() {
+    if constexpr (c.masked) {
+      if (arguments.mask.kind == MaskArguments::Kind::none) return;
+      wait(&barriers.mask_full[index][mask.stage()], mask.parity());
+      add_mask<T, c>(s, arguments.mask, address(shared.mask(index, mask.stage())), first_row);
+      __syncwarp();  // all lanes have read it
+      let_go(&barriers.mask_empty[index][mask.stage()]);
+      mask.advance_by(1 << arguments.mask.bytes_log2);
+    }
+  }
+  /// What softcap, ALiBi, the mask and the band make of them.
   __device__ __forceinline__ void finish_scores(const Part& at, int n) {
+    take_mask();
     const bool changes = c.general && (arguments.general.softcap || arguments.general.alibi);
-    // Registers are short in the general kernel: it reads these again.
-    const TileSpan whole = c.general ? barriers.parts[turn.stage()][index].whole : at.whole;
-    const int first = c.general ? barriers.parts[turn.stage()][index].first : at.first;
+    // Registers are short in these kernels: they read this again.
+    constexpr bool again = c.general || c.masked;
+    const TileSpan whole = again ? barriers.parts[turn.stage()][index].whole : at.whole;
+    const int first = again ? barriers.parts[turn.stage()][index].first : at.first;
     if (!changes && n >= whole.first && n < whole.last) return;
     const int lane = lane_now();
     const int row = first + first_row + lane / 4;
@@ -229,6 +255,12 @@ struct Consumer {
     return c.trims && arguments.band.length_k - n * c.keys <= 16 && n >= at.whole.first;
   }
 
+  /// Weights that are in the sums go on to the product with values, if dropout lets them.
+  __device__ __forceinline__ void round_scores() {
+    if constexpr (c.drops) drop<c>(s, kept);
+    round_weights<T, c>(weights, s);
+  }
+
   __device__ __forceinline__ void weigh_first_scores(const Part& at) {
     const int n = at.seen.last - 1;
     if (short_tile(at, n)) {
@@ -241,7 +273,7 @@ struct Consumer {
       finish_scores(at, n);
       softmax.start(s);
       softmax.weigh(s);
-      round_weights<T, c>(weights, s);
+      round_scores();
     }
     softmax.set_limits();
   }
@@ -249,6 +281,7 @@ struct Consumer {
   /// The first weights of a part, from scores that are there.
   __device__ __forceinline__ void weigh_first(const Part& at) {
     take_scores(at, at.seen.last - 1);
+    draw(at.seen.last - 1);
     weigh_first_scores(at);
     if (few(ahead())) pass_by_values(ahead());
     if constexpr (c.general) {
@@ -264,6 +297,7 @@ struct Consumer {
     for (int n = at.seen.last - 2; n >= at.seen.first; --n) {
       start_scores_of_next_keys();
       start_output_of_next_values(n < at.seen.last - 2);
+      draw(n);
       wait_products<1>();  // for the scores
       take_scores(at, n);
       finish_scores(at, n);
@@ -274,7 +308,7 @@ struct Consumer {
       pin(o);
       let_go_of_values();
       if (raised) softmax.rescale(o);
-      round_weights<T, c>(weights, s);
+      round_scores();
       if (raised) softmax.set_limits();
     }
   }

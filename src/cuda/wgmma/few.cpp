@@ -29,7 +29,7 @@ int row_of_few(const AttentionProblem& problem) {
 /// How a call is cut if that takes less than `time_alone`.
 FewPlan few_plan(const AttentionCall& call, int multiprocessors, double time_alone) {
   const AttentionProblem& problem = call.problem;
-  if (std::max(problem.dim_qk, problem.dim_v) > most_dim_of_few) return {};
+  if (std::max(problem.dim_qk, problem.dim_v) > most_dim_of_few || masked(call)) return {};
   FewPlan plan{.heads_log2 = heads_together_log2(problem)};
   const ForwardConfig& c = FewForward::rows[row_of_few(problem)];
   const Schedule whole = schedule_of(call, c, multiprocessors, {plan.heads_log2, 1});
@@ -61,15 +61,45 @@ FewPlan few_plan(const AttentionCall& call, int multiprocessors, double time_alo
 std::int64_t heads_together(const AttentionProblem& problem) {
   constexpr std::int64_t most = 64;  // a consumer's rows
   const std::int64_t group = problem.heads_q / std::max<std::int64_t>(problem.heads_kv, 1);
-  const bool alike = !problem.features.alibi && !problem.features.sinks;
+  const AttentionFeatures& features = problem.features;
+  const bool alike =
+      !features.alibi && !features.sinks && features.mask == MaskKind::none && !features.dropout;
   return alike && group <= most && std::has_single_bit(static_cast<std::uint64_t>(group)) ? group : 1;
 }
 
-Choice choose(const AttentionCall& call, int multiprocessors) {
-  const ChosenRow alone = general(call) ? choose_row<GeneralForward>(call, multiprocessors)
-                                        : choose_row<Forward>(call, multiprocessors);
+namespace {
+
+Choice choose_anew(const AttentionCall& call, int multiprocessors) {
+  const ChosenRow alone = masked(call)    ? choose_row<MaskedForward>(call, multiprocessors)
+                          : general(call) ? choose_row<GeneralForward>(call, multiprocessors)
+                                          : choose_row<Forward>(call, multiprocessors);
   const FewPlan few = few_plan(call, multiprocessors, alone.time);
   return {few, few.shares > 0 ? row_of_few(call.problem) : alone.row};
+}
+
+/// What a choice follows from.
+struct Asked {
+  AttentionProblem problem;
+  std::int64_t left = 0, right = 0;  ///< of the band
+  Alignment alignment = Alignment::top_left;
+  std::int64_t total_q = 0;
+  int multiprocessors = 0;
+  friend bool operator==(const Asked&, const Asked&) = default;
+};
+
+}  // namespace
+
+// A call asks twice, for its workspace and for its launch, and the next is often like it.
+Choice choose(const AttentionCall& call, int multiprocessors) {
+  thread_local Asked last;
+  thread_local Choice answer;
+  const Asked asked{call.problem,   call.band.left, call.band.right,
+                    call.alignment, call.total_q,   multiprocessors};
+  if (asked != last) {
+    answer = choose_anew(call, multiprocessors);
+    last = asked;
+  }
+  return answer;
 }
 
 }  // namespace tilewise::cuda::wgmma

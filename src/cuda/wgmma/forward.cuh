@@ -2,6 +2,7 @@
 
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/wgmma/consumer.cuh"
+#include "cuda/wgmma/mask.cuh"
 
 namespace tilewise::cuda::wgmma {
 
@@ -12,7 +13,7 @@ __device__ __forceinline__ int this_warp() { return __shfl_sync(~0u, static_cast
 /// docs/wgmma.md draws who waits for whom. Compiled for sm_90a alone.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
-    forward_kernel(const __grid_constant__ ForwardMaps maps,
+    forward_kernel(const __grid_constant__ MapsOf<Table> maps,
                    const __grid_constant__ ForwardArguments arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr ForwardConfig c = Table::rows[row];
@@ -33,12 +34,20 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     const int warp = this_warp();
     if (warp == 0 && elected()) {
       load_tiles<c, c.dim>(arguments.group, maps.k, shared, shared.keys(0), barriers.k_full, barriers.k_empty,
-                           true, begun);
+                           true, begun, [](const HandedTurn&, int) {});
     }
     if (warp == 1 && elected()) load_queries<c>(arguments, maps.q, shared, begun);
     if (warp == 2 && elected()) {
-      load_tiles<c, c.dim_v>(arguments.group, maps.v, shared, shared.values(0), barriers.v_full,
-                             barriers.v_empty, false, false);
+      const auto load_values = [&](const auto& ahead) {
+        load_tiles<c, c.dim_v>(arguments.group, maps.v, shared, shared.values(0), barriers.v_full,
+                               barriers.v_empty, false, false, ahead);
+      };
+      if constexpr (c.masked) {
+        MaskLoader<c> mask{arguments, maps.mask, shared};
+        load_values([&](const HandedTurn& turn, int n) { mask.load(turn, n); });
+      } else {
+        load_values([](const HandedTurn&, int) {});
+      }
     }
     if (warp == 3) turns.hand_out();
   } else {

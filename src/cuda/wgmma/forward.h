@@ -12,6 +12,8 @@ void forward_of(const AttentionCall& call, const Context& context, int row);
 template <typename T>
 void general_forward_of(const AttentionCall& call, const Context& context, int row);
 template <typename T>
+void masked_forward_of(const AttentionCall& call, const Context& context, int row);
+template <typename T>
 void few_forward_of(const AttentionCall& call, const Context& context, int row, const FewPlan& plan);
 
 }  // namespace tilewise::cuda::wgmma

@@ -40,7 +40,7 @@ void run_row(const AttentionCall& call, const Context& context, const FewPlan& p
   const std::int64_t rows_q = call.packed() ? call.total_q : problem.length_q;
   const std::int64_t rows_k = call.packed() ? call.total_k : problem.length_k;
   const std::int64_t together = std::int64_t{1} << plan.heads_log2;
-  ForwardMaps maps{};
+  MapsOf<Table> maps{};
   if constexpr (c.few) {
     maps.q = map_of_groups(call.q, entries, problem.heads_q, together, rows_q, problem.dim_qk,
                            64 >> plan.heads_log2);
@@ -53,10 +53,14 @@ void run_row(const AttentionCall& call, const Context& context, const FewPlan& p
   }
   const bool mapped_o = c.staged && increasing(call.o);
   if (mapped_o) maps.o = map_of(call.o, entries, problem.heads_q, rows_q, problem.dim_v, 16);
+  if constexpr (c.masked) {
+    if (problem.features.mask != MaskKind::none) maps.mask = map_of_mask(call.mask, problem, c.keys);
+  }
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* counter = static_cast<unsigned long long*>(context.workspace.data);
   constexpr double log2_e = 1.4426950408889634;
-  const bool natural = c.general && (problem.features.softcap || problem.features.alibi);
+  const bool natural = c.masked ? problem.features.mask == MaskKind::additive
+                                : c.general && (problem.features.softcap || problem.features.alibi);
   const ForwardArguments arguments{.schedule = schedule_of(call, c, multiprocessors, plan),
                                    .counter = {counter, new_owner()},
                                    .band = BandOfKeys::of(call),
@@ -70,7 +74,8 @@ void run_row(const AttentionCall& call, const Context& context, const FewPlan& p
                                    .o = call.o,
                                    .lse = call.lse,
                                    .general = c.general ? GeneralArguments::of(call) : GeneralArguments{},
-                                   .few = c.few ? few_arguments(call, context, plan) : FewArguments{}};
+                                   .few = c.few ? few_arguments(call, context, plan) : FewArguments{},
+                                   .mask = c.masked ? MaskArguments::of(call) : MaskArguments{}};
   launch<forward_kernel<T, Table, row>>({.name = "tilewise wgmma forward",
                                          .blocks = arguments.schedule.blocks,
                                          .threads = c.threads(),

@@ -18,9 +18,15 @@ namespace {
 std::string missing_feature(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (problem.layout == Layout::paged) return "takes no pages";
-  if (features.mask != MaskKind::none) return "takes no mask";
   if (features.block_mask) return "takes no block mask";
-  if (features.dropout) return "takes no dropout";
+  const bool masked = features.mask != MaskKind::none || features.dropout;
+  if (masked && (features.softcap || features.alibi || features.sinks || features.key_lengths)) {
+    return "takes masks and dropout without softcap, ALiBi, sinks and key lengths";
+  }
+  if (masked && problem.layout == Layout::packed) return "takes no dropout of packed sequences";
+  if (masked && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_mask) {
+    return "takes masks and dropout with head dims to " + std::to_string(wgmma::most_dim_with_mask);
+  }
   if (features.softcap && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_softcap) {
     return "takes softcap with head dims to " + std::to_string(wgmma::most_dim_with_softcap);
   }
@@ -60,6 +66,9 @@ std::string unsuited_shape(const AttentionProblem& problem) {
   }
   if (!problem.aligned)
     return "copies rows of q, k and v from multiples of 16 bytes, with such strides, alone";
+  if (!problem.aligned_mask) {
+    return "copies rows of a mask from multiples of 16 bytes, with such strides, alone";
+  }
   if (!problem.usual_scale) return "takes scales above 1e-20";
   return {};
 }
@@ -106,8 +115,9 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const wgmma::Choice choice = wgmma::choose(call, multiprocessors);
   if (choice.few.shares > 0) return wgmma::ShareSpace::of(call, choice.few).bytes();
-  const wgmma::ForwardConfig& c =
-      wgmma::general(call) ? wgmma::GeneralForward::rows[choice.row] : wgmma::Forward::rows[choice.row];
+  const wgmma::ForwardConfig& c = wgmma::masked(call)    ? wgmma::MaskedForward::rows[choice.row]
+                                  : wgmma::general(call) ? wgmma::GeneralForward::rows[choice.row]
+                                                         : wgmma::Forward::rows[choice.row];
   return wgmma::schedule_of(call, c, multiprocessors).counted() ? sizeof(std::uint64_t) : 0;
 }
 
@@ -115,9 +125,12 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
 template <typename T>
 void launch_as(const AttentionCall& call, const Context& context) {
   const wgmma::Choice choice = wgmma::choose(call, device_properties(context.device.index).multiprocessors);
-  if (choice.few.shares > 0) return wgmma::few_forward_of<T>(call, context, choice.row, choice.few);
-  wgmma::general(call) ? wgmma::general_forward_of<T>(call, context, choice.row)
-                       : wgmma::forward_of<T>(call, context, choice.row);
+  const auto launch = choice.few.shares > 0  ? nullptr
+                      : wgmma::masked(call)  ? wgmma::masked_forward_of<T>
+                      : wgmma::general(call) ? wgmma::general_forward_of<T>
+                                             : wgmma::forward_of<T>;
+  launch == nullptr ? wgmma::few_forward_of<T>(call, context, choice.row, choice.few)
+                    : launch(call, context, choice.row);
 }
 #endif
 
@@ -133,9 +146,23 @@ void launch_on_device(const AttentionCall& call, const Context& context) {
 #endif
 }
 
+// With a mask or dropout a block has all keys of its queries, where mma cuts these into parts if blocks are
+// few: docs/wgmma.md has from where on that takes longer.
+std::string yields_masked(const AttentionProblem& problem) {
+  const std::int64_t rows = problem.heads_q * problem.queries;
+  const int multiprocessors = device_properties(problem.device.index).multiprocessors;
+  if (problem.features.dropout && rows < 64 * multiprocessors) {
+    return "leaves dropout of so few queries to mma, which cuts their keys into parts";
+  }
+  if (problem.features.mask != MaskKind::none && rows <= 16 * multiprocessors && problem.length_k >= 2048) {
+    return "leaves masks of so few queries and many keys to mma, which cuts these into parts";
+  }
+  return {};
+}
+
 // A block of f32 has 64 queries and half a multiprocessor.
 std::string yields(const AttentionProblem& problem) {
-  if (problem.dtype != DType::f32) return {};
+  if (problem.dtype != DType::f32) return yields_masked(problem);
   constexpr std::int64_t rows = 64;
   const std::int64_t blocks = problem.heads_q * (problem.queries + rows - 1) / rows;
   if (4 * blocks < 3 * device_properties(problem.device.index).multiprocessors) {

@@ -113,11 +113,13 @@ __device__ __forceinline__ void load_queries(const ForwardArguments& arguments, 
 }
 
 /// Keys, or values: tiles from the last to the first. That of keys arrives at
-/// `turn_wanted` when it is through with a turn.
-template <ForwardConfig c, int dim>
+/// `turn_wanted` when it is through with a turn. `ahead` is called with a turn and a tile before it waits for
+/// a place for the tile.
+template <ForwardConfig c, int dim, typename Ahead>
 __device__ __forceinline__ void load_tiles(int group, const CUtensorMap& map, const SharedMemory<c>& shared,
                                            std::byte* first_smem, Mbarrier (&full)[c.stages],
-                                           Mbarrier (&empty)[c.stages], bool keys, bool begun) {
+                                           Mbarrier (&empty)[c.stages], bool keys, bool begun,
+                                           const Ahead& ahead) {
   Barriers<c>& barriers = shared.barriers();
   Ring<c.stages> ring;
   bool first = true;  // the block's first keys come before all else but its queries
@@ -126,6 +128,7 @@ __device__ __forceinline__ void load_tiles(int group, const CUtensorMap& map, co
 #pragma unroll 1
     for (int n = turn.loaded.last - 1; n >= turn.loaded.first; --n) {
       if (first && !keys) wait(&barriers.keys_came, 0);
+      ahead(turn, n);
       if (!begun) {
         wait(&empty[ring.stage()], ring.parity() ^ 1);
         load_panels<dim, c.keys>(first_smem + ring.stage() * (c.keys * dim * 2), map, &full[ring.stage()],

@@ -65,6 +65,10 @@ __device__ __forceinline__ void finish_sums(const ForwardArguments& arguments, c
   const float sums[2] = {softmax.row_sum(0), softmax.row_sum(1)};
 #pragma unroll
   for (int half = 0; half < 2; ++half) inverse[half] = sums[half] == 0 ? 0.0f : __fdividef(1.0f, sums[half]);
+  if (c.drops) {
+    inverse[0] *= arguments.mask.dropout.keep_scale;
+    inverse[1] *= arguments.mask.dropout.keep_scale;
+  }
   if (!arguments.lse.wanted && !c.general) return;
   const bool upper = lane % 2 != 0;  // one lane has row g, another row g + 8
   float lse = softmax.lse(upper ? softmax.maximum[1] : softmax.maximum[0], upper ? sums[1] : sums[0],

@@ -29,9 +29,17 @@ struct alignas(16) HandedPart {
   TileSpan whole;  ///< those that all see all of
 };
 
+/// Those of a mask's tiles, which are a consumer's own.
+template <ForwardConfig c, bool masked = c.masked>
+struct MaskBarriers {};
+template <ForwardConfig c>
+struct MaskBarriers<c, true> {
+  Mbarrier mask_full[c.consumers][c.mask_places], mask_empty[c.consumers][c.mask_places];
+};
+
 /// The barriers, as they stand in shared memory.
 template <ForwardConfig c>
-struct Barriers {
+struct Barriers : MaskBarriers<c> {
   Mbarrier q_full[c.query_places], q_empty[c.query_places];  ///< queries are a consumer's own
   Mbarrier k_full[c.stages], k_empty[c.stages];
   Mbarrier v_full[c.stages], v_empty[c.stages];
@@ -47,7 +55,7 @@ struct Barriers {
   __device__ __forceinline__ void init(int warp) {
     constexpr int warps = 4;  // that let go, of a consumer
     constexpr int loaders = 3;
-    if (warp == 3 || warp > 5 || !elected()) return;
+    if (warp == 3 || warp > (c.masked ? 6 : 5) || !elected()) return;
     if (warp == 0) {
       init_all(k_full, 1);
       init_all(k_empty, warps * c.consumers);
@@ -58,6 +66,11 @@ struct Barriers {
       init_all(v_empty, warps * c.consumers);
     } else if (warp == 4) {
       init_all(q_empty, warps);
+    } else if (c.masked && warp == 6) {
+      if constexpr (c.masked) {
+        for (auto& full : this->mask_full) init_all(full, 1);
+        for (auto& empty : this->mask_empty) init_all(empty, warps);
+      }
     } else {
       init_all(turn_full, 1);
       init_all(turn_empty, loaders + warps * c.consumers);
@@ -88,6 +101,10 @@ struct SharedMemory {
     return first + c.query_places * c.query_bytes() + stage * c.key_bytes();
   }
   __device__ std::byte* values(int stage) const { return keys(c.stages) + stage * c.value_bytes(); }
+  /// Of a consumer, where there are masks.
+  __device__ std::byte* mask(int consumer, int place) const {
+    return values(c.stages) + (consumer * c.mask_places + place) * c.mask_place_bytes();
+  }
   __device__ Barriers<c>& barriers() const { return *reinterpret_cast<Barriers<c>*>(first + c.tile_bytes()); }
 };
 

@@ -9,14 +9,16 @@ namespace tilewise::cuda::wgmma {
 inline constexpr float lowest = -3.402823466e38f;
 
 /// The online softmax of a lane's two rows. Scores are bare products; a weight is 2^(unit · s − reference).
+/// With a mask it is 2^(unit · (s − reference)), an instruction more: the lowest finite number, which masks
+/// have, times log2 e is infinite, and differences from it would be lost in the product.
 ///
-/// The reference is unit · maximum, but the maximum is raised only where a score is above `limit`: weights
-/// may grow up to what is less than a third of their row's sum then, and to 2^8. o is hardly ever rescaled
-/// that way (an idea of FlashAttention-4), and a weight that alone makes up much of its row is 1, which
-/// rounding leaves as it is: so o may be divided by the sum of weights that are not rounded, which lse needs.
-/// (What rounding does to o is the sum over keys of share · rounding · value. Where many keys have their
-/// shares, roundings cancel; where one has a third, it is less than a third of 2^-8, beside half of 2^-8 by
-/// which o itself is rounded at best.)
+/// The reference is unit · maximum, or the maximum itself, but the maximum is raised only where a score is
+/// above `limit`: weights may grow up to what is less than a third of their row's sum then, and to 2^8. o is
+/// hardly ever rescaled that way (an idea of FlashAttention-4), and a weight that alone makes up much of its
+/// row is 1, which rounding leaves as it is: so o may be divided by the sum of weights that are not rounded,
+/// which lse needs. (What rounding does to o is the sum over keys of share · rounding · value. Where many
+/// keys have their shares, roundings cancel; where one has a third, it is less than a third of 2^-8, beside
+/// half of 2^-8 by which o itself is rounded at best.)
 template <ForwardConfig c>
 struct Softmax {
   const float& unit;  ///< in the kernel's parameters, where it takes no register
@@ -44,8 +46,13 @@ struct Softmax {
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
     return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
   }
-  /// unit · maximum, rounded.
-  __device__ __forceinline__ float reference(int half) const { return fmaxf(maximum[half] * unit, lowest); }
+  /// unit · maximum, rounded; with a mask the maximum.
+  __device__ __forceinline__ float reference(int half) const {
+    return c.masked ? maximum[half] : fmaxf(maximum[half] * unit, lowest);
+  }
+  __device__ __forceinline__ float weight(float s, float of) const {
+    return exp2_approx(c.masked ? (s - of) * unit : fmaf(s, unit, -of));
+  }
 
   /// Raises the maxima where needed; true, in all lanes of a warp, where they were: o must be rescaled and
   /// the limits set.
@@ -64,7 +71,7 @@ struct Softmax {
     for (int half = 0; half < 2; ++half) {
       const float before = reference(half);
       maximum[half] = largest(s, half, maximum[half]);
-      factor[half] = exp2_approx(before - reference(half));
+      factor[half] = exp2_approx((before - reference(half)) * (c.masked ? unit : 1.0f));
       sum[half] *= factor[half];
     }
     return true;
@@ -77,8 +84,8 @@ struct Softmax {
 #pragma unroll
     for (int n = 0; n < keys / 2; n += 2) {
       const int half = n / 2 % 2;
-      s[n] = exp2_approx(fmaf(s[n], unit, -references[half]));
-      s[n + 1] = exp2_approx(fmaf(s[n + 1], unit, -references[half]));
+      s[n] = weight(s[n], references[half]);
+      s[n + 1] = weight(s[n + 1], references[half]);
       sum[half] += s[n] + s[n + 1];
     }
   }
@@ -106,6 +113,7 @@ struct Softmax {
   /// lse of a row of that maximum and sum. The reference was rounded; the maximum in natural units is not.
   __device__ __forceinline__ float lse(float most, float row, const LseScale& to) const {
     if (row == 0) return minus_infinity;
+    if (c.masked) return fmaf(most, to.scale, logf(row));
     const float correction = exp2f(fmaf(-most, unit, fmaxf(most * unit, lowest)));
     const float spread = logf(row * correction);  // 0 where one key has all the weight
     // What was cut off of scores is missing as it is from their mean by weight, which lies about a third of

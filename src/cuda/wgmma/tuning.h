@@ -8,6 +8,7 @@ namespace tilewise::cuda::wgmma {
 /// The largest head dims there are rows for.
 inline constexpr int most_dim = 256;
 inline constexpr int most_dim_with_softcap = 128;
+inline constexpr int most_dim_with_mask = 128;
 
 /// What a tile of queries takes in microseconds on an H200: `start`, and `step` for each of its tiles of
 /// keys.
@@ -39,6 +40,8 @@ struct ForwardConfig {
   bool trims = false;  ///< where a last tile has 16 keys or fewer, the rest costs no softmax: a class token's
   bool general = false;  ///< for calls with more than scale, causal and window
   bool few = false;      ///< and for few queries: heads in one tile, keys in shares
+  bool masked = false;   ///< for calls with a mask, and otherwise no more than the first kind
+  bool drops = false;    ///< and for dropout
   TileTime even{};       ///< where all tiles of queries have as many keys
   TileTime uneven{};     ///< where they have not: with causal
 
@@ -62,9 +65,15 @@ struct ForwardConfig {
   }
   /// Where barriers stand: behind queries, keys and values, each of which begins at a multiple of 1024.
   constexpr int tile_bytes() const {
-    return query_places * query_bytes() + stages * (key_bytes() + value_bytes());
+    return query_places * query_bytes() + stages * (key_bytes() + value_bytes()) +
+           (masked ? consumers * mask_places * mask_place_bytes() : 0);
   }
-  constexpr int barriers() const { return 2 * query_places + 4 * stages + 2 * turn_stages + 2; }
+  /// A consumer's places for a mask: each has a tile of booleans; one of 16 bits takes two, of f32 four.
+  static constexpr int mask_places = 4;
+  constexpr int mask_place_bytes() const { return 64 * keys; }
+  constexpr int barriers() const {
+    return 2 * query_places + 4 * stages + 2 * turn_stages + 2 + (masked ? 2 * mask_places * consumers : 0);
+  }
   constexpr int barrier_bytes() const {
     return (8 * barriers() + 15) / 16 * 16 + (64 + 32 * consumers) * turn_stages;
   }
@@ -137,6 +146,36 @@ struct GeneralForward {
             {2.5f, 1.2f}, {2.5f, 1.2f}),
       timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2, .general = true},
             {6.5f, 1.6f}, {6.5f, 1.6f}),
+  };
+};
+
+/// The same for calls with a mask, and with dropout, of which each has one row for each head dim.
+struct MaskedForward {
+  static constexpr ForwardConfig rows[] = {
+      staged({.dim = 64,
+              .dim_v = 64,
+              .consumers = 3,
+              .keys = 128,
+              .stages = 2,
+              .query_places = 6,
+              .masked = true}),
+      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .masked = true},
+      staged({.dim = 64,
+              .dim_v = 64,
+              .consumers = 2,
+              .keys = 128,
+              .stages = 2,
+              .query_places = 4,
+              .masked = true,
+              .drops = true}),
+      staged({.dim = 128,
+              .dim_v = 128,
+              .consumers = 2,
+              .keys = 64,
+              .stages = 3,
+              .query_places = 4,
+              .masked = true,
+              .drops = true}),
   };
 };
 

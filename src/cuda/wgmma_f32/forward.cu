@@ -1,6 +1,8 @@
 #include "cuda/wgmma_f32/forward.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
@@ -10,15 +12,26 @@
 namespace tilewise::cuda::wgmma_f32 {
 namespace {
 
-/// Which row of a table a call runs by.
+/// Which row of a table a call runs by: the first that has its head dims, or a later one where there are no
+/// more blocks than multiprocessors take at once, of unlike length: smaller ones end together.
+template <typename Table>
 int row_of(const AttentionCall& call) {
-  static_assert(FullForward::rows[0].dim == 64 && Tf32Forward::rows[0].dim == 64);
-  return std::max(call.problem.dim_qk, call.problem.dim_v) <= 64 ? 0 : 1;
+  const int dim = std::max(call.problem.dim_qk, call.problem.dim_v) <= 64 ? 64 : 128;
+  const int multiprocessors = device_properties(call.problem.device.index).multiprocessors;
+  int chosen = -1;
+  for (int row = 0; row < static_cast<int>(std::size(Table::rows)); ++row) {
+    const ForwardConfig& c = Table::rows[row];
+    if (c.dim != dim) continue;
+    chosen = row;
+    const std::int64_t room = std::int64_t{c.blocks} * multiprocessors;
+    if (!Turns::uneven(call) || mma::QueryBlocks::of(call, c.rows(), multiprocessors).count() > room) break;
+  }
+  return chosen;
 }
 
 template <typename Table>
 mma_f32::ForwardSpace space_in(const AttentionCall& call, void* base) {
-  const ForwardConfig& c = Table::rows[row_of(call)];
+  const ForwardConfig& c = Table::rows[row_of<Table>(call)];
   return {call, base, tile_keys, c.parts, c.dim};
 }
 mma_f32::ForwardSpace space_of(const AttentionCall& call, void* base) {
@@ -29,8 +42,7 @@ template <typename Table, int row>
 void run_row(const AttentionCall& call, const mma_f32::ForwardSpace& space, const Context& context) {
   constexpr ForwardConfig c = Table::rows[row];
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  check_cuda(cudaMemsetAsync(space.unfit.queries, 0, space.unfit.count * sizeof(int), stream),
-             "tilewise wgmma f32 forward");
+  mma_f32::clear_marks(space.unfit, stream);
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   mma_f32::split<c.dim, c.keys, c.parts, PanelTile<c.dim, c.keys>>(
@@ -57,7 +69,10 @@ std::size_t forward_workspace(const AttentionCall& call) { return space_of(call,
 void forward(const AttentionCall& call, const Context& context) {
   const mma_f32::ForwardSpace space = space_of(call, context.workspace.data);
   const auto run = [&]<typename Table>() {
-    row_of(call) == 0 ? run_row<Table, 0>(call, space, context) : run_row<Table, 1>(call, space, context);
+    const int chosen = row_of<Table>(call);
+    [&]<int... row>(std::integer_sequence<int, row...>) {
+      ((row == chosen ? run_row<Table, row>(call, space, context) : void()), ...);
+    }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
   };
   call.allow_tf32 ? run.template operator()<Tf32Forward>() : run.template operator()<FullForward>();
   simt::fused_forward_of(

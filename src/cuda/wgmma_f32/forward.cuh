@@ -113,7 +113,7 @@ struct Consumer : QueryState<c> {
   const Shared<c>& shared;
   const int index;
   TileDescriptor q_tile;
-  Ring<c.buffers> ring;
+  Ring<c.buffers, 2> k_at{0}, v_at{1};  ///< the next keys' buffer, and the next values'
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -137,17 +137,32 @@ struct Consumer : QueryState<c> {
     return fit;
   }
 
-  __device__ __forceinline__ void let_go() {
-    if (place.lane == 0) arrive(shared.empty() + ring.stage());
-    ring.advance();
+  template <typename Place>
+  __device__ __forceinline__ void wait_for(const Place& at) {
+    wait(shared.full() + at.stage(), at.parity());
+  }
+  template <typename Place>
+  __device__ __forceinline__ void let_go(Place& at) {
+    if (place.lane == 0) arrive(shared.empty() + at.stage());
+    at.advance();
+  }
+  /// Tiles that only others see are waited for, too: or the next copy would begin before their end.
+  __device__ __forceinline__ void pass_by(int tiles) {
+#pragma unroll 1
+    for (int n = 0; n < tiles; ++n) {
+      wait_for(k_at);
+      let_go(k_at);
+      wait_for(v_at);
+      let_go(v_at);
+    }
   }
 
-  /// s = q·k of the tile in the buffer at hand. With two parts, sums of 32 dims are made by themselves and
-  /// added up in f32.
+  /// s = q·k of the next tile. With two parts, sums of 32 dims are made by themselves and added up in f32.
   __device__ __forceinline__ void multiply_keys(mma::Scores<c>& s) {
     constexpr int steps = c.parts == 2 ? 2 : c.dim / 16;  // of a sum
     constexpr int count = c.dim / 16 / steps;
-    const TileDescriptor k_tile = describe_tile(address(shared.buffer(ring.stage())), 0);
+    wait_for(k_at);
+    const TileDescriptor k_tile = describe_tile(address(shared.buffer(k_at.stage())), 0);
     float sums[count][c.keys / 2];
 #pragma unroll
     for (int p = 0; p < count; ++p) pin(sums[p]);
@@ -159,10 +174,10 @@ struct Consumer : QueryState<c> {
         constexpr auto term = term_of<c.parts>;
 #pragma unroll
         for (int step = p * steps; step < (p + 1) * steps; ++step) {
-          const int q_at = term(n).a * c.query_part_bytes() + step / 4 * (c.rows() * 128) + step % 4 * 32;
-          const int k_at = term(n).b * c.key_part_bytes() + step / 4 * (c.keys * 128) + step % 4 * 32;
+          const int q_from = term(n).a * c.query_part_bytes() + step / 4 * (c.rows() * 128) + step % 4 * 32;
+          const int k_from = term(n).b * c.key_part_bytes() + step / 4 * (c.keys * 128) + step % 4 * 32;
           WarpgroupProduct<__half, c.keys>::template from_shared<0, 0>(
-              sums[p], q_tile + q_at / 16, k_tile + k_at / 16, n > 0 || step > p * steps);
+              sums[p], q_tile + q_from / 16, k_tile + k_from / 16, n > 0 || step > p * steps);
         }
       }
     }
@@ -170,6 +185,7 @@ struct Consumer : QueryState<c> {
     wait_products<0>();
 #pragma unroll
     for (int p = 0; p < count; ++p) pin(sums[p]);
+    let_go(k_at);
 #pragma unroll
     for (int n = 0; n < c.keys / 2; ++n) {
       float all = sums[0][n];
@@ -179,10 +195,11 @@ struct Consumer : QueryState<c> {
     }
   }
 
-  /// sum (+)= weights·v of the tile in the buffer at hand.
+  /// Begins sum (+)= weights·v of the next tile.
   __device__ __forceinline__ void start_values(float (&sum)[c.dim / 2], const mma_f32::Weights<c>& weights,
                                                bool add) {
-    const TileDescriptor v_tile = describe_tile(address(shared.buffer(ring.stage())), c.keys * 128);
+    wait_for(v_at);
+    const TileDescriptor v_tile = describe_tile(address(shared.buffer(v_at.stage())), c.keys * 128);
     pin(sum);
     fence_products();
 #pragma unroll
@@ -190,9 +207,9 @@ struct Consumer : QueryState<c> {
       constexpr auto term = term_of<c.parts>;
 #pragma unroll
       for (int step = 0; step < c.keys / 16; ++step) {
-        const int v_at = term(n).b * c.key_part_bytes() + step * 16 * 128;
-        WarpgroupProduct<__half, c.dim>::from_registers(sum, weights[step][0][term(n).a], v_tile + v_at / 16,
-                                                        add || n > 0 || step > 0);
+        const int v_from = term(n).b * c.key_part_bytes() + step * 16 * 128;
+        WarpgroupProduct<__half, c.dim>::from_registers(sum, weights[step][0][term(n).a],
+                                                        v_tile + v_from / 16, add || n > 0 || step > 0);
       }
     }
     commit_products();
@@ -212,6 +229,7 @@ struct Consumer : QueryState<c> {
 #pragma unroll
       for (int n = 0; n < c.dim / 2; ++n) all[n] = fmaf(sum[n], factor, all[n]);
     }
+    let_go(v_at);
   }
 
   /// Keys that some query of the warpgroup sees.
@@ -226,38 +244,27 @@ struct Consumer : QueryState<c> {
 
   /// All tiles, one after another.
   __device__ __forceinline__ void walk(const Tiles<c>& tiles, const SplitRows& k, const SplitRows& v) {
-    const QueryTile& queries = rows.queries;
-    const KeyRange all = queries.all(call);
-    const auto seen_first = static_cast<int>(seen().first);
-    const auto seen_last = static_cast<int>(seen().last);
-    // A tile ahead, since products are done before they come.
-    int k_next = 0, v_next = 0;
-    if (tiles.first < tiles.end) {
-      k_next = k.exponents[tiles.place + tiles.first];
-      v_next = v.exponents[tiles.place + tiles.first];
-    }
+    const KeyRange all = rows.queries.all(call), own = seen();
+    const int first = own.empty() ? tiles.end : static_cast<int>(own.first / c.keys);
+    const int end = own.empty() ? tiles.end : static_cast<int>((own.last + c.keys - 1) / c.keys);
+    pass_by(first - tiles.first);
+    // Exponents of 32 tiles, a lane each: a load for every tile would be waited for.
+    int k_exponents = 0, v_exponents = 0;
 #pragma unroll 1
-    for (int tile = tiles.first; tile < tiles.end; ++tile) {
-      const int k_exponent = k_next, v_exponent = v_next;
-      if (tile + 1 < tiles.end) {
-        k_next = k.exponents[tiles.place + tile + 1];
-        v_next = v.exponents[tiles.place + tile + 1];
+    for (int tile = first; tile < end; ++tile) {
+      if ((tile - first) % 32 == 0) {
+        const int at = min(tile + place.lane, end - 1);
+        k_exponents = k.exponents[tiles.place + at];
+        v_exponents = v.exponents[tiles.place + at];
       }
-      const int first_key = tile * c.keys;
-      if (first_key >= seen_last || first_key + c.keys <= seen_first) {
-        for (int item = 0; item < 2; ++item) {
-          wait(shared.full() + ring.stage(), ring.parity());  // or the next copy would begin before its end
-          let_go();
-        }
-        continue;
-      }
+      const int k_exponent = __shfl_sync(~0u, k_exponents, tile - first);
+      const int v_exponent = __shfl_sync(~0u, v_exponents, tile - first);
       mma::Scores<c> s;
-      wait(shared.full() + ring.stage(), ring.parity());
       multiply_keys(s);
-      let_go();
-      const std::int64_t left = queries.sequence.length_k - first_key;
-      const KeyTile keys{first_key, static_cast<int>(min(static_cast<std::int64_t>(c.keys), left))};
+      const int first_key = tile * c.keys;
       if (first_key < all.first || first_key + c.keys > all.last) {
+        const std::int64_t left = rows.queries.sequence.length_k - first_key;
+        const KeyTile keys{first_key, static_cast<int>(min(static_cast<std::int64_t>(c.keys), left))};
         mma::hide<c>(call, rows, keys, place, s);
       }
       float units[1][2];
@@ -266,10 +273,9 @@ struct Consumer : QueryState<c> {
       const float factor = o.follow(v_exponent);
       mma_f32::Weights<c> weights;
       this->weigh(weights, s, units, c.parts == 1 ? mma_f32::weight_scale * factor : mma_f32::weight_scale);
-      wait(shared.full() + ring.stage(), ring.parity());
       multiply_values(weights, factor);
-      let_go();
     }
+    pass_by(tiles.end - end);
   }
 };
 

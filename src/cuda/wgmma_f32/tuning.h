@@ -52,6 +52,7 @@ struct Tf32Forward {
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .parts = 1, .consumers = 2, .buffers = 8},
       {.dim = 128, .parts = 1, .buffers = 5},
+      {.dim = 64, .parts = 1, .blocks = 3, .buffers = 6},  // for few blocks of unlike length
   };
 };
 

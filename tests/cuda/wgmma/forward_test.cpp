@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -173,6 +174,81 @@ TEST_F(WgmmaForward, TakesProblemsOfItsDomain) {
   EXPECT_GT(taken, problems * 3 / 4);
 }
 
+/// Random, with elements and whole rows hidden by -inf or by the lowest finite number of the mask's type;
+/// rows begin at multiples of 16 elements.
+Buffer random_mask(std::uint64_t seed, DType dtype, const Shape& shape) {
+  Random rng(seed);
+  Buffer mask(dtype, shape, {.padding = {0, 0, 0, (16 - shape[3] % 16) % 16}});
+  mask.fill_random(rng);
+  const double lowest = dtype == DType::f16 ? -65504.0 : dtype == DType::bf16 ? -0x1.FEp127 : -0x1.FFFFFEp127;
+  const double hidden = -std::numeric_limits<double>::infinity();
+  for (std::int64_t b = 0; b < shape[0]; ++b) {
+    for (std::int64_t h = 0; h < shape[1]; ++h) {
+      for (std::int64_t i = 0; i < shape[2]; ++i) {
+        const bool row = rng.chance(0.05);
+        const bool finite = rng.chance(0.5);
+        for (std::int64_t j = 0; j < shape[3]; ++j) {
+          const bool hide = row || rng.chance(0.2);
+          if (dtype == DType::boolean) {
+            mask.set({b, h, i, j}, hide ? 0 : 1);
+          } else if (hide) {
+            mask.set({b, h, i, j}, finite ? lowest : hidden);
+          }
+        }
+      }
+    }
+  }
+  return mask;
+}
+
+TEST_F(WgmmaForward, TakesMasks) {
+  std::uint64_t seed = 460;
+  for (const std::int64_t dim : {64, 128}) {
+    for (const std::int64_t keys : {176, 333}) {
+      const Sizes n{.b = 2, .hq = 4, .hkv = 2, .sq = 150, .sk = keys, .d = dim, .dv = dim};
+      for (const Shape& shape : {Shape{n.b, n.hq, n.sq, n.sk}, {1, 1, n.sq, n.sk}, {n.b, 1, 1, n.sk}}) {
+        const DType dtype = dtype_of(seed);
+        for (const DType mask : {DType::boolean, dtype, DType::f32}) {
+          RandomProblem problem = dense_problem(seed, dtype, n);
+          problem.mask = random_mask(seed + 1, mask, shape);
+          problem.options.causal = seed % 3 == 0;
+          expect_within_contract(problem);
+          ++seed;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(WgmmaForward, TakesDropout) {
+  std::uint64_t seed = 492;
+  for (const std::int64_t dim : {64, 128}) {
+    const Sizes n{.b = 2, .hq = 4, .hkv = 2, .sq = 150, .sk = 333, .d = dim, .dv = dim};
+    for (const bool masked : {false, true}) {
+      RandomProblem problem = dense_problem(seed, dtype_of(seed), n);
+      if (masked) problem.mask = random_mask(seed + 1, DType::boolean, {n.b, 1, n.sq, n.sk});
+      problem.options.causal = !masked;
+      problem.options.dropout = {.probability = 0.3f, .seed = seed, .offset = 5};
+      expect_within_contract(problem);
+      ++seed;
+    }
+  }
+}
+
+TEST_F(WgmmaForward, TakesMasksInBlocksWithManyTiles) {
+  std::uint64_t seed = 495;
+  for (const std::int64_t dim : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      const Sizes n{.b = 3, .hq = 104, .hkv = 8, .sq = 65, .sk = 110, .d = dim, .dv = dim};
+      RandomProblem problem = dense_problem(seed, dtype_of(seed), n);
+      problem.mask = random_mask(seed + 1, dtype_of(seed), {1, n.hq, n.sq, n.sk});
+      problem.options.causal = causal;
+      expect_within_contract(problem);
+      ++seed;
+    }
+  }
+}
+
 TEST_F(WgmmaForward, TakesFeaturesTogether) {
   std::uint64_t seed = 440;
   for (const std::int64_t dim : {64, 128, 192}) {
@@ -287,6 +363,14 @@ TEST_F(WgmmaForward, SaysWhyItCannot) {
   EXPECT_NE(reason_against(dense_problem(1, DType::bf16, n), "wgmma").find("16 bytes"), std::string::npos);
   EXPECT_NE(reason_against(featured_problem(1, DType::bf16), "wgmma"), "");
   EXPECT_NE(reason_against(dense_problem(1, DType::f32), "wgmma"), "");
+  RandomProblem masked = dense_problem(1, DType::bf16, {.hq = 8, .sq = 256, .sk = 256, .d = 192, .dv = 192});
+  masked.mask = Buffer(DType::boolean, {256, 256});
+  EXPECT_NE(reason_against(masked, "wgmma").find("head dims to 128"), std::string::npos);
+  masked = dense_problem(1, DType::bf16, {.hq = 8, .sq = 256, .sk = 256, .d = 64, .dv = 64});
+  masked.mask = Buffer(DType::f32, {256, 256}, {.order = {1, 0}});
+  EXPECT_NE(reason_against(masked, "wgmma").find("rows of a mask"), std::string::npos);
+  masked.mask = Buffer(DType::boolean, {256, 256}, {.padding = {0, 8}});
+  EXPECT_NE(reason_against(masked, "wgmma").find("rows of a mask"), std::string::npos);
   EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.sq = 20}), "wgmma").find("too few"),
             std::string::npos);
   EXPECT_NE(reason_against(dense_problem(1, DType::bf16, {.hq = 192, .hkv = 64, .sq = 16}), "wgmma")

@@ -1,0 +1,531 @@
+#include "cuda/simt/fused_short.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+
+#include "cuda/ptx/async_copy.cuh"
+#include "cuda/runtime/code.h"
+#include "cuda/runtime/device.h"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/tile/element.cuh"
+#include "cuda/tile/multiply.cuh"
+#include "cuda/tile/score.cuh"
+
+namespace tilewise::cuda::simt {
+namespace {
+
+// Attention over so few keys that a block has the scores of all of them at once, in registers: 8 x 8 a lane
+// in both products, where fused_forward.cu, which keeps o beside them, has room for 8 x 4 in the first. Both
+// operands of both are turned, which the compiler makes the best of. Such problems have a single round of
+// blocks, so all that a block does beside its products counts: addresses are made of few numbers (ShortCall),
+// keys and queries come in pieces of D, values while scores are multiplied, and all warps write results.
+//
+// In the first product a warp has half of the queries and a quarter of the keys, in the second half of the
+// queries, half of the dims and half of the keys.
+
+constexpr int queries = ShortTile::queries;
+constexpr int most_keys = 256;
+constexpr int dim = ShortTile::dim;
+constexpr int warps = 8;
+constexpr int threads = warps * 32;
+constexpr int M = 8;  // queries of a lane
+constexpr int N = 8;  // its keys, then its dims
+constexpr int piece = 32;
+constexpr int side_queries = queries / 2;
+constexpr int quarter_keys = most_keys / 4;
+constexpr int group_keys = most_keys / 2;
+
+using Lane = Lanes<4, true>;
+using Queries = TurnedInFours<queries, 4, 4>;  // [piece, queries]
+using Keys = TurnedInFours<most_keys, 8, 4>;   // [piece, keys]
+using Weights = TurnedInFours<queries, 4, 8>;  // [keys, queries]
+using Values = Turned<dim, 8>;                 // [keys, dim]
+
+// Floats in shared memory. Weights come when keys and queries are done with, and an exchange of results when
+// weights are.
+constexpr int k_floats = Keys::offset(piece);
+constexpr int place_floats = k_floats + Queries::offset(piece);
+constexpr int v_at = 0;
+constexpr int places_at = v_at + most_keys * dim;  // of two pieces
+constexpr int p_at = places_at;
+constexpr int exchange_at = places_at;
+constexpr int maxima_at = places_at + 2 * place_floats;  // [quarter, queries]
+constexpr int sums_at = maxima_at + 4 * queries;         // [quarter, queries]
+constexpr int all_floats = sums_at + 4 * queries;
+static_assert(Weights::offset(most_keys) <= 2 * place_floats);
+static_assert(threads * M * N / 2 <= 2 * place_floats);
+constexpr std::size_t shared_bytes = sizeof(float) * all_floats;
+
+constexpr float lowest = -3.402823466e38f;  // finite: a row that saw nothing needs no special case
+
+/// Rows of an entry and head. Those of a block are reached by one instruction each: a 32-bit product on top
+/// of a 64-bit address.
+struct ShortRows {
+  float* data;
+  std::int64_t stride_b, stride_h;
+  int stride_bytes;  // from a row to the next
+
+  static ShortRows of(const Rows& rows) {
+    return {rows.wanted ? reinterpret_cast<float*>(rows.data) : nullptr, rows.stride_b, rows.stride_h,
+            static_cast<int>(rows.stride_s * static_cast<std::int64_t>(sizeof(float)))};
+  }
+  /// Whether 32 bits are enough for that stride.
+  static bool holds(const Rows& rows) { return std::abs(rows.stride_s) < (1 << 28); }
+  __device__ float* first(std::uint32_t b, std::uint32_t h, int row) const {
+    return at(data + b * stride_b + h * stride_h, row);
+  }
+  __device__ float* at(float* first, int row) const { return row_at(first, row, stride_bytes); }
+  __device__ static float* row_at(float* first, int row, int stride_bytes) {
+    return reinterpret_cast<float*>(reinterpret_cast<std::byte*>(first) +
+                                    static_cast<std::int64_t>(row) * stride_bytes);
+  }
+};
+
+/// Divides what is far below 2^16 by what is, too, with a product for a division.
+struct Divisor {
+  std::uint32_t value, inverse;  // 2^31 / value, rounded up
+
+  static Divisor of(std::int64_t value) {
+    return {static_cast<std::uint32_t>(value),
+            static_cast<std::uint32_t>(((std::int64_t{1} << 31) + value - 1) / value)};
+  }
+  __device__ std::uint32_t quotient(std::uint32_t n) const {
+    return static_cast<std::uint32_t>((std::uint64_t{n} * inverse) >> 31);
+  }
+};
+
+/// A call in as few numbers as it takes: the constant cache is cold when a kernel begins, and each line
+/// waits.
+struct ShortCall {
+  ShortRows q, k, v, o, lse;
+  Divisor heads, heads_together;
+  int length_q, length_k, dim_qk, dim_v;
+  int left, right;    // query i sees keys i − left up to i + right
+  float scale, unit;  // of products, in natural units and for exp2; both positive
+  bool negative;      // the scale, so that products are negated
+};
+
+/// What a block works on.
+struct Work {
+  std::uint32_t b, h, key_head;
+  int first_query, query_count, first_key, key_count;
+
+  __device__ explicit Work(const ShortCall& call) {
+    b = call.heads.quotient(blockIdx.y);
+    h = blockIdx.y - b * call.heads.value;
+    key_head = call.heads_together.quotient(h);
+    first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * queries;  // the last see the most keys
+    query_count = min(queries, call.length_q - first_query);
+    first_key = min(max(0, first_query - call.left), call.length_k - 1);
+    key_count = max(0, min(call.length_k, first_query + query_count + call.right) - first_key);
+  }
+};
+
+/// Where a thread stands.
+struct Place {
+  int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // the same to the compiler, too
+  Lane lane;
+  int side = warp % 2;      // of the queries
+  int quarter = warp / 2;   // of the keys, in the first product
+  int half = warp / 2 % 2;  // of the dims, in the second
+  int group = warp / 4;     // there: of the keys
+
+  __device__ int query(int m) const { return side * side_queries + in_runs<4>(lane.row, m); }
+  __device__ int key(int n) const { return quarter * quarter_keys + in_runs<8>(lane.column, n); }
+  __device__ int dim_of(int n) const { return half * (dim / 2) + in_runs<8>(lane.column, n); }
+};
+
+/// Queries and keys on their way. They come by halves: half n is piece n / 2 of half n % 2 of the rows, five
+/// loads a thread, the last of which is of queries. A warp reads 128 bytes of four rows and writes, turned,
+/// to as many banks as it has lanes. Rows past the last are the last again; what comes of them is hidden, or
+/// not written.
+class Pieces {
+ public:
+  static constexpr int loads = 5;
+
+  __device__ Pieces(const ShortCall& call, const Work& work, float* shared)
+      : q_gmem_(call.q.first(work.b, work.h, work.first_query) + column()),
+        k_gmem_(call.k.first(work.b, work.key_head, work.first_key) + column()),
+        q_stride_bytes_(call.q.stride_bytes),
+        k_stride_bytes_(call.k.stride_bytes),
+        last_query_(work.query_count - 1),
+        last_key_(max(0, work.key_count - 1)),
+        q_smem_(shared + places_at + k_floats + Queries::offset(column()) + row()),
+        k_smem_(shared + places_at + Keys::offset(column()) + row()) {}
+
+  __device__ float4 fetch(unsigned half, int n) const {
+    const int first = static_cast<int>(half / 2) * piece;
+    const int side = static_cast<int>(half % 2);
+    const float* from =
+        n + 1 == loads
+            ? ShortRows::row_at(q_gmem_ + first, min(row() + side * (queries / 2), last_query_),
+                                q_stride_bytes_)
+            : ShortRows::row_at(k_gmem_ + first, min(row() + side * group_keys + n * rows, last_key_),
+                                k_stride_bytes_);
+    return __ldg(reinterpret_cast<const float4*>(from));
+  }
+  /// Where a half goes.
+  struct Target {
+    float *q_smem, *k_smem;
+  };
+  __device__ Target target(unsigned half) const {
+    const unsigned place = half / 2 % 2 * place_floats;
+    return {q_smem_ + place + half % 2 * (queries / 2), k_smem_ + place + half % 2 * group_keys};
+  }
+  /// Dims d and d + 1 of the four.
+  __device__ void put(const Target& to, int n, int d, const float4& four) const {
+    if (n + 1 == loads) {
+      to.q_smem[Queries::offset(d)] = element(four, d);
+      to.q_smem[Queries::offset(d + 1)] = element(four, d + 1);
+    } else {
+      to.k_smem[Keys::offset(d) + n * rows] = element(four, d);
+      to.k_smem[Keys::offset(d + 1) + n * rows] = element(four, d + 1);
+    }
+  }
+
+ private:
+  static constexpr int rows = threads / 8;  // that all threads have at a time
+  static_assert(2 * rows == queries && rows * (loads - 1) == group_keys);
+
+  __device__ static int column() { return static_cast<int>(threadIdx.x) % 8 * 4; }
+  __device__ static int row() { return static_cast<int>(threadIdx.x) / 8; }
+
+  float *q_gmem_, *k_gmem_;
+  int q_stride_bytes_, k_stride_bytes_, last_query_, last_key_;
+  float *q_smem_, *k_smem_;
+};
+
+/// Copies of values, eight rows at a time: a warp a row. Rows past the last come as the last again, since a
+/// copy that may be of nothing takes more instructions, and are cleared when all are there.
+class ValueCopies {
+ public:
+  __device__ ValueCopies(const ShortCall& call, const Work& work, float* shared)
+      : v_gmem_(call.v.first(work.b, work.key_head, work.first_key) + (column() < call.dim_v ? column() : 0)),
+        stride_bytes_(call.v.stride_bytes),
+        key_count_(work.key_count),
+        to_smem_(shared + v_at + row() * dim + column()) {}
+
+  __device__ void copy(int eight) const {
+    const int key = min(eight * 8 + row(), max(0, key_count_ - 1));
+    copy_async_16(to_smem_ + eight * 8 * dim, ShortRows::row_at(v_gmem_, key, stride_bytes_), true);
+  }
+  /// Waits for the thread's own copies.
+  __device__ void finish() const {
+    commit_copies();
+    wait_copies<0>();
+    for (int eight = max(0, key_count_ - row() + 7) / 8; eight < most_keys / 8; ++eight) {
+      store_4(to_smem_ + eight * 8 * dim, float4{});
+    }
+  }
+
+ private:
+  __device__ static int column() { return static_cast<int>(threadIdx.x) % 32 * 4; }
+  __device__ static int row() { return static_cast<int>(threadIdx.x) / 32; }
+
+  float* v_gmem_;
+  int stride_bytes_, key_count_;
+  float* to_smem_;
+};
+
+/// s[m][n] += Σ_k q[k][m]·k[k][n] over `depth` k. In each step `meanwhile(step)` does something beside: all
+/// at once it would keep the product's loads waiting.
+template <int depth, typename Meanwhile>
+__device__ __forceinline__ void multiply_meanwhile(float (&s)[M][N], const Queries& q, const Keys& k,
+                                                   const Meanwhile& meanwhile) {
+  float4 q4[2][M / 4], k4[2][N / 4];
+  const auto load = [&](int step) {
+#pragma unroll
+    for (int run = 0; run < 2; ++run) {
+      q4[step % 2][run] = q.at(step, run);
+      k4[step % 2][run] = k.at(step, run);
+    }
+  };
+  load(0);
+#pragma unroll
+  for (int step = 0; step < depth; ++step) {
+    if (step + 1 < depth) load(step + 1);
+    meanwhile(step);
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int turn = 0; turn < N; ++turn) {
+        const int n = to_and_fro(m % 2 == 1, turn, N);
+        s[m][n] = fmaf(element(q4[step % 2][m / 4], m % 4), element(k4[step % 2][n / 4], n % 4), s[m][n]);
+      }
+    }
+  }
+}
+
+/// The products of all queries and keys. Begins to copy the values, too.
+__device__ __forceinline__ void multiply_keys(const ShortCall& call, const Work& work, const Place& place,
+                                              const ValueCopies& values, float (&s)[M][N], float* shared) {
+  const Pieces pieces(call, work, shared);
+  const unsigned halves = static_cast<unsigned>(call.dim_qk) / piece * 2;
+  constexpr int loads = Pieces::loads;
+  float4 ahead[3][loads];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int n = 0; n < loads; ++n) ahead[half][n] = pieces.fetch(half, n);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int n = 0; n < loads; ++n) {
+      pieces.put(pieces.target(half), n, 0, ahead[half][n]);
+      pieces.put(pieces.target(half), n, 2, ahead[half][n]);
+    }
+  }
+  float4(&next)[loads] = ahead[2];
+#pragma unroll
+  for (int n = 0; n < loads; ++n) next[n] = pieces.fetch(2, n);
+  __syncthreads();  // the first piece is there
+
+  const float* q_smem = shared + places_at + k_floats + place.query(0);
+  const float* k_smem = shared + places_at + place.key(0);
+#pragma unroll 1
+  for (unsigned half = 0; half < halves; ++half) {
+    const unsigned at = half / 2 % 2 * place_floats;
+    const unsigned second = half % 2;
+    // What is put or fetched past the last piece meets nobody.
+    const Pieces::Target target = pieces.target(half + 2);
+    const unsigned following = min(half + 3, halves - 1);
+    multiply_meanwhile<piece / 2>(s, Queries{q_smem + at + second * Queries::offset(piece / 2)},
+                                  Keys{k_smem + at + second * Keys::offset(piece / 2)}, [&](int step) {
+                                    const int n = step / 3;
+                                    if (n < loads) {
+                                      if (step % 3 == 2) {
+                                        next[n] = pieces.fetch(following, n);
+                                      } else {
+                                        pieces.put(target, n, step % 3 * 2, next[n]);
+                                      }
+                                    }
+                                    if (step % 4 == 3) values.copy(static_cast<int>(half) * 4 + step / 4);
+                                  });
+    if (half % 2 == 1) __syncthreads();  // the next piece is there, and everyone is done with this one
+  }
+  for (int eight = static_cast<int>(halves) * 4; eight < most_keys / 8; ++eight) values.copy(eight);
+}
+
+// Hides what the band and the end of the keys hide.
+__device__ __forceinline__ void hide(const ShortCall& call, const Work& work, const Place& place,
+                                     float (&s)[M][N]) {
+  const int first_query = work.first_query - work.first_key + place.side * side_queries;
+  const int first_key = place.quarter * quarter_keys;
+  const int last_key = first_key + quarter_keys - 1;
+  if (last_key < work.key_count && last_key <= first_query + call.right &&
+      first_key >= first_query + side_queries - 1 - call.left) {
+    return;
+  }
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+    const int i = work.first_query - work.first_key + place.query(m);
+    const int first = i - call.left - place.key(0);
+    const int last = min(i + call.right + 1, work.key_count) - place.key(0);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (in_runs<8>(0, n) < first || in_runs<8>(0, n) >= last) s[m][n] = minus_infinity;
+    }
+  }
+}
+
+// Scores to weights, in shared memory, by the maxima of rows over all quarters.
+__device__ __forceinline__ void softmax(const ShortCall& call, const Place& place, float (&s)[M][N],
+                                        float* shared) {
+  const auto over_row = [](float(&x)[M], const auto& join) {
+#pragma unroll
+    for (int apart = Lane::apart; apart < 8 * Lane::apart; apart *= 2) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) x[m] = join(x[m], __shfl_xor_sync(~0u, x[m], apart));
+    }
+  };
+  const auto store_row = [&](const float(&x)[M], float* to) {
+    if (place.lane.column != 0) return;
+#pragma unroll
+    for (int m = 0; m < M; m += 4) {
+      store_4(to + place.quarter * queries + place.query(m), float4{x[m], x[m + 1], x[m + 2], x[m + 3]});
+    }
+  };
+  float of_row[M];
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+    of_row[m] = lowest;
+#pragma unroll
+    for (int n = 0; n < N; ++n) of_row[m] = fmaxf(of_row[m], s[m][n]);
+  }
+  over_row(of_row, [](float x, float y) { return fmaxf(x, y); });
+  store_row(of_row, shared + maxima_at);
+  __syncthreads();  // the maxima of all quarters are there
+#pragma unroll
+  for (int m = 0; m < M; m += 4) {
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      const float4 other = load_four(shared + maxima_at + quarter * queries + place.query(m));
+#pragma unroll
+      for (int n = 0; n < 4; ++n) of_row[m + n] = fmaxf(of_row[m + n], element(other, n));
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+    const float maximum = of_row[m];
+    of_row[m] = 0;
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      s[m][n] = exp2_approx((s[m][n] - maximum) * call.unit);
+      of_row[m] += s[m][n];
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < M; m += 4) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      store_4(shared + p_at + Weights::offset(place.key(n)) + place.query(m),
+              float4{s[m][n], s[m + 1][n], s[m + 2][n], s[m + 3][n]});
+    }
+  }
+  over_row(of_row, [](float x, float y) { return x + y; });
+  store_row(of_row, shared + sums_at);
+}
+
+/// What results are to be multiplied by, a query of the warp's side a lane. Writes lse, too.
+__device__ __forceinline__ float join_quarters(const ShortCall& call, const Work& work, const Place& place,
+                                               const float* shared) {
+  const int r = place.side * side_queries + static_cast<int>(threadIdx.x) % 32;
+  float maximum = lowest;
+  float sum = 0;
+#pragma unroll
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    maximum = fmaxf(maximum, shared[maxima_at + quarter * queries + r]);
+    sum += shared[sums_at + quarter * queries + r];
+  }
+  if (call.lse.data != nullptr && place.warp == place.side && r < work.query_count) {
+    *call.lse.first(work.b, work.h, work.first_query + r) =
+        sum == 0 ? minus_infinity : fmaxf(maximum * call.scale, lowest) + logf(sum);
+  }
+  return sum == 0 ? 0.0f : 1 / sum;
+}
+
+// Each group writes half of a lane's queries, and gets what the other has of them.
+__device__ __forceinline__ void join_and_write(const ShortCall& call, const Work& work, const Place& place,
+                                               const float (&o)[M][N], float* shared) {
+  const bool second = place.group == 1;
+  float4* exchange = reinterpret_cast<float4*>(shared + exchange_at) +
+                     threadIdx.x % (threads / 2);  // [group, M, threads / 2]
+  __syncthreads();                                 // everyone is done with the weights
+#pragma unroll
+  for (int m = 0; m < M / 2; ++m) {
+#pragma unroll
+    for (int run = 0; run < 2; ++run) {
+      const float* first = o[m] + 4 * run;
+      const float* last = o[m + M / 2] + 4 * run;
+      exchange[((second ? 0 : M) + 2 * m + run) * (threads / 2)] =
+          second ? float4{first[0], first[1], first[2], first[3]}
+                 : float4{last[0], last[1], last[2], last[3]};
+    }
+  }
+  __syncthreads();  // the other group's half is there
+  float* o_gmem = call.o.first(work.b, work.h, work.first_query);
+#pragma unroll
+  for (int m = 0; m < M / 2; ++m) {
+    const int r = place.query(second ? m + M / 2 : m);
+#pragma unroll
+    for (int run = 0; run < 2; ++run) {
+      const float4 other = exchange[((second ? M : 0) + 2 * m + run) * (threads / 2)];
+      float own[4];
+#pragma unroll
+      for (int d = 0; d < 4; ++d) own[d] = second ? o[m + M / 2][4 * run + d] : o[m][4 * run + d];
+      const int d = place.dim_of(4 * run);
+      if (r < work.query_count && d < call.dim_v) {
+        store_4(call.o.at(o_gmem, r) + d,
+                float4{own[0] + other.x, own[1] + other.y, own[2] + other.z, own[3] + other.w});
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void attend(const ShortCall& call, float* shared) {
+  const Work work(call);
+  const Place place;
+  const ValueCopies values(call, work, shared);
+  float s[M][N] = {};
+  multiply_keys(call, work, place, values, s, shared);
+  if (call.negative) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) s[m][n] = -s[m][n];
+    }
+  }
+  hide(call, work, place, s);
+  softmax(call, place, s, shared);
+  values.finish();
+  __syncthreads();  // weights and values are there
+
+  float o[M][N] = {};
+  const int first_key = place.group * group_keys;
+  multiply_turned(o, Weights{shared + p_at + Weights::offset(first_key) + place.query(0)},
+                  Values{shared + v_at + first_key * dim + place.dim_of(0)},
+                  min(group_keys, (work.key_count - first_key + 7) / 8 * 8));
+  const float own_inverse = join_quarters(call, work, place, shared);
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+    const float inverse = __shfl_sync(~0u, own_inverse, in_runs<4>(place.lane.row, m));
+#pragma unroll
+    for (int n = 0; n < N; ++n) o[m][n] *= inverse;
+  }
+  join_and_write(call, work, place, o, shared);
+}
+
+__global__ void __launch_bounds__(threads, 1) fused_short(const __grid_constant__ ShortCall call) {
+  extern __shared__ __align__(16) float shared[];
+  if constexpr (runs_in_code(shared_bytes)) attend(call, shared);
+}
+
+}  // namespace
+
+bool takes_short(const AttentionCall& call, const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  const DeviceProperties& device = device_properties(context.device.index);
+  const std::int64_t blocks = problem.batch * problem.heads_q * ((problem.length_q + queries - 1) / queries);
+  return problem.layout == Layout::dense && call.key_lengths.data == nullptr && !problem.features.sinks &&
+         problem.length_k > most_keys / 2 && problem.length_k <= most_keys && problem.dim_qk > dim / 2 &&
+         problem.dim_qk <= dim && problem.dim_qk % piece == 0 && problem.dim_v <= dim &&
+         ShortRows::holds(call.q) && ShortRows::holds(call.k) && ShortRows::holds(call.v) &&
+         ShortRows::holds(call.o) && ShortRows::holds(call.lse) && blocks <= device.multiprocessors &&
+         shared_bytes <= device.shared_bytes;
+}
+
+void short_forward(const AttentionCall& call, const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  const std::int64_t offset = call.sequence(0).band_offset;
+  const auto bound = [](std::int64_t distance) {
+    return static_cast<int>(std::clamp<std::int64_t>(distance, -(1 << 30), 1 << 29));
+  };
+  const float sign = call.scale < 0 ? -1.0f : 1.0f;
+  const ShortCall how{.q = ShortRows::of(call.q),
+                      .k = ShortRows::of(call.k),
+                      .v = ShortRows::of(call.v),
+                      .o = ShortRows::of(call.o),
+                      .lse = ShortRows::of(call.lse),
+                      .heads = Divisor::of(problem.heads_q),
+                      .heads_together = Divisor::of(call.group()),
+                      .length_q = static_cast<int>(problem.length_q),
+                      .length_k = static_cast<int>(problem.length_k),
+                      .dim_qk = static_cast<int>(problem.dim_qk),
+                      .dim_v = static_cast<int>(problem.dim_v),
+                      .left = bound(call.band.left - offset),
+                      .right = bound(call.band.right + offset),
+                      .scale = static_cast<float>(call.scale) * sign,
+                      .unit = static_cast<float>(call.scale * 1.4426950408889634) * sign,
+                      .negative = sign < 0};
+  launch<fused_short>({.name = "tilewise fused forward, few keys",
+                       .blocks = (problem.length_q + queries - 1) / queries,
+                       .threads = threads,
+                       .layers = static_cast<int>(problem.batch * problem.heads_q),
+                       .shared_bytes = shared_bytes,
+                       .stream = static_cast<cudaStream_t>(context.stream)},
+                      how);
+}
+
+}  // namespace tilewise::cuda::simt
