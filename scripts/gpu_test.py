@@ -38,6 +38,8 @@ DOMAINS: dict[str, list[str]] = {
     "property mma": ["--domain=mma", "--kernel=mma"],
 }
 FEWER_IN_DOMAINS = 5
+# A thread that waits must sleep, or it takes the core from another process.
+SLEEPING = {"OMP_WAIT_POLICY": "passive"}
 
 
 @dataclass
@@ -93,10 +95,8 @@ def sharded_test(program: str, jobs: int, alone: str, quick: bool, timeout: floa
 
     def run_shard(shard: tuple[list[str], dict[str, str]]) -> Outcome:
         options, environment = shard
-        # A thread that waits must sleep, or it takes the core from another process.
-        environment = {"OMP_WAIT_POLICY": "passive", **environment}
         command = [f"bin/{program}", *options]
-        return counted(Outcome(program), command, "--gtest_output=xml:", timeout, **environment)
+        return counted(Outcome(program), command, "--gtest_output=xml:", timeout, **SLEEPING, **environment)
 
     with ThreadPoolExecutor(len(shards)) as pool:
         outcome = joined(Outcome(program, more={"processes": len(shards)}), pool.map(run_shard, shards))
@@ -163,17 +163,18 @@ def counted(
 
 
 def property_test(suite: str, domain: list[str], count: int, seed: int, jobs: int, timeout: float) -> Outcome:
-    """Random problems on the GPU, in several processes since the reference takes most of the time."""
+    """Random problems on the GPU, in several processes since the reference takes most of the time. The first
+    of them finds out wrong kernels for all."""
     shares = [count // jobs + (n < count % jobs) for n in range(jobs)]
     seeds = {seed + n: share for n, share in enumerate(shares) if share}
     outcome = Outcome(suite, more={"seeds": seeds})
+    threads = max(1, (os.cpu_count() or 1) // jobs)
 
     def run_share(own_seed: int) -> None:
-        command = ["bin/tilewise_property", "--cuda", *domain]
-        command += [f"--count={seeds[own_seed]}", f"--seed={own_seed}", "--threads=1"]
-        if own_seed != seed:
-            command.append("--no-self-test")  # the first process makes it
-        status, output = run(command, timeout)
+        command = ["bin/tilewise_property", "--cuda", *domain, f"--threads={threads}"]
+        command += [f"--count={seeds[own_seed]}", f"--seed={own_seed}"]
+        command += ["--no-self-test"] if own_seed != seed else []
+        status, output = run(command, timeout, **SLEEPING)
         # Counted by its closing line. Without one it was stopped or crashed: one more has failed, the one it
         # was at, and what comes after that was not tried.
         found = re.search(r"^(\d+) passed, (\d+) failed$", output, re.MULTILINE)

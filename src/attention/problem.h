@@ -36,6 +36,7 @@ struct BackwardDetails {
   bool deterministic = false;
   bool aligned_rows = true;    ///< every row of every tensor of rows begins at a multiple of 16 bytes
   bool repeated_keys = false;  ///< k or v has one row for all keys
+  bool alike_queries = false;  ///< q has one row for all queries, or the scale is 0
   std::int64_t queries = 0;    ///< of all sequences together
   friend bool operator==(const BackwardDetails&, const BackwardDetails&) = default;
 };
@@ -56,7 +57,8 @@ struct AttentionProblem {
   std::int64_t queries = 0;    ///< a head, of all entries together
   std::int64_t most_keys = 0;  ///< that length_k and the window leave to a query
   AttentionFeatures features{};
-  bool aligned = false;      ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
+  bool aligned = false;  ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
+  bool repeated_values = false;  ///< v has one row for all keys
   bool usual_scale = true;   ///< above 1e-20: products are in the order of their scores, and none overflows
   bool aligned_mask = true;  ///< a mask's rows begin at multiples of 16 bytes, and its keys lie together
   BackwardDetails backward{};

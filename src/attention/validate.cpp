@@ -60,11 +60,13 @@ bool aligned_rows(const Rows& rows) {
 
 BackwardDetails backward_details(const AttentionCall& call) {
   const auto tensors = {&call.q, &call.k, &call.v, &call.o, &call.d_o, &call.dq, &call.dk, &call.dv};
-  return {.deterministic = call.deterministic,
-          .aligned_rows = std::all_of(tensors.begin(), tensors.end(),
-                                      [](const Rows* rows) { return aligned_rows(*rows); }),
-          .repeated_keys = call.problem.length_k > 1 && (call.k.stride_s == 0 || call.v.stride_s == 0),
-          .queries = call.rows_q()};
+  return {
+      .deterministic = call.deterministic,
+      .aligned_rows =
+          std::all_of(tensors.begin(), tensors.end(), [](const Rows* rows) { return aligned_rows(*rows); }),
+      .repeated_keys = call.problem.repeated_values || (call.problem.length_k > 1 && call.k.stride_s == 0),
+      .alike_queries = call.problem.length_q > 1 && (call.q.stride_s == 0 || call.scale == 0),
+      .queries = call.rows_q()};
 }
 
 }  // namespace

@@ -209,6 +209,13 @@ TEST_F(MmaBackward, SaysWhatItDoesNotTake) {
   EXPECT_NE(reason({.b = 4, .hq = 4, .hkv = 4, .sq = 100, .sk = 64, .d = 64, .dv = 64}), "");
   EXPECT_NE(reason({.b = 1, .hq = 1, .hkv = 1, .sq = 20, .sk = 200, .d = 64, .dv = 64}), "");
   EXPECT_NE(reason({.b = 1, .hq = 1, .hkv = 1, .sq = 200, .sk = 200, .d = 264, .dv = 64}), "");
+  RandomProblem problem = plain_problem(341);
+  problem.options.scale = 0.0f;
+  EXPECT_NE(reason_against(problem, "mma", Pass::backward).find("scale of 0"), std::string::npos);
+  problem = plain_problem(342);
+  problem.q = Buffer(problem.dtype, problem.q.shape(), {.expanded = {2}});
+  EXPECT_NE(reason_against(problem, "mma", Pass::backward).find("queries that are one row"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -20,6 +20,11 @@ std::int64_t integer(const Buffer& buffer, std::int64_t index) {
   return static_cast<std::int64_t>(buffer.at(index));
 }
 
+template <typename... Index>
+std::int64_t integer_at(const Buffer& buffer, Index... index) {
+  return static_cast<std::int64_t>(buffer.at(index...));
+}
+
 std::vector<double> values_of(const Buffer& buffer) {
   return buffer.given() ? buffer.values() : std::vector<double>{};
 }
@@ -132,26 +137,47 @@ bool OpenProblem::band_shows(const Entry& entry, std::int64_t i, std::int64_t j)
   return !options.window.right || j - position <= *options.window.right;
 }
 
-bool OpenProblem::block_shows(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+struct OpenProblem::BlockTable {
+  static constexpr std::int64_t hidden = -1;
+  static constexpr std::int64_t full = -2;
+  std::int64_t columns = 0;
+  std::vector<std::int64_t> states;  // [query blocks, key blocks]: one of these, or the tile that says it
+
+  std::int64_t& at(std::int64_t qb, std::int64_t kb) { return states[count(qb * columns + kb)]; }
+};
+
+// Each list is read once: pairs are many, and ask for the same blocks.
+OpenProblem::BlockTable OpenProblem::block_table(std::int64_t b, std::int64_t h) const {
   const RandomBlocks& blocks = problem.blocks;
-  const std::int64_t qb = i / blocks.block_q;
-  const std::int64_t kb = j / blocks.block_k;
-  // The slot of key block kb in a list, or -1.
-  const auto slot_in = [&](const Buffer& counts, const Buffer& indices) -> std::int64_t {
+  BlockTable table;
+  if (!blocks.counts.given()) return table;
+  const std::int64_t rows = blocks.counts.extent(2);
+  table.columns = (problem.length_k + blocks.block_k - 1) / blocks.block_k;
+  table.states.assign(count(rows * table.columns), BlockTable::hidden);
+  const auto fill = [&](const Buffer& counts, const Buffer& indices, bool partial) {
     const std::int64_t entry = counts.extent(0) == 1 ? 0 : b;
     const std::int64_t head = counts.extent(1) == 1 ? 0 : h;
-    for (std::int64_t slot = 0; slot < static_cast<std::int64_t>(counts.at(entry, head, qb)); ++slot) {
-      if (static_cast<std::int64_t>(indices.at(entry, head, qb, slot)) == kb) return slot;
+    for (std::int64_t qb = 0; qb < rows; ++qb) {
+      for (auto slot = integer_at(counts, entry, head, qb); slot-- > 0;) {
+        const std::int64_t kb = integer_at(indices, entry, head, qb, slot);
+        if (kb >= table.columns) continue;
+        table.at(qb, kb) = BlockTable::full;
+        if (!partial || !blocks.tiles.given()) continue;
+        table.at(qb, kb) = integer_at(blocks.tile_ids, blocks.tile_ids.extent(0) == 1 ? 0 : b,
+                                      blocks.tile_ids.extent(1) == 1 ? 0 : h, qb, slot);
+      }
     }
-    return -1;
   };
-  if (blocks.full_counts.given() && slot_in(blocks.full_counts, blocks.full_indices) >= 0) return true;
-  const std::int64_t slot = slot_in(blocks.counts, blocks.indices);
-  if (slot < 0 || !blocks.tiles.given()) return slot >= 0;
-  const std::int64_t entry = blocks.tile_ids.extent(0) == 1 ? 0 : b;
-  const std::int64_t head = blocks.tile_ids.extent(1) == 1 ? 0 : h;
-  return blocks.tiles.at(blocks.tile_ids.at(entry, head, qb, slot), i % blocks.block_q, j % blocks.block_k) !=
-         0;
+  fill(blocks.counts, blocks.indices, true);
+  if (blocks.full_counts.given()) fill(blocks.full_counts, blocks.full_indices, false);
+  return table;
+}
+
+bool OpenProblem::block_shows(BlockTable& table, std::int64_t i, std::int64_t j) const {
+  const RandomBlocks& blocks = problem.blocks;
+  const std::int64_t state = table.at(i / blocks.block_q, j / blocks.block_k);
+  if (state < 0) return state == BlockTable::full;
+  return blocks.tiles.at(state, i % blocks.block_q, j % blocks.block_k) != 0;
 }
 
 std::size_t OpenProblem::mask_index(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
@@ -177,6 +203,7 @@ Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
   if (p.alibi_slopes.given())
     slope = alibi_[count(p.alibi_slopes.shape().size() == 1 ? h : b * p.heads_q + h)];
 
+  BlockTable blocks = block_table(b, h);
   Head head;
   head.queries = count(entry.queries);
   head.keys = count(entry.keys);
@@ -208,7 +235,7 @@ Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
   for (const std::int64_t i : queries) {
     for (const std::int64_t j : keys) {
       bool visible = band_shows(entry, i, j);
-      if (visible && p.blocks.counts.given()) visible = block_shows(b, h, i, j);
+      if (visible && p.blocks.counts.given()) visible = block_shows(blocks, i, j);
       const std::size_t index = p.mask.given() ? mask_index(b, h, i, j) : 0;
       if (boolean) visible = visible && mask_[index] != 0;
       if (additive) visible = visible && mask_[index] != -infinity;

@@ -73,7 +73,9 @@ class OpenProblem {
   Entry entry(std::int64_t b) const;
   Head head(std::int64_t b, std::int64_t h) const;
   bool band_shows(const Entry& entry, std::int64_t i, std::int64_t j) const;
-  bool block_shows(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
+  struct BlockTable;  // what a head's block mask says of each block
+  BlockTable block_table(std::int64_t b, std::int64_t h) const;
+  bool block_shows(BlockTable& table, std::int64_t i, std::int64_t j) const;
   std::size_t mask_index(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
 
   std::vector<double> q_, k_, v_, d_o_, d_lse_, mask_, alibi_, sinks_;

@@ -9,14 +9,14 @@ namespace tilewise::cuda::gemm {
 namespace {
 
 // Tiles of 128 x 128 results, 8 x 8 a thread, their factors going through shared memory 16 summands at a
-// time: the next are on their way into registers while these are multiplied. Sums of 64 summands are made in
+// time: the next are on their way into registers while these are multiplied. Sums of 32 summands are made in
 // f32 by themselves and then added up: of 4096 one after another, the error would be several times as large.
 // A thread has columns 4x to 4x + 3 of either half of a tile; where gated, the first half of b's rows are the
 // gate's.
 
 constexpr int tile = 128;
 constexpr int depth = 16;
-constexpr int piece = 64;  // summands
+constexpr int piece = 32;  // summands
 constexpr int threads = 256;
 constexpr int pitch = tile + 4;
 constexpr int own = tile * depth / threads;  // elements of a factor's tile that a thread loads: 8

@@ -112,7 +112,8 @@ __device__ __forceinline__ float d_lse_of(const AttentionCall& call, const Batch
 template <typename T>
 __device__ __forceinline__ GradientScale gradient_scale(const AttentionCall& call,
                                                         const BackwardSpace& space) {
-  return gradient_scale<T>(space.largest, call.problem.features.dropout ? call.dropout.keep_scale : 1.0f);
+  return gradient_scale<T>(space.largest, space.weights,
+                           call.problem.features.dropout ? call.dropout.keep_scale : 1.0f);
 }
 
 /// Calls body with a call's type and as many lanes as its rows need.

@@ -73,7 +73,7 @@ struct BackwardBlock {
         dim_qk(static_cast<int>(call.problem.dim_qk)),
         dim_v(static_cast<int>(call.problem.dim_v)),
         unit(exponent_unit(call.scale)),
-        scale(gradient_scale<T>(space.largest, keep_scale())),
+        scale(gradient_scale<T>(space.largest, space.weights, keep_scale())),
         k_smem(shared),
         v_smem(k_smem + c.key_bytes()),
         q_smem(v_smem + c.key_bytes()),

@@ -67,7 +67,7 @@ template <typename T>
 __device__ KeyFactors key_factors(const AttentionCall& call, const BackwardSpace& space) {
   const float keep_scale = call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
   return {static_cast<float>(call.scale) * gradient_scale<T>(call, space).down,
-          keep_scale / static_cast<float>(1 << weight_bits<T>)};
+          keep_scale * space.weights.down};
 }
 
 // A lane's share of a vector a key, dims 32 apart: of a row of dk or of dv.
@@ -137,8 +137,7 @@ __device__ __forceinline__ void add_peaks(const AttentionCall& call, const Backw
       const float weight = fmaxf(0.0f, __shfl_sync(~0u, peak.weight, from));
       sum.turn_to(space.key_row(call, row.b, call.key_head(row.h), key));
       sum.dk.add<T>(gradient, row_of_halves(call.q, row.b, row.h, row.s));
-      sum.dv.add<T>(weight * static_cast<float>(1 << weight_bits<T>),
-                    row_of_halves(call.d_o, row.b, row.h, row.s));
+      sum.dv.add<T>(weight * space.weights.up, row_of_halves(call.d_o, row.b, row.h, row.s));
     }
   }
 }

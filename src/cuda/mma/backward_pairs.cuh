@@ -65,18 +65,18 @@ __device__ __forceinline__ void take_peaks(const Block& block, const typename Bl
                                            int first_query, int first_key, typename Block::PairSums& p,
                                            typename Block::PairFragments& weights,
                                            const typename Block::PairSums& x) {
-  using T = typename Block::T;
   constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
   constexpr int count = 4 * key_tiles * static_cast<int>(std::extent_v<typename Block::PairSums, 1>);
   static_assert(count <= 32, "a bit each");
-  constexpr float weight_unit = 1.0f / static_cast<float>(1 << weight_bits<T>);
+  const WeightScale& unit = block.space.weights;
   const RowValues& rows = block.space.rows;
   const auto m_of = [](int index) { return index / 4 % key_tiles; };
   const auto n_of = [](int index) { return index / 4 / key_tiles; };
+  const float least = rows.limits.least * unit.up;
   unsigned peaks = 0;
 #pragma unroll
   for (int index = 0; index < count; ++index) {
-    if (p[m_of(index)][n_of(index)][index % 4] > least_peak / weight_unit) peaks |= 1u << index;
+    if (p[m_of(index)][n_of(index)][index % 4] > least) peaks |= 1u << index;
   }
 #pragma unroll 1
   for (; peaks != 0; peaks &= peaks - 1) {
@@ -88,8 +88,8 @@ __device__ __forceinline__ void take_peaks(const Block& block, const typename Bl
       const int m = m_of(index), n = n_of(index);
       const unsigned half = index % 2 == 0 ? 0xFFFFu : 0xFFFF0000u;
       std::uint32_t& two = weights[n / 2][m][n % 2 * 2 + index % 4 / 2];
-      peak.weight = p[m][n][index % 4] * ((two & half) != 0 ? weight_unit : -weight_unit);
-      peak.x = x[m][n][index % 4] * (block.scale.down / weight_unit);
+      peak.weight = p[m][n][index % 4] * ((two & half) != 0 ? unit.down : -unit.down);
+      peak.x = x[m][n][index % 4] * (block.scale.down * unit.up);
       p[m][n][index % 4] = 0;
       two &= ~half;
     }
@@ -99,10 +99,11 @@ __device__ __forceinline__ void take_peaks(const Block& block, const typename Bl
     const std::int64_t row = queries.row + first_query + 8 * n + 2 * (block.lane % 4) + e % 2;
     peak.key = block.first_key + key;
     const int slot = atomicAdd(rows.peak_count + row, 1);
-    if (slot < most_peaks) {
-      rows.peaks[row * most_peaks + slot] = peak;
+    if (slot < rows.limits.most) {
+      rows.peaks[row * rows.limits.most + slot] = peak;
       if constexpr (Block::general) {
-        if (rows.peak_slope != nullptr) rows.peak_slope[row * most_peaks + slot] = block.slope_smem(m, n, e);
+        if (rows.peak_slope != nullptr)
+          rows.peak_slope[row * rows.limits.most + slot] = block.slope_smem(m, n, e);
       }
     }
     block.has_peak_smem[key] = 1;
@@ -126,7 +127,7 @@ __device__ __forceinline__ void add_shifts(const Block& block, const float* shif
   using T = typename Block::T;
   constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
   constexpr int query_eights = std::extent_v<typename Block::PairSums, 1>;
-  const float unit = block.scale.up / static_cast<float>(1 << weight_bits<T>);
+  const float unit = block.scale.up * block.space.weights.down;
   const float kept_unit = unit * block.keep_scale();
 #pragma unroll
   for (int n = 0; n < query_eights; ++n) {
@@ -253,11 +254,6 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
       top = *reinterpret_cast<const float2*>(block.top_smem + own_query + 8 * n);
       if constexpr (Block::general) {
         offset = *reinterpret_cast<const float2*>(block.offset_smem() + own_query + 8 * n);
-        offset.x += weight_bits<T>;
-        offset.y += weight_bits<T>;
-      } else {
-        top.x -= weight_bits<T>;
-        top.y -= weight_bits<T>;
       }
     }
     float& low = p[m][n][2 * half];
@@ -300,7 +296,7 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
   if constexpr (!shifts_first<Block>) add_shifts(block, block.shift_smem + own_query, kept, x);
   const float2 two_highest = unpack<T>(highest);
   // They were rounded.
-  constexpr float least = 0.99f * least_peak * static_cast<float>(1 << weight_bits<T>);
+  const float least = 0.99f * block.space.rows.limits.least * block.space.weights.up;
   if (__any_sync(~0u, fmaxf(two_highest.x, two_highest.y) > least)) {
     take_peaks(block, queries(), first_query, first_key, p, weights, x);
     __syncwarp();  // lanes had different numbers of them, and products want the whole warp together

@@ -7,7 +7,7 @@ namespace tilewise::cuda::mma {
 // Weights and score gradients are rounded to 16 bits on their way into dv, dk and dq. That takes the more
 // from a sum the fewer terms matter in it. And a score's gradient, weight·(d_o·v − d_o·o + d_lse), may be a
 // difference of nearly equal numbers of which one has the rounding of o. Both matter where weights are high.
-// So those above least_peak are left out of all three products, and what they add is added at the end in f32.
+// So those above a limit are left out of all three products, and what they add is added at the end in f32.
 // With x = d_o·v + shift known up to a constant that all keys of a row share,
 //
 //   gradient of f = weight_f · (Σ_j weight_j·(x_f − x_j) + d_lse)
@@ -23,20 +23,23 @@ struct RowPeaks {
   int count;
 
   __device__ RowPeaks(const RowValues& rows_, std::int64_t row_, bool there)
-      : rows(rows_), row(row_), count(there ? min(rows.peak_count[row], most_peaks) : 0) {}
+      : rows(rows_), row(row_), count(there ? min(rows.peak_count[row], rows_.limits.most) : 0) {}
 
-  __device__ Peak& at(int f) const { return rows.peaks[row * most_peaks + f]; }
+  __device__ Peak& at(int f) const { return rows.peaks[row * rows.limits.most + f]; }
 
   /// Puts the gradient of q·k before the score's scale, times the score gradients', in the place of x; and in
-  /// that of the key its row in k.
+  /// that of the key its row in k. Differences are from the x of the highest peak: so what a row's only peak
+  /// is compared with is the others alone, and of two neither loses anything.
   __device__ void settle(float d_lse, const GradientScale& scale, int first_k) const {
-    Peak own[most_peaks];
     float high = 0;  // the weight of peaks
-#pragma unroll
-    for (int f = 0; f < most_peaks; ++f) {
-      own[f] = f < count ? at(f) : Peak{};
-      high += fabsf(own[f].weight);
+    Peak top{};
+    for (int f = 0; f < count; ++f) {
+      const Peak own = at(f);
+      high += fabsf(own.weight);
+      if (fabsf(own.weight) > fabsf(top.weight)) top = own;
     }
+    float high_sum = 0;  // of weight·x
+    for (int f = 0; f < count; ++f) high_sum = fmaf(fabsf(at(f).weight), at(f).x - top.x, high_sum);
     const float sink = rows.sink_weight == nullptr ? 0.0f : rows.sink_weight[row];
     const float others = rows.rest_weight == nullptr ? fmaxf(0.0f, 1 - high) : rows.rest_weight[row] + sink;
     const float total = rows.rest_weight == nullptr ? 1.0f : others + high;
@@ -44,25 +47,22 @@ struct RowPeaks {
 #pragma unroll
     for (int part = 0; part < RowValues::rest_parts; ++part) rest += rows.rest[part * rows.count + row];
     if (sink > 0) rest = fmaf(sink * scale.up, rows.shift[row], rest);
-#pragma unroll
-    for (int f = 0; f < most_peaks; ++f) {
-      if (f >= count) continue;
-      float sum = others * own[f].x;
-#pragma unroll
-      for (int g = 0; g < most_peaks; ++g) sum = fmaf(fabsf(own[g].weight), own[f].x - own[g].x, sum);
-      const float slope = rows.peak_slope == nullptr ? 1.0f : rows.peak_slope[row * most_peaks + f];
-      at(f) = {.key = own[f].key + first_k,
-               .weight = own[f].weight,
-               .x = fabsf(own[f].weight) / total * (fmaf(scale.up, sum, -rest) / total + scale.up * d_lse) *
-                    slope};
+    for (int f = 0; f < count; ++f) {
+      const Peak own = at(f);
+      const float sum = fmaf(others, own.x, fmaf(high, own.x - top.x, -high_sum));
+      const float slope = rows.peak_slope == nullptr ? 1.0f : rows.peak_slope[row * rows.limits.most + f];
+      at(f) = {
+          .key = own.key + first_k,
+          .weight = own.weight,
+          .x = fabsf(own.weight) / total * (fmaf(scale.up, sum, -rest) / total + scale.up * d_lse) * slope};
     }
   }
   /// By their keys: they came in whatever order.
   __device__ void sort() const {
     for (int f = 1; f < count; ++f) {
       for (int g = f; g > 0 && at(g).key < at(g - 1).key; --g) {
-        exchange(rows.peaks + row * most_peaks + g);
-        if (rows.peak_slope != nullptr) exchange(rows.peak_slope + row * most_peaks + g);
+        exchange(rows.peaks + row * rows.limits.most + g);
+        if (rows.peak_slope != nullptr) exchange(rows.peak_slope + row * rows.limits.most + g);
       }
     }
   }

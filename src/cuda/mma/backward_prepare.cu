@@ -63,8 +63,11 @@ __global__ void __launch_bounds__(row_threads)
   const float lse = *reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.s));
   const bool unseen = lse == minus_infinity;
   const bool general = rows.offset != nullptr;
-  rows.top[at.row] = unseen ? -minus_infinity : general ? lse : lse * log2e;
-  if (general) rows.offset[at.row] = rows.rest_weight[at.row] = 0;
+  rows.top[at.row] = unseen ? -minus_infinity : general ? lse : fmaf(lse, log2e, -space.weights.bits);
+  if (general) {
+    rows.offset[at.row] = space.weights.bits;
+    rows.rest_weight[at.row] = 0;
+  }
   rows.shift[at.row] = unseen ? 0.0f : d_lse - product;
   for (int part = 0; part < RowValues::rest_parts; ++part) rows.rest[part * rows.count + at.row] = 0;
   if (rows.sink_weight != nullptr) {
@@ -149,7 +152,7 @@ __global__ void __launch_bounds__(row_threads)
   if (rows.sink_weight != nullptr) softmax.add(static_cast<float>(call.sinks.at(b, row.h)), 1);
   if (at.lane != 0 || !(softmax.sum > 0)) return;
   rows.top[at.row] = softmax.top;
-  rows.offset[at.row] = -log2f(softmax.sum);
+  rows.offset[at.row] = space.weights.bits - log2f(softmax.sum);
   if (rows.sink_weight != nullptr) {
     rows.sink_weight[at.row] = expf(static_cast<float>(call.sinks.at(b, row.h)) - softmax.top) / softmax.sum;
   }

@@ -14,35 +14,50 @@ namespace tilewise::cuda::mma {
 
 // What the kernels of a backward call share, in its workspace.
 
-/// A pair with a weight above least_peak, which is left out of the products: see backward_peaks.cuh.
+/// A pair with a high weight, which is left out of the products: see backward_peaks.cuh.
 struct Peak {
   int key;       ///< in the sequence; at the end its row in k
   float weight;  ///< negative where dropout drops it
   float x;       ///< d_o·v + shift; at the end the gradient
 };
-inline constexpr float least_peak = 0.15f;
-inline constexpr int most_peaks = 6;  ///< as many as can be in a row
+/// Which weights are high, and how many of them a row can have, even with weights that are a little off.
+/// Of few results the largest may have no high weight in it, and then lower ones show, too.
+struct PeakLimits {
+  float least = 0.15f;
+  int most = 6;
+
+  static PeakLimits of(const AttentionCall& call) {
+    constexpr std::int64_t few_elements = std::int64_t{1} << 18;
+    const AttentionProblem& problem = call.problem;
+    const std::int64_t rows = std::min(problem.heads_q * call.rows_q(), problem.heads_kv * call.rows_k());
+    const bool few = rows * std::min(problem.dim_qk, problem.dim_v) < few_elements;
+    return few ? PeakLimits{.least = 0.052f, .most = 19} : PeakLimits{};
+  }
+};
 
 /// Of every query, [Hq, rows_q] each.
 struct RowValues {
   static constexpr int rest_parts = 4;
-  float* top =
-      nullptr;  ///< lse, in exponents of 2 where the kernel is plain; infinite for a query that saw nothing
-  float* offset = nullptr;  ///< what joins exponents of 2, in the general kernel: see anchor_rows
-  float* shift = nullptr;   ///< d_lse − d_o·o
+  /// lse, where the kernel is plain in exponents of 2 and less the weights' scale; infinite for a query that
+  /// saw nothing.
+  float* top = nullptr;
+  float* offset =
+      nullptr;             ///< what joins exponents of 2, in the general kernel: that scale, and anchor_rows'
+  float* shift = nullptr;  ///< d_lse − d_o·o
   /// Σ weight·x over keys that are no peaks, times the score gradients' scale: [rest_parts, Hq, rows_q],
   /// parts that different warps add to.
   float* rest = nullptr;
   float* rest_weight = nullptr;  ///< Σ weight over the same, in the general kernel
   float* sink_weight = nullptr;  ///< where there are sinks
+  PeakLimits limits{};
   int* peak_count = nullptr;
-  Peak* peaks = nullptr;        ///< [Hq, rows_q, most_peaks]
+  Peak* peaks = nullptr;        ///< [Hq, rows_q, limits.most]
   float* peak_slope = nullptr;  ///< the same: of the softcap, where there is one
   std::int64_t count = 0;       ///< Hq · rows_q
 };
 
 /// f16 cannot hold what is below 6e-5 as well as what is above, and weights and score gradients often are. So
-/// they are scaled there by powers of two: weights by a constant, score gradients by what the largest of d_o,
+/// they are scaled there: weights by a constant, score gradients by the power of two that the largest of d_o,
 /// v and d_lse allow. bf16 has the range of f32.
 struct Largest {
   int d_o = 0;  ///< norm of a row, as the bits of a float, which compare as it does
@@ -54,15 +69,35 @@ inline constexpr int weight_bits = 0;
 template <>
 inline constexpr int weight_bits<__half> = 14;
 
-/// The power of two by which score gradients are multiplied.
+/// What weights are multiplied by before they are rounded. Where all are about 1 / Sk, the rows of dv are
+/// about equal, too, so that the largest of its elements is the largest of few, and what rounding took from
+/// weights shows most beside it. So that weight comes to lie at 1.75 times a power of two: the higher in its
+/// binade a number is, the less of it is lost.
+struct WeightScale {
+  float up = 1;
+  float down = 1;
+  float bits = 0;  ///< log2 of up
+
+  static WeightScale of(const AttentionProblem& problem) {
+    int exponent = 0;
+    const double equal = std::frexp(1.0 / static_cast<double>(std::max<std::int64_t>(problem.length_k, 1)),
+                                    &exponent);  // in [0.5, 1)
+    const double range = problem.dtype == DType::f16 ? 1 << weight_bits<__half> : 1;
+    const double up_ = 0.875 / equal * range;
+    return {static_cast<float>(up_), static_cast<float>(1 / up_), static_cast<float>(std::log2(up_))};
+  }
+};
+
+/// What score gradients are multiplied by: with bf16 what their weights are.
 struct GradientScale {
   float up = 1;
   float down = 1;
 };
 template <typename T>
-__device__ __forceinline__ GradientScale gradient_scale(const Largest* largest, float keep_scale) {
+__device__ __forceinline__ GradientScale gradient_scale(const Largest* largest, const WeightScale& weights,
+                                                        float keep_scale) {
   if constexpr (weight_bits<T> == 0) {
-    return {};
+    return {weights.up, weights.down};
   } else {
     // |d_o·v − d_o·o| is at most twice the product of the norms, and what dropout multiplies it by.
     const float bound = fmaf(2 * keep_scale * __int_as_float(largest->d_o), __int_as_float(largest->v),
@@ -139,6 +174,7 @@ struct KeyShares {
 
 struct BackwardSpace {
   RowValues rows;
+  WeightScale weights;
   Largest* largest = nullptr;
   QuerySums dq;  ///< before the score's scale
   Order order;
@@ -150,20 +186,23 @@ struct BackwardSpace {
   float* row_sums = nullptr;
   std::size_t bytes = 0;
 
-  BackwardSpace(const AttentionCall& call, void* data, int share_count) {
+  BackwardSpace(const AttentionCall& call, void* data, int share_count)
+      : weights(WeightScale::of(call.problem)) {
     Arena arena(data);
     const AttentionFeatures& features = call.problem.features;
     const std::int64_t queries = call.problem.heads_q * call.rows_q();
     const std::int64_t keys = call.problem.heads_kv * call.rows_k();
+    const PeakLimits limits = PeakLimits::of(call);
     rows = {.top = arena.take<float>(queries),
             .offset = general_backward(call) ? arena.take<float>(queries) : nullptr,
             .shift = arena.take<float>(queries),
             .rest = arena.take<float>(queries * RowValues::rest_parts),
             .rest_weight = general_backward(call) ? arena.take<float>(queries) : nullptr,
             .sink_weight = features.sinks ? arena.take<float>(queries) : nullptr,
+            .limits = limits,
             .peak_count = arena.take<int>(queries),
-            .peaks = arena.take<Peak>(queries * most_peaks),
-            .peak_slope = features.softcap ? arena.take<float>(queries * most_peaks) : nullptr,
+            .peaks = arena.take<Peak>(queries * limits.most),
+            .peak_slope = features.softcap ? arena.take<float>(queries * limits.most) : nullptr,
             .count = queries};
     largest = arena.take<Largest>(1);
     dq.tiles = QuerySums::tiles_of(call);

@@ -98,9 +98,8 @@ __device__ __forceinline__ void add_whole_row_sums(const Block& block, std::int6
     rest_sum += *rest;
     weight_sum += *weight;
   }
-  constexpr float weight_unit = 1.0f / static_cast<float>(1 << weight_bits<typename Block::T>);
   atomicAdd(block.space.rows.rest + row + r, rest_sum);
-  atomicAdd(block.space.rows.rest_weight + row + r, weight_sum * weight_unit);
+  atomicAdd(block.space.rows.rest_weight + row + r, weight_sum * block.space.weights.down);
 }
 
 /// dq += dscores·k, and each query's sum of score gradients.
@@ -258,9 +257,8 @@ __device__ __forceinline__ void store_shares(const Block& block) {
 /// dk and dv from their sums; everyone is done with keys and values, and peaks are known.
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void store_own(const Block& block) {
-  const float weight_unit = block.keep_scale() / static_cast<float>(1 << weight_bits<typename Block::T>);
   stage_own<c>(block, block.k_smem, block.dk, static_cast<float>(block.call.scale) * block.scale.down);
-  stage_own<c>(block, block.v_smem, block.dv, weight_unit);
+  stage_own<c>(block, block.v_smem, block.dv, block.keep_scale() * block.space.weights.down);
   if (block.space.key_has_peak != nullptr) {
     const std::int64_t first = BackwardSpace::key_row(block.call, block.b, block.h, block.first_key_row());
     for (int r = static_cast<int>(threadIdx.x); r < block.key_count; r += c.threads()) {

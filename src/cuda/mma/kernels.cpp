@@ -14,12 +14,17 @@ namespace {
 
 // What backward does not take. Fewer results than few_elements, or fewer keys than few_keys, leave too
 // much to luck: score gradients of 16 bits make about as much error as rounding the results does, in many
-// elements.
+// elements. And where all queries have the same products, a key has the same weight for all of them, which is
+// rounded the same way each time: in dv that adds up where else it averages out.
 std::string supports_backward(const AttentionProblem& problem) {
   constexpr std::int64_t few_elements = 16384;
   constexpr std::int64_t few_keys = 64;
   if (problem.layout == Layout::paged) return "paged keys have no backward";
   if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
+  if (problem.backward.alike_queries) {
+    return "backward takes no queries that are one row repeated, and no scale of 0: weights would be rounded "
+           "alike for all of them";
+  }
   const std::int64_t rows_k = problem.batch * problem.length_k;
   const std::int64_t dim = std::min(problem.dim_qk, problem.dim_v);
   if (problem.length_k <= few_keys || problem.backward.queries * problem.heads_q * dim < few_elements ||

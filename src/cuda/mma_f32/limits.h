@@ -8,7 +8,8 @@
 namespace tilewise::cuda::mma_f32 {
 
 /// What f32, whose numbers are split, does not take. The two parts of a number have a bit less than it, which
-/// shows where a result has few terms.
+/// shows where a result has few terms; and where all values are one row, which is the result: what the sum of
+/// weights has lost is all that it is off, and the path's weights lose next to nothing.
 inline std::string unsuited(const AttentionProblem& problem) {
   constexpr std::int64_t few_dims = 32;
   constexpr std::int64_t few_queries = 32;
@@ -17,6 +18,7 @@ inline std::string unsuited(const AttentionProblem& problem) {
   if (problem.features.needs_more_than_band()) {
     return "takes f32 with causal, window, lengths and sinks alone, no other feature";
   }
+  if (problem.repeated_values) return "takes no f32 values that are one row repeated";
   if (!problem.usual_scale) return "takes f32 with scales above 1e-20 alone";
   if (problem.dim_qk < few_dims || problem.dim_v < few_dims) {
     return "takes f32 with head dims from " + std::to_string(few_dims) + " on";

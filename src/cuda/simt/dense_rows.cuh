@@ -101,9 +101,11 @@ struct PairRows {
   const float* dweights;  ///< d_o·v
   T* weights;             ///< after dropout
   T* dproducts;           ///< gradients of scale·q·k
-  float* dscores;         ///< those of scores, where they are others and wanted; else null
-  float* sink_parts;      ///< of all rows
-  float* row_sums;        ///< of all rows
+  T* weights_rest;        ///< what rounding to T took from either; null where that is nothing
+  T* dproducts_rest;
+  float* dscores;     ///< those of scores, where they are others and wanted; else null
+  float* sink_parts;  ///< of all rows
+  float* row_sums;    ///< of all rows
 };
 
 inline PairRows<float> all_rows(const AttentionCall& call, const BackwardScratch& scratch) {
@@ -116,6 +118,8 @@ inline PairRows<float> all_rows(const AttentionCall& call, const BackwardScratch
           .dweights = scratch.dscores,
           .weights = scratch.weights,
           .dproducts = scratch.dproducts,
+          .weights_rest = nullptr,
+          .dproducts_rest = nullptr,
           .dscores = scratch.dscores == scratch.dproducts ? nullptr : scratch.dscores,
           .sink_parts = scratch.sink_parts,
           .row_sums = scratch.row_sums};
@@ -178,9 +182,14 @@ __global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
     const float weight = hidden ? 0.0f : expf(score - top) * inverse;
     const float kept = hidden ? 0.0f : dropout(j);
     const float dscore = hidden ? 0.0f : weight * (dweight(j, kept) + shift);
-    rows.weights[begin + j] = narrow<T>(weight * kept);
+    const auto store = [&](float value, T* high_gmem, T* rest_gmem) {
+      const T high = narrow<T>(value);
+      high_gmem[begin + j] = high;
+      if (rest_gmem != nullptr) rest_gmem[begin + j] = narrow<T>(value - widen(high));
+    };
+    store(weight * kept, rows.weights, rows.weights_rest);
     if (rows.dscores != nullptr) rows.dscores[begin + j] = dscore;
-    rows.dproducts[begin + j] = narrow<T>(dscore * (1.0f - tangent * tangent));
+    store(dscore * (1.0f - tangent * tangent), rows.dproducts, rows.dproducts_rest);
   }
   if (lane != 0) return;
   rows.sink_parts[index] = unseen ? 0.0f : static_cast<float>(sink_weight / total * (d_lse - delta));

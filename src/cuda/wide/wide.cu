@@ -204,6 +204,7 @@ struct BackwardSpace {
   std::int64_t rows, pitch;
   float *products, *dweights;
   void *weights, *dproducts;  ///< where they are narrower; else the memory of the two above
+  void *weights_rest = nullptr, *dproducts_rest = nullptr;  ///< then what rounding took from these
   float *sink_parts, *row_sums;
   float *dq, *dk, *dv;  ///< [rows, D], [Sk, D] and [Sk, Dv], in f32 and without their factor
   std::size_t used;
@@ -212,12 +213,16 @@ struct BackwardSpace {
     const AttentionProblem& problem = call.problem;
     const auto width = static_cast<std::int64_t>(size_of(problem.dtype));
     const bool apart = problem.dtype != DType::f32;
-    rows = rows_per_chunk(call, 8 + (apart ? 2 * width : 0));
+    rows = rows_per_chunk(call, 8 + (apart ? 4 * width : 0));
     Arena arena(base);
     products = arena.take<float>(rows * pitch);
     dweights = arena.take<float>(rows * pitch);
     weights = apart ? arena.take<std::byte>(rows * pitch * width) : static_cast<void*>(products);
     dproducts = apart ? arena.take<std::byte>(rows * pitch * width) : static_cast<void*>(dweights);
+    if (apart) {
+      weights_rest = arena.take<std::byte>(rows * pitch * width);
+      dproducts_rest = arena.take<std::byte>(rows * pitch * width);
+    }
     sink_parts = arena.take<float>(problem.heads_q * call.rows_q());
     row_sums = arena.take<float>(problem.heads_q * call.rows_q());
     dq = arena.take<float>(rows * rounded_up(problem.dim_qk));
@@ -227,7 +232,9 @@ struct BackwardSpace {
   }
 };
 
-/// The gradients' products of a chunk: calls visit(GemmCall) for those that are asked for.
+/// The gradients' products of a chunk: calls visit(GemmCall) for those that are asked for. Weights and score
+/// gradients of 16 bits have two parts, each with its product: a few of them may be all that a sum has, and
+/// what rounding takes from those shows in the result.
 template <typename Visit>
 void for_each_gradient(const AttentionCall& call, const Chunk& chunk, const BackwardSpace& space,
                        const Visit& visit) {
@@ -247,16 +254,25 @@ void for_each_gradient(const AttentionCall& call, const Chunk& chunk, const Back
   if (call.dq.wanted) {
     const Matrix keys =
         matrix_at(call.k, chunk.b, h_kv, chunk.keys.first, chunk.width(), problem.dim_qk).transposed();
-    visit(gemm_call(problem.device, pairs(space.dproducts), keys,
-                    sums(space.dq, 0, chunk.count, problem.dim_qk), set));
+    const Matrix dq = sums(space.dq, 0, chunk.count, problem.dim_qk);
+    visit(gemm_call(problem.device, pairs(space.dproducts), keys, dq, set));
+    if (space.dproducts_rest != nullptr) {
+      visit(gemm_call(problem.device, pairs(space.dproducts_rest), keys, dq, add));
+    }
   }
+  const auto add_to_keys = [&](void* high, void* rest, const Matrix& rows, float* to, std::int64_t dim) {
+    for (void* part : {high, rest}) {
+      if (part == nullptr) continue;
+      visit(gemm_call(problem.device, pairs(part).transposed(), rows,
+                      sums(to, chunk.keys.first, chunk.width(), dim), add));
+    }
+  };
   if (call.dk.wanted) {
-    visit(gemm_call(problem.device, pairs(space.dproducts).transposed(), queries(call.q, problem.dim_qk),
-                    sums(space.dk, chunk.keys.first, chunk.width(), problem.dim_qk), add));
+    add_to_keys(space.dproducts, space.dproducts_rest, queries(call.q, problem.dim_qk), space.dk,
+                problem.dim_qk);
   }
   if (call.dv.wanted) {
-    visit(gemm_call(problem.device, pairs(space.weights).transposed(), queries(call.d_o, problem.dim_v),
-                    sums(space.dv, chunk.keys.first, chunk.width(), problem.dim_v), add));
+    add_to_keys(space.weights, space.weights_rest, queries(call.d_o, problem.dim_v), space.dv, problem.dim_v);
   }
 }
 
@@ -301,6 +317,8 @@ void chunk_backward(const AttentionCall& call, const Chunk& chunk, const Backwar
       .dweights = space.dweights,
       .weights = static_cast<T*>(space.weights),
       .dproducts = static_cast<T*>(space.dproducts),
+      .weights_rest = static_cast<T*>(space.weights_rest),
+      .dproducts_rest = static_cast<T*>(space.dproducts_rest),
       .dscores = nullptr,
       .sink_parts = space.sink_parts,
       .row_sums = space.row_sums};
