@@ -168,12 +168,12 @@ def property_test(suite: str, domain: list[str], count: int, seed: int, jobs: in
     shares = [count // jobs + (n < count % jobs) for n in range(jobs)]
     seeds = {seed + n: share for n, share in enumerate(shares) if share}
     outcome = Outcome(suite, more={"seeds": seeds})
+    threads = max(1, (os.cpu_count() or 1) // jobs)
 
     def run_share(own_seed: int) -> None:
-        command = ["bin/tilewise_property", "--cuda", *domain]
-        command += [f"--count={seeds[own_seed]}", f"--seed={own_seed}", "--threads=1"]
-        if own_seed != seed:
-            command.append("--no-self-test")  # the first process makes it
+        command = ["bin/tilewise_property", "--cuda", *domain, f"--threads={threads}"]
+        command += [f"--count={seeds[own_seed]}", f"--seed={own_seed}"]
+        command += ["--no-self-test"] if own_seed != seed else []
         status, output = run(command, timeout, **SLEEPING)
         # Counted by its closing line. Without one it was stopped or crashed: one more has failed, the one it
         # was at, and what comes after that was not tried.

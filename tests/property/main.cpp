@@ -198,8 +198,7 @@ int main(int argc, char** argv) {
   app.add_flag("--cuda", settings.cuda, "check the CUDA kernels, on the first device");
   app.add_flag("--verbose", settings.verbose, "print every problem");
   app.add_flag("--self-test", settings.self_test, "only check that wrong kernels are found out");
-  app.add_flag("--no-self-test", settings.no_self_test,
-               "do not check it, as when other processes of the same run do");
+  app.add_flag("--no-self-test", settings.no_self_test, "leave that to another process of the same run");
   CLI11_PARSE(app, argc, argv);
   try {
     if (const CudaPresence cuda = cuda_presence(); settings.cuda && !cuda.present) {
