@@ -39,6 +39,8 @@ struct OwnRow {
     if constexpr (!general) {
       if (sum > 0) factor = exp2f(fmaf(-maximum, exponents.unit, exponents.reference(maximum)));
       maximum = fmaxf(maximum * static_cast<float>(call.scale), lowest);
+    } else {
+      factor = exp2f(-exponents.above);
     }
   }
 };

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <new>
+#include <type_traits>
 
 #include "cuda/mma/facts.cuh"
 #include "cuda/mma/forward.cuh"
@@ -82,7 +83,7 @@ struct GeneralBlock {
         rows(facts.rows),
         load{call, facts},
         rules(call, rows.queries.b, rows.queries.h),
-        exponents{log2e},
+        exponents{log2e, std::is_same_v<T, __half> ? 7.0f : 0.0f},  // of weights of 2^8 at most
         all_first(static_cast<int>(rows.queries.all(call).first)),
         all_last(static_cast<int>(rows.queries.all(call).last)),
         few(few_results(call)),

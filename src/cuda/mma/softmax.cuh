@@ -26,19 +26,22 @@ using Weights = std::uint32_t[c.row_tiles][4];
 /// What turns scores into exponents of 2. In the plain kernel scores are bare products, and an exponent is
 /// one multiply-add from them: unit · s − reference, the reference being unit · maximum, rounded. In the
 /// general one scores are finished and in natural units, where a mask of the lowest finite number does not
-/// overflow.
+/// overflow; and there weights are times a power of two, since dropout may keep the smallest alone, and f16
+/// has nothing below 6e-8.
 template <bool general>
 struct Exponents {
   float unit;
-  float slack;  ///< of maxima, see raise_maxima
+  float slack;      ///< of maxima, see raise_maxima
+  float above = 0;  ///< the exponent of that power, where general
 
-  __device__ explicit Exponents(float unit_) : unit(unit_), slack(8 / unit_) {}
+  __device__ explicit Exponents(float unit_, float above_ = 0)
+      : unit(unit_), slack(8 / unit_), above(above_) {}
 
   __device__ float reference(float maximum) const {
     return general ? maximum : fmaxf(maximum * unit, lowest);
   }
   __device__ float weight(float s, float reference_) const {
-    return exp2_approx(general ? (s - reference_) * unit : fmaf(s, unit, -reference_));
+    return exp2_approx(general ? fmaf(s - reference_, unit, above) : fmaf(s, unit, -reference_));
   }
   /// What weights relative to one reference are to be multiplied by to be relative to a later one.
   __device__ float rescale(float before, float after) const {
