@@ -253,7 +253,7 @@ def _check(options: Any) -> int:
     problems += [problem for text in shapes for problem in suites.shape(text, selection)]
     run.check_kernels(options.kernels, problems, device)
     flops = measure.Settings(device).checked_flops
-    with timing.full_precision():
+    with timing.precision(tf32=False):
         return 1 if check.check(problems, options.kernels, device, flops) else 0
 
 

@@ -104,7 +104,7 @@ def run(plan: Plan) -> tuple[list[Path], bool | None]:
     files = [writer.path for writer in writers]
     print(table.machine(here))
     try:
-        with timing.full_precision(), warnings.catch_warnings():
+        with timing.precision(tf32=False), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's reasons against a backend, for each problem again
             _run_suites(plan, writers, ceilings)
     except (KeyboardInterrupt, TimeIsUp) as stopped:
@@ -122,7 +122,8 @@ def _run_suites(plan: Plan, writers: Sequence[Writer], ceilings: Record) -> None
     print(table.ceilings(ceilings))
     for suite, writer in zip(plan.suites, writers, strict=True):
         progress.check(plan.within)  # before a record of earlier days is replaced
-        _run_suite(suite, writer, plan, ceilings, progress)
+        with timing.precision(suite.tf32):
+            _run_suite(suite, writer, plan, ceilings, progress)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     for writer in writers:  # only now: a run that is interrupted in a later suite keeps the earlier ones
         writer.finish(now)

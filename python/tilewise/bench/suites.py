@@ -1,7 +1,8 @@
 """Suites of problems: JSON files, which the C++ benchmark reads as well.
 
 A suite is {"about": text, "devices": ["cpu", "cuda"], "rows": [row, …]}. "leave_out" lists implementations
-that would only cost time, "also" those that take part only where they are named.
+that would only cost time, "also" those that take part only where they are named; "tf32": true lets products
+of f32 be TF32 in all of it.
 
 A row has sizes b, hq, hkv, sq, sk, d, dv (hkv, sk and dv follow hq, sq and d; b is 1), features (mask
 "additive" or "padding", window, blocks, dropout), and lists of dtypes, passes and causal, which are
@@ -27,7 +28,7 @@ from tilewise.bench.problem import ITEM_BYTES, MASKS, PASSES, BadInput, Problem
 FOLDER = Path(__file__).parent / "suites"
 # The order in which they run, what matters most first: a run may have to end early.
 _FIRST = (
-    *("fa3-grid", "vit", "llama", "decode", "ffn", "layer", "gemm", "norm", "f32", "window", "masks"),
+    *("fa3-grid", "vit", "llama", "decode", "ffn", "layer", "gemm", "norm", "f32", "tf32", "window", "masks"),
     "ladder",
 )
 _SIZES = ("b", "hq", "hkv", "sq", "sk", "d", "dv")
@@ -51,6 +52,7 @@ class Suite:
     problems: tuple[AnyProblem, ...]
     also: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
+    tf32: bool = False
 
 
 def names(device: str | None = None) -> list[str]:
@@ -86,6 +88,7 @@ def load(name_or_file: str, selection: Selection = Selection()) -> Suite:  # noq
         problems=tuple(dict.fromkeys(problems)),  # a selection may make two rows the same
         also=tuple(read.get("also", ())),
         leave_out=tuple(read.get("leave_out", ())),
+        tf32=read.get("tf32", False),
     )
 
 

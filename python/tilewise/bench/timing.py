@@ -57,16 +57,16 @@ def summary(times: Sequence[float]) -> Timing:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """f32 means f32, for torch's products and ours."""
+def precision(tf32: bool) -> Iterator[None]:
+    """Whether products of f32 may be TF32, for torch's products and ours."""
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
-    if before == "tf32":
-        matmul.fp32_precision = "ieee"
+    if tf32 != (before == "tf32"):
+        matmul.fp32_precision = "tf32" if tf32 else "ieee"
     try:
         yield
     finally:
-        if before == "tf32":
+        if matmul.fp32_precision != before:
             matmul.fp32_precision = before
 
 
