@@ -142,7 +142,7 @@ def main(given: list[str] | None = None) -> None:
     path = asked.out / environment.slug(described) / "vit-model.jsonl"
     writer = Writer(path, described, (), fresh=True)
     torch.manual_seed(0)
-    with torch.inference_mode(), timing.full_precision():
+    with torch.inference_mode(), timing.precision(tf32=False):
         for name in asked.dtype.split(","):
             for pixels in map(int, asked.pixels.split(",")):
                 model = base_16(pixels, asked.depth, device).to(DTYPES[name])
