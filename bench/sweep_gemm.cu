@@ -28,7 +28,6 @@ struct Candidates {
       {.row_tiles = 1, .columns = 168, .stages = 5, .pair = Pair::shares_b},
       {.row_tiles = 1, .columns = 128, .stages = 5},
       {.row_tiles = 1, .columns = 128, .stages = 6, .pair = Pair::shares_b},
-      {.consumers = 3, .row_tiles = 1, .columns = 192, .stages = 3},
   };
 };
 constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
