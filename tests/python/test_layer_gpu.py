@@ -79,7 +79,7 @@ def test_both_kernels_for_plain_products_are_right_and_repeat_themselves() -> No
 
 
 @pytest.mark.parametrize("by_columns", [(), ("weight",), ("x", "weight")], ids=str)
-@pytest.mark.parametrize("size", [(4096, 4096, 4096), (4300, 4104, 4104), (200, 136, 4104)], ids=str)
+@pytest.mark.parametrize("size", [(4096, 4096, 4096), (4000, 4008, 4104), (200, 136, 4104)], ids=str)
 def test_wgmma_is_as_near_where_blocks_work_in_pairs(
     size: tuple[int, int, int], by_columns: tuple[str, ...]
 ) -> None:

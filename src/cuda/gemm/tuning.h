@@ -71,11 +71,10 @@ struct Plain {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4},
       {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .speed = 1.02f, .rest = 400},
-      {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.98f, .rest = 250},
-      {.row_tiles = 1, .columns = 168, .stages = 5, .speed = 0.97f, .rest = 220},
-      {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.04f},
+      {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.96f, .rest = 250},
+      {.row_tiles = 1, .columns = 168, .stages = 5, .speed = 0.92f, .rest = 220},
+      {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.01f},
       {.row_tiles = 1, .columns = 128, .stages = 5, .speed = 0.89f, .rest = 180},
-      {.row_tiles = 1, .columns = 128, .stages = 6, .pair = Pair::shares_b, .speed = 0.93f, .rest = 340},
   };
 };
 struct Gated {
@@ -83,14 +82,20 @@ struct Gated {
       {.row_tiles = 1, .columns = 256, .stages = 4, .gated = true},
       {.row_tiles = 2, .columns = 128, .stages = 4, .gated = true},
       {.row_tiles = 1, .columns = 224, .stages = 4, .gated = true, .rest = 300},
-      {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .speed = 0.97f, .rest = 180},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .speed = 0.89f, .rest = 180},
   };
 };
 /// dx = dy · w.
 struct TurnedB {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .turned_b = true},
-      {.row_tiles = 1, .columns = 128, .stages = 5, .turned_b = true, .speed = 0.97f, .rest = 180},
+      {.row_tiles = 1,
+       .columns = 128,
+       .stages = 6,
+       .pair = Pair::shares_b,
+       .turned_b = true,
+       .speed = 0.89f,
+       .rest = 180},
   };
 };
 /// dw = dyᵀ · x.
@@ -107,7 +112,7 @@ struct TurnedBoth {
        .stages = 5,
        .turned_a = true,
        .turned_b = true,
-       .speed = 0.97f,
+       .speed = 0.85f,
        .rest = 180},
   };
 };
