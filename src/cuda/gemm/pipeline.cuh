@@ -9,8 +9,8 @@
 namespace tilewise::cuda::gemm {
 
 /// `full` ends a phase when tiles of a and b have come, `empty` when every warp that reads them, of both
-/// blocks of a pair, has let them go. Loader and consumers go round the stages without starting anew at tiles of the result, so that
-/// the next one's are loaded while this one is written.
+/// blocks of a pair, has let them go. Loader and consumers go round the stages without starting anew at tiles
+/// of the result, so that the next one's are loaded while this one is written.
 template <GemmConfig c>
 struct Barriers {
   Mbarrier full[c.stages], empty[c.stages];

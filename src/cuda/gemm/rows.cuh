@@ -39,8 +39,8 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   // A pair of blocks, where there are such, takes a tile of the order together.
   const int tiles_m = tiles_of(problem.m, c.rows_together());
   const int tiles_n = tiles_of(problem.n, c.columns_together());
-  const int pairs = static_cast<int>(
-      std::min<std::int64_t>(std::int64_t{tiles_m} * tiles_n, multiprocessors / c.blocks()));
+  const int pairs =
+      static_cast<int>(std::min<std::int64_t>(std::int64_t{tiles_m} * tiles_n, multiprocessors / c.blocks()));
   const int b_rows = c.columns * c.columns_together() / c.out_columns();
   const GemmArguments arguments{.order = TileOrder::of(tiles_m, tiles_n, pairs, c.rows_together(), b_rows),
                                 .m = static_cast<int>(problem.m),
