@@ -31,7 +31,7 @@ __device__ __forceinline__ void draw_kept(KeptScores& kept, const DropoutMask& o
 #pragma unroll
     for (int n = 0; n < together; ++n) {
       const auto words = philox(
-          {static_cast<std::uint32_t>(key / 4 + 2 * (j + n)) + lane % 4 / 2, own_row, head, dropout.stream},
+          {static_cast<std::uint32_t>(key) / 4 + 2 * (j + n) + lane % 4 / 2, own_row, head, dropout.stream},
           dropout.key);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
