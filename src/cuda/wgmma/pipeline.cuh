@@ -37,9 +37,17 @@ struct MaskBarriers<c, true> {
   Mbarrier mask_full[c.consumers][c.mask_places], mask_empty[c.consumers][c.mask_places];
 };
 
+/// Where consumers start products in turn: of how many tiles of keys they do, for each place of turns.
+template <ForwardConfig c, bool ordered = c.ordered>
+struct OrderedSteps {};
+template <ForwardConfig c>
+struct OrderedSteps<c, true> {
+  int steps[c.turn_stages];
+};
+
 /// The barriers, as they stand in shared memory.
 template <ForwardConfig c>
-struct Barriers : MaskBarriers<c> {
+struct Barriers : MaskBarriers<c>, OrderedSteps<c> {
   Mbarrier q_full[c.query_places], q_empty[c.query_places];  ///< queries are a consumer's own
   Mbarrier k_full[c.stages], k_empty[c.stages];
   Mbarrier v_full[c.stages], v_empty[c.stages];

@@ -38,6 +38,8 @@ struct ForwardConfig {
   bool staged =
       false;  ///< o leaves through the place of its queries, of which there must be more than consumers
   bool trims = false;  ///< where a last tile has 16 keys or fewer, the rest costs no softmax: a class token's
+  bool ordered = false;  ///< consumers start the products of a tile of keys one after another
+  bool windows = false;  ///< for calls with a window alone
   bool general = false;  ///< for calls with more than scale, causal and window
   bool few = false;      ///< and for few queries: heads in one tile, keys in shares
   bool masked = false;   ///< for calls with a mask, and otherwise no more than the first kind
@@ -75,7 +77,7 @@ struct ForwardConfig {
     return 2 * query_places + 4 * stages + 2 * turn_stages + 2 + (masked ? 2 * mask_places * consumers : 0);
   }
   constexpr int barrier_bytes() const {
-    return (8 * barriers() + 15) / 16 * 16 + (64 + 32 * consumers) * turn_stages;
+    return (8 * barriers() + 15) / 16 * 16 + (64 + 32 * consumers) * turn_stages + (ordered ? 16 : 0);
   }
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(tile_bytes() + barrier_bytes());
@@ -86,6 +88,10 @@ struct ForwardConfig {
 
 constexpr ForwardConfig staged(ForwardConfig config) {
   config.staged = true;
+  return config;
+}
+constexpr ForwardConfig ordered(ForwardConfig config) {
+  config.ordered = true;
   return config;
 }
 constexpr ForwardConfig trimmed(ForwardConfig config) {
@@ -116,6 +122,14 @@ struct Forward {
             {2.01f, 1.254f}, {2.08f, 1.210f}),
       timed(staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4}),
             {1.68f, 1.685f}, {3.20f, 1.647f}),
+      timed(ordered(staged({.dim = 128,
+                            .dim_v = 128,
+                            .consumers = 3,
+                            .keys = 80,
+                            .stages = 3,
+                            .query_places = 6,
+                            .windows = true})),
+            {3.25f, 1.421f}, {3.25f, 1.421f}),
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
       timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2}, {5.93f, 1.797f},
             {6.94f, 1.961f}),

@@ -67,6 +67,14 @@ __device__ __forceinline__ TileSpan tiles_of_turn(const ForwardArguments& argume
   return c.few ? all.share(turn.more - 1, arguments.few.shares) : all;
 }
 
+/// How many tiles of keys, after its first, each consumer sees of a turn.
+template <ForwardConfig c>
+__device__ __forceinline__ int steps_of_all(const ForwardArguments& arguments, const HandedTurn& turn) {
+  const int own = first_row_of<c>(arguments, turn, lane_now() % c.consumers);
+  const int end = min(own + 64, arguments.band.length_q);
+  return max(__reduce_min_sync(~0u, tiles_of_rows<c>(arguments.band, 0, own, end).count() - 1), 0);
+}
+
 /// Leaves a turn, or that there is no more, where the others read it. By a warp: each consumer's part is
 /// worked out by a lane of its own, since one after another they would take longer than a short tile.
 template <ForwardConfig c>
@@ -75,6 +83,7 @@ __device__ __forceinline__ void leave_turn(const ForwardArguments& arguments, Ba
   const BandOfKeys& band = c.general ? turn.band : arguments.band;
   const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
   turn.loaded = tiles_of_turn<c>(arguments, turn);
+  if constexpr (c.ordered) barriers.steps[stage] = steps_of_all<c>(arguments, turn);
   const int lane = lane_now();
   if (lane < c.consumers) {
     const int own = first_row_of<c>(arguments, turn, lane);

@@ -112,6 +112,18 @@ TEST_F(WgmmaForward, OfBlocksWithManyTilesTakesWindows) {
   }
 }
 
+TEST_F(WgmmaForward, OfBlocksWithManyTilesTakesWindowsOfManyKeys) {
+  std::uint64_t seed = 400;
+  for (const auto& [left, right] : {std::pair{1300, 0}, {1100, 200}}) {
+    const Sizes sizes{.b = 1, .hq = 70, .hkv = 10, .sq = 230, .sk = 1700, .d = 128, .dv = 128};
+    RandomProblem problem = dense_problem(seed, dtype_of(seed), sizes);
+    problem.options.window = {.left = left, .right = right};
+    problem.options.alignment = Alignment::bottom_right;
+    expect_within_contract(problem);
+    ++seed;
+  }
+}
+
 TEST_F(WgmmaForward, OfBlocksWithLongAndShortRowsIsWithinTheContract) {
   std::uint64_t seed = 405;
   for (const std::int64_t dim : {64, 128, 256}) {
