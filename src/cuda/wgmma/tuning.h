@@ -37,6 +37,8 @@ struct ForwardConfig {
       3;  ///< tiles of queries that are known: one computed, one whose scores start, one to come
   bool staged =
       false;  ///< o leaves through the place of its queries, of which there must be more than consumers
+  bool paneled =
+      false;           ///< o leaves through two panels of each warp's own, where its queries' place is scarce
   bool trims = false;  ///< where a last tile has 16 keys or fewer, the rest costs no softmax: a class token's
   bool general = false;  ///< for calls with more than scale, causal and window
   bool few = false;      ///< and for few queries: heads in one tile, keys in shares
@@ -66,8 +68,11 @@ struct ForwardConfig {
   /// Where barriers stand: behind queries, keys and values, each of which begins at a multiple of 1024.
   constexpr int tile_bytes() const {
     return query_places * query_bytes() + stages * (key_bytes() + value_bytes()) +
+           (paneled ? consumers * output_bytes() : 0) +
            (masked ? consumers * mask_places * mask_place_bytes() : 0);
   }
+  /// A consumer's panels of o: two of 16 rows for each of its warps.
+  constexpr int output_bytes() const { return 4 * 2 * 16 * 128; }
   /// A consumer's places for a mask: each has a tile of booleans; one of 16 bits takes two, of f32 four.
   static constexpr int mask_places = 4;
   constexpr int mask_place_bytes() const { return 64 * keys; }
@@ -86,6 +91,10 @@ struct ForwardConfig {
 
 constexpr ForwardConfig staged(ForwardConfig config) {
   config.staged = true;
+  return config;
+}
+constexpr ForwardConfig paneled(ForwardConfig config) {
+  config.paneled = true;
   return config;
 }
 constexpr ForwardConfig trimmed(ForwardConfig config) {
@@ -119,7 +128,7 @@ struct Forward {
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
       timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2}, {5.93f, 1.797f},
             {6.94f, 1.961f}),
-      timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2}, {5.98f, 1.441f},
+      timed(paneled({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2}), {5.98f, 1.441f},
             {7.02f, 1.559f}),
   };
 };
