@@ -20,8 +20,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   extern __shared__ __align__(1024) std::byte first_smem[];
   const SharedMemory<c> shared{first_smem};
   Barriers<c>& barriers = shared.barriers();
-  // Loaders come first, and give registers away before the block meets: a multiprocessor has instructions at
-  // hand that stand near a kernel's beginning, and waits a microsecond for others.
+  // ptxas puts the second branch first, and there loaders belong: instructions near a kernel's beginning are
+  // at hand, others are waited for. They give registers away before the block meets, so that nobody waits for
+  // it.
   if (this_warp() >= 4) {
     if (this_warp() == 4 && elected()) prefetch_map(maps.k);
     if (this_warp() == 5 && elected()) prefetch_map(maps.q);
