@@ -347,8 +347,11 @@ struct Consumer {
     }
     float inverse[2];
     finish_sums<c>(arguments, rows, softmax, inverse);
-    if (c.staged && arguments.mapped_o) {
-      stage_output<T, c>(map_o, rows, inverse, o, shared.queries(q_left.stage()) + first_row * 128);
+    if constexpr (c.staged) {
+      stage_output<T, c>(arguments, map_o, rows, inverse, o,
+                         shared.queries(q_left.stage()) + first_row * 128);
+    } else if constexpr (c.paneled) {
+      stage_output_by_panels<T, c>(arguments, map_o, rows, inverse, o, shared.output(index, first_row / 16));
     } else {
       write_output<T, c>(arguments, rows, inverse, o);
     }
@@ -405,7 +408,10 @@ struct Consumer {
         if (c.staged) let_go_of_queries_left();
         o_leaves = false;
         at = find_part();
-        if (!at.more) return;
+        if (!at.more) {
+          if (c.paneled && threadIdx.x % 32 == 0) wait_stores_read();  // before the block is gone
+          return;
+        }
         start_first_scores();
         wait_products<0>();
       }

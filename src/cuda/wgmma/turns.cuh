@@ -32,7 +32,8 @@ __device__ __forceinline__ bool find_tile(const ForwardArguments& arguments, int
   if constexpr (c.general) {
     return find_tile_of_entry<c>(arguments, turn, found);
   } else {
-    const int b = quotient(turn.head, arguments.heads);
+    const bool one_entry = arguments.heads == arguments.schedule.heads;  // a division takes 100 clocks
+    const int b = one_entry ? 0 : quotient(turn.head, arguments.heads);
     found = {.b = b, .h = turn.head - b * arguments.heads, .first = turn.tile * c.rows(), .more = 1};
     return true;
   }
