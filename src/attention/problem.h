@@ -38,6 +38,7 @@ struct BackwardDetails {
   bool repeated_keys = false;  ///< k or v has one row for all keys
   bool alike_queries = false;  ///< q has one row for all queries, or the scale is 0
   std::int64_t queries = 0;    ///< of all sequences together
+  std::int64_t keys = 0;       ///< likewise
   friend bool operator==(const BackwardDetails&, const BackwardDetails&) = default;
 };
 
@@ -59,8 +60,9 @@ struct AttentionProblem {
   AttentionFeatures features{};
   bool aligned = false;  ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
   bool repeated_values = false;  ///< v has one row for all keys
-  bool usual_scale = true;   ///< above 1e-20: products are in the order of their scores, and none overflows
-  bool aligned_mask = true;  ///< a mask's rows begin at multiples of 16 bytes, and its keys lie together
+  bool usual_scale = true;    ///< above 1e-20: products are in the order of their scores, and none overflows
+  bool aligned_mask = true;   ///< a mask's rows begin at multiples of 16 bytes, and its keys lie together
+  bool mask_of_keys = false;  ///< a mask has one row for all queries
   BackwardDetails backward{};
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };

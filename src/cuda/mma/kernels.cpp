@@ -25,10 +25,9 @@ std::string supports_backward(const AttentionProblem& problem) {
     return "backward takes no queries that are one row repeated, and no scale of 0: weights would be rounded "
            "alike for all of them";
   }
-  const std::int64_t rows_k = problem.batch * problem.length_k;
   const std::int64_t dim = std::min(problem.dim_qk, problem.dim_v);
   if (problem.length_k <= few_keys || problem.backward.queries * problem.heads_q * dim < few_elements ||
-      rows_k * problem.heads_kv * dim < few_elements) {
+      problem.backward.keys * problem.heads_kv * dim < few_elements) {
     return "backward takes more than " + std::to_string(few_keys) + " keys, and gradients of at least " +
            std::to_string(few_elements) + " elements";
   }
