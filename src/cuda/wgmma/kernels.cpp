@@ -149,9 +149,6 @@ void launch_on_device(const AttentionCall& call, const Context& context) {
 // With a mask or dropout a block has all keys of its queries, where mma cuts these into parts if blocks are
 // few: docs/wgmma.md has from where on that takes longer.
 std::string yields_masked(const AttentionProblem& problem) {
-  if (problem.mask_of_keys) {
-    return "leaves a mask of one row for all queries to mma: its copies would all be from one place";
-  }
   const std::int64_t rows = problem.heads_q * problem.queries;
   const int multiprocessors = device_properties(problem.device.index).multiprocessors;
   if (problem.features.dropout && rows < 64 * multiprocessors) {
