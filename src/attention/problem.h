@@ -39,6 +39,7 @@ struct BackwardDetails {
   bool alike_queries = false;  ///< q has one row for all queries, or the scale is 0
   std::int64_t queries = 0;    ///< of all sequences together
   std::int64_t keys = 0;       ///< likewise
+  std::int64_t terms = 0;      ///< that dropout leaves of the shortest sum, over keys or queries, on average
   friend bool operator==(const BackwardDetails&, const BackwardDetails&) = default;
 };
 

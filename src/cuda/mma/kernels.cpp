@@ -31,6 +31,16 @@ std::string supports_backward(const AttentionProblem& problem) {
     return "backward takes more than " + std::to_string(few_keys) + " keys, and gradients of at least " +
            std::to_string(few_elements) + " elements";
   }
+  // What rounding takes from terms shows the more the fewer they are, and is seen where a result's own
+  // rounding is not the largest of very many.
+  constexpr std::int64_t few_terms = 128;
+  constexpr std::int64_t many_elements = 1 << 18;
+  const std::int64_t elements =
+      std::min(problem.backward.queries * problem.heads_q, problem.backward.keys * problem.heads_kv) * dim;
+  if (elements < many_elements && problem.backward.terms < few_terms) {
+    return "backward of gradients of fewer than " + std::to_string(many_elements) +
+           " elements takes sums of at least " + std::to_string(few_terms) + " terms, of what dropout leaves";
+  }
   const std::size_t needed =
       mma::backward_shared_bytes(std::max(problem.dim_qk, problem.dim_v), mma::general_backward(problem));
   if (device_properties(problem.device.index).shared_bytes < needed) {
