@@ -37,9 +37,7 @@ struct BackwardDetails {
   bool aligned_rows = true;    ///< every row of every tensor of rows begins at a multiple of 16 bytes
   bool repeated_keys = false;  ///< k or v has one row for all keys
   bool alike_queries = false;  ///< q has one row for all queries, or the scale is 0
-  std::int64_t queries = 0;    ///< of all sequences together
-  std::int64_t keys = 0;       ///< likewise
-  std::int64_t terms = 0;      ///< that dropout leaves of the shortest sum, over keys or queries, on average
+  std::int64_t elements = 0;   ///< of the smallest of dq, dk and dv
   friend bool operator==(const BackwardDetails&, const BackwardDetails&) = default;
 };
 
@@ -61,9 +59,8 @@ struct AttentionProblem {
   AttentionFeatures features{};
   bool aligned = false;  ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
   bool repeated_values = false;  ///< v has one row for all keys
-  bool usual_scale = true;    ///< above 1e-20: products are in the order of their scores, and none overflows
-  bool aligned_mask = true;   ///< a mask's rows begin at multiples of 16 bytes, and its keys lie together
-  bool mask_of_keys = false;  ///< a mask has one row for all queries
+  bool usual_scale = true;   ///< above 1e-20: products are in the order of their scores, and none overflows
+  bool aligned_mask = true;  ///< a mask's rows begin at multiples of 16 bytes, and its keys lie together
   BackwardDetails backward{};
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };

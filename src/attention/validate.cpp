@@ -58,12 +58,11 @@ bool aligned_rows(const Rows& rows) {
   return !rows.wanted || ((address | strides) & 15) == 0;
 }
 
-// A row of dq is a sum over keys, one of dk and dv over the queries of all heads that share it.
-std::int64_t terms_of(const AttentionCall& call) {
-  const std::int64_t shorter = std::min(call.rows_q() * call.group(), call.rows_k());
-  const auto each =
-      static_cast<double>(shorter) / static_cast<double>(std::max<std::int64_t>(call.problem.batch, 1));
-  return static_cast<std::int64_t>(each / static_cast<double>(call.dropout.keep_scale));
+std::int64_t smallest_gradient(const AttentionCall& call) {
+  const AttentionProblem& problem = call.problem;
+  return std::min({problem.heads_q * call.rows_q() * problem.dim_qk,
+                   problem.heads_kv * call.rows_k() * problem.dim_qk,
+                   problem.heads_kv * call.rows_k() * problem.dim_v});
 }
 
 BackwardDetails backward_details(const AttentionCall& call) {
@@ -74,9 +73,7 @@ BackwardDetails backward_details(const AttentionCall& call) {
           std::all_of(tensors.begin(), tensors.end(), [](const Rows* rows) { return aligned_rows(*rows); }),
       .repeated_keys = call.problem.repeated_values || (call.problem.length_k > 1 && call.k.stride_s == 0),
       .alike_queries = call.problem.length_q > 1 && (call.q.stride_s == 0 || call.scale == 0),
-      .queries = call.rows_q(),
-      .keys = call.rows_k(),
-      .terms = terms_of(call)};
+      .elements = smallest_gradient(call)};
 }
 
 }  // namespace

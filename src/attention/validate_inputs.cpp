@@ -324,7 +324,6 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
       window ? std::clamp<std::int64_t>(band.left + band.right + 1, 0, problem.length_k) : problem.length_k;
   problem.aligned = has_aligned_rows(inputs.q) && has_aligned_rows(inputs.k) && has_aligned_rows(inputs.v);
   problem.aligned_mask = !inputs.mask.given() || has_boxes(inputs.mask, problem.length_k);
-  problem.mask_of_keys = inputs.mask.given() && problem.length_q > 1 && call.mask.stride[2] == 0;
   problem.repeated_values = problem.length_k > 1 && call.v.stride_s == 0;
   problem.usual_scale = call.scale >= 1e-20;
   problem.queries = call.rows_q();

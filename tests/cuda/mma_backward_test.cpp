@@ -9,9 +9,9 @@
 namespace tilewise::test {
 namespace {
 
-// Random problems are seldom large enough for the backward of `mma`, which leaves few keys and few results to
-// `fused`; tilewise_property has a domain of those that are. Here each head dim has its turn, with what its
-// exactness hangs on: weights near 1, several high ones in a row, and numbers of any size; and each feature.
+// Random problems are small; tilewise_property has a domain of larger ones. Here each head dim has its turn,
+// with what the backward's exactness hangs on: weights near 1, several high ones in a row, and numbers of any
+// size; and each feature. Of few results weights are kept whole, so that each has its turn with many, too.
 
 class MmaBackward : public CudaKernelFixture<80> {
  protected:
@@ -206,16 +206,10 @@ TEST_F(MmaBackward, SaysWhatItDoesNotTake) {
   const auto reason = [](const Sizes& sizes) {
     return reason_against(dense_problem(340, DType::bf16, sizes), "mma", Pass::backward);
   };
-  EXPECT_NE(reason({.b = 4, .hq = 4, .hkv = 4, .sq = 100, .sk = 64, .d = 64, .dv = 64}), "");
-  EXPECT_NE(reason({.b = 1, .hq = 1, .hkv = 1, .sq = 20, .sk = 200, .d = 64, .dv = 64}), "");
   EXPECT_NE(reason({.b = 1, .hq = 1, .hkv = 1, .sq = 200, .sk = 200, .d = 264, .dv = 64}), "");
   RandomProblem problem = plain_problem(341);
-  problem.options.scale = 0.0f;
-  EXPECT_NE(reason_against(problem, "mma", Pass::backward).find("scale of 0"), std::string::npos);
-  problem = plain_problem(342);
-  problem.q = Buffer(problem.dtype, problem.q.shape(), {.expanded = {2}});
-  EXPECT_NE(reason_against(problem, "mma", Pass::backward).find("queries that are one row"),
-            std::string::npos);
+  problem.k = Buffer(problem.dtype, problem.k.shape(), {.expanded = {2}});
+  EXPECT_NE(reason_against(problem, "mma", Pass::backward).find("one row repeated"), std::string::npos);
 }
 
 }  // namespace

@@ -145,11 +145,11 @@ struct MaskArguments {
   enum class Kind : std::uint8_t { none, boolean, half, single };
   Kind kind = Kind::none;
   int bytes_log2 = 0;     ///< of an element
-  int rows = 64;          ///< of a box: where queries share a mask's row 8, a period of the swizzling
   float score_scale = 1;  ///< with an additive mask, whose sums with scores are in natural units
+  int rows = 64;          ///< of a box: where queries share a mask's row 8, a period of the swizzling
   DropoutMask dropout;
 
-  static int rows_of(const AttentionCall& call) { return call.problem.mask_of_keys ? 8 : 64; }
+  static int rows_of(const AttentionCall& call) { return call.mask.stride[2] == 0 ? 8 : 64; }
   static MaskArguments of(const AttentionCall& call) {
     const AttentionFeatures& features = call.problem.features;
     MaskArguments found{.dropout = call.dropout};
