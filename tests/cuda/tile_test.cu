@@ -155,7 +155,8 @@ void expect_contract(const RandomProblem& problem, const HostPairs& pairs) {
         if (!visible) continue;
         const Score score = score_in_f64(open, head, pair, pairs.product[at]);
         ASSERT_NEAR(static_cast<double>(pairs.score[at]), score.value, score.tolerance);
-        ASSERT_EQ(static_cast<double>(pairs.dropout[at]), head.keep_at(pair)) << "dropout of " << i << ", " << j;
+        ASSERT_EQ(static_cast<double>(pairs.dropout[at]), head.keep_at(pair))
+            << "dropout of " << i << ", " << j;
       }
     }
   });
