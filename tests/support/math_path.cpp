@@ -53,6 +53,7 @@ class MathPath {
     RowSums(std::size_t size, std::size_t longest_run) : total(size), piece(size), longest(longest_run) {}
 
     void add(std::size_t at, Real factor, const Real* row, std::size_t dim) {
+      if (factor == 0) return;  // hidden, or dropped
       for (std::size_t d = 0; d < dim; ++d) piece[at + d] = multiply_add(factor, row[d], piece[at + d]);
     }
     void end_term() {
