@@ -54,7 +54,8 @@ void run_row(const AttentionCall& call, const Context& context, const FewPlan& p
   const bool mapped_o = (c.staged || c.paneled) && increasing(call.o);
   if (mapped_o) maps.o = map_of(call.o, entries, problem.heads_q, rows_q, problem.dim_v, 16);
   if constexpr (c.masked) {
-    if (problem.features.mask != MaskKind::none) maps.mask = map_of_mask(call.mask, problem, c.keys);
+    if (problem.features.mask != MaskKind::none)
+      maps.mask = map_of_mask(call.mask, problem, MaskArguments::rows_of(call), c.keys);
   }
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* counter = static_cast<unsigned long long*>(context.workspace.data);
