@@ -44,6 +44,13 @@ struct Candidates {
       {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_places = 4, .staged = true},
       {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6},
       {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6, .staged = true},
+      ordered({.dim = 128,
+               .dim_v = 128,
+               .consumers = 3,
+               .keys = 80,
+               .stages = 3,
+               .query_places = 6,
+               .staged = true}),
       {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_places = 6, .staged = true},
       {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4},
       {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4, .staged = true},
@@ -51,6 +58,7 @@ struct Candidates {
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2},
       {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2},
       {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2},
+      {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2, .paneled = true},
   };
 };
 constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
@@ -145,12 +153,13 @@ struct Sweep {
     const bool same = chosen == c;
     std::printf(
         "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"consumers\": %d, \"keys\": %d, \"stages\": %d, "
-        "\"query_places\": %d, \"staged\": %s, \"chosen\": %s, \"shared\": %d, \"ms\": "
+        "\"query_places\": %d, \"staged\": %s, \"paneled\": %s, \"chosen\": %s, \"shared\": %d, \"ms\": "
         "%.4f, \"tflops\": %.1f, "
         "\"difference\": %g}\n",
         c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false",
-        c.consumers, c.keys, c.stages, c.query_places, c.staged ? "true" : "false", same ? "true" : "false",
-        static_cast<int>(c.shared_bytes()), ms, flops / ms * 1e-9, static_cast<double>(difference));
+        c.consumers, c.keys, c.stages, c.query_places, c.staged ? "true" : "false",
+        c.paneled ? "true" : "false", same ? "true" : "false", static_cast<int>(c.shared_bytes()), ms,
+        flops / ms * 1e-9, static_cast<double>(difference));
     std::fflush(stdout);
   }
 

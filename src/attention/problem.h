@@ -37,7 +37,7 @@ struct BackwardDetails {
   bool aligned_rows = true;    ///< every row of every tensor of rows begins at a multiple of 16 bytes
   bool repeated_keys = false;  ///< k or v has one row for all keys
   bool alike_queries = false;  ///< q has one row for all queries, or the scale is 0
-  std::int64_t queries = 0;    ///< of all sequences together
+  std::int64_t elements = 0;   ///< of the smallest of dq, dk and dv
   friend bool operator==(const BackwardDetails&, const BackwardDetails&) = default;
 };
 

@@ -58,6 +58,13 @@ bool aligned_rows(const Rows& rows) {
   return !rows.wanted || ((address | strides) & 15) == 0;
 }
 
+std::int64_t smallest_gradient(const AttentionCall& call) {
+  const AttentionProblem& problem = call.problem;
+  return std::min({problem.heads_q * call.rows_q() * problem.dim_qk,
+                   problem.heads_kv * call.rows_k() * problem.dim_qk,
+                   problem.heads_kv * call.rows_k() * problem.dim_v});
+}
+
 BackwardDetails backward_details(const AttentionCall& call) {
   const auto tensors = {&call.q, &call.k, &call.v, &call.o, &call.d_o, &call.dq, &call.dk, &call.dv};
   return {
@@ -66,7 +73,7 @@ BackwardDetails backward_details(const AttentionCall& call) {
           std::all_of(tensors.begin(), tensors.end(), [](const Rows* rows) { return aligned_rows(*rows); }),
       .repeated_keys = call.problem.repeated_values || (call.problem.length_k > 1 && call.k.stride_s == 0),
       .alike_queries = call.problem.length_q > 1 && (call.q.stride_s == 0 || call.scale == 0),
-      .queries = call.rows_q()};
+      .elements = smallest_gradient(call)};
 }
 
 }  // namespace

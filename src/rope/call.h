@@ -31,6 +31,12 @@ struct Angles {
   }
 };
 
+/// A place in a cache: the entry or, where it is paged, the page, and the row there.
+struct CacheSlot {
+  std::int64_t b = 0;
+  std::int64_t s = 0;
+};
+
 /// A checked call: the problem, and every argument in the form kernels read.
 struct RopeCall {
   RopeProblem problem;
@@ -56,10 +62,14 @@ struct RopeCall {
     return angles_of_places ? cache_start(b) + s : s;
   }
   /// Where token s of entry b goes in the cache.
-  constexpr std::byte* cache_row(const Rows& cache, std::int64_t b, std::int64_t h, std::int64_t s) const {
+  constexpr CacheSlot cache_slot(std::int64_t b, std::int64_t s) const {
     const std::int64_t slot = cache_start(b) + s;
-    if (problem.cache == CacheLayout::paged) return cache.at(page_table.at(b, slot / page), h, slot % page);
-    return cache.at(b, h, slot);
+    if (problem.cache == CacheLayout::paged) return {page_table.at(b, slot / page), slot % page};
+    return {b, slot};
+  }
+  constexpr std::byte* cache_row(const Rows& cache, std::int64_t b, std::int64_t h, std::int64_t s) const {
+    const CacheSlot slot = cache_slot(b, s);
+    return cache.at(slot.b, h, slot.s);
   }
 };
 

@@ -130,8 +130,8 @@ Score score_in_f64(const OpenProblem& open, const Head& head, std::size_t pair, 
   const auto cap = static_cast<double>(open.problem.options.softcap);
   const double scaled = open.scale * static_cast<double>(product);
   const double capped = cap > 0 ? cap * std::tanh(scaled / cap) : scaled;
-  return {capped + head.alibi[pair] + head.mask[pair],
-          8 * unit * (std::abs(scaled) + cap + std::abs(head.alibi[pair]) + std::abs(head.mask[pair]))};
+  return {capped + head.alibi_at(pair) + head.mask_at(pair),
+          8 * unit * (std::abs(scaled) + cap + std::abs(head.alibi_at(pair)) + std::abs(head.mask_at(pair)))};
 }
 
 void expect_contract(const RandomProblem& problem, const HostPairs& pairs) {
@@ -155,7 +155,8 @@ void expect_contract(const RandomProblem& problem, const HostPairs& pairs) {
         if (!visible) continue;
         const Score score = score_in_f64(open, head, pair, pairs.product[at]);
         ASSERT_NEAR(static_cast<double>(pairs.score[at]), score.value, score.tolerance);
-        ASSERT_EQ(static_cast<double>(pairs.dropout[at]), head.keep[pair]) << "dropout of " << i << ", " << j;
+        ASSERT_EQ(static_cast<double>(pairs.dropout[at]), head.keep_at(pair))
+            << "dropout of " << i << ", " << j;
       }
     }
   });

@@ -78,6 +78,22 @@ def test_both_kernels_for_plain_products_are_right_and_repeat_themselves() -> No
         assert all(torch.equal(results[0], again) for again in results[1:])
 
 
+@pytest.mark.parametrize("by_columns", [(), ("weight",), ("x", "weight")], ids=str)
+@pytest.mark.parametrize("size", [(4096, 4096, 4096), (4000, 4008, 4104), (200, 136, 4104)], ids=str)
+def test_wgmma_is_as_near_where_blocks_work_in_pairs(
+    size: tuple[int, int, int], by_columns: tuple[str, ...]
+) -> None:
+    values = products(*size)
+    for name in by_columns:
+        values[name] = values[name].t().contiguous().t()
+    x, weight, _, bias, residual = values.values()
+    said = verdicts(_layer_ops.explain_gemm(x, weight, bias))
+    if said["wgmma"].startswith("cannot"):
+        pytest.skip(f"wgmma {said['wgmma']}")
+    ours = tilewise.linear(x, weight, bias, residual=residual, kernel="wgmma")
+    assert_within_contract("wgmma", ours, plain(**in_double(values)), plain(**values))
+
+
 def test_a_product_by_cublaslt_is_captured_into_a_graph() -> None:
     x, weight, _, bias, residual = products(300, 520, 264).values()
     if verdicts(_layer_ops.explain_gemm(x, weight, bias))["cublaslt"].startswith("cannot"):

@@ -43,7 +43,10 @@ struct Buffer::Storage {
   std::vector<std::byte> taken;  // 0xFF where a byte belongs to an element
 
   explicit Storage(std::size_t inner) : bytes(inner + 2 * guard_bytes), data(allocate(bytes)), taken(bytes) {
-    for (std::size_t n = 0; n < bytes; ++n) data[n] = guard_pattern[n % 2];
+    std::memcpy(data.get(), guard_pattern, sizeof guard_pattern);
+    for (std::size_t filled = sizeof guard_pattern; filled < bytes; filled *= 2) {
+      std::memcpy(&data[filled], data.get(), std::min(filled, bytes - filled));
+    }
   }
 };
 

@@ -53,6 +53,7 @@ class MathPath {
     RowSums(std::size_t size, std::size_t longest_run) : total(size), piece(size), longest(longest_run) {}
 
     void add(std::size_t at, Real factor, const Real* row, std::size_t dim) {
+      if (factor == 0) return;  // hidden, or dropped
       for (std::size_t d = 0; d < dim; ++d) piece[at + d] = multiply_add(factor, row[d], piece[at + d]);
     }
     void end_term() {
@@ -110,10 +111,10 @@ class MathPath {
     return sum;
   }
 
-  // a·row for each of some rows. A sum is a chain of roundings, each of which waits for the one before: so
-  // eight go side by side.
-  void dots(const Real* a, const Matrix& rows, std::size_t dim, Matrix& results) const {
-    constexpr std::size_t together = 8;
+  // a·row for each of some rows, which are in `turned` too, [dim, rows]. A sum is a chain of roundings, each
+  // of which waits for the one before: so sixteen go side by side.
+  void dots(const Real* a, const Matrix& rows, const Matrix& turned, std::size_t dim, Matrix& results) const {
+    constexpr std::size_t together = 16;
     const std::size_t count = results.size();
     const std::size_t longest = piece_of(dim);
     std::size_t row = 0;
@@ -122,9 +123,8 @@ class MathPath {
       for (std::size_t first = 0; first < dim; first += longest) {
         std::array<Real, together> pieces{};
         for (std::size_t d = first; d < std::min(dim, first + longest); ++d) {
-          for (std::size_t n = 0; n < together; ++n) {
-            pieces[n] = multiply_add(a[d], rows[(row + n) * dim + d], pieces[n]);
-          }
+          const Real* column = &turned[d * count + row];
+          for (std::size_t n = 0; n < together; ++n) pieces[n] = multiply_add(a[d], column[n], pieces[n]);
         }
         for (std::size_t n = 0; n < together; ++n) sums[n] += pieces[n];
       }
@@ -133,12 +133,23 @@ class MathPath {
     for (; row < count; ++row) results[row] = dot(a, &rows[row * dim], dim);
   }
 
+  static Matrix turned(const Matrix& rows, std::size_t dim) {
+    Matrix result(rows.size());
+    const std::size_t count = rows.size() / dim;
+    for (std::size_t row = 0; row < count; ++row) {
+      for (std::size_t d = 0; d < dim; ++d) result[d * count + row] = rows[row * dim + d];
+    }
+    return result;
+  }
+
   void attend(const Head& head) {
     one_query_ = head.queries == 1;
     longest_run_ = one_query_ ? head.keys + 1 : piece_of(head.keys);
     q_ = scaled(head.q, dim_qk_, scale_q_);
     k_ = scaled(head.k, dim_qk_, scale_k_);
     v_ = scaled(head.v, dim_v_, 1);
+    k_turned_ = turned(k_, dim_qk_);
+    v_turned_ = turned(v_, dim_v_);
     d_o_ = scaled(head.d_o, dim_v_, 1);
     RowSums dk(k_.size(), piece_of(head.queries));
     RowSums dv(v_.size(), piece_of(head.queries));
@@ -172,7 +183,7 @@ class MathPath {
     const auto sink = static_cast<Real>(head.sink);
     Real maximum = sink;
     products_.resize(head.keys);
-    dots(&q_[i * dim_qk_], k_, dim_qk_, products_);
+    dots(&q_[i * dim_qk_], k_, k_turned_, dim_qk_, products_);
     for (std::size_t j = 0; j < head.keys; ++j) {
       const std::size_t pair = head.pair(i, j);
       if (!head.visible[pair]) continue;
@@ -201,7 +212,7 @@ class MathPath {
   }
 
   Real kept_weight(const Head& head, std::size_t i, std::size_t j) const {
-    return p_[j] * static_cast<Real>(head.keep[head.pair(i, j)]);
+    return p_[j] * static_cast<Real>(head.keep_at(head.pair(i, j)));
   }
 
   void forward(const Head& head, std::size_t i) {
@@ -216,10 +227,10 @@ class MathPath {
 
   void backward(const Head& head, std::size_t i, RowSums& dk, RowSums& dv) {
     dp_.resize(head.keys);
-    dots(&d_o_[i * dim_v_], v_, dim_v_, dp_);
+    dots(&d_o_[i * dim_v_], v_, v_turned_, dim_v_, dp_);
     LaneSum<16> delta;
     for (std::size_t j = 0; j < head.keys; ++j) {
-      dp_[j] *= static_cast<Real>(head.keep[head.pair(i, j)]);
+      dp_[j] *= static_cast<Real>(head.keep_at(head.pair(i, j)));
       delta.add(p_[j], dp_[j]);
       dv.add(j * dim_v_, kept_weight(head, i, j), &d_o_[i * dim_v_], dim_v_);
     }
@@ -252,6 +263,7 @@ class MathPath {
   bool one_query_ = false;            // products of matrices are products with a vector
   std::size_t longest_run_ = 0;       // of a sum over keys
   Matrix q_, k_, v_, d_o_;            // of the head
+  Matrix k_turned_, v_turned_;        // the same, [dim, keys]
   Matrix products_, p_, slope_, dp_;  // of the query
   Real p_sink_ = 0;
 };

@@ -232,6 +232,13 @@ Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
     head.k.push_back(&k_[count(row) * dim_qk]);
     head.v.push_back(&v_[count(row) * dim_v]);
   }
+  const std::size_t pairs = head.queries * head.keys;
+  head.visible.reserve(pairs);
+  if (p.alibi_slopes.given()) head.alibi.reserve(pairs);
+  if (additive) head.mask_index.reserve(pairs);
+  if (additive) head.mask.reserve(pairs);
+  if (dropout) head.keep.reserve(pairs);
+  const auto head_index = static_cast<std::uint32_t>(b * p.heads_q + h);
   for (const std::int64_t i : queries) {
     for (const std::int64_t j : keys) {
       bool visible = band_shows(entry, i, j);
@@ -239,15 +246,18 @@ Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
       const std::size_t index = p.mask.given() ? mask_index(b, h, i, j) : 0;
       if (boolean) visible = visible && mask_[index] != 0;
       if (additive) visible = visible && mask_[index] != -infinity;
-      if (additive) head.mask_index.push_back(index);
-      const auto distance = static_cast<double>(std::abs(i + entry.keys - entry.queries - j));
-      const auto head_index = static_cast<std::uint32_t>(b * p.heads_q + h);
-      const bool kept = !dropout || dropout_mask.keeps(head_index, static_cast<std::uint32_t>(i),
-                                                       static_cast<std::uint32_t>(j));
       head.visible.push_back(visible);
-      head.alibi.push_back(-slope * distance);
-      head.mask.push_back(additive ? mask_[index] : 0.0);
-      head.keep.push_back(kept ? static_cast<double>(dropout_mask.keep_scale) : 0.0);
+      if (p.alibi_slopes.given()) {
+        const auto distance = static_cast<double>(std::abs(i + entry.keys - entry.queries - j));
+        head.alibi.push_back(-slope * distance);
+      }
+      if (additive) head.mask_index.push_back(index);
+      if (additive) head.mask.push_back(mask_[index]);
+      if (dropout) {
+        const bool kept =
+            dropout_mask.keeps(head_index, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j));
+        head.keep.push_back(kept ? static_cast<double>(dropout_mask.keep_scale) : 0.0);
+      }
     }
   }
   return head;

@@ -29,9 +29,9 @@ struct Head {
   std::vector<const double*> k, v;    ///< [keys] rows
   std::vector<double> d_lse;          ///< [queries]
   std::vector<char> visible;          ///< [queries, keys]
-  std::vector<double> alibi;          ///< [queries, keys] added to the score
+  std::vector<double> alibi;          ///< [queries, keys] added to the score; empty where there is none
   std::vector<double> mask;           ///< [queries, keys] likewise
-  std::vector<double> keep;           ///< [queries, keys] dropout's factor
+  std::vector<double> keep;           ///< [queries, keys] dropout's factor; empty where there is none
   double sink = 0;                    ///< -inf when there is none
 
   // Where in Results things belong.
@@ -41,6 +41,9 @@ struct Head {
   std::vector<std::size_t> mask_index;  ///< [queries, keys] element of dmask; empty without additive mask
 
   std::size_t pair(std::size_t i, std::size_t j) const { return i * keys + j; }
+  double alibi_at(std::size_t pair) const { return alibi.empty() ? 0 : alibi[pair]; }
+  double mask_at(std::size_t pair) const { return mask.empty() ? 0 : mask[pair]; }
+  double keep_at(std::size_t pair) const { return keep.empty() ? 1 : keep[pair]; }
 };
 
 inline constexpr std::array<std::vector<double> Results::*, 7> Results::members = {

@@ -9,8 +9,9 @@ namespace {
 // Bounds on B·Hq·Sq·Sk·(D+Dv): gradients must have many elements, and the reference must come to an end.
 constexpr double min_cost = 1e6;
 constexpr double max_cost = 1e7;
-constexpr std::int64_t least_keys = 65;  // fewer, and fewer results, backward leaves to others
+constexpr std::int64_t least_keys = 65;
 constexpr std::int64_t least_results = 16384;
+constexpr std::int64_t many_results = std::int64_t{1} << 18;  // from here on backward rounds weights
 
 std::int64_t random_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
@@ -41,6 +42,17 @@ void choose_shape(Random& rng, RandomProblem& p) {
   if (rng.chance(0.3)) p.length_q = p.length_k = std::max(p.length_q, p.length_k);
 }
 
+// Few problems have many results, with sequences so short that the reference comes to an end.
+void choose_many_results(Random& rng, RandomProblem& p) {
+  p.heads_q = p.heads_kv * rng.pick<std::int64_t>({1, 1, 2});
+  p.length_q = rng.between(20, 100);
+  p.length_k = rng.chance(0.5) ? p.length_q : rng.between(20, 150);
+  const std::int64_t filled = p.layout == Layout::packed ? 2 : 1;
+  const std::int64_t rows =
+      std::min(p.heads_q * p.length_q, p.heads_kv * p.length_k) * std::min(p.dim_qk, p.dim_v);
+  p.batch = filled * (many_results / rows + 1);
+}
+
 }  // namespace
 
 RandomProblem random_mma_problem(std::uint64_t seed) {
@@ -48,6 +60,7 @@ RandomProblem random_mma_problem(std::uint64_t seed) {
   RandomProblem problem;
   problem.seed = seed;
   choose_shape(rng, problem);
+  if (Random other(seed + 5); other.chance(0.02)) choose_many_results(other, problem);
   choose_options(rng, problem);
   const Magnitudes magnitudes = choose_magnitudes(rng, problem);
   make_tensors(rng, problem, magnitudes);

@@ -67,8 +67,9 @@ RandomProblem random_problem(std::uint64_t seed);
 /// band hides.
 RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32 = false);
 
-/// One of those whose backward the mma kernel takes for f16 and bf16, of which random_problem() has few: more
-/// than 64 keys, and gradients of at least 4096 elements; with everything else.
+/// In f16 or bf16 and larger than those of random_problem(), as tiles of the mma kernel's backward are: more
+/// than 64 keys, and gradients of 16384 elements or, now and then, of so many that it rounds weights; with
+/// everything else.
 RandomProblem random_mma_problem(std::uint64_t seed);
 
 /// The same problem in f64 (the reference alone takes it), with every gradient asked for.

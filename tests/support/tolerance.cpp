@@ -156,7 +156,7 @@ Results term_sizes(const OpenProblem& open) {
         if (!head.visible[pair]) continue;
         sees = true;
         key_seen[j] = true;
-        bias = std::max(bias, std::abs(head.alibi[pair]) + std::abs(head.mask[pair]));
+        bias = std::max(bias, std::abs(head.alibi_at(pair)) + std::abs(head.mask_at(pair)));
       }
       const bool sink = std::isfinite(head.sink);
       if (sees || sink)

@@ -16,8 +16,9 @@ inline int tiles_of(std::int64_t length, int piece) { return static_cast<int>((l
 inline double time_of(const GemmProblem& problem, const GemmConfig& c, int multiprocessors) {
   constexpr double once = 1200;
   const std::int64_t tiles =
-      std::int64_t{tiles_of(problem.m, c.rows())} * tiles_of(problem.n, c.out_columns());
-  const std::int64_t rounds = (tiles + multiprocessors - 1) / multiprocessors;
+      std::int64_t{tiles_of(problem.m, c.rows_together())} * tiles_of(problem.n, c.columns_together());
+  const std::int64_t at_a_time = multiprocessors / c.blocks();
+  const std::int64_t rounds = (tiles + at_a_time - 1) / at_a_time;
   const double summands = static_cast<double>(rounds * (problem.k + c.rest)) / static_cast<double>(c.speed);
   return static_cast<double>(c.rows() * c.columns) * (summands + once);
 }

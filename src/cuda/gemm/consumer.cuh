@@ -39,7 +39,12 @@ struct Consumer {
         b_tile(describe_tile(address(shared.b(0)), c.depth * 128)) {}
 
   __device__ __forceinline__ void let_go(int stage) {
-    if (threadIdx.x % 32 == 0) arrive(&barriers.empty[stage]);
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if constexpr (c.pair == Pair::none) {
+      if (lane == 0) arrive(&barriers.empty[stage]);
+    } else {
+      if (lane < c.blocks()) arrive_in(lane, &barriers.empty[stage]);  // one lane in either block
+    }
   }
 
   __device__ __forceinline__ void start_products(bool add) {

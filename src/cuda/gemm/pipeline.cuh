@@ -2,14 +2,15 @@
 
 #include "cuda/gemm/arguments.h"
 #include "cuda/gemm/tuning.h"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/tile/ring.cuh"
 
 namespace tilewise::cuda::gemm {
 
-/// `full` ends a phase when tiles of a and b have come, `empty` when every warp that reads them has let
-/// them go. Loader and consumers go round the stages without starting anew at tiles of the result, so that
-/// the next one's are loaded while this one is written.
+/// `full` ends a phase when tiles of a and b have come, `empty` when every warp that reads them, of both
+/// blocks of a pair, has let them go. Loader and consumers go round the stages without starting anew at tiles
+/// of the result, so that the next one's are loaded while this one is written.
 template <GemmConfig c>
 struct Barriers {
   Mbarrier full[c.stages], empty[c.stages];
@@ -18,7 +19,7 @@ struct Barriers {
   __device__ void init() {
     for (int stage = 0; stage < c.stages; ++stage) {
       init_barrier(&full[stage], 1);
-      init_barrier(&empty[stage], 4 * c.consumers);
+      init_barrier(&empty[stage], 4 * c.consumers * c.blocks());
     }
     fence_barrier_inits();
   }
@@ -51,10 +52,14 @@ __device__ __forceinline__ int stages_of(const GemmArguments& arguments) {
 template <GemmConfig c, typename Body>
 __device__ __forceinline__ void for_each_tile(const GemmArguments& arguments, const Body& body) {
 #pragma unroll 1
-  for (int index = static_cast<int>(blockIdx.x); index < arguments.order.total();
-       index += static_cast<int>(gridDim.x)) {
+  for (int index = static_cast<int>(blockIdx.x) / c.blocks(); index < arguments.order.total();
+       index += static_cast<int>(gridDim.x) / c.blocks()) {
     const TilePlace place = arguments.order.place(index);
-    body(place.m * c.rows(), place.n * c.out_columns());
+    int row = place.m * c.rows_together();
+    int column = place.n * c.columns_together();
+    if (c.pair == Pair::shares_a) column += place_in_pair() * c.out_columns();
+    if (c.pair == Pair::shares_b) row += place_in_pair() * c.rows();
+    body(row, column);
   }
 }
 

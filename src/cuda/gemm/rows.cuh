@@ -26,10 +26,9 @@ template <typename T, typename Table, int row>
 void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   constexpr GemmConfig c = Table::rows[row];
   const GemmProblem& problem = call.problem;
-  const int b_box = c.gated ? c.columns / 2 : c.columns;
-  GemmMaps maps{.a = map_of_factor(call.a, c.turned_a, c.rows()),
-                .b = map_of_factor(call.b, c.turned_b, b_box)};
-  maps.gate = c.gated ? map_of_factor(call.gate, c.turned_b, b_box) : maps.b;
+  GemmMaps maps{.a = map_of_factor(call.a, c.turned_a, c.a_box()),
+                .b = map_of_factor(call.b, c.turned_b, c.b_box())};
+  maps.gate = c.gated ? map_of_factor(call.gate, c.turned_b, c.b_box()) : maps.b;
   const auto map_of_out = [&](int columns) {
     return c.wide ? maps.b
                   : map_of_matrix(call.out.data, call.out.dtype, problem.m, problem.n, call.out.stride_row,
@@ -37,22 +36,28 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   };
   maps.out = map_of_out(64);
   maps.out_rest = c.out_columns() % 64 == 0 ? maps.out : map_of_out(c.out_columns() % 64);
-  const int tiles_m = tiles_of(problem.m, c.rows());
-  const int tiles_n = tiles_of(problem.n, c.out_columns());
-  const int blocks =
-      static_cast<int>(std::min<std::int64_t>(std::int64_t{tiles_m} * tiles_n, multiprocessors));
-  const GemmArguments arguments{.order = TileOrder::of(tiles_m, tiles_n, blocks, c.rows(), c.columns),
+  // A pair of blocks, where there are such, takes a tile of the order together.
+  const int tiles_m = tiles_of(problem.m, c.rows_together());
+  const int tiles_n = tiles_of(problem.n, c.columns_together());
+  const int pairs =
+      static_cast<int>(std::min<std::int64_t>(std::int64_t{tiles_m} * tiles_n, multiprocessors / c.blocks()));
+  const int b_rows = c.columns * c.columns_together() / c.out_columns();
+  const GemmArguments arguments{.order = TileOrder::of(tiles_m, tiles_n, pairs, c.rows_together(), b_rows),
                                 .m = static_cast<int>(problem.m),
                                 .n = static_cast<int>(problem.n),
                                 .k = static_cast<int>(problem.k),
                                 .epilogue = Epilogue::of(call)};
-  launch<gemm_kernel<T, Table, row>>({.name = "tilewise wgmma gemm",
-                                      .blocks = blocks,
-                                      .threads = c.threads(),
-                                      .shared_bytes = c.shared_bytes(),
-                                      .stream = stream,
-                                      .early = true},
-                                     maps, arguments);
+  const Launch how{.name = "tilewise wgmma gemm",
+                   .blocks = pairs * c.blocks(),
+                   .threads = c.threads(),
+                   .shared_bytes = c.shared_bytes(),
+                   .stream = stream,
+                   .early = true};
+  if constexpr (c.pair == Pair::none) {
+    launch<gemm_kernel<T, Table, row>>(how, maps, arguments);
+  } else {
+    launch<gemm_pair_kernel<T, Table, row>>(how, maps, arguments);
+  }
 }
 
 /// Runs the row that suits; all of the table is compiled.

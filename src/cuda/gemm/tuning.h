@@ -4,13 +4,18 @@
 
 namespace tilewise::cuda::gemm {
 
+/// Whether two blocks work side by side (a cluster): on two tiles of the same rows, which share what is read
+/// of a, or of the same columns, which share b. Each loads half of that, into both.
+enum class Pair { none, shares_a, shares_b };
+
 /// How a block of the wgmma kernel is cut: a warp that loads, and `consumers`, warpgroups that have row_tiles
 /// times 64 rows each of a tile. It is alone on its multiprocessor.
 struct GemmConfig {
-  int consumers = 2;      ///< 2 or 3
-  int row_tiles = 1;      ///< 1 or 2
-  int columns = 256;      ///< a tile, of b; where gated, half of them are the gate's
-  int stages = 4;         ///< tiles of a and b in shared memory, each of 64 summands
+  int consumers = 2;  ///< 2 or 3
+  int row_tiles = 1;  ///< 1 or 2
+  int columns = 256;  ///< a tile, of b; where gated, half of them are the gate's
+  int stages = 4;     ///< tiles of a and b in shared memory, each of 64 summands
+  Pair pair = Pair::none;
   bool gated = false;     ///< the first half of the columns gates the second
   bool turned_a = false;  ///< a is [k, m] in memory
   bool turned_b = false;  ///< b is [k, n] in memory
@@ -28,8 +33,23 @@ struct GemmConfig {
   constexpr int rows() const { return consumers * consumer_rows(); }
   /// Of the result.
   constexpr int out_columns() const { return gated ? columns / 2 : columns; }
+  constexpr int blocks() const { return pair == Pair::none ? 1 : 2; }  ///< that work together
+  /// What they have of the result.
+  constexpr int rows_together() const { return pair == Pair::shares_b ? 2 * rows() : rows(); }
+  constexpr int columns_together() const { return (pair == Pair::shares_a ? 2 : 1) * out_columns(); }
+  /// Rows of a box of a, and of b. Halves of b begin at multiples of 8 rows: those of 168 overlap.
+  constexpr int a_box() const { return pair == Pair::shares_a ? rows() / 2 : rows(); }
+  constexpr int b_box() const {
+    if (gated) return columns / 2;
+    return pair == Pair::shares_b ? (columns / 2 + 7) / 8 * 8 : columns;
+  }
   constexpr int a_bytes() const { return rows() * depth * 2; }
   constexpr int b_bytes() const { return columns * depth * 2; }
+  /// What comes into a stage.
+  constexpr int loaded_bytes() const {
+    const int b_rows = gated || pair == Pair::shares_b ? 2 * b_box() : columns;
+    return a_bytes() + b_rows * depth * 2;
+  }
   /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
   constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
   constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
@@ -50,11 +70,11 @@ struct GemmConfig {
 struct Plain {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4},
-      {.row_tiles = 2, .columns = 128, .stages = 4, .speed = 0.99f},
-      {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.98f, .rest = 250},
-      {.row_tiles = 1, .columns = 168, .stages = 5, .speed = 0.97f, .rest = 220},
-      {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.04f},
-      {.row_tiles = 1, .columns = 128, .stages = 5, .speed = 0.97f, .rest = 180},
+      {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .speed = 1.02f, .rest = 400},
+      {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.96f, .rest = 250},
+      {.row_tiles = 1, .columns = 168, .stages = 5, .speed = 0.92f, .rest = 220},
+      {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.01f},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .speed = 0.89f, .rest = 180},
   };
 };
 struct Gated {
@@ -62,26 +82,37 @@ struct Gated {
       {.row_tiles = 1, .columns = 256, .stages = 4, .gated = true},
       {.row_tiles = 2, .columns = 128, .stages = 4, .gated = true},
       {.row_tiles = 1, .columns = 224, .stages = 4, .gated = true, .rest = 300},
-      {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .speed = 0.97f, .rest = 180},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .gated = true, .speed = 0.89f, .rest = 180},
   };
 };
 /// dx = dy · w.
 struct TurnedB {
   static constexpr GemmConfig rows[] = {
-      {.row_tiles = 1, .columns = 256, .stages = 4, .turned_b = true},
-      {.row_tiles = 1, .columns = 128, .stages = 5, .turned_b = true, .speed = 0.97f, .rest = 180},
+      {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .turned_b = true},
+      {.row_tiles = 1,
+       .columns = 128,
+       .stages = 6,
+       .pair = Pair::shares_b,
+       .turned_b = true,
+       .speed = 0.89f,
+       .rest = 180},
   };
 };
 /// dw = dyᵀ · x.
 struct TurnedBoth {
   static constexpr GemmConfig rows[] = {
-      {.row_tiles = 1, .columns = 256, .stages = 4, .turned_a = true, .turned_b = true},
+      {.row_tiles = 1,
+       .columns = 256,
+       .stages = 4,
+       .pair = Pair::shares_b,
+       .turned_a = true,
+       .turned_b = true},
       {.row_tiles = 1,
        .columns = 128,
        .stages = 5,
        .turned_a = true,
        .turned_b = true,
-       .speed = 0.97f,
+       .speed = 0.85f,
        .rest = 180},
   };
 };

@@ -9,10 +9,11 @@ namespace tilewise::cuda::mma {
 namespace {
 
 template <typename Table>
-std::size_t least_shared_bytes(std::int64_t dim) {
+std::size_t least_shared_bytes(const AttentionProblem& problem) {
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
   std::size_t least = 0;
   for (const BackwardConfig& c : Table::rows) {
-    const std::size_t bytes = c.shared_bytes(Table::general);
+    const std::size_t bytes = shared_bytes_of<Table>(c, problem);
     if (c.dim >= dim && (least == 0 || bytes < least)) least = bytes;
   }
   return least;
@@ -24,8 +25,9 @@ std::size_t backward_workspace(const AttentionCall& call, const Context& context
   return backward_space(call, context).bytes;
 }
 
-std::size_t backward_shared_bytes(std::int64_t dim, bool general) {
-  return general ? least_shared_bytes<GeneralBackward>(dim) : least_shared_bytes<PlainBackward>(dim);
+std::size_t backward_shared_bytes(const AttentionProblem& problem) {
+  return general_backward(problem) ? least_shared_bytes<GeneralBackward>(problem)
+                                   : least_shared_bytes<PlainBackward>(problem);
 }
 
 void backward(const AttentionCall& call, const Context& context) {

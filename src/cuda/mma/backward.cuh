@@ -102,7 +102,7 @@ __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void add_all(Block& block, int share) {
   for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) {
-    block.has_peak_smem[r] = block.space.whole_values ? 1 : 0;
+    block.has_peak_smem[r] = 0;
   }
   if (threadIdx.x == 0) {
     *block.facts_smem = GroupFacts::of<c.queries, c.keys>(block.call, block.blocks, block.space, block.b,

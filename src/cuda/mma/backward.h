@@ -12,14 +12,25 @@ std::size_t backward_workspace(const AttentionCall& call, const Context& context
 void prepare_backward(const AttentionCall& call, const Context& context);
 void finish_backward(const AttentionCall& call, const Context& context);
 
-/// Whether a call takes the general kernel.
-inline bool general_backward(const AttentionProblem& problem) {
-  return problem.features.needs_more_than_band() || !problem.backward.aligned_rows;
+/// Whether gradients have so few elements that the largest error in one is a matter of luck.
+constexpr bool few_gradients(const AttentionProblem& problem) {
+  constexpr std::int64_t few = std::int64_t{1} << 18;
+  return problem.backward.elements < few;
 }
-inline bool general_backward(const AttentionCall& call) { return general_backward(call.problem); }
+/// Whether weights and score gradients are kept whole on their way into dv, dk and dq: where gradients are
+/// few, and where all queries have the same products. There a key has the same weight for all of them, which
+/// would be rounded the same way each time: in dv that adds up where else it averages out.
+constexpr bool whole_pairs(const AttentionProblem& problem) {
+  return few_gradients(problem) || problem.backward.alike_queries;
+}
+/// Whether a call takes the general kernel.
+constexpr bool general_backward(const AttentionProblem& problem) {
+  return problem.features.needs_more_than_band() || !problem.backward.aligned_rows || whole_pairs(problem);
+}
+constexpr bool general_backward(const AttentionCall& call) { return general_backward(call.problem); }
 
-/// Bytes of shared memory that a block needs at least, for a head dim.
-std::size_t backward_shared_bytes(std::int64_t dim, bool general);
+/// Bytes of shared memory that a block needs at least.
+std::size_t backward_shared_bytes(const AttentionProblem& problem);
 
 struct BackwardSpace;
 

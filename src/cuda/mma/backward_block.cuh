@@ -142,10 +142,16 @@ struct BackwardBlock {
   __device__ float keep_scale() const {
     return general && call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
   }
-  __device__ std::byte* dscores_at(int pair_stage) const {
-    return dscores_smem + pair_stage * c.pair_bytes();
+  /// Pairs are rounded, which is their first part. Where they are kept whole, the second is what that took.
+  __device__ int parts() const {
+    if constexpr (general) return space.whole ? 2 : 1;
+    return 1;
   }
-  __device__ std::byte* weights_at(int pair_stage) const {
+  __device__ std::byte* dscores_at(int pair_stage, int part = 0) const {
+    return part == 0 ? dscores_smem + pair_stage * c.pair_bytes() : k_smem + c.first_rest();
+  }
+  __device__ std::byte* weights_at(int pair_stage, int part = 0) const {
+    if (part > 0) return k_smem + c.first_rest() + c.pair_bytes();
     return weights_smem + (c.weights_stages() > 1 ? pair_stage * c.pair_bytes() : 0);
   }
   /// The row of the first key in k and v. Not kept, nor is the sequence: registers are scarcer than time

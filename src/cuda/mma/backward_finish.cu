@@ -296,7 +296,6 @@ void mend(const AttentionCall& call, const BackwardSpace& space, cudaStream_t st
                           .stream = stream},
                          call, space, queries);
   }
-  mend_few_values(call, space, stream);
   launch<finish_keys<T, lanes>>(
       {.name = "tilewise mma backward, dk",
        .blocks = RowLanes<lanes>::blocks((space.shares.keys + finished_keys - 1) / finished_keys),

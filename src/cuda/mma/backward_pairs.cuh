@@ -26,6 +26,26 @@ __device__ __forceinline__ void drop(std::uint32_t (&weights)[query_tiles][key_t
   }
 }
 
+/// What rounding took from pairs, in the place of the rounded ones. What is 0 among them was dropped, or put
+/// aside.
+template <typename T, int query_tiles, int key_tiles>
+__device__ __forceinline__ void keep_rest(std::uint32_t (&rounded)[query_tiles][key_tiles][4],
+                                          const Sums<key_tiles, query_tiles>& pairs) {
+#pragma unroll
+  for (int n = 0; n < 2 * query_tiles; ++n) {
+#pragma unroll
+    for (int m = 0; m < key_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        std::uint32_t& two = rounded[n / 2][m][n % 2 * 2 + half];
+        const float2 own = unpack<T>(two);
+        two = pack<T>(own.x == 0 ? 0.0f : pairs[m][n][2 * half] - own.x,
+                      own.y == 0 ? 0.0f : pairs[m][n][2 * half + 1] - own.y);
+      }
+    }
+  }
+}
+
 /// Fragments of pairs to their place in shared memory.
 template <typename Block, int query_tiles, int key_tiles>
 __device__ __forceinline__ void store_pairs(const Block& block, std::byte* to_smem, int first_query,
@@ -216,9 +236,11 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
   const auto queries = [&] { return block.queries_of(steps); };  // seldom asked for in the plain kernel
   if (edge && !seen(queries(), first_query, c.queries_at_once, first_key, 16 * key_tiles)) {
     const typename Block::PairFragments none = {};
-    if constexpr (!c.weights_stay)
-      store_pairs(block, block.weights_at(pair_stage), first_query, first_key, none);
-    store_pairs(block, block.dscores_at(pair_stage), first_query, first_key, none);
+    for (int part = 0; part < block.parts(); ++part) {
+      if constexpr (!c.weights_stay)
+        store_pairs(block, block.weights_at(pair_stage, part), first_query, first_key, none);
+      store_pairs(block, block.dscores_at(pair_stage, part), first_query, first_key, none);
+    }
     if constexpr (Block::general) {
       const auto [rest, weight] = block.row_sums(key_warp, first_query + block.lane % c.queries_at_once);
       *rest = *weight = 0;
@@ -306,12 +328,16 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
     take_peaks(block, queries(), first_query, first_key, p, weights, x);
     __syncwarp();  // lanes had different numbers of them, and products want the whole warp together
   }
-  if constexpr (c.weights_stay) {
-    multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
-        block.dv, from_registers(weights),
-        b_turned(RowPointer::by_rows(address(d_o_tile)).from(first_query, 0)));
-  } else {
-    store_pairs(block, block.weights_at(pair_stage), first_query, first_key, weights);
+#pragma unroll 1
+  for (int part = 0; part < block.parts(); ++part) {
+    if (part > 0) keep_rest<T>(weights, p);
+    if constexpr (c.weights_stay) {
+      multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
+          block.dv, from_registers(weights),
+          b_turned(RowPointer::by_rows(address(d_o_tile)).from(first_query, 0)));
+    } else {
+      store_pairs(block, block.weights_at(pair_stage, part), first_query, first_key, weights);
+    }
   }
 
 #pragma unroll
@@ -350,11 +376,15 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
       }
     }
   }
-  store_pairs(block, block.dscores_at(pair_stage), first_query, first_key, dscores);
-  if constexpr (c.weights_stay) {
-    multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
-        block.dk, from_registers(dscores),
-        b_turned(RowPointer::by_rows(address(q_tile)).from(first_query, 0)));
+#pragma unroll 1
+  for (int part = 0; part < block.parts(); ++part) {
+    if (part > 0) keep_rest<T>(dscores, x);
+    store_pairs(block, block.dscores_at(pair_stage, part), first_query, first_key, dscores);
+    if constexpr (c.weights_stay) {
+      multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
+          block.dk, from_registers(dscores),
+          b_turned(RowPointer::by_rows(address(q_tile)).from(first_query, 0)));
+    }
   }
 }
 

@@ -20,7 +20,7 @@ void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int
   launch<backward_kernel<T, Table, row>>({.name = "tilewise mma backward",
                                           .blocks = blocks.count() * space.shares.count,
                                           .threads = c.threads(),
-                                          .shared_bytes = c.shared_bytes(Table::general),
+                                          .shared_bytes = shared_bytes_of<Table>(c, call.problem),
                                           .stream = stream},
                                          call, blocks, space);
 }

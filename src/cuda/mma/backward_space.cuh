@@ -27,11 +27,7 @@ struct PeakLimits {
   int most = 6;
 
   static PeakLimits of(const AttentionCall& call) {
-    constexpr std::int64_t few_elements = std::int64_t{1} << 18;
-    const AttentionProblem& problem = call.problem;
-    const std::int64_t rows = std::min(problem.heads_q * call.rows_q(), problem.heads_kv * call.rows_k());
-    const bool few = rows * std::min(problem.dim_qk, problem.dim_v) < few_elements;
-    return few ? PeakLimits{.least = 0.052f, .most = 19} : PeakLimits{};
+    return few_gradients(call.problem) ? PeakLimits{.least = 0.052f, .most = 19} : PeakLimits{};
   }
 };
 
@@ -159,8 +155,8 @@ struct BackwardSpace {
   float* dv = nullptr;  ///< [Hkv, rows_k, dim_v]: the same
   std::uint8_t* key_has_peak = nullptr;  ///< [Hkv, rows_k]
   KeyShares shares;
-  bool whole_values = false;  ///< dv gets back what rounding takes from weights: all its rows wait for that
-  simt::RowStates states{};   ///< for the gradients of mask and sinks, which are exact to f32
+  bool whole = false;        ///< see whole_pairs
+  simt::RowStates states{};  ///< for the gradients of mask and sinks, which are exact to f32
   float* row_sums = nullptr;
   std::size_t bytes = 0;
 
@@ -192,10 +188,7 @@ struct BackwardSpace {
       auto* first = arena.take<std::uint32_t>(words);
       order = {.ticket = first, .done = first + 1, .bytes = static_cast<std::size_t>(words) * 4};
     }
-    // Where weights are alike, so are the rows of dv, and of few elements the largest is none too large: what
-    // is lost on the way to the others shows beside it.
-    constexpr std::int64_t few_values = 65536;
-    whole_values = call.dv.wanted && keys * call.problem.dim_v < few_values;
+    whole = whole_pairs(call.problem);
     if (call.dk.wanted) dk = arena.take<float>(keys * call.problem.dim_qk);
     if (call.dv.wanted) dv = arena.take<float>(keys * call.problem.dim_v);
     if (call.dk.wanted || call.dv.wanted) key_has_peak = arena.take<std::uint8_t>(keys);
@@ -221,8 +214,5 @@ struct BackwardSpace {
     return h * call.rows_k() + (call.packed() ? s : b * call.problem.length_k + s);
   }
 };
-
-/// Adds to dv's sums what rounding took from weights, where they are few.
-void mend_few_values(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream);
 
 }  // namespace tilewise::cuda::mma

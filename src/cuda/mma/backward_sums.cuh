@@ -20,14 +20,18 @@ __device__ __forceinline__ void add_to_keys(Block& block, int stage, int pair_st
   const int first_key = place.m * key_tiles * 16;
   const int first_dim = place.n * dim_tiles;
   const auto address = [](const std::byte* smem) { return Block::address(smem); };
-  multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
-      block.dv,
-      a_by_rows<key_tiles>(PairPointer::by_rows(address(block.weights_at(pair_stage))).from(first_key, 0)),
-      b_turned(RowPointer::by_rows(address(block.d_o_smem + stage * c.query_bytes())).from(0, first_dim)));
-  multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
-      block.dk,
-      a_by_rows<key_tiles>(PairPointer::by_rows(address(block.dscores_at(pair_stage))).from(first_key, 0)),
-      b_turned(RowPointer::by_rows(address(block.q_smem + stage * c.query_bytes())).from(0, first_dim)));
+  const auto pairs_at = [&](const std::byte* smem) {
+    return a_by_rows<key_tiles>(PairPointer::by_rows(address(smem)).from(first_key, 0));
+  };
+#pragma unroll 1
+  for (int part = 0; part < block.parts(); ++part) {
+    multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
+        block.dv, pairs_at(block.weights_at(pair_stage, part)),
+        b_turned(RowPointer::by_rows(address(block.d_o_smem + stage * c.query_bytes())).from(0, first_dim)));
+    multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
+        block.dk, pairs_at(block.dscores_at(pair_stage, part)),
+        b_turned(RowPointer::by_rows(address(block.q_smem + stage * c.query_bytes())).from(0, first_dim)));
+  }
 }
 
 /// Waits until it is the block's turn to add to a tile of queries.
@@ -116,19 +120,24 @@ __device__ __forceinline__ void add_to_queries(const Block& block, const QuerySt
   const int first_query = place.m * query_tiles * 16;
   const int first_dim = place.n * dim_tiles;
   Sums<query_tiles, dim_tiles> dq = {};
-  const auto dscores = PairPointer::by_columns(Block::address(block.dscores_at(pair_stage)));
-  multiply_tiles<T, c.keys / 16, query_tiles, dim_tiles>(
-      dq, a_turned<query_tiles>(dscores.from(0, first_query / 16)),
-      b_turned(RowPointer::by_rows(Block::address(block.k_smem)).from(0, first_dim)), Nothing{}, [&] {
-        if (space.order.kept()) await_turn(block, steps);  // here registers are to be had
-      });
+  const auto dscores = [&](int part) {
+    return PairPointer::by_columns(Block::address(block.dscores_at(pair_stage, part)));
+  };
+#pragma unroll 1
+  for (int part = 0; part < block.parts(); ++part) {
+    multiply_tiles<T, c.keys / 16, query_tiles, dim_tiles>(
+        dq, a_turned<query_tiles>(dscores(part).from(0, first_query / 16)),
+        b_turned(RowPointer::by_rows(Block::address(block.k_smem)).from(0, first_dim)), Nothing{}, [&] {
+          if (part == 0 && space.order.kept()) await_turn(block, steps);  // here registers are to be had
+        });
+  }
   const int at = block.first_query(steps);
   const int count = block.query_count(steps, at);
   const int rows = count - first_query;
   if constexpr (Block::general) {
     add_whole_row_sums<c>(block, block.row_of(steps, at), count);
   } else {
-    add_row_sums<c>(block, block.row_of(steps, at), rows, first_query, dscores);
+    add_row_sums<c>(block, block.row_of(steps, at), rows, first_query, dscores(0));
   }
   if (space.dq.data == nullptr) return;
   const std::int64_t tile = block.sums_tile(steps) + first_query / 16;

@@ -1,14 +1,10 @@
 #pragma once
 
+#include "cuda/mma/block.cuh"
 #include "cuda/mma/finish.cuh"
 #include "cuda/mma/paired.cuh"
 #include "cuda/mma/parts.h"
-#include "cuda/mma/products.cuh"
-#include "cuda/mma/query_rows.cuh"
-#include "cuda/mma/scores.cuh"
-#include "cuda/mma/softmax.cuh"
 #include "cuda/mma/tuning.h"
-#include "cuda/tile/key_tiles.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 
 namespace tilewise::cuda::mma {
@@ -88,33 +84,23 @@ struct Block {
   const QueryRows& rows;
   const Loader<T, c> load;
   const Exponents<false> exponents;
-  const int all_first, all_last;  ///< keys that every query sees
+  const SeenByAll all;
   const Place<c> place{};
-  std::byte* q_smem;  ///< [rows, dim]
-  std::byte* k_smem;  ///< 2 x [keys, dim]
-  std::byte* v_smem;  ///< 2 x [keys, dim]
+  const BlockSpace<c> space;
   Output<c> o = {};
   SoftmaxRows<c> softmax{};
-  float references[c.row_tiles][2], sums[c.row_tiles][2];  ///< of the tile at hand
+  TileSums<c> own;  ///< of the tile at hand
 
   __device__ Block(const AttentionCall& call_, const QueryRows& rows_, std::byte* shared)
       : call(call_),
         rows(rows_),
         load(call, rows),
         exponents{ScoreRules(call).scale_log2},
-        all_first(static_cast<int>(rows.queries.all(call).first)),
-        all_last(static_cast<int>(rows.queries.all(call).last)),
-        q_smem(shared),
-        k_smem(q_smem + c.query_bytes()),
-        v_smem(k_smem + c.stages * c.key_bytes()) {}
+        all(call, rows),
+        space(shared) {}
 
-  static __device__ std::uint32_t address(const std::byte* smem) {
-    return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
-  }
-  __device__ std::byte* keys_at(int stage) const { return k_smem + stage * c.key_bytes(); }
-  __device__ std::byte* values_at(int stage) const { return v_smem + stage * c.key_bytes(); }
   __device__ Queries<c> queries() const {
-    Queries<c> q{MatrixPointer<c.dim>::by_rows(address(q_smem + place.first_row() * c.row_bytes()))};
+    Queries<c> q{space.queries_of(place)};
     q.load();
     return q;
   }
@@ -128,43 +114,19 @@ struct Block {
             call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
   }
 
-  /// Whether the band or the last key may hide something in a tile.
-  __device__ bool at_edge(const KeyTile& keys) const {
-    const auto first = static_cast<int>(keys.first);
-    return first < all_first || first > all_last - c.keys || keys.count < c.keys;
-  }
-
   /// Hides what is hidden of a tile and raises the maxima.
   __device__ void start_softmax(const KeyTile& keys, Scores<c>& s) {
-    if (at_edge(keys)) hide<c>(call, rows, keys, place, s);
+    if (all.ends_in(keys, c.keys)) hide<c>(call, rows, keys, place, s);
     raise_maxima<c, false>(s, exponents, softmax, o);
-    start_sums();
-  }
-  __device__ void start_sums() {
-#pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        references[r][half] = exponents.reference(softmax.maximum[r][half]);
-        sums[r][half] = 0;
-      }
-    }
+    own.begin(exponents, softmax);
   }
   __device__ void weigh(Weights<c>& weights, const Scores<c>& s, int step) {
-    mma::weigh<T, c, false>(weights, s, step, exponents, references, sums);
+    mma::weigh<T, c, false>(weights, s, step, exponents, own.references, own.sums);
   }
   __device__ void add_values(const Weights<c>& weights, int step, const MatrixPointer<c.dim>& v) {
     add_rounded<T, c>(softmax, weights);
     multiply_values<T, c>(o, weights, v, step);
   }
-  __device__ void end_softmax() {
-#pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) softmax.sum[r][half] += sums[r][half];
-    }
-  }
-
   /// All of a tile after its products: weights of 16 keys are made beside the product of those before.
   __device__ void weigh_and_add(const KeyTile& keys, Scores<c>& s, const MatrixPointer<c.dim>& v) {
     start_softmax(keys, s);
@@ -175,7 +137,7 @@ struct Block {
       if (step + 1 < c.keys / 16) weigh(weights[(step + 1) % 2], s, step + 1);
       add_values(weights[step % 2], step, v);
     }
-    end_softmax();
+    own.add_to(softmax);
   }
 
   /// A tile in which nothing is hidden, by the maxima as they are: nothing but products and weights, where a
@@ -186,22 +148,22 @@ struct Block {
     Products<T, c> products;
 #pragma unroll
     for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, false);
-    start_sums();
+    own.begin(exponents, softmax);
     Weights<c> weights[c.keys / 16];
 #pragma unroll
     for (int step = 0; step < c.keys / 16; ++step) weigh(weights[step], products.sum(), step);
-    if (__any_sync(~0u, too_large<c>(sums))) return false;
+    if (__any_sync(~0u, too_large<c>(own.sums))) return false;
 #pragma unroll
     for (int step = 0; step < c.keys / 16; ++step) add_values(weights[step], step, v);
-    end_softmax();
+    own.add_to(softmax);
     return true;
   }
 
   /// A tile after another: products, then softmax beside the product with values.
   __device__ void walk(KeyTiles<false>& tiles, KeyTile keys) {
-    load.queries(q_smem);
-    load.keys(keys, keys_at(0));
-    load.values(keys, values_at(0));
+    load.queries(space.q_smem);
+    load.keys(keys, space.keys_at(0));
+    load.values(keys, space.values_at(0));
     commit_copies();
     wait_copies<0>();
     __syncthreads();  // queries are there
@@ -215,16 +177,16 @@ struct Block {
       wait_copies<0>();
       __syncthreads();  // the tile is there, and everyone is done with the last one
       if (next.count > 0) {
-        load.keys(next, keys_at(stage ^ 1));
-        load.values(next, values_at(stage ^ 1));
+        load.keys(next, space.keys_at(stage ^ 1));
+        load.values(next, space.values_at(stage ^ 1));
       }
       commit_copies();
       const auto first = static_cast<int>(keys.first);
       if (first < seen_last && first + keys.count > seen_first) {
-        const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage)));
-        const auto v = MatrixPointer<c.dim>::by_rows(address(values_at(stage)));
+        const auto k = MatrixPointer<c.dim>::by_columns(space.address(space.keys_at(stage)));
+        const auto v = MatrixPointer<c.dim>::by_rows(space.address(space.values_at(stage)));
         if constexpr (c.old_maxima) {
-          if (begun && !at_edge(keys) && add_by_old_maxima(q, k, v)) {
+          if (begun && !all.ends_in(keys, c.keys) && add_by_old_maxima(q, k, v)) {
             keys = next;
             continue;
           }
@@ -241,27 +203,27 @@ struct Block {
 
   /// The same in one stage: another block of the multiprocessor computes while this one waits.
   __device__ void walk_in_place(KeyTiles<false>& tiles, KeyTile keys) {
-    load.queries(q_smem);
-    load.keys(keys, k_smem);
+    load.queries(space.q_smem);
+    load.keys(keys, space.k_smem);
     commit_copies();
     wait_copies<0>();
     __syncthreads();  // queries are there
     const Queries<c> q = queries();
-    const auto k = MatrixPointer<c.dim>::by_columns(address(k_smem));
-    const auto v = MatrixPointer<c.dim>::by_rows(address(v_smem));
+    const auto k = MatrixPointer<c.dim>::by_columns(space.address(space.k_smem));
+    const auto v = MatrixPointer<c.dim>::by_rows(space.address(space.v_smem));
 #pragma unroll 1
     while (keys.count > 0) {
       const KeyTile next = tiles.next();
       wait_copies<0>();
       __syncthreads();  // keys are there, and everyone is done with the last values
-      load.values(keys, v_smem);
+      load.values(keys, space.v_smem);
       commit_copies();
       Products<T, c> products;
 #pragma unroll
       for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, false);
       wait_copies<0>();
       __syncthreads();  // values are there, and everyone is done with the keys
-      if (next.count > 0) load.keys(next, k_smem);
+      if (next.count > 0) load.keys(next, space.k_smem);
       commit_copies();
       weigh_and_add(keys, products.sum(), v);
       keys = next;
@@ -270,17 +232,17 @@ struct Block {
 
   /// The same with products a tile ahead, so that softmax runs beside those.
   __device__ void walk_ahead(KeyTiles<false>& tiles, KeyTile keys) {
-    load.queries(q_smem);
-    load.keys(keys, keys_at(0));
+    load.queries(space.q_smem);
+    load.keys(keys, space.keys_at(0));
     commit_copies();
     KeyTile next = tiles.next();
-    if (next.count > 0) load.keys(next, keys_at(1));
-    load.values(keys, values_at(0));
+    if (next.count > 0) load.keys(next, space.keys_at(1));
+    load.values(keys, space.values_at(0));
     commit_copies();
     wait_copies<1>();
     __syncthreads();  // queries and the first keys are there
     const Queries<c> q = queries();
-    const auto first = MatrixPointer<c.dim>::by_columns(address(keys_at(0)));
+    const auto first = MatrixPointer<c.dim>::by_columns(space.address(space.keys_at(0)));
     Products<T, c> products;
 #pragma unroll
     for (int step = 0; step < c.dim / 16; ++step) products.add(q, first, step, false);
@@ -291,11 +253,11 @@ struct Block {
       const KeyTile after = tiles.next();
       wait_copies<0>();
       __syncthreads();  // these values and the next keys are there, and everyone is done with those before
-      if (after.count > 0) load.keys(after, keys_at(stage));
-      load.values(next, values_at(stage ^ 1));
+      if (after.count > 0) load.keys(after, space.keys_at(stage));
+      load.values(next, space.values_at(stage ^ 1));
       commit_copies();
-      const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage ^ 1)));
-      const auto v = MatrixPointer<c.dim>::by_rows(address(values_at(stage)));
+      const auto k = MatrixPointer<c.dim>::by_columns(space.address(space.keys_at(stage ^ 1)));
+      const auto v = MatrixPointer<c.dim>::by_rows(space.address(space.values_at(stage)));
       start_softmax(keys, s);
       Products<T, c> products_next;
       Weights<c> weights[c.keys / 16];
@@ -311,7 +273,7 @@ struct Block {
       }
 #pragma unroll
       for (int step = 0; step < steps; ++step) add_values(weights[step], step, v);
-      end_softmax();
+      own.add_to(softmax);
       const Scores<c>& s_next = products_next.sum();
 #pragma unroll
       for (int r = 0; r < c.row_tiles; ++r) {
@@ -326,7 +288,7 @@ struct Block {
     }
     wait_copies<0>();
     __syncthreads();  // the last values are there
-    weigh_and_add(keys, s, MatrixPointer<c.dim>::by_rows(address(values_at(stage))));
+    weigh_and_add(keys, s, MatrixPointer<c.dim>::by_rows(space.address(space.values_at(stage))));
   }
 };
 
@@ -368,7 +330,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
                                      block.place, block.o, block.softmax);
       }
     }
-    finish<T, c, false>(call, rows, block.exponents, block.place, block.o, block.softmax, block.q_smem);
+    finish<T, c, false>(call, rows, block.exponents, block.place, block.o, block.softmax, block.space.q_smem);
   }
 #endif
 }

@@ -66,17 +66,15 @@ struct GeneralBlock {
   const GeneralLoader<c> load;
   const ScoreRules rules;
   const Exponents<true> exponents;
-  const int all_first, all_last;  ///< keys that every query sees
-  const bool few;                 ///< results, so that weights are to be whole
+  const SeenByAll all;
+  const bool few;  ///< results, so that weights are to be whole
   const Place<c> place{};
-  std::byte* q_smem;  ///< [rows, dim]
-  std::byte* k_smem;  ///< 2 x [keys, dim]
-  std::byte* v_smem;  ///< 2 x [keys, dim]
+  const BlockSpace<c> space;
   const MaskRows<c, T> mask;
   const DropoutMask& drawn;
   Output<c> o = {};
   SoftmaxRows<c> softmax{};
-  float references[c.row_tiles][2], sums[c.row_tiles][2];  ///< of the tile at hand
+  TileSums<c> own;  ///< of the tile at hand
 
   __device__ GeneralBlock(const AttentionCall& call_, const ForwardFacts& facts, std::byte* shared)
       : call(call_),
@@ -84,22 +82,14 @@ struct GeneralBlock {
         load{call, facts},
         rules(call, rows.queries.b, rows.queries.h),
         exponents{log2e, std::is_same_v<T, __half> ? 7.0f : 0.0f},  // of weights of 2^8 at most
-        all_first(static_cast<int>(rows.queries.all(call).first)),
-        all_last(static_cast<int>(rows.queries.all(call).last)),
+        all(call, rows),
         few(few_results(call)),
-        q_smem(shared),
-        k_smem(q_smem + c.query_bytes()),
-        v_smem(k_smem + c.stages * c.key_bytes()),
+        space(shared),
         mask(call, rows, place),
         drawn(facts.dropout) {}
 
-  static __device__ std::uint32_t address(const std::byte* smem) {
-    return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
-  }
-  __device__ std::byte* keys_at(int stage) const { return k_smem + stage * c.key_bytes(); }
-  __device__ std::byte* values_at(int stage) const { return v_smem + stage * c.key_bytes(); }
   __device__ Queries<c> queries() const {
-    Queries<c> q{MatrixPointer<c.dim>::by_rows(address(q_smem + place.first_row() * c.row_bytes()))};
+    Queries<c> q{space.queries_of(place)};
     q.load();
     return q;
   }
@@ -115,21 +105,12 @@ struct GeneralBlock {
 
   /// Scores of a tile from its products, the maxima raised. `fours` is what there was to be loaded ahead.
   __device__ __forceinline__ void start_softmax(const KeyTile& keys, const Fours<c>& fours, Scores<c>& s) {
-    const auto first = static_cast<int>(keys.first);
-    const bool edge = first < all_first || first > all_last - c.keys || keys.count < c.keys;
-    make_scores<c>(call, rules, rows, keys, edge, place, mask, fours, s);
+    make_scores<c>(call, rules, rows, keys, all.ends_in(keys, c.keys), place, mask, fours, s);
     raise_maxima<c, true>(s, exponents, softmax, o);
-#pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        references[r][half] = exponents.reference(softmax.maximum[r][half]);
-        sums[r][half] = 0;
-      }
-    }
+    own.begin(exponents, softmax);
   }
   __device__ __forceinline__ void weigh(Weights<c>& weights, const Scores<c>& s, int step) {
-    mma::weigh<T, c, true>(weights, s, step, exponents, references, sums);
+    mma::weigh<T, c, true>(weights, s, step, exponents, own.references, own.sums);
   }
   __device__ __forceinline__ void add_values(const Weights<c>& weights, int step,
                                              const MatrixPointer<c.dim>& v) {
@@ -146,13 +127,6 @@ struct GeneralBlock {
       for (int n = 0; n < 4; ++n) weights[r][n] &= kept[r][n];
     }
     multiply_values<T, c>(o, weights, v, step);
-  }
-  __device__ __forceinline__ void end_softmax() {
-#pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) softmax.sum[r][half] += sums[r][half];
-    }
   }
 
   /// Weights of 16 keys are made beside the product of those before.
@@ -185,7 +159,7 @@ struct GeneralBlock {
     } else {
       weigh_steps(s, [&](const Weights<c>& weights, int step) { add_values(weights, step, v); });
     }
-    end_softmax();
+    own.add_to(softmax);
   }
   /// What is seldom asked for: of few results what the weights lost in rounding is multiplied, too.
   __device__ __forceinline__ void add_carefully(const KeyTile& keys, const Scores<c>& s,
@@ -193,7 +167,7 @@ struct GeneralBlock {
     const DropoutRows<c> dropout(call, drawn, rows, place, keys);
     weigh_steps(s, [&](Weights<c>& weights, int step) {
       Weights<c> rest, kept;
-      weigh_rest<T, c, true>(rest, weights, s, step, exponents, references);
+      weigh_rest<T, c, true>(rest, weights, s, step, exponents, own.references);
 #pragma unroll
       for (int n = 0; n < 4 * c.row_tiles; ++n) kept[n / 4][n % 4] = ~0u;
       if (call.problem.features.dropout) dropout.keep_singly(kept, step);
@@ -216,9 +190,9 @@ struct GeneralBlock {
 
   /// A tile after another: products, then softmax beside the product with values.
   __device__ void walk(TilesAhead& tiles, KeyTile keys) {
-    load.queries(q_smem);
-    load.keys(keys, keys_at(0));
-    load.values(keys, values_at(0));
+    load.queries(space.q_smem);
+    load.keys(keys, space.keys_at(0));
+    load.values(keys, space.values_at(0));
     commit_copies();
     wait_copies<0>();
     __syncthreads();  // queries are there
@@ -233,17 +207,17 @@ struct GeneralBlock {
       __syncthreads();  // the tile is there, and everyone is done with the last one
       const KeyTile next = tiles.take();
       if (next.count > 0) {
-        load.keys(next, keys_at(stage ^ 1));
-        load.values(next, values_at(stage ^ 1));
+        load.keys(next, space.keys_at(stage ^ 1));
+        load.values(next, space.values_at(stage ^ 1));
       }
       commit_copies();
       const auto first = static_cast<int>(keys.first);
       if (first < seen_last && first + keys.count > seen_first) {
-        const auto k = MatrixPointer<c.dim>::by_columns(address(keys_at(stage)));
+        const auto k = MatrixPointer<c.dim>::by_columns(space.address(space.keys_at(stage)));
         Products<T, c> products;
         multiply_all(products, q, k);
         weigh_and_add(keys, next, fours, products.sum(),
-                      MatrixPointer<c.dim>::by_rows(address(values_at(stage))));
+                      MatrixPointer<c.dim>::by_rows(space.address(space.values_at(stage))));
       } else if (next.count > 0) {
         mask.load(fours, next);
       }
@@ -253,14 +227,14 @@ struct GeneralBlock {
 
   /// The same in one stage: another block of the multiprocessor computes while this one waits.
   __device__ void walk_in_place(TilesAhead& tiles, KeyTile keys) {
-    load.queries(q_smem);
-    load.keys(keys, k_smem);
+    load.queries(space.q_smem);
+    load.keys(keys, space.k_smem);
     commit_copies();
     wait_copies<0>();
     __syncthreads();  // queries are there
     const Queries<c> q = queries();
-    const auto k = MatrixPointer<c.dim>::by_columns(address(k_smem));
-    const auto v = MatrixPointer<c.dim>::by_rows(address(v_smem));
+    const auto k = MatrixPointer<c.dim>::by_columns(space.address(space.k_smem));
+    const auto v = MatrixPointer<c.dim>::by_rows(space.address(space.v_smem));
     Fours<c> fours;
     mask.load(fours, keys);
 #pragma unroll 1
@@ -268,13 +242,13 @@ struct GeneralBlock {
       wait_copies<0>();
       __syncthreads();  // keys are there, and everyone is done with the last values
       const KeyTile next = tiles.take();
-      load.values(keys, v_smem);
+      load.values(keys, space.v_smem);
       commit_copies();
       Products<T, c> products;
       multiply_all(products, q, k);
       wait_copies<0>();
       __syncthreads();  // values are there, and everyone is done with the keys
-      if (next.count > 0) load.keys(next, k_smem);
+      if (next.count > 0) load.keys(next, space.k_smem);
       commit_copies();
       weigh_and_add(keys, next, fours, products.sum(), v);
       keys = next;
@@ -316,7 +290,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
                                   block.softmax);
     }
   }
-  finish<T, c, true>(call, rows, block.exponents, block.place, block.o, block.softmax, block.q_smem);
+  finish<T, c, true>(call, rows, block.exponents, block.place, block.o, block.softmax, block.space.q_smem);
 #endif
 }
 

@@ -12,28 +12,12 @@
 namespace tilewise::cuda {
 namespace {
 
-// What backward does not take. Fewer results than few_elements, or fewer keys than few_keys, leave too
-// much to luck: score gradients of 16 bits make about as much error as rounding the results does, in many
-// elements. And where all queries have the same products, a key has the same weight for all of them, which is
-// rounded the same way each time: in dv that adds up where else it averages out.
+// What backward does not take. Score gradients have the rounding of o: beside those of keys or values that
+// are all the same, which are 0, that shows.
 std::string supports_backward(const AttentionProblem& problem) {
-  constexpr std::int64_t few_elements = 16384;
-  constexpr std::int64_t few_keys = 64;
   if (problem.layout == Layout::paged) return "paged keys have no backward";
   if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
-  if (problem.backward.alike_queries) {
-    return "backward takes no queries that are one row repeated, and no scale of 0: weights would be rounded "
-           "alike for all of them";
-  }
-  const std::int64_t rows_k = problem.batch * problem.length_k;
-  const std::int64_t dim = std::min(problem.dim_qk, problem.dim_v);
-  if (problem.length_k <= few_keys || problem.backward.queries * problem.heads_q * dim < few_elements ||
-      rows_k * problem.heads_kv * dim < few_elements) {
-    return "backward takes more than " + std::to_string(few_keys) + " keys, and gradients of at least " +
-           std::to_string(few_elements) + " elements";
-  }
-  const std::size_t needed =
-      mma::backward_shared_bytes(std::max(problem.dim_qk, problem.dim_v), mma::general_backward(problem));
+  const std::size_t needed = mma::backward_shared_bytes(problem);
   if (device_properties(problem.device.index).shared_bytes < needed) {
     return "backward needs " + std::to_string(needed) + " bytes of shared memory a block";
   }

@@ -1,12 +1,8 @@
 #pragma once
 
+#include "cuda/mma/block.cuh"
 #include "cuda/mma/finish.cuh"
-#include "cuda/mma/products.cuh"
-#include "cuda/mma/query_rows.cuh"
-#include "cuda/mma/scores.cuh"
-#include "cuda/mma/softmax.cuh"
 #include "cuda/ptx/two_warps.cuh"
-#include "cuda/tile/key_tiles.cuh"
 
 namespace tilewise::cuda::mma {
 
@@ -33,11 +29,9 @@ struct PairedBlock {
   const int all_first, all_last;  ///< keys that every query sees
   const int side;                 ///< which keys and dims of the two
   const Place<c> place;           ///< with pairs for warps
-  std::byte* q_smem;              ///< [rows, dim]
-  std::byte* k_smem;              ///< [keys, dim]
-  std::byte* v_smem;              ///< [keys, dim]
-  uint4* weights_smem;            ///< of the pair, 2 x [steps, row tiles, 32]
-  float2* numbers_smem;           ///< of the pair, 2 x [32]
+  const BlockSpace<c> space;
+  uint4* weights_smem;   ///< of the pair, 2 x [steps, row tiles, 32]
+  float2* numbers_smem;  ///< of the pair, 2 x [32]
   float o[c.row_tiles][own_eights][4] = {};
   SoftmaxRows<c> softmax{};
 
@@ -55,44 +49,30 @@ struct PairedBlock {
         all_last(static_cast<int>(rows.queries.all(call).last)),
         side(Place<c>{}.warp % 2),
         place(place_of_pair()),
-        q_smem(shared),
-        k_smem(q_smem + c.query_bytes()),
-        v_smem(k_smem + c.key_bytes()),
-        weights_smem(reinterpret_cast<uint4*>(v_smem + c.key_bytes()) +
+        space(shared),
+        weights_smem(reinterpret_cast<uint4*>(space.v_smem + c.key_bytes()) +
                      place.warp * 2 * own_steps * c.row_tiles * 32),
-        numbers_smem(reinterpret_cast<float2*>(v_smem + c.key_bytes() + c.pair_weights_bytes()) +
+        numbers_smem(reinterpret_cast<float2*>(space.v_smem + c.key_bytes() + c.pair_weights_bytes()) +
                      place.warp * 2 * 32) {}
 
-  static __device__ std::uint32_t address(const std::byte* smem) {
-    return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
-  }
   __device__ int barrier() const { return 1 + place.warp; }
   __device__ uint4* weights_of(int side_, int step, int r) const {
     return weights_smem + ((side_ * own_steps + step) * c.row_tiles + r) * 32 + place.lane;
   }
 
   /// Weights of the own keys, relative to the maxima as they are, for both; gives whether one is too large.
-  __device__ bool weigh(Weights<c> (&weights)[own_steps], const Scores<own>& s,
-                        float (&sums)[c.row_tiles][2]) {
-    float references[c.row_tiles][2];
-#pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        references[r][half] = exponents.reference(softmax.maximum[r][half]);
-        sums[r][half] = 0;
-      }
-    }
+  __device__ bool weigh(Weights<c> (&weights)[own_steps], const Scores<own>& s, TileSums<c>& tile) {
+    tile.begin(exponents, softmax);
 #pragma unroll
     for (int step = 0; step < own_steps; ++step) {
-      mma::weigh<T, own, false>(weights[step], s, step, exponents, references, sums);
+      mma::weigh<T, own, false>(weights[step], s, step, exponents, tile.references, tile.sums);
 #pragma unroll
       for (int r = 0; r < c.row_tiles; ++r) {
         const std::uint32_t(&four)[4] = weights[step][r];
         *weights_of(side, step, r) = {four[0], four[1], four[2], four[3]};
       }
     }
-    return too_large<c>(sums);
+    return too_large<c>(tile.sums);
   }
   /// Raises the maxima to those of both warps' keys.
   __device__ void raise(const Scores<own>& s) {
@@ -126,7 +106,7 @@ struct PairedBlock {
   template <typename There>
   __device__ void tile(const KeyTile& keys, const Queries<own>& q, const std::byte* k_tile,
                        const std::byte* v_tile, const There& values_there) {
-    const auto k = MatrixPointer<c.dim>::by_columns(address(k_tile + side * own.key_bytes()));
+    const auto k = MatrixPointer<c.dim>::by_columns(space.address(k_tile + side * own.key_bytes()));
     Products<T, own> products;
 #pragma unroll
     for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, false);
@@ -137,14 +117,14 @@ struct PairedBlock {
       hide<own>(call, rows, own_keys, {place.warp, place.lane}, s);
     }
     Weights<c> weights[own_steps];
-    float sums[c.row_tiles][2];
+    TileSums<c> sums;
     if (any_of_two_warps(barrier(), weigh(weights, s, sums))) {  // both warps' weights are there
       raise(s);
       weigh(weights, s, sums);
       sync_two_warps(barrier());  // the new weights are there
     }
     values_there();
-    const auto v = MatrixPointer<c.dim>::by_rows(address(v_tile + side * c.dim));
+    const auto v = MatrixPointer<c.dim>::by_rows(space.address(v_tile + side * c.dim));
     const MatrixPointer<c.dim> v_own{v.at_smem + side * own.key_bytes()};
     const MatrixPointer<c.dim> v_other{v.at_smem + (side ^ 1) * own.key_bytes()};
     Weights<c> other[own_steps];
@@ -166,30 +146,26 @@ struct PairedBlock {
     }
 #pragma unroll
     for (int step = 0; step < own_steps; ++step) multiply_values<T, c>(o, other[step], v_other, step);
-#pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) softmax.sum[r][half] += sums[r][half];
-    }
+    sums.add_to(softmax);
   }
 
   /// Tiles in one stage: values come beside q·k, the next keys beside the rest.
   __device__ void walk_in_place(KeyTiles<false>& tiles, KeyTile keys) {
-    load.queries(q_smem);
-    load.keys(keys, k_smem);
+    load.queries(space.q_smem);
+    load.keys(keys, space.k_smem);
     commit_copies();
-    const Queries<own> q{MatrixPointer<c.dim>::by_rows(address(q_smem + place.first_row() * c.row_bytes()))};
+    const Queries<own> q{space.queries_of(place)};
 #pragma unroll 1
     while (keys.count > 0) {
       const KeyTile next = tiles.next();
       wait_copies<0>();
       __syncthreads();  // keys are there, and everyone is done with the last values
-      load.values(keys, v_smem);
+      load.values(keys, space.v_smem);
       commit_copies();
-      tile(keys, q, k_smem, v_smem, [&] {
+      tile(keys, q, space.k_smem, space.v_smem, [&] {
         wait_copies<0>();
         __syncthreads();  // values are there, and everyone is done with the keys
-        if (next.count > 0) load.keys(next, k_smem);
+        if (next.count > 0) load.keys(next, space.k_smem);
         commit_copies();
       });
       keys = next;
@@ -216,14 +192,14 @@ struct PairedBlock {
         const float inverse = __shfl_sync(~0u, own_inverse, place.lane / 4 * 4 + 2 * r + half);
 #pragma unroll
         for (int n = 0; n < own_eights; ++n) {
-          *reinterpret_cast<std::uint32_t*>(q_smem + Tile::offset(row, side * own_eights + n) +
+          *reinterpret_cast<std::uint32_t*>(space.q_smem + Tile::offset(row, side * own_eights + n) +
                                             2 * place.column()) =
               pack<T>(o[r][n][2 * half] * inverse, o[r][n][2 * half + 1] * inverse);
         }
       }
     }
     __syncwarp();  // the warp's half of the rows is there
-    store_rows<c, own_eights>(call, rows, place, q_smem, side * own_eights);
+    store_rows<c, own_eights>(call, rows, place, space.q_smem, side * own_eights);
   }
 };
 

@@ -9,6 +9,7 @@ namespace tilewise::cuda::norm {
 struct RowShape {
   bool in_chunks = false;
   bool one_warp = false;
+  bool late = false;  ///< backward alone: sums over a row are joined beside the next one
   int chunks = 0;     ///< 1, 2 or 4
   int threads = 256;  ///< a block
   int rows = 1;       ///< a block at a time

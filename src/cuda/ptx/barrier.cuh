@@ -10,4 +10,12 @@ __device__ __forceinline__ void sync_some() {
   asm volatile("bar.sync %0, %1;" ::"n"(number), "n"(threads) : "memory");
 }
 
+/// The same of two warpgroups, one of which waits until the other has arrived, which goes on.
+__device__ __forceinline__ void sync_with_arrivals(int number) {
+  asm volatile("bar.sync %0, 256;" ::"r"(number) : "memory");
+}
+__device__ __forceinline__ void arrive_for_sync(int number) {
+  asm volatile("bar.arrive %0, 256;" ::"r"(number) : "memory");
+}
+
 }  // namespace tilewise::cuda

@@ -10,19 +10,7 @@
 namespace tilewise::cuda {
 namespace {
 
-// A block has a few tokens: rows of all heads of q and k, and of v where it goes into a cache. A thread has a
-// piece of rows: two chunks of 16 bytes and the pairs in them, or one pair.
-
-/// Rows of a token as pieces: how many of a row are turned, and how many are left as they are.
-struct Pieces {
-  int turned = 0;  ///< a row of q or k
-  int kept = 0;    ///< behind them
-  int values = 0;  ///< a row of v
-
-  constexpr int of_row() const { return turned + kept; }
-};
-
-/// Where a piece of a row of q or k comes from and goes to; either may be null.
+/// Where a row of q or k comes from and goes to; either may be null.
 struct Places {
   const std::byte* from;
   std::byte* to;
@@ -55,13 +43,6 @@ __device__ __forceinline__ void load_angles(float (&to)[count], const Angles& an
     const float4 four = load_4(reinterpret_cast<const T*>(from) + first + 4 * n);
     to[4 * n] = four.x, to[4 * n + 1] = four.y, to[4 * n + 2] = four.z, to[4 * n + 3] = four.w;
   }
-}
-
-template <typename T>
-__device__ __forceinline__ void store_piece(const Places& places, int at,
-                                            const float (&values)[chunk_size<T>]) {
-  if (places.to != nullptr) store_chunk(reinterpret_cast<T*>(places.to) + at, values);
-  if (places.to_cache != nullptr) store_chunk(reinterpret_cast<T*>(places.to_cache) + at, values);
 }
 
 /// cos and sin of a thread's eight pairs, the same for all heads.
@@ -100,82 +81,93 @@ __device__ __forceinline__ void turn_pairs(float (&x)[chunk_size<T>], float (&y)
   }
 }
 
-/// A thread's pieces of q and k: the same piece of a token's row in head after head, `ahead` of them on their
-/// way at a time: as many as registers allow beside the blocks that a multiprocessor wants.
-template <typename T, RopePairs pairs>
-__device__ __forceinline__ void turn_heads(const RopeCall& call, const Pieces& pieces, int piece,
-                                           std::int64_t b, std::int64_t s, int first, int step) {
-  constexpr int size = chunk_size<T>, ahead = sizeof(T) == 2 ? 2 : 1;
+/// q, k or v: where its rows come from and go to, and how blocks share them. A thread has a piece of rows,
+/// two chunks of 16 bytes and the pairs in them, or one chunk that is not turned. It has the same piece of a
+/// token's row in several heads, which share the angles.
+struct Share {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;                          ///< null where not wanted
+  std::byte* to_cache = nullptr;                    ///< likewise
+  std::int64_t from_b = 0, from_h = 0, from_s = 0;  ///< strides in bytes
+  std::int64_t to_b = 0, to_h = 0, to_s = 0;
+  std::int64_t cache_b = 0, cache_h = 0, cache_s = 0;
+  int heads = 0;
+  int turned = 0;  ///< pieces of a row
+  int kept = 0;    ///< behind them
+  int lanes = 0;   ///< heads that a block has at a time
+  int blocks = 0;  ///< that share the heads of some tokens
+
+  constexpr int pieces() const { return turned + kept; }
+};
+
+struct Shares {
+  Share of[3];
+  int tokens_log2 = 0;  ///< tokens of a block
+};
+
+constexpr int most_threads = 128;
+
+/// Blocks have a few tokens of a few heads of q, of k or of v. They are short: what they load is on its way
+/// at once, and what a multiprocessor has at a time of a tensor lies together.
+template <typename T, RopePairs pairs, int heads_each>
+__global__ void __launch_bounds__(most_threads)
+    chunks_kernel(const __grid_constant__ RopeCall call, const __grid_constant__ Shares shares) {
+  constexpr int size = chunk_size<T>;
+  let_kernel_behind_begin();
+  wait_for_kernel_ahead();
   const RopeProblem& problem = call.problem;
-  const auto heads = static_cast<int>(problem.heads_q + problem.heads_kv);
-  const bool turned = piece < pieces.turned;
+  int group = static_cast<int>(blockIdx.y), which = 0;
+  while (group >= shares.of[which].blocks) group -= shares.of[which++].blocks;
+  const Share& share = shares.of[which];
+  const auto pieces = static_cast<unsigned>(share.pieces()), row = threadIdx.x / pieces;
+  const auto piece = static_cast<int>(threadIdx.x - row * pieces);
+  const int tokens = 1 << shares.tokens_log2, lane = static_cast<int>(row) >> shares.tokens_log2;
+  const unsigned token =
+      blockIdx.x * static_cast<unsigned>(tokens) + (row & static_cast<unsigned>(tokens - 1));
+  if (lane >= share.lanes || token >= problem.batch * problem.length) return;
+  const auto length = static_cast<unsigned>(problem.length);
+  const std::int64_t b = problem.batch > 1 ? token / length : 0, s = token - b * length;
+  const int first = group * share.lanes * heads_each + lane;
+  const auto there = [&](int n) { return first + n * share.lanes < share.heads; };
+  const bool turned = piece < share.turned;
   const auto rotary = static_cast<int>(problem.rotary_dim);
-  const int at_x = !turned                      ? rotary + (piece - pieces.turned) * size
+  const int at_x = !turned ? (share.turned > 0 ? rotary : 0) + (piece - share.turned) * size
                    : pairs == RopePairs::halves ? piece * size
                                                 : 2 * piece * size;
   const int at_y = !turned ? at_x : pairs == RopePairs::halves ? at_x + rotary / 2 : at_x + size;
-  RawChunk<T> raw_x[ahead], raw_y[ahead];
-  const auto load = [&](int n, int head) {
-    if (head >= heads) return;
-    const auto* from = reinterpret_cast<const T*>(places_of(call, head, b, s).from);
-    raw_x[n].load(from + at_x);
-    raw_y[n].load(from + at_y);
-  };
+  RawChunk<T> raw_x[heads_each], raw_y[heads_each];
+  const std::byte* from = share.from + b * share.from_b + first * share.from_h + s * share.from_s;
 #pragma unroll
-  for (int n = 0; n < ahead; ++n) load(n, first + n * step);
-  Turn<T> turn;  // behind the loads above, which need nothing of it
+  for (int n = 0; n < heads_each; ++n) {
+    if (!there(n)) continue;
+    const auto* head = reinterpret_cast<const T*>(from + n * (share.lanes * share.from_h));
+    raw_x[n].load(head + at_x);
+    if (turned) raw_y[n].load(head + at_y);
+  }
+  Turn<T> turn;
   if (turned) turn.load(call, b, call.angle_row(b, s), piece);
-#pragma unroll 1
-  for (int group = first; group < heads; group += ahead * step) {
+  const auto store = [&](std::byte* to, std::int64_t step) {
 #pragma unroll
-    for (int n = 0; n < ahead; ++n) {
-      const int head = group + n * step;
-      if (head >= heads) continue;
+    for (int n = 0; n < heads_each; ++n) {
+      if (!there(n)) continue;
+      auto* head = reinterpret_cast<T*>(to + n * (share.lanes * step));
       float x[size], y[size];
       raw_x[n].spread(x);
-      raw_y[n].spread(y);
-      load(n, head + ahead * step);
-      const Places places = places_of(call, head, b, s);
       if (turned) {
+        raw_y[n].spread(y);
         turn_pairs<T, pairs>(x, y, turn);
-        store_piece<T>(places, at_y, y);
+        store_chunk(head + at_y, y);
       }
-      store_piece<T>(places, at_x, x);
+      store_chunk(head + at_x, x);
     }
+  };
+  if (share.to != nullptr) {
+    store(share.to + b * share.to_b + first * share.to_h + s * share.to_s, share.to_h);
   }
-}
-
-/// Threads have a piece of a row each, of as many tokens and heads as there are threads for, and go on to the
-/// next heads.
-template <typename T, RopePairs pairs>
-__global__ void __launch_bounds__(256, sizeof(T) == 2 ? 3 : 4)
-    chunks_kernel(const __grid_constant__ RopeCall call, const __grid_constant__ Pieces pieces,
-                  const int tokens) {
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
-  constexpr int size = chunk_size<T>;
-  const RopeProblem& problem = call.problem;
-  // Blocks that share a token take heads by turns.
-  const int thread = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
-  const int threads = static_cast<int>(gridDim.y * blockDim.x);
-  const std::int64_t first_token = std::int64_t{blockIdx.x} * tokens;
-  const auto count =
-      static_cast<int>(min(std::int64_t{tokens}, problem.batch * problem.length - first_token));
-  const int piece = thread % pieces.of_row(), token = thread / pieces.of_row() % tokens;
-  const int head = thread / (pieces.of_row() * tokens), step = threads / (pieces.of_row() * tokens);
-  if (head < step && token < count) {
-    const auto at = static_cast<unsigned>(first_token + token),
-               length = static_cast<unsigned>(problem.length);
-    turn_heads<T, pairs>(call, pieces, piece, at / length, at % length, head, step);
-  }
-  if (problem.dim_v == 0) return;
-  const int values = static_cast<int>(problem.heads_kv) * pieces.values;
-  for (int index = thread; index < values * count; index += threads) {
-    const std::int64_t at = first_token + index / values;
-    const std::int64_t b = at / problem.length, s = at % problem.length;
-    const int h = index % values / pieces.values, column = index % pieces.values * size;
-    *reinterpret_cast<uint4*>(reinterpret_cast<T*>(call.cache_row(call.v_cache, b, h, s)) + column) =
-        *reinterpret_cast<const uint4*>(reinterpret_cast<const T*>(call.v.at(b, h, s)) + column);
+  if (share.to_cache != nullptr) {
+    const CacheSlot slot = call.cache_slot(b, s);
+    store(share.to_cache + slot.b * share.cache_b + first * share.cache_h + slot.s * share.cache_s,
+          share.cache_h);
   }
 }
 
@@ -231,6 +223,28 @@ bool has_aligned_rows(const Angles& angles) {
          0;
 }
 
+Share share_of(const Rows& from, const Rows& to, const Rows& cache, std::int64_t heads, int turned,
+               int kept) {
+  const auto width = static_cast<std::int64_t>(size_of(from.dtype));
+  Share share{.from = from.data,
+              .from_b = from.stride_b * width,
+              .from_h = from.stride_h * width,
+              .from_s = from.stride_s * width,
+              .heads = static_cast<int>(heads),
+              .turned = turned,
+              .kept = kept};
+  if (to.wanted) {
+    share.to = to.data;
+    share.to_b = to.stride_b * width, share.to_h = to.stride_h * width, share.to_s = to.stride_s * width;
+  }
+  if (cache.wanted) {
+    share.to_cache = cache.data;
+    share.cache_b = cache.stride_b * width, share.cache_h = cache.stride_h * width;
+    share.cache_s = cache.stride_s * width;
+  }
+  return share;
+}
+
 template <typename T>
 void run_of(const RopeCall& call, const Context& context) {
   constexpr int size = chunk_size<T>;
@@ -243,29 +257,50 @@ void run_of(const RopeCall& call, const Context& context) {
              .early = begins_early(problem.device)};
   const bool in_chunks = problem.aligned && has_aligned_rows(call.cos) && has_aligned_rows(call.sin) &&
                          problem.rotary_dim % (2 * size) == 0 && problem.dim % size == 0 &&
-                         problem.dim_v % size == 0;
-  const Pieces pieces{.turned = static_cast<int>(problem.rotary_dim) / (2 * size),
-                      .kept = static_cast<int>(problem.dim - problem.rotary_dim) / size,
-                      .values = static_cast<int>(problem.dim_v) / size};
-  if (!in_chunks || pieces.of_row() > how.threads) return launch<elements_kernel<T>>(how, call);
-  // Where a head's rows follow each other, several tokens make longer runs of memory.
-  const bool by_heads = problem.length >= 4 && all_tokens <= 0x7fffffff && call.q.stride_s < call.q.stride_h;
-  const int tokens = by_heads && 4 * pieces.of_row() <= how.threads ? 4 : 1;
-  how.blocks = (all_tokens + tokens - 1) / tokens;
-  // Four heads a thread at least, where there are so many; few tokens are shared by several blocks, in which
-  // a thread has two heads at most.
-  const std::int64_t heads = problem.heads_q + problem.heads_kv;
-  const std::int64_t room =
-      2 * device_properties(problem.device.index).multiprocessors / std::max<std::int64_t>(how.blocks, 1);
-  const std::int64_t together = room > 1 ? 2 : 4;
-  how.threads = static_cast<int>(std::clamp<std::int64_t>(
-      ((heads + together - 1) / together * pieces.of_row() * tokens + 31) / 32 * 32, 32, how.threads));
-  const std::int64_t all_pieces = heads * pieces.of_row() * tokens;
-  how.layers = static_cast<int>(
-      std::clamp<std::int64_t>(room, 1, std::max<std::int64_t>(1, all_pieces / (2 * how.threads))));
-  problem.pairs == RopePairs::halves
-      ? launch<chunks_kernel<T, RopePairs::halves>>(how, call, pieces, tokens)
-      : launch<chunks_kernel<T, RopePairs::interleaved>>(how, call, pieces, tokens);
+                         problem.dim_v % size == 0 && all_tokens <= 0x7fffffff;
+  const auto turned = static_cast<int>(problem.rotary_dim) / (2 * size);
+  const auto kept = static_cast<int>(problem.dim - problem.rotary_dim) / size;
+  const auto values = static_cast<int>(problem.dim_v) / size;
+  const int most_pieces = std::max(turned + kept, values);
+  if (!in_chunks || most_pieces > most_threads) return launch<elements_kernel<T>>(how, call);
+  Shares shares{{share_of(call.q, call.out_q, {}, problem.heads_q, turned, kept),
+                 share_of(call.k, call.out_k, call.k_cache, problem.heads_kv, turned, kept),
+                 share_of(call.v, {}, call.v_cache, values > 0 ? problem.heads_kv : 0, 0, values)}};
+  const auto share_out = [&](int heads_each) {
+    // Runs of memory as long as can be: where a head's rows follow each other, many tokens of few heads;
+    // where a token's do, all its heads.
+    const bool by_heads =
+        call.q.wanted ? call.q.stride_s < call.q.stride_h : call.k.stride_s < call.k.stride_h;
+    const std::int64_t heads = std::max(problem.heads_q, problem.heads_kv);
+    const std::int64_t lanes = by_heads ? 1 : (heads + heads_each - 1) / heads_each;
+    shares.tokens_log2 = 0;
+    while ((most_pieces * lanes << (shares.tokens_log2 + 1)) <= most_threads &&
+           (1 << shares.tokens_log2) < problem.length) {
+      ++shares.tokens_log2;
+    }
+    how.blocks = (all_tokens + (1 << shares.tokens_log2) - 1) >> shares.tokens_log2;
+    how.layers = 0;
+    how.threads = most_threads;
+    for (Share& share : shares.of) {
+      if (share.heads == 0) continue;
+      const int most_lanes = (share.heads + heads_each - 1) / heads_each;
+      share.lanes = std::min(most_lanes, how.threads / share.pieces() >> shares.tokens_log2);
+      share.blocks = (share.heads + share.lanes * heads_each - 1) / (share.lanes * heads_each);
+      how.layers += share.blocks;
+    }
+  };
+  share_out(4);
+  const auto launch_with = [&]<int heads_each>() {
+    problem.pairs == RopePairs::halves
+        ? launch<chunks_kernel<T, RopePairs::halves, heads_each>>(how, call, shares)
+        : launch<chunks_kernel<T, RopePairs::interleaved, heads_each>>(how, call, shares);
+  };
+  // Few tokens are shared by as many blocks as there can be.
+  if (how.blocks * how.layers >= 2 * device_properties(problem.device.index).multiprocessors) {
+    return launch_with.template operator()<4>();
+  }
+  share_out(1);
+  launch_with.template operator()<1>();
 }
 
 }  // namespace

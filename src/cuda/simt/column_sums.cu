@@ -59,11 +59,17 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-// 32 columns a block: 32 threads have a column, each every 32nd strip.
+struct BothSums {
+  PartialSums of[2];
+};
+
+// 32 columns a block: 32 threads have a column, each every 32nd strip. The second layer of blocks has the
+// second sums.
 constexpr int groups = 32;
 __global__ void __launch_bounds__(32 * groups)
-    partials_kernel(const float* partials, std::int64_t strips, std::int64_t columns,
-                    const __grid_constant__ Vector sums) {
+    partials_kernel(const __grid_constant__ BothSums both, std::int64_t strips, std::int64_t columns) {
+  const float* partials = both.of[blockIdx.y].partials;
+  const Vector& sums = both.of[blockIdx.y].sums;
   __shared__ float of_groups[groups][33];
   const int lane = static_cast<int>(threadIdx.x) % 32, group = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t n = static_cast<std::int64_t>(blockIdx.x) * 32 + lane;
@@ -113,14 +119,17 @@ void sum_strips(const Matrix& x, float* partials, int strips, const Context& con
   }
 }
 
-void sum_partials(const float* partials, std::int64_t strips, std::int64_t columns, const Vector& sums,
-                  const Context& context) {
+void sum_partials(const PartialSums& first, const PartialSums& second, std::int64_t strips,
+                  std::int64_t columns, const Context& context) {
+  const bool has_first = first.partials != nullptr, has_second = second.partials != nullptr;
+  if (!has_first && !has_second) return;
   launch<partials_kernel>({.name = "tilewise sums of partials",
                            .blocks = (columns + 31) / 32,
                            .threads = 32 * groups,
+                           .layers = has_first && has_second ? 2 : 1,
                            .stream = static_cast<cudaStream_t>(context.stream),
                            .early = begins_early(context.device)},
-                          partials, strips, columns, sums);
+                          BothSums{{has_first ? first : second, second}}, strips, columns);
 }
 
 }  // namespace tilewise::cuda

@@ -10,8 +10,9 @@ namespace tilewise::cuda::simt {
 template <int warps, int lane_rows, int queries_each, int keys_each, int dims_each, int blocks_,
           int groups_ = 1>
 struct ForwardConfig {
-  // Interleaved for few queries, which is where it is faster: by 4 to 8 % up to S 256 on an H200. With more
-  // blocks than one for every multiprocessor it makes little difference, or is slower by 1 %.
+  // Interleaved for few queries, which is where it is faster: at S 256 on an H200 by 6 % at D 64, and by 9 %
+  // at D 128 when causal (docs/ladder.md). With more blocks than one for every multiprocessor it makes little
+  // difference, or is slower by 1 %.
   using Lanes = cuda::Lanes<lane_rows, warps / groups_ * lane_rows * queries_each <= 64>;
   static constexpr int R = Lanes::rows;
   static constexpr int C = Lanes::columns;

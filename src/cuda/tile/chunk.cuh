@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include "core/matrix.h"
 #include "cuda/tile/element.cuh"
 
@@ -17,9 +19,19 @@ struct RawChunk {
 
   __device__ __forceinline__ void load(const T* from) { bytes = *reinterpret_cast<const uint4*>(from); }
   __device__ __forceinline__ void spread(float (&to)[chunk_size<T>]) const {
-    const auto* elements = reinterpret_cast<const T*>(&bytes);
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      // Element by element the compiler moves the upper ones down before it moves them up.
+      const std::uint32_t twos[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
 #pragma unroll
-    for (int n = 0; n < chunk_size<T>; ++n) to[n] = widen(elements[n]);
+      for (int n = 0; n < 4; ++n) {
+        to[2 * n] = __uint_as_float(twos[n] << 16);
+        to[2 * n + 1] = __uint_as_float(twos[n] & 0xFFFF0000u);
+      }
+    } else {
+      const auto* elements = reinterpret_cast<const T*>(&bytes);
+#pragma unroll
+      for (int n = 0; n < chunk_size<T>; ++n) to[n] = widen(elements[n]);
+    }
   }
 };
 

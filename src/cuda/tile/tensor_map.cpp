@@ -108,7 +108,7 @@ CUtensorMap map_of_groups(const Rows& rows, std::int64_t batch, std::int64_t hea
        .box = {64, static_cast<cuuint32_t>(group), static_cast<cuuint32_t>(box_rows), 1, 1}});
 }
 
-CUtensorMap map_of_mask(const MaskView& mask, const AttentionProblem& problem, int box_keys) {
+CUtensorMap map_of_mask(const MaskView& mask, const AttentionProblem& problem, int box_rows, int box_keys) {
   const auto size = static_cast<int>(size_of(mask.dtype));
   const auto bytes = [&](std::int64_t stride) { return static_cast<cuuint64_t>(stride * size); };
   const int row_bytes = std::min(128, box_keys * size);
@@ -118,7 +118,7 @@ CUtensorMap map_of_mask(const MaskView& mask, const AttentionProblem& problem, i
                   .extents = {extent(problem.length_k), extent(problem.length_q), extent(problem.heads_q),
                               extent(problem.batch)},
                   .strides = {bytes(mask.stride[2]), bytes(mask.stride[1]), bytes(mask.stride[0])},
-                  .box = {static_cast<cuuint32_t>(row_bytes / size), 64, 1, 1},
+                  .box = {static_cast<cuuint32_t>(row_bytes / size), static_cast<cuuint32_t>(box_rows), 1, 1},
                   .swizzle = row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B});
 }
 

@@ -21,7 +21,7 @@ CUtensorMap map_of_groups(const Rows& rows, std::int64_t batch, std::int64_t hea
 
 /// A mask over [B, Hq, Sq, Sk], whose strides are 0 where it is repeated; boxes have 64 queries and
 /// `box_keys` keys, or what of them 128 bytes hold.
-CUtensorMap map_of_mask(const MaskView& mask, const AttentionProblem& problem, int box_keys);
+CUtensorMap map_of_mask(const MaskView& mask, const AttentionProblem& problem, int box_rows, int box_keys);
 
 /// A matrix [rows, columns] whose rows lie `stride` elements apart.
 CUtensorMap map_of_matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,

@@ -146,11 +146,14 @@ struct MaskArguments {
   Kind kind = Kind::none;
   int bytes_log2 = 0;     ///< of an element
   float score_scale = 1;  ///< with an additive mask, whose sums with scores are in natural units
+  int rows = 64;          ///< of a box: where queries share a mask's row 8, a period of the swizzling
   DropoutMask dropout;
 
+  static int rows_of(const AttentionCall& call) { return call.mask.stride[2] == 0 ? 8 : 64; }
   static MaskArguments of(const AttentionCall& call) {
     const AttentionFeatures& features = call.problem.features;
     MaskArguments found{.dropout = call.dropout};
+    found.rows = rows_of(call);
     if (features.mask == MaskKind::boolean) found.kind = Kind::boolean;
     if (features.mask == MaskKind::additive) {
       found.kind = call.mask.dtype == DType::f32 ? Kind::single : Kind::half;
@@ -183,7 +186,7 @@ struct ForwardArguments {
 struct ForwardMaps {
   CUtensorMap q, k, v, o;
 };
-/// And a mask's, of 64 queries and up to 128 bytes of a tile's keys.
+/// And a mask's, of 64 queries or 8 and up to 128 bytes of a tile's keys.
 struct MaskedMaps : ForwardMaps {
   CUtensorMap mask;
 };

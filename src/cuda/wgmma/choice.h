@@ -28,6 +28,11 @@ inline bool uneven(const AttentionCall& call) {
   return call.packed() || call.problem.features.key_lengths || call.band.bounded();
 }
 
+/// Whether keys are hidden on both sides of those a query sees.
+inline bool windowed(const AttentionCall& call) {
+  return call.band.left < Band::unbounded && call.band.right < Band::unbounded;
+}
+
 /// Whether a query sees all keys that the one before it sees.
 inline bool grows(const AttentionCall& call) {
   return call.band.left >= Band::unbounded && call.band.right < Band::unbounded;
@@ -54,17 +59,18 @@ inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, i
   const std::int64_t group = call.group() >> plan.heads_log2;
   // Blocks that run together are at about the same queries of their heads.
   const std::int64_t keys_together =
-      call.band.left < Band::unbounded && call.band.right < Band::unbounded
-          ? std::min(problem.length_k, call.band.left + call.band.right + 2 * queries)
-          : problem.length_k;
+      windowed(call) ? std::min(problem.length_k, call.band.left + call.band.right + 2 * queries)
+                     : problem.length_k;
   const std::int64_t head_bytes = keys_together * (problem.dim_qk + problem.dim_v) * 2 / group;
   if (!c.general && grows(call) && batch * heads * tiles <= multiprocessors) {
     return Schedule::of_mixed(batch * heads, tiles);
   }
   const bool ends_short = !uneven(call) && plan.shares == 1 && short_last_tile(problem.length_q, queries);
-  return Schedule::of(multiprocessors, batch * heads, tiles,
-                      uneven(call) || ends_short ? Schedule::section_of(batch * heads, head_bytes) : 0,
-                      uneven(call));
+  int section = 0;
+  if (uneven(call) || ends_short) {
+    section = Schedule::section_of(batch * heads, head_bytes, windowed(call) ? window_heads : batch * heads);
+  }
+  return Schedule::of(multiprocessors, batch * heads, tiles, section, uneven(call));
 }
 
 // Rows are constants in what follows: divisions by their numbers take a third of the time then, and a call
@@ -131,6 +137,7 @@ ChosenRow choose_row(const AttentionCall& call, int multiprocessors) {
     constexpr ForwardConfig c = Table::rows[row];
     if (c.dim < call.problem.dim_qk || c.dim_v < call.problem.dim_v) return;
     if (c.drops != call.problem.features.dropout) return;
+    if (c.windows && !windowed(call)) return;
     if (chosen.row >= 0 && c.dim + c.dim_v > dims) return;
     const double time = time_of<c>(call, multiprocessors);
     if (chosen.row < 0 || time < chosen.time) {

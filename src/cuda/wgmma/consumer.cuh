@@ -101,14 +101,18 @@ struct Consumer {
     }
   }
 
+  __device__ __forceinline__ void wait_for_keys() { wait(&barriers.k_full[k.stage()], k.parity()); }
+  __device__ __forceinline__ void wait_for_values() { wait(&barriers.v_full[v.stage()], v.parity()); }
+  template <bool waits = true>
   __device__ __forceinline__ void start_scores_of_next_keys() {
-    wait(&barriers.k_full[k.stage()], k.parity());
+    if (waits) wait_for_keys();
     start_scores<T, c>(s, q_tile + q.stage() * (c.query_bytes() / 16),
                        k_tile + k.stage() * (c.key_bytes() / 16));
   }
   /// To o so far, or to none.
+  template <bool waits = true>
   __device__ __forceinline__ void start_output_of_next_values(bool add) {
-    wait(&barriers.v_full[v.stage()], v.parity());
+    if (waits) wait_for_values();
     start_output<T, c>(o, weights, v_tile + v.stage() * (c.value_bytes() / 16), add);
   }
 
@@ -291,12 +295,29 @@ struct Consumer {
     }
   }
 
+  // Where consumers start products as they please, those of several run at once and end together, and so
+  // their softmaxes come together, beside idle tensor cores. So they take turns at starting: the last
+  // consumer, which with causal and windows is the first to need a tile, then the one before it and so on,
+  // each a tile of keys. Of a turn's tiles as many are started that way as each consumer has, the last ones
+  // of each, so that nobody waits for one that is done.
+  __device__ __forceinline__ void wait_turn() { sync_with_arrivals(1 + index); }
+  __device__ __forceinline__ void pass_turn() { arrive_for_sync(index == 0 ? c.consumers : index); }
+
   /// Goes on until the last weights are there, whose values are still to be added.
   __device__ __forceinline__ void walk(const Part& at) {
+    int ordered = 0;  // tiles before it are started in turn
+    if constexpr (c.ordered) ordered = at.seen.first + barriers.steps[turn.stage()];
 #pragma unroll 1
     for (int n = at.seen.last - 2; n >= at.seen.first; --n) {
-      start_scores_of_next_keys();
-      start_output_of_next_values(n < at.seen.last - 2);
+      const bool in_turn = c.ordered && n < ordered;
+      if (c.ordered) {  // not while others wait
+        wait_for_keys();
+        wait_for_values();
+      }
+      if (in_turn) wait_turn();
+      start_scores_of_next_keys<!c.ordered>();
+      start_output_of_next_values<!c.ordered>(n < at.seen.last - 2);
+      if (in_turn) pass_turn();
       draw(n);
       wait_products<1>();  // for the scores
       take_scores(at, n);
@@ -326,8 +347,11 @@ struct Consumer {
     }
     float inverse[2];
     finish_sums<c>(arguments, rows, softmax, inverse);
-    if (c.staged && arguments.mapped_o) {
-      stage_output<T, c>(map_o, rows, inverse, o, shared.queries(q_left.stage()) + first_row * 128);
+    if constexpr (c.staged) {
+      stage_output<T, c>(arguments, map_o, rows, inverse, o,
+                         shared.queries(q_left.stage()) + first_row * 128);
+    } else if constexpr (c.paneled) {
+      stage_output_by_panels<T, c>(arguments, map_o, rows, inverse, o, shared.output(index, first_row / 16));
     } else {
       write_output<T, c>(arguments, rows, inverse, o);
     }
@@ -348,6 +372,7 @@ struct Consumer {
   /// work meanwhile. Values that it holds until then, its last and those of tiles that only other consumers
   /// see, must be few: a consumer that waits for one of their places holds keys that this one waits for.
   __device__ __forceinline__ void compute_all() {
+    if (c.ordered && index == 0) pass_turn();  // the last one's is the first
     Part at = find_part();
     if (!at.more) return;
     start_first_scores();
@@ -383,7 +408,10 @@ struct Consumer {
         if (c.staged) let_go_of_queries_left();
         o_leaves = false;
         at = find_part();
-        if (!at.more) return;
+        if (!at.more) {
+          if (c.paneled && threadIdx.x % 32 == 0) wait_stores_read();  // before the block is gone
+          return;
+        }
         start_first_scores();
         wait_products<0>();
       }

@@ -20,23 +20,33 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   extern __shared__ __align__(1024) std::byte first_smem[];
   const SharedMemory<c> shared{first_smem};
   Barriers<c>& barriers = shared.barriers();
-  TurnKeeper<c> turns{arguments, barriers};
-  barriers.init(this_warp());
-  bool begun = false;
-  if (this_warp() == 0) begun = begin_keys<c>(arguments, maps.k, shared);
-  if (this_warp() == 1) begun = begin_queries<c>(arguments, maps.q, shared);
-  if (this_warp() == 2 && elected()) prefetch_map(maps.v);
-  if (this_warp() == 3) turns.leave_first();
-  __syncthreads();  // barriers and the first turn are there; the last one for all
-
-  if (this_warp() < 4) {
+  // ptxas puts the second branch first, and there loaders belong: instructions near a kernel's beginning are
+  // at hand, others are waited for. They give registers away before the block meets, so that nobody waits for
+  // it.
+  if (this_warp() >= 4) {
+    if (this_warp() == 4 && elected()) prefetch_map(maps.k);
+    if (this_warp() == 5 && elected()) prefetch_map(maps.q);
+    barriers.init(this_warp());
+    __syncthreads();  // barriers and the first turn are there; the last one for all
+    take_registers<c.consumer_registers()>();
+    const int warp = this_warp();
+    Consumer<T, c> consumer(arguments, maps.o, shared, warp / 4 - 1, warp % 4);
+    consumer.compute_all();
+  } else {
+    TurnKeeper<c> turns{arguments, barriers};
+    bool begun = false;
+    if (this_warp() == 0) begun = begin<c>(arguments, maps.q, maps.k, shared);
+    if (this_warp() == 2 && elected()) prefetch_map(maps.v);
+    barriers.init(this_warp());
+    if (this_warp() == 3) turns.leave_first();
     keep_registers<c.producer_registers()>();
+    __syncthreads();  // as above
     const int warp = this_warp();
     if (warp == 0 && elected()) {
       load_tiles<c, c.dim>(arguments.group, maps.k, shared, shared.keys(0), barriers.k_full, barriers.k_empty,
                            true, begun, [](const HandedTurn&, int) {});
     }
-    if (warp == 1 && elected()) load_queries<c>(arguments, maps.q, shared, begun);
+    if (warp == 1 && elected()) load_queries<c>(arguments, maps.q, shared);
     if (warp == 2 && elected()) {
       const auto load_values = [&](const auto& ahead) {
         load_tiles<c, c.dim_v>(arguments.group, maps.v, shared, shared.values(0), barriers.v_full,
@@ -50,11 +60,6 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
       }
     }
     if (warp == 3) turns.hand_out();
-  } else {
-    take_registers<c.consumer_registers()>();
-    const int warp = this_warp();
-    Consumer<T, c> consumer(arguments, maps.o, shared, warp / 4 - 1, warp % 4);
-    consumer.compute_all();
   }
 #endif
 }

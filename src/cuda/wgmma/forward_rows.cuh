@@ -51,10 +51,11 @@ void run_row(const AttentionCall& call, const Context& context, const FewPlan& p
     maps.k = map_of(call.k, entries, problem.heads_kv, rows_k, problem.dim_qk, c.keys);
     maps.v = map_of(call.v, entries, problem.heads_kv, rows_k, problem.dim_v, c.keys);
   }
-  const bool mapped_o = c.staged && increasing(call.o);
+  const bool mapped_o = (c.staged || c.paneled) && increasing(call.o);
   if (mapped_o) maps.o = map_of(call.o, entries, problem.heads_q, rows_q, problem.dim_v, 16);
   if constexpr (c.masked) {
-    if (problem.features.mask != MaskKind::none) maps.mask = map_of_mask(call.mask, problem, c.keys);
+    if (problem.features.mask != MaskKind::none)
+      maps.mask = map_of_mask(call.mask, problem, MaskArguments::rows_of(call), c.keys);
   }
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* counter = static_cast<unsigned long long*>(context.workspace.data);

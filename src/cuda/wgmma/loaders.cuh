@@ -36,79 +36,84 @@ __device__ __forceinline__ void load_rows(std::byte* to_smem, const CUtensorMap&
   }
 }
 
-/// A turn's queries, each consumer's to the next place.
-template <ForwardConfig c, bool first = false>
+/// A turn's queries, from those of consumer `w` on, each consumer's to the next place.
+template <ForwardConfig c>
 __device__ __forceinline__ void load_queries_of_turn(const ForwardArguments& arguments,
                                                      const CUtensorMap& map, const SharedMemory<c>& shared,
-                                                     const HandedTurn& turn, Ring<c.query_places>& ring) {
+                                                     const HandedTurn& turn, Ring<c.query_places>& ring,
+                                                     int w) {
   Barriers<c>& barriers = shared.barriers();
   const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
 #pragma unroll 1
-  for (int w = 0; w < c.consumers; ++w) {
-    if (!first) wait(&barriers.q_empty[ring.stage()], ring.parity() ^ 1);
+  for (; w < c.consumers; ++w) {
+    wait(&barriers.q_empty[ring.stage()], ring.parity() ^ 1);
     load_rows<c>(shared.queries(ring.stage()), map, &barriers.q_full[ring.stage()],
                  first_row_of<c>(arguments, turn, w), heads_log2, turn);
     ring.advance();
   }
 }
 
-// What a block needs first is asked for before its other warps are there, by the warps that made the barriers
-// it comes to. These return whether it was.
-
-/// The block's first turn; false where there is nothing to load for it.
+/// The block's first turn, by the warp that loads keys; false where there is nothing to load for it.
 template <ForwardConfig c>
 __device__ __forceinline__ bool find_first(const ForwardArguments& arguments, HandedTurn& turn) {
   if (c.general) return false;  // its entries are read from memory, by one warp
-  const auto number = static_cast<int>(blockIdx.x);
-  if (number >= arguments.schedule.total() || !find_tile<c>(arguments, number, turn)) return false;
+  if (!find_tile<c>(arguments, static_cast<int>(blockIdx.x), turn)) return false;
   turn.loaded = tiles_of_turn<c>(arguments, turn);
   return turn.loaded.count() > 0;
 }
+
+/// Asks for what a block needs first, the queries and keys of its first scores, before its other warps are
+/// there; true where there is such. Where long and short rows are mixed, only the first consumer's queries
+/// see these keys: the others' come later.
 template <ForwardConfig c>
-__device__ __forceinline__ bool begin_queries(const ForwardArguments& arguments, const CUtensorMap& map,
-                                              const SharedMemory<c>& shared) {
+__device__ __forceinline__ bool begin(const ForwardArguments& arguments, const CUtensorMap& map_q,
+                                      const CUtensorMap& map_k, const SharedMemory<c>& shared) {
+  Barriers<c>& barriers = shared.barriers();
+  barriers.init_first();
   HandedTurn turn{};
   if (!find_first<c>(arguments, turn)) return false;
-  Ring<c.query_places> ring;
   __syncwarp();  // barriers are there
-  if (elected()) load_queries_of_turn<c, true>(arguments, map, shared, turn, ring);
-  return true;
-}
-template <ForwardConfig c>
-__device__ __forceinline__ bool begin_keys(const ForwardArguments& arguments, const CUtensorMap& map,
-                                           const SharedMemory<c>& shared) {
-  HandedTurn turn{};
-  if (!find_first<c>(arguments, turn)) return false;
-  __syncwarp();  // the barrier is there
   if (elected()) {
-    load_panels<c.dim, c.keys>(shared.keys(0), map, &shared.barriers().k_full[0],
-                               (turn.loaded.last - 1) * c.keys, quotient(turn.h, arguments.group), turn.b);
+    const auto load_queries_of = [&](int w) {
+      load_rows<c>(shared.queries(w), map_q, &barriers.q_full[w], first_row_of<c>(arguments, turn, w), 0,
+                   turn);
+    };
+    load_queries_of(0);
+    load_panels<c.dim, c.keys>(shared.keys(0), map_k, &barriers.k_full[0], (turn.loaded.last - 1) * c.keys,
+                               arguments.group == 1 ? turn.h : quotient(turn.h, arguments.group), turn.b);
+    if (!arguments.schedule.mixed) {
+#pragma unroll 1
+      for (int w = 1; w < c.consumers; ++w) load_queries_of(w);
+    }
   }
   return true;
 }
 
-/// `begun`: the first are under way.
+/// All but what begin() asked for.
 template <ForwardConfig c>
 __device__ __forceinline__ void load_queries(const ForwardArguments& arguments, const CUtensorMap& map,
-                                             const SharedMemory<c>& shared, bool begun) {
+                                             const SharedMemory<c>& shared) {
   Ring<c.query_places> ring;
+  bool begun = !c.general;  // of the first turn, if there was something to load for it
   for_each_turn<c>(shared, [&](const HandedTurn& turn) {
-    if (turn.loaded.count() == 0) return;
-    if (begun) {
-      for (int w = 0; w < c.consumers; ++w) ring.advance();
-      begun = false;
-      return;
+    int w = 0;
+    if (begun && turn.loaded.count() > 0) {
+      w = arguments.schedule.mixed ? 1 : c.consumers;
+      for (int n = 0; n < w; ++n) ring.advance();
+      if (w < c.consumers) wait(&shared.barriers().keys_came, 0);
     }
+    begun = false;
+    if (turn.loaded.count() == 0 || w == c.consumers) return;
     if (c.query_places < 2 * c.consumers && !c.few) {  // places are free late: have them near by then
       const int b = c.general ? turn.map_b : turn.b;
       for (int panel = 0; panel < c.dim / 64; ++panel) {
-        for (int w = 0; w < c.consumers; ++w) {
-          const int first = first_row_of<c>(arguments, turn, w) + (c.general ? turn.row_q : 0);
+        for (int n = w; n < c.consumers; ++n) {
+          const int first = first_row_of<c>(arguments, turn, n) + (c.general ? turn.row_q : 0);
           prefetch_box(map, panel * 64, first, turn.h, b);
         }
       }
     }
-    load_queries_of_turn<c>(arguments, map, shared, turn, ring);
+    load_queries_of_turn<c>(arguments, map, shared, turn, ring, w);
   });
 }
 

@@ -11,7 +11,7 @@ namespace tilewise::cuda::wgmma {
 
 // A mask's elements for 64 queries and a tile of keys come as q, k and v do: by boxes of 128 bytes of each
 // row, swizzled, to places that are a consumer's own. A tile of booleans takes one of four places, of 16 bits
-// two, of f32 all.
+// two, of f32 all. Where queries share a row, eight of them come, and are every eight queries'.
 
 constexpr int mask_row_bytes(const ForwardConfig& c, int bytes_log2) {
   return std::min(128, c.keys << bytes_log2);
@@ -44,7 +44,7 @@ struct MaskLoader {
     Mbarrier* const full = &shared.barriers().mask_full[consumer][ring.stage()];
     std::byte* const to_smem = shared.mask(consumer, ring.stage());
     wait(&shared.barriers().mask_empty[consumer][ring.stage()], ring.parity() ^ 1);
-    arrive_expecting(full, c.mask_place_bytes() << bytes_log2);
+    arrive_expecting(full, (c.keys * arguments.mask.rows) << bytes_log2);
 #pragma unroll 1
     for (int at = 0; at < c.keys << bytes_log2; at += row_bytes) {
       copy_box(to_smem + at * 64, map, full, key + (at >> bytes_log2), row, h, b);
@@ -59,8 +59,10 @@ struct MaskLoader {
 
 /// Eight scores of 16 keys, a matrix a load of 8 x 8.
 template <typename T, ForwardConfig c>
-__device__ __forceinline__ void add_halves(Scores<c>& s, std::uint32_t rows_smem, float scale, int lane) {
-  const std::uint32_t own = rows_smem + lane % 16 * 128 + ((lane / 16) ^ (lane % 8)) * 16;
+__device__ __forceinline__ void add_halves(Scores<c>& s, std::uint32_t rows_smem, int eight_rows, float scale,
+                                           int lane) {
+  const std::uint32_t own =
+      rows_smem + lane % 8 * 128 + lane / 8 % 2 * eight_rows + ((lane / 16) ^ (lane % 8)) * 16;
 #pragma unroll
   for (int chunks = 0; chunks < 4; ++chunks) {
 #pragma unroll
@@ -79,7 +81,8 @@ __device__ __forceinline__ void add_halves(Scores<c>& s, std::uint32_t rows_smem
 }
 
 template <ForwardConfig c>
-__device__ __forceinline__ void add_floats(Scores<c>& s, std::uint32_t rows_smem, float scale, int lane) {
+__device__ __forceinline__ void add_floats(Scores<c>& s, std::uint32_t rows_smem, int eight_rows, float scale,
+                                           int lane) {
   const int g = lane / 4;
   const int t = lane % 4;
   const std::uint32_t own = rows_smem + g * 128 + ((t / 2) ^ g) * 16 + t % 2 * 8;
@@ -89,7 +92,7 @@ __device__ __forceinline__ void add_floats(Scores<c>& s, std::uint32_t rows_smem
     for (int j = chunks; j < c.keys / 8; j += 4) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float2 two = load_two_floats((own ^ (chunks * 32)) + j / 4 * (64 * 128) + half * (8 * 128));
+        const float2 two = load_two_floats((own ^ (chunks * 32)) + j / 4 * (64 * 128) + half * eight_rows);
         const int n = 4 * j + 2 * half;
         s[n] = fmaf(s[n], scale, two.x);
         s[n + 1] = fmaf(s[n + 1], scale, two.y);
@@ -100,7 +103,8 @@ __device__ __forceinline__ void add_floats(Scores<c>& s, std::uint32_t rows_smem
 
 /// Scores that a boolean mask hides; the others stay bare products.
 template <ForwardConfig c>
-__device__ __forceinline__ void hide_where_false(Scores<c>& s, std::uint32_t rows_smem, int lane) {
+__device__ __forceinline__ void hide_where_false(Scores<c>& s, std::uint32_t rows_smem, int eight_rows,
+                                                 int lane) {
   constexpr int row_bytes = mask_row_bytes(c, 0);
   const int g = lane / 4;
   const int swizzled = row_bytes == 128 ? g : g / 2 % 4;
@@ -108,7 +112,7 @@ __device__ __forceinline__ void hide_where_false(Scores<c>& s, std::uint32_t row
 #pragma unroll
   for (int n = 0; n < c.keys / 2; n += 2) {
     const int j = n / 4;
-    const std::uint32_t two = load_two_bytes((own ^ (j / 2 * 16)) + j % 2 * 8 + n / 2 % 2 * (8 * row_bytes));
+    const std::uint32_t two = load_two_bytes((own ^ (j / 2 * 16)) + j % 2 * 8 + n / 2 % 2 * eight_rows);
     if ((two & 0xFF) == 0) s[n] = minus_infinity;
     if ((two & 0xFF00) == 0) s[n + 1] = minus_infinity;
   }
@@ -119,13 +123,15 @@ template <typename T, ForwardConfig c>
 __device__ __forceinline__ void add_mask(Scores<c>& s, const MaskArguments& mask, std::uint32_t tile_smem,
                                          int first_row) {
   const int lane = lane_now();
-  const std::uint32_t rows_smem = tile_smem + first_row * mask_row_bytes(c, mask.bytes_log2);
+  const int row_bytes = mask.rows == 64 ? mask_row_bytes(c, mask.bytes_log2) : 0;
+  const std::uint32_t rows_smem = tile_smem + first_row * row_bytes;
+  const int eight_rows = 8 * row_bytes;
   if (mask.kind == MaskArguments::Kind::boolean) {
-    hide_where_false<c>(s, rows_smem, lane);
+    hide_where_false<c>(s, rows_smem, eight_rows, lane);
   } else if (mask.kind == MaskArguments::Kind::half) {
-    add_halves<T, c>(s, rows_smem, mask.score_scale, lane);
+    add_halves<T, c>(s, rows_smem, eight_rows, mask.score_scale, lane);
   } else {
-    add_floats<c>(s, rows_smem, mask.score_scale, lane);
+    add_floats<c>(s, rows_smem, eight_rows, mask.score_scale, lane);
   }
 }
 

@@ -81,31 +81,79 @@ __device__ __forceinline__ void finish_sums(const ForwardArguments& arguments, c
   if (lane % 4 < 2) rows.write_lse(arguments, lane / 4 + (upper ? 8 : 0), lse);
 }
 
-/// Writes o by way of a place in shared memory, of which a warp takes its own 16 rows; one lane has them
-/// stored and nobody waits.
+/// Puts 16 columns of a warp's o, rounded, into a panel of 16 rows; `row_smem` is the lane's, of rows g and
+/// g + 8, then of columns + 8.
 template <typename T, ForwardConfig c>
-__device__ __forceinline__ void stage_output(const CUtensorMap& map, const WarpRows& rows,
-                                             const float (&inverse)[2], const Output<c>& o,
-                                             std::byte* rows_smem) {
+__device__ __forceinline__ void stage_sixteen(std::uint32_t row_smem, int n, const float (&inverse)[2],
+                                              const Output<c>& o) {
+  const int lane = lane_now();
+  const std::uint32_t four[4] = {pack<T>(o[8 * n] * inverse[0], o[8 * n + 1] * inverse[0]),
+                                 pack<T>(o[8 * n + 2] * inverse[1], o[8 * n + 3] * inverse[1]),
+                                 pack<T>(o[8 * n + 4] * inverse[0], o[8 * n + 5] * inverse[0]),
+                                 pack<T>(o[8 * n + 6] * inverse[1], o[8 * n + 7] * inverse[1])};
+  const int chunk = (n % 4 * 2 + lane / 16) ^ (lane % 8);
+  store_matrices(row_smem + chunk * 16, four);
+}
+
+/// Has the 16 rows of a panel leave for columns from `column` on: one lane has them stored, and nobody waits.
+/// Where o has no map, which is rare, the warp copies them; that takes little code, which is what matters.
+__device__ __forceinline__ void send_panel(const ForwardArguments& arguments, const CUtensorMap& map,
+                                           const WarpRows& rows, const std::byte* panel_smem, int column) {
+  const int lane = lane_now();
+  if (arguments.mapped_o) {
+    if (lane == 0 && rows.count > 0) store_box(map, panel_smem, column, rows.query(0), rows.h, rows.b);
+    return;
+  }
+#pragma unroll 1
+  for (int row = 0; row < rows.count; ++row) {
+    auto* to = reinterpret_cast<std::uint16_t*>(rows.row_of_o(arguments, row));
+#pragma unroll 1
+    for (int d = lane; d < min(arguments.dim_v - column, 64); d += 32) {
+      const int chunk = d / 8 ^ row % 8;
+      to[column + d] = reinterpret_cast<const std::uint16_t*>(panel_smem + row * 128 + chunk * 16)[d % 8];
+    }
+  }
+}
+
+/// Writes o by way of a place in shared memory, of which a warp takes its own 16 rows.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void stage_output(const ForwardArguments& arguments, const CUtensorMap& map,
+                                             const WarpRows& rows, const float (&inverse)[2],
+                                             const Output<c>& o, std::byte* rows_smem) {
   const int lane = lane_now();
   const auto place = static_cast<std::uint32_t>(__cvta_generic_to_shared(rows_smem)) + lane % 16 * 128;
 #pragma unroll
-  for (int n = 0; n < c.dim_v / 16; ++n) {  // 16 columns: of rows g and g + 8, then columns + 8
-    const std::uint32_t four[4] = {pack<T>(o[8 * n] * inverse[0], o[8 * n + 1] * inverse[0]),
-                                   pack<T>(o[8 * n + 2] * inverse[1], o[8 * n + 3] * inverse[1]),
-                                   pack<T>(o[8 * n + 4] * inverse[0], o[8 * n + 5] * inverse[0]),
-                                   pack<T>(o[8 * n + 6] * inverse[1], o[8 * n + 7] * inverse[1])};
-    const int chunk = (n % 4 * 2 + lane / 16) ^ (lane % 8);
-    store_matrices(place + n / 4 * (64 * 128) + chunk * 16, four);
-  }
+  for (int n = 0; n < c.dim_v / 16; ++n) stage_sixteen<T, c>(place + n / 4 * (64 * 128), n, inverse, o);
   fence_async_proxy();
   __syncwarp();  // the warp's rows are there
-  if (lane == 0 && rows.count > 0) {
+#pragma unroll 1
+  for (int panel = 0; panel < c.dim_v / 64; ++panel) {
+    send_panel(arguments, map, rows, rows_smem + panel * (64 * 128), panel * 64);
+  }
+  if (lane == 0) commit_stores();
+}
+
+/// The same by way of two panels of the warp's own, of which one is filled while the other leaves.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void stage_output_by_panels(const ForwardArguments& arguments,
+                                                       const CUtensorMap& map, const WarpRows& rows,
+                                                       const float (&inverse)[2], const Output<c>& o,
+                                                       std::byte* panels_smem) {
+  constexpr int panel_bytes = 16 * 128;
+  const int lane = lane_now();
+  const auto place = static_cast<std::uint32_t>(__cvta_generic_to_shared(panels_smem)) + lane % 16 * 128;
 #pragma unroll
-    for (int panel = 0; panel < c.dim_v / 64; ++panel) {
-      store_box(map, rows_smem + panel * (64 * 128), panel * 64, rows.query(0), rows.h, rows.b);
+  for (int panel = 0; panel < c.dim_v / 64; ++panel) {
+    if (lane == 0) wait_stores_read<1>();
+    __syncwarp();  // the panel before the last has left
+#pragma unroll
+    for (int n = 4 * panel; n < 4 * panel + 4; ++n) {
+      stage_sixteen<T, c>(place + panel % 2 * panel_bytes, n, inverse, o);
     }
-    commit_stores();
+    fence_async_proxy();
+    __syncwarp();  // this one is there
+    send_panel(arguments, map, rows, panels_smem + panel % 2 * panel_bytes, panel * 64);
+    if (lane == 0) commit_stores();
   }
 }
 
@@ -116,7 +164,7 @@ __device__ __forceinline__ void write_output(const ForwardArguments& arguments, 
   const int lane = lane_now();
   std::byte* const row_gmem[2] = {rows.row_of_o(arguments, lane / 4), rows.row_of_o(arguments, lane / 4 + 8)};
   const bool there[2] = {lane / 4 < rows.count, lane / 4 + 8 < rows.count};
-  if (!c.staged && arguments.aligned_o && arguments.dim_v % 4 == 0) {
+  if (arguments.aligned_o && arguments.dim_v % 4 == 0) {
     const int column = lane % 2 * 8 + lane % 4 / 2 * 4;
 #pragma unroll
     for (int n = 0; n < c.dim_v / 16; ++n) {

@@ -37,9 +37,17 @@ struct MaskBarriers<c, true> {
   Mbarrier mask_full[c.consumers][c.mask_places], mask_empty[c.consumers][c.mask_places];
 };
 
+/// Where consumers start products in turn: of how many tiles of keys they do, for each place of turns.
+template <ForwardConfig c, bool ordered = c.ordered>
+struct OrderedSteps {};
+template <ForwardConfig c>
+struct OrderedSteps<c, true> {
+  int steps[c.turn_stages];
+};
+
 /// The barriers, as they stand in shared memory.
 template <ForwardConfig c>
-struct Barriers : MaskBarriers<c> {
+struct Barriers : MaskBarriers<c>, OrderedSteps<c> {
   Mbarrier q_full[c.query_places], q_empty[c.query_places];  ///< queries are a consumer's own
   Mbarrier k_full[c.stages], k_empty[c.stages];
   Mbarrier v_full[c.stages], v_empty[c.stages];
@@ -49,18 +57,22 @@ struct Barriers : MaskBarriers<c> {
   HandedTurn turns[c.turn_stages];
   HandedPart parts[c.turn_stages][c.consumers];
 
-  /// By all warps, before a barrier of the block: one lane of some, so that each has few. (The instruction
-  /// takes its address from a uniform register. Lanes with barriers of their own would take turns: 2,500
-  /// clocks for 24.)
+  /// Those that the block's first copies come to, by the warp that asks for these.
+  __device__ __forceinline__ void init_first() {
+    if (!elected()) return;
+    init_all(q_full, 1);
+    init_all(k_full, 1);
+    fence_barrier_inits();
+  }
+  /// The others, by other warps, before a barrier of the block: one lane of some, so that each has few.
+  /// (The instruction takes its address from a uniform register. Lanes with barriers of their own would take
+  /// turns: 2,500 clocks for 24.)
   __device__ __forceinline__ void init(int warp) {
     constexpr int warps = 4;  // that let go, of a consumer
     constexpr int loaders = 3;
-    if (warp == 3 || warp > (c.masked ? 6 : 5) || !elected()) return;
-    if (warp == 0) {
-      init_all(k_full, 1);
+    if (warp == 0 || warp == 3 || warp > (c.masked ? 6 : 5) || !elected()) return;
+    if (warp == 1) {
       init_all(k_empty, warps * c.consumers);
-    } else if (warp == 1) {
-      init_all(q_full, 1);
     } else if (warp == 2) {
       init_all(v_full, 1);
       init_all(v_empty, warps * c.consumers);
@@ -91,6 +103,7 @@ template <ForwardConfig c>
 struct SharedMemory {
   static_assert(sizeof(Barriers<c>) == c.barrier_bytes());
   static_assert(!c.staged || (c.query_places > c.consumers && !c.general && c.dim_v <= c.dim));
+  static_assert(!c.paneled || (!c.staged && !c.general && !c.masked));
   static_assert(c.key_bytes() % 1024 == 0 && c.value_bytes() % 1024 == 0 && c.query_bytes() % 1024 == 0);
   static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
 
@@ -101,6 +114,10 @@ struct SharedMemory {
     return first + c.query_places * c.query_bytes() + stage * c.key_bytes();
   }
   __device__ std::byte* values(int stage) const { return keys(c.stages) + stage * c.value_bytes(); }
+  /// A warp's two panels of o, where it has such.
+  __device__ std::byte* output(int consumer, int warp) const {
+    return values(c.stages) + consumer * c.output_bytes() + warp * (c.output_bytes() / 4);
+  }
   /// Of a consumer, where there are masks.
   __device__ std::byte* mask(int consumer, int place) const {
     return values(c.stages) + (consumer * c.mask_places + place) * c.mask_place_bytes();

@@ -10,6 +10,10 @@ namespace tilewise::cuda::wgmma {
 inline constexpr std::int64_t section_bytes = 16 << 20;
 inline constexpr std::int64_t single_section_bytes = 40 << 20;
 
+/// The heads of a section where there is a window: of few heads many tiles are computed at a time, and those
+/// beside each other see the same keys.
+inline constexpr int window_heads = 8;
+
 /// Of numbers that are not negative: a division without a sign takes fewer instructions.
 constexpr int quotient(int number, int divisor) {
   return static_cast<int>(static_cast<unsigned>(number) / static_cast<unsigned>(divisor));
@@ -48,13 +52,15 @@ struct Schedule {
   static constexpr Schedule of_mixed(int heads, int tiles) {
     return {.blocks = heads * tiles, .heads = heads, .tiles = tiles, .mixed = true};
   }
-  /// Heads of a section, by the bytes of a head's keys and values. Sections are about equal: long tiles of a
-  /// small last one would begin when other blocks run out of work.
-  static constexpr int section_of(int heads, std::int64_t head_bytes) {
+  /// Heads of a section, by the bytes of a head's keys and values, and `most` at most. Sections are about
+  /// equal: long tiles of a small last one would begin when other blocks run out of work.
+  static constexpr int section_of(int heads, std::int64_t head_bytes, int most) {
     const std::int64_t all_bytes = heads * head_bytes;
-    if (all_bytes <= single_section_bytes) return heads;
-    const std::int64_t sections =
-        std::min<std::int64_t>((all_bytes + section_bytes - 1) / section_bytes, heads);
+    std::int64_t sections = (heads + most - 1) / most;
+    if (all_bytes > single_section_bytes) {
+      sections = std::max(sections, (all_bytes + section_bytes - 1) / section_bytes);
+      sections = std::min<std::int64_t>(sections, heads);
+    }
     return static_cast<int>((heads + sections - 1) / sections);
   }
 

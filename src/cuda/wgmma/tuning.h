@@ -37,7 +37,11 @@ struct ForwardConfig {
       3;  ///< tiles of queries that are known: one computed, one whose scores start, one to come
   bool staged =
       false;  ///< o leaves through the place of its queries, of which there must be more than consumers
+  bool paneled =
+      false;           ///< o leaves through two panels of each warp's own, where its queries' place is scarce
   bool trims = false;  ///< where a last tile has 16 keys or fewer, the rest costs no softmax: a class token's
+  bool ordered = false;  ///< consumers start the products of a tile of keys one after another
+  bool windows = false;  ///< for calls with a window alone
   bool general = false;  ///< for calls with more than scale, causal and window
   bool few = false;      ///< and for few queries: heads in one tile, keys in shares
   bool masked = false;   ///< for calls with a mask, and otherwise no more than the first kind
@@ -66,8 +70,11 @@ struct ForwardConfig {
   /// Where barriers stand: behind queries, keys and values, each of which begins at a multiple of 1024.
   constexpr int tile_bytes() const {
     return query_places * query_bytes() + stages * (key_bytes() + value_bytes()) +
+           (paneled ? consumers * output_bytes() : 0) +
            (masked ? consumers * mask_places * mask_place_bytes() : 0);
   }
+  /// A consumer's panels of o: two of 16 rows for each of its warps.
+  constexpr int output_bytes() const { return 4 * 2 * 16 * 128; }
   /// A consumer's places for a mask: each has a tile of booleans; one of 16 bits takes two, of f32 four.
   static constexpr int mask_places = 4;
   constexpr int mask_place_bytes() const { return 64 * keys; }
@@ -75,7 +82,7 @@ struct ForwardConfig {
     return 2 * query_places + 4 * stages + 2 * turn_stages + 2 + (masked ? 2 * mask_places * consumers : 0);
   }
   constexpr int barrier_bytes() const {
-    return (8 * barriers() + 15) / 16 * 16 + (64 + 32 * consumers) * turn_stages;
+    return (8 * barriers() + 15) / 16 * 16 + (64 + 32 * consumers) * turn_stages + (ordered ? 16 : 0);
   }
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(tile_bytes() + barrier_bytes());
@@ -86,6 +93,14 @@ struct ForwardConfig {
 
 constexpr ForwardConfig staged(ForwardConfig config) {
   config.staged = true;
+  return config;
+}
+constexpr ForwardConfig ordered(ForwardConfig config) {
+  config.ordered = true;
+  return config;
+}
+constexpr ForwardConfig paneled(ForwardConfig config) {
+  config.paneled = true;
   return config;
 }
 constexpr ForwardConfig trimmed(ForwardConfig config) {
@@ -99,9 +114,10 @@ constexpr ForwardConfig timed(ForwardConfig config, TileTime even, TileTime unev
 }
 
 /// One row after another, by dims. Of those with the smallest sufficient dims the one is taken whose tiles
-/// take the least time on all multiprocessors. Times are fitted to what bench/sweep_wgmma.cu measures of 16k
-/// tokens of hidden size 2048, 512 to 16384 a sequence, where the worst was off by 6 %; those of head dims
-/// 128 and 256 before the first product overwrote o, which made all their rows faster.
+/// take the least time on all multiprocessors. Times are fitted to what was measured of 16k tokens of hidden
+/// size 2048: at head dim 64, 512 to 16384 a sequence, where the worst was off by 6 %; at 128, even, and 256,
+/// 512 to 8192. Those of uneven tiles at 128 are from before the first product overwrote o, which made all
+/// rows faster.
 struct Forward {
   static constexpr ForwardConfig rows[] = {
       timed(trimmed(staged(
@@ -111,16 +127,24 @@ struct Forward {
                 staged({.dim = 64, .dim_v = 64, .consumers = 4, .keys = 64, .stages = 6, .query_places = 8})),
             {1.90f, 1.020f}, {2.00f, 0.930f}),
       timed({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6},
-            {3.10f, 1.459f}, {2.31f, 1.500f}),
+            {3.20f, 1.310f}, {2.31f, 1.500f}),
       timed(staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_places = 6}),
-            {2.01f, 1.254f}, {2.08f, 1.210f}),
+            {2.90f, 1.065f}, {2.08f, 1.210f}),
       timed(staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4}),
-            {1.68f, 1.685f}, {3.20f, 1.647f}),
+            {1.75f, 1.390f}, {3.20f, 1.647f}),
+      timed(ordered(staged({.dim = 128,
+                            .dim_v = 128,
+                            .consumers = 3,
+                            .keys = 80,
+                            .stages = 3,
+                            .query_places = 6,
+                            .windows = true})),
+            {3.25f, 1.421f}, {3.25f, 1.421f}),
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
-      timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2}, {5.93f, 1.797f},
-            {6.94f, 1.961f}),
-      timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2}, {5.98f, 1.441f},
-            {7.02f, 1.559f}),
+      timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2}, {4.40f, 1.595f},
+            {5.20f, 1.600f}),
+      timed(paneled({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2}), {3.90f, 1.312f},
+            {5.00f, 1.300f}),
   };
 };
 

@@ -32,7 +32,8 @@ __device__ __forceinline__ bool find_tile(const ForwardArguments& arguments, int
   if constexpr (c.general) {
     return find_tile_of_entry<c>(arguments, turn, found);
   } else {
-    const int b = quotient(turn.head, arguments.heads);
+    const bool one_entry = arguments.heads == arguments.schedule.heads;  // a division takes 100 clocks
+    const int b = one_entry ? 0 : quotient(turn.head, arguments.heads);
     found = {.b = b, .h = turn.head - b * arguments.heads, .first = turn.tile * c.rows(), .more = 1};
     return true;
   }
@@ -67,6 +68,14 @@ __device__ __forceinline__ TileSpan tiles_of_turn(const ForwardArguments& argume
   return c.few ? all.share(turn.more - 1, arguments.few.shares) : all;
 }
 
+/// How many tiles of keys, after its first, each consumer sees of a turn.
+template <ForwardConfig c>
+__device__ __forceinline__ int steps_of_all(const ForwardArguments& arguments, const HandedTurn& turn) {
+  const int own = first_row_of<c>(arguments, turn, lane_now() % c.consumers);
+  const int end = min(own + 64, arguments.band.length_q);
+  return max(__reduce_min_sync(~0u, tiles_of_rows<c>(arguments.band, 0, own, end).count() - 1), 0);
+}
+
 /// Leaves a turn, or that there is no more, where the others read it. By a warp: each consumer's part is
 /// worked out by a lane of its own, since one after another they would take longer than a short tile.
 template <ForwardConfig c>
@@ -75,6 +84,7 @@ __device__ __forceinline__ void leave_turn(const ForwardArguments& arguments, Ba
   const BandOfKeys& band = c.general ? turn.band : arguments.band;
   const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
   turn.loaded = tiles_of_turn<c>(arguments, turn);
+  if constexpr (c.ordered) barriers.steps[stage] = steps_of_all<c>(arguments, turn);
   const int lane = lane_now();
   if (lane < c.consumers) {
     const int own = first_row_of<c>(arguments, turn, lane);

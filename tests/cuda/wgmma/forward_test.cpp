@@ -112,6 +112,18 @@ TEST_F(WgmmaForward, OfBlocksWithManyTilesTakesWindows) {
   }
 }
 
+TEST_F(WgmmaForward, OfBlocksWithManyTilesTakesWindowsOfManyKeys) {
+  std::uint64_t seed = 400;
+  for (const auto& [left, right] : {std::pair{1300, 0}, {1100, 200}}) {
+    const Sizes sizes{.b = 1, .hq = 70, .hkv = 10, .sq = 230, .sk = 1700, .d = 128, .dv = 128};
+    RandomProblem problem = dense_problem(seed, dtype_of(seed), sizes);
+    problem.options.window = {.left = left, .right = right};
+    problem.options.alignment = Alignment::bottom_right;
+    expect_within_contract(problem);
+    ++seed;
+  }
+}
+
 TEST_F(WgmmaForward, OfBlocksWithLongAndShortRowsIsWithinTheContract) {
   std::uint64_t seed = 405;
   for (const std::int64_t dim : {64, 128, 256}) {
@@ -356,6 +368,20 @@ TEST_F(WgmmaForward, TakesRowsOfAlignedStrides) {
   problem.v = Buffer(problem.dtype, {n.b, n.hkv, n.sk, n.dv}, {.expanded = {0}});
   for (Buffer* buffer : {&problem.q, &problem.k, &problem.v}) buffer->fill_random(rng);
   expect_within_contract(problem);
+}
+
+TEST_F(WgmmaForward, WritesResultsOfAnyStrides) {
+  // Those that have no map leave by way of shared memory as well, in other steps.
+  std::uint64_t seed = 430;
+  for (const std::int64_t dim : {64, 128, 256}) {
+    for (int problems = 0; problems < 4; ++problems) {
+      const Sizes n{.b = 2, .hq = 4, .hkv = 2, .sq = 197, .sk = 900, .d = dim, .dv = dim};
+      RandomProblem problem = dense_problem(seed, dtype_of(seed), n);
+      problem.aligned_results = false;
+      expect_within_contract(problem);
+      ++seed;
+    }
+  }
 }
 
 TEST_F(WgmmaForward, SaysWhyItCannot) {

@@ -92,7 +92,7 @@ TEST(WgmmaSchedule, SharesOfKeysAreAllOfThem) {
 // When the last block is done over the mean, with causal: a block that is done takes the next tile.
 double imbalance(int length, int dim, int rows) {
   const int heads = 16384 / length * 2048 / dim;  // 16k tokens of hidden size 2048
-  const int section = Schedule::section_of(heads, std::int64_t{length} * dim * 4);
+  const int section = Schedule::section_of(heads, std::int64_t{length} * dim * 4, heads);
   const Schedule schedule = Schedule::of(132, heads, (length + rows - 1) / rows, section);
   std::priority_queue<double, std::vector<double>, std::greater<>> done;
   for (int block = 0; block < schedule.blocks; ++block) done.push(0);
@@ -118,6 +118,15 @@ TEST(WgmmaSchedule, IsEvenWhereTilesAreNot) {
     EXPECT_LT(imbalance(length, 128, 128), 1.05) << length;
     EXPECT_LT(imbalance(length, 256, 128), 1.08) << length;
   }
+}
+
+TEST(WgmmaSchedule, HasSectionsOfNoMoreHeadsThanItIsTold) {
+  constexpr std::int64_t few_bytes = 1 << 10;
+  EXPECT_EQ(Schedule::section_of(16, few_bytes, 16), 16);
+  EXPECT_EQ(Schedule::section_of(16, few_bytes, 8), 8);
+  EXPECT_EQ(Schedule::section_of(12, few_bytes, 8), 6) << "sections are about equal";
+  EXPECT_EQ(Schedule::section_of(3, few_bytes, 8), 3);
+  EXPECT_EQ(Schedule::section_of(64, 8 << 20, 8), 2) << "that their keys fit the L2 may want fewer";
 }
 
 TEST(WgmmaBand, IsTheCalls) {
