@@ -104,8 +104,8 @@ void launch_on_device(const FfnCall& call, const Context& context) {
   const auto run = [&]<typename T>() {
     for (std::int64_t first = 0; first < call.problem.tokens; first += plan.chunk) {
       const std::int64_t count = std::min(plan.chunk, call.problem.tokens - first);
-      gemm::few_of<T>(up_product(call, plan, first, count), rest, false);
-      gemm::few_of<T>(down_product(call, plan, first, count), rest, true);
+      gemm::few_of<T>(up_product(call, plan, first, count), rest, gemm::FewTurn::first);
+      gemm::few_of<T>(down_product(call, plan, first, count), rest, gemm::FewTurn::second);
     }
   };
   call.problem.dtype == DType::f16 ? run.template operator()<__half>()

@@ -4,13 +4,15 @@
 namespace tilewise::cuda::gemm {
 
 template <>
-void few_of<__nv_bfloat16>(const GemmCall& call, const Context& context, bool early) {
-  run_few<__nv_bfloat16>(call, context, early);
+void few_of<__nv_bfloat16>(const GemmCall& call, const Context& context, FewTurn turn) {
+  run_few<__nv_bfloat16>(call, context, turn);
 }
 
 std::size_t few_workspace(const GemmCall& call, const Context& context) {
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  if (suits_stream(call, multiprocessors)) return 0;
   Arena arena(nullptr);
-  take_few_space(arena, call.problem.m, device_properties(context.device.index).multiprocessors);
+  take_few_space(arena, call.problem.m, multiprocessors);
   return arena.used();
 }
 

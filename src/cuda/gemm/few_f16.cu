@@ -4,8 +4,8 @@
 namespace tilewise::cuda::gemm {
 
 template <>
-void few_of<__half>(const GemmCall& call, const Context& context, bool early) {
-  run_few<__half>(call, context, early);
+void few_of<__half>(const GemmCall& call, const Context& context, FewTurn turn) {
+  run_few<__half>(call, context, turn);
 }
 
 }  // namespace tilewise::cuda::gemm

@@ -28,7 +28,7 @@ inline FewSpace take_few_space(Arena& arena, std::int64_t rows, int multiprocess
 }
 
 template <typename T, typename Table, int row>
-void run_few_row(const GemmCall& call, const FewSpace& space, int multiprocessors, bool early,
+void run_few_row(const GemmCall& call, const FewSpace& space, int multiprocessors, FewTurn turn,
                  cudaStream_t stream) {
   constexpr FewConfig c = Table::rows[row];
   const GemmProblem& problem = call.problem;
@@ -52,31 +52,31 @@ void run_few_row(const GemmCall& call, const FewSpace& space, int multiprocessor
                                      .threads = c.threads,
                                      .shared_bytes = c.shared_bytes(),
                                      .stream = stream,
-                                     .early = early},
+                                     .early = turn == FewTurn::second},
                                     maps, arguments);
 }
 
 template <typename T, typename Table>
-void run_few_suited(const GemmCall& call, const FewSpace& space, int multiprocessors, bool early,
+void run_few_suited(const GemmCall& call, const FewSpace& space, int multiprocessors, FewTurn turn,
                     cudaStream_t stream) {
   bool done = false;
   [&]<int... row>(std::integer_sequence<int, row...>) {
     ((!done && call.problem.m <= Table::rows[row].tokens
-          ? (done = true, run_few_row<T, Table, row>(call, space, multiprocessors, early, stream))
+          ? (done = true, run_few_row<T, Table, row>(call, space, multiprocessors, turn, stream))
           : void()),
      ...);
   }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
 }
 
 template <typename T>
-void run_few(const GemmCall& call, const Context& context, bool early) {
+void run_few(const GemmCall& call, const Context& context, FewTurn turn) {
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* stream = static_cast<cudaStream_t>(context.stream);
-  if (suits_stream(call.problem)) return run_stream<T>(call, multiprocessors, early, stream);
+  if (suits_stream(call, multiprocessors)) return run_stream<T>(call, multiprocessors, turn, stream);
   Arena arena(context.workspace.data);
   const FewSpace space = take_few_space(arena, call.problem.m, multiprocessors);
-  call.problem.gated ? run_few_suited<T, FewGated>(call, space, multiprocessors, early, stream)
-                     : run_few_suited<T, Few>(call, space, multiprocessors, early, stream);
+  call.problem.gated ? run_few_suited<T, FewGated>(call, space, multiprocessors, turn, stream)
+                     : run_few_suited<T, Few>(call, space, multiprocessors, turn, stream);
 }
 
 }  // namespace tilewise::cuda::gemm

@@ -5,6 +5,7 @@
 #include "cuda/gemm/mma.h"
 #include "cuda/gemm/simt.h"
 #include "cuda/gemm/split.h"
+#include "cuda/gemm/stream_tuning.h"
 #include "cuda/gemm/wgmma.h"
 #include "cuda/runtime/device.h"
 #include "gemm/kernel.h"
@@ -63,9 +64,10 @@ std::string supports_few_rows(const GemmProblem& problem) {
 }
 
 // What was measured on an H200 (docs/gemm.md): cuBLAS reads large weights once sooner, where it has nothing
-// to do but to multiply.
+// to do but to multiply more rows than one.
 std::string few_rows_yields(const GemmProblem& problem) {
-  const std::int64_t large = std::int64_t{4096} * (problem.m == 1 ? 11008 : 4096);
+  if (problem.m == 1 && problem.k % 8 == 0 && problem.k <= gemm::Streams::most_summands()) return {};
+  constexpr std::int64_t large = std::int64_t{4096} * 4096;
   if (problem.gated || problem.activation != Activation::none || problem.n * problem.k < large) return {};
   if (!cublaslt_gemm.supports(problem).empty() || !cublaslt_gemm.yields(problem).empty()) return {};
   return "leaves large weights without a gate or an activation to cublaslt";
@@ -120,8 +122,8 @@ void launch_few_rows(const GemmCall& call, const Context& context) {
   if (call.problem.m == 0 || call.problem.n == 0) return;
 #ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
-  call.problem.dtype == DType::f16 ? gemm::few_of<__half>(call, context, false)
-                                   : gemm::few_of<__nv_bfloat16>(call, context, false);
+  call.problem.dtype == DType::f16 ? gemm::few_of<__half>(call, context, gemm::FewTurn::first)
+                                   : gemm::few_of<__nv_bfloat16>(call, context, gemm::FewTurn::first);
 #else
   static_cast<void>(context);
 #endif

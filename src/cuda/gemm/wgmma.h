@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/gemm/few_turn.h"
 #include "gemm/call.h"
 
 namespace tilewise::cuda::gemm {
@@ -9,10 +10,9 @@ namespace tilewise::cuda::gemm {
 template <typename T>
 void wgmma_of(const GemmCall& call, const Context& context);
 
-/// For few rows; `early` where the kernel ahead in the stream writes none of the weights, and has waited for
-/// all before it.
+/// For few rows.
 template <typename T>
-void few_of(const GemmCall& call, const Context& context, bool early);
+void few_of(const GemmCall& call, const Context& context, FewTurn turn);
 
 /// Bytes of workspace of the latter.
 std::size_t few_workspace(const GemmCall& call, const Context& context);

@@ -11,13 +11,18 @@
 namespace tilewise::cuda::norm {
 namespace {
 
+/// Of few rows.
+constexpr unsigned few_blocks = 64;
+
 /// A row a team, kept in registers between what is read and what is written.
 template <typename T, Norm norm, int chunks, bool one_warp>
 __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
     chunks_kernel(const __grid_constant__ NormCall call) {
   constexpr int size = chunk_size<T>;
   using Row = Team<one_warp>;
-  // The product behind is not let begin under this: gate and up of 4096 tokens took a fifth longer then.
+  // Few rows leave the product behind time to have its first weights come. Under many it is not let begin:
+  // gate and up of 4096 tokens took a fifth longer then.
+  if (gridDim.x <= few_blocks) let_kernel_behind_begin();
   wait_for_kernel_ahead();
   const std::int64_t m = Row::number();
   if (m >= call.problem.rows) return;  // a whole warp

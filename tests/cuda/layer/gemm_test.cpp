@@ -160,7 +160,20 @@ TEST_F(CudaGemm, FewRowsAreNearTheTruth) {
   }
 }
 
-TEST_F(CudaGemm, FewRowsLeaveLargeWeightsToCublasLtUnlessThereIsMoreToDo) {
+TEST_F(CudaGemm, OneRowIsNearTheTruthWithFewSummandsAndMany) {
+  if (!has_hopper_kernels()) GTEST_SKIP() << "no Hopper GPU";
+  std::uint64_t seed = 1480;
+  for (const auto& [n, k] :
+       {std::pair{17000, 64}, {1000, 4096}, {264, 4104}, {40, 9000}, {136, 12288}, {24, 13000}}) {
+    for (int repeat = 0; repeat < 4; ++repeat) {
+      SeededRandom random(++seed);
+      Problem p = aligned_problem(random, {1, n, k}, seed % 2 == 0 ? DType::f16 : DType::bf16);
+      if (p.out.dtype() == p.a.dtype()) check_by("few_rows", p);
+    }
+  }
+}
+
+TEST_F(CudaGemm, RowsMoreThanOneLeaveLargeWeightsToCublasLtUnlessThereIsMoreToDo) {
   if (!has_hopper_kernels()) GTEST_SKIP() << "no Hopper GPU";
   if (!takes(plain_problem(1, {8, 8, 8}), "cublaslt")) GTEST_SKIP() << "no cuBLASLt";
   for (const std::int64_t m : {1, 16, 64}) {
@@ -169,7 +182,7 @@ TEST_F(CudaGemm, FewRowsLeaveLargeWeightsToCublasLtUnlessThereIsMoreToDo) {
     p.a = Buffer(DType::bf16, {m, 4096});
     p.b = Buffer(DType::bf16, {11008, 4096});
     p.out = Buffer(DType::bf16, {m, 11008});
-    EXPECT_EQ(chosen(p), "cublaslt");
+    EXPECT_EQ(chosen(p), m == 1 ? "few_rows" : "cublaslt");
     p.options.activation = Activation::silu;
     EXPECT_EQ(chosen(p), "few_rows");
     p.gate = p.b;
