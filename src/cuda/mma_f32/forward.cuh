@@ -123,7 +123,7 @@ struct Block : QueryState<c> {
       this->raise_maxima(s, units);
       const float factor = o.follow(v_exponent);
       Weights<c> weights;
-      this->weigh(weights, s, units, c.parts == 1 ? weight_scale * factor : weight_scale);
+      this->weigh(weights, s, units, factor);
       add_tile<c, c.key_part_bytes()>(o.sum, weights, address(buffer(item + 1)), factor);
     }
     return fit;

@@ -32,10 +32,9 @@ __host__ __device__ __forceinline__ bool aligned_fours(const Rows& rows) {
   return ((address | strides) & 15) == 0;
 }
 
-/// Eight numbers times a power of two as chunks of their parts.
+/// Eight numbers times a power of two as chunks of their parts. Gives whether one of them may lose digits.
 template <int parts>
-__device__ __forceinline__ void split_eight(uint4 (&chunks)[parts], const float (&x)[8], float power,
-                                            Losses& losses) {
+__device__ __forceinline__ bool split_eight(uint4 (&chunks)[parts], const float (&x)[8], float power) {
   std::uint32_t words[2][4];
   float smallest = __int_as_float(0x7f800000);
 #pragma unroll
@@ -45,18 +44,22 @@ __device__ __forceinline__ void split_eight(uint4 (&chunks)[parts], const float 
     words[1][n] = two.low;
     smallest = fminf(smallest, fminf(fabsf(x[2 * n]), fabsf(x[2 * n + 1])));
   }
-  if (smallest * power < Losses::least<parts>) {
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const float2 high = unpack<__half>(words[0][n]);
-      const float2 low = unpack<__half>(words[1][n]);
-      losses.add<parts>(x[2 * n] * power, high.x, low.x);
-      losses.add<parts>(x[2 * n + 1] * power, high.y, low.y);
-    }
-  }
 #pragma unroll
   for (int part = 0; part < parts; ++part) {
     chunks[part] = {words[part][0], words[part][1], words[part][2], words[part][3]};
+  }
+  return smallest * power < Losses::least<parts>;
+}
+/// Counts what such eight lose.
+template <int parts>
+__device__ __forceinline__ void count_losses(Losses& losses, const float (&x)[8], float power) {
+#pragma unroll
+  for (int n = 0; n < 8; n += 2) {
+    const Pair two = split_two(x[n] * power, x[n + 1] * power);
+    const float2 high = unpack<__half>(two.high);
+    const float2 low = unpack<__half>(two.low);
+    losses.add<parts>(x[n] * power, high.x, low.x);
+    losses.add<parts>(x[n + 1] * power, high.y, low.y);
   }
 }
 
@@ -157,13 +160,13 @@ __global__ void __launch_bounds__(split_threads_of(tile_rows* Tile::chunks))
 
   const std::int64_t place = to.first(call, b, h) + tile;
   std::byte* tile_gmem = to.data + place * to.tile_bytes;
-  Losses losses;
+  bool loses = false;
   float norm = 0;  // of a row, squared, as scaled
 #pragma unroll
   for (int round = 0; round < rounds; ++round) {
     const int r = row + round * step;
     uint4 chunks[parts];
-    split_eight<parts>(chunks, x[round], power, losses);
+    loses |= split_eight<parts>(chunks, x[round], power);
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
       *reinterpret_cast<uint4*>(tile_gmem + part * tile_rows * Tile::row_bytes + Tile::offset(r, chunk)) =
@@ -183,10 +186,15 @@ __global__ void __launch_bounds__(split_threads_of(tile_rows* Tile::chunks))
     const int warp_norm = __reduce_max_sync(~0u, __float_as_int(norm));
     if (threadIdx.x % 32 == 0) atomicMax(&norm_bits, warp_norm);
   }
+  if (__any_sync(~0u, loses)) {
+    Losses losses;
 #pragma unroll
-  for (int n = 0; n < 3; ++n) {
-    const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
-    if (threadIdx.x % 32 == 0 && count != 0) atomicAdd(all_losses + n, count);
+    for (int round = 0; round < rounds; ++round) count_losses<parts>(losses, x[round], power);
+#pragma unroll
+    for (int n = 0; n < 3; ++n) {
+      const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
+      if (threadIdx.x % 32 == 0 && count != 0) atomicAdd(all_losses + n, count);
+    }
   }
   __syncthreads();  // norm and losses are there
   if (threadIdx.x == 0) {

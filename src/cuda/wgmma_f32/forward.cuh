@@ -130,11 +130,13 @@ struct Consumer : QueryState<c> {
     const bool fit =
         State::template load_queries<PanelTile<c.dim, c.rows()>>(shared.queries(), shared.exponents());
     fence_async_proxy();  // before products read them
-    // The other warps' are there too.
+    sync_warpgroup();     // the other warps' are there too
+    return fit;
+  }
+  __device__ __forceinline__ void sync_warpgroup() const {
     if (index == 0) sync_some<1, 128>();
     if (index == 1) sync_some<2, 128>();
     if (index == 2) sync_some<3, 128>();
-    return fit;
   }
 
   template <typename Place>
@@ -207,9 +209,13 @@ struct Consumer : QueryState<c> {
       constexpr auto term = term_of<c.parts>;
 #pragma unroll
       for (int step = 0; step < c.keys / 16; ++step) {
-        const int v_from = term(n).b * c.key_part_bytes() + step * 16 * 128;
-        WarpgroupProduct<__half, c.dim>::from_registers(sum, weights[step][0][term(n).a],
-                                                        v_tile + v_from / 16, add || n > 0 || step > 0);
+#pragma unroll
+        for (int first = 0; first < c.dim; first += c.value_dims()) {
+          const int v_from = term(n).b * c.key_part_bytes() + first * c.keys * 2 + step * 16 * 128;
+          WarpgroupProduct<__half, c.value_dims()>::from_registers(
+              reinterpret_cast<float(&)[c.value_dims() / 2]>(sum[first / 2]), weights[step][0][term(n).a],
+              v_tile + v_from / 16, add || n > 0 || step > 0);
+        }
       }
     }
     commit_products();
@@ -272,10 +278,53 @@ struct Consumer : QueryState<c> {
       this->raise_maxima(s, units);
       const float factor = o.follow(v_exponent);
       mma_f32::Weights<c> weights;
-      this->weigh(weights, s, units, c.parts == 1 ? mma_f32::weight_scale * factor : mma_f32::weight_scale);
+      this->weigh(weights, s, units, factor);
       multiply_values(weights, factor);
     }
     pass_by(tiles.end - end);
+  }
+
+  /// Four columns of one of eight rows of o, in what the warp's queries had of each panel. Pairs of columns
+  /// that lanes write, and rows that they read, are in banks of their own.
+  __device__ __forceinline__ std::byte* staged(int row, int fours) const {
+    return shared.queries() + fours / 16 * c.rows() * 128 + place.first_row() * 128 + row * 256 +
+           (fours % 16 ^ 2 * row) * 16;
+  }
+
+  /// Joins the sink, divides, writes lse and o. Lanes have two columns of eight rows; written as they are,
+  /// that would be eight lines a store.
+  __device__ __forceinline__ void finish() {
+    const auto dims = static_cast<int>(call.problem.dim_v);
+    const bool aligned = mma_f32::aligned_fours(call.o);
+    sync_warpgroup();  // no product reads queries any more
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float inverse = this->end_row(0, half);
+#pragma unroll
+      for (int n = 0; n < c.dim / 8; ++n) {
+        const int dim = 8 * n + place.column();
+        *reinterpret_cast<float2*>(staged(place.lane / 4, dim / 4) + dim % 4 * 4) = {
+            o.scaled_back(o.sum[0][n][2 * half] * inverse), o.scaled_back(o.sum[0][n][2 * half + 1] * inverse)};
+      }
+      __syncwarp();  // the eight rows are there
+#pragma unroll 2
+      for (int n = place.lane; n < 8 * c.dim / 4; n += 32) {
+        const int row = n / (c.dim / 4), fours = n % (c.dim / 4);
+        const int block_row = place.first_row() + 8 * half + row;
+        if (block_row >= rows.count() || 4 * fours >= dims) continue;
+        const auto x = *reinterpret_cast<const float4*>(staged(row, fours));
+        auto* to = rows.float_of(call.o, block_row) + 4 * fours;
+        if (aligned && 4 * fours + 4 <= dims) {
+          *reinterpret_cast<float4*>(to) = x;
+        } else {
+          to[0] = x.x;
+          if (4 * fours + 1 < dims) to[1] = x.y;
+          if (4 * fours + 2 < dims) to[2] = x.z;
+          if (4 * fours + 3 < dims) to[3] = x.w;
+        }
+      }
+      __syncwarp();  // they are read, and the next may come
+    }
   }
 };
 
