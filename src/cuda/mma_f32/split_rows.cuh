@@ -90,19 +90,34 @@ struct SplitPlace {
 };
 /// What else is done with every row: nothing.
 struct NothingBeside {
-  static constexpr bool norms = false;  ///< of rows are wanted
+  static constexpr bool norms = false;        ///< of rows are wanted
+  static constexpr bool marks_tiles = false;  ///< in place of their heads
   template <int lanes>
   __device__ void row(const AttentionCall&, const SplitPlace&, const float (&)[8], bool) const {}
 };
 
+/// Nothing but that marks of heads become 0 for the kernel behind, which will find those of tiles.
+struct ClearBeside : NothingBeside {
+  static constexpr bool marks_tiles = true;
+  Unfit unfit;
+
+  __device__ void clear() const {
+    for (std::size_t n = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; n < unfit.count;
+         n += std::size_t{gridDim.x} * blockDim.x) {
+      unfit.queries[n] = 0;
+    }
+  }
+};
+
 /// A block has a tile of one of them, whose parts lie as `Tile` says. Unfit heads are marked when the kernel
-/// ahead has cleared the marks.
+/// ahead has cleared the marks; or their tiles are, which takes no kernel ahead.
 template <int dim, int tile_rows, int parts, typename Tile, typename Beside>
 __global__ void __launch_bounds__(split_threads_of(tile_rows* Tile::chunks))
     split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting,
                 const __grid_constant__ Beside beside) {
 #if __CUDA_ARCH__ >= 800
   let_kernel_behind_begin();
+  if constexpr (Beside::marks_tiles) beside.clear();
   constexpr int lanes = Tile::chunks;                                       // of a row
   constexpr int step = split_threads_of(tile_rows * Tile::chunks) / lanes;  // rows at a time
   constexpr int rounds = tile_rows / step;
@@ -197,19 +212,19 @@ __global__ void __launch_bounds__(split_threads_of(tile_rows* Tile::chunks))
     }
   }
   __syncthreads();  // norm and losses are there
+  const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
+  const bool unfit = all.harmful() || sequence.length_k <= few_keys;
   if (threadIdx.x == 0) {
-    to.exponents[place] = exponent;
+    to.exponents[place] = Beside::marks_tiles && unfit ? unfit_tile : exponent;
     if constexpr (Beside::norms) {
       to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
     }
   }
+  if constexpr (Beside::marks_tiles) return;
   wait_for_kernel_ahead();
-  if (threadIdx.x == 0) {
-    const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
-    if (all.harmful() || sequence.length_k <= few_keys) {
-      tensor.unfit[b * to.heads + h] = 1;
-      *splitting.any_unfit = 1;
-    }
+  if (threadIdx.x == 0 && unfit) {
+    tensor.unfit[b * to.heads + h] = 1;
+    *splitting.any_unfit = 1;
   }
 #endif
 }
@@ -228,7 +243,7 @@ void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t s
        .blocks = splitting.count * call.problem.batch * most,
        .threads = split_threads_of(tile_rows * Tile::chunks),
        .stream = stream,
-       .early = begins_early(call.problem.device)},
+       .early = !Beside::marks_tiles && begins_early(call.problem.device)},
       call, splitting, beside);
 }
 

@@ -42,15 +42,12 @@ template <typename Table, int row>
 void run_row(const AttentionCall& call, const mma_f32::ForwardSpace& space, const Context& context) {
   constexpr ForwardConfig c = Table::rows[row];
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  mma_f32::clear_marks(space.unfit, stream);
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   mma_f32::split<c.dim, c.keys, c.parts, PanelTile<c.dim, c.keys>>(
       call,
-      {.any_unfit = space.unfit.any,
-       .count = 2,
-       .tensors = {{call.k, dim_qk, space.k, space.unfit.keys}, {call.v, dim_v, space.v, space.unfit.keys}}},
-      stream);
+      {.count = 2, .tensors = {{call.k, dim_qk, space.k}, {call.v, dim_v, space.v}}}, stream,
+      mma_f32::ClearBeside{.unfit = space.unfit});
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const auto blocks = mma::QueryBlocks::of(call, c.rows(), multiprocessors);
   launch<forward_kernel<Table, row>>({.name = "tilewise wgmma f32 forward",

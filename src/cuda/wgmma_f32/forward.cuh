@@ -248,20 +248,22 @@ struct Consumer : QueryState<c> {
             call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
   }
 
-  /// All tiles, one after another.
-  __device__ __forceinline__ void walk(const Tiles<c>& tiles, const SplitRows& k, const SplitRows& v) {
+  /// All tiles, one after another. Gives whether all fit; if not, o is of no use.
+  __device__ __forceinline__ bool walk(const Tiles<c>& tiles, const SplitRows& k, const SplitRows& v) {
     const KeyRange all = rows.queries.all(call), own = seen();
     const int first = own.empty() ? tiles.end : static_cast<int>(own.first / c.keys);
     const int end = own.empty() ? tiles.end : static_cast<int>((own.last + c.keys - 1) / c.keys);
     pass_by(first - tiles.first);
     // Exponents of 32 tiles, a lane each: a load for every tile would be waited for.
     int k_exponents = 0, v_exponents = 0;
+    bool fit = true;
 #pragma unroll 1
     for (int tile = first; tile < end; ++tile) {
       if ((tile - first) % 32 == 0) {
         const int at = min(tile + place.lane, end - 1);
         k_exponents = k.exponents[tiles.place + at];
         v_exponents = v.exponents[tiles.place + at];
+        fit &= k_exponents != mma_f32::unfit_tile && v_exponents != mma_f32::unfit_tile;
       }
       const int k_exponent = __shfl_sync(~0u, k_exponents, tile - first);
       const int v_exponent = __shfl_sync(~0u, v_exponents, tile - first);
@@ -282,6 +284,7 @@ struct Consumer : QueryState<c> {
       multiply_values(weights, factor);
     }
     pass_by(tiles.end - end);
+    return __all_sync(~0u, fit);
   }
 
   /// Four columns of one of eight rows of o, in what the warp's queries had of each panel. Pairs of columns
@@ -349,22 +352,20 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   // The same in all lanes, which the compiler cannot see in threadIdx.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   __syncthreads();  // barriers and rows are there; the last one for all
-  // Queries do not wait for what the kernel ahead splits.
-  const auto keys_fit = [&] {
-    wait_for_kernel_ahead();
-    return unfit.keys[rows.queries.b * call.problem.heads_kv + rows.head_kv] == 0;
-  };
 
   if (warp >= 4 * c.consumers) {
     keep_registers<c.producer_registers()>();
-    if (warp == 4 * c.consumers && elected() && keys_fit()) load_tiles<c>(shared, tiles, k, v);
+    if (warp == 4 * c.consumers && elected()) {
+      wait_for_kernel_ahead();
+      load_tiles<c>(shared, tiles, k, v);
+    }
   } else {
     take_registers<c.consumer_registers()>();
     Consumer<c> consumer(call, shared.rows(), shared);
-    const bool fit = consumer.load_queries();
-    if (!keys_fit()) return;
-    consumer.walk(tiles, k, v);
-    if (!fit) {
+    const bool queries_fit = consumer.load_queries();
+    wait_for_kernel_ahead();  // queries did not, for it splits keys and values alone
+    const bool keys_fit = consumer.walk(tiles, k, v);
+    if (!queries_fit || !keys_fit) {
       for (int n = consumer.place.lane; n < rows.heads; n += 32) {
         unfit.queries[rows.queries.b * call.problem.heads_q + rows.queries.h + n] = 1;
         *unfit.any = 1;
