@@ -24,6 +24,8 @@ using mma::Scores;
 inline constexpr int weight_scale_bits = 12;
 inline constexpr float weight_scale = 1 << weight_scale_bits;
 inline constexpr float slack = 3;
+/// Where one part's weights have a smaller factor, too few digits are left of them if no others count.
+inline constexpr float least_factor = 0x1p-16f;
 
 /// A warp's queries and the sums of their softmax.
 template <auto c>
@@ -65,14 +67,24 @@ struct QueryState {
     for (int first = 0; first < c.warp_rows(); first += rounds * at_once) {
       const int first_row = place.first_row() + first + place.lane / lanes;
       float x[rounds][8];
-      // Outside of the rounds: what is in them becomes as many copies of instructions, which have to come
-      // from memory first.
-      if (aligned && dims % 8 == 0) {
+      // Instructions of what is seldom done are kept out of the rounds: they would have to come from memory
+      // nevertheless, and a block's first take longer than what they do.
+      if (aligned && dims % 8 == 0 && rows.heads == 1) {
+        const float* from = rows.float_of(call.q, first_row) + chunk * 8;
+        const int present = chunk * 8 < dims ? rows.count() - first_row : 0;
 #pragma unroll
-        for (int n = 0; n < rounds; ++n) load_row<true>(x[n], first_row + n * at_once, chunk, dims);
+        for (int n = 0; n < rounds; ++n) {
+          const int row = n * at_once;
+          if (row < present) {
+            load_aligned(x[n], from + row * call.q.stride_s);
+          } else {
+#pragma unroll
+            for (float& number : x[n]) number = 0;
+          }
+        }
       } else {
 #pragma unroll
-        for (int n = 0; n < rounds; ++n) load_row<false>(x[n], first_row + n * at_once, chunk, dims);
+        for (int n = 0; n < rounds; ++n) load_row(x[n], first_row + n * at_once, chunk, dims);
       }
       float largest[rounds];
 #pragma unroll
@@ -113,10 +125,9 @@ struct QueryState {
   }
 
   /// Eight numbers of a query; zeros past the last.
-  template <bool whole>
   __device__ __forceinline__ void load_row(float (&x)[8], int row, int chunk, int dims) const {
     const bool present = row < rows.count();
-    load_eight(x, rows.float_of(call.q, present ? row : 0), chunk * 8, present ? dims : 0, whole);
+    load_eight(x, rows.float_of(call.q, present ? row : 0), chunk * 8, present ? dims : 0, false);
   }
 
   /// Whether what the warp's queries lose does harm. Few have a number that loses anything, so they are read
@@ -129,7 +140,7 @@ struct QueryState {
     for (int n = place.lane / lanes; n < c.warp_rows(); n += 32 / lanes) {
       const int row = place.first_row() + n;
       float x[8];
-      load_row<false>(x, row, chunk, static_cast<int>(call.problem.dim_qk));
+      load_row(x, row, chunk, static_cast<int>(call.problem.dim_qk));
       count_losses<c.parts>(losses, x, power_of_two(exponents_smem[row]));
     }
 #pragma unroll
@@ -185,11 +196,9 @@ struct QueryState {
   /// The weights of a tile, times weight_scale, split; one part alone has `factor`, a power of two, as well.
   __device__ void weigh(Weights<c>& weights, const Scores<c>& s, const float (&units)[c.row_tiles][2],
                         float factor) {
-    // Both are in the exponent of one part, which does not need the digits that this costs. Far below 1 the
-    // factor would hide weights from their sum.
-    const float folded = fmaxf(factor, 0x1p-32f);
-    const int folded_bits = (__float_as_int(folded) >> 23) - 127;
-    const float shift = c.parts == 1 ? static_cast<float>(weight_scale_bits + folded_bits) : 0.0f;
+    // Of one part both are in the exponent: it does not need the digits that this costs.
+    const int factor_bits = (__float_as_int(factor) >> 23) - 127;
+    const float shift = c.parts == 1 ? static_cast<float>(weight_scale_bits + factor_bits) : 0.0f;
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
       const float tops[2] = {maximum[r][0] - shift, maximum[r][1] - shift};
@@ -212,18 +221,9 @@ struct QueryState {
           }
         }
       }
-      const float back = c.parts == 1 ? power_of_two(-folded_bits) : 1.0f;
+      const float back = c.parts == 1 ? power_of_two(-factor_bits) : 1.0f;
       sum[r][0] = fmaf(sums[0], back, sum[r][0]);
       sum[r][1] = fmaf(sums[1], back, sum[r][1]);
-    }
-    if (c.parts == 1 && factor < folded) reduce(weights, factor / folded);
-  }
-  __device__ static void reduce(Weights<c>& weights, float factor) {
-#pragma unroll
-    for (int n = 0; n < c.keys / 16 * c.row_tiles * 4; ++n) {
-      std::uint32_t& two = weights[n / (4 * c.row_tiles)][n / 4 % c.row_tiles][0][n % 4];
-      const float2 both = unpack<__half>(two);
-      two = pack<__half>(both.x * factor, both.y * factor);
     }
   }
 

@@ -11,16 +11,17 @@ namespace tilewise::cuda::mma_f32 {
 
 // Splitting tensors before the walk, once for all that will meet them.
 
+/// Eight numbers, aligned to 16 bytes.
+__device__ __forceinline__ void load_aligned(float (&to)[8], const float* from) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0];
+  const float4 high = reinterpret_cast<const float4*>(from)[1];
+  to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+  to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+}
 /// Eight numbers of a row from `first` on; zeros past `dims`.
 __device__ __forceinline__ void load_eight(float (&to)[8], const float* row, int first, int dims,
                                            bool aligned) {
-  if (aligned && first + 8 <= dims) {
-    const float4 low = *reinterpret_cast<const float4*>(row + first);
-    const float4 high = *reinterpret_cast<const float4*>(row + first + 4);
-    to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-    to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
-    return;
-  }
+  if (aligned && first + 8 <= dims) return load_aligned(to, row + first);
 #pragma unroll
   for (int n = 0; n < 8; ++n) to[n] = first + n < dims ? row[first + n] : 0.0f;
 }
@@ -76,8 +77,6 @@ struct Splitting {
   Tensor tensors[4];
 };
 
-/// Threads of a block that splits a tile of so many chunks of eight numbers.
-constexpr int split_threads_of(int chunks) { return std::min(chunks, 512); }
 
 /// Eight numbers of a row that a lane splits: of tensor `which`, from `chunk` · 8 on. A row is some
 /// neighbouring lanes'.
@@ -109,17 +108,29 @@ struct ClearBeside : NothingBeside {
   }
 };
 
+/// How a block splits a tile of so many chunks of eight numbers. Tiles for wgmma are the larger ones; on an H200
+/// their blocks were faster with two chunks a thread and, of one part, with all threads of a multiprocessor.
+template <typename Beside>
+constexpr int split_threads(int chunks) {
+  return std::min(Beside::marks_tiles ? chunks / 2 : chunks, 512);
+}
+template <typename Beside>
+constexpr int split_blocks(int chunks, int parts) {
+  return Beside::marks_tiles && parts == 1 && chunks == 1024 ? 4 : 1;  // a multiprocessor, at least
+}
+
 /// A block has a tile of one of them, whose parts lie as `Tile` says. Unfit heads are marked when the kernel
 /// ahead has cleared the marks; or their tiles are, which takes no kernel ahead.
 template <int dim, int tile_rows, int parts, typename Tile, typename Beside>
-__global__ void __launch_bounds__(split_threads_of(tile_rows* Tile::chunks))
+__global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks),
+                                  split_blocks<Beside>(tile_rows* Tile::chunks, parts))
     split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting,
                 const __grid_constant__ Beside beside) {
 #if __CUDA_ARCH__ >= 800
   let_kernel_behind_begin();
   if constexpr (Beside::marks_tiles) beside.clear();
-  constexpr int lanes = Tile::chunks;                                       // of a row
-  constexpr int step = split_threads_of(tile_rows * Tile::chunks) / lanes;  // rows at a time
+  constexpr int lanes = Tile::chunks;                                            // of a row
+  constexpr int step = split_threads<Beside>(tile_rows * Tile::chunks) / lanes;  // rows at a time
   constexpr int rounds = tile_rows / step;
   static_assert(tile_rows % step == 0);
   const auto which = static_cast<int>(blockIdx.x % static_cast<std::uint32_t>(splitting.count));
@@ -241,7 +252,7 @@ void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t s
   launch<split_tiles<dim, tile_rows, parts, Tile, Beside>>(
       {.name = "tilewise mma, splitting",
        .blocks = splitting.count * call.problem.batch * most,
-       .threads = split_threads_of(tile_rows * Tile::chunks),
+       .threads = split_threads<Beside>(tile_rows * Tile::chunks),
        .stream = stream,
        .early = !Beside::marks_tiles && begins_early(call.problem.device)},
       call, splitting, beside);

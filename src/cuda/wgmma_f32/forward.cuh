@@ -209,13 +209,9 @@ struct Consumer : QueryState<c> {
       constexpr auto term = term_of<c.parts>;
 #pragma unroll
       for (int step = 0; step < c.keys / 16; ++step) {
-#pragma unroll
-        for (int first = 0; first < c.dim; first += c.value_dims()) {
-          const int v_from = term(n).b * c.key_part_bytes() + first * c.keys * 2 + step * 16 * 128;
-          WarpgroupProduct<__half, c.value_dims()>::from_registers(
-              reinterpret_cast<float(&)[c.value_dims() / 2]>(sum[first / 2]), weights[step][0][term(n).a],
-              v_tile + v_from / 16, add || n > 0 || step > 0);
-        }
+        const int v_from = term(n).b * c.key_part_bytes() + step * 16 * 128;
+        WarpgroupProduct<__half, c.dim>::from_registers(sum, weights[step][0][term(n).a],
+                                                        v_tile + v_from / 16, add || n > 0 || step > 0);
       }
     }
     commit_products();
@@ -248,7 +244,7 @@ struct Consumer : QueryState<c> {
             call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
   }
 
-  /// All tiles, one after another. Gives whether all fit; if not, o is of no use.
+  /// All tiles, one after another. Gives whether they fit; if not, o is of no use.
   __device__ __forceinline__ bool walk(const Tiles<c>& tiles, const SplitRows& k, const SplitRows& v) {
     const KeyRange all = rows.queries.all(call), own = seen();
     const int first = own.empty() ? tiles.end : static_cast<int>(own.first / c.keys);
@@ -280,6 +276,7 @@ struct Consumer : QueryState<c> {
       this->raise_maxima(s, units);
       const float factor = o.follow(v_exponent);
       mma_f32::Weights<c> weights;
+      fit &= c.parts == 2 || factor >= mma_f32::least_factor;
       this->weigh(weights, s, units, factor);
       multiply_values(weights, factor);
     }
@@ -287,46 +284,61 @@ struct Consumer : QueryState<c> {
     return __all_sync(~0u, fit);
   }
 
-  /// Four columns of one of eight rows of o, in what the warp's queries had of each panel. Pairs of columns
-  /// that lanes write, and rows that they read, are in banks of their own.
-  __device__ __forceinline__ std::byte* staged(int row, int fours) const {
-    return shared.queries() + fours / 16 * c.rows() * 128 + place.first_row() * 128 + row * 256 +
-           (fours % 16 ^ 2 * row) * 16;
+  /// Where eight columns of one of eight rows of o are, in what the warp's queries had of each panel.
+  /// Exclusive-ored with the row's number: so lanes write pairs, and read rows, of all banks.
+  static __device__ __forceinline__ unsigned staged(unsigned row, unsigned eight) {
+    return eight / 8 * (c.rows() * 128) + row * 256 + ((eight % 8 * 32) ^ (row * 32));
   }
 
   /// Joins the sink, divides, writes lse and o. Lanes have two columns of eight rows; written as they are,
   /// that would be eight lines a store.
   __device__ __forceinline__ void finish() {
+    constexpr int lanes = c.dim / 4;  // of a row
     const auto dims = static_cast<int>(call.problem.dim_v);
-    const bool aligned = mma_f32::aligned_fours(call.o);
+    const bool usual = mma_f32::aligned_fours(call.o) && dims % 4 == 0 && rows.heads == 1;
+    const int column = 4 * (place.lane % lanes);
+    const int first = place.first_row() + place.lane / lanes;
+    const int present = column < dims ? rows.count() - first : 0;
+    float* to = rows.float_of(call.o, first) + column;
+    const auto powers = o.powers_back();
+    const float factors[2] = {this->end_row(0, 0) * powers.first, this->end_row(0, 1) * powers.first};
+    std::byte* smem = shared.queries() + place.first_row() * 128;
+    const auto lane = static_cast<unsigned>(place.lane);
     sync_warpgroup();  // no product reads queries any more
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float inverse = this->end_row(0, half);
 #pragma unroll
       for (int n = 0; n < c.dim / 8; ++n) {
-        const int dim = 8 * n + place.column();
-        *reinterpret_cast<float2*>(staged(place.lane / 4, dim / 4) + dim % 4 * 4) = {
-            o.scaled_back(o.sum[0][n][2 * half] * inverse), o.scaled_back(o.sum[0][n][2 * half + 1] * inverse)};
+        *reinterpret_cast<float2*>(smem + staged(lane / 4, n) + lane % 4 * 8) = {
+            o.sum[0][n][2 * half] * factors[half] * powers.second,
+            o.sum[0][n][2 * half + 1] * factors[half] * powers.second};
       }
       __syncwarp();  // the eight rows are there
-#pragma unroll 2
-      for (int n = place.lane; n < 8 * c.dim / 4; n += 32) {
-        const int row = n / (c.dim / 4), fours = n % (c.dim / 4);
-        const int block_row = place.first_row() + 8 * half + row;
-        if (block_row >= rows.count() || 4 * fours >= dims) continue;
-        const auto x = *reinterpret_cast<const float4*>(staged(row, fours));
-        auto* to = rows.float_of(call.o, block_row) + 4 * fours;
-        if (aligned && 4 * fours + 4 <= dims) {
-          *reinterpret_cast<float4*>(to) = x;
-        } else {
-          to[0] = x.x;
-          if (4 * fours + 1 < dims) to[1] = x.y;
-          if (4 * fours + 2 < dims) to[2] = x.z;
-          if (4 * fours + 3 < dims) to[3] = x.w;
+      if (usual) {
+#pragma unroll
+        for (int n = 0; n < 8; n += 32 / lanes) {
+          const int row = 8 * half + n;
+          const auto four =
+              *reinterpret_cast<const float4*>(smem + staged(lane / lanes + n, lane % lanes / 2) + lane % 2 * 16);
+          if (row < present) *reinterpret_cast<float4*>(to + row * call.o.stride_s) = four;
         }
+      } else {
+        write_slowly(smem, 8 * half + place.lane / lanes, column, dims);
       }
       __syncwarp();  // they are read, and the next may come
+    }
+  }
+
+  /// The same rows from `first` on, wherever they lie.
+  __device__ __forceinline__ void write_slowly(const std::byte* smem, int first, int column, int dims) const {
+    constexpr int lanes = c.dim / 4;
+#pragma unroll 1
+    for (int row = first; row < first / 8 * 8 + 8 && place.first_row() + row < rows.count();
+         row += 32 / lanes) {
+      const auto* from = reinterpret_cast<const float*>(smem + staged(row % 8, column / 8)) + column % 8;
+      float* to = rows.float_of(call.o, place.first_row() + row) + column;
+#pragma unroll 1
+      for (int n = 0; n < 4 && column + n < dims; ++n) to[n] = from[n];
     }
   }
 };

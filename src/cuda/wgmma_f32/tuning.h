@@ -29,9 +29,6 @@ struct ForwardConfig {
   constexpr int consumer_registers() const {
     return (first_registers() * (consumers + 1) - producer_registers()) / consumers / 8 * 8;
   }
-  /// Dims of a product with values. Of all 128 it would take more registers than a thread of three blocks
-  /// begins with, which ptxas refuses.
-  constexpr int value_dims() const { return first_registers() < 96 ? 64 : dim; }
   /// Queries, the buffers, queries' exponents, barriers, and what rows the block has.
   static constexpr int rows_bytes = 128;
   constexpr std::size_t shared_bytes() const {
