@@ -121,7 +121,7 @@ struct QueryState {
 #pragma unroll
       for (int half = 0; half < 2; ++half) row_exponents[r][half] = exponents_smem[place.row(r, half)];
     }
-    return !__any_sync(~0u, loses) || !harmful<lanes>(exponents_smem);
+    return !__any_sync(~0u, loses) || !harmful<Tile>(q_smem, exponents_smem);
   }
 
   /// Eight numbers of a query; zeros past the last.
@@ -130,19 +130,32 @@ struct QueryState {
     load_eight(x, rows.float_of(call.q, present ? row : 0), chunk * 8, present ? dims : 0, false);
   }
 
-  /// Whether what the warp's queries lose does harm. Few have a number that loses anything, so they are read
-  /// once more.
-  template <int lanes>
-  __device__ bool harmful(const int* exponents_smem) const {
-    Losses losses;
+  /// Whether what the warp's queries lose does harm. Most warps have fewer numbers that lose anything than
+  /// would matter; the others read theirs once more.
+  template <typename Tile>
+  __device__ bool harmful(const std::byte* q_smem, const int* exponents_smem) const {
+    constexpr int lanes = std::min(32, Tile::chunks);
     const int chunk = place.lane % lanes;
+    const auto each_row = [&](const auto& body) {
 #pragma unroll 1
-    for (int n = place.lane / lanes; n < c.warp_rows(); n += 32 / lanes) {
-      const int row = place.first_row() + n;
+      for (int n = place.lane / lanes; n < c.warp_rows(); n += 32 / lanes) body(place.first_row() + n);
+    };
+    unsigned small = 0;
+    each_row([&](int row) {
+      const auto highs = *reinterpret_cast<const uint4*>(q_smem + Tile::offset(row, chunk));
+      for (const std::uint32_t pair : {highs.x, highs.y, highs.z, highs.w}) {
+        const float2 two = unpack<__half>(pair);
+        small += (fabsf(two.x) <= Losses::least<c.parts> ? 1 : 0) +
+                 (fabsf(two.y) <= Losses::least<c.parts> ? 1 : 0);
+      }
+    });
+    if (__reduce_add_sync(~0u, small) < Losses::few) return false;
+    Losses losses;
+    each_row([&](int row) {
       float x[8];
       load_row(x, row, chunk, static_cast<int>(call.problem.dim_qk));
       count_losses<c.parts>(losses, x, power_of_two(exponents_smem[row]));
-    }
+    });
 #pragma unroll
     for (unsigned& count : losses.counts) count = __reduce_add_sync(~0u, count);
     return losses.harmful();

@@ -37,19 +37,21 @@ __host__ __device__ __forceinline__ bool aligned_fours(const Rows& rows) {
 template <int parts>
 __device__ __forceinline__ bool split_eight(uint4 (&chunks)[parts], const float (&x)[8], float power) {
   std::uint32_t words[2][4];
-  float smallest = __int_as_float(0x7f800000);
+  // The bits of the smallest that is not 0, which loses nothing: without their sign, doubled and less 1, those
+  // of 0 are the most there are.
+  unsigned smallest = ~0u;
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     const Pair two = split_two(x[2 * n] * power, x[2 * n + 1] * power);
     words[0][n] = two.high;
     words[1][n] = two.low;
-    smallest = fminf(smallest, fminf(fabsf(x[2 * n]), fabsf(x[2 * n + 1])));
+    smallest = min(smallest, min(__float_as_uint(x[2 * n]) * 2 - 1, __float_as_uint(x[2 * n + 1]) * 2 - 1));
   }
 #pragma unroll
   for (int part = 0; part < parts; ++part) {
     chunks[part] = {words[part][0], words[part][1], words[part][2], words[part][3]};
   }
-  return smallest * power < Losses::least<parts>;
+  return __uint_as_float(smallest / 2) * power < Losses::least<parts>;  // not a number where all are 0
 }
 /// Counts what such eight lose.
 template <int parts>
