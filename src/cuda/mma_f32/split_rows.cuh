@@ -37,8 +37,8 @@ __host__ __device__ __forceinline__ bool aligned_fours(const Rows& rows) {
 template <int parts>
 __device__ __forceinline__ bool split_eight(uint4 (&chunks)[parts], const float (&x)[8], float power) {
   std::uint32_t words[2][4];
-  // The bits of the smallest that is not 0, which loses nothing: without their sign, doubled and less 1, those
-  // of 0 are the most there are.
+  // The bits of the smallest that is not 0, which loses nothing: without their sign, doubled and less 1,
+  // those of 0 are the most there are.
   unsigned smallest = ~0u;
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
@@ -79,7 +79,6 @@ struct Splitting {
   Tensor tensors[4];
 };
 
-
 /// Eight numbers of a row that a lane splits: of tensor `which`, from `chunk` · 8 on. A row is some
 /// neighbouring lanes'.
 struct SplitPlace {
@@ -110,8 +109,9 @@ struct ClearBeside : NothingBeside {
   }
 };
 
-/// How a block splits a tile of so many chunks of eight numbers. Tiles for wgmma are the larger ones; on an H200
-/// their blocks were faster with two chunks a thread and, of one part, with all threads of a multiprocessor.
+/// How a block splits a tile of so many chunks of eight numbers. Tiles for wgmma are the larger ones; on an
+/// H200 their blocks were faster with two chunks a thread and, of one part, with all threads of a
+/// multiprocessor.
 template <typename Beside>
 constexpr int split_threads(int chunks) {
   return std::min(Beside::marks_tiles ? chunks / 2 : chunks, 512);
@@ -228,7 +228,8 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
   const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
   const bool unfit = all.harmful() || sequence.length_k <= few_keys;
   if (threadIdx.x == 0) {
-    to.exponents[place] = Beside::marks_tiles && unfit ? unfit_tile : exponent;
+    const bool zero = !Beside::norms && bits == 0;
+    to.exponents[place] = Beside::marks_tiles && unfit ? unfit_tile : zero ? zero_tile : exponent;
     if constexpr (Beside::norms) {
       to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
     }

@@ -45,8 +45,7 @@ void run_row(const AttentionCall& call, const mma_f32::ForwardSpace& space, cons
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   mma_f32::split<c.dim, c.keys, c.parts, PanelTile<c.dim, c.keys>>(
-      call,
-      {.count = 2, .tensors = {{call.k, dim_qk, space.k}, {call.v, dim_v, space.v}}}, stream,
+      call, {.count = 2, .tensors = {{call.k, dim_qk, space.k}, {call.v, dim_v, space.v}}}, stream,
       mma_f32::ClearBeside{.unfit = space.unfit});
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const auto blocks = mma::QueryBlocks::of(call, c.rows(), multiprocessors);

@@ -274,7 +274,7 @@ struct Consumer : QueryState<c> {
       float units[1][2];
       this->find_units(units, k_exponent);
       this->raise_maxima(s, units);
-      const float factor = o.follow(v_exponent);
+      const float factor = v_exponent == mma_f32::zero_tile ? 1.0f : o.follow(v_exponent);
       mma_f32::Weights<c> weights;
       fit &= c.parts == 2 || factor >= mma_f32::least_factor;
       this->weigh(weights, s, units, factor);
@@ -318,8 +318,8 @@ struct Consumer : QueryState<c> {
 #pragma unroll
         for (int n = 0; n < 8; n += 32 / lanes) {
           const int row = 8 * half + n;
-          const auto four =
-              *reinterpret_cast<const float4*>(smem + staged(lane / lanes + n, lane % lanes / 2) + lane % 2 * 16);
+          const auto four = *reinterpret_cast<const float4*>(
+              smem + staged(lane / lanes + n, lane % lanes / 2) + lane % 2 * 16);
           if (row < present) *reinterpret_cast<float4*>(to + row * call.o.stride_s) = four;
         }
       } else {
