@@ -121,7 +121,7 @@ struct Block : QueryState<c> {
       float units[c.row_tiles][2];
       this->find_units(units, k_exponent);
       this->raise_maxima(s, units);
-      const float factor = v_exponent == zero_tile ? 1.0f : o.follow(v_exponent);
+      const float factor = o.follow(v_exponent == zero_tile ? o.exponent : v_exponent);
       Weights<c> weights;
       fit &= c.parts == 2 || factor >= least_factor;
       this->weigh(weights, s, units, factor);

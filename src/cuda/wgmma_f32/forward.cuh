@@ -260,6 +260,8 @@ struct Consumer : QueryState<c> {
         k_exponents = k.exponents[tiles.place + at];
         v_exponents = v.exponents[tiles.place + at];
         fit &= k_exponents != mma_f32::unfit_tile && v_exponents != mma_f32::unfit_tile;
+        const int least = min(__reduce_min_sync(~0u, v_exponents), o.exponent);
+        if (v_exponents == mma_f32::zero_tile) v_exponents = least;
       }
       const int k_exponent = __shfl_sync(~0u, k_exponents, tile - first);
       const int v_exponent = __shfl_sync(~0u, v_exponents, tile - first);
@@ -274,7 +276,7 @@ struct Consumer : QueryState<c> {
       float units[1][2];
       this->find_units(units, k_exponent);
       this->raise_maxima(s, units);
-      const float factor = v_exponent == mma_f32::zero_tile ? 1.0f : o.follow(v_exponent);
+      const float factor = o.follow(v_exponent);
       mma_f32::Weights<c> weights;
       fit &= c.parts == 2 || factor >= mma_f32::least_factor;
       this->weigh(weights, s, units, factor);
