@@ -116,9 +116,11 @@ template <typename Beside>
 constexpr int split_threads(int chunks) {
   return std::min(Beside::marks_tiles ? chunks / 2 : chunks, 512);
 }
+/// Blocks a multiprocessor, at least: what registers are left to a thread.
 template <typename Beside>
 constexpr int split_blocks(int chunks, int parts) {
-  return Beside::marks_tiles && parts == 1 && chunks == 1024 ? 4 : 1;  // a multiprocessor, at least
+  if (Beside::marks_tiles) return parts == 1 && chunks == 1024 ? 4 : 1;
+  return chunks >= 1024 ? 2 : 1536 / split_threads<Beside>(chunks);
 }
 
 /// A block has a tile of one of them, whose parts lie as `Tile` says. Unfit heads are marked when the kernel
