@@ -168,6 +168,31 @@ TEST_F(MmaF32, IsAsExactAsTf32WhereThatIsAllowed) {
   }
 }
 
+// The largest values are those of keys that no query minds: what is left for the others' weights is their
+// difference in size.
+TEST_F(MmaF32, IsAsExactAsTf32WhateverTilesOfValuesAreLike) {
+  std::uint64_t seed = 385;
+  for (const double size : {0.0, 1e2, 1e4, 1e6, 1e9}) {
+    RandomProblem problem = dense_problem(seed++, DType::f32, usual);
+    const auto set = [](Buffer& buffer, const auto& value_of) {
+      std::vector<double> values = buffer.values();
+      for (std::size_t n = 0; n < values.size(); ++n) values[n] = value_of(n, values[n]);
+      buffer.set_values(values);
+    };
+    const auto unminded = [](std::size_t n) { return n / 64 % 203 < 64; };
+    set(problem.q, [](std::size_t n, double x) { return n % 64 == 0 ? 8.0 : x; });
+    set(problem.k, [&](std::size_t n, double x) { return n % 64 == 0 ? (unminded(n) ? -60.0 : 0.0) : x; });
+    set(problem.v, [&](std::size_t n, double x) { return (unminded(n) ? size : 1.0) * 1e-4 * x; });
+    const std::vector<double> full = forward(problem, "fused");
+    problem.options.precision = Precision::allow_tf32;
+    for (const char* kernel : kernels_for(problem)) {
+      ASSERT_EQ(reason_against(problem, kernel), "");
+      const std::vector<double> allowed = forward(problem, kernel, Precision::allow_tf32);
+      EXPECT_LT(distance(allowed, full), 1.0 / 2048) << kernel << ", values of " << size;
+    }
+  }
+}
+
 TEST_F(MmaF32, RandomProblemsAreWithinTheContract) {
   constexpr int problems = 40;
   int taken = 0;

@@ -33,7 +33,8 @@ int choose_backward_row(const AttentionCall& call, const DeviceProperties& devic
 /// for its sums.
 inline int shares_of(const AttentionCall& call, const BackwardConfig& c, int multiprocessors) {
   constexpr std::int64_t most = 16;
-  constexpr std::int64_t least_tiles = 4;  // of queries, in a share
+  // Of queries, in a share. Where results are few, so are the blocks, and each tile counts.
+  const std::int64_t least_tiles = few_gradients(call.problem) ? 1 : 4;
   constexpr std::int64_t block_cost = 2;
   const BackwardBlocks cut = BackwardBlocks::of(call, c, multiprocessors);
   const std::int64_t blocks = cut.count();

@@ -91,8 +91,15 @@ void launch_on_device(const AttentionCall& call, const Context& context) {
   (call.problem.pass == Pass::forward ? mma::forward : mma::backward)(call, context);
 }
 
+// Backward has seven kernels, of which each takes its microseconds: docs/mma.md has from where on that pays.
 std::string yields(const AttentionProblem& problem) {
-  return problem.dtype == DType::f32 ? mma_f32::too_few_pairs(problem) : "";
+  if (problem.dtype == DType::f32) return mma_f32::too_few_pairs(problem);
+  constexpr std::int64_t few_pairs = 64 * 64;
+  if (problem.pass == Pass::backward && mma::few_gradients(problem) &&
+      problem.length_q * problem.length_k <= few_pairs) {
+    return "leaves backward of few results and " + std::to_string(few_pairs) + " pairs a head to fused";
+  }
+  return {};
 }
 
 }  // namespace

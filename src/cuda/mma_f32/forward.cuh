@@ -90,7 +90,7 @@ struct Block : QueryState<c> {
     const int first = tile;
 #pragma unroll
     for (int item = 0; item < c.buffers - 1; ++item) fetch(first, item);
-    const bool fit = this->template load_queries<SwizzledTile<c.dim>>(q_smem, exponents_smem);
+    bool fit = this->template load_queries<SwizzledTile<c.dim>>(q_smem, exponents_smem);
     Queries<c> q{MatrixPointer<c.dim>::by_rows(address(q_smem + place.first_row() * c.row_bytes()))};
     q.load();
     const QueryTile& queries = rows.queries;
@@ -121,9 +121,10 @@ struct Block : QueryState<c> {
       float units[c.row_tiles][2];
       this->find_units(units, k_exponent);
       this->raise_maxima(s, units);
-      const float factor = o.follow(v_exponent);
+      const float factor = o.follow(v_exponent == zero_tile ? o.exponent : v_exponent);
       Weights<c> weights;
-      this->weigh(weights, s, units, c.parts == 1 ? weight_scale * factor : weight_scale);
+      fit &= c.parts == 2 || factor >= least_factor;
+      this->weigh(weights, s, units, factor);
       add_tile<c, c.key_part_bytes()>(o.sum, weights, address(buffer(item + 1)), factor);
     }
     return fit;

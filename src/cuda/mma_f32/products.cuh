@@ -165,10 +165,18 @@ struct ScaledSum {
     }
     return power_of_two(max(exponent - tile_exponent, -126));
   }
-  /// x · 2^-exponent, x being of the sum's size: in two steps, since the power alone may be too large.
-  __device__ float scaled_back(float x) const {
+  /// Two powers whose product is 2^-exponent, which may be too large itself.
+  struct Powers {
+    float first, second;
+  };
+  __device__ Powers powers_back() const {
     const int half = exponent / 2;
-    return x * power_of_two(-half) * power_of_two(half - exponent);
+    return {power_of_two(-half), power_of_two(half - exponent)};
+  }
+  /// x · 2^-exponent, x being of the sum's size.
+  __device__ float scaled_back(float x) const {
+    const auto [first, second] = powers_back();
+    return x * first * second;
   }
 };
 

@@ -21,8 +21,11 @@ using mma::Scores;
 /// Weights are multiplied by this before they are split, so that what f16 loses of low ones is 2^-37 of 1 at
 /// most. In an exponent of 2 it would cost digits. The maximum that weights are relative to may be 2^3 too
 /// low; they reach 2^15 then.
-inline constexpr float weight_scale = 0x1p12f;
+inline constexpr int weight_scale_bits = 12;
+inline constexpr float weight_scale = 1 << weight_scale_bits;
 inline constexpr float slack = 3;
+/// Where one part's weights have a smaller factor, too few digits are left of them if no others count.
+inline constexpr float least_factor = 0x1p-16f;
 
 /// A warp's queries and the sums of their softmax.
 template <auto c>
@@ -33,7 +36,7 @@ struct QueryState {
   const float unit;  ///< from products to exponents of 2
   ScaledSum<c> o;
   float maximum[c.row_tiles][2];  ///< what weights are relative to, in log2 e
-  float sum[c.row_tiles][2];      ///< of the lane's own weights
+  float sum[c.row_tiles][2];      ///< of the lane's own weights; with one part times weight_scale
   int row_exponents[c.row_tiles][2];
 
   __device__ QueryState(const AttentionCall& call_, const QueryRows& rows_)
@@ -56,7 +59,7 @@ struct QueryState {
     const auto dims = static_cast<int>(call.problem.dim_qk);
     const bool aligned = aligned_fours(call.q);
     const int chunk = place.lane % lanes;
-    Losses losses;
+    bool loses = false;
     constexpr int batch = 8;  // loads under way
     static_assert(c.warp_rows() % (batch * at_once) == 0 || c.warp_rows() < batch * at_once);
     constexpr int rounds = std::min(batch, c.warp_rows() / at_once);
@@ -64,12 +67,24 @@ struct QueryState {
     for (int first = 0; first < c.warp_rows(); first += rounds * at_once) {
       const int first_row = place.first_row() + first + place.lane / lanes;
       float x[rounds][8];
+      // Instructions of what is seldom done are kept out of the rounds: they would have to come from memory
+      // nevertheless, and a block's first take longer than what they do.
+      if (aligned && dims % 8 == 0 && rows.heads == 1) {
+        const float* from = rows.float_of(call.q, first_row) + chunk * 8;
+        const int present = chunk * 8 < dims ? rows.count() - first_row : 0;
 #pragma unroll
-      for (int n = 0; n < rounds; ++n) {
-        const int row = first_row + n * at_once;
-        const bool present = row < rows.count();
-        const auto* from = rows.float_of(call.q, present ? row : 0);
-        load_eight(x[n], from, chunk * 8, present ? dims : 0, aligned);
+        for (int n = 0; n < rounds; ++n) {
+          const int row = n * at_once;
+          if (row < present) {
+            load_aligned(x[n], from + row * call.q.stride_s);
+          } else {
+#pragma unroll
+            for (float& number : x[n]) number = 0;
+          }
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < rounds; ++n) load_row(x[n], first_row + n * at_once, chunk, dims);
       }
       float largest[rounds];
 #pragma unroll
@@ -91,7 +106,7 @@ struct QueryState {
         const int row = first_row + n * at_once;
         const int exponent = exponent_for(largest[n]);
         uint4 chunks[c.parts];
-        split_eight<c.parts>(chunks, x[n], power_of_two(exponent), losses);
+        loses |= split_eight<c.parts>(chunks, x[n], power_of_two(exponent));
 #pragma unroll
         for (int part = 0; part < c.parts; ++part) {
           *reinterpret_cast<uint4*>(q_smem + part * c.query_part_bytes() + Tile::offset(row, chunk)) =
@@ -100,15 +115,50 @@ struct QueryState {
         if (chunk == 0) exponents_smem[row] = exponent;
       }
     }
-#pragma unroll
-    for (unsigned& count : losses.counts) count = __reduce_add_sync(~0u, count);
     __syncwarp();  // the warp's rows are there
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) row_exponents[r][half] = exponents_smem[place.row(r, half)];
     }
-    return !losses.harmful();
+    return !__any_sync(~0u, loses) || !harmful<Tile>(q_smem, exponents_smem);
+  }
+
+  /// Eight numbers of a query; zeros past the last.
+  __device__ __forceinline__ void load_row(float (&x)[8], int row, int chunk, int dims) const {
+    const bool present = row < rows.count();
+    load_eight(x, rows.float_of(call.q, present ? row : 0), chunk * 8, present ? dims : 0, false);
+  }
+
+  /// Whether what the warp's queries lose does harm. Most warps have fewer numbers that lose anything than
+  /// would matter; the others read theirs once more.
+  template <typename Tile>
+  __device__ bool harmful(const std::byte* q_smem, const int* exponents_smem) const {
+    constexpr int lanes = std::min(32, Tile::chunks);
+    const int chunk = place.lane % lanes;
+    const auto each_row = [&](const auto& body) {
+#pragma unroll 1
+      for (int n = place.lane / lanes; n < c.warp_rows(); n += 32 / lanes) body(place.first_row() + n);
+    };
+    unsigned small = 0;
+    each_row([&](int row) {
+      const auto highs = *reinterpret_cast<const uint4*>(q_smem + Tile::offset(row, chunk));
+      for (const std::uint32_t pair : {highs.x, highs.y, highs.z, highs.w}) {
+        const float2 two = unpack<__half>(pair);
+        small += (fabsf(two.x) <= Losses::least<c.parts> ? 1 : 0) +
+                 (fabsf(two.y) <= Losses::least<c.parts> ? 1 : 0);
+      }
+    });
+    if (__reduce_add_sync(~0u, small) < Losses::few) return false;
+    Losses losses;
+    each_row([&](int row) {
+      float x[8];
+      load_row(x, row, chunk, static_cast<int>(call.problem.dim_qk));
+      count_losses<c.parts>(losses, x, power_of_two(exponents_smem[row]));
+    });
+#pragma unroll
+    for (unsigned& count : losses.counts) count = __reduce_add_sync(~0u, count);
+    return losses.harmful();
   }
 
   /// Keys that some query of the warp sees; a warp past the last query sees none.
@@ -156,11 +206,15 @@ struct QueryState {
     }
   }
 
-  /// The weights of a tile, times `scale`, split.
+  /// The weights of a tile, times weight_scale, split; one part alone has `factor`, a power of two, as well.
   __device__ void weigh(Weights<c>& weights, const Scores<c>& s, const float (&units)[c.row_tiles][2],
-                        float scale) {
+                        float factor) {
+    // Of one part both are in the exponent: it does not need the digits that this costs.
+    const int factor_bits = (__float_as_int(factor) >> 23) - 127;
+    const float shift = c.parts == 1 ? static_cast<float>(weight_scale_bits + factor_bits) : 0.0f;
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
+      const float tops[2] = {maximum[r][0] - shift, maximum[r][1] - shift};
       float sums[2] = {};
 #pragma unroll
       for (int step = 0; step < c.keys / 16; ++step) {
@@ -168,16 +222,21 @@ struct QueryState {
         for (int n = 0; n < 4; ++n) {  // eight keys n / 2 of the step, row half n % 2
           const int half = n % 2;
           const float(&four)[4] = s[r][2 * step + n / 2];
-          const float low = exp2_approx(fmaf(four[2 * half], units[r][half], -maximum[r][half]));
-          const float high = exp2_approx(fmaf(four[2 * half + 1], units[r][half], -maximum[r][half]));
+          const float low = exp2_approx(fmaf(four[2 * half], units[r][half], -tops[half]));
+          const float high = exp2_approx(fmaf(four[2 * half + 1], units[r][half], -tops[half]));
           sums[half] += low + high;
-          const Pair two = split_two(low * scale, high * scale);
-          weights[step][r][0][n] = two.high;
-          if constexpr (c.parts == 2) weights[step][r][1][n] = two.low;
+          if constexpr (c.parts == 1) {
+            weights[step][r][0][n] = pack<__half>(low, high);
+          } else {
+            const Pair two = split_two(low * weight_scale, high * weight_scale);
+            weights[step][r][0][n] = two.high;
+            weights[step][r][1][n] = two.low;
+          }
         }
       }
-      sum[r][0] += sums[0];
-      sum[r][1] += sums[1];
+      const float back = c.parts == 1 ? power_of_two(-factor_bits) : 1.0f;
+      sum[r][0] = fmaf(sums[0], back, sum[r][0]);
+      sum[r][1] = fmaf(sums[1], back, sum[r][1]);
     }
   }
 
@@ -192,10 +251,33 @@ struct QueryState {
     }
   }
 
-  /// Joins the sink, divides, writes lse and o.
-  __device__ void finish() {
+  /// Joins a row's sink and writes its lse; gives what its sums are to be multiplied by.
+  __device__ float end_row(int r, int half) {
     constexpr float ln2 = 0.693147180559945f;
     constexpr float ln2_rest = 0.693147180559945309417 - static_cast<double>(0.693147180559945f);
+    const int row = place.row(r, half);
+    const float own_sum = row_sum(sum[r][half]) * (c.parts == 1 ? 1 / weight_scale : 1.0f);
+    if (row >= rows.count()) return 0;
+    const float top = maximum[r][half];
+    float lse = own_sum == 0 ? minus_infinity : fmaf(top, ln2, fmaf(top, ln2_rest, logf(own_sum)));
+    float inverse = own_sum == 0 ? 0.0f : 1 / (own_sum * weight_scale);
+    if (call.problem.features.sinks) {
+      const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(row)));
+      const float highest = fmaxf(lse, sink);
+      if (highest > minus_infinity) {
+        // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
+        const float own = expf(lse - highest);
+        const float total = own + expf(sink - highest);
+        inverse *= own / total;
+        lse = highest + logf(total);
+      }
+    }
+    if (call.lse.wanted && place.column() == 0) *rows.float_of(call.lse, row) = lse;
+    return inverse;
+  }
+
+  /// Joins the sink, divides, writes lse and o.
+  __device__ void finish() {
     const auto dims = static_cast<int>(call.problem.dim_v);
     const bool pairs = aligned_fours(call.o);
 #pragma unroll
@@ -203,26 +285,8 @@ struct QueryState {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = place.row(r, half);
-        const float own_sum = row_sum(sum[r][half]);
+        const float inverse = end_row(r, half);
         if (row >= rows.count()) continue;
-        const float top = maximum[r][half];
-        float lse = own_sum == 0 ? minus_infinity : fmaf(top, ln2, fmaf(top, ln2_rest, logf(own_sum)));
-        float inverse = own_sum == 0 ? 0.0f : 1 / (own_sum * weight_scale);
-        if (call.problem.features.sinks) {
-          const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(row)));
-          const float highest = fmaxf(lse, sink);
-          if (highest > minus_infinity) {
-            // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate
-            // one.
-            const float own = expf(lse - highest);
-            const float total = own + expf(sink - highest);
-            inverse *= own / total;
-            lse = highest + logf(total);
-          }
-        }
-        if (call.lse.wanted && place.column() == 0) {
-          *rows.float_of(call.lse, row) = lse;
-        }
         auto* to = rows.float_of(call.o, row);
 #pragma unroll
         for (int n = 0; n < c.dim / 8; ++n) {

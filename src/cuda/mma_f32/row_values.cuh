@@ -11,6 +11,7 @@ namespace tilewise::cuda::mma_f32 {
 /// multiples of 4, and rows are aligned.
 struct RowValuesBeside {
   static constexpr bool norms = true;
+  static constexpr bool marks_tiles = false;
   enum Which { keys, values, queries, d_o, count };  ///< the order in which they are split
 
   RowValues to;

@@ -68,8 +68,9 @@ struct Losses {
       counts[n] += (rest > whole * grades[n] ? 0x10000u : 0u) + (rest > whole * grades[n] / 8 ? 1u : 0u);
     }
   }
+  /// Fewer numbers than this do no harm.
+  static constexpr unsigned few = 4;
   __device__ bool harmful() const {
-    constexpr unsigned few = 4;
     for (const unsigned count : counts) {
       if (count >> 16 >= few && 3 * (count >> 16) > (count & 0xFFFF)) return true;
     }

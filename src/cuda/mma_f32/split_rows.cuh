@@ -11,16 +11,17 @@ namespace tilewise::cuda::mma_f32 {
 
 // Splitting tensors before the walk, once for all that will meet them.
 
+/// Eight numbers, aligned to 16 bytes.
+__device__ __forceinline__ void load_aligned(float (&to)[8], const float* from) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0];
+  const float4 high = reinterpret_cast<const float4*>(from)[1];
+  to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+  to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+}
 /// Eight numbers of a row from `first` on; zeros past `dims`.
 __device__ __forceinline__ void load_eight(float (&to)[8], const float* row, int first, int dims,
                                            bool aligned) {
-  if (aligned && first + 8 <= dims) {
-    const float4 low = *reinterpret_cast<const float4*>(row + first);
-    const float4 high = *reinterpret_cast<const float4*>(row + first + 4);
-    to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-    to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
-    return;
-  }
+  if (aligned && first + 8 <= dims) return load_aligned(to, row + first);
 #pragma unroll
   for (int n = 0; n < 8; ++n) to[n] = first + n < dims ? row[first + n] : 0.0f;
 }
@@ -32,31 +33,36 @@ __host__ __device__ __forceinline__ bool aligned_fours(const Rows& rows) {
   return ((address | strides) & 15) == 0;
 }
 
-/// Eight numbers times a power of two as chunks of their parts.
+/// Eight numbers times a power of two as chunks of their parts. Gives whether one of them may lose digits.
 template <int parts>
-__device__ __forceinline__ void split_eight(uint4 (&chunks)[parts], const float (&x)[8], float power,
-                                            Losses& losses) {
+__device__ __forceinline__ bool split_eight(uint4 (&chunks)[parts], const float (&x)[8], float power) {
   std::uint32_t words[2][4];
-  float smallest = __int_as_float(0x7f800000);
+  // The bits of the smallest that is not 0, which loses nothing: without their sign, doubled and less 1,
+  // those of 0 are the most there are.
+  unsigned smallest = ~0u;
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     const Pair two = split_two(x[2 * n] * power, x[2 * n + 1] * power);
     words[0][n] = two.high;
     words[1][n] = two.low;
-    smallest = fminf(smallest, fminf(fabsf(x[2 * n]), fabsf(x[2 * n + 1])));
-  }
-  if (smallest * power < Losses::least<parts>) {
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const float2 high = unpack<__half>(words[0][n]);
-      const float2 low = unpack<__half>(words[1][n]);
-      losses.add<parts>(x[2 * n] * power, high.x, low.x);
-      losses.add<parts>(x[2 * n + 1] * power, high.y, low.y);
-    }
+    smallest = min(smallest, min(__float_as_uint(x[2 * n]) * 2 - 1, __float_as_uint(x[2 * n + 1]) * 2 - 1));
   }
 #pragma unroll
   for (int part = 0; part < parts; ++part) {
     chunks[part] = {words[part][0], words[part][1], words[part][2], words[part][3]};
+  }
+  return __uint_as_float(smallest / 2) * power < Losses::least<parts>;  // not a number where all are 0
+}
+/// Counts what such eight lose.
+template <int parts>
+__device__ __forceinline__ void count_losses(Losses& losses, const float (&x)[8], float power) {
+#pragma unroll
+  for (int n = 0; n < 8; n += 2) {
+    const Pair two = split_two(x[n] * power, x[n + 1] * power);
+    const float2 high = unpack<__half>(two.high);
+    const float2 low = unpack<__half>(two.low);
+    losses.add<parts>(x[n] * power, high.x, low.x);
+    losses.add<parts>(x[n + 1] * power, high.y, low.y);
   }
 }
 
@@ -73,9 +79,6 @@ struct Splitting {
   Tensor tensors[4];
 };
 
-/// Threads of a block that splits a tile of so many chunks of eight numbers.
-constexpr int split_threads_of(int chunks) { return std::min(chunks, 512); }
-
 /// Eight numbers of a row that a lane splits: of tensor `which`, from `chunk` · 8 on. A row is some
 /// neighbouring lanes'.
 struct SplitPlace {
@@ -87,21 +90,51 @@ struct SplitPlace {
 };
 /// What else is done with every row: nothing.
 struct NothingBeside {
-  static constexpr bool norms = false;  ///< of rows are wanted
+  static constexpr bool norms = false;        ///< of rows are wanted
+  static constexpr bool marks_tiles = false;  ///< in place of their heads
   template <int lanes>
   __device__ void row(const AttentionCall&, const SplitPlace&, const float (&)[8], bool) const {}
 };
 
+/// Nothing but that marks of heads become 0 for the kernel behind, which will find those of tiles.
+struct ClearBeside : NothingBeside {
+  static constexpr bool marks_tiles = true;
+  Unfit unfit;
+
+  __device__ void clear() const {
+    for (std::size_t n = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; n < unfit.count;
+         n += std::size_t{gridDim.x} * blockDim.x) {
+      unfit.queries[n] = 0;
+    }
+  }
+};
+
+/// How a block splits a tile of so many chunks of eight numbers. Tiles for wgmma are the larger ones; on an
+/// H200 their blocks were faster with two chunks a thread and, of one part, with all threads of a
+/// multiprocessor.
+template <typename Beside>
+constexpr int split_threads(int chunks) {
+  return std::min(Beside::marks_tiles ? chunks / 2 : chunks, 512);
+}
+/// Blocks a multiprocessor, at least: what registers are left to a thread.
+template <typename Beside>
+constexpr int split_blocks(int chunks, int parts) {
+  if (Beside::marks_tiles) return parts == 1 && chunks == 1024 ? 4 : 1;
+  return chunks >= 1024 ? 2 : 1536 / split_threads<Beside>(chunks);
+}
+
 /// A block has a tile of one of them, whose parts lie as `Tile` says. Unfit heads are marked when the kernel
-/// ahead has cleared the marks.
+/// ahead has cleared the marks; or their tiles are, which takes no kernel ahead.
 template <int dim, int tile_rows, int parts, typename Tile, typename Beside>
-__global__ void __launch_bounds__(split_threads_of(tile_rows* Tile::chunks))
+__global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks),
+                                  split_blocks<Beside>(tile_rows* Tile::chunks, parts))
     split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting,
                 const __grid_constant__ Beside beside) {
 #if __CUDA_ARCH__ >= 800
   let_kernel_behind_begin();
-  constexpr int lanes = Tile::chunks;                                       // of a row
-  constexpr int step = split_threads_of(tile_rows * Tile::chunks) / lanes;  // rows at a time
+  if constexpr (Beside::marks_tiles) beside.clear();
+  constexpr int lanes = Tile::chunks;                                            // of a row
+  constexpr int step = split_threads<Beside>(tile_rows * Tile::chunks) / lanes;  // rows at a time
   constexpr int rounds = tile_rows / step;
   static_assert(tile_rows % step == 0);
   const auto which = static_cast<int>(blockIdx.x % static_cast<std::uint32_t>(splitting.count));
@@ -157,13 +190,13 @@ __global__ void __launch_bounds__(split_threads_of(tile_rows* Tile::chunks))
 
   const std::int64_t place = to.first(call, b, h) + tile;
   std::byte* tile_gmem = to.data + place * to.tile_bytes;
-  Losses losses;
+  bool loses = false;
   float norm = 0;  // of a row, squared, as scaled
 #pragma unroll
   for (int round = 0; round < rounds; ++round) {
     const int r = row + round * step;
     uint4 chunks[parts];
-    split_eight<parts>(chunks, x[round], power, losses);
+    loses |= split_eight<parts>(chunks, x[round], power);
 #pragma unroll
     for (int part = 0; part < parts; ++part) {
       *reinterpret_cast<uint4*>(tile_gmem + part * tile_rows * Tile::row_bytes + Tile::offset(r, chunk)) =
@@ -183,25 +216,31 @@ __global__ void __launch_bounds__(split_threads_of(tile_rows* Tile::chunks))
     const int warp_norm = __reduce_max_sync(~0u, __float_as_int(norm));
     if (threadIdx.x % 32 == 0) atomicMax(&norm_bits, warp_norm);
   }
+  if (__any_sync(~0u, loses)) {
+    Losses losses;
 #pragma unroll
-  for (int n = 0; n < 3; ++n) {
-    const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
-    if (threadIdx.x % 32 == 0 && count != 0) atomicAdd(all_losses + n, count);
+    for (int round = 0; round < rounds; ++round) count_losses<parts>(losses, x[round], power);
+#pragma unroll
+    for (int n = 0; n < 3; ++n) {
+      const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
+      if (threadIdx.x % 32 == 0 && count != 0) atomicAdd(all_losses + n, count);
+    }
   }
   __syncthreads();  // norm and losses are there
+  const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
+  const bool unfit = all.harmful() || sequence.length_k <= few_keys;
   if (threadIdx.x == 0) {
-    to.exponents[place] = exponent;
+    const bool zero = !Beside::norms && bits == 0;
+    to.exponents[place] = Beside::marks_tiles && unfit ? unfit_tile : zero ? zero_tile : exponent;
     if constexpr (Beside::norms) {
       to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
     }
   }
+  if constexpr (Beside::marks_tiles) return;
   wait_for_kernel_ahead();
-  if (threadIdx.x == 0) {
-    const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
-    if (all.harmful() || sequence.length_k <= few_keys) {
-      tensor.unfit[b * to.heads + h] = 1;
-      *splitting.any_unfit = 1;
-    }
+  if (threadIdx.x == 0 && unfit) {
+    tensor.unfit[b * to.heads + h] = 1;
+    *splitting.any_unfit = 1;
   }
 #endif
 }
@@ -218,9 +257,9 @@ void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t s
   launch<split_tiles<dim, tile_rows, parts, Tile, Beside>>(
       {.name = "tilewise mma, splitting",
        .blocks = splitting.count * call.problem.batch * most,
-       .threads = split_threads_of(tile_rows * Tile::chunks),
+       .threads = split_threads<Beside>(tile_rows * Tile::chunks),
        .stream = stream,
-       .early = begins_early(call.problem.device)},
+       .early = !Beside::marks_tiles && begins_early(call.problem.device)},
       call, splitting, beside);
 }
 

@@ -13,6 +13,11 @@ namespace tilewise::cuda::mma_f32 {
 /// the bit that a number's parts lack would show.
 inline constexpr std::int64_t few_keys = 64;
 
+/// What a tile has for an exponent where its numbers do not fit, or its sequence has few keys.
+inline constexpr int unfit_tile = 1 << 20;
+/// And where all are 0, in forward: a sum does not follow it.
+inline constexpr int zero_tile = 254;
+
 /// Whose rows a tensor has.
 enum class Side { queries, keys };
 

@@ -19,7 +19,7 @@ CUtensorMap map_of(const Rows& rows, std::int64_t batch, std::int64_t heads, std
 CUtensorMap map_of_groups(const Rows& rows, std::int64_t batch, std::int64_t heads, std::int64_t group,
                           std::int64_t length, std::int64_t dim, int box_rows);
 
-/// A mask over [B, Hq, Sq, Sk], whose strides are 0 where it is repeated; boxes have 64 queries and
+/// A mask over [B, Hq, Sq, Sk], whose strides are 0 where it is repeated; boxes have `box_rows` queries and
 /// `box_keys` keys, or what of them 128 bytes hold.
 CUtensorMap map_of_mask(const MaskView& mask, const AttentionProblem& problem, int box_rows, int box_keys);
 

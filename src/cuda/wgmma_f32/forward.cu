@@ -12,19 +12,22 @@
 namespace tilewise::cuda::wgmma_f32 {
 namespace {
 
-/// Which row of a table a call runs by: the first that has its head dims, or a later one where there are no
-/// more blocks than multiprocessors take at once, of unlike length: smaller ones end together.
+bool suits(const AttentionCall& call, const ForwardConfig& c, const ForwardConfig& before) {
+  if (c.use == Use::few_keys) return call.problem.most_keys <= 4 * c.keys;
+  if (c.use == Use::any) return true;
+  const int multiprocessors = device_properties(call.problem.device.index).multiprocessors;
+  const std::int64_t room = std::int64_t{before.blocks} * multiprocessors;
+  return Turns::uneven(call) && mma::QueryBlocks::of(call, before.rows(), multiprocessors).count() <= room;
+}
+
+/// Which row of a table a call runs by.
 template <typename Table>
 int row_of(const AttentionCall& call) {
   const int dim = std::max(call.problem.dim_qk, call.problem.dim_v) <= 64 ? 64 : 128;
-  const int multiprocessors = device_properties(call.problem.device.index).multiprocessors;
-  int chosen = -1;
+  int chosen = 0;
   for (int row = 0; row < static_cast<int>(std::size(Table::rows)); ++row) {
     const ForwardConfig& c = Table::rows[row];
-    if (c.dim != dim) continue;
-    chosen = row;
-    const std::int64_t room = std::int64_t{c.blocks} * multiprocessors;
-    if (!Turns::uneven(call) || mma::QueryBlocks::of(call, c.rows(), multiprocessors).count() > room) break;
+    if (c.dim == dim && suits(call, c, Table::rows[chosen])) chosen = row;
   }
   return chosen;
 }
@@ -42,15 +45,11 @@ template <typename Table, int row>
 void run_row(const AttentionCall& call, const mma_f32::ForwardSpace& space, const Context& context) {
   constexpr ForwardConfig c = Table::rows[row];
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  mma_f32::clear_marks(space.unfit, stream);
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   mma_f32::split<c.dim, c.keys, c.parts, PanelTile<c.dim, c.keys>>(
-      call,
-      {.any_unfit = space.unfit.any,
-       .count = 2,
-       .tensors = {{call.k, dim_qk, space.k, space.unfit.keys}, {call.v, dim_v, space.v, space.unfit.keys}}},
-      stream);
+      call, {.count = 2, .tensors = {{call.k, dim_qk, space.k}, {call.v, dim_v, space.v}}}, stream,
+      mma_f32::ClearBeside{.unfit = space.unfit});
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const auto blocks = mma::QueryBlocks::of(call, c.rows(), multiprocessors);
   launch<forward_kernel<Table, row>>({.name = "tilewise wgmma f32 forward",

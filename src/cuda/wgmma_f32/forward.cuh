@@ -130,11 +130,13 @@ struct Consumer : QueryState<c> {
     const bool fit =
         State::template load_queries<PanelTile<c.dim, c.rows()>>(shared.queries(), shared.exponents());
     fence_async_proxy();  // before products read them
-    // The other warps' are there too.
+    sync_warpgroup();     // the other warps' are there too
+    return fit;
+  }
+  __device__ __forceinline__ void sync_warpgroup() const {
     if (index == 0) sync_some<1, 128>();
     if (index == 1) sync_some<2, 128>();
     if (index == 2) sync_some<3, 128>();
-    return fit;
   }
 
   template <typename Place>
@@ -242,20 +244,24 @@ struct Consumer : QueryState<c> {
             call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
   }
 
-  /// All tiles, one after another.
-  __device__ __forceinline__ void walk(const Tiles<c>& tiles, const SplitRows& k, const SplitRows& v) {
+  /// All tiles, one after another. Gives whether they fit; if not, o is of no use.
+  __device__ __forceinline__ bool walk(const Tiles<c>& tiles, const SplitRows& k, const SplitRows& v) {
     const KeyRange all = rows.queries.all(call), own = seen();
     const int first = own.empty() ? tiles.end : static_cast<int>(own.first / c.keys);
     const int end = own.empty() ? tiles.end : static_cast<int>((own.last + c.keys - 1) / c.keys);
     pass_by(first - tiles.first);
     // Exponents of 32 tiles, a lane each: a load for every tile would be waited for.
     int k_exponents = 0, v_exponents = 0;
+    bool fit = true;
 #pragma unroll 1
     for (int tile = first; tile < end; ++tile) {
       if ((tile - first) % 32 == 0) {
         const int at = min(tile + place.lane, end - 1);
         k_exponents = k.exponents[tiles.place + at];
         v_exponents = v.exponents[tiles.place + at];
+        fit &= k_exponents != mma_f32::unfit_tile && v_exponents != mma_f32::unfit_tile;
+        const int least = min(__reduce_min_sync(~0u, v_exponents), o.exponent);
+        if (v_exponents == mma_f32::zero_tile) v_exponents = least;
       }
       const int k_exponent = __shfl_sync(~0u, k_exponents, tile - first);
       const int v_exponent = __shfl_sync(~0u, v_exponents, tile - first);
@@ -272,10 +278,70 @@ struct Consumer : QueryState<c> {
       this->raise_maxima(s, units);
       const float factor = o.follow(v_exponent);
       mma_f32::Weights<c> weights;
-      this->weigh(weights, s, units, c.parts == 1 ? mma_f32::weight_scale * factor : mma_f32::weight_scale);
+      fit &= c.parts == 2 || factor >= mma_f32::least_factor;
+      this->weigh(weights, s, units, factor);
       multiply_values(weights, factor);
     }
     pass_by(tiles.end - end);
+    return __all_sync(~0u, fit);
+  }
+
+  /// Where eight columns of one of eight rows of o are, in what the warp's queries had of each panel.
+  /// Exclusive-ored with the row's number: so lanes write pairs, and read rows, of all banks.
+  static __device__ __forceinline__ unsigned staged(unsigned row, unsigned eight) {
+    return eight / 8 * (c.rows() * 128) + row * 256 + ((eight % 8 * 32) ^ (row * 32));
+  }
+
+  /// Joins the sink, divides, writes lse and o. Lanes have two columns of eight rows; written as they are,
+  /// that would be eight lines a store.
+  __device__ __forceinline__ void finish() {
+    constexpr int lanes = c.dim / 4;  // of a row
+    const auto dims = static_cast<int>(call.problem.dim_v);
+    const bool usual = mma_f32::aligned_fours(call.o) && dims % 4 == 0 && rows.heads == 1;
+    const int column = 4 * (place.lane % lanes);
+    const int first = place.first_row() + place.lane / lanes;
+    const int present = column < dims ? rows.count() - first : 0;
+    float* to = rows.float_of(call.o, first) + column;
+    const auto powers = o.powers_back();
+    const float factors[2] = {this->end_row(0, 0) * powers.first, this->end_row(0, 1) * powers.first};
+    std::byte* smem = shared.queries() + place.first_row() * 128;
+    const auto lane = static_cast<unsigned>(place.lane);
+    sync_warpgroup();  // no product reads queries any more
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int n = 0; n < c.dim / 8; ++n) {
+        *reinterpret_cast<float2*>(smem + staged(lane / 4, n) + lane % 4 * 8) = {
+            o.sum[0][n][2 * half] * factors[half] * powers.second,
+            o.sum[0][n][2 * half + 1] * factors[half] * powers.second};
+      }
+      __syncwarp();  // the eight rows are there
+      if (usual) {
+#pragma unroll
+        for (int n = 0; n < 8; n += 32 / lanes) {
+          const int row = 8 * half + n;
+          const auto four = *reinterpret_cast<const float4*>(
+              smem + staged(lane / lanes + n, lane % lanes / 2) + lane % 2 * 16);
+          if (row < present) *reinterpret_cast<float4*>(to + row * call.o.stride_s) = four;
+        }
+      } else {
+        write_slowly(smem, 8 * half + place.lane / lanes, column, dims);
+      }
+      __syncwarp();  // they are read, and the next may come
+    }
+  }
+
+  /// The same rows from `first` on, wherever they lie.
+  __device__ __forceinline__ void write_slowly(const std::byte* smem, int first, int column, int dims) const {
+    constexpr int lanes = c.dim / 4;
+#pragma unroll 1
+    for (int row = first; row < first / 8 * 8 + 8 && place.first_row() + row < rows.count();
+         row += 32 / lanes) {
+      const auto* from = reinterpret_cast<const float*>(smem + staged(row % 8, column / 8)) + column % 8;
+      float* to = rows.float_of(call.o, place.first_row() + row) + column;
+#pragma unroll 1
+      for (int n = 0; n < 4 && column + n < dims; ++n) to[n] = from[n];
+    }
   }
 };
 
@@ -300,22 +366,20 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   // The same in all lanes, which the compiler cannot see in threadIdx.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   __syncthreads();  // barriers and rows are there; the last one for all
-  // Queries do not wait for what the kernel ahead splits.
-  const auto keys_fit = [&] {
-    wait_for_kernel_ahead();
-    return unfit.keys[rows.queries.b * call.problem.heads_kv + rows.head_kv] == 0;
-  };
 
   if (warp >= 4 * c.consumers) {
     keep_registers<c.producer_registers()>();
-    if (warp == 4 * c.consumers && elected() && keys_fit()) load_tiles<c>(shared, tiles, k, v);
+    if (warp == 4 * c.consumers && elected()) {
+      wait_for_kernel_ahead();
+      load_tiles<c>(shared, tiles, k, v);
+    }
   } else {
     take_registers<c.consumer_registers()>();
     Consumer<c> consumer(call, shared.rows(), shared);
-    const bool fit = consumer.load_queries();
-    if (!keys_fit()) return;
-    consumer.walk(tiles, k, v);
-    if (!fit) {
+    const bool queries_fit = consumer.load_queries();
+    wait_for_kernel_ahead();  // queries did not, for it splits keys and values alone
+    const bool keys_fit = consumer.walk(tiles, k, v);
+    if (!queries_fit || !keys_fit) {
       for (int n = consumer.place.lane; n < rows.heads; n += 32) {
         unfit.queries[rows.queries.b * call.problem.heads_q + rows.queries.h + n] = 1;
         *unfit.any = 1;

@@ -4,6 +4,14 @@
 
 namespace tilewise::cuda::wgmma_f32 {
 
+/// What calls a row of a table is for.
+enum class Use {
+  any,
+  few_uneven,  ///< whose blocks by the row before are all under way at once, and of unlike length: smaller
+               ///< ones end together
+  few_keys,  ///< four tiles at most: more blocks beside one another hide what is done before and after them
+};
+
 /// How a block of the forward kernel is cut: `consumers`, warpgroups of 64 queries each, which walk over all
 /// keys at their own pace, and a warp that loads.
 struct ForwardConfig {
@@ -13,6 +21,8 @@ struct ForwardConfig {
   int blocks = 2;   ///< a multiprocessor
   int keys = 64;    ///< a tile
   int buffers = 2;  ///< each for a tile of keys or of values
+
+  Use use = Use::any;
 
   int row_tiles = 1;  ///< of 16 queries, a warp
 
@@ -38,12 +48,13 @@ struct ForwardConfig {
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
 
-// One row a line, by head dim.
+// One row a line. Of those with a call's head dim the last is taken that is for it.
 
 /// Two parts a number: f32's own error.
 struct FullForward {
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .parts = 2, .buffers = 5},
+      {.dim = 64, .parts = 2, .blocks = 3, .buffers = 3, .use = Use::few_keys},
       {.dim = 128, .parts = 2, .consumers = 2, .blocks = 1, .buffers = 5},
   };
 };
@@ -52,7 +63,7 @@ struct Tf32Forward {
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .parts = 1, .consumers = 2, .buffers = 8},
       {.dim = 128, .parts = 1, .buffers = 5},
-      {.dim = 64, .parts = 1, .blocks = 3, .buffers = 6},  // for few blocks of unlike length
+      {.dim = 64, .parts = 1, .blocks = 3, .buffers = 6, .use = Use::few_uneven},
   };
 };
 
