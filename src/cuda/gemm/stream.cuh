@@ -99,10 +99,10 @@ struct WeightStream {
     float sum = 0;
 #pragma unroll
     for (int piece = 0; piece < c.pieces; ++piece) {
-      float weights[8];
-      RawChunk<T>{under_way[slot][piece]}.spread(weights);
+      // Element by element: with RawChunk's way ptxas keeps too many at a time, and spills.
+      const auto* weights = reinterpret_cast<const T*>(&under_way[slot][piece]);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) sum = fmaf(weights[e], x[piece][e], sum);
+      for (int e = 0; e < 8; ++e) sum = fmaf(widen(weights[e]), x[piece][e], sum);
       load(slot, piece, turn + 1);
     }
     return sum;
