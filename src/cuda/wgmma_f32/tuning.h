@@ -9,7 +9,7 @@ enum class Use {
   any,
   few_uneven,  ///< whose blocks by the row before are all under way at once, and of unlike length: smaller
                ///< ones end together
-  few_keys,  ///< four tiles at most: more blocks beside one another hide what is done before and after them
+  few_keys,    ///< four tiles at most: more blocks beside one another hide what is done before and after them
 };
 
 /// How a block of the forward kernel is cut: `consumers`, warpgroups of 64 queries each, which walk over all
