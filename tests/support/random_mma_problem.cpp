@@ -9,7 +9,7 @@ namespace {
 // Bounds on B·Hq·Sq·Sk·(D+Dv): gradients must have many elements, and the reference must come to an end.
 constexpr double min_cost = 1e6;
 constexpr double max_cost = 1e7;
-constexpr std::int64_t least_keys = 65;
+constexpr std::int64_t least_keys = 65;  // fewer backward leaves to others
 constexpr std::int64_t least_results = 16384;
 constexpr std::int64_t many_results = std::int64_t{1} << 18;  // from here on backward rounds weights
 

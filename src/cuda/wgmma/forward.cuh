@@ -1,10 +1,17 @@
 #pragma once
 
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/wgmma/consumer.cuh"
 #include "cuda/wgmma/mask.cuh"
 
 namespace tilewise::cuda::wgmma {
+
+/// A barrier of the whole block which stands in both branches of a kernel, as __syncthreads may not.
+template <int threads>
+__device__ __forceinline__ void meet() {
+  sync_some<8, threads>();
+}
 
 /// The number of the warp: the same in all lanes, which the compiler cannot see in threadIdx.
 __device__ __forceinline__ int this_warp() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0); }
@@ -27,7 +34,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     if (this_warp() == 4 && elected()) prefetch_map(maps.k);
     if (this_warp() == 5 && elected()) prefetch_map(maps.q);
     barriers.init(this_warp());
-    __syncthreads();  // barriers and the first turn are there; the last one for all
+    meet<c.threads()>();  // barriers and the first turn are there; the last one for all
     take_registers<c.consumer_registers()>();
     const int warp = this_warp();
     Consumer<T, c> consumer(arguments, maps.o, shared, warp / 4 - 1, warp % 4);
@@ -40,7 +47,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     barriers.init(this_warp());
     if (this_warp() == 3) turns.leave_first();
     keep_registers<c.producer_registers()>();
-    __syncthreads();  // as above
+    meet<c.threads()>();  // as above
     const int warp = this_warp();
     if (warp == 0 && elected()) {
       load_tiles<c, c.dim>(arguments.group, maps.k, shared, shared.keys(0), barriers.k_full, barriers.k_empty,
