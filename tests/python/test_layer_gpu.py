@@ -87,9 +87,8 @@ def test_wgmma_is_as_near_where_blocks_work_in_pairs(
     for name in by_columns:
         values[name] = values[name].t().contiguous().t()
     x, weight, _, bias, residual = values.values()
-    said = verdicts(_layer_ops.explain_gemm(x, weight, bias))
-    if said["wgmma"].startswith("cannot"):
-        pytest.skip(f"wgmma {said['wgmma']}")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("no Hopper GPU")
     ours = tilewise.linear(x, weight, bias, residual=residual, kernel="wgmma")
     assert_within_contract("wgmma", ours, plain(**in_double(values)), plain(**values))
 
