@@ -153,13 +153,14 @@ struct Sweep {
     const bool same = chosen == c;
     std::printf(
         "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"consumers\": %d, \"keys\": %d, \"stages\": %d, "
-        "\"query_places\": %d, \"staged\": %s, \"paneled\": %s, \"chosen\": %s, \"shared\": %d, \"ms\": "
+        "\"query_places\": %d, \"staged\": %s, \"ordered\": %s, \"paneled\": %s, \"chosen\": %s, \"shared\": "
+        "%d, \"ms\": "
         "%.4f, \"tflops\": %.1f, "
         "\"difference\": %g}\n",
         c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false",
         c.consumers, c.keys, c.stages, c.query_places, c.staged ? "true" : "false",
-        c.paneled ? "true" : "false", same ? "true" : "false", static_cast<int>(c.shared_bytes()), ms,
-        flops / ms * 1e-9, static_cast<double>(difference));
+        c.ordered ? "true" : "false", c.paneled ? "true" : "false", same ? "true" : "false",
+        static_cast<int>(c.shared_bytes()), ms, flops / ms * 1e-9, static_cast<double>(difference));
     std::fflush(stdout);
   }
 

@@ -2,7 +2,6 @@
 
 #include "cuda/gemm/loader.cuh"
 #include "cuda/gemm/output.cuh"
-#include "cuda/ptx/arrive.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/warpgroup.cuh"

@@ -8,22 +8,32 @@ namespace tilewise::cuda::mma {
 // Weights and score gradients of a tile of keys by a tile of queries. Pairs are held turned, a row a key: so
 // they come out of the products in the registers in which they go into those for dv and dk.
 
-/// Rounds weights again, those that dropout does not keep to 0.
-template <typename T, int query_tiles, int key_tiles>
-__device__ __forceinline__ void drop(std::uint32_t (&weights)[query_tiles][key_tiles][4],
-                                     const Sums<key_tiles, query_tiles>& p, unsigned kept) {
+/// Calls `body` with each two neighbouring pairs of fragments: the rounded ones, which it may change, those
+/// they came from, and where they are, (m, n, half).
+template <int query_tiles, int key_tiles, typename Body>
+__device__ __forceinline__ void for_each_two(std::uint32_t (&rounded)[query_tiles][key_tiles][4],
+                                             const Sums<key_tiles, query_tiles>& pairs, const Body& body) {
 #pragma unroll
   for (int n = 0; n < 2 * query_tiles; ++n) {
 #pragma unroll
     for (int m = 0; m < key_tiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        weights[n / 2][m][n % 2 * 2 + half] =
-            pack<T>((kept & kept_bit(m, n, half, 0)) != 0 ? p[m][n][2 * half] : 0.0f,
-                    (kept & kept_bit(m, n, half, 1)) != 0 ? p[m][n][2 * half + 1] : 0.0f);
+        body(rounded[n / 2][m][n % 2 * 2 + half], float2{pairs[m][n][2 * half], pairs[m][n][2 * half + 1]}, m,
+             n, half);
       }
     }
   }
+}
+
+/// Rounds weights again, those that dropout does not keep to 0.
+template <typename T, int query_tiles, int key_tiles>
+__device__ __forceinline__ void drop(std::uint32_t (&weights)[query_tiles][key_tiles][4],
+                                     const Sums<key_tiles, query_tiles>& p, unsigned kept) {
+  for_each_two(weights, p, [&](std::uint32_t& two, float2 own, int m, int n, int half) {
+    two = pack<T>((kept & kept_bit(m, n, half, 0)) != 0 ? own.x : 0.0f,
+                  (kept & kept_bit(m, n, half, 1)) != 0 ? own.y : 0.0f);
+  });
 }
 
 /// What rounding took from pairs, in the place of the rounded ones. What is 0 among them was dropped, or put
@@ -31,19 +41,10 @@ __device__ __forceinline__ void drop(std::uint32_t (&weights)[query_tiles][key_t
 template <typename T, int query_tiles, int key_tiles>
 __device__ __forceinline__ void keep_rest(std::uint32_t (&rounded)[query_tiles][key_tiles][4],
                                           const Sums<key_tiles, query_tiles>& pairs) {
-#pragma unroll
-  for (int n = 0; n < 2 * query_tiles; ++n) {
-#pragma unroll
-    for (int m = 0; m < key_tiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        std::uint32_t& two = rounded[n / 2][m][n % 2 * 2 + half];
-        const float2 own = unpack<T>(two);
-        two = pack<T>(own.x == 0 ? 0.0f : pairs[m][n][2 * half] - own.x,
-                      own.y == 0 ? 0.0f : pairs[m][n][2 * half + 1] - own.y);
-      }
-    }
-  }
+  for_each_two(rounded, pairs, [](std::uint32_t& two, float2 own, int, int, int) {
+    const float2 part = unpack<T>(two);
+    two = pack<T>(part.x == 0 ? 0.0f : own.x - part.x, part.y == 0 ? 0.0f : own.y - part.y);
+  });
 }
 
 /// Fragments of pairs to their place in shared memory.

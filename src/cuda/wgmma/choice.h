@@ -137,7 +137,6 @@ ChosenRow choose_row(const AttentionCall& call, int multiprocessors) {
     constexpr ForwardConfig c = Table::rows[row];
     if (c.dim < call.problem.dim_qk || c.dim_v < call.problem.dim_v) return;
     if (c.drops != call.problem.features.dropout) return;
-    if (c.windows && !windowed(call)) return;
     if (chosen.row >= 0 && c.dim + c.dim_v > dims) return;
     const double time = time_of<c>(call, multiprocessors);
     if (chosen.row < 0 || time < chosen.time) {

@@ -7,9 +7,16 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// A barrier of the whole block which stands in both branches of a kernel, as __syncthreads may not.
+/// A barrier of the whole block whose threads come to it in two branches of a kernel, as __syncthreads has it
+/// not: each side arrives at the other's barrier and waits at its own.
 template <int threads>
-__device__ __forceinline__ void meet() {
+__device__ __forceinline__ void meet_loaders() {
+  arrive_some<8, threads>();
+  sync_some<9, threads>();
+}
+template <int threads>
+__device__ __forceinline__ void meet_consumers() {
+  arrive_some<9, threads>();
   sync_some<8, threads>();
 }
 
@@ -34,7 +41,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     if (this_warp() == 4 && elected()) prefetch_map(maps.k);
     if (this_warp() == 5 && elected()) prefetch_map(maps.q);
     barriers.init(this_warp());
-    meet<c.threads()>();  // barriers and the first turn are there; the last one for all
+    meet_loaders<c.threads()>();  // barriers and the first turn are there; the last one for all
     take_registers<c.consumer_registers()>();
     const int warp = this_warp();
     Consumer<T, c> consumer(arguments, maps.o, shared, warp / 4 - 1, warp % 4);
@@ -47,7 +54,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     barriers.init(this_warp());
     if (this_warp() == 3) turns.leave_first();
     keep_registers<c.producer_registers()>();
-    meet<c.threads()>();  // as above
+    meet_consumers<c.threads()>();  // as above
     const int warp = this_warp();
     if (warp == 0 && elected()) {
       load_tiles<c, c.dim>(arguments.group, maps.k, shared, shared.keys(0), barriers.k_full, barriers.k_empty,

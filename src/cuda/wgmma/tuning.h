@@ -41,7 +41,6 @@ struct ForwardConfig {
       false;           ///< o leaves through two panels of each warp's own, where its queries' place is scarce
   bool trims = false;  ///< where a last tile has 16 keys or fewer, the rest costs no softmax: a class token's
   bool ordered = false;  ///< consumers start the products of a tile of keys one after another
-  bool windows = false;  ///< for calls with a window alone
   bool general = false;  ///< for calls with more than scale, causal and window
   bool few = false;      ///< and for few queries: heads in one tile, keys in shares
   bool masked = false;   ///< for calls with a mask, and otherwise no more than the first kind
@@ -126,20 +125,13 @@ struct Forward {
       timed(trimmed(
                 staged({.dim = 64, .dim_v = 64, .consumers = 4, .keys = 64, .stages = 6, .query_places = 8})),
             {1.90f, 1.020f}, {2.00f, 0.930f}),
-      timed({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6},
-            {3.20f, 1.310f}, {2.31f, 1.500f}),
+      timed(ordered(staged(
+                {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6})),
+            {3.25f, 1.270f}, {3.25f, 1.421f}),
       timed(staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_places = 6}),
             {2.90f, 1.065f}, {2.08f, 1.210f}),
       timed(staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4}),
             {1.75f, 1.390f}, {3.20f, 1.647f}),
-      timed(ordered(staged({.dim = 128,
-                            .dim_v = 128,
-                            .consumers = 3,
-                            .keys = 80,
-                            .stages = 3,
-                            .query_places = 6,
-                            .windows = true})),
-            {3.25f, 1.421f}, {3.25f, 1.421f}),
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
       timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2}, {4.40f, 1.595f},
             {5.20f, 1.600f}),
