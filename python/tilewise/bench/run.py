@@ -16,7 +16,7 @@ import torch
 from tilewise.bench import environment, kinds, measure, rates, table, timing
 from tilewise.bench.implementations import Implementation
 from tilewise.bench.kinds import AnyProblem
-from tilewise.bench.operations.calls import COMPILED
+from tilewise.bench.operations.calls import COMPILED, COMPILED_GRAPH
 from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Record, Writer
 from tilewise.bench.suites import Suite
@@ -39,7 +39,7 @@ class Plan:
         every = kinds.taking_part(op, self.settings.device)
         if self.kernels:
             return [x for x in every if any(part in x.name for part in self.kernels)]
-        also = (*suite.also, COMPILED) if self.compiled else suite.also
+        also = (*suite.also, COMPILED, COMPILED_GRAPH) if self.compiled else suite.also
         return [x for x in every if (not x.on_demand or x.name in also) and x.name not in suite.leave_out]
 
 

@@ -14,6 +14,7 @@ from tilewise.bench.implementations import REFERENCE_FLOPS, CannotTake, Implemen
 from tilewise.bench.operations.operation import Arguments, Operation, widened
 
 EAGER, COMPILED = "torch eager", "torch compiled"
+COMPILED_GRAPH = "torch compiled graph"
 Call = Callable[[], Any]
 
 
@@ -25,6 +26,8 @@ def all_for(kind: type[Operation], device: torch.device) -> list[Implementation]
     if kind.op == "decode-step" and device.type == "cuda":
         found.append(Implementation("tilewise graph", True, functools.partial(bind_graph, "tilewise")))
         found.append(Implementation("torch graph", False, functools.partial(bind_graph, EAGER)))
+        compiled = functools.partial(bind_graph, COMPILED)
+        found.append(Implementation(COMPILED_GRAPH, False, compiled, on_demand=True))
     return [*found, Implementation(COMPILED, False, bind_compiled, on_demand=True)]
 
 
@@ -55,7 +58,8 @@ def bind_compiled(problem: Operation, arguments: Arguments) -> Call:
 
 def bind_graph(name: str, problem: Operation, arguments: Arguments) -> Call:
     """The call as a CUDA graph."""
-    call = bind_eager(problem, arguments) if name == EAGER else bind_ours(name, problem, arguments)
+    binds = {EAGER: bind_eager, COMPILED: bind_compiled}
+    call = binds.get(name, functools.partial(bind_ours, name))(problem, arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad():
         side = torch.cuda.Stream()
