@@ -20,8 +20,8 @@ __global__ void nothing() {}
 
 template <typename Body>
 double host_us(const Body& body) {
-  constexpr int rounds = 20;
-  constexpr int calls = 100;  // fewer than a stream holds before it makes the host wait
+  constexpr int rounds = 400;  // a host whose clock has been low needs some to wake
+  constexpr int calls = 100;   // fewer than a stream holds before it makes the host wait
   double least = 0;
   for (int round = 0; round < rounds; ++round) {
     check_cuda(cudaDeviceSynchronize(), "calls before");
