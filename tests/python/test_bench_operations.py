@@ -12,7 +12,7 @@ import torch
 from tilewise import cli
 from tilewise.bench import kinds, layer_figures, measure, plots, rates, report, suites, summary
 from tilewise.bench import run as running
-from tilewise.bench.operations import OPERATIONS, calls
+from tilewise.bench.operations import OPERATIONS, calls, hugging_face
 from tilewise.bench.operations.decode_step import DecodeStep
 from tilewise.bench.operations.ffn import Ffn
 from tilewise.bench.operations.gemm import Gemm
@@ -152,6 +152,18 @@ def test_compiled_pytorch_gives_the_same() -> None:
         problem, compiled, measure.Settings(CPU, seconds=0.0, limit_ms=60_000), Record()
     )
     assert line["ms"] and line["relative_error"] < 1e-6
+
+
+@pytest.mark.parametrize("direction", ["forward", "both"])
+def test_hugging_faces_layer_has_the_same_weights(direction: str) -> None:
+    pytest.importorskip("transformers")
+    theirs = [x for x in kinds.taking_part("layer", CPU) if x.name == hugging_face.NAME]
+    settings = measure.Settings(CPU, seconds=0.0, limit_ms=60_000)
+    problem = Layer(model="llama-small", batch=2, tokens=9, direction=direction)
+    (line,) = measure.measure(problem, theirs, settings, Record())
+    assert line["ms"] and line["relative_error"] < 1e-5
+    (line,) = measure.measure(Layer(model="bert-base", tokens=5), theirs, settings, Record())
+    assert "Llama" in line["skipped"]
 
 
 @pytest.mark.parametrize("op", OPERATIONS)

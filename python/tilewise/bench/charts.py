@@ -34,6 +34,7 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "torch graph": ("#6f4a2f", "#d0a27f", "cross"),
     "torch compiled": ("#4d6b2f", "#a9cc83", "plus"),
     "torch compiled graph": ("#8c4a63", "#e3a1b8", "plus"),
+    "hugging face": ("#7a2f2f", "#e08a8a", "cross"),
     "torch math": ("#8a8a8a", "#8f949c", "cross"),
     "torch efficient": ("#555b66", "#b9bfca", "plus"),
     "torch flash": ("#6f4a2f", "#d0a27f", "cross"),

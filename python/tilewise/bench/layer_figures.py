@@ -10,7 +10,7 @@ from tilewise.bench.summary import Race, name_of, races
 from tilewise.bench.table import digits, rate
 
 NOTHING = "Nothing has been recorded yet."
-PEERS = ("torch eager", "torch compiled", "torch graph", "torch compiled graph")
+PEERS = ("torch eager", "hugging face", "torch compiled", "torch graph", "torch compiled graph")
 
 
 def section(machines: Sequence[Record]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -112,21 +113,27 @@ def _rotary(config: Any, head_dim: int) -> RotaryEmbedding:
     return RotaryEmbedding(head_dim, config.max_position_embeddings, base, inverse_frequencies=frequencies)
 
 
-@torch.no_grad()
-def load_weights(ours: nn.Module, layer: nn.Module) -> None:
-    """Copies the weights of `layer` into `ours`, after all of them were found to fit."""
+def places(ours: nn.Module, layer: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """The parts of ours that have weights, by name, and theirs for each."""
     modules = dict(ours.named_modules())
-    pairs = []
     for name in _PLACES:
         theirs = _part(layer, name)
         if name not in modules:
             if theirs is not None:
                 reject("layer", f"no {name}", "one")
-            continue
-        if theirs is None:
+        elif theirs is None:
             reject("layer", f"a part for {name}", f"none in {type(layer).__name__}")
+        else:
+            yield name, modules[name], theirs
+
+
+@torch.no_grad()
+def load_weights(ours: nn.Module, layer: nn.Module) -> None:
+    """Copies the weights of `layer` into `ours`, after all of them were found to fit."""
+    pairs = []
+    for name, mine, theirs in places(ours, layer):
         for kind in ("weight", "bias"):
-            to, source = (getattr(x, kind, None) for x in (modules[name], theirs))
+            to, source = (getattr(x, kind, None) for x in (mine, theirs))
             shapes = ["none" if x is None else str(list(x.shape)) for x in (to, source)]
             if shapes[0] != shapes[1]:
                 reject(f"layer: {name}.{kind}", *shapes)

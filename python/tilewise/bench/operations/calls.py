@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tilewise.bench import exact
 from tilewise.bench.implementations import REFERENCE_FLOPS, CannotTake, Implementation, call_of
+from tilewise.bench.operations import hugging_face
 from tilewise.bench.operations.operation import Arguments, Operation, widened
 
 EAGER, COMPILED = "torch eager", "torch compiled"
@@ -28,6 +29,8 @@ def all_for(kind: type[Operation], device: torch.device) -> list[Implementation]
         found.append(Implementation("torch graph", False, functools.partial(bind_graph, EAGER)))
         compiled = functools.partial(bind_graph, COMPILED)
         found.append(Implementation(COMPILED_GRAPH, False, compiled, on_demand=True))
+    if kind.op == "layer":
+        found.append(Implementation(hugging_face.NAME, False, hugging_face.bind, on_demand=True))
     return [*found, Implementation(COMPILED, False, bind_compiled, on_demand=True)]
 
 
