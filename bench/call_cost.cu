@@ -20,8 +20,8 @@ __global__ void nothing() {}
 
 template <typename Body>
 double host_us(const Body& body) {
-  constexpr int rounds = 400;  // a host whose clock has been low needs some to wake
-  constexpr int calls = 100;   // fewer than a stream holds before it makes the host wait
+  constexpr int rounds = 100;
+  constexpr int calls = 100;  // fewer than a stream holds before it makes the host wait
   double least = 0;
   for (int round = 0; round < rounds; ++round) {
     check_cuda(cudaDeviceSynchronize(), "calls before");
@@ -34,6 +34,17 @@ double host_us(const Body& body) {
   return least;
 }
 
+/// A host that had nothing to do takes seconds to come to its clock: an empty launch took 4.0 us at first and
+/// 2.7 four seconds later.
+void wake_host() {
+  constexpr std::chrono::seconds enough{4};
+  const auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < enough) {
+    for (int n = 0; n < 100; ++n) launch<nothing>({.name = "nothing", .blocks = 1, .threads = 32});
+    check_cuda(cudaDeviceSynchronize(), "calls");
+  }
+}
+
 void time_calls() {
   const Memory q{elements * 2}, k{elements * 2}, v{elements * 2}, o{elements * 2}, space{1 << 26};
   for (const Memory* memory : {&q, &k, &v}) {
@@ -41,8 +52,7 @@ void time_calls() {
   }
   const Device device{Device::Type::cuda, 0};
   const Context context{.device = device, .workspace = {space.data, 1 << 26}};
-  const double launch_alone =
-      host_us([] { launch<nothing>({.name = "nothing", .blocks = 1, .threads = 32}); });
+  wake_host();
   for (const std::int64_t length : {128, 512, 2048}) {
     for (const bool causal : {false, true}) {
       const std::int64_t sizes[] = {1, 16, length, 128};
@@ -52,6 +62,8 @@ void time_calls() {
       const AttentionInputs inputs{.q = tensor(q), .k = tensor(k), .v = tensor(v)};
       const AttentionOutputs outputs{.o = tensor(o)};
       const AttentionOptions options{.causal = causal};
+      const double launch_alone =
+          host_us([] { launch<nothing>({.name = "nothing", .blocks = 1, .threads = 32}); });
       const double call = host_us([&] { attention_forward(inputs, options, outputs, context); });
       std::printf(
           "{\"heads\": 16, \"s\": %lld, \"d\": 128, \"causal\": %s, \"call\": %.2f, \"launch\": %.2f}\n",

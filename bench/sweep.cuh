@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "core/philox.h"
@@ -53,6 +54,31 @@ double median_ms(const Body& body) {
   }
   std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
   return times[runs / 2];
+}
+
+/// The same of several that run in turns: a GPU's clock follows what it did before.
+inline std::vector<double> medians_ms(const std::vector<std::function<void()>>& bodies) {
+  constexpr int warm_ups = 2;
+  constexpr int runs = 20;
+  std::vector<std::vector<double>> times(bodies.size());
+  const Event begin, end;
+  for (int run = 0; run < warm_ups + runs; ++run) {
+    for (std::size_t n = 0; n < bodies.size(); ++n) {
+      cudaEventRecord(begin.event);
+      bodies[n]();
+      cudaEventRecord(end.event);
+      check_cuda(cudaEventSynchronize(end.event), "a run");
+      float ms = 0;
+      cudaEventElapsedTime(&ms, begin.event, end.event);
+      if (run >= warm_ups) times[n].push_back(static_cast<double>(ms));
+    }
+  }
+  std::vector<double> medians;
+  for (std::vector<double>& of : times) {
+    std::nth_element(of.begin(), of.begin() + runs / 2, of.end());
+    medians.push_back(of[runs / 2]);
+  }
+  return medians;
 }
 
 /// Nearly normal numbers of deviation `size`, an element a thread.

@@ -1,6 +1,7 @@
 // Times candidates for the tuning table of the wgmma kernel's forward (src/cuda/wgmma/tuning.h), bf16, over
-// 16k tokens of hidden size 2048. A JSON object a line: the device, then each candidate on each shape, with
-// its largest difference from the mma kernel's o; "chosen" is the one that the table's rows would run.
+// 16k tokens of hidden size 2048, and windows in 16k. A JSON object a line: the device, then each candidate
+// on each shape, in turns, with its largest difference from the mma kernel's o; "chosen" is the one that the
+// table's rows would run.
 //   sweep_wgmma [head dim [sequence length]]
 //   sweep_wgmma --check    small shapes with edges against a plain computation in f32; status 1 where one is
 //   off
@@ -11,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -136,47 +138,58 @@ struct Sweep {
     check_cuda(cudaDeviceSynchronize(), "inputs");
   }
 
+  /// The largest difference from mma's.
   template <int row>
-  void time(const AttentionCall& call, double flops) {
-    constexpr ForwardConfig c = Candidates::rows[row];
-    const AttentionProblem& problem = call.problem;
-    if (c.dim != problem.dim_qk || c.dim_v != problem.dim_v) return;
+  float difference(const AttentionCall& call) {
     cudaMemset(o.data, 0xFF, elements * 2);
-    const double ms = median_ms([&] { run_row<T, Candidates, row>(call, context); });
+    run_row<T, Candidates, row>(call, context);
     cudaMemset(largest.data, 0, 8);
     compare<<<elements / 256, 256>>>(static_cast<const T*>(o.data), static_cast<const T*>(truth.data),
                                      static_cast<int*>(largest.data));
-    float difference = 0;
-    check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
-    ForwardConfig chosen = Forward::rows[choose_row<Forward>(call, multiprocessors()).row];
-    chosen.even = chosen.uneven = {};
-    const bool same = chosen == c;
-    std::printf(
-        "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"consumers\": %d, \"keys\": %d, \"stages\": %d, "
-        "\"query_places\": %d, \"staged\": %s, \"ordered\": %s, \"paneled\": %s, \"chosen\": %s, \"shared\": "
-        "%d, \"ms\": "
-        "%.4f, \"tflops\": %.1f, "
-        "\"difference\": %g}\n",
-        c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false",
-        c.consumers, c.keys, c.stages, c.query_places, c.staged ? "true" : "false",
-        c.ordered ? "true" : "false", c.paneled ? "true" : "false", same ? "true" : "false",
-        static_cast<int>(c.shared_bytes()), ms, flops / ms * 1e-9, static_cast<double>(difference));
-    std::fflush(stdout);
+    float found = 0;
+    check_cuda(cudaMemcpy(&found, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
+    return found;
   }
 
-  void shape(std::int64_t dim, std::int64_t length, bool causal) {
+  void shape(std::int64_t dim, std::int64_t length, bool causal, std::int64_t window) {
     const Device device{Device::Type::cuda, 0};
     const std::int64_t sizes[] = {tokens / length, hidden_size / dim, length, dim};
     const auto tensor = [&](const Memory& memory) { return Tensor(memory.data, DType::bf16, sizes, device); };
     const AttentionInputs inputs{.q = tensor(q), .k = tensor(k), .v = tensor(v)};
     AttentionOptions options{.causal = causal, .kernel = "mma"};
+    if (window > 0) options.window.left = window;
     attention_forward(inputs, options, {.o = tensor(truth)}, context);
     options.kernel = "auto";
     const AttentionOutputs outputs{.o = tensor(o),
                                    .lse = Tensor(lse.data, DType::f32, std::span(sizes).first(3), device)};
     const AttentionCall call = checked_forward(inputs, options, outputs, context);
-    const double flops = 4.0 * static_cast<double>(elements * length) * (causal ? 0.5 : 1.0);
-    for_each_candidate([&]<int row>() { time<row>(call, flops); });
+    ForwardConfig chosen = Forward::rows[choose_row<Forward>(call, multiprocessors()).row];
+    chosen.even = chosen.uneven = {};
+    std::vector<ForwardConfig> configs;
+    std::vector<float> differences;
+    std::vector<std::function<void()>> calls;
+    for_each_candidate([&]<int row>() {
+      if (Candidates::rows[row].dim != dim || Candidates::rows[row].dim_v != dim) return;
+      configs.push_back(Candidates::rows[row]);
+      differences.push_back(difference<row>(call));
+      calls.emplace_back([&] { run_row<T, Candidates, row>(call, context); });
+    });
+    const std::vector<double> times = medians_ms(calls);
+    const double keys = window > 0 ? static_cast<double>(window + 1) : static_cast<double>(length);
+    const double flops = 4.0 * static_cast<double>(elements) * keys * (causal && window == 0 ? 0.5 : 1.0);
+    for (std::size_t n = 0; n < configs.size(); ++n) {
+      const ForwardConfig& c = configs[n];
+      const auto word = [](bool yes) { return yes ? "true" : "false"; };
+      std::printf(
+          "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"window\": %lld, \"consumers\": %d, \"keys\": %d, "
+          "\"stages\": %d, \"query_places\": %d, \"staged\": %s, \"ordered\": %s, \"paneled\": %s, "
+          "\"chosen\": %s, \"shared\": %d, \"ms\": %.4f, \"tflops\": %.1f, \"difference\": %g}\n",
+          c.dim, static_cast<long long>(length), word(causal), static_cast<long long>(window), c.consumers,
+          c.keys, c.stages, c.query_places, word(c.staged), word(c.ordered), word(c.paneled),
+          word(chosen == c), static_cast<int>(c.shared_bytes()), times[n], flops / times[n] * 1e-9,
+          static_cast<double>(differences[n]));
+    }
+    std::fflush(stdout);
   }
 };
 
@@ -188,7 +201,10 @@ void sweep(std::int64_t only_dim, std::int64_t only_length) {
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const std::int64_t length : {512, 1024, 2048, 4096, 8192, 16384}) {
       if ((only_dim != 0 && dim != only_dim) || (only_length != 0 && length != only_length)) continue;
-      for (const bool causal : {false, true}) shapes.shape(dim, length, causal);
+      for (const bool causal : {false, true}) shapes.shape(dim, length, causal, 0);
+      for (const std::int64_t window : {256, 1024, 4096}) {
+        if (length == tokens) shapes.shape(dim, length, true, window);
+      }
     }
   }
 }
