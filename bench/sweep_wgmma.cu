@@ -28,39 +28,23 @@ using namespace sweep;
 
 struct Candidates {
   static constexpr ForwardConfig rows[] = {
-      trimmed({.dim = 64,
-               .dim_v = 64,
-               .consumers = 3,
-               .keys = 128,
-               .stages = 3,
-               .query_places = 6,
-               .staged = true}),
-      trimmed({.dim = 64,
-               .dim_v = 64,
-               .consumers = 4,
-               .keys = 64,
-               .stages = 6,
-               .query_places = 8,
-               .staged = true}),
-      {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 96, .stages = 4, .query_places = 6, .staged = true},
-      {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .query_places = 4, .staged = true},
-      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6},
-      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6, .staged = true},
-      ordered({.dim = 128,
-               .dim_v = 128,
-               .consumers = 3,
-               .keys = 80,
-               .stages = 3,
-               .query_places = 6,
-               .staged = true}),
-      {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_places = 6, .staged = true},
-      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4},
-      {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4, .staged = true},
+      trimmed(staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_places = 6})),
+      ordered(trimmed(
+          staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_places = 6}))),
+      trimmed(staged({.dim = 64, .dim_v = 64, .consumers = 4, .keys = 64, .stages = 6, .query_places = 8})),
+      ordered(trimmed(
+          staged({.dim = 64, .dim_v = 64, .consumers = 4, .keys = 64, .stages = 6, .query_places = 8}))),
+      ordered(staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6})),
+      staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_places = 6}),
+      staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4}),
+      ordered(
+          staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4})),
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2},
       {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2},
-      {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2},
-      {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2, .paneled = true},
+      ordered({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2}),
+      paneled({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2}),
+      ordered(paneled({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2})),
   };
 };
 constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
