@@ -23,7 +23,8 @@ constexpr std::array<std::int64_t, 62> tried_lengths = {
 
 // One of the three largest lengths up to the limit.
 std::int64_t random_length(Random& rng, double limit) {
-  const auto end = std::upper_bound(tried_lengths.begin(), tried_lengths.end(), static_cast<std::int64_t>(limit));
+  const auto end =
+      std::upper_bound(tried_lengths.begin(), tried_lengths.end(), static_cast<std::int64_t>(limit));
   const auto index = std::max<std::int64_t>(0, end - tried_lengths.begin() - rng.between(1, 3));
   return tried_lengths[static_cast<std::size_t>(index)];
 }

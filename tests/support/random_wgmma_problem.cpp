@@ -45,8 +45,9 @@ void choose_wgmma_shape(Random& rng, RandomProblem& p) {
       rng.log_uniform(wgmma_min_cost, wgmma_max_cost) / static_cast<double>(heads * (p.dim_qk + p.dim_v));
   // Of packed sequences only some are as long as the longest.
   const double filled = p.layout == Layout::packed ? 0.5 : 1.0;
-  const std::int64_t least_rows =
-      std::max(p.dim_qk, p.dim_v) > 128 ? least_rows_of_large_dims : (wgmma_least_results + p.dim_v - 1) / p.dim_v;
+  const std::int64_t least_rows = std::max(p.dim_qk, p.dim_v) > 128
+                                      ? least_rows_of_large_dims
+                                      : (wgmma_least_results + p.dim_v - 1) / p.dim_v;
   const double least = static_cast<double>(least_rows) / (filled * static_cast<double>(heads));
   // As few queries as may be, some, about as many as keys, more.
   const double share = rng.pick({0.0, 0.3, 0.5, 0.5, 0.5, 0.7});
