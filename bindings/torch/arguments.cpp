@@ -9,8 +9,6 @@ namespace {
 
 using OptionalTensor = AttentionArguments::OptionalTensor;
 
-constexpr std::string_view floating = "f32, f16, bf16 or f64";
-
 Tensor optional_view(const OptionalTensor& tensor, std::string_view name, std::string_view expected) {
   return tensor ? view(*tensor, name, expected) : Tensor();
 }
@@ -30,7 +28,7 @@ Tensor mask_view(const OptionalTensor& mask) {
 }
 
 // The library reads rows whose last dimension is contiguous; others are replaced by a copy.
-Tensor row_view(TorchTensor& rows, std::string_view name) {
+Tensor rows_of_attention(TorchTensor& rows, std::string_view name) {
   const Tensor result = view(rows, name, floating);
   const int last = result.rank - 1;
   if (last < 0 || result.extent(last) <= 1 || result.stride(last) == 1) return result;
@@ -133,9 +131,9 @@ void AttentionArguments::unpack_options() {
 AttentionInputs AttentionArguments::inputs() {
   if (packed_options) unpack_options();
   AttentionInputs inputs{
-      .q = row_view(query, "q"),
-      .k = row_view(key, "k"),
-      .v = row_view(value, "v"),
+      .q = rows_of_attention(query, "q"),
+      .k = rows_of_attention(key, "k"),
+      .v = rows_of_attention(value, "v"),
       .mask = mask_view(attn_mask),
       .alibi_slopes = optional_view(alibi_slopes, "alibi_slopes", "f32"),
       .sinks = optional_view(sinks, "sinks", "f32"),

@@ -4,11 +4,15 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "runtime.h"
 #include "tilewise/tilewise.h"
 
 namespace tilewise::torch_binding {
+
+/// What most tensors may be, in messages.
+inline constexpr std::string_view floating = "f32, f16, bf16 or f64";
 
 /// Takes an operator's arguments off torch's stack, in the order of its schema. All of them must be taken,
 /// and nothing may throw in between: what stays on the stack is never freed.

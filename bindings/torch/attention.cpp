@@ -16,8 +16,6 @@ using OptionalTensor = AttentionArguments::OptionalTensor;
 using PlainMask = AttentionArguments::PlainMask;
 using torch::stable::detail::from;
 
-constexpr std::string_view floating = "f32, f16, bf16 or f64";
-
 Tensor statistics_view(const TorchTensor& tensor, std::string_view name) {
   return view(tensor, name, "f32, or f64 where q is");
 }

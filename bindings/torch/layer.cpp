@@ -23,8 +23,6 @@ namespace {
 using OptionalTensor = std::optional<TorchTensor>;
 using torch::stable::detail::from;
 
-constexpr std::string_view floating = "f32, f16, bf16 or f64";
-
 /// Rows with a contiguous last dimension: others are replaced by a copy.
 Tensor row_view(TorchTensor& rows, std::string_view name) {
   rows = with_contiguous_last(rows);

@@ -10,7 +10,7 @@
 
 // Outputs and gradients in odd places: backwards in memory, or as slices of one buffer. They hold what they
 // hold elsewhere, and nothing around them is touched.
-namespace tilewise::test {
+namespace tilewise::test::output_views_test {
 namespace {
 
 // Everything a backward call reads made random, so that no two results are alike.
@@ -144,4 +144,4 @@ TEST(OutputViews, OutputBesideItsQueryAndLseInThePadding) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::output_views_test

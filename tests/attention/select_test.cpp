@@ -8,7 +8,7 @@
 #include "attention/problem.h"
 #include "attention/validate_case.h"
 
-namespace tilewise::test {
+namespace tilewise::test::select_test {
 namespace {
 
 using Verdict = Explanation::Verdict;
@@ -208,4 +208,4 @@ TEST(Problem, ComparesByEveryField) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::select_test

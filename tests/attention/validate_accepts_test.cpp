@@ -9,7 +9,7 @@
 #include "attention/validate_case.h"
 
 // Sound calls that stand next to the refused ones.
-namespace tilewise::test {
+namespace tilewise::test::validate_accepts_test {
 namespace {
 
 struct Sound {
@@ -241,4 +241,4 @@ TEST(ValidateBackward, PagedKeysAreUnsupported) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::validate_accepts_test

@@ -3,7 +3,7 @@
 #include "attention/validate_case.h"
 
 // Packed sequences, paged keys and block masks.
-namespace tilewise::test {
+namespace tilewise::test::validate_layouts_test {
 namespace {
 
 class ValidateLayouts : public testing::TestWithParam<Refusal> {};
@@ -260,4 +260,4 @@ const Refusal blocks[] = {
 INSTANTIATE_TEST_SUITE_P(Blocks, ValidateLayouts, testing::ValuesIn(blocks), name_of);
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::validate_layouts_test

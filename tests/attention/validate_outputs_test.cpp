@@ -8,7 +8,7 @@
 #include "attention/validate_case.h"
 
 // Outputs, gradients, overlaps and the workspace.
-namespace tilewise::test {
+namespace tilewise::test::validate_outputs_test {
 namespace {
 
 class ValidateOutputs : public testing::TestWithParam<Refusal> {};
@@ -265,4 +265,4 @@ INSTANTIATE_TEST_SUITE_P(Scenes, ValidateWorkspace,
                                          packed_backward));
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::validate_outputs_test

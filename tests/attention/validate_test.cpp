@@ -6,7 +6,7 @@
 #include <limits>
 
 // Options, q, k, v and the optional inputs of dense calls. Layouts and outputs have files of their own.
-namespace tilewise::test {
+namespace tilewise::test::validate_test {
 namespace {
 
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
@@ -213,4 +213,4 @@ const Refusal optional_inputs[] = {
 INSTANTIATE_TEST_SUITE_P(OptionalInputs, Validate, testing::ValuesIn(optional_inputs), name_of);
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::validate_test

@@ -9,7 +9,7 @@
 #include "cpu/reference_case.h"
 
 // Every gradient of the reference against finite differences of its forward pass, all in f64.
-namespace tilewise::test {
+namespace tilewise::test::reference_gradient_test {
 namespace {
 
 constexpr double none = -std::numeric_limits<double>::infinity();
@@ -325,4 +325,4 @@ TEST(ReferenceGradients, AreTheSameWhicheverAreAsked) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::reference_gradient_test

@@ -7,7 +7,7 @@
 #include "cpu/reference_case.h"
 
 // What must not change the answer, or changes it in a known way; and problems with nothing in them.
-namespace tilewise::test {
+namespace tilewise::test::reference_invariance_test {
 namespace {
 
 constexpr double none = -std::numeric_limits<double>::infinity();
@@ -243,4 +243,4 @@ TEST(ReferenceEmpty, PackedCallsWithoutSequencesClearTheirOutputs) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::reference_invariance_test

@@ -8,7 +8,7 @@
 #include "cpu/reference_case.h"
 
 // One problem told in two ways gives one answer: layouts, invariances, empty problems.
-namespace tilewise::test {
+namespace tilewise::test::reference_layout_test {
 namespace {
 
 constexpr double none = -std::numeric_limits<double>::infinity();
@@ -254,4 +254,4 @@ TEST(ReferenceLayout, ThreadsDoNotChangeABit) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::reference_layout_test

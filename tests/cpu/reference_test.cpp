@@ -8,7 +8,7 @@
 #include "cpu/reference_case.h"
 
 // The reference against closed forms: every part of the score, every way to hide a key.
-namespace tilewise::test {
+namespace tilewise::test::reference_test {
 namespace {
 
 constexpr double none = -std::numeric_limits<double>::infinity();
@@ -359,4 +359,4 @@ TEST(Reference, HeadDimsReach4096) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::reference_test

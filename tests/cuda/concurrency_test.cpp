@@ -9,7 +9,7 @@
 
 #include "cuda/device_problem.h"
 
-namespace tilewise::test {
+namespace tilewise::test::concurrency_test {
 namespace {
 
 constexpr int callers = 4;
@@ -80,4 +80,4 @@ TEST_P(Concurrency, FourHostThreadsAtOnceGiveTheResultsOfOne) {
 INSTANTIATE_TEST_SUITE_P(Kernels, Concurrency, testing::ValuesIn(cuda_kernels()), kernel_name);
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::concurrency_test

@@ -8,7 +8,7 @@
 #include "cuda/device_problem.h"
 #include "support/buffer.h"
 
-namespace tilewise::test {
+namespace tilewise::test::dropout_test {
 namespace {
 
 constexpr std::int64_t batch = 2, heads = 3, length = 133, dim = 8;
@@ -135,4 +135,4 @@ TEST(DropoutPatterns, ShowTheContractOnTheCpu) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::dropout_test

@@ -9,7 +9,7 @@
 #include "cuda/device_problem.h"
 #include "cuda/fault.h"
 
-namespace tilewise::test {
+namespace tilewise::test::errors_test {
 namespace {
 
 // A sound call of both passes whose tensors say that they are on `device`. Nothing here reads them.
@@ -165,4 +165,4 @@ TEST_F(CudaErrors, AFaultOnTheDeviceComesOutOfTheNextCallWithTheKernelsName) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::errors_test

@@ -5,7 +5,7 @@
 #include "cuda/device_problem.h"
 #include "property/check.h"
 
-namespace tilewise::test {
+namespace tilewise::test::fused_short_test {
 namespace {
 
 // The kernel of `fused` for few keys at large head dims. Random problems are too small for it: it is taken
@@ -59,4 +59,4 @@ TEST_F(FusedShort, TakesANegativeScale) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::fused_short_test

@@ -5,7 +5,7 @@
 
 #include "cuda/device_problem.h"
 
-namespace tilewise::test {
+namespace tilewise::test::graph_test {
 namespace {
 
 using cuda::check_cuda;
@@ -132,4 +132,4 @@ TEST_P(GraphCapture, DrawsDropoutAnewWhereItsSeedInMemoryChanges) {
 INSTANTIATE_TEST_SUITE_P(Kernels, GraphCapture, testing::ValuesIn(cuda_kernels()), kernel_name);
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::graph_test

@@ -8,7 +8,7 @@
 #include "cuda/device_problem.h"
 #include "property/check.h"
 
-namespace tilewise::test {
+namespace tilewise::test::kernels_test {
 namespace {
 
 // Random problems over the whole contract are tilewise_property's; these show that each kernel is there under
@@ -76,4 +76,4 @@ TEST_P(EveryKernel, StaysNearFullPrecisionWhereTf32IsAllowed) {
 INSTANTIATE_TEST_SUITE_P(Kernels, EveryKernel, testing::ValuesIn(cuda_kernels()), kernel_name);
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::kernels_test

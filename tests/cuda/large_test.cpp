@@ -10,7 +10,7 @@
 #include "cuda/device_problem.h"
 #include "property/check.h"
 
-namespace tilewise::test {
+namespace tilewise::test::large_test {
 namespace {
 
 // Tensors of more than 2^31 elements. Each test hides a small problem in large memory, so that the reference
@@ -255,4 +255,4 @@ TEST_P(CudaLarge, TakesMoreThanTwoToThe31Scores) {
 INSTANTIATE_TEST_SUITE_P(Kernels, CudaLarge, testing::ValuesIn(cuda_kernels()), kernel_name);
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::large_test

@@ -6,7 +6,7 @@
 #include "cuda/fault.h"
 #include "cuda/runtime/launch.cuh"
 
-namespace tilewise::test {
+namespace tilewise::test::launch_test {
 namespace {
 
 using cuda::launch;
@@ -92,10 +92,9 @@ TEST_F(CudaLaunchErrors, NameTheKernelThatAsksForTooMuchSharedMemory) {
 }
 
 }  // namespace
+}  // namespace tilewise::test::launch_test
 
-void fault_on_device() {
-  launch<trap>({.name = "trap", .blocks = 1, .threads = 1});
+void tilewise::test::fault_on_device() {
+  cuda::launch<launch_test::trap>({.name = "trap", .blocks = 1, .threads = 1});
   cudaDeviceSynchronize();
 }
-
-}  // namespace tilewise::test

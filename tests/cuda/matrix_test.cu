@@ -9,7 +9,7 @@
 #include "cuda/tile/swizzled_tile.cuh"
 #include "support/random.h"
 
-namespace tilewise::test {
+namespace tilewise::test::matrix_test {
 namespace {
 
 // Tiles of 16-bit elements and products of them, as the kernels on tensor cores use them: loaded by either
@@ -227,4 +227,4 @@ TEST(SwizzledTile, GivesEveryChunkAPlaceAndEightRowsAllBanks) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::matrix_test

@@ -6,7 +6,7 @@
 #include "cuda/device_problem.h"
 #include "property/check.h"
 
-namespace tilewise::test {
+namespace tilewise::test::mma_backward_test {
 namespace {
 
 // Random problems are small; tilewise_property has a domain of larger ones. Here each head dim has its turn,
@@ -268,4 +268,4 @@ TEST_F(MmaBackward, SaysWhatItDoesNotTake) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::mma_backward_test

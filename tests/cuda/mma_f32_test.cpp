@@ -8,7 +8,7 @@
 #include "cuda/device_problem.h"
 #include "property/check.h"
 
-namespace tilewise::test {
+namespace tilewise::test::mma_f32_test {
 namespace {
 
 // f32 on tensor cores, where a number is two of f16. Random problems are seldom large enough for it. Here
@@ -225,4 +225,4 @@ TEST_F(MmaF32, SaysWhatItDoesNotTake) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::mma_f32_test

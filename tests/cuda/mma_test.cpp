@@ -7,7 +7,7 @@
 #include "cuda/device_problem.h"
 #include "property/check.h"
 
-namespace tilewise::test {
+namespace tilewise::test::mma_test {
 namespace {
 
 // Random problems seldom have what the plain kernels of `mma` are for: many results, aligned rows, and
@@ -164,4 +164,4 @@ TEST_F(MmaForward, LeavesEqualValuesAsTheyAre) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::mma_test

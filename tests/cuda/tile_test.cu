@@ -13,7 +13,7 @@
 #include "cuda/tile/score.cuh"
 #include "support/open_problem.h"
 
-namespace tilewise::test {
+namespace tilewise::test::tile_test {
 namespace {
 
 // The pieces that every kernel shares, walked through as kernels do and compared with the contract as
@@ -187,4 +187,4 @@ TEST_F(CudaTiles, WalkOverTheContractsPairsOnce) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::tile_test

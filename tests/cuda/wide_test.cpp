@@ -6,7 +6,7 @@
 #include "cuda/device_problem.h"
 #include "property/check.h"
 
-namespace tilewise::test {
+namespace tilewise::test::wide_test {
 namespace {
 
 // Head dims past those of tiles. Random problems are too small for it: its heads must be worth their
@@ -84,4 +84,4 @@ TEST_F(Wide, LeavesSmallHeadsToOthers) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::wide_test

@@ -1,6 +1,6 @@
 #include "layer/ffn_case.h"
 
-namespace tilewise::test {
+namespace tilewise::test::ffn_test {
 namespace {
 
 using namespace ffn_case;
@@ -194,4 +194,4 @@ TEST(Ffn, bad_input_is_named_and_nothing_is_written) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::ffn_test

@@ -1,6 +1,6 @@
 #include "layer/gemm_case.h"
 
-namespace tilewise::test {
+namespace tilewise::test::gemm_test {
 namespace {
 
 using namespace gemm_case;
@@ -207,4 +207,4 @@ TEST(Gemm, the_walk_is_explained) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::gemm_test

@@ -3,7 +3,7 @@
 
 #include "layer/layer_case.h"
 
-namespace tilewise::test {
+namespace tilewise::test::layer_test {
 namespace {
 
 using namespace layer_case;
@@ -311,4 +311,4 @@ TEST(LayerBackward, bad_input_is_named_and_nothing_is_written) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::layer_test

@@ -1,6 +1,6 @@
 #include "layer/norm_case.h"
 
-namespace tilewise::test {
+namespace tilewise::test::norm_test {
 namespace {
 
 using namespace norm_case;
@@ -184,4 +184,4 @@ TEST(Norm, bad_input_is_named_and_nothing_is_written) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::norm_test

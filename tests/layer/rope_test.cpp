@@ -1,6 +1,6 @@
 #include "layer/rope_case.h"
 
-namespace tilewise::test {
+namespace tilewise::test::rope_test {
 namespace {
 
 using namespace rope_case;
@@ -144,4 +144,4 @@ TEST(Rope, bad_input_is_named_and_nothing_is_written) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::rope_test

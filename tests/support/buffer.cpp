@@ -8,19 +8,20 @@
 #include "core/load.h"
 
 namespace tilewise::test {
+
+struct AlignedDelete {
+  static constexpr std::size_t alignment = 64;
+  void operator()(std::byte* data) const { ::operator delete[](data, std::align_val_t{alignment}); }
+};
+using AlignedBytes = std::unique_ptr<std::byte[], AlignedDelete>;
+
 namespace {
 
-constexpr std::size_t alignment = 64;
+constexpr std::size_t alignment = AlignedDelete::alignment;
 constexpr std::size_t guard_bytes = 128;
 // Read as 0x7FFF, 0x7FFF7FFF, …: NaN in f16, bf16, f32 and f64, and not the poison.
 constexpr std::byte guard_pattern[2] = {std::byte{0xFF}, std::byte{0x7F}};
 constexpr std::byte poison_pattern{0xFF};
-
-struct AlignedDelete {
-  void operator()(std::byte* data) const { ::operator delete[](data, std::align_val_t{alignment}); }
-};
-
-using AlignedBytes = std::unique_ptr<std::byte[], AlignedDelete>;
 
 AlignedBytes allocate(std::size_t bytes) {
   return AlignedBytes(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{alignment})));

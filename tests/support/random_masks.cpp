@@ -8,7 +8,7 @@
 namespace tilewise::test {
 namespace {
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double no_score = -std::numeric_limits<double>::infinity();
 
 // A shape of rank 1 to 4 that broadcasts to [B, Hq, Sq, Sk].
 Shape broadcast_shape(Random& rng, const RandomProblem& p) {
@@ -82,10 +82,10 @@ void make_additive_mask(Random& rng, RandomProblem& p, const Magnitudes& magnitu
   // What hides: -inf, or as models do, the lowest finite number; that one never fills a row on purpose, since
   // what such a row attends to is decided by roundings.
   const double lowest = dtype == DType::f16 ? -65504.0 : -3.38e38;
-  const double hides = rng.chance(0.8) ? -infinity : lowest;
+  const double hides = rng.chance(0.8) ? no_score : lowest;
   const double density = hides == lowest ? std::min(hidden.elements, 0.5) : hidden.elements;
   for_each_element(rng, p.mask, hidden.rows, [&](const Shape& index, bool row_hidden) {
-    const double value = row_hidden ? -infinity : rng.chance(density) ? hides : scale * rng.normal();
+    const double value = row_hidden ? no_score : rng.chance(density) ? hides : scale * rng.normal();
     p.mask.set(index, value);
   });
   poison_past_lengths(p);

@@ -7,31 +7,31 @@ namespace tilewise::test {
 namespace {
 
 // Bounds on B·Hq·Sq·Sk·(D+Dv): gradients must have many elements, and the reference must come to an end.
-constexpr double min_cost = 1e6;
-constexpr double max_cost = 1e7;
+constexpr double mma_min_cost = 1e6;
+constexpr double mma_max_cost = 1e7;
 constexpr std::int64_t least_keys = 65;  // fewer backward leaves to others
-constexpr std::int64_t least_results = 16384;
+constexpr std::int64_t mma_least_results = 16384;
 constexpr std::int64_t many_results = std::int64_t{1} << 18;  // from here on backward rounds weights
 
-std::int64_t random_head_dim(Random& rng) {
+std::int64_t mma_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
       {8, 24, 31, 40, 56, 64, 64, 64, 64, 72, 80, 96, 100, 128, 128, 128, 128, 136, 160, 192, 200, 256, 256});
 }
 
-void choose_shape(Random& rng, RandomProblem& p) {
+void choose_mma_shape(Random& rng, RandomProblem& p) {
   p.aligned = p.aligned_results = rng.chance(0.6);
   p.dtype = rng.pick({DType::f16, DType::bf16});
   p.layout = rng.pick({Layout::dense, Layout::dense, Layout::dense, Layout::packed});
   p.batch = rng.between(1, p.layout == Layout::packed ? 5 : 3);
   p.heads_kv = rng.pick<std::int64_t>({1, 1, 2, 3});
   p.heads_q = p.heads_kv * rng.pick<std::int64_t>({1, 1, 2, 4});
-  p.dim_qk = random_head_dim(rng);
-  p.dim_v = rng.chance(0.7) ? p.dim_qk : random_head_dim(rng);
+  p.dim_qk = mma_head_dim(rng);
+  p.dim_v = rng.chance(0.7) ? p.dim_qk : mma_head_dim(rng);
   const std::int64_t heads = p.batch * p.heads_q;
   const std::int64_t least_rows =
-      least_results / std::min(p.dim_qk, p.dim_v) + 1;  // of all heads, queries and keys alike
+      mma_least_results / std::min(p.dim_qk, p.dim_v) + 1;  // of all heads, queries and keys alike
   const double pairs =
-      rng.log_uniform(min_cost, max_cost) / static_cast<double>(heads * (p.dim_qk + p.dim_v));
+      rng.log_uniform(mma_min_cost, mma_max_cost) / static_cast<double>(heads * (p.dim_qk + p.dim_v));
   // Of packed sequences only some are as long as the longest.
   const std::int64_t filled = p.layout == Layout::packed ? 2 : 1;
   const double share = rng.pick({0.3, 0.5, 0.5, 0.5, 0.7});
@@ -59,7 +59,7 @@ RandomProblem random_mma_problem(std::uint64_t seed) {
   Random rng(seed);
   RandomProblem problem;
   problem.seed = seed;
-  choose_shape(rng, problem);
+  choose_mma_shape(rng, problem);
   if (Random other(seed + 5); other.chance(0.02)) choose_many_results(other, problem);
   choose_options(rng, problem);
   const Magnitudes magnitudes = choose_magnitudes(rng, problem);

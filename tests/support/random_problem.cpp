@@ -15,7 +15,7 @@ namespace {
 constexpr double max_cost = 2e6;
 
 // One under, at and over the tiles that kernels use, and primes.
-constexpr std::array<std::int64_t, 62> lengths = {
+constexpr std::array<std::int64_t, 62> tried_lengths = {
     1,   2,   3,   4,   5,   6,   7,    8,    9,    11,   12,   13,   15,   16,  17,  19,
     23,  24,  25,  29,  31,  32,  33,   37,   41,   47,   48,   49,   53,   61,  63,  64,
     65,  67,  79,  96,  97,  101, 127,  128,  129,  131,  191,  193,  251,  255, 256, 257,
@@ -23,9 +23,10 @@ constexpr std::array<std::int64_t, 62> lengths = {
 
 // One of the three largest lengths up to the limit.
 std::int64_t random_length(Random& rng, double limit) {
-  const auto end = std::upper_bound(lengths.begin(), lengths.end(), static_cast<std::int64_t>(limit));
-  const auto index = std::max<std::int64_t>(0, end - lengths.begin() - rng.between(1, 3));
-  return lengths[static_cast<std::size_t>(index)];
+  const auto end =
+      std::upper_bound(tried_lengths.begin(), tried_lengths.end(), static_cast<std::int64_t>(limit));
+  const auto index = std::max<std::int64_t>(0, end - tried_lengths.begin() - rng.between(1, 3));
+  return tried_lengths[static_cast<std::size_t>(index)];
 }
 
 std::int64_t random_head_dim(Random& rng) {

@@ -23,7 +23,7 @@ std::string text_of(const Buffer& buffer) {
   return text + ")";
 }
 
-std::string values_of(const Buffer& buffer) {
+std::string listed(const Buffer& buffer) {
   std::ostringstream text;
   for (const double value : buffer.values()) text << (text.tellp() == 0 ? "" : ",") << value;
   return text.str();
@@ -40,9 +40,9 @@ std::string to_string(const RandomProblem& p) {
        << p.heads_kv << " Sq" << p.length_q << " Sk" << p.length_k << " D" << p.dim_qk << " Dv" << p.dim_v;
   text << "; q " << text_of(p.q) << " k " << text_of(p.k) << " v " << text_of(p.v);
   if (p.cumulative_q.given()) {
-    text << "; ends_q " << values_of(p.cumulative_q) << " ends_k " << values_of(p.cumulative_k);
+    text << "; ends_q " << listed(p.cumulative_q) << " ends_k " << listed(p.cumulative_k);
   }
-  if (p.key_lengths.given()) text << "; key lengths " << values_of(p.key_lengths);
+  if (p.key_lengths.given()) text << "; key lengths " << listed(p.key_lengths);
   if (p.mask.given()) text << "; mask " << text_of(p.mask);
   if (p.blocks.counts.given()) {
     text << "; blocks " << p.blocks.block_q << "x" << p.blocks.block_k << ' ' << text_of(p.blocks.indices)
@@ -56,7 +56,7 @@ std::string to_string(const RandomProblem& p) {
   if (options.alignment == Alignment::bottom_right) text << "; bottom right";
   if (options.softcap > 0) text << "; softcap " << options.softcap;
   if (p.alibi_slopes.given()) text << "; alibi " << text_of(p.alibi_slopes);
-  if (p.sinks.given()) text << "; sinks " << values_of(p.sinks);
+  if (p.sinks.given()) text << "; sinks " << listed(p.sinks);
   if (options.dropout.probability > 0) text << "; dropout " << options.dropout.probability;
   if (options.deterministic) text << "; deterministic";
   text << "; asks" << (p.asked.dq ? " dq" : "") << (p.asked.dk ? " dk" : "") << (p.asked.dv ? " dv" : "");

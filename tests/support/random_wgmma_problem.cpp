@@ -7,15 +7,15 @@ namespace tilewise::test {
 namespace {
 
 // Bounds on B·Hq·Sq·Sk·(D+Dv): there must be many results, and the reference must come to an end.
-constexpr double min_cost = 2e6;
-constexpr double max_cost = 2e7;
-constexpr std::int64_t least_results = 16384;  // fewer the kernel leaves to others
+constexpr double wgmma_min_cost = 2e6;
+constexpr double wgmma_max_cost = 2e7;
+constexpr std::int64_t wgmma_least_results = 16384;  // fewer the kernel leaves to others
 constexpr std::int64_t least_queries = 8;
 constexpr std::int64_t least_rows_of_large_dims = 1024;  // the same
 constexpr double least_pairs_of_largest_dims = 0x1p20;   // the same, above 192
 constexpr std::int64_t largest_dim_with_mask = 128;      // or dropout
 
-std::int64_t random_head_dim(Random& rng) {
+std::int64_t wgmma_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
       {16,  24,  32,  40,  48,  56,  64,  64,  64,  64,  64,
        64,  72,  80,  88,  96,  96,  104, 112, 120, 128, 128,
@@ -23,7 +23,7 @@ std::int64_t random_head_dim(Random& rng) {
 }
 
 // A length up to the limit, often next to a multiple of what tiles have.
-std::int64_t random_length(Random& rng, double limit) {
+std::int64_t wgmma_length(Random& rng, double limit) {
   const auto most = std::max<std::int64_t>(1, static_cast<std::int64_t>(limit));
   if (rng.chance(0.1)) return rng.between(1, most);
   const std::int64_t tile = rng.pick<std::int64_t>({16, 64, 80, 112, 128, 192});
@@ -31,29 +31,30 @@ std::int64_t random_length(Random& rng, double limit) {
   return std::clamp<std::int64_t>(most / tile * tile + rng.between(-1, 1), 1, most + 1);
 }
 
-void choose_shape(Random& rng, RandomProblem& p) {
+void choose_wgmma_shape(Random& rng, RandomProblem& p) {
   p.aligned = true;
   p.dtype = rng.pick({DType::f16, DType::bf16});
   p.layout = rng.pick({Layout::dense, Layout::dense, Layout::dense, Layout::packed});
   p.batch = rng.between(1, p.layout == Layout::packed ? 6 : 4);
   p.heads_kv = rng.pick<std::int64_t>({1, 1, 2, 3});
   p.heads_q = p.heads_kv * rng.pick<std::int64_t>({1, 1, 2, 4, 8});
-  p.dim_qk = random_head_dim(rng);
-  p.dim_v = rng.chance(0.7) ? p.dim_qk : random_head_dim(rng);
+  p.dim_qk = wgmma_head_dim(rng);
+  p.dim_v = rng.chance(0.7) ? p.dim_qk : wgmma_head_dim(rng);
   const std::int64_t heads = p.batch * p.heads_q;
   const double pairs =
-      rng.log_uniform(min_cost, max_cost) / static_cast<double>(heads * (p.dim_qk + p.dim_v));
+      rng.log_uniform(wgmma_min_cost, wgmma_max_cost) / static_cast<double>(heads * (p.dim_qk + p.dim_v));
   // Of packed sequences only some are as long as the longest.
   const double filled = p.layout == Layout::packed ? 0.5 : 1.0;
-  const std::int64_t least_rows =
-      std::max(p.dim_qk, p.dim_v) > 128 ? least_rows_of_large_dims : (least_results + p.dim_v - 1) / p.dim_v;
+  const std::int64_t least_rows = std::max(p.dim_qk, p.dim_v) > 128
+                                      ? least_rows_of_large_dims
+                                      : (wgmma_least_results + p.dim_v - 1) / p.dim_v;
   const double least = static_cast<double>(least_rows) / (filled * static_cast<double>(heads));
   // As few queries as may be, some, about as many as keys, more.
   const double share = rng.pick({0.0, 0.3, 0.5, 0.5, 0.5, 0.7});
   const double queries = std::max(least, std::pow(pairs, share));
   p.length_q =
-      std::max({static_cast<std::int64_t>(std::ceil(least)), least_queries, random_length(rng, queries)});
-  p.length_k = random_length(rng, pairs / queries);
+      std::max({static_cast<std::int64_t>(std::ceil(least)), least_queries, wgmma_length(rng, queries)});
+  p.length_k = wgmma_length(rng, pairs / queries);
   if (rng.chance(0.3)) p.length_k = std::min(p.length_q, 2 * p.length_k);
   if (p.dim_qk > 192) {
     const double rows = filled * static_cast<double>(heads * p.length_q);
@@ -84,7 +85,7 @@ RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32) {
   Random rng(seed);
   RandomProblem problem;
   problem.seed = seed;
-  choose_shape(rng, problem);
+  choose_wgmma_shape(rng, problem);
   if (f32) {
     problem.dtype = DType::f32;
     problem.dim_qk = std::clamp<std::int64_t>(problem.dim_qk, 32, 128);

@@ -3,7 +3,7 @@
 #include "cuda/layer/device_call.h"
 #include "layer/ffn_case.h"
 
-namespace tilewise::test {
+namespace tilewise::test::ffn_test {
 namespace {
 
 using namespace ffn_case;
@@ -88,4 +88,4 @@ TEST_F(CudaFfn, NoTokensAreValid) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::ffn_test

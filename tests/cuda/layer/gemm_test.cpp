@@ -1,7 +1,7 @@
 #include "cuda/layer/device_call.h"
 #include "layer/gemm_case.h"
 
-namespace tilewise::test {
+namespace tilewise::test::gemm_test {
 namespace {
 
 using namespace gemm_case;
@@ -319,4 +319,4 @@ TEST_F(CudaGemm, TheSameBitsComeAgain) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::gemm_test

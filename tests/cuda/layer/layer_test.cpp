@@ -1,7 +1,7 @@
 #include "cuda/layer/device_call.h"
 #include "layer/layer_case.h"
 
-namespace tilewise::test {
+namespace tilewise::test::layer_test {
 namespace {
 
 using namespace layer_case;
@@ -23,4 +23,4 @@ TEST_F(CudaLayer, GradientsAreNearTheTruthInEveryConfiguration) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::layer_test

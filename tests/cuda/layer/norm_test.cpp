@@ -3,7 +3,7 @@
 #include "cuda/layer/device_call.h"
 #include "layer/norm_case.h"
 
-namespace tilewise::test {
+namespace tilewise::test::norm_test {
 namespace {
 
 using namespace norm_case;
@@ -99,4 +99,4 @@ TEST_F(CudaNorm, NoRowsAreValid) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::norm_test

@@ -1,7 +1,7 @@
 #include "cuda/layer/device_call.h"
 #include "layer/rope_case.h"
 
-namespace tilewise::test {
+namespace tilewise::test::rope_test {
 namespace {
 
 using namespace rope_case;
@@ -64,4 +64,4 @@ TEST_F(CudaRope, InPlaceIsTheSame) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::rope_test

@@ -3,7 +3,7 @@
 #include "cuda/layer/device_call.h"
 #include "layer/gemm_case.h"
 
-namespace tilewise::test {
+namespace tilewise::test::split_test {
 namespace {
 
 using namespace gemm_case;
@@ -195,4 +195,4 @@ TEST_F(CudaSplitGemm, WhereTf32IsAllowedHasAtLeastItsDigits) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::split_test

@@ -7,7 +7,7 @@
 #include "cuda/device_problem.h"
 #include "property/check.h"
 
-namespace tilewise::test {
+namespace tilewise::test::forward_test {
 namespace {
 
 // Random problems seldom have what `wgmma` is for: many results and aligned rows. Here each head dim it is
@@ -427,4 +427,4 @@ TEST_F(WgmmaForward, GivesTheSameBitsInManyLaunches) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::forward_test

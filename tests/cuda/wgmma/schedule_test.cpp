@@ -11,7 +11,7 @@
 
 #include "cuda/wgmma/arguments.h"
 
-namespace tilewise::test {
+namespace tilewise::test::schedule_test {
 namespace {
 
 using cuda::wgmma::BandOfKeys;
@@ -164,4 +164,4 @@ TEST(WgmmaBand, IsTheCalls) {
 }
 
 }  // namespace
-}  // namespace tilewise::test
+}  // namespace tilewise::test::schedule_test
