@@ -50,19 +50,17 @@ class Implementation:
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """PyTorch's kernels give the same bits each time, or refuse. They fill no memory, which would be timed."""
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,
-    )
+    """PyTorch's kernels give the same bits each time, or refuse. They fill no memory: that would be timed."""
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    warning = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    memory.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = before[2]
+        torch.use_deterministic_algorithms(before[0], warn_only=warning)
+        memory.fill_uninitialized_memory = before[1]
 
 
 Results = tuple[Tensor, ...]
