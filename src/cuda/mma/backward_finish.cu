@@ -122,9 +122,9 @@ __device__ __forceinline__ void add_peaks(const AttentionCall& call, const Backw
       const float gradient = __shfl_sync(~0u, peak.x, from);
       const float weight = fmaxf(0.0f, __shfl_sync(~0u, peak.weight, from));
       sum.turn_to(space.key_row(call, row.b, call.key_head(row.h), key));
-      sum.dk.add<T>(1, {gradient}, {row_of_halves(call.q, row.b, row.h, row.s)});
+      sum.dk.add<T>(1, {gradient}, [&](int) { return row_of_halves(call.q, row.b, row.h, row.s); });
       sum.dv.add<T>(1, {weight * static_cast<float>(1 << weight_bits<T>)},
-                    {row_of_halves(call.d_o, row.b, row.h, row.s)});
+                    [&](int) { return row_of_halves(call.d_o, row.b, row.h, row.s); });
     }
   }
 }

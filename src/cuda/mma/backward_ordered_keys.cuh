@@ -13,7 +13,8 @@ namespace tilewise::cuda::mma {
 __device__ __forceinline__ void note_parts(const PeakPlaces& places, const RowPeaks& peaks, int first_k) {
   static_assert(PeakPlaces::queries == 32);
   std::uint64_t marks = 0;
-  for (int f = 0; f < peaks.count; ++f) marks |= places.mark_of(peaks.at(f).key - first_k);
+  for (int f = 0; f < peaks.count; ++f)
+    marks |= std::uint64_t{1} << places.part_of(peaks.at(f).key - first_k);
 #pragma unroll
   for (int other = 16; other > 0; other /= 2) marks |= __shfl_xor_sync(~0u, marks, other);
   if (threadIdx.x % 32 == 0 && peaks.row < peaks.rows.count) {
@@ -55,23 +56,23 @@ struct LaneVector {
 
   __device__ static int place(int n) { return static_cast<int>(threadIdx.x) % 32 + 32 * n; }
 
-  /// Adds the first `present` rows, each times its factor, one after another; they are loaded together.
-  template <typename T, int most>
-  __device__ void add(int present, const float (&factor)[most], const std::byte* const (&row)[most]) {
-    T loaded[most][lane_dims];
+  /// Adds the first `present` rows, each times its factor, one after another; they are loaded together. The
+  /// other factors are 0.
+  template <typename T, int most, typename RowAt>
+  __device__ void add(int present, const float (&factor)[most], const RowAt& row_at) {
+    float loaded[most][lane_dims];
 #pragma unroll
     for (int m = 0; m < most; ++m) {
 #pragma unroll
       for (int n = 0; n < lane_dims; ++n) {
-        if (m < present && place(n) < dims) loaded[m][n] = reinterpret_cast<const T*>(row[m])[place(n)];
+        const bool there = m < present && place(n) < dims;
+        loaded[m][n] = there ? widen(reinterpret_cast<const T*>(row_at(m))[place(n)]) : 0.0f;
       }
     }
 #pragma unroll
     for (int m = 0; m < most; ++m) {
 #pragma unroll
-      for (int n = 0; n < lane_dims; ++n) {
-        if (m < present && place(n) < dims) element[n] = fmaf(factor[m], widen(loaded[m][n]), element[n]);
-      }
+      for (int n = 0; n < lane_dims; ++n) element[n] = fmaf(factor[m], loaded[m][n], element[n]);
     }
   }
   template <typename Put>
@@ -85,53 +86,55 @@ struct LaneVector {
 
 /// A key with a peak, and the queries that see it.
 struct PeakKey {
-  std::int64_t index;  ///< of [Hkv, rows_k]
-  std::int64_t b, h;
-  Sequence sequence;
-  int row;  ///< in k, as peaks have it
-  std::int64_t first_query, end_query;
+  std::uint32_t index;  ///< of [Hkv, rows_k]
+  int b, h;
+  int row;             ///< in k, as peaks have it
+  int part;            ///< of the sequence's keys
+  int queries;         ///< of a head, that see it
+  std::int64_t query;  ///< the first of them, in q
+  std::int64_t first;  ///< the same of the group's first head, of [Hq, rows_q]
 
-  __device__ PeakKey(const AttentionCall& call, std::int64_t index_) : index(index_) {
+  __device__ PeakKey(const AttentionCall& call, const PeakPlaces& places, std::uint32_t index_)
+      : index(index_) {
     const BatchRow found = BatchRow::of_key(call, index);
-    b = found.b;
+    std::int64_t entry = found.b;
     if (call.packed()) {
       std::int64_t end = call.problem.batch;
-      while (end - b > 1) {
-        const std::int64_t middle = (b + end) / 2;
-        (call.cumulative_k.at(middle) <= found.s ? b : end) = middle;
+      while (end - entry > 1) {
+        const std::int64_t middle = (entry + end) / 2;
+        (call.cumulative_k.at(middle) <= found.s ? entry : end) = middle;
       }
     }
-    h = found.h;
-    sequence = call.sequence(b);
+    const Sequence sequence = call.sequence(entry);
+    const std::int64_t key = found.s - sequence.first_k;
+    const std::int64_t position = key - sequence.band_offset;
+    const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
+    const std::int64_t end_query = min(sequence.length_q, position + 1 + call.band.left);
+    b = static_cast<int>(entry);
+    h = static_cast<int>(found.h);
     row = static_cast<int>(found.s);
-    const std::int64_t position = place() - sequence.band_offset;
-    first_query = max(std::int64_t{0}, position - call.band.right);
-    end_query = min(sequence.length_q, position + 1 + call.band.left);
+    part = places.part_of(key);
+    queries = static_cast<int>(max(std::int64_t{0}, end_query - first_query));
+    query = sequence.first_q + first_query;
+    first = found.h * call.group() * call.rows_q() + call.first_row_q(entry) + first_query;
   }
-  /// In the sequence.
-  __device__ std::int64_t place() const { return row - sequence.first_k; }
 };
 
-/// What peaks add to dk and dv of a key.
-template <typename T, int lane_dims>
+/// What peaks add to dk and dv of a key. Rows of so many queries are loaded together.
+template <typename T, int lane_dims, int at_once>
 struct OrderedSum {
-  static constexpr int at_once = 4;  ///< queries whose rows are loaded together
   const AttentionCall& call;
-  const RowValues& rows;
   LaneVector<lane_dims> dk, dv;
 
-  __device__ OrderedSum(const AttentionCall& call_, const RowValues& rows_)
+  __device__ explicit OrderedSum(const AttentionCall& call_)
       : call(call_),
-        rows(rows_),
         dk{.dims = static_cast<int>(call.problem.dim_qk)},
         dv{.dims = static_cast<int>(call.problem.dim_v)} {}
 
-  /// Of 32 queries of a head, a lane each: this one is `row` of [Hq, rows_q], and query i where it is
-  /// `there`.
-  __device__ void add(const PeakKey& key, std::int64_t head, std::int64_t row, std::int64_t i, bool there) {
-    const RowPeaks peaks(rows, row, there);
+  /// Of 32 queries of a head, a lane each; this one is the i-th of those that see the key.
+  __device__ void add(const PeakKey& key, int head, const RowPeaks& peaks, int i) {
     Peak own{.key = -1};
-#pragma unroll 2
+#pragma unroll 1
     for (int f = 0; f < peaks.count; ++f) {
       const Peak peak = peaks.at(f);
       if (peak.key == key.row) own = peak;
@@ -140,58 +143,57 @@ struct OrderedSum {
     const float weight = fmaxf(0.0f, own.weight) * static_cast<float>(1 << weight_bits<T>);
     while (left != 0) {
       float gradients[at_once], weights[at_once];
-      const std::byte* q[at_once];
-      const std::byte* d_o[at_once];
+      int queries[at_once];
       const int present = min(__popc(left), at_once);
 #pragma unroll
       for (int m = 0; m < at_once; ++m) {
         const int from = max(0, __ffs(static_cast<int>(left)) - 1);
-        gradients[m] = __shfl_sync(~0u, own.x, from);
-        weights[m] = __shfl_sync(~0u, weight, from);
-        const std::int64_t s = key.sequence.first_q + __shfl_sync(~0u, i, from);
-        q[m] = row_of_halves(call.q, key.b, head, s);
-        d_o[m] = row_of_halves(call.d_o, key.b, head, s);
+        const float gradient = __shfl_sync(~0u, own.x, from);
+        const float own_weight = __shfl_sync(~0u, weight, from);
+        queries[m] = __shfl_sync(~0u, i, from);
+        gradients[m] = m < present ? gradient : 0.0f;
+        weights[m] = m < present ? own_weight : 0.0f;
         left &= left - 1;
       }
-      dk.template add<T>(present, gradients, q);
-      dv.template add<T>(present, weights, d_o);
+      const auto rows_of = [&](const Rows& rows) {
+        return [first = row_of_halves(rows, key.b, head, key.query), stride = rows.stride_s * 2,
+                &queries](int m) { return first + queries[m] * stride; };
+      };
+      dk.template add<T>(present, gradients, rows_of(call.q));
+      dv.template add<T>(present, weights, rows_of(call.d_o));
     }
   }
   /// Of all queries that see the key, `member` of so many warps that share them.
   template <int warps>
-  __device__ void add_all(const PeakKey& key, const PeakPlaces& places, int member) {
+  __device__ void add_all(const PeakKey& key, const BackwardSpace& space, int member) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const auto queries = static_cast<int>(max(std::int64_t{0}, key.end_query - key.first_query));
-    const int marks_a_head = (queries + PeakPlaces::queries - 1) / PeakPlaces::queries + 1;
-    const int marks = static_cast<int>(call.group()) * marks_a_head;
-    const std::int64_t first_row =
-        key.h * call.group() * call.rows_q() + call.first_row_q(key.b) + key.first_query;
-    const std::uint64_t part = places.mark_of(key.place());
-    struct Mark {
-      int head;                     // of the group
-      std::int64_t first_row, row;  // of the head's queries that see the key; of those of the mark
+    const auto group = static_cast<int>(call.group());
+    // Those of a head begin and end in the midst of a mark's.
+    const int marks_a_head = (key.queries + PeakPlaces::queries - 1) / PeakPlaces::queries + 1;
+    // Where a mark's queries begin: which head of the group, and which of those that see the key.
+    struct Place {
+      int head, i;
     };
-    const auto mark_at = [&](int index) {
-      Mark mark{.head = index / marks_a_head};
-      mark.first_row = first_row + mark.head * call.rows_q();
-      mark.row = (mark.first_row / PeakPlaces::queries + index % marks_a_head) * PeakPlaces::queries;
-      return mark;
+    const auto first_of = [&](int head) { return key.first + head * call.rows_q(); };
+    const auto place_of = [&](int index) {
+      const int head = index / marks_a_head;
+      const auto before = static_cast<int>(first_of(head) % PeakPlaces::queries);
+      return Place{head, (index - head * marks_a_head) * PeakPlaces::queries - before};
     };
     // Neighbours are taken by different warps: with causal the first queries have most peaks.
-    for (int first = 0; first < marks; first += 32 * warps) {
-      const auto index_of = [&](int own_lane) { return first + own_lane * warps + member; };
+    for (int first = member; first < group * marks_a_head; first += 32 * warps) {
+      const int index = first + lane * warps;
       bool marked = false;
-      if (index_of(lane) < marks) {
-        const Mark mark = mark_at(index_of(lane));
-        marked =
-            mark.row < mark.first_row + queries && (places.marks[mark.row / PeakPlaces::queries] & part) != 0;
+      if (index < group * marks_a_head) {
+        const Place place = place_of(index);
+        marked = place.i < key.queries &&
+                 space.places.marked((first_of(place.head) + place.i) / PeakPlaces::queries, key.part);
       }
       for (unsigned left = __ballot_sync(~0u, marked); left != 0; left &= left - 1) {
-        const Mark mark = mark_at(index_of(__ffs(static_cast<int>(left)) - 1));
-        const std::int64_t row = mark.row + lane;
-        const std::int64_t in_head = row - mark.first_row;
-        add(key, key.h * call.group() + mark.head, row, key.first_query + in_head,
-            in_head >= 0 && in_head < queries);
+        const Place place = place_of(first + (__ffs(static_cast<int>(left)) - 1) * warps);
+        const int i = place.i + lane;
+        const RowPeaks peaks(space.rows, first_of(place.head) + i, i >= 0 && i < key.queries);
+        add(key, key.h * group + place.head, peaks, i);
       }
     }
   }
@@ -199,7 +201,7 @@ struct OrderedSum {
 
 /// Adds what peaks add to the keys that have one, so many warps a key.
 template <typename T, int lanes, int warps>
-__global__ void __launch_bounds__(row_threads)
+__global__ void __launch_bounds__(row_threads, warps == 1 && lanes < 32 ? 3 : 2)
     mend_keys_in_order(const __grid_constant__ AttentionCall call,
                        const __grid_constant__ BackwardSpace space) {
   constexpr int teams = row_threads / 32 / warps;
@@ -210,9 +212,9 @@ __global__ void __launch_bounds__(row_threads)
   const int member = warp % warps;
   const std::uint32_t count = *space.places.key_count;
   for (std::uint32_t n = blockIdx.x * teams + warp / warps; n < count; n += gridDim.x * teams) {
-    const PeakKey key(call, space.places.keys[n]);
-    OrderedSum<T, lanes / 4> sum(call, space.rows);
-    sum.template add_all<warps>(key, space.places, member);
+    const PeakKey key(call, space.places, space.places.keys[n]);
+    OrderedSum<T, lanes / 4, warps == 1 || lanes == 32 ? 2 : 4> sum(call);
+    sum.template add_all<warps>(key, space, member);
     float* dk = space.dk + key.index * call.problem.dim_qk;
     float* dv = space.dv + key.index * call.problem.dim_v;
     if constexpr (warps == 1) {

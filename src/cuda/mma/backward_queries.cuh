@@ -24,11 +24,24 @@ struct BackwardBlocks {
         call.group() * call.problem.length_q * (6 * call.problem.dim_qk + 2 * call.problem.dim_v);
     Turns turns =
         Turns::of(call, call.problem.batch * call.problem.heads_kv, keys.tiles, head_bytes, multiprocessors);
+    const QueryGrid queries = QueryGrid::of(call, c.queries);
+    if (call.deterministic) {
+      const std::int64_t walked = call.group() * queries.tiles / (Turns::uneven(call) ? 2 : 1);
+      const std::int64_t wanted = ordered_section(std::int64_t{c.blocks} * multiprocessors, walked);
+      turns.section =
+          std::max(turns.section, static_cast<std::uint32_t>(std::min<std::int64_t>(wanted, turns.heads)));
+    }
     turns.section = even_section(turns.heads, turns.section);
-    return {keys, QueryGrid::of(call, c.queries), turns};
+    return {keys, queries, turns};
   }
 
  private:
+  /// Heads whose blocks begin by turns where they add to dq in order. A block comes to a tile of queries one
+  /// and a half tiles after the one before it: so long should it be until it begins, for else it waits. Where
+  /// `room` blocks run and each walks over so many tiles, room / walked of them begin in the time of one.
+  static constexpr std::int64_t ordered_section(std::int64_t room, std::int64_t walked) {
+    return (2 * room + walked - 1) / std::max<std::int64_t>(walked, 1);
+  }
   /// About as many heads as wanted, but such that the last section is not short of them: its largest tiles
   /// come late, and few of them would leave most of the GPU idle at the end.
   static constexpr std::uint32_t even_section(std::uint32_t heads, std::uint32_t wanted) {
@@ -52,11 +65,11 @@ struct GroupFacts {
   std::int64_t high;
   std::int64_t tile;     ///< of the sums of dq
   int length;            ///< queries of a head
-  int first, end;        ///< tiles of queries that may see some key
   int clear, clear_end;  ///< tiles of queries that see all keys, where tiles follow each other
   int share;             ///< which of the blocks that share the keys this is
   int head, at;          ///< where its share of the tiles begins: head of the group, tile
   int count;             ///< of them
+  int heads;             ///< of the group
 
   /// With tiles of `size` queries and `keys` keys, both powers of two.
   template <int size, int keys>
@@ -86,8 +99,9 @@ struct GroupFacts {
     const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
     const std::int64_t end_query = min(sequence.length_q, position + key_count + call.band.left);
     const bool any = first_query < end_query;
-    first = any ? static_cast<int>(first_query / size) : 0;
-    end = any ? static_cast<int>((end_query + size - 1) / size) : 0;
+    // Tiles of queries that may see some key.
+    int first = any ? static_cast<int>(first_query / size) : 0;
+    int end = any ? static_cast<int>((end_query + size - 1) / size) : 0;
     if (blocks.queries.tiles_per_block > 0) {
       first = 0;
       end = static_cast<int>(blocks.queries.tiles);
@@ -102,14 +116,18 @@ struct GroupFacts {
     share = share_;
     head = 0;
     at = end - 1;
-    count = any ? static_cast<int>(call.group()) * (end - first) : 0;
+    heads = static_cast<int>(call.group());
+    count = any ? heads * (end - first) : 0;
     if (space.shares.count > 1 && any) {
-      const int tiles = end - first;
-      const std::int64_t all = count;
+      // Blocks that wait for each other are in step where their shares begin with the same tile: with causal
+      // those of the first keys, which all queries see, say where.
+      const bool in_step = space.order.kept() && call.band.left >= Band::unbounded;
+      const std::int64_t all = in_step ? std::int64_t{heads} * end : count;
       const auto begin = static_cast<int>(all * share / space.shares.count);
-      count = static_cast<int>(all * (share + 1) / space.shares.count) - begin;
-      head = begin / tiles;
-      at = end - 1 - begin % tiles;
+      const auto last = static_cast<int>(all * (share + 1) / space.shares.count);
+      count = max(0, min(count, last) - begin);
+      at -= begin / heads;
+      head = begin % heads;
     }
   }
 };
@@ -129,8 +147,9 @@ struct BlockFacts {
 
 static_assert(sizeof(BlockFacts) <= BackwardConfig::fact_bytes);
 
-/// Walks over those queries a tile at a time, head by head of the group, the last queries of each first: when
-/// a block comes to a tile, those of the keys before have been there (see Order).
+/// Walks over those queries a tile at a time, the last of all heads of the group first: when a block comes to
+/// a tile, those of the keys before have been there (see Order). With causal a block of later keys sees fewer
+/// queries; head by head it would come to the second one ahead of all others, and wait for them.
 struct QuerySteps {
   int at;
   int head = 0;
@@ -138,12 +157,12 @@ struct QuerySteps {
   std::int32_t tile = block_full;  ///< of the block mask
 
   __device__ bool more() const { return left > 0; }
-  /// Of tiles `first` to `end` of each head.
-  __device__ void step(int first, int end) {
+  /// Of so many heads.
+  __device__ void step(int heads) {
     --left;
-    if (--at >= first) return;
-    at = end - 1;
-    ++head;
+    if (++head < heads) return;
+    head = 0;
+    --at;
   }
 };
 

@@ -149,7 +149,9 @@ struct PeakPlaces {
     while ((length_k - 1) >> bits >= parts) ++bits;
     return bits;
   }
-  __device__ std::uint64_t mark_of(std::int64_t key) const { return std::uint64_t{1} << (key >> part_bits); }
+  /// Which part a key of a sequence is in.
+  __device__ int part_of(std::int64_t key) const { return static_cast<int>(key >> part_bits); }
+  __device__ bool marked(std::int64_t mark, int part) const { return (marks[mark] >> part & 1) != 0; }
 };
 
 /// Sums of dk and dv of several blocks that share a tile of keys, a row each of [shares, Hkv, rows_k]. They
