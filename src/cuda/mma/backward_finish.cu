@@ -237,7 +237,7 @@ void mend_in_order(const AttentionCall& call, const BackwardSpace& space, int mu
                    cudaStream_t stream) {
   constexpr std::int64_t block_warps = row_threads / 32;
   const std::int64_t marks = call.group() * (call.problem.length_q / PeakPlaces::queries + 1);
-  const bool block_a_key = call.group() >= 4 || marks > 256;
+  const bool block_a_key = call.group() >= 4 || marks > 65;
   const std::int64_t keys = space.shares.keys;
   const Launch how{.name = "tilewise mma backward, peaks",
                    .blocks = std::min(block_a_key ? keys : (keys + block_warps - 1) / block_warps,

@@ -56,23 +56,25 @@ struct LaneVector {
 
   __device__ static int place(int n) { return static_cast<int>(threadIdx.x) % 32 + 32 * n; }
 
-  /// Adds the first `present` rows, each times its factor, one after another; they are loaded together. The
-  /// other factors are 0.
+  /// Adds the first `present` rows, each times its factor, one after another. All are loaded, and together:
+  /// so that none waits for another.
   template <typename T, int most, typename RowAt>
   __device__ void add(int present, const float (&factor)[most], const RowAt& row_at) {
-    float loaded[most][lane_dims];
+    T loaded[most][lane_dims];
 #pragma unroll
     for (int m = 0; m < most; ++m) {
 #pragma unroll
       for (int n = 0; n < lane_dims; ++n) {
-        const bool there = m < present && place(n) < dims;
-        loaded[m][n] = there ? widen(reinterpret_cast<const T*>(row_at(m))[place(n)]) : 0.0f;
+        if (place(n) < dims) loaded[m][n] = reinterpret_cast<const T*>(row_at(m))[place(n)];
       }
     }
 #pragma unroll
     for (int m = 0; m < most; ++m) {
+      if (m >= present) continue;
 #pragma unroll
-      for (int n = 0; n < lane_dims; ++n) element[n] = fmaf(factor[m], loaded[m][n], element[n]);
+      for (int n = 0; n < lane_dims; ++n) {
+        if (place(n) < dims) element[n] = fmaf(factor[m], widen(loaded[m][n]), element[n]);
+      }
     }
   }
   template <typename Put>
@@ -145,14 +147,13 @@ struct OrderedSum {
       float gradients[at_once], weights[at_once];
       int queries[at_once];
       const int present = min(__popc(left), at_once);
+      int from = 0;
 #pragma unroll
       for (int m = 0; m < at_once; ++m) {
-        const int from = max(0, __ffs(static_cast<int>(left)) - 1);
-        const float gradient = __shfl_sync(~0u, own.x, from);
-        const float own_weight = __shfl_sync(~0u, weight, from);
+        if (left != 0) from = __ffs(static_cast<int>(left)) - 1;  // else the last one again
         queries[m] = __shfl_sync(~0u, i, from);
-        gradients[m] = m < present ? gradient : 0.0f;
-        weights[m] = m < present ? own_weight : 0.0f;
+        gradients[m] = __shfl_sync(~0u, own.x, from);
+        weights[m] = __shfl_sync(~0u, weight, from);
         left &= left - 1;
       }
       const auto rows_of = [&](const Rows& rows) {
@@ -201,7 +202,7 @@ struct OrderedSum {
 
 /// Adds what peaks add to the keys that have one, so many warps a key.
 template <typename T, int lanes, int warps>
-__global__ void __launch_bounds__(row_threads, warps == 1 && lanes < 32 ? 3 : 2)
+__global__ void __launch_bounds__(row_threads, (warps == 1 ? 3 : 2) - (lanes == 32 ? 1 : 0))
     mend_keys_in_order(const __grid_constant__ AttentionCall call,
                        const __grid_constant__ BackwardSpace space) {
   constexpr int teams = row_threads / 32 / warps;

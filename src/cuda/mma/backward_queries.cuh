@@ -36,11 +36,11 @@ struct BackwardBlocks {
   }
 
  private:
-  /// Heads whose blocks begin by turns where they add to dq in order. A block comes to a tile of queries one
-  /// and a half tiles after the one before it: so long should it be until it begins, for else it waits. Where
+  /// Heads whose blocks begin by turns where they add to dq in order. A block comes to a tile of queries more
+  /// than one tile after the block before it: so long should it be until it begins, for else it waits. Where
   /// `room` blocks run and each walks over so many tiles, room / walked of them begin in the time of one.
   static constexpr std::int64_t ordered_section(std::int64_t room, std::int64_t walked) {
-    return (2 * room + walked - 1) / std::max<std::int64_t>(walked, 1);
+    return (3 * room + walked - 1) / std::max<std::int64_t>(walked, 1);
   }
   /// About as many heads as wanted, but such that the last section is not short of them: its largest tiles
   /// come late, and few of them would leave most of the GPU idle at the end.
@@ -69,7 +69,7 @@ struct GroupFacts {
   int share;             ///< which of the blocks that share the keys this is
   int head, at;          ///< where its share of the tiles begins: head of the group, tile
   int count;             ///< of them
-  int heads;             ///< of the group
+  int from, to;          ///< tiles of each head, or where blocks keep an order heads of each tile
 
   /// With tiles of `size` queries and `keys` keys, both powers of two.
   template <int size, int keys>
@@ -116,19 +116,42 @@ struct GroupFacts {
     share = share_;
     head = 0;
     at = end - 1;
-    heads = static_cast<int>(call.group());
-    count = any ? heads * (end - first) : 0;
-    if (space.shares.count > 1 && any) {
-      // Blocks that wait for each other are in step where their shares begin with the same tile: with causal
-      // those of the first keys, which all queries see, say where.
-      const bool in_step = space.order.kept() && call.band.left >= Band::unbounded;
-      const std::int64_t all = in_step ? std::int64_t{heads} * end : count;
+    count = any ? static_cast<int>(call.group()) * (end - first) : 0;
+    from = first;
+    to = end;
+    if (space.order.kept()) {
+      take_ordered_share(call, space.shares.count, any ? end - first : 0);
+    } else if (space.shares.count > 1 && any) {
+      const int tiles = end - first;
+      const std::int64_t all = count;
       const auto begin = static_cast<int>(all * share / space.shares.count);
-      const auto last = static_cast<int>(all * (share + 1) / space.shares.count);
-      count = max(0, min(count, last) - begin);
-      at -= begin / heads;
-      head = begin % heads;
+      count = static_cast<int>(all * (share + 1) / space.shares.count) - begin;
+      head = begin / tiles;
+      at = end - 1 - begin % tiles;
     }
+  }
+  /// Some heads, or a part of the tiles of one, of which the last `seen` see some key. Parts are cut alike
+  /// for all keys that the last queries see, so that blocks that wait for each other are in step.
+  __device__ void take_ordered_share(const AttentionCall& call, int shares, int seen) {
+    const auto heads = static_cast<int>(call.group());
+    const int end = to;
+    from = 0;
+    to = heads;
+    int begin = 0, tiles = seen;
+    if (shares <= heads) {
+      from = heads * share / shares;
+      to = heads * (share + 1) / shares;
+    } else {
+      const int parts = shares / heads;
+      const int all = call.band.left >= Band::unbounded ? end : seen;
+      from = share / parts;
+      to = from + 1;
+      begin = all * (share % parts) / parts;
+      tiles = max(0, min(seen, all * (share % parts + 1) / parts) - begin);
+    }
+    head = from;
+    at = end - 1 - begin;
+    count = (to - from) * tiles;
   }
 };
 
@@ -147,9 +170,10 @@ struct BlockFacts {
 
 static_assert(sizeof(BlockFacts) <= BackwardConfig::fact_bytes);
 
-/// Walks over those queries a tile at a time, the last of all heads of the group first: when a block comes to
-/// a tile, those of the keys before have been there (see Order). With causal a block of later keys sees fewer
-/// queries; head by head it would come to the second one ahead of all others, and wait for them.
+/// Walks over those queries a tile at a time, the last first: when a block comes to a tile, those of the keys
+/// before have been there (see Order). Head by head of the group; or where blocks keep an order by turns of
+/// the heads: with causal a block of later keys sees fewer queries of each head, and would come to the second
+/// ahead of all others, and wait for them.
 struct QuerySteps {
   int at;
   int head = 0;
@@ -157,12 +181,18 @@ struct QuerySteps {
   std::int32_t tile = block_full;  ///< of the block mask
 
   __device__ bool more() const { return left > 0; }
-  /// Of so many heads.
-  __device__ void step(int heads) {
+  /// Of tiles `from` to `to` of each head, or of such heads by turns.
+  __device__ void step(bool by_turns, int from, int to) {
     --left;
-    if (++head < heads) return;
-    head = 0;
-    --at;
+    if (by_turns) {
+      if (++head < to) return;
+      head = from;
+      --at;
+    } else {
+      if (--at >= from) return;
+      at = to - 1;
+      ++head;
+    }
   }
 };
 
