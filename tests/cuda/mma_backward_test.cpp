@@ -181,7 +181,7 @@ TEST_F(MmaBackward, InOrderIsWithinTheContractWhereAllLookAtTheSameKeys) {
   std::uint64_t seed = 275;
   for (const std::int64_t heads_kv : {1, 8}) {
     for (const std::int64_t dim : {64, 128, 256}) {
-      const Sizes sizes{.b = 2, .hq = 8, .hkv = heads_kv, .sq = 300, .sk = 330, .d = dim, .dv = dim};
+      const Sizes sizes{.b = 2, .hq = 8, .hkv = heads_kv, .sq = 100, .sk = 110, .d = dim, .dv = dim};
       RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16, sizes);
       problem.options.deterministic = true;
       problem.options.causal = true;

@@ -101,8 +101,10 @@ struct KeySum {
 
  private:
   __device__ static void move(LaneVector<8>& from, float* to) {
-    from.each([&](int d, float x) { atomicAdd(to + d, x); });
-    from = {.dims = from.dims};
+    from.each([&](int d, float& x) {
+      atomicAdd(to + d, x);
+      x = 0;
+    });
   }
 };
 
@@ -122,9 +124,9 @@ __device__ __forceinline__ void add_peaks(const AttentionCall& call, const Backw
       const float gradient = __shfl_sync(~0u, peak.x, from);
       const float weight = fmaxf(0.0f, __shfl_sync(~0u, peak.weight, from));
       sum.turn_to(space.key_row(call, row.b, call.key_head(row.h), key));
-      sum.dk.add<T>(1, {gradient}, [&](int) { return row_of_halves(call.q, row.b, row.h, row.s); });
-      sum.dv.add<T>(1, {weight * static_cast<float>(1 << weight_bits<T>)},
-                    [&](int) { return row_of_halves(call.d_o, row.b, row.h, row.s); });
+      sum.dk.add<T>(gradient, row_of_halves(call.q, row.b, row.h, row.s));
+      sum.dv.add<T>(weight * static_cast<float>(1 << weight_bits<T>),
+                    row_of_halves(call.d_o, row.b, row.h, row.s));
     }
   }
 }

@@ -56,6 +56,15 @@ struct LaneVector {
 
   __device__ static int place(int n) { return static_cast<int>(threadIdx.x) % 32 + 32 * n; }
 
+  /// Adds a row times a factor.
+  template <typename T>
+  __device__ void add(float factor, const std::byte* row) {
+#pragma unroll
+    for (int n = 0; n < lane_dims; ++n) {
+      if (place(n) >= dims) continue;
+      element[n] = fmaf(factor, widen(reinterpret_cast<const T*>(row)[place(n)]), element[n]);
+    }
+  }
   /// Adds the first `present` rows, each times its factor, one after another. All are loaded, and together:
   /// so that none waits for another.
   template <typename T, int most, typename RowAt>
@@ -78,7 +87,7 @@ struct LaneVector {
     }
   }
   template <typename Put>
-  __device__ void each(const Put& put) const {
+  __device__ void each(const Put& put) {
 #pragma unroll
     for (int n = 0; n < lane_dims; ++n) {
       if (place(n) < dims) put(place(n), element[n]);

@@ -38,9 +38,11 @@ struct BackwardBlocks {
  private:
   /// Heads whose blocks begin by turns where they add to dq in order. A block comes to a tile of queries more
   /// than one tile after the block before it: so long should it be until it begins, for else it waits. Where
-  /// `room` blocks run and each walks over so many tiles, room / walked of them begin in the time of one.
+  /// `room` blocks run and each walks over so many tiles, room / walked of them begin in the time of one. Of
+  /// short walks all heads are in the cache at once, and more of them would not fit.
   static constexpr std::int64_t ordered_section(std::int64_t room, std::int64_t walked) {
-    return (3 * room + walked - 1) / std::max<std::int64_t>(walked, 1);
+    const std::int64_t tiles_apart = walked < 16 ? 2 : 3;
+    return (tiles_apart * room + walked - 1) / std::max<std::int64_t>(walked, 1);
   }
   /// About as many heads as wanted, but such that the last section is not short of them: its largest tiles
   /// come late, and few of them would leave most of the GPU idle at the end.
