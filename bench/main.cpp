@@ -48,7 +48,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option(
          "--shape", arguments.shapes,
          "a problem of your own, \"b=1 hq=8 hkv=8 sq=1024 sk=1024 d=64 dv=64\"; also mask=additive|padding, "
-         "window=256, blocks=0.25, dropout=0.1; may be repeated")
+         "window=256, blocks=0.25, dropout=0.1, deterministic=true; may be repeated")
       ->allow_extra_args(false);
   list("--kernels", arguments.settings.kernels, "kernels by name (all)");
   list("--dtype", arguments.dtypes, "f32, f16, bf16 (the suite's)");

@@ -63,6 +63,7 @@ Operands::Operands(const Problem& problem) {
   options.causal = problem.causal;
   options.alignment = problem.alignment();
   options.window = {problem.features.window, problem.features.window};
+  options.deterministic = problem.features.deterministic;
   options.dropout = {.probability = static_cast<float>(problem.features.dropout), .seed = 42};
   make_mask(problem);
   if (problem.features.blocks < 1) make_blocks(problem);

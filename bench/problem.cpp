@@ -103,6 +103,7 @@ std::string describe(const Features& features) {
   if (features.window) text << " window=" << *features.window;
   if (features.blocks < 1) text << " blocks=" << features.blocks;
   if (features.dropout > 0) text << " dropout=" << features.dropout;
+  if (features.deterministic) text << " deterministic=true";
   return text.str().empty() ? "" : text.str().substr(1);
 }
 

@@ -21,6 +21,7 @@ struct Features {
   std::optional<std::int64_t> window;  ///< keys seen to either side; causal cuts off the right one
   double blocks = 1;                   ///< fraction of blocks a block mask keeps; 1 is no block mask
   double dropout = 0;
+  bool deterministic = false;  ///< gradients; forward always is
   friend bool operator==(const Features&, const Features&) = default;
 };
 

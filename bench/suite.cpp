@@ -14,8 +14,9 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr const char* row_keys[] = {"b",    "hq",     "hkv",    "sq",      "sk",     "d",      "dv",
-                                    "mask", "window", "blocks", "dropout", "dtypes", "passes", "causal"};
+constexpr const char* row_keys[] = {"b",       "hq",     "hkv",    "sq",     "sk",
+                                    "d",       "dv",     "mask",   "window", "blocks",
+                                    "dropout", "dtypes", "passes", "causal", "deterministic"};
 
 // Where suites stand: beside the sources, and where the repository is the working directory.
 std::vector<fs::path> suite_folders() {
@@ -87,7 +88,15 @@ Features features_in(const json& row) {
   return features;
 }
 
-// One row becomes a problem for each type, pass and kind of causality.
+// A list of them, or one.
+std::vector<bool> switches_in(const json& row, const char* key) {
+  if (!row.contains(key)) return {false};
+  if (row.at(key).is_boolean()) return {row.at(key).get<bool>()};
+  return row.at(key).get<std::vector<bool>>();
+}
+
+// One row becomes a problem for each type, pass and kind of causality, and deterministic or not. Forward
+// always gives the same bits, so it is there once.
 void add_row(const json& row, const std::string& suite, const Selection& selection,
              std::vector<Problem>& problems) {
   if (row.contains("op")) {
@@ -111,18 +120,26 @@ void add_row(const json& row, const std::string& suite, const Selection& selecti
       chosen.passes.push_back(parse_pass(name));
     }
   }
-  if (chosen.causal.empty()) chosen.causal = row.value("causal", std::vector<bool>{false});
+  if (chosen.causal.empty()) chosen.causal = switches_in(row, "causal");
 
   Problem problem{.suite = suite, .name = {}, .shape = shape_in(row), .features = features_in(row)};
-  const std::string features = describe(problem.features);
-  problem.name = describe(problem.shape) + (features.empty() ? "" : " " + features);
+  const auto add = [&](bool deterministic) {
+    problem.features.deterministic = deterministic;
+    const std::string features = describe(problem.features);
+    problem.name = describe(problem.shape) + (features.empty() ? "" : " " + features);
+    problems.push_back(problem);
+  };
   for (const DType dtype : chosen.dtypes) {
     for (const Pass pass : chosen.passes) {
       for (const bool causal : chosen.causal) {
         problem.dtype = dtype;
         problem.pass = pass;
         problem.causal = causal;
-        problems.push_back(problem);
+        if (pass == Pass::forward) {
+          add(false);
+        } else {
+          for (const bool deterministic : switches_in(row, "deterministic")) add(deterministic);
+        }
       }
     }
   }
@@ -151,7 +168,7 @@ std::vector<Problem> parse_shape(const std::string& text, const Selection& selec
     if (equals == std::string::npos) throw InvalidArgument("shape: expected key=value, got '" + word + "'");
     const std::string value = word.substr(equals + 1);
     const json parsed = json::parse(value, nullptr, /*allow_exceptions=*/false);
-    row[word.substr(0, equals)] = parsed.is_number() ? parsed : json(value);
+    row[word.substr(0, equals)] = parsed.is_number() || parsed.is_boolean() ? parsed : json(value);
   }
   std::vector<Problem> problems;
   try {

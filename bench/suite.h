@@ -19,7 +19,8 @@ struct Selection {
 ///
 /// A suite is {"about": text, "rows": [row, …]}. A row has sizes b, hq, hkv, sq, sk, d, dv (hkv, sk and dv
 /// follow hq, sq and d; b is 1), features (mask "additive" or "padding", window, blocks, dropout), and lists
-/// of dtypes, passes and causal, which are multiplied out; without them it is f32, forward, not causal.
+/// of dtypes, passes, causal and deterministic, which are multiplied out; without them it is f32, forward,
+/// not causal, not deterministic.
 std::vector<Problem> load_suite(const std::string& name_or_file, const Selection& selection);
 
 /// The problems of one row written as "hq=8 sq=1024 d=64 window=256".

@@ -129,7 +129,8 @@ def _parser() -> argparse.ArgumentParser:
 def _problem_options(command: argparse.ArgumentParser, several: bool) -> None:
     sizes = '"b=1 hq=8 hkv=8 sq=1024 sk=1024 d=64 dv=64"; also mask=additive|padding window=256 blocks=0.25'
     if several:
-        command.add_argument("--shape", action="append", default=[], help=f"{sizes} dropout=0.1; repeatable")
+        features = f"{sizes} dropout=0.1 deterministic=true; repeatable"
+        command.add_argument("--shape", action="append", default=[], help=features)
         command.add_argument("--suite", type=_words, default=(), help="names or files by comma, or all")
     else:
         command.add_argument("--shape", default=DEFAULT_SHAPE, help=f"{sizes} (%(default)s)")

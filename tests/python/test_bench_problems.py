@@ -43,13 +43,32 @@ def test_suite_parses(name: str) -> None:
 
 def test_there_is_a_suite_for_every_purpose() -> None:
     expected = {"quick", "cpu", "ladder", "fa3-grid", "vit", "llama", "f32", "head-dims", "decode", "window"}
-    assert expected | {"seed-tables", "gemm", "ffn", "norm", "layer"} <= set(suites.names())
+    assert expected | {"seed-tables", "gemm", "ffn", "norm", "layer", "deterministic"} <= set(suites.names())
     assert suites.names("cpu") == ["cpu", "cpu-layer", "quick"] and suites.names()[0] == "fa3-grid"
 
 
 def test_selection_replaces_the_suites_own_choices() -> None:
     suite = suites.load("quick", suites.Selection(("bf16",), ("both",), (True,)))
     assert {(p.dtype, p.direction, p.causal) for p in suite.problems} == {("bf16", "both", True)}
+
+
+def test_gradients_may_be_asked_to_be_deterministic() -> None:
+    row = {"hq": 1, "sq": 4, "d": 8, "passes": list(PASSES), "deterministic": [False, True]}
+    found = suites.expand(row, "mine", suites.Selection())
+    asked = {(p.direction, p.deterministic) for p in found if isinstance(p, Problem)}
+    both = {(direction, switch) for direction in ("backward", "both") for switch in (False, True)}
+    assert asked == both | {("forward", False)}  # which always is
+    (one,) = suites.shape("hq=1 sq=4 d=8 deterministic=true", suites.Selection(passes=("backward",)))
+    assert one.line()["features"] == "deterministic=true" and str(one).count("deterministic=true") == 1
+    (again,) = suites.shape(one.shape_option, suites.Selection(passes=("backward",)))
+    assert again == one
+
+
+def test_the_deterministic_suite_has_every_problem_twice() -> None:
+    problems = [p for p in suites.load("deterministic").problems if isinstance(p, Problem)]
+    asked = [p for p in problems if p.deterministic]
+    assert 10 <= len(asked) <= 14
+    assert {replace(p, deterministic=False) for p in asked} == {p for p in problems if not p.deterministic}
 
 
 @pytest.mark.parametrize(
@@ -63,6 +82,7 @@ def test_selection_replaces_the_suites_own_choices() -> None:
         ("hq=8 hkv=3 sq=4 d=4", "--shape: hq: expected a multiple of hkv, got 8 over 3"),
         ("hq=8 sq=4 d=4 mask=odd", "--shape: mask: expected additive or padding, got 'odd'"),
         ("hq=8 sq=4 d=4 blocks=2", "--shape: blocks: expected a number from 0 to 1, got 2"),
+        ("hq=8 sq=4 d=4 deterministic=2", "--shape: deterministic: expected a list, got 2"),
     ],
 )
 def test_bad_shape_is_named(text: str, message: str) -> None:

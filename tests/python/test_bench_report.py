@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 from bench_rows import RATES, row, rows, write
 from tilewise import cli
-from tilewise.bench import charts, figures, measure, plots, records, report, roofline, summary
+from tilewise.bench import (
+    charts,
+    deterministic_figures,
+    figures,
+    measure,
+    plots,
+    records,
+    report,
+    roofline,
+    summary,
+)
 from tilewise.bench.problem import Problem
 from tilewise.bench.timing import Timing
 
@@ -242,6 +252,22 @@ def test_page_works_in_a_browser(record: records.Record, tmp_path: Path) -> None
 
 
 # Documents
+
+
+def test_deterministic_times_stand_beside_the_default(tmp_path: Path) -> None:
+    asked = {"features": deterministic_figures.WORD}
+    lines = [
+        *(row("mma", 2.0), row("torch flash", 4.0)),
+        *(row("mma", 2.5, **asked), row("torch flash", None, **asked)),
+        row("mma", 1.0, sq=7),  # without the other
+    ]
+    write(tmp_path / "deterministic.jsonl", lines)
+    text = deterministic_figures.section(tmp_path)
+    assert text.startswith("Example GPU, PyTorch 2.10, 2020-01-02: ")
+    assert text.endswith("\n| h8 s1024 d64 | 2.000 | 2.500 | 1.25 | 4.000 | - | - |")
+    write(tmp_path / "deterministic.jsonl", [])
+    assert deterministic_figures.section(tmp_path) == deterministic_figures.NOTHING
+    assert deterministic_figures.section(tmp_path / "nowhere") == deterministic_figures.NOTHING
 
 
 def test_documents_are_drawn_from_the_records() -> None:

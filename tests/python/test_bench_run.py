@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -137,6 +138,30 @@ def test_packages_of_peers_are_called_as_they_want(monkeypatch: pytest.MonkeyPat
         assert line["ms"] is not None and line["error"] < 0.05, line
     masked = measure.measure(replace(problem, mask="additive"), every, settings(), Record())
     assert all("is not asked for mask" in line["skipped"] for line in masked)
+
+
+def test_deterministic_is_asked_of_each_in_its_own_way() -> None:
+    seen: list[bool] = []
+
+    def bind(problem: Problem, operands: Operands) -> Callable[[], Any]:
+        def attend() -> Any:
+            seen.append(torch.are_deterministic_algorithms_enabled())
+            return torch.nn.functional.scaled_dot_product_attention(*operands.inputs, enable_gqa=True)
+
+        return attend
+
+    asked = replace(SMALL, direction="both", deterministic=True)
+    for ours, problem, expected in ((False, asked, True), (False, SMALL, False), (True, asked, False)):
+        seen.clear()
+        (line,) = measure.measure(problem, [Implementation("x", ours, bind)], settings(), Record())
+        assert line["ms"] and set(seen) == {expected}
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.utils.deterministic.fill_uninitialized_memory
+    call = implementations.bind_tilewise("simd", asked, Operands.random(asked, CPU))
+    assert isinstance(call, functools.partial) and call.keywords["deterministic"]
+    flex = [x for x in implementations.all_for(CPU) if x.name == "torch flex"]
+    (line,) = measure.measure(asked, flex, settings(), Record())
+    assert line["skipped"] == "FlexAttention is not asked for deterministic"
 
 
 def test_flex_is_exact_and_compiled_once_for_all_windows() -> None:

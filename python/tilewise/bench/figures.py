@@ -10,7 +10,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tilewise.bench import charts, grid_figures, head_figures, layer_figures, model_figures, plots, summary
+from tilewise.bench import (
+    charts,
+    deterministic_figures,
+    grid_figures,
+    head_figures,
+    layer_figures,
+    model_figures,
+    plots,
+    summary,
+)
 from tilewise.bench.charts import Axis, Chart, Series
 from tilewise.bench.records import Line, Record, read
 from tilewise.bench.summary import Race, races
@@ -43,9 +52,10 @@ def render(root: Path) -> dict[Path, str]:
         ("wide", "heads", head_figures.section(h200)),
         ("wgmma", "grid", grid_figures.section(h200, "wgmma", "torch cudnn")),
         ("mma", "grid", grid_figures.section(h200, "mma", "torch flash")),
+        ("mma", "deterministic", deterministic_figures.section(h200)),
     ):
         path = root / "docs" / f"{about}.md"
-        files[path] = between(path.read_text(), name, section)
+        files[path] = between(files.get(path) or path.read_text(), name, section)
     readme = root / "README.md"
     files[readme] = between(readme.read_text(), "figures", readme_section(machines))
     return files

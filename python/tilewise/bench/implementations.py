@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,28 @@ class Implementation:
     )
     on_demand: bool = False  # takes part only where a suite or --kernels names it
 
+    @contextmanager
+    def around(self, problem: Any) -> Iterator[None]:
+        """The scope, and for a peer what makes its gradients the same bits each time where that is asked."""
+        asked = not self.ours and getattr(problem, "deterministic", False)
+        with self.scope(), repeatable() if asked else nullcontext():
+            yield
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """PyTorch's kernels give the same bits each time, or refuse. They fill no memory: that would be timed."""
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    warning = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=warning)
+        memory.fill_uninitialized_memory = before[1]
+
 
 Results = tuple[Tensor, ...]
 
@@ -65,7 +87,7 @@ def call_of(implementation: Implementation, problem: Any, inputs: Any) -> Callab
         return forward
     if problem.direction == "both":
         return both
-    with implementation.scope():
+    with implementation.around(problem):
         out = _first(compute())
     return lambda: torch.autograd.grad(out, leaves, d_o, retain_graph=True)
 
@@ -104,6 +126,7 @@ def bind_tilewise(kernel: str, problem: Problem, operands: Operands) -> Attend:
     if kernel == "reference" and problem.flops > REFERENCE_FLOPS:
         raise CannotTake(f"slow, and not asked for more than {REFERENCE_FLOPS * 1e-9:g} GFLOP")
     options: dict[str, Any] = {"kernel": kernel, "alignment": problem.alignment}
+    options["deterministic"] = problem.deterministic
     if problem.window is not None:
         options["window"] = (problem.window, problem.window)
     if problem.blocks < 1:
@@ -190,8 +213,7 @@ def flex_mask(problem: Problem, device: torch.device) -> Any:
 
 
 def bind_flex(problem: Problem, operands: Operands) -> Attend:
-    if problem.dropout > 0:
-        raise CannotTake("FlexAttention has no dropout")
+    _refuse(problem, "FlexAttention", dropout=True, deterministic=True)
 
     def biased(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         return score + operands.mask[i, j]  # type: ignore[index]
@@ -223,6 +245,7 @@ def _refuse(problem: Problem, who: str, **unable: bool) -> None:
         "gradient": problem.direction != "forward",
         "f32": problem.dtype == "f32",
         "dv": problem.dv != problem.d,
+        "deterministic": problem.deterministic,
     }
     for feature in unable:
         if given[feature]:
@@ -239,11 +262,13 @@ def bind_flash_attn(module: str, problem: Problem, operands: Operands) -> Attend
     left = -1 if problem.window is None else problem.window
     window = (left, 0 if problem.causal else left) if problem.window is not None else (-1, -1)
     rows = _swapped(operands)
-    return lambda: _first(function(*rows, causal=problem.causal, window_size=window)).transpose(1, 2)
+    options = {"causal": problem.causal, "window_size": window, "deterministic": problem.deterministic}
+    return lambda: _first(function(*rows, **options)).transpose(1, 2)
 
 
 def bind_xformers(problem: Problem, operands: Operands) -> Attend:
-    _refuse(problem, "xFormers", mask=True, blocks=True, dropout=True, window=True, gqa=True, dv=True)
+    unable = dict.fromkeys(("mask", "blocks", "dropout", "window", "gqa", "dv", "deterministic"), True)
+    _refuse(problem, "xFormers", **unable)
     ops: Any = importlib.import_module("xformers.ops")
     bias = ops.fmha.attn_bias.LowerTriangularFromBottomRightMask() if problem.causal else None
     rows = _swapped(operands)

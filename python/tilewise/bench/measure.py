@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 from collections.abc import Sequence
@@ -129,7 +130,7 @@ def _enter(
     # Rates rise with the size. So what would be too long at twice the best rate so far is, and is not tried.
     if rate and (least := problem.flops / (2 * rate) * 1e-9) > limit:
         raise TooLong(f"one run would take {least:.0f} ms or more, --limit-ms is {limit:.0f}")
-    with implementation.scope():
+    with implementation.around(problem):
         calls = [call_of(implementation, problem, sets[0])]
         error, relative = _worst(check(calls[0]()))
         once = timing.once_ms(calls[0], device)
@@ -142,7 +143,7 @@ def _enter(
             "relative_error": rounded(relative),
         }
         calls += [call_of(implementation, problem, operands) for operands in sets[1:]]
-    return timing.Entrant(calls, implementation.scope)
+    return timing.Entrant(calls, functools.partial(implementation.around, problem))
 
 
 class TooLong(RuntimeError):

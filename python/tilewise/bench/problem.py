@@ -35,6 +35,7 @@ class Problem:
     mask: str | None = None  # additive: [Sq, Sk] in the inputs' type; padding: boolean [B, 1, 1, Sk]
     blocks: float = 1.0  # fraction of blocks that a block mask keeps; 1 is no block mask
     dropout: float = 0.0
+    deterministic: bool = False  # gradients that are the same bits each time; forward always is
 
     op: ClassVar[str] = "attention"
 
@@ -65,7 +66,8 @@ class Problem:
         parts = [f"mask={self.mask}"] if self.mask else []
         parts += [f"window={self.window}"] if self.window is not None else []
         parts += [f"blocks={self.blocks:g}"] if self.blocks < 1 else []
-        return " ".join(parts + ([f"dropout={self.dropout:g}"] if self.dropout > 0 else []))
+        parts += [f"dropout={self.dropout:g}"] if self.dropout > 0 else []
+        return " ".join(parts + (["deterministic=true"] if self.deterministic else []))
 
     def __str__(self) -> str:
         words = [self.shape, self.features, "causal" if self.causal else "", self.dtype, self.direction]

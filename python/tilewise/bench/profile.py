@@ -78,7 +78,7 @@ def warmed(implementation: Implementation, problem: AnyProblem, device: torch.de
 
 def watched(implementation: Implementation, problem: AnyProblem, device: torch.device) -> None:
     """One warm call inside an NVTX range."""
-    with implementation.scope():
+    with implementation.around(problem):
         call = warmed(implementation, problem, device)
         torch.cuda.nvtx.range_push(RANGE)
         call()
@@ -219,7 +219,7 @@ def by_nsys(program: list[str]) -> str:
 
 def by_torch(implementation: Implementation, problem: AnyProblem, device: torch.device) -> str:
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-    with implementation.scope():
+    with implementation.around(problem):
         call = warmed(implementation, problem, device)
         with torch.profiler.profile(activities=activities) as profile:
             call()

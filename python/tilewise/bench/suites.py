@@ -5,8 +5,9 @@ that would only cost time, "also" those that take part only where they are named
 of f32 be TF32 in all of it.
 
 A row has sizes b, hq, hkv, sq, sk, d, dv (hkv, sk and dv follow hq, sq and d; b is 1), features (mask
-"additive" or "padding", window, blocks, dropout), and lists of dtypes, passes and causal, which are
-multiplied out; without them it is f32, forward, not causal.
+"additive" or "padding", window, blocks, dropout), and lists of dtypes, passes, causal and deterministic,
+which are multiplied out; without them it is f32, forward, not causal, not deterministic. Forward always gives
+the same bits, so it is there once. One value may stand for a list of it in causal and deterministic.
 
 Without --suite all run that are for the device; one for none runs where it is asked for.
 
@@ -29,10 +30,11 @@ FOLDER = Path(__file__).parent / "suites"
 # The order in which they run, what matters most first: a run may have to end early.
 _FIRST = (
     *("fa3-grid", "vit", "llama", "decode", "ffn", "layer", "gemm", "norm", "f32", "tf32", "window", "masks"),
-    "ladder",
+    *("deterministic", "ladder"),
 )
+_SWITCHES = ("causal", "deterministic")
 _SIZES = ("b", "hq", "hkv", "sq", "sk", "d", "dv")
-_KEYS = {"op", *_SIZES, "mask", "window", "blocks", "dropout", "dtypes", "passes", "causal"}
+_KEYS = {"op", *_SIZES, "mask", "window", "blocks", "dropout", "dtypes", "passes", "causal", "deterministic"}
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def shape(text: str, selection: Selection = Selection()) -> list[AnyProblem]:  #
         key, equals, value = word.partition("=")
         if not equals:
             raise BadInput(f"--shape: expected key=value, got {word!r}")
-        row[key] = _number(value)
+        row[key] = _value(value)
     try:
         return list(dict.fromkeys(expand(row, "shape", selection)))
     except BadInput as error:
@@ -117,6 +119,7 @@ def expand(row: dict[str, Any], suite: str, selection: Selection) -> Sequence[An
         return _operations(row, OPERATIONS[op], suite, selection)
     if op != Problem.op:
         raise BadInput(f"op: expected one of {', '.join((Problem.op, *OPERATIONS))}, got {op!r}")
+    row = {**row, **{key: [row[key]] for key in _SWITCHES if isinstance(row.get(key), bool)}}
     _check(row)
     sizes = {"b": 1, **{key: row[key] for key in _SIZES if key in row}}
     for key, same in (("hkv", "hq"), ("sk", "sq"), ("dv", "d")):
@@ -132,10 +135,17 @@ def expand(row: dict[str, Any], suite: str, selection: Selection) -> Sequence[An
         dropout=row.get("dropout", 0.0),
     )
     return [
-        replace(problem, dtype=dtype, direction=direction, causal=causal)
+        replace(
+            problem,
+            dtype=dtype,
+            direction=direction,
+            causal=causal,
+            deterministic=deterministic and direction != "forward",
+        )
         for dtype in selection.dtypes or row.get("dtypes", ("f32",))
         for direction in selection.passes or row.get("passes", ("forward",))
         for causal in selection.causal or row.get("causal", (False,))
+        for deterministic in row.get("deterministic", (False,))
     ]
 
 
@@ -190,8 +200,10 @@ def _check(row: dict[str, Any]) -> None:
             raise BadInput(f"{key}: expected a number from 0 to 1, got {row[key]!r}")
     if row.get("mask") not in (None, *MASKS):
         raise BadInput(f"mask: expected {' or '.join(MASKS)}, got {row['mask']!r}")
-    for key, known in (("dtypes", tuple(ITEM_BYTES)), ("passes", PASSES), ("causal", (False, True))):
+    for key, known in (("dtypes", tuple(ITEM_BYTES)), ("passes", PASSES)):
         check_each(key, row.get(key, ()), known)
+    for key in _SWITCHES:
+        check_each(key, row.get(key, ()), (False, True))
 
 
 def check_each(name: str, given: Sequence[Any], known: Sequence[Any]) -> None:
@@ -206,7 +218,9 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _number(text: str) -> int | float | str:
+def _value(text: str) -> bool | int | float | str:
+    if text in ("true", "false"):
+        return text == "true"
     for kind in (int, float):
         try:
             return kind(text)

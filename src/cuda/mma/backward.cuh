@@ -35,12 +35,12 @@ __device__ __forceinline__ void walk(Block& block, QuerySteps steps) {
   for (int stage = 0; steps.more(); stage ^= 1) {
     wait_copies<0>();
     __syncthreads();  // the tile is there, and everyone is done with the last one and its score gradients
+    if (block.space.order.kept()) end_turn(block);  // of the last tile
     const QuerySteps next = block.after(steps);
     if (next.more()) block.load_queries(next, stage ^ 1);
     commit_copies();
     make_pairs<c>(block, steps, stage, 0);
-    if (block.space.order.kept()) end_turn(block);  // of the last tile: what was added is there by now
-    __syncthreads();                                // weights and score gradients are there
+    __syncthreads();  // weights and score gradients are there
     if constexpr (!c.weights_stay) add_to_keys<c>(block, stage, 0);
     add_to_queries<c>(block, steps, 0);
     steps = next;
@@ -63,6 +63,7 @@ __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
     wait_copies<0>();
     // The next tile and this one's pairs are there, and everyone is done with the last one and its pairs.
     __syncthreads();
+    if (block.space.order.kept()) end_turn(block);  // of the last tile
     const int next_stage = stage == c.stages - 1 ? 0 : stage + 1;
     const int later_stage = next_stage == c.stages - 1 ? 0 : next_stage + 1;
     const QuerySteps later = next.more() ? block.after(next) : next;
@@ -74,7 +75,6 @@ __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
     }
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-      if (half == 1 && block.space.order.kept()) end_turn(block);  // thread 0 has not begun to add
       // What is made of these is made here, and not ahead of the loop.
       const bool making = (half == 0) == (block.warp < c.warps / 2);
       const QuerySteps own = making ? next : now;

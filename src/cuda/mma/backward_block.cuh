@@ -56,7 +56,7 @@ struct BackwardBlock {
     const std::byte* q;
     const std::byte* d_o;
     std::int64_t row, tile;
-    int length, first, end, clear, clear_end;
+    int length, from, to, clear, clear_end;
   } known;
   OwnSums dk = {}, dv = {};
 
@@ -98,8 +98,8 @@ struct BackwardBlock {
              .row = uniform(facts.row),
              .tile = uniform(facts.tile),
              .length = uniform(facts.length),
-             .first = uniform(facts.first),
-             .end = uniform(facts.end),
+             .from = uniform(facts.from),
+             .to = uniform(facts.to),
              .clear = uniform(facts.clear),
              .clear_end = uniform(facts.clear_end)};
     QuerySteps steps{uniform(facts.at), uniform(facts.head), uniform(facts.count)};
@@ -108,7 +108,7 @@ struct BackwardBlock {
   }
   /// And which comes after one.
   __device__ QuerySteps after(QuerySteps steps) const {
-    steps.step(known.first, known.end);
+    steps.step(space.order.kept(), known.from, known.to);
     settle(steps);
     return steps;
   }
@@ -240,7 +240,7 @@ struct BackwardBlock {
   __device__ void settle(QuerySteps& steps) const {
     if constexpr (general) {
       if (!call.problem.features.block_mask) return;
-      for (; steps.more(); steps.step(known.first, known.end)) {
+      for (; steps.more(); steps.step(space.order.kept(), known.from, known.to)) {
         steps.tile = state_of(call, query_tile(steps), {first_key, key_count});
         if (steps.tile != block_hidden) return;
       }

@@ -1,6 +1,7 @@
 #include "cuda/mma/backward.h"
 #include "cuda/mma/backward_batch_rows.cuh"
 #include "cuda/mma/backward_choice.h"
+#include "cuda/mma/backward_ordered_keys.cuh"
 #include "cuda/mma/backward_peaks.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/row_gradients.h"
@@ -10,17 +11,23 @@ namespace {
 
 // What is left after the kernel over tiles: dq from its sums, peaks, and gradients beside dq, dk and dv.
 
-// The gradients of peaks.
+// The gradients of peaks; and where they are, for what is to be added in one order.
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
     settle_peaks(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
   const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
   const BatchRow row = BatchRow::of_query(call, index);
   const RowPeaks peaks(space.rows, index, row.owned);
-  if (peaks.count == 0) return;
-  if (call.deterministic) peaks.sort();
-  const auto first_k = static_cast<int>(call.sequence(row.in_sequence(call).b).first_k);
-  peaks.settle(d_lse_of(call, row), gradient_scale<T>(call, space), first_k);
+  int first_k = 0;
+  if (peaks.count > 0) {
+    if (call.deterministic) peaks.sort();
+    first_k = static_cast<int>(call.sequence(row.in_sequence(call).b).first_k);
+    peaks.settle(d_lse_of(call, row), gradient_scale<T>(call, space), first_k);
+  }
+  if (space.places.keys == nullptr) return;
+  __syncwarp();  // some lanes had no peak
+  note_parts(space.places, peaks, first_k);
+  list_keys(call, space);
 }
 
 // dq from its sums, with what a peak adds.
@@ -70,37 +77,11 @@ __device__ KeyFactors key_factors(const AttentionCall& call, const BackwardSpace
           keep_scale / static_cast<float>(1 << weight_bits<T>)};
 }
 
-// A lane's share of a vector a key, dims 32 apart: of a row of dk or of dv.
-constexpr int lane_dims = 8;
-
-struct LaneVector {
-  int dims = 0;
-  float element[lane_dims] = {};
-
-  __device__ static int place(int n) { return static_cast<int>(threadIdx.x) % 32 + 32 * n; }
-
-  template <typename T>
-  __device__ void add(float factor, const std::byte* row) {
-#pragma unroll
-    for (int n = 0; n < lane_dims; ++n) {
-      if (place(n) >= dims) continue;
-      element[n] = fmaf(factor, widen(reinterpret_cast<const T*>(row)[place(n)]), element[n]);
-    }
-  }
-  __device__ void move_to(float* row) {
-#pragma unroll
-    for (int n = 0; n < lane_dims; ++n) {
-      if (place(n) < dims) atomicAdd(row + place(n), element[n]);
-      element[n] = 0;
-    }
-  }
-};
-
 // What peaks add to a key, which grows as long as queries point at the same one, as they often do.
 struct KeySum {
   const BackwardSpace& space;
   std::int64_t key = -1;  // which of [Hkv, rows_k]
-  LaneVector dk, dv;
+  LaneVector<8> dk, dv;
 
   __device__ KeySum(const AttentionCall& call, const BackwardSpace& space_)
       : space(space_),
@@ -114,21 +95,28 @@ struct KeySum {
   }
   __device__ void flush() {
     if (key < 0) return;
-    if (space.dk != nullptr) dk.move_to(space.dk + key * dk.dims);
-    if (space.dv != nullptr) dv.move_to(space.dv + key * dv.dims);
+    if (space.dk != nullptr) move(dk, space.dk + key * dk.dims);
+    if (space.dv != nullptr) move(dv, space.dv + key * dv.dims);
+  }
+
+ private:
+  __device__ static void move(LaneVector<8>& from, float* to) {
+    from.each([&](int d, float& x) {
+      atomicAdd(to + d, x);
+      x = 0;
+    });
   }
 };
 
-// Adds what peaks add whose keys are among [first_key, end_key) of k's rows. The warp has queries from
-// `first_row` on: a lane each for the numbers, then all lanes for the vectors of one after another.
+// Adds what peaks add. The warp has queries from `first_row` on: a lane each for the numbers, then all lanes
+// for the vectors of one after another.
 template <typename T>
 __device__ __forceinline__ void add_peaks(const AttentionCall& call, const BackwardSpace& space,
-                                          std::int64_t first_row, const RowPeaks& peaks,
-                                          std::int64_t first_key, std::int64_t end_key, KeySum& sum) {
+                                          std::int64_t first_row, const RowPeaks& peaks, KeySum& sum) {
   for (int f = 0; __any_sync(~0u, f < peaks.count); ++f) {
-    Peak peak{.key = -1};
+    Peak peak{};
     if (f < peaks.count) peak = peaks.at(f);
-    unsigned left = __ballot_sync(~0u, peak.key >= first_key && peak.key < end_key);
+    unsigned left = __ballot_sync(~0u, f < peaks.count);
     for (; left != 0; left &= left - 1) {
       const int from = __ffs(static_cast<int>(left)) - 1;
       const BatchRow row = BatchRow::of_query(call, first_row + from);
@@ -157,39 +145,7 @@ __global__ void __launch_bounds__(row_threads)
   const RowPeaks peaks(space.rows, index, lane < queries && BatchRow::of_query(call, index).owned);
   if (!__any_sync(~0u, peaks.count > 0)) return;
   KeySum sum(call, space);
-  add_peaks<T>(call, space, warp * queries, peaks, 0, call.rows_k(), sum);
-  sum.flush();
-}
-
-// The same in one order: a warp has four keys, and looks for the queries that point at one of them. With
-// causal it is the first keys that have most peaks: more keys a warp would be one after another.
-constexpr int ordered_keys = 4;
-
-template <typename T>
-__global__ void __launch_bounds__(row_threads)
-    mend_keys_in_order(const __grid_constant__ AttentionCall call,
-                       const __grid_constant__ BackwardSpace space, std::int64_t tiles) {
-  const std::int64_t index = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const std::int64_t h = index / tiles % call.problem.heads_kv;
-  const std::int64_t b = index / tiles / call.problem.heads_kv;
-  if (b >= call.problem.batch) return;
-  const Sequence sequence = call.sequence(b);
-  const std::int64_t first = index % tiles * ordered_keys;
-  const std::int64_t end = min(first + ordered_keys, sequence.length_k);
-  const std::int64_t first_row = space.key_row(call, b, h, sequence.first_k + first);
-  if (!__any_sync(~0u, first + lane < end && space.key_has_peak[first_row + lane] != 0)) return;
-  const std::int64_t position = first - sequence.band_offset;
-  const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
-  const std::int64_t end_query = min(sequence.length_q, position + ordered_keys + call.band.left);
-  KeySum sum(call, space);
-  for (std::int64_t head = h * call.group(); head < (h + 1) * call.group(); ++head) {
-    for (std::int64_t i = first_query; i < end_query; i += 32) {
-      const std::int64_t row = head * call.rows_q() + call.first_row_q(b) + i;
-      const RowPeaks peaks(space.rows, row + lane, i + lane < end_query);
-      add_peaks<T>(call, space, row, peaks, sequence.first_k + first, sequence.first_k + end, sum);
-    }
-  }
+  add_peaks<T>(call, space, warp * queries, peaks, sum);
   sum.flush();
 }
 
@@ -277,17 +233,27 @@ __global__ void __launch_bounds__(row_threads)
   }
 }
 
+// Few warps a key where keys with a peak are many and the queries that see one few, else a block.
 template <typename T, int lanes>
-void mend(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
-  const AttentionProblem& problem = call.problem;
+void mend_in_order(const AttentionCall& call, const BackwardSpace& space, int multiprocessors,
+                   cudaStream_t stream) {
+  constexpr std::int64_t block_warps = row_threads / 32;
+  const std::int64_t marks = call.group() * (call.problem.length_q / PeakPlaces::queries + 1);
+  const bool block_a_key = call.group() >= 4 || marks > 65;
+  const std::int64_t keys = space.shares.keys;
+  const Launch how{.name = "tilewise mma backward, peaks",
+                   .blocks = std::min(block_a_key ? keys : (keys + block_warps - 1) / block_warps,
+                                      std::int64_t{8} * multiprocessors),
+                   .threads = row_threads,
+                   .stream = stream};
+  block_a_key ? launch<mend_keys_in_order<T, lanes, block_warps>>(how, call, space)
+              : launch<mend_keys_in_order<T, lanes, 1>>(how, call, space);
+}
+
+template <typename T, int lanes>
+void mend(const AttentionCall& call, const BackwardSpace& space, int multiprocessors, cudaStream_t stream) {
   if (call.deterministic) {
-    const std::int64_t tiles = (problem.length_k + ordered_keys - 1) / ordered_keys;
-    launch<mend_keys_in_order<T>>(
-        {.name = "tilewise mma backward, peaks",
-         .blocks = (problem.batch * problem.heads_kv * tiles * 32 + row_threads - 1) / row_threads,
-         .threads = row_threads,
-         .stream = stream},
-        call, space, tiles);
+    mend_in_order<T, lanes>(call, space, multiprocessors, stream);
   } else {
     const int queries = mended_queries(space);
     launch<mend_keys<T>>({.name = "tilewise mma backward, peaks",
@@ -305,7 +271,7 @@ void mend(const AttentionCall& call, const BackwardSpace& space, cudaStream_t st
 }
 
 template <typename T, int lanes>
-void finish(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
+void finish(const AttentionCall& call, const BackwardSpace& space, int multiprocessors, cudaStream_t stream) {
   launch<settle_peaks<T>>({.name = "tilewise mma backward, gradients of peaks",
                            .blocks = (space.rows.count + row_threads - 1) / row_threads,
                            .threads = row_threads,
@@ -326,7 +292,7 @@ void finish(const AttentionCall& call, const BackwardSpace& space, cudaStream_t 
                                    .stream = stream},
                                   call, space);
   }
-  mend<T, lanes>(call, space, stream);
+  mend<T, lanes>(call, space, multiprocessors, stream);
 }
 
 }  // namespace
@@ -334,7 +300,8 @@ void finish(const AttentionCall& call, const BackwardSpace& space, cudaStream_t 
 void finish_backward(const AttentionCall& call, const Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const BackwardSpace space = backward_space(call, context);
-  with_lanes(call, [&]<typename T, int lanes>() { finish<T, lanes>(call, space, stream); });
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  with_lanes(call, [&]<typename T, int lanes>() { finish<T, lanes>(call, space, multiprocessors, stream); });
   // Gradients of mask and sinks may be in f32, which is more than products of 16 bits and the rounded o give.
   if (space.needs_states(call)) simt::row_states(call, space.states, space.row_sums, {}, context);
   if (call.problem.features.mask_gradient) simt::mask_gradient(call, space.states, space.row_sums, context);

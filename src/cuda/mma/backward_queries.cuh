@@ -24,11 +24,26 @@ struct BackwardBlocks {
         call.group() * call.problem.length_q * (6 * call.problem.dim_qk + 2 * call.problem.dim_v);
     Turns turns =
         Turns::of(call, call.problem.batch * call.problem.heads_kv, keys.tiles, head_bytes, multiprocessors);
+    const QueryGrid queries = QueryGrid::of(call, c.queries);
+    if (call.deterministic) {
+      const std::int64_t walked = call.group() * queries.tiles / (Turns::uneven(call) ? 2 : 1);
+      const std::int64_t wanted = ordered_section(std::int64_t{c.blocks} * multiprocessors, walked);
+      turns.section =
+          std::max(turns.section, static_cast<std::uint32_t>(std::min<std::int64_t>(wanted, turns.heads)));
+    }
     turns.section = even_section(turns.heads, turns.section);
-    return {keys, QueryGrid::of(call, c.queries), turns};
+    return {keys, queries, turns};
   }
 
  private:
+  /// Heads whose blocks begin by turns where they add to dq in order. A block comes to a tile of queries more
+  /// than one tile after the block before it: so long should it be until it begins, for else it waits. Where
+  /// `room` blocks run and each walks over so many tiles, room / walked of them begin in the time of one. Of
+  /// short walks all heads are in the cache at once, and more of them would not fit.
+  static constexpr std::int64_t ordered_section(std::int64_t room, std::int64_t walked) {
+    const std::int64_t tiles_apart = walked < 16 ? 2 : 3;
+    return (tiles_apart * room + walked - 1) / std::max<std::int64_t>(walked, 1);
+  }
   /// About as many heads as wanted, but such that the last section is not short of them: its largest tiles
   /// come late, and few of them would leave most of the GPU idle at the end.
   static constexpr std::uint32_t even_section(std::uint32_t heads, std::uint32_t wanted) {
@@ -52,11 +67,11 @@ struct GroupFacts {
   std::int64_t high;
   std::int64_t tile;     ///< of the sums of dq
   int length;            ///< queries of a head
-  int first, end;        ///< tiles of queries that may see some key
   int clear, clear_end;  ///< tiles of queries that see all keys, where tiles follow each other
   int share;             ///< which of the blocks that share the keys this is
   int head, at;          ///< where its share of the tiles begins: head of the group, tile
   int count;             ///< of them
+  int from, to;          ///< tiles of each head, or where blocks keep an order heads of each tile
 
   /// With tiles of `size` queries and `keys` keys, both powers of two.
   template <int size, int keys>
@@ -86,8 +101,9 @@ struct GroupFacts {
     const std::int64_t first_query = max(std::int64_t{0}, position - call.band.right);
     const std::int64_t end_query = min(sequence.length_q, position + key_count + call.band.left);
     const bool any = first_query < end_query;
-    first = any ? static_cast<int>(first_query / size) : 0;
-    end = any ? static_cast<int>((end_query + size - 1) / size) : 0;
+    // Tiles of queries that may see some key.
+    int first = any ? static_cast<int>(first_query / size) : 0;
+    int end = any ? static_cast<int>((end_query + size - 1) / size) : 0;
     if (blocks.queries.tiles_per_block > 0) {
       first = 0;
       end = static_cast<int>(blocks.queries.tiles);
@@ -103,7 +119,11 @@ struct GroupFacts {
     head = 0;
     at = end - 1;
     count = any ? static_cast<int>(call.group()) * (end - first) : 0;
-    if (space.shares.count > 1 && any) {
+    from = first;
+    to = end;
+    if (space.order.kept()) {
+      take_ordered_share(call, space.shares.count, any ? end - first : 0);
+    } else if (space.shares.count > 1 && any) {
       const int tiles = end - first;
       const std::int64_t all = count;
       const auto begin = static_cast<int>(all * share / space.shares.count);
@@ -111,6 +131,29 @@ struct GroupFacts {
       head = begin / tiles;
       at = end - 1 - begin % tiles;
     }
+  }
+  /// Some heads, or a part of the tiles of one, of which the last `seen` see some key. Parts are cut alike
+  /// for all keys that the last queries see, so that blocks that wait for each other are in step.
+  __device__ void take_ordered_share(const AttentionCall& call, int shares, int seen) {
+    const auto heads = static_cast<int>(call.group());
+    const int end = to;
+    from = 0;
+    to = heads;
+    int begin = 0, tiles = seen;
+    if (shares <= heads) {
+      from = heads * share / shares;
+      to = heads * (share + 1) / shares;
+    } else {
+      const int parts = shares / heads;
+      const int all = call.band.left >= Band::unbounded ? end : seen;
+      from = share / parts;
+      to = from + 1;
+      begin = all * (share % parts) / parts;
+      tiles = max(0, min(seen, all * (share % parts + 1) / parts) - begin);
+    }
+    head = from;
+    at = end - 1 - begin;
+    count = (to - from) * tiles;
   }
 };
 
@@ -129,8 +172,10 @@ struct BlockFacts {
 
 static_assert(sizeof(BlockFacts) <= BackwardConfig::fact_bytes);
 
-/// Walks over those queries a tile at a time, head by head of the group, the last queries of each first: when
-/// a block comes to a tile, those of the keys before have been there (see Order).
+/// Walks over those queries a tile at a time, the last first: when a block comes to a tile, those of the keys
+/// before have been there (see Order). Head by head of the group; or where blocks keep an order by turns of
+/// the heads: with causal a block of later keys sees fewer queries of each head, and would come to the second
+/// ahead of all others, and wait for them.
 struct QuerySteps {
   int at;
   int head = 0;
@@ -138,12 +183,18 @@ struct QuerySteps {
   std::int32_t tile = block_full;  ///< of the block mask
 
   __device__ bool more() const { return left > 0; }
-  /// Of tiles `first` to `end` of each head.
-  __device__ void step(int first, int end) {
+  /// Of tiles `from` to `to` of each head, or of such heads by turns.
+  __device__ void step(bool by_turns, int from, int to) {
     --left;
-    if (--at >= first) return;
-    at = end - 1;
-    ++head;
+    if (by_turns) {
+      if (++head < to) return;
+      head = from;
+      --at;
+    } else {
+      if (--at >= from) return;
+      at = to - 1;
+      ++head;
+    }
   }
 };
 

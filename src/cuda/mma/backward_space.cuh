@@ -128,9 +128,30 @@ struct Order {
   std::uint32_t* ticket = nullptr;  ///< blocks that have begun: they wait for those alone that began before
   std::uint32_t* done =
       nullptr;            ///< [Hq, tiles of 16 queries], for the first of a block's tile: how many were
-  std::size_t bytes = 0;  ///< of both
+  std::size_t bytes = 0;  ///< of both, and of the count of keys with a peak, which lies between them
 
   constexpr bool kept() const { return ticket != nullptr; }
+};
+
+/// Where peaks are, for keys that look for theirs in one order: which keys have one, and of every 32 queries
+/// of [Hq, rows_q] at which parts of the keys they point. Neither depends on the order in which it was noted.
+struct PeakPlaces {
+  static constexpr int queries = 32;  ///< a mark
+  static constexpr int parts = 64;    ///< of a sequence's keys, a bit each
+
+  std::uint32_t* key_count = nullptr;
+  std::uint32_t* keys = nullptr;  ///< of [Hkv, rows_k], in whatever order
+  std::uint64_t* marks = nullptr;
+  int part_bits = 0;  ///< a part has so many keys, as a power of two
+
+  static int part_bits_of(std::int64_t length_k) {
+    int bits = 0;
+    while ((length_k - 1) >> bits >= parts) ++bits;
+    return bits;
+  }
+  /// Which part a key of a sequence is in.
+  __device__ int part_of(std::int64_t key) const { return static_cast<int>(key >> part_bits); }
+  __device__ bool marked(std::int64_t mark, int part) const { return (marks[mark] >> part & 1) != 0; }
 };
 
 /// Sums of dk and dv of several blocks that share a tile of keys, a row each of [shares, Hkv, rows_k]. They
@@ -154,6 +175,7 @@ struct BackwardSpace {
   float* dk = nullptr;  ///< [Hkv, rows_k, dim_qk]: of keys with a peak alone, as the kernel sums it
   float* dv = nullptr;  ///< [Hkv, rows_k, dim_v]: the same
   std::uint8_t* key_has_peak = nullptr;  ///< [Hkv, rows_k]
+  PeakPlaces places;                     ///< where dk or dv is to be the same each time
   KeyShares shares;
   bool whole = false;        ///< see whole_pairs
   simt::RowStates states{};  ///< for the gradients of mask and sinks, which are exact to f32
@@ -184,9 +206,16 @@ struct BackwardSpace {
       dq.data = arena.take<float>(call.problem.heads_q * dq.tiles * dq.eights * QuerySums::fragment);
     }
     if (call.deterministic) {
-      const std::int64_t words = 1 + call.problem.heads_q * dq.tiles;
+      const std::int64_t words = 2 + call.problem.heads_q * dq.tiles;
       auto* first = arena.take<std::uint32_t>(words);
-      order = {.ticket = first, .done = first + 1, .bytes = static_cast<std::size_t>(words) * 4};
+      order = {.ticket = first, .done = first + 2, .bytes = static_cast<std::size_t>(words) * 4};
+      if (call.dk.wanted || call.dv.wanted) {
+        places = {
+            .key_count = first + 1,
+            .keys = arena.take<std::uint32_t>(keys),
+            .marks = arena.take<std::uint64_t>((queries + PeakPlaces::queries - 1) / PeakPlaces::queries),
+            .part_bits = PeakPlaces::part_bits_of(call.problem.length_k)};
+      }
     }
     whole = whole_pairs(call.problem);
     if (call.dk.wanted) dk = arena.take<float>(keys * call.problem.dim_qk);
