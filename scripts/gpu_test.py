@@ -364,7 +364,7 @@ def sanitized_programs(races: bool, options: argparse.Namespace) -> dict[str, li
     kernels = [f"--kernel={','.join(RACECHECKED)}"] if races else []
     programs = {
         "tilewise_property": [*problems, *kernels, f"--count={count}"],
-        "tilewise_property plain": [*problems, *kernels, "--domain=plain", f"--count={few}"],
+        "tilewise_property plain": [*problems, *kernels, "--domain=plain", f"--count={2 * few}"],
         "tilewise_property wgmma": [*problems, *DOMAINS["property wgmma"].arguments, f"--count={few}"],
         "tilewise_property mma": [*problems, *DOMAINS["property mma"].arguments, f"--count={few}"],
     }
