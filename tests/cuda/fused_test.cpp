@@ -62,7 +62,7 @@ TEST_P(FusedTiles, OfHeadDimsTo128AreWithinTheContract) {
 
 // From 1024 keys on the plain forward takes 96 of them at a time. Backward is as with fewer.
 TEST_P(FusedTiles, OfManyKeysAreWithinTheContract) {
-  RandomProblem problem = problem_of(870, sizes_of(heads_for(0.75), 33, 1030, 128, 64));
+  RandomProblem problem = problem_of(870, sizes_of(heads_for(0.75), 97, 1030, 128, 64));
   problem.asked.backward = false;
   expect_within_contract(problem);
 }
