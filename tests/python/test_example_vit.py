@@ -161,7 +161,7 @@ def test_script_trains_in_bf16(vit: Any, folder: Path, tmp_path: Path, capsys: A
         hook.remove()
     capsys.readouterr()
     assert losses["bf16"][0] != losses["f32"][0]
-    assert losses["bf16"][0] == pytest.approx(losses["f32"][0], rel=1e-2)
+    assert losses["bf16"][0] == pytest.approx(losses["f32"][0], rel=2e-2)
     assert losses["bf16"][-1] < 0.8 * losses["bf16"][0]
 
 
