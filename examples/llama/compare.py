@@ -186,11 +186,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=10, help="of prefill; decoding has a quarter, 3 at least")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder of records; none is written without it")
-    parser.add_argument(
-        "--append",
-        action="store_true",
-        help="keep what the record has of other models",
-    )
+    parser.add_argument("--append", action="store_true", help="keep what the record has of other models")
     asked = parser.parse_args(given)
     if asked.runs < 2:
         parser.error(f"--runs: expected 2 or more, got {asked.runs}")
