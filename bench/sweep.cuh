@@ -92,12 +92,14 @@ constexpr bool in_table(const Config& candidate) {
   return false;
 }
 
-/// Whether some candidate is the row that large calls of a head dim run by, for all head dims of the table.
+/// Whether the rows that large calls run by are among the candidates, for all head dims that these have.
 template <typename Table, typename Candidates>
 constexpr bool has_rows_of_table() {
-  for (const auto& row : Table::rows) {
-    bool found = !in_table<Table>(row);
-    for (const auto& candidate : Candidates::rows) found = found || row == candidate;
+  for (const auto& candidate : Candidates::rows) {
+    bool found = false;
+    for (const auto& other : Candidates::rows) {
+      found = found || (other.dim == candidate.dim && in_table<Table>(other));
+    }
     if (!found) return false;
   }
   return true;
