@@ -51,7 +51,7 @@ void choose_many_results(Random& rng, RandomProblem& p) {
   p.dim_v = rng.chance(0.8) ? p.dim_qk : std::max<std::int64_t>(8, p.dim_qk / 16 * 8);
   const std::int64_t group = rng.pick<std::int64_t>({1, 1, 2});
   p.heads_q = p.heads_kv * group;
-  p.length_k = rng.between(least_keys, rng.chance(0.8) ? 100 : 300);
+  p.length_k = rng.between(least_keys, rng.chance(0.9) ? 100 : 250);
   p.length_q = rng.between(p.length_k / 2, p.length_k) / group;
   const std::int64_t filled = p.layout == Layout::packed ? 2 : 1;
   const std::int64_t rows =
