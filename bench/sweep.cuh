@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <vector>
 
+#include "attention/problem.h"
 #include "core/philox.h"
 #include "cuda/runtime/check.h"
 #include "cuda/tile/element.cuh"
@@ -79,6 +81,57 @@ inline std::vector<double> medians_ms(const std::vector<std::function<void()>>& 
     medians.push_back(of[runs / 2]);
   }
   return medians;
+}
+
+/// Whether large calls run by it: the first row of its head dim in the table.
+template <typename Table, typename Config>
+constexpr bool in_table(const Config& candidate) {
+  for (const Config& row : Table::rows) {
+    if (row.dim == candidate.dim) return row == candidate;
+  }
+  return false;
+}
+
+/// Whether the rows that large calls run by are among the candidates, for all head dims that these have.
+template <typename Table, typename Candidates>
+constexpr bool has_rows_of_table() {
+  for (const auto& candidate : Candidates::rows) {
+    bool found = false;
+    for (const auto& other : Candidates::rows) {
+      found = found || (other.dim == candidate.dim && in_table<Table>(other));
+    }
+    if (!found) return false;
+  }
+  return true;
+}
+
+inline const char* name_of(bool value) { return value ? "true" : "false"; }
+
+// A line of a sweep is a JSON object. It begins with the problem and ends with what was found; between them
+// is how the candidate is cut.
+
+inline void print_problem(const char* suite, const char* dtype, const AttentionProblem& problem) {
+  std::printf(
+      "{\"suite\": \"%s\", \"op\": \"sweep\", \"dtype\": \"%s\", \"b\": %lld, \"hq\": %lld, \"sq\": %lld, "
+      "\"d\": %lld, \"causal\": %s",
+      suite, dtype, static_cast<long long>(problem.batch), static_cast<long long>(problem.heads_q),
+      static_cast<long long>(problem.length_q), static_cast<long long>(problem.dim_qk),
+      name_of(problem.features.causal));
+}
+
+struct Found {
+  bool in_table;
+  cudaFuncAttributes attributes;
+  std::size_t shared_bytes;
+  double ms;
+  double flops;
+};
+inline void print_found(const Found& found) {
+  std::printf(
+      ", \"in_table\": %s, \"registers\": %d, \"local_bytes\": %d, \"shared_bytes\": %d, \"ms\": %.4f, "
+      "\"tflops\": %.1f",
+      name_of(found.in_table), found.attributes.numRegs, static_cast<int>(found.attributes.localSizeBytes),
+      static_cast<int>(found.shared_bytes), found.ms, found.flops / found.ms * 1e-9);
 }
 
 /// Nearly normal numbers of deviation `size`, an element a thread.

@@ -41,16 +41,8 @@ struct Candidates {
       {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .blocks = 1},
   };
 };
-/// Whether calls of many queries run by it: the first row of its head dim in the table.
-constexpr bool in_table(const ForwardConfig& candidate) {
-  for (const ForwardConfig& row : PlainForward::rows) {
-    if (row.dim == candidate.dim) return row == candidate;
-  }
-  return false;
-}
+static_assert(has_rows_of_table<PlainForward, Candidates>());
 constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
-
-const char* name_of(bool value) { return value ? "true" : "false"; }
 
 struct Sweep {
   Memory q{elements * 2}, k{elements * 2}, v{elements * 2}, o{elements * 2}, truth{elements * 2};
@@ -79,19 +71,14 @@ struct Sweep {
                                      static_cast<int*>(largest.data));
     float difference = 0;
     check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
+    print_problem("mma-sweep", "bf16", problem);
     std::printf(
-        "{\"suite\": \"mma-sweep\", \"op\": \"sweep\", \"dtype\": \"bf16\", \"b\": %lld, \"hq\": %lld, "
-        "\"sq\": %lld, "
-        "\"d\": %d, \"causal\": %s, \"warps\": %d, \"row_tiles\": %d, \"keys\": %d, \"queries_stay\": %s, "
-        "\"products_ahead\": %s, \"stages\": %d, \"paired\": %s, \"old_maxima\": %s, \"blocks\": %d, "
-        "\"in_table\": %s, \"registers\": %d, \"local_bytes\": %d, \"shared_bytes\": %d, \"ms\": %.4f, "
-        "\"tflops\": %.1f, \"difference\": %g}\n",
-        static_cast<long long>(problem.batch), static_cast<long long>(problem.heads_q),
-        static_cast<long long>(problem.length_q), c.dim, name_of(problem.features.causal), c.warps,
-        c.row_tiles, c.keys, name_of(c.queries_stay), name_of(c.products_ahead), c.stages, name_of(c.paired),
-        name_of(c.old_maxima), c.blocks, name_of(in_table(c)), attributes.numRegs,
-        static_cast<int>(attributes.localSizeBytes), static_cast<int>(c.shared_bytes(false)), ms,
-        flops / ms * 1e-9, static_cast<double>(difference));
+        ", \"warps\": %d, \"row_tiles\": %d, \"keys\": %d, \"queries_stay\": %s, \"products_ahead\": %s, "
+        "\"stages\": %d, \"paired\": %s, \"old_maxima\": %s, \"blocks\": %d",
+        c.warps, c.row_tiles, c.keys, name_of(c.queries_stay), name_of(c.products_ahead), c.stages,
+        name_of(c.paired), name_of(c.old_maxima), c.blocks);
+    print_found({in_table<PlainForward>(c), attributes, c.shared_bytes(false), ms, flops});
+    std::printf(", \"difference\": %g}\n", static_cast<double>(difference));
     std::fflush(stdout);
   }
 

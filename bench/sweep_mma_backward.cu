@@ -1,7 +1,8 @@
 // Times candidates for the tuning table of the mma kernel's backward (src/cuda/mma/backward_tuning.h), bf16,
-// over 16k tokens of hidden size 2048. A JSON object a line: the device, then each candidate on each shape.
-// `ms` is of the kernel over tiles alone, `all_ms` of the whole call with the table's own row; differences
-// are the largest from the fused kernel's gradients, over the largest element there.
+// over 16k tokens of hidden size 2048. A JSON object a line, each candidate on each shape: whether the table
+// has it; `ms` of the kernel over tiles alone, `all_ms` of the whole call with the table's own row; the
+// largest differences from the fused kernel's gradients, over the largest element there.
+// `gpu-sweep mma_backward` makes a record of them.
 //   sweep_mma_backward [head dim [sequence length]]
 
 #include <algorithm>
@@ -278,6 +279,7 @@ struct Candidates {
        .blocks = 1},
   };
 };
+static_assert(has_rows_of_table<PlainBackward, Candidates>());
 constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
 
 struct Gradients {
@@ -324,18 +326,17 @@ struct Sweep {
     prepare_backward(call, context);
     run();
     finish_backward(call, context);
+    print_problem("mma-backward-sweep", "bf16", problem);
     std::printf(
-        "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"warps\": %d, \"queries\": %d, \"keys\": %d, "
-        "\"key_warps\": %d, \"at_once\": %d, \"dim_warps\": %d, \"dq_dim_warps\": %d, \"stay\": %d, "
-        "\"ahead\": %d, \"stages\": %d, \"matrix_stores\": %d, "
-        "\"blocks\": %d, \"registers\": %d, \"local\": %d, \"shared\": %d, \"ms\": %.4f, \"tflops\": %.1f, "
-        "\"all_ms\": %.4f, \"all_tflops\": %.1f, \"dq\": %g, \"dk\": %g, \"dv\": %g}\n",
-        c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false", c.warps,
-        c.queries, c.keys, c.key_warps, c.queries_at_once, c.dim_warps, c.dq_dim_warps, c.weights_stay,
-        c.pairs_ahead, c.stages, c.matrix_stores, c.blocks, attributes.numRegs,
-        static_cast<int>(attributes.localSizeBytes), static_cast<int>(c.shared_bytes(Candidates::general)),
-        ms, flops / ms * 1e-9, all_ms, flops / all_ms * 1e-9, difference(got.dq, truth.dq),
-        difference(got.dk, truth.dk), difference(got.dv, truth.dv));
+        ", \"warps\": %d, \"queries\": %d, \"keys\": %d, \"key_warps\": %d, \"queries_at_once\": %d, "
+        "\"dim_warps\": %d, \"dq_dim_warps\": %d, \"weights_stay\": %s, \"pairs_ahead\": %s, \"stages\": %d, "
+        "\"matrix_stores\": %s, \"blocks\": %d",
+        c.warps, c.queries, c.keys, c.key_warps, c.queries_at_once, c.dim_warps, c.dq_dim_warps,
+        name_of(c.weights_stay), name_of(c.pairs_ahead), c.stages, name_of(c.matrix_stores), c.blocks);
+    print_found({in_table<PlainBackward>(c), attributes, c.shared_bytes(Candidates::general), ms, flops});
+    std::printf(", \"all_ms\": %.4f, \"dq_difference\": %g, \"dk_difference\": %g, \"dv_difference\": %g}\n",
+                all_ms, difference(got.dq, truth.dq), difference(got.dk, truth.dk),
+                difference(got.dv, truth.dv));
     std::fflush(stdout);
   }
 
@@ -371,7 +372,6 @@ struct Sweep {
 void sweep(std::int64_t only_dim, std::int64_t only_length) {
   cudaDeviceProp device{};
   check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
-  std::printf("{\"device\": \"%s\", \"multiprocessors\": %d}\n", device.name, device.multiProcessorCount);
   Sweep shapes(device.multiProcessorCount);
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const std::int64_t length : {512, 1024, 2048, 4096, 8192, 16384}) {

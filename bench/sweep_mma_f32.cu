@@ -1,6 +1,7 @@
 // Times candidates for the tuning tables of the mma kernel's forward for f32 (src/cuda/mma_f32/tuning.h),
-// over 16k tokens of hidden size 2048. A JSON object a line: the device, then each candidate on each shape,
-// with its largest difference from the fused kernel's o.
+// over 16k tokens of hidden size 2048. A JSON object a line, each candidate on each shape: whether its table
+// has it; `ms` of the call, `split_ms` of splitting keys and values, which is part of it; its largest
+// difference from the fused kernel's o. `gpu-sweep mma_f32` makes a record of them.
 //   sweep_mma_f32 [head dim [sequence length]]
 
 #include <cstdio>
@@ -215,6 +216,9 @@ struct Tf32Candidates {
   };
 };
 
+static_assert(has_rows_of_table<FullForward, FullCandidates>());
+static_assert(has_rows_of_table<Tf32Forward, Tf32Candidates>());
+
 struct Sweep {
   Memory q{elements * 4}, k{elements * 4}, v{elements * 4}, o{elements * 4}, truth{elements * 4};
   Memory lse{tokens * hidden_size * 4};  // of the smallest head dim there may be
@@ -230,7 +234,7 @@ struct Sweep {
     check_cuda(cudaDeviceSynchronize(), "inputs");
   }
 
-  template <typename Candidates, int row>
+  template <typename Table, typename Candidates, int row>
   void time(const AttentionCall& call, double flops) {
     constexpr ForwardConfig c = Candidates::rows[row];
     const AttentionProblem& problem = call.problem;
@@ -239,30 +243,28 @@ struct Sweep {
     check_cuda(cudaFuncGetAttributes(&attributes, forward_kernel<Candidates, row>), "attributes");
     cudaMemset(o.data, 0xFF, elements * 4);
     const ForwardSpace space = space_of<Candidates>(call, workspace.data);
-    const double all_ms = median_ms([&] { run_row<Candidates, row>(call, space, multiprocessors, nullptr); });
+    const double ms = median_ms([&] { run_row<Candidates, row>(call, space, multiprocessors, nullptr); });
     const double split_ms = median_ms([&] { split_keys<Candidates, c.dim>(call, space, nullptr); });
     cudaMemset(largest.data, 0, 8);
     compare<<<elements / 256, 256>>>(static_cast<const float*>(o.data), static_cast<const float*>(truth.data),
                                      static_cast<int*>(largest.data));
     float difference = 0;
     check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
+    print_problem("mma-f32-sweep", "f32", problem);
     std::printf(
-        "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"parts\": %d, \"warps\": %d, \"row_tiles\": %d, \"keys\": "
-        "%d, "
-        "\"keys_at_once\": %d, \"dims_at_once\": %d, \"buffers\": %d, \"queries_stay\": %d, \"blocks\": %d, "
-        "\"registers\": %d, \"local\": %d, "
-        "\"shared\": %d, \"split_ms\": %.4f, \"all_ms\": %.4f, \"tflops\": %.1f, \"difference\": %g}\n",
-        c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false", c.parts,
-        c.warps, c.row_tiles, c.keys, c.keys_at_once, c.dims_at_once, c.buffers, c.queries_stay, c.blocks,
-        attributes.numRegs, static_cast<int>(attributes.localSizeBytes), static_cast<int>(c.shared_bytes()),
-        split_ms, all_ms, flops / all_ms * 1e-9, static_cast<double>(difference));
+        ", \"parts\": %d, \"warps\": %d, \"row_tiles\": %d, \"keys\": %d, \"keys_at_once\": %d, "
+        "\"dims_at_once\": %d, \"buffers\": %d, \"queries_stay\": %s, \"blocks\": %d",
+        c.parts, c.warps, c.row_tiles, c.keys, c.keys_at_once, c.dims_at_once, c.buffers,
+        name_of(c.queries_stay), c.blocks);
+    print_found({in_table<Table>(c), attributes, c.shared_bytes(), ms, flops});
+    std::printf(", \"split_ms\": %.4f, \"difference\": %g}\n", split_ms, static_cast<double>(difference));
     std::fflush(stdout);
   }
 
-  template <typename Candidates>
+  template <typename Table, typename Candidates>
   void time_all(const AttentionCall& call, double flops) {
     [&]<int... row>(std::integer_sequence<int, row...>) {
-      (time<Candidates, row>(call, flops), ...);
+      (time<Table, Candidates, row>(call, flops), ...);
     }(std::make_integer_sequence<int, static_cast<int>(std::size(Candidates::rows))>{});
   }
 
@@ -279,15 +281,14 @@ struct Sweep {
                                    .lse = Tensor(lse.data, DType::f32, std::span(sizes).first(3), device)};
     const AttentionCall call = checked_forward(inputs, options, outputs, context);
     const double flops = 4.0 * static_cast<double>(elements * length) * (causal ? 0.5 : 1.0);
-    time_all<FullCandidates>(call, flops);
-    time_all<Tf32Candidates>(call, flops);
+    time_all<FullForward, FullCandidates>(call, flops);
+    time_all<Tf32Forward, Tf32Candidates>(call, flops);
   }
 };
 
 void sweep(std::int64_t only_dim, std::int64_t only_length) {
   cudaDeviceProp device{};
   check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
-  std::printf("{\"device\": \"%s\", \"multiprocessors\": %d}\n", device.name, device.multiProcessorCount);
   Sweep shapes(device.multiProcessorCount);
   for (const std::int64_t dim : {64, 128, 256}) {
     for (const std::int64_t length : {1024, 4096, 16384}) {

@@ -1,7 +1,7 @@
 // Times candidates for the tuning table of the mma kernel's backward for f32
-// (src/cuda/mma_f32/backward_tuning.h), over 16k tokens of hidden size 2048. A JSON object a line: the
-// device, then each candidate on each shape, with the largest differences of dq, dk and dv from the fused
-// kernel's.
+// (src/cuda/mma_f32/backward_tuning.h), over 16k tokens of hidden size 2048. A JSON object a line, each
+// candidate on each shape: whether the table has it, and the largest differences of dq, dk and dv from the
+// fused kernel's. `gpu-sweep mma_f32_backward` makes a record of them.
 //   sweep_mma_f32_backward [head dim [sequence length]]
 
 #include <cstdio>
@@ -31,6 +31,8 @@ struct Candidates {
       {.dim = 128, .warps = 4, .blocks = 1},
   };
 };
+
+static_assert(has_rows_of_table<FullBackward, Candidates>());
 
 struct Sweep {
   Memory q{elements * 4}, k{elements * 4}, v{elements * 4}, o{elements * 4}, d_o{elements * 4};
@@ -72,15 +74,12 @@ struct Sweep {
       simt::mend_peaks(call, space.peaks, {}, nullptr);
     };
     const double ms = median_ms(all);
-    std::printf(
-        "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"warps\": %d, \"dims_at_once\": %d, \"blocks\": %d, "
-        "\"registers\": %d, \"local\": %d, \"shared\": %d, \"ms\": %.4f, \"tflops\": %.1f, "
-        "\"dq\": %g, \"dk\": %g, \"dv\": %g}\n",
-        c.dim, static_cast<long long>(problem.length_q), problem.features.causal ? "true" : "false", c.warps,
-        c.dims_at_once, c.blocks, attributes.numRegs, static_cast<int>(attributes.localSizeBytes),
-        static_cast<int>(c.shared_bytes()), ms, flops / ms * 1e-9,
-        static_cast<double>(difference(dq, dq_truth)), static_cast<double>(difference(dk, dk_truth)),
-        static_cast<double>(difference(dv, dv_truth)));
+    print_problem("mma-f32-backward-sweep", "f32", problem);
+    std::printf(", \"warps\": %d, \"dims_at_once\": %d, \"blocks\": %d", c.warps, c.dims_at_once, c.blocks);
+    print_found({in_table<FullBackward>(c), attributes, c.shared_bytes(), ms, flops});
+    std::printf(", \"dq_difference\": %g, \"dk_difference\": %g, \"dv_difference\": %g}\n",
+                static_cast<double>(difference(dq, dq_truth)), static_cast<double>(difference(dk, dk_truth)),
+                static_cast<double>(difference(dv, dv_truth)));
     std::fflush(stdout);
   }
 
@@ -116,7 +115,6 @@ struct Sweep {
 void sweep(std::int64_t only_dim, std::int64_t only_length) {
   cudaDeviceProp device{};
   check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
-  std::printf("{\"device\": \"%s\", \"multiprocessors\": %d}\n", device.name, device.multiProcessorCount);
   Sweep shapes(device.multiProcessorCount);
   for (const std::int64_t dim : {64, 128}) {
     for (const std::int64_t length : {1024, 4096, 16384}) {

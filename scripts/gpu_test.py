@@ -48,6 +48,7 @@ DOMAINS = {
     "property wgmma": Domain(("--domain=wgmma", "--kernel=wgmma"), 1.2),
     "property wgmma f32": Domain(("--domain=wgmma-f32", "--kernel=wgmma"), 0.08),
     "property mma": Domain(("--domain=mma", "--kernel=mma")),
+    "property mma f32": Domain(("--domain=mma-f32", "--kernel=mma"), 0.1),
 }
 
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -60,7 +61,7 @@ CONTRACT = "Kernels/EveryKernel.IsWithinTheContractInItsTypesAndPasses/"
 TF32 = "Kernels/EveryKernel.StaysNearFullPrecisionWhereTf32IsAllowed/"
 # Small tests of every kind of kernel: under a sanitizer all of cuda_test takes too long.
 SANITIZED_TESTS = {
-    "parts": ("CudaTiles.*", "CudaLaunch.*", "Matrices.*"),
+    "parts": ("CudaTiles.*", "CudaSoftmax.*", "CudaLaunch.*", "Matrices.*"),
     "simt": (
         *(f"{test}{kernel}" for test in (CONTRACT, TF32) for kernel in ("naive", "tiled", "fused")),
         "FusedShort.IsWithinTheContract",

@@ -3,12 +3,17 @@
 # machine with an NVIDIA driver, Python with torch, and nothing else. Two options that matter:
 #   -D TILEWISE_CUDA_ARCHITECTURES=90-real   for one GPU alone, which compiles sooner
 #   -D TILEWISE_TORCH_DIR=.../torch          torch's folder, in place of the one in .venv
-# With SWEEPS=mma in the environment the program that times candidates for that table comes along (gpu-sweep).
+# With SWEEPS=mma,mma_backward in the environment the programs that time candidates for these tables come along
+# (gpu-sweep); SWEEPS=all: those of all tables of mma.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tree=build/cuda
 stage=build/stage
 most_bytes=60000000
+sweeps=${SWEEPS:-}
+[ "$sweeps" != all ] || sweeps=mma,mma_backward,mma_f32,mma_f32_backward
+IFS=, read -ra sweeps <<<"$sweeps"
+sweeps=("${sweeps[@]/#/sweep_}")
 
 mkdir -p build
 exec 9>"$tree.lock" # two builds in one tree would corrupt it
@@ -29,7 +34,7 @@ tests=(host_test cuda_test tilewise_property)
 binding=$(cmake --build "$tree" --target help | sed -n 's/^\(tilewise_torch\):.*/\1/p')
 sources=$(python3 scripts/results_status.py --sources)
 # shellcheck disable=SC2086 # none or one word
-cmake --build "$tree" --target "${tests[@]}" tilewise_bench call_cost $binding ${SWEEPS:+sweep_$SWEEPS}
+cmake --build "$tree" --target "${tests[@]}" tilewise_bench call_cost $binding "${sweeps[@]}"
 if [ "$sources" != "$(python3 scripts/results_status.py --sources)" ]; then
   echo "The sources changed while they were built. Please try again." >&2
   exit 1
@@ -42,9 +47,9 @@ for test in "${tests[@]}"; do
 done
 strip -o "$stage/bin/tilewise_bench" "$tree/bench/tilewise_bench"
 strip -o "$stage/bin/call_cost" "$tree/bench/call_cost"
-if [ -n "${SWEEPS:-}" ]; then
-  strip -o "$stage/bin/sweep_$SWEEPS" "$tree/bench/sweep_$SWEEPS"
-fi
+for sweep in "${sweeps[@]}"; do
+  strip -o "$stage/bin/$sweep" "$tree/bench/$sweep"
+done
 # torch comes with an OpenMP of its own, which programs cannot find; libstdc++ is torch's need, too.
 cp "$(g++ -print-file-name=libgomp.so.1)" "$stage/lib/"
 cp -r python/tilewise/bench/suites "$stage/bench/"

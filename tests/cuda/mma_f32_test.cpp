@@ -35,9 +35,12 @@ class MmaF32 : public CudaKernelFixture<80> {
   }
 
   static void expect_within_contract(const RandomProblem& problem) {
+    expect_within_contract(problem, kernels_for(problem));
+  }
+  static void expect_within_contract(const RandomProblem& problem, const std::vector<const char*>& kernels) {
     SCOPED_TRACE(to_string(problem));
     const Checker checker(problem, all_cores());
-    for (const char* kernel : kernels_for(problem)) {
+    for (const char* kernel : kernels) {
       SCOPED_TRACE(kernel);
       ASSERT_EQ(reason_against(problem, kernel), "");
       const Subject subject{.kernel = kernel,
@@ -150,6 +153,29 @@ TEST_F(MmaF32, TakesRowsThatMixSizes) {
   }
 }
 
+// Numbers that next to nothing hangs on, too small beside the largest of their tile for the parts to hold.
+// One to three of them in a tile leave it fit: then it is not fused that computed the result.
+TEST_F(MmaF32, TakesTilesWithSomeSmallNumbers) {
+  std::uint64_t seed = 370;
+  for (const std::size_t count : {1u, 2u, 3u, 4u, 40u}) {
+    RandomProblem problem = dense_problem(seed++, DType::f32, usual);
+    for (Buffer* buffer : {&problem.q, &problem.k, &problem.v, &problem.d_o}) {
+      constexpr std::size_t two_tiles = 64 * 64;  // 32 rows of 64 dims each; those of the first have them
+      const auto head = static_cast<std::size_t>(buffer->extent(2) * buffer->extent(3));
+      change(*buffer, [&](std::size_t n) {
+        const std::size_t place = n % head % two_tiles;
+        return place % 50 == 0 && place / 50 < count ? 1e-12 : 1.0;
+      });
+    }
+    expect_within_contract(problem);
+    if (count > 3) continue;
+    for (const char* kernel : kernels_for(problem)) {
+      EXPECT_NE(forward(problem, kernel), forward(problem, "fused"))
+          << kernel << ", " << count << " of a tile";
+    }
+  }
+}
+
 // One part is as exact as TF32, and that is what the option buys speed with.
 TEST_F(MmaF32, IsAsExactAsTf32WhereThatIsAllowed) {
   std::uint64_t seed = 380;
@@ -203,6 +229,18 @@ TEST_F(MmaF32, RandomProblemsAreWithinTheContract) {
     ++taken;
   }
   EXPECT_GE(taken, problems / 8);  // of most, pairs are too few
+}
+
+TEST_F(MmaF32, ProblemsOfItsDomainAreWithinTheContract) {
+  constexpr int problems = 20;
+  int backward = 0;
+  for (std::uint64_t seed = 450; seed < 450 + problems; ++seed) {
+    const RandomProblem problem = random_mma_f32_problem(seed);
+    if (!reason_against(problem, "mma").empty()) continue;
+    if (reason_against(problem, "mma", Pass::backward).empty()) ++backward;
+    expect_within_contract(problem, {"mma"});
+  }
+  EXPECT_GE(backward, problems / 3);
 }
 
 TEST_F(MmaF32, SaysWhatItDoesNotTake) {

@@ -180,6 +180,7 @@ int run(const Settings& settings) {
     const RandomProblem problem = settings.domain == "wgmma"       ? random_wgmma_problem(seed)
                                   : settings.domain == "wgmma-f32" ? random_wgmma_problem(seed, true)
                                   : settings.domain == "mma"       ? random_mma_problem(seed)
+                                  : settings.domain == "mma-f32"   ? random_mma_f32_problem(seed)
                                   : settings.domain == "plain"     ? random_plain_problem(seed)
                                                                    : random_problem(seed);
     if (settings.verbose) std::cout << hexadecimal(seed) << ' ' << to_string(problem) << std::endl;
@@ -220,9 +221,9 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember(strings(attention_kernels())));
   app.add_option(
          "--domain", settings.domain,
-         "what is drawn: the whole contract, or what wgmma, wgmma in f32, the backward of mma or kernels for "
-         "nothing but a band take")
-      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-f32", "mma", "plain"}))
+         "what is drawn: the whole contract, or what wgmma, wgmma in f32, the backward of mma, mma in f32 or "
+         "kernels for nothing but a band take")
+      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-f32", "mma", "mma-f32", "plain"}))
       ->capture_default_str();
   app.add_option("--level", settings.level, "check the CPU kernels at this SIMD level alone")
       ->check(CLI::IsMember(strings(simd_levels())));

@@ -13,9 +13,13 @@ import pytest
 from bench_rows import RATES, row, rows, write
 from tilewise import cli
 from tilewise.bench import (
+    behind_figures,
     charts,
     deterministic_figures,
+    f32_figures,
     figures,
+    grid_figures,
+    mask_figures,
     measure,
     plots,
     records,
@@ -268,6 +272,58 @@ def test_deterministic_times_stand_beside_the_default(tmp_path: Path) -> None:
     write(tmp_path / "deterministic.jsonl", [])
     assert deterministic_figures.section(tmp_path) == deterministic_figures.NOTHING
     assert deterministic_figures.section(tmp_path / "nowhere") == deterministic_figures.NOTHING
+
+
+def test_the_grid_ends_with_the_geometric_mean_of_each_pass(tmp_path: Path) -> None:
+    lines = []
+    for direction in ("forward", "backward"):
+        for sq, gain in ((512, 1.0), (1024, 4.0 if direction == "forward" else 1.0)):
+            of = {"pass": direction, "dtype": "bf16", "sq": sq, "sk": sq}
+            lines += [row("mma", 1.0, **of), row("torch flash", gain, **of)]
+    write(tmp_path / "fa3-grid.jsonl", lines)
+    text = grid_figures.section(tmp_path, "mma", "torch flash")
+    assert "forward 2.000 over 2 shapes, 1.00 to 4.00; backward 1.000 over 2 shapes, 1.00 to 1.00." in text
+
+
+def test_the_section_of_problems_behind_has_those_alone(tmp_path: Path) -> None:
+    assert behind_figures.section(tmp_path) == behind_figures.NOTHING
+    ahead, behind = {"sq": 512, "dtype": "bf16"}, {"sq": 64, "dtype": "bf16"}
+    lines = [row("mma", 1.0, **ahead), row("torch flash", 1.5, **ahead), row("mma", 1.0, sq=7)]
+    write(tmp_path / "llama.jsonl", lines)
+    assert (
+        behind_figures.section(tmp_path)
+        == "Of 1 problems that both ran `mma` takes more than 1 % longer in 0."
+    )
+    write(tmp_path / "llama.jsonl", [*lines, row("mma", 3.0, **behind), row("torch flash", 2.0, **behind)])
+    text = behind_figures.section(tmp_path)
+    assert text.startswith("Of 2 problems that both ran `mma` takes more than 1 % longer in 1; ms.")
+    assert text.splitlines()[4:] == ["| llama | h8 sq64 sk1024 d64 | forward | bf16 | 3.000 | 2.000 | 1.50 |"]
+
+
+def test_masks_are_shown_by_pass(tmp_path: Path) -> None:
+    assert mask_figures.section(tmp_path) == mask_figures.NOTHING
+    masked = {"features": "mask=additive", "dtype": "bf16"}
+    lines = [row("mma", 0.5, **masked), row("wgmma", None, **masked), row("torch cudnn", 0.25, **masked)]
+    write(tmp_path / "masks.jsonl", [*lines, row("mma", 2.0, **masked, **{"pass": "backward"})])
+    forward, backward = mask_figures.section(tmp_path).split("\n\n")[1:]
+    assert forward.splitlines()[0] == "| forward | mma | torch cudnn |"
+    assert forward.splitlines()[2] == "| h8 s1024 d64 mask=additive, bf16 | 500 | 250 |"
+    assert backward.splitlines()[2] == "| h8 s1024 d64 mask=additive, bf16 | 2000 |"
+
+
+def test_f32_is_shown_with_tf32_and_both_passes_together(tmp_path: Path) -> None:
+    assert f32_figures.section(tmp_path) == f32_figures.NOTHING
+    back = {"pass": "backward"}
+    lines = [row("wgmma", 1.0), row("mma", 2.0), row("torch efficient", 4.0)]
+    lines += [row("mma", 3.0, **back), row("torch efficient", 6.0, **back), row("mma", 5.0, sq=7)]
+    write(tmp_path / "f32.jsonl", lines)
+    write(
+        tmp_path / "tf32.jsonl", [row("wgmma", 0.5, suite="tf32"), row("torch efficient", 4.0, suite="tf32")]
+    )
+    rows = f32_figures.section(tmp_path).splitlines()[4:]
+    cells = "1.000 | 2.000 | 4.000 | 0.500 | - | 3.000 | 6.000 | 4.00 | 8.00 | 2.00 | 2.50"
+    assert rows[0] == f"| h8 s1024 d64 | {cells} |"
+    assert rows[1] == "| h8 sq7 sk1024 d64 | - | 5.000 | - | - | - | - | - | - | - | - | - |"
 
 
 def test_documents_are_drawn_from_the_records() -> None:

@@ -59,6 +59,7 @@ def test_domains_have_their_counts(gpu_test: Any) -> None:
         "property wgmma": 6000,
         "property wgmma f32": 400,
         "property mma": 5000,
+        "property mma f32": 500,
     }
 
 

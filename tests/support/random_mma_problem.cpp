@@ -12,6 +12,7 @@ constexpr double mma_max_cost = 1e7;
 constexpr std::int64_t least_keys = 65;  // fewer backward leaves to others
 constexpr std::int64_t mma_least_results = 16384;
 constexpr std::int64_t many_results = std::int64_t{1} << 18;  // from here on backward rounds weights
+constexpr double many_results_share = 0.15;
 
 std::int64_t mma_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
@@ -42,15 +43,28 @@ void choose_mma_shape(Random& rng, RandomProblem& p) {
   if (rng.chance(0.3)) p.length_q = p.length_k = std::max(p.length_q, p.length_k);
 }
 
-// Few problems have many results, with sequences so short that the reference comes to an end.
+/// Many results, with sequences so short that the reference comes to an end: it takes time as
+/// max(Sk, Sq · heads a key head) · (D + Dv) / min(D, Dv) has it.
 void choose_many_results(Random& rng, RandomProblem& p) {
-  p.heads_q = p.heads_kv * rng.pick<std::int64_t>({1, 1, 2});
-  p.length_q = rng.between(20, 100);
-  p.length_k = rng.chance(0.5) ? p.length_q : rng.between(20, 150);
+  p.aligned = p.aligned_results = true;
+  p.dim_qk = (p.dim_qk + 7) / 8 * 8;
+  p.dim_v = rng.chance(0.8) ? p.dim_qk : std::max<std::int64_t>(8, p.dim_qk / 16 * 8);
+  const std::int64_t group = rng.pick<std::int64_t>({1, 1, 2});
+  p.heads_q = p.heads_kv * group;
+  p.length_k = rng.between(least_keys, rng.chance(0.9) ? 100 : 250);
+  p.length_q = rng.between(p.length_k / 2, p.length_k) / group;
   const std::int64_t filled = p.layout == Layout::packed ? 2 : 1;
   const std::int64_t rows =
       std::min(p.heads_q * p.length_q, p.heads_kv * p.length_k) * std::min(p.dim_qk, p.dim_v);
   p.batch = filled * (many_results / rows + 1);
+}
+
+/// Leaves band, lengths and sinks, which the plain kernel takes.
+void drop_features(RandomProblem& p) {
+  p.options.softcap = 0;
+  p.options.dropout = {};
+  p.mask = p.alibi_slopes = {};
+  p.blocks = {};
 }
 
 }  // namespace
@@ -60,12 +74,15 @@ RandomProblem random_mma_problem(std::uint64_t seed) {
   RandomProblem problem;
   problem.seed = seed;
   choose_mma_shape(rng, problem);
-  if (Random other(seed + 5); other.chance(0.02)) choose_many_results(other, problem);
+  Random other(seed + 5);
+  const bool many = other.chance(many_results_share);
+  if (many) choose_many_results(other, problem);
   choose_options(rng, problem);
   const Magnitudes magnitudes = choose_magnitudes(rng, problem);
   make_tensors(rng, problem, magnitudes);
   make_masks(rng, problem, magnitudes);
   make_head_values(rng, problem, magnitudes);
+  if (many && other.chance(0.5)) drop_features(problem);
   choose_asked(rng, problem);
   return problem;
 }

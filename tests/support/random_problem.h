@@ -43,7 +43,7 @@ struct RandomProblem {
   std::int64_t dim_qk = 0;
   std::int64_t dim_v = 0;
   bool aligned = false;  ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
-  bool aligned_results = false;  ///< and so do those of o, dq, dk and dv
+  bool aligned_results = false;  ///< and so do those of o, d_o, dq, dk and dv
 
   Buffer q, k, v;
   Buffer mask, alibi_slopes, sinks;
@@ -68,13 +68,17 @@ RandomProblem random_problem(std::uint64_t seed);
 RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32 = false);
 
 /// In f16 or bf16 and larger than those of random_problem(), as tiles of the mma kernel's backward are: more
-/// than 64 keys, and gradients of 16384 elements or, now and then, of so many that it rounds weights; with
-/// everything else.
+/// than 64 keys, and gradients of 16384 elements or, one in seven, of so many that it rounds weights; with
+/// everything else. Half of those with many have nothing but a band and aligned rows, as its plain kernel.
 RandomProblem random_mma_problem(std::uint64_t seed);
 
 /// One for the plain kernels: dense, of aligned rows, of which only a band hides keys, with more than 64 of
 /// them and both passes.
 RandomProblem random_plain_problem(std::uint64_t seed);
+
+/// What mma takes in f32, forward and mostly backward: nothing but a band and lengths hides, and no sequence
+/// is short.
+RandomProblem random_mma_f32_problem(std::uint64_t seed);
 
 /// The same problem in f64 (the reference alone takes it), with every gradient asked for.
 RandomProblem widened(const RandomProblem& problem);

@@ -46,6 +46,11 @@ void place(Random& rng, RandomProblem& p, const Shape& q, const Shape& k, const 
   p.v = random_buffer(rng, p.dtype, v, rows(expandable_keys(p.layout)));
 }
 
+Buffer place_beside_o(Random& rng, const RandomProblem& p) {
+  const auto rows = p.aligned_results ? aligned_rows : input_rows;
+  return random_buffer(rng, p.dtype, p.beside_q(p.dim_v), rows(expandable_queries(p.layout)));
+}
+
 // Fills the rows that hold something; the others stay poisoned.
 void fill_rows(Random& rng, Buffer& buffer, double scale, std::span<const char> used) {
   Shape index(buffer.shape().size());
@@ -93,7 +98,7 @@ void make_packed(Random& rng, RandomProblem& p, const Magnitudes& magnitudes) {
   if (rng.chance(0.3)) p.length_k += rng.between(1, 9);
   place(rng, p, {total_q, p.heads_q, p.dim_qk}, {total_k, p.heads_kv, p.dim_qk},
         {total_k, p.heads_kv, p.dim_v});
-  p.d_o = random_buffer(rng, p.dtype, p.beside_q(p.dim_v), input_rows(expandable_queries(p.layout)));
+  p.d_o = place_beside_o(rng, p);
   fill_rows(rng, p.q, magnitudes.qk, packed_rows(p.q, ends_q));
   fill_rows(rng, p.d_o, magnitudes.d_o, packed_rows(p.d_o, ends_q));
   fill_rows(rng, p.k, magnitudes.qk, packed_rows(p.k, ends_k));
@@ -101,7 +106,7 @@ void make_packed(Random& rng, RandomProblem& p, const Magnitudes& magnitudes) {
 }
 
 void fill_dense_queries(Random& rng, RandomProblem& p, const Magnitudes& magnitudes) {
-  p.d_o = random_buffer(rng, p.dtype, p.beside_q(p.dim_v), input_rows(expandable_queries(p.layout)));
+  p.d_o = place_beside_o(rng, p);
   p.q.fill_random(rng, magnitudes.qk);
   p.d_o.fill_random(rng, magnitudes.d_o);
 }

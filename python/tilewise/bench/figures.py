@@ -11,11 +11,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tilewise.bench import (
+    behind_figures,
     charts,
     deterministic_figures,
+    f32_figures,
     grid_figures,
     head_figures,
     layer_figures,
+    mask_figures,
     model_figures,
     plots,
     summary,
@@ -52,7 +55,10 @@ def render(root: Path) -> dict[Path, str]:
         ("wide", "heads", head_figures.section(h200)),
         ("wgmma", "grid", grid_figures.section(h200, "wgmma", "torch cudnn")),
         ("mma", "grid", grid_figures.section(h200, "mma", "torch flash")),
+        ("mma", "behind", behind_figures.section(h200)),
+        ("mma", "masks", mask_figures.section(h200)),
         ("mma", "deterministic", deterministic_figures.section(h200)),
+        ("mma_f32", "f32", f32_figures.section(h200)),
     ):
         path = root / "docs" / f"{about}.md"
         files[path] = between(files.get(path) or path.read_text(), name, section)

@@ -32,7 +32,22 @@ def section(folder: Path, kernel: str, peer: str) -> str:
     tables = [
         "\n".join(_table(kernel, peer, name, [r for r in both if r.first["pass"] == name])) for name in passes
     ]
-    return "\n\n".join([about, *tables, *_f16(kernel, found)]) if tables else NOTHING
+    means = f"{_means(kernel, peer, passes, both)}."
+    return "\n\n".join([about, *tables, means, *_f16(kernel, found)]) if tables else NOTHING
+
+
+def _means(kernel: str, peer: str, passes: list[str], both: list[Race]) -> str:
+    """The kernel's rate over the peer's in the geometric mean over all shapes of a pass."""
+    found = []
+    for name in passes:
+        ratios = [
+            them["ms"] / us["ms"]
+            for race in both
+            if race.first["pass"] == name and (us := race.get(kernel)) and (them := race.get(peer))
+        ]
+        mean = exp(sum(map(log, ratios)) / len(ratios))
+        found.append(f"{name} {mean:.3f} over {len(ratios)} shapes, {min(ratios):.2f} to {max(ratios):.2f}")
+    return f"{kernel} : {peer} in the geometric mean: {'; '.join(found)}"
 
 
 def _f16(kernel: str, found: list[Race]) -> Iterator[str]:

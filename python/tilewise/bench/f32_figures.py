@@ -1,0 +1,72 @@
+"""What docs/mma_f32.md shows of f32: tensor cores by either instruction beside PyTorch's efficient kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tilewise.bench.records import Line, Record, read
+from tilewise.bench.summary import Race, races, shape_of
+
+NOTHING = "Nothing has been recorded yet."
+PEER = "torch efficient"
+COLUMNS = ("wgmma", "mma", PEER)
+SIZES = ("b", "hq", "hkv", "sq", "sk", "d", "dv", "causal", "features")
+
+
+def section(folder: Path) -> str:
+    """A row a problem: forward, forward where TF32 is allowed, backward, and how many times as fast."""
+    paths = [folder / f"{name}.jsonl" for name in ("f32", "tf32")]
+    if not paths[0].exists():
+        return NOTHING
+    record = read(paths[0])
+    forward, backward = (_of(record, name) for name in ("forward", "backward"))
+    allowed = _of(read(paths[1]), "forward") if paths[1].exists() else {}
+    if not forward:
+        return NOTHING
+    environment = record.environment
+    about = (
+        f"{record.machine}, PyTorch {environment.get('torch')}, {str(environment.get('date'))[:10]}: "
+        f"ms of whole calls, those of a race in turns in one process; then {PEER}'s time over that of our "
+        "fastest kernel."
+    )
+    heads = [*COLUMNS, *(f"TF32: {impl}" for impl in COLUMNS[:2]), *(f"backward: {i}" for i in COLUMNS[1:])]
+    heads += ["forward", "TF32", "backward", "both passes"]
+    lines = [about, "", f"| | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    for key, race in forward.items():
+        tf32, back = allowed.get(key), backward.get(key)
+        cells = [_ms(_line(race, impl)) for impl in COLUMNS]
+        cells += [_ms(_line(tf32, impl)) for impl in COLUMNS[:2]]
+        cells += [_ms(_line(back, impl)) for impl in COLUMNS[1:]]
+        cells += [_gain(race), _gain(tf32), _gain(back), _gain(race, back)]
+        name = shape_of(race.first) + (" causal" if race.first["causal"] else "")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _of(record: Record, direction: str) -> dict[tuple[object, ...], Race]:
+    """Its races of one pass, by their sizes."""
+    return {
+        tuple(race.first[key] for key in SIZES): race
+        for race in races(record.rows)
+        if race.first["pass"] == direction and any(race.get(impl) for impl in COLUMNS[:2])
+    }
+
+
+def _line(race: Race | None, impl: str) -> Line | None:
+    return race.get(impl) if race else None
+
+
+def _ms(line: Line | None) -> str:
+    return f"{line['ms']:.3f}" if line else "-"
+
+
+def _gain(*of: Race | None) -> str:
+    """The peer's time over our best, of all together."""
+    ours = theirs = 0.0
+    for race in of:
+        peer = _line(race, PEER)
+        times = [line["ms"] for impl in COLUMNS[:2] if (line := _line(race, impl))]
+        if not times or not peer:
+            return "-"
+        ours, theirs = ours + min(times), theirs + peer["ms"]
+    return f"{theirs / ours:.2f}"
