@@ -34,11 +34,15 @@ from routes import (
     undo_compilation,
 )
 from tilewise.bench import environment
+from tilewise.bench.options import listed as lengths
+from tilewise.bench.options import whole
+from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Writer
 from tilewise.bench.timing import peak_bytes, rotated
 from torch import Tensor
 
 Line = dict[str, Any]
+DTYPES = ("float32", "float16", "bfloat16")
 PEERS = ("sdpa", "eager", "tilewise", "compiled")
 BOTH = "hf sdpa, compiled"
 BESIDE = "tilewise, beside it"
@@ -126,7 +130,7 @@ def measure(model: str, asked: argparse.Namespace, device: torch.device) -> Iter
     if theirs is not None:
         ours.load_hugging_face(theirs)
         yield base | {"op": "logits"} | difference(ours, theirs, prompt)
-    for length in map(int, listed(asked.prefill)):
+    for length in asked.prefill:
         for line in prefill(ours, theirs, peers, draw[:, :length], asked.runs):
             yield base | {"op": "prefill", "tokens": length} | line
     if asked.decode:
@@ -150,21 +154,37 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--model", default="llama-2-7b", help=f"some of {', '.join(MODELS)}, by commas;\n:1 for one layer"
     )
-    parser.add_argument("--prefill", default="512,1024,2048,4096", help="lengths, by commas")
-    parser.add_argument("--decode", type=int, default=64, help="steps; 0 for none")
-    parser.add_argument("--context", type=int, default=1024, help="tokens before the first step")
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument(
+        "--prefill", type=lengths(whole(1)), default="512,1024,2048,4096", help="lengths, by commas"
+    )
+    parser.add_argument("--decode", type=whole(0), default=64, help="steps; 0 for none")
+    parser.add_argument("--context", type=whole(1), default=1024, help="tokens before the first step")
+    parser.add_argument("--batch", type=whole(1), default=1)
     parser.add_argument("--against", default="sdpa,eager", help=f"some of {', '.join(PEERS)}, by commas")
     parser.add_argument("--device", default=None)
-    parser.add_argument("--dtype", default=None, help="bfloat16 on a GPU, else float32")
-    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--dtype", choices=DTYPES, help="bfloat16 on a GPU, else float32")
+    parser.add_argument("--runs", type=whole(1), default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder of records; none is written without it")
     asked = parser.parse_args(given)
+    for part in listed(asked.model):
+        name, colon, layers = part.partition(":")
+        if colon and not (layers.isdecimal() and int(layers)):
+            parser.error(f"--model: expected a number of layers after {name}:, got {layers!r}")
     for name, known in (("model", tuple(MODELS)), ("against", PEERS)):
         for part in listed(getattr(asked, name)):
             if part.partition(":")[0] not in known:
                 parser.error(f"--{name}: expected some of {', '.join(known)}, got {part}")
+    for part in listed(asked.model):
+        most = MODELS[part.partition(":")[0]].layer.max_positions
+        for name, count in (
+            ("prefill", max(asked.prefill, default=0)),
+            ("context", asked.context + asked.decode),
+        ):
+            if count > most:
+                parser.error(
+                    f"--{name}: expected at most {most}, the positions of {part}, got {count}"
+                )  # steps, too
     return asked
 
 
@@ -192,5 +212,5 @@ def main(given: list[str] | None = None) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except tilewise.Error as reason:
+    except (BadInput, tilewise.Error) as reason:
         raise SystemExit(str(reason)) from None
