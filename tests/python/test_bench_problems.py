@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import doctest
 import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tilewise.bench import suites
+from tilewise.bench import options, suites
 from tilewise.bench.operands import Operands, block_grid, visible
 from tilewise.bench.problem import PASSES, BadInput, Problem
 
@@ -24,6 +26,7 @@ MODULES = (
     "charts",
     "profile",
     "run",
+    "options",
 )
 
 

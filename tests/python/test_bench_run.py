@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 import torch
 from tilewise import cli
-from tilewise.bench import exact, implementations, measure, profile, rates, timing
+from tilewise.bench import environment, exact, implementations, measure, profile, rates, records, timing
 from tilewise.bench import run as running
 from tilewise.bench.implementations import Implementation
 from tilewise.bench.operands import Operands
-from tilewise.bench.problem import Problem
+from tilewise.bench.problem import BadInput, Problem
 from tilewise.bench.records import FIGURES, Record, read
 from tilewise.bench.suites import Suite
 
 CPU = torch.device("cpu")
 SMALL = Problem(suite="small", hq=2, hkv=1, sq=20, sk=20, d=8, dv=8)
+QUERY = torch.ones(1, 1, 4, 8)
 SCHEMA = {
     *("suite", "op", "pass", "impl", "device", "dtype", "b", "hq", "hkv", "sq", "sk", "d", "dv"),
     *("causal", "window", "ms", "spread", "tflops", "gbps", "peak_mb", "error"),
@@ -411,9 +412,15 @@ def test_bench_writes_records_and_a_report(
         (["bench", "--threads", "0"], "--threads: expected 1 or more, got 0"),
         (["bench", "--threads", str(10**12)], "--threads: expected a number of threads, got 1000000000000"),
         (["bench", "--suite", "x" * 5000], "--suite: expected a file"),
-        (["explain", "--shape", "hq=1 sq=999999999 d=999999999"], "--shape: cannot make the tensors of h1 s999"),
+        (
+            ["explain", "--shape", "hq=1 sq=999999999 d=999999999"],
+            "--shape: cannot make the tensors of h1 s999",
+        ),
         (["explain", "--shape", f"hq=1 sq={10**30} d=8"], "--shape: cannot make the tensors of h1 s1000"),
-        (["check", "--shape", "hq=1 sq=999999999 d=999999999", "--device", "cpu"], "--shape: cannot make the"),
+        (
+            ["check", "--shape", "hq=1 sq=999999999 d=999999999", "--device", "cpu"],
+            "--shape: cannot make the",
+        ),
         (["report", "nowhere"], "records: expected a file or folder, got 'nowhere'"),
         (["report", ".", "--png"], "--png: expected --plots with it"),
         (["explain", "--call", "nowhere"], "--call: cannot read nowhere"),
@@ -464,7 +471,17 @@ def test_a_folder_that_cannot_be_is_said_before_anything_is_measured(
 def test_a_folder_without_permission_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = ["bench", "--shape", "hq=2 sq=16 d=8", "--seconds", "0", "--device", "cpu", "--out", str(tmp_path)]
+    shape = [
+        "bench",
+        "--shape",
+        "hq=2 sq=16 d=8",
+        "--seconds",
+        "0",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
     with monkeypatch.context() as patch:  # root may write anywhere, so the system's answer is replaced
         patch.setattr(records.os, "access", lambda path, mode: False)
         assert cli.main(shape) == 2
