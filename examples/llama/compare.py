@@ -177,14 +177,11 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
                 parser.error(f"--{name}: expected some of {', '.join(known)}, got {part}")
     for part in listed(asked.model):
         most = MODELS[part.partition(":")[0]].layer.max_positions
-        for name, count in (
-            ("prefill", max(asked.prefill, default=0)),
-            ("context", asked.context + asked.decode),
-        ):
-            if count > most:
-                parser.error(
-                    f"--{name}: expected at most {most}, the positions of {part}, got {count}"
-                )  # steps, too
+        if (longest := max(asked.prefill, default=0)) > most:
+            parser.error(f"--prefill: expected at most {most}, the positions of {part}, got {longest}")
+        if asked.context + asked.decode > most:
+            given = f"{asked.context} and {asked.decode} steps of --decode"
+            parser.error(f"--context: expected at most {most}, the positions of {part}, got {given}")
     return asked
 
 

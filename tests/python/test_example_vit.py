@@ -273,7 +273,11 @@ def test_what_cannot_be_is_one_line(vit: Any, folder: Path, tmp_path: Path) -> N
     one_line(vit.record.main, [*given, *below], "--out: cannot write ")
     one_line(vit.scaling.main, ["--device", "cpu", *below], "--out: cannot write ")
     one_line(vit.train.main, [*given, "--patch", "29"], "--patch: expected at most 28")
-    one_line(vit.train.main, [*given, "--dim", "50", "--heads", "3"], "embed_dim: expected a multiple of num_heads 3")
+    one_line(
+        vit.train.main,
+        [*given, "--dim", "50", "--heads", "3"],
+        "embed_dim: expected a multiple of num_heads 3",
+    )
     one_line(
         vit.scaling.main, ["--device", "cpu", "--kernels", "odd"], "--kernels: expected auto, .*got 'odd'"
     )
