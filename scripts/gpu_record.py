@@ -62,7 +62,7 @@ class Record:
         path.write_text("")
         if kept and kept[0]["environment"]["sources"] == fingerprint():
             for line in kept:
-                if line.get("suite") not in (replacing or set()):
+                if "total" not in line and line.get("suite") not in (replacing or set()):
                     self.add(line)
         else:
             self.add(environment(gpu))
@@ -71,6 +71,13 @@ class Record:
         if self.path:
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
+
+    def close(self, suites: int, seconds: float) -> None:
+        """The last line: the sums over the record's suites; how many this run had, and how long it took."""
+        if self.path:
+            lines = [line for line in lines_of(self.path) if "suite" in line]
+            sums = {key: sum(line[key] for line in lines) for key in ("passed", "failed", "skipped")}
+            self.add({"total": {"suites": len(lines), **sums}, "run": {"suites": suites, "seconds": seconds}})
 
 
 def check_stage() -> None:

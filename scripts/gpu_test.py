@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -25,19 +26,86 @@ from gpu_driver import Gpu, NoGpu, find_gpu
 from gpu_record import STAGE, Record
 
 UNIT_TESTS = ("host_test",)
-# Tests of tens of gigabytes, and those that are slow where every access is checked.
-LARGE = "*CudaLarge*"
-UNSANITIZED = f"{LARGE}:*Errors*:*GivesTheSameBitsAgain*:*Concurrency*"
+LARGE = "*CudaLarge*"  # tests of tens of gigabytes
 SLOWEST = 3  # tests that a record names
-SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
-# Of random problems, wgmma and the backward of mma take few: they have domains of their own.
-DOMAINS: dict[str, list[str]] = {
-    "property": [],
-    "property wgmma": ["--domain=wgmma", "--kernel=wgmma"],
-    "property wgmma f32": ["--domain=wgmma-f32", "--kernel=wgmma"],
-    "property mma": ["--domain=mma", "--kernel=mma"],
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What random problems are drawn from."""
+
+    arguments: tuple[str, ...] = ()
+    share: float = 1.0  # of --count
+
+    def problems(self, count: int) -> int:
+        return max(1, round(self.share * count))
+
+
+# Of random problems, wgmma and the backward of mma take few: they have domains of their own. Of that of wgmma
+# 85 % are taken, so there are more; in f32 few are, and the reference is slow.
+DOMAINS = {
+    "property": Domain(),
+    "property wgmma": Domain(("--domain=wgmma", "--kernel=wgmma"), 1.2),
+    "property wgmma f32": Domain(("--domain=wgmma-f32", "--kernel=wgmma"), 0.08),
+    "property mma": Domain(("--domain=mma", "--kernel=mma")),
 }
+
+SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FEWER_IN_DOMAINS = 5
+FEWER_IN_RACECHECK = 4
+# It does not see that copies of the tensor memory unit are waited for, so it is for kernels without: not for
+# wgmma, and not for wide, whose products may be wgmma's.
+RACECHECKED = ("naive", "tiled", "fused", "mma")
+CONTRACT = "Kernels/EveryKernel.IsWithinTheContractInItsTypesAndPasses/"
+TF32 = "Kernels/EveryKernel.StaysNearFullPrecisionWhereTf32IsAllowed/"
+# Small tests of every kind of kernel: under a sanitizer all of cuda_test takes too long.
+SANITIZED_TESTS = {
+    "parts": ("CudaTiles.*", "CudaLaunch.*", "Matrices.*"),
+    "simt": (
+        *(f"{test}{kernel}" for test in (CONTRACT, TF32) for kernel in ("naive", "tiled", "fused")),
+        "FusedShort.IsWithinTheContract",
+        "TypesAndBands/FusedTiles.OfHeadDimsTo*",
+    ),
+    "mma": (
+        *(f"{test}mma" for test in (CONTRACT, TF32)),
+        "MmaForward.OfFewTilesIsWithinTheContract",
+        "MmaForward.InPartsOfKeysIsWithinTheContract",
+        "MmaForward.OfAStreamOfKeysIsWithinTheContract",
+        "MmaBackward.GivesEachGradientWithoutTheOthers",
+        "MmaBackward.IsWithinTheContractAtOddHeadDims",
+        "MmaF32.OfAWindowIsWithinTheContract",
+    ),
+    "wgmma": (
+        *(f"{test}wgmma" for test in (CONTRACT, TF32)),
+        "WgmmaForward.TakesOtherHeadDimsOfValues",
+        "WgmmaForward.TakesRowsOfAlignedStrides",
+        "WgmmaForward.TakesDropout",
+        "WgmmaForward.JoinsSharesOfKeys",
+    ),
+    "layer": (
+        "CudaGemm.SimtIsNearTheTruth",
+        "CudaGemm.MmaIsNearTheTruthForAnyStrides",
+        "CudaGemm.WgmmaIsNearTheTruthAroundItsTiles",
+        "CudaGemm.OneRowIsNearTheTruthWithFewSummandsAndMany",
+        "CudaGemm.SplitFactorsKeepTheErrorOfF32",
+        "CudaFfn.FewTokensAreNearTheTruth",
+        "CudaNorm.BothPassesAreNearTheTruthForEveryType",
+        "CudaRope.EveryFormIsNearTheTruth",
+    ),
+}
+RACECHECKED_TESTS = {
+    "parts": ("Matrices.*",),
+    "simt": (
+        *(f"{CONTRACT}{kernel}" for kernel in ("naive", "tiled", "fused")),
+        "FusedShort.IsWithinTheContract",
+    ),
+    "mma": (
+        f"{CONTRACT}mma",
+        "MmaForward.OfFewTilesIsWithinTheContract",
+        "MmaBackward.GivesEachGradientWithoutTheOthers",
+    ),
+    "layer": ("CudaGemm.SimtIsNearTheTruth", "CudaNorm.BothPassesAreNearTheTruthForEveryType"),
+}
 # A thread that waits must sleep, or it takes the core from another process.
 SLEEPING = {"OMP_WAIT_POLICY": "passive"}
 
@@ -108,16 +176,20 @@ def sharded_test(program: str, jobs: int, alone: str, quick: bool, timeout: floa
 def joined(outcome: Outcome, parts: Iterable[Outcome]) -> Outcome:
     """What several processes found, as one outcome."""
     slowest: dict[str, float] = {}
+    passed_of: Counter[str] = Counter()
     for part in parts:
         outcome.passed += part.passed
         outcome.failed += part.failed
         outcome.skipped += part.skipped
         slowest |= part.more["slowest"]
+        for name, passed in part.more["passed_of"].items():
+            passed_of[name] += passed
         for key in ("failures", "skipped_because"):
             if found := part.more.get(key):
                 outcome.more[key] = sorted({*outcome.more.get(key, []), *found})
         if ended_in := part.more.get("ended_in"):
             outcome.more.setdefault("ended_in", []).append(ended_in)
+    outcome.more["passed_of"] = dict(sorted(passed_of.items()))
     outcome.more["slowest"] = dict(sorted(slowest.items(), key=lambda test: -test[1])[:SLOWEST])
     return outcome
 
@@ -132,6 +204,7 @@ def counted(
         cases = list(ElementTree.parse(report).getroot().iter("testcase")) if report.exists() else []
     reasons = set()
     failures = []
+    passed_of: Counter[str] = Counter()  # by suite of tests
     for case in cases:
         if case.find("failure") is not None or case.find("error") is not None:
             outcome.failed += 1
@@ -141,8 +214,10 @@ def counted(
             reasons.add((skip.get("message") or "no reason").splitlines()[-1])
         else:
             outcome.passed += 1
+            passed_of[str(case.get("classname"))] += 1
     if not cases:  # a program that crashed or was stopped leaves no report, but what it printed
-        outcome.passed = output.count("[       OK ]")
+        passed_of.update(re.findall(r"^\[       OK \] ([^.\s]+)\.", output, re.MULTILINE))
+        outcome.passed = passed_of.total()
         failures = re.findall(r"^\[  FAILED  \] (\S+) \(", output, re.MULTILINE)
         begun = re.findall(r"^\[ RUN      \] (\S+)", output, re.MULTILINE)
         outcome.failed = len(failures) + 1
@@ -155,6 +230,7 @@ def counted(
         outcome.more["failures"] = failures
     if reasons:
         outcome.more["skipped_because"] = sorted(reasons)
+    outcome.more["passed_of"] = dict(sorted(passed_of.items()))
     slowest = sorted(cases, key=lambda case: -float(case.get("time") or 0))[:SLOWEST]
     outcome.more["slowest"] = {
         str(case.get("name")): round(float(case.get("time") or 0), 1) for case in slowest
@@ -162,7 +238,17 @@ def counted(
     return outcome
 
 
-def property_test(suite: str, domain: list[str], count: int, seed: int, jobs: int, timeout: float) -> Outcome:
+def taken_in(output: str) -> dict[str, Counter[str]]:
+    """How many problems each kernel took of each pass, as tilewise_property says at its end."""
+    found = re.findall(r"^(\w+) took (\d+) forward, (\d+) backward$", output, re.MULTILINE)
+    return {
+        kernel: Counter(forward=int(forward), backward=int(backward)) for kernel, forward, backward in found
+    }
+
+
+def property_test(
+    suite: str, domain: tuple[str, ...], count: int, seed: int, jobs: int, timeout: float
+) -> Outcome:
     """Random problems on the GPU, in several processes since the reference takes most of the time. The first
     of them finds out wrong kernels for all."""
     shares = [count // jobs + (n < count % jobs) for n in range(jobs)]
@@ -183,10 +269,9 @@ def property_test(suite: str, domain: list[str], count: int, seed: int, jobs: in
             progress = re.findall(r"^(\d+) of \d+ problems, (\d+) failed", output, re.MULTILINE)
             tried, missed = map(int, progress[-1]) if progress else (0, 0)
             passed, failed, not_tried = tried - missed, missed + 1, max(0, seeds[own_seed] - tried - 1)
-        taken = re.search(r"took (\d+) of them", output)
         with lock:
-            if domain and taken:  # what the domain's kernel refuses passes, too
-                outcome.more["taken"] = outcome.more.get("taken", 0) + int(taken[1])
+            for kernel, passes in taken_in(output).items():  # what a kernel refuses passes, too
+                taken.setdefault(kernel, Counter()).update(passes)
             outcome.passed += passed
             outcome.failed += failed if failed or status == 0 else 1
             if not_tried:
@@ -195,9 +280,11 @@ def property_test(suite: str, domain: list[str], count: int, seed: int, jobs: in
             if status != 0:
                 show_failure(command, output)
 
+    taken: dict[str, Counter[str]] = {}
     lock = threading.Lock()
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(run_share, seeds))
+    outcome.more["taken"] = {kernel: dict(passes) for kernel, passes in sorted(taken.items())}
     return outcome
 
 
@@ -215,18 +302,24 @@ def python_test(timeout: float) -> Outcome:
 
 
 def sanitize(suite: str, tool: str, program: str, arguments: list[str], timeout: float) -> Outcome:
-    """One of compute-sanitizer's tools over a program. What passes is the program under it, so 1 or 0."""
+    """One of compute-sanitizer's tools over a program. What passes is the program under it, so 1 or 0. Where
+    it ran no test or no problem, nothing was checked."""
     command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=99", f"bin/{program}", *arguments]
     status, output = run(command, timeout)
     summaries = re.findall(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*)$", output, re.MULTILINE)
+    counts = re.search(r"^\[  PASSED  \] (\d+) tests?\.$|^(\d+) passed, 0 failed$", output, re.MULTILINE)
+    ran = int(counts[1] or counts[2]) if counts else 0
     clean = status == 0 and bool(summaries) and all(re.search(r": 0 ", summary) for summary in summaries)
+    clean = clean and ran > 0
     if not clean:
         show_failure(command, output)
+    taken = taken_in(output)
     return Outcome(
         suite,
         passed=int(clean),
         failed=int(not clean),
-        more={"tool": tool, "arguments": arguments, "summary": summaries, "exit_status": status},
+        more={"tool": tool, "arguments": arguments, "ran": ran, "summary": summaries, "exit_status": status}
+        | ({"taken": {kernel: dict(passes) for kernel, passes in taken.items()}} if taken else {}),
     )
 
 
@@ -248,12 +341,9 @@ def test_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
         if no_gpu:
             yield suite, partial(skipped, suite, no_gpu)
         else:
-            yield (
-                suite,
-                partial(
-                    property_test, suite, domain, options.count, options.seed, options.jobs, options.timeout
-                ),
-            )
+            problems = options.count if options.quick else domain.problems(options.count)
+            settings = problems, options.seed, options.jobs, options.timeout
+            yield suite, partial(property_test, suite, domain.arguments, *settings)
     if reason := no_gpu or no_package():
         yield "python", partial(skipped, "python", reason)
     else:
@@ -266,21 +356,30 @@ def no_package() -> str:
     return "" if gpu_record.torch_version() else f"no torch in {sys.executable}"
 
 
+def sanitized_programs(races: bool, options: argparse.Namespace) -> dict[str, list[str]]:
+    """What runs under a sanitizer: random problems of several domains, and the small tests."""
+    count = max(1, options.sanitize_count // (FEWER_IN_RACECHECK if races else 1))
+    few = max(1, count // FEWER_IN_DOMAINS)
+    problems = ["--cuda", f"--seed={options.seed}", "--no-self-test"]  # that one is the CPU's alone
+    kernels = [f"--kernel={','.join(RACECHECKED)}"] if races else []
+    programs = {
+        "tilewise_property": [*problems, *kernels, f"--count={count}"],
+        "tilewise_property plain": [*problems, *kernels, "--domain=plain", f"--count={2 * few}"],
+        "tilewise_property wgmma": [*problems, *DOMAINS["property wgmma"].arguments, f"--count={few}"],
+        "tilewise_property mma": [*problems, *DOMAINS["property mma"].arguments, f"--count={few}"],
+    }
+    if races:
+        del programs["tilewise_property wgmma"]
+    for family, tests in (RACECHECKED_TESTS if races else SANITIZED_TESTS).items():
+        programs[f"cuda_test {family}"] = [f"--gtest_filter={':'.join(tests)}", "--gtest_brief=1"]
+    return programs
+
+
 def sanitizer_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
     reason = no_gpu or ("" if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH")
-    count, few = options.sanitize_count, max(1, options.sanitize_count // FEWER_IN_DOMAINS)
-    problems = ["--cuda", f"--seed={options.seed}", "--no-self-test"]  # that one is the CPU's alone
-    programs = {
-        "tilewise_property": [*problems, f"--count={count}"],
-        "tilewise_property wgmma": [*problems, *DOMAINS["property wgmma"], f"--count={few}"],
-        "tilewise_property mma": [*problems, *DOMAINS["property mma"], f"--count={few}"],
-        "cuda_test": [f"--gtest_filter=-{UNSANITIZED}", "--gtest_brief=1"],
-    }
     for tool in SANITIZERS:
-        for name, arguments in programs.items():
+        for name, arguments in sanitized_programs(tool == "racecheck", options).items():
             suite = f"{tool} {name}"
-            if tool == "racecheck" and "wgmma" in name:
-                continue  # it does not see that copies of the tensor memory unit are waited for
             if reason:
                 yield suite, partial(skipped, suite, reason)
             else:
@@ -292,10 +391,12 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="folder for the record, which goes to <out>/<gpu>/ (default: results)"
     )
-    parser.add_argument("--count", type=int, default=None, help="random problems (default: 5000)")
+    parser.add_argument(
+        "--count", type=int, default=None, help="random problems; domains have a share of it (default: 5000)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
     parser.add_argument(
-        "--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes for them and for cuda_test"
+        "--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes for them and for cuda_test"
     )
     parser.add_argument("--quick", action="store_true", help="500 problems, and no test of large memory")
     parser.add_argument("--sanitize", action="store_true", help="run compute-sanitizer's tools instead")
@@ -356,6 +457,7 @@ def main() -> int:
         gpu,
         replacing=set(chosen) if options.append else None,
     )
+    start = time.monotonic()
     outcomes = []
     # Sanitizers mostly wait, for one another least of all; tests have the machine for themselves.
     with ThreadPoolExecutor(options.jobs if options.sanitize else 1) as pool:
@@ -364,9 +466,12 @@ def main() -> int:
             record.add(outcome.line())
             print(describe(outcome), flush=True)
 
+    seconds = time.monotonic() - start
+    record.close(len(outcomes), round(seconds, 2))
     failed = sum(outcome.failed for outcome in outcomes)
     passed = sum(outcome.passed for outcome in outcomes)
-    print(f"{passed} passed, {failed} failed, {sum(outcome.skipped for outcome in outcomes)} skipped")
+    missed = sum(outcome.skipped for outcome in outcomes)
+    print(f"{passed} passed, {failed} failed, {missed} skipped, {seconds:.1f} s")
     if record.path:
         print(f"record in {record.path}")
     return 1 if failed or not outcomes else 0

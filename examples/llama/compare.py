@@ -3,7 +3,8 @@
 python examples/llama/compare.py --model llama-2-7b,llama-2-70b:1 [--prefill 512,2048] [--decode 64]
 
 Times are of the clock, the GPU waited for: what a caller sees, Python included. The two take turns. With
---out, JSON lines go to <out>/<machine>/llama-model.jsonl, the environment first.
+--out, JSON lines go to <out>/<machine>/llama-model.jsonl, the environment first; with --append, those of
+other models stay.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import datetime
 import functools
 import gc
 import importlib.metadata
-import statistics
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,7 +39,7 @@ from tilewise.bench.options import listed as lengths
 from tilewise.bench.options import whole
 from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Writer
-from tilewise.bench.timing import peak_bytes, rotated
+from tilewise.bench.timing import peak_bytes, rotated, summary
 from torch import Tensor
 
 Line = dict[str, Any]
@@ -46,10 +47,12 @@ DTYPES = ("float32", "float16", "bfloat16")
 PEERS = ("sdpa", "eager", "tilewise", "compiled")
 BOTH = "hf sdpa, compiled"
 BESIDE = "tilewise, beside it"
+SAME = (*environment.IDENTITY, "transformers")  # of the environment of lines in one record
+OF_A_MODEL = ("model", "layers", "dtype", "batch")
 
 
-def race(calls: dict[str, Call], device: torch.device, runs: int) -> dict[str, float]:
-    """Median milliseconds of each, in turns."""
+def race(calls: dict[str, Call], device: torch.device, runs: int) -> dict[str, list[float]]:
+    """Milliseconds of each, in turns."""
 
     def wait() -> None:
         if device.type == "cuda":
@@ -64,7 +67,14 @@ def race(calls: dict[str, Call], device: torch.device, runs: int) -> dict[str, f
             wait()
             if number >= 2:
                 times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: statistics.median(of) for name, of in times.items()}
+    return times
+
+
+def figures(times: list[float], tokens: int, steps: int = 1) -> Line:
+    """Milliseconds a step, of runs that each have so many tokens and steps."""
+    found = summary(times)
+    rate = 1e3 * tokens / found.ms
+    return {"ms": found.ms / steps, "spread": found.spread, "runs": found.runs, "tokens_a_second": rate}
 
 
 def prefill(ours: Llama, theirs: Any, peers: list[str], tokens: Tensor, runs: int) -> Iterator[Line]:
@@ -77,10 +87,11 @@ def prefill(ours: Llama, theirs: Any, peers: list[str], tokens: Tensor, runs: in
     for calls in groups:
         if BOTH in calls:
             compile_layers(theirs)
+        for call in calls.values():  # the first of a compiled one compiles, which takes memory of its own
+            call()
         peaks = {name: peak_bytes(call, device) * 1e-6 for name, call in calls.items()}
-        for name, ms in race(calls, device, runs).items():
-            rate = 1e3 * tokens.numel() / ms
-            yield {"impl": name, "ms": ms, "tokens_a_second": rate, "peak_mb": peaks[name]}
+        for name, times in race(calls, device, runs).items():
+            yield {"impl": name} | figures(times, tokens.numel()) | {"peak_mb": peaks[name]}
         if BOTH in calls:
             undo_compilation(theirs)
 
@@ -93,16 +104,24 @@ def decode(
         routes["tilewise, graph"] = OurDecoding(ours, prompt, steps, graph=True)
     routes |= {f"hf {name}": TheirDecoding(theirs, name, prompt) for name in peers if name != "compiled"}
     calls: dict[str, Call] = {name: functools.partial(of.run, steps) for name, of in routes.items()}
+    for call in calls.values():
+        call()
+    peaks = {
+        name: (routes[name].held_bytes() + peak_bytes(call, prompt.device)) * 1e-6
+        for name, call in calls.items()
+    }
     times = race(calls, prompt.device, runs)
     if "compiled" in peers:
         theirs_compiled = TheirCompiledDecoding(theirs, prompt)
         whole, first = (functools.partial(theirs_compiled.run, count) for count in (steps, 0))
-        whole()  # is compiled, and leaves the cache that the first finds long enough
+        whole()  # its steps are compiled
         found = race({"whole": whole, "first": first}, prompt.device, runs)
-        times[BOTH] = found["whole"] - found["first"]
+        times[BOTH] = [w - f for w, f in zip(found["whole"], found["first"], strict=True)]
         torch._dynamo.reset()
-    for name, ms in times.items():
-        yield {"impl": name, "ms": ms / steps, "tokens_a_second": 1e3 * len(prompt) * steps / ms}
+    for name, of in times.items():
+        # Prefill is part of every compiled run, so that the memory of the steps alone is not known.
+        peak = {"peak_mb": peaks[name]} if name in peaks else {}
+        yield {"impl": name} | figures(of, len(prompt) * steps, steps) | peak
 
 
 def difference(ours: Llama, theirs: Any, tokens: Tensor) -> Line:
@@ -115,15 +134,21 @@ def difference(ours: Llama, theirs: Any, tokens: Tensor) -> Line:
     }
 
 
-def measure(model: str, asked: argparse.Namespace, device: torch.device) -> Iterator[Line]:
+def base_line(model: str, asked: argparse.Namespace, device: torch.device) -> Line:
+    """What all lines of a model say."""
     name, _, layers = model.partition(":")
+    depth = int(layers) if layers else MODELS[name].depth
+    base: Line = {"suite": "llama-model", "model": name, "layers": depth, "device": device.type}
+    dtype = asked.dtype or ("bfloat16" if device.type == "cuda" else "float32")
+    return base | {"dtype": dtype, "batch": asked.batch}
+
+
+def measure(base: Line, asked: argparse.Namespace, device: torch.device) -> Iterator[Line]:
     peers = listed(asked.against)
-    dtype = getattr(torch, asked.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
-    config = replace(MODELS[name], depth=int(layers) if layers else MODELS[name].depth)
+    dtype = getattr(torch, base["dtype"])
+    config = replace(MODELS[base["model"]], depth=base["layers"])
     theirs = hugging_face(config, "sdpa", device, dtype) if peers else None
     ours = Llama(config, device, dtype).requires_grad_(False).eval()
-    base: Line = {"suite": "llama-model", "model": name, "layers": config.depth, "device": device.type}
-    base |= {"dtype": str(dtype).removeprefix("torch."), "batch": asked.batch}
     base["weights_mb"] = sum(p.nbytes for p in ours.parameters()) * 1e-6
     draw = torch.randint(config.vocabulary, (asked.batch, config.layer.max_positions), device=device)
     prompt = draw[:, : asked.context]
@@ -134,7 +159,7 @@ def measure(model: str, asked: argparse.Namespace, device: torch.device) -> Iter
         for line in prefill(ours, theirs, peers, draw[:, :length], asked.runs):
             yield base | {"op": "prefill", "tokens": length} | line
     if asked.decode:
-        for line in decode(ours, theirs, peers, prompt, asked.decode, max(2, asked.runs // 4)):
+        for line in decode(ours, theirs, peers, prompt, asked.decode, max(3, asked.runs // 4)):
             yield base | {"op": "decode", "context": asked.context, "steps": asked.decode} | line
 
 
@@ -163,9 +188,12 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--against", default="sdpa,eager", help=f"some of {', '.join(PEERS)}, by commas")
     parser.add_argument("--device", default=None)
     parser.add_argument("--dtype", choices=DTYPES, help="bfloat16 on a GPU, else float32")
-    parser.add_argument("--runs", type=whole(1), default=10)
+    parser.add_argument(
+        "--runs", type=whole(2), default=10, help="of prefill; decoding has a quarter, 3 at least"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder of records; none is written without it")
+    parser.add_argument("--append", action="store_true", help="keep what the record has of other models")
     asked = parser.parse_args(given)
     for part in listed(asked.model):
         name, colon, layers = part.partition(":")
@@ -185,20 +213,36 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     return asked
 
 
+def kept_lines(path: Path, described: Line, bases: list[Line]) -> list[Line]:
+    """What the record has of models that are not measured now; it must be of this place and these sources."""
+    if not path.exists():
+        return []
+    first, *lines = (json.loads(line) for line in path.read_text().splitlines())
+    for key in SAME:
+        there, here = first["environment"].get(key), described.get(key)
+        if there != here:
+            raise BadInput(f"--append: {path} was made with {key} {there}, and here it is {here}")
+    now = [[base[key] for key in OF_A_MODEL] for base in bases]
+    return [x for x in lines if "finished" not in x and [x[key] for key in OF_A_MODEL] not in now]
+
+
 def main(given: list[str] | None = None) -> None:
     asked = arguments(given)
     device = environment.choose_device(asked.device)
     described = environment.describe(device) | {"transformers": transformers_version()}
-    writer = None
+    bases = [base_line(model, asked, device) for model in listed(asked.model)]
+    writer, kept = None, []
     if asked.out:
         path = asked.out / environment.slug(described) / "llama-model.jsonl"
-        writer = Writer(path, described, environment.IDENTITY, fresh=True)
-    for model in listed(asked.model):
+        kept = kept_lines(path, described, bases) if asked.append else []
+        writer = Writer(path, described, SAME, fresh=True)
+    for base in bases:
         torch.manual_seed(asked.seed)
         with torch.inference_mode():
-            for line in measure(model, asked, device):
-                if writer:
-                    writer.add(line)
+            for line in measure(base, asked, device):
+                for one in (*kept, line) if writer else ():
+                    writer.add(one)
+                kept = []
                 shown = {key: round(x, 4) if isinstance(x, float) else x for key, x in line.items()}
                 print({key: x for key, x in shown.items() if key not in ("suite", "device")}, flush=True)
         gc.collect()  # a model that is done with makes room for the next
@@ -209,5 +253,5 @@ def main(given: list[str] | None = None) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (BadInput, tilewise.Error) as reason:
+    except (tilewise.Error, BadInput) as reason:
         raise SystemExit(str(reason)) from None

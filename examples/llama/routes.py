@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -67,16 +68,25 @@ class OurDecoding:
         self.first = model(prompt, self.caches).argmax(-1, keepdim=True)
         self.token = self.first.clone()
         self.step: Call = self._step
+        self.pool_bytes = 0
         if graph:
             self._step()
             torch.cuda.synchronize()
+            gc.collect()
+            torch.cuda.empty_cache()  # so that what is reserved from here on is the graph's pool
+            before = torch.cuda.memory_reserved()
             captured = torch.cuda.CUDAGraph()
             with torch.cuda.graph(captured):
                 self._step()
+            self.pool_bytes = torch.cuda.memory_reserved() - before
             self.step = captured.replay
 
     def _step(self) -> None:
         self.token.copy_(self.model(self.token, self.caches).argmax(-1, keepdim=True))
+
+    def held_bytes(self) -> int:
+        """Between runs: the caches, and what a graph keeps for itself."""
+        return self.pool_bytes + sum(cache.k.nbytes + cache.v.nbytes for cache in self.caches)
 
     def run(self, steps: int) -> Tensor:
         """The last of so many tokens after the prompt."""
@@ -95,6 +105,11 @@ class TheirDecoding:
         found = model(prompt, use_cache=True, logits_to_keep=1)
         self.cache = found.past_key_values
         self.first = found.logits[:, -1].argmax(-1, keepdim=True)
+
+    def held_bytes(self) -> int:
+        """Of the cache, whose rows that were cropped stay until it grows again."""
+        tensors = (x for layer in self.cache.layers for x in (layer.keys, layer.values))
+        return sum(x.untyped_storage().nbytes() for x in tensors)
 
     def run(self, steps: int) -> Tensor:
         self.model.set_attn_implementation(self.attention)

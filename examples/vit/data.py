@@ -40,10 +40,19 @@ class Images:
         return Images(self.pixels[:count], self.labels[:count])
 
 
+def is_cifar(folder: Path) -> bool:
+    return os.path.exists(folder / CIFAR_TEST[0])
+
+
+def name_of(folder: Path | None) -> str:
+    """The set whose files the folder has."""
+    return "CIFAR-10" if folder is not None and is_cifar(folder) else "Fashion-MNIST"
+
+
 def load(folder: Path | None) -> tuple[Images, Images]:
     """Training and test images: CIFAR-10 or Fashion-MNIST, by the files in the folder."""
     folder = FASHION_MNIST if folder is None else folder
-    if os.path.exists(folder / CIFAR_TEST[0]):
+    if is_cifar(folder):
         return _cifar(folder, CIFAR_TRAIN), _cifar(folder, CIFAR_TEST)
     if os.path.exists(folder / "t10k-images-idx3-ubyte.gz"):
         train, test = _idx(folder, "train"), _idx(folder, "t10k")

@@ -15,7 +15,7 @@ from typing import Any
 
 import tilewise
 import torch
-from data import Images, Missing, load
+from data import Images, Missing, load, name_of
 from infer import explanation, images_a_second
 from model import ViT, ViTConfig
 from tilewise.bench import environment
@@ -26,6 +26,7 @@ from tilewise.bench.records import Writer
 from train import Settings, accuracy, config_for, make_model, make_optimizer, train_epoch
 
 Line = dict[str, Any]
+WARM_UP_STEPS = 3
 
 
 def chosen(model: ViT, attention: str, settings: Settings, device: torch.device) -> list[str]:
@@ -72,7 +73,7 @@ def reason(text: str, kernel: str) -> str:
 def few_steps(
     config: ViTConfig, train: Images, settings: Settings, count: int, kernel: str, base: Line
 ) -> Line:
-    """The time of a step and the loss after some, from the same start; or why there are none."""
+    """The time of a step, its host's included, and the loss after some, from the same start; or why not."""
     device = train.labels.device
     line = base | {"op": "steps", "impl": kernel}
     model = make_model(config, kernel, settings.seed, device)
@@ -86,7 +87,9 @@ def few_steps(
             times.append(1e3 * (time.perf_counter() - start))
     except (tilewise.Error, RuntimeError) as error:  # a running backward lets RuntimeError through alone
         return line | {"skipped": reason(str(error), kernel)}
-    return line | {"ms": round(statistics.median(times[3:]), 4), "steps": count, "loss": round(loss, 5)}
+    timed = times[WARM_UP_STEPS:]
+    line |= {"ms": round(statistics.median(timed), 4), "steps": count, "timed": len(timed)}
+    return line | {"loss": round(loss, 5)}
 
 
 def main(given: list[str] | None = None) -> None:
@@ -95,13 +98,15 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--device", default=None)
     parser.add_argument("--epochs", type=whole(0), default=12, help="0 leaves the whole training out")
-    parser.add_argument("--steps", type=whole(0), default=20, help="of each kernel; 0 leaves them out")
+    parser.add_argument(
+        "--steps", type=whole(0), default=20, help="of each kernel, timed from the 4th on; 0 leaves them out"
+    )
     parser.add_argument("--batch", type=whole(1), default=512)
     parser.add_argument("--patch", type=whole(1), default=2, help="2 makes 197 tokens of Fashion-MNIST")
     parser.add_argument("--images", type=whole(1), help="train on the first so many alone")
     asked = parser.parse_args(given)
-    if 0 < asked.steps < 4:
-        parser.error(f"--steps: expected 0, or 4 and above (the first 3 warm up), got {asked.steps}")
+    if 0 < asked.steps <= WARM_UP_STEPS:
+        parser.error(f"--steps: expected 0, or more than {WARM_UP_STEPS}, got {asked.steps}")
     try:
         record(asked)
     except (Missing, BadInput) as reason:
@@ -119,7 +124,8 @@ def record(asked: argparse.Namespace) -> None:
     config = config_for(train, asked.patch)
     writer = Writer(path, described, (), fresh=True)
     base: Line = {"suite": "vit-train", "device": device.type, "dtype": precision, "batch": settings.batch}
-    base["tokens"] = config.tokens
+    base |= {"tokens": config.tokens, "data": name_of(asked.data), "epochs": settings.epochs}
+    base |= {"training_images": len(train.labels), "test_images": len(test.labels)}
     usable = [name for name, verdict in kernels_on(device).items() if verdict == "usable"]
     for kernel in ("sdpa", "auto", *usable) if asked.steps else ():
         if kernel == "reference":

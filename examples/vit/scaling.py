@@ -4,14 +4,15 @@ python examples/vit/scaling.py [--pixels 224,384,512] [--batch 32] [--dtype bf16
 
 PyTorch's model has the same weights and is PyTorch throughout; "torch + auto" is that model with attention
 alone by Tilewise; rows by the name of a kernel are the example's model, "layer" is one on TransformerLayer.
-Times are of CUDA events, in turn, by `tilewise.bench.timing`. JSON lines go to
-<out>/<machine>/vit-model.jsonl, from which `make figures` draws.
+Times are of CUDA events, in turn, by `tilewise.bench.timing`; attention's inputs are rotated past the L2.
+JSON lines go to <out>/<machine>/vit-model.jsonl, from which `make figures` draws.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,9 +31,8 @@ from tilewise.bench.records import Writer
 from tilewise.nn import LayerConfig, TransformerLayer
 from torch import Tensor, nn
 
-Call = Callable[[], Any]
+Calls = dict[str, list[Callable[[], Any]]]  # of each, the same on every set of inputs
 Line = dict[str, Any]
-SLOW_MS = 100.0  # what takes longer runs once
 
 
 class TorchFeedForward(tilewise.nn.FeedForward):
@@ -78,46 +78,53 @@ def with_attention(model: ViT, attention: str) -> ViT:
     return other.eval().requires_grad_(False)
 
 
-def times(calls: dict[str, Call], device: torch.device, runs: int, seconds: float) -> dict[str, Line]:
-    """Of calls that have run before: quick ones race, a slow one has been run once more and is done."""
-    once = {name: timing.once_ms(call, device) for name, call in calls.items()}
-    quick = {name: timing.Entrant([calls[name]]) for name in once if once[name] < SLOW_MS}
-    found = timing.race(quick, device, runs, seconds)
-    lines = {name: {"ms": t.ms, "spread": t.spread, "runs": t.runs} for name, t in found.items()}
-    slow = {name: {"ms": once[name], "spread": None, "runs": 1} for name in once if name not in quick}
-    return lines | slow
+def times(calls: Calls, device: torch.device, runs: int, seconds: float) -> dict[str, Line]:
+    """Of all in one race, in which what is slow runs less often than `runs`, but three times at least."""
+    entrants = {name: timing.Entrant(of) for name, of in calls.items()}
+    found = timing.race(entrants, device, runs, seconds)
+    return {
+        name: {"ms": t.ms, "spread": t.spread, "runs": t.runs, "sets": len(calls[name])}
+        for name, t in found.items()
+    }
+
+
+def sets_for(bytes_of_a_set: int, device: torch.device) -> int:
+    return timing.sets_past_cache(bytes_of_a_set) if device.type == "cuda" else 1
 
 
 def attention_calls(
     model: ViT, batch: int, dtype: torch.dtype, device: torch.device, kernels: list[str]
 ) -> Any:
+    """On as many sets of q, k and v as it takes for each to have left the L2 when it comes round again."""
     config = model.config
     shape = (batch, config.tokens, 3, config.heads, config.dim // config.heads)
-    q, k, v = torch.randn(shape, device=device, dtype=dtype).permute(2, 0, 3, 1, 4)
-    calls: dict[str, Call] = {"torch": partial(F.scaled_dot_product_attention, q, k, v)}
+    count = sets_for(math.prod(shape) * dtype.itemsize, device)
+    sets = [torch.randn(shape, device=device, dtype=dtype) for _ in range(count)]
+    inputs = [one.permute(2, 0, 3, 1, 4) for one in sets]
+    calls: Calls = {"torch": [partial(F.scaled_dot_product_attention, *qkv) for qkv in inputs]}
     for kernel in kernels:
-        calls[kernel] = partial(tilewise.attention, q, k, v, kernel=kernel)
+        calls[kernel] = [partial(tilewise.attention, *qkv, kernel=kernel) for qkv in inputs]
     return able(calls)
 
 
 def model_calls(model: ViT, batch: int, dtype: torch.dtype, device: torch.device, kernels: list[str]) -> Any:
     pixels = model.config.image_size
     images = torch.randn(batch, 3, pixels, pixels, device=device, dtype=dtype)
-    calls: dict[str, Call] = {
-        "torch": partial(pytorchs(with_attention(model, "sdpa")), images),
-        "torch + auto": partial(pytorchs(with_attention(model, "auto")), images),
+    calls: Calls = {
+        "torch": [partial(pytorchs(with_attention(model, "sdpa")), images)],
+        "torch + auto": [partial(pytorchs(with_attention(model, "auto")), images)],
     }
     for kernel in (*kernels, "layer"):
-        calls[kernel] = partial(with_attention(model, kernel), images)
+        calls[kernel] = [partial(with_attention(model, kernel), images)]
     return able(calls)
 
 
-def able(calls: dict[str, Call]) -> tuple[dict[str, Call], dict[str, str]]:
+def able(calls: Calls) -> tuple[Calls, dict[str, str]]:
     """Those that take the problem, and why the others do not."""
     reasons = {}
     for name in list(calls):
         try:
-            calls[name]()
+            calls[name][0]()
         except tilewise.Error as error:
             reasons[name] = str(error).splitlines()[0]
             del calls[name]
@@ -131,7 +138,8 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--depth", type=whole(1), default=12, help="layers")
     parser.add_argument("--dtype", default="bf16,f32")
     parser.add_argument("--kernels", help="instead of all that the device can run")
-    parser.add_argument("--runs", type=whole(1), default=20)
+    runs = whole(timing.SLOW_RUNS)
+    parser.add_argument("--runs", type=runs, default=20, help="on a GPU; what is slow has 3")
     parser.add_argument("--seconds", type=number(0), default=1.0, help="for each, on a CPU")
     parser.add_argument("--device", default=None)
     parser.add_argument("--out", type=Path, default=Path("results"))

@@ -130,6 +130,7 @@ struct Checker::Run {
   Context other;    // of the run that must give the same bits
   AttentionOptions options;
   OutputBuffers outputs;
+  Passes ran{};
   std::vector<std::string> failures{};
 
   void fail(const std::string& pass, const std::string& text) {
@@ -147,7 +148,7 @@ void Checker::compare(Run& run, const char* pass, const char* name, std::vector<
   if (!text.empty()) run.fail(pass, text);
 }
 
-std::vector<std::string> Checker::check(const Subject& subject) const {
+std::vector<std::string> Checker::check(const Subject& subject, Passes* ran) const {
   Random rng(problem_.seed + 3);
   const int threads = static_cast<int>(rng.between(1, 7));
   Run run{.subject = subject,
@@ -167,23 +168,21 @@ std::vector<std::string> Checker::check(const Subject& subject) const {
     run.fail("call", std::string("threw ") + error.what());
   }
   if (input_bytes(problem_) != inputs) run.fail("call", "an input was written");
+  if (ran != nullptr) *ran = run.ran;
   return run.failures;
-}
-
-bool Checker::takes(const Subject& subject) const {
-  const OutputBuffers outputs = make_outputs(problem_);
-  const Context where{.device = subject.device, .simd_level = subject.level};
-  AttentionOptions options = problem_.options;
-  options.kernel = subject.kernel;
-  return able(explain_attention_forward(on_device(problem_.inputs(), where.device), options,
-                                        on_device(outputs.view(), where.device), where),
-              subject.kernel);
 }
 
 void Checker::check_forward(Run& run) const {
   const AttentionInputs inputs = problem_.inputs();
   const AttentionOutputs outputs = run.outputs.view();
-  if (!takes(run.subject)) return;
+  Context where = run.context;
+  where.device = run.subject.device;
+  if (!able(explain_attention_forward(on_device(inputs, where.device), run.options,
+                                      on_device(outputs, where.device), where),
+            run.subject.kernel)) {
+    return;
+  }
+  run.ran.forward = true;
   run.subject.forward(inputs, run.options, outputs, run.context);
   compare(run, "forward", "o", &Results::o, run.outputs.o);
   compare(run, "forward", "lse", &Results::lse, run.outputs.lse);
@@ -216,6 +215,7 @@ void Checker::check_backward(Run& run) const {
             run.subject.kernel)) {
     return;
   }
+  run.ran.backward = true;
   run.subject.backward(inputs, run.options, gradients, run.context);
   struct Written {
     const char* name;

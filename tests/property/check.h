@@ -24,6 +24,12 @@ struct Subject {
       backward = run_backward;
 };
 
+/// Which passes of a subject were run.
+struct Passes {
+  bool forward = false;
+  bool backward = false;
+};
+
 /// One problem, its truth by the reference kernel in f64, and what kernels may be off.
 class Checker {
  public:
@@ -32,12 +38,13 @@ class Checker {
   /// Failures of the reference itself: it must agree with the formula as the tests have written it down.
   const std::vector<std::string>& reference_failures() const { return reference_failures_; }
 
-  /// Whether a subject can take the forward.
-  bool takes(const Subject& subject) const;
+  /// Whether there are gradients to be asked for.
+  bool differentiable() const { return differentiable_; }
 
   /// Both passes of a subject, as far as it can take them: that results are right, that all and only they are
-  /// written, and that another run with another number of threads gives the same bits. Gives the failures.
-  std::vector<std::string> check(const Subject& subject) const;
+  /// written, and that another run with another number of threads gives the same bits. Gives the failures,
+  /// and what was run where that is asked for.
+  std::vector<std::string> check(const Subject& subject, Passes* ran = nullptr) const;
 
  private:
   struct Run;

@@ -9,9 +9,11 @@
 #include <cstdio>
 #include <exception>
 #include <iostream>
+#include <map>
 #include <random>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "property/check.h"
@@ -27,7 +29,7 @@ struct Settings {
   std::int64_t count = 2000;
   std::string seed = "1";
   std::string only;
-  std::string kernel;
+  std::vector<std::string> kernels;  // empty: all
   std::string domain = "whole";
   std::string level;
   int threads = 2;
@@ -48,12 +50,17 @@ std::vector<std::string> strings(const std::vector<std::string_view>& names) {
   return {names.begin(), names.end()};
 }
 
+bool chosen(const Settings& settings, std::string_view kernel) {
+  return settings.kernels.empty() ||
+         std::find(settings.kernels.begin(), settings.kernels.end(), kernel) != settings.kernels.end();
+}
+
 // A kernel at the best SIMD level and at one other, so that all of them have their turn.
 std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
   std::vector<Subject> subjects;
   if (settings.cuda) {
     for (const std::string_view name : attention_kernels()) {
-      if (!settings.kernel.empty() && settings.kernel != name) continue;
+      if (!chosen(settings, name)) continue;
       subjects.push_back({.kernel = std::string(name),
                           .device = {Device::Type::cuda, 0},
                           .forward = run_forward_on_cuda,
@@ -63,7 +70,7 @@ std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
   }
   for (const std::string_view name : attention_kernels()) {
     const std::string kernel(name);
-    if (!settings.kernel.empty() && settings.kernel != kernel) continue;
+    if (!chosen(settings, kernel)) continue;
     const std::vector<std::string_view> levels = simd_levels();
     if (kernel != "simd") {
       // As slow as it is simple, the reference is run again now and then only.
@@ -82,14 +89,35 @@ std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
   return subjects;
 }
 
+// How many problems a kernel took.
+struct Taken {
+  std::int64_t forward = 0;
+  std::int64_t backward = 0;
+};
+using TakenBy = std::map<std::string, Taken>;  // a kernel, at a level where it has some
+
+// On a GPU fused takes the whole contract, but f64 and the backward of pages, which are not among these.
+std::vector<std::string> refusals(const Settings& settings, const Checker& checker, const Subject& subject,
+                                  const Passes& ran) {
+  if (!settings.cuda || settings.domain != "whole" || subject.kernel != "fused") return {};
+  if (!ran.forward) return {"fused forward: refused, though it takes everything"};
+  if (checker.differentiable() && !ran.backward)
+    return {"fused backward: refused, though it takes everything"};
+  return {};
+}
+
 std::vector<std::string> failures_of(const Settings& settings, const RandomProblem& problem,
-                                     std::int64_t& taken) {
+                                     TakenBy& taken_by) {
   try {
     const Checker checker(problem, settings.threads);
     std::vector<std::string> failures = checker.reference_failures();
     for (const Subject& subject : subjects_of(settings, problem.seed)) {
-      if (checker.takes(subject)) ++taken;
-      const std::vector<std::string> found = checker.check(subject);
+      Passes ran;
+      std::vector<std::string> found = checker.check(subject, &ran);
+      if (found.empty()) found = refusals(settings, checker, subject, ran);
+      Taken& taken = taken_by[subject.kernel + (subject.level.empty() ? "" : " " + subject.level)];
+      taken.forward += ran.forward;
+      taken.backward += ran.backward;
       failures.insert(failures.end(), found.begin(), found.end());
     }
     return failures;
@@ -147,14 +175,15 @@ int run(const Settings& settings) {
   Progress progress(static_cast<std::int64_t>(seeds.size()));
   std::int64_t done = 0;
   std::int64_t failed = 0;
-  std::int64_t taken = 0;
+  TakenBy taken_by;
   for (const std::uint64_t seed : seeds) {
     const RandomProblem problem = settings.domain == "wgmma"       ? random_wgmma_problem(seed)
                                   : settings.domain == "wgmma-f32" ? random_wgmma_problem(seed, true)
                                   : settings.domain == "mma"       ? random_mma_problem(seed)
+                                  : settings.domain == "plain"     ? random_plain_problem(seed)
                                                                    : random_problem(seed);
     if (settings.verbose) std::cout << hexadecimal(seed) << ' ' << to_string(problem) << std::endl;
-    const std::vector<std::string> failures = failures_of(settings, problem, taken);
+    const std::vector<std::string> failures = failures_of(settings, problem, taken_by);
     if (!failures.empty()) {
       ++failed;
       report(settings, problem, failures);
@@ -165,7 +194,10 @@ int run(const Settings& settings) {
       break;
     }
   }
-  if (!settings.kernel.empty()) std::cout << settings.kernel << " took " << taken << " of them" << std::endl;
+  for (const auto& [kernel, taken] : taken_by) {
+    if (taken.forward == 0 && settings.kernels.empty()) continue;  // those of another device
+    std::cout << kernel << " took " << taken.forward << " forward, " << taken.backward << " backward\n";
+  }
   std::cout << done - failed << " passed, " << failed << " failed" << std::endl;
   return failed == 0 ? 0 : 1;
 }
@@ -183,12 +215,14 @@ int main(int argc, char** argv) {
                  "what the problems are drawn from; 'random' for a new one each time")
       ->capture_default_str();
   app.add_option("--only", settings.only, "the seed of one problem, as a failure prints it");
-  app.add_option("--kernel", settings.kernel, "check this kernel alone")
+  app.add_option("--kernel", settings.kernels, "check this kernel alone, or these: one,another")
+      ->delimiter(',')
       ->check(CLI::IsMember(strings(attention_kernels())));
   app.add_option(
          "--domain", settings.domain,
-         "what is drawn: the whole contract, or what wgmma, wgmma in f32 or the backward of mma takes")
-      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-f32", "mma"}))
+         "what is drawn: the whole contract, or what wgmma, wgmma in f32, the backward of mma or kernels for "
+         "nothing but a band take")
+      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-f32", "mma", "plain"}))
       ->capture_default_str();
   app.add_option("--level", settings.level, "check the CPU kernels at this SIMD level alone")
       ->check(CLI::IsMember(strings(simd_levels())));

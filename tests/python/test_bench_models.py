@@ -40,6 +40,18 @@ def test_scaling_has_growth_and_ratio() -> None:
     assert ["naive", "3.88", "105", "27.1 times", "0.01"] in attention
     assert ["wgmma", "0.0985", "0.512", "5.2 times", "2.00"] in attention
     assert ["wgmma", "-", "-", "-", "-"] in rows  # in f32
+    assert "stay in the L2 (29 MB in bf16 at 224 px);\nthe suite `vit` in `README.md`" in text
+
+
+def test_scaling_says_how_often_and_on_what() -> None:
+    lines = scaling()
+    for line in lines:
+        if "ms" in line:
+            line |= {"runs": 3 if line["impl"] == "naive" else 20, "sets": 5}
+    text = figures.scaling_section(lines)
+    assert "| attention, a call, bf16 (20 or 3 runs) |" in text
+    assert "| whole model, f32 (20 or 3 runs) |" in text
+    assert "inputs are rotated" in text and "README" not in text
 
 
 def test_scaling_plot_is_a_picture_with_every_series() -> None:
@@ -68,6 +80,15 @@ def test_training_has_epochs_steps_and_reasons() -> None:
     assert "| auto | 3 | 90.00% | 0.333 | 2.00 | 123456 | wgmma, mma |" in text
     assert "| sdpa | 3 | 90.00% | 0.333 | 2.00 | - | - |" in text
     assert "| mma | 12.3 | 2.0000 |  |" in text and "| wgmma | - | - | no backward |" in text
+    assert "| loss after 20 |" in text and "17 steps were timed, from the 4th on" in text
+    assert "auto takes 1.00 times as long as with SDPA (2.00 and 2.00 s)." in text
+    assert "2026-01-02; batches of 512, bf16." in text
+    lines.append(base | {"op": "infer", "impl": "sdpa", "images_a_second": 100000})
+    lines[1] |= {"data": "CIFAR-10", "training_images": 50000, "test_images": 10000}
+    lines[3] |= {"seconds": 3.0}
+    text = figures.training_section(lines)
+    assert "auto takes 1.50 times as long as with SDPA (3.00 and 2.00 s); inference is 1.23 times" in text
+    assert "2026-01-02; CIFAR-10, 50,000 images and 10,000 to test; batches of 512, bf16." in text
 
 
 def test_llama_has_prefill_and_decoding() -> None:
@@ -83,6 +104,29 @@ def test_llama_has_prefill_and_decoding() -> None:
     assert "| llama-2-7b, 1 layer, prefill | 512 tokens | 1024 tokens |" in text
     assert "| tilewise | 2.00 · 256 · 33.0 | - |" in text and "| hf sdpa | - | 2.00 · 256 · 33.0 |" in text
     assert "| tilewise | 0.500 | 2000 |" in text
+
+
+def test_llama_has_logits_and_runs_and_no_memory_of_a_compiling_call() -> None:
+    base = {"suite": "llama-model", "model": "llama-2-7b", "layers": 32, "dtype": "bfloat16", "batch": 1}
+    cells = {"op": "prefill", "tokens": 512, "ms": 2.0, "tokens_a_second": 256000.0, "peak_mb": 33.0}
+    lines = [
+        HEAD,
+        base | {"op": "logits", "relative_difference": 0.0812, "same_token": False},
+        base | cells | {"impl": "tilewise"},
+        base | cells | {"impl": "hf sdpa, compiled"},
+    ]
+    text = figures.llama_section(lines)
+    assert "| llama-2-7b, 32 layers | 0.081 | no |" in text
+    assert "| llama-2-7b, 32 layers, prefill | 512 tokens |" in text
+    assert "| tilewise | 2.00 · 256 · 33.0 |" in text and "| hf sdpa, compiled | 2.00 · 256 · - |" in text
+    lines = [line if line is HEAD else line | {"runs": 10} for line in lines]
+    step = {"op": "decode", "context": 64, "ms": 0.5, "tokens_a_second": 2000.0, "runs": 3}
+    lines.append(base | step | {"impl": "tilewise", "peak_mb": 12.3})
+    lines.append(base | step | {"impl": "hf sdpa, compiled"})
+    text = figures.llama_section(lines)
+    assert "| hf sdpa, compiled | 2.00 · 256 · 33.0 |" in text and "32 layers, prefill (10 runs) |" in text
+    assert "| llama-2-7b, 32 layers, decoding after 64 (3 runs) | ms a token | tokens/s | MB |" in text
+    assert "| tilewise | 0.500 | 2000 | 12.3 |" in text and "| hf sdpa, compiled | 0.500 | 2000 | - |" in text
 
 
 def test_an_interrupted_record_is_drawn() -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import assert_within_contract
+from tilewise.bench.problem import BadInput
+from torch._dynamo.utils import counters
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "llama"
 MODULES = ("model", "routes", "compare")
@@ -93,7 +95,7 @@ def test_sizes_are_the_published_ones(llama: Any) -> None:
 
 def test_script_compares_on_the_cpu(llama: Any, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("transformers")
-    given = ["--model", "tiny", "--prefill", "16,32", "--decode", "3", "--context", "8", "--runs", "1"]
+    given = ["--model", "tiny", "--prefill", "16,32", "--decode", "3", "--context", "8", "--runs", "2"]
     against = ["--against", "sdpa,eager,tilewise", "--device", "cpu", "--out", str(tmp_path)]
     llama.compare.main([*given, *against])
     capsys.readouterr()
@@ -107,7 +109,66 @@ def test_script_compares_on_the_cpu(llama: Any, tmp_path: Path, capsys: Any) -> 
     assert {x["impl"] for x in lines if x["op"] == "decode"} == impls
     (logits,) = (x for x in lines if x["op"] == "logits")
     assert logits["relative_difference"] < 1e-5 and logits["same_token"]
-    assert all(x["tokens_a_second"] > 0 for x in lines if x["op"] != "logits")
+    timed = [x for x in lines if x["op"] != "logits"]
+    assert all(x["tokens_a_second"] > 0 and x["peak_mb"] > 0 and x["spread"] >= 0 for x in timed)
+    assert all(x["runs"] == (2 if x["op"] == "prefill" else 3) for x in timed)
+    # Two layers' keys and values of 8 tokens and 3 more, two heads of 16, f32.
+    assert all(x["peak_mb"] > 2 * 2 * 11 * 2 * 16 * 4e-6 for x in timed if x["op"] == "decode")
+
+
+def test_compiled_layers_are_compiled_before_their_memory_is_taken(
+    llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    graphs: list[tuple[int, int]] = []  # compiled before and after each call whose memory is taken
+
+    def peak_bytes(call: Any, device: torch.device) -> int:
+        before = counters["stats"]["unique_graphs"]
+        call()
+        graphs.append((before, counters["stats"]["unique_graphs"]))
+        return 7_000_000
+
+    counters.clear()
+    monkeypatch.setattr(llama.compare, "peak_bytes", peak_bytes)
+    given = ["--model", "tiny:1", "--prefill", "16", "--decode", "4", "--context", "8", "--runs", "2"]
+    asked = llama.compare.arguments([*given, "--against", "compiled", "--dtype", "float32"])
+    with torch.inference_mode():
+        lines = list(llama.compare.measure(llama.compare.base_line("tiny:1", asked, CPU), asked, CPU))
+    assert graphs[0] == (0, 0) and graphs[1][0] > 0, "the layer was not compiled"
+    assert all(before == after for before, after in graphs), "a call whose memory was taken compiled"
+    found = {(x["op"], x["impl"]): x for x in lines if x["op"] != "logits"}
+    assert {impl for op, impl in found if op == "prefill"} == {
+        "tilewise",
+        "hf sdpa, compiled",
+        "tilewise, beside it",
+    }
+    assert found["prefill", "hf sdpa, compiled"]["peak_mb"] == 7.0
+    assert found["decode", "hf sdpa, compiled"]["runs"] == 3
+    assert "peak_mb" not in found["decode", "hf sdpa, compiled"]
+
+
+def test_append_keeps_other_models_of_the_same_environment(llama: Any, tmp_path: Path, capsys: Any) -> None:
+    small = ["--prefill", "8", "--decode", "0", "--context", "4", "--runs", "2", "--device", "cpu"]
+    small += ["--against", "", "--out", str(tmp_path)]
+
+    def depths(*given: str) -> list[int]:
+        llama.compare.main([*small, *given])
+        (path,) = tmp_path.rglob("llama-model.jsonl")
+        first, *lines, last = (json.loads(line) for line in path.read_text().splitlines())
+        assert "environment" in first and "finished" in last
+        return [x["layers"] for x in lines]
+
+    assert depths("--model", "tiny:1") == [1]
+    assert depths("--model", "tiny,tiny:3", "--append") == [1, 2, 3]
+    assert depths("--model", "tiny:1", "--append") == [2, 3, 1]
+    (path,) = tmp_path.rglob("llama-model.jsonl")
+    before = path.read_text().replace(f'"torch": "{torch.__version__}"', '"torch": "1.0"')
+    path.write_text(before)
+    with pytest.raises(BadInput, match=r"--append: .* was made with torch 1\.0"):
+        depths("--model", "tiny:1", "--append")
+    assert path.read_text() == before
+    assert depths("--model", "tiny:1") == [1]
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +196,7 @@ def test_bad_options_are_named(llama: Any, given: list[str], message: str, capsy
 
 def test_script_says_what_is_missing(llama: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    small = ["--model", "tiny", "--prefill", "8", "--decode", "2", "--context", "4", "--runs", "1"]
+    small = ["--model", "tiny", "--prefill", "8", "--decode", "2", "--context", "4", "--runs", "2"]
     with pytest.raises(SystemExit, match="pip install transformers"):
         llama.compare.main([*small, "--device", "cpu"])
     llama.compare.main([*small, "--device", "cpu", "--against", ""])

@@ -136,6 +136,35 @@ def test_scripts_train_then_infer(vit: Any, folder: Path, tmp_path: Path, capsys
         vit.infer.main([*path, *data, "--attention", "nonsense"])
 
 
+def test_script_trains_in_bf16(vit: Any, folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """Attention is bf16 and weights stay f32; it learns as it does in f32, but not to the last bit."""
+    pytest.importorskip("safetensors")
+    seen: set[torch.dtype] = set()
+
+    def note(module: Any, inputs: Any, output: Any) -> None:
+        if isinstance(module, vit.model.tilewise.nn.Attention):
+            seen.add(output.dtype)
+
+    losses = {}
+    hook = torch.nn.modules.module.register_module_forward_hook(note)
+    try:
+        for precision, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
+            seen.clear()
+            out = tmp_path / precision
+            given = ["--data", str(folder), "--out", str(out), "--epochs", "3", "--batch", "32"]
+            vit.train.main([*given, "--lr", "2e-3", "--precision", precision, *SMALL])
+            assert seen == {dtype}
+            state = torch.load(out / "auto.checkpoint.pt", weights_only=True)
+            assert {tensor.dtype for tensor in state["model"].values()} == {torch.float32}
+            losses[precision] = [x["loss"] for x in state["history"]]
+    finally:
+        hook.remove()
+    capsys.readouterr()
+    assert losses["bf16"][0] != losses["f32"][0]
+    assert losses["bf16"][0] == pytest.approx(losses["f32"][0], rel=2e-2)
+    assert losses["bf16"][-1] < 0.8 * losses["bf16"][0]
+
+
 def test_what_is_missing_is_said_in_a_line(vit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("safetensors")
     monkeypatch.setattr(vit.data, "FASHION_MNIST", tmp_path / "nowhere")
@@ -310,6 +339,7 @@ def test_cifar_is_read_from_its_records(vit: Any, tmp_path: Path) -> None:
     assert train.pixels.shape == (10, 3, 32, 32) and test.labels.tolist() == records[10:, 0].tolist()
     assert train.pixels[3, 1, 4, 5] == records[3, 1 + 1024 + 4 * 32 + 5]
     assert vit.train.config_for(train).channels == 3
+    assert vit.data.name_of(tmp_path) == "CIFAR-10" and vit.data.name_of(None) == "Fashion-MNIST"
     (tmp_path / "data_batch_3.bin").unlink()
     with pytest.raises(vit.data.Missing, match=r"data_batch_3\.bin"):
         vit.data.load(tmp_path)
@@ -341,17 +371,22 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def test_record_has_epochs_and_steps(vit: Any, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     small = vit.model.ViTConfig(28, 7, 1, 10, 24, 1, 2)
     monkeypatch.setattr(vit.record, "config_for", lambda images, patch: small)
-    given = ["--data", str(folder), "--device", "cpu", "--epochs", "1", "--steps", "4", "--batch", "32"]
+    given = ["--data", str(folder), "--device", "cpu", "--epochs", "1", "--steps", "5", "--batch", "32"]
     vit.record.main([*given, "--images", "64", "--out", str(tmp_path)])
     (path,) = tmp_path.rglob("vit-train.jsonl")
     first, *lines, last = lines_of(path)
     assert first["environment"]["device"] == "cpu" and "finished" in last
     assert {(x["op"], x["impl"]) for x in lines} >= {("epoch", "auto"), ("epoch", "sdpa"), ("steps", "simd")}
+    said = {"data": "Fashion-MNIST", "training_images": 64, "test_images": 200, "epochs": 1}
+    assert all(x.items() >= said.items() for x in lines)
     steps = {x["impl"]: x for x in lines if x["op"] == "steps"}
+    assert steps["simd"]["steps"] == 5 and steps["simd"]["timed"] == 2
     assert steps["simd"]["loss"] == pytest.approx(steps["sdpa"]["loss"], rel=1e-2)
     assert next(x for x in lines if x["op"] == "infer" and x["impl"] == "auto")["kernels"] == {
         "forward": "simd", "backward": "simd"
     }  # fmt: skip
+    with pytest.raises(SystemExit):
+        vit.record.main([*given, "--steps", "3"])
 
 
 def test_scaling_times_attention_and_model(vit: Any, tmp_path: Path) -> None:
@@ -362,7 +397,22 @@ def test_scaling_times_attention_and_model(vit: Any, tmp_path: Path) -> None:
     assert {(x["op"], x["impl"], x["tokens"]) for x in lines} >= {
         ("vit attention", "simd", 5), ("vit model", "torch", 10), ("vit model", "torch + auto", 5)
     }  # fmt: skip
-    assert all(x["ms"] > 0 for x in lines)
+    assert all(x["ms"] > 0 and x["runs"] >= 3 and x["sets"] == 1 for x in lines)
+
+
+def test_scaling_rotates_inputs(vit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(vit.scaling, "sets_for", lambda size, device: asked.append(size) or 3)
+    device = torch.device("cpu")
+    model = vit.scaling.base_16(32, 1, device)
+    calls, _ = vit.scaling.attention_calls(model, 2, torch.float32, device, ["auto"])
+    assert asked == [2 * 5 * 3 * 768 * 4]
+    ours, theirs = ([call() for call in calls[name]] for name in ("auto", "torch"))
+    assert len(ours) == 3 and not torch.allclose(ours[0], ours[1], atol=1e-2)
+    for left, right in zip(ours, theirs, strict=True):
+        assert torch.allclose(left, right, atol=1e-5)
+    found = vit.scaling.times(calls, device, runs=3, seconds=0.0)
+    assert {name: x["sets"] for name, x in found.items()} == {"auto": 3, "torch": 3}
 
 
 def test_scalings_models_agree(vit: Any) -> None:

@@ -72,6 +72,10 @@ RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32 = false);
 /// everything else.
 RandomProblem random_mma_problem(std::uint64_t seed);
 
+/// One for the plain kernels: dense, of aligned rows, of which only a band hides keys, with more than 64 of
+/// them and both passes.
+RandomProblem random_plain_problem(std::uint64_t seed);
+
 /// The same problem in f64 (the reference alone takes it), with every gradient asked for.
 RandomProblem widened(const RandomProblem& problem);
 

@@ -15,6 +15,7 @@ from tilewise.bench.records import Line
 RECORDS = ("vit-model", "vit-train", "llama-model")
 NOTHING = "Nothing has been recorded yet."
 RUNGS = ("naive", "tiled", "fused", "mma", "wgmma")
+WIDTH = 768  # of ViT-B
 PARTS = {"vit attention": "attention, a call", "vit model": "whole model"}
 
 
@@ -60,6 +61,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return lines + [f"| {' | '.join(row)} |" for row in rows]
 
 
+def runs_of(lines: Iterable[Line]) -> str:
+    """How often the lines' calls were run, to follow a title; nothing where they do not say.
+
+    >>> runs_of([{"runs": 3}, {"runs": 20}, {"runs": 20}]), runs_of([{"runs": 20}]), runs_of([{}])
+    (' (20 or 3 runs)', ' (20 runs)', '')
+    """
+    counts = sorted({line["runs"] for line in lines if "runs" in line}, reverse=True)
+    if not counts:
+        return ""
+    *more, least = map(str, counts)
+    return f" ({', '.join(more)} or {least} runs)" if more else f" ({least} runs)"
+
+
 # ViT-B/16 over the size of its images
 
 
@@ -71,20 +85,39 @@ def scaling_section(lines: list[Line]) -> str:
     ratio = tokens[-1] / tokens[0]
     text = [
         f"{where(lines)}; batch {rows[0]['batch']}, {rows[0]['depth']} layers, milliseconds. "
-        f"From {tokens[0]} to {tokens[-1]} tokens N² grows {ratio**2:.1f} times, N {ratio:.1f} times."
+        f"From {tokens[0]} to {tokens[-1]} tokens N² grows {ratio**2:.1f} times, N {ratio:.1f} times.",
+        "",
+        _inputs_note(of(rows, op="vit attention")),
     ]
     pixels = {line["tokens"]: line["pixels"] for line in rows}
     for dtype in values(rows, "dtype"):
         for op, title in PARTS.items():
+            own = of(rows, dtype=dtype, op=op)
             head = [
-                f"{title}, {dtype}",
+                f"{title}, {dtype}{runs_of(own)}",
                 *(f"{pixels[n]} px, {n} tokens" for n in tokens),
                 "growth",
                 f"torch : it at {tokens[-1]}",
             ]
-            text += ["", *table(head, _scaling_rows(of(rows, dtype=dtype, op=op), tokens))]
+            text += ["", *table(head, _scaling_rows(own, tokens))]
     text += ["", "![Time over tokens, beside N²](vit-scaling.svg)"]
     return "\n".join(text)
+
+
+def _inputs_note(attention: list[Line]) -> str:
+    """Where attention's inputs are when it begins; lines that rotate them say how many sets there are."""
+    timed = [line for line in attention if "ms" in line]
+    if timed and all(line.get("sets", 1) > 1 for line in timed):
+        return "Attention's inputs are rotated, so that none is in the L2 when its turn comes."
+    size = ""
+    if attention:
+        least = min(attention, key=lambda line: line["tokens"])
+        megabytes = 3 * least["batch"] * least["tokens"] * WIDTH * 2e-6
+        size = f" ({megabytes:.0f} MB in bf16 at {least['pixels']} px)"
+    return (
+        f"Attention's inputs are the same in every call, so that those which fit stay in the L2{size};\n"
+        "the suite `vit` in `README.md` has the figures of inputs that do not."
+    )
 
 
 def _scaling_rows(rows: list[Line], tokens: list[int]) -> Iterable[list[str]]:
@@ -150,7 +183,11 @@ def training_section(lines: list[Line]) -> str:
     if len(lines) < 2:  # the environment alone
         return NOTHING
     epochs, steps = (of(lines, op=op) for op in ("epoch", "steps"))
-    text = [f"{where(lines)}; batches of {lines[1]['batch']}, {lines[1]['dtype']}."]
+    about, images = lines[1], ""
+    if "data" in about:
+        counts = f"{about['training_images']:,} images and {about['test_images']:,} to test"
+        images = f"{about['data']}, {counts}; "
+    text = [f"{where(lines)}; {images}batches of {about['batch']}, {about['dtype']}."]
     if epochs:
         head = [
             "attention",
@@ -162,12 +199,17 @@ def training_section(lines: list[Line]) -> str:
             "kernels",
         ]
         text += ["", *table(head, _epoch_rows(lines, epochs))]
+        text += ["", *said] if (said := _beside_sdpa(lines, epochs)) else []
     if steps:
         rows = [
             [x["impl"], figure(x.get("ms")), figure(x.get("loss"), 5), x.get("skipped", "")] for x in steps
         ]
-        head = ["kernel", "ms a step", f"loss after {max(x.get('steps', 0) for x in steps)}", "why not"]
+        count = max(x.get("steps", 0) for x in steps)
+        timed = max(x.get("timed", x.get("steps", 3) - 3) for x in steps)  # the first three never were
+        head = ["kernel", "ms a step", f"loss after {count}", "why not"]
         text += ["", *table(head, rows)]
+        told = f"{timed} steps were timed, from the 4th on, the time of their host included"
+        text += ["", f"{told}: epochs are the better measure."]
     return "\n".join(text)
 
 
@@ -175,7 +217,7 @@ def _epoch_rows(lines: list[Line], epochs: list[Line]) -> Iterable[list[str]]:
     for impl in values(epochs, "impl"):
         own = of(epochs, impl=impl)
         last = own[-1]
-        seconds = statistics.median(line["seconds"] for line in own[1:] or own)  # the first one warms up
+        seconds = _epoch_seconds(own)
         infer = (of(lines, op="infer", impl=impl) or [{}])[0]
         kernels = ", ".join(infer["kernels"].values()) if "kernels" in infer else "-"
         speed = [figure(infer.get("images_a_second")), kernels]
@@ -189,6 +231,23 @@ def _epoch_rows(lines: list[Line], epochs: list[Line]) -> Iterable[list[str]]:
         ]
 
 
+def _epoch_seconds(epochs: list[Line]) -> float:
+    return statistics.median(line["seconds"] for line in epochs[1:] or epochs)  # the first one warms up
+
+
+def _beside_sdpa(lines: list[Line], epochs: list[Line]) -> list[str]:
+    ours, theirs = (of(epochs, impl=impl) for impl in ("auto", "sdpa"))
+    if not (ours and theirs):
+        return []
+    left, right = _epoch_seconds(ours), _epoch_seconds(theirs)
+    ratio, seconds = left / right, f"{figure(left)} and {figure(right)} s"
+    text = f"An epoch with auto takes {ratio:.2f} times as long as with SDPA ({seconds})"
+    rates = [x["images_a_second"] for impl in ("auto", "sdpa") for x in of(lines, op="infer", impl=impl)]
+    if len(rates) == 2:
+        text += f"; inference is {rates[0] / rates[1]:.2f} times as fast"
+    return [f"{text}."]
+
+
 # Llama
 
 
@@ -197,18 +256,30 @@ def llama_section(lines: list[Line]) -> str:
         return NOTHING
     rows = of(lines, suite="llama-model")
     text = [f"{where(lines)}; {rows[0]['dtype']}, batch {rows[0]['batch']}, random weights."]
+    if logits := of(rows, op="logits"):
+        head = ["logits beside hf sdpa", "largest difference : largest logit", "same next token"]
+        cells = [
+            [_model_name(x), figure(x["relative_difference"], 2), "yes" if x["same_token"] else "no"]
+            for x in logits
+        ]
+        text += ["", *table(head, cells)]
     for model, layers in dict.fromkeys((line["model"], line["layers"]) for line in rows):
         own = of(rows, model=model, layers=layers)
-        name = f"{model}, {layers} {'layer' if layers == 1 else 'layers'}"
+        name = _model_name(own[0])
         if prefills := of(own, op="prefill"):
             tokens = sorted({line["tokens"] for line in prefills})
-            head = [f"{name}, prefill", *(f"{n} tokens" for n in tokens)]
+            head = [f"{name}, prefill{runs_of(prefills)}", *(f"{n} tokens" for n in tokens)]
             text += ["", *table(head, _prefill_rows(prefills, tokens))]
         if steps := of(own, op="decode"):
-            head = [f"{name}, decoding after {steps[0]['context']}", "ms a token", "tokens/s"]
-            cells = [[x["impl"], figure(x["ms"]), figure(x["tokens_a_second"])] for x in steps]
-            text += ["", *table(head, cells)]
+            title = f"{name}, decoding after {steps[0]['context']}{runs_of(steps)}"
+            keys = ["ms", "tokens_a_second"] + ["peak_mb"] * any("peak_mb" in x for x in steps)
+            head = [title, "ms a token", "tokens/s", "MB"][: len(keys) + 1]
+            text += ["", *table(head, [[x["impl"], *(figure(x.get(key)) for key in keys)] for x in steps])]
     return "\n".join(text)
+
+
+def _model_name(line: Line) -> str:
+    return f"{line['model']}, {line['layers']} {'layer' if line['layers'] == 1 else 'layers'}"
 
 
 def _prefill_rows(rows: list[Line], tokens: list[int]) -> Iterable[list[str]]:
@@ -221,6 +292,8 @@ def _prefill_rows(rows: list[Line], tokens: list[int]) -> Iterable[list[str]]:
                 cells.append("-")
                 continue
             rate = figure(found[0]["tokens_a_second"] / 1e3)
-            peak = figure(found[0].get("peak_mb"))
+            # Records that do not say how often they ran have the memory of the call that compiled.
+            compiling = "compiled" in impl and "runs" not in found[0]
+            peak = figure(None if compiling else found[0].get("peak_mb"))
             cells.append(f"{figure(found[0]['ms'])} · {rate} · {peak}")
         yield [impl, *cells]

@@ -1,0 +1,58 @@
+#include "support/random_parts.h"
+#include "support/random_placement.h"
+
+namespace tilewise::test {
+namespace {
+
+// Head dims of 16-byte rows in every type; lengths about those of tiles, so few that the reference and
+// sanitizers come to an end.
+std::int64_t plain_head_dim(Random& rng) {
+  return rng.pick<std::int64_t>({32, 40, 64, 64, 72, 96, 128, 128});
+}
+
+void choose_plain_shape(Random& rng, RandomProblem& p) {
+  p.aligned = p.aligned_results = true;
+  p.dtype = rng.pick({DType::f32, DType::f32, DType::f16, DType::bf16});
+  p.batch = rng.between(1, 2);
+  p.heads_kv = rng.between(1, 2);
+  p.heads_q = p.heads_kv * rng.between(1, 2);
+  p.length_q = rng.pick<std::int64_t>({2, 31, 64, 65, 100, 128, 150, 193});
+  p.length_k = rng.pick<std::int64_t>({65, 96, 127, 128, 129, 160, 200, 257});
+  p.dim_qk = plain_head_dim(rng);
+  p.dim_v = rng.chance(0.7) ? p.dim_qk : plain_head_dim(rng);
+}
+
+void choose_band(Random& rng, AttentionOptions& options) {
+  if (rng.chance(0.2)) options.scale = rng.pick({1.0f, -0.2f, 0.05f});
+  options.causal = rng.chance(0.4);
+  options.alignment = rng.pick({Alignment::top_left, Alignment::bottom_right});
+  if (rng.chance(0.2)) options.window = {.left = rng.between(0, 100), .right = rng.between(0, 100)};
+  options.deterministic = rng.chance(0.3);
+}
+
+}  // namespace
+
+RandomProblem random_plain_problem(std::uint64_t seed) {
+  Random rng(seed);
+  RandomProblem p;
+  p.seed = seed;
+  choose_plain_shape(rng, p);
+  choose_band(rng, p.options);
+  const Magnitudes magnitudes = choose_magnitudes(rng, p);
+  const auto rows = [&](const Shape& shape, double size) {
+    Buffer buffer = random_buffer(rng, p.dtype, shape, aligned_rows(0));
+    buffer.fill_random(rng, size);
+    return buffer;
+  };
+  p.q = rows({p.batch, p.heads_q, p.length_q, p.dim_qk}, magnitudes.qk);
+  p.k = rows({p.batch, p.heads_kv, p.length_k, p.dim_qk}, magnitudes.qk);
+  p.v = rows({p.batch, p.heads_kv, p.length_k, p.dim_v}, magnitudes.v);
+  p.d_o = rows(p.beside_q(p.dim_v), magnitudes.d_o);
+  p.asked.dq = rng.chance(0.9);
+  p.asked.dk = rng.chance(0.9);
+  p.asked.dv = rng.chance(0.9);
+  p.asked.own_forward = rng.chance(0.5);
+  return p;
+}
+
+}  // namespace tilewise::test
