@@ -217,13 +217,19 @@ def kept_lines(path: Path, described: Line, bases: list[Line]) -> list[Line]:
     """What the record has of models that are not measured now; it must be of this place and these sources."""
     if not path.exists():
         return []
-    first, *lines = (json.loads(line) for line in path.read_text().splitlines())
+    try:
+        first, *lines = (json.loads(line) for line in path.read_text().splitlines())
+        of = dict(first["environment"])
+        named = [x for x in lines if "finished" not in x]
+        models = [[x[key] for key in OF_A_MODEL] for x in named]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadInput(f"--append: {path} is no record of this program, or a damaged one") from None
     for key in SAME:
-        there, here = first["environment"].get(key), described.get(key)
+        there, here = of.get(key), described.get(key)
         if there != here:
             raise BadInput(f"--append: {path} was made with {key} {there}, and here it is {here}")
     now = [[base[key] for key in OF_A_MODEL] for base in bases]
-    return [x for x in lines if "finished" not in x and [x[key] for key in OF_A_MODEL] not in now]
+    return [x for x, model in zip(named, models, strict=True) if model not in now]
 
 
 def main(given: list[str] | None = None) -> None:

@@ -194,6 +194,15 @@ def test_bad_options_are_named(llama: Any, given: list[str], message: str, capsy
     assert caught.value.code == 2 and message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", ["", "{", "3", '{"environment": 3}', '{"environment": {}}\n{}'])
+def test_a_damaged_record_is_one_line(llama: Any, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "llama-model.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"--append: .* is no record of this program") as error:
+        llama.compare.kept_lines(path, {}, [])
+    assert "\n" not in str(error.value)
+
+
 def test_script_says_what_is_missing(llama: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     small = ["--model", "tiny", "--prefill", "8", "--decode", "2", "--context", "4", "--runs", "2"]
