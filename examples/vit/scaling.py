@@ -22,9 +22,11 @@ import tilewise
 import torch
 import torch.nn.functional as F
 from model import ViT, ViTConfig
-from tilewise.bench import environment, timing
+from tilewise.bench import environment, suites, timing
 from tilewise.bench.implementations import kernels_on
 from tilewise.bench.operands import DTYPES
+from tilewise.bench.options import listed, number, whole
+from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Writer
 from tilewise.nn import LayerConfig, TransformerLayer
 from torch import Tensor, nn
@@ -131,29 +133,41 @@ def able(calls: Calls) -> tuple[Calls, dict[str, str]]:
 
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--pixels", default="224,384,512")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--depth", type=int, default=12, help="layers")
+    parser.add_argument("--pixels", type=listed(whole(16)), default="224,384,512")
+    parser.add_argument("--batch", type=whole(1), default=32)
+    parser.add_argument("--depth", type=whole(1), default=12, help="layers")
     parser.add_argument("--dtype", default="bf16,f32")
     parser.add_argument("--kernels", help="instead of all that the device can run")
-    parser.add_argument("--runs", type=int, default=20, help="on a GPU; what is slow has 3")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each, on a CPU")
+    runs = whole(timing.SLOW_RUNS)
+    parser.add_argument("--runs", type=runs, default=20, help="on a GPU; what is slow has 3")
+    parser.add_argument("--seconds", type=number(0), default=1.0, help="for each, on a CPU")
     parser.add_argument("--device", default=None)
     parser.add_argument("--out", type=Path, default=Path("results"))
     asked = parser.parse_args(given)
-    if asked.runs < timing.SLOW_RUNS:
-        parser.error(f"--runs: expected {timing.SLOW_RUNS} or more, got {asked.runs}")
+    for name in asked.dtype.split(","):
+        if name not in DTYPES:
+            parser.error(f"--dtype: expected some of {', '.join(DTYPES)}, got {name}")
+    try:
+        measure(asked)
+    except (BadInput, tilewise.Error) as reason:
+        raise SystemExit(str(reason)) from None
+
+
+def measure(asked: argparse.Namespace) -> None:
     device = environment.choose_device(asked.device)
-    usable = [name for name, verdict in kernels_on(device).items() if verdict == "usable"]
+    known = kernels_on(device)
+    usable = [name for name, verdict in known.items() if verdict == "usable"]
     kernels = ["auto", *(name for name in usable if name != "reference")]
-    kernels = asked.kernels.split(",") if asked.kernels else kernels
+    if asked.kernels:
+        kernels = asked.kernels.split(",")
+        suites.check_each("--kernels", kernels, ("auto", *known))
     described = environment.describe(device)
     path = asked.out / environment.slug(described) / "vit-model.jsonl"
     writer = Writer(path, described, (), fresh=True)
     torch.manual_seed(0)
     with torch.inference_mode(), timing.precision(tf32=False):
         for name in asked.dtype.split(","):
-            for pixels in map(int, asked.pixels.split(",")):
+            for pixels in asked.pixels:
                 model = base_16(pixels, asked.depth, device).to(DTYPES[name])
                 arguments = (asked.batch, DTYPES[name], device, kernels)
                 for op, (calls, reasons) in (

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ import torch.nn.functional as F
 import weights
 from data import Images, Missing, augmented, drawn, load, normalised
 from model import ViT, ViTConfig
+from tilewise.bench import environment
+from tilewise.bench.options import number, whole
+from tilewise.bench.problem import BadInput
 
 Progress = Callable[[str, bool], None]
 
@@ -44,6 +47,8 @@ class Settings:
 def config_for(images: Images, patch: int = 4, dim: int = 192, depth: int = 6, heads: int = 3) -> ViTConfig:
     _, channels, _, size = images.pixels.shape
     classes = int(images.labels.max()) + 1
+    if patch > size:
+        raise Missing(f"--patch: expected at most {size}, the side of an image, got {patch}")
     return ViTConfig(size, patch, channels, classes, dim, depth, heads)
 
 
@@ -130,9 +135,10 @@ def fit(
 ) -> list[dict[str, float]]:
     """Trains to the end, from the checkpoint on where there is one; loss, accuracy and seconds an epoch."""
     optimizer = make_optimizer(model, settings)
+    made_with = asdict(settings) | {"images": len(train.labels)}
     history: list[dict[str, float]] = []
     if checkpoint is not None and checkpoint.exists():
-        history = weights.resume(checkpoint, model, optimizer, asdict(settings))
+        history = weights.resume(checkpoint, model, optimizer, made_with)
         say(f"going on after epoch {len(history)} of {checkpoint}", True)
     for epoch in range(len(history), settings.epochs):
         start = time.perf_counter()
@@ -140,7 +146,7 @@ def fit(
         seconds = time.perf_counter() - start
         history.append({"loss": loss, "accuracy": accuracy(model, test, settings), "seconds": seconds})
         if checkpoint is not None:
-            weights.checkpoint(checkpoint, model, optimizer, asdict(settings), history)
+            weights.checkpoint(checkpoint, model, optimizer, made_with, history)
         now = history[-1]
         say(
             f"epoch {epoch + 1}/{settings.epochs}  loss {now['loss']:.4f}  "
@@ -155,35 +161,34 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="folder of Fashion-MNIST or CIFAR-10")
     parser.add_argument("--out", type=Path, default=Path("build/vit"), help="where weights are put")
     parser.add_argument("--attention", default="auto", help="auto, sdpa, or a kernel of Tilewise")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", help="cuda where there is a GPU, else cpu")
     parser.add_argument("--precision", choices=("f32", "bf16"), help="bf16 on a GPU, else f32")
-    parser.add_argument("--images", type=int, help="train on the first so many alone")
+    parser.add_argument("--images", type=whole(1), help="train on the first so many alone")
     for name, default in (("patch", 4), ("dim", 192), ("depth", 6), ("heads", 3)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    for name in ("epochs", "batch", "seed"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(Settings, name))
-    parser.add_argument("--lr", type=float, default=Settings.lr)
+        parser.add_argument(f"--{name}", type=whole(1), default=default)
+    for name, least in (("epochs", 0), ("batch", 1), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=whole(least), default=getattr(Settings, name))
+    parser.add_argument("--lr", type=number(0), default=Settings.lr)
     return parser.parse_args(given)
 
 
 def main(given: list[str] | None = None) -> None:
     asked = arguments(given)
-    device = torch.device(asked.device)
-    precision = asked.precision or ("bf16" if device.type == "cuda" else "f32")
-    settings = Settings(
-        epochs=asked.epochs, batch=asked.batch, lr=asked.lr, seed=asked.seed, precision=precision
-    )
+    settings = Settings(epochs=asked.epochs, batch=asked.batch, lr=asked.lr, seed=asked.seed)
     try:
+        device = environment.choose_device(asked.device)
+        precision = asked.precision or ("bf16" if device.type == "cuda" else "f32")
+        settings = replace(settings, precision=precision)
         weights.check_package()
         train, test = load(asked.data)
         train, test = train.first(asked.images).to(device), test.to(device)
         config = config_for(train, asked.patch, asked.dim, asked.depth, asked.heads)
         model = make_model(config, asked.attention, settings.seed, device)
-        asked.out.mkdir(parents=True, exist_ok=True)
+        weights.make_folder(asked.out)
         fit(model, train, test, settings, asked.out / f"{asked.attention}.checkpoint.pt")
     except KeyboardInterrupt:
         raise SystemExit("\ninterrupted: the same command goes on after the last whole epoch") from None
-    except (Missing, tilewise.Error) as reason:
+    except (Missing, BadInput, tilewise.Error) as reason:
         raise SystemExit(str(reason)) from None
     path = asked.out / f"{asked.attention}.safetensors"
     weights.save(path, model)

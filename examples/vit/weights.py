@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from data import Missing
 from model import ViT, ViTConfig
+from torch import Tensor
 
 
 def check_package() -> None:
@@ -38,11 +40,36 @@ def load(path: Path, attention: str) -> ViT:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         config = ViTConfig(**json.loads(metadata["config"]))
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        for name, value in asdict(config).items():
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}")
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise Missing(f"{path}: expected weights that train.py saved: {error}") from None
     model = ViT(config, attention)
+    check_tensors(path, tensors, model)
     model.load_state_dict(tensors)
     return model
+
+
+def check_tensors(path: Path, found: dict[str, Tensor], model: ViT) -> None:
+    """Names the first tensor that is not the model's."""
+    wanted = model.state_dict()
+    for name in sorted(wanted.keys() | found.keys()):
+        there, here = (list(x[name].shape) if name in x else "none" for x in (found, wanted))
+        if there != here:
+            raise Missing(
+                f"{path}: expected weights that train.py saved: of {name} expected {here}, got {there}"
+            )
+
+
+def make_folder(path: Path) -> None:
+    """Before a training, too."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Missing(f"--out: cannot make {path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise Missing(f"--out: cannot write in {path}: no permission")
 
 
 def checkpoint(
@@ -68,13 +95,18 @@ def checkpoint(
 def resume(
     path: Path, model: ViT, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
 ) -> list[dict[str, float]]:
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    there, here = state["config"] | state["settings"], asdict(model.config) | settings
+    otherwise = "give another --out, or remove it"
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        there, here = state["config"] | state["settings"], asdict(model.config) | settings
+    except Exception:  # torch has many reasons
+        raise Missing(f"{path}: no checkpoint of train.py, or one that is damaged: {otherwise}") from None
     for name in here:
+        if name not in there:
+            raise Missing(f"{path} does not say of what {name} it was made: {otherwise}")
         if there[name] != here[name]:
             raise Missing(
-                f"{path} was made with {name} {there[name]}, and here it is {here[name]}: "
-                "give another --out, or remove it"
+                f"{path} was made with {name} {there[name]}, and here it is {here[name]}: {otherwise}"
             )
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])

@@ -213,13 +213,18 @@ def info(measured: bool = False) -> str:
 
 def _explain(options: Any) -> int:
     if options.call:
-        print(tilewise.explain(**_saved_call(options.call)))
+        call = _saved_call(options.call)
+        try:
+            print(tilewise.explain(**call))
+        except TypeError as error:  # not the arguments that attention has
+            raise BadInput(f"--call: {options.call}: {measure.reason_of(error)}") from None
         return 0
     problem = _one_problem(options)
     if not isinstance(problem, Problem):
         raise BadInput(f"--shape: expected attention, whose choice is explained, got op={problem.op}")
     device = environment.choose_device(options.device)
-    tensors = operands.Operands.random(problem, device)
+    with measure.making(problem):
+        tensors = operands.Operands.random(problem, device)
     if options.gradient:
         for tensor in tensors.inputs:
             tensor.requires_grad_()
@@ -271,7 +276,10 @@ def _bench(options: Any) -> int:
         if value < least:
             raise BadInput(f"{name}: expected {least:g} or more, got {value:g}")
     if options.threads:
-        torch.set_num_threads(options.threads)
+        try:
+            torch.set_num_threads(options.threads)
+        except ValueError:  # more than an int holds
+            raise BadInput(f"--threads: expected a number of threads, got {options.threads}") from None
     if options.list:
         return _list(device)
     selection = _selection(options)
@@ -286,7 +294,8 @@ def _bench(options: Any) -> int:
         print(f"\nrecords   {', '.join(str(path) for path in files)}")
         if not options.no_report:
             page = files[0].parent / "report.html"
-            page.write_text(report.page(found))
+            with records.writing("--out", page):
+                page.write_text(report.page(found))
             print(f"report    {page}")
     if finished is False:
         return 130
@@ -347,20 +356,23 @@ def _report(options: Any) -> int:
     found = records.read_all(options.records)
     first = options.records[0]
     page = options.out or (first if first.is_dir() else first.parent) / "report.html"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(report.page(found))
+    records.check_writable("--out", page)
+    with records.writing("--out", page):
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(report.page(found))
     machines = summary.by_machine(found)
     print(summary.text(machines))
     print(f"\nreport    {page}")
     for record in machines if options.plots else ():
         folder = options.plots / environment.slug(record.environment)
-        folder.mkdir(parents=True, exist_ok=True)
         files = all_files(record)
-        for name, svg in files.items():
-            (folder / f"{name}.svg").write_text(svg)
-        if options.png:
-            from tilewise.bench import png
+        with records.writing("--plots", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, svg in files.items():
+                (folder / f"{name}.svg").write_text(svg)
+            if options.png:
+                from tilewise.bench import png
 
-            png.write_all(record, folder)
+                png.write_all(record, folder)
         print(f"plots     {folder}: {len(files)}")
     return 0

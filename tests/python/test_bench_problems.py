@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import doctest
 import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tilewise.bench import suites
+from tilewise.bench import options, suites
 from tilewise.bench.operands import Operands, block_grid, visible
 from tilewise.bench.problem import PASSES, BadInput, Problem
 
@@ -24,6 +26,7 @@ MODULES = (
     "charts",
     "profile",
     "run",
+    "options",
 )
 
 
@@ -100,6 +103,32 @@ def test_bad_suite_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps({"rows": [{"hq": 1, "sq": 4, "d": 8, "passes": ["sideways"]}]}))
     with pytest.raises(BadInput, match=r"--suite: mine\.json: passes: expected .*, got 'sideways'"):
         suites.load(str(path))
+    path.write_text(json.dumps({"rows": [{"op": ["gemm"]}]}))
+    with pytest.raises(BadInput, match=r"--suite: mine\.json: op: expected one of .*, got \['gemm'\]"):
+        suites.load(str(path))
+    for key in ("devices", "also", "leave_out"):
+        for wrong in (3, "cpu", [1]):
+            path.write_text(json.dumps({"rows": [{"hq": 1, "sq": 4, "d": 8}], key: wrong}))
+            with pytest.raises(BadInput, match=rf"--suite: mine\.json: {key}: expected a list of names"):
+                suites.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        *((options.whole(1), text) for text in ("0", "-3", "1.5", "x", "")),
+        *((options.number(0), text) for text in ("-0.1", "nan", "inf", "x", "")),
+        *((options.listed(options.whole(1)), text) for text in ("8,0", "8,x")),
+    ],
+)
+def test_bad_numbers_are_told_with_the_option(
+    kind: Any, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", type=kind)
+    with pytest.raises(SystemExit):
+        parser.parse_args([f"--size={text}"])
+    assert "argument --size: expected a" in capsys.readouterr().err
 
 
 # Work

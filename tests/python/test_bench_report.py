@@ -27,7 +27,7 @@ from tilewise.bench import (
     roofline,
     summary,
 )
-from tilewise.bench.problem import Problem
+from tilewise.bench.problem import BadInput, Problem
 from tilewise.bench.timing import Timing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,6 +128,14 @@ def test_a_broken_record_is_named(tmp_path: Path) -> None:
     path.write_text("nonsense\n{}\n")
     with pytest.raises(ValueError, match="line 1: expected JSON, got 'nonsense'"):
         records.read(path)
+    for line, missing in (
+        ('{"environment": 3}', "an object as environment"),
+        ('{"op": "rate"}', "impl"),
+        ('{"pass": "forward", "impl": "simd"}', "suite, op, device, dtype"),
+    ):
+        path.write_text(f"{line}\n")
+        with pytest.raises(BadInput, match=rf"bad\.jsonl, line 1: expected {missing}, got '\{line[:9]}"):
+            records.read(path)
 
 
 # Pictures
@@ -182,6 +190,22 @@ def test_report_command_writes_page_and_plots(tmp_path: Path, capsys: pytest.Cap
     assert cli.main(["report", str(path), "--plots", str(tmp_path / "plots")]) == 0
     assert "1.65 times as fast" in capsys.readouterr().out
     assert (tmp_path / "report.html").exists() and len(list(tmp_path.glob("plots/*/*.svg"))) > 10
+
+
+def test_a_page_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "ladder.jsonl")
+    page = ["--out", str(tmp_path / "page.html")]
+    for arguments, message in (
+        (["--out", str(tmp_path)], f"--out: cannot write {tmp_path}: it is a folder"),
+        (["--out", str(path / "page.html")], f"{path} is no folder"),
+        (["--out", "/proc/page.html"], "--out: cannot write /proc/page.html: "),
+        ([*page, "--plots", str(path)], f"--plots: cannot write {path}"),
+    ):
+        assert cli.main(["report", str(path), *arguments]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
 
 
 def test_png_needs_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 import torch
 from tilewise import cli
-from tilewise.bench import exact, implementations, measure, profile, rates, timing
+from tilewise.bench import environment, exact, implementations, measure, profile, rates, records, timing
 from tilewise.bench import run as running
 from tilewise.bench.implementations import Implementation
 from tilewise.bench.operands import Operands
-from tilewise.bench.problem import Problem
+from tilewise.bench.problem import BadInput, Problem
 from tilewise.bench.records import FIGURES, Record, read
 from tilewise.bench.suites import Suite
 
 CPU = torch.device("cpu")
 SMALL = Problem(suite="small", hq=2, hkv=1, sq=20, sk=20, d=8, dv=8)
+QUERY = torch.ones(1, 1, 4, 8)
 SCHEMA = {
     *("suite", "op", "pass", "impl", "device", "dtype", "b", "hq", "hkv", "sq", "sk", "d", "dv"),
     *("causal", "window", "ms", "spread", "tflops", "gbps", "peak_mb", "error"),
@@ -409,6 +410,17 @@ def test_bench_writes_records_and_a_report(
         (["bench", "--kernels", "quick"], "--kernels: expected (parts of) reference, simd"),
         (["bench", "--runs", "3"], "--runs: expected 20 or more, got 3"),
         (["bench", "--threads", "0"], "--threads: expected 1 or more, got 0"),
+        (["bench", "--threads", str(10**12)], "--threads: expected a number of threads, got 1000000000000"),
+        (["bench", "--suite", "x" * 5000], "--suite: expected a file"),
+        (
+            ["explain", "--shape", "hq=1 sq=999999999 d=999999999"],
+            "--shape: cannot make the tensors of h1 s999",
+        ),
+        (["explain", "--shape", f"hq=1 sq={10**30} d=8"], "--shape: cannot make the tensors of h1 s1000"),
+        (
+            ["check", "--shape", "hq=1 sq=999999999 d=999999999", "--device", "cpu"],
+            "--shape: cannot make the",
+        ),
         (["report", "nowhere"], "records: expected a file or folder, got 'nowhere'"),
         (["report", ".", "--png"], "--png: expected --plots with it"),
         (["explain", "--call", "nowhere"], "--call: cannot read nowhere"),
@@ -423,6 +435,72 @@ def test_bad_input_is_one_line_that_names_the_option(
         assert cli.main(arguments) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"query": 1, "key": 2, "value": 3}, "query: expected Tensor, got int"),
+        ({"query": QUERY, "key": QUERY, "value": QUERY, "colour": 1}, "unexpected keyword argument 'colour'"),
+        ({"query": QUERY, "key": QUERY, "value": QUERY, 3: 1}, "keywords must be strings"),
+    ],
+    ids=["no tensors", "no argument", "no name"],
+)
+def test_a_saved_call_that_is_none_is_one_line(
+    call: dict[Any, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(call, tmp_path / "call.pt")
+    assert cli.main(["explain", "--call", str(tmp_path / "call.pt")]) == 2
+    error = capsys.readouterr().err
+    assert "--call: " in error and message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "file/below/it"])
+def test_a_folder_that_cannot_be_is_said_before_anything_is_measured(
+    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(rates, "measure", lambda *given: pytest.fail("measured"))
+    shape = ["bench", "--shape", "hq=2 sq=16 d=8", "--device", "cpu"]
+    assert cli.main([*shape, "--out", str(tmp_path / out)]) == 2
+    error = capsys.readouterr().err
+    assert "--out: cannot write" in error and f"{tmp_path / 'file'} is no folder" in error
+    assert error.count("\n") == 1 and (tmp_path / "file").read_text() == "no folder"
+
+
+def test_a_folder_without_permission_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = [
+        "bench",
+        "--shape",
+        "hq=2 sq=16 d=8",
+        "--seconds",
+        "0",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
+    with monkeypatch.context() as patch:  # root may write anywhere, so the system's answer is replaced
+        patch.setattr(records.os, "access", lambda path, mode: False)
+        assert cli.main(shape) == 2
+    error = capsys.readouterr().err
+    assert f"no permission in {tmp_path}" in error and error.count("\n") == 1
+
+    def full(*given: Any, **named: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    assert cli.main(shape) == 2
+    error = capsys.readouterr().err
+    assert "--out: cannot write" in error and "No space left on device" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["tpu", "meta", "cuda:x", "mps"])
+def test_a_device_that_is_none_is_said(name: str) -> None:
+    with pytest.raises(BadInput, match=f"--device: expected cpu or cuda, got '{name}'"):
+        environment.choose_device(name)
 
 
 def test_missing_gpu_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

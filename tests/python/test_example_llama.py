@@ -171,6 +171,38 @@ def test_append_keeps_other_models_of_the_same_environment(llama: Any, tmp_path:
     capsys.readouterr()
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--model=tiny:x"], "--model: expected a number of layers after tiny:, got 'x'"),
+        (["--model=tiny:0"], "--model: expected a number of layers after tiny:, got '0'"),
+        (["--prefill=8,x"], "--prefill: expected a whole number"),
+        (["--prefill=8,0"], "--prefill: expected a whole number"),
+        (["--decode=-1"], "--decode: expected a whole number"),
+        (["--context=0"], "--context: expected a whole number"),
+        (["--batch=0"], "--batch: expected a whole number"),
+        (["--runs=0"], "--runs: expected a whole number"),
+        (["--dtype=f8"], "--dtype: invalid choice"),
+        (["--prefill=5000"], "--prefill: expected at most 4096, the positions of llama-2-7b, got 5000"),
+        (["--context=4096"], "got 4096 and 64 steps of --decode"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else " ".join(x),
+)
+def test_bad_options_are_named(llama: Any, given: list[str], message: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as caught:
+        llama.compare.main([*given, "--device", "cpu"])
+    assert caught.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "{", "3", '{"environment": 3}', '{"environment": {}}\n{}'])
+def test_a_damaged_record_is_one_line(llama: Any, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "llama-model.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"--append: .* is no record of this program") as error:
+        llama.compare.kept_lines(path, {}, [])
+    assert "\n" not in str(error.value)
+
+
 def test_script_says_what_is_missing(llama: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     small = ["--model", "tiny", "--prefill", "8", "--decode", "2", "--context", "4", "--runs", "2"]

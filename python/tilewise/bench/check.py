@@ -32,7 +32,8 @@ def check(problems: Sequence[AnyProblem], kernels: Sequence[str], device: torch.
             print(f"{problem}: left out, every implementation draws a dropout mask of its own")
             continue
         torch.manual_seed(0)
-        inputs = kinds.inputs(problem, device)
+        with measure.making(problem):
+            inputs = kinds.inputs(problem, device)
         errors_of = kinds.check(problem, inputs, flops)
         math = errors_of.of_torch()
         print(f"{problem}, {errors_of.about}\n{HEADER}")

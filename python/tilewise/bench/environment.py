@@ -28,9 +28,17 @@ def choose_device(name: str | None) -> torch.device:
     """The device asked for, or the best one present."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BadInput("--device: expected a device that is here, got cuda: this PyTorch finds no GPU")
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:  # no name of a device
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"--device: expected cpu or cuda, got {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"--device: expected a device that is here, got {name}: this PyTorch finds no GPU")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadInput(f"--device: expected one of {torch.cuda.device_count()} GPUs, got {name}")
+    return device
 
 
 def describe(device: torch.device) -> dict[str, Any]:

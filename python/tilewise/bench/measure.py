@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from tilewise.bench import exact, kinds, rates, timing
 from tilewise.bench.implementations import Implementation, call_of
 from tilewise.bench.kinds import AnyProblem, Check
+from tilewise.bench.problem import BadInput
 from tilewise.bench.records import FIGURES, Line, Record
 
 OUT_OF_MEMORY = "out of memory"
@@ -174,11 +176,22 @@ def rounded(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
+@contextmanager
+def making(problem: AnyProblem) -> Iterator[None]:
+    """Tensors that cannot be made are the fault of who asked for such sizes."""
+    try:
+        yield
+    except (RuntimeError, TypeError, MemoryError) as error:
+        option = "--shape" if problem.suite == "shape" else f"--suite: {problem.suite}"
+        raise BadInput(f"{option}: cannot make the tensors of {problem}: {reason_of(error)}") from None
+
+
 def reason_of(error: Exception) -> str:
     """One line."""
-    if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
-        return OUT_OF_MEMORY
     text = " ".join(str(error).split())
+    refused = any(words in text for words in ("not enough memory", "can't allocate memory"))
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or refused:
+        return OUT_OF_MEMORY
     if text.startswith(("No available kernel", "No viable backend")):
         return "PyTorch has no such kernel for this"
     first = text.split(". ")[0] if len(text) > 160 else text

@@ -7,7 +7,9 @@ stopped. The C++ benchmark writes the same lines.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ IDENTITY = (
     *("suite", "op", "pass", "impl", "device", "dtype", "b", "hq", "hkv", "sq", "sk", "d", "dv"),
     *("causal", "window", "features", "sizes"),
 )
+_EVERY_ROW = ("suite", "op", "pass", "impl", "device", "dtype")
 FIGURES = ("ms", "spread", "tflops", "gbps", "peak_mb", "error")
 # Names that rates had in earlier records.
 _RATE_NAMES = {"torch matmul, no TF32": "gemm"}
@@ -79,6 +82,26 @@ class Record:
         return self.environment.get("gpu") or self.environment.get("cpu") or "unknown machine"
 
 
+@contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """A file or folder that cannot be written is said to be the option's fault."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"{option}: cannot write {path}: {error.strerror or error}") from None
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Before hours of measuring, and without touching anything: a file that is there, or a folder for it."""
+    nearest = next((x for x in (path, *path.parents) if os.path.exists(x)), Path("."))
+    if nearest != path and not nearest.is_dir():
+        raise BadInput(f"{option}: cannot write {path}: {nearest} is no folder")
+    if path.is_dir():
+        raise BadInput(f"{option}: cannot write {path}: it is a folder")
+    if not os.access(nearest, os.W_OK):
+        raise BadInput(f"{option}: cannot write {path}: no permission in {nearest}")
+
+
 def read(path: Path) -> Record:
     """A record, however it was made. What it says last about a measurement counts."""
     record = Record(source=path.name)
@@ -97,6 +120,8 @@ def read(path: Path) -> Record:
             raise BadInput(f"records: {path}, line {number}: expected JSON, got {content[:40]!r}") from None
         if not isinstance(line, dict):
             raise BadInput(f"records: {path}, line {number}: expected an object, got {content[:40]!r}")
+        if missing := _missing(line):
+            raise BadInput(f"records: {path}, line {number}: expected {missing}, got {content[:40]!r}")
         if "environment" in line:
             record.environment = line["environment"]
             record.rates += _cpu_rates(line["environment"])
@@ -108,6 +133,16 @@ def read(path: Path) -> Record:
             rows[identity(line), line.get("threads")] = {"features": "", **line}
     record.rows = list(rows.values())
     return record
+
+
+def _missing(line: Line) -> str:
+    """What every line of its kind has and this one does not."""
+    if "environment" in line:
+        return "" if isinstance(line["environment"], dict) else "an object as environment"
+    if line.get("op") == "rate":
+        return "" if "impl" in line else "impl"
+    row = "pass" in line and "impl" in line
+    return ", ".join(key for key in _EVERY_ROW if key not in line) if row else ""
 
 
 def _cpu_rates(environment: dict[str, Any]) -> list[Line]:
@@ -146,6 +181,7 @@ class Writer:
     """
 
     def __init__(self, path: Path, environment: dict[str, Any], same: Iterable[str], fresh: bool) -> None:
+        check_writable("--out", path)
         self.path = path
         self.done: set[str] = set()
         self.rows: list[Line] = []
@@ -183,12 +219,13 @@ class Writer:
         self._write({"finished": date})
 
     def _write(self, line: Line) -> None:
-        if self.environment is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps({"environment": self.environment}) + "\n")
-            self.environment = None
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with writing("--out", self.path):
+            if self.environment is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self.path.write_text(json.dumps({"environment": self.environment}) + "\n")
+                self.environment = None
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
     def _mend(self) -> None:
         """Takes away a line that was cut off."""

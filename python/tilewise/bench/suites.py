@@ -17,6 +17,7 @@ That is attention. A row with an "op" is another operation, with that one's size
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,7 +71,7 @@ def names(device: str | None = None) -> list[str]:
 
 def find(name_or_file: str) -> Path:
     for path in (Path(name_or_file), FOLDER / f"{name_or_file}.json"):
-        if path.is_file():
+        if os.path.isfile(path):  # False, too, for what can be no file's name
             return path
     raise BadInput(f"--suite: expected a file, all, or one of {', '.join(names())}, got {name_or_file!r}")
 
@@ -115,7 +116,7 @@ def shape(text: str, selection: Selection = Selection()) -> list[AnyProblem]:  #
 def expand(row: dict[str, Any], suite: str, selection: Selection) -> Sequence[AnyProblem]:
     """One row becomes a problem for each type, pass and kind of causality."""
     op = row.get("op", Problem.op)
-    if op in OPERATIONS:
+    if isinstance(op, str) and op in OPERATIONS:
         return _operations(row, OPERATIONS[op], suite, selection)
     if op != Problem.op:
         raise BadInput(f"op: expected one of {', '.join((Problem.op, *OPERATIONS))}, got {op!r}")
@@ -182,7 +183,12 @@ def _read(path: Path) -> dict[str, Any]:
         raise BadInput(f"--suite: {path.name} is no suite: {type(error).__name__}: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"--suite: {path.name}: expected a list of rows")
-    return {"devices": ["cpu", "cuda"], **read}
+    read = {"devices": ["cpu", "cuda"], **read}
+    for key in ("devices", "also", "leave_out"):
+        words = read.get(key, [])
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise BadInput(f"--suite: {path.name}: {key}: expected a list of names, got {words!r}")
+    return read
 
 
 def _check(row: dict[str, Any]) -> None:
