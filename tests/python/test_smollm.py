@@ -17,10 +17,6 @@ import torch
 from programs import EXAMPLES, load
 
 pytest.importorskip("transformers")
-
-from tilewise.integrations import transformers as integration
-from transformers import LlamaConfig, LlamaForCausalLM
-
 chat = load("smollm/chat.py")
 
 
@@ -60,6 +56,9 @@ class Tiny:
     """A model of random weights in the place of a `Chat`."""
 
     def __init__(self) -> None:
+        from tilewise.integrations import transformers as integration
+        from transformers import LlamaConfig, LlamaForCausalLM
+
         integration.register()
         sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 32}
         config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)
