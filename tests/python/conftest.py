@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -32,6 +34,22 @@ def seed(request: pytest.FixtureRequest) -> int:
     print(f"seed {value}")
     torch.manual_seed(value)
     return value
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torchvision_operators() -> Iterator[None]:
+    """Declares torchvision's operators where its library does not load, as beside a torch without CUDA: timm
+    and vit-pytorch import torchvision, but what is tested here does not call it."""
+    library = None
+    if importlib.util.find_spec("torchvision") is not None:
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError:
+            library = torch.library.Library("torchvision", "DEF")
+            for operator in ("nms", "qnms"):
+                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    yield
+    del library
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32, device: Any = "cpu", grad: bool = True) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,11 +100,3 @@ def test_damaged_weights_are_one_line(folder: Path, tmp_path: Path, damage: str)
     with pytest.raises(OSError, match=str(tmp_path)) as error:
         embed.main(["--model", str(tmp_path)])
     assert "\n" not in str(error.value)
-
-
-def test_snippets_of_the_guide_run() -> None:
-    guide = (EXAMPLES.parent / "docs" / "text_models.md").read_text()
-    snippets = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
-    assert snippets
-    for snippet in snippets:
-        exec(compile(snippet, "docs/text_models.md", "exec"), {})

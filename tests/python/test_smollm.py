@@ -5,9 +5,11 @@ Its weights and what reads them are no part of `make test`: 93 MB, and half a mi
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +50,55 @@ def test_cached_decoding_is_prefill(smollm: Any) -> None:
 def test_it_knows_the_capital_of_france(smollm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     chat.converse(smollm, chat.PROMPTS[0], 20)
     assert "Paris" in capsys.readouterr().out
+
+
+class Tiny:
+    """A model of random weights in the place of a `Chat`."""
+
+    def __init__(self) -> None:
+        from tilewise.integrations import transformers as integration
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        integration.register()
+        sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 32}
+        config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)
+        self.model = LlamaForCausalLM(config).eval()
+        self.tokenizer = SimpleNamespace(decode=str, eos_token="none", eos_token_id=None)
+
+    def prompt(self, messages: list[dict[str, str]]) -> torch.Tensor:
+        return torch.tensor([[3, 1, 4, 1, 5]])
+
+
+def test_comparing_makes_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "find_model", lambda file: file)
+    monkeypatch.setattr(chat, "Chat", lambda *how: Tiny())
+    assert chat.main(["--compare", "--tokens", "4", "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*/smollm.jsonl")
+    environment, *lines, end = map(json.loads, path.read_text().splitlines())
+    assert environment["environment"]["torch"] == torch.__version__ and "finished" in end
+    expected = [(text, name) for text in chat.PROMPTS for name in ("tilewise", "eager")]
+    assert [(line["text"], line["impl"]) for line in lines] == expected
+    for line in lines:
+        assert line["same_tokens"] and (line["prompt"], line["tokens"], line["dtype"]) == (5, 4, "float32")
+        assert line["prompt_ms"] > 0 and line["tokens_a_second"] > 0
+
+
+def test_other_tokens_than_eager_are_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(model: Any, tokens: torch.Tensor, count: int) -> tuple[list[int], float, float]:
+        return [int(model.config._attn_implementation == "eager")] * count, 0.1, 10.0
+
+    monkeypatch.setattr(chat, "find_model", lambda file: file)
+    monkeypatch.setattr(chat, "Chat", lambda *how: Tiny())
+    monkeypatch.setattr(chat, "timed", timed)
+    assert chat.main(["--compare", "--tokens", "4", "--out", str(tmp_path)]) == 1
+    (path,) = tmp_path.glob("*/smollm.jsonl")
+    assert '"same_tokens": false' in path.read_text() and '"same_tokens": true' not in path.read_text()
+
+
+def test_a_record_needs_something_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        chat.main(["--out", str(tmp_path), "Hello"])
+    assert "--out: there is nothing to record without --compare" in capsys.readouterr().err
 
 
 def test_missing_weights_are_one_line(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,22 +28,6 @@ def imported(name: str) -> Any:
         "torchvision", reason="torchvision, which it imports, is not installed", exc_type=Exception
     )
     return importlib.import_module(name)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def torchvision_operators() -> Iterator[None]:
-    """Declares torchvision's operators where its library does not load, as beside a torch without CUDA: timm
-    and vit-pytorch import torchvision, but what is tested here does not call it."""
-    library = None
-    if importlib.util.find_spec("torchvision") is not None:
-        try:
-            importlib.import_module("torchvision")
-        except RuntimeError:
-            library = torch.library.Library("torchvision", "DEF")
-            for operator in ("nms", "qnms"):
-                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    yield
-    del library
 
 
 def results(
