@@ -24,6 +24,14 @@ from typing import Any
 import gpu_record
 from gpu_driver import Gpu, NoGpu, find_gpu
 from gpu_record import STAGE, Record
+from gpu_sanitized import (
+    FEWER_IN_DOMAINS,
+    FEWER_IN_RACECHECK,
+    RACECHECKED,
+    RACECHECKED_TESTS,
+    SANITIZED_TESTS,
+    SANITIZERS,
+)
 
 UNIT_TESTS = ("host_test",)
 LARGE = "*CudaLarge*"  # tests of tens of gigabytes
@@ -51,62 +59,6 @@ DOMAINS = {
     "property mma f32": Domain(("--domain=mma-f32", "--kernel=mma"), 0.1),
 }
 
-SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
-FEWER_IN_DOMAINS = 5
-FEWER_IN_RACECHECK = 4
-# It does not see that copies of the tensor memory unit are waited for, so it is for kernels without: not for
-# wgmma, and not for wide, whose products may be wgmma's.
-RACECHECKED = ("naive", "tiled", "fused", "mma")
-CONTRACT = "Kernels/EveryKernel.IsWithinTheContractInItsTypesAndPasses/"
-TF32 = "Kernels/EveryKernel.StaysNearFullPrecisionWhereTf32IsAllowed/"
-# Small tests of every kind of kernel: under a sanitizer all of cuda_test takes too long.
-SANITIZED_TESTS = {
-    "parts": ("CudaTiles.*", "CudaSoftmax.*", "CudaLaunch.*", "Matrices.*"),
-    "simt": (
-        *(f"{test}{kernel}" for test in (CONTRACT, TF32) for kernel in ("naive", "tiled", "fused")),
-        "FusedShort.IsWithinTheContract",
-        "TypesAndBands/FusedTiles.OfHeadDimsTo*",
-    ),
-    "mma": (
-        *(f"{test}mma" for test in (CONTRACT, TF32)),
-        "MmaForward.OfFewTilesIsWithinTheContract",
-        "MmaForward.InPartsOfKeysIsWithinTheContract",
-        "MmaForward.OfAStreamOfKeysIsWithinTheContract",
-        "MmaBackward.GivesEachGradientWithoutTheOthers",
-        "MmaBackward.IsWithinTheContractAtOddHeadDims",
-        "MmaF32.OfAWindowIsWithinTheContract",
-    ),
-    "wgmma": (
-        *(f"{test}wgmma" for test in (CONTRACT, TF32)),
-        "WgmmaForward.TakesOtherHeadDimsOfValues",
-        "WgmmaForward.TakesRowsOfAlignedStrides",
-        "WgmmaForward.TakesDropout",
-        "WgmmaForward.JoinsSharesOfKeys",
-    ),
-    "layer": (
-        "CudaGemm.SimtIsNearTheTruth",
-        "CudaGemm.MmaIsNearTheTruthForAnyStrides",
-        "CudaGemm.WgmmaIsNearTheTruthAroundItsTiles",
-        "CudaGemm.OneRowIsNearTheTruthWithFewSummandsAndMany",
-        "CudaGemm.SplitFactorsKeepTheErrorOfF32",
-        "CudaFfn.FewTokensAreNearTheTruth",
-        "CudaNorm.BothPassesAreNearTheTruthForEveryType",
-        "CudaRope.EveryFormIsNearTheTruth",
-    ),
-}
-RACECHECKED_TESTS = {
-    "parts": ("Matrices.*",),
-    "simt": (
-        *(f"{CONTRACT}{kernel}" for kernel in ("naive", "tiled", "fused")),
-        "FusedShort.IsWithinTheContract",
-    ),
-    "mma": (
-        f"{CONTRACT}mma",
-        "MmaForward.OfFewTilesIsWithinTheContract",
-        "MmaBackward.GivesEachGradientWithoutTheOthers",
-    ),
-    "layer": ("CudaGemm.SimtIsNearTheTruth", "CudaNorm.BothPassesAreNearTheTruthForEveryType"),
-}
 # A thread that waits must sleep, or it takes the core from another process.
 SLEEPING = {"OMP_WAIT_POLICY": "passive"}
 

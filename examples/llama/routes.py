@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from model import Llama, LlamaConfig
+from tilewise.bench.operations.hugging_face import llama_config
 from torch import Tensor
 
 Call = Callable[[], Any]
@@ -21,19 +22,8 @@ def hugging_face(config: LlamaConfig, attention: str, device: torch.device, dtyp
     except ImportError:
         raise SystemExit("Hugging Face is not here: pip install transformers, or --against ''") from None
     integration.register()
-    layer = config.layer
-    shape = transformers.LlamaConfig(
-        vocab_size=config.vocabulary,
-        hidden_size=layer.embed_dim,
-        intermediate_size=layer.ffn_dim,
-        num_hidden_layers=config.depth,
-        num_attention_heads=layer.num_heads,
-        num_key_value_heads=layer.num_kv_heads,
-        head_dim=layer.head_dim,
-        max_position_embeddings=layer.max_positions,
-        rms_norm_eps=layer.eps,
-        tie_word_embeddings=False,
-    )
+    sizes = {"vocab_size": config.vocabulary, "num_hidden_layers": config.depth}
+    shape = llama_config(config.layer, **sizes, tie_word_embeddings=False)
     with torch.device(device):
         made = transformers.LlamaForCausalLM._from_config(shape, attn_implementation=attention, dtype=dtype)
     return made.eval().requires_grad_(False)

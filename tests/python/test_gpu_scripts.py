@@ -22,7 +22,7 @@ def gpu_test(monkeypatch: pytest.MonkeyPatch) -> Any:
         pytest.skip("a staged tree has no sources")
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     monkeypatch.setitem(sys.modules, "gpu_driver", driver)  # its name in a staged tree
-    for name in ("gpu_record", "gpu_test"):
+    for name in ("gpu_record", "gpu_sanitized", "gpu_test"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module("gpu_test")
 

@@ -37,11 +37,20 @@ def _layer(config: nn.LayerConfig) -> Any:
     if not (config.rotary_base and config.gated and config.norm == "rms"):
         raise CannotTake("of Hugging Face's layers Llama's alone takes part")
     try:
-        from transformers import LlamaConfig
         from transformers.models.llama.modeling_llama import LlamaDecoderLayer
     except ImportError:
         raise CannotTake("transformers is not installed") from None
-    shape = LlamaConfig(
+    shape = llama_config(config)
+    shape._attn_implementation = "sdpa"
+    with torch.device("meta"):
+        return LlamaDecoderLayer(shape, 0).eval()
+
+
+def llama_config(config: nn.LayerConfig, **more: Any) -> Any:
+    """What transformers calls the shape of a Llama whose layers are such; `more` is of the whole model."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
         hidden_size=config.embed_dim,
         intermediate_size=config.ffn_dim,
         num_attention_heads=config.num_heads,
@@ -49,7 +58,5 @@ def _layer(config: nn.LayerConfig) -> Any:
         head_dim=config.head_dim,
         max_position_embeddings=config.max_positions,
         rms_norm_eps=config.eps,
+        **more,
     )
-    shape._attn_implementation = "sdpa"
-    with torch.device("meta"):
-        return LlamaDecoderLayer(shape, 0).eval()
