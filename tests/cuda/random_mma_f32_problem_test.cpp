@@ -4,6 +4,7 @@
 
 #include "attention/validate.h"
 #include "cuda/device_problem.h"
+#include "cuda/mma_f32/backward.h"
 #include "cuda/mma_f32/limits.h"
 
 // Whether the problems drawn for mma in f32 are ones that it takes. No device is asked.
@@ -26,10 +27,11 @@ TEST(RandomMmaF32Problem, NearlyAllAreTakenForwardAndMostBackward) {
     if (!cuda::mma_f32::unsuited(problem).empty()) continue;
     ++forward;
     // As supports_f32_backward (src/cuda/mma/kernels.cpp) has it.
-    const bool taken = problem.length_q >= 128 && !problem.features.sinks && problem.backward.aligned_rows &&
-                       !problem.backward.deterministic && !problem.backward.repeated_keys &&
-                       problem.dim_qk % 4 == 0 && problem.dim_v % 4 == 0 && problem.dim_qk <= 128 &&
-                       problem.dim_v <= 128 && p.asked.dq && p.asked.dk && p.asked.dv;
+    const bool taken = problem.length_q >= cuda::mma_f32::few_backward_queries && !problem.features.sinks &&
+                       problem.backward.aligned_rows && !problem.backward.deterministic &&
+                       !problem.backward.repeated_keys && problem.dim_qk % 4 == 0 && problem.dim_v % 4 == 0 &&
+                       problem.dim_qk <= 128 && problem.dim_v <= 128 && p.asked.dq && p.asked.dk &&
+                       p.asked.dv;
     if (!taken) continue;
     ++backward;
     if (problem.layout == Layout::packed) ++packed;

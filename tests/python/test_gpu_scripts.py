@@ -60,6 +60,7 @@ def test_domains_have_their_counts(gpu_test: Any) -> None:
         "property wgmma f32": 400,
         "property mma": 5000,
         "property mma f32": 500,
+        "property plain": 1000,
     }
 
 

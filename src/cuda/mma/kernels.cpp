@@ -28,11 +28,10 @@ std::string supports_backward(const AttentionProblem& problem) {
   return {};
 }
 
-// What backward for f32 does not take. Few queries are few terms of dv.
+// What backward for f32 does not take.
 std::string supports_f32_backward(const AttentionProblem& problem) {
-  constexpr std::int64_t few_queries = 128;
-  if (problem.length_q < few_queries) {
-    return "f32 backward takes " + std::to_string(few_queries) + " queries or more";
+  if (problem.length_q < mma_f32::few_backward_queries) {
+    return "f32 backward takes " + std::to_string(mma_f32::few_backward_queries) + " queries or more";
   }
   if (problem.features.sinks) return "f32 backward takes causal, window and lengths alone, no other feature";
   if (problem.backward.deterministic) return "f32 backward is not deterministic";

@@ -23,20 +23,21 @@ __device__ __forceinline__ void add_dq(const BackwardBlock<c>& block, const Quer
     const auto k = MatrixPointer<c.dim>::by_rows(block.address(block.k_smem + tile * c.tile_bytes()));
     const float factor = block.factors_smem[tile];
     float part[count][1][2][4];
+    Parts<c> a[c.keys / 16][1];
+    Parts<c> from[c.keys / 16][count];
 #pragma unroll
     for (int step = 0; step < c.keys / 16; ++step) {
-      Parts<c> a[1];
-      Parts<c> from[count];
 #pragma unroll
       for (int p = 0; p < c.parts; ++p) {
-        load_matrices_turned(a[0][p], pairs.at(tile * c.keys + 16 * step, half) + p * c.pair_part_bytes());
+        load_matrices_turned(a[step][0][p],
+                             pairs.at(tile * c.keys + 16 * step, half) + p * c.pair_part_bytes());
 #pragma unroll
         for (int n = 0; n < count; ++n) {
-          load_matrices_turned(from[n][p], k.at(16 * step, first_step + n) + p * c.part_bytes());
+          load_matrices_turned(from[step][n][p], k.at(16 * step, first_step + n) + p * c.part_bytes());
         }
       }
-      add_products(part, a, from, step == 0);
     }
+    add_products(part, a, from, true);
 #pragma unroll
     for (int n = 0; n < count * 8; ++n) {
       float& to = sum[n / 8][n / 4 % 2][n % 4];

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "cuda/mma_f32/backward.cuh"
-#include "cuda/mma_f32/mend_values.h"
 #include "cuda/mma_f32/row_values.cuh"
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
@@ -111,7 +110,6 @@ void run_suited_backward(const AttentionCall& call, const BackwardSpace& space, 
   [&]<int... row>(std::integer_sequence<int, row...>) {
     ((row == chosen ? run_backward_row<Table, row>(call, space, multiprocessors, stream) : void()), ...);
   }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
-  mend_values(call, space, stream);
 }
 
 }  // namespace tilewise::cuda::mma_f32

@@ -15,6 +15,7 @@ struct BackwardConfig {
   static constexpr int row_tiles = 1;
   static constexpr int keys = 32;  ///< a tile, of queries as of keys
   static constexpr int keys_at_once = 32;
+  static constexpr int steps_at_once = 2;  ///< of 16 queries in dk and dv, whose small products go first
   constexpr int threads() const { return warps * 32; }
   constexpr int own() const { return warps * 16; }  ///< keys of a block
   constexpr int own_tiles() const { return own() / keys; }

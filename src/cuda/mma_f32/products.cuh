@@ -29,28 +29,32 @@ __device__ __forceinline__ void load_rows(Parts<c> (&to)[c.row_tiles], const Mat
   }
 }
 
-/// sum += a b, small products first: some fragments of b, of 16 columns each, and all row tiles of a.
-/// Products of one sum wait for each other, so those of all sums are made by turns. The first of a sum
-/// overwrites it where `anew`.
-template <int parts, int row_tiles, int count>
+/// sum += a b over some steps of 16 terms, small products first, since it is at a sum's full size that
+/// truncation takes most: some fragments of b, of 16 columns each, and all row tiles of a. Products of one
+/// sum wait for each other, so those of all sums are made by turns. The first of a sum overwrites it where
+/// `anew`.
+template <int parts, int row_tiles, int count, int steps>
 __device__ __forceinline__ void add_products(float (&sum)[count][row_tiles][2][4],
-                                             const std::uint32_t (&a)[row_tiles][parts][4],
-                                             const std::uint32_t (&b)[count][parts][4], bool anew) {
+                                             const std::uint32_t (&a)[steps][row_tiles][parts][4],
+                                             const std::uint32_t (&b)[steps][count][parts][4], bool anew) {
   // What a factor's part is, by product.
   constexpr int of_a[] = {1, 0, 0};
   constexpr int of_b[] = {0, 1, 0};
   constexpr int first = parts == 2 ? 0 : 2;
+  constexpr int low = steps * (2 - first);  // products before those of high parts
 #pragma unroll
-  for (int product = first; product < 3; ++product) {
+  for (int turn = 0; turn < low + steps; ++turn) {
+    const int step = turn < low ? turn / 2 : turn - low;
+    const int product = turn < low ? turn % 2 : 2;
 #pragma unroll
     for (int n = 0; n < count; ++n) {
 #pragma unroll
       for (int r = 0; r < row_tiles; ++r) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const std::uint32_t(&from)[4] = a[r][of_a[product]];
-          const std::uint32_t(&with)[4] = b[n][of_b[product]];
-          if (anew && product == first) {
+          const std::uint32_t(&from)[4] = a[step][r][of_a[product]];
+          const std::uint32_t(&with)[4] = b[step][n][of_b[product]];
+          if (anew && turn == 0) {
             product_of_matrices<__half>(sum[n][r][e], from, with[2 * e], with[2 * e + 1]);
           } else {
             multiply_matrices<__half>(sum[n][r][e], from, with[2 * e], with[2 * e + 1]);
@@ -73,16 +77,16 @@ __device__ __forceinline__ void multiply_tile(float (&s)[c.row_tiles][c.keys / 8
     float part[c.keys / c.keys_at_once][count][c.row_tiles][2][4];
 #pragma unroll
     for (int step = first; step < first + steps; ++step) {
-      Parts<c> a[c.row_tiles];
-      get(a, step);
+      Parts<c> a[1][c.row_tiles];
+      get(a[0], step);
 #pragma unroll
       for (int some = 0; some < c.keys / c.keys_at_once; ++some) {
-        Parts<c> b[count];
+        Parts<c> b[1][count];
 #pragma unroll
         for (int n = 0; n < count; ++n) {
 #pragma unroll
           for (int p = 0; p < c.parts; ++p) {
-            load_matrices(b[n][p], b_at.at(some * c.keys_at_once + 16 * n, step) + p * part_bytes);
+            load_matrices(b[0][n][p], b_at.at(some * c.keys_at_once + 16 * n, step) + p * part_bytes);
           }
         }
         add_products(part[some], a, b, step == first);
@@ -132,16 +136,16 @@ __device__ __forceinline__ void add_tile(float (&sum)[c.row_tiles][c.dim / 8][4]
     };
     if constexpr (c.parts == 1) each([](const float& before, float& more) { more = before; });
 #pragma unroll
-    for (int step = 0; step < c.keys / 16; ++step) {
-      Parts<c> b[count];
+    for (int step = 0; step < c.keys / 16; step += c.steps_at_once) {
+      Parts<c> b[c.steps_at_once][count];
 #pragma unroll
-      for (int n = 0; n < count; ++n) {
-#pragma unroll
-        for (int p = 0; p < c.parts; ++p) {
-          load_matrices_turned(b[n][p], b_at.at(16 * step, some + n) + p * part_bytes);
-        }
+      for (int n = 0; n < c.steps_at_once * count * c.parts; ++n) {
+        const int more = n / c.parts / count, dim = n / c.parts % count;
+        load_matrices_turned(b[more][dim][n % c.parts],
+                             b_at.at(16 * (step + more), some + dim) + n % c.parts * part_bytes);
       }
-      add_products(part, weights[step], b, c.parts == 2 && step == 0);
+      const auto& factors = reinterpret_cast<const Parts<c>(&)[c.steps_at_once][c.row_tiles]>(weights[step]);
+      add_products(part, factors, b, c.parts == 2 && step == 0);
     }
     each([&](float& to, const float& more) { to = c.parts == 1 ? more : fmaf(more, factor, to); });
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/mma_f32/backward.h"
 #include "cuda/mma_f32/backward_space.h"
 #include "cuda/mma_f32/split_rows.cuh"
 #include "cuda/tile/score.cuh"
@@ -12,6 +13,7 @@ namespace tilewise::cuda::mma_f32 {
 struct RowValuesBeside {
   static constexpr bool norms = true;
   static constexpr bool marks_tiles = false;
+  static constexpr int few_queries = few_backward_queries;
   enum Which { keys, values, queries, d_o, count };  ///< the order in which they are split
 
   RowValues to;

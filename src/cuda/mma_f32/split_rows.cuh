@@ -92,6 +92,7 @@ struct SplitPlace {
 struct NothingBeside {
   static constexpr bool norms = false;        ///< of rows are wanted
   static constexpr bool marks_tiles = false;  ///< in place of their heads
+  static constexpr int few_queries = 0;       ///< sequences of fewer are unfit
   template <int lanes>
   __device__ void row(const AttentionCall&, const SplitPlace&, const float (&)[8], bool) const {}
 };
@@ -228,7 +229,8 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
   }
   __syncthreads();  // norm and losses are there
   const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
-  const bool unfit = all.harmful() || sequence.length_k <= few_keys;
+  const bool unfit =
+      all.harmful() || sequence.length_k <= few_keys || sequence.length_q < Beside::few_queries;
   if (threadIdx.x == 0) {
     const bool zero = !Beside::norms && bits == 0;
     to.exponents[place] = Beside::marks_tiles && unfit ? unfit_tile : zero ? zero_tile : exponent;

@@ -18,6 +18,7 @@ struct ForwardConfig {
   bool queries_stay = false;  ///< in registers; else they are read again for every tile of keys
   int blocks = 1;             ///< a multiprocessor, at least
 
+  static constexpr int steps_at_once = 1;  ///< of 16 keys in weights·v, whose small products go first
   constexpr int threads() const { return warps * 32; }
   constexpr int warp_rows() const { return row_tiles * 16; }
   constexpr int rows() const { return warps * warp_rows(); }

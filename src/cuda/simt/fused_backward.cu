@@ -197,6 +197,7 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
   const Stage<C, side, general> stage(call, shared);
   Pairs<side, general> pairs(call, blocks, index / static_cast<std::uint32_t>(blocks.dim_pieces));
   if (!heads.has_group(call, pairs.query.b, pairs.query.h / call.group())) return;
+  const bool mends = !general && peaks.count != nullptr && !is_short(pairs.query.sequence);
   // Keys: dv in the first half, dk in the second. Queries: dq, half of it in each.
   float sum[C::own_each][8] = {};
   GroupSum<C> group;
@@ -221,7 +222,7 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
     const ScoreRules rules(call, query.b, query.h);
     differentiate(stage, rules, query, keys, true, place, [&](float highest) {
       if constexpr (!general && gradients == Gradients::all) {
-        if (peaks.count != nullptr && highest > peak_weight) take_peaks<C>(stage, peaks, query, keys, place);
+        if (mends && highest > peak_weight) take_peaks<C>(stage, peaks, query, keys, place);
       }
     });
     if (!stage.whole()) {
@@ -253,7 +254,7 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
       commit_copies();
     }
     if constexpr (!general && gradients == Gradients::all) {
-      if (peaks.count != nullptr) add_others<C>(stage, peaks, query);
+      if (mends) add_others<C>(stage, peaks, query);
     }
     if constexpr (gradients == Gradients::all) {
       if (piece < stage.pieces_qk) add_dq(stage, dq_sum, query, keys, piece, place);
@@ -323,11 +324,20 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
 }
 
 // Whether the state of a row may come from o and lse, and its peaks be mended. That is for bulk: where values
-// are all the same, or keys few, exactness would hang on more than the peaks.
+// are all the same, or the sequence is short, exactness would hang on more than the peaks.
 bool from_outputs(const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
   return plain_backward(call) && call.dq.wanted && (call.dk.wanted || call.dv.wanted) &&
-         !call.deterministic && problem.length_k > 64 && call.v.stride_s != 0;
+         !call.deterministic && !problem.features.sinks && problem.most_keys > short_keys &&
+         problem.length_q >= short_queries && call.v.stride_s != 0;
+}
+
+// The states of all queries, or of those of some heads.
+void states_from_outputs(const AttentionCall& call, const RowStates& states, const Peaks& peaks,
+                         const SomeHeads& heads, const Context& context) {
+  row_states_of_outputs(call, states, peaks, heads, static_cast<cudaStream_t>(context.stream));
+  const bool some_may_be_short = call.packed() || call.key_lengths.data != nullptr;
+  if (some_may_be_short) row_states_of_short(call, states, heads, context);
 }
 
 struct Workspace {
@@ -440,7 +450,7 @@ std::size_t some_heads_shared_bytes(std::int64_t dim) {
 void fused_backward_of(const AttentionCall& call, const SomeHeads& heads, const Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const Workspace workspace(call, context.workspace.data);
-  row_states_of_outputs(call, workspace.states, workspace.peaks, heads, stream);
+  states_from_outputs(call, workspace.states, workspace.peaks, heads, context);
   const bool broad = call.problem.dim_qk > Narrow::dim || call.problem.dim_v > Narrow::dim;
   broad ? run_some<Broad>(call, workspace, heads, context)
         : run_some<Narrow>(call, workspace, heads, context);
@@ -454,7 +464,7 @@ void fused_backward(const AttentionCall& call, const Context& context) {
   const RowStates& states = workspace.states;
   const Rows& dq_sum = workspace.dq_sum;
   if (from_outputs(call)) {
-    row_states_of_outputs(call, states, workspace.peaks, {}, stream);
+    states_from_outputs(call, states, workspace.peaks, {}, context);
   } else {
     row_states(call, states, workspace.row_sums, dq_sum, context);
   }

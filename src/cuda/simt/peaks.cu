@@ -64,34 +64,35 @@ __global__ void states_of_outputs(const __grid_constant__ AttentionCall call, co
 constexpr int rows_each = 8;  // of a warp
 constexpr int lane_dims = 4;  // 32 apart
 
-// A lane's share of a row of dk that grows as long as queries point at the same key, which they often do.
+// A lane's share of a row of dk or dv that grows as long as queries point at the same key, which they often
+// do.
 class KeySum {
  public:
-  __device__ KeySum(const AttentionCall& call, std::int64_t b, std::int64_t h, const Sequence& sequence)
-      : call_(call), b_(b), h_(h), sequence_(sequence), lane_(static_cast<int>(threadIdx.x) % warp) {}
+  __device__ KeySum(const Rows& rows, std::int64_t dim, std::int64_t b, std::int64_t h,
+                    std::int64_t first_key)
+      : rows_(rows), dim_(dim), b_(b), h_(h), first_key_(first_key) {}
 
-  __device__ void add(std::int64_t key, float factor, const float (&q)[lane_dims]) {
+  __device__ void add(std::int64_t key, float factor, const float (&row)[lane_dims]) {
+    if (!rows_.wanted) return;
     if (key != key_) flush();
     key_ = key;
 #pragma unroll
-    for (int n = 0; n < lane_dims; ++n) sum_[n] = fmaf(factor, q[n], sum_[n]);
+    for (int n = 0; n < lane_dims; ++n) sum_[n] = fmaf(factor, row[n], sum_[n]);
   }
   __device__ void flush() {
     if (key_ < 0) return;
-    auto* dk = reinterpret_cast<float*>(call_.dk.at(b_, h_, sequence_.first_k + key_));
+    auto* to = reinterpret_cast<float*>(rows_.at(b_, h_, first_key_ + key_));
 #pragma unroll
     for (int n = 0; n < lane_dims; ++n) {
-      const int d = lane_ + warp * n;
-      if (d < call_.problem.dim_qk) atomicAdd(dk + d, sum_[n]);
+      const int d = static_cast<int>(threadIdx.x) % warp + warp * n;
+      if (d < dim_) atomicAdd(to + d, sum_[n]);
       sum_[n] = 0;
     }
   }
 
  private:
-  const AttentionCall& call_;
-  std::int64_t b_, h_;
-  const Sequence& sequence_;
-  int lane_;
+  const Rows& rows_;
+  std::int64_t dim_, b_, h_, first_key_;
   std::int64_t key_ = -1;
   float sum_[lane_dims] = {};
 };
@@ -106,11 +107,12 @@ __device__ __forceinline__ void load_row(float (&to)[lane_dims], const Rows& row
   }
 }
 
-// The peaks of a query, and the gradients of their scores, times scale.
+// The peaks of a query: what they add to dq and dk, and what their weights lack for dv.
 struct Mended {
   int count = 0;
   std::int64_t key[most_peaks] = {};
-  float factor[most_peaks] = {};
+  float factor[most_peaks] = {};  // gradient of the score, times scale
+  float lacking[most_peaks] = {};
 
   __device__ Mended(const AttentionCall& call, const Peaks& peaks, std::int64_t row, float d_lse)
       : count(min(peaks.count[row], most_peaks)) {
@@ -132,7 +134,8 @@ struct Mended {
       float sum = fmaf(rest, gradient[f], -peaks.rest_gradient[row]);
 #pragma unroll
       for (int g = 0; g < most_peaks; ++g) sum = fmaf(weight[g], gradient[f] - gradient[g], sum);
-      factor[f] = static_cast<float>(call.scale) * weight[f] * (sum / total + d_lse);
+      factor[f] = static_cast<float>(call.scale) * (weight[f] / total) * (sum / total + d_lse);
+      lacking[f] = weight[f] * (1 - total) / total;
     }
   }
   __device__ Mended() = default;
@@ -148,7 +151,7 @@ __device__ void mend_some(const AttentionCall& call, const Peaks& peaks, const S
   if (!heads.has_group(call, b, h / call.group())) return;
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const Sequence sequence = call.sequence(b);
-  const std::int64_t dim = call.problem.dim_qk;
+  const std::int64_t dim = call.problem.dim_qk, dim_v = call.problem.dim_v;
   const std::int64_t first = index % parts * rows_each;
   Mended own;
   if (lane < rows_each && first + lane < sequence.length_q) {
@@ -156,13 +159,15 @@ __device__ void mend_some(const AttentionCall& call, const Peaks& peaks, const S
     own = Mended(call, peaks, h * call.rows_q() + call.first_row_q(b) + first + lane,
                  call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, h, s)) : 0.0f);
   }
-  KeySum dk(call, b, call.key_head(h), sequence);
+  KeySum dk(call.dk, dim, b, call.key_head(h), sequence.first_k);
+  KeySum dv(call.dv, dim_v, b, call.key_head(h), sequence.first_k);
   for (unsigned left = __ballot_sync(~0u, own.count > 0); left != 0; left &= left - 1) {
     const int from = __ffs(static_cast<int>(left)) - 1;
     const std::int64_t s = sequence.first_q + first + from;
-    float q[lane_dims], dq[lane_dims], k[most_peaks][lane_dims], factor[most_peaks];
+    float q[lane_dims], d_o[lane_dims], dq[lane_dims], k[most_peaks][lane_dims], factor[most_peaks];
     const int count = __shfl_sync(~0u, own.count, from);
     load_row(q, call.q, b, h, s, dim);
+    load_row(d_o, call.d_o, b, h, s, dim_v);
     load_row(dq, call.dq, b, h, s, dim);
 #pragma unroll
     for (int f = 0; f < most_peaks; ++f) {
@@ -173,10 +178,12 @@ __device__ void mend_some(const AttentionCall& call, const Peaks& peaks, const S
 #pragma unroll
     for (int f = 0; f < most_peaks; ++f) {
       const std::int64_t key = __shfl_sync(~0u, own.key[f], from);
+      const float lacking = __shfl_sync(~0u, own.lacking[f], from);
       if (f >= count) continue;
 #pragma unroll
       for (int n = 0; n < lane_dims; ++n) dq[n] = fmaf(factor[f], k[f][n], dq[n]);
-      if (call.dk.wanted) dk.add(key, factor[f], q);
+      dk.add(key, factor[f], q);
+      dv.add(key, lacking, d_o);
     }
     auto* to = reinterpret_cast<float*>(call.dq.at(b, h, s));
 #pragma unroll
@@ -185,6 +192,7 @@ __device__ void mend_some(const AttentionCall& call, const Peaks& peaks, const S
     }
   }
   dk.flush();
+  dv.flush();
 }
 __global__ void mend(const __grid_constant__ AttentionCall call, const Peaks peaks, const SomeHeads heads,
                      std::int64_t parts) {

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "attention/call.h"
+#include "cuda/simt/fused.h"
 #include "cuda/simt/row_states.h"
 #include "tilewise/context.h"
 
@@ -19,6 +20,9 @@ inline bool sums_rows(const AttentionCall& call) {
 /// wanted.
 void row_states(const AttentionCall& call, const RowStates& states, float* row_sums, const Rows& dq_sum,
                 const Context& context);
+/// The states of queries of short sequences alone (peaks.h), of some heads; for plain calls.
+void row_states_of_short(const AttentionCall& call, const RowStates& states, const SomeHeads& heads,
+                         const Context& context);
 
 /// dsinks[h]: the sink's weight times the shift, over entries and queries.
 void sink_gradient(const AttentionCall& call, const RowStates& states, cudaStream_t stream);

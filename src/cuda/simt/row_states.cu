@@ -1,5 +1,8 @@
+#include <algorithm>
+
 #include "cuda/runtime/code.h"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/simt/peaks.h"
 #include "cuda/simt/row_gradients.h"
 #include "cuda/simt/tile_pairs.cuh"
 
@@ -118,112 +121,143 @@ __device__ __forceinline__ void store_dweights(const Stage<C, Side::queries, gen
   }
 }
 
-template <typename C, bool general>
-__global__ void __launch_bounds__(C::threads, C::blocks)
-    row_states_tiles(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
-                     float* row_sums, const Rows dq_sum) {
-  if constexpr (runs_in_code(C::shared_bytes)) {
-    extern __shared__ __align__(16) float shared[];
-    const Place<C> place;
-    const Stage<C, Side::queries, general> stage(call, shared);
-    Pairs<Side::queries, general> pairs(call, blocks, blockIdx.x);
-    const QueryTile& query = pairs.query;
-    if (query.count <= 0) return;
-    const ScoreRules rules(call, query.b, query.h);
-    constexpr int parts = C::threads / C::tile;  // threads that share a query
-    constexpr int part_keys = C::tile / parts;
-    const int r = static_cast<int>(threadIdx.x) % C::tile;
-    const int part = static_cast<int>(threadIdx.x) / C::tile;
-    PartialRow row;
+// Whose states are found: everyone's, or those of short sequences.
+struct Whose {
+  bool only_short = false;
+  SomeHeads heads{};
 
-    bool more = pairs.next();
+  __device__ bool has(const AttentionCall& call, const QueryTile& query) const {
+    if (!only_short) return true;
+    return is_short(query.sequence) && heads.has_group(call, query.b, query.h / call.group());
+  }
+};
+
+// What a block does with the tile of queries of that index.
+template <typename C, bool general>
+__device__ __forceinline__ void find_states(const AttentionCall& call, const Blocks& blocks,
+                                            const RowStates& states, float* row_sums, const Rows& dq_sum,
+                                            const Whose& whose, std::uint32_t tile, float* shared) {
+  const Place<C> place;
+  const Stage<C, Side::queries, general> stage(call, shared);
+  Pairs<Side::queries, general> pairs(call, blocks, tile);
+  const QueryTile& query = pairs.query;
+  if (query.count <= 0 || !whose.has(call, query)) return;
+  const ScoreRules rules(call, query.b, query.h);
+  constexpr int parts = C::threads / C::tile;  // threads that share a query
+  constexpr int part_keys = C::tile / parts;
+  const int r = static_cast<int>(threadIdx.x) % C::tile;
+  const int part = static_cast<int>(threadIdx.x) / C::tile;
+  PartialRow row;
+
+  bool more = pairs.next();
+  if (more && stage.whole()) {
+    stage.load_own(query, pairs.keys, 0);
+    stage.load_other(query, pairs.keys, 0);
+    commit_copies();
+  }
+  while (more) {
+    const KeyTile keys = pairs.keys;
+    wait_copies<0>();
+    __syncthreads();  // what was loaded is there, and everyone is done with the last scores
+    float products[C::M][C::N] = {};
+    multiply_pairs(stage, query, keys, place, products);
+    if (place.second) {
+      store_dweights(stage, query, keys, place, products);
+    } else {
+      store_scores(stage, rules, query, keys, place, products);
+    }
+    __syncthreads();  // scores and d_o·v are there, and everyone is done with the keys
+    more = pairs.next();
     if (more && stage.whole()) {
-      stage.load_own(query, pairs.keys, 0);
       stage.load_other(query, pairs.keys, 0);
       commit_copies();
     }
-    while (more) {
-      const KeyTile keys = pairs.keys;
-      wait_copies<0>();
-      __syncthreads();  // what was loaded is there, and everyone is done with the last scores
-      float products[C::M][C::N] = {};
-      multiply_pairs(stage, query, keys, place, products);
-      if (place.second) {
-        store_dweights(stage, query, keys, place, products);
-      } else {
-        store_scores(stage, rules, query, keys, place, products);
-      }
-      __syncthreads();  // scores and d_o·v are there, and everyone is done with the keys
-      more = pairs.next();
-      if (more && stage.whole()) {
-        stage.load_other(query, pairs.keys, 0);
-        commit_copies();
-      }
-      add_tile<C>(row, stage.weights, stage.dscores, r, part * part_keys,
-                  min((part + 1) * part_keys, keys.count));
-    }
-
-    if (dq_sum.wanted) {
-      for (int index = threadIdx.x; index < query.count * stage.dim_qk; index += C::threads) {
-        const std::int64_t s = query.sequence.first_q + query.first + index / stage.dim_qk;
-        reinterpret_cast<float*>(dq_sum.at(query.b, query.h, s))[index % stage.dim_qk] = 0;
-      }
-    }
-    __syncthreads();  // shared memory is free for the shares
-    auto* shares = reinterpret_cast<PartialRow*>(shared);
-    shares[threadIdx.x] = row;
-    __syncthreads();  // all shares are there
-    if (part > 0 || r >= query.count) return;
-    for (int n = 1; n < parts; ++n) {
-      PartialRow other = shares[n * C::tile + r];
-      raise(row, other.top);
-      raise(other, row.top);
-      row.sum += other.sum;
-      row.weighted += other.weighted;
-    }
-    const std::int64_t s = query.sequence.first_q + query.first + r;
-    const std::int64_t at = query.h * call.rows_q() + call.first_row_q(query.b) + query.first + r;
-    double sink = 0;
-    if (call.problem.features.sinks) {
-      raise(row, static_cast<float>(call.sinks.at(query.b, query.h)));
-      sink = exp(call.sinks.at(query.b, query.h) - static_cast<double>(row.top));
-    }
-    const double total = row.sum + sink;
-    const bool unseen = row.sum == 0 && sink == 0;
-    const double d_lse =
-        call.d_lse.wanted
-            ? static_cast<double>(*reinterpret_cast<const float*>(call.d_lse.at(query.b, query.h, s)))
-            : 0.0;
-    const double delta = row.weighted / total;
-    states.set(at, unseen
-                       ? RowState::unseen()
-                       : RowState{row.top, static_cast<float>(1 / total), static_cast<float>(d_lse - delta)});
-    if (row_sums == nullptr) return;
-    row_sums[at] = row.sum == 0 ? 0.0f : static_cast<float>((row.sum * d_lse + sink * delta) / total);
+    add_tile<C>(row, stage.weights, stage.dscores, r, part * part_keys,
+                min((part + 1) * part_keys, keys.count));
   }
+
+  if (dq_sum.wanted) {
+    for (int index = threadIdx.x; index < query.count * stage.dim_qk; index += C::threads) {
+      const std::int64_t s = query.sequence.first_q + query.first + index / stage.dim_qk;
+      reinterpret_cast<float*>(dq_sum.at(query.b, query.h, s))[index % stage.dim_qk] = 0;
+    }
+  }
+  __syncthreads();  // shared memory is free for the shares
+  auto* shares = reinterpret_cast<PartialRow*>(shared);
+  shares[threadIdx.x] = row;
+  __syncthreads();  // all shares are there
+  if (part > 0 || r >= query.count) return;
+  for (int n = 1; n < parts; ++n) {
+    PartialRow other = shares[n * C::tile + r];
+    raise(row, other.top);
+    raise(other, row.top);
+    row.sum += other.sum;
+    row.weighted += other.weighted;
+  }
+  const std::int64_t s = query.sequence.first_q + query.first + r;
+  const std::int64_t at = query.h * call.rows_q() + call.first_row_q(query.b) + query.first + r;
+  double sink = 0;
+  if (call.problem.features.sinks) {
+    raise(row, static_cast<float>(call.sinks.at(query.b, query.h)));
+    sink = exp(call.sinks.at(query.b, query.h) - static_cast<double>(row.top));
+  }
+  const double total = row.sum + sink;
+  const bool unseen = row.sum == 0 && sink == 0;
+  const double d_lse =
+      call.d_lse.wanted
+          ? static_cast<double>(*reinterpret_cast<const float*>(call.d_lse.at(query.b, query.h, s)))
+          : 0.0;
+  const double delta = row.weighted / total;
+  states.set(at, unseen
+                     ? RowState::unseen()
+                     : RowState{row.top, static_cast<float>(1 / total), static_cast<float>(d_lse - delta)});
+  if (row_sums == nullptr) return;
+  row_sums[at] = row.sum == 0 ? 0.0f : static_cast<float>((row.sum * d_lse + sink * delta) / total);
 }
 
 template <typename C, bool general>
-void run(const AttentionCall& call, const RowStates& states, float* row_sums, const Rows& dq_sum,
-         cudaStream_t stream) {
+__global__ void __launch_bounds__(C::threads, C::blocks)
+    row_states_tiles(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
+                     float* row_sums, const Rows dq_sum, const Whose whose, std::uint32_t tiles) {
+  if (whose.heads.none()) return;
+  if constexpr (runs_in_code(C::shared_bytes)) {
+    extern __shared__ __align__(16) float shared[];
+    for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      find_states<C, general>(call, blocks, states, row_sums, dq_sum, whose, tile, shared);
+      __syncthreads();  // everyone is done with shared memory
+    }
+  }
+}
+
+struct Found {
+  const RowStates& states;
+  float* row_sums = nullptr;
+  Rows dq_sum{};
+  Whose whose{};
+};
+
+// For short sequences, which are often none, as many blocks as there are multiprocessors look for some.
+template <typename C, bool general>
+void run(const AttentionCall& call, const Found& found, const Context& context) {
   const Blocks blocks{QueryGrid::of(call, C::tile), KeyGrid::of(call, C::tile)};
-  launch<row_states_tiles<C, general>>(
-      {.name = "tilewise row states",
-       .blocks = call.problem.batch * call.problem.heads_q * blocks.queries.tiles,
-       .threads = C::threads,
-       .shared_bytes = C::shared_bytes,
-       .stream = stream},
-      call, blocks, states, row_sums, dq_sum);
+  const std::int64_t tiles = call.problem.batch * call.problem.heads_q * blocks.queries.tiles;
+  const std::int64_t most =
+      found.whose.only_short ? device_properties(context.device.index).multiprocessors : tiles;
+  launch<row_states_tiles<C, general>>({.name = "tilewise row states",
+                                        .blocks = std::min(tiles, most),
+                                        .threads = C::threads,
+                                        .shared_bytes = C::shared_bytes,
+                                        .stream = static_cast<cudaStream_t>(context.stream)},
+                                       call, blocks, found.states, found.row_sums, found.dq_sum, found.whose,
+                                       static_cast<std::uint32_t>(tiles));
 }
 
 template <bool general>
-void run_for(const AttentionCall& call, const RowStates& states, float* row_sums, const Rows& dq_sum,
-             const Context& context) {
-  const auto stream = static_cast<cudaStream_t>(context.stream);
+void run_for(const AttentionCall& call, const Found& found, const Context& context) {
   switch (backward_size(call, context)) {
-    case BackwardSize::small: return run<Small, general>(call, states, row_sums, dq_sum, stream);
-    case BackwardSize::narrow: return run<Narrow, general>(call, states, row_sums, dq_sum, stream);
-    case BackwardSize::broad: return run<Broad, general>(call, states, row_sums, dq_sum, stream);
+    case BackwardSize::small: return run<Small, general>(call, found, context);
+    case BackwardSize::narrow: return run<Narrow, general>(call, found, context);
+    case BackwardSize::broad: return run<Broad, general>(call, found, context);
   }
 }
 
@@ -231,11 +265,13 @@ void run_for(const AttentionCall& call, const RowStates& states, float* row_sums
 
 void row_states(const AttentionCall& call, const RowStates& states, float* row_sums, const Rows& dq_sum,
                 const Context& context) {
-  if (plain_backward(call)) {
-    run_for<false>(call, states, row_sums, dq_sum, context);
-  } else {
-    run_for<true>(call, states, row_sums, dq_sum, context);
-  }
+  const Found found{.states = states, .row_sums = row_sums, .dq_sum = dq_sum};
+  plain_backward(call) ? run_for<false>(call, found, context) : run_for<true>(call, found, context);
+}
+
+void row_states_of_short(const AttentionCall& call, const RowStates& states, const SomeHeads& heads,
+                         const Context& context) {
+  run_for<false>(call, {.states = states, .whose = {.only_short = true, .heads = heads}}, context);
 }
 
 }  // namespace tilewise::cuda::simt
