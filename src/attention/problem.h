@@ -34,10 +34,11 @@ struct AttentionFeatures {
 /// What backward is asked beyond shapes and features, and how its tensors lie.
 struct BackwardDetails {
   bool deterministic = false;
-  bool aligned_rows = true;    ///< every row of every tensor of rows begins at a multiple of 16 bytes
-  bool repeated_keys = false;  ///< k or v has one row for all keys
-  bool alike_queries = false;  ///< q has one row for all queries, or the scale is 0
-  std::int64_t elements = 0;   ///< of the smallest of dq, dk and dv
+  bool aligned_rows = true;      ///< every row of every tensor of rows begins at a multiple of 16 bytes
+  bool repeated_keys = false;    ///< k or v has one row for all keys
+  bool alike_queries = false;    ///< q has one row for all queries, or the scale is 0
+  bool thinned_queries = false;  ///< a mask may hide a key from most of them
+  std::int64_t elements = 0;     ///< of the smallest of dq, dk and dv
   friend bool operator==(const BackwardDetails&, const BackwardDetails&) = default;
 };
 

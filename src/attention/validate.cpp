@@ -73,6 +73,8 @@ BackwardDetails backward_details(const AttentionCall& call) {
           std::all_of(tensors.begin(), tensors.end(), [](const Rows* rows) { return aligned_rows(*rows); }),
       .repeated_keys = call.problem.repeated_values || (call.problem.length_k > 1 && call.k.stride_s == 0),
       .alike_queries = call.problem.length_q > 1 && (call.q.stride_s == 0 || call.scale == 0),
+      .thinned_queries =
+          call.problem.features.block_mask || (call.mask.data != nullptr && call.mask.stride[2] != 0),
       .elements = smallest_gradient(call)};
 }
 

@@ -134,6 +134,42 @@ TEST_F(MmaBackward, OfFewTermsIsWithinTheContract) {
   }
 }
 
+// Of an only key the weight is 1 and the gradient of its score 0, whatever f32 keeps of an lse of hundreds.
+TEST_F(MmaBackward, OfOneKeyAQueryIsExactlyZero) {
+  for (const std::uint64_t seed : {360, 361}) {
+    RandomProblem problem = large_problem(seed, 136);
+    problem.options.scale = 1.0f;
+    problem.options.causal = true;
+    problem.options.window = {.left = 0, .right = {}};
+    problem.options.alignment = Alignment::bottom_right;
+    for (Buffer* buffer : {&problem.q, &problem.k, &problem.v, &problem.d_o}) multiply(*buffer, 2.5);
+    for (const bool deterministic : {false, true}) {
+      problem.options.deterministic = deterministic;
+      expect_within_contract(problem);
+    }
+  }
+}
+
+// Many results, but few terms in each: of so few queries, or of so few that a mask leaves.
+TEST_F(MmaBackward, OfFewQueriesAKeyIsWithinTheContract) {
+  for (std::uint64_t seed = 365; seed < 373; ++seed) {
+    const bool masked = seed % 4 < 2;
+    Sizes sizes{.b = 180, .hq = 4, .hkv = 2, .sq = 4, .sk = 93, .d = 96, .dv = 96};
+    if (masked) {
+      sizes.b = 20;
+      sizes.sq = 40;
+    }
+    RandomProblem problem = dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16, sizes);
+    if (masked) {
+      problem.mask = Buffer(DType::f32, {problem.length_q, 1});
+      for (std::int64_t i = 0; i < problem.length_q; ++i) {
+        problem.mask.set({i, 0}, i % 10 == 3 ? 0.5 : -HUGE_VAL);
+      }
+    }
+    expect_within_contract(problem);
+  }
+}
+
 // Whole rows under a mask of -65504, whose scores f32 keeps to 1/256: those that rows are anchored at and
 // those of pairs must be the same numbers, with ALiBi, too.
 TEST_F(MmaBackward, OfRowsFarBelowZeroIsWithinTheContract) {

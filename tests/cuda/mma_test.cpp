@@ -149,6 +149,29 @@ TEST_F(MmaForward, IsWithinTheContractWithMasksHoweverTheyLie) {
   }
 }
 
+// Scores that hardly differ: all rows of o are nearly the same few elements.
+TEST_F(MmaForward, OfRowsNearlyAlikeIsWithinTheContract) {
+  for (std::uint64_t seed = 130; seed < 142; ++seed) {
+    const std::int64_t dim = seed % 3 == 0 ? 64 : 56;
+    RandomProblem problem = dense_problem(seed, seed % 4 == 0 ? DType::bf16 : DType::f16,
+                                          {.b = 1,
+                                           .hq = 2,
+                                           .hkv = 1,
+                                           .sq = 147 * (1 + static_cast<std::int64_t>(seed % 2)),
+                                           .sk = 294,
+                                           .d = dim,
+                                           .dv = dim});
+    std::vector<double> values = problem.q.values();
+    for (double& value : values) value *= 0.1;
+    problem.q.set_values(values);
+    problem.alibi_slopes = Buffer(DType::f32, {2});
+    problem.alibi_slopes.set({0}, 0.01);
+    problem.alibi_slopes.set({1}, 0.02);
+    problem.asked.backward = false;
+    expect_within_contract(problem);
+  }
+}
+
 // Weights that sum to 1 leave equal values as they are, whatever their own roundings.
 TEST_F(MmaForward, LeavesEqualValuesAsTheyAre) {
   for (const DType dtype : {DType::f16, DType::bf16}) {

@@ -21,8 +21,11 @@ __global__ void __launch_bounds__(row_threads)
   int first_k = 0;
   if (peaks.count > 0) {
     if (call.deterministic) peaks.sort();
-    first_k = static_cast<int>(call.sequence(row.in_sequence(call).b).first_k);
-    peaks.settle(d_lse_of(call, row), gradient_scale<T>(call, space), first_k);
+    const auto [b, i] = row.in_sequence(call);
+    const Sequence sequence = call.sequence(b);
+    const KeyRange seen = call.keys_of(sequence, i);
+    first_k = static_cast<int>(sequence.first_k);
+    peaks.settle(d_lse_of(call, row), gradient_scale<T>(call, space), first_k, seen.last - seen.first);
   }
   if (space.places.keys == nullptr) return;
   __syncwarp();  // some lanes had no peak

@@ -29,8 +29,10 @@ struct RowPeaks {
 
   /// Puts the gradient of q·k before the score's scale, times the score gradients', in the place of x; and in
   /// that of the key its row in k. Differences are from the x of the highest peak: so what a row's only peak
-  /// is compared with is the others alone, and of two neither loses anything.
-  __device__ void settle(float d_lse, const GradientScale& scale, int first_k) const {
+  /// is compared with is the others alone, and of two neither loses anything. `keys` are those that the band
+  /// leaves to the query: where all of them are peaks, there are no others. By weights alone there might be
+  /// some: they are off 1 by what f32 keeps of lse, and so would be the gradient of an only key, which is 0.
+  __device__ void settle(float d_lse, const GradientScale& scale, int first_k, std::int64_t keys) const {
     float high = 0;  // the weight of peaks
     Peak top{};
     for (int f = 0; f < count; ++f) {
@@ -41,7 +43,12 @@ struct RowPeaks {
     float high_sum = 0;  // of weight·x
     for (int f = 0; f < count; ++f) high_sum = fmaf(fabsf(at(f).weight), at(f).x - top.x, high_sum);
     const float sink = rows.sink_weight == nullptr ? 0.0f : rows.sink_weight[row];
-    const float others = rows.rest_weight == nullptr ? fmaxf(0.0f, 1 - high) : rows.rest_weight[row] + sink;
+    float others = sink;
+    if (rows.rest_weight != nullptr) {
+      others += rows.rest_weight[row];
+    } else if (count < keys) {
+      others = fmaxf(0.0f, 1 - high);
+    }
     const float total = rows.rest_weight == nullptr ? 1.0f : others + high;
     float rest = 0;
 #pragma unroll
