@@ -17,6 +17,7 @@ SANITIZED_TESTS = {
         *(f"{test}{kernel}" for test in (CONTRACT, TF32) for kernel in ("naive", "tiled", "fused")),
         "FusedShort.IsWithinTheContract",
         "TypesAndBands/FusedTiles.OfHeadDimsTo*",
+        "Kernels/Peaks.OfFewKeysAreExact/fused",
     ),
     "mma": (
         *(f"{test}mma" for test in (CONTRACT, TF32)),
@@ -26,6 +27,7 @@ SANITIZED_TESTS = {
         "MmaBackward.GivesEachGradientWithoutTheOthers",
         "MmaBackward.IsWithinTheContractAtOddHeadDims",
         "MmaF32.OfAWindowIsWithinTheContract",
+        "Kernels/Peaks.OfFewKeysAreExact/mma",
     ),
     "wgmma": (
         *(f"{test}wgmma" for test in (CONTRACT, TF32)),
@@ -50,11 +52,13 @@ RACECHECKED_TESTS = {
     "simt": (
         *(f"{CONTRACT}{kernel}" for kernel in ("naive", "tiled", "fused")),
         "FusedShort.IsWithinTheContract",
+        "Kernels/Peaks.AreMended/fused",
     ),
     "mma": (
         f"{CONTRACT}mma",
         "MmaForward.OfFewTilesIsWithinTheContract",
         "MmaBackward.GivesEachGradientWithoutTheOthers",
+        "Kernels/Peaks.AreMended/mma",
     ),
     "layer": ("CudaGemm.SimtIsNearTheTruth", "CudaNorm.BothPassesAreNearTheTruthForEveryType"),
 }

@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(row_threads)
   Softmax softmax;
   for (std::int64_t j = range.first + at.lane; j < range.last; j += 32) {
     KeyTile keys{j, 1};
-    if (!meets(call, {.b = b, .h = row.h, .first = i, .count = 1, .sequence = sequence}, keys) ||
+    if (!meets<false>(call, {.b = b, .h = row.h, .first = i, .count = 1, .sequence = sequence}, keys) ||
         hidden(call, sequence, keys, i, j)) {
       continue;
     }

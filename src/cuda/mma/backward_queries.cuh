@@ -230,7 +230,7 @@ inline __device__ __noinline__ std::uint32_t blocks_before(const AttentionCall& 
 /// What a block mask hides of a tile of keys from a tile of queries: see KeyTile.
 inline __device__ __noinline__ std::int32_t state_of(const AttentionCall& call, const QueryTile& queries,
                                                      KeyTile keys) {
-  return meets(call, queries, keys) ? keys.tile : block_hidden;
+  return meets<true>(call, queries, keys) ? keys.tile : block_hidden;
 }
 
 }  // namespace tilewise::cuda::mma

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
         for (std::int64_t h = h_span.first; h < h_span.last; ++h) {
           const QueryTile query = blocks.queries.tile(call, b, h, query_tile);
           KeyTile keys = blocks.keys.tile(call, query.sequence, key_tile);
-          if (keys.count <= 0 || !meets(call, query, keys)) continue;
+          if (keys.count <= 0 || !meets<true>(call, query, keys)) continue;
           __syncthreads();  // everyone is done with what is overwritten
           if (stage.whole()) {
             stage.load_own(query, keys, 0);

@@ -47,7 +47,7 @@ class Pairs<Side::keys, general> {
     for (; next_h_ < last_h_; ++next_h_, next_ = first_) {
       while (next_ < last_) {
         query = blocks_.queries.tile(call_, query.b, next_h_, next_++);
-        if (!general || meets(call_, query, keys)) return true;
+        if (!general || meets<true>(call_, query, keys)) return true;
       }
     }
     return false;
