@@ -82,6 +82,16 @@ TEST_P(Peaks, OfFewKeysAreExact) {
   }
 }
 
+// All weights of a row are the same then, and the math path has them without error.
+TEST_P(Peaks, AreNotAllThatMattersWhereKeysAreOneRow) {
+  RandomProblem problem = sharp_problem(925);
+  problem.k = Buffer(DType::f32, problem.k.shape(), {.expanded = {2}});
+  Random rng(926);
+  problem.k.fill_random(rng);
+  problem.asked.own_forward = false;
+  expect_within_contract(problem);
+}
+
 // Weights and gradients of a row do not sum up to those of its keys where a sink has a part in them.
 TEST_P(Peaks, BesideASinkAreExact) {
   RandomProblem problem = sharp_problem(930);

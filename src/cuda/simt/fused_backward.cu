@@ -323,13 +323,13 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   }
 }
 
-// Whether the state of a row may come from o and lse, and its peaks be mended. That is for bulk: where values
-// are all the same, or the sequence is short, exactness would hang on more than the peaks.
+// Whether the state of a row may come from o and lse, and its peaks be mended. That is for bulk: where keys
+// or values are all the same, or the sequence is short, exactness would hang on more than the peaks.
 bool from_outputs(const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
   return plain_backward(call) && call.dq.wanted && (call.dk.wanted || call.dv.wanted) &&
          !call.deterministic && !problem.features.sinks && problem.most_keys > short_keys &&
-         problem.length_q >= short_queries && call.v.stride_s != 0;
+         problem.length_q >= short_queries && call.k.stride_s != 0 && call.v.stride_s != 0;
 }
 
 // The states of all queries, or of those of some heads.
