@@ -49,9 +49,9 @@ class Domain:
         return max(1, round(self.share * count))
 
 
-# Of random problems, wgmma and the backward of mma take few, and few reach the plain kernels: they have domains
-# of their own. Of that of wgmma 85 % are taken, so there are more; in f32 few are, and the reference is slow.
-# What mma takes in f32 is what the plain kernels of fused mend peaks in.
+# Of random problems, wgmma and the backward of mma take few, and few reach the plain kernels: they have
+# domains of their own. Of that of wgmma 85 % are taken, so there are more; in f32 few are, and the reference
+# is slow. What mma takes in f32 is what the plain kernels of fused mend peaks in.
 DOMAINS = {
     "property": Domain(),
     "property wgmma": Domain(("--domain=wgmma", "--kernel=wgmma"), 1.2),
@@ -149,6 +149,12 @@ def joined(outcome: Outcome, parts: Iterable[Outcome]) -> Outcome:
     return outcome
 
 
+def reason_of(message: str) -> str:
+    """Of a skipped test: the line after that of the place, without where the test stood."""
+    lines = message.partition("Google Test trace:")[0].strip().splitlines()
+    return lines[-1] if lines else "no reason"
+
+
 def counted(
     outcome: Outcome, command: list[str], report_to: str, timeout: float, **environment: str
 ) -> Outcome:
@@ -166,7 +172,7 @@ def counted(
             failures.append(f"{case.get('classname')}.{case.get('name')}")
         elif (skip := case.find("skipped")) is not None:
             outcome.skipped += 1
-            reasons.add((skip.get("message") or "no reason").splitlines()[-1])
+            reasons.add(reason_of(skip.get("message") or ""))
         else:
             outcome.passed += 1
             passed_of[str(case.get("classname"))] += 1

@@ -36,10 +36,10 @@ class Peaks : public CudaKernelFixture<75>, public testing::WithParamInterface<s
   }
 
   static void expect_within_contract(const RandomProblem& problem) {
-    SCOPED_TRACE(to_string(problem));
     if (const std::string reason = reason_against(problem, GetParam(), Pass::backward); !reason.empty()) {
       GTEST_SKIP() << reason;
     }
+    SCOPED_TRACE(to_string(problem));
     const Checker checker(problem, all_cores());
     const Subject subject{.kernel = GetParam(),
                           .device = first_device,
