@@ -20,13 +20,15 @@ constexpr bool few_gradients(const AttentionProblem& problem) {
 /// Whether few queries may add to a key's gradients, in which a single rounded one then shows however many
 /// keys there are. Worked through on a CPU with 300,000 elements of dk and scores of deviation 1, 8 of 150
 /// tensors missed the bound with 6 queries a key, 1 of 190 with 16, 1 of 190 with 32 or 35, none of 340 with
-/// 64 to 128. A mask may leave a few of many: random ones leave a tenth. That costs such calls eight products
-/// a pair of tiles instead of five; masks that are the same for all queries, as padding is, do not.
+/// 64 to 128. A window leaves as many queries to a key as keys to a query, and a mask may leave a few of
+/// many: random ones leave a tenth. That costs such calls eight products a pair of tiles instead of five;
+/// masks that are the same for all queries, as padding is, do not.
 constexpr bool few_queries(const AttentionProblem& problem) {
   constexpr std::int64_t few = 32;
-  constexpr std::int64_t few_of_thinned = 256;
-  return problem.length_q * problem.heads_q <
-         (problem.backward.thinned_queries ? few_of_thinned : few) * problem.heads_kv;
+  constexpr std::int64_t few_of_thinned = 128;
+  const std::int64_t seen = problem.length_q < problem.most_keys ? problem.length_q : problem.most_keys;
+  const std::int64_t least = (problem.backward.thinned_queries ? few_of_thinned : few) * problem.heads_kv;
+  return seen * problem.heads_q < few * problem.heads_kv || problem.length_q * problem.heads_q < least;
 }
 /// Whether weights and score gradients are kept whole on their way into dv, dk and dq: where gradients or
 /// their terms are few, and where all queries have the same products. There a key has the same weight for all

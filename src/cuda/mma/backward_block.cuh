@@ -240,10 +240,8 @@ struct BackwardBlock {
   __device__ void settle(QuerySteps& steps) const {
     if constexpr (general) {
       if (!call.problem.features.block_mask) return;
-      for (; steps.more(); steps.step(space.order.kept(), known.from, known.to)) {
-        steps.tile = state_of(call, query_tile(steps), {first_key, key_count});
-        if (steps.tile != block_hidden) return;
-      }
+      const OwnKeys keys{b, h * static_cast<int>(call.group()), first_key, key_count};
+      steps = next_seen(call, blocks, space, *facts_smem, keys, c.queries, steps);
     }
   }
 

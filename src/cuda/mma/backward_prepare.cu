@@ -170,6 +170,38 @@ __global__ void __launch_bounds__(row_threads)
   }
 }
 
+/// A warp a row of query blocks: its bit, in the words of all blocks of keys that it lists.
+__global__ void __launch_bounds__(row_threads)
+    note_seen_blocks(const __grid_constant__ AttentionCall call, const SeenBlocks seen, std::int64_t rows) {
+  const std::int64_t row = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+  const std::int64_t heads = call.problem.heads_q;
+  const std::int64_t b = row / rows / heads, h = row / rows % heads, qb = row % rows;
+  if (b >= call.problem.batch) return;
+  const auto note = [&](const Indices& counts, const Indices& indices) {
+    if (counts.data == nullptr) return;
+    for (int slot = static_cast<int>(threadIdx.x % 32); slot < counts.at(b, h, qb); slot += 32) {
+      const std::int64_t kb = indices.at(b, h, qb, slot);
+      if (kb < 0 || kb >= seen.key_blocks) continue;
+      atomicOr(seen.of(call, b, h, kb) + qb / 32, 1u << qb % 32);
+    }
+  };
+  note(call.blocks.counts, call.blocks.indices);
+  note(call.blocks.full_counts, call.blocks.full_indices);
+}
+
+void note_seen_blocks_of(const AttentionCall& call, const SeenBlocks& seen, cudaStream_t stream) {
+  if (seen.bits == nullptr || seen.count == 0) return;
+  check_cuda(cudaMemsetAsync(seen.bits, 0, static_cast<std::size_t>(seen.count) * 4, stream),
+             "tilewise mma backward");
+  const std::int64_t rows = SeenBlocks::query_blocks(call);
+  launch<note_seen_blocks>(
+      {.name = "tilewise mma backward, blocks",
+       .blocks = (call.problem.batch * call.problem.heads_q * rows * 32 + row_threads - 1) / row_threads,
+       .threads = row_threads,
+       .stream = stream},
+      call, seen, rows);
+}
+
 template <typename T, int lanes>
 void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
   const AttentionFeatures& features = call.problem.features;
@@ -182,6 +214,7 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
                                    .stream = stream},
                                   call, space);
   }
+  note_seen_blocks_of(call, space.seen, stream);
   if (space.order.kept()) {
     check_cuda(cudaMemsetAsync(space.order.ticket, 0, space.order.bytes, stream), "tilewise mma backward");
   }

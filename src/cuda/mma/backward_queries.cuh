@@ -227,10 +227,39 @@ inline __device__ __noinline__ std::uint32_t blocks_before(const AttentionCall& 
   return static_cast<std::uint32_t>(count);
 }
 
-/// What a block mask hides of a tile of keys from a tile of queries: see KeyTile.
-inline __device__ __noinline__ std::int32_t state_of(const AttentionCall& call, const QueryTile& queries,
-                                                     KeyTile keys) {
-  return meets<true>(call, queries, keys) ? keys.tile : block_hidden;
+/// The keys of a block, and the first of the query heads that share them.
+struct OwnKeys {
+  int b, first_head;
+  int first, count;
+};
+
+/// With a block mask: the first of some tiles of queries, this one or a later one, that sees something of the
+/// keys. Tiles have `size` queries.
+inline __device__ __noinline__ QuerySteps next_seen(const AttentionCall& call, const BackwardBlocks& blocks,
+                                                    const BackwardSpace& space, const GroupFacts& facts_smem,
+                                                    const OwnKeys& keys, int size, QuerySteps steps) {
+  const auto per_block = static_cast<int>(blocks.queries.tiles_per_block);
+  const auto block_q = static_cast<int>(call.blocks.block_q);
+  const std::int64_t key_block = keys.first / call.blocks.block_k;
+  const SeenBlocks& seen = space.seen;
+  const bool known = seen.bits != nullptr;
+  const std::uint32_t* bits = known ? seen.of(call, keys.b, keys.first_head, key_block) : nullptr;
+  const std::int64_t head_words = seen.key_blocks * seen.words;
+  for (; steps.more(); steps.step(space.order.kept(), facts_smem.from, facts_smem.to)) {
+    const int row = steps.at / per_block;
+    if (known && (bits[steps.head * head_words + row / 32] >> row % 32 & 1u) == 0) continue;
+    // Query r of the tile sees keys r + low to r + high.
+    const int first = row * block_q + (steps.at - row * per_block) * size;
+    const int count = min(size, min(facts_smem.length, (row + 1) * block_q) - first);
+    const bool in_band =
+        count > 0 && count - 1 + facts_smem.high + first > 0 && facts_smem.low + first < keys.count;
+    if (!in_band) continue;
+    steps.tile = known && call.blocks.tile_ids.data == nullptr
+                     ? block_full
+                     : block_state<true>(call, keys.b, keys.first_head + steps.head, row, key_block);
+    if (steps.tile != block_hidden) break;
+  }
+  return steps;
 }
 
 }  // namespace tilewise::cuda::mma

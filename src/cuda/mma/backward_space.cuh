@@ -167,6 +167,34 @@ struct KeyShares {
   static constexpr std::int64_t row_floats(std::int64_t dims) { return (dims + 3) / 4 * 4; }
 };
 
+/// With a block mask: which rows of query blocks list a block of keys, a bit each. The mask's lists are by
+/// rows of query blocks, and a block that keeps keys would have to look through all of them.
+struct SeenBlocks {
+  std::uint32_t* bits = nullptr;  ///< [B, Hq, key blocks, words]; null where blocks are so small that there
+                                  ///< would be more of these than there is of q
+  std::int64_t key_blocks = 0;
+  std::int64_t words = 0;
+  std::int64_t count = 0;  ///< of all words
+
+  SeenBlocks() = default;
+  SeenBlocks(Arena& arena, const AttentionCall& call) {
+    const AttentionProblem& problem = call.problem;
+    if (!problem.features.block_mask) return;
+    key_blocks = (problem.length_k + call.blocks.block_k - 1) / call.blocks.block_k;
+    words = (query_blocks(call) + 31) / 32;
+    count = problem.batch * problem.heads_q * key_blocks * words;
+    if (count * 2 <= problem.heads_q * call.rows_q() * problem.dim_qk)
+      bits = arena.take<std::uint32_t>(count);
+  }
+  static constexpr std::int64_t query_blocks(const AttentionCall& call) {
+    return (call.problem.length_q + call.blocks.block_q - 1) / call.blocks.block_q;
+  }
+  __device__ std::uint32_t* of(const AttentionCall& call, std::int64_t b, std::int64_t hq,
+                               std::int64_t key_block) const {
+    return bits + ((b * call.problem.heads_q + hq) * key_blocks + key_block) * words;
+  }
+};
+
 struct BackwardSpace {
   RowValues rows;
   Largest* largest = nullptr;
@@ -177,6 +205,7 @@ struct BackwardSpace {
   std::uint8_t* key_has_peak = nullptr;  ///< [Hkv, rows_k]
   PeakPlaces places;                     ///< where dk or dv is to be the same each time
   KeyShares shares;
+  SeenBlocks seen;
   bool whole = false;        ///< see whole_pairs
   simt::RowStates states{};  ///< for the gradients of mask and sinks, which are exact to f32
   float* row_sums = nullptr;
@@ -228,6 +257,7 @@ struct BackwardSpace {
       if (call.dv.wanted) shares.dv = arena.take<float>(count * KeyShares::row_floats(call.problem.dim_v));
       shares.has_peak = arena.take<std::uint8_t>(count);
     }
+    seen = SeenBlocks(arena, call);
     if (needs_states(call)) {
       states = {arena.take<float>(queries), arena.take<float>(queries), arena.take<float>(queries)};
       if (simt::sums_rows(call)) row_sums = arena.take<float>(queries);

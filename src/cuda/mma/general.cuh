@@ -76,14 +76,14 @@ struct GeneralBlock {
   SoftmaxRows<c> softmax{};
   TileSums<c> own;  ///< of the tile at hand
 
-  __device__ GeneralBlock(const AttentionCall& call_, const ForwardFacts& facts, std::byte* shared)
+  __device__ GeneralBlock(const AttentionCall& call_, const ForwardFacts& facts, bool few_, std::byte* shared)
       : call(call_),
         rows(facts.rows),
         load{call, facts},
         rules(call, rows.queries.b, rows.queries.h),
         exponents{log2e, std::is_same_v<T, __half> ? 7.0f : 0.0f},  // of weights of 2^8 at most
         all(call, rows),
-        few(few_results(call)),
+        few(few_),
         space(shared),
         mask(call, rows, place),
         drawn(facts.dropout) {}
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   __syncthreads();  // the facts are there
   const QueryRows& rows = facts_smem.rows;
   if (rows.queries.count <= 0) return;
-  GeneralBlock<T, c> block(call, facts_smem, shared);
+  GeneralBlock<T, c> block(call, facts_smem, blocks.few, shared);
   TilesAhead tiles(facts_smem);
   const KeyTile first = tiles.take();
   if (first.count > 0) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/mma/tuning.h"
 #include "cuda/tile/key_tiles.cuh"
 
 namespace tilewise::cuda::mma {
@@ -33,8 +34,9 @@ struct QueryRows {
 struct QueryBlocks {
   QueryGrid queries;
   Turns turns;
-  int heads = 1;    ///< in a block
-  int inverse = 0;  ///< see QueryRows
+  int heads = 1;     ///< in a block
+  int inverse = 0;   ///< see QueryRows
+  bool few = false;  ///< results: see few_results
 
   static QueryBlocks of(const AttentionCall& call, int rows, int multiprocessors) {
     const std::int64_t group = call.group();
@@ -46,7 +48,7 @@ struct QueryBlocks {
     const std::int64_t key_bytes = call.problem.length_k * (call.problem.dim_qk + call.problem.dim_v) * 2;
     const Turns turns = Turns::of(call, call.problem.batch * (call.problem.heads_q / heads), queries.tiles,
                                   together ? key_bytes : key_bytes / group, multiprocessors);
-    return {queries, turns, heads, (65536 + heads - 1) / heads};
+    return {queries, turns, heads, (65536 + heads - 1) / heads, few_results(call)};
   }
   std::int64_t count() const { return std::int64_t{turns.heads} * turns.tiles; }
   /// In turn, those of a group after one another, since they share keys in the cache; and of each head the

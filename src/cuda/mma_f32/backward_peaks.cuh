@@ -20,7 +20,10 @@ __device__ __forceinline__ void take_peaks(const BackwardBlock<c>& block, float 
       if (!(weight > simt::peak_weight)) continue;
       const std::int64_t row = first_row + 8 * n + 2 * (block.lane % 4) + e % 2;
       const int count = atomicAdd(block.space.peaks.count + row, 1);
-      if (count >= simt::most_peaks) continue;
+      if (count >= simt::most_peaks) {  // lse is far off: as one of the others
+        atomicAdd(block.space.peaks.rest_weight + row, weight);
+        continue;
+      }
       simt::Peak& peak = block.space.peaks.first[row * simt::most_peaks + count];
       peak.key = block.first_key + block.warp * 16 + e / 2 * 8 + block.lane / 4;
       peak.weight = weight;

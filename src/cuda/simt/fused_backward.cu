@@ -146,7 +146,10 @@ __device__ __forceinline__ void take_peaks(const Stage<C, Side::keys, false>& st
     if (!(weight > peak_weight)) continue;
     float& dscore = stage.dscores[r * C::pair_stride + c];
     const int n = atomicAdd(peaks.count + first_row + r, 1);
-    if (n >= most_peaks) continue;
+    if (n >= most_peaks) {  // lse is far off: as one of the others
+      atomicAdd(peaks.rest_weight + first_row + r, weight);
+      continue;
+    }
     peaks.first[(first_row + r) * most_peaks + n] = {keys.first + c, weight, dscore / weight};
     dscore = 0;
   }
@@ -305,7 +308,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
   }
 }
 
-// For some heads, which are often none: as many blocks as there are multiprocessors look for something to do.
+// For some heads, which are often none: as many blocks as can be there at once look for something to do.
 template <typename C>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_backward_of_some(const __grid_constant__ AttentionCall call, const Blocks blocks,
@@ -418,7 +421,8 @@ void run_some(const AttentionCall& call, const Workspace& workspace, const SomeH
   const std::int64_t count = problem.batch * problem.heads_kv * blocks.keys.tiles;
   launch<fused_backward_of_some<C>>(
       {.name = "tilewise fused backward, some heads",
-       .blocks = std::min<std::int64_t>(count, device_properties(context.device.index).multiprocessors),
+       .blocks =
+           std::min<std::int64_t>(count, C::blocks * device_properties(context.device.index).multiprocessors),
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
        .stream = static_cast<cudaStream_t>(context.stream),

@@ -236,13 +236,13 @@ struct Found {
   Whose whose{};
 };
 
-// For short sequences, which are often none, as many blocks as there are multiprocessors look for some.
+// For short sequences, which are often none, as many blocks as can be there at once look for some.
 template <typename C, bool general>
 void run(const AttentionCall& call, const Found& found, const Context& context) {
   const Blocks blocks{QueryGrid::of(call, C::tile), KeyGrid::of(call, C::tile)};
   const std::int64_t tiles = call.problem.batch * call.problem.heads_q * blocks.queries.tiles;
   const std::int64_t most =
-      found.whose.only_short ? device_properties(context.device.index).multiprocessors : tiles;
+      found.whose.only_short ? C::blocks * device_properties(context.device.index).multiprocessors : tiles;
   launch<row_states_tiles<C, general>>({.name = "tilewise row states",
                                         .blocks = std::min(tiles, most),
                                         .threads = C::threads,
