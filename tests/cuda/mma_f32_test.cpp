@@ -176,6 +176,25 @@ TEST_F(MmaF32, TakesTilesWithSomeSmallNumbers) {
   }
 }
 
+// Queries mind a key in 32 alone, whose value is 0 but for one number, far smaller than those of other keys:
+// all of o hangs on numbers of which a tile has one.
+TEST_F(MmaF32, TakesRowsThatAreOneSmallNumber) {
+  RandomProblem problem = dense_problem(375, DType::f32, usual);
+  const auto set = [](Buffer& buffer, const auto& value_of) {
+    std::vector<double> values = buffer.values();
+    for (std::size_t n = 0; n < values.size(); ++n) values[n] = value_of(n, values[n]);
+    buffer.set_values(values);
+  };
+  const auto minded = [](std::size_t n) { return n / 64 % 203 % 32 == 5; };
+  set(problem.q, [](std::size_t n, double x) { return n % 64 == 0 ? 8.0 : x; });
+  set(problem.k, [&](std::size_t n, double x) { return n % 64 != 0 ? x : minded(n) ? 0.0 : -60.0; });
+  set(problem.v, [&](std::size_t n, double x) {
+    if (!minded(n)) return x;
+    return n % 64 == n / 64 % 64 ? 1e-9 * x : 0.0;
+  });
+  expect_within_contract(problem);
+}
+
 // One part is as exact as TF32, and that is what the option buys speed with.
 TEST_F(MmaF32, IsAsExactAsTf32WhereThatIsAllowed) {
   std::uint64_t seed = 380;

@@ -5,6 +5,7 @@
 #include "cuda/mma/forward.h"
 #include "cuda/mma/tuning.h"
 #include "cuda/mma_f32/backward.h"
+#include "cuda/mma_f32/backward_tuning.h"
 #include "cuda/mma_f32/forward.h"
 #include "cuda/mma_f32/limits.h"
 #include "cuda/runtime/device.h"
@@ -40,8 +41,8 @@ std::string supports_f32_backward(const AttentionProblem& problem) {
   }
   if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
   const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
-  if (dim > mma_f32::most_backward_dim) {
-    return "f32 backward takes head dims to " + std::to_string(mma_f32::most_backward_dim);
+  if (mma_f32::backward_dim(dim) == 0) {
+    return "f32 backward takes head dims to " + std::to_string(mma_f32::most_backward_dim());
   }
   const std::size_t needed = mma_f32::backward_shared_bytes(dim);
   if (device_properties(problem.device.index).shared_bytes < needed) {

@@ -11,8 +11,7 @@ std::size_t backward_workspace(const AttentionCall& call);
 /// Sequences of fewer queries are the fused kernel's: they are few terms of dv.
 inline constexpr int few_backward_queries = 128;
 
-/// The largest head dim backward takes, and the shared memory a block needs, ours or the fused kernel's.
-inline constexpr int most_backward_dim = 128;
+/// The shared memory a block needs, ours or the fused kernel's.
 std::size_t backward_shared_bytes(std::int64_t dim);
 
 }  // namespace tilewise::cuda::mma_f32

@@ -15,7 +15,7 @@ namespace tilewise::cuda::mma_f32 {
 // From a call to the row of a tuning table that it runs by.
 
 inline int backward_dim(const AttentionCall& call) {
-  return std::max(call.problem.dim_qk, call.problem.dim_v) <= 64 ? 64 : 128;
+  return backward_dim(std::max(call.problem.dim_qk, call.problem.dim_v));
 }
 
 inline BackwardSpace backward_space_of(const AttentionCall& call, void* base) {

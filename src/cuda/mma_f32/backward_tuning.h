@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace tilewise::cuda::mma_f32 {
 
@@ -41,5 +42,20 @@ struct FullBackward {
       {.dim = 128, .warps = 4, .blocks = 1},
   };
 };
+
+/// The smallest dim of those rows that is sufficient; 0 where none is.
+constexpr int backward_dim(std::int64_t dim) {
+  int least = 0;
+  for (const BackwardConfig& c : FullBackward::rows) {
+    if (c.dim >= dim && (least == 0 || c.dim < least)) least = c.dim;
+  }
+  return least;
+}
+/// The largest there is.
+constexpr int most_backward_dim() {
+  int most = 0;
+  for (const BackwardConfig& c : FullBackward::rows) most = c.dim > most ? c.dim : most;
+  return most;
+}
 
 }  // namespace tilewise::cuda::mma_f32

@@ -53,6 +53,20 @@ __device__ __forceinline__ bool split_eight(uint4 (&chunks)[parts], const float 
   }
   return __uint_as_float(smallest / 2) * power < Losses::least<parts>;  // not a number where all are 0
 }
+/// Whether the largest number of a row, which is that of neighbouring lanes, loses digits: then all that
+/// hangs on the row does, however few its numbers are. One part, where TF32 is allowed, has no registers left
+/// to ask.
+template <int lanes>
+__device__ __forceinline__ bool loses_all(const float (&x)[8], float power) {
+  float largest = 0;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) largest = fmaxf(largest, fabsf(x[n]));
+#pragma unroll
+  for (int apart = lanes / 2; apart > 0; apart /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));
+  }
+  return largest > 0 && largest * power < Losses::least<2>;
+}
 /// Counts what such eight lose.
 template <int parts>
 __device__ __forceinline__ void count_losses(Losses& losses, const float (&x)[8], float power) {
@@ -179,7 +193,11 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
   }
   __shared__ int bits, norm_bits;
   __shared__ unsigned all_losses[3];
-  if (threadIdx.x == 0) bits = norm_bits = 0;
+  __shared__ bool some_row_loses;
+  if (threadIdx.x == 0) {
+    bits = norm_bits = 0;
+    some_row_loses = false;
+  }
   if (threadIdx.x < 3) all_losses[threadIdx.x] = 0;
   __syncthreads();  // they are 0
   // Numbers that are not negative compare as their bits do.
@@ -220,7 +238,12 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
   if (__any_sync(~0u, loses)) {
     Losses losses;
 #pragma unroll
-    for (int round = 0; round < rounds; ++round) count_losses<parts>(losses, x[round], power);
+    for (int round = 0; round < rounds; ++round) {
+      count_losses<parts>(losses, x[round], power);
+      if constexpr (parts == 2) {
+        if (loses_all<lanes>(x[round], power)) some_row_loses = true;
+      }
+    }
 #pragma unroll
     for (int n = 0; n < 3; ++n) {
       const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
@@ -229,8 +252,8 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
   }
   __syncthreads();  // norm and losses are there
   const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
-  const bool unfit =
-      all.harmful() || sequence.length_k <= few_keys || sequence.length_q < Beside::few_queries;
+  const bool unfit = all.harmful() || some_row_loses || sequence.length_k <= few_keys ||
+                     sequence.length_q < Beside::few_queries;
   if (threadIdx.x == 0) {
     const bool zero = !Beside::norms && bits == 0;
     to.exponents[place] = Beside::marks_tiles && unfit ? unfit_tile : zero ? zero_tile : exponent;

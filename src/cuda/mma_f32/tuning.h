@@ -50,7 +50,7 @@ struct FullForward {
        .queries_stay = true,
        .blocks = 2},
       {.dim = 64, .warps = 4, .row_tiles = 1, .buffers = 4, .blocks = 3},
-      {.dim = 128, .warps = 4, .row_tiles = 2, .keys_at_once = 16, .buffers = 3, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 2, .dims_at_once = 32, .buffers = 3, .blocks = 2},
       {.dim = 128, .warps = 4, .row_tiles = 1, .buffers = 3, .blocks = 2},
       {.dim = 256, .warps = 8, .row_tiles = 1, .dims_at_once = 32, .buffers = 3, .blocks = 1},
       {.dim = 256, .warps = 4, .row_tiles = 1, .buffers = 3, .blocks = 1},
