@@ -16,6 +16,7 @@ RECORDS = ("vit-model", "vit-train", "llama-model")
 NOTHING = "Nothing has been recorded yet."
 RUNGS = ("naive", "tiled", "fused", "mma", "wgmma")
 WIDTH = 768  # of ViT-B
+PLAIN_WITHIN = 4  # times: what is further apart is drawn on logarithmic axes
 PARTS = {"vit attention": "attention, a call", "vit model": "whole model"}
 
 
@@ -59,6 +60,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The first column to the left, the others to the right."""
     lines = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
     return lines + [f"| {' | '.join(row)} |" for row in rows]
+
+
+def in_order(rows: Sequence[Line]) -> list[str]:
+    """Whom the lines are of: PyTorch, the rungs and what is made of them; then others that have a time."""
+    known = [name for name in ("torch", "torch + auto", *RUNGS, "auto", "layer") if of(rows, impl=name)]
+    return known + [name for name in values((x for x in rows if "ms" in x), "impl") if name not in known]
 
 
 def runs_of(lines: Iterable[Line]) -> str:
@@ -125,10 +132,7 @@ def _scaling_rows(rows: list[Line], tokens: list[int]) -> Iterable[list[str]]:
         found = of(rows, impl=impl, tokens=n)
         return found[0].get("ms") if found else None
 
-    order = [
-        name for name in ("torch", "torch + auto", *RUNGS, "auto", "layer") if name in values(rows, "impl")
-    ]
-    for impl in order:
+    for impl in in_order(rows):
         times = [ms(impl, n) for n in tokens]
         first, last, peer = times[0], times[-1], ms("torch", tokens[-1])
         growth = f"{last / first:.1f} times" if first and last else "-"
@@ -136,42 +140,39 @@ def _scaling_rows(rows: list[Line], tokens: list[int]) -> Iterable[list[str]]:
 
 
 def scaling_plot(lines: list[Line]) -> str:
-    """A row a type: attention on logarithmic axes; then it, and the model, on plain ones without the slow."""
+    """A row for attention and one for the model in each type: all on the left, all but naive on the right."""
     rows = [line for line in of(lines, suite="vit-model") if "ms" in line]
-    impls = [name for name in (*RUNGS, "torch") if name in values(rows, "impl")]
+    impls = in_order(rows)
+    others = [name for name in impls if name != "naive"]
     drawn = []
     for dtype in values(rows, "dtype"):
-        attention, model = (of(rows, dtype=dtype, op=op) for op in PARTS)
-        if attention:
-            drawn.append(_scaling_chart(f"attention, {dtype}", attention, impls, log=True))
-        for title, part in (("attention", attention), ("whole model", model)):
-            if not part:
-                continue
-            quick = _within(part, impls, factor=4)
-            drawn.append(_scaling_chart(f"{title} without the slow, {dtype}", part, quick, log=False))
-    return charts.grid(drawn, 3, impls)
+        for op, title in PARTS.items():
+            part = of(rows, dtype=dtype, op=op)
+            for names, note in ((impls, ""), (others, ", without naive")):
+                if any(line["impl"] in names for line in part):
+                    drawn.append(_scaling_chart(f"{title}, {dtype}{note}", part, names))
+    return charts.grid(drawn, 2, impls, cell=(420, 290))
 
 
-def _within(rows: list[Line], impls: Sequence[str], factor: float) -> list[str]:
-    """Those whose time at the most tokens is within a factor of the best."""
-    most = max(line["tokens"] for line in rows)
-    last = {line["impl"]: line["ms"] for line in of(rows, tokens=most) if line["impl"] in impls}
-    return [name for name in impls if last.get(name, math.inf) <= factor * min(last.values())]
-
-
-def _scaling_chart(title: str, rows: list[Line], impls: Sequence[str], log: bool) -> Chart:
+def _scaling_chart(title: str, rows: list[Line], impls: Sequence[str]) -> Chart:
+    """Time over tokens, on logarithmic axes unless all are within a few times of each other."""
     series = []
     for impl in impls:
         points = sorted((float(line["tokens"]), float(line["ms"])) for line in of(rows, impl=impl))
         if points:
-            series.append(Series(impl, tuple(points), dashed=impl == "torch"))
+            joined, dashed = impl != "auto", impl.startswith("torch")  # auto: rings around a rung's marks
+            series.append(Series(impl, tuple(points), joined=joined, dashed=dashed))
     tokens = sorted({x for one in series for x, _ in one.points})
-    x = charts.axis("tokens", tokens, log, tokens)
-    y = charts.axis("ms", [y for one in series for _, y in one.points], log)
-    # N² through the first point of the slowest that is drawn.
-    begin = max(one.points[0][1] for one in series)
+    last = [one.points[-1][1] for one in series]
+    log = max(last) > PLAIN_WITHIN * min(last)
+    # N² from the slowest's first point on, of which a plain axis has a part; on logarithmic axes, where it
+    # would lie on naive's line, beside that.
+    begin = max(one.points[0][1] for one in series) * (1.6 if log else 1)
     steps = [tokens[0] + (tokens[-1] - tokens[0]) * n / 24 for n in range(25)]
     line = [(at, begin * (at / tokens[0]) ** 2) for at in steps]
+    times = [y for one in series for _, y in one.points]
+    x = charts.axis("tokens", tokens, log, tokens)
+    y = charts.axis("ms", [*times, line[-1][1]] if log else times, log)
     rule = tuple(point for point in line if point[1] <= y.high)
     return Chart(title, x, y, tuple(series), (("N²", rule),))
 
