@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tilewise.bench import charts
+from tilewise.bench import charts, timing
 from tilewise.bench.charts import Chart, Series
 from tilewise.bench.records import Line
 
@@ -197,17 +197,18 @@ def training_section(lines: list[Line]) -> str:
             "loss",
             "seconds an epoch",
             "images/s, inference",
-            "kernels",
+            "what ran",
         ]
         text += ["", *table(head, _epoch_rows(lines, epochs))]
         text += ["", *said] if (said := _beside_sdpa(lines, epochs)) else []
     if steps:
         rows = [
-            [x["impl"], figure(x.get("ms")), figure(x.get("loss"), 5), x.get("skipped", "")] for x in steps
+            [x["impl"], figure(x.get("ms")), figure(x.get("loss"), 5), x.get("skipped") or passes(x)]
+            for x in steps
         ]
         count = max(x.get("steps", 0) for x in steps)
         timed = max(x.get("timed", x.get("steps", 3) - 3) for x in steps)  # the first three never were
-        head = ["kernel", "ms a step", f"loss after {count}", "why not"]
+        head = ["kernel", "ms a step", f"loss after {count}", "what ran, or why not"]
         text += ["", *table(head, rows)]
         told = f"{timed} steps were timed, from the 4th on, the time of their host included"
         text += ["", f"{told}: epochs are the better measure."]
@@ -220,8 +221,7 @@ def _epoch_rows(lines: list[Line], epochs: list[Line]) -> Iterable[list[str]]:
         last = own[-1]
         seconds = _epoch_seconds(own)
         infer = (of(lines, op="infer", impl=impl) or [{}])[0]
-        kernels = ", ".join(infer["kernels"].values()) if "kernels" in infer else "-"
-        speed = [figure(infer.get("images_a_second")), kernels]
+        speed = [figure(infer.get("images_a_second")), passes(infer) or "-"]
         yield [
             impl,
             str(last["epoch"]),
@@ -236,17 +236,54 @@ def _epoch_seconds(epochs: list[Line]) -> float:
     return statistics.median(line["seconds"] for line in epochs[1:] or epochs)  # the first one warms up
 
 
+def passes(line: Line) -> str:
+    """The kernels that ran; nothing where a line does not say.
+
+    >>> passes({"kernels": {"forward": "wgmma", "backward": "mma"}})
+    'wgmma forward, mma backward'
+    >>> passes({"kernels": {"forward": "mma", "backward": "mma"}}), passes({})
+    ('mma forward and backward', '')
+    """
+    kernels = line.get("kernels", {})
+    if len(kernels) > 1 and len(set(kernels.values())) == 1:
+        return f"{next(iter(kernels.values()))} {' and '.join(kernels)}"
+    return ", ".join(f"{kernel} {name}" for name, kernel in kernels.items())
+
+
 def _beside_sdpa(lines: list[Line], epochs: list[Line]) -> list[str]:
+    """A ratio is printed where it is further from 1 than the turns of either are from each other."""
     ours, theirs = (of(epochs, impl=impl) for impl in ("auto", "sdpa"))
     if not (ours and theirs):
         return []
     left, right = _epoch_seconds(ours), _epoch_seconds(theirs)
     ratio, seconds = left / right, f"{figure(left)} and {figure(right)} s"
-    text = f"An epoch with auto takes {ratio:.2f} times as long as with SDPA ({seconds})"
-    rates = [x["images_a_second"] for impl in ("auto", "sdpa") for x in of(lines, op="infer", impl=impl)]
-    if len(rates) == 2:
-        text += f"; inference is {rates[0] / rates[1]:.2f} times as fast"
+    if _is_noise(ratio, max(map(_epoch_spread, (ours, theirs)))):
+        text = f"An epoch takes as long with auto as with SDPA, within noise ({seconds})"
+    else:
+        text = f"An epoch with auto takes {ratio:.2f} times as long as with SDPA ({seconds})"
+    infers = [x for impl in ("auto", "sdpa") for x in of(lines, op="infer", impl=impl)]
+    if len(infers) == 2 and all("spread" in x for x in infers):  # one turn of each would say nothing
+        ratio = infers[0]["images_a_second"] / infers[1]["images_a_second"]
+        spread = max(x["spread"] for x in infers)
+        fast = "as fast, within noise" if _is_noise(ratio, spread) else f"{ratio:.2f} times as fast"
+        turns = f"medians of {infers[0]['turns']} turns, which spread by {spread:.1%} at most"
+        text += f"; inference is {fast} ({turns})"
     return [f"{text}."]
+
+
+def _is_noise(ratio: float, spread: float) -> bool:
+    """Whether two differ by no more than the runs of one do.
+
+    >>> [_is_noise(ratio, 0.03) for ratio in (0.9, 0.98, 1.02, 1.1)]
+    [False, True, True, False]
+    """
+    return max(ratio, 1 / ratio) <= 1 + spread
+
+
+def _epoch_spread(epochs: list[Line]) -> float:
+    """Between the quartiles, over the median; of the epochs that count."""
+    seconds = [line["seconds"] for line in epochs[1:] or epochs]
+    return timing.summary(seconds).spread if len(seconds) > 1 else 0.0
 
 
 # Llama
