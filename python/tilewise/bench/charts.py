@@ -273,11 +273,14 @@ def _series(series: Series, at: object) -> str:
     parts = []
     if series.joined and len(points) > 1:
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        dash = ' stroke-dasharray="5 3"' if series.dashed else ""
-        parts.append(f'<path class="line" stroke="{colour(series.name)}"{dash} d="M{path}"/>')
+        parts.append(f'<path class="line" stroke="{colour(series.name)}"{_dash(series)} d="M{path}"/>')
     tips = series.tips or ("",) * len(points)
     parts += [marker(series.name, x, y, tip) for (x, y), tip in zip(points, tips, strict=True)]
     return "".join(parts)
+
+
+def _dash(series: Series) -> str:
+    return ' stroke-dasharray="5 3"' if series.dashed else ""
 
 
 def legend(names: Sequence[str]) -> str:
@@ -366,13 +369,15 @@ def strips(title: str, x_label: str, rows: Sequence[Strip], width: int = 640) ->
 def grid(
     charts: Sequence[Chart], columns: int, names: Sequence[str], cell: tuple[int, int] = (340, 240)
 ) -> str:
-    """Charts in rows under one legend."""
+    """Charts in rows under one legend, which has lines as the charts do."""
     width, top = cell[0] * columns, 30
     parts, x = [], 12.0
+    known = {series.name: series for chart in charts for series in chart.series}
     for name in names:
-        parts.append(
-            f'<path class="line" stroke="{colour(name)}" d="M{x:.0f} 15h24"/>{marker(name, x + 12, 15)}'
-        )
+        shown = known.get(name) or Series(name, ())
+        if shown.joined:
+            parts.append(f'<path class="line" stroke="{colour(name)}"{_dash(shown)} d="M{x:.0f} 15h24"/>')
+        parts.append(marker(name, x + 12, 15))
         parts.append(f'<text class="value" x="{x + 30:.0f}" y="19">{escape(name)}</text>')
         x += 54 + 6.4 * len(name)
     for n, chart in enumerate(charts):
