@@ -1,7 +1,8 @@
 """Records what the ViT example does here: python examples/vit/record.py [--data FOLDER] [--out DIR]
 
 A few steps of every kernel; then the whole training with Tilewise and with SDPA, epochs in turn, and
-inference. JSON lines in <out>/<machine>/vit-train.jsonl, the environment first (results/README.md).
+inference, in turns as well. JSON lines in <out>/<machine>/vit-train.jsonl, the environment first
+(results/README.md).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from data import Images, Missing, load, name_of
 from infer import explanation, images_a_second
 from model import ViT, ViTConfig
-from tilewise.bench import environment
+from tilewise.bench import environment, timing
 from tilewise.bench.implementations import kernels_on, verdicts
 from tilewise.bench.options import whole
 from tilewise.bench.problem import BadInput
@@ -27,16 +28,34 @@ from train import Settings, accuracy, config_for, make_model, make_optimizer, tr
 
 Line = dict[str, Any]
 WARM_UP_STEPS = 3
+TURNS = 5  # of inference
+TURN_SECONDS = 1.0
 
 
-def chosen(model: ViT, attention: str, settings: Settings, device: torch.device) -> list[str]:
-    """The kernels of both passes."""
+def chosen(model: ViT, attention: str, settings: Settings, device: torch.device) -> dict[str, str]:
+    """The kernel of each pass."""
     if attention == "sdpa":
-        return ["sdpa", "sdpa"]
+        return {"forward": "sdpa", "backward": "sdpa"}
     said = explanation(model, attention, settings.batch, device, settings.precision, gradient=True)
     forward, backward = said.split("\nbackward ")
-    passes = (verdicts(forward), verdicts(backward))
-    return [next(name for name, verdict in of.items() if verdict == "chosen") for of in passes]
+    passes = {"forward": verdicts(forward), "backward": verdicts(backward)}
+    return {
+        of: next(name for name, verdict in found.items() if verdict == "chosen")
+        for of, found in passes.items()
+    }
+
+
+def inference_rates(models: dict[str, ViT], images: Images, settings: Settings) -> dict[str, Line]:
+    """Images a second of each, in turns: the median, and the spread between the quartiles over it."""
+    rates: dict[str, list[float]] = {name: [] for name in models}
+    for turn in range(TURNS):
+        for name in timing.rotated(list(models), turn):
+            rates[name].append(images_a_second(models[name], images, settings, 1000, TURN_SECONDS))
+    found = {}
+    for name, of in rates.items():
+        kept = timing.summary(of)
+        found[name] = {"images_a_second": round(kept.ms), "spread": round(kept.spread, 5), "turns": kept.runs}
+    return found
 
 
 def whole_training(
@@ -57,10 +76,10 @@ def whole_training(
             found = round(accuracy(model, test, settings), 5)
             writer.add(base | {"op": "epoch", "impl": name} | line | {"accuracy": found})
             print(f"{name:6s} {line} accuracy {found:.2%}", flush=True)
+    rates = inference_rates(models, test, settings)
     for name, model in models.items():
-        kernels = dict(zip(("forward", "backward"), chosen(model, name, settings, device), strict=True))
-        told: Line = {"op": "infer", "impl": name, "kernels": kernels}
-        told["images_a_second"] = round(images_a_second(model, test, settings, 1000, seconds=1.0))
+        told: Line = {"op": "infer", "impl": name, "kernels": chosen(model, name, settings, device)}
+        told |= rates[name]
         writer.add(base | told)
         print(told, flush=True)
 
@@ -73,7 +92,9 @@ def reason(text: str, kernel: str) -> str:
 def few_steps(
     config: ViTConfig, train: Images, settings: Settings, count: int, kernel: str, base: Line
 ) -> Line:
-    """The time of a step, its host's included, and the loss after some, from the same start; or why not."""
+    """The time of a step, its host's included, the loss after some, from the same start, and what ran; or
+    why not.
+    """
     device = train.labels.device
     line = base | {"op": "steps", "impl": kernel}
     model = make_model(config, kernel, settings.seed, device)
@@ -89,7 +110,7 @@ def few_steps(
         return line | {"skipped": reason(str(error), kernel)}
     timed = times[WARM_UP_STEPS:]
     line |= {"ms": round(statistics.median(timed), 4), "steps": count, "timed": len(timed)}
-    return line | {"loss": round(loss, 5)}
+    return line | {"loss": round(loss, 5), "kernels": chosen(model, kernel, settings, device)}
 
 
 def main(given: list[str] | None = None) -> None:

@@ -7,7 +7,9 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tilewise.bench import model_figures as figures
+from tilewise.bench.charts import Chart
 
 Line = dict[str, Any]
 HEAD: Line = {"environment": {"gpu": "A GPU", "torch": "2.11", "date": "2026-01-02T03:04:05+00:00"}}
@@ -54,41 +56,126 @@ def test_scaling_says_how_often_and_on_what() -> None:
     assert "inputs are rotated" in text and "README" not in text
 
 
+# Milliseconds at 197 and 1025 tokens, about those of a record.
+TIMES = {
+    ("bf16", "vit attention"): {
+        "torch": (0.027, 0.33), "naive": (5.0, 130.0), "tiled": (0.54, 9.3), "fused": (0.33, 5.9),
+        "mma": (0.036, 0.41), "wgmma": (0.022, 0.23), "auto": (0.022, 0.23),
+    },
+    ("bf16", "vit model"): {
+        "torch": (3.4, 18.5), "torch + auto": (3.3, 17.2), "naive": (63.0, 1563.0), "tiled": (9.2, 125.0),
+        "fused": (6.7, 84.7), "mma": (3.2, 18.1), "wgmma": (3.0, 15.9), "auto": (3.0, 15.8),
+        "layer": (2.8, 15.0),
+    },
+    ("f32", "vit attention"): {
+        "torch": (0.2, 3.3), "naive": (5.0, 132.0), "tiled": (0.51, 8.8), "fused": (0.15, 2.7),
+        "mma": (0.1, 1.2), "wgmma": (0.08, 0.8), "auto": (0.08, 0.8),
+    },
+    ("f32", "vit model"): {
+        "torch": (30.4, 160.0), "torch + auto": (28.9, 129.0), "naive": (76.2, 1621.0),
+        "tiled": (22.0, 172.0), "fused": (17.7, 98.9), "mma": (17.2, 81.9), "wgmma": (16.9, 78.2),
+        "auto": (16.9, 81.0), "layer": (11.0, 52.2),
+    },
+}  # fmt: skip
+
+
+def like_a_record() -> list[Line]:
+    lines = [HEAD]
+    for (dtype, op), times in TIMES.items():
+        for place, (pixels, tokens) in enumerate(((224, 197), (512, 1025))):
+            base = {"suite": "vit-model", "op": op, "dtype": dtype, "batch": 32, "depth": 12}
+            base |= {"pixels": pixels, "tokens": tokens}
+            lines += [base | {"impl": impl, "ms": ms[place]} for impl, ms in times.items()]
+            lines += [base | {"impl": "wide", "skipped": "is for head dims above 128"}]
+    return lines
+
+
+def charts_drawn(lines: list[Line], monkeypatch: pytest.MonkeyPatch) -> dict[str, Chart]:
+    drawn: list[Chart] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(figures.charts, "grid", lambda charts, *rest, **more: drawn.extend(charts) or "")
+        figures.scaling_plot(lines)
+    return {chart.title: chart for chart in drawn}
+
+
 def test_scaling_plot_is_a_picture_with_every_series() -> None:
-    svg = figures.scaling_plot(scaling())
+    svg = figures.scaling_plot(like_a_record())
     texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.text]
-    assert texts.count("N²") == 6 and {"naive", "wgmma", "torch"} <= set(texts)
-    assert "attention without the slow, bf16" in texts
-    assert figures._within(figures.of(scaling(), dtype="bf16"), ("naive", "wgmma", "torch"), 4) == [
-        "wgmma",
-        "torch",
-    ]
+    assert texts.count("N²") == 8 and {"naive", "wgmma", "torch", "layer"} <= set(texts)
+    assert "whole model, bf16, without naive" in texts and "wide" not in texts
+
+
+def test_scaling_plot_is_drawn_with_naive_and_without_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = charts_drawn(like_a_record(), monkeypatch)
+    assert len(drawn) == 2 * len(TIMES)
+    for (dtype, op), times in TIMES.items():
+        title = f"{figures.PARTS[op]}, {dtype}"
+        for chart, names in (
+            (drawn[title], set(times)),
+            (drawn[f"{title}, without naive"], set(times) - {"naive"}),
+        ):
+            assert {one.name for one in chart.series} == names
+            assert all(len(one.points) == 2 for one in chart.series)
+            for one in chart.series:
+                assert all(chart.y.low <= ms <= chart.y.high for _, ms in one.points)
+            ((label, rule),) = chart.rules
+            (first, begin), (last, end) = rule[0], rule[-1]
+            assert label == "N²" and end / begin == pytest.approx((last / first) ** 2)
+            assert chart.x.log == chart.y.log and (not chart.y.log or (first, last) == (197, 1025))
+    plain = [title for title, chart in drawn.items() if not chart.y.log]
+    assert plain == ["whole model, f32, without naive"]  # where all are within a few times
+
+
+def training(sdpas: tuple[float, ...] = (9.0, 1.9, 2.0, 2.1)) -> list[Line]:
+    """Epochs of auto that take 2 s, and SDPA's; steps of two kernels that ran, and of one that did not."""
+    base = {"suite": "vit-train", "dtype": "bf16", "batch": 512}
+    lines = [HEAD]
+    for epoch, both in enumerate(zip((9.0, 1.9, 2.0, 2.1), sdpas, strict=True), 1):
+        for impl, seconds in zip(("auto", "sdpa"), both, strict=True):
+            line = {"op": "epoch", "impl": impl, "epoch": epoch, "seconds": seconds}
+            lines.append(base | line | {"loss": 1 / epoch, "accuracy": 0.225 * epoch})
+    lines.append(base | {"op": "infer", "impl": "auto", "images_a_second": 123456})
+    lines[-1]["kernels"] = {"forward": "wgmma", "backward": "mma"}
+    lines.append(base | {"op": "steps", "impl": "auto", "ms": 11.1, "steps": 20, "loss": 2.0})
+    lines[-1]["kernels"] = {"forward": "wgmma", "backward": "mma"}
+    lines.append(base | {"op": "steps", "impl": "mma", "ms": 12.34, "steps": 20, "loss": 2.0})
+    lines[-1]["kernels"] = {"forward": "mma", "backward": "mma"}
+    lines.append(base | {"op": "steps", "impl": "wgmma", "skipped": "no backward"})
+    return lines
 
 
 def test_training_has_epochs_steps_and_reasons() -> None:
-    base = {"suite": "vit-train", "dtype": "bf16", "batch": 512}
-    lines = [HEAD]
-    for epoch, seconds in ((1, 9.0), (2, 1.0), (3, 3.0)):
-        for impl in ("auto", "sdpa"):
-            line = {"op": "epoch", "impl": impl, "epoch": epoch, "seconds": seconds}
-            lines.append(base | line | {"loss": 1 / epoch, "accuracy": 0.3 * epoch})
-    lines.append(base | {"op": "infer", "impl": "auto", "images_a_second": 123456})
-    lines[-1]["kernels"] = {"forward": "wgmma", "backward": "mma"}
-    lines.append(base | {"op": "steps", "impl": "mma", "ms": 12.34, "steps": 20, "loss": 2.0})
-    lines.append(base | {"op": "steps", "impl": "wgmma", "skipped": "no backward"})
+    lines = training()
     text = figures.training_section(lines)
-    assert "| auto | 3 | 90.00% | 0.333 | 2.00 | 123456 | wgmma, mma |" in text
-    assert "| sdpa | 3 | 90.00% | 0.333 | 2.00 | - | - |" in text
-    assert "| mma | 12.3 | 2.0000 |  |" in text and "| wgmma | - | - | no backward |" in text
+    assert "| auto | 4 | 90.00% | 0.250 | 2.00 | 123456 | wgmma forward, mma backward |" in text
+    assert "| sdpa | 4 | 90.00% | 0.250 | 2.00 | - | - |" in text
+    assert "| auto | 11.1 | 2.0000 | wgmma forward, mma backward |" in text
+    assert "| mma | 12.3 | 2.0000 | mma forward and backward |" in text
+    assert "| wgmma | - | - | no backward |" in text
     assert "| loss after 20 |" in text and "17 steps were timed, from the 4th on" in text
-    assert "auto takes 1.00 times as long as with SDPA (2.00 and 2.00 s)." in text
     assert "2026-01-02; batches of 512, bf16." in text
-    lines.append(base | {"op": "infer", "impl": "sdpa", "images_a_second": 100000})
     lines[1] |= {"data": "CIFAR-10", "training_images": 50000, "test_images": 10000}
-    lines[3] |= {"seconds": 3.0}
     text = figures.training_section(lines)
-    assert "auto takes 1.50 times as long as with SDPA (3.00 and 2.00 s); inference is 1.23 times" in text
     assert "2026-01-02; CIFAR-10, 50,000 images and 10,000 to test; batches of 512, bf16." in text
+    del lines[-2]["kernels"]
+    assert "| mma | 12.3 | 2.0000 |  |" in figures.training_section(lines)  # as older records are
+
+
+def test_training_tells_a_difference_from_noise() -> None:
+    alike = training((9.0, 1.92, 2.02, 2.12))
+    text = figures.training_section(alike)
+    assert "An epoch takes as long with auto as with SDPA, within noise (2.00 and 2.02 s)." in text
+    text = figures.training_section(training((9.0, 1.0, 1.0, 1.0)))
+    assert "An epoch with auto takes 2.00 times as long as with SDPA (2.00 and 1.00 s)." in text
+    ours = next(line for line in alike if line.get("op") == "infer")
+    alike.append(ours | {"impl": "sdpa", "images_a_second": 121000})
+    assert "inference is" not in figures.training_section(alike)  # one turn of each
+    ours |= {"spread": 0.03, "turns": 5}
+    alike[-1] |= {"spread": 0.01, "turns": 5}
+    said = "(medians of 5 turns, which spread by 3.0% at most)"
+    assert f"; inference is as fast, within noise {said}." in figures.training_section(alike)
+    alike[-1] |= {"images_a_second": 100000}
+    assert f"; inference is 1.23 times as fast {said}." in figures.training_section(alike)
 
 
 def test_llama_has_prefill_and_decoding() -> None:

@@ -371,6 +371,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def test_record_has_epochs_and_steps(vit: Any, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     small = vit.model.ViTConfig(28, 7, 1, 10, 24, 1, 2)
     monkeypatch.setattr(vit.record, "config_for", lambda images, patch: small)
+    monkeypatch.setattr(vit.record, "TURN_SECONDS", 0.02)
     given = ["--data", str(folder), "--device", "cpu", "--epochs", "1", "--steps", "5", "--batch", "32"]
     vit.record.main([*given, "--images", "64", "--out", str(tmp_path)])
     (path,) = tmp_path.rglob("vit-train.jsonl")
@@ -382,11 +383,31 @@ def test_record_has_epochs_and_steps(vit: Any, folder: Path, tmp_path: Path, mon
     steps = {x["impl"]: x for x in lines if x["op"] == "steps"}
     assert steps["simd"]["steps"] == 5 and steps["simd"]["timed"] == 2
     assert steps["simd"]["loss"] == pytest.approx(steps["sdpa"]["loss"], rel=1e-2)
-    assert next(x for x in lines if x["op"] == "infer" and x["impl"] == "auto")["kernels"] == {
-        "forward": "simd", "backward": "simd"
-    }  # fmt: skip
+    both = {"forward": "simd", "backward": "simd"}
+    assert steps["auto"]["kernels"] == steps["simd"]["kernels"] == both
+    assert steps["sdpa"]["kernels"] == {"forward": "sdpa", "backward": "sdpa"}
+    infers = {x["impl"]: x for x in lines if x["op"] == "infer"}
+    assert infers["auto"]["kernels"] == both
+    assert all(x["turns"] == 5 and x["images_a_second"] > 0 and x["spread"] >= 0 for x in infers.values())
     with pytest.raises(SystemExit):
         vit.record.main([*given, "--steps", "3"])
+
+
+def test_inference_is_recorded_in_turns(vit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[str] = []
+    rates = {"auto": iter((90.0, 100.0, 110.0, 104.0, 96.0)), "sdpa": iter((50.0,) * 5)}
+
+    def rate(model: Any, *given: Any) -> float:
+        turns.append(model)
+        return next(rates[model])
+
+    monkeypatch.setattr(vit.record, "images_a_second", rate)
+    found = vit.record.inference_rates({"auto": "auto", "sdpa": "sdpa"}, None, None)
+    assert turns == ["auto", "sdpa", "sdpa", "auto"] * 2 + ["auto", "sdpa"]
+    assert found == {
+        "auto": {"images_a_second": 100, "spread": 0.08, "turns": 5},
+        "sdpa": {"images_a_second": 50, "spread": 0.0, "turns": 5},
+    }
 
 
 def test_scaling_times_attention_and_model(vit: Any, tmp_path: Path) -> None:

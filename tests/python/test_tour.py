@@ -44,6 +44,7 @@ def test_it_runs_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
         if hasattr(value, "_repr_svg_"):
             pictures.append(value._repr_svg_())
     assert len(pictures) == 1
-    assert "<svg" in pictures[0] and pictures[0].count('<path class="line"') == 2
+    assert "<svg" in pictures[0] and pictures[0].count('<path class="line"') == 4  # two, and the legend's
+    assert ">Tilewise</text>" in pictures[0] and ">SDPA</text>" in pictures[0]
     printed = capsys.readouterr().out
     assert "chosen" in printed and "in place of torch's function" in printed

@@ -35,6 +35,11 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "torch compiled": ("#4d6b2f", "#a9cc83", "plus"),
     "torch compiled graph": ("#8c4a63", "#e3a1b8", "plus"),
     "hugging face": ("#7a2f2f", "#e08a8a", "cross"),
+    "auto": ("#1c2330", "#e8ebf1", "circle"),
+    "layer": ("#a8324a", "#ff8fa3", "square"),
+    "sdpa": ("#6f4a2f", "#d0a27f", "cross"),
+    "torch": ("#6f4a2f", "#d0a27f", "cross"),
+    "torch + auto": ("#4d6b2f", "#a9cc83", "plus"),
     "torch math": ("#8a8a8a", "#8f949c", "cross"),
     "torch efficient": ("#555b66", "#b9bfca", "plus"),
     "torch flash": ("#6f4a2f", "#d0a27f", "cross"),
@@ -46,6 +51,11 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "flashinfer": ("#5a5a1f", "#cfcf6a", "plus"),
 }
 _OTHER = ("#444444", "#c0c0c0", "circle")
+
+
+def style(name: str) -> tuple[str, str, str]:
+    """Light and dark colour and marker; a name in capitals has the same."""
+    return STYLES.get(name.lower(), _OTHER)
 
 
 def slug(name: str) -> str:
@@ -83,7 +93,7 @@ def standalone(svg: str) -> str:
 
 
 def colour(name: str) -> str:
-    return f"var(--s-{slug(name) if name in STYLES else 'other'})"
+    return f"var(--s-{slug(name) if name.lower() in STYLES else 'other'})"
 
 
 # Axes
@@ -184,7 +194,7 @@ class Chart:
 
 
 def marker(name: str, x: float, y: float, tip: str = "", size: float = 4.0) -> str:
-    shape = STYLES.get(name, _OTHER)[2]
+    shape = style(name)[2]
     paint = f'fill="{colour(name)}"'
     inside = f"<title>{escape(tip)}</title>" if tip else ""
     if shape in ("cross", "plus"):
@@ -263,11 +273,14 @@ def _series(series: Series, at: object) -> str:
     parts = []
     if series.joined and len(points) > 1:
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        dash = ' stroke-dasharray="5 3"' if series.dashed else ""
-        parts.append(f'<path class="line" stroke="{colour(series.name)}"{dash} d="M{path}"/>')
+        parts.append(f'<path class="line" stroke="{colour(series.name)}"{_dash(series)} d="M{path}"/>')
     tips = series.tips or ("",) * len(points)
     parts += [marker(series.name, x, y, tip) for (x, y), tip in zip(points, tips, strict=True)]
     return "".join(parts)
+
+
+def _dash(series: Series) -> str:
+    return ' stroke-dasharray="5 3"' if series.dashed else ""
 
 
 def legend(names: Sequence[str]) -> str:
@@ -356,13 +369,15 @@ def strips(title: str, x_label: str, rows: Sequence[Strip], width: int = 640) ->
 def grid(
     charts: Sequence[Chart], columns: int, names: Sequence[str], cell: tuple[int, int] = (340, 240)
 ) -> str:
-    """Charts in rows under one legend."""
+    """Charts in rows under one legend, which has lines as the charts do."""
     width, top = cell[0] * columns, 30
     parts, x = [], 12.0
+    known = {series.name: series for chart in charts for series in chart.series}
     for name in names:
-        parts.append(
-            f'<path class="line" stroke="{colour(name)}" d="M{x:.0f} 15h24"/>{marker(name, x + 12, 15)}'
-        )
+        shown = known.get(name) or Series(name, ())
+        if shown.joined:
+            parts.append(f'<path class="line" stroke="{colour(name)}"{_dash(shown)} d="M{x:.0f} 15h24"/>')
+        parts.append(marker(name, x + 12, 15))
         parts.append(f'<text class="value" x="{x + 30:.0f}" y="19">{escape(name)}</text>')
         x += 54 + 6.4 * len(name)
     for n, chart in enumerate(charts):

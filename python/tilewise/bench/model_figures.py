@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tilewise.bench import charts
+from tilewise.bench import charts, timing
 from tilewise.bench.charts import Chart, Series
 from tilewise.bench.records import Line
 
@@ -16,6 +16,7 @@ RECORDS = ("vit-model", "vit-train", "llama-model")
 NOTHING = "Nothing has been recorded yet."
 RUNGS = ("naive", "tiled", "fused", "mma", "wgmma")
 WIDTH = 768  # of ViT-B
+PLAIN_WITHIN = 4  # times: what is further apart is drawn on logarithmic axes
 PARTS = {"vit attention": "attention, a call", "vit model": "whole model"}
 
 
@@ -59,6 +60,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The first column to the left, the others to the right."""
     lines = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
     return lines + [f"| {' | '.join(row)} |" for row in rows]
+
+
+def in_order(rows: Sequence[Line]) -> list[str]:
+    """Whom the lines are of: PyTorch, the rungs and what is made of them; then others that have a time."""
+    known = [name for name in ("torch", "torch + auto", *RUNGS, "auto", "layer") if of(rows, impl=name)]
+    return known + [name for name in values((x for x in rows if "ms" in x), "impl") if name not in known]
 
 
 def runs_of(lines: Iterable[Line]) -> str:
@@ -125,10 +132,7 @@ def _scaling_rows(rows: list[Line], tokens: list[int]) -> Iterable[list[str]]:
         found = of(rows, impl=impl, tokens=n)
         return found[0].get("ms") if found else None
 
-    order = [
-        name for name in ("torch", "torch + auto", *RUNGS, "auto", "layer") if name in values(rows, "impl")
-    ]
-    for impl in order:
+    for impl in in_order(rows):
         times = [ms(impl, n) for n in tokens]
         first, last, peer = times[0], times[-1], ms("torch", tokens[-1])
         growth = f"{last / first:.1f} times" if first and last else "-"
@@ -136,42 +140,39 @@ def _scaling_rows(rows: list[Line], tokens: list[int]) -> Iterable[list[str]]:
 
 
 def scaling_plot(lines: list[Line]) -> str:
-    """A row a type: attention on logarithmic axes; then it, and the model, on plain ones without the slow."""
+    """A row for attention and one for the model in each type: all on the left, all but naive on the right."""
     rows = [line for line in of(lines, suite="vit-model") if "ms" in line]
-    impls = [name for name in (*RUNGS, "torch") if name in values(rows, "impl")]
+    impls = in_order(rows)
+    others = [name for name in impls if name != "naive"]
     drawn = []
     for dtype in values(rows, "dtype"):
-        attention, model = (of(rows, dtype=dtype, op=op) for op in PARTS)
-        if attention:
-            drawn.append(_scaling_chart(f"attention, {dtype}", attention, impls, log=True))
-        for title, part in (("attention", attention), ("whole model", model)):
-            if not part:
-                continue
-            quick = _within(part, impls, factor=4)
-            drawn.append(_scaling_chart(f"{title} without the slow, {dtype}", part, quick, log=False))
-    return charts.grid(drawn, 3, impls)
+        for op, title in PARTS.items():
+            part = of(rows, dtype=dtype, op=op)
+            for names, note in ((impls, ""), (others, ", without naive")):
+                if any(line["impl"] in names for line in part):
+                    drawn.append(_scaling_chart(f"{title}, {dtype}{note}", part, names))
+    return charts.grid(drawn, 2, impls, cell=(420, 290))
 
 
-def _within(rows: list[Line], impls: Sequence[str], factor: float) -> list[str]:
-    """Those whose time at the most tokens is within a factor of the best."""
-    most = max(line["tokens"] for line in rows)
-    last = {line["impl"]: line["ms"] for line in of(rows, tokens=most) if line["impl"] in impls}
-    return [name for name in impls if last.get(name, math.inf) <= factor * min(last.values())]
-
-
-def _scaling_chart(title: str, rows: list[Line], impls: Sequence[str], log: bool) -> Chart:
+def _scaling_chart(title: str, rows: list[Line], impls: Sequence[str]) -> Chart:
+    """Time over tokens, on logarithmic axes unless all are within a few times of each other."""
     series = []
     for impl in impls:
         points = sorted((float(line["tokens"]), float(line["ms"])) for line in of(rows, impl=impl))
         if points:
-            series.append(Series(impl, tuple(points), dashed=impl == "torch"))
+            joined, dashed = impl != "auto", impl.startswith("torch")  # auto: rings around a rung's marks
+            series.append(Series(impl, tuple(points), joined=joined, dashed=dashed))
     tokens = sorted({x for one in series for x, _ in one.points})
-    x = charts.axis("tokens", tokens, log, tokens)
-    y = charts.axis("ms", [y for one in series for _, y in one.points], log)
-    # N² through the first point of the slowest that is drawn.
-    begin = max(one.points[0][1] for one in series)
+    last = [one.points[-1][1] for one in series]
+    log = max(last) > PLAIN_WITHIN * min(last)
+    # N² from the slowest's first point on, of which a plain axis has a part; on logarithmic axes, where it
+    # would lie on naive's line, beside that.
+    begin = max(one.points[0][1] for one in series) * (1.6 if log else 1)
     steps = [tokens[0] + (tokens[-1] - tokens[0]) * n / 24 for n in range(25)]
     line = [(at, begin * (at / tokens[0]) ** 2) for at in steps]
+    times = [y for one in series for _, y in one.points]
+    x = charts.axis("tokens", tokens, log, tokens)
+    y = charts.axis("ms", [*times, line[-1][1]] if log else times, log)
     rule = tuple(point for point in line if point[1] <= y.high)
     return Chart(title, x, y, tuple(series), (("N²", rule),))
 
@@ -196,17 +197,18 @@ def training_section(lines: list[Line]) -> str:
             "loss",
             "seconds an epoch",
             "images/s, inference",
-            "kernels",
+            "what ran",
         ]
         text += ["", *table(head, _epoch_rows(lines, epochs))]
         text += ["", *said] if (said := _beside_sdpa(lines, epochs)) else []
     if steps:
         rows = [
-            [x["impl"], figure(x.get("ms")), figure(x.get("loss"), 5), x.get("skipped", "")] for x in steps
+            [x["impl"], figure(x.get("ms")), figure(x.get("loss"), 5), x.get("skipped") or passes(x)]
+            for x in steps
         ]
         count = max(x.get("steps", 0) for x in steps)
         timed = max(x.get("timed", x.get("steps", 3) - 3) for x in steps)  # the first three never were
-        head = ["kernel", "ms a step", f"loss after {count}", "why not"]
+        head = ["kernel", "ms a step", f"loss after {count}", "what ran, or why not"]
         text += ["", *table(head, rows)]
         told = f"{timed} steps were timed, from the 4th on, the time of their host included"
         text += ["", f"{told}: epochs are the better measure."]
@@ -219,8 +221,7 @@ def _epoch_rows(lines: list[Line], epochs: list[Line]) -> Iterable[list[str]]:
         last = own[-1]
         seconds = _epoch_seconds(own)
         infer = (of(lines, op="infer", impl=impl) or [{}])[0]
-        kernels = ", ".join(infer["kernels"].values()) if "kernels" in infer else "-"
-        speed = [figure(infer.get("images_a_second")), kernels]
+        speed = [figure(infer.get("images_a_second")), passes(infer) or "-"]
         yield [
             impl,
             str(last["epoch"]),
@@ -235,17 +236,54 @@ def _epoch_seconds(epochs: list[Line]) -> float:
     return statistics.median(line["seconds"] for line in epochs[1:] or epochs)  # the first one warms up
 
 
+def passes(line: Line) -> str:
+    """The kernels that ran; nothing where a line does not say.
+
+    >>> passes({"kernels": {"forward": "wgmma", "backward": "mma"}})
+    'wgmma forward, mma backward'
+    >>> passes({"kernels": {"forward": "mma", "backward": "mma"}}), passes({})
+    ('mma forward and backward', '')
+    """
+    kernels = line.get("kernels", {})
+    if len(kernels) > 1 and len(set(kernels.values())) == 1:
+        return f"{next(iter(kernels.values()))} {' and '.join(kernels)}"
+    return ", ".join(f"{kernel} {name}" for name, kernel in kernels.items())
+
+
 def _beside_sdpa(lines: list[Line], epochs: list[Line]) -> list[str]:
+    """A ratio is printed where it is further from 1 than the turns of either are from each other."""
     ours, theirs = (of(epochs, impl=impl) for impl in ("auto", "sdpa"))
     if not (ours and theirs):
         return []
     left, right = _epoch_seconds(ours), _epoch_seconds(theirs)
     ratio, seconds = left / right, f"{figure(left)} and {figure(right)} s"
-    text = f"An epoch with auto takes {ratio:.2f} times as long as with SDPA ({seconds})"
-    rates = [x["images_a_second"] for impl in ("auto", "sdpa") for x in of(lines, op="infer", impl=impl)]
-    if len(rates) == 2:
-        text += f"; inference is {rates[0] / rates[1]:.2f} times as fast"
+    if _is_noise(ratio, max(map(_epoch_spread, (ours, theirs)))):
+        text = f"An epoch takes as long with auto as with SDPA, within noise ({seconds})"
+    else:
+        text = f"An epoch with auto takes {ratio:.2f} times as long as with SDPA ({seconds})"
+    infers = [x for impl in ("auto", "sdpa") for x in of(lines, op="infer", impl=impl)]
+    if len(infers) == 2 and all("spread" in x for x in infers):  # one turn of each would say nothing
+        ratio = infers[0]["images_a_second"] / infers[1]["images_a_second"]
+        spread = max(x["spread"] for x in infers)
+        fast = "as fast, within noise" if _is_noise(ratio, spread) else f"{ratio:.2f} times as fast"
+        turns = f"medians of {infers[0]['turns']} turns, which spread by {spread:.1%} at most"
+        text += f"; inference is {fast} ({turns})"
     return [f"{text}."]
+
+
+def _is_noise(ratio: float, spread: float) -> bool:
+    """Whether two differ by no more than the runs of one do.
+
+    >>> [_is_noise(ratio, 0.03) for ratio in (0.9, 0.98, 1.02, 1.1)]
+    [False, True, True, False]
+    """
+    return max(ratio, 1 / ratio) <= 1 + spread
+
+
+def _epoch_spread(epochs: list[Line]) -> float:
+    """Between the quartiles, over the median; of the epochs that count."""
+    seconds = [line["seconds"] for line in epochs[1:] or epochs]
+    return timing.summary(seconds).spread if len(seconds) > 1 else 0.0
 
 
 # Llama

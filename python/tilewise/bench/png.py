@@ -46,7 +46,7 @@ def write_all(record: Record, folder: Path) -> None:
 def _write(pyplot: Any, chart: Chart, path: Path) -> None:
     figure, axis = pyplot.subplots(figsize=(5.2, 3.6), dpi=140)
     for series in chart.series:
-        light, _, shape = charts.STYLES.get(series.name, ("#444444", "", "circle"))
+        light, _, shape = charts.style(series.name)
         line = "" if not series.joined else "--" if series.dashed else "-"
         xs, ys = zip(*series.points, strict=True)
         axis.plot(xs, ys, line, color=light, marker=_MARKERS[shape], markersize=4, label=series.name)

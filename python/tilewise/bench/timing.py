@@ -23,7 +23,8 @@ LEAST_RUNS = 20  # of a GPU's medians
 SLOW_MS = 30.0  # what takes longer on a GPU is steady, and has
 SLOW_RUNS = 3
 MOST_SETS = 64  # of inputs
-LONGEST_HEAD_START_MS = 100.0
+LEAST_HEAD_START_MS, LONGEST_HEAD_START_MS = 1.0, 100.0
+HEAD_START_OVER_HOST = 1.5  # of the time that the host needs for a round
 LEAST_CPU_ROUNDS = 5
 MOST_CPU_ROUNDS = 2000
 LEAST_SAMPLE_SECONDS = 5e-4  # shorter calls are timed several at once
@@ -147,38 +148,65 @@ def has_enough(times: Sequence[float]) -> bool:
     return len(times) >= SLOW_RUNS and statistics.median(times) > SLOW_MS
 
 
+@dataclass(frozen=True)
+class _Attempt:
+    times: dict[str, float]  # milliseconds
+    host_ms: float  # to issue the round
+    in_time: bool  # issued before the head start was over
+
+
 class CudaRounds:
     """Before a round the GPU is kept busy for as long as it takes to issue the round. So the events stand
     around the kernels alone, and the time in which Python prepares a call is in nobody's figure.
+
+    How long that is, the rounds to warm up tell; a round that was issued too late nevertheless is repeated.
     """
 
     def __init__(self, entrants: dict[str, Entrant]) -> None:
         self.entrants = entrants
         self.cycles_per_ms = _cycles_per_ms()
-        self.head_start_ms = 1.0
+        self.head_start_ms = LEAST_HEAD_START_MS
         self.calls = 0
 
     def run(self, rounds: int) -> None:
-        for number in range(WARM_UP_ROUNDS + rounds):
+        self._warm_up()
+        for number in range(WARM_UP_ROUNDS, WARM_UP_ROUNDS + rounds):
             names = [name for name, entrant in self.entrants.items() if not has_enough(entrant.times)]
             if not names:
                 return
             for name, ms in self._round(rotated(names, number)).items():
-                if number >= WARM_UP_ROUNDS:
-                    self.entrants[name].times.append(ms)
+                self.entrants[name].times.append(ms)
+
+    def _warm_up(self) -> None:
+        names = list(self.entrants)
+        rounds = [self._attempt(rotated(names, number)) for number in range(WARM_UP_ROUNDS)]
+        host_ms = min(one.host_ms for one in rounds)  # the first one also loads what it runs
+        self._give(HEAD_START_OVER_HOST * host_ms)
 
     def _round(self, names: Sequence[str]) -> dict[str, float]:
         while True:
-            torch.cuda.synchronize()
-            torch.cuda._sleep(int(self.head_start_ms * self.cycles_per_ms))
-            head_start = torch.cuda.Event()
-            head_start.record()
-            events = {name: self._issue(name) for name in names}
-            in_time = not head_start.query()
-            torch.cuda.synchronize()
-            if in_time or self.head_start_ms >= LONGEST_HEAD_START_MS:
-                return {name: start.elapsed_time(end) for name, (start, end) in events.items()}
-            self.head_start_ms *= 2
+            found = self._attempt(names)
+            if found.in_time or self.head_start_ms >= LONGEST_HEAD_START_MS:
+                return found.times
+            # A round that takes longer than any head start is not worth a search for the least.
+            slow = sum(found.times.values()) > LONGEST_HEAD_START_MS
+            self._give(LONGEST_HEAD_START_MS if slow else 2 * self.head_start_ms)
+
+    def _give(self, ms: float) -> None:
+        self.head_start_ms = min(max(ms, LEAST_HEAD_START_MS), LONGEST_HEAD_START_MS)
+
+    def _attempt(self, names: Sequence[str]) -> _Attempt:
+        torch.cuda.synchronize()
+        torch.cuda._sleep(int(self.head_start_ms * self.cycles_per_ms))
+        head_start = torch.cuda.Event()
+        head_start.record()
+        begin = time.perf_counter()
+        events = {name: self._issue(name) for name in names}
+        host_ms = 1e3 * (time.perf_counter() - begin)
+        in_time = not head_start.query()
+        torch.cuda.synchronize()
+        times = {name: start.elapsed_time(end) for name, (start, end) in events.items()}
+        return _Attempt(times, host_ms, in_time)
 
     def _issue(self, name: str) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
