@@ -23,12 +23,19 @@ endif()
 
 function(tilewise_target target)
   target_compile_features(${target} PUBLIC cxx_std_20)
+  set(visibility hidden)
+  set(hides_inlines ON)
+  if(TILEWISE_SHARE_LIBRARY) # programs look inside
+    set(visibility default)
+    set(hides_inlines OFF)
+    set_target_properties(${target} PROPERTIES CUDA_RUNTIME_LIBRARY Shared) # one, whoever launches
+  endif()
   set_target_properties(
     ${target}
     PROPERTIES CXX_EXTENSIONS OFF
-               CUDA_VISIBILITY_PRESET hidden
-               CXX_VISIBILITY_PRESET hidden
-               VISIBILITY_INLINES_HIDDEN ON)
+               CUDA_VISIBILITY_PRESET ${visibility}
+               CXX_VISIBILITY_PRESET ${visibility}
+               VISIBILITY_INLINES_HIDDEN ${hides_inlines})
   # The host code nvcc makes of a .cu file does not live up to all of these warnings.
   target_compile_options(
     ${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${TILEWISE_WARNINGS} $<$<BOOL:${TILEWISE_WERROR}>:-Werror>

@@ -23,8 +23,9 @@ flock 9
 stamp=$tree/tilewise-configured
 key=$({ pwd && printf '%s\n' "$@" && cat CMakePresets.json scripts/stage.sh; } | sha256sum)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
-  # Each program carries every kernel, so these are compressed as well as can be: to a tenth.
+  # Kernels are compressed as well as can be, to a tenth, and programs share them: only the binding has its own.
   cmake --fresh --preset release -B "$tree" -D TILEWISE_CUDA=ON -D CMAKE_CUDA_FLAGS=--compress-mode=size \
+    -D TILEWISE_SHARE_LIBRARY=ON \
     -D CMAKE_BUILD_WITH_INSTALL_RPATH=ON -D 'CMAKE_INSTALL_RPATH=$ORIGIN/../lib' \
     -D Python3_EXECUTABLE="$PWD/.venv/bin/python" "$@"
   echo "$key" >"$stamp"
@@ -50,6 +51,9 @@ strip -o "$stage/bin/call_cost" "$tree/bench/call_cost"
 for sweep in "${sweeps[@]}"; do
   strip -o "$stage/bin/$sweep" "$tree/bench/$sweep"
 done
+strip -o "$stage/lib/libtilewise_internal.so" "$tree/src/libtilewise_internal.so"
+cudart=$(ldd "$tree/src/libtilewise_internal.so" | sed -n 's/.*libcudart[^ ]* => \([^ ]*\) .*/\1/p')
+cp -L "$cudart" "$stage/lib/$(basename "$cudart")"
 # torch comes with an OpenMP of its own, which programs cannot find; libstdc++ is torch's need, too.
 cp "$(g++ -print-file-name=libgomp.so.1)" "$stage/lib/"
 cp -r python/tilewise/bench/suites "$stage/bench/"
