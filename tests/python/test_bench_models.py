@@ -129,6 +129,30 @@ def test_llama_has_logits_and_runs_and_no_memory_of_a_compiling_call() -> None:
     assert "| tilewise | 0.500 | 2000 | 12.3 |" in text and "| hf sdpa, compiled | 0.500 | 2000 | - |" in text
 
 
+def test_llama_has_ratios_within_a_race_and_wide_spreads() -> None:
+    base = {"suite": "llama-model", "model": "llama-2-7b", "layers": 1, "dtype": "bfloat16", "batch": 1}
+    base |= {"weights_mb": 929.0, "layers_mb": 405.0, "runs": 5, "tokens_a_second": 1.0, "peak_mb": 1.0}
+    prefill = {"tilewise": 1.0, "hf sdpa": 2.0, "hf eager": 3.0, "hf tilewise": 0.5}
+    prefill |= {"hf sdpa, compiled": 2.4, "tilewise, beside it": 1.5}
+    decode = {"tilewise": 1.0, "tilewise, graph": 0.5, "hf sdpa": 3.0, "hf sdpa, compiled": 0.6}
+    lines = [HEAD]
+    for n, (impl, ms) in enumerate(prefill.items()):
+        lines.append(base | {"op": "prefill", "tokens": 512, "impl": impl, "ms": ms, "spread": 0.02 * n})
+    for impl, ms in decode.items():
+        lines.append(base | {"op": "decode", "context": 64, "impl": impl, "ms": ms, "spread": 0.05})
+    text = figures.llama_section(lines)
+    assert 'A model of "1 layer" has the embedding and the head, too: 524 of 929 MB (llama-2-7b).' in text
+    assert "| hf sdpa : tilewise | 2.00 |\n| best hf : tilewise | 1.60 |\n" in text  # compiled, beside it
+    assert "| hf sdpa : tilewise | 3.00 |  |  |\n| best hf : tilewise, graph | 1.20 |  |  |" in text
+    wide = "hf tilewise at 512 (6%); hf sdpa, compiled at 512 (8%); tilewise, beside it at 512 (10%)."
+    assert f"\n\nBetween the quartiles lie more than 5% of the median in: {wide}\n\n" in text
+    assert text.count("Between the quartiles") == 1 and "`generate`" not in text
+    del lines[-1]["peak_mb"], lines[1]["layers_mb"]
+    assert '"hf sdpa, compiled" decodes by `generate` in this record' in figures.llama_section(lines)
+    alone = [HEAD, *figures.of(lines, impl="tilewise")]
+    assert " : tilewise" not in figures.llama_section(alone)
+
+
 def test_an_interrupted_record_is_drawn() -> None:
     lines = scaling()
     for count in range(2, len(lines)):
