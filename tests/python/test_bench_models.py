@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.bench import model_figures as figures
+from tilewise.bench import text_figures
 
 Line = dict[str, Any]
 HEAD: Line = {"environment": {"gpu": "A GPU", "torch": "2.11", "date": "2026-01-02T03:04:05+00:00"}}
@@ -169,3 +170,28 @@ def test_without_records_it_says_so(tmp_path: Path) -> None:
         assert section(found[name]) == figures.NOTHING
     (tmp_path / "vit-model.jsonl").write_text("".join(json.dumps(line) + "\n" for line in scaling()))
     assert figures.read(tmp_path)["vit-model"] == scaling()
+
+
+def test_text_models_have_their_tables(tmp_path: Path) -> None:
+    assert text_figures.section(tmp_path) == figures.NOTHING
+    head: Line = {"environment": HEAD["environment"] | {"transformers": "5.17.0", "seed": 0}}
+    embed = {"model": "minilm", "dtype": "float32", "sentences": 32, "ms": 1.5}
+    kernels = {"gemm": "split", "forward": "mma"}
+    lines = [
+        head,
+        embed | {"impl": "eager", "from_eager": 0.0},
+        embed | {"impl": "tilewise", "from_eager": 6.7e-8},
+        embed | {"impl": "c++", "device": "cuda", "from_python": 1.2e-7, "kernels": kernels},
+        {"model": "smollm2", "impl": "sdpa", "dtype": "bfloat16", "prompt": 512, "tokens": 32, "as_eager": 5}
+        | {"prompt_ms": 20.0, "tokens_a_second": 50.0},
+    ]
+    record = tmp_path / "text-models.jsonl"
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = text_figures.section(tmp_path)
+    assert text.startswith("A GPU, PyTorch 2.11, 2026-01-02, transformers 5.17.0; random weights of seed 0.")
+    assert "| MiniLM's shape, float32, 32 sentences | ms | largest difference from eager |" in text
+    assert "| eager | 1.50 | 0 |" in text and "| tilewise | 1.50 | 6.7e-08 |" in text
+    assert "| cuda | 1.50 | 1.2e-07 | gemm: split, forward: mma |" in text
+    assert "| sdpa, bfloat16 | 20.0 | 50.0 | 5 of 32 |" in text
+    record.write_text(json.dumps(head) + "\n")
+    assert text_figures.section(tmp_path) == figures.NOTHING
