@@ -41,7 +41,7 @@ install: setup ## install headers, library and CMake package to PREFIX (/usr/loc
 	@cmake --install build/release --prefix "$(PREFIX)"
 
 stage: setup ## build with CUDA and gather build/stage for a GPU machine (ARGS: options of cmake)
-	@SWEEPS=$(SWEEPS) scripts/stage.sh $(ARGS)
+	@SWEEPS=$(SWEEPS) EXAMPLES=$(EXAMPLES) scripts/stage.sh $(ARGS)
 
 results-status: ## say which records in results/ are older than the sources
 	@python3 scripts/results_status.py

@@ -1,29 +1,38 @@
 """Text models of real shapes and random weights: Tilewise beside PyTorch's attention, equality and speed.
 
-    python bench/text_models.py --device cuda [--minilm PROGRAM]
+    python bench/text_models.py --device cuda [--minilm PROGRAM] [--out DIR]
 
 all-MiniLM-L6-v2 embeds sentences; SmolLM2-135M reads a prompt and makes tokens greedily over its cache. With
-the program of examples/cpp/minilm, the same random model goes through C++, too. Where the real weights are
-installed, `examples/minilm/embed.py --compare` and `examples/smollm/chat.py --compare` say the like of them.
+the program of examples/cpp/minilm, the same random model goes through C++, too; it is an error where that
+gives other vectors. Where the real weights are installed, `examples/minilm/embed.py --compare` and
+`examples/smollm/chat.py --compare` say the like of them. With --out, what is found goes to
+DIR/<machine>/text-models.jsonl, the environment first.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import importlib.metadata
 import json
-import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tilewise.bench import environment
+from tilewise.bench.options import whole
+from tilewise.bench.problem import BadInput
+from tilewise.bench.records import Writer
 
+Line = dict[str, Any]
 MINILM = {
     **{"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
     **{"vocab_size": 30522, "max_position_embeddings": 512, "hidden_act": "gelu"},
@@ -34,6 +43,8 @@ SMOLLM = {
     **{"rms_norm_eps": 1e-5, "rope_theta": 1e5, "tie_word_embeddings": True},
 }
 ATTENTIONS = ("eager", "sdpa", "tilewise")
+SENTENCES, WORDS = 32, 128  # of a batch, and in the longest
+ALIKE = 1e-5  # vectors of C++ and Python; their length is 1
 
 
 def spread(model: Any) -> Any:
@@ -44,11 +55,13 @@ def spread(model: Any) -> Any:
     return model.eval()
 
 
-def best_seconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The least of each, taking turns; calls end with a read by the host, so that the device has finished."""
-    best = dict.fromkeys(calls, float("inf"))
+def best_seconds(model: Any, call: Callable[[], Any], rounds: int) -> dict[str, float]:
+    """The least with each attention, taking turns; the call ends with a read by the host, so that the device
+    has finished."""
+    best = dict.fromkeys(ATTENTIONS, float("inf"))
     for round_ in range(rounds + 1):
-        for name, call in calls.items():
+        for name in ATTENTIONS:
+            model.set_attn_implementation(name)
             begin = time.perf_counter()
             call()
             if round_ > 0:  # the first is not counted
@@ -56,33 +69,45 @@ def best_seconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, 
     return best
 
 
-def run_minilm(device: str, program: str | None) -> None:
+def with_each(model: Any, call: Callable[[], Any]) -> dict[str, Any]:
+    """What the call gives with each attention; the last stays."""
+    found = {}
+    for name in ATTENTIONS:
+        model.set_attn_implementation(name)
+        found[name] = call()
+    return found
+
+
+def run_minilm(device: str, program: str | None) -> Iterator[Line]:
     from transformers import BertConfig, BertModel
 
     config = BertConfig(**MINILM, attn_implementation="sdpa")
     model = spread(BertModel(config, add_pooling_layer=False)).to(device)
-    lengths = torch.randint(8, 129, (32,))
-    ids = torch.randint(1000, 30000, (32, 128))
-    ids[:, 0], mask = 101, (torch.arange(128) < lengths[:, None]).long()
-    ids[torch.arange(32), lengths - 1] = 102
+    lengths = torch.randint(8, WORDS + 1, (SENTENCES,))
+    ids = torch.randint(1000, 30000, (SENTENCES, WORDS))
+    ids[:, 0], mask = 101, (torch.arange(WORDS) < lengths[:, None]).long()
+    ids[torch.arange(SENTENCES), lengths - 1] = 102
 
     @torch.inference_mode()
-    def embed(given: Any, keep: torch.Tensor, name: str = "tilewise") -> torch.Tensor:
-        model.set_attn_implementation(name)
+    def embed(given: Any, keep: torch.Tensor) -> torch.Tensor:
         states = model(given.to(device), attention_mask=keep.to(device)).last_hidden_state
         real = keep.to(device).unsqueeze(-1).to(states.dtype)
         return F.normalize((states * real).sum(1) / real.sum(1)).float().cpu()
 
-    found = {name: embed(ids, mask, name) for name in ATTENTIONS}
-    seconds = best_seconds({name: partial(embed, ids, mask, name) for name in ATTENTIONS}, rounds=10)
+    found = with_each(model, partial(embed, ids, mask))
+    seconds = best_seconds(model, partial(embed, ids, mask), rounds=10)
+    base: Line = {"model": "minilm", "op": "embed", "dtype": "float32", "sentences": SENTENCES}
     for name in ATTENTIONS:
-        apart = (found[name] - found["eager"]).abs().max()
-        print(f"minilm f32, 32 x 8 to 128: {name:9} {1e3 * seconds[name]:7.2f} ms, {apart:.1e} from eager")
+        apart, ms = (found[name] - found["eager"]).abs().max().item(), 1e3 * seconds[name]
+        print(f"minilm f32, {SENTENCES} x 8 to {WORDS}: {name:9} {ms:7.2f} ms, {apart:.1e} from eager")
+        yield base | {"impl": name, "device": device, "ms": ms, "from_eager": apart}
     if program:
-        run_program(program, model, device, embed)
+        model.set_attn_implementation("tilewise")
+        for line in run_program(program, model, device, embed):
+            yield base | {"impl": "c++"} | line
 
 
-def run_program(program: str, model: Any, device: str, embed: Callable[..., torch.Tensor]) -> None:
+def run_program(program: str, model: Any, device: str, embed: Callable[..., torch.Tensor]) -> Iterator[Line]:
     """The C++ program on the same weights, with words that are numbers in its vocabulary."""
     from safetensors.torch import save_file
 
@@ -92,7 +117,8 @@ def run_program(program: str, model: Any, device: str, embed: Callable[..., torc
         Path(folder, "config.json").write_text(json.dumps({"model_type": "bert", **MINILM}))
         special = {0: "[PAD]", 100: "[UNK]", 101: "[CLS]", 102: "[SEP]", 103: "[MASK]"}
         Path(folder, "vocab.txt").write_text("".join(f"{special.get(n, f'w{n}')}\n" for n in range(30522)))
-        words = [torch.randint(1000, 30000, (int(n),)).tolist() for n in torch.randint(6, 127, (32,))]
+        counts = torch.randint(6, WORDS - 1, (SENTENCES,)).tolist()
+        words = [torch.randint(1000, 30000, (count,)).tolist() for count in counts]
         lines = "".join(" ".join(f"w{n}" for n in sentence) + "\n" for sentence in words)
         truth = torch.cat(
             [
@@ -100,22 +126,55 @@ def run_program(program: str, model: Any, device: str, embed: Callable[..., torc
                 for sentence in words
             ]
         )
-        for place in {"cpu", device}:
+        for place in dict.fromkeys(("cpu", device)):
             command = [program, "--model", folder, "--device", place]
-            done = subprocess.run(command, input=lines, capture_output=True, text=True)
-            if done.returncode != 0:
-                print(f"minilm in C++ on {place}: {done.stderr.strip()}")
-                continue
-            vectors = torch.tensor([json.loads(line) for line in done.stdout.splitlines()])
-            timed = subprocess.run([*command, "--time"], input=lines, capture_output=True, text=True).stdout
-            apart = (vectors - truth).abs().max()
-            print(f"minilm in C++ on {place}: {apart:.1e} from Python's; {timed.strip()}")
-        command = [program, "--model", folder, "--device", device, "--explain"]
-        told = subprocess.run(command, input=lines, capture_output=True, text=True).stdout
-        print("\n".join(line for line in told.splitlines() if not line.startswith("  ") or "chosen" in line))
+            vectors = torch.tensor([json.loads(line) for line in said_by(command, lines).splitlines()])
+            timed = said_by([*command, "--time"], lines)
+            kernels = kernels_in(said_by([*command, "--explain"], lines))
+            apart = (vectors - truth).abs().max().item()
+            print(f"minilm in C++ on {place}: {apart:.1e} from Python's on {device}; {timed.strip()}")
+            print("  " + ", ".join(f"{op}: {kernel}" for op, kernel in kernels.items()))
+            yield {"device": place, "ms": milliseconds_in(timed), "from_python": apart, "kernels": kernels}
 
 
-def run_smollm(device: str, dtype: torch.dtype, prompt: int, count: int) -> None:
+def said_by(command: list[str], lines: str) -> str:
+    """What a program prints, having read these lines."""
+    try:
+        done = subprocess.run(command, input=lines, capture_output=True, text=True)
+    except OSError as error:
+        raise BadInput(f"--minilm: cannot run {command[0]}: {error.strerror}") from None
+    if done.returncode != 0:
+        raise BadInput(f"--minilm: {done.stderr.strip() or f'it ended with status {done.returncode}'}")
+    return done.stdout
+
+
+def milliseconds_in(text: str) -> float:
+    """
+    >>> milliseconds_in("32 sentences in 12.34 ms, the best of 10\\n")
+    12.34
+    """
+    found = re.search(r" in ([0-9.]+) ms", text)
+    if not found:
+        raise BadInput(f"--minilm: expected a time, got {text!r}")
+    return float(found[1])
+
+
+def kernels_in(text: str) -> dict[str, str]:
+    """The kernels chosen for each operation, in the words of --explain.
+
+    >>> kernels_in("gemm f32 M5 N4 K4 on cpu, bias\\n  mma: cannot: no\\n  simd: chosen\\n")
+    {'gemm': 'simd'}
+    """
+    chosen: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            kernels = chosen.setdefault(line.partition(" f32 ")[0], [])
+        elif line.endswith(": chosen"):
+            kernels.append(line.strip().partition(":")[0])
+    return {operation: " and ".join(dict.fromkeys(kernels)) for operation, kernels in chosen.items()}
+
+
+def run_smollm(device: str, dtype: torch.dtype, prompt: int, count: int) -> Iterator[Line]:
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(**SMOLLM, attn_implementation="eager", bos_token_id=None, eos_token_id=None)
@@ -123,48 +182,80 @@ def run_smollm(device: str, dtype: torch.dtype, prompt: int, count: int) -> None
     ids = torch.randint(0, 49152, (1, prompt), device=device)
 
     @torch.inference_mode()
-    def make(steps: int, name: str) -> list[int]:
-        model.set_attn_implementation(name)
+    def make(steps: int) -> list[int]:
         cache, tokens, made = DynamicCache(config=config), ids, []
         for _ in range(steps):
             tokens = model(tokens, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
             made.append(int(tokens))
         return made
 
-    made = {name: make(count, name) for name in ATTENTIONS}
-    first = best_seconds({name: partial(make, 1, name) for name in ATTENTIONS}, rounds=10)
-    whole = best_seconds({name: partial(make, count, name) for name in ATTENTIONS}, rounds=3)
+    made = with_each(model, partial(make, count))
+    first = best_seconds(model, partial(make, 1), rounds=10)
+    all_of_them = best_seconds(model, partial(make, count), rounds=3)
+    base: Line = {"model": "smollm2", "op": "generate", "dtype": str(dtype)[6:], "device": device}
     for name in ATTENTIONS:
         same = sum(a == b for a, b in zip(made[name], made["eager"], strict=True))
+        ms, rate = 1e3 * first[name], (count - 1) / (all_of_them[name] - first[name])
         print(
-            f"smollm2 {str(dtype)[6:]}, {prompt} tokens: {name:9} {1e3 * first[name]:7.2f} ms to the first, "
-            f"then {(count - 1) / (whole[name] - first[name]):6.1f} tokens a second, "
-            f"{same} of {count} tokens as eager"
+            f"smollm2 {str(dtype)[6:]}, {prompt} tokens: {name:9} {ms:7.2f} ms to the first, "
+            f"then {rate:6.1f} tokens a second, {same} of {count} tokens as eager"
         )
+        line = base | {"impl": name, "prompt": prompt, "tokens": count, "prompt_ms": ms}
+        yield line | {"tokens_a_second": rate, "as_eager": same}
 
 
-def main() -> None:
+def arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Text models of real shapes and random weights.")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--minilm", metavar="PROGRAM", help="examples/cpp/minilm, built")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of the language model's prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="how many it makes")
-    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(2)))
-    options = parser.parse_args()
+    parser.add_argument("--prompt", type=whole(1), default=512, help="tokens of the language model's prompt")
+    parser.add_argument("--tokens", type=whole(2), default=32, help="how many it makes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of records; none is written without")
+    return parser.parse_args(given)
+
+
+def measure(options: argparse.Namespace, device: str) -> Iterator[Line]:
+    types = (torch.float32, torch.bfloat16) if device != "cpu" else (torch.float32,)
+    yield from run_minilm(device, options.minilm)
+    for dtype in types:
+        yield from run_smollm(device, dtype, options.prompt, options.tokens)
+
+
+def main(given: list[str] | None = None) -> int:
+    options = arguments(given)
+    place = environment.choose_device(options.device)
     try:
         from tilewise.integrations import transformers as integration
 
         integration.register()
     except ImportError as error:
-        sys.exit(f"text_models.py: {error}")
+        raise BadInput(str(error)) from None
+    writer = None
+    if options.out:
+        described = environment.describe(place)
+        described |= {"transformers": importlib.metadata.version("transformers"), "seed": options.seed}
+        writer = Writer(
+            options.out / environment.slug(described) / "text-models.jsonl", described, (), fresh=True
+        )
     print(f"seed {options.seed}, torch {torch.__version__}")
     torch.manual_seed(options.seed)
     torch.backends.cuda.matmul.allow_tf32 = False  # so that eager, too, is f32
-    run_minilm(options.device, options.minilm)
-    types = (torch.float32, torch.bfloat16) if options.device != "cpu" else (torch.float32,)
-    for dtype in types:
-        run_smollm(options.device, dtype, options.prompt, options.tokens)
+    alike = True
+    for line in measure(options, place.type):
+        alike = alike and line.get("from_python", 0.0) <= ALIKE
+        if writer:
+            writer.add({"suite": "text-models"} | line)
+    if writer:
+        writer.finish(datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"))
+        print(f"record: {writer.path}")
+    if not alike:
+        print(f"C++ and Python are more than {ALIKE:.0e} apart", file=sys.stderr)
+    return 0 if alike else 1
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main())
+    except BadInput as error:
+        sys.exit(f"text_models.py: {error}")

@@ -4,7 +4,8 @@
 #   -D TILEWISE_CUDA_ARCHITECTURES=90-real   for one GPU alone, which compiles sooner
 #   -D TILEWISE_TORCH_DIR=.../torch          torch's folder, in place of the one in .venv
 # With SWEEPS=mma,mma_backward in the environment the programs that time candidates for these tables come along
-# (gpu-sweep); SWEEPS=all: those of all tables of mma.
+# (gpu-sweep); SWEEPS=all: those of all tables of mma. With EXAMPLES=minilm the program of examples/cpp/minilm comes
+# along, and the library it is linked to.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tree=build/cuda
@@ -14,6 +15,21 @@ sweeps=${SWEEPS:-}
 [ "$sweeps" != all ] || sweeps=mma,mma_backward,mma_f32,mma_f32_backward
 IFS=, read -ra sweeps <<<"$sweeps"
 sweeps=("${sweeps[@]/#/sweep_}")
+examples=${EXAMPLES:-}
+case $examples in
+'' | minilm) ;;
+*)
+  echo "EXAMPLES: expected minilm, got $examples" >&2
+  exit 1
+  ;;
+esac
+
+cached() { # what CMake found
+  sed -n "s/^$1:[^=]*=//p" "$tree/CMakeCache.txt"
+}
+soname() { # what a library is looked for by
+  objdump -p "$1" | sed -n 's/ *SONAME *//p'
+}
 
 mkdir -p build
 exec 9>"$tree.lock" # two builds in one tree would corrupt it
@@ -34,8 +50,8 @@ fi
 tests=(host_test cuda_test tilewise_property)
 binding=$(cmake --build "$tree" --target help | sed -n 's/^\(tilewise_torch\):.*/\1/p')
 sources=$(python3 scripts/results_status.py --sources)
-# shellcheck disable=SC2086 # the binding: none or one word
-cmake --build "$tree" --target "${tests[@]}" tilewise_bench call_cost $binding "${sweeps[@]}"
+# shellcheck disable=SC2086 # the binding and the examples: none or one word
+cmake --build "$tree" --target "${tests[@]}" tilewise_bench call_cost $binding $examples "${sweeps[@]}"
 if [ "$sources" != "$(python3 scripts/results_status.py --sources)" ]; then
   echo "The sources changed while they were built. Please try again." >&2
   exit 1
@@ -48,12 +64,20 @@ for test in "${tests[@]}"; do
 done
 strip -o "$stage/bin/tilewise_bench" "$tree/bench/tilewise_bench"
 strip -o "$stage/bin/call_cost" "$tree/bench/call_cost"
+on_request=()
 for sweep in "${sweeps[@]}"; do
   strip -o "$stage/bin/$sweep" "$tree/bench/$sweep"
+  on_request+=("$stage/bin/$sweep")
 done
 strip -o "$stage/lib/libtilewise_internal.so" "$tree/src/libtilewise_internal.so"
-cudart=$(ldd "$tree/src/libtilewise_internal.so" | sed -n 's/.*libcudart[^ ]* => \([^ ]*\) .*/\1/p')
-cp -L "$cudart" "$stage/lib/$(basename "$cudart")"
+cudart=$(cached CUDA_cudart_LIBRARY)
+cp -L "$cudart" "$stage/lib/$(soname "$cudart")"
+if [ -n "$examples" ]; then
+  library=$stage/lib/$(soname "$tree/src/libtilewise.so")
+  strip -o "$stage/bin/minilm" "$tree/tests/minilm/minilm"
+  strip -o "$library" "$tree/src/libtilewise.so"
+  on_request+=("$stage/bin/minilm" "$library")
+fi
 # torch comes with an OpenMP of its own, which programs cannot find; libstdc++ is torch's need, too.
 cp "$(g++ -print-file-name=libgomp.so.1)" "$stage/lib/"
 cp -r python/tilewise/bench/suites "$stage/bench/"
@@ -78,9 +102,6 @@ else
   echo "PyTorch package: left out (no torch of 2.10 or newer; see -D TILEWISE_TORCH_DIR in scripts/stage.sh)"
 fi
 
-cached() {
-  sed -n "s/^$1:[^=]*=//p" "$tree/CMakeCache.txt"
-}
 echo "$sources" >"$stage/SOURCES.sha256"
 cat >"$stage/BUILD.json" <<END
 {
@@ -92,11 +113,10 @@ END
 
 bytes=$(du -sb "$stage" | cut -f1)
 echo "$stage: $((bytes / 1000000)) MB; on the GPU machine: ./gpu-test, ./gpu-bench"
-sweep_bytes=0 # they come on request, and do not count
-for sweep in "${sweeps[@]}"; do
-  sweep_bytes=$((sweep_bytes + $(stat -c %s "$stage/bin/$sweep")))
+for file in "${on_request[@]}"; do # what comes on request does not count
+  bytes=$((bytes - $(stat -c %s "$file")))
 done
-if [ "$((bytes - sweep_bytes))" -gt "$most_bytes" ]; then
+if [ "$bytes" -gt "$most_bytes" ]; then
   echo "That is more than $((most_bytes / 1000000)) MB. Fewer architectures make it smaller." >&2
   exit 1
 fi

@@ -3,8 +3,8 @@
 python examples/llama/compare.py --model llama-2-7b,llama-2-70b:1 [--prefill 512,2048] [--decode 64]
 
 Times are of the clock, the GPU waited for: what a caller sees, Python included. The two take turns. With
---out, JSON lines go to <out>/<machine>/llama-model.jsonl, the environment first; with --append, those of
-other models stay.
+--out, JSON lines go to <out>/<machine>/llama-model.jsonl, the environment first, in place of those that are
+there; with --append, those of other models stay.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def race(calls: dict[str, Call], device: torch.device, runs: int) -> dict[str, l
     times: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(runs + 2):
         for name in rotated(list(calls), number):
+            calls[name].prepare()
             wait()
             start = time.perf_counter()
-            calls[name]()
+            calls[name].run()
             wait()
             if number >= 2:
                 times[name].append(1e3 * (time.perf_counter() - start))
@@ -77,9 +78,15 @@ def figures(times: list[float], tokens: int, steps: int = 1) -> Line:
     return {"ms": found.ms / steps, "spread": found.spread, "runs": found.runs, "tokens_a_second": rate}
 
 
+def peak_mb(call: Call, device: torch.device) -> float:
+    """Of the run alone, made ready before."""
+    call.prepare()
+    return peak_bytes(call.run, device) * 1e-6
+
+
 def prefill(ours: Llama, theirs: Any, peers: list[str], tokens: Tensor, runs: int) -> Iterator[Line]:
     device = tokens.device
-    plain: dict[str, Call] = {"tilewise": functools.partial(ours, tokens)}
+    plain = {"tilewise": Call(functools.partial(ours, tokens))}
     plain |= {f"hf {name}": their_prefill(theirs, name, tokens) for name in peers if name != "compiled"}
     groups = [plain]
     if "compiled" in peers:  # a layer is compiled or not, so that it cannot take turns with itself
@@ -89,7 +96,7 @@ def prefill(ours: Llama, theirs: Any, peers: list[str], tokens: Tensor, runs: in
             compile_layers(theirs)
         for call in calls.values():  # the first of a compiled one compiles, which takes memory of its own
             call()
-        peaks = {name: peak_bytes(call, device) * 1e-6 for name, call in calls.items()}
+        peaks = {name: peak_mb(call, device) for name, call in calls.items()}
         for name, times in race(calls, device, runs).items():
             yield {"impl": name} | figures(times, tokens.numel()) | {"peak_mb": peaks[name]}
         if BOTH in calls:
@@ -103,25 +110,19 @@ def decode(
     if prompt.is_cuda:
         routes["tilewise, graph"] = OurDecoding(ours, prompt, steps, graph=True)
     routes |= {f"hf {name}": TheirDecoding(theirs, name, prompt) for name in peers if name != "compiled"}
-    calls: dict[str, Call] = {name: functools.partial(of.run, steps) for name, of in routes.items()}
+    if "compiled" in peers:  # beside the model's own call, which stays as it is: so all take turns
+        routes[BOTH] = TheirCompiledDecoding(theirs, prompt, steps)
+    calls = {name: Call(functools.partial(of.run, steps), of.reset) for name, of in routes.items()}
     for call in calls.values():
         call()
     peaks = {
-        name: (routes[name].held_bytes() + peak_bytes(call, prompt.device)) * 1e-6
-        for name, call in calls.items()
+        name: routes[name].held_bytes() * 1e-6 + peak_mb(call, prompt.device) for name, call in calls.items()
     }
-    times = race(calls, prompt.device, runs)
+    for name, times in race(calls, prompt.device, runs).items():
+        line = {"impl": name} | figures(times, len(prompt) * steps, steps) | {"peak_mb": peaks[name]}
+        yield line | (routes[name].compilations() if name == BOTH else {})
     if "compiled" in peers:
-        theirs_compiled = TheirCompiledDecoding(theirs, prompt)
-        whole, first = (functools.partial(theirs_compiled.run, count) for count in (steps, 0))
-        whole()  # its steps are compiled
-        found = race({"whole": whole, "first": first}, prompt.device, runs)
-        times[BOTH] = [w - f for w, f in zip(found["whole"], found["first"], strict=True)]
         torch._dynamo.reset()
-    for name, of in times.items():
-        # Prefill is part of every compiled run, so that the memory of the steps alone is not known.
-        peak = {"peak_mb": peaks[name]} if name in peaks else {}
-        yield {"impl": name} | figures(of, len(prompt) * steps, steps) | peak
 
 
 def difference(ours: Llama, theirs: Any, tokens: Tensor) -> Line:
@@ -150,6 +151,7 @@ def measure(base: Line, asked: argparse.Namespace, device: torch.device) -> Iter
     theirs = hugging_face(config, "sdpa", device, dtype) if peers else None
     ours = Llama(config, device, dtype).requires_grad_(False).eval()
     base["weights_mb"] = sum(p.nbytes for p in ours.parameters()) * 1e-6
+    base["layers_mb"] = sum(p.nbytes for p in ours.layers.parameters()) * 1e-6
     draw = torch.randint(config.vocabulary, (asked.batch, config.layer.max_positions), device=device)
     prompt = draw[:, : asked.context]
     if theirs is not None:
@@ -159,7 +161,7 @@ def measure(base: Line, asked: argparse.Namespace, device: torch.device) -> Iter
         for line in prefill(ours, theirs, peers, draw[:, :length], asked.runs):
             yield base | {"op": "prefill", "tokens": length} | line
     if asked.decode:
-        for line in decode(ours, theirs, peers, prompt, asked.decode, max(3, asked.runs // 4)):
+        for line in decode(ours, theirs, peers, prompt, asked.decode, asked.decode_runs):
             yield base | {"op": "decode", "context": asked.context, "steps": asked.decode} | line
 
 
@@ -177,7 +179,9 @@ def listed(text: str) -> list[str]:
 def arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument(
-        "--model", default="llama-2-7b", help=f"some of {', '.join(MODELS)}, by commas;\n:1 for one layer"
+        "--model",
+        default="llama-2-7b",
+        help=f"some of {', '.join(MODELS)}, by commas;\n:1 for one layer, with embedding and head",
     )
     parser.add_argument(
         "--prefill", type=lengths(whole(1)), default="512,1024,2048,4096", help="lengths, by commas"
@@ -188,9 +192,8 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--against", default="sdpa,eager", help=f"some of {', '.join(PEERS)}, by commas")
     parser.add_argument("--device", default=None)
     parser.add_argument("--dtype", choices=DTYPES, help="bfloat16 on a GPU, else float32")
-    parser.add_argument(
-        "--runs", type=whole(2), default=10, help="of prefill; decoding has a quarter, 3 at least"
-    )
+    parser.add_argument("--runs", type=whole(2), default=10, help="of prefill")
+    parser.add_argument("--decode-runs", type=whole(2), default=5, help="of all steps of decoding")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder of records; none is written without it")
     parser.add_argument("--append", action="store_true", help="keep what the record has of other models")
@@ -213,6 +216,11 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     return asked
 
 
+def short(value: Any) -> str:
+    """A fingerprint by its beginning."""
+    return f"{value[:16]}..." if isinstance(value, str) and len(value) == 64 else str(value)
+
+
 def kept_lines(path: Path, described: Line, bases: list[Line]) -> list[Line]:
     """What the record has of models that are not measured now; it must be of this place and these sources."""
     if not path.exists():
@@ -224,10 +232,11 @@ def kept_lines(path: Path, described: Line, bases: list[Line]) -> list[Line]:
         models = [[x[key] for key in OF_A_MODEL] for x in named]
     except (OSError, ValueError, KeyError, TypeError):
         raise BadInput(f"--append: {path} is no record of this program, or a damaged one") from None
-    for key in SAME:
+    for key in ("sources", *SAME):  # these first: with them, the binary differs, too
         there, here = of.get(key), described.get(key)
         if there != here:
-            raise BadInput(f"--append: {path} was made with {key} {there}, and here it is {here}")
+            differ = f"was made with {key} {short(there)}, and here it is {short(here)}"
+            raise BadInput(f"--append: {path} {differ}: give --out a folder without an older record")
     now = [[base[key] for key in OF_A_MODEL] for base in bases]
     return [x for x, model in zip(named, models, strict=True) if model not in now]
 

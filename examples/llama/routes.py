@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from model import Llama, LlamaConfig
 from tilewise.bench.operations.hugging_face import llama_config
+from tilewise.bench.problem import BadInput
 from torch import Tensor
+from torch._dynamo.utils import counters
 
-Call = Callable[[], Any]
+COMPILE_MODE = "reduce-overhead"  # that of the steps which `generate` compiles: CUDA graphs on a GPU
+
+
+def nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is timed, and what makes it ready before the clock starts."""
+
+    run: Callable[[], Any]
+    prepare: Callable[[], Any] = nothing
+
+    def __call__(self) -> Any:
+        self.prepare()
+        return self.run()
 
 
 def hugging_face(config: LlamaConfig, attention: str, device: torch.device, dtype: torch.dtype) -> Any:
@@ -30,11 +50,10 @@ def hugging_face(config: LlamaConfig, attention: str, device: torch.device, dtyp
 
 
 def their_prefill(theirs: Any, attention: str, tokens: Tensor) -> Call:
-    def call() -> Tensor:
-        theirs.set_attn_implementation(attention)
+    def run() -> Tensor:
         return theirs(tokens, use_cache=False, logits_to_keep=1).logits[:, -1]
 
-    return call
+    return Call(run, partial(theirs.set_attn_implementation, attention))
 
 
 def compile_layers(theirs: Any) -> None:
@@ -49,6 +68,14 @@ def undo_compilation(theirs: Any) -> None:
     torch._dynamo.reset()
 
 
+def reserved_bytes() -> int:
+    """What PyTorch holds of the GPU's memory, but for what it could give back."""
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
 class OurDecoding:
     """A token at a time, from a CUDA graph where asked for."""
 
@@ -57,14 +84,11 @@ class OurDecoding:
         self.caches = model.make_caches(len(prompt), self.start + steps + 2)  # two for the capture
         self.first = model(prompt, self.caches).argmax(-1, keepdim=True)
         self.token = self.first.clone()
-        self.step: Call = self._step
+        self.step: Callable[[], Any] = self._step
         self.pool_bytes = 0
         if graph:
             self._step()
-            torch.cuda.synchronize()
-            gc.collect()
-            torch.cuda.empty_cache()  # so that what is reserved from here on is the graph's pool
-            before = torch.cuda.memory_reserved()
+            before = reserved_bytes()
             captured = torch.cuda.CUDAGraph()
             with torch.cuda.graph(captured):
                 self._step()
@@ -78,48 +102,96 @@ class OurDecoding:
         """Between runs: the caches, and what a graph keeps for itself."""
         return self.pool_bytes + sum(cache.k.nbytes + cache.v.nbytes for cache in self.caches)
 
-    def run(self, steps: int) -> Tensor:
-        """The last of so many tokens after the prompt."""
+    def reset(self) -> None:
+        """Back to the end of the prompt."""
         self.token.copy_(self.first)
         for cache in self.caches:
             cache.lengths.fill_(self.start)
+
+    def run(self, steps: int) -> Tensor:
+        """The last of so many tokens after the prompt."""
         for _ in range(steps):
             self.step()
         return self.token
 
 
 class TheirDecoding:
+    """A token at a time over a cache that grows."""
+
     def __init__(self, model: Any, attention: str, prompt: Tensor) -> None:
         self.model, self.attention, self.start = model, attention, prompt.shape[1]
+        self.forward: Callable[..., Any] = model
         model.set_attn_implementation(attention)
-        found = model(prompt, use_cache=True, logits_to_keep=1)
-        self.cache = found.past_key_values
+        self.cache = self._make_cache()
+        found = model(prompt, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         self.first = found.logits[:, -1].argmax(-1, keepdim=True)
+
+    def _make_cache(self) -> Any:
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.model.config)
 
     def held_bytes(self) -> int:
         """Of the cache, whose rows that were cropped stay until it grows again."""
         tensors = (x for layer in self.cache.layers for x in (layer.keys, layer.values))
         return sum(x.untyped_storage().nbytes() for x in tensors)
 
-    def run(self, steps: int) -> Tensor:
+    def reset(self) -> None:
         self.model.set_attn_implementation(self.attention)
         if added := self.cache.get_seq_length() - self.start:
             self.cache.crop(-added)
+
+    def run(self, steps: int) -> Tensor:
         token = self.first
         for _ in range(steps):
-            found = self.model(token, past_key_values=self.cache, use_cache=True)
+            found = self.forward(token, past_key_values=self.cache, use_cache=True)
             token = found.logits[:, -1].argmax(-1, keepdim=True)
         return token
 
 
-class TheirCompiledDecoding:
-    """By `generate` with a static cache, whose steps Hugging Face compiles; prefill is part of every run."""
+class TheirCompiledDecoding(TheirDecoding):
+    """The same loop over a static cache, whose steps are compiled as `generate` compiles its own."""
 
-    def __init__(self, model: Any, prompt: Tensor) -> None:
-        self.model, self.prompt = model, prompt
+    WARM_UP = 3  # steps: one compiles, one records, one replays
 
-    def run(self, steps: int) -> Tensor:
-        self.model.set_attn_implementation("sdpa")
-        count = {"max_new_tokens": steps + 1, "min_new_tokens": steps + 1, "do_sample": False}
-        cache = {"cache_implementation": "static"}
-        return self.model.generate(self.prompt, **count, **cache)[:, -1:]
+    def __init__(self, model: Any, prompt: Tensor, steps: int) -> None:
+        self.capacity = prompt.shape[1] + max(steps, self.WARM_UP)
+        super().__init__(model, "sdpa", prompt)
+        self.lengths = [length_of(layer) for layer in self.cache.layers]
+        self.forward = torch.compile(model.__call__, mode=COMPILE_MODE)
+        counters.clear()
+        before = reserved_bytes() if prompt.is_cuda else 0
+        self.run(self.WARM_UP)
+        self.pool_bytes = reserved_bytes() - before if prompt.is_cuda else 0
+
+    def _make_cache(self) -> Any:
+        from transformers import StaticCache
+
+        return StaticCache(config=self.model.config, max_cache_len=self.capacity)
+
+    def held_bytes(self) -> int:
+        """Between runs: the cache, and what the graphs keep for themselves."""
+        return self.pool_bytes + super().held_bytes()
+
+    def reset(self) -> None:
+        self.model.set_attn_implementation(self.attention)
+        for length in self.lengths:
+            length.fill_(self.start)
+
+    def compilations(self) -> dict[str, int]:
+        """Graphs that were compiled so far, and how many of them are no CUDA graph on a GPU."""
+        found = {"compiled_graphs": counters["stats"]["unique_graphs"]}
+        if self.first.is_cuda:
+            found["cudagraph_skips"] = counters["inductor"]["cudagraph_skips"]
+        return found
+
+
+def length_of(layer: Any) -> Tensor:
+    """How many tokens a static cache's layer has, in the tensor that compiled steps read and change."""
+    found = getattr(layer, "cumulative_length", None)
+    if not isinstance(found, Tensor):
+        import transformers
+
+        here = f"{layer!r} of transformers {transformers.__version__} has no tensor cumulative_length"
+        raise BadInput(f"--against compiled: {here}; those of 5.17.0 and 5.22.2 have")
+    return found

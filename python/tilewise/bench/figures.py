@@ -22,6 +22,7 @@ from tilewise.bench import (
     model_figures,
     plots,
     summary,
+    text_figures,
 )
 from tilewise.bench.charts import Axis, Chart, Series
 from tilewise.bench.records import Line, Record, read
@@ -59,6 +60,7 @@ def render(root: Path) -> dict[Path, str]:
         ("mma", "masks", mask_figures.section(h200)),
         ("mma", "deterministic", deterministic_figures.section(h200)),
         ("mma_f32", "f32", f32_figures.section(h200)),
+        ("text_models", "text models", text_figures.section(h200)),
     ):
         path = root / "docs" / f"{about}.md"
         files[path] = between(files.get(path) or path.read_text(), name, section)
