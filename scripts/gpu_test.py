@@ -26,6 +26,7 @@ import gpu_record
 from gpu_driver import Gpu, NoGpu, find_gpu
 from gpu_record import STAGE, Record
 from gpu_sanitized import (
+    F32_SEED,
     FEWER_IN_DOMAINS,
     FEWER_OF_TOOL,
     RACECHECKED,
@@ -405,13 +406,14 @@ def sanitized_programs(tool: str, options: argparse.Namespace) -> dict[str, list
     count = max(1, options.sanitize_count // FEWER_OF_TOOL.get(tool, 1))
     few = max(1, count // FEWER_IN_DOMAINS)
     problems = ["--cuda", f"--seed={options.seed}", "--no-self-test"]  # that one is the CPU's alone
+    f32 = ["--cuda", f"--seed={F32_SEED}", "--no-self-test", *DOMAINS["property mma f32"].arguments]
     kernels = [f"--kernel={','.join(RACECHECKED)}"] if races else []
     programs = {
         "tilewise_property": [*problems, *kernels, f"--count={count}"],
         "tilewise_property plain": [*problems, *kernels, "--domain=plain", f"--count={2 * few}"],
         "tilewise_property wgmma": [*problems, *DOMAINS["property wgmma"].arguments, f"--count={few}"],
         "tilewise_property mma": [*problems, *DOMAINS["property mma"].arguments, f"--count={few}"],
-        "tilewise_property mma f32": [*problems, *DOMAINS["property mma f32"].arguments, f"--count={few}"],
+        "tilewise_property mma f32": [*f32, f"--count={few}"],
     }
     if races:
         del programs["tilewise_property wgmma"]
