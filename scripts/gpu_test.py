@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import importlib.util
 import os
 import re
@@ -25,8 +26,9 @@ import gpu_record
 from gpu_driver import Gpu, NoGpu, find_gpu
 from gpu_record import STAGE, Record
 from gpu_sanitized import (
+    F32_SEED,
     FEWER_IN_DOMAINS,
-    FEWER_IN_RACECHECK,
+    FEWER_OF_TOOL,
     RACECHECKED,
     RACECHECKED_TESTS,
     SANITIZED_TESTS,
@@ -155,14 +157,22 @@ def reason_of(message: str) -> str:
     return lines[-1] if lines else "no reason"
 
 
-def counted(
-    outcome: Outcome, command: list[str], report_to: str, timeout: float, **environment: str
-) -> Outcome:
-    """Runs a command that leaves a report in JUnit's form, and counts the tests in it."""
+def run_reporting(
+    command: list[str], report_to: str, timeout: float, **environment: str
+) -> tuple[int, str, list[ElementTree.Element]]:
+    """As run(), with the tests in the report that the command leaves in JUnit's form."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         status, output = run([*command, f"{report_to}{report}"], timeout, **environment)
         cases = list(ElementTree.parse(report).getroot().iter("testcase")) if report.exists() else []
+    return status, output, cases
+
+
+def counted(
+    outcome: Outcome, command: list[str], report_to: str, timeout: float, **environment: str
+) -> Outcome:
+    """Runs a command that leaves such a report, and counts the tests in it."""
+    status, output, cases = run_reporting(command, report_to, timeout, **environment)
     reasons = set()
     failures = []
     passed_of: Counter[str] = Counter()  # by suite of tests
@@ -199,12 +209,37 @@ def counted(
     return outcome
 
 
-def taken_in(output: str) -> dict[str, Counter[str]]:
-    """How many problems each kernel took of each pass, as tilewise_property says at its end."""
-    found = re.findall(r"^(\w+) took (\d+) forward, (\d+) backward$", output, re.MULTILINE)
-    return {
-        kernel: Counter(forward=int(forward), backward=int(backward)) for kernel, forward, backward in found
-    }
+class Taken:
+    """How many problems each kernel took of each pass and type, and how often it made backward again for the
+    same bits, as tilewise_property says at its end."""
+
+    def __init__(self) -> None:
+        self.passes: dict[str, Counter[str]] = {}  # by kernel
+        self.of_types: dict[str, dict[str, Counter[str]]] = {}
+        self.again: Counter[str] = Counter()
+
+    def read(self, output: str) -> None:
+        numbers = r"(\d+) forward, (\d+) backward, (\d+) backward again$"
+        kernel = ""
+        for line in output.splitlines():
+            if sums := re.match(rf"(\w+) took {numbers}", line):
+                kernel = sums[1]
+                passes = Counter(forward=int(sums[2]), backward=int(sums[3]))
+                self.passes.setdefault(kernel, Counter()).update(passes)
+                self.again[kernel] += int(sums[4])
+            elif kernel and (sums := re.match(rf"  of (\w+) {numbers}", line)):
+                passes = Counter(forward=int(sums[2]), backward=int(sums[3]))
+                self.of_types.setdefault(kernel, {}).setdefault(sums[1], Counter()).update(passes)
+
+    def line(self) -> dict[str, Any]:
+        return {
+            "taken": {kernel: dict(passes) for kernel, passes in sorted(self.passes.items())},
+            "taken_of_types": {
+                kernel: {dtype: dict(passes) for dtype, passes in sorted(types.items())}
+                for kernel, types in sorted(self.of_types.items())
+            },
+            "backward_again": dict(sorted(self.again.items())),
+        }
 
 
 def property_test(
@@ -231,8 +266,7 @@ def property_test(
             tried, missed = map(int, progress[-1]) if progress else (0, 0)
             passed, failed, not_tried = tried - missed, missed + 1, max(0, seeds[own_seed] - tried - 1)
         with lock:
-            for kernel, passes in taken_in(output).items():  # what a kernel refuses passes, too
-                taken.setdefault(kernel, Counter()).update(passes)
+            taken.read(output)  # what a kernel refuses passes, too
             outcome.passed += passed
             outcome.failed += failed if failed or status == 0 else 1
             if not_tried:
@@ -241,11 +275,11 @@ def property_test(
             if status != 0:
                 show_failure(command, output)
 
-    taken: dict[str, Counter[str]] = {}
+    taken = Taken()
     lock = threading.Lock()
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(run_share, seeds))
-    outcome.more["taken"] = {kernel: dict(passes) for kernel, passes in sorted(taken.items())}
+    outcome.more |= taken.line()
     return outcome
 
 
@@ -262,25 +296,74 @@ def python_test(timeout: float) -> Outcome:
     return counted(Outcome("python"), command, "--junitxml=", timeout, **variables)
 
 
+@dataclass
+class NamedTests:
+    """What came of the tests that a filter names."""
+
+    ran: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)  # why, by test
+    missed: list[str] = field(default_factory=list)  # patterns of which no test ran, though the device may
+
+    @staticmethod
+    def of(patterns: Iterable[str], cases: Iterable[ElementTree.Element]) -> NamedTests:
+        tests = NamedTests()
+        passed = set()
+        for case in cases:
+            name = f"{case.get('classname')}.{case.get('name')}"
+            if (skip := case.find("skipped")) is not None:
+                tests.skipped[name] = reason_of(skip.get("message") or "")
+            elif case.find("failure") is None:
+                passed.add(name)
+        tests.ran = len(passed)
+        # A kernel for another GPU is nothing that a list can mend.
+        excused = {name for name, reason in tests.skipped.items() if "compute capability" in reason}
+        tests.missed = [
+            pattern for pattern in patterns if not fnmatch.filter(sorted(passed | excused), pattern)
+        ]
+        return tests
+
+    def line(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"ran": self.ran}
+        if self.skipped:
+            found["skipped_tests"] = self.skipped
+        if self.missed:
+            found["missed"] = self.missed
+        return found
+
+
 def sanitize(suite: str, tool: str, program: str, arguments: list[str], timeout: float) -> Outcome:
     """One of compute-sanitizer's tools over a program. What passes is the program under it, so 1 or 0. Where
-    it ran no test or no problem, nothing was checked."""
+    it ran no problem, or none of the tests of a pattern, something was not checked."""
     command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=99", f"bin/{program}", *arguments]
-    status, output = run(command, timeout)
+    patterns = [
+        pattern
+        for argument in arguments
+        if argument.startswith("--gtest_filter=")
+        for pattern in argument.partition("=")[2].split(":")
+    ]
+    found: dict[str, Any]
+    if patterns:
+        status, output, cases = run_reporting(command, "--gtest_output=xml:", timeout)
+        tests = NamedTests.of(patterns, cases)
+        found, complete = tests.line(), not tests.missed
+        if complete and status == 0 and not tests.ran:
+            return Outcome(suite, skipped=1, more={"skipped_because": sorted(set(tests.skipped.values()))})
+    else:
+        status, output = run(command, timeout)
+        counts = re.search(r"^(\d+) passed, 0 failed$", output, re.MULTILINE)
+        taken = Taken()
+        taken.read(output)
+        found = {"ran": int(counts[1]) if counts else 0} | taken.line()
+        complete = found["ran"] > 0
     summaries = re.findall(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*)$", output, re.MULTILINE)
-    counts = re.search(r"^\[  PASSED  \] (\d+) tests?\.$|^(\d+) passed, 0 failed$", output, re.MULTILINE)
-    ran = int(counts[1] or counts[2]) if counts else 0
     clean = status == 0 and bool(summaries) and all(re.search(r": 0 ", summary) for summary in summaries)
-    clean = clean and ran > 0
-    if not clean:
+    if not (clean and complete):
         show_failure(command, output)
-    taken = taken_in(output)
     return Outcome(
         suite,
-        passed=int(clean),
-        failed=int(not clean),
-        more={"tool": tool, "arguments": arguments, "ran": ran, "summary": summaries, "exit_status": status}
-        | ({"taken": {kernel: dict(passes) for kernel, passes in taken.items()}} if taken else {}),
+        passed=int(clean and complete),
+        failed=int(not (clean and complete)),
+        more={"tool": tool, "arguments": arguments, "summary": summaries, "exit_status": status} | found,
     )
 
 
@@ -317,17 +400,20 @@ def no_package() -> str:
     return "" if gpu_record.torch_version() else f"no torch in {sys.executable}"
 
 
-def sanitized_programs(races: bool, options: argparse.Namespace) -> dict[str, list[str]]:
+def sanitized_programs(tool: str, options: argparse.Namespace) -> dict[str, list[str]]:
     """What runs under a sanitizer: random problems of several domains, and the small tests."""
-    count = max(1, options.sanitize_count // (FEWER_IN_RACECHECK if races else 1))
+    races = tool == "racecheck"
+    count = max(1, options.sanitize_count // FEWER_OF_TOOL.get(tool, 1))
     few = max(1, count // FEWER_IN_DOMAINS)
     problems = ["--cuda", f"--seed={options.seed}", "--no-self-test"]  # that one is the CPU's alone
+    f32 = ["--cuda", f"--seed={F32_SEED}", "--no-self-test", *DOMAINS["property mma f32"].arguments]
     kernels = [f"--kernel={','.join(RACECHECKED)}"] if races else []
     programs = {
         "tilewise_property": [*problems, *kernels, f"--count={count}"],
         "tilewise_property plain": [*problems, *kernels, "--domain=plain", f"--count={2 * few}"],
         "tilewise_property wgmma": [*problems, *DOMAINS["property wgmma"].arguments, f"--count={few}"],
         "tilewise_property mma": [*problems, *DOMAINS["property mma"].arguments, f"--count={few}"],
+        "tilewise_property mma f32": [*f32, f"--count={few}"],
     }
     if races:
         del programs["tilewise_property wgmma"]
@@ -339,7 +425,7 @@ def sanitized_programs(races: bool, options: argparse.Namespace) -> dict[str, li
 def sanitizer_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
     reason = no_gpu or ("" if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH")
     for tool in SANITIZERS:
-        for name, arguments in sanitized_programs(tool == "racecheck", options).items():
+        for name, arguments in sanitized_programs(tool, options).items():
             suite = f"{tool} {name}"
             if reason:
                 yield suite, partial(skipped, suite, reason)
@@ -388,6 +474,11 @@ def describe(outcome: Outcome) -> str:
     text = f"{outcome.suite}: {outcome.passed} passed, {outcome.failed} failed"
     if outcome.skipped:
         text += f", {outcome.skipped} skipped ({'; '.join(outcome.more.get('skipped_because', []))})"
+    if skipped_tests := outcome.more.get("skipped_tests"):
+        reasons = "; ".join(sorted(set(skipped_tests.values())))
+        text += f", {outcome.more['ran']} tests ran, {len(skipped_tests)} were skipped ({reasons})"
+    if missed := outcome.more.get("missed"):
+        text += f", nothing ran of {', '.join(missed)}"
     summaries = "".join(f", {summary}" for summary in outcome.more.get("summary", []))
     return f"{text}, {outcome.seconds:.1f} s{summaries}"
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/device_problem.h"
+#include "cuda/plain_f32.h"
 
 namespace tilewise::test::concurrency_test {
 namespace {
@@ -18,9 +19,15 @@ constexpr int repetitions = 25;
 // A problem of its own for each caller, so that no caller can profit from another's results.
 RandomProblem problem_of(const std::string& kernel, int caller, const std::vector<DType>& types) {
   const auto seed = static_cast<std::uint64_t>(10 + caller);
-  const Sizes sizes{.sq = 200 + 37 * caller, .sk = 300 - 41 * caller};
-  return caller % 2 == 0 ? suited_problem(kernel, seed, types.front(), sizes)
-                         : dense_problem(seed, types.back(), sizes);
+  const DType dtype = types[static_cast<std::size_t>(caller) % types.size()];
+  Sizes sizes = sizes_for(kernel);
+  if (kernel != "wide") {
+    sizes.sq = 200;
+    sizes.sk = 300;
+  }
+  sizes.sq += 37 * caller;
+  sizes.sk -= 40 * caller;
+  return caller == 0 ? dense_problem(seed, dtype, sizes) : suited_problem(kernel, seed, dtype, sizes);
 }
 
 class Concurrency : public CudaKernelTest {
@@ -78,6 +85,34 @@ TEST_P(Concurrency, FourHostThreadsAtOnceGiveTheResultsOfOne) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Concurrency, testing::ValuesIn(cuda_kernels()), kernel_name);
+
+class PlainF32Streams : public CudaKernelFixture<80>, public testing::WithParamInterface<std::string> {};
+
+TEST_P(PlainF32Streams, FourAtOnceAreWithinTheContract) {
+  std::deque<Stream> streams;
+  std::deque<RandomProblem> data;
+  std::deque<DeviceProblem> problems;
+  for (int caller = 0; caller < callers; ++caller) {
+    constexpr Data kinds[callers] = {Data::usual, Data::mixed, Data::sharp, Data::usual};
+    streams.emplace_back();
+    data.push_back(plain_f32_problem(static_cast<std::uint64_t>(30 + caller), kinds[caller]));
+    problems.emplace_back(data.back(), GetParam(), Bits::any);
+  }
+  for (int repetition = 0; repetition < repetitions; ++repetition) {
+    for (std::size_t caller = 0; caller < callers; ++caller) {
+      problems[caller].poison(streams[caller]);
+      problems[caller].forward(streams[caller]);
+      problems[caller].backward(streams[caller]);
+    }
+  }
+  for (std::size_t caller = 0; caller < callers; ++caller) {
+    SCOPED_TRACE("stream " + std::to_string(caller) + ": " + to_string(data[caller]));
+    streams[caller].wait();
+    expect_within_contract(Checker(data[caller], all_cores()), problems[caller], GetParam());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, PlainF32Streams, testing::ValuesIn(plain_f32_kernels()), kernel_name);
 
 }  // namespace
 }  // namespace tilewise::test::concurrency_test

@@ -18,6 +18,15 @@ struct Sizes {
   std::int64_t b = 2, hq = 4, hkv = 2, sq = 70, sk = 131, d = 40, dv = 24;
 };
 
+/// Sizes that a kernel takes in all its types, and where it has a backward, both passes: small, and of no
+/// full tiles.
+inline Sizes sizes_for(const std::string& kernel) {
+  if (kernel == "wide") return {.b = 2, .hq = 2, .hkv = 1, .sq = 130, .sk = 430, .d = 320, .dv = 288};
+  // Keys are a multiple of 4: rows of a mask in f32 are aligned.
+  if (kernel == "mma" || kernel == "wgmma") return {.sq = 130, .sk = 132, .d = 40, .dv = 64};
+  return {};
+}
+
 /// Dense, of random numbers, and with no features.
 inline RandomProblem dense_problem(std::uint64_t seed, DType dtype, const Sizes& n = {}) {
   Random rng(seed);
@@ -101,18 +110,26 @@ inline std::string reason_against(const RandomProblem& problem, const std::strin
   return {};
 }
 
-/// A problem with features, or without where the kernel takes none.
+/// A problem with the features that the kernel takes, or without any where it takes none in that type.
 inline RandomProblem suited_problem(const std::string& kernel, std::uint64_t seed, DType dtype,
-                                    const Sizes& n = {}) {
+                                    const Sizes& n) {
   RandomProblem problem = featured_problem(seed, dtype, n);
+  if (kernel == "wide") problem.asked.dmask = false;
+  if (kernel == "wgmma") {  // with a mask and dropout
+    problem.sinks = {};
+    problem.asked.dsinks = false;
+  }
   return reason_against(problem, kernel).empty() ? std::move(problem) : dense_problem(seed, dtype, n);
+}
+inline RandomProblem suited_problem(const std::string& kernel, std::uint64_t seed, DType dtype) {
+  return suited_problem(kernel, seed, dtype, sizes_for(kernel));
 }
 
 /// The types a kernel takes; none where this device cannot run it.
 inline std::vector<DType> types_of(const std::string& kernel) {
   std::vector<DType> types;
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-    if (reason_against(dense_problem(1, dtype), kernel).empty()) types.push_back(dtype);
+    if (reason_against(dense_problem(1, dtype, sizes_for(kernel)), kernel).empty()) types.push_back(dtype);
   }
   return types;
 }
@@ -140,26 +157,31 @@ class CudaKernelTest : public CudaTest, public testing::WithParamInterface<std::
     CudaTest::SetUp();
     if (IsSkipped()) return;
     types = types_of(GetParam());
-    if (types.empty()) GTEST_SKIP() << reason_against(dense_problem(1, DType::bf16), GetParam());
+    if (types.empty()) {
+      GTEST_SKIP() << reason_against(dense_problem(1, DType::bf16, sizes_for(GetParam())), GetParam());
+    }
   }
 
   std::vector<DType> types;  ///< that the kernel takes
 };
 
-inline RandomProblem deterministic(RandomProblem problem) {
-  problem.options.deterministic = true;
+/// Whether backward gives the same bits again.
+enum class Bits { same, any };
+
+inline RandomProblem with_bits(RandomProblem problem, Bits bits) {
+  problem.options.deterministic = bits == Bits::same;
   return problem;
 }
 
 /// Both passes of one kernel on a problem whose tensors are all on the device, or forward alone where it has
-/// no more. Backward reads what forward wrote and is deterministic.
+/// no more. Backward reads what forward wrote.
 class DeviceProblem {
  public:
-  DeviceProblem(const RandomProblem& problem, std::string kernel)
+  DeviceProblem(const RandomProblem& problem, std::string kernel, Bits bits = Bits::same)
       : kernel_(std::move(kernel)),
-        has_backward_(reason_against(deterministic(problem), kernel_, Pass::backward).empty()),
+        has_backward_(reason_against(with_bits(problem, bits), kernel_, Pass::backward).empty()),
         inputs_(problem.inputs()),
-        options_(deterministic(problem).options) {
+        options_(with_bits(problem, bits).options) {
     const OutputBuffers outputs = make_outputs(problem);
     const GradientBuffers gradients = make_gradients(problem);
     outputs_ = outputs.view();
@@ -211,6 +233,12 @@ class DeviceProblem {
     }
     return all;
   }
+  /// The same to host tensors of a problem of the same shapes.
+  void download(AttentionOutputs outputs) const { download(tensors_of(outputs), 0); }
+  void download(AttentionGradients gradients) const {
+    AttentionOutputs outputs = outputs_;
+    download(written_by(gradients), given_of(tensors_of(outputs)));
+  }
   /// Both passes from poisoned results to the end.
   std::vector<std::byte> run(const Stream& stream) const {
     poison(stream);
@@ -221,6 +249,16 @@ class DeviceProblem {
   }
 
  private:
+  static std::size_t given_of(const std::vector<Tensor*>& tensors) {
+    return static_cast<std::size_t>(
+        std::count_if(tensors.begin(), tensors.end(), [](const Tensor* tensor) { return tensor->given(); }));
+  }
+  void download(const std::vector<Tensor*>& tensors, std::size_t first) const {
+    for (const Tensor* tensor : tensors) {
+      if (tensor->given()) results_.at(first++).download(*tensor);
+    }
+  }
+
   AttentionOptions options() const {
     AttentionOptions options = options_;
     options.kernel = kernel_;

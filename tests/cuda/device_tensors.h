@@ -3,6 +3,8 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <span>
@@ -27,15 +29,23 @@ class CudaTest : public testing::Test {
 };
 
 /// Memory of the device. What lies behind it is no number: who takes it for one is found out. And
-/// initcheck, for which copies of a part of 16 bytes read all of them, has something to see there.
+/// initcheck, for which copies of a part of 16 bytes read all of them, has something to see there. Who writes
+/// there fails the test.
 class DeviceMemory {
  public:
   explicit DeviceMemory(std::size_t bytes) : bytes_(bytes) {
-    constexpr std::size_t behind = 16;
     cuda::check_cuda(cudaMalloc(&data_, bytes_ + behind), "test memory");  // of 0 bytes, too
-    cuda::check_cuda(cudaMemset(data() + bytes_, 0xff, behind), "test memory");
+    cuda::check_cuda(cudaMemset(data() + bytes_, untouched, behind), "test memory");
   }
-  ~DeviceMemory() { cudaFree(data_); }
+  ~DeviceMemory() {
+    std::array<unsigned char, behind> now{};
+    // After a fault nothing can be read, and the test has failed already.
+    const bool read = cudaMemcpy(now.data(), data() + bytes_, behind, cudaMemcpyDeviceToHost) == cudaSuccess;
+    if (read && std::any_of(now.begin(), now.end(), [](unsigned char byte) { return byte != untouched; })) {
+      ADD_FAILURE() << "written past the end of " << bytes_ << " bytes of device memory";
+    }
+    cudaFree(data_);
+  }
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
@@ -46,6 +56,9 @@ class DeviceMemory {
   }
 
  private:
+  static constexpr std::size_t behind = 16;
+  static constexpr unsigned char untouched = 0xff;
+
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
 };

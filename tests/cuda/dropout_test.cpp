@@ -92,15 +92,20 @@ Patterns patterns_of(const RandomProblem& problem, const std::string& kernel, co
 class DropoutOnCuda : public CudaKernelTest {};
 
 TEST_P(DropoutOnCuda, IsTheCpusBitForBit) {
-  const std::string reason =
-      reason_against(visible_weights(types.front(), {.probability = 0.5f}), GetParam());
-  if (!reason.empty()) GTEST_SKIP() << reason;
+  std::vector<DType> taken;
+  std::string reason;
+  for (const DType dtype : types) {
+    const std::string against = reason_against(visible_weights(dtype, {.probability = 0.5f}), GetParam());
+    if (against.empty()) taken.push_back(dtype);
+    reason = against.empty() ? reason : against;
+  }
+  if (taken.empty()) GTEST_SKIP() << reason;
   for (const Dropout& dropout : {Dropout{.probability = 0.1f, .seed = 7},
                                  Dropout{.probability = 0.5f, .seed = 0xDEADBEEF12345678u, .offset = 9},
                                  Dropout{.probability = 0.9f, .seed = 1, .offset = 0xFEDCBA9876543210u}}) {
     SCOPED_TRACE("seed " + std::to_string(dropout.seed));
     const Pattern expected = contract(dropout);
-    for (const DType dtype : types) {
+    for (const DType dtype : taken) {
       for (const SeedFrom seed : {SeedFrom::options, SeedFrom::memory}) {
         SCOPED_TRACE(std::string(to_string(dtype)) + (seed == SeedFrom::memory ? ", seed in memory" : ""));
         const RandomProblem problem = visible_weights(dtype, dropout, seed);

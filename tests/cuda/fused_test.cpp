@@ -67,8 +67,14 @@ TEST_P(FusedTiles, OfManyKeysAreWithinTheContract) {
   expect_within_contract(problem);
 }
 
+std::string type_and_band(const testing::TestParamInfo<FusedTiles::ParamType>& info) {
+  const bool causal = std::get<1>(info.param);
+  return std::string(to_string(std::get<0>(info.param))) + (causal ? "_causal" : "");
+}
+
 INSTANTIATE_TEST_SUITE_P(TypesAndBands, FusedTiles,
-                         testing::Combine(testing::Values(DType::f32, DType::bf16), testing::Bool()));
+                         testing::Combine(testing::Values(DType::f32, DType::bf16), testing::Bool()),
+                         type_and_band);
 
 }  // namespace
 }  // namespace tilewise::test::fused_test

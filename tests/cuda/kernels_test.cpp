@@ -26,18 +26,24 @@ class EveryKernel : public CudaKernelTest {};
 TEST_P(EveryKernel, IsWithinTheContractInItsTypesAndPasses) {
   for (const DType dtype : types) {
     SCOPED_TRACE(to_string(dtype));
-    for (const RandomProblem& problem : {dense_problem(1, dtype), featured_problem(2, dtype)}) {
+    for (const RandomProblem& problem :
+         {dense_problem(1, dtype, sizes_for(GetParam())), suited_problem(GetParam(), 2, dtype)}) {
       const Checker checker(problem, all_cores());
-      for (const std::string& failure : checker.check(subject_of(GetParam()))) ADD_FAILURE() << failure;
+      Passes ran;
+      for (const std::string& failure : checker.check(subject_of(GetParam()), &ran)) ADD_FAILURE() << failure;
+      EXPECT_TRUE(ran.forward);
+      EXPECT_EQ(ran.backward, GetParam() != "wgmma");
     }
   }
 }
 
 TEST_P(EveryKernel, GivesTheSameBitsAgain) {
-  // A thread a pair makes many blocks of a ninth of the pairs, and takes long for each.
-  const Sizes many_blocks = GetParam() == "naive"
-                                ? Sizes{.b = 3, .hq = 8, .hkv = 2, .sq = 172, .sk = 257, .d = 64, .dv = 64}
-                                : Sizes{.b = 3, .hq = 8, .hkv = 2, .sq = 515, .sk = 770, .d = 64, .dv = 64};
+  // A thread a pair makes many blocks of a ninth of the pairs, and takes long for each. One head after
+  // another has the products of `wide`.
+  const Sizes many_blocks =
+      GetParam() == "naive"  ? Sizes{.b = 3, .hq = 8, .hkv = 2, .sq = 172, .sk = 257, .d = 64, .dv = 64}
+      : GetParam() == "wide" ? Sizes{.b = 1, .hq = 4, .hkv = 2, .sq = 515, .sk = 772, .d = 320, .dv = 288}
+                             : Sizes{.b = 3, .hq = 8, .hkv = 2, .sq = 515, .sk = 772, .d = 64, .dv = 64};
   const Stream stream;
   for (const DType dtype : types) {
     for (const RandomProblem& problem :
@@ -52,7 +58,12 @@ TEST_P(EveryKernel, GivesTheSameBitsAgain) {
 // Kernels may round factors to TF32 where that is allowed, and lose no more than it would.
 TEST_P(EveryKernel, StaysNearFullPrecisionWhereTf32IsAllowed) {
   const Stream stream;
-  RandomProblem problem = dense_problem(5, DType::f32, {.b = 2, .hq = 4, .hkv = 2, .sq = 130, .sk = 200});
+  Sizes sizes = sizes_for(GetParam());
+  if (GetParam() != "wide") {
+    sizes.sq = 130;
+    sizes.sk = 200;
+  }
+  RandomProblem problem = dense_problem(5, DType::f32, sizes);
   if (const std::string reason = reason_against(problem, GetParam()); !reason.empty()) GTEST_SKIP() << reason;
   const auto values = [&](Precision precision) {
     problem.options.precision = precision;

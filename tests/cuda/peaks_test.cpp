@@ -82,6 +82,19 @@ TEST_P(Peaks, OfFewKeysAreExact) {
   }
 }
 
+// Tiles of queries for more blocks than there are multiprocessors, so that each has several in turn: of 32
+// queries where key heads are few, of 64 where they are many.
+TEST_P(Peaks, OfFewKeysInManyTilesAreExact) {
+  for (const std::int64_t key_heads : {8, 20}) {
+    const Sizes sizes{
+        .b = 4, .hq = key_heads == 8 ? 24 : 40, .hkv = key_heads, .sq = 128, .sk = 70, .d = 32, .dv = 32};
+    RandomProblem problem = dense_problem(922, DType::f32, sizes);
+    problem.key_lengths = integers({8, 70, 1, 40});
+    problem.asked.own_forward = false;
+    expect_within_contract(problem);
+  }
+}
+
 // All weights of a row are the same then, and the math path has them without error.
 TEST_P(Peaks, AreNotAllThatMattersWhereKeysAreOneRow) {
   RandomProblem problem = sharp_problem(925);

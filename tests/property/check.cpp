@@ -237,6 +237,7 @@ void Checker::check_backward(Run& run) const {
   // On the CPU always, elsewhere on request.
   if (run.subject.device.type != Device::Type::cpu && !run.options.deterministic) return;
   if (!run.rng.chance(run.subject.repetition)) return;
+  run.ran.backward_again = true;
   for (Written& result : written) result.buffer.poison();
   run.subject.backward(inputs, run.options, gradients, run.other);
   for (const Written& result : written) {

@@ -28,6 +28,7 @@ struct Subject {
 struct Passes {
   bool forward = false;
   bool backward = false;
+  bool backward_again = false;  ///< which must give the same bits
 };
 
 /// One problem, its truth by the reference kernel in f64, and what kernels may be off.

@@ -89,12 +89,26 @@ std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
   return subjects;
 }
 
-// How many problems a kernel took.
+// How many problems a kernel took, and how often it made backward again, for the same bits.
 struct Taken {
   std::int64_t forward = 0;
   std::int64_t backward = 0;
+  std::int64_t again = 0;
+
+  void add(const Taken& other) {
+    forward += other.forward;
+    backward += other.backward;
+    again += other.again;
+  }
 };
-using TakenBy = std::map<std::string, Taken>;  // a kernel, at a level where it has some
+using TakenOfTypes = std::map<DType, Taken>;
+using TakenBy = std::map<std::string, TakenOfTypes>;  // a kernel, at a level where it has some
+
+// What scripts/gpu_test.py reads.
+std::string text_of(const Taken& taken) {
+  return std::to_string(taken.forward) + " forward, " + std::to_string(taken.backward) + " backward, " +
+         std::to_string(taken.again) + " backward again";
+}
 
 // On a GPU fused takes the whole contract, but f64 and the backward of pages, which are not among these.
 std::vector<std::string> refusals(const Settings& settings, const Checker& checker, const Subject& subject,
@@ -115,9 +129,8 @@ std::vector<std::string> failures_of(const Settings& settings, const RandomProbl
       Passes ran;
       std::vector<std::string> found = checker.check(subject, &ran);
       if (found.empty()) found = refusals(settings, checker, subject, ran);
-      Taken& taken = taken_by[subject.kernel + (subject.level.empty() ? "" : " " + subject.level)];
-      taken.forward += ran.forward;
-      taken.backward += ran.backward;
+      const std::string name = subject.kernel + (subject.level.empty() ? "" : " " + subject.level);
+      taken_by[name][problem.dtype].add({ran.forward, ran.backward, ran.backward_again});
       failures.insert(failures.end(), found.begin(), found.end());
     }
     return failures;
@@ -195,9 +208,14 @@ int run(const Settings& settings) {
       break;
     }
   }
-  for (const auto& [kernel, taken] : taken_by) {
-    if (taken.forward == 0 && settings.kernels.empty()) continue;  // those of another device
-    std::cout << kernel << " took " << taken.forward << " forward, " << taken.backward << " backward\n";
+  for (const auto& [kernel, of_types] : taken_by) {
+    Taken sum;
+    for (const auto& [dtype, taken] : of_types) sum.add(taken);
+    if (sum.forward == 0 && settings.kernels.empty()) continue;  // those of another device
+    std::cout << kernel << " took " << text_of(sum) << '\n';
+    for (const auto& [dtype, taken] : of_types) {
+      if (taken.forward > 0) std::cout << "  of " << to_string(dtype) << ' ' << text_of(taken) << '\n';
+    }
   }
   std::cout << done - failed << " passed, " << failed << " failed" << std::endl;
   return failed == 0 ? 0 : 1;

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import fnmatch
 import importlib
 import json
 import re
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,8 @@ def names_of_cuda_tests() -> set[str]:
     names = set()
     for path in (ROOT / "tests/cuda").rglob("*_test.c*"):
         text = path.read_text()
-        prefixes = dict(re.findall(r"INSTANTIATE_TEST_SUITE_P\((\w+),\s*(\w+)", text))
-        of_suite = {suite: prefix for prefix, suite in prefixes.items()}
+        found = re.findall(r"INSTANTIATE_TEST_SUITE_P\((\w+),\s*(\w+)", text)
+        of_suite = {suite: prefix for prefix, suite in found}
         for kind, suite, name in re.findall(r"^(TEST\w*)\((\w+), (\w+)\)", text, re.MULTILINE):
             names.add(f"{of_suite[suite]}/{suite}.{name}/" if kind == "TEST_P" else f"{suite}.{name}")
     return names
@@ -64,11 +66,66 @@ def test_domains_have_their_counts(gpu_test: Any) -> None:
     }
 
 
-def test_what_kernels_took_is_read(gpu_test: Any) -> None:
-    output = "40 problems from seed 1\nfused took 40 forward, 31 backward\nmma took 9 forward, 0 backward\n"
-    assert gpu_test.taken_in(output) == {
-        "fused": {"forward": 40, "backward": 31},
-        "mma": {"forward": 9, "backward": 0},
+def test_what_kernels_took_is_read_and_summed_up(gpu_test: Any) -> None:
+    output = """40 problems from seed 1
+fused took 40 forward, 31 backward, 5 backward again
+  of f32 30 forward, 21 backward, 5 backward again
+  of bf16 10 forward, 10 backward, 0 backward again
+mma took 9 forward, 0 backward, 0 backward again
+  of bf16 9 forward, 0 backward, 0 backward again
+40 passed, 0 failed
+"""
+    taken = gpu_test.Taken()
+    taken.read(output)
+    taken.read("mma took 1 forward, 1 backward, 1 backward again\n")
+    assert taken.line() == {
+        "taken": {"fused": {"forward": 40, "backward": 31}, "mma": {"forward": 10, "backward": 1}},
+        "taken_of_types": {
+            "fused": {"bf16": {"forward": 10, "backward": 10}, "f32": {"forward": 30, "backward": 21}},
+            "mma": {"bf16": {"forward": 9, "backward": 0}},
+        },
+        "backward_again": {"fused": 5, "mma": 1},
+    }
+
+
+def test_named_tests_that_are_all_skipped_are_missed(gpu_test: Any) -> None:
+    report = ElementTree.fromstring(
+        """<testsuites><testsuite>
+<testcase name="Runs" classname="A"/>
+<testcase name="Fails" classname="A"><failure message="no"/></testcase>
+<testcase name="Is/0" classname="P/B"><skipped message="b.cpp:1&#x0A;too small&#x0A;"/></testcase>
+<testcase name="Is/1" classname="P/B"/>
+<testcase name="Is/wgmma" classname="P/C"><skipped message="c.cpp:1&#x0A;too small&#x0A;"/></testcase>
+<testcase name="Is" classname="D"><skipped message="d.cpp:1&#x0A;needs compute capability 9.0"/></testcase>
+</testsuite></testsuites>"""
+    )
+    patterns = ["A.*", "P/B.Is*", "P/B.Is/0", "P/C.Is/wgmma", "D.Is", "E.IsNotThere"]
+    tests = gpu_test.NamedTests.of(patterns, report.iter("testcase"))
+    assert tests.ran == 2
+    assert tests.skipped == {
+        "P/B.Is/0": "too small",
+        "P/C.Is/wgmma": "too small",
+        "D.Is": "needs compute capability 9.0",
+    }
+    assert tests.missed == ["P/B.Is/0", "P/C.Is/wgmma", "E.IsNotThere"]
+
+
+def test_slow_tools_have_fewer_problems(gpu_test: Any) -> None:
+    options = argparse.Namespace(sanitize_count=40, seed=1)
+    counts = {
+        tool: [
+            int(arguments[-1].removeprefix("--count="))
+            for name, arguments in gpu_test.sanitized_programs(tool, options).items()
+            if name.startswith("tilewise_property")
+        ]
+        for tool in gpu_test.SANITIZERS
+    }
+    # The whole contract, plain, wgmma (not for races), mma, mma in f32.
+    assert counts == {
+        "memcheck": [40, 16, 8, 8, 8],
+        "racecheck": [10, 4, 2, 2],
+        "initcheck": [20, 8, 4, 4, 4],
+        "synccheck": [40, 16, 8, 8, 8],
     }
 
 
