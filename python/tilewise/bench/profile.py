@@ -27,7 +27,6 @@ from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Record
 from tilewise.bench.table import digits, rate
 
-RANGE = "tilewise.profile"
 STALLS = {
     "long_scoreboard": "for memory (L2 or beyond)",
     "short_scoreboard": "for shared memory",
@@ -77,13 +76,15 @@ def warmed(implementation: Implementation, problem: AnyProblem, device: torch.de
 
 
 def watched(implementation: Implementation, problem: AnyProblem, device: torch.device) -> None:
-    """One warm call inside an NVTX range."""
+    """One warm call while the profiler is told to look. A range of NVTX would be this thread's alone, and
+    autograd launches the kernels of backward from another.
+    """
     with implementation.around(problem):
         call = warmed(implementation, problem, device)
-        torch.cuda.nvtx.range_push(RANGE)
+        torch.cuda.profiler.start()
         call()
-        torch.cuda.nvtx.range_pop()
         torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
 
 
 def run(implementation: Implementation, problem: AnyProblem, device: torch.device, tool: str | None) -> str:
@@ -127,9 +128,8 @@ def _ncu(metrics: Sequence[str], program: list[str]) -> str:
         "raw",
         "--print-units",
         "base",
-        "--nvtx",
-        "--nvtx-include",
-        f"{RANGE}/",
+        "--profile-from-start",
+        "off",
     ]
     done = subprocess.run(
         [*asked, "--metrics", ",".join(metrics), *program], capture_output=True, text=True, check=False
@@ -200,9 +200,10 @@ def bottleneck(figures: dict[str, float]) -> str:
 def by_nsys(program: list[str]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "profile"
-        asked = ["nsys", "profile", "--trace=cuda,nvtx", "--capture-range=nvtx", f"--nvtx-capture={RANGE}"]
-        environment = ["--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0", "--output", str(report)]
-        made = subprocess.run([*asked, *environment, *program], capture_output=True, text=True, check=False)
+        asked = ["nsys", "profile", "--trace=cuda,nvtx", "--capture-range=cudaProfilerApi"]
+        made = subprocess.run(
+            [*asked, "--output", str(report), *program], capture_output=True, text=True, check=False
+        )
         table = ["nsys", "stats", "--report", "cuda_gpu_kern_sum", "--format", "csv", f"{report}.nsys-rep"]
         done = subprocess.run(table, capture_output=True, text=True, check=False)
     start = done.stdout.find("Time (%)")
