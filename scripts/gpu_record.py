@@ -23,12 +23,12 @@ def torch_version() -> str | None:
         return None
 
 
-def fingerprint() -> str:
+def fingerprint(listing: str = "SOURCES.sha256") -> str:
     """Of the sources that the tree was built from; results_status.py compares it with those of today."""
-    return hashlib.sha256((STAGE / "SOURCES.sha256").read_bytes()).hexdigest()
+    return hashlib.sha256((STAGE / listing).read_bytes()).hexdigest()
 
 
-def environment(gpu: Gpu | None) -> dict[str, Any]:
+def environment(gpu: Gpu | None, of_tests: bool = False) -> dict[str, Any]:
     described = {"gpu": None}
     if gpu:
         fields = asdict(gpu)
@@ -40,6 +40,7 @@ def environment(gpu: Gpu | None) -> dict[str, Any]:
             "python": platform.python_version(),
             **json.loads((STAGE / "BUILD.json").read_text()),
             "sources": fingerprint(),
+            **({"tests": fingerprint("TESTS.sha256")} if of_tests else {}),
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         }
     }
@@ -52,7 +53,9 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 class Record:
     """A file of JSON lines, written as they come, so that an interrupted run leaves what it has."""
 
-    def __init__(self, path: Path | None, gpu: Gpu | None, replacing: set[str] | None = None) -> None:
+    def __init__(
+        self, path: Path | None, gpu: Gpu | None, replacing: set[str] | None = None, of_tests: bool = False
+    ) -> None:
         """With `replacing`, a record of the same sources is kept, less the lines of these suites."""
         self.path = path
         if not path:
@@ -60,12 +63,14 @@ class Record:
         kept = lines_of(path) if replacing is not None else []
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
-        if kept and kept[0]["environment"]["sources"] == fingerprint():
+        now = environment(gpu, of_tests)
+        before = kept[0]["environment"] if kept else {}
+        if before and all(before.get(key) == now["environment"].get(key) for key in ("sources", "tests")):
             for line in kept:
                 if "total" not in line and line.get("suite") not in (replacing or set()):
                     self.add(line)
         else:
-            self.add(environment(gpu))
+            self.add(now)
 
     def add(self, line: dict[str, Any]) -> None:
         if self.path:

@@ -508,6 +508,7 @@ def main() -> int:
         folder / (gpu.slug if gpu else "no-gpu") / name if folder else None,
         gpu,
         replacing=set(chosen) if options.append else None,
+        of_tests=True,
     )
     start = time.monotonic()
     outcomes = []

@@ -2,7 +2,8 @@
 
 A record's first line holds the fingerprint of the sources it was made from. `--sources` prints what that is
 the SHA-256 of: a line for each file, as sha256sum prints and checks it. A record of some kernels alone stays
-current as long as none of their files changed: that is looked up in the repository's last commits.
+current as long as none of their files changed: that is looked up in the repository's last commits. Records of
+tests hold a fingerprint of these, too (`--tests`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("include", "src/attention", "src/core", "src/cuda")
+TEST_FOLDERS = ("tests/core", "tests/attention", "tests/cpu", "tests/cuda", "tests/property", "tests/support")
 SUFFIXES = (".h", ".cpp", ".cuh", ".cu")
+OF_TESTS = ("tests", "sanitizers")  # records
 COMMITS = 50  # of those that changed sources
 
 # Records of a part of the kernels: where their files begin. All others are of everything.
@@ -33,10 +36,10 @@ BEGINNINGS = {
 Sources = dict[str, bytes]  # what each file has, by its name
 
 
-def sources_of(root: Path) -> Sources:
+def sources_of(root: Path, folders: Iterable[str] = FOLDERS) -> Sources:
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
-        for folder in FOLDERS
+        for folder in folders
         for path in (root / folder).rglob("*")
         if path.suffix in SUFFIXES
     }
@@ -103,16 +106,26 @@ def untouched(suite: str, made_from: str, now: Sources, root: Path) -> bool:
     return all(before.get(name) == now.get(name) for name in names)
 
 
+def failures(lines: list[str]) -> str:
+    """What a record of tests says at its end, where not all passed."""
+    failed = json.loads(lines[-1]).get("total", {}).get("failed", 0)
+    return f", WITH {failed} FAILED" if failed else ""
+
+
 def status(record: Path, now: Sources, root: Path) -> str:
     try:
-        with record.open() as lines:
-            environment = json.loads(next(lines))["environment"]
+        lines = record.read_text().splitlines()
+        environment = json.loads(lines[0])["environment"]
         made_from, date = environment.get("sources"), environment.get("date", "an unknown day")
-    except (StopIteration, ValueError, KeyError, TypeError, AttributeError):
+        date += failures(lines)
+    except (IndexError, ValueError, KeyError, TypeError, AttributeError):
         return "not a record: its first line is no environment"
     if made_from is None:
         return "does not say which sources it was made from"
     if made_from == fingerprint_of(now):
+        tests = fingerprint_of(sources_of(root, TEST_FOLDERS)) if record.stem in OF_TESTS else None
+        if environment.get("tests") != tests:
+            return f"OLDER than the tests, from {date}"
         return f"current, from {date}"
     if untouched(record.stem, made_from, now, root):
         return f"current, from {date}: other sources changed, none of those it measures"
@@ -123,6 +136,9 @@ def main() -> None:
     now = sources_of(ROOT)
     if sys.argv[1:] == ["--sources"]:
         print(listing(now), end="")
+        return
+    if sys.argv[1:] == ["--tests"]:
+        print(listing(sources_of(ROOT, TEST_FOLDERS)), end="")
         return
     records = sorted((ROOT / "results").glob("*/*.jsonl"))
     print(f"sources of the kernels: {fingerprint_of(now)}")

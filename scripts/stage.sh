@@ -103,6 +103,7 @@ else
 fi
 
 echo "$sources" >"$stage/SOURCES.sha256"
+python3 scripts/results_status.py --tests >"$stage/TESTS.sha256"
 cat >"$stage/BUILD.json" <<END
 {
   "commit": "$(git describe --always --dirty 2>/dev/null || echo unknown)",

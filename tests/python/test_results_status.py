@@ -51,9 +51,18 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def says(results_status: Any, root: Path, suite: str, sources: str | None) -> str:
+def says(
+    results_status: Any,
+    root: Path,
+    suite: str,
+    sources: str | None,
+    tests: str | None = None,
+    failed: int = 0,
+) -> str:
     record = root / f"{suite}.jsonl"
-    record.write_text(json.dumps({"environment": {"sources": sources, "date": "a day"}}) + "\n")
+    environment = {"sources": sources, "tests": tests, "date": "a day"}
+    last = {"total": {"passed": 3, "failed": failed}}
+    record.write_text(json.dumps({"environment": environment}) + "\n" + json.dumps(last) + "\n")
     results_status.sources_of_fingerprint.cache_clear()
     return str(results_status.status(record, results_status.sources_of(root), root))
 
@@ -96,3 +105,20 @@ def test_without_a_repository_a_record_is_of_all_sources(results_status: Any, re
     assert says(results_status, repository, "norm", made_from) == "current, from a day"
     write(repository, "src/cuda/mma/mma.cu", "// other\n")
     assert says(results_status, repository, "norm", made_from).startswith("OLDER")
+
+
+def test_records_of_tests_are_of_these_too(results_status: Any, repository: Path) -> None:
+    made_from = results_status.fingerprint_of(results_status.sources_of(repository))
+    write(repository, "tests/cuda/some_test.cpp", "\n")
+    tests = results_status.fingerprint_of(results_status.sources_of(repository, results_status.TEST_FOLDERS))
+    assert says(results_status, repository, "tests", made_from, tests) == "current, from a day"
+    assert says(results_status, repository, "ladder", made_from) == "current, from a day"
+    write(repository, "tests/cuda/some_test.cpp", "// other\n")
+    assert says(results_status, repository, "tests", made_from, tests) == "OLDER than the tests, from a day"
+    assert says(results_status, repository, "ladder", made_from) == "current, from a day"
+
+
+def test_failures_are_said(results_status: Any, repository: Path) -> None:
+    made_from = results_status.fingerprint_of(results_status.sources_of(repository))
+    found = says(results_status, repository, "ladder", made_from, failed=2)
+    assert found == "current, from a day, WITH 2 FAILED"
