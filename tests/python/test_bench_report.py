@@ -22,6 +22,7 @@ from tilewise.bench import (
     mask_figures,
     measure,
     plots,
+    profile_figures,
     records,
     report,
     roofline,
@@ -296,6 +297,30 @@ def test_deterministic_times_stand_beside_the_default(tmp_path: Path) -> None:
     write(tmp_path / "deterministic.jsonl", [])
     assert deterministic_figures.section(tmp_path) == deterministic_figures.NOTHING
     assert deterministic_figures.section(tmp_path / "nowhere") == deterministic_figures.NOTHING
+
+
+def test_counters_are_shown_beside_the_peers(tmp_path: Path) -> None:
+    counters = {
+        "tensor pipe": 71.6,
+        "instructions": 400.0,
+        "tensor instructions": 100.0,
+        "registers a thread": 255.0,
+    }
+    line = {"suite": "mma-profile", "op": "profile", "b": 4, "hq": 16, "sq": 4096, "d": 128, "kernel": "k"}
+    lines = [
+        {"environment": {"gpu": "A GPU", "torch": "2.11", "date": "2026-01-02T03:04:05+00:00"}},
+        *(
+            {**line, "direction": "forward", "dtype": "bf16", "impl": impl, "figures": counters}
+            for impl in ("mma", "torch flash")
+        ),
+        {**line, "direction": "backward", "dtype": "f32", "impl": "mma", "figures": {"tensor pipe": 50.0}},
+    ]
+    (tmp_path / "mma-profile.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    text = profile_figures.section(tmp_path)
+    assert "| tensor pipe, % | 72 (72) |" in text and "| tensor pipe, % | 50 |" in text
+    assert "| instructions for one of the tensor pipe's | 4.0 (4.0) |" in text
+    assert "| bf16, forward | b4 h16 s4096 d128 |" in text and "| occupancy, % | - |" in text
+    assert profile_figures.section(tmp_path / "nowhere") == profile_figures.NOTHING
 
 
 def test_the_grid_ends_with_the_geometric_mean_of_each_pass(tmp_path: Path) -> None:

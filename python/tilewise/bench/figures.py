@@ -21,6 +21,7 @@ from tilewise.bench import (
     mask_figures,
     model_figures,
     plots,
+    profile_figures,
     summary,
     text_figures,
 )
@@ -59,6 +60,7 @@ def render(root: Path) -> dict[Path, str]:
         ("mma", "behind", behind_figures.section(h200)),
         ("mma", "masks", mask_figures.section(h200)),
         ("mma", "deterministic", deterministic_figures.section(h200)),
+        ("mma", "profile", profile_figures.section(h200)),
         ("mma_f32", "f32", f32_figures.section(h200)),
         ("text_models", "text models", text_figures.section(h200)),
     ):

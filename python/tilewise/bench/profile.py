@@ -48,6 +48,10 @@ METRICS = {
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "device memory",
     "sm__warps_active.avg.pct_of_peak_sustained_active": "occupancy",
     "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": "bank conflicts",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": "accesses of shared memory",
+    "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active": "exponentials' pipe",
+    "sm__inst_executed_pipe_tensor.sum": "tensor instructions",
+    "smsp__inst_executed.sum": "instructions",
     "launch__registers_per_thread": "registers a thread",
     "launch__shared_mem_per_block": "shared memory a block",
     **{_STALL.format(stall): f"stalled {words}" for stall, words in STALLS.items()},
@@ -110,14 +114,19 @@ def run(implementation: Implementation, problem: AnyProblem, device: torch.devic
 
 
 def by_ncu(program: list[str]) -> str:
-    said, metrics = _ncu(list(METRICS), program), list(METRICS)
+    return "\n\n".join(ncu_text(name, figures) for name, figures in ncu_kernels(program))
+
+
+def ncu_kernels(program: list[str], *options: str) -> list[tuple[str, dict[str, float]]]:
+    """Kernels that a program launches while it is watched, and their figures."""
+    said, metrics = _ncu(list(METRICS), [*options, *program]), list(METRICS)
     if not parse_ncu(said) and any(metric in said for metric in metrics):
         # It complains of metrics that this GPU has not, and looks at nothing then.
-        said = _ncu([metric for metric in metrics if metric not in said], program)
+        said = _ncu([metric for metric in metrics if metric not in said], [*options, *program])
     kernels = parse_ncu(said)
     if not kernels:
         raise RuntimeError(_last_line(said))
-    return "\n\n".join(ncu_text(name, figures) for name, figures in kernels)
+    return kernels
 
 
 def _ncu(metrics: Sequence[str], program: list[str]) -> str:
