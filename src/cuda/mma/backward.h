@@ -26,7 +26,9 @@ constexpr bool few_gradients(const AttentionProblem& problem) {
 constexpr bool few_queries(const AttentionProblem& problem) {
   constexpr std::int64_t few = 32;
   constexpr std::int64_t few_of_thinned = 128;
-  const std::int64_t seen = problem.length_q < problem.most_keys ? problem.length_q : problem.most_keys;
+  const bool window = problem.most_keys < problem.length_k;
+  const std::int64_t seen =
+      window && problem.most_keys < problem.length_q ? problem.most_keys : problem.length_q;
   const std::int64_t least = (problem.backward.thinned_queries ? few_of_thinned : few) * problem.heads_kv;
   return seen * problem.heads_q < few * problem.heads_kv || problem.length_q * problem.heads_q < least;
 }

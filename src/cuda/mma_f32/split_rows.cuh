@@ -193,11 +193,8 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
   }
   __shared__ int bits, norm_bits;
   __shared__ unsigned all_losses[3];
-  __shared__ bool some_row_loses;
-  if (threadIdx.x == 0) {
-    bits = norm_bits = 0;
-    some_row_loses = false;
-  }
+  __shared__ int some_row_loses;
+  if (threadIdx.x == 0) bits = norm_bits = some_row_loses = 0;
   if (threadIdx.x < 3) all_losses[threadIdx.x] = 0;
   __syncthreads();  // they are 0
   // Numbers that are not negative compare as their bits do.
@@ -237,13 +234,13 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
   }
   if (__any_sync(~0u, loses)) {
     Losses losses;
+    bool row_loses = false;
 #pragma unroll
     for (int round = 0; round < rounds; ++round) {
       count_losses<parts>(losses, x[round], power);
-      if constexpr (parts == 2) {
-        if (loses_all<lanes>(x[round], power)) some_row_loses = true;
-      }
+      if constexpr (parts == 2) row_loses |= loses_all<lanes>(x[round], power);
     }
+    if (__any_sync(~0u, row_loses) && threadIdx.x % 32 == 0) atomicOr(&some_row_loses, 1);
 #pragma unroll
     for (int n = 0; n < 3; ++n) {
       const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
@@ -252,7 +249,7 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
   }
   __syncthreads();  // norm and losses are there
   const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
-  const bool unfit = all.harmful() || some_row_loses || sequence.length_k <= few_keys ||
+  const bool unfit = all.harmful() || some_row_loses != 0 || sequence.length_k <= few_keys ||
                      sequence.length_q < Beside::few_queries;
   if (threadIdx.x == 0) {
     const bool zero = !Beside::norms && bits == 0;
