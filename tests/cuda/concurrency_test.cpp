@@ -30,6 +30,17 @@ RandomProblem problem_of(const std::string& kernel, int caller, const std::vecto
   return caller == 0 ? dense_problem(seed, dtype, sizes) : suited_problem(kernel, seed, dtype, sizes);
 }
 
+/// Both passes of every problem, on a stream each, again and again; nobody is waited for.
+void start_all(std::deque<DeviceProblem>& problems, const std::deque<Stream>& streams) {
+  for (int repetition = 0; repetition < repetitions; ++repetition) {
+    for (std::size_t caller = 0; caller < callers; ++caller) {
+      problems[caller].poison(streams[caller]);
+      problems[caller].forward(streams[caller]);
+      problems[caller].backward(streams[caller]);
+    }
+  }
+}
+
 class Concurrency : public CudaKernelTest {
  protected:
   void SetUp() override {
@@ -49,13 +60,7 @@ class Concurrency : public CudaKernelTest {
 };
 
 TEST_P(Concurrency, FourStreamsAtOnceGiveTheResultsOfOne) {
-  for (int repetition = 0; repetition < repetitions; ++repetition) {
-    for (std::size_t caller = 0; caller < callers; ++caller) {
-      problems[caller].poison(streams[caller]);
-      problems[caller].forward(streams[caller]);
-      problems[caller].backward(streams[caller]);
-    }
-  }
+  start_all(problems, streams);
   for (std::size_t caller = 0; caller < callers; ++caller) {
     streams[caller].wait();
     EXPECT_TRUE(problems[caller].results() == alone[caller]) << "stream " << caller;
@@ -98,13 +103,7 @@ TEST_P(PlainF32Streams, FourAtOnceAreWithinTheContract) {
     data.push_back(plain_f32_problem(static_cast<std::uint64_t>(30 + caller), kinds[caller]));
     problems.emplace_back(data.back(), GetParam(), Bits::any);
   }
-  for (int repetition = 0; repetition < repetitions; ++repetition) {
-    for (std::size_t caller = 0; caller < callers; ++caller) {
-      problems[caller].poison(streams[caller]);
-      problems[caller].forward(streams[caller]);
-      problems[caller].backward(streams[caller]);
-    }
-  }
+  start_all(problems, streams);
   for (std::size_t caller = 0; caller < callers; ++caller) {
     SCOPED_TRACE("stream " + std::to_string(caller) + ": " + to_string(data[caller]));
     streams[caller].wait();
