@@ -224,11 +224,13 @@ class DeviceProblem {
     for (const DeviceTensor& result : results_) result.poison(stream);
     workspace_->fill(0xFF, stream);
   }
-  /// o, lse and all gradients. The caller has waited for them.
+  /// o, lse and, where there is a backward, all gradients. The caller has waited for them.
   std::vector<std::byte> results() const {
+    AttentionOutputs outputs = outputs_;
+    const std::size_t written = has_backward_ ? results_.size() : given_of(tensors_of(outputs));
     std::vector<std::byte> all;
-    for (const DeviceTensor& result : results_) {
-      const std::vector<std::byte> bytes = result.bytes();
+    for (std::size_t n = 0; n < written; ++n) {
+      const std::vector<std::byte> bytes = results_[n].bytes();
       all.insert(all.end(), bytes.begin(), bytes.end());
     }
     return all;
