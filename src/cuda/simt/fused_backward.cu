@@ -143,6 +143,8 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_backward(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
                    const Peaks peaks, const Rows dq_sum) {
   extern __shared__ __align__(16) float shared[];
+  let_kernel_behind_begin();
+  wait_for_kernel_ahead();
   if constexpr (runs_in_code(C::shared_bytes)) {
     differentiate_tile<C, general, gradients>(call, blocks, states, peaks, dq_sum, {}, blockIdx.x, shared);
   }
@@ -241,7 +243,8 @@ void run(const AttentionCall& call, const Workspace& workspace, cudaStream_t str
                  (of_queries ? problem.heads_q * blocks.queries.tiles : problem.heads_kv * blocks.keys.tiles),
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
-       .stream = stream},
+       .stream = stream,
+       .early = begins_early(problem.device)},
       call, blocks, workspace.states, workspace.peaks, workspace.dq_sum);
 }
 

@@ -7,27 +7,42 @@ namespace tilewise::cuda::simt {
 
 // Peaks among the pairs of two tiles, and sums over the others: see peaks.h.
 
-/// Puts the peaks among a lane's pairs aside.
+/// Puts the peaks among a lane's pairs aside. Places for those of all its rows are asked for at once: each
+/// answer comes from global memory.
 template <typename C>
 __device__ __forceinline__ void take_peaks(const Stage<C, Side::keys, false>& stage, const Peaks& peaks,
                                            const QueryTile& query, const KeyTile& keys,
                                            const Place<C>& place) {
   const std::int64_t first_row =
       query.h * stage.call.rows_q() + stage.call.first_row_q(query.b) + query.first;
-#pragma unroll 1
-  for (int index = 0; index < C::M * C::N; ++index) {
-    const int r = place.other(index / C::N);
-    const int c = place.own(index % C::N);
-    const float weight = stage.weights[r * C::pair_stride + c];
-    if (!(weight > peak_weight)) continue;
-    float& dscore = stage.dscores[r * C::pair_stride + c];
-    const int n = atomicAdd(peaks.count + first_row + r, 1);
-    if (n >= most_peaks) {  // lse is far off: as one of the others
-      atomicAdd(peaks.rest_weight + first_row + r, weight);
-      continue;
+  unsigned high[C::M];  // a bit a column
+  int next[C::M];
+#pragma unroll
+  for (int m = 0; m < C::M; ++m) {
+    const int r = place.other(m);
+    high[m] = 0;
+#pragma unroll
+    for (int n = 0; n < C::N; ++n) {
+      high[m] |= stage.weights[r * C::pair_stride + place.own(n)] > peak_weight ? 1u << n : 0u;
     }
-    peaks.first[(first_row + r) * most_peaks + n] = {keys.first + c, weight, dscore / weight};
-    dscore = 0;
+    next[m] = 0;
+    if (high[m] != 0) next[m] = atomicAdd(peaks.count + first_row + r, __popc(high[m]));
+  }
+#pragma unroll
+  for (int m = 0; m < C::M; ++m) {
+    const std::int64_t row = first_row + place.other(m);
+#pragma unroll 1
+    for (; high[m] != 0; high[m] &= high[m] - 1, ++next[m]) {
+      const int c = place.own(__ffs(static_cast<int>(high[m])) - 1);
+      const int at = place.other(m) * C::pair_stride + c;
+      const float weight = stage.weights[at];
+      if (next[m] >= most_peaks) {  // lse is far off: as one of the others
+        atomicAdd(peaks.rest_weight + row, weight);
+        continue;
+      }
+      peaks.first[row * most_peaks + next[m]] = {keys.first + c, weight, stage.dscores[at] / weight};
+      stage.dscores[at] = 0;
+    }
   }
 }
 

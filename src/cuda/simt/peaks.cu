@@ -61,8 +61,24 @@ __global__ void states_of_outputs(const __grid_constant__ AttentionCall call, co
   }
 }
 
-constexpr int rows_each = 8;  // of a warp
 constexpr int lane_dims = 4;  // 32 apart
+
+// Which queries of a head a warp mends: one after another, and so the fewer the sooner it is done; but what
+// many have to add to one key they add together.
+struct Parts {
+  static constexpr std::int64_t most_rows = 8;
+
+  int rows;            // of a warp
+  std::int64_t count;  // of a head
+
+  explicit Parts(const AttentionCall& call) {
+    const AttentionProblem& problem = call.problem;
+    const std::int64_t warps = 32 * device_properties(problem.device.index).multiprocessors;
+    const std::int64_t all = problem.batch * problem.heads_q * problem.length_q;
+    rows = static_cast<int>(std::clamp(all / warps, std::int64_t{1}, most_rows));
+    count = (problem.length_q + rows - 1) / rows;
+  }
+};
 
 // A lane's share of a row of dk or dv that grows as long as queries point at the same key, which they often
 // do.
@@ -141,20 +157,20 @@ struct Mended {
   __device__ Mended() = default;
 };
 
-// A warp takes `rows_each` queries of a head: a lane each for the numbers, then all lanes for the vectors of
-// one after another.
+// A warp takes some queries of a head: a lane each for the numbers, then all lanes for the vectors of one
+// after another.
 __device__ void mend_some(const AttentionCall& call, const Peaks& peaks, const SomeHeads& heads,
-                          std::int64_t index, std::int64_t parts) {
-  const std::int64_t head = index / parts;
+                          std::int64_t index, const Parts& parts) {
+  const std::int64_t head = index / parts.count;
   const std::int64_t b = head / call.problem.heads_q;
   const std::int64_t h = head % call.problem.heads_q;
   if (!heads.has_group(call, b, h / call.group())) return;
   const int lane = static_cast<int>(threadIdx.x) % warp;
   const Sequence sequence = call.sequence(b);
   const std::int64_t dim = call.problem.dim_qk, dim_v = call.problem.dim_v;
-  const std::int64_t first = index % parts * rows_each;
+  const std::int64_t first = index % parts.count * parts.rows;
   Mended own;
-  if (lane < rows_each && first + lane < sequence.length_q) {
+  if (lane < parts.rows && first + lane < sequence.length_q) {
     const std::int64_t s = sequence.first_q + first + lane;
     own = Mended(call, peaks, h * call.rows_q() + call.first_row_q(b) + first + lane,
                  call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, h, s)) : 0.0f);
@@ -195,11 +211,11 @@ __device__ void mend_some(const AttentionCall& call, const Peaks& peaks, const S
   dv.flush();
 }
 __global__ void mend(const __grid_constant__ AttentionCall call, const Peaks peaks, const SomeHeads heads,
-                     std::int64_t parts) {
+                     const Parts parts) {
   let_kernel_behind_begin();
   wait_for_kernel_ahead();
   if (heads.none()) return;
-  const std::int64_t count = call.problem.batch * call.problem.heads_q * parts;
+  const std::int64_t count = call.problem.batch * call.problem.heads_q * parts.count;
   for (std::int64_t index = first_warp(); index < count; index += all_warps()) {
     mend_some(call, peaks, heads, index, parts);
   }
@@ -221,8 +237,8 @@ void row_states_of_outputs(const AttentionCall& call, const RowStates& states, c
 
 void mend_peaks(const AttentionCall& call, const Peaks& peaks, const SomeHeads& heads, cudaStream_t stream) {
   constexpr int threads = 128;
-  const std::int64_t parts = (call.problem.length_q + rows_each - 1) / rows_each;
-  const std::int64_t warps = call.problem.batch * call.problem.heads_q * parts;
+  const Parts parts(call);
+  const std::int64_t warps = call.problem.batch * call.problem.heads_q * parts.count;
   launch<mend>({.name = "tilewise fused backward, peaks",
                 .blocks = blocks_for(warps, threads, call, heads),
                 .threads = threads,

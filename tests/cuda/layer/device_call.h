@@ -14,6 +14,7 @@ class PlacedCopy {
     const std::size_t offset = reinterpret_cast<std::uintptr_t>(host.data) % 64;
     view_.data = memory_.data() + offset;
     view_.device = first_device;
+    memory_.fill(0xFF);  // what lies around the tensor is no number, but set
     if (host.size() > 0) copy_to_device(memory_.data() + offset, host_bytes());
   }
   const Tensor& host() const { return host_; }
