@@ -31,6 +31,10 @@ BEGINNINGS = {
     "gemm": ("src/cuda/gemm/",),
     "ffn": ("src/cuda/gemm/", "src/cuda/ffn/"),
     "norm": ("src/cuda/norm/", "src/cuda/rope/"),
+    "mma-sweep": ("src/cuda/mma/forward",),
+    "mma-backward-sweep": ("src/cuda/mma/backward",),
+    "mma-f32-sweep": ("src/cuda/mma_f32/forward",),
+    "mma-f32-backward-sweep": ("src/cuda/mma_f32/backward",),
 }
 
 Sources = dict[str, bytes]  # what each file has, by its name
