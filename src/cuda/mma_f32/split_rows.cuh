@@ -134,7 +134,8 @@ constexpr int split_threads(int chunks) {
 /// Blocks a multiprocessor, at least: what registers are left to a thread.
 template <typename Beside>
 constexpr int split_blocks(int chunks, int parts) {
-  if (Beside::marks_tiles) return parts == 1 && chunks == 1024 ? 4 : 1;
+  if (Beside::marks_tiles && parts == 2) return 1024 / split_threads<Beside>(chunks);  // of 64 registers
+  if (Beside::marks_tiles) return chunks == 1024 ? 4 : 1;
   return chunks >= 1024 ? 2 : 1536 / split_threads<Beside>(chunks);
 }
 
