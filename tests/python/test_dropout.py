@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import rows
 from tilewise import attention
+from tilewise._seeds import _next_seed
 from torch import Tensor
 
 
@@ -130,8 +131,6 @@ def test_a_counting_generator_gives_a_seed_for_each_call() -> None:
 
         def set_offset(self, offset: int) -> None:
             self.offset = offset
-
-    from tilewise.attention import _next_seed
 
     generator: Any = Counting()
     seeds = [_next_seed(generator).tolist() for _ in range(3)]
