@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tilewise import _ops
+from tilewise import _binding, _ops
 from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, Unsupported, reject, translated
 from tilewise._seeds import draw_seed
 from tilewise.block_mask import block_mask_of
 
-_inference = _ops.attention_inference._op  # OpOverload.__call__ would only call it
-_inference_masked = _ops.attention_inference_masked._op
+_inference = _binding.attention_inference._op  # OpOverload.__call__ would only call it
+_inference_masked = _binding.attention_inference_masked._op
 _plain_calls = _ops.plain_calls
 _compiler = torch.compiler
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling

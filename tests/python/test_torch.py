@@ -16,7 +16,7 @@ import tilewise
 import torch
 import torch.nn.functional as F
 from conftest import HQ, SK, SQ, leaf, lengths, rows
-from tilewise import _ops, attention
+from tilewise import _binding, _ops, attention
 from torch import Tensor
 
 
@@ -77,7 +77,7 @@ def test_opcheck_of_inference(mask: Tensor | None) -> None:
 def test_opcheck_of_training(mask: Tensor | None) -> None:
     q, k, v = (x.detach() for x in rows(b=1, hq=2, hkv=2, sq=5, sk=6, d=8, dv=4))
     options, _ = _ops.plain_calls[True, 0.5, False, False]
-    operator = _ops.attention_training if mask is None else _ops.attention_training_masked
+    operator = _binding.attention_training if mask is None else _binding.attention_training_masked
     plain = (q, k, v, options) if mask is None else (q, k, v, options, mask)
     # What records the gradient is round the operators, so that they have none of their own.
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -261,7 +261,7 @@ def test_plain_calls_with_many_scales_keep_few_of_them() -> None:
 @pytest.mark.parametrize("wrong", [torch.zeros(4), torch.zeros(5), torch.zeros(10, dtype=torch.float64)[::2]])
 def test_the_operators_of_plain_calls_check_their_options(wrong: Tensor) -> None:
     q, k, v = (x.detach() for x in rows())
-    for operator in (_ops.attention_inference, _ops.attention_training):
+    for operator in (_binding.attention_inference, _binding.attention_training):
         with pytest.raises(RuntimeError, match="options: expected f64 \\[5\\] on the CPU"):
             operator(q, k, v, wrong)
 
