@@ -1,9 +1,9 @@
 """Exact attention for PyTorch, the same contract on every device."""
 
 from tilewise import nn, reference
+from tilewise._binding import attention_kernels as kernels
+from tilewise._binding import version
 from tilewise._errors import DeviceError, Error, InvalidArgument, Unsupported
-from tilewise._ops import attention_kernels as kernels
-from tilewise._ops import version
 from tilewise.attention import (
     attention,
     attention_decode,

@@ -1,13 +1,11 @@
-"""The operators under `torch.ops.tilewise`: where they come from, and what PyTorch wants to know of them.
+"""What PyTorch wants to know of the operators of attention, and the shortest ways to call them.
 
 Kernels and schemas are in C++. Here are the shapes of results without data, gradients, autocast and vmap.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -15,57 +13,23 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from tilewise._binding import (
+    BACKWARD_OWN,
+    DEFAULTS,
+    DIFFERENTIABLE,
+    INDEX,
+    attention_backward,
+    attention_forward,
+    attention_inference,
+    attention_inference_masked,
+    attention_training,
+    attention_training_backward,
+    attention_training_masked,
+    complete,
+    explain_attention,
+)
 from tilewise._errors import Unsupported, reject
-
-Forward = Callable[[tuple[Any, ...]], tuple[Tensor, Tensor]]
-Backward = Callable[[tuple[Any, ...]], Sequence[Tensor]]
-
-
-def library_path() -> Path:
-    """The shared object: what TILEWISE_TORCH_LIBRARY names, or the one beside this file.
-
-    In an editable install Python files and the shared object are in two folders of the same package.
-    """
-    if given := os.environ.get("TILEWISE_TORCH_LIBRARY"):
-        return Path(given)
-    import tilewise
-
-    folders = [Path(folder) for folder in tilewise.__path__]
-    for folder in folders:
-        if (path := folder / "_tilewise.so").exists():
-            return path
-    raise ImportError(
-        f"_tilewise.so is in none of {', '.join(map(str, folders))}: build it with `pip install .`"
-    )
-
-
-torch.ops.load_library(library_path())
-
-attention_forward = torch.ops.tilewise.attention_forward.default
-attention_inference = torch.ops.tilewise.attention_inference.default
-attention_inference_masked = torch.ops.tilewise.attention_inference.masked
-attention_backward = torch.ops.tilewise.attention_backward.default
-attention_training = torch.ops.tilewise.attention_training.default
-attention_training_masked = torch.ops.tilewise.attention_training.masked
-attention_training_backward = torch.ops.tilewise.attention_training_backward.default
-explain_attention = torch.ops.tilewise.explain_attention.default
-attention_kernels = torch.ops.tilewise.attention_kernels.default
-simd_levels = torch.ops.tilewise.simd_levels.default
-version = torch.ops.tilewise.version.default
-
-# attention_forward's arguments. attention_backward and explain_attention have some of their own before them.
-_ARGUMENTS = attention_forward._schema.arguments
-_INDEX = {argument.name: index for index, argument in enumerate(_ARGUMENTS)}
-_DEFAULTS = tuple(argument.default_value for argument in _ARGUMENTS)
-# Those with a gradient, in the order of attention_backward's `needed`.
-_DIFFERENTIABLE = tuple(_INDEX[name] for name in ("query", "key", "value", "attn_mask", "sinks"))
-_BACKWARD_OWN = len(attention_backward._schema.arguments) - len(_ARGUMENTS)
-
-
-def _complete(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with the defaults at the end, which PyTorch leaves out."""
-    return (*arguments, *_DEFAULTS[len(arguments) :])
-
+from tilewise._vmap import complete_dims, vmap_backward, vmap_forward
 
 # Shapes
 
@@ -82,7 +46,7 @@ def _empty_beside(like: Tensor, last_extent: int) -> Tensor:
 
 def _check_one_device(arguments: Sequence[Any]) -> None:
     device = arguments[0].device
-    for name, value in zip(_INDEX, arguments, strict=False):
+    for name, value in zip(INDEX, arguments, strict=False):
         if isinstance(value, Tensor) and value.device != device and name != "dropout_seed":
             reject(name, f"memory on {device}", value.device)
 
@@ -101,9 +65,9 @@ def _empty_gradients(tensors: Sequence[Any], needed: Sequence[bool]) -> list[Ten
 
 @torch.library.register_fake("tilewise::attention_forward")
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    arguments = _complete(arguments)
+    arguments = complete(arguments)
     _check_one_device(arguments)
-    return _empty_outputs(arguments[0], arguments[2], packed=arguments[_INDEX["cumulative_q"]] is not None)
+    return _empty_outputs(arguments[0], arguments[2], packed=arguments[INDEX["cumulative_q"]] is not None)
 
 
 @torch.library.register_fake("tilewise::attention_inference")
@@ -124,14 +88,14 @@ def _(
 
 @torch.library.register_fake("tilewise::attention_backward")
 def _(*arguments: Any) -> list[Tensor]:
-    needed = arguments[_BACKWARD_OWN - 1]
-    arguments = _complete(arguments[_BACKWARD_OWN:])
-    return _empty_gradients([arguments[index] for index in _DIFFERENTIABLE], needed)
+    needed = arguments[BACKWARD_OWN - 1]
+    arguments = complete(arguments[BACKWARD_OWN:])
+    return _empty_gradients([arguments[index] for index in DIFFERENTIABLE], needed)
 
 
 @torch.library.register_fake("tilewise::attention_training_backward")
 def _(*arguments: Any) -> list[Tensor]:
-    needed, query, key, value, _, mask, _ = arguments[_BACKWARD_OWN - 1 :]
+    needed, query, key, value, _, mask, _ = arguments[BACKWARD_OWN - 1 :]
     return _empty_gradients((query, key, value, mask), needed)
 
 
@@ -144,13 +108,13 @@ def _(*_: Any) -> str:
 
 
 def _save(ctx: Any, arguments: Sequence[Any], out: Tensor, lse: Tensor) -> None:
-    slopes = arguments[_INDEX["alibi_slopes"]]
+    slopes = arguments[INDEX["alibi_slopes"]]
     if slopes is not None and slopes.requires_grad:
         raise Unsupported("alibi_slopes: no gradient is computed for them; detach them")
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(out, lse, *(arguments[index] for index in _DIFFERENTIABLE))
+    ctx.save_for_backward(out, lse, *(arguments[index] for index in DIFFERENTIABLE))
     ctx.arguments = list(arguments)
-    for index in _DIFFERENTIABLE:
+    for index in DIFFERENTIABLE:
         ctx.arguments[index] = None
 
 
@@ -160,9 +124,9 @@ def _gradients(
     """Gradients of the differentiable arguments, None for those not needed."""
     out, lse, *tensors = ctx.saved_tensors
     arguments = list(ctx.arguments)
-    for index, tensor in zip(_DIFFERENTIABLE, tensors, strict=True):
+    for index, tensor in zip(DIFFERENTIABLE, tensors, strict=True):
         arguments[index] = tensor
-    arguments[_INDEX["deterministic"]] |= torch.are_deterministic_algorithms_enabled()
+    arguments[INDEX["deterministic"]] |= torch.are_deterministic_algorithms_enabled()
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     computed = iter(backward((grad_out, grad_lse, out, lse, needed, *arguments)))
@@ -175,9 +139,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _differentiate(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     asked = ctx.needs_input_grad  # shorter than the arguments, where defaults were left out
-    needed = [index < len(asked) and asked[index] for index in _DIFFERENTIABLE]
+    needed = [index < len(asked) and asked[index] for index in DIFFERENTIABLE]
     result: list[Tensor | None] = [None] * len(asked)
-    for index, gradient in zip(_DIFFERENTIABLE, _gradients(ctx, needed, grad_out, grad_lse), strict=True):
+    for index, gradient in zip(DIFFERENTIABLE, _gradients(ctx, needed, grad_out, grad_lse), strict=True):
         if gradient is not None:
             result[index] = gradient
     return tuple(result)
@@ -221,12 +185,12 @@ def forward(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     if _transformed():
         return _TransformedForward.apply(*autocast(arguments))
     if torch.is_grad_enabled():
-        differentiable = [arguments[index] for index in _DIFFERENTIABLE]
+        differentiable = [arguments[index] for index in DIFFERENTIABLE]
         if any(
-            x is not None and x.requires_grad for x in (*differentiable, arguments[_INDEX["alibi_slopes"]])
+            x is not None and x.requires_grad for x in (*differentiable, arguments[INDEX["alibi_slopes"]])
         ):
             arguments = autocast(arguments)  # a gradient belongs to what was cast, so before it is recorded
-            return _EagerForward.apply(*(arguments[index] for index in _DIFFERENTIABLE), arguments)
+            return _EagerForward.apply(*(arguments[index] for index in DIFFERENTIABLE), arguments)
     return _below_autograd(attention_forward, arguments)
 
 
@@ -310,8 +274,8 @@ def _training(settings: tuple[Any, ...], options: Tensor) -> Callable[..., Tenso
                     zip(("is_causal", "scale", "enable_gqa", "allow_tf32"), settings, strict=True),
                     **dict(query=query, key=key, value=value, attn_mask=mask, deterministic=deterministic),
                 )
-                arguments = (given.get(name, _DEFAULTS[index]) for name, index in _INDEX.items())
-                all_needed = needed + [False] * (len(_DIFFERENTIABLE) - len(needed))
+                arguments = (given.get(name, DEFAULTS[index]) for name, index in INDEX.items())
+                all_needed = needed + [False] * (len(DIFFERENTIABLE) - len(needed))
                 computed = iter(backward((*own, all_needed, *arguments)))
             else:
                 rows = (query, key, value, options, mask)
@@ -341,7 +305,7 @@ class _TransformedForward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
-        return _vmap_forward(forward, info.batch_size, dims, arguments)
+        return vmap_forward(forward, info.batch_size, dims, arguments)
 
 
 class _TransformedBackward(torch.autograd.Function):
@@ -360,7 +324,7 @@ class _TransformedBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
-        gradients, gradient_dims = _vmap_backward(backward, info.batch_size, dims, arguments)
+        gradients, gradient_dims = vmap_backward(backward, info.batch_size, dims, arguments)
         return tuple(gradients), tuple(gradient_dims)
 
 
@@ -368,7 +332,7 @@ def explain(arguments: tuple[Any, ...]) -> str:
     """explain_attention of the forward pass, and of the backward pass where a gradient would be recorded."""
     if torch.compiler.is_compiling():  # a graph has no place for text; without fullgraph it is broken here
         raise Unsupported("explain gives text, which cannot be compiled: call it outside the graph")
-    tensors = [arguments[index] for index in _DIFFERENTIABLE]
+    tensors = [arguments[index] for index in DIFFERENTIABLE]
     needed = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
     text = explain_attention([], *arguments)
     if any(needed):
@@ -378,7 +342,7 @@ def explain(arguments: tuple[Any, ...]) -> str:
 
 def named(arguments: tuple[Any, ...]) -> dict[str, Any]:
     """attention_forward's arguments by their names."""
-    return dict(zip(_INDEX, arguments, strict=True))
+    return dict(zip(INDEX, arguments, strict=True))
 
 
 # Autocast: rows in the type it asks for, as in PyTorch's own attention. Statistics and f32 masks keep theirs.
@@ -433,98 +397,18 @@ for _operator in (attention_forward, attention_inference, attention_inference_ma
     _register_autocast(_operator, "cuda", "AutocastCUDA")
 
 
-# vmap: the new dimension is folded into the batch where that is the same thing, and walked along where not.
-
-
-def _slices(arguments: Sequence[Any], dims: Sequence[int | None], size: int) -> list[tuple[Any, ...]]:
-    def at(value: Any, dim: int | None, index: int) -> Any:
-        return value if dim is None else value.select(dim, index)
-
-    return [tuple(at(v, d, n) for v, d in zip(arguments, dims, strict=True)) for n in range(size)]
-
-
-def _fold(tensor: Tensor | None, dim: int | None, size: int, batch: int) -> Tensor | None:
-    """[B, ...] with `size` along `dim` as [size·B, ...]; an extent of 1 in B is expanded."""
-    if tensor is None:
-        return None
-    tensor = tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
-    return tensor.expand(size, batch, *tensor.shape[2:]).flatten(0, 1)
-
-
-def _fold_mask(mask: Tensor | None, dim: int | None, size: int, batch: int) -> Tensor | None:
-    if mask is None:
-        return None
-    if dim is None and (mask.dim() < 4 or mask.shape[0] == 1):
-        return mask  # broadcasts over the batch, however large
-    if dim is not None:
-        mask, dim = mask.movedim(dim, 0), 0
-    rank = 4 if dim is None else 5
-    while mask.dim() < rank:
-        mask = mask.unsqueeze(rank - 4)
-    return _fold(mask, dim, size, batch)
-
-
-# What folding knows how to treat; a vmap over anything else, or one where the batch matters, is walked along.
-_FOLDABLE = {_INDEX[name] for name in ("query", "key", "value", "attn_mask")}
-_BATCH_MATTERS = [
-    _INDEX[name]
-    for name in ("dropout_seed", "alibi_slopes", "key_lengths", "page_table", "cumulative_q", "block_counts")
-]
-
-
-def _folds(arguments: Sequence[Any], dims: Sequence[int | None]) -> bool:
-    batched = {index for index, dim in enumerate(dims) if dim is not None}
-    return batched <= _FOLDABLE and all(arguments[index] is None for index in _BATCH_MATTERS)
-
-
-def _fold_arguments(arguments: Sequence[Any], dims: Sequence[int | None], size: int) -> list[Any]:
-    query, dim = arguments[0], dims[0]
-    batch = query.shape[0] if dim is None else query.movedim(dim, 0).shape[1]
-    rows = [_fold(x, d, size, batch) for x, d in zip(arguments[:3], dims[:3], strict=True)]
-    return [*rows, _fold_mask(arguments[3], dims[3], size, batch), *arguments[4:]]
-
-
-def _complete_dims(dims: Sequence[Any]) -> tuple[Any, ...]:
-    return (*dims, *(None for _ in _DEFAULTS[len(dims) :]))
-
-
-def _vmap_forward(
-    call: Forward, size: int, dims: Sequence[Any], arguments: Sequence[Any]
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    if _folds(arguments, dims):
-        out, lse = call(tuple(_fold_arguments(arguments, dims, size)))
-        return (out.unflatten(0, (size, -1)), lse.unflatten(0, (size, -1))), (0, 0)
-    results = [call(slice) for slice in _slices(arguments, dims, size)]
-    return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0, 0)
-
-
-def _vmap_backward(
-    call: Backward, size: int, dims: Sequence[Any], arguments: Sequence[Any]
-) -> tuple[list[Tensor], list[int]]:
-    own, own_dims = arguments[:_BACKWARD_OWN], (*dims[: _BACKWARD_OWN - 1], None)
-    rest, rest_dims = arguments[_BACKWARD_OWN:], dims[_BACKWARD_OWN:]
-    sums_over_batch = any(own[-1][3:])  # the gradients of mask and sinks
-    if _folds(rest, rest_dims) and not sums_over_batch:
-        rest = _fold_arguments(rest, rest_dims, size)
-        batch = rest[0].shape[0] // size
-        own = (*(_fold(x, d, size, batch) for x, d in zip(own[:-1], own_dims[:-1], strict=True)), own[-1])
-        gradients = [x.unflatten(0, (size, -1)) for x in call((*own, *rest))]
-    else:
-        slices = _slices((*own, *rest), (*own_dims, *rest_dims), size)
-        parts = zip(*(call(slice) for slice in slices), strict=True)
-        gradients = [torch.stack(part) for part in parts]
-    return gradients, [0] * len(gradients)
+# vmap
 
 
 @torch.library.register_vmap("tilewise::attention_forward")
 def _(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
-    dims, arguments = _complete_dims(dims), _complete(arguments)
-    return _vmap_forward(lambda a: attention_forward(*a), info.batch_size, dims, arguments)
+    dims, arguments = complete_dims(dims), complete(arguments)
+    return vmap_forward(lambda a: attention_forward(*a), info.batch_size, dims, arguments)
 
 
 @torch.library.register_vmap("tilewise::attention_backward")
 def _(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
-    own = arguments[:_BACKWARD_OWN]
-    dims = (*dims[:_BACKWARD_OWN], *_complete_dims(dims[_BACKWARD_OWN:]))
-    arguments = (*own, *_complete(arguments[_BACKWARD_OWN:]))
-    return _vmap_backward(lambda a: attention_backward(*a), info.batch_size, dims, arguments)
+    own = arguments[:BACKWARD_OWN]
+    dims = (*dims[:BACKWARD_OWN], *complete_dims(dims[BACKWARD_OWN:]))
+    arguments = (*own, *complete(arguments[BACKWARD_OWN:]))
+    return vmap_backward(lambda a: attention_backward(*a), info.batch_size, dims, arguments)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import tilewise
-from tilewise import _ops
+from tilewise import _binding
 from tilewise.bench import (
     check,
     environment,
@@ -191,7 +191,7 @@ def info(measured: bool = False) -> str:
         f"torch     {torch.__version__}",
         f"python    {platform.python_version()}",
         f"cpu       {environment.cpu_name()}, {environment.cores()} cores, {torch.get_num_threads()} threads",
-        f"simd      {', '.join(_ops.simd_levels()) or 'none'}",
+        f"simd      {', '.join(_binding.simd_levels()) or 'none'}",
     ]
     devices = [torch.device("cpu")]
     for number in range(torch.cuda.device_count()):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewise.attention import draw_seed
+from tilewise._seeds import draw_seed
 from tilewise.block_mask import block_mask_of
 
 

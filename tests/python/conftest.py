@@ -52,6 +52,13 @@ def torchvision_operators() -> Iterator[None]:
     del library
 
 
+@pytest.fixture
+def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a device can do at most is measured on little, for tests of the benchmark."""
+    monkeypatch.setattr("tilewise.bench.rates._gemm_size", lambda device: 32)
+    monkeypatch.setattr("tilewise.bench.rates.copy_gbps", lambda device: 10.0)
+
+
 def leaf(*shape: int, dtype: torch.dtype = torch.float32, device: Any = "cpu", grad: bool = True) -> Tensor:
     """Normal numbers, exact in `dtype`."""
     return torch.randn(shape, device=device).to(dtype).requires_grad_(grad)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tilewise import cli
-from tilewise.bench import kinds, layer_figures, measure, plots, rates, report, suites, summary
+from tilewise.bench import kinds, layer_figures, measure, plots, report, suites, summary
 from tilewise.bench import run as running
 from tilewise.bench.operations import OPERATIONS, calls, hugging_face
 from tilewise.bench.operations.decode_step import DecodeStep
@@ -40,9 +40,7 @@ PROBLEMS = [
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "_gemm_size", lambda device: 32)
-    monkeypatch.setattr(rates, "copy_gbps", lambda device: 10.0)
+def quick(monkeypatch: pytest.MonkeyPatch, quick_rates: None) -> None:
     monkeypatch.setitem(MODELS, "llama-small", SMALL)
 
 

@@ -365,14 +365,36 @@ def test_f32_is_shown_with_tf32_and_both_passes_together(tmp_path: Path) -> None
     back = {"pass": "backward"}
     lines = [row("wgmma", 1.0), row("mma", 2.0), row("torch efficient", 4.0)]
     lines += [row("mma", 3.0, **back), row("torch efficient", 6.0, **back), row("mma", 5.0, sq=7)]
+    lines += [row("fused", 8.0, sq=7, **back), row("torch efficient", 4.0, sq=7, **back)]
     write(tmp_path / "f32.jsonl", lines)
     write(
         tmp_path / "tf32.jsonl", [row("wgmma", 0.5, suite="tf32"), row("torch efficient", 4.0, suite="tf32")]
     )
     rows = f32_figures.section(tmp_path).splitlines()[4:]
-    cells = "1.000 | 2.000 | 4.000 | 0.500 | - | 3.000 | 6.000 | 4.00 | 8.00 | 2.00 | 2.50"
+    cells = "1.000 | 2.000 | 4.000 | 0.500 | - | 3.000 | - | 6.000 | 4.00 | 8.00 | 2.00 | 2.50"
     assert rows[0] == f"| h8 s1024 d64 | {cells} |"
-    assert rows[1] == "| h8 sq7 sk1024 d64 | - | 5.000 | - | - | - | - | - | - | - | - | - |"
+    assert rows[1] == "| h8 sq7 sk1024 d64 | - | 5.000 | - | - | - | - | 8.000 | 4.000 | - | - | 0.50 | - |"
+
+
+@pytest.mark.parametrize("suite", ["f32", "ladder", "seed-tables"])
+def test_recorded_f32_has_the_error_of_f32(suite: str) -> None:
+    """At most twice that of PyTorch's math path, and 2e-6 of the results at 1024 tokens of 128 dims."""
+    path = ROOT / f"results/nvidia-h200/{suite}.jsonl"
+    if not path.exists():
+        pytest.skip("a staged tree has no records")
+    checked = 0
+    for race in summary.races(records.read(path).rows):
+        math = race.get("torch math")
+        for line in race.timed(of_ours=True):
+            if line["dtype"] != "f32" or line.get("relative_error") is None:
+                continue
+            if (line["sq"], line["sk"], line["d"]) == (1024, 1024, 128):
+                assert line["relative_error"] <= 2e-6, line
+            if math and math.get("relative_error") is not None:
+                assert line["relative_error"] <= 2 * math["relative_error"], line
+                assert line["error"] <= 2 * math["error"], line
+            checked += 1
+    assert checked > 20
 
 
 def test_documents_are_drawn_from_the_records() -> None:

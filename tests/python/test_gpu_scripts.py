@@ -1,4 +1,4 @@
-"""scripts/gpu_test.py and its records, as far as they need no GPU."""
+"""scripts/gpu_*.py and their records, as far as they need no GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 from tilewise.bench import driver
@@ -19,14 +19,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def gpu_test(monkeypatch: pytest.MonkeyPatch) -> Any:
+def scripts(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    names = ("gpu_record", "gpu_programs", "gpu_property", "gpu_sanitizers", "gpu_test")
     if not (ROOT / "scripts/gpu_test.py").exists():
         pytest.skip("a staged tree has no sources")
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     monkeypatch.setitem(sys.modules, "gpu_driver", driver)  # its name in a staged tree
-    for name in ("gpu_record", "gpu_sanitized", "gpu_test"):
+    for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
-    return importlib.import_module("gpu_test")
+    return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
 def names_of_cuda_tests() -> set[str]:
@@ -40,22 +41,22 @@ def names_of_cuda_tests() -> set[str]:
     return names
 
 
-def test_sanitized_tests_are_there(gpu_test: Any) -> None:
+def test_sanitized_tests_are_there(scripts: SimpleNamespace) -> None:
     known = names_of_cuda_tests()
-    for families in (gpu_test.SANITIZED_TESTS, gpu_test.RACECHECKED_TESTS):
+    for families in (scripts.gpu_sanitizers.SANITIZED_TESTS, scripts.gpu_sanitizers.RACECHECKED_TESTS):
         for pattern in (pattern for tests in families.values() for pattern in tests):
             parameter = re.fullmatch(r"(\w+/\w+\.\w+/)\w+", pattern)
             name = parameter[1] if parameter else pattern
             assert fnmatch.filter(known, name), pattern
 
 
-def test_races_are_not_looked_for_where_copies_are_the_tensor_memory_units(gpu_test: Any) -> None:
-    patterns = [pattern for tests in gpu_test.RACECHECKED_TESTS.values() for pattern in tests]
+def test_races_are_not_looked_for_where_copies_are_the_tensor_memory_units(scripts: SimpleNamespace) -> None:
+    patterns = [pattern for tests in scripts.gpu_sanitizers.RACECHECKED_TESTS.values() for pattern in tests]
     assert not [pattern for pattern in patterns if re.search("wgmma|mmaf32|wide", pattern, re.IGNORECASE)]
 
 
-def test_domains_have_their_counts(gpu_test: Any) -> None:
-    counts = {suite: domain.problems(5000) for suite, domain in gpu_test.DOMAINS.items()}
+def test_domains_have_their_counts(scripts: SimpleNamespace) -> None:
+    counts = {suite: domain.problems(5000) for suite, domain in scripts.gpu_property.DOMAINS.items()}
     assert counts == {
         "property": 5000,
         "property wgmma": 6000,
@@ -66,7 +67,7 @@ def test_domains_have_their_counts(gpu_test: Any) -> None:
     }
 
 
-def test_what_kernels_took_is_read_and_summed_up(gpu_test: Any) -> None:
+def test_what_kernels_took_is_read_and_summed_up(scripts: SimpleNamespace) -> None:
     output = """40 problems from seed 1
 fused took 40 forward, 31 backward, 5 backward again
   of f32 30 forward, 21 backward, 5 backward again
@@ -75,7 +76,7 @@ mma took 9 forward, 0 backward, 0 backward again
   of bf16 9 forward, 0 backward, 0 backward again
 40 passed, 0 failed
 """
-    taken = gpu_test.Taken()
+    taken = scripts.gpu_property.Taken()
     taken.read(output)
     taken.read("mma took 1 forward, 1 backward, 1 backward again\n")
     assert taken.line() == {
@@ -88,7 +89,7 @@ mma took 9 forward, 0 backward, 0 backward again
     }
 
 
-def test_named_tests_that_are_all_skipped_are_missed(gpu_test: Any) -> None:
+def test_named_tests_that_are_all_skipped_are_missed(scripts: SimpleNamespace) -> None:
     report = ElementTree.fromstring(
         """<testsuites><testsuite>
 <testcase name="Runs" classname="A"/>
@@ -100,7 +101,7 @@ def test_named_tests_that_are_all_skipped_are_missed(gpu_test: Any) -> None:
 </testsuite></testsuites>"""
     )
     patterns = ["A.*", "P/B.Is*", "P/B.Is/0", "P/C.Is/wgmma", "D.Is", "E.IsNotThere"]
-    tests = gpu_test.NamedTests.of(patterns, report.iter("testcase"))
+    tests = scripts.gpu_sanitizers.NamedTests.of(patterns, report.iter("testcase"))
     assert tests.ran == 2
     assert tests.skipped == {
         "P/B.Is/0": "too small",
@@ -110,15 +111,15 @@ def test_named_tests_that_are_all_skipped_are_missed(gpu_test: Any) -> None:
     assert tests.missed == ["P/B.Is/0", "P/C.Is/wgmma", "E.IsNotThere"]
 
 
-def test_slow_tools_have_fewer_problems(gpu_test: Any) -> None:
+def test_slow_tools_have_fewer_problems(scripts: SimpleNamespace) -> None:
     options = argparse.Namespace(sanitize_count=40, seed=1)
     counts = {
         tool: [
             int(arguments[-1].removeprefix("--count="))
-            for name, arguments in gpu_test.sanitized_programs(tool, options).items()
+            for name, arguments in scripts.gpu_sanitizers.sanitized_programs(tool, options).items()
             if name.startswith("tilewise_property")
         ]
-        for tool in gpu_test.SANITIZERS
+        for tool in scripts.gpu_sanitizers.SANITIZERS
     }
     # The whole contract, plain, wgmma (not for races), mma, mma in f32.
     assert counts == {
@@ -129,17 +130,19 @@ def test_slow_tools_have_fewer_problems(gpu_test: Any) -> None:
     }
 
 
-def test_a_record_ends_with_its_sums(gpu_test: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_ends_with_its_sums(
+    scripts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "SOURCES.sha256").write_text("sources")
     (tmp_path / "BUILD.json").write_text("{}")
-    monkeypatch.setattr(gpu_test.gpu_record, "STAGE", tmp_path)
+    monkeypatch.setattr(scripts.gpu_record, "STAGE", tmp_path)
     path = tmp_path / "gpu/tests.jsonl"
-    record = gpu_test.Record(path, None)
+    record = scripts.gpu_record.Record(path, None)
     for suite in ("a", "b"):
-        record.add(gpu_test.Outcome(suite, passed=3, skipped=1).line())
+        record.add(scripts.gpu_programs.Outcome(suite, passed=3, skipped=1).line())
     record.close(2, 7.5)
-    record = gpu_test.Record(path, None, replacing={"b"})
-    record.add(gpu_test.Outcome("b", passed=5, failed=1).line())
+    record = scripts.gpu_record.Record(path, None, replacing={"b"})
+    record.add(scripts.gpu_programs.Outcome("b", passed=5, failed=1).line())
     record.close(1, 2.0)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line.get("suite") for line in lines] == [None, "a", "b", None]

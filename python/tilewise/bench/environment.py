@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import tilewise
-from tilewise import _ops
+from tilewise import _binding
 from tilewise.bench.driver import NoGpu, find_gpu
 from tilewise.bench.problem import BadInput
 
@@ -45,12 +45,12 @@ def describe(device: torch.device) -> dict[str, Any]:
     """What a reader of the record may want to know of machine and build."""
     return {
         "device": device.type,
-        **(_gpu() if device.type == "cuda" else {"cpu": cpu_name(), "simd_levels": _ops.simd_levels()}),
+        **(_gpu() if device.type == "cuda" else {"cpu": cpu_name(), "simd_levels": _binding.simd_levels()}),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "tilewise": tilewise.__version__,
-        "binary": _sha256(_ops.library_path())[:16],
+        "binary": _sha256(_binding.library_path())[:16],
         **_build(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }

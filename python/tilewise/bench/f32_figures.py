@@ -10,6 +10,7 @@ from tilewise.bench.summary import Race, races, shape_of
 NOTHING = "Nothing has been recorded yet."
 PEER = "torch efficient"
 COLUMNS = ("wgmma", "mma", PEER)
+OTHERS = ("fused", "wide")  # of ours, which take what those do not
 SIZES = ("b", "hq", "hkv", "sq", "sk", "d", "dv", "causal", "features")
 
 
@@ -29,14 +30,15 @@ def section(folder: Path) -> str:
         f"ms of whole calls, those of a race in turns in one process; then {PEER}'s time over that of our "
         "fastest kernel."
     )
-    heads = [*COLUMNS, *(f"TF32: {impl}" for impl in COLUMNS[:2]), *(f"backward: {i}" for i in COLUMNS[1:])]
+    heads = [*COLUMNS, *(f"TF32: {impl}" for impl in COLUMNS[:2])]
+    heads += [f"backward: {impl}" for impl in ("mma", " or ".join(OTHERS), PEER)]
     heads += ["forward", "TF32", "backward", "both passes"]
     lines = [about, "", f"| | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
     for key, race in forward.items():
         tf32, back = allowed.get(key), backward.get(key)
         cells = [_ms(_line(race, impl)) for impl in COLUMNS]
         cells += [_ms(_line(tf32, impl)) for impl in COLUMNS[:2]]
-        cells += [_ms(_line(back, impl)) for impl in COLUMNS[1:]]
+        cells += [_ms(line) for line in (_line(back, "mma"), _best(back, OTHERS), _line(back, PEER))]
         cells += [_gain(race), _gain(tf32), _gain(back), _gain(race, back)]
         name = shape_of(race.first) + (" causal" if race.first["causal"] else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -48,12 +50,17 @@ def _of(record: Record, direction: str) -> dict[tuple[object, ...], Race]:
     return {
         tuple(race.first[key] for key in SIZES): race
         for race in races(record.rows)
-        if race.first["pass"] == direction and any(race.get(impl) for impl in COLUMNS[:2])
+        if race.first["pass"] == direction
     }
 
 
 def _line(race: Race | None, impl: str) -> Line | None:
     return race.get(impl) if race else None
+
+
+def _best(race: Race | None, impls: tuple[str, ...]) -> Line | None:
+    lines = [line for impl in impls if (line := _line(race, impl))]
+    return min(lines, key=lambda line: line["ms"], default=None)
 
 
 def _ms(line: Line | None) -> str:
@@ -64,9 +71,8 @@ def _gain(*of: Race | None) -> str:
     """The peer's time over our best, of all together."""
     ours = theirs = 0.0
     for race in of:
-        peer = _line(race, PEER)
-        times = [line["ms"] for impl in COLUMNS[:2] if (line := _line(race, impl))]
-        if not times or not peer:
+        best, peer = race.best_ours if race else None, _line(race, PEER)
+        if not best or not peer:
             return "-"
-        ours, theirs = ours + min(times), theirs + peer["ms"]
+        ours, theirs = ours + best["ms"], theirs + peer["ms"]
     return f"{theirs / ours:.2f}"

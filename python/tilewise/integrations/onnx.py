@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from tilewise import _ops
+from tilewise._binding import attention_forward
 from tilewise._errors import Unsupported, reject
 
 __all__ = ["export", "translation_table"]
@@ -120,11 +120,11 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
         out = attend(_named(given, options))
         return out, opset23.Constant(value_float=float("nan"))
 
-    return {_ops.attention_forward: forward}
+    return {attention_forward: forward}
 
 
 def _named(given: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = _ops.attention_forward._schema.arguments
+    arguments = attention_forward._schema.arguments
     named = {argument.name: argument.default_value for argument in arguments}
     return named | {argument.name: x for argument, x in zip(arguments, given, strict=False)} | dict(options)
 
@@ -148,7 +148,7 @@ def _why_not(arguments: Mapping[str, Any]) -> str | None:
 def _check(program: torch.export.ExportedProgram) -> None:
     """Raises where a call in the program has no counterpart in ONNX."""
     for node in program.graph.nodes:
-        if node.target is not _ops.attention_forward:
+        if node.target is not attention_forward:
             continue
         if reason := _why_not(_named(node.args, node.kwargs)):
             raise Unsupported(reason)

@@ -42,7 +42,7 @@ from torch.nn.attention.bias import CausalBias
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import tilewise
-from tilewise import _ops
+from tilewise import _binding, _ops
 from tilewise._errors import InvalidArgument, Unsupported
 
 __all__ = ["calls", "disable", "enable", "explain", "is_enabled", "use"]
@@ -275,7 +275,7 @@ class _Override:
         reason = _hook_reason(query, dropout_p)
         if reason is None and not given_up:
             arguments = (query, key, value, attn_mask, 0.0, is_causal, scale, True)
-            out, lse = _ops._below_autograd(_ops.attention_forward, arguments)
+            out, lse = _ops._below_autograd(_binding.attention_forward, arguments)
             _count(_BY_HOOK)
             return _laid_out(out, torch.empty_like(query)), _laid_out(lse, _positions_first(lse))
         if not given_up:
@@ -302,7 +302,7 @@ class _Override:
             needed = [True, True, True, False, False]
             arguments = (query, key, value, attn_mask, 0.0, is_causal, scale, True)
             found = _ops._below_autograd(
-                _ops.attention_backward, (grad_out, None, out, lse, needed, *arguments)
+                _binding.attention_backward, (grad_out, None, out, lse, needed, *arguments)
             )
             return tuple(_laid_out(x, _positions_first(x)) for x in found)
         rows = (grad_out, query, key, value, out, lse, dropout_p, is_causal)

@@ -1,0 +1,167 @@
+"""The command `tilewise`: what it leaves and prints, and bad input in one line that names the option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tilewise import cli
+from tilewise.bench import environment, exact, rates, records
+from tilewise.bench.problem import BadInput
+
+pytestmark = pytest.mark.usefixtures("quick_rates")
+QUERY = torch.ones(1, 1, 4, 8)
+
+
+def test_bench_writes_records_and_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: torch.device
+) -> None:
+    shape = ["bench", "--shape", "hq=2 sq=16 d=8", "--seconds", "0"]
+    arguments = [*shape, "--out", str(tmp_path), "--device", device.type]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "times as fast as the fastest peer" in printed and "report" in printed
+    (page,) = tmp_path.glob("*/report.html")
+    assert "Tilewise on" in page.read_text()
+    assert cli.main(["roofline", str(tmp_path)]) == 0
+    assert "bound by" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "--suite", "nothing"], "--suite: expected a file"),
+        (["bench", "--shape", "hq=1"], "--shape: expected at least"),
+        (
+            ["bench", "--shape", "hq=1 sq=4 d=8", "--dtype", "f8"],
+            "--dtype: expected f32, f16, bf16, got 'f8'",
+        ),
+        (["bench", "--shape", "hq=1 sq=4 d=8", "--pass", "up"], "--pass: expected forward, backward, both"),
+        (["bench", "--kernels", "quick"], "--kernels: expected (parts of) reference, simd"),
+        (["bench", "--runs", "3"], "--runs: expected 20 or more, got 3"),
+        (["bench", "--threads", "0"], "--threads: expected 1 or more, got 0"),
+        (["bench", "--threads", str(10**12)], "--threads: expected a number of threads, got 1000000000000"),
+        (["bench", "--suite", "x" * 5000], "--suite: expected a file"),
+        (
+            ["explain", "--shape", "hq=1 sq=999999999 d=999999999"],
+            "--shape: cannot make the tensors of h1 s999",
+        ),
+        (["explain", "--shape", f"hq=1 sq={10**30} d=8"], "--shape: cannot make the tensors of h1 s1000"),
+        (
+            ["check", "--shape", "hq=1 sq=999999999 d=999999999", "--device", "cpu"],
+            "--shape: cannot make the",
+        ),
+        (["report", "nowhere"], "records: expected a file or folder, got 'nowhere'"),
+        (["report", ".", "--png"], "--png: expected --plots with it"),
+        (["explain", "--call", "nowhere"], "--call: cannot read nowhere"),
+        (["profile", "--kernel", "nothing", "--device", "cpu"], "--kernel: expected one of reference"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else " ".join(x),
+)
+def test_bad_input_is_one_line_that_names_the_option(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not torch.cuda.is_available() or "--device" in arguments or arguments[0] != "bench":
+        assert cli.main(arguments) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"query": 1, "key": 2, "value": 3}, "query: expected Tensor, got int"),
+        ({"query": QUERY, "key": QUERY, "value": QUERY, "colour": 1}, "unexpected keyword argument 'colour'"),
+        ({"query": QUERY, "key": QUERY, "value": QUERY, 3: 1}, "keywords must be strings"),
+    ],
+    ids=["no tensors", "no argument", "no name"],
+)
+def test_a_saved_call_that_is_none_is_one_line(
+    call: dict[Any, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(call, tmp_path / "call.pt")
+    assert cli.main(["explain", "--call", str(tmp_path / "call.pt")]) == 2
+    error = capsys.readouterr().err
+    assert "--call: " in error and message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "file/below/it"])
+def test_a_folder_that_cannot_be_is_said_before_anything_is_measured(
+    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(rates, "measure", lambda *given: pytest.fail("measured"))
+    shape = ["bench", "--shape", "hq=2 sq=16 d=8", "--device", "cpu"]
+    assert cli.main([*shape, "--out", str(tmp_path / out)]) == 2
+    error = capsys.readouterr().err
+    assert "--out: cannot write" in error and f"{tmp_path / 'file'} is no folder" in error
+    assert error.count("\n") == 1 and (tmp_path / "file").read_text() == "no folder"
+
+
+def test_a_folder_without_permission_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = [
+        "bench",
+        "--shape",
+        "hq=2 sq=16 d=8",
+        "--seconds",
+        "0",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
+    with monkeypatch.context() as patch:  # root may write anywhere, so the system's answer is replaced
+        patch.setattr(records.os, "access", lambda path, mode: False)
+        assert cli.main(shape) == 2
+    error = capsys.readouterr().err
+    assert f"no permission in {tmp_path}" in error and error.count("\n") == 1
+
+    def full(*given: Any, **named: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    assert cli.main(shape) == 2
+    error = capsys.readouterr().err
+    assert "--out: cannot write" in error and "No space left on device" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["tpu", "meta", "cuda:x", "mps"])
+def test_a_device_that_is_none_is_said(name: str) -> None:
+    with pytest.raises(BadInput, match=f"--device: expected cpu or cuda, got '{name}'"):
+        environment.choose_device(name)
+
+
+def test_missing_gpu_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["bench", "--device", "cuda"]) == 2
+    assert "--device: expected a device that is here, got cuda" in capsys.readouterr().err
+
+
+def test_info_lists_kernels_and_simd(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info"]) == 0
+    printed = capsys.readouterr().out
+    assert "simd  " in printed and "kernels on cpu" in printed and "reference   usable" in printed
+
+
+def test_explain_takes_options_and_saved_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["explain", "--shape", "hq=4 hkv=2 sq=16 d=8", "--causal", "yes", "--device", "cpu"]
+    assert cli.main([*shape, "--gradient"]) == 0
+    printed = capsys.readouterr().out
+    assert "forward f32 dense B1 Hq4 Hkv2 Sq16" in printed and "causal" in printed and "backward" in printed
+    x = torch.randn(1, 2, 6, 8)
+    torch.save({"query": x, "key": x, "value": x, "window": (2, 0)}, tmp_path / "call.pt")
+    assert cli.main(["explain", "--call", str(tmp_path / "call.pt")]) == 0
+    assert "Sq6" in capsys.readouterr().out
+
+
+def test_check_has_an_exit_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["check", "--shape", "hq=2 sq=30 d=16", "--dtype", "f32", "--device", "cpu"]
+    assert cli.main(arguments) == 0
+    assert "8 results, 0 with more" in capsys.readouterr().out
+    monkeypatch.setattr(exact, "within_contract", lambda *_: False)
+    assert cli.main(arguments) == 1
+    assert "BEYOND twice" in capsys.readouterr().out
