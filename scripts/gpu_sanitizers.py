@@ -87,6 +87,7 @@ RACECHECKED_TESTS = {
         f"{CONTRACT}mma",
         "MmaForward.OfFewTilesIsWithinTheContract",
         "MmaBackward.GivesEachGradientWithoutTheOthers",
+        "MmaBackward.InOrderIsWithinTheContractWhereAllLookAtTheSameKeys",
         "Kernels/Peaks.AreMended/mma",
         "Kernels/Peaks.OfFewKeysAreExact/mma",
     ),
