@@ -34,11 +34,10 @@ constexpr bool few_results(const AttentionCall& call) {
 struct ForwardConfig {
   int dim = 0;  ///< the head dims, both, are filled up to it
   int warps = 4;
-  int row_tiles = 1;            ///< of 16 queries, a warp
-  int keys = 64;                ///< a tile
-  bool queries_stay = false;    ///< in registers; else they are read again for every tile of keys
-  bool products_ahead = false;  ///< the next tile's q·k beside this tile's softmax
-  int stages = 2;           ///< of keys and of values; with one, values come beside q·k, keys beside the rest
+  int row_tiles = 1;          ///< of 16 queries, a warp
+  int keys = 64;              ///< a tile
+  bool queries_stay = false;  ///< in registers; else they are read again for every tile of keys
+  int stages = 2;  ///< of keys and of values; pairs have one: values come beside q·k, keys beside the rest
   bool paired = false;      ///< two warps have the same queries, and half of the keys and of o each
   bool old_maxima = false;  ///< weights by the maxima as they are, made again where one is too large
   int blocks = 1;           ///< a multiprocessor, at least
