@@ -206,7 +206,7 @@ template <typename T, int lanes>
 void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
   const AttentionFeatures& features = call.problem.features;
   const std::int64_t queries = call.problem.heads_q * call.rows_q();
-  if (weight_bits<T> > 0) {
+  if constexpr (weight_bits<T> > 0) {
     check_cuda(cudaMemsetAsync(space.largest, 0, sizeof(Largest), stream), "tilewise mma backward");
     launch<value_norms<T, lanes>>({.name = "tilewise mma backward, norms",
                                    .blocks = RowLanes<lanes>::blocks(call.problem.heads_kv * call.rows_k()),
