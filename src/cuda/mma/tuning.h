@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "attention/call.h"
+#include "cuda/mma/table.h"
 
 namespace tilewise::cuda::mma {
 
@@ -126,5 +127,16 @@ struct GeneralForward {
 
 /// The largest head dim there is a row for.
 inline constexpr int most_dim = 256;
+
+template <typename Table>
+constexpr bool forward_dims_rise() {
+  return dims_rise<Table>([](const ForwardConfig& c) { return c.warps == 1; }) &&
+         dims_rise<Table>([](const ForwardConfig& c) { return c.warps != 1; });
+}
+static_assert(forward_dims_rise<PlainForward>() && forward_dims_rise<GeneralForward>(),
+              "choose_row() takes the first dim that is sufficient, of rows of one warp and of the others");
+static_assert(dims_are_powers_of_two<GeneralForward>(), "load_strided_keys() has a thread for every chunk");
+static_assert(largest_dim<PlainForward>() == most_dim && largest_dim<GeneralForward>() == most_dim,
+              "supports() goes by most_dim, whichever table a call takes");
 
 }  // namespace tilewise::cuda::mma
