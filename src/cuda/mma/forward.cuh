@@ -105,15 +105,6 @@ struct Block {
     return q;
   }
 
-  /// Keys that some query of the warp sees; a warp past the last query sees none.
-  __device__ KeyRange seen_by_warp() const {
-    const QueryTile& queries = rows.queries;
-    const int last = min(place.first_row() + c.warp_rows(), rows.count()) - 1;
-    if (place.first_row() > last) return {};
-    return {call.keys_of(queries.sequence, queries.first + rows.query(place.first_row())).first,
-            call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
-  }
-
   /// Hides what is hidden of a tile and raises the maxima.
   __device__ void start_softmax(const KeyTile& keys, Scores<c>& s) {
     if (all.ends_in(keys, c.keys)) hide<c>(call, rows, keys, place, s);
@@ -168,8 +159,8 @@ struct Block {
     wait_copies<0>();
     __syncthreads();  // queries are there
     const Queries<c> q = queries();
-    const auto seen_first = static_cast<int>(seen_by_warp().first);
-    const auto seen_last = static_cast<int>(seen_by_warp().last);
+    const auto seen_first = static_cast<int>(seen_by_warp<c>(*this).first);
+    const auto seen_last = static_cast<int>(seen_by_warp<c>(*this).last);
     [[maybe_unused]] bool begun = false;  // there are maxima
 #pragma unroll 1
     for (int stage = 0; keys.count > 0; stage ^= 1) {

@@ -94,15 +94,6 @@ struct GeneralBlock {
     return q;
   }
 
-  /// Keys that some query of the warp sees; a warp past the last query sees none.
-  __device__ KeyRange seen_by_warp() const {
-    const QueryTile& queries = rows.queries;
-    const int last = min(place.first_row() + c.warp_rows(), rows.count()) - 1;
-    if (place.first_row() > last) return {};
-    return {call.keys_of(queries.sequence, queries.first + rows.query(place.first_row())).first,
-            call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
-  }
-
   /// Scores of a tile from its products, the maxima raised. `fours` is what there was to be loaded ahead.
   __device__ __forceinline__ void start_softmax(const KeyTile& keys, const Fours<c>& fours, Scores<c>& s) {
     make_scores<c>(call, rules, rows, keys, all.ends_in(keys, c.keys), place, mask, fours, s);
@@ -197,8 +188,8 @@ struct GeneralBlock {
     wait_copies<0>();
     __syncthreads();  // queries are there
     const Queries<c> q = queries();
-    const auto seen_first = static_cast<int>(seen_by_warp().first);
-    const auto seen_last = static_cast<int>(seen_by_warp().last);
+    const auto seen_first = static_cast<int>(seen_by_warp<c>(*this).first);
+    const auto seen_last = static_cast<int>(seen_by_warp<c>(*this).last);
     Fours<c> fours;
     mask.load(fours, keys);
 #pragma unroll 1
