@@ -16,7 +16,7 @@ import gc
 import importlib.metadata
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from routes import (
     TheirCompiledDecoding,
     TheirDecoding,
     compile_layers,
+    first_line,
     hugging_face,
     their_prefill,
     undo_compilation,
@@ -84,23 +85,38 @@ def peak_mb(call: Call, device: torch.device) -> float:
     return peak_bytes(call.run, device) * 1e-6
 
 
+def why_not(compiling: Callable[[], Any]) -> Line | None:
+    """The line of a compiled route whose compilation fails, so that the others go on; none where it does not.
+    Faults of the device, after which nothing can go on, are raised."""
+    try:
+        compiling()
+    except (BadInput, torch.AcceleratorError):
+        raise
+    except Exception as error:  # compilers have many reasons
+        return {"impl": BOTH, "skipped": first_line(error)}
+    return None
+
+
 def prefill(ours: Llama, theirs: Any, peers: list[str], tokens: Tensor, runs: int) -> Iterator[Line]:
-    device = tokens.device
+    def raced(calls: dict[str, Call]) -> Iterator[Line]:
+        for call in calls.values():
+            call()
+        peaks = {name: peak_mb(call, tokens.device) for name, call in calls.items()}
+        for name, times in race(calls, tokens.device, runs).items():
+            yield {"impl": name} | figures(times, tokens.numel()) | {"peak_mb": peaks[name]}
+
     plain = {"tilewise": Call(functools.partial(ours, tokens))}
     plain |= {f"hf {name}": their_prefill(theirs, name, tokens) for name in peers if name != "compiled"}
-    groups = [plain]
+    yield from raced(plain)
     if "compiled" in peers:  # a layer is compiled or not, so that it cannot take turns with itself
-        groups.append({BOTH: their_prefill(theirs, "sdpa", tokens), BESIDE: plain["tilewise"]})
-    for calls in groups:
-        if BOTH in calls:
-            compile_layers(theirs)
-        for call in calls.values():  # the first of a compiled one compiles, which takes memory of its own
-            call()
-        peaks = {name: peak_mb(call, device) for name, call in calls.items()}
-        for name, times in race(calls, device, runs).items():
-            yield {"impl": name} | figures(times, tokens.numel()) | {"peak_mb": peaks[name]}
-        if BOTH in calls:
-            undo_compilation(theirs)
+        compiled = their_prefill(theirs, "sdpa", tokens)
+        compile_layers(theirs)
+        skipped = why_not(compiled)  # compiles, which takes memory of its own
+        if skipped:
+            yield skipped
+        else:
+            yield from raced({BOTH: compiled, BESIDE: plain["tilewise"]})
+        undo_compilation(theirs)
 
 
 def decode(
@@ -110,8 +126,13 @@ def decode(
     if prompt.is_cuda:
         routes["tilewise, graph"] = OurDecoding(ours, prompt, steps, graph=True)
     routes |= {f"hf {name}": TheirDecoding(theirs, name, prompt) for name in peers if name != "compiled"}
+    skipped = None
     if "compiled" in peers:  # beside the model's own call, which stays as it is: so all take turns
-        routes[BOTH] = TheirCompiledDecoding(theirs, prompt, steps)
+
+        def compiling() -> None:
+            routes[BOTH] = TheirCompiledDecoding(theirs, prompt, steps)
+
+        skipped = why_not(compiling)
     calls = {name: Call(functools.partial(of.run, steps), of.reset) for name, of in routes.items()}
     for call in calls.values():
         call()
@@ -121,18 +142,26 @@ def decode(
     for name, times in race(calls, prompt.device, runs).items():
         line = {"impl": name} | figures(times, len(prompt) * steps, steps) | {"peak_mb": peaks[name]}
         yield line | (routes[name].compilations() if name == BOTH else {})
+    if skipped:
+        yield skipped
     if "compiled" in peers:
-        torch._dynamo.reset()
+        undo_compilation(theirs)
 
 
 def difference(ours: Llama, theirs: Any, tokens: Tensor) -> Line:
-    """Of the logits, over the largest of them; and whether both would say the same token next."""
-    left, right = ours(tokens).double(), their_prefill(theirs, "sdpa", tokens)().double()
-    same = bool((left.argmax(-1) == right.argmax(-1)).all())
-    return {
-        "relative_difference": ((left - right).abs().max() / right.abs().max()).item(),
-        "same_token": same,
-    }
+    """Of the logits from those of hf sdpa, over the largest of these; and whether both would say the same
+    token next. Of hf eager likewise: how far two ways of one library are apart.
+    """
+    right = their_prefill(theirs, "sdpa", tokens)().double()
+    found: Line = {}
+    for of, call in (
+        ("", Call(functools.partial(ours, tokens))),
+        ("eager_", their_prefill(theirs, "eager", tokens)),
+    ):
+        left = call().double()
+        found[f"{of}relative_difference"] = ((left - right).abs().max() / right.abs().max()).item()
+        found[f"{of}same_token"] = bool((left.argmax(-1) == right.argmax(-1)).all())
+    return found
 
 
 def base_line(model: str, asked: argparse.Namespace, device: torch.device) -> Line:
@@ -198,6 +227,10 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder of records; none is written without it")
     parser.add_argument("--append", action="store_true", help="keep what the record has of other models")
     asked = parser.parse_args(given)
+    if not listed(asked.model):
+        parser.error(f"--model: expected some of {', '.join(MODELS)}, got {asked.model!r}")
+    if asked.append and not asked.out:
+        parser.error("--append: expected --out with it, the folder of the record")
     for part in listed(asked.model):
         name, colon, layers = part.partition(":")
         if colon and not (layers.isdecimal() and int(layers)):
@@ -224,7 +257,9 @@ def short(value: Any) -> str:
 def kept_lines(path: Path, described: Line, bases: list[Line]) -> list[Line]:
     """What the record has of models that are not measured now; it must be of this place and these sources."""
     if not path.exists():
-        return []
+        raise BadInput(
+            f"--append: expected a record to keep, got {path}, which is not there: leave --append out"
+        )
     try:
         first, *lines = (json.loads(line) for line in path.read_text().splitlines())
         of = dict(first["environment"])

@@ -34,18 +34,31 @@ class Call:
         return self.run()
 
 
+def first_line(error: Exception) -> str:
+    """Of its text, with the next where that only says who raised it.
+
+    >>> first_line(RuntimeError("backend raised:\\nInvalidCxxCompiler: none found\\n\\nYou can"))
+    'backend raised: InvalidCxxCompiler: none found'
+    >>> first_line(KeyError())
+    'KeyError'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+
+
 def hugging_face(config: LlamaConfig, attention: str, device: torch.device, dtype: torch.dtype) -> Any:
     """LlamaForCausalLM of that shape, with random weights."""
     try:
-        import transformers
         from tilewise.integrations import transformers as integration
-    except ImportError:
-        raise SystemExit("Hugging Face is not here: pip install transformers, or --against ''") from None
+        from transformers import LlamaForCausalLM
+    except ImportError as error:  # of transformers, or of a package that it needs
+        remedy = "pip install transformers, or --against ''"
+        raise SystemExit(f"Hugging Face is not here: {remedy} ({first_line(error)})") from None
     integration.register()
     sizes = {"vocab_size": config.vocabulary, "num_hidden_layers": config.depth}
     shape = llama_config(config.layer, **sizes, tie_word_embeddings=False)
     with torch.device(device):
-        made = transformers.LlamaForCausalLM._from_config(shape, attn_implementation=attention, dtype=dtype)
+        made = LlamaForCausalLM._from_config(shape, attn_implementation=attention, dtype=dtype)
     return made.eval().requires_grad_(False)
 
 

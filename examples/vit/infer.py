@@ -24,9 +24,9 @@ def explanation(
     if attention == "sdpa":
         return "attention by PyTorch's scaled_dot_product_attention"
     config = model.config
-    shape = (batch, config.heads, config.tokens, config.dim // config.heads)
+    shape = (batch, config.tokens, config.heads, config.dim // config.heads)  # as projections leave it
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    x = torch.empty(shape, device=device, dtype=dtype, requires_grad=gradient)
+    x = torch.empty(shape, device=device, dtype=dtype, requires_grad=gradient).transpose(1, 2)
     return tilewise.explain(x, x, x, kernel=attention).rstrip()
 
 

@@ -89,6 +89,13 @@ def reason(text: str, kernel: str) -> str:
     return verdicts(text).get(kernel, text.splitlines()[0]).removeprefix("cannot: ")
 
 
+def is_refusal(error: RuntimeError, kernel: str) -> bool:
+    """Whether a kernel says that it cannot; no fault of the device, nor want of memory."""
+    text = str(error)
+    told = isinstance(error, tilewise.Unsupported) or text.startswith("tilewise.Unsupported: ")
+    return told or kernel in verdicts(text)
+
+
 def few_steps(
     config: ViTConfig, train: Images, settings: Settings, count: int, kernel: str, base: Line
 ) -> Line:
@@ -106,7 +113,9 @@ def few_steps(
             start = time.perf_counter()
             loss = train_epoch(model, optimizer, some, settings, step)  # reads the loss, so it waits
             times.append(1e3 * (time.perf_counter() - start))
-    except (tilewise.Error, RuntimeError) as error:  # a running backward lets RuntimeError through alone
+    except RuntimeError as error:  # a running backward lets no other through
+        if not is_refusal(error, kernel):
+            raise
         return line | {"skipped": reason(str(error), kernel)}
     timed = times[WARM_UP_STEPS:]
     line |= {"ms": round(statistics.median(timed), 4), "steps": count, "timed": len(timed)}
@@ -130,7 +139,7 @@ def main(given: list[str] | None = None) -> None:
         parser.error(f"--steps: expected 0, or more than {WARM_UP_STEPS}, got {asked.steps}")
     try:
         record(asked)
-    except (Missing, BadInput) as reason:
+    except (Missing, BadInput, tilewise.Error) as reason:
         raise SystemExit(str(reason)) from None
 
 

@@ -47,8 +47,8 @@ class Settings:
 def config_for(images: Images, patch: int = 4, dim: int = 192, depth: int = 6, heads: int = 3) -> ViTConfig:
     _, channels, _, size = images.pixels.shape
     classes = int(images.labels.max()) + 1
-    if patch > size:
-        raise Missing(f"--patch: expected at most {size}, the side of an image, got {patch}")
+    if size % patch != 0:  # or a border of the image would not be seen
+        raise Missing(f"--patch: expected a divisor of {size}, the side of an image, got {patch}")
     return ViTConfig(size, patch, channels, classes, dim, depth, heads)
 
 
@@ -186,12 +186,12 @@ def main(given: list[str] | None = None) -> None:
         model = make_model(config, asked.attention, settings.seed, device)
         weights.make_folder(asked.out)
         fit(model, train, test, settings, asked.out / f"{asked.attention}.checkpoint.pt")
+        path = asked.out / f"{asked.attention}.safetensors"
+        weights.save(path, model)
     except KeyboardInterrupt:
         raise SystemExit("\ninterrupted: the same command goes on after the last whole epoch") from None
     except (Missing, BadInput, tilewise.Error) as reason:
         raise SystemExit(str(reason)) from None
-    path = asked.out / f"{asked.attention}.safetensors"
-    weights.save(path, model)
     print(f"weights: {path}")
 
 

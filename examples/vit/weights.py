@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,11 +24,30 @@ def check_package() -> None:
         raise Missing("the package for weights is not here: pip install safetensors")
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The name to write under; what is there takes the place of the path when it is whole, so that an
+    interrupt or a full disk leaves the one before."""
+    partial = path.with_suffix(".partial")
+    try:
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise Missing(f"--out: cannot write {path}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def save(path: Path, model: ViT) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(tensors, path, metadata={"config": json.dumps(asdict(model.config))})
+    with replacing(path) as partial:
+        try:
+            save_file(tensors, partial, metadata={"config": json.dumps(asdict(model.config))})
+        except SafetensorError as error:  # its word for what the system says, too
+            raise OSError(str(error)) from None
 
 
 def load(path: Path, attention: str) -> ViT:
@@ -79,7 +101,6 @@ def checkpoint(
     settings: dict[str, Any],
     history: list[dict[str, float]],
 ) -> None:
-    """Written beside and renamed, so that an interrupt leaves the one before."""
     state = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -87,9 +108,10 @@ def checkpoint(
         "settings": settings,
         "history": history,
     }
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    partial.replace(path)
+    content = io.BytesIO()  # of a full disk, torch.save would not say so
+    torch.save(state, content)
+    with replacing(path) as partial:
+        partial.write_bytes(content.getbuffer())
 
 
 def resume(

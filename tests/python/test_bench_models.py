@@ -217,6 +217,33 @@ def test_llama_has_logits_and_runs_and_no_memory_of_a_compiling_call() -> None:
     assert "| tilewise | 0.500 | 2000 | 12.3 |" in text and "| hf sdpa, compiled | 0.500 | 2000 | - |" in text
 
 
+def test_llama_has_logits_of_eager_for_a_scale() -> None:
+    base = {"suite": "llama-model", "model": "tiny", "layers": 2, "dtype": "float32", "batch": 1}
+    ours = {"op": "logits", "relative_difference": 0.015, "same_token": True}
+    eager = {"eager_relative_difference": 0.013, "eager_same_token": False}
+    text = figures.llama_section([HEAD, base | ours | eager, base | {"layers": 3} | ours])
+    told = "largest difference : largest logit | same next token |"
+    assert f"| logits beside hf sdpa | tilewise: {told} hf eager: {told}\n" in text
+    assert "| tiny, 2 layers | 0.015 | yes | 0.013 | no |" in text
+    assert "| tiny, 3 layers | 0.015 | yes | - | - |" in text
+    assert "hf eager" not in figures.llama_section([HEAD, base | ours])
+
+
+def test_llama_has_what_did_not_run() -> None:
+    base = {"suite": "llama-model", "model": "tiny", "layers": 2, "dtype": "float32", "batch": 1}
+    cells = {"ms": 2.0, "tokens_a_second": 256000.0, "peak_mb": 33.0, "runs": 2}
+    skipped = {"impl": "hf sdpa, compiled", "skipped": "no working compiler"}
+    routes: list[Line] = [{"impl": "tilewise"} | cells, {"impl": "hf sdpa"} | cells | {"ms": 3.0}, skipped]
+    prefills = [base | {"op": "prefill", "tokens": 512} | x for x in routes]
+    text = figures.llama_section(
+        [HEAD, *prefills, *(base | {"op": "decode", "context": 64} | x for x in routes)]
+    )
+    assert "| hf sdpa, compiled | - |\n| hf sdpa : tilewise | 1.50 |\n| best hf : tilewise | 1.50 |" in text
+    assert "| hf sdpa, compiled | - | - | - |" in text and "`generate`" not in text
+    assert "\n\nDid not run: hf sdpa, compiled at 512 (no working compiler).\n" in text
+    assert text.endswith("\n\nDid not run: hf sdpa, compiled (no working compiler).")
+
+
 def test_llama_has_ratios_within_a_race_and_wide_spreads() -> None:
     base = {"suite": "llama-model", "model": "llama-2-7b", "layers": 1, "dtype": "bfloat16", "batch": 1}
     base |= {"weights_mb": 929.0, "layers_mb": 405.0, "runs": 5, "tokens_a_second": 1.0, "peak_mb": 1.0}

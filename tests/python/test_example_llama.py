@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import json
 import sys
@@ -158,6 +159,7 @@ def test_script_compares_on_the_cpu(llama: Any, tmp_path: Path, capsys: Any) -> 
     assert {x["impl"] for x in lines if x["op"] == "decode"} == impls
     (logits,) = (x for x in lines if x["op"] == "logits")
     assert logits["relative_difference"] < 1e-5 and logits["same_token"]
+    assert logits["eager_relative_difference"] < 1e-5 and logits["eager_same_token"]
     timed = [x for x in lines if x["op"] != "logits"]
     assert all(x["tokens_a_second"] > 0 and x["peak_mb"] > 0 and x["spread"] >= 0 for x in timed)
     assert all(x["runs"] == (2 if x["op"] == "prefill" else 3) for x in timed)
@@ -200,6 +202,54 @@ def test_compiled_layers_are_compiled_before_their_memory_is_taken(
     assert step["weights_mb"] - step["layers_mb"] == pytest.approx((2 * 128 + 1) * 64 * 4e-6)
 
 
+@pytest.mark.parametrize("against", ["compiled", "sdpa,compiled"])
+def test_a_failing_compiler_leaves_the_other_routes(
+    llama: Any, monkeypatch: pytest.MonkeyPatch, against: str
+) -> None:
+    pytest.importorskip("transformers")
+
+    def no_compiler(*given: Any, **named: Any) -> Any:
+        raise RuntimeError("no working compiler\nset CC")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", no_compiler)
+    undone: list[Any] = []
+
+    def undo_compilation(theirs: Any) -> None:
+        undone.append(theirs)
+        llama.routes.undo_compilation(theirs)
+
+    monkeypatch.setattr(llama.compare, "undo_compilation", undo_compilation)
+    given = ["--model", "tiny:1", "--prefill", "16,24", "--decode", "2", "--context", "8", "--runs", "2"]
+    asked = llama.compare.arguments([*given, "--against", against, "--dtype", "float32"])
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        lines = list(llama.compare.measure(llama.compare.base_line("tiny:1", asked, CPU), asked, CPU))
+    skipped = [x for x in lines if "skipped" in x]
+    assert [(x["op"], x.get("tokens")) for x in skipped] == [
+        ("prefill", 16),
+        ("prefill", 24),
+        ("decode", None),
+    ]
+    for line in skipped:
+        assert line["impl"] == "hf sdpa, compiled" and "ms" not in line
+        assert "no working compiler" in line["skipped"] and "\n" not in line["skipped"]
+    plain = {"tilewise"} | {f"hf {name}" for name in against.split(",") if name != "compiled"}
+    timed = [(x["op"], x["impl"]) for x in lines if "ms" in x]
+    assert sorted(timed) == sorted((op, x) for op in ("prefill", "prefill", "decode") for x in plain)
+    assert len(undone) == 3
+
+
+def test_a_fault_of_the_device_is_no_failing_compiler(llama: Any) -> None:
+    for fault in (torch.AcceleratorError("CUDA error: an illegal memory access"), BadInput("--against")):
+
+        def compiling(fault: Exception = fault) -> None:
+            raise fault
+
+        with pytest.raises(type(fault)):
+            llama.compare.why_not(compiling)
+    assert llama.compare.why_not(lambda: None) is None
+
+
 def test_append_keeps_other_models_of_the_same_environment(llama: Any, tmp_path: Path, capsys: Any) -> None:
     small = ["--prefill", "8", "--decode", "0", "--context", "4", "--runs", "2", "--device", "cpu"]
     small += ["--against", "", "--out", str(tmp_path)]
@@ -211,6 +261,9 @@ def test_append_keeps_other_models_of_the_same_environment(llama: Any, tmp_path:
         assert "environment" in first and "finished" in last
         return [x["layers"] for x in lines]
 
+    with pytest.raises(BadInput, match=r"^--append: expected a record to keep, got .*llama-model\.jsonl"):
+        depths("--model", "tiny:1", "--append")
+    assert not list(tmp_path.iterdir())
     assert depths("--model", "tiny:1") == [1]
     assert depths("--model", "tiny,tiny:3", "--append") == [1, 2, 3]
     assert depths("--model", "tiny:1", "--append") == [2, 3, 1]
@@ -229,6 +282,9 @@ def test_append_keeps_other_models_of_the_same_environment(llama: Any, tmp_path:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (["--model="], "--model: expected some of llama-2-7b, llama-2-13b, llama-2-70b, tiny, got ''"),
+        (["--model=,"], "got ','"),
+        (["--append"], "--append: expected --out with it"),
         (["--model=tiny:x"], "--model: expected a number of layers after tiny:, got 'x'"),
         (["--model=tiny:0"], "--model: expected a number of layers after tiny:, got '0'"),
         (["--prefill=8,x"], "--prefill: expected a whole number"),
@@ -270,10 +326,15 @@ def test_a_damaged_record_is_one_line(llama: Any, tmp_path: Path, content: str) 
     assert "\n" not in str(error.value)
 
 
+def test_its_words_are_true(llama: Any) -> None:
+    found = doctest.testmod(llama.routes)
+    assert found.attempted and not found.failed
+
+
 def test_script_says_what_is_missing(llama: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     small = ["--model", "tiny", "--prefill", "8", "--decode", "2", "--context", "4", "--runs", "2"]
-    with pytest.raises(SystemExit, match="pip install transformers"):
+    with pytest.raises(SystemExit, match=r"pip install transformers.*\(import of transformers halted"):
         llama.compare.main([*small, "--device", "cpu"])
     llama.compare.main([*small, "--device", "cpu", "--against", ""])
     assert "'impl': 'tilewise'" in capsys.readouterr().out

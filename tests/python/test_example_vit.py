@@ -301,7 +301,10 @@ def test_what_cannot_be_is_one_line(vit: Any, folder: Path, tmp_path: Path) -> N
     one_line(vit.train.main, [*given, *below], "--out: cannot make ")
     one_line(vit.record.main, [*given, *below], "--out: cannot write ")
     one_line(vit.scaling.main, ["--device", "cpu", *below], "--out: cannot write ")
-    one_line(vit.train.main, [*given, "--patch", "29"], "--patch: expected at most 28")
+    for script, patch in ((vit.train, "29"), (vit.train, "5"), (vit.record, "5")):
+        out = ["--out", str(tmp_path / "out")]
+        message = f"--patch: expected a divisor of 28, the side of an image, got {patch}"
+        one_line(script.main, [*given, *out, "--patch", patch], message)
     one_line(
         vit.train.main,
         [*given, "--dim", "50", "--heads", "3"],
@@ -310,6 +313,71 @@ def test_what_cannot_be_is_one_line(vit: Any, folder: Path, tmp_path: Path) -> N
     one_line(
         vit.scaling.main, ["--device", "cpu", "--kernels", "odd"], "--kernels: expected auto, .*got 'odd'"
     )
+
+
+@pytest.mark.parametrize("reason", ["full disk", "interrupt", "safetensors"])
+def test_weights_that_cannot_be_written_are_one_line(
+    vit: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, reason: str
+) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    out = tmp_path / "out"
+    given = ["--data", str(folder), "--out", str(out), "--epochs", "1", "--images", "32", *SMALL]
+    vit.train.main(given)
+    before = (out / "auto.safetensors").read_bytes()
+    error, message = {
+        "full disk": (OSError(28, "No space left on device"), r"^--out: cannot write .*: No space left"),
+        "safetensors": (safetensors.SafetensorError("I/O error"), r"^--out: cannot write .*: I/O error"),
+        "interrupt": (KeyboardInterrupt(), "interrupted: the same command goes on"),
+    }[reason]
+
+    def half(tensors: Any, path: Path, metadata: Any) -> None:
+        path.write_bytes(before[: len(before) // 2])
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.torch.save_file", half)
+        with pytest.raises(SystemExit, match=message) as caught:
+            vit.train.main(given)
+    assert "\n" not in str(caught.value).strip()
+    assert (out / "auto.safetensors").read_bytes() == before
+    names = {path.name for path in out.iterdir()}
+    assert names == {"auto.safetensors", "auto.checkpoint.pt"}
+    vit.train.main(given)
+    assert (out / "auto.safetensors").read_bytes() == before
+    capsys.readouterr()
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_line(
+    vit: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    pytest.importorskip("safetensors")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    given = ["--data", str(folder), "--out", str(tmp_path / "out"), "--epochs", "1", "--images", "32", *SMALL]
+    one_line(vit.train.main, given, r"^--out: cannot write .*checkpoint\.pt: No space left on device")
+
+
+def test_what_runs_is_explained(vit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's attention, by its shape and strides."""
+    seen: list[tuple[Any, Any]] = []
+
+    def noting(call: Any) -> Any:
+        def note(q: Tensor, *given: Any, **named: Any) -> Any:
+            seen.append((tuple(q.shape), q.stride()))
+            return call(q, *given, **named)
+
+        return note
+
+    model = vit.model.ViT(vit.model.ViTConfig(28, 7, 1, 5, 24, 1, 2))
+    attention = importlib.import_module("tilewise.nn.attention")
+    monkeypatch.setattr(attention, "attention", noting(attention.attention))
+    monkeypatch.setattr(vit.infer.tilewise, "explain", noting(vit.infer.tilewise.explain))
+    model(torch.randn(3, 1, 28, 28))
+    said = vit.infer.explanation(model, "auto", 3, torch.device("cpu"), "f32", gradient=True)
+    assert "\nbackward f32 " in said
+    assert len(seen) == 2 and seen[0] == seen[1]
 
 
 def test_a_checkpoint_is_of_its_images(vit: Any, folder: Path, tmp_path: Path, capsys: Any) -> None:
@@ -391,6 +459,39 @@ def test_record_has_epochs_and_steps(vit: Any, folder: Path, tmp_path: Path, mon
     assert all(x["turns"] == 5 and x["images_a_second"] > 0 and x["spread"] >= 0 for x in infers.values())
     with pytest.raises(SystemExit):
         vit.record.main([*given, "--steps", "3"])
+
+
+def test_a_refusal_is_recorded_and_a_fault_is_not(
+    vit: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = vit.data.load(folder)[0].first(32)
+    config = vit.model.ViTConfig(28, 7, 1, 10, 24, 1, 2)
+    settings = vit.train.Settings(epochs=5, batch=32)
+    tilewise = vit.record.tilewise
+
+    def steps(error: Exception, kernel: str = "simd") -> dict[str, Any]:
+        def fail(*given: Any) -> float:
+            raise error
+
+        monkeypatch.setattr(vit.record, "train_epoch", fail)
+        return vit.record.few_steps(config, train, settings, 5, kernel, {})
+
+    said = "kernel 'simd' cannot take this problem (backward f32):\n  simd: has no backward"
+    for refusal in (
+        tilewise.Unsupported(said),
+        RuntimeError(f"tilewise.Unsupported: {said}"),
+        RuntimeError(said),
+    ):
+        assert steps(refusal)["skipped"] == "has no backward"
+    assert steps(tilewise.Unsupported("no kernel"), "auto")["skipped"] == "no kernel"
+    for fault in (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        tilewise.DeviceError("an illegal memory access was encountered"),
+        RuntimeError("expected scalar type Float but found BFloat16"),
+    ):
+        with pytest.raises(type(fault)):
+            steps(fault)
 
 
 def test_inference_is_recorded_in_turns(vit: Any, monkeypatch: pytest.MonkeyPatch) -> None:

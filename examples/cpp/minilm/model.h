@@ -21,14 +21,12 @@ class Model {
   /// Of a folder with config.json and model.safetensors.
   Model(const std::filesystem::path& folder, tilewise::Device device);
 
-  const Config& config() const { return config_; }
-
   /// A vector for each sentence. Shorter ones are padded to the longest, which changes nothing in their
   /// vectors.
   std::vector<std::vector<float>> embed(const std::vector<Tokens>& sentences);
 
-  /// Which kernels a layer runs for so many sentences of so many tokens.
-  std::string explain(std::int64_t sentences, std::int64_t tokens);
+  /// Which kernels a layer runs for these sentences.
+  std::string explain(const std::vector<Tokens>& sentences);
 
  private:
   // What the layers work on; its memory is kept for the next.
@@ -40,7 +38,7 @@ class Model {
 
   tilewise::Tensor load(const std::string& name, std::initializer_list<std::int64_t> shape);
   tilewise::LayerWeights load_layer(std::int64_t number);
-  void resize_batch(std::int64_t sentences, std::int64_t tokens, bool padded);
+  void resize_batch(const std::vector<Tokens>& sentences);
   void look_up(const std::vector<Tokens>& sentences);
   void normalise();
   tilewise::LayerInputs inputs() const;

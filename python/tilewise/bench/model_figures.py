@@ -304,18 +304,14 @@ def llama_section(lines: list[Line]) -> str:
     models = list(dict.fromkeys((line["model"], line["layers"]) for line in rows))
     if any(layers == 1 for _, layers in models):
         text += ["", *_one_layer_note(of(rows, layers=1))]
-    if any(line["impl"] == COMPILED and "peak_mb" not in line for line in of(rows, op="decode")):
+    decoded = [line for line in of(rows, op="decode", impl=COMPILED) if "ms" in line]
+    if any("peak_mb" not in line for line in decoded):
         told = (
             f'"{COMPILED}" decodes by `generate` in this record, whose host\'s work is part of its figures.'
         )
         text += ["", told]
     if logits := of(rows, op="logits"):
-        head = ["logits beside hf sdpa", "largest difference : largest logit", "same next token"]
-        cells = [
-            [_model_name(x), figure(x["relative_difference"], 2), "yes" if x["same_token"] else "no"]
-            for x in logits
-        ]
-        text += ["", *table(head, cells)]
+        text += ["", *_logits_table(logits)]
     for model, layers in models:
         own = of(rows, model=model, layers=layers)
         name = _model_name(own[0])
@@ -323,15 +319,30 @@ def llama_section(lines: list[Line]) -> str:
             tokens = sorted({line["tokens"] for line in prefills})
             head = [f"{name}, prefill{runs_of(prefills)}", *(f"{n} tokens" for n in tokens)]
             text += ["", *table(head, [*_prefill_rows(prefills, tokens), *_prefill_ratios(prefills, tokens)])]
-            text += _spread_note(prefills)
+            text += _spread_note(prefills) + _skipped_note(prefills)
         if steps := of(own, op="decode"):
             title = f"{name}, decoding after {steps[0]['context']}{runs_of(steps)}"
             keys = ["ms", "tokens_a_second"] + ["peak_mb"] * any("peak_mb" in x for x in steps)
             head = [title, "ms a token", "tokens/s", "MB"][: len(keys) + 1]
             cells = [[x["impl"], *(figure(x.get(key)) for key in keys)] for x in steps]
             text += ["", *table(head, [*cells, *_decode_ratios(steps, len(keys))])]
-            text += _spread_note(steps)
+            text += _spread_note(steps) + _skipped_note(steps)
     return "\n".join(text)
+
+
+def _logits_table(rows: list[Line]) -> list[str]:
+    """Of Tilewise, and of hf eager where a record has it: how far two ways of one library are apart."""
+    keys = {"tilewise": ""} | ({"hf eager": "eager_"} if any("eager_same_token" in x for x in rows) else {})
+    head = ["logits beside hf sdpa"]
+    for impl in keys:
+        head += [f"{impl}: largest difference : largest logit", "same next token"]
+    said = {True: "yes", False: "no", None: "-"}
+    cells = []
+    for x in rows:
+        cells.append([_model_name(x)])
+        for of in keys.values():
+            cells[-1] += [figure(x.get(f"{of}relative_difference"), 2), said[x.get(f"{of}same_token")]]
+    return table(head, cells)
 
 
 def _model_name(line: Line) -> str:
@@ -355,7 +366,7 @@ def _prefill_rows(rows: list[Line], tokens: list[int]) -> Iterable[list[str]]:
         cells = []
         for n in tokens:
             found = of(rows, impl=impl, tokens=n)
-            if not found:
+            if not found or "ms" not in found[0]:
                 cells.append("-")
                 continue
             rate = figure(found[0]["tokens_a_second"] / 1e3)
@@ -373,7 +384,7 @@ def _times_of_ours(rows: list[Line], ours: str) -> dict[str, float]:
     >>> _times_of_ours(lines, "tilewise")
     {'hf sdpa': 1.5}
     """
-    ms = {line["impl"]: line["ms"] for line in rows}
+    ms = {line["impl"]: line["ms"] for line in rows if "ms" in line}
     beside = {impl: next((x for x in (BESIDE.get(impl), ours) if x in ms), None) for impl in THEIRS}
     return {impl: ms[impl] / ms[own] for impl, own in beside.items() if own is not None and impl in ms}
 
@@ -404,7 +415,15 @@ def _spread_note(rows: list[Line]) -> list[str]:
     wide = [x for x in rows if x.get("spread", 0.0) > WIDE_SPREAD]
     if not wide:
         return []
-    said = (
-        f"{x['impl']}{' at ' + str(x['tokens']) if 'tokens' in x else ''} ({x['spread']:.0%})" for x in wide
-    )
+    said = (f"{_route(x)} ({x['spread']:.0%})" for x in wide)
     return ["", f"Between the quartiles lie more than {WIDE_SPREAD:.0%} of the median in: {'; '.join(said)}."]
+
+
+def _skipped_note(rows: list[Line]) -> list[str]:
+    """Names what did not run, and why."""
+    said = [f"{_route(x)} ({x['skipped']})" for x in rows if "skipped" in x]
+    return ["", f"Did not run: {'; '.join(said)}."] if said else []
+
+
+def _route(line: Line) -> str:
+    return f"{line['impl']} at {line['tokens']}" if "tokens" in line else line["impl"]

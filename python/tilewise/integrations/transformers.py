@@ -33,6 +33,7 @@ _REFUSED = {
     "head_mask": "a factor for the weights of each head",
 }
 _PACKED = ("cu_seq_lens_q", "cu_seq_lens_k")
+_LOOKED_AT = {*_REFUSED, *_PACKED}
 
 
 def register(name: str = "tilewise") -> None:
@@ -99,7 +100,8 @@ def attention_forward(
     >>> attention_forward(layer, q, k, k, None, is_causal=True, sliding_window=3)[0].shape
     torch.Size([1, 6, 4, 8])
     """
-    _refuse(others, attention_mask)
+    if not _LOOKED_AT.isdisjoint(others):
+        _refuse(others, attention_mask)
     window: Window | None = None
     alone = query.shape[2] == 1  # a newest token, whose position is the last key's
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -113,7 +115,7 @@ def attention_forward(
         is_causal=False if alone else bool(causal),
         scale=scaling,
         enable_gqa=True,
-        alignment="bottom_right" if alone else "top_left",
+        alignment="bottom_right" if alone and window is not None else "top_left",  # which is the short way
         window=window,
         softcap=softcap or 0.0,
         sinks=None if s_aux is None else s_aux.float(),
