@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tilewise.bench import llama_figures, text_figures
 from tilewise.bench import model_figures as figures
-from tilewise.bench import text_figures
 from tilewise.bench.charts import Chart
 
 Line = dict[str, Any]
@@ -188,7 +188,7 @@ def test_llama_has_prefill_and_decoding() -> None:
         base | {"op": "prefill", "impl": "hf sdpa", "tokens": 1024} | cells,
         base | {"op": "decode", "impl": "tilewise", "context": 64, "ms": 0.5, "tokens_a_second": 2000.0},
     ]
-    text = figures.llama_section(lines)
+    text = llama_figures.section(lines)
     assert "| llama-2-7b, 1 layer, prefill | 512 tokens | 1024 tokens |" in text
     assert "| tilewise | 2.00 · 256 · 33.0 | - |" in text and "| hf sdpa | - | 2.00 · 256 · 33.0 |" in text
     assert "| tilewise | 0.500 | 2000 |" in text
@@ -203,7 +203,7 @@ def test_llama_has_logits_and_runs_and_no_memory_of_a_compiling_call() -> None:
         base | cells | {"impl": "tilewise"},
         base | cells | {"impl": "hf sdpa, compiled"},
     ]
-    text = figures.llama_section(lines)
+    text = llama_figures.section(lines)
     assert "| llama-2-7b, 32 layers | 0.081 | no |" in text
     assert "| llama-2-7b, 32 layers, prefill | 512 tokens |" in text
     assert "| tilewise | 2.00 · 256 · 33.0 |" in text and "| hf sdpa, compiled | 2.00 · 256 · - |" in text
@@ -211,7 +211,7 @@ def test_llama_has_logits_and_runs_and_no_memory_of_a_compiling_call() -> None:
     step = {"op": "decode", "context": 64, "ms": 0.5, "tokens_a_second": 2000.0, "runs": 3}
     lines.append(base | step | {"impl": "tilewise", "peak_mb": 12.3})
     lines.append(base | step | {"impl": "hf sdpa, compiled"})
-    text = figures.llama_section(lines)
+    text = llama_figures.section(lines)
     assert "| hf sdpa, compiled | 2.00 · 256 · 33.0 |" in text and "32 layers, prefill (10 runs) |" in text
     assert "| llama-2-7b, 32 layers, decoding after 64 (3 runs) | ms a token | tokens/s | MB |" in text
     assert "| tilewise | 0.500 | 2000 | 12.3 |" in text and "| hf sdpa, compiled | 0.500 | 2000 | - |" in text
@@ -221,12 +221,12 @@ def test_llama_has_logits_of_eager_for_a_scale() -> None:
     base = {"suite": "llama-model", "model": "tiny", "layers": 2, "dtype": "float32", "batch": 1}
     ours = {"op": "logits", "relative_difference": 0.015, "same_token": True}
     eager = {"eager_relative_difference": 0.013, "eager_same_token": False}
-    text = figures.llama_section([HEAD, base | ours | eager, base | {"layers": 3} | ours])
+    text = llama_figures.section([HEAD, base | ours | eager, base | {"layers": 3} | ours])
     told = "largest difference : largest logit | same next token |"
     assert f"| logits beside hf sdpa | tilewise: {told} hf eager: {told}\n" in text
     assert "| tiny, 2 layers | 0.015 | yes | 0.013 | no |" in text
     assert "| tiny, 3 layers | 0.015 | yes | - | - |" in text
-    assert "hf eager" not in figures.llama_section([HEAD, base | ours])
+    assert "hf eager" not in llama_figures.section([HEAD, base | ours])
 
 
 def test_llama_has_what_did_not_run() -> None:
@@ -235,7 +235,7 @@ def test_llama_has_what_did_not_run() -> None:
     skipped = {"impl": "hf sdpa, compiled", "skipped": "no working compiler"}
     routes: list[Line] = [{"impl": "tilewise"} | cells, {"impl": "hf sdpa"} | cells | {"ms": 3.0}, skipped]
     prefills = [base | {"op": "prefill", "tokens": 512} | x for x in routes]
-    text = figures.llama_section(
+    text = llama_figures.section(
         [HEAD, *prefills, *(base | {"op": "decode", "context": 64} | x for x in routes)]
     )
     assert "| hf sdpa, compiled | - |\n| hf sdpa : tilewise | 1.50 |\n| best hf : tilewise | 1.50 |" in text
@@ -255,7 +255,7 @@ def test_llama_has_ratios_within_a_race_and_wide_spreads() -> None:
         lines.append(base | {"op": "prefill", "tokens": 512, "impl": impl, "ms": ms, "spread": 0.02 * n})
     for impl, ms in decode.items():
         lines.append(base | {"op": "decode", "context": 64, "impl": impl, "ms": ms, "spread": 0.05})
-    text = figures.llama_section(lines)
+    text = llama_figures.section(lines)
     assert 'A model of "1 layer" has the embedding and the head, too: 524 of 929 MB (llama-2-7b).' in text
     assert "| hf sdpa : tilewise | 2.00 |\n| best hf : tilewise | 1.60 |\n" in text  # compiled, beside it
     assert "| hf sdpa : tilewise | 3.00 |  |  |\n| best hf : tilewise, graph | 1.20 |  |  |" in text
@@ -263,9 +263,9 @@ def test_llama_has_ratios_within_a_race_and_wide_spreads() -> None:
     assert f"\n\nBetween the quartiles lie more than 5% of the median in: {wide}\n\n" in text
     assert text.count("Between the quartiles") == 1 and "`generate`" not in text
     del lines[-1]["peak_mb"], lines[1]["layers_mb"]
-    assert '"hf sdpa, compiled" decodes by `generate` in this record' in figures.llama_section(lines)
+    assert '"hf sdpa, compiled" decodes by `generate` in this record' in llama_figures.section(lines)
     alone = [HEAD, *figures.of(lines, impl="tilewise")]
-    assert " : tilewise" not in figures.llama_section(alone)
+    assert " : tilewise" not in llama_figures.section(alone)
 
 
 def test_an_interrupted_record_is_drawn() -> None:
@@ -273,13 +273,13 @@ def test_an_interrupted_record_is_drawn() -> None:
     for count in range(2, len(lines)):
         ElementTree.fromstring(figures.scaling_plot(lines[:count]))
         assert "A GPU" in figures.scaling_section(lines[:count])
-    sections = (figures.scaling_section, figures.training_section, figures.llama_section)
+    sections = (figures.scaling_section, figures.training_section, llama_figures.section)
     assert all(section([HEAD]) == figures.NOTHING for section in sections)
 
 
 def test_without_records_it_says_so(tmp_path: Path) -> None:
     found = figures.read(tmp_path)
-    sections = (figures.scaling_section, figures.training_section, figures.llama_section)
+    sections = (figures.scaling_section, figures.training_section, llama_figures.section)
     for section, name in zip(sections, figures.RECORDS, strict=True):
         assert section(found[name]) == figures.NOTHING
     (tmp_path / "vit-model.jsonl").write_text("".join(json.dumps(line) + "\n" for line in scaling()))

@@ -379,9 +379,9 @@ def test_f32_is_shown_with_tf32_and_both_passes_together(tmp_path: Path) -> None
 @pytest.mark.parametrize("suite", ["f32", "ladder", "seed-tables"])
 def test_recorded_f32_has_the_error_of_f32(suite: str) -> None:
     """At most twice that of PyTorch's math path, and 2e-6 of the results at 1024 tokens of 128 dims."""
-    path = ROOT / f"results/nvidia-h200/{suite}.jsonl"
-    if not path.exists():
+    if not (ROOT / "README.md").exists():
         pytest.skip("a staged tree has no records")
+    path = ROOT / f"results/nvidia-h200/{suite}.jsonl"
     checked = 0
     for race in summary.races(records.read(path).rows):
         math = race.get("torch math")

@@ -18,6 +18,7 @@ from tilewise.bench import (
     grid_figures,
     head_figures,
     layer_figures,
+    llama_figures,
     mask_figures,
     model_figures,
     plots,
@@ -79,7 +80,7 @@ def model_pages(root: Path) -> dict[Path, str]:
     for name, section, lines in (
         ("vit scaling", model_figures.scaling_section, found["vit-model"]),
         ("vit training", model_figures.training_section, found["vit-train"]),
-        ("llama", model_figures.llama_section, found["llama-model"]),
+        ("llama", llama_figures.section, found["llama-model"]),
     ):
         text = between(text, name, section(lines))
     files[page] = text
