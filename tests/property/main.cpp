@@ -104,7 +104,7 @@ struct Taken {
 using TakenOfTypes = std::map<DType, Taken>;
 using TakenBy = std::map<std::string, TakenOfTypes>;  // a kernel, at a level where it has some
 
-// What scripts/gpu_test.py reads.
+// What scripts/gpu_property.py reads.
 std::string text_of(const Taken& taken) {
   return std::to_string(taken.forward) + " forward, " + std::to_string(taken.backward) + " backward, " +
          std::to_string(taken.again) + " backward again";
