@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from model import ViT, ViTConfig
 from tilewise.bench import environment, suites, timing
-from tilewise.bench.implementations import kernels_on
+from tilewise.bench.implementations import kernels_on, verdicts
 from tilewise.bench.operands import DTYPES
 from tilewise.bench.options import listed, number, whole
 from tilewise.bench.problem import BadInput
@@ -126,7 +126,8 @@ def able(calls: Calls) -> tuple[Calls, dict[str, str]]:
         try:
             calls[name][0]()
         except tilewise.Error as error:
-            reasons[name] = str(error).splitlines()[0]
+            text = str(error)
+            reasons[name] = verdicts(text).get(name, text.splitlines()[0]).removeprefix("cannot: ")
             del calls[name]
     return calls, reasons
 

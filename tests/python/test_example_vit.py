@@ -522,6 +522,14 @@ def test_scaling_times_attention_and_model(vit: Any, tmp_path: Path) -> None:
     assert all(x["ms"] > 0 and x["runs"] >= 3 and x["sets"] == 1 for x in lines)
 
 
+def test_scaling_says_why_a_kernel_does_not_run(vit: Any) -> None:
+    device = torch.device("cpu")
+    model = vit.scaling.base_16(32, 1, device)
+    calls, reasons = vit.scaling.attention_calls(model, 1, torch.float32, device, ["auto", "naive"])
+    assert "auto" in calls and "naive" not in calls
+    assert reasons["naive"] and not reasons["naive"].endswith(":")
+
+
 def test_scaling_rotates_inputs(vit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(vit.scaling, "sets_for", lambda size, device: asked.append(size) or 3)
