@@ -49,11 +49,13 @@ __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmA
     const int index = warp / 4 - 1;
     Consumer<T, c> consumer(shared, index);
     Writer<T, c> writer{maps, arguments, shared.slabs(warp - 4), static_cast<int>(threadIdx.x) % 32};
-    for_each_tile<c>(arguments, [&](int first_row, int column) {
-      writer.begin(first_row + index * c.consumer_rows() + warp % 4 * 16, column);
-      consumer.multiply(stages_of<c>(arguments), writer);
+    Tiles<c> tiles(arguments);
+#pragma unroll 1
+    while (tiles.there()) {
+      writer.begin(tiles.row + index * c.consumer_rows() + warp % 4 * 16, tiles.column);
+      consumer.multiply(stages_of<c>(arguments), writer, [&] { tiles.advance(); });
       writer.finish(consumer.sums);
-    });
+    }
     writer.end();
   }
   // The other block of a pair may have to arrive at this one's barriers yet.
