@@ -4,6 +4,7 @@
 
 #include "cuda/gemm/arguments.h"
 #include "cuda/gemm/pipeline.cuh"
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
 namespace tilewise::cuda::gemm {
@@ -23,7 +24,10 @@ struct Nothing {
 /// those after it have begun.
 template <typename T, GemmConfig c>
 struct Consumer {
+  static_assert(c.lag == 0 || (c.consumers == 2 && c.lag <= c.stages && !c.wide));
+
   Barriers<c>& barriers;
+  const int index;                      ///< of the warpgroups that multiply
   const TileDescriptor a_tile, b_tile;  ///< the first stage
   Ring<c.stages> ring;
   Sums<c> sums;
@@ -33,9 +37,10 @@ struct Consumer {
   }
 
   // 64 rows of a are 8 KB, turned or not: 64 rows of 64 summands, or the other way round.
-  __device__ __forceinline__ Consumer(const SharedMemory<c>& shared, int index)
+  __device__ __forceinline__ Consumer(const SharedMemory<c>& shared, int number)
       : barriers(shared.barriers()),
-        a_tile(describe_tile(address(shared.a(0)) + index * c.consumer_rows() * 128, 0)),
+        index(number),
+        a_tile(describe_tile(address(shared.a(0)) + number * c.consumer_rows() * 128, 0)),
         b_tile(describe_tile(address(shared.b(0)), c.depth * 128)) {}
 
   __device__ __forceinline__ void let_go(int stage) {
@@ -66,6 +71,23 @@ struct Consumer {
     commit_products();
   }
 
+  // The second warpgroup waits, at a tile's first stage, until the first has begun `lag` stages of it. That
+  // one needs nothing of the second for them: all that came before they have let go, and there are places for
+  // as many. It comes to the next tile's when the second has let go some of this one, so has waited, if a
+  // tile has as many stages as there are places; of shorter ones nobody waits.
+  static constexpr int behind = 2;  ///< the barrier's number
+  static __device__ __forceinline__ bool lags(int stages) { return c.lag > 0 && stages >= c.stages; }
+  __device__ __forceinline__ void wait_for_first(int stages) const {
+    if constexpr (c.lag > 0) {
+      if (lags(stages) && index == 1) sync_some<behind, 256>();
+    }
+  }
+  __device__ __forceinline__ void tell_second(int begun, int stages) const {
+    if constexpr (c.lag > 0) {
+      if (begun == c.lag && lags(stages) && index == 0) arrive_some<behind, 256>();
+    }
+  }
+
   /// Products of one more stage; the one before is let go.
   __device__ __forceinline__ void multiply_stage(int& before) {
     wait(&barriers.full[ring.stage()], ring.parity());
@@ -80,16 +102,22 @@ struct Consumer {
   /// first(), and under those of the first `aside.parts` stages aside.part<0>() and so on.
   template <typename Aside, typename First>
   __device__ __forceinline__ void multiply_piece(int stages, Aside& aside, const First& first) {
+    wait_for_first(stages);
     wait(&barriers.full[ring.stage()], ring.parity());
     start_products(false);
+    tell_second(1, stages);
     int before = ring.stage();
     ring.advance();
     first();
+    const auto one_more = [&](int stage) {
+      multiply_stage(before);
+      tell_second(stage + 1, stages);
+    };
     [&]<int... part>(std::integer_sequence<int, part...>) {
-      ((part > 0 && part < stages ? multiply_stage(before) : void(), aside.template part<part>()), ...);
+      ((part > 0 && part < stages ? one_more(part) : void(), aside.template part<part>()), ...);
     }(std::make_integer_sequence<int, Aside::parts>{});
 #pragma unroll 1
-    for (int stage = max(1, Aside::parts); stage < stages; ++stage) multiply_stage(before);
+    for (int stage = max(1, Aside::parts); stage < stages; ++stage) one_more(stage);
     wait_products<0>();
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);

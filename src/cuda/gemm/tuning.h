@@ -16,6 +16,9 @@ struct GemmConfig {
   int columns = 256;  ///< a tile, of b; where gated, half of them are the gate's
   int stages = 4;     ///< tiles of a and b in shared memory, each of 64 summands
   Pair pair = Pair::none;
+  /// Stages of a tile that the first of two warpgroups begins before the second does: one multiplies while
+  /// the other ends its tile. No more than there are places for.
+  int lag = 0;
   bool gated = false;     ///< the first half of the columns gates the second
   bool turned_a = false;  ///< a is [k, m] in memory
   bool turned_b = false;  ///< b is [k, n] in memory
