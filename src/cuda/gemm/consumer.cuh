@@ -43,6 +43,15 @@ struct Consumer {
         a_tile(describe_tile(address(shared.a(0)) + number * c.consumer_rows() * 128, 0)),
         b_tile(describe_tile(address(shared.b(0)), c.depth * 128)) {}
 
+  template <int columns>
+  __device__ __forceinline__ float (&sums_of(int r))[columns / 2] {
+    if constexpr (columns == c.columns) {
+      return sums[r];
+    } else {
+      return reinterpret_cast<float(&)[columns / 2]>(sums[r]);
+    }
+  }
+
   __device__ __forceinline__ void let_go(int stage) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if constexpr (c.pair == Pair::none) {
@@ -52,20 +61,22 @@ struct Consumer {
     }
   }
 
+  /// Of the first `columns` of b.
+  template <int columns>
   __device__ __forceinline__ void start_products(bool add) {
     const TileDescriptor a = a_tile + ring.stage() * (c.a_bytes() / 16);
     const TileDescriptor b = b_tile + ring.stage() * (c.b_bytes() / 16);
     constexpr int a_step = c.turned_a ? 16 * 128 / 16 : 32 / 16;  // 16 summands on: rows, or columns
     constexpr int b_step = c.turned_b ? 16 * 128 / 16 : 32 / 16;
 #pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
+    for (int r = 0; r < c.row_tiles; ++r) pin(sums_of<columns>(r));
     fence_products();
 #pragma unroll
     for (int step = 0; step < c.depth / 16; ++step) {
 #pragma unroll
       for (int r = 0; r < c.row_tiles; ++r) {
-        WarpgroupProduct<T, c.columns>::template from_shared<c.turned_a, c.turned_b>(
-            sums[r], a + r * (64 * 128 / 16) + step * a_step, b + step * b_step, add || step > 0);
+        WarpgroupProduct<T, columns>::template from_shared<c.turned_a, c.turned_b>(
+            sums_of<columns>(r), a + r * (64 * 128 / 16) + step * a_step, b + step * b_step, add || step > 0);
       }
     }
     commit_products();
@@ -89,9 +100,10 @@ struct Consumer {
   }
 
   /// Products of one more stage; the one before is let go.
+  template <int columns>
   __device__ __forceinline__ void multiply_stage(int& before) {
     wait(&barriers.full[ring.stage()], ring.parity());
-    start_products(true);
+    start_products<columns>(true);
     wait_products<1>();
     let_go(before);
     before = ring.stage();
@@ -100,17 +112,17 @@ struct Consumer {
 
   /// The products of some stages, one after the other, from 0. Under those of the first the warp does
   /// first(), and under those of the first `aside.parts` stages aside.part<0>() and so on.
-  template <typename Aside, typename First>
+  template <int columns, typename Aside, typename First>
   __device__ __forceinline__ void multiply_piece(int stages, Aside& aside, const First& first) {
     wait_for_first(stages);
     wait(&barriers.full[ring.stage()], ring.parity());
-    start_products(false);
+    start_products<columns>(false);
     tell_second(1, stages);
     int before = ring.stage();
     ring.advance();
     first();
     const auto one_more = [&](int stage) {
-      multiply_stage(before);
+      multiply_stage<columns>(before);
       tell_second(stage + 1, stages);
     };
     [&]<int... part>(std::integer_sequence<int, part...>) {
@@ -120,22 +132,26 @@ struct Consumer {
     for (int stage = max(1, Aside::parts); stage < stages; ++stage) one_more(stage);
     wait_products<0>();
 #pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
+    for (int r = 0; r < c.row_tiles; ++r) pin(sums_of<columns>(r));
     let_go(before);
   }
 
-  /// All of a tile; first() comes under its products.
+  /// All of a tile; first() comes under its products. Of a narrow one sums of columns that it has not are
+  /// left as they were: they are not written.
   template <typename Aside, typename First>
-  __device__ __forceinline__ void multiply(int stages, Aside& aside, const First& first) {
+  __device__ __forceinline__ void multiply(int stages, bool narrow, Aside& aside, const First& first) {
+    if constexpr (c.narrow > 0) {
+      if (narrow) return multiply_piece<c.narrow>(stages, aside, first);
+    }
     if constexpr (!c.wide) {
-      multiply_piece(stages, aside, first);
+      multiply_piece<c.columns>(stages, aside, first);
     } else {
       Sums<c> totals = {};
       Nothing nothing;
       first();
 #pragma unroll 1
       for (int stage = 0; stage < stages; stage += c.piece) {
-        multiply_piece(min(c.piece, stages - stage), nothing, [] {});
+        multiply_piece<c.columns>(min(c.piece, stages - stage), nothing, [] {});
 #pragma unroll
         for (int n = 0; n < c.row_tiles * c.columns / 2; ++n) {
           totals[n / (c.columns / 2)][n % (c.columns / 2)] += sums[n / (c.columns / 2)][n % (c.columns / 2)];

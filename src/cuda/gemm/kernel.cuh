@@ -53,7 +53,7 @@ __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmA
 #pragma unroll 1
     while (tiles.there()) {
       writer.begin(tiles.row + index * c.consumer_rows() + warp % 4 * 16, tiles.column);
-      consumer.multiply(stages_of<c>(arguments), writer, [&] { tiles.advance(); });
+      consumer.multiply(stages_of<c>(arguments), tiles.narrow(), writer, [&] { tiles.advance(); });
       writer.finish(consumer.sums);
     }
     writer.end();

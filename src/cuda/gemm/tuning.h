@@ -16,6 +16,10 @@ struct GemmConfig {
   int columns = 256;  ///< a tile, of b; where gated, half of them are the gate's
   int stages = 4;     ///< tiles of a and b in shared memory, each of 64 summands
   Pair pair = Pair::none;
+  /// Columns, half of b's tile: where no more are left for the last tile of a row of tiles, it is multiplied
+  /// as one of these, and two such, one above the other, are taken for one. Pairs that share b alone, of
+  /// which one block loads all of it then.
+  int narrow = 0;
   /// Stages of a tile that the first of two warpgroups begins before the second does: one multiplies while
   /// the other ends its tile. No more than there are places for.
   int lag = 0;
@@ -53,6 +57,8 @@ struct GemmConfig {
     const int b_rows = gated || pair == Pair::shares_b ? 2 * b_box() : columns;
     return a_bytes() + b_rows * depth * 2;
   }
+  /// The same of a narrow tile.
+  constexpr int narrow_bytes() const { return a_bytes() + narrow * depth * 2; }
   /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
   constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
   constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
