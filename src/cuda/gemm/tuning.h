@@ -80,6 +80,13 @@ struct Plain {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4},
       {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .speed = 1.02f, .rest = 400},
+      {.row_tiles = 1,
+       .columns = 248,
+       .stages = 4,
+       .pair = Pair::shares_b,
+       .narrow = 128,
+       .speed = 1.02f,
+       .rest = 400},
       {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.96f, .rest = 250},
       {.row_tiles = 1, .columns = 168, .stages = 5, .speed = 0.92f, .rest = 220},
       {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.01f},
