@@ -40,12 +40,13 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   const TileCounts tiles = TileCounts::of(problem, c);
   const int pairs = static_cast<int>(std::min<std::int64_t>(tiles.total(), multiprocessors / c.blocks()));
   const int b_rows = c.columns * c.columns_together() / c.out_columns();
-  const GemmArguments arguments{
+  GemmArguments arguments{
       .order = TileOrder::of(tiles.m, tiles.n, pairs, c.rows_together(), b_rows, tiles.narrow),
       .m = static_cast<int>(problem.m),
       .n = static_cast<int>(problem.n),
       .k = static_cast<int>(problem.k),
       .epilogue = Epilogue::of(call)};
+  if (c.band > 0) arguments.order.band = std::min(c.band, tiles.m);
   const Launch how{.name = "tilewise wgmma gemm",
                    .blocks = pairs * c.blocks(),
                    .threads = c.threads(),

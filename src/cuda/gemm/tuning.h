@@ -23,6 +23,7 @@ struct GemmConfig {
   /// Stages of a tile that the first of two warpgroups begins before the second does: one multiplies while
   /// the other ends its tile. No more than there are places for.
   int lag = 0;
+  int band = 0;           ///< tiles of rows of a band of tiles (order.h); 0: of which the least is read
   bool gated = false;     ///< the first half of the columns gates the second
   bool turned_a = false;  ///< a is [k, m] in memory
   bool turned_b = false;  ///< b is [k, n] in memory
