@@ -21,17 +21,10 @@ struct Candidates {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4},
       {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b},
-      {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .lag = 1},
-      {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .lag = 2},
-      {.row_tiles = 1, .columns = 248, .stages = 4, .pair = Pair::shares_b, .narrow = 128},
-      {.row_tiles = 1, .columns = 248, .stages = 4, .pair = Pair::shares_b, .narrow = 128, .lag = 1},
       {.row_tiles = 2, .columns = 128, .stages = 4},
       {.row_tiles = 2, .columns = 128, .stages = 4, .pair = Pair::shares_a},
       {.row_tiles = 1, .columns = 192, .stages = 4},
       {.row_tiles = 1, .columns = 168, .stages = 5},
-      {.row_tiles = 1, .columns = 168, .stages = 5, .lag = 2},
-      {.row_tiles = 2, .columns = 168, .stages = 3},
-      {.row_tiles = 2, .columns = 168, .stages = 3, .lag = 1},
       {.row_tiles = 1, .columns = 168, .stages = 5, .pair = Pair::shares_b},
       {.row_tiles = 1, .columns = 128, .stages = 5},
       {.row_tiles = 1, .columns = 128, .stages = 6, .pair = Pair::shares_b},
@@ -90,16 +83,15 @@ struct Sweep {
     const double flops =
         2.0 * static_cast<double>(shape.m) * static_cast<double>(shape.n) * static_cast<double>(shape.k);
     const GemmConfig& chosen = Plain::rows[choose_row<Plain>(call(0, out).problem, multiprocessors)];
-    const bool same = chosen.row_tiles == c.row_tiles && chosen.columns == c.columns &&
-                      chosen.pair == c.pair && chosen.lag == c.lag;
+    const bool same = chosen.row_tiles == c.row_tiles && chosen.columns == c.columns && chosen.pair == c.pair;
     const char* const shared = c.pair == Pair::none ? "nothing" : c.pair == Pair::shares_a ? "a" : "b";
     std::printf(
         "{\"m\": %lld, \"n\": %lld, \"k\": %lld, \"rows\": %d, \"columns\": %d, \"stages\": %d, "
-        "\"shares\": \"%s\", \"narrow\": %d, \"lag\": %d, \"chosen\": %s, "
+        "\"shares\": \"%s\", \"chosen\": %s, "
         "\"ms\": %.4f, \"tflops\": %.1f, \"difference\": %g}\n",
         static_cast<long long>(shape.m), static_cast<long long>(shape.n), static_cast<long long>(shape.k),
-        c.rows(), c.columns, c.stages, shared, c.narrow, c.lag, same ? "true" : "false", ms,
-        flops / ms * 1e-9, static_cast<double>(difference));
+        c.rows(), c.columns, c.stages, shared, same ? "true" : "false", ms, flops / ms * 1e-9,
+        static_cast<double>(difference));
     std::fflush(stdout);
   }
 

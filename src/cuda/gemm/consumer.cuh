@@ -27,7 +27,9 @@ struct Consumer {
   static_assert(c.lag == 0 || (c.consumers == 2 && c.lag <= c.stages && !c.wide));
 
   Barriers<c>& barriers;
+  const int stages;                     ///< of a tile
   const int index;                      ///< of the warpgroups that multiply
+  const bool lags;                      ///< the second begins tiles after the first
   const TileDescriptor a_tile, b_tile;  ///< the first stage
   Ring<c.stages> ring;
   Sums<c> sums;
@@ -37,20 +39,14 @@ struct Consumer {
   }
 
   // 64 rows of a are 8 KB, turned or not: 64 rows of 64 summands, or the other way round.
-  __device__ __forceinline__ Consumer(const SharedMemory<c>& shared, int number)
+  __device__ __forceinline__ Consumer(const SharedMemory<c>& shared, const GemmArguments& arguments,
+                                      int number)
       : barriers(shared.barriers()),
+        stages(stages_of<c>(arguments)),
         index(number),
+        lags(c.lag > 0 && stages >= c.stages && arguments.epilogue.activation != Activation::none),
         a_tile(describe_tile(address(shared.a(0)) + number * c.consumer_rows() * 128, 0)),
         b_tile(describe_tile(address(shared.b(0)), c.depth * 128)) {}
-
-  template <int columns>
-  __device__ __forceinline__ float (&sums_of(int r))[columns / 2] {
-    if constexpr (columns == c.columns) {
-      return sums[r];
-    } else {
-      return reinterpret_cast<float(&)[columns / 2]>(sums[r]);
-    }
-  }
 
   __device__ __forceinline__ void let_go(int stage) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -61,22 +57,20 @@ struct Consumer {
     }
   }
 
-  /// Of the first `columns` of b.
-  template <int columns>
   __device__ __forceinline__ void start_products(bool add) {
     const TileDescriptor a = a_tile + ring.stage() * (c.a_bytes() / 16);
     const TileDescriptor b = b_tile + ring.stage() * (c.b_bytes() / 16);
     constexpr int a_step = c.turned_a ? 16 * 128 / 16 : 32 / 16;  // 16 summands on: rows, or columns
     constexpr int b_step = c.turned_b ? 16 * 128 / 16 : 32 / 16;
 #pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) pin(sums_of<columns>(r));
+    for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
     fence_products();
 #pragma unroll
     for (int step = 0; step < c.depth / 16; ++step) {
 #pragma unroll
       for (int r = 0; r < c.row_tiles; ++r) {
-        WarpgroupProduct<T, columns>::template from_shared<c.turned_a, c.turned_b>(
-            sums_of<columns>(r), a + r * (64 * 128 / 16) + step * a_step, b + step * b_step, add || step > 0);
+        WarpgroupProduct<T, c.columns>::template from_shared<c.turned_a, c.turned_b>(
+            sums[r], a + r * (64 * 128 / 16) + step * a_step, b + step * b_step, add || step > 0);
       }
     }
     commit_products();
@@ -87,23 +81,21 @@ struct Consumer {
   // as many. It comes to the next tile's when the second has let go some of this one, so has waited, if a
   // tile has as many stages as there are places; of shorter ones nobody waits.
   static constexpr int behind = 2;  ///< the barrier's number
-  static __device__ __forceinline__ bool lags(int stages) { return c.lag > 0 && stages >= c.stages; }
-  __device__ __forceinline__ void wait_for_first(int stages) const {
+  __device__ __forceinline__ void wait_for_first() const {
     if constexpr (c.lag > 0) {
-      if (lags(stages) && index == 1) sync_some<behind, 256>();
+      if (lags && index == 1) sync_some<behind, 256>();
     }
   }
-  __device__ __forceinline__ void tell_second(int begun, int stages) const {
+  __device__ __forceinline__ void tell_second(int begun) const {
     if constexpr (c.lag > 0) {
-      if (begun == c.lag && lags(stages) && index == 0) arrive_some<behind, 256>();
+      if (begun == c.lag && lags && index == 0) arrive_some<behind, 256>();
     }
   }
 
   /// Products of one more stage; the one before is let go.
-  template <int columns>
   __device__ __forceinline__ void multiply_stage(int& before) {
     wait(&barriers.full[ring.stage()], ring.parity());
-    start_products<columns>(true);
+    start_products(true);
     wait_products<1>();
     let_go(before);
     before = ring.stage();
@@ -112,46 +104,42 @@ struct Consumer {
 
   /// The products of some stages, one after the other, from 0. Under those of the first the warp does
   /// first(), and under those of the first `aside.parts` stages aside.part<0>() and so on.
-  template <int columns, typename Aside, typename First>
-  __device__ __forceinline__ void multiply_piece(int stages, Aside& aside, const First& first) {
-    wait_for_first(stages);
+  template <typename Aside, typename First>
+  __device__ __forceinline__ void multiply_piece(int count, Aside& aside, const First& first) {
+    wait_for_first();
     wait(&barriers.full[ring.stage()], ring.parity());
-    start_products<columns>(false);
-    tell_second(1, stages);
+    start_products(false);
+    tell_second(1);
     int before = ring.stage();
     ring.advance();
     first();
     const auto one_more = [&](int stage) {
-      multiply_stage<columns>(before);
-      tell_second(stage + 1, stages);
+      multiply_stage(before);
+      tell_second(stage + 1);
     };
     [&]<int... part>(std::integer_sequence<int, part...>) {
-      ((part > 0 && part < stages ? one_more(part) : void(), aside.template part<part>()), ...);
+      ((part > 0 && part < count ? one_more(part) : void(), aside.template part<part>()), ...);
     }(std::make_integer_sequence<int, Aside::parts>{});
 #pragma unroll 1
-    for (int stage = max(1, Aside::parts); stage < stages; ++stage) one_more(stage);
+    for (int stage = max(1, Aside::parts); stage < count; ++stage) one_more(stage);
     wait_products<0>();
 #pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) pin(sums_of<columns>(r));
+    for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
     let_go(before);
   }
 
-  /// All of a tile; first() comes under its products. Of a narrow one sums of columns that it has not are
-  /// left as they were: they are not written.
+  /// All of a tile; first() comes under its products.
   template <typename Aside, typename First>
-  __device__ __forceinline__ void multiply(int stages, bool narrow, Aside& aside, const First& first) {
-    if constexpr (c.narrow > 0) {
-      if (narrow) return multiply_piece<c.narrow>(stages, aside, first);
-    }
+  __device__ __forceinline__ void multiply(Aside& aside, const First& first) {
     if constexpr (!c.wide) {
-      multiply_piece<c.columns>(stages, aside, first);
+      multiply_piece(stages, aside, first);
     } else {
       Sums<c> totals = {};
       Nothing nothing;
       first();
 #pragma unroll 1
       for (int stage = 0; stage < stages; stage += c.piece) {
-        multiply_piece<c.columns>(min(c.piece, stages - stage), nothing, [] {});
+        multiply_piece(min(c.piece, stages - stage), nothing, [] {});
 #pragma unroll
         for (int n = 0; n < c.row_tiles * c.columns / 2; ++n) {
           totals[n / (c.columns / 2)][n % (c.columns / 2)] += sums[n / (c.columns / 2)][n % (c.columns / 2)];

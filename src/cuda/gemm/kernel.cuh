@@ -47,13 +47,13 @@ __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmA
   } else {
     take_registers<c.consumer_registers()>();
     const int index = warp / 4 - 1;
-    Consumer<T, c> consumer(shared, index);
+    Consumer<T, c> consumer(shared, arguments, index);
     Writer<T, c> writer{maps, arguments, shared.slabs(warp - 4), static_cast<int>(threadIdx.x) % 32};
     Tiles<c> tiles(arguments);
 #pragma unroll 1
     while (tiles.there()) {
       writer.begin(tiles.row + index * c.consumer_rows() + warp % 4 * 16, tiles.column);
-      consumer.multiply(stages_of<c>(arguments), tiles.narrow(), writer, [&] { tiles.advance(); });
+      consumer.multiply(writer, [&] { tiles.advance(); });
       writer.finish(consumer.sums);
     }
     writer.end();

@@ -66,32 +66,20 @@ struct Loader {
     }
   }
 
-  /// b of a narrow tile is what either block loads of others, half of it.
-  __device__ void load_narrow_b(Mbarrier* full, int column, int summand) const {
-    if (place_in_pair() == 0) copy_box_to_both(shared.b(ring.stage()), maps.b, full, summand, column);
-  }
-
   __device__ void load(const GemmArguments& arguments) {
-    static_assert(c.narrow == 0 ||
-                  (c.pair == Pair::shares_b && c.narrow == c.b_box() && !c.gated && !c.turned_b && !c.wide));
     Barriers<c>& barriers = shared.barriers();
-#pragma unroll 1
-    for (Tiles<c> tiles(arguments); tiles.there(); tiles.advance()) {
+    for_each_tile<c>(arguments, [&](int row, int column) {
 #pragma unroll 1
       for (int stage = 0; stage < stages_of<c>(arguments); ++stage) {
         const int summand = stage * c.depth;
         wait(&barriers.empty[ring.stage()], ring.parity() ^ 1);
         Mbarrier* full = &barriers.full[ring.stage()];
-        arrive_expecting(full, tiles.narrow() ? c.narrow_bytes() : c.loaded_bytes());
-        load_a(full, tiles.row, summand);
-        if (tiles.narrow()) {
-          load_narrow_b(full, tiles.column, summand);
-        } else {
-          load_b(full, tiles.column, summand);
-        }
+        arrive_expecting(full, c.loaded_bytes());
+        load_a(full, row, summand);
+        load_b(full, column, summand);
         ring.advance();
       }
-    }
+    });
   }
 };
 

@@ -12,21 +12,18 @@ struct TilePlace {
 
 /// In which order tiles are computed. Blocks take every blocks-th of them, so that those at work at a time
 /// follow each other: they lie in a band of `band` tiles of rows, columns running along it, and what they
-/// read of a and b is about as much of either and stays in the L2. Behind them come narrow tiles, two by two,
-/// where there is such a column of them.
+/// read of a and b is about as much of either and stays in the L2.
 struct TileOrder {
   int tiles_m = 0;
   int tiles_n = 0;
   int band = 1;
-  bool narrow = false;
 
   /// For `blocks` blocks and tiles of that size: what one round reads is least.
-  static constexpr TileOrder of(int tiles_m, int tiles_n, int blocks, int rows, int columns,
-                                bool narrow = false) {
-    TileOrder order{.tiles_m = tiles_m, .tiles_n = tiles_n, .narrow = narrow};
+  static constexpr TileOrder of(int tiles_m, int tiles_n, int blocks, int rows, int columns) {
+    TileOrder order{.tiles_m = tiles_m, .tiles_n = tiles_n};
     long long least = 0;
     for (int band = 1; band <= std::min(tiles_m, blocks); ++band) {
-      const int wide = std::clamp((blocks + band - 1) / band, 1, std::max(tiles_n, 1));
+      const int wide = std::min((blocks + band - 1) / band, tiles_n);
       // A round that is longer than a band goes on in the next.
       const int tall = std::min((blocks + band * wide - 1) / (band * wide) * band, tiles_m);
       const long long read = static_cast<long long>(tall) * rows + static_cast<long long>(wide) * columns;
@@ -41,9 +38,7 @@ struct TileOrder {
     return order;
   }
 
-  constexpr int wide() const { return tiles_m * tiles_n; }
-  constexpr int total() const { return wide() + (narrow ? (tiles_m + 1) / 2 : 0); }
-  /// Of a wide tile.
+  constexpr int total() const { return tiles_m * tiles_n; }
   constexpr TilePlace place(int index) const {
     const int first = index / (band * tiles_n) * band;
     const int height = std::min(band, tiles_m - first);

@@ -60,28 +60,18 @@ class Tiles {
     find();
   }
   __device__ __forceinline__ bool there() const { return index_ < order_.total(); }
-  __device__ __forceinline__ bool narrow() const { return c.narrow > 0 && index_ >= order_.wide(); }
   __device__ __forceinline__ void advance() {
-    if (narrow() && first_narrow() + 1 < order_.tiles_m && second_ == 0) {
-      second_ = 1;
-    } else {
-      second_ = 0;
-      index_ += static_cast<int>(gridDim.x) / c.blocks();
-    }
+    index_ += static_cast<int>(gridDim.x) / c.blocks();
     find();
   }
 
  private:
   const TileOrder& order_;
   int index_;
-  int second_ = 0;  ///< 1 at the second of two narrow tiles
 
-  /// Of two, its place among tiles of rows.
-  __device__ __forceinline__ int first_narrow() const { return 2 * (index_ - order_.wide()); }
   __device__ __forceinline__ void find() {
     if (!there()) return;
-    const TilePlace place =
-        narrow() ? TilePlace{first_narrow() + second_, order_.tiles_n} : order_.place(index_);
+    const TilePlace place = order_.place(index_);
     row = place.m * c.rows_together();
     column = place.n * c.columns_together();
     if (c.pair == Pair::shares_a) column += place_in_pair() * c.out_columns();
@@ -92,7 +82,6 @@ class Tiles {
 /// Calls `body` with each of the block's tiles: the first row and the first column of the result.
 template <GemmConfig c, typename Body>
 __device__ __forceinline__ void for_each_tile(const GemmArguments& arguments, const Body& body) {
-  static_assert(c.narrow == 0);
 #pragma unroll 1
   for (Tiles<c> tiles(arguments); tiles.there(); tiles.advance()) body(tiles.row, tiles.column);
 }

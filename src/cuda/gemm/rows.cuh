@@ -37,16 +37,16 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   maps.out = map_of_out(64);
   maps.out_rest = c.out_columns() % 64 == 0 ? maps.out : map_of_out(c.out_columns() % 64);
   // A pair of blocks, where there are such, takes a tile of the order together.
-  const TileCounts tiles = TileCounts::of(problem, c);
-  const int pairs = static_cast<int>(std::min<std::int64_t>(tiles.total(), multiprocessors / c.blocks()));
+  const int tiles_m = tiles_of(problem.m, c.rows_together());
+  const int tiles_n = tiles_of(problem.n, c.columns_together());
+  const int pairs =
+      static_cast<int>(std::min<std::int64_t>(std::int64_t{tiles_m} * tiles_n, multiprocessors / c.blocks()));
   const int b_rows = c.columns * c.columns_together() / c.out_columns();
-  GemmArguments arguments{
-      .order = TileOrder::of(tiles.m, tiles.n, pairs, c.rows_together(), b_rows, tiles.narrow),
-      .m = static_cast<int>(problem.m),
-      .n = static_cast<int>(problem.n),
-      .k = static_cast<int>(problem.k),
-      .epilogue = Epilogue::of(call)};
-  if (c.band > 0) arguments.order.band = std::min(c.band, tiles.m);
+  const GemmArguments arguments{.order = TileOrder::of(tiles_m, tiles_n, pairs, c.rows_together(), b_rows),
+                                .m = static_cast<int>(problem.m),
+                                .n = static_cast<int>(problem.n),
+                                .k = static_cast<int>(problem.k),
+                                .epilogue = Epilogue::of(call)};
   const Launch how{.name = "tilewise wgmma gemm",
                    .blocks = pairs * c.blocks(),
                    .threads = c.threads(),

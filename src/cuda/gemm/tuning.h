@@ -16,14 +16,9 @@ struct GemmConfig {
   int columns = 256;  ///< a tile, of b; where gated, half of them are the gate's
   int stages = 4;     ///< tiles of a and b in shared memory, each of 64 summands
   Pair pair = Pair::none;
-  /// Columns, half of b's tile: where no more are left for the last tile of a row of tiles, it is multiplied
-  /// as one of these, and two such, one above the other, are taken for one. Pairs that share b alone, of
-  /// which one block loads all of it then.
-  int narrow = 0;
-  /// Stages of a tile that the first of two warpgroups begins before the second does: one multiplies while
-  /// the other ends its tile. No more than there are places for.
+  /// Stages of a tile that the first of two warpgroups begins before the second does, where sums go through
+  /// an activation: one multiplies while the other ends its tile. No more than there are places for.
   int lag = 0;
-  int band = 0;           ///< tiles of rows of a band of tiles (order.h); 0: of which the least is read
   bool gated = false;     ///< the first half of the columns gates the second
   bool turned_a = false;  ///< a is [k, m] in memory
   bool turned_b = false;  ///< b is [k, n] in memory
@@ -58,8 +53,6 @@ struct GemmConfig {
     const int b_rows = gated || pair == Pair::shares_b ? 2 * b_box() : columns;
     return a_bytes() + b_rows * depth * 2;
   }
-  /// The same of a narrow tile.
-  constexpr int narrow_bytes() const { return a_bytes() + narrow * depth * 2; }
   /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
   constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
   constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
@@ -80,16 +73,9 @@ struct GemmConfig {
 struct Plain {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4},
-      {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .speed = 1.02f, .rest = 400},
-      {.row_tiles = 1,
-       .columns = 248,
-       .stages = 4,
-       .pair = Pair::shares_b,
-       .narrow = 128,
-       .speed = 1.02f,
-       .rest = 400},
+      {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .speed = 1.02f, .rest = 320},
       {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.96f, .rest = 250},
-      {.row_tiles = 1, .columns = 168, .stages = 5, .speed = 0.92f, .rest = 220},
+      {.row_tiles = 1, .columns = 168, .stages = 5, .lag = 2, .speed = 0.92f, .rest = 220},
       {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.01f},
       {.row_tiles = 1, .columns = 128, .stages = 5, .speed = 0.89f, .rest = 180},
   };

@@ -104,12 +104,6 @@ struct WarpgroupProduct;
   ", %96, %97, %98, %99, %100, %101, %102, %103" \
   ", %104, %105, %106, %107, %108, %109, %110, %111"
 #define TILEWISE_C_112 TILEWISE_C_96, TILEWISE_C8(96), TILEWISE_C8(104)
-#define TILEWISE_REGISTERS_124                       \
-  TILEWISE_REGISTERS_112                             \
-  ", %112, %113, %114, %115, %116, %117, %118, %119" \
-  ", %120, %121, %122, %123"
-#define TILEWISE_C_124 \
-  TILEWISE_C_112, TILEWISE_C8(112), "+f"(c[120]), "+f"(c[121]), "+f"(c[122]), "+f"(c[123])
 #define TILEWISE_REGISTERS_128                       \
   TILEWISE_REGISTERS_112                             \
   ", %112, %113, %114, %115, %116, %117, %118, %119" \
@@ -171,8 +165,6 @@ TILEWISE_PRODUCT(__half, "f16", 192, 96, "%96", "%97", "%98", "%99", "%100", "%1
 TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 192, 96, "%96", "%97", "%98", "%99", "%100", "%101")
 TILEWISE_PRODUCT(__half, "f16", 224, 112, "%112", "%113", "%114", "%115", "%116", "%117")
 TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 224, 112, "%112", "%113", "%114", "%115", "%116", "%117")
-TILEWISE_PRODUCT(__half, "f16", 248, 124, "%124", "%125", "%126", "%127", "%128", "%129")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 248, 124, "%124", "%125", "%126", "%127", "%128", "%129")
 TILEWISE_PRODUCT(__half, "f16", 256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
 #endif
@@ -207,8 +199,6 @@ TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 256, 128, "%128", "%129", "%130", "%131"
 #undef TILEWISE_C_96
 #undef TILEWISE_REGISTERS_112
 #undef TILEWISE_C_112
-#undef TILEWISE_REGISTERS_124
-#undef TILEWISE_C_124
 #undef TILEWISE_REGISTERS_128
 #undef TILEWISE_C_128
 
