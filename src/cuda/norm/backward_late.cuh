@@ -2,7 +2,6 @@
 
 #include "cuda/norm/backward_partials.cuh"
 #include "cuda/ptx/async_copy.cuh"
-#include "cuda/ptx/split_barrier.cuh"
 
 namespace tilewise::cuda::norm {
 
@@ -13,11 +12,10 @@ namespace tilewise::cuda::norm {
 
 constexpr int late_threads = 512;  // of a multiprocessor: there are registers for 16 columns
 constexpr int late_chunks = 2;
-constexpr int late_stages = 4;      // two rows ahead, one in its first pass and one in its second
-constexpr bool late_split = false;  // warps wait for others' sums when they need them, not at a row's end
+constexpr int late_stages = 4;  // two rows ahead, one in its first pass and one in its second
 
 /// Rows of x and dy on their way into shared memory. A thread copies what it will read itself.
-template <typename T, int stages>
+template <typename T>
 struct LateRows {
   static constexpr int stage_slots = 2 * late_chunks * 32;  // of a warp
   static constexpr int size = chunk_size<T>;
@@ -28,7 +26,7 @@ struct LateRows {
   int far;                       ///< from a thread's first chunk to its second
 
   __device__ LateRows(const NormCall& call, uint4* slots_smem)
-      : own_smem(slots_smem + threadIdx.x / 32 * (stages * stage_slots) + threadIdx.x % 32),
+      : own_smem(slots_smem + threadIdx.x / 32 * (late_stages * stage_slots) + threadIdx.x % 32),
         x_gmem(row_of<T>(call.x, blockIdx.x) + threadIdx.x * size),
         dy_gmem(row_of<T>(call.dy, blockIdx.x) + threadIdx.x * size),
         x_step(gridDim.x * call.x.stride_row),
@@ -79,41 +77,10 @@ __device__ __forceinline__ float sum_halves(float first, float second) {
   return sum;
 }
 
-/// Warps' sums over a row, of g·n of up to 16 of them and of g, where others find them. A warp that waits
-/// leaves its next row's before it waits, so that warps may be most of a row apart: there are four places,
-/// for a row's sums are all read when all warps have left those of the row but one after it.
-template <bool split>
-struct LateSums {
-  float of_warps[split ? 4 : 2][32];
-  SplitBarrier left[split ? 2 : 1];  ///< by turns: a row's are left in all warps
-
-  __device__ __forceinline__ void init() {
-    if constexpr (split) {
-      if (threadIdx.x < 2) left[threadIdx.x].init(2 * (static_cast<int>(blockDim.x) / 32));
-      __syncthreads();  // barriers are there
-    }
-  }
-  /// By the two lanes that have them.
-  __device__ __forceinline__ void leave(int n, int at, float sum) {
-    of_warps[n % (split ? 4 : 2)][at] = sum;
-    if constexpr (split) left[n % 2].arrive();
-  }
-  /// The lane's of row n.
-  __device__ __forceinline__ float get(int n, int lane) {
-    if constexpr (split) left[n % 2].wait(n / 2 % 2);
-    return of_warps[n % (split ? 4 : 2)][lane];
-  }
-  /// At a row's end.
-  __device__ __forceinline__ void end_row() const {
-    // This row's sums are there, the last one's were read.
-    if constexpr (!split || !SplitBarrier::there()) __syncthreads();
-  }
-};
-
-template <typename T, Norm norm, int stages = late_stages, bool split = late_split>
+template <typename T, Norm norm>
 __global__ void __launch_bounds__(late_threads)
     late_kernel(const __grid_constant__ NormCall call, const __grid_constant__ Partials partials) {
-  constexpr int size = chunk_size<T>, chunks = late_chunks, ahead = stages - 2;
+  constexpr int size = chunk_size<T>, chunks = late_chunks, stages = late_stages, ahead = stages - 2;
   constexpr bool layer = norm == Norm::layer;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int lane = thread % 32, warp = thread / 32;
@@ -130,9 +97,8 @@ __global__ void __launch_bounds__(late_threads)
     }
   }
   extern __shared__ __align__(16) uint4 slots_smem[];
-  __shared__ LateSums<split> row_sums;
-  row_sums.init();
-  LateRows<T, stages> rows(call, slots_smem);
+  __shared__ float of_warps[2][32];  // by turns: sums of g·n of up to 16 warps, and of g
+  LateRows<T> rows(call, slots_smem);
   // There are no more blocks than rows.
   const auto total = static_cast<int>((call.problem.rows - blockIdx.x + gridDim.x - 1) / gridDim.x);
 #pragma unroll
@@ -183,11 +149,10 @@ __global__ void __launch_bounds__(late_threads)
         }
       }
       const float sum = sum_halves(sum_gn, sum_g);
-      if (lane % 16 == 0 && dx_gmem != nullptr) row_sums.leave(n, warp + lane, sum);
+      if (lane % 16 == 0) of_warps[n % 2][warp + lane] = sum;
     }
     if (second) {
-      const float of_warp = row_sums.get(n - 1, lane);
-      float sum = lane % 16 < threads / 32 ? of_warp : 0.0f;
+      float sum = lane % 16 < threads / 32 ? of_warps[(n - 1) % 2][lane] : 0.0f;
 #pragma unroll
       for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
       // dx = rstd·g − n·slope − shift, and n is rstd·(x − mean)
@@ -214,7 +179,7 @@ __global__ void __launch_bounds__(late_threads)
       }
       dx_gmem += dx_step;
     }
-    row_sums.end_row();
+    __syncthreads();  // this row's sums are there, the last one's were read
     before = own;
     stage = (stage + 1) % stages;
   }
