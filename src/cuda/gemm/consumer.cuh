@@ -4,7 +4,6 @@
 
 #include "cuda/gemm/arguments.h"
 #include "cuda/gemm/pipeline.cuh"
-#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
 namespace tilewise::cuda::gemm {
@@ -24,12 +23,7 @@ struct Nothing {
 /// those after it have begun.
 template <typename T, GemmConfig c>
 struct Consumer {
-  static_assert(c.lag == 0 || (c.consumers == 2 && c.lag <= c.stages && !c.wide));
-
   Barriers<c>& barriers;
-  const int stages;                     ///< of a tile
-  const int index;                      ///< of the warpgroups that multiply
-  const bool lags;                      ///< the second begins tiles after the first
   const TileDescriptor a_tile, b_tile;  ///< the first stage
   Ring<c.stages> ring;
   Sums<c> sums;
@@ -39,13 +33,9 @@ struct Consumer {
   }
 
   // 64 rows of a are 8 KB, turned or not: 64 rows of 64 summands, or the other way round.
-  __device__ __forceinline__ Consumer(const SharedMemory<c>& shared, const GemmArguments& arguments,
-                                      int number)
+  __device__ __forceinline__ Consumer(const SharedMemory<c>& shared, int index)
       : barriers(shared.barriers()),
-        stages(stages_of<c>(arguments)),
-        index(number),
-        lags(c.lag > 0 && stages >= c.stages && arguments.epilogue.activation != Activation::none),
-        a_tile(describe_tile(address(shared.a(0)) + number * c.consumer_rows() * 128, 0)),
+        a_tile(describe_tile(address(shared.a(0)) + index * c.consumer_rows() * 128, 0)),
         b_tile(describe_tile(address(shared.b(0)), c.depth * 128)) {}
 
   __device__ __forceinline__ void let_go(int stage) {
@@ -76,22 +66,6 @@ struct Consumer {
     commit_products();
   }
 
-  // The second warpgroup waits, at a tile's first stage, until the first has begun `lag` stages of it. That
-  // one needs nothing of the second for them: all that came before they have let go, and there are places for
-  // as many. It comes to the next tile's when the second has let go some of this one, so has waited, if a
-  // tile has as many stages as there are places; of shorter ones nobody waits.
-  static constexpr int behind = 2;  ///< the barrier's number
-  __device__ __forceinline__ void wait_for_first() const {
-    if constexpr (c.lag > 0) {
-      if (lags && index == 1) sync_some<behind, 256>();
-    }
-  }
-  __device__ __forceinline__ void tell_second(int begun) const {
-    if constexpr (c.lag > 0) {
-      if (begun == c.lag && lags && index == 0) arrive_some<behind, 256>();
-    }
-  }
-
   /// Products of one more stage; the one before is let go.
   __device__ __forceinline__ void multiply_stage(int& before) {
     wait(&barriers.full[ring.stage()], ring.parity());
@@ -105,23 +79,17 @@ struct Consumer {
   /// The products of some stages, one after the other, from 0. Under those of the first the warp does
   /// first(), and under those of the first `aside.parts` stages aside.part<0>() and so on.
   template <typename Aside, typename First>
-  __device__ __forceinline__ void multiply_piece(int count, Aside& aside, const First& first) {
-    wait_for_first();
+  __device__ __forceinline__ void multiply_piece(int stages, Aside& aside, const First& first) {
     wait(&barriers.full[ring.stage()], ring.parity());
     start_products(false);
-    tell_second(1);
     int before = ring.stage();
     ring.advance();
     first();
-    const auto one_more = [&](int stage) {
-      multiply_stage(before);
-      tell_second(stage + 1);
-    };
     [&]<int... part>(std::integer_sequence<int, part...>) {
-      ((part > 0 && part < count ? one_more(part) : void(), aside.template part<part>()), ...);
+      ((part > 0 && part < stages ? multiply_stage(before) : void(), aside.template part<part>()), ...);
     }(std::make_integer_sequence<int, Aside::parts>{});
 #pragma unroll 1
-    for (int stage = max(1, Aside::parts); stage < count; ++stage) one_more(stage);
+    for (int stage = max(1, Aside::parts); stage < stages; ++stage) multiply_stage(before);
     wait_products<0>();
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
@@ -130,7 +98,7 @@ struct Consumer {
 
   /// All of a tile; first() comes under its products.
   template <typename Aside, typename First>
-  __device__ __forceinline__ void multiply(Aside& aside, const First& first) {
+  __device__ __forceinline__ void multiply(int stages, Aside& aside, const First& first) {
     if constexpr (!c.wide) {
       multiply_piece(stages, aside, first);
     } else {

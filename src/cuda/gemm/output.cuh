@@ -16,9 +16,9 @@ namespace tilewise::cuda::gemm {
 /// shared memory, in swizzled chunks of 16 bytes, from where they are copied while the warp is at the next
 /// tile. Nobody else is waited for. It has two slabs: the next residual comes into one while the other is in
 /// use, and the first of a tile comes under its products. Where registers do, results are rounded when the
-/// sums are there and go to the slabs under the next tile's first products; when all have gone, residuals
-/// come into the same registers. Not sooner: what orders a slab before its copy waits for all that the warp
-/// loads.
+/// sums are there and go to the slabs under the next tile's first products, and residuals come into the same
+/// registers: in narrow tiles as each piece has gone, in others when all have, as what orders a slab before
+/// its copy waits for all that the warp loads.
 template <typename T, GemmConfig c>
 struct Writer {
   static_assert(c.out_columns() % 8 == 0);
@@ -40,7 +40,7 @@ struct Writer {
 
   /// Whether there are registers for a tile's results beside the next one's sums.
   static constexpr bool keeps = !c.wide && c.row_tiles * (c.columns / 2 + c.out_columns() / 4) <= 192;
-  static constexpr int parts = keeps ? 2 * pieces : 0;
+  static constexpr int parts = keeps ? (c.hides_end() ? 2 : 1) * pieces : 0;
   static constexpr int kept_words = keeps ? 2 * chunks_of(0) : 1;  ///< of a piece
   bool is_kept = false;
   int next_row = 0, next_column = 0;
@@ -212,10 +212,11 @@ struct Writer {
     }
   }
 
-  /// Where sums are the result, or a residual is all that comes to them.
+  /// Where sums are the result, or a residual is all that comes to them, and that is told apart.
   __device__ __forceinline__ bool bare() const {
     const Epilogue& epilogue = arguments.epilogue;
-    return !c.gated && epilogue.bias.data == nullptr && epilogue.activation == Activation::none;
+    return c.hides_end() && !c.gated && epilogue.bias.data == nullptr &&
+           epilogue.activation == Activation::none;
   }
   template <int piece>
   __device__ __forceinline__ static void bare_values(Values<piece>& x, const Sums<c>& sums) {
@@ -299,16 +300,14 @@ struct Writer {
     }(std::make_integer_sequence<int, pieces>{});
   }
 
-  /// Under products: writes the pieces of the tile before, then loads what is added to this one's.
-  template <int part_of_both>
+  /// Under products: writes pieces of the tile before, and loads what is added to this one's.
+  template <int number>
   __device__ __forceinline__ void part() {
-    constexpr int piece = part_of_both % pieces;
-    if constexpr (part_of_both < pieces) {
-      if (is_kept) write<piece>(kept[piece]);
-      if (piece + 1 == pieces) move_on();
-    } else {
-      if (arguments.epilogue.residual.data != nullptr) load_residual<piece>();
-    }
+    constexpr int piece = number % pieces;
+    constexpr bool writes = number < pieces, loads = !writes || !c.hides_end();
+    if (writes && is_kept) write<piece>(kept[piece]);
+    if (loads && arguments.epilogue.residual.data != nullptr) load_residual<piece>();
+    if (writes && piece + 1 == pieces) move_on();
   }
   __device__ __forceinline__ void move_on() {
     row = next_row;
@@ -325,7 +324,7 @@ struct Writer {
     }
   }
   /// After them. Nothing is multiplied meanwhile: what is bare goes past all the rest in a row, without
-  /// branches.
+  /// branches. Narrow tiles know of nothing bare.
   __device__ __forceinline__ void finish(const Sums<c>& sums) {
     const bool residual = arguments.epilogue.residual.data != nullptr;
     if constexpr (keeps) {

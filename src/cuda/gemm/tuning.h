@@ -16,9 +16,6 @@ struct GemmConfig {
   int columns = 256;  ///< a tile, of b; where gated, half of them are the gate's
   int stages = 4;     ///< tiles of a and b in shared memory, each of 64 summands
   Pair pair = Pair::none;
-  /// Stages of a tile that the first of two warpgroups begins before the second does, where sums go through
-  /// an activation: one multiplies while the other ends its tile. No more than there are places for.
-  int lag = 0;
   bool gated = false;     ///< the first half of the columns gates the second
   bool turned_a = false;  ///< a is [k, m] in memory
   bool turned_b = false;  ///< b is [k, n] in memory
@@ -34,6 +31,9 @@ struct GemmConfig {
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int consumer_rows() const { return 64 * row_tiles; }
   constexpr int rows() const { return consumers * consumer_rows(); }
+  /// Whether as much of a tile's end as can be is done under the next one's products (docs/gemm.md). Narrow
+  /// tiles lost by it: a stage of theirs takes half as long as one of 256 columns.
+  constexpr bool hides_end() const { return columns > 128; }
   /// Of the result.
   constexpr int out_columns() const { return gated ? columns / 2 : columns; }
   constexpr int blocks() const { return pair == Pair::none ? 1 : 2; }  ///< that work together
@@ -74,9 +74,9 @@ struct Plain {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4},
       {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .speed = 1.02f, .rest = 320},
-      {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.96f, .rest = 250},
-      {.row_tiles = 1, .columns = 168, .stages = 5, .lag = 2, .speed = 0.92f, .rest = 220},
-      {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.01f},
+      {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.975f, .rest = 250},
+      {.row_tiles = 1, .columns = 168, .stages = 5, .speed = 0.92f, .rest = 220},
+      {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.03f, .rest = 435},
       {.row_tiles = 1, .columns = 128, .stages = 5, .speed = 0.89f, .rest = 180},
   };
 };
