@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/arena.h"
 #include "cuda/norm/config.h"
 #include "cuda/norm/rows.cuh"
 #include "cuda/tile/chunk.cuh"
@@ -12,6 +13,14 @@ struct Partials {
   float* weight = nullptr;
   float* bias = nullptr;
 };
+
+inline Partials take_partials(Arena& arena, const NormCall& call, int pieces) {
+  const std::int64_t count = pieces * call.problem.dim;
+  Partials partials;
+  if (call.d_weight.data != nullptr) partials.weight = arena.take<float>(count);
+  if (call.d_bias.data != nullptr) partials.bias = arena.take<float>(count);
+  return partials;
+}
 
 /// A chunk's sums, all lanes of a warp together, of chunks side by side: 32 bytes of memory, which is what it
 /// takes at a time, are written at once. Word by word, as sums lie in lanes, they took eight times as many
