@@ -72,6 +72,15 @@ __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int d, int 
                : "memory");
 }
 
+/// The same of a map of rank 3, from (z, y, x) on.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int x, int y, int z) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x),
+               "r"(y), "r"(z)
+               : "memory");
+#endif
+}
+
 /// Has a map, which is a kernel's parameter, at hand for the first copy.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -80,6 +89,13 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
 /// Between this thread's own reads and writes of shared memory and those that copies or wgmma will do there.
 __device__ __forceinline__ void fence_async_proxy() {
   ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+}
+
+/// The same of all memory: between what this thread saw others write and copies from there.
+__device__ __forceinline__ void fence_async_proxy_everywhere() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async;" ::: "memory");
+#endif
 }
 
 }  // namespace tilewise::cuda
