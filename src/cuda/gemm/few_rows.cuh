@@ -27,9 +27,29 @@ inline FewSpace take_few_space(Arena& arena, std::int64_t rows, int multiprocess
           arena.take<std::uint32_t>(std::int64_t{multiprocessors} * FewConfig::consumers)};
 }
 
+/// Shared memory of a block that needs so much.
+inline std::size_t few_bytes(std::size_t needed, FewTurn turn, const FewOverlap& overlap) {
+  return turn == FewTurn::second && overlap.late ? std::max(needed, late_bytes) : needed;
+}
+
+inline FewShare share_of(const GemmProblem& problem, const FewConfig& c, int multiprocessors) {
+  FewShare share{.row_blocks = static_cast<int>((problem.n + c.columns() - 1) / c.columns()),
+                 .depth_blocks = static_cast<int>((problem.k + c.depth - 1) / c.depth)};
+  share.blocks = std::min(multiprocessors, share.total());
+  return share;
+}
+
+/// A product's weights for who brings them to the L2.
+inline FewWeights weights_of(const Matrix& b, const FewTiles& tiles, const FewShare& share, int held) {
+  return {.map = map_of_runs(b.data, b.dtype, b.rows, b.columns, b.stride_row, 32, 1),
+          .tiles = tiles,
+          .share = share,
+          .held = held};
+}
+
 template <typename T, typename Table, int row>
 void run_few_row(const GemmCall& call, const FewSpace& space, int multiprocessors, FewTurn turn,
-                 cudaStream_t stream) {
+                 cudaStream_t stream, const FewOverlap& overlap = {}) {
   constexpr FewConfig c = Table::rows[row];
   const GemmProblem& problem = call.problem;
   const auto map = [&](const Matrix& factor, int box) {
@@ -37,9 +57,7 @@ void run_few_row(const GemmCall& call, const FewSpace& space, int multiprocessor
   };
   FewMaps maps{.a = map(call.a, c.tokens), .b = map(call.b, c.columns())};
   maps.gate = c.gated ? map(call.gate, c.columns()) : maps.b;
-  FewShare share{.row_blocks = static_cast<int>((problem.n + c.columns() - 1) / c.columns()),
-                 .depth_blocks = static_cast<int>((problem.k + c.depth - 1) / c.depth)};
-  share.blocks = std::min(multiprocessors, share.total());
+  const FewShare share = share_of(problem, c, multiprocessors);
   const FewArguments arguments{.share = share,
                                .m = static_cast<int>(problem.m),
                                .n = static_cast<int>(problem.n),
@@ -47,13 +65,17 @@ void run_few_row(const GemmCall& call, const FewSpace& space, int multiprocessor
                                .partials = space.partials,
                                .flags = space.flags,
                                .owner = new_owner()};
-  launch<few_kernel<T, Table, row>>({.name = "tilewise gemm of few rows",
-                                     .blocks = share.blocks,
-                                     .threads = c.threads,
-                                     .shared_bytes = c.shared_bytes(),
-                                     .stream = stream,
-                                     .early = turn == FewTurn::second},
-                                    maps, arguments);
+  const Launch how{.name = "tilewise gemm of few rows",
+                   .blocks = share.blocks,
+                   .threads = c.threads,
+                   .shared_bytes = few_bytes(c.shared_bytes(), turn, overlap),
+                   .stream = stream,
+                   .early = turn == FewTurn::second};
+  if constexpr (c.overlaps) {
+    launch<few_overlap_kernel<T, Table, row>>(how, maps, arguments, overlap);
+  } else {
+    launch<few_kernel<T, Table, row>>(how, maps, arguments);
+  }
 }
 
 template <typename T, typename Table>

@@ -16,4 +16,8 @@ enum class FewTurn { first, second };
 inline constexpr std::size_t first_bytes = 116 * 1024;
 inline constexpr std::size_t second_bytes = 108 * 1024;
 
+/// Of a second product that begins late, when blocks of the first may have ended: so much that no two stand
+/// on one multiprocessor, while one of the first's, of 115,424 bytes at the most, has room beside it.
+inline constexpr std::size_t late_bytes = 116000;
+
 }  // namespace tilewise::cuda::gemm
