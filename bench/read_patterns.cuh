@@ -21,9 +21,8 @@ struct ReadPattern {
   int unit_panels;
   int stages;
   bool bulk = false;    ///< rows by copies of their own, not boxes of 128 bytes
+  bool slab = false;    ///< a unit by one box of all its panels
   bool turned = false;  ///< blocks begin at different bytes
-  int run_pieces = 0;   ///< of 512 bytes, that come to the L2 before they are loaded, all rows at a time
-  int lead = 0;         ///< such runs ahead of what is loaded
 
   constexpr int unit_bytes() const { return unit_rows * unit_panels * 128; }
   /// Boxes begin at multiples of 1024.
@@ -32,7 +31,7 @@ struct ReadPattern {
 };
 
 struct ReadArguments {
-  CUtensorMap map, runs;
+  CUtensorMap map;
   const std::byte* data;
   std::int64_t stride;  ///< bytes
   int panels;           ///< of a row
@@ -41,7 +40,6 @@ struct ReadArguments {
 };
 
 constexpr int most_read_stages = 32;
-constexpr int run_rows = 12;  // of a box of runs
 
 __global__ void __launch_bounds__(32, 1) read_kernel(const __grid_constant__ ReadArguments arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -52,26 +50,13 @@ __global__ void __launch_bounds__(32, 1) read_kernel(const __grid_constant__ Rea
   const int groups = (pattern.rows + pattern.unit_rows - 1) / pattern.unit_rows;
   const int slabs = arguments.panels / pattern.unit_panels;
   const int units = groups * slabs;
-  int first = pattern.turned ? static_cast<int>(blockIdx.x) * slabs / static_cast<int>(gridDim.x) : 0;
-  if (pattern.run_pieces > 0) first -= first % (4 * pattern.run_pieces / pattern.unit_panels);
+  const int first = pattern.turned ? static_cast<int>(blockIdx.x) * slabs / static_cast<int>(gridDim.x) : 0;
   if (threadIdx.x != 0) return;
   for (int stage = 0; stage < pattern.stages; ++stage) init_barrier(full + stage, 1);
   fence_barrier_inits();
-  int asked = 0;  // runs
   const auto load = [&](int unit, int stage) {
     const int slab = (first + unit / groups) % slabs;
     const int of = row + unit % groups * pattern.unit_rows;
-    if (pattern.run_pieces > 0) {
-      const int per_run = 4 * pattern.run_pieces / pattern.unit_panels * groups;  // units
-      for (; asked <= unit / per_run + pattern.lead; ++asked) {
-        const int piece =
-            (first * pattern.unit_panels / 4 + asked * pattern.run_pieces) % (arguments.panels / 4);
-        if (asked * per_run >= units) continue;
-        for (int of_run = 0; of_run < pattern.rows; of_run += run_rows) {
-          prefetch_box(arguments.runs, 0, piece, row + of_run);
-        }
-      }
-    }
     std::byte* to = read_smem + stage * pattern.unit_panels * pattern.panel_place();
     arrive_expecting(full + stage, pattern.unit_bytes());
     if (pattern.bulk) {
@@ -81,6 +66,8 @@ __global__ void __launch_bounds__(32, 1) read_kernel(const __grid_constant__ Rea
                    arguments.data + from * arguments.stride + slab * pattern.unit_panels * 128,
                    pattern.unit_panels * 128, full + stage);
       }
+    } else if (pattern.slab) {
+      copy_slab(to, arguments.map, full + stage, slab * pattern.unit_panels, of);
     } else {
       for (int panel = 0; panel < pattern.unit_panels; ++panel) {
         copy_box(to + panel * pattern.panel_place(), arguments.map, full + stage,

@@ -1,24 +1,29 @@
 // Times ways of a network's two products with few tokens (src/cuda/gemm/few.cuh, few_tile.cuh) beside each
-// other, and compares each with products by plain sums. Prints a line of JSON each.
+// other, and compares each with products by plain sums. Prints a line of JSON each. A worker, the same
+// program in a process of its own, runs them: one that ends or hangs is named, and a new worker goes on.
 //
 //   sweep_few [--tokens 16] [--kind gelu|swiglu] [--only TEXT] [--skip TEXT] [--rounds 40] [--no-reads]
-//             [--no-overlaps] [--seconds 38]
+//             [--no-overlaps] [--seconds 55]
 //
 // Compiled with -DTILEWISE_STAMPS it says when blocks came where, instead. It links with nothing of the
 // library but cuda/runtime/{check,launch,range}.cpp and cuda/tile/tensor_map.cpp.
 
+#include <poll.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iostream>
+#include <sstream>
 #include <string>
-#include <thread>
+#include <tuple>
 #include <vector>
 
 #include "cuda/gemm/few_tile_rows.cuh"
@@ -56,9 +61,6 @@ struct Tiles {
       {.tokens = 16, .rows = 88, .columns = 48, .gated = true, .stages = 4, .token_stages = 4},
       {.tokens = 32, .rows = 88, .columns = 48, .gated = true, .stages = 4, .token_stages = 4},
       {.tokens = 64, .rows = 88, .columns = 48, .gated = true, .stages = 4, .token_stages = 3},
-      {.tokens = 16, .rows = 88, .columns = 48, .gated = true, .stages = 4, .token_stages = 4, .runs = true},
-      {.tokens = 32, .rows = 88, .columns = 48, .gated = true, .stages = 4, .token_stages = 4, .runs = true},
-      {.tokens = 64, .rows = 88, .columns = 48, .gated = true, .stages = 4, .token_stages = 3, .runs = true},
       {.tokens = 16, .rows = 88, .columns = 48, .gated = true, .stages = 7, .token_stages = 6, .blocks = 1},
       {.tokens = 32, .rows = 88, .columns = 48, .gated = true, .stages = 7, .token_stages = 6, .blocks = 1},
       {.tokens = 64, .rows = 88, .columns = 48, .gated = true, .stages = 7, .token_stages = 6, .blocks = 1},
@@ -66,48 +68,81 @@ struct Tiles {
       {.tokens = 16, .rows = 88, .columns = 48, .stages = 8, .token_stages = 6},
       {.tokens = 32, .rows = 88, .columns = 48, .stages = 7, .token_stages = 6},
       {.tokens = 64, .rows = 88, .columns = 48, .stages = 6, .token_stages = 5},
-      {.tokens = 16, .rows = 88, .columns = 48, .stages = 8, .token_stages = 6, .runs = true},
-      {.tokens = 32, .rows = 88, .columns = 48, .stages = 7, .token_stages = 6, .runs = true},
-      {.tokens = 64, .rows = 88, .columns = 48, .stages = 6, .token_stages = 5, .runs = true},
-      {.tokens = 16, .rows = 168, .columns = 96, .stages = 4, .token_stages = 4},
-      {.tokens = 32, .rows = 168, .columns = 96, .stages = 4, .token_stages = 4},
+      {.tokens = 16, .rows = 88, .columns = 48, .panels = 2, .slabs = true, .stages = 4, .token_stages = 4},
+      {.tokens = 32, .rows = 88, .columns = 48, .panels = 2, .slabs = true, .stages = 4, .token_stages = 2},
       {.tokens = 64, .rows = 168, .columns = 96, .stages = 4, .token_stages = 3},
-      {.tokens = 64, .rows = 168, .columns = 96, .stages = 4, .token_stages = 3, .runs = true},
       // Down.
       {.tokens = 16, .rows = 32, .parts = units, .columns = 32, .panels = 2, .stages = 8, .token_stages = 8},
-      {.tokens = 32, .rows = 32, .parts = units, .columns = 32, .panels = 2, .stages = 7, .token_stages = 5},
+      {.tokens = 32, .rows = 32, .parts = units, .columns = 32, .panels = 2, .stages = 8, .token_stages = 5},
       {.tokens = 64, .rows = 32, .parts = units, .columns = 32, .panels = 1, .stages = 10, .token_stages = 7},
-      {.tokens = 16, .rows = 64, .parts = units, .columns = 64, .panels = 2, .stages = 5, .token_stages = 5},
-      {.tokens = 32, .rows = 64, .parts = units, .columns = 64, .panels = 1, .stages = 8, .token_stages = 8},
-      {.tokens = 64, .rows = 64, .parts = units, .columns = 64, .panels = 1, .stages = 7, .token_stages = 6},
-      {.tokens = 16, .rows = 128, .columns = 64, .stages = 5, .token_stages = 5},
-      {.tokens = 32, .rows = 128, .columns = 64, .stages = 5, .token_stages = 4},
-      {.tokens = 64, .rows = 128, .columns = 64, .stages = 5, .token_stages = 3},
       {.tokens = 16,
        .rows = 32,
        .parts = units,
        .columns = 32,
        .panels = 2,
+       .slabs = true,
        .stages = 8,
-       .token_stages = 8,
-       .runs = true},
+       .token_stages = 8},
+      {.tokens = 16,
+       .rows = 32,
+       .parts = units,
+       .columns = 32,
+       .panels = 4,
+       .slabs = true,
+       .stages = 4,
+       .token_stages = 4},
       {.tokens = 32,
        .rows = 32,
        .parts = units,
        .columns = 32,
        .panels = 2,
-       .stages = 7,
-       .token_stages = 5,
-       .runs = true},
-      {.tokens = 32,
+       .slabs = true,
+       .stages = 8,
+       .token_stages = 5},
+      {.tokens = 64,
+       .rows = 32,
+       .parts = units,
+       .columns = 32,
+       .panels = 2,
+       .slabs = true,
+       .stages = 6,
+       .token_stages = 4},
+      {.tokens = 16,
        .rows = 64,
        .parts = units,
        .columns = 64,
        .panels = 1,
-       .stages = 8,
-       .token_stages = 8,
-       .runs = true},
-      {.tokens = 64, .rows = 128, .columns = 64, .stages = 5, .token_stages = 3, .runs = true},
+       .stages = 10,
+       .token_stages = 10},
+      {.tokens = 16,
+       .rows = 64,
+       .parts = units,
+       .columns = 64,
+       .panels = 2,
+       .slabs = true,
+       .stages = 4,
+       .token_stages = 4},
+      {.tokens = 32, .rows = 64, .parts = units, .columns = 64, .panels = 1, .stages = 8, .token_stages = 8},
+      {.tokens = 32,
+       .rows = 64,
+       .parts = units,
+       .columns = 64,
+       .panels = 2,
+       .slabs = true,
+       .stages = 4,
+       .token_stages = 4},
+      {.tokens = 64, .rows = 64, .parts = units, .columns = 64, .panels = 1, .stages = 8, .token_stages = 6},
+      {.tokens = 64,
+       .rows = 64,
+       .parts = units,
+       .columns = 64,
+       .panels = 2,
+       .slabs = true,
+       .stages = 4,
+       .token_stages = 3},
+      {.tokens = 16, .rows = 128, .columns = 64, .stages = 5, .token_stages = 5},
+      {.tokens = 32, .rows = 128, .columns = 64, .stages = 5, .token_stages = 4},
+      {.tokens = 64, .rows = 128, .columns = 64, .stages = 5, .token_stages = 3},
   };
 };
 
@@ -120,6 +155,7 @@ struct Product {
 };
 
 int multiprocessors = 132;
+bool straight = false;  // blocks of tiles begin with the same summands, all of them
 
 /// A kernel and those of the product behind it want room beside each other.
 template <typename Kernel>
@@ -144,25 +180,25 @@ Product by_table(const char* name) {
 }
 
 template <int row>
-Product by_tiles(int splits, const FewRunLength& length) {
+Product by_tiles(int splits) {
   static constexpr FewTileConfig c = Tiles::rows[row];
   prefer_shared_memory(few_tile_kernel<T, Tiles, row>);
   std::string name = "tiles " + std::to_string(c.rows) + "/" + std::to_string(splits);
   if (c.blocks == 1) name += " deep";
-  if (c.runs) {
-    name += " runs " + std::to_string(512 * length.pieces) + "+" + std::to_string(length.lead);
-  }
+  if (c.slabs) name += " slab " + std::to_string(c.panels);
   const auto tiles = [splits](const GemmCall& call) {
-    return tiles_of(call.problem, c, splits, multiprocessors);
+    FewTiles found = tiles_of(call.problem, c, splits, multiprocessors);
+    if (straight) found.turn = 0;
+    return found;
   };
   return {name,
           [=](const GemmCall& call, const FewSpace& space, FewTurn turn, const FewOverlap& overlap) {
-            run_few_tile<T, Tiles, row>(call, space, tiles(call), turn, overlap, length, nullptr);
+            run_few_tile<T, Tiles, row>(call, space, tiles(call), turn, overlap, {}, nullptr);
           },
           [=](const GemmCall& call) { return weights_of(call.b, tiles(call), {}, c.stages); }, true};
 }
 
-/// Rows of the table of tiles that suit, each with some splits and lengths.
+/// Rows of the table of tiles that suit.
 std::vector<Product> tile_products(int tokens, bool gated, bool down) {
   std::vector<Product> found;
   const auto add = [&]<int row>() {
@@ -170,11 +206,7 @@ std::vector<Product> tile_products(int tokens, bool gated, bool down) {
     if (c.tokens != tokens || c.gated != gated) return;
     if ((c.rows == 88 || c.rows == 168) == down) return;
     const int splits = down ? c.rows / 32 : c.rows == 168 ? 2 : 1;
-    const std::vector<int> lengths = c.runs ? std::vector<int>{1, 2, 4} : std::vector<int>{1};
-    const std::vector<int> leads = c.runs ? std::vector<int>{2, 6} : std::vector<int>{0};
-    for (const int pieces : lengths) {
-      for (const int lead : leads) found.push_back(by_tiles<row>(splits, {pieces, lead}));
-    }
+    found.push_back(by_tiles<row>(splits));
   };
   [&]<int... row>(std::integer_sequence<int, row...>) {
     (add.template operator()<row>(), ...);
@@ -183,6 +215,13 @@ std::vector<Product> tile_products(int tokens, bool gated, bool down) {
 }
 
 Product present(int tokens, bool gated) {
+  if (tokens == 1) {
+    return {"present",
+            [](const GemmCall& call, const FewSpace&, FewTurn turn, const FewOverlap&) {
+              run_stream<T>(call, multiprocessors, turn, nullptr);
+            },
+            nullptr};
+  }
   if (gated) {
     return tokens == 16   ? by_table<FewGated, 1>("present")
            : tokens == 32 ? by_table<FewGated, 2>("present")
@@ -208,12 +247,16 @@ struct Stand {
   bool late = false;
   int opening = 0, bridge = 0, pace = 0;
   bool hand = false;
+  bool straight = false;
+  bool apart = false;  ///< the second begins when the first has ended, as where they are two calls
 
   std::string name() const {
     std::string text = late ? " late" : "";
     if (hand) text += " hand";
     if (opening > 0) text += " open " + std::to_string(opening);
     if (bridge > 0) text += " bridge " + std::to_string(bridge) + "@" + std::to_string(pace);
+    if (straight) text += " straight";
+    if (apart) text += " apart";
     return text;
   }
 };
@@ -274,48 +317,7 @@ __global__ void keep_busy(long long clocks) {
   }
 }
 
-// ---- The program
-
-struct Options {
-  int tokens = 0;
-  std::string kind, only, skip;
-  int rounds = 40;
-  int seconds = 38;
-  bool reads = true, overlaps = true;
-};
-
-/// What is at work, for a program that hangs.
-struct Watch {
-  std::atomic<const char*> at{"the beginning"};
-  std::atomic<long long> since{0};
-  char text[200] = {};
-
-  static long long now() {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(
-               std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-  }
-  void begin(const std::string& what) {
-    std::snprintf(text, sizeof(text), "%s", what.c_str());
-    at = text;
-    since = now();
-  }
-  void start(int seconds) {
-    const long long begun = now();
-    since = begun;
-    std::thread([this, begun, seconds] {
-      constexpr int most_of_one = 8000;
-      for (;;) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
-        const bool hangs = now() - since > most_of_one;
-        if (!hangs && now() - begun < 1000ll * seconds) continue;
-        std::printf("{\"watchdog\": \"%s\", \"at\": \"%s\"}\n", hangs ? "hangs" : "time is over", at.load());
-        std::fflush(stdout);
-        _exit(hangs ? 3 : 4);
-      }
-    }).detach();
-  }
-} watch;
+// ---- A network and ways of it
 
 struct Network {
   Memory up{sets * hidden * embed * 2}, gate{sets * hidden * embed * 2}, down{sets * hidden * embed * 2};
@@ -375,14 +377,20 @@ struct Network {
         tokens, static_cast<int>(embed), static_cast<int>(hidden));
     check_cuda(cudaDeviceSynchronize(), "the truth");
   }
-  double error(const Memory& found, const Memory& truth, std::int64_t count) const {
+  /// Root of the mean of squares, by the truth's, and the largest difference.
+  std::pair<double, double> error(const Memory& found, const Memory& truth, std::int64_t count) const {
     check_cuda(cudaMemset(sums.data, 0, 16), "comparing");
     add_squares<<<static_cast<unsigned>(count / 256), 256>>>(static_cast<const T*>(found.data),
                                                              static_cast<const T*>(truth.data),
                                                              static_cast<double*>(sums.data));
     double squares[2];
     check_cuda(cudaMemcpy(squares, sums.data, 16, cudaMemcpyDeviceToHost), "comparing");
-    return std::sqrt(squares[0] / squares[1]);
+    check_cuda(cudaMemset(sums.data, 0, 16), "comparing");
+    compare<<<static_cast<unsigned>(count / 256), 256>>>(
+        static_cast<const T*>(found.data), static_cast<const T*>(truth.data), static_cast<int*>(sums.data));
+    float largest[2];
+    check_cuda(cudaMemcpy(largest, sums.data, 8, cudaMemcpyDeviceToHost), "comparing");
+    return {std::sqrt(squares[0] / squares[1]), static_cast<double>(largest[0])};
   }
   unsigned long long bits(int tokens) const {
     check_cuda(cudaMemset(sums.data, 0, 8), "bits");
@@ -404,7 +412,9 @@ struct Network {
 struct Way {
   std::string name;
   std::function<void(int set)> run;
-  double error_h = 0, error = 0;
+  std::string pair{};
+  bool first_look = true;
+  double error_h = 0, error = 0, largest_h = 0, largest = 0;
   bool same = true;
   std::vector<double> us;
 
@@ -419,6 +429,7 @@ struct Way {
 Way way_of(const Network& network, int tokens, bool gated, const Product& first, const Product& second,
            const Stand& stand) {
   return {first.name + " > " + second.name + stand.name(), [=, &network](int set) {
+            straight = stand.straight;
             const GemmCall up = network.first(set, tokens, gated), down = network.second(set, tokens);
             FewOverlap of_first{.late = stand.late, .bridge = stand.bridge, .pace = stand.pace};
             FewOverlap of_second{.late = stand.late, .opening = stand.opening};
@@ -429,12 +440,11 @@ Way way_of(const Network& network, int tokens, bool gated, const Product& first,
               of_second.takes = of_first.gives;
             }
             first.run(up, network.workspace(), FewTurn::first, of_first);
-            second.run(down, network.workspace(), FewTurn::second, of_second);
+            second.run(down, network.workspace(), stand.apart ? FewTurn::first : FewTurn::second, of_second);
           }};
 }
 
 void check_way(const Network& network, int tokens, Way& way) {
-  watch.begin("checking " + way.name);
   constexpr int again = 6;
   unsigned long long bits = 0;
   for (int time = 0; time < again; ++time) {
@@ -446,54 +456,41 @@ void check_way(const Network& network, int tokens, Way& way) {
     way.same = way.same && (time == 0 || found == bits);
     bits = found;
   }
-  way.error_h = network.error(network.h, network.true_h, tokens * hidden);
-  way.error = network.error(network.out, network.true_out, tokens * embed);
+  std::tie(way.error_h, way.largest_h) = network.error(network.h, network.true_h, tokens * hidden);
+  std::tie(way.error, way.largest) = network.error(network.out, network.true_out, tokens * embed);
 }
 
 bool is_right(const Way& way) { return way.error_h < 6e-3 && way.error < 6e-3 && way.same; }
 
-/// By turns; what is wrong is left out.
-void time_ways(std::vector<Way>& ways, int rounds) {
-  const Event begin, end;
+/// By turns.
+void time_ways(const std::vector<Way*>& ways, int rounds) {
   std::vector<std::pair<cudaEvent_t, cudaEvent_t>> events(ways.size());
   for (auto& [from, to] : events) {
     check_cuda(cudaEventCreate(&from), "an event");
     check_cuda(cudaEventCreate(&to), "an event");
   }
+  for (Way* way : ways) way->us.clear();
   constexpr int warm_ups = 2;
   for (int round = 0; round < warm_ups + rounds; ++round) {
-    watch.begin("a round of " + std::to_string(ways.size()));
     keep_busy<<<1, 1>>>(400000 + 25000ll * static_cast<long long>(ways.size()));
     for (std::size_t n = 0; n < ways.size(); ++n) {
       const std::size_t which = (n + static_cast<std::size_t>(round)) % ways.size();
-      if (!is_right(ways[which])) continue;
       check_cuda(cudaEventRecord(events[which].first), "an event");
-      ways[which].run(static_cast<int>(n + static_cast<std::size_t>(round)) % sets);
+      ways[which]->run(static_cast<int>(n + static_cast<std::size_t>(round)) % sets);
       check_cuda(cudaEventRecord(events[which].second), "an event");
     }
     check_cuda(cudaDeviceSynchronize(), "a round");
     if (round < warm_ups) continue;
     for (std::size_t n = 0; n < ways.size(); ++n) {
-      if (!is_right(ways[n])) continue;
       float ms = 0;
       check_cuda(cudaEventElapsedTime(&ms, events[n].first, events[n].second), "a time");
-      ways[n].us.push_back(1e3 * static_cast<double>(ms));
+      ways[n]->us.push_back(1e3 * static_cast<double>(ms));
     }
   }
   for (auto& [from, to] : events) {
     cudaEventDestroy(from);
     cudaEventDestroy(to);
   }
-}
-
-void print_way(const char* kind, int tokens, bool gated, const Way& way) {
-  const double bytes = static_cast<double>((gated ? 3 : 2) * hidden * embed * 2);
-  std::printf(
-      "{\"kind\": \"%s\", \"tokens\": %d, \"way\": \"%s\", \"us\": %.2f, \"least_us\": %.2f, \"tbps\": %.3f, "
-      "\"error_h\": %.2e, \"error\": %.2e, \"same\": %s, \"right\": %s}\n",
-      kind, tokens, way.name.c_str(), way.median(), way.least(), bytes / way.median() * 1e-6, way.error_h,
-      way.error, name_of(way.same), name_of(is_right(way)));
-  std::fflush(stdout);
 }
 
 #ifdef TILEWISE_STAMPS
@@ -530,151 +527,115 @@ void print_stamps(const char* kind, int tokens, const Way& way) {
 }
 #endif
 
-/// The fastest of a problem beside the present one, for the end.
-std::vector<std::string> conclusions;
+// ---- What a worker does
 
-bool is_wanted(const Options& options, const std::string& name) {
-  return (options.only.empty() || name.find(options.only) != std::string::npos) &&
-         (options.skip.empty() || name.find(options.skip) == std::string::npos);
-}
-
-/// Checks, times and prints; the fastest first.
-void compare_ways(const Network& network, const char* kind, int tokens, bool gated, std::vector<Way>& ways,
-                  const Options& options) {
-  std::erase_if(ways, [&](const Way& way) { return !is_wanted(options, way.name); });
-  for (Way& way : ways) {
-    check_way(network, tokens, way);
-    if (!is_right(way)) print_way(kind, tokens, gated, way);
-  }
-#ifdef TILEWISE_STAMPS
-  for (const Way& way : ways) print_stamps(kind, tokens, way);
-#else
-  time_ways(ways, options.rounds);
-  std::sort(ways.begin(), ways.end(), [](const Way& a, const Way& b) { return a.median() < b.median(); });
-  for (const Way& way : ways) {
-    if (is_right(way)) print_way(kind, tokens, gated, way);
-  }
-  double before = 0;
-  for (const Way& way : ways) before = way.name == "present > present" ? way.median() : before;
-  for (std::size_t n = 0; n < std::min<std::size_t>(ways.size(), 3); ++n) {
-    char text[400];
-    std::snprintf(text, sizeof(text),
-                  "{\"best\": %d, \"kind\": \"%s\", \"tokens\": %d, \"way\": \"%s\", \"us\": %.2f, "
-                  "\"present_us\": %.2f}",
-                  static_cast<int>(n), kind, tokens, ways[n].name.c_str(), ways[n].median(), before);
-    conclusions.emplace_back(text);
-  }
-#endif
-}
-
-/// Products that are worth a second look, with all of the others' standings.
 struct Pair {
   Product first, second;
+
+  std::string name() const { return first.name + " > " + second.name; }
 };
 
-void sweep_network(const Network& network, int tokens, bool gated, const Options& options) {
-  const char* const kind = gated ? "swiglu" : "gelu";
-  network.make_truth(1, tokens, gated);
-  const std::vector<Product> ups = tile_products(tokens, gated, false);
-  const std::vector<Product> downs = tile_products(tokens, false, true);
-  const auto is_plain = [](const Product& product) {
-    return product.name.find(" runs") == std::string::npos && product.name.find("deep") == std::string::npos;
-  };
-  const Stand usual{.late = true, .bridge = 8, .pace = 500};
-  const Stand by_hand{.late = true, .bridge = 8, .pace = 500, .hand = true};
-  std::vector<Pair> pairs = {{present(tokens, gated), present(tokens, false)},
-                             {runs(tokens, gated), runs(tokens, false)}};
-  // Every first with the first of the seconds and the other way round, and all plain ones with each other.
-  for (const Product& up : ups) {
-    for (const Product& down : downs) {
-      const bool counts = (is_plain(up) && is_plain(down)) || &up == &ups[0] || &down == &downs[0];
-      if (counts) pairs.push_back({up, down});
-    }
-  }
-  // Pieces of rows in both, by the same lengths.
-  for (const Product& up : ups) {
-    for (const Product& down : downs) {
-      const auto length = [](const Product& product) {
-        const std::size_t at = product.name.find(" runs");
-        return at == std::string::npos ? std::string() : product.name.substr(at);
-      };
-      if (!length(up).empty() && length(up) == length(down)) pairs.push_back({up, down});
-    }
-  }
+/// All ways of a problem. Those of a first look come with `pair` alone known; the others are ways in which
+/// the two of a pair stand to each other, for pairs that were fast.
+struct Problem {
+  int tokens = 0;
+  bool gated = false;
   std::vector<Way> ways;
+};
+
+Problem problem_of(const Network& network, int tokens, bool gated) {
+  Problem problem{tokens, gated, {}};
+  const auto add = [&](const Pair& pair, const Stand& stand, bool first_look) {
+    problem.ways.push_back(way_of(network, tokens, gated, pair.first, pair.second, stand));
+    problem.ways.back().pair = pair.name();
+    problem.ways.back().first_look = first_look;
+  };
+  const Pair now{present(tokens, gated), present(tokens, false)};
+  add(now, {}, true);
+  add(now, {.apart = true}, true);
+  if (tokens == 1) return problem;
+  std::vector<Pair> pairs = {{runs(tokens, gated), runs(tokens, false)}};
+  for (const Product& up : tile_products(tokens, gated, false)) {
+    for (const Product& down : tile_products(tokens, false, true)) pairs.push_back({up, down});
+    pairs.push_back({up, runs(tokens, false)});
+  }
   for (const Pair& pair : pairs) {
-    const bool open = pair.first.weights != nullptr;
-    const bool plain = is_plain(pair.first) && is_plain(pair.second) && pair.first.hands_over;
-    for (const Stand& stand : {Stand{}, usual, by_hand}) {
-      if ((!open && stand.late) || (!plain && stand.hand)) continue;
-#ifdef TILEWISE_STAMPS
-      if (!is_plain(pair.first) || !is_plain(pair.second)) continue;
-#endif
-      ways.push_back(way_of(network, tokens, gated, pair.first, pair.second, stand));
+    const bool tiles = pair.first.hands_over;
+    const bool hands = pair.first.hands_over && pair.second.hands_over;
+    for (const bool straight : {false, true}) {
+      if (straight && !tiles) continue;
+      add(pair, {.straight = straight}, true);
+      add(pair, {.late = true, .bridge = 8, .pace = 500, .straight = straight}, true);
+      if (hands)
+        add(pair, {.late = true, .bridge = 8, .pace = 500, .hand = true, .straight = straight}, true);
     }
-  }
-  compare_ways(network, kind, tokens, gated, ways, options);
-  if (!options.overlaps || ways.empty()) return;
-#ifndef TILEWISE_STAMPS
-  // How the two stand to each other, for runs and for the two fastest pairs of tiles.
-  std::vector<Pair> best = {pairs[1]};
-  for (const Way& way : ways) {
-    for (const Pair& pair : pairs) {
-      const std::string name = pair.first.name + " > " + pair.second.name;
-      const auto is = [&](const Pair& other) { return other.first.name + " > " + other.second.name == name; };
-      const bool same =
-          way.name == name || way.name == name + usual.name() || way.name == name + by_hand.name();
-      if (same && is_right(way) && pair.first.weights != nullptr && best.size() < 3 &&
-          std::none_of(best.begin(), best.end(), is)) {
-        best.push_back(pair);
-      }
-    }
-  }
-  std::vector<Way> standings = {way_of(network, tokens, gated, pairs[0].first, pairs[0].second, {})};
-  for (const Pair& pair : best) {
-    for (const bool late : {false, true}) {
-      for (const int opening : {0, 4, 8}) {
-        standings.push_back(way_of(network, tokens, gated, pair.first, pair.second, {late, opening, 0, 0}));
-      }
-      for (const int bridge : {4, 8, 12, 16}) {
-        for (const int pace : {0, 400, 800}) {
-          standings.push_back(
-              way_of(network, tokens, gated, pair.first, pair.second, {late, 0, bridge, pace}));
+    for (const bool straight : {false, true}) {
+      if (straight && !tiles) continue;
+      for (const bool late : {false, true}) {
+        for (const int opening : {0, 8}) {
+          if (opening > 0 || late) add(pair, {.late = late, .opening = opening, .straight = straight}, false);
+        }
+        for (const int bridge : {4, 8, 16}) {
+          for (const int pace : {0, 400, 800}) {
+            add(pair, {.late = late, .bridge = bridge, .pace = pace, .straight = straight}, false);
+          }
+        }
+        if (!hands) continue;
+        for (const int bridge : {0, 4, 12, 16}) {
+          add(pair, {.late = late, .bridge = bridge, .pace = 400, .hand = true, .straight = straight}, false);
         }
       }
-      if (!pair.first.hands_over) continue;
-      for (const int bridge : {0, 8, 12}) {
-        standings.push_back(
-            way_of(network, tokens, gated, pair.first, pair.second, {late, 0, bridge, 400, true}));
-      }
     }
   }
-  compare_ways(network, kind, tokens, gated, standings, options);
-#endif
+  return problem;
 }
 
-void time_reads(const Network& network, const Options& options) {
+void time_reads(const Network& network) {
   constexpr ReadPattern patterns[] = {
-      {"84 rows x 128 B", 84, 84, 1, 8},
-      {"84 rows x 128 B, turned", 84, 84, 1, 8, false, true},
-      {"84 rows x 512 B", 84, 84, 4, 2, false, true},
-      {"28 rows x 512 B", 84, 28, 4, 7, false, true},
-      {"28 rows x 1 KiB", 84, 28, 8, 4, false, true},
-      {"12 rows x 1 KiB", 84, 12, 8, 8, false, true},
-      {"12 rows x 2 KiB", 84, 12, 16, 4, false, true},
-      {"12 rows x 2 KiB, bulk", 84, 12, 16, 4, true, true},
-      {"12 rows x 1 KiB, bulk", 84, 12, 8, 8, true, true},
-      {"28 rows x 512 B, bulk", 84, 28, 4, 7, true, true},
-      {"4 rows x 8 KiB, bulk", 84, 4, 64, 3, true, true},
-      {"84 rows x 128 B, runs 512", 84, 84, 1, 8, false, true, 1, 4},
-      {"84 rows x 128 B, runs 1 KiB", 84, 84, 1, 8, false, true, 2, 2},
-      {"84 rows x 128 B, runs 2 KiB", 84, 84, 1, 8, false, true, 4, 1},
-      {"84 rows x 128 B, runs 4 KiB", 84, 84, 1, 8, false, true, 8, 1},
+      {.name = "84 rows x 128 B", .rows = 84, .unit_rows = 84, .unit_panels = 1, .stages = 8},
+      {.name = "84 rows x 512 B", .rows = 84, .unit_rows = 84, .unit_panels = 4, .stages = 2},
+      {.name = "28 rows x 512 B", .rows = 84, .unit_rows = 28, .unit_panels = 4, .stages = 7},
+      {.name = "12 rows x 2 KiB", .rows = 84, .unit_rows = 12, .unit_panels = 16, .stages = 4},
+      {.name = "4 rows x 8 KiB, bulk",
+       .rows = 84,
+       .unit_rows = 4,
+       .unit_panels = 64,
+       .stages = 3,
+       .bulk = true},
+      {.name = "88 rows x 256 B, slab",
+       .rows = 88,
+       .unit_rows = 88,
+       .unit_panels = 2,
+       .stages = 4,
+       .slab = true},
+      {.name = "28 rows x 128 B", .rows = 84, .unit_rows = 28, .unit_panels = 1, .stages = 24},
+      {.name = "28 rows x 256 B, slab",
+       .rows = 84,
+       .unit_rows = 28,
+       .unit_panels = 2,
+       .stages = 12,
+       .slab = true},
+      {.name = "28 rows x 512 B, slab",
+       .rows = 84,
+       .unit_rows = 28,
+       .unit_panels = 4,
+       .stages = 6,
+       .slab = true},
+      {.name = "12 rows x 1 KiB, slab",
+       .rows = 84,
+       .unit_rows = 12,
+       .unit_panels = 8,
+       .stages = 8,
+       .slab = true},
+      {.name = "12 rows x 2 KiB, slab",
+       .rows = 84,
+       .unit_rows = 12,
+       .unit_panels = 16,
+       .stages = 4,
+       .slab = true},
   };
   const Event begin, end;
   const auto time = [&](const char* name, double bytes, const std::function<void(int)>& run) {
-    if (!is_wanted(options, name)) return;
-    watch.begin(std::string("reading by ") + name);
     std::vector<double> us;
     for (int n = 0; n < 24; ++n) {
       keep_busy<<<1, 1>>>(60000);
@@ -700,9 +661,10 @@ void time_reads(const Network& network, const Options& options) {
       // Up, gate and up of the other set, ...: 90 MB each.
       const Matrix b = Network::matrix(n % 2 == 0 ? network.up : network.gate, n / 2 % sets, hidden, embed);
       ReadArguments arguments{
-          .map = map_of_matrix(b.data, b.dtype, b.rows, b.columns, b.stride_row, pattern.unit_rows),
-          .runs = map_of_runs(b.data, b.dtype, b.rows, b.columns, b.stride_row, run_rows,
-                              std::max(pattern.run_pieces, 1)),
+          .map = pattern.slab
+                     ? map_of_panels(b.data, b.dtype, b.rows, b.columns, b.stride_row, pattern.unit_rows,
+                                     pattern.unit_panels)
+                     : map_of_matrix(b.data, b.dtype, b.rows, b.columns, b.stride_row, pattern.unit_rows),
           .data = b.data,
           .stride = b.stride_row * 2,
           .panels = static_cast<int>(b.columns / 64),
@@ -716,28 +678,393 @@ void time_reads(const Network& network, const Options& options) {
   }
 }
 
-void sweep_all(const Options& options) {
-  watch.start(options.seconds);
-  cudaDeviceProp device{};
-  check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
-  multiprocessors = device.multiProcessorCount;
-  std::printf("{\"device\": \"%s\", \"multiprocessors\": %d, \"l2\": %d}\n", device.name, multiprocessors,
-              device.l2CacheSize);
-  watch.begin("inputs");
-  const Network network;
-#ifndef TILEWISE_STAMPS
-  if (options.reads) time_reads(network, options);
+/// Takes orders from standard input, a line each, and answers with lines of which the last is "done" or, when
+/// it gives up, "failed" and why:
+///   device                   what a line of JSON says of it
+///   begin TOKENS GATED       the ways of a problem, a line each: first look or not, pair, name, by tabs
+///   check WAY                its errors, and whether it is right
+///   time ROUNDS WAY ...      median and least of each
+///   stamps WAY               when blocks came where
+///   reads                    reading alone
+int work() {
+  try {
+    cudaDeviceProp device{};
+    check_cuda(cudaGetDeviceProperties(&device, 0), "the device");
+    multiprocessors = device.multiProcessorCount;
+    const Network network;
+    Problem problem;
+    std::string line;
+    while (std::getline(std::cin, line)) {
+      std::istringstream words(line);
+      std::string order;
+      words >> order;
+      if (order == "device") {
+        std::printf("{\"device\": \"%s\", \"multiprocessors\": %d, \"l2\": %d}\n", device.name,
+                    multiprocessors, device.l2CacheSize);
+      } else if (order == "begin") {
+        int tokens = 0, gated = 0;
+        words >> tokens >> gated;
+        network.make_truth(1, tokens, gated != 0);
+        problem = problem_of(network, tokens, gated != 0);
+        for (const Way& way : problem.ways) {
+          std::printf("%d\t%s\t%s\n", way.first_look ? 1 : 0, way.pair.c_str(), way.name.c_str());
+        }
+      } else if (order == "check") {
+        std::size_t which = 0;
+        words >> which;
+        Way& way = problem.ways.at(which);
+        check_way(network, problem.tokens, way);
+        std::printf("%.3e %.3e %.3e %.3e %d %d\n", way.error_h, way.error, way.largest_h, way.largest,
+                    way.same ? 1 : 0, is_right(way) ? 1 : 0);
+      } else if (order == "time") {
+        int rounds = 0;
+        words >> rounds;
+        std::vector<Way*> ways;
+        for (std::size_t which = 0; words >> which;) ways.push_back(&problem.ways.at(which));
+        time_ways(ways, rounds);
+        for (const Way* way : ways) std::printf("%.3f %.3f\n", way->median(), way->least());
+#ifdef TILEWISE_STAMPS
+      } else if (order == "stamps") {
+        std::size_t which = 0;
+        words >> which;
+        print_stamps(problem.gated ? "swiglu" : "gelu", problem.tokens, problem.ways.at(which));
 #endif
-  for (const int tokens : {16, 64, 32}) {
-    for (const bool gated : {true, false}) {
-      if (options.tokens != 0 && options.tokens != tokens) continue;
-      if (!options.kind.empty() && (options.kind == "swiglu") != gated) continue;
-      sweep_network(network, tokens, gated, options);
+      } else if (order == "reads") {
+        time_reads(network);
+      }
+      std::printf("done\n");
+      std::fflush(stdout);
+    }
+    std::fflush(stdout);
+    _exit(0);  // nothing is given back one by one
+  } catch (const std::exception& error) {
+    std::printf("failed %s\n", error.what());
+    std::fflush(stdout);
+    _exit(1);
+  }
+}
+
+// ---- Who gives the orders: it never asks anything of CUDA itself, so that no way can end it
+
+double now() {
+  return 1e-3 * static_cast<double>(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                        std::chrono::steady_clock::now().time_since_epoch())
+                                        .count());
+}
+
+struct Options {
+  int tokens = 0;
+  std::string kind, only, skip;
+  int rounds = 40;
+  double seconds = 55;
+  bool reads = true, overlaps = true, worker = false;
+};
+
+class Worker {
+ public:
+  Worker(std::string program, double until) : program_(std::move(program)), until_(until) {}
+  ~Worker() { end(); }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  /// The lines of the answer; where there is none, false and why, and the worker has ended.
+  bool ask(const std::string& order, double seconds, std::vector<std::string>& lines, std::string& error) {
+    if (process_ < 0) {
+      start();
+      seconds += 15;  // for the context and inputs
+    }
+    lines.clear();
+    const std::string text = order + "\n";
+    if (write(to_, text.data(), text.size()) < 0) {
+      end();
+      error = "the worker is not there";
+      return false;
+    }
+    const double limit = std::min(now() + seconds, until_);
+    for (;;) {
+      for (std::size_t at = rest_.find('\n'); at != std::string::npos; at = rest_.find('\n')) {
+        const std::string line = rest_.substr(0, at);
+        rest_.erase(0, at + 1);
+        if (line == "done") return true;
+        if (line.starts_with("failed ")) {
+          error = line.substr(7);
+          end();
+          return false;
+        }
+        lines.push_back(line);
+      }
+      pollfd waits{from_, POLLIN, 0};
+      const double left = limit - now();
+      if (left <= 0 || poll(&waits, 1, static_cast<int>(left * 1000) + 1) == 0) {
+        error = now() >= until_ ? "time is over" : "hangs";
+        end();
+        return false;
+      }
+      char bytes[4096];
+      const ssize_t count = read(from_, bytes, sizeof(bytes));
+      if (count <= 0) {
+        const int status = end();
+        error = WIFSIGNALED(status) ? "ended by signal " + std::to_string(WTERMSIG(status)) : "ended";
+        return false;
+      }
+      rest_.append(bytes, static_cast<std::size_t>(count));
     }
   }
-  for (const std::string& conclusion : conclusions) std::printf("%s\n", conclusion.c_str());
-  std::printf("{\"finished\": true}\n");
-}
+  /// Whether it knows a problem's ways: a new one does not.
+  bool is_there() const { return process_ >= 0; }
+
+ private:
+  void start() {
+    int orders[2], answers[2];
+    if (pipe(orders) != 0 || pipe(answers) != 0) std::abort();
+    process_ = fork();
+    if (process_ == 0) {
+      dup2(orders[0], 0);
+      dup2(answers[1], 1);
+      for (const int file : {orders[0], orders[1], answers[0], answers[1]}) close(file);
+      execl(program_.c_str(), program_.c_str(), "--worker", static_cast<char*>(nullptr));
+      _exit(127);
+    }
+    close(orders[0]);
+    close(answers[1]);
+    to_ = orders[1];
+    from_ = answers[0];
+    rest_.clear();
+  }
+  int end() {
+    if (process_ < 0) return 0;
+    close(to_);
+    close(from_);
+    kill(process_, SIGKILL);
+    int status = 0;
+    waitpid(process_, &status, 0);
+    process_ = -1;
+    return status;
+  }
+
+  std::string program_;
+  double until_;
+  pid_t process_ = -1;
+  int to_ = -1, from_ = -1;
+  std::string rest_;
+};
+
+/// What is known of a way.
+struct Known {
+  bool first_look = false;
+  std::string pair, name;
+  std::string error;
+  double error_h = 0, rms = 0, largest_h = 0, largest = 0;
+  bool same = false, right = false, checked = false;
+  double us = 0, least = 0;
+};
+
+class Sweep {
+ public:
+  Sweep(const Options& options, const std::string& program)
+      : options_(options), until_(now() + options.seconds), worker_(program, until_) {}
+
+  int run() {
+    std::vector<std::string> lines;
+    std::string error;
+    if (!worker_.ask("device", 5, lines, error)) {
+      std::printf("{\"error\": \"%s\"}\n", error.c_str());
+      return 1;
+    }
+    for (const std::string& line : lines) std::printf("%s\n", line.c_str());
+    for (const int tokens : {16, 64, 32, 1}) {
+      for (const bool gated : {true, false}) {
+        if (options_.tokens != 0 && options_.tokens != tokens) continue;
+        if (!options_.kind.empty() && (options_.kind == "swiglu") != gated) continue;
+        if (now() < until_) network(tokens, gated);
+      }
+    }
+#ifndef TILEWISE_STAMPS
+    if (options_.reads && now() < until_) {
+      if (!worker_.ask("reads", 10, lines, error))
+        std::printf("{\"reads\": true, \"error\": \"%s\"}\n", error.c_str());
+      for (const std::string& line : lines) std::printf("%s\n", line.c_str());
+    }
+#endif
+    for (const std::string& conclusion : conclusions_) std::printf("%s\n", conclusion.c_str());
+    std::printf("{\"finished\": %s, \"seconds\": %.1f}\n", name_of(now() < until_),
+                now() - until_ + options_.seconds);
+    return 0;
+  }
+
+ private:
+  bool is_wanted(const std::string& name) const {
+    return (options_.only.empty() || name.find(options_.only) != std::string::npos) &&
+           (options_.skip.empty() || name.find(options_.skip) == std::string::npos);
+  }
+
+  /// A worker that knows the problem.
+  bool ready() {
+    if (worker_.is_there() && begun_) return true;
+    std::vector<std::string> lines;
+    std::string error;
+    begun_ = worker_.ask("begin " + std::to_string(tokens_) + (gated_ ? " 1" : " 0"), 10, lines, error);
+    if (!begun_) {
+      std::printf("{\"kind\": \"%s\", \"tokens\": %d, \"error\": \"beginning: %s\"}\n", kind(), tokens_,
+                  error.c_str());
+      return false;
+    }
+    if (!ways_.empty()) return true;
+    for (const std::string& line : lines) {
+      const std::size_t one = line.find('\t'), two = line.find('\t', one + 1);
+      Known way{};
+      way.first_look = line[0] == '1';
+      way.pair = line.substr(one + 1, two - one - 1);
+      way.name = line.substr(two + 1);
+      ways_.push_back(way);
+    }
+    return true;
+  }
+
+  void check(std::size_t which) {
+    Known& way = ways_[which];
+    if (way.checked) return;
+    way.checked = true;
+    constexpr int patience = 2;  // a new worker takes a second or two
+    if (std::count(ended_.begin(), ended_.end(), way.pair) >= patience) {
+      way.error = "left out: others of the pair ended the worker";
+      print(way);
+      return;
+    }
+    if (!ready()) return;
+    std::vector<std::string> lines;
+    if (!worker_.ask("check " + std::to_string(which), 5, lines, way.error)) {
+      ended_.push_back(way.pair);
+      print(way);
+      return;
+    }
+    std::istringstream words(lines.empty() ? "" : lines[0]);
+    words >> way.error_h >> way.rms >> way.largest_h >> way.largest >> way.same >> way.right;
+    if (!way.right) {
+      way.error = way.same ? "wrong" : "differs from time to time";
+      print(way);
+    }
+  }
+
+  /// By turns; where some ended the worker, in halves.
+  void time(const std::vector<std::size_t>& which) {
+    if (which.empty() || now() >= until_ || !ready()) return;
+    std::string order = "time " + std::to_string(options_.rounds);
+    for (const std::size_t n : which) order += " " + std::to_string(n);
+    std::vector<std::string> lines;
+    std::string error;
+    if (worker_.ask(order, 5 + 0.05 * static_cast<double>(which.size()), lines, error) &&
+        lines.size() == which.size()) {
+      for (std::size_t n = 0; n < which.size(); ++n) {
+        std::istringstream words(lines[n]);
+        words >> ways_[which[n]].us >> ways_[which[n]].least;
+      }
+      return;
+    }
+    if (which.size() == 1) {
+      ways_[which[0]].error = "timing: " + error;
+      print(ways_[which[0]]);
+      return;
+    }
+    const auto half = which.begin() + static_cast<std::ptrdiff_t>(which.size() / 2);
+    time({which.begin(), half});
+    time({half, which.end()});
+  }
+
+  const char* kind() const { return gated_ ? "swiglu" : "gelu"; }
+
+  void print(const Known& way) const {
+    std::printf("{\"kind\": \"%s\", \"tokens\": %d, \"way\": \"%s\"", kind(), tokens_, way.name.c_str());
+    if (way.us > 0) {
+      const double bytes = static_cast<double>((gated_ ? 3 : 2) * hidden * embed * 2);
+      std::printf(", \"us\": %.2f, \"least_us\": %.2f, \"tbps\": %.3f", way.us, way.least,
+                  bytes / way.us * 1e-6);
+    }
+    if (way.rms > 0) {
+      std::printf(", \"rms_h\": %.2e, \"rms\": %.2e, \"largest_h\": %.2e, \"largest\": %.2e, \"same\": %s",
+                  way.error_h, way.rms, way.largest_h, way.largest, name_of(way.same));
+    }
+    if (!way.error.empty()) std::printf(", \"error\": \"%s\"", way.error.c_str());
+    std::printf("}\n");
+    std::fflush(stdout);
+  }
+
+  /// Checks, times and prints, the fastest first; gives them.
+  std::vector<std::size_t> look(const std::vector<std::size_t>& which) {
+    for (const std::size_t n : which) {
+      if (now() < until_) check(n);
+    }
+    std::vector<std::size_t> right;
+    for (const std::size_t n : which) {
+      if (ways_[n].right) right.push_back(n);
+    }
+#ifdef TILEWISE_STAMPS
+    for (const std::size_t n : right) {
+      std::vector<std::string> lines;
+      std::string error;
+      if (!ready() || !worker_.ask("stamps " + std::to_string(n), 5, lines, error)) continue;
+      for (const std::string& line : lines) std::printf("%s\n", line.c_str());
+    }
+    return {};
+#else
+    time(right);
+    std::erase_if(right, [&](std::size_t n) { return ways_[n].us == 0; });
+    std::sort(right.begin(), right.end(),
+              [&](std::size_t a, std::size_t b) { return ways_[a].us < ways_[b].us; });
+    for (const std::size_t n : right) print(ways_[n]);
+    return right;
+#endif
+  }
+
+  void network(int tokens, bool gated) {
+    tokens_ = tokens;
+    gated_ = gated;
+    begun_ = false;
+    ways_.clear();
+    ended_.clear();
+    if (!ready()) return;
+    std::vector<std::size_t> first;
+    for (std::size_t n = 0; n < ways_.size(); ++n) {
+      if (ways_[n].first_look && (n == 0 || is_wanted(ways_[n].name))) first.push_back(n);
+    }
+    std::vector<std::size_t> found = look(first);
+    double before = ways_[0].us;
+    // How the two stand to each other, for the three fastest pairs.
+    std::vector<std::string> pairs;
+    for (const std::size_t n : found) {
+      const bool known = std::find(pairs.begin(), pairs.end(), ways_[n].pair) != pairs.end();
+      if (!known && pairs.size() < 3 && ways_[n].pair != ways_[0].pair) pairs.push_back(ways_[n].pair);
+    }
+    if (options_.overlaps && !pairs.empty()) {
+      std::vector<std::size_t> second = {0, found[0]};
+      if (found[0] == 0) second.pop_back();
+      for (std::size_t n = 0; n < ways_.size(); ++n) {
+        const bool of_these = std::find(pairs.begin(), pairs.end(), ways_[n].pair) != pairs.end();
+        if (of_these && !ways_[n].first_look && is_wanted(ways_[n].name)) second.push_back(n);
+      }
+      found = look(second);
+      before = ways_[0].us;
+    }
+    for (std::size_t n = 0; n < std::min<std::size_t>(found.size(), 4); ++n) {
+      char text[400];
+      std::snprintf(text, sizeof(text),
+                    "{\"best\": %d, \"kind\": \"%s\", \"tokens\": %d, \"way\": \"%s\", \"us\": %.2f, "
+                    "\"present_us\": %.2f}",
+                    static_cast<int>(n), kind(), tokens, ways_[found[n]].name.c_str(), ways_[found[n]].us,
+                    before);
+      conclusions_.emplace_back(text);
+    }
+  }
+
+  Options options_;
+  double until_;
+  Worker worker_;
+  int tokens_ = 0;
+  bool gated_ = false, begun_ = false;
+  std::vector<Known> ways_;
+  std::vector<std::string> ended_;  // pairs, once for each way that ended a worker
+  std::vector<std::string> conclusions_;
+};
 
 }  // namespace
 }  // namespace tilewise::cuda::gemm
@@ -758,21 +1085,19 @@ int main(int argc, char** argv) {
     else if (name == "--rounds")
       options.rounds = std::atoi(text().c_str());
     else if (name == "--seconds")
-      options.seconds = std::atoi(text().c_str());
+      options.seconds = std::atof(text().c_str());
     else if (name == "--no-reads")
       options.reads = false;
     else if (name == "--no-overlaps")
       options.overlaps = false;
+    else if (name == "--worker")
+      options.worker = true;
     else {
       std::fprintf(stderr, "%s: unknown\n", name.c_str());
       return 2;
     }
   }
-  try {
-    tilewise::cuda::gemm::sweep_all(options);
-    return 0;
-  } catch (const std::exception& error) {
-    std::printf("{\"error\": \"%s\", \"at\": \"%s\"}\n", error.what(), tilewise::cuda::gemm::watch.at.load());
-    return 1;
-  }
+  signal(SIGPIPE, SIG_IGN);
+  return options.worker ? tilewise::cuda::gemm::work()
+                        : tilewise::cuda::gemm::Sweep(options, "/proc/self/exe").run();
 }

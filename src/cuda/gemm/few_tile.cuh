@@ -101,18 +101,29 @@ struct FewTileLoader {
   __device__ __forceinline__ void load_weights(int unit, int stage) const {
     const int bytes = c.panels * (c.factors() * arguments.tiles.rows * 128 + c.token_panel_bytes());
     arrive_expecting(memory.full(stage), bytes);
+    if constexpr (c.slabs) {
+      const int panel = place_of(unit) * c.panels;
+      if constexpr (c.gated) copy_slab(memory.weights(stage), maps.gate, memory.full(stage), panel, row);
+      copy_slab(memory.weights(stage) + (c.factors() - 1) * c.factor_bytes(), maps.b, memory.full(stage),
+                panel, row);
+      return;
+    }
     const int summand = place_of(unit) * c.summands();
 #pragma unroll
     for (int panel = 0; panel < c.panels; ++panel) {
       std::byte* to = memory.weights(stage) + panel * c.weight_panel_bytes();
       if constexpr (c.gated) {
         copy_box(to, maps.gate, memory.full(stage), summand + panel * 64, row);
-        to += c.rows * 128;
+        to += c.factor_bytes();
       }
       copy_box(to, maps.b, memory.full(stage), summand + panel * 64, row);
     }
   }
   __device__ __forceinline__ void load_tokens(int unit, int stage, int token_stage) const {
+    if constexpr (c.slabs) {
+      copy_slab(memory.tokens(token_stage), maps.a, memory.full(stage), place_of(unit) * c.panels, 0);
+      return;
+    }
     const int summand = place_of(unit) * c.summands();
 #pragma unroll
     for (int panel = 0; panel < c.panels; ++panel) {
@@ -222,7 +233,7 @@ struct FewTileConsumer {
           for (int factor = 0; factor < factors; ++factor) {
             WarpgroupProduct<T, c.columns>::from_shared(
                 sums[factor], tokens + panel * (c.token_panel_bytes() / 16) + step * 2,
-                weights + (panel * c.weight_panel_bytes() + factor * c.rows * 128) / 16 + step * 2, true);
+                weights + (panel * c.weight_panel_bytes() + factor * c.factor_bytes()) / 16 + step * 2, true);
           }
         }
       }

@@ -18,7 +18,7 @@ inline FewTiles tiles_of(const GemmProblem& problem, const FewTileConfig& c, int
                          int multiprocessors) {
   const std::int64_t at_a_time = std::max(multiprocessors / splits, 1);
   const std::int64_t even = ((problem.n + at_a_time - 1) / at_a_time + 3) / 4 * 4;
-  const auto rows = static_cast<int>(std::min<std::int64_t>(even, c.rows));
+  const auto rows = c.slabs ? c.rows : static_cast<int>(std::min<std::int64_t>(even, c.rows));
   return FewTiles::of(rows, static_cast<int>((problem.n + rows - 1) / rows), splits,
                       static_cast<int>((problem.k + c.summands() - 1) / c.summands()), c.summands());
 }
@@ -57,7 +57,10 @@ void run_few_tile(const GemmCall& call, const FewSpace& space, const FewTiles& t
   constexpr FewTileConfig c = Table::rows[row];
   const GemmProblem& problem = call.problem;
   const auto map = [&](const Matrix& factor, int box) {
-    return map_of_matrix(factor.data, factor.dtype, factor.rows, factor.columns, factor.stride_row, box);
+    return c.slabs ? map_of_panels(factor.data, factor.dtype, factor.rows, factor.columns, factor.stride_row,
+                                   box, c.panels)
+                   : map_of_matrix(factor.data, factor.dtype, factor.rows, factor.columns, factor.stride_row,
+                                   box);
   };
   FewTileMaps maps{.a = map(call.a, c.tokens), .b = map(call.b, tiles.rows)};
   maps.gate = c.gated ? map(call.gate, tiles.rows) : maps.b;

@@ -19,9 +19,11 @@ struct FewTileConfig {
   FewTileParts parts = FewTileParts::columns;
   int columns =
       64;  ///< of a warpgroup's products: no fewer than its rows; what is past them comes to nothing
-  bool gated = false;    ///< the gate's weights, then those that it gates
-  int panels = 1;        ///< of 64 summands, a unit
-  int stages = 5;        ///< units of weights in shared memory
+  bool gated = false;  ///< the gate's weights, then those that it gates
+  int panels = 1;      ///< of 64 summands, a unit
+  bool slabs =
+      false;       ///< one copy has a unit's panels, of all places for rows: copies cost their thread time
+  int stages = 5;  ///< units of weights in shared memory
   int token_stages = 3;  ///< units of tokens, which are near: no more than of weights
   bool runs = false;     ///< weights come to the L2 before they are loaded, in long pieces of rows (FewRuns)
   int blocks = 2;        ///< that a multiprocessor has room for: with one, the next kernel's come after it
@@ -32,9 +34,11 @@ struct FewTileConfig {
   constexpr bool by_columns() const { return parts == FewTileParts::columns; }
   constexpr int factors() const { return gated ? 2 : 1; }
   constexpr int summands() const { return 64 * panels; }
-  constexpr int weight_panel_bytes() const { return factors() * rows * 128; }
+  /// From one panel of a factor's weights to the next, and from the gate's to what it gates.
+  constexpr int weight_panel_bytes() const { return (slabs ? 1 : factors()) * rows * 128; }
+  constexpr int factor_bytes() const { return (slabs ? panels : 1) * rows * 128; }
   constexpr int token_panel_bytes() const { return tokens * 128; }
-  constexpr int weight_bytes() const { return panels * weight_panel_bytes(); }
+  constexpr int weight_bytes() const { return panels * factors() * rows * 128; }
   constexpr int token_bytes() const { return panels * token_panel_bytes(); }
   constexpr int ring_bytes() const { return token_stages * token_bytes() + stages * weight_bytes(); }
   /// Columns of all products of a factor.
@@ -51,6 +55,9 @@ struct FewTileConfig {
   constexpr bool is_sound() const {
     return (tokens == 16 || tokens == 32 || tokens == 64) && rows % 8 == 0 && all_columns() >= rows &&
            panels >= 1 && token_stages >= 2 && token_stages <= stages && stages < 256 &&
+           // A place is always the same warpgroup's: one that comes to a place every other round cannot tell
+           // by a barrier's parity the round it waits for from the one before the last.
+           (by_columns() || stages % consumers == 0) &&
            // Sums on their way from one warpgroup to the other take the places of weights and tokens.
            (by_columns() || partial_floats() * 4 <= ring_bytes()) &&
            // Of 16 tokens a product reads 64 rows, on into the weights.
