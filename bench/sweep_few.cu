@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "cuda/gemm/few_tile_rows.cuh"
+#include "cuda/gemm/few_whole.cuh"
 #include "gemm/compose.h"
 #include "read_patterns.cuh"
 #include "sweep.cuh"
@@ -146,6 +147,16 @@ struct Tiles {
   };
 };
 
+struct Wholes {
+  static constexpr FewWholeConfig rows[] = {
+      {.tokens = 16, .gated = true},
+      {.tokens = 16},
+      {.tokens = 32, .parts = 2, .splits = 2, .rows = 168, .gated = true, .stages = 7},
+      {.tokens = 32, .parts = 2, .splits = 2, .rows = 168},
+      {.tokens = 16, .unit_blocks = 43, .parts = 2, .splits = 4, .rows = 128, .stages = 7},
+  };
+};
+
 /// What runs a product.
 struct Product {
   std::string name;
@@ -198,7 +209,22 @@ Product by_tiles(int splits) {
           [=](const GemmCall& call) { return weights_of(call.b, tiles(call), {}, c.stages); }, true};
 }
 
-/// Rows of the table of tiles that suit.
+template <int row>
+Product by_whole_rows() {
+  static constexpr FewWholeConfig c = Wholes::rows[row];
+  prefer_shared_memory(few_whole_kernel<T, Wholes, row>);
+  return {"whole rows/" + std::to_string(c.splits),
+          [](const GemmCall& call, const FewSpace& space, FewTurn turn, const FewOverlap& overlap) {
+            run_few_whole<T, Wholes, row>(call, space, multiprocessors, turn, overlap, nullptr);
+          },
+          [](const GemmCall& call) {
+            constexpr int held = 20;  // about what places hold, in units of 64 summands
+            return weights_of(call.b, whole_tiles<c>(call.problem, multiprocessors), {}, held);
+          },
+          true};
+}
+
+/// Rows of the tables of tiles and of whole rows that suit.
 std::vector<Product> tile_products(int tokens, bool gated, bool down) {
   std::vector<Product> found;
   const auto add = [&]<int row>() {
@@ -211,6 +237,9 @@ std::vector<Product> tile_products(int tokens, bool gated, bool down) {
   [&]<int... row>(std::integer_sequence<int, row...>) {
     (add.template operator()<row>(), ...);
   }(std::make_integer_sequence<int, static_cast<int>(std::size(Tiles::rows))>{});
+  if (down && tokens == 16) found.push_back(by_whole_rows<4>());
+  if (!down && tokens == 16) found.push_back(gated ? by_whole_rows<0>() : by_whole_rows<1>());
+  if (!down && tokens == 32) found.push_back(gated ? by_whole_rows<2>() : by_whole_rows<3>());
   return found;
 }
 
