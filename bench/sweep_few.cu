@@ -441,8 +441,9 @@ struct Network {
 struct Way {
   std::string name;
   std::function<void(int set)> run;
-  std::string pair{};
+  std::string pair{};  ///< none where a product is alone
   bool first_look = true;
+  bool up = true, down = true;  ///< which products it has
   double error_h = 0, error = 0, largest_h = 0, largest = 0;
   bool same = true;
   std::vector<double> us;
@@ -473,11 +474,29 @@ Way way_of(const Network& network, int tokens, bool gated, const Product& first,
           }};
 }
 
+/// A product alone: the second of tokens that are there.
+Way way_alone(const Network& network, int tokens, bool gated, const Product& product, bool up,
+              bool is_straight) {
+  Way way{(up ? "up alone: " : "down alone: ") + product.name + (is_straight ? " straight" : ""),
+          [=, &network](int set) {
+            straight = is_straight;
+            const GemmCall call = up ? network.first(set, tokens, gated) : network.second(set, tokens);
+            product.run(call, network.workspace(), FewTurn::first, {});
+          }};
+  way.up = up;
+  way.down = !up;
+  return way;
+}
+
 void check_way(const Network& network, int tokens, Way& way) {
   constexpr int again = 6;
+  const auto bytes = static_cast<std::size_t>(tokens * hidden * 2);
   unsigned long long bits = 0;
   for (int time = 0; time < again; ++time) {
     network.poison();
+    if (!way.up) {
+      check_cuda(cudaMemcpy(network.h.data, network.true_h.data, bytes, cudaMemcpyDeviceToDevice), "h");
+    }
     way.run(1);
     if (time > 0) way.run(0), way.run(1);  // back to back, on other weights between
     check_cuda(cudaDeviceSynchronize(), way.name.c_str());
@@ -486,7 +505,8 @@ void check_way(const Network& network, int tokens, Way& way) {
     bits = found;
   }
   std::tie(way.error_h, way.largest_h) = network.error(network.h, network.true_h, tokens * hidden);
-  std::tie(way.error, way.largest) = network.error(network.out, network.true_out, tokens * embed);
+  std::tie(way.error, way.largest) = way.down ? network.error(network.out, network.true_out, tokens * embed)
+                                              : std::pair(way.error_h, way.largest_h);
 }
 
 bool is_right(const Way& way) { return way.error_h < 6e-3 && way.error < 6e-3 && way.same; }
@@ -584,8 +604,18 @@ Problem problem_of(const Network& network, int tokens, bool gated) {
   add(now, {.apart = true}, true);
   if (tokens == 1) return problem;
   std::vector<Pair> pairs = {{runs(tokens, gated), runs(tokens, false)}};
-  for (const Product& up : tile_products(tokens, gated, false)) {
-    for (const Product& down : tile_products(tokens, false, true)) pairs.push_back({up, down});
+  const std::vector<Product> ups = tile_products(tokens, gated, false);
+  const std::vector<Product> downs = tile_products(tokens, false, true);
+  for (const bool up : {true, false}) {
+    problem.ways.push_back(way_alone(network, tokens, gated, up ? now.first : now.second, up, false));
+    for (const Product& product : up ? ups : downs) {
+      for (const bool is_straight : {false, true}) {
+        problem.ways.push_back(way_alone(network, tokens, gated, product, up, is_straight));
+      }
+    }
+  }
+  for (const Product& up : ups) {
+    for (const Product& down : downs) pairs.push_back({up, down});
     pairs.push_back({up, runs(tokens, false)});
   }
   for (const Pair& pair : pairs) {
@@ -710,7 +740,7 @@ void time_reads(const Network& network) {
 /// Takes orders from standard input, a line each, and answers with lines of which the last is "done" or, when
 /// it gives up, "failed" and why:
 ///   device                   what a line of JSON says of it
-///   begin TOKENS GATED       the ways of a problem, a line each: first look or not, pair, name, by tabs
+///   begin TOKENS GATED       the ways of a problem, a line each: first look or not and matrices, pair, name
 ///   check WAY                its errors, and whether it is right
 ///   time ROUNDS WAY ...      median and least of each
 ///   stamps WAY               when blocks came where
@@ -736,7 +766,8 @@ int work() {
         network.make_truth(1, tokens, gated != 0);
         problem = problem_of(network, tokens, gated != 0);
         for (const Way& way : problem.ways) {
-          std::printf("%d\t%s\t%s\n", way.first_look ? 1 : 0, way.pair.c_str(), way.name.c_str());
+          const int matrices = (way.up ? (gated != 0 ? 2 : 1) : 0) + (way.down ? 1 : 0);
+          std::printf("%d%d\t%s\t%s\n", way.first_look ? 1 : 0, matrices, way.pair.c_str(), way.name.c_str());
         }
       } else if (order == "check") {
         std::size_t which = 0;
@@ -881,6 +912,7 @@ class Worker {
 /// What is known of a way.
 struct Known {
   bool first_look = false;
+  int matrices = 0;
   std::string pair, name;
   std::string error;
   double error_h = 0, rms = 0, largest_h = 0, largest = 0;
@@ -943,6 +975,7 @@ class Sweep {
       const std::size_t one = line.find('\t'), two = line.find('\t', one + 1);
       Known way{};
       way.first_look = line[0] == '1';
+      way.matrices = line[1] - '0';
       way.pair = line.substr(one + 1, two - one - 1);
       way.name = line.substr(two + 1);
       ways_.push_back(way);
@@ -955,7 +988,7 @@ class Sweep {
     if (way.checked) return;
     way.checked = true;
     constexpr int patience = 2;  // a new worker takes a second or two
-    if (std::count(ended_.begin(), ended_.end(), way.pair) >= patience) {
+    if (std::count(ended_.begin(), ended_.end(), way.pair) >= patience && !way.pair.empty()) {
       way.error = "left out: others of the pair ended the worker";
       print(way);
       return;
@@ -1005,7 +1038,7 @@ class Sweep {
   void print(const Known& way) const {
     std::printf("{\"kind\": \"%s\", \"tokens\": %d, \"way\": \"%s\"", kind(), tokens_, way.name.c_str());
     if (way.us > 0) {
-      const double bytes = static_cast<double>((gated_ ? 3 : 2) * hidden * embed * 2);
+      const double bytes = static_cast<double>(way.matrices * hidden * embed * 2);
       std::printf(", \"us\": %.2f, \"least_us\": %.2f, \"tbps\": %.3f", way.us, way.least,
                   bytes / way.us * 1e-6);
     }
@@ -1057,6 +1090,7 @@ class Sweep {
       if (ways_[n].first_look && (n == 0 || is_wanted(ways_[n].name))) first.push_back(n);
     }
     std::vector<std::size_t> found = look(first);
+    std::erase_if(found, [&](std::size_t n) { return ways_[n].pair.empty(); });
     double before = ways_[0].us;
     // How the two stand to each other, for the three fastest pairs.
     std::vector<std::string> pairs;

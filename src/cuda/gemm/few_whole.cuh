@@ -174,6 +174,30 @@ struct FewWhole {
     return true;
   }
 
+  /// Whether a warp has so many blocks of a unit.
+  __device__ __forceinline__ static bool has(int warp, int n) {
+    return (n + 1) * c.warps <= c.unit_blocks || warp + n * c.warps < c.unit_blocks;
+  }
+  /// 16 bytes of a token, of which other multiprocessors may have written; zeros where not `valid`. All loads
+  /// are under way at once.
+  __device__ __forceinline__ static uint4 load_tokens(const std::byte* from_gmem, bool valid) {
+    uint4 to;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.u32 p, %5, 0;\n"
+        "mov.u32 %0, 0;\n"
+        "mov.u32 %1, 0;\n"
+        "mov.u32 %2, 0;\n"
+        "mov.u32 %3, 0;\n"
+        "@p ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "=&r"(to.x), "=&r"(to.y), "=&r"(to.z), "=&r"(to.w)
+        : "l"(from_gmem), "r"(static_cast<std::uint32_t>(valid))
+        : "memory");
+    return to;
+  }
+
   __device__ __forceinline__ void multiply(int thread) const {
     const int warp = thread / 32, lane = thread % 32;
     const int g = lane / 4, t = lane % 4;
@@ -188,12 +212,9 @@ struct FewWhole {
 #pragma unroll
         for (int half = 0; half < 2 * token_tiles; ++half) {
           const int token = g + 8 * half;
-          uint4& to = x[part][n][half / 2][half % 2];
-          to = {0, 0, 0, 0};
-          if (block < c.unit_blocks && token < call.problem.m) {
-            to = __ldcg(
-                reinterpret_cast<const uint4*>(call.a.data + (token * call.a.stride_row + summand) * 2));
-          }
+          const bool valid = has(warp, n) && token < call.problem.m;
+          const std::byte* from = call.a.data + (valid ? token * call.a.stride_row + summand : 0) * 2;
+          x[part][n][half / 2][half % 2] = load_tokens(from, valid);
         }
       }
     }
@@ -208,7 +229,7 @@ struct FewWhole {
         const std::byte* from = weights(ring.stage()) + g * c.pitch() + warp * 64 + t * 16;
 #pragma unroll
         for (int n = 0; n < c.of_warp(); ++n) {
-          if (warp + n * c.warps >= c.unit_blocks) break;
+          if (!has(warp, n)) break;
           const uint4 w = *reinterpret_cast<const uint4*>(from + n * c.warps * 64);
 #pragma unroll
           for (int m = 0; m < token_tiles; ++m) {
