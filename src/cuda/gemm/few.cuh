@@ -3,14 +3,13 @@
 #include <cuda.h>
 
 #include "cuda/gemm/arguments.h"
-#include "cuda/gemm/few_overlap.cuh"
 #include "cuda/gemm/few_share.h"
 #include "cuda/gemm/few_tuning.h"
+#include "cuda/gemm/few_turn.h"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/flag.cuh"
 #include "cuda/ptx/mbarrier.cuh"
-#include "cuda/ptx/stamp.cuh"
 #include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -41,7 +40,7 @@ struct FewMaps {
 
 template <FewConfig c>
 struct FewMemory {
-  static_assert(2 * (c.shared_bytes() + 1024) <= 233472);
+  static_assert(c.shared_bytes() <= beside_late_bytes);
   std::byte* first;
 
   __device__ std::byte* weights(int stage) const { return first + stage * c.weight_bytes(); }
@@ -57,8 +56,6 @@ struct FewMemory {
            stage;
   }
   __device__ Mbarrier* empty(int stage) const { return full(c.stages + stage); }
-  /// Where those that multiply arrive at their end.
-  __device__ Mbarrier* over() const { return full(2 * c.stages); }
 };
 
 /// The lane that loads. Weights are nothing that the kernel ahead writes: as many as there is room for are
@@ -101,7 +98,6 @@ struct FewLoader {
       init_barrier(memory.full(stage), 1);
       init_barrier(memory.empty(stage), 4 * c.consumers);
     }
-    if constexpr (c.overlaps) init_barrier(memory.over(), 4 * c.consumers);
     fence_barrier_inits();
     for (int unit = begin; unit < ahead; ++unit) load_weights(unit, unit - begin);
   }
@@ -183,9 +179,8 @@ struct FewConsumer {
       await_flag(flag(block - other), arguments.owner);
       *flag(block - other) = 0;
     }
-    sync();                                                                 // they are there
-    constexpr int at_once = c.overlaps && c.tokens == most_tokens ? 1 : 2;  // else registers do not suffice
-#pragma unroll at_once
+    sync();  // they are there
+#pragma unroll 2
     for (int other = 1; other <= others; ++other) {
 #pragma unroll
       for (int n = 0; n < count / 4; ++n) {
@@ -282,33 +277,23 @@ struct FewConsumer {
     write(first);
   }
 
-  __device__ __forceinline__ void stamp_first() const {
-#ifdef TILEWISE_STAMPS
-    wait(memory.full(0), 0);
-    if (threadIdx.x == 0) stamp(number_of(arguments.epilogue), 6);
-#endif
-  }
-
   __device__ __forceinline__ void run() {
     const FewShare& share = arguments.share;
     const int block = static_cast<int>(blockIdx.x);
     const int end = share.end(block);
     int unit = share.begin(block);
-    stamp_first();
 #pragma unroll 1
     while (unit < end) {
       const int row_block = unit / share.depth_blocks;
       const int row_end = (row_block + 1) * share.depth_blocks;
       const int until = min(end, row_end);
       multiply(until - unit);
-      if (threadIdx.x == 0) stamp(number_of(arguments.epilogue), 7);
       if (unit > row_block * share.depth_blocks) {
         give();
       } else {
         int others = 0;
         while (others < block && share.begin(block - 1 - others) < row_end) ++others;
         if (others > 0) take(others);
-        if (threadIdx.x == 0) stamp(number_of(arguments.epilogue), 8);
         finish(row_block);
       }
       unit = until;
@@ -316,58 +301,26 @@ struct FewConsumer {
   }
 };
 
-template <typename T, FewConfig c>
-__device__ __forceinline__ void multiply_few(const FewMaps& maps, const FewArguments& arguments,
-                                             const FewOverlap& overlap) {
+template <typename T, typename Table, int row>
+__global__ void __launch_bounds__(FewConfig::threads, 2)
+    few_kernel(const __grid_constant__ FewMaps maps, const __grid_constant__ FewArguments arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr FewConfig c = Table::rows[row];
   extern __shared__ __align__(1024) std::byte first_smem[];
   const FewMemory<c> memory{first_smem};
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   const bool loads = warp == 4 * c.consumers && elected();
-  if (loads) {
-    stamp(number_of(arguments.epilogue), 0);
-    FewLoader<c>(maps, arguments.share, memory).start();
-    stamp(number_of(arguments.epilogue), 1);
-  }
+  if (loads) FewLoader<c>(maps, arguments.share, memory).start();
   __syncthreads();  // barriers are there
-  if (!c.overlaps || !overlap.late) let_kernel_behind_begin();
+  let_kernel_behind_begin();
   if (warp == 4 * c.consumers) {
-    if (loads) {
-      if constexpr (c.overlaps) overlap.open();
-      FewLoader<c>(maps, arguments.share, memory).go_on();
-      stamp(number_of(arguments.epilogue), 3);
-      if constexpr (c.overlaps) {
-        if (overlap.late) let_kernel_behind_begin();
-        overlap.go_over([&] { return is_over(memory.over(), 0); });
-        stamp(number_of(arguments.epilogue), 4);
-      }
-    }
+    if (loads) FewLoader<c>(maps, arguments.share, memory).go_on();
   } else {
     wait_for_kernel_ahead();  // before anything is written
-    if (threadIdx.x == 0) stamp(number_of(arguments.epilogue), 5);
     FewConsumer<T, c> consumer{arguments, memory, warp / 4, static_cast<int>(threadIdx.x) % 128};
     consumer.run();
-    if (threadIdx.x == 0) stamp(number_of(arguments.epilogue), 9);
-    if constexpr (c.overlaps) {
-      if (threadIdx.x % 32 == 0) arrive(memory.over());
-    }
   }
 #endif
-}
-
-template <typename T, typename Table, int row>
-__global__ void __launch_bounds__(FewConfig::threads, 2)
-    few_kernel(const __grid_constant__ FewMaps maps, const __grid_constant__ FewArguments arguments) {
-  static_assert(!Table::rows[row].overlaps);
-  multiply_few<T, Table::rows[row]>(maps, arguments, {});
-}
-
-template <typename T, typename Table, int row>
-__global__ void __launch_bounds__(FewConfig::threads, 2)
-    few_overlap_kernel(const __grid_constant__ FewMaps maps, const __grid_constant__ FewArguments arguments,
-                       const __grid_constant__ FewOverlap overlap) {
-  static_assert(Table::rows[row].overlaps);
-  multiply_few<T, Table::rows[row]>(maps, arguments, overlap);
 }
 
 }  // namespace tilewise::cuda::gemm

@@ -3,14 +3,12 @@
 #include <cuda.h>
 
 #include "cuda/gemm/arguments.h"
-#include "cuda/gemm/few_overlap.cuh"
 #include "cuda/gemm/few_tile_tuning.h"
 #include "cuda/gemm/few_tiles.h"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/flag.cuh"
 #include "cuda/ptx/mbarrier.cuh"
-#include "cuda/ptx/stamp.cuh"
 #include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -41,25 +39,15 @@ struct FewTileMaps {
   CUtensorMap a, b, gate;
 };
 
-/// Weights on their way to the L2 before they are loaded: memory is read best in long pieces of few rows,
-/// while products want short pieces of many. Units of a row make a run; with each unit that is loaded some
-/// rows of a run `lead` units on are asked for, so that all of them were when its first unit is loaded.
-struct FewRuns {
-  CUtensorMap b, gate;  ///< of runs: boxes of `rows` rows and of the pieces of a run
-  int units = 1;        ///< of a run
-  int pieces = 1;       ///< of 256 summands, of a run
-  int rows = 0;
-  int lead = 0;
-};
-
 template <FewTileConfig c>
 struct FewTileMemory {
   static_assert(c.is_sound());
   std::byte* first;
 
   __device__ std::byte* tokens(int stage) const { return first + stage * c.token_bytes(); }
-  __device__ std::byte* weights(int stage) const {
-    return first + c.token_stages * c.token_bytes() + stage * c.weight_bytes();
+  __device__ std::byte* weights(int stage, int factor = 0) const {
+    return first + c.token_stages * c.token_bytes() +
+           (stage * c.factors() + factor) * (c.panels * c.weight_panel_bytes());
   }
   /// Sums, once all units were multiplied.
   __device__ float* exchanged() const { return reinterpret_cast<float*>(first); }
@@ -67,8 +55,6 @@ struct FewTileMemory {
     return reinterpret_cast<Mbarrier*>(first + c.ring_bytes()) + stage;
   }
   __device__ Mbarrier* empty(int stage) const { return full(c.stages + stage); }
-  /// Where those that multiply arrive at their end.
-  __device__ Mbarrier* over() const { return full(2 * c.stages); }
 };
 
 /// The lane that loads. When a unit was multiplied, its place for weights is free for the unit `stages` on,
@@ -79,7 +65,7 @@ struct FewTileLoader {
   const FewTileArguments& arguments;
   const FewTileMemory<c>& memory;
   const int row;
-  const int begin, count, turned;  ///< units
+  const int begin, count;  ///< units
 
   __device__ __forceinline__ FewTileLoader(const FewTileMaps& maps_, const FewTileArguments& arguments_,
                                            const FewTileMemory<c>& memory_)
@@ -88,57 +74,26 @@ struct FewTileLoader {
         memory(memory_),
         row(static_cast<int>(blockIdx.x) * arguments_.tiles.rows),
         begin(arguments_.tiles.begin(static_cast<int>(blockIdx.y))),
-        count(arguments_.tiles.count(static_cast<int>(blockIdx.y))),
-        turned(arguments_.tiles.turned(static_cast<int>(blockIdx.x))) {}
+        count(arguments_.tiles.count(static_cast<int>(blockIdx.y))) {}
 
-  /// Of a row, the one that comes as number `unit`.
-  __device__ __forceinline__ int place_of(int unit) const {
-    const int place = turned + unit;
-    return begin + (place < count ? place : place - count);
+  /// A unit's panels, which lie one behind the other.
+  __device__ __forceinline__ void load(std::byte* to, const CUtensorMap& map, int unit, int stage,
+                                       int first_row) const {
+    if constexpr (c.panels > 1) {
+      copy_panels(to, map, memory.full(stage), (begin + unit) * c.panels, first_row);
+    } else {
+      copy_box(to, map, memory.full(stage), (begin + unit) * c.summands(), first_row);
+    }
   }
-
   /// Announces the unit's tokens, too.
   __device__ __forceinline__ void load_weights(int unit, int stage) const {
-    const int bytes = c.panels * (c.factors() * arguments.tiles.rows * 128 + c.token_panel_bytes());
-    arrive_expecting(memory.full(stage), bytes);
-    if constexpr (c.slabs) {
-      const int panel = place_of(unit) * c.panels;
-      if constexpr (c.gated) copy_slab(memory.weights(stage), maps.gate, memory.full(stage), panel, row);
-      copy_slab(memory.weights(stage) + (c.factors() - 1) * c.factor_bytes(), maps.b, memory.full(stage),
-                panel, row);
-      return;
-    }
-    const int summand = place_of(unit) * c.summands();
-#pragma unroll
-    for (int panel = 0; panel < c.panels; ++panel) {
-      std::byte* to = memory.weights(stage) + panel * c.weight_panel_bytes();
-      if constexpr (c.gated) {
-        copy_box(to, maps.gate, memory.full(stage), summand + panel * 64, row);
-        to += c.factor_bytes();
-      }
-      copy_box(to, maps.b, memory.full(stage), summand + panel * 64, row);
-    }
+    arrive_expecting(memory.full(stage),
+                     c.panels * (c.factors() * arguments.tiles.rows * 128 + c.token_panel_bytes()));
+    if constexpr (c.gated) load(memory.weights(stage), maps.gate, unit, stage, row);
+    load(memory.weights(stage, c.factors() - 1), maps.b, unit, stage, row);
   }
   __device__ __forceinline__ void load_tokens(int unit, int stage, int token_stage) const {
-    if constexpr (c.slabs) {
-      copy_slab(memory.tokens(token_stage), maps.a, memory.full(stage), place_of(unit) * c.panels, 0);
-      return;
-    }
-    const int summand = place_of(unit) * c.summands();
-#pragma unroll
-    for (int panel = 0; panel < c.panels; ++panel) {
-      copy_box(memory.tokens(token_stage) + panel * c.token_panel_bytes(), maps.a, memory.full(stage),
-               summand + panel * 64, 0);
-    }
-  }
-
-  /// Some rows of the run that has a unit.
-  __device__ __forceinline__ void bring(const FewRuns& runs, int unit) const {
-    if (unit >= count) return;
-    const int place = place_of(unit);
-    const int rows = row + place % runs.units * runs.rows;
-    if constexpr (c.gated) prefetch_box(runs.gate, 0, place / runs.units * runs.pieces, rows);
-    prefetch_box(runs.b, 0, place / runs.units * runs.pieces, rows);
+    load(memory.tokens(token_stage), maps.a, unit, stage, 0);
   }
 
   /// Makes the barriers and starts.
@@ -147,18 +102,11 @@ struct FewTileLoader {
       init_barrier(memory.full(stage), 1);
       init_barrier(memory.empty(stage), c.by_columns() ? 4 * c.consumers : 4);
     }
-    init_barrier(memory.over(), 4 * c.consumers);
     fence_barrier_inits();
     for (int unit = 0; unit < min(count, c.stages); ++unit) load_weights(unit, unit);
   }
-  /// Before the kernel ahead has ended.
-  __device__ __forceinline__ void bring_first(const FewRuns& runs) const {
-    if constexpr (c.runs) {
-      for (int unit = c.stages; unit < c.stages + runs.lead; ++unit) bring(runs, unit);
-    }
-  }
-  /// When tokens are there.
-  __device__ __forceinline__ void go_on(const FewRuns& runs) const {
+  __device__ __forceinline__ void go_on() const {
+    wait_for_kernel_ahead();  // tokens are there
     for (int unit = 0; unit < min(count, c.token_stages); ++unit) load_tokens(unit, unit, unit);
     // Step by step a unit was multiplied, from the first on: the ring is where its weights were.
     Ring<c.stages> ring;
@@ -167,10 +115,7 @@ struct FewTileLoader {
 #pragma unroll 1
     for (int unit = 0; unit + c.token_stages < count; ++unit) {
       wait(memory.empty(ring.stage()), ring.parity());
-      if (unit + c.stages < count) {
-        load_weights(unit + c.stages, ring.stage());
-        if constexpr (c.runs) bring(runs, unit + c.stages + runs.lead);
-      }
+      if (unit + c.stages < count) load_weights(unit + c.stages, ring.stage());
       load_tokens(unit + c.token_stages, behind.stage(), tokens.stage());
       ring.advance();
       behind.advance();
@@ -184,14 +129,13 @@ struct FewTileLoader {
 template <typename T, FewTileConfig c>
 struct FewTileConsumer {
   static constexpr int factors = c.factors();
-  static constexpr int groups = c.columns / 8;
+  static constexpr int groups = c.columns() / 8;
   static constexpr int holders = 2 * c.tokens;  ///< threads that have tokens' sums
   const FewTileArguments& arguments;
-  const FewOverlap& overlap;
   const FewTileMemory<c>& memory;
   const int index;   ///< of the consumers
   const int thread;  ///< of the warpgroup's
-  float sums[factors][c.columns / 2];
+  float sums[factors][c.columns() / 2];
 
   __device__ __forceinline__ void sync() const { index == 0 ? sync_some<1, 128>() : sync_some<2, 128>(); }
   __device__ __forceinline__ bool holds() const { return thread < holders; }
@@ -206,7 +150,7 @@ struct FewTileConsumer {
     };
     constexpr int step_units = c.by_columns() ? 1 : c.consumers;
     const int first = c.by_columns() ? 0 : index;
-    const int first_byte = c.by_columns() ? index * c.columns * 128 : 0;
+    const int first_byte = c.by_columns() ? index * c.columns() * 128 : 0;
 #pragma unroll
     for (auto& of : sums) {
 #pragma unroll
@@ -217,9 +161,6 @@ struct FewTileConsumer {
 #pragma unroll 1
     for (int unit = first; unit < units; unit += step_units) {
       wait(memory.full(ring.stage()), ring.parity());
-#ifdef TILEWISE_STAMPS
-      if (unit == 0 && threadIdx.x == 0) stamp(number_of(arguments.epilogue), 6);
-#endif
       const TileDescriptor tokens = describe_tile(address(memory.tokens(token_ring.stage())), 0);
       const TileDescriptor weights = describe_tile(address(memory.weights(ring.stage())) + first_byte, 0);
 #pragma unroll
@@ -231,9 +172,9 @@ struct FewTileConsumer {
         for (int step = 0; step < 4; ++step) {
 #pragma unroll
           for (int factor = 0; factor < factors; ++factor) {
-            WarpgroupProduct<T, c.columns>::from_shared(
+            WarpgroupProduct<T, c.columns()>::from_shared(
                 sums[factor], tokens + panel * (c.token_panel_bytes() / 16) + step * 2,
-                weights + (panel * c.weight_panel_bytes() + factor * c.factor_bytes()) / 16 + step * 2, true);
+                weights + (factor * c.panels + panel) * (c.weight_panel_bytes() / 16) + step * 2, true);
           }
         }
       }
@@ -247,35 +188,30 @@ struct FewTileConsumer {
     }
   }
 
-  /// Calls `body` with the factor and the number of each group that a warpgroup finishes.
+  /// Calls `body` with each group that a warpgroup finishes. What warpgroups and blocks leave to each other
+  /// is of products without a gate.
   template <int which, typename Body>
   __device__ __forceinline__ static void for_groups(const Body& body) {
 #pragma unroll
-    for (int factor = 0; factor < factors; ++factor) {
-#pragma unroll
-      for (int group = first_group(which); group < end_group(which); ++group) body(factor, group);
-    }
+    for (int group = first_group(which); group < end_group(which); ++group) body(group);
   }
 
   /// Adds the other warpgroup's sums to those of the columns that this one finishes.
   template <int which>
   __device__ __forceinline__ void join() {
     float* exchanged = memory.exchanged() + thread;
-    const auto place = [&](int factor, int n) -> float& {
-      return exchanged[(factor * (c.columns / 2) + n) * holders];
-    };
     sync_some<3, 256>();  // all units were multiplied
     if (holds()) {
-      for_groups<1 - which>([&](int factor, int group) {
+      for_groups<1 - which>([&](int group) {
 #pragma unroll
-        for (int n = 4 * group; n < 4 * group + 4; ++n) place(factor, n) = sums[factor][n];
+        for (int n = 4 * group; n < 4 * group + 4; ++n) exchanged[n * holders] = sums[0][n];
       });
     }
     sync_some<3, 256>();  // sums are there
     if (holds()) {
-      for_groups<which>([&](int factor, int group) {
+      for_groups<which>([&](int group) {
 #pragma unroll
-        for (int n = 4 * group; n < 4 * group + 4; ++n) sums[factor][n] += place(factor, n);
+        for (int n = 4 * group; n < 4 * group + 4; ++n) sums[0][n] += exchanged[n * holders];
       });
     }
   }
@@ -285,10 +221,9 @@ struct FewTileConsumer {
     return split * arguments.tiles.tiles + static_cast<int>(blockIdx.x);
   }
   /// Four sums of a thread's, of those that a block leaves to another.
-  __device__ __forceinline__ float4* partial(int block, int factor, int group) const {
-    const int part = c.by_columns() ? factor * c.consumers + index : factor;
+  __device__ __forceinline__ float4* partial(int block, int group) const {
     float* first = arguments.partials + static_cast<std::int64_t>(block) * c.partial_floats();
-    return reinterpret_cast<float4*>(first) + (part * groups + group) * holders + thread;
+    return reinterpret_cast<float4*>(first) + group * holders + thread;
   }
   __device__ __forceinline__ std::uint32_t* flag(int block) const {
     return arguments.flags + block * c.consumers + index;
@@ -299,9 +234,9 @@ struct FewTileConsumer {
   __device__ __forceinline__ void give() const {
     const int block = block_of(static_cast<int>(blockIdx.y));
     if (holds()) {
-      for_groups<which>([&](int factor, int group) {
-        const float* from = sums[factor] + 4 * group;
-        *partial(block, factor, group) = {from[0], from[1], from[2], from[3]};
+      for_groups<which>([&](int group) {
+        const float* from = sums[0] + 4 * group;
+        *partial(block, group) = {from[0], from[1], from[2], from[3]};
       });
     }
     sync();  // all are written
@@ -312,18 +247,18 @@ struct FewTileConsumer {
   /// down for the next launch of a graph.
   template <int which>
   __device__ __forceinline__ void take() {
-    const int others = arguments.tiles.splits - 1;
-    for (int split = thread; split < others; split += 128) {
-      await_flag(flag(block_of(split)), arguments.owner);
-      *flag(block_of(split)) = 0;
+    constexpr int others = c.splits - 1;
+    if (thread < others) {
+      await_flag(flag(block_of(thread)), arguments.owner);
+      *flag(block_of(thread)) = 0;
     }
     sync();  // they are there
     if (!holds()) return;
 #pragma unroll 1
     for (int split = others - 1; split >= 0; --split) {
-      for_groups<which>([&](int factor, int group) {
-        const float4 more = __ldcg(partial(block_of(split), factor, group));
-        float* to = sums[factor] + 4 * group;
+      for_groups<which>([&](int group) {
+        const float4 more = __ldcg(partial(block_of(split), group));
+        float* to = sums[0] + 4 * group;
         to[0] += more.x;
         to[1] += more.y;
         to[2] += more.z;
@@ -374,7 +309,7 @@ struct FewTileConsumer {
     const int row = static_cast<int>(blockIdx.x) * arguments.tiles.rows;
     const int end = min(arguments.n, row + arguments.tiles.rows);
     const int token = thread / 32 * 16 + thread % 32 / 4;
-    const int column = row + (c.by_columns() ? index * c.columns : 0) + thread % 4 * 2;
+    const int column = row + (c.by_columns() ? index * c.columns() : 0) + thread % 4 * 2;
     add_bias<which>(epilogue.bias, factors - 1, column, end);
     if constexpr (c.gated) add_bias<which>(epilogue.gate_bias, 0, column, end);
     float x[4 * count];
@@ -395,20 +330,16 @@ struct FewTileConsumer {
   template <int which>
   __device__ __forceinline__ void end() {
     if constexpr (!c.by_columns()) join<which>();
-    if (static_cast<int>(blockIdx.y) + 1 < arguments.tiles.splits) return give<which>();
-    if (arguments.tiles.splits > 1) take<which>();
-    if (threadIdx.x == 0) stamp(number_of(arguments.epilogue), 8);
-    if (holds()) finish<which>();
-    if (overlap.gives.flags != nullptr) {
-      sync();  // all is written
-      if (thread == 0) overlap.gives.hand_over(static_cast<int>(blockIdx.x), index);
+    if constexpr (c.splits > 1) {
+      if (static_cast<int>(blockIdx.y) + 1 < c.splits) return give<which>();
+      take<which>();
     }
+    if (holds()) finish<which>();
   }
 
   __device__ __forceinline__ void run() {
     multiply(arguments.tiles.count(static_cast<int>(blockIdx.y)));
     wait_for_kernel_ahead();  // before anything is written
-    if (threadIdx.x == 0) stamp(number_of(arguments.epilogue), 7);
     if constexpr (c.by_columns()) {
       end<0>();
     } else {
@@ -417,52 +348,28 @@ struct FewTileConsumer {
   }
 };
 
+/// The kernel behind begins late, when the last loads are under way: its blocks' first loads then fill the
+/// time until this one has ended.
 template <typename T, typename Table, int row>
-__global__ void __launch_bounds__(FewTileConfig::threads, Table::rows[row].blocks)
-    few_tile_kernel(const __grid_constant__ FewTileMaps maps, const __grid_constant__ FewRuns runs,
-                    const __grid_constant__ FewTileArguments arguments,
-                    const __grid_constant__ FewOverlap overlap) {
+__global__ void __launch_bounds__(FewTileConfig::threads, Table::rows[row].leaves_room() ? 2 : 1)
+    few_tile_kernel(const __grid_constant__ FewTileMaps maps,
+                    const __grid_constant__ FewTileArguments arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr FewTileConfig c = Table::rows[row];
   extern __shared__ __align__(1024) std::byte first_smem[];
   const FewTileMemory<c> memory{first_smem};
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   const bool loads = warp == 4 * c.consumers && elected();
-  if (loads) {
-    stamp(number_of(arguments.epilogue), 0);
-    FewTileLoader<c>(maps, arguments, memory).start();
-    stamp(number_of(arguments.epilogue), 1);
-    // The last split's blocks are those that write.
-    if (static_cast<int>(blockIdx.y) + 1 == arguments.tiles.splits) {
-      overlap.gives.take_down(static_cast<int>(blockIdx.x));
-    }
-  }
+  if (loads) FewTileLoader<c>(maps, arguments, memory).start();
   __syncthreads();  // barriers are there
-  if (!overlap.late) let_kernel_behind_begin();
   if (warp == 4 * c.consumers) {
     if (loads) {
-      FewTileLoader<c>(maps, arguments, memory).bring_first(runs);
-      overlap.open();
-    }
-    if (overlap.takes.flags != nullptr) {
-      __syncwarp();
-      overlap.takes.await(static_cast<int>(threadIdx.x) % 32);
-    } else {
-      wait_for_kernel_ahead();
-    }
-    if (loads) {
-      stamp(number_of(arguments.epilogue), 5);
-      FewTileLoader<c>(maps, arguments, memory).go_on(runs);
-      stamp(number_of(arguments.epilogue), 3);
-      if (overlap.late) let_kernel_behind_begin();
-      overlap.go_over([&] { return is_over(memory.over(), 0); });
-      stamp(number_of(arguments.epilogue), 4);
+      FewTileLoader<c>(maps, arguments, memory).go_on();
+      let_kernel_behind_begin();
     }
   } else {
-    FewTileConsumer<T, c> consumer{arguments, overlap, memory, warp / 4, static_cast<int>(threadIdx.x) % 128};
+    FewTileConsumer<T, c> consumer{arguments, memory, warp / 4, static_cast<int>(threadIdx.x) % 128};
     consumer.run();
-    if (threadIdx.x == 0) stamp(number_of(arguments.epilogue), 9);
-    if (threadIdx.x % 32 == 0) arrive(memory.over());
   }
 #endif
 }

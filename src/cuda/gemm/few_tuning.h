@@ -8,10 +8,9 @@ namespace tilewise::cuda::gemm {
 /// a warp that loads. Half a multiprocessor's shared memory at most, so that the next kernel's blocks can
 /// begin to load beside it.
 struct FewConfig {
-  int tokens = 8;         ///< rows of a are filled up to it
-  int stages = 6;         ///< tiles of weights in shared memory, each of 64 summands
-  bool gated = false;     ///< one warpgroup has the gate's weights, the other those that it gates
-  bool overlaps = false;  ///< as the launch says (FewOverlap); else it lets the kernel behind begin at once
+  int tokens = 8;      ///< rows of a are filled up to it
+  int stages = 6;      ///< tiles of weights in shared memory, each of 64 summands
+  bool gated = false;  ///< one warpgroup has the gate's weights, the other those that it gates
 
   static constexpr int depth = 64;
   static constexpr int consumers = 2;
@@ -29,8 +28,7 @@ struct FewConfig {
   /// What is gated, on its way to the gate.
   constexpr int exchanged_bytes() const { return gated ? 64 * tokens * 4 : 0; }
   constexpr std::size_t shared_bytes() const {
-    return static_cast<std::size_t>(tile_bytes() + staged_bytes() + exchanged_bytes() + 16 * stages +
-                                    (overlaps ? 8 : 0));
+    return static_cast<std::size_t>(tile_bytes() + staged_bytes() + exchanged_bytes() + 16 * stages);
   }
   /// Sums of a block's that another finishes.
   constexpr int partial_floats() const { return 128 * tokens; }

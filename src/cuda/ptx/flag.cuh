@@ -19,15 +19,4 @@ __device__ __forceinline__ void await_flag(const std::uint32_t* flag, std::uint3
   } while (found != word);
 }
 
-/// The same where many wait for long: they ask less often.
-__device__ __forceinline__ void await_flag_for_long(const std::uint32_t* flag, std::uint32_t word) {
-  constexpr unsigned nanoseconds = 64;
-  std::uint32_t found;
-  for (;;) {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(flag) : "memory");
-    if (found == word) return;
-    __nanosleep(nanoseconds);
-  }
-}
-
 }  // namespace tilewise::cuda

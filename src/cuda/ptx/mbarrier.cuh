@@ -29,11 +29,6 @@ __device__ __forceinline__ void arrive_expecting(Mbarrier* barrier_smem, int byt
                                          static_cast<std::uint32_t>(bytes));
 }
 
-/// Whether a phase of that parity is over.
-__device__ __forceinline__ bool is_over(Mbarrier* barrier_smem, std::uint32_t parity) {
-  return ::cuda::ptx::mbarrier_test_wait_parity(barrier_smem, parity);
-}
-
 /// Returns once a phase of that parity is over.
 __device__ __forceinline__ void wait(Mbarrier* barrier_smem, std::uint32_t parity) {
 #ifdef TILEWISE_WAIT_TRIES  // for the search for a deadlock: a wait that lasts longer ends the kernel

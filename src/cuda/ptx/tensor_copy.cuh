@@ -37,9 +37,9 @@ __device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, 
                                     place, barrier_smem);
 }
 
-/// The box of a map of panels whose first element is of that panel and row.
-__device__ __forceinline__ void copy_slab(void* to_smem, const CUtensorMap& map, Mbarrier* barrier_smem,
-                                          int panel, int row) {
+/// The same of a map of panels, from that panel and row on.
+__device__ __forceinline__ void copy_panels(void* to_smem, const CUtensorMap& map, Mbarrier* barrier_smem,
+                                            int panel, int row) {
   const std::int32_t place[3] = {0, row, panel};
   ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, to_smem, &map,
                                     place, barrier_smem);
@@ -80,15 +80,6 @@ __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int d, int 
                : "memory");
 }
 
-/// The same of a map of rank 3, from (z, y, x) on.
-__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int x, int y, int z) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x),
-               "r"(y), "r"(z)
-               : "memory");
-#endif
-}
-
 /// Has a map, which is a kernel's parameter, at hand for the first copy.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -97,13 +88,6 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
 /// Between this thread's own reads and writes of shared memory and those that copies or wgmma will do there.
 __device__ __forceinline__ void fence_async_proxy() {
   ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
-}
-
-/// The same of all memory: between what this thread saw others write and copies from there.
-__device__ __forceinline__ void fence_async_proxy_everywhere() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async;" ::: "memory");
-#endif
 }
 
 }  // namespace tilewise::cuda

@@ -143,16 +143,4 @@ CUtensorMap map_of_panels(const void* data, DType dtype, std::int64_t rows, std:
                   .box = {panel, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_panels)}});
 }
 
-CUtensorMap map_of_runs(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
-                        std::int64_t stride, int box_rows, int box_pieces) {
-  constexpr int piece = 256;
-  return encoded({.data = const_cast<void*>(data),
-                  .dtype = dtype,
-                  .rank = 3,
-                  .extents = {piece, extent(columns / piece), extent(rows)},
-                  .strides = {2 * piece, stride_bytes(stride, rows)},
-                  .box = {piece, static_cast<cuuint32_t>(box_pieces), static_cast<cuuint32_t>(box_rows)},
-                  .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE});
-}
-
 }  // namespace tilewise::cuda

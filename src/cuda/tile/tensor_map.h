@@ -32,9 +32,4 @@ CUtensorMap map_of_matrix(const void* data, DType dtype, std::int64_t rows, std:
 CUtensorMap map_of_panels(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
                           std::int64_t stride, int box_rows, int box_panels);
 
-/// A matrix whose rows are pieces of 256 elements [rows, pieces, 256], but for what rows have beyond whole
-/// pieces, for copies to the L2 alone: boxes have `box_pieces` pieces on end of each of their rows.
-CUtensorMap map_of_runs(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
-                        std::int64_t stride, int box_rows, int box_pieces);
-
 }  // namespace tilewise::cuda
