@@ -37,6 +37,14 @@ __device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, 
                                     place, barrier_smem);
 }
 
+/// The same of a map of panels, from that panel and row on.
+__device__ __forceinline__ void copy_panels(void* to_smem, const CUtensorMap& map, Mbarrier* barrier_smem,
+                                            int panel, int row) {
+  const std::int32_t place[3] = {0, row, panel};
+  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, to_smem, &map,
+                                    place, barrier_smem);
+}
+
 /// A run of bytes, a multiple of 16, as its addresses are.
 __device__ __forceinline__ void copy_bytes(void* to_smem, const void* from_gmem, int bytes,
                                            Mbarrier* barrier_smem) {

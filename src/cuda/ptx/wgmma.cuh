@@ -76,11 +76,10 @@ struct WarpgroupProduct;
 #define TILEWISE_C_8 TILEWISE_C8(0)
 #define TILEWISE_REGISTERS_16 TILEWISE_REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define TILEWISE_C_16 TILEWISE_C_8, TILEWISE_C8(8)
-#define TILEWISE_REGISTERS_32                \
-  TILEWISE_REGISTERS_16                      \
-  ", %16, %17, %18, %19, %20, %21, %22, %23" \
-  ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define TILEWISE_C_32 TILEWISE_C_16, TILEWISE_C8(16), TILEWISE_C8(24)
+#define TILEWISE_REGISTERS_24 TILEWISE_REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define TILEWISE_C_24 TILEWISE_C_16, TILEWISE_C8(16)
+#define TILEWISE_REGISTERS_32 TILEWISE_REGISTERS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define TILEWISE_C_32 TILEWISE_C_24, TILEWISE_C8(24)
 #define TILEWISE_REGISTERS_40 TILEWISE_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define TILEWISE_C_40 TILEWISE_C_32, TILEWISE_C8(32)
 #define TILEWISE_REGISTERS_48 TILEWISE_REGISTERS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
@@ -143,6 +142,8 @@ TILEWISE_PRODUCT(__half, "f16", 16, 8, "%8", "%9", "%10", "%11", "%12", "%13")
 TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 16, 8, "%8", "%9", "%10", "%11", "%12", "%13")
 TILEWISE_PRODUCT(__half, "f16", 32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
 TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
+TILEWISE_PRODUCT(__half, "f16", 48, 24, "%24", "%25", "%26", "%27", "%28", "%29")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 48, 24, "%24", "%25", "%26", "%27", "%28", "%29")
 TILEWISE_PRODUCT(__half, "f16", 64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 TILEWISE_PRODUCT(__half, "f16", 80, 40, "%40", "%41", "%42", "%43", "%44", "%45")
@@ -177,6 +178,8 @@ TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 256, 128, "%128", "%129", "%130", "%131"
 #undef TILEWISE_C_8
 #undef TILEWISE_REGISTERS_16
 #undef TILEWISE_C_16
+#undef TILEWISE_REGISTERS_24
+#undef TILEWISE_C_24
 #undef TILEWISE_REGISTERS_32
 #undef TILEWISE_C_32
 #undef TILEWISE_REGISTERS_40

@@ -58,6 +58,12 @@ void raise_limit(const void* kernel, SharedLimits& limits, int device, const Lau
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(how.shared_bytes)),
              how.name);
+  // A multiprocessor divides its memory between the L1 and blocks by what the kernel that runs asked for.
+  if (how.beside) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared),
+               how.name);
+  }
   limit.store(how.shared_bytes);
 }
 
