@@ -1,0 +1,209 @@
+#pragma once
+
+#include "cuda/tile/ring.cuh"
+#include "cuda/wgmma_backward/sums.cuh"
+
+namespace tilewise::cuda::wgmma_backward {
+
+// The kernel over tiles of backward by wgmma; what comes before and after it is mma's. A block keeps 128
+// keys, 64 a warpgroup, and walks over the queries that see them, 64 at a time. Pairs are held turned, a row a
+// key, so that they come out of k·qᵀ and v·d_oᵀ in the registers in which they go into dv and dk. For dq,
+// which sums over keys, score gradients pass through shared memory, and that product is a tile behind: so the
+// warpgroups need not keep step.
+//
+//   tensor cores   dv dk of 0 │ q·k 1 │ d_o·v 1 │ dq of 0 │ dv dk of 1 │ q·k 2 │ ...
+//   lanes          copies ahead       │ weights 1 │ score gradients 1 │ dq of 0 to memory │ ...
+
+template <typename T, Config c>
+struct Walk {
+  using Own = Block<T, c>;
+  using OwnSums = float[c.dim / 2];
+
+  /// Whether dq of the tile before is awaited before pairs are rounded, for which else registers are missing.
+  static constexpr bool early_dq = c.dim > 64;
+
+  Own& block;
+  const TileDescriptor k_rows, v_rows;   ///< the warpgroup's 64 keys
+  const TileDescriptor k_columns;        ///< of all keys the warpgroup's 64 dims
+  OwnSums dk, dv;
+  Pairs s, x, dq;
+  Fragments weights, dscores;
+
+  __device__ explicit Walk(Own& block_)
+      : block(block_),
+        k_rows(tile(block.k_smem + block.group() * 64 * 128, Own::KeyPanels::panel_bytes)),
+        v_rows(tile(block.v_smem + block.group() * 64 * 128, Own::KeyPanels::panel_bytes)),
+        k_columns(tile(block.k_smem + (c.dim > 64 ? block.group() * Own::KeyPanels::panel_bytes : 0),
+                       Own::KeyPanels::panel_bytes)) {}
+
+  static __device__ TileDescriptor tile(const std::byte* smem, int panel_bytes) {
+    return describe_tile(Own::address(smem), panel_bytes);
+  }
+  __device__ TileDescriptor q(int stage) const {
+    return tile(block.q_smem + stage * c.query_bytes(), Own::QueryPanels::panel_bytes);
+  }
+  __device__ TileDescriptor d_o(int stage) const {
+    return tile(block.d_o_smem + stage * c.query_bytes(), Own::QueryPanels::panel_bytes);
+  }
+  __device__ const float* own(const float* values, int stage) const {
+    return values + stage * c.queries + 2 * (block.lane() % 4);
+  }
+
+  /// Two groups of products: q·k, d_o·v.
+  __device__ __forceinline__ void start_pairs(int stage) {
+    forget(s);
+    forget(x);
+    fence_products();
+    start_product<T, c.dim, c.keys>(s, k_rows, q(stage));
+    commit_products();
+    start_product<T, c.dim, c.keys>(x, v_rows, d_o(stage));
+    commit_products();
+  }
+  /// Of head dims to 64 a warpgroup makes dq of every other tile, else half of the dims of all.
+  __device__ bool has_dq(int number) const { return c.dim > 64 || number % 2 == block.group(); }
+  __device__ __forceinline__ void start_dq(int number) {
+    fence_products();
+    if (has_dq(number)) {
+      forget(dq);
+      wgmma_backward::start_dq<T>(
+          dq, tile(block.dscores_smem + number % 2 * c.pair_bytes(), c.pair_bytes()), k_columns);
+    }
+    commit_products();
+  }
+  __device__ void await_dscores(int number) const { wait(block.made_smem + number % 2, number / 2 % 2); }
+  __device__ __forceinline__ void finish_dq(int number) {
+    const TileFacts& queries = block.tile(number);
+    add_row_sums(block, queries, number % 2);
+    block.arrive_once(block.used_smem + number % 2);
+    if (has_dq(number)) add_dq(block, queries, c.dim > 64 ? 8 * block.group() : 0, dq);
+  }
+
+  /// Weights and score gradients of the tile whose products are under way.
+  template <typename Between>
+  __device__ __forceinline__ void make_pairs(int number, int stage, const Between& between) {
+    const TileFacts& queries = block.tile(number);
+    if (queries.edge) hide(block, queries, s);
+    const int highest = weigh<T>(own(block.top_smem, stage), block.unit, s);
+    wait_products<early_dq ? 0 : 1>();  // d_o·v
+    pin(x);
+    between();
+    add_shifts<T>(own(block.shift_smem, stage), block.facts_smem->scale.up, x);
+    const float least = block.space.rows.limits.least * static_cast<float>(1 << mma::weight_bits<T>);
+    if (__any_sync(~0u, __int_as_float(highest) > least)) {
+      take_peaks(block, queries, s, x);
+      __syncwarp();
+    }
+    round_pairs<T>(s, x, weights, dscores);
+    const int pair_stage = number % 2;
+    wait(block.used_smem + pair_stage, number / 2 % 2 ^ 1);
+    const auto to = Own::PairPointer::by_rows(Own::address(block.dscores_smem + pair_stage * c.pair_bytes()))
+                        .from(block.first_own_key(), 0);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) store_matrices(to.at(0, step), dscores[step]);
+    fence_async_proxy();
+    block.arrive_once(block.made_smem + pair_stage);
+  }
+
+  __device__ __forceinline__ void none() {
+#pragma unroll
+    for (int n = 0; n < c.dim / 2; ++n) dk[n] = dv[n] = 0;
+  }
+  /// Of `count` tiles.
+  __device__ __forceinline__ void all(QuerySteps ahead) {
+    forget(dk);
+    forget(dv);
+    const int count = ahead.left;
+    block.load_keys();
+    block.load_queries(ahead, 0, 0);
+    commit_copies();
+    ahead = block.after(ahead);
+    if (ahead.more()) {
+      block.load_queries(ahead, 1, 1);
+      ahead = block.after(ahead);
+    }
+    commit_copies();
+    wait_copies<1>();
+    fence_async_proxy();
+    block.arrive_once(block.full_smem);
+    wait(block.full_smem, 0);
+    start_pairs(0);
+    int stage = 0;
+    Ring<c.stages> next_at{1}, later_at{2};
+#pragma unroll 1
+    for (int number = 0;; ++number) {
+      wait_products<2>();  // dv and dk of the tile before
+      if (number > 0) {
+        block.arrive_once(block.empty_smem + (stage == 0 ? c.stages - 1 : stage - 1));
+        await_dscores(number - 1);
+      }
+      start_dq(number + 1);  // of the tile before; of the first one nothing
+      wait_products<2>();    // q·k
+      pin(s);
+      if (number + 1 < count) {
+        wait_copies<0>();
+        fence_async_proxy();
+        block.arrive_once(block.full_smem + next_at.stage());
+      }
+      const auto end_dq = [&] {
+        pin(dq);
+        if (number > 0) finish_dq(number - 1);
+      };
+      make_pairs(number, stage, [&] {
+        if constexpr (early_dq) end_dq();
+      });
+      pin(weights);
+      pin(dscores);
+      fence_products();
+      add_to_keys<T, c.dim>(dv, weights, d_o(stage), number > 0);
+      add_to_keys<T, c.dim>(dk, dscores, q(stage), number > 0);
+      commit_products();
+      if constexpr (!early_dq) {
+        wait_products<1>();
+        end_dq();
+      }
+      if (number + 1 == count) break;
+      if (ahead.more()) {
+        wait(block.empty_smem + later_at.stage(), later_at.parity() ^ 1);
+        block.load_queries(ahead, number + 2, later_at.stage());
+        ahead = block.after(ahead);
+      }
+      commit_copies();
+      wait(block.full_smem + next_at.stage(), next_at.parity());
+      start_pairs(next_at.stage());
+      stage = next_at.stage();
+      next_at.advance();
+      later_at.advance();
+    }
+    wait_products<0>();
+    pin(dk);
+    pin(dv);
+    await_dscores(count - 1);
+    start_dq(count - 1);
+    wait_products<0>();
+    pin(dq);
+    finish_dq(count - 1);
+  }
+};
+
+template <typename T, int row>
+__global__ void __launch_bounds__(rows[row].threads(), 1)
+    backward_kernel(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardBlocks blocks,
+                    const __grid_constant__ BackwardSpace space) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr Config c = rows[row];
+  extern __shared__ __align__(1024) std::byte shared[];
+  const auto shares = static_cast<std::uint32_t>(space.shares.count);
+  const Turn turn = blocks.turns.turn(blockIdx.x / shares);
+  Block<T, c> block(call, blocks, space, shared);
+  block.prepare(turn, static_cast<int>(blockIdx.x % shares));
+  __syncthreads();  // facts and barriers are there
+  if (block.key_count() <= 0) return;
+  const QuerySteps steps = block.begin();
+  Walk<T, c> walk(block);
+  steps.more() ? walk.all(steps) : walk.none();
+  __syncthreads();  // everyone is done with keys and values, and peaks are known
+  store_own(block, walk.dk, walk.dv);
+#endif
+}
+
+}  // namespace tilewise::cuda::wgmma_backward

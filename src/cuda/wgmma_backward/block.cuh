@@ -1,0 +1,225 @@
+#pragma once
+
+#include "cuda/mma/backward_queries.cuh"
+#include "cuda/ptx/local.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tensor_copy.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
+#include "cuda/wgmma_backward/tuning.h"
+
+namespace tilewise::cuda::wgmma_backward {
+
+using mma::BackwardBlocks;
+using mma::BackwardSpace;
+using mma::GroupFacts;
+using mma::QuerySteps;
+
+/// Rows [rows, dim] of 16-bit elements as wgmma reads them, in panels of 64 columns.
+template <int dim, int rows>
+struct Panels {
+  static constexpr int chunks = dim / 8;
+  static constexpr int panel_bytes = rows * 128;
+
+  static constexpr int offset(int row, int chunk) {
+    return chunk / 8 * panel_bytes + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
+  }
+};
+
+/// Fills a tile with the first `dims` elements of `valid` aligned rows that lie `stride` bytes apart;
+/// everything else is zero. Copies are to be committed and awaited by the caller.
+template <int count, int dim, int threads>
+__device__ __forceinline__ void load_panels(std::byte* tile_smem, const std::byte* first, std::int64_t stride,
+                                            int valid, int dims) {
+  using Tile = Panels<dim, count>;
+  constexpr int step = threads / Tile::chunks;  // rows between those of a thread
+  static_assert(step % 8 == 0 && count % step == 0);
+  const int thread = opaque(static_cast<int>(threadIdx.x));
+  const int row = thread / Tile::chunks;
+  const int chunk = thread % Tile::chunks;
+  const std::byte* source = first + row * stride + chunk * 16;
+  std::byte* to = tile_smem + Tile::offset(row, chunk);
+  if (valid >= count && dims == dim) {
+#pragma unroll
+    for (int r = 0; r < count; r += step) {
+      copy_async_16(to + r * 128, source, true);
+      source += step * stride;
+    }
+  } else {
+    const int bytes = max(0, min(16, (dims - chunk * 8) * 2));
+#pragma unroll 1
+    for (int r = 0; r < count; r += step) {
+      const bool present = row + r < valid && bytes > 0;
+      copy_async_part(to + r * 128, present ? source : first, present ? bytes : 0);
+      source += step * stride;
+    }
+  }
+}
+
+/// What a block knows. It lies in shared memory, and is read where it is needed: registers are scarcer.
+struct Facts {
+  GroupFacts group;
+  int b, h;  ///< h of the keys
+  int key_count;
+  int first_key;  ///< in the sequence
+  mma::GradientScale scale;
+};
+static_assert(sizeof(Facts) <= Config::fact_bytes);
+
+/// And of a tile of queries, from when it is asked for until its dq is made.
+struct TileFacts {
+  std::int64_t row;   ///< where its queries' values are
+  std::int64_t sums;  ///< its first tile among the sums of dq
+  int count;          ///< queries
+  int low, high;      ///< keys that query r sees: r + low to r + high of the block's
+  int edge;           ///< whether some do not see some of the keys
+};
+inline constexpr int tile_facts = 4;
+static_assert(sizeof(TileFacts) * tile_facts <= Config::tile_bytes);
+
+/// What a block has: its place in shared memory, and what it knows of its keys and of the queries.
+template <typename T_, Config c>
+struct Block {
+  using T = T_;
+  using KeyPanels = Panels<c.dim, c.keys>;
+  using QueryPanels = Panels<c.dim, c.queries>;
+  using PairPointer = MatrixPointer<c.queries>;
+
+  const AttentionCall& call;
+  const BackwardBlocks& blocks;
+  const BackwardSpace& space;
+  const int warp_ = uniform(static_cast<int>(threadIdx.x) / 32);
+  const int lane_ = static_cast<int>(threadIdx.x) % 32;
+  const float unit;         ///< from products to exponents of 2; never 0
+  std::byte* k_smem;        ///< [keys, dim]
+  std::byte* v_smem;        ///< [keys, dim]
+  std::byte* q_smem;        ///< stages x [queries, dim]
+  std::byte* d_o_smem;      ///< stages x [queries, dim]
+  std::byte* dscores_smem;  ///< pair stages x [keys, queries]
+  float* top_smem;          ///< stages x [queries]
+  float* shift_smem;        ///< stages x [queries]
+  int* has_peak_smem;       ///< [keys]
+  Facts* facts_smem;
+  TileFacts* tiles_smem;  ///< by the tile's number
+  Mbarrier* full_smem;   ///< [stages]: queries are there
+  Mbarrier* empty_smem;  ///< [stages]: nobody needs them any more
+  Mbarrier* made_smem;   ///< [pair stages]: score gradients are there
+  Mbarrier* used_smem;   ///< [pair stages]: nobody needs them any more
+
+  __device__ Block(const AttentionCall& call_, const BackwardBlocks& blocks_, const BackwardSpace& space_,
+                   std::byte* shared)
+      : call(call_),
+        blocks(blocks_),
+        space(space_),
+        unit(exponent_unit(call.scale)),
+        k_smem(shared),
+        v_smem(k_smem + c.key_bytes()),
+        q_smem(v_smem + c.key_bytes()),
+        d_o_smem(q_smem + c.stages * c.query_bytes()),
+        dscores_smem(d_o_smem + c.stages * c.query_bytes()),
+        top_smem(reinterpret_cast<float*>(dscores_smem + c.pair_stages * c.pair_bytes())),
+        shift_smem(top_smem + c.stages * c.queries),
+        has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages * c.queries)),
+        facts_smem(reinterpret_cast<Facts*>(has_peak_smem + c.keys)),
+        tiles_smem(reinterpret_cast<TileFacts*>(reinterpret_cast<std::byte*>(facts_smem) + c.fact_bytes)),
+        full_smem(reinterpret_cast<Mbarrier*>(reinterpret_cast<std::byte*>(tiles_smem) + c.tile_bytes)),
+        empty_smem(full_smem + c.stages),
+        made_smem(empty_smem + c.stages),
+        used_smem(made_smem + c.pair_stages) {}
+
+  /// What follows from these is computed where it is used.
+  __device__ int lane() const { return opaque(lane_); }
+  __device__ int warp() const { return warp_; }
+  __device__ int group() const { return warp_ / 4; }  ///< the warpgroup
+  __device__ int first_own_key() const { return 16 * warp_; }
+  __device__ int dim_qk() const { return static_cast<int>(call.problem.dim_qk); }
+  __device__ int dim_v() const { return static_cast<int>(call.problem.dim_v); }
+  __device__ int key_count() const { return facts_smem->key_count; }
+  __device__ std::int64_t first_key_row() const {
+    return call.sequence(facts_smem->b).first_k + facts_smem->first_key;
+  }
+  static __device__ float exponent_unit(double scale_) {
+    const auto unit_ = static_cast<float>(scale_ * 1.4426950408889634);
+    return fabsf(unit_) < 1e-30f ? 1e-30f : unit_;
+  }
+  static __device__ std::uint32_t address(const std::byte* smem) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
+  }
+  /// Facts and barriers, by the first thread; before a barrier of the block. False where there are no keys.
+  __device__ void prepare(const Turn& turn, int share) const {
+    for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) has_peak_smem[r] = 0;
+    if (threadIdx.x != 0) return;
+    const auto among = turn.among(call.problem.heads_kv);
+    const auto b = static_cast<int>(among.b);
+    const auto h = static_cast<int>(among.h);
+    const KeyTile keys = blocks.keys.tile(call, call.sequence(b), turn.tile);
+    const auto first = static_cast<int>(keys.first);
+    *facts_smem = {.group = GroupFacts::of<c.queries, c.keys>(call, blocks, space, b, h, first, keys.count, share),
+                   .b = b,
+                   .h = h,
+                   .key_count = keys.count,
+                   .first_key = first,
+                   .scale = mma::gradient_scale<T>(space.largest, 1.0f)};
+    for (int n = 0; n < c.barriers(); ++n) init_barrier(full_smem + n, c.warps);
+    fence_barrier_inits();
+  }
+  __device__ QuerySteps begin() const {
+    const GroupFacts& facts = facts_smem->group;
+    return {uniform(facts.at), uniform(facts.head), uniform(facts.count)};
+  }
+  __device__ QuerySteps after(QuerySteps steps) const {
+    steps.step(false, facts_smem->group.from, facts_smem->group.to);
+    return steps;
+  }
+
+  __device__ const TileFacts& tile(int number) const { return tiles_smem[number % tile_facts]; }
+
+  __device__ void load_keys() const {
+    const std::int64_t s = first_key_row();
+    load_panels<c.keys, c.dim, c.threads()>(k_smem, row_of_halves(call.k, facts_smem->b, facts_smem->h, s), call.k.stride_s * 2,
+                                            key_count(), dim_qk());
+    load_panels<c.keys, c.dim, c.threads()>(v_smem, row_of_halves(call.v, facts_smem->b, facts_smem->h, s), call.v.stride_s * 2,
+                                            key_count(), dim_v());
+  }
+  /// Asks for a tile of queries, and says what there is to know of it.
+  __device__ void load_queries(const QuerySteps& steps, int number, int stage) const {
+    const GroupFacts& facts = facts_smem->group;
+    const int at = steps.at * c.queries;
+    const int count = min(c.queries, facts.length - at);
+    const auto first = [&](const std::byte* group, const Rows& rows) {
+      return group + (steps.head * rows.stride_h + at * rows.stride_s) * 2;
+    };
+    load_panels<c.queries, c.dim, c.threads()>(q_smem + stage * c.query_bytes(), first(facts.q, call.q),
+                                               call.q.stride_s * 2, count, dim_qk());
+    load_panels<c.queries, c.dim, c.threads()>(d_o_smem + stage * c.query_bytes(), first(facts.d_o, call.d_o),
+                                               call.d_o.stride_s * 2, count, dim_v());
+    const int r = opaque(static_cast<int>(threadIdx.x));
+    if (r >= c.queries) return;
+    const std::int64_t row = facts.row + steps.head * call.rows_q() + at;
+    float* top = top_smem + stage * c.queries + r;
+    float* shift = shift_smem + stage * c.queries + r;
+    if (r < count) {
+      copy_async_4(top, space.rows.top + row + r);
+      copy_async_4(shift, space.rows.shift + row + r);
+    } else {  // one that saw nothing
+      *top = -minus_infinity;
+      *shift = 0;
+    }
+    if (r > 0) return;
+    constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
+    tiles_smem[number % tile_facts] = {
+        .row = row,
+        .sums = facts.tile + steps.head * space.dq.tiles + steps.at * (c.queries / 16),
+        .count = count,
+        .low = static_cast<int>(max(-far, min(far, facts.low + at))),
+        .high = static_cast<int>(max(-far, min(far, facts.high + at))),
+        .edge = steps.at < facts.clear || steps.at >= facts.clear_end};
+  }
+  /// A warp is done with what a barrier guards, or has brought it.
+  __device__ void arrive_once(Mbarrier* barrier_smem) const {
+    __syncwarp();
+    if (lane() == 0) arrive(barrier_smem);
+  }
+};
+
+}  // namespace tilewise::cuda::wgmma_backward
