@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/ring.cuh"
 #include "cuda/wgmma_backward/sums.cuh"
 
@@ -18,9 +19,6 @@ template <typename T, Config c>
 struct Walk {
   using Own = Block<T, c>;
   using OwnSums = float[c.dim / 2];
-
-  /// Whether dq of the tile before is awaited before pairs are rounded, for which else registers are missing.
-  static constexpr bool early_dq = c.dim > 64;
 
   Own& block;
   const TileDescriptor k_rows, v_rows;   ///< the warpgroup's 64 keys
@@ -71,22 +69,31 @@ struct Walk {
     commit_products();
   }
   __device__ void await_dscores(int number) const { wait(block.made_smem + number % 2, number / 2 % 2); }
+  __device__ __forceinline__ void make_sums(int number) const {
+    wait(block.added_smem + number % 2, number / 2 % 2 ^ 1);
+    make_row_sums(block, number % 2);
+  }
+  /// Score gradients are not needed any more, and dq goes to shared memory.
   __device__ __forceinline__ void finish_dq(int number) {
-    const TileFacts& queries = block.tile(number);
-    add_row_sums(block, queries, number % 2);
     block.arrive_once(block.used_smem + number % 2);
-    if (has_dq(number)) add_dq(block, queries, c.dim > 64 ? 8 * block.group() : 0, dq);
+    if (!has_dq(number)) return;
+    if (block.lane() == 0) wait_stores_read();
+    __syncwarp();  // there is room
+    stage_dq(block, dq);
+  }
+  __device__ __forceinline__ void send_dq(int number) const {
+    if (has_dq(number)) add_dq(block, block.tile(number), c.dim > 64 ? 8 * block.group() : 0);
   }
 
   /// Weights and score gradients of the tile whose products are under way.
-  template <typename Between>
-  __device__ __forceinline__ void make_pairs(int number, int stage, const Between& between) {
+  __device__ __forceinline__ void make_pairs(int number, int stage) {
     const TileFacts& queries = block.tile(number);
+    wait_products<1>();  // q·k
+    pin(s);
     if (queries.edge) hide(block, queries, s);
     const int highest = weigh<T>(own(block.top_smem, stage), block.unit, s);
-    wait_products<early_dq ? 0 : 1>();  // d_o·v
+    wait_products<0>();  // d_o·v
     pin(x);
-    between();
     add_shifts<T>(own(block.shift_smem, stage), block.facts_smem->scale.up, x);
     const float least = block.space.rows.limits.least * static_cast<float>(1 << mma::weight_bits<T>);
     if (__any_sync(~0u, __int_as_float(highest) > least)) {
@@ -101,89 +108,87 @@ struct Walk {
 #pragma unroll
     for (int step = 0; step < 4; ++step) store_matrices(to.at(0, step), dscores[step]);
     fence_async_proxy();
-    block.arrive_once(block.made_smem + pair_stage);
+    __syncwarp();
+    if (block.lane() == 0) {
+      arrive(block.made_smem + pair_stage);
+      if (number > 1) send_dq(number - 2);
+    }
+    pin(weights);
+    pin(dscores);
   }
 
   __device__ __forceinline__ void none() {
 #pragma unroll
     for (int n = 0; n < c.dim / 2; ++n) dk[n] = dv[n] = 0;
   }
-  /// Of `count` tiles.
-  __device__ __forceinline__ void all(QuerySteps ahead) {
+  __device__ __forceinline__ void all(int count) {
     forget(dk);
     forget(dv);
-    const int count = ahead.left;
-    block.load_keys();
-    block.load_queries(ahead, 0, 0);
-    commit_copies();
-    ahead = block.after(ahead);
-    if (ahead.more()) {
-      block.load_queries(ahead, 1, 1);
-      ahead = block.after(ahead);
-    }
-    commit_copies();
-    wait_copies<1>();
-    fence_async_proxy();
-    block.arrive_once(block.full_smem);
-    wait(block.full_smem, 0);
-    start_pairs(0);
-    int stage = 0;
-    Ring<c.stages> next_at{1}, later_at{2};
+    Ring<c.stages> at;
 #pragma unroll 1
-    for (int number = 0;; ++number) {
-      wait_products<2>();  // dv and dk of the tile before
-      if (number > 0) {
-        block.arrive_once(block.empty_smem + (stage == 0 ? c.stages - 1 : stage - 1));
-        await_dscores(number - 1);
-      }
-      start_dq(number + 1);  // of the tile before; of the first one nothing
-      wait_products<2>();    // q·k
-      pin(s);
-      if (number + 1 < count) {
-        wait_copies<0>();
-        fence_async_proxy();
-        block.arrive_once(block.full_smem + next_at.stage());
-      }
-      const auto end_dq = [&] {
-        pin(dq);
-        if (number > 0) finish_dq(number - 1);
-      };
-      make_pairs(number, stage, [&] {
-        if constexpr (early_dq) end_dq();
-      });
-      pin(weights);
-      pin(dscores);
+    for (int number = 0; number < count; ++number) {
+      wait(block.full_smem + at.stage(), at.parity());
+      start_pairs(at.stage());
+      make_pairs(number, at.stage());
       fence_products();
-      add_to_keys<T, c.dim>(dv, weights, d_o(stage), number > 0);
-      add_to_keys<T, c.dim>(dk, dscores, q(stage), number > 0);
+      add_to_keys<T, c.dim>(dv, weights, d_o(at.stage()), number > 0);
+      add_to_keys<T, c.dim>(dk, dscores, q(at.stage()), number > 0);
       commit_products();
-      if constexpr (!early_dq) {
-        wait_products<1>();
-        end_dq();
-      }
-      if (number + 1 == count) break;
-      if (ahead.more()) {
-        wait(block.empty_smem + later_at.stage(), later_at.parity() ^ 1);
-        block.load_queries(ahead, number + 2, later_at.stage());
-        ahead = block.after(ahead);
-      }
-      commit_copies();
-      wait(block.full_smem + next_at.stage(), next_at.parity());
-      start_pairs(next_at.stage());
-      stage = next_at.stage();
-      next_at.advance();
-      later_at.advance();
+      if (number > 0) await_dscores(number - 1);
+      start_dq(number + 1);  // of the tile before; of the first one nothing
+      if (number > 0) make_sums(number - 1);
+      wait_products<1>();  // dv and dk
+      block.arrive_once(block.empty_smem + at.stage());
+      wait_products<0>();  // dq
+      pin(dq);
+      if (number > 0) finish_dq(number - 1);
+      at.advance();
     }
-    wait_products<0>();
     pin(dk);
     pin(dv);
+    if (count > 1) send_last(count - 2);
     await_dscores(count - 1);
     start_dq(count - 1);
+    make_sums(count - 1);
     wait_products<0>();
     pin(dq);
     finish_dq(count - 1);
+    send_last(count - 1);
+    if (block.lane() == 0) wait_stores();
+  }
+  __device__ __forceinline__ void send_last(int number) const {
+    fence_async_proxy();
+    __syncwarp();
+    if (block.lane() == 0) send_dq(number);
   }
 };
+
+/// Brings tiles of queries.
+template <typename T, Config c>
+__device__ __forceinline__ void load_tiles(const Block<T, c>& block, QuerySteps steps) {
+  Ring<c.stages> at;
+#pragma unroll 1
+  for (int number = 0; steps.more(); ++number) {
+    wait(block.empty_smem + at.stage(), at.parity() ^ 1);
+    block.load_queries(steps, number, at.stage());
+    commit_copies();
+    wait_copies<0>();
+    fence_async_proxy();
+    block.arrive_once(block.full_smem + at.stage());
+    steps = block.after(steps);
+    at.advance();
+  }
+}
+/// Adds the sums of score gradients in global memory.
+template <typename T, Config c>
+__device__ __forceinline__ void add_sums(const Block<T, c>& block, int count) {
+#pragma unroll 1
+  for (int number = 0; number < count; ++number) {
+    wait(block.used_smem + number % 2, number / 2 % 2);
+    add_row_sums(block, block.tile(number), number % 2);
+    block.arrive_once(block.added_smem + number % 2);
+  }
+}
 
 template <typename T, int row>
 __global__ void __launch_bounds__(rows[row].threads(), 1)
@@ -199,9 +204,21 @@ __global__ void __launch_bounds__(rows[row].threads(), 1)
   __syncthreads();  // facts and barriers are there
   if (block.key_count() <= 0) return;
   const QuerySteps steps = block.begin();
+  if (block.warp() >= c.warps) {
+    keep_registers<c.producer_registers>();
+    if (block.warp() < c.warps + c.load_warps) load_tiles(block, steps);
+    if (block.warp() == c.warps + c.load_warps) add_sums(block, steps.left);
+    return;
+  }
+  take_registers<c.consumer_registers>();
+  block.load_keys();
+  commit_copies();
+  wait_copies<0>();
+  fence_async_proxy();
+  sync_some<1, c.consumer_threads()>();  // keys and values are there
   Walk<T, c> walk(block);
-  steps.more() ? walk.all(steps) : walk.none();
-  __syncthreads();  // everyone is done with keys and values, and peaks are known
+  steps.more() ? walk.all(steps.left) : walk.none();
+  sync_some<1, c.consumer_threads()>();  // everyone is done with keys and values, and peaks are known
   store_own(block, walk.dk, walk.dv);
 #endif
 }

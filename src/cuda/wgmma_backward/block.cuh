@@ -30,19 +30,21 @@ struct Panels {
 /// everything else is zero. Copies are to be committed and awaited by the caller.
 template <int count, int dim, int threads>
 __device__ __forceinline__ void load_panels(std::byte* tile_smem, const std::byte* first, std::int64_t stride,
-                                            int valid, int dims) {
+                                            int valid, int dims, int thread) {
   using Tile = Panels<dim, count>;
   constexpr int step = threads / Tile::chunks;  // rows between those of a thread
-  static_assert(step % 8 == 0 && count % step == 0);
-  const int thread = opaque(static_cast<int>(threadIdx.x));
+  static_assert(threads % Tile::chunks == 0 && (step % 8 == 0 || step == 4) && count % step == 0);
   const int row = thread / Tile::chunks;
   const int chunk = thread % Tile::chunks;
   const std::byte* source = first + row * stride + chunk * 16;
+  // Rows 8 apart lie alike.
   std::byte* to = tile_smem + Tile::offset(row, chunk);
+  std::byte* other = tile_smem + Tile::offset(row + 4, chunk) - 4 * 128;
+  const auto place = [&](int r) { return (step % 8 == 0 || r % 8 == 0 ? to : other) + r * 128; };
   if (valid >= count && dims == dim) {
 #pragma unroll
     for (int r = 0; r < count; r += step) {
-      copy_async_16(to + r * 128, source, true);
+      copy_async_16(place(r), source, true);
       source += step * stride;
     }
   } else {
@@ -50,7 +52,7 @@ __device__ __forceinline__ void load_panels(std::byte* tile_smem, const std::byt
 #pragma unroll 1
     for (int r = 0; r < count; r += step) {
       const bool present = row + r < valid && bytes > 0;
-      copy_async_part(to + r * 128, present ? source : first, present ? bytes : 0);
+      copy_async_part(place(r), present ? source : first, present ? bytes : 0);
       source += step * stride;
     }
   }
@@ -74,8 +76,7 @@ struct TileFacts {
   int low, high;      ///< keys that query r sees: r + low to r + high of the block's
   int edge;           ///< whether some do not see some of the keys
 };
-inline constexpr int tile_facts = 4;
-static_assert(sizeof(TileFacts) * tile_facts <= Config::tile_bytes);
+static_assert(sizeof(TileFacts) * Config::tile_facts <= Config::tile_bytes);
 
 /// What a block has: its place in shared memory, and what it knows of its keys and of the queries.
 template <typename T_, Config c>
@@ -96,6 +97,8 @@ struct Block {
   std::byte* q_smem;        ///< stages x [queries, dim]
   std::byte* d_o_smem;      ///< stages x [queries, dim]
   std::byte* dscores_smem;  ///< pair stages x [keys, queries]
+  float* dq_smem;           ///< [warps, 8 eights of dims, 128]: of 16 queries
+  float* rest_smem;         ///< pair stages x [warpgroups, queries]
   float* top_smem;          ///< stages x [queries]
   float* shift_smem;        ///< stages x [queries]
   int* has_peak_smem;       ///< [keys]
@@ -104,7 +107,8 @@ struct Block {
   Mbarrier* full_smem;   ///< [stages]: queries are there
   Mbarrier* empty_smem;  ///< [stages]: nobody needs them any more
   Mbarrier* made_smem;   ///< [pair stages]: score gradients are there
-  Mbarrier* used_smem;   ///< [pair stages]: nobody needs them any more
+  Mbarrier* used_smem;   ///< [pair stages]: nobody needs them any more, and their sums are there
+  Mbarrier* added_smem;  ///< [pair stages]: nor these
 
   __device__ Block(const AttentionCall& call_, const BackwardBlocks& blocks_, const BackwardSpace& space_,
                    std::byte* shared)
@@ -117,7 +121,9 @@ struct Block {
         q_smem(v_smem + c.key_bytes()),
         d_o_smem(q_smem + c.stages * c.query_bytes()),
         dscores_smem(d_o_smem + c.stages * c.query_bytes()),
-        top_smem(reinterpret_cast<float*>(dscores_smem + c.pair_stages * c.pair_bytes())),
+        dq_smem(reinterpret_cast<float*>(dscores_smem + c.pair_stages * c.pair_bytes())),
+        rest_smem(dq_smem + c.consumers * c.dq_bytes() / 4),
+        top_smem(rest_smem + c.pair_stages * c.rest_bytes() / 4),
         shift_smem(top_smem + c.stages * c.queries),
         has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages * c.queries)),
         facts_smem(reinterpret_cast<Facts*>(has_peak_smem + c.keys)),
@@ -125,7 +131,8 @@ struct Block {
         full_smem(reinterpret_cast<Mbarrier*>(reinterpret_cast<std::byte*>(tiles_smem) + c.tile_bytes)),
         empty_smem(full_smem + c.stages),
         made_smem(empty_smem + c.stages),
-        used_smem(made_smem + c.pair_stages) {}
+        used_smem(made_smem + c.pair_stages),
+        added_smem(used_smem + c.pair_stages) {}
 
   /// What follows from these is computed where it is used.
   __device__ int lane() const { return opaque(lane_); }
@@ -160,7 +167,15 @@ struct Block {
                    .key_count = keys.count,
                    .first_key = first,
                    .scale = mma::gradient_scale<T>(space.largest, 1.0f)};
-    for (int n = 0; n < c.barriers(); ++n) init_barrier(full_smem + n, c.warps);
+    for (int n = 0; n < c.stages; ++n) {
+      init_barrier(full_smem + n, c.load_warps);
+      init_barrier(empty_smem + n, c.warps);
+    }
+    for (int n = 0; n < c.pair_stages; ++n) {
+      init_barrier(made_smem + n, c.warps);
+      init_barrier(used_smem + n, c.warps);
+      init_barrier(added_smem + n, 1);
+    }
     fence_barrier_inits();
   }
   __device__ QuerySteps begin() const {
@@ -172,14 +187,15 @@ struct Block {
     return steps;
   }
 
-  __device__ const TileFacts& tile(int number) const { return tiles_smem[number % tile_facts]; }
+  __device__ const TileFacts& tile(int number) const { return tiles_smem[number % c.tile_facts]; }
 
   __device__ void load_keys() const {
     const std::int64_t s = first_key_row();
-    load_panels<c.keys, c.dim, c.threads()>(k_smem, row_of_halves(call.k, facts_smem->b, facts_smem->h, s), call.k.stride_s * 2,
-                                            key_count(), dim_qk());
-    load_panels<c.keys, c.dim, c.threads()>(v_smem, row_of_halves(call.v, facts_smem->b, facts_smem->h, s), call.v.stride_s * 2,
-                                            key_count(), dim_v());
+    const auto thread = static_cast<int>(threadIdx.x);
+    load_panels<c.keys, c.dim, c.consumer_threads()>(k_smem, row_of_halves(call.k, facts_smem->b, facts_smem->h, s), call.k.stride_s * 2,
+                                            key_count(), dim_qk(), thread);
+    load_panels<c.keys, c.dim, c.consumer_threads()>(v_smem, row_of_halves(call.v, facts_smem->b, facts_smem->h, s), call.v.stride_s * 2,
+                                            key_count(), dim_v(), thread);
   }
   /// Asks for a tile of queries, and says what there is to know of it.
   __device__ void load_queries(const QuerySteps& steps, int number, int stage) const {
@@ -189,12 +205,13 @@ struct Block {
     const auto first = [&](const std::byte* group, const Rows& rows) {
       return group + (steps.head * rows.stride_h + at * rows.stride_s) * 2;
     };
-    load_panels<c.queries, c.dim, c.threads()>(q_smem + stage * c.query_bytes(), first(facts.q, call.q),
-                                               call.q.stride_s * 2, count, dim_qk());
-    load_panels<c.queries, c.dim, c.threads()>(d_o_smem + stage * c.query_bytes(), first(facts.d_o, call.d_o),
-                                               call.d_o.stride_s * 2, count, dim_v());
-    const int r = opaque(static_cast<int>(threadIdx.x));
-    if (r >= c.queries) return;
+    constexpr int threads = 32 * c.load_warps;
+    const int r = static_cast<int>(threadIdx.x) - c.consumer_threads();
+    load_panels<c.queries, c.dim, threads>(q_smem + stage * c.query_bytes(), first(facts.q, call.q),
+                                               call.q.stride_s * 2, count, dim_qk(), r);
+    load_panels<c.queries, c.dim, threads>(d_o_smem + stage * c.query_bytes(), first(facts.d_o, call.d_o),
+                                               call.d_o.stride_s * 2, count, dim_v(), r);
+    static_assert(threads == c.queries);
     const std::int64_t row = facts.row + steps.head * call.rows_q() + at;
     float* top = top_smem + stage * c.queries + r;
     float* shift = shift_smem + stage * c.queries + r;
@@ -207,7 +224,7 @@ struct Block {
     }
     if (r > 0) return;
     constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
-    tiles_smem[number % tile_facts] = {
+    tiles_smem[number % c.tile_facts] = {
         .row = row,
         .sums = facts.tile + steps.head * space.dq.tiles + steps.at * (c.queries / 16),
         .count = count,

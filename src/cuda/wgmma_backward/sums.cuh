@@ -30,7 +30,7 @@ __device__ __forceinline__ void start_dq(Pairs& dq, TileDescriptor dscores, Tile
 /// Each query's sum of score gradients over keys that are no peaks: by products with ones, a warp for 16
 /// queries and half of the keys.
 template <typename Block>
-__device__ __forceinline__ void add_row_sums(const Block& block, const TileFacts& queries, int pair_stage) {
+__device__ __forceinline__ void make_row_sums(const Block& block, int pair_stage) {
   using T = typename Block::T;
   const auto at = Block::PairPointer::by_columns(
       Block::address(block.dscores_smem + pair_stage * Config::pair_bytes()));
@@ -42,38 +42,46 @@ __device__ __forceinline__ void add_row_sums(const Block& block, const TileFacts
     load_matrices_turned(a, at.at(64 * part + 16 * step, tile));
     multiply_matrices<T>(rest, a, two_ones<T>, two_ones<T>);
   }
-  const int row = 16 * tile + block.lane() / 4;
-  float* to = block.space.rows.rest + part * block.space.rows.count + queries.row + row;
-  const int count = queries.count;
-  if (block.lane() % 4 != 0) return;
-  if (row < count) atomicAdd(to, rest[0]);
-  if (row + 8 < count) atomicAdd(to + 8, rest[2]);
+  const int lane = block.lane();
+  if (lane % 4 != 0) return;
+  float* to = block.rest_smem + (pair_stage * Config::consumers + part) * Config::queries + 16 * tile + lane / 4;
+  to[0] = rest[0];
+  to[8] = rest[2];
 }
-
-/// Adds dq's sums in global memory: `first_dim` is the warpgroup's.
+/// By the warp that adds them up in global memory.
 template <typename Block>
-__device__ __forceinline__ void add_dq(const Block& block, const TileFacts& queries, int first_eight,
-                                       const Pairs& dq) {
-  const BackwardSpace& space = block.space;
-  if (space.dq.data == nullptr) return;
-  const int tile = block.warp() % 4;
-  if (16 * tile >= queries.count) return;
-  float* to = space.dq.data +
-              ((queries.sums + tile) * space.dq.eights + first_eight) * mma::QuerySums::fragment +
-              4 * block.lane();
-  const int present = space.dq.eights - first_eight;
-  const auto add = [&](int j) {
-    add_4(to + j * mma::QuerySums::fragment, {dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]});
-  };
-  if (present >= 8) {
+__device__ __forceinline__ void add_row_sums(const Block& block, const TileFacts& queries, int pair_stage) {
+  const float* from = block.rest_smem + pair_stage * Config::consumers * Config::queries;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) add(j);
-  } else {
-#pragma unroll
-    for (int j = 0; j < 7; ++j) {
-      if (j < present) add(j);
+  for (int r = block.lane(); r < Config::queries; r += 32) {
+    if (r < queries.count) {
+      atomicAdd(block.space.rows.rest + queries.row + r, from[r] + from[r + Config::queries]);
     }
   }
+}
+
+/// dq's sums to where they wait to be added in global memory.
+template <typename Block>
+__device__ __forceinline__ void stage_dq(const Block& block, const Pairs& dq) {
+  float* to = block.dq_smem + block.warp() * (8 * mma::QuerySums::fragment) + 4 * block.lane();
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    *reinterpret_cast<float4*>(to + j * mma::QuerySums::fragment) = {dq[4 * j], dq[4 * j + 1], dq[4 * j + 2],
+                                                                      dq[4 * j + 3]};
+  }
+}
+/// Has them added, by one lane.
+template <typename Block>
+__device__ __forceinline__ void add_dq(const Block& block, const TileFacts& queries, int first_eight) {
+  const BackwardSpace& space = block.space;
+  const int tile = block.warp() % 4;
+  const int eights = min(8, space.dq.eights - first_eight);
+  if (space.dq.data == nullptr || 16 * tile >= queries.count || eights <= 0) return;
+  add_floats(space.dq.data +
+                 ((queries.sums + tile) * space.dq.eights + first_eight) * mma::QuerySums::fragment,
+             block.dq_smem + block.warp() * (8 * mma::QuerySums::fragment),
+             eights * mma::QuerySums::fragment * 4);
+  commit_stores();
 }
 
 /// A lane's sums, times a factor, to a tile in shared memory.
@@ -98,7 +106,7 @@ __device__ __forceinline__ void store_rows(const Block& block, const Rows& rows,
   std::byte* first = row_of_halves(rows, block.facts_smem->b, block.facts_smem->h, block.first_key_row());
 #pragma unroll 4
   for (int index = static_cast<int>(threadIdx.x); index < Config::keys * Tile::chunks;
-       index += Config::threads()) {
+       index += Config::consumer_threads()) {
     const int row = index / Tile::chunks;
     const int chunk = index % Tile::chunks;
     if (row >= block.key_count() || chunk * 8 >= dims) continue;
@@ -153,7 +161,7 @@ __device__ __forceinline__ void store_own(const Block& block, const float (&dk)[
   const BackwardSpace& space = block.space;
   const std::int64_t first = BackwardSpace::key_row(block.call, block.facts_smem->b, block.facts_smem->h, block.first_key_row());
   const auto note_peaks = [&](std::uint8_t* to) {
-    for (int r = static_cast<int>(threadIdx.x); r < block.key_count(); r += Config::threads()) {
+    for (int r = static_cast<int>(threadIdx.x); r < block.key_count(); r += Config::consumer_threads()) {
       to[r] = static_cast<std::uint8_t>(block.has_peak_smem[r]);
     }
   };
@@ -169,7 +177,7 @@ __device__ __forceinline__ void store_own(const Block& block, const float (&dk)[
   if (space.key_has_peak != nullptr) note_peaks(space.key_has_peak + first);
   store_unfinished(block, space.dk, block.dim_qk(), dk);
   store_unfinished(block, space.dv, block.dim_v(), dv);
-  __syncthreads();  // the rows are there
+  sync_some<1, Config::consumer_threads()>();  // the rows are there
   store_rows(block, block.call.dk, block.dim_qk(), block.k_smem);
   store_rows(block, block.call.dv, block.dim_v(), block.v_smem);
 }
