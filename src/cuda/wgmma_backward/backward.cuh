@@ -24,15 +24,21 @@ struct Walk {
   const TileDescriptor k_rows, v_rows;   ///< the warpgroup's 64 keys
   const TileDescriptor k_columns;        ///< of all keys the warpgroup's 64 dims
   OwnSums dk, dv;
-  Pairs s, x, dq;
+  Pairs s, x;
+  float dq[c.dq_dims() / 2];
+  RowFragments<c.keys_stay ? c.dim : 16> keys;
+  RowFragments<c.values_stay ? c.dim : 16> values;
   Fragments weights, dscores;
 
   __device__ explicit Walk(Own& block_)
       : block(block_),
         k_rows(tile(block.k_smem + block.group() * 64 * 128, Own::KeyPanels::panel_bytes)),
         v_rows(tile(block.v_smem + block.group() * 64 * 128, Own::KeyPanels::panel_bytes)),
-        k_columns(tile(block.k_smem + (c.dim > 64 ? block.group() * Own::KeyPanels::panel_bytes : 0),
-                       Own::KeyPanels::panel_bytes)) {}
+        k_columns(tile(block.k_smem + (c.whole_dq ? 0 : block.group() * Own::KeyPanels::panel_bytes),
+                       Own::KeyPanels::panel_bytes)) {
+    if constexpr (c.keys_stay) load_fragments(block, keys, block.k_smem);
+    if constexpr (c.values_stay) load_fragments(block, values, block.v_smem);
+  }
 
   static __device__ TileDescriptor tile(const std::byte* smem, int panel_bytes) {
     return describe_tile(Own::address(smem), panel_bytes);
@@ -52,18 +58,26 @@ struct Walk {
     forget(s);
     forget(x);
     fence_products();
-    start_product<T, c.dim, c.keys>(s, k_rows, q(stage));
+    if constexpr (c.keys_stay) {
+      start_product<T, c.dim>(s, keys, q(stage));
+    } else {
+      start_product<T, c.dim, c.keys>(s, k_rows, q(stage));
+    }
     commit_products();
-    start_product<T, c.dim, c.keys>(x, v_rows, d_o(stage));
+    if constexpr (c.values_stay) {
+      start_product<T, c.dim>(x, values, d_o(stage));
+    } else {
+      start_product<T, c.dim, c.keys>(x, v_rows, d_o(stage));
+    }
     commit_products();
   }
   /// Of head dims to 64 a warpgroup makes dq of every other tile, else half of the dims of all.
-  __device__ bool has_dq(int number) const { return c.dim > 64 || number % 2 == block.group(); }
+  __device__ bool has_dq(int number) const { return !c.whole_dq || number % 2 == block.group(); }
   __device__ __forceinline__ void start_dq(int number) {
     fence_products();
     if (has_dq(number)) {
       forget(dq);
-      wgmma_backward::start_dq<T>(
+      wgmma_backward::start_dq<T, c.dq_dims()>(
           dq, tile(block.dscores_smem + number % 2 * c.pair_bytes(), c.pair_bytes()), k_columns);
     }
     commit_products();
@@ -77,12 +91,19 @@ struct Walk {
   __device__ __forceinline__ void finish_dq(int number) {
     block.arrive_once(block.used_smem + number % 2);
     if (!has_dq(number)) return;
-    if (block.lane() == 0) wait_stores_read();
-    __syncwarp();  // there is room
-    stage_dq(block, dq);
+    if constexpr (c.direct_dq) {
+      add_dq(block, block.tile(number), first_eight(), dq);
+    } else {
+      if (block.lane() == 0) wait_stores_read();
+      __syncwarp();  // there is room
+      stage_dq(block, dq);
+    }
   }
+  __device__ int first_eight() const { return c.whole_dq ? 0 : 8 * block.group(); }
   __device__ __forceinline__ void send_dq(int number) const {
-    if (has_dq(number)) add_dq(block, block.tile(number), c.dim > 64 ? 8 * block.group() : 0);
+    if (!c.direct_dq && has_dq(number)) {
+      wgmma_backward::send_dq<c.dq_dims() / 2>(block, block.tile(number), first_eight());
+    }
   }
 
   /// Weights and score gradients of the tile whose products are under way.
@@ -117,6 +138,9 @@ struct Walk {
     pin(dscores);
   }
 
+  __device__ __forceinline__ void end_turn(bool last = false) const {
+    if (!last || block.group() == 0) arrive_for_sync(3 - block.group());
+  }
   __device__ __forceinline__ void none() {
 #pragma unroll
     for (int n = 0; n < c.dim / 2; ++n) dk[n] = dv[n] = 0;
@@ -125,11 +149,14 @@ struct Walk {
     forget(dk);
     forget(dv);
     Ring<c.stages> at;
+    if (c.turns > 0 && block.group() == 1) arrive_for_sync(2);
 #pragma unroll 1
     for (int number = 0; number < count; ++number) {
       wait(block.full_smem + at.stage(), at.parity());
       start_pairs(at.stage());
+      if (c.turns == 1 && number > 0) end_turn();
       make_pairs(number, at.stage());
+      if (c.turns > 0) sync_with_arrivals(2 + block.group());
       fence_products();
       add_to_keys<T, c.dim>(dv, weights, d_o(at.stage()), number > 0);
       add_to_keys<T, c.dim>(dk, dscores, q(at.stage()), number > 0);
@@ -141,9 +168,11 @@ struct Walk {
       block.arrive_once(block.empty_smem + at.stage());
       wait_products<0>();  // dq
       pin(dq);
+      if (c.turns == 2) end_turn(number + 1 == count);
       if (number > 0) finish_dq(number - 1);
       at.advance();
     }
+    if (c.turns == 1) end_turn(true);
     pin(dk);
     pin(dv);
     if (count > 1) send_last(count - 2);

@@ -97,7 +97,7 @@ struct Block {
   std::byte* q_smem;        ///< stages x [queries, dim]
   std::byte* d_o_smem;      ///< stages x [queries, dim]
   std::byte* dscores_smem;  ///< pair stages x [keys, queries]
-  float* dq_smem;           ///< [warps, 8 eights of dims, 128]: of 16 queries
+  float* dq_smem;           ///< [warps, eights of dims, 128]: of 16 queries
   float* rest_smem;         ///< pair stages x [warpgroups, queries]
   float* top_smem;          ///< stages x [queries]
   float* shift_smem;        ///< stages x [queries]
@@ -122,7 +122,7 @@ struct Block {
         d_o_smem(q_smem + c.stages * c.query_bytes()),
         dscores_smem(d_o_smem + c.stages * c.query_bytes()),
         dq_smem(reinterpret_cast<float*>(dscores_smem + c.pair_stages * c.pair_bytes())),
-        rest_smem(dq_smem + c.consumers * c.dq_bytes() / 4),
+        rest_smem(dq_smem + (c.direct_dq ? 0 : c.consumers * c.dq_bytes() / 4)),
         top_smem(rest_smem + c.pair_stages * c.rest_bytes() / 4),
         shift_smem(top_smem + c.stages * c.queries),
         has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages * c.queries)),

@@ -18,6 +18,10 @@ __device__ __forceinline__ void forget(float (&registers)[n]) {
   for (int i = 0; i < n; ++i) asm volatile("" : "=f"(registers[i]));
 }
 
+/// Rows of keys or values in registers, as one factor.
+template <int dim>
+using RowFragments = std::uint32_t[dim / 16][4];
+
 /// k·qᵀ or v·d_oᵀ of a tile.
 template <typename T, int dim, int keys>
 __device__ __forceinline__ void start_product(Pairs& sums, TileDescriptor rows, TileDescriptor queries) {
@@ -25,8 +29,27 @@ __device__ __forceinline__ void start_product(Pairs& sums, TileDescriptor rows, 
   for (int step = 0; step < dim / 16; ++step) {
     const int panel = step / 4, part = step % 4 * 2;
     WarpgroupProduct<T, 64>::from_shared(sums, rows + panel * (keys * 128 / 16) + part,
-                                         queries + panel * (Config::queries * 128 / 16) + part,
-                                         step > 0);
+                                         queries + panel * (Config::queries * 128 / 16) + part, step > 0);
+  }
+}
+template <typename T, int dim>
+__device__ __forceinline__ void start_product(Pairs& sums, const RowFragments<dim>& rows,
+                                              TileDescriptor queries) {
+#pragma unroll
+  for (int step = 0; step < dim / 16; ++step) {
+    const int panel = step / 4, part = step % 4 * 2;
+    WarpgroupProduct<T, 64>::template from_registers<0>(
+        sums, rows[step], queries + panel * (Config::queries * 128 / 16) + part, step > 0);
+  }
+}
+template <typename Block, int steps>
+__device__ __forceinline__ void load_fragments(const Block& block, std::uint32_t (&to)[steps][4],
+                                               const std::byte* rows_smem) {
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+    const int lane = block.lane();
+    load_matrices(to[step], Block::address(rows_smem) +
+                                Block::KeyPanels::offset(block.first_own_key() + lane % 16, 2 * step + lane / 16));
   }
 }
 
