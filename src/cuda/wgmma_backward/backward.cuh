@@ -83,10 +83,6 @@ struct Walk {
     commit_products();
   }
   __device__ void await_dscores(int number) const { wait(block.made_smem + number % 2, number / 2 % 2); }
-  __device__ __forceinline__ void make_sums(int number) const {
-    wait(block.added_smem + number % 2, number / 2 % 2 ^ 1);
-    make_row_sums(block, number % 2);
-  }
   /// Score gradients are not needed any more, and dq goes to shared memory.
   __device__ __forceinline__ void finish_dq(int number) {
     block.arrive_once(block.used_smem + number % 2);
@@ -109,13 +105,19 @@ struct Walk {
   /// Weights and score gradients of the tile whose products are under way.
   __device__ __forceinline__ void make_pairs(int number, int stage) {
     const TileFacts& queries = block.tile(number);
+    // What is in shared memory is asked for early: products keep that busy.
+    const int edge = queries.edge;
+    OfQueries tops, shifts;
+    tops.load(own(block.top_smem, stage));
     wait_products<1>();  // q·k
     pin(s);
-    if (queries.edge) hide(block, queries, s);
-    const int highest = weigh<T>(own(block.top_smem, stage), block.unit, s);
+    if (edge) hide(block, queries, s);
+    int highest = weigh<T, 0, 16>(tops, block.unit, 0, s);
+    shifts.load(own(block.shift_smem, stage));
+    highest = weigh<T, 16, 32>(tops, block.unit, highest, s);
     wait_products<0>();  // d_o·v
     pin(x);
-    add_shifts<T>(own(block.shift_smem, stage), block.facts_smem->scale.up, x);
+    add_shifts<T>(shifts, block.facts_smem->scale.up, x);
     const float least = block.space.rows.limits.least * static_cast<float>(1 << mma::weight_bits<T>);
     if (__any_sync(~0u, __int_as_float(highest) > least)) {
       take_peaks(block, queries, s, x);
@@ -129,11 +131,7 @@ struct Walk {
 #pragma unroll
     for (int step = 0; step < 4; ++step) store_matrices(to.at(0, step), dscores[step]);
     fence_async_proxy();
-    __syncwarp();
-    if (block.lane() == 0) {
-      arrive(block.made_smem + pair_stage);
-      if (number > 1) send_dq(number - 2);
-    }
+    block.arrive_once(block.made_smem + pair_stage);
     pin(weights);
     pin(dscores);
   }
@@ -163,7 +161,7 @@ struct Walk {
       commit_products();
       if (number > 0) await_dscores(number - 1);
       start_dq(number + 1);  // of the tile before; of the first one nothing
-      if (number > 0) make_sums(number - 1);
+      if (number > 1 && block.lane() == 0) send_dq(number - 2);  // was fenced with the score gradients
       wait_products<1>();  // dv and dk
       block.arrive_once(block.empty_smem + at.stage());
       wait_products<0>();  // dq
@@ -178,7 +176,6 @@ struct Walk {
     if (count > 1) send_last(count - 2);
     await_dscores(count - 1);
     start_dq(count - 1);
-    make_sums(count - 1);
     wait_products<0>();
     pin(dq);
     finish_dq(count - 1);
@@ -213,9 +210,9 @@ template <typename T, Config c>
 __device__ __forceinline__ void add_sums(const Block<T, c>& block, int count) {
 #pragma unroll 1
   for (int number = 0; number < count; ++number) {
-    wait(block.used_smem + number % 2, number / 2 % 2);
-    add_row_sums(block, block.tile(number), number % 2);
-    block.arrive_once(block.added_smem + number % 2);
+    wait(block.made_smem + number % 2, number / 2 % 2);
+    add_row_sums(block, block.tile(number), number % 2, block.warp() % c.sum_warps);
+    block.arrive_once(block.used_smem + number % 2);
   }
 }
 
@@ -236,7 +233,7 @@ __global__ void __launch_bounds__(rows[row].threads(), 1)
   if (block.warp() >= c.warps) {
     keep_registers<c.producer_registers>();
     if (block.warp() < c.warps + c.load_warps) load_tiles(block, steps);
-    if (block.warp() == c.warps + c.load_warps) add_sums(block, steps.left);
+    if (block.warp() >= c.warps + c.load_warps) add_sums(block, steps.left);
     return;
   }
   take_registers<c.consumer_registers>();

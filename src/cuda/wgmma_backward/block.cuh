@@ -98,7 +98,6 @@ struct Block {
   std::byte* d_o_smem;      ///< stages x [queries, dim]
   std::byte* dscores_smem;  ///< pair stages x [keys, queries]
   float* dq_smem;           ///< [warps, eights of dims, 128]: of 16 queries
-  float* rest_smem;         ///< pair stages x [warpgroups, queries]
   float* top_smem;          ///< stages x [queries]
   float* shift_smem;        ///< stages x [queries]
   int* has_peak_smem;       ///< [keys]
@@ -107,8 +106,7 @@ struct Block {
   Mbarrier* full_smem;   ///< [stages]: queries are there
   Mbarrier* empty_smem;  ///< [stages]: nobody needs them any more
   Mbarrier* made_smem;   ///< [pair stages]: score gradients are there
-  Mbarrier* used_smem;   ///< [pair stages]: nobody needs them any more, and their sums are there
-  Mbarrier* added_smem;  ///< [pair stages]: nor these
+  Mbarrier* used_smem;   ///< [pair stages]: nobody needs them any more
 
   __device__ Block(const AttentionCall& call_, const BackwardBlocks& blocks_, const BackwardSpace& space_,
                    std::byte* shared)
@@ -122,8 +120,7 @@ struct Block {
         d_o_smem(q_smem + c.stages * c.query_bytes()),
         dscores_smem(d_o_smem + c.stages * c.query_bytes()),
         dq_smem(reinterpret_cast<float*>(dscores_smem + c.pair_stages * c.pair_bytes())),
-        rest_smem(dq_smem + (c.direct_dq ? 0 : c.consumers * c.dq_bytes() / 4)),
-        top_smem(rest_smem + c.pair_stages * c.rest_bytes() / 4),
+        top_smem(dq_smem + (c.direct_dq ? 0 : c.consumers * c.dq_bytes() / 4)),
         shift_smem(top_smem + c.stages * c.queries),
         has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages * c.queries)),
         facts_smem(reinterpret_cast<Facts*>(has_peak_smem + c.keys)),
@@ -131,8 +128,7 @@ struct Block {
         full_smem(reinterpret_cast<Mbarrier*>(reinterpret_cast<std::byte*>(tiles_smem) + c.tile_bytes)),
         empty_smem(full_smem + c.stages),
         made_smem(empty_smem + c.stages),
-        used_smem(made_smem + c.pair_stages),
-        added_smem(used_smem + c.pair_stages) {}
+        used_smem(made_smem + c.pair_stages) {}
 
   /// What follows from these is computed where it is used.
   __device__ int lane() const { return opaque(lane_); }
@@ -173,8 +169,7 @@ struct Block {
     }
     for (int n = 0; n < c.pair_stages; ++n) {
       init_barrier(made_smem + n, c.warps);
-      init_barrier(used_smem + n, c.warps);
-      init_barrier(added_smem + n, 1);
+      init_barrier(used_smem + n, c.warps + c.sum_warps);
     }
     fence_barrier_inits();
   }

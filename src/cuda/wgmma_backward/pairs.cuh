@@ -53,18 +53,27 @@ __device__ __forceinline__ void load_fragments(const Block& block, std::uint32_t
   }
 }
 
+/// Numbers of a lane's queries.
+struct OfQueries {
+  float2 value[8];
+
+  __device__ __forceinline__ void load(const float* own_smem) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) value[j] = *reinterpret_cast<const float2*>(own_smem + 8 * j);
+  }
+  __device__ __forceinline__ float at(int index) const {
+    return index % 2 == 0 ? value[index / 4].x : value[index / 4].y;
+  }
+};
+
 /// d_o·v to x, d_o·v + shift, in the score gradients' scale over that of weights.
 template <typename T>
-__device__ __forceinline__ void add_shifts(const float* shifts, float scale_up, Pairs& x) {
+__device__ __forceinline__ void add_shifts(const OfQueries& shifts, float scale_up, Pairs& x) {
   const float unit = scale_up / static_cast<float>(1 << mma::weight_bits<T>);
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float2 shift = *reinterpret_cast<const float2*>(shifts + 8 * j);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float own = e % 2 == 0 ? shift.x : shift.y;
-      x[4 * j + e] = mma::weight_bits<T> > 0 ? fmaf(x[4 * j + e], unit, own * unit) : x[4 * j + e] + own;
-    }
+  for (int index = 0; index < 32; ++index) {
+    const float own = shifts.at(index);
+    x[index] = mma::weight_bits<T> > 0 ? fmaf(x[index], unit, own * unit) : x[index] + own;
   }
 }
 
@@ -92,22 +101,16 @@ __device__ __forceinline__ void hide(const Block& block, const TileFacts& querie
 }
 
 /// Scores to weights, in the scale of weights. Gives the highest.
-template <typename T>
-__device__ __forceinline__ int weigh(const float* tops, float unit, Pairs& s) {
-  int highest = 0;
+template <typename T, int first, int end>
+__device__ __forceinline__ int weigh(const OfQueries& tops, float unit, int highest, Pairs& s) {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    float2 top = *reinterpret_cast<const float2*>(tops + 8 * j);
-    top.x -= mma::weight_bits<T>;
-    top.y -= mma::weight_bits<T>;
+  for (int index = first; index < end; index += 2) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      s[4 * j + e] = exp2_approx(fmaf(s[4 * j + e], unit, -(e % 2 == 0 ? top.x : top.y)));
+    for (int e = 0; e < 2; ++e) {
+      s[index + e] = exp2_approx(fmaf(s[index + e], unit, mma::weight_bits<T> - tops.at(index + e)));
     }
-#pragma unroll
-    for (int e = 0; e < 4; e += 2) {  // floats that are not negative compare as their bits do
-      highest = __vimax3_s32(highest, __float_as_int(s[4 * j + e]), __float_as_int(s[4 * j + e + 1]));
-    }
+    // Floats that are not negative compare as their bits do.
+    highest = __vimax3_s32(highest, __float_as_int(s[index]), __float_as_int(s[index + 1]));
   }
   return highest;
 }

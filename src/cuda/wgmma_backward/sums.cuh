@@ -27,37 +27,31 @@ __device__ __forceinline__ void start_dq(float (&dq)[dims / 2], TileDescriptor d
   }
 }
 
-/// Each query's sum of score gradients over keys that are no peaks: by products with ones, a warp for 16
-/// queries and half of the keys.
+/// Each query's sum of score gradients over keys that are no peaks. Two warps that have time take half of the
+/// keys each, and a lane two queries: products with ones would wait for all that is under way.
 template <typename Block>
-__device__ __forceinline__ void make_row_sums(const Block& block, int pair_stage) {
+__device__ __forceinline__ void add_row_sums(const Block& block, const TileFacts& queries, int pair_stage,
+                                             int part) {
   using T = typename Block::T;
-  const auto at = Block::PairPointer::by_columns(
-      Block::address(block.dscores_smem + pair_stage * Config::pair_bytes()));
-  const int part = block.warp() / 4, tile = block.warp() % 4;
-  float rest[4] = {};
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    std::uint32_t a[4];
-    load_matrices_turned(a, at.at(64 * part + 16 * step, tile));
-    multiply_matrices<T>(rest, a, two_ones<T>, two_ones<T>);
-  }
+  constexpr int keys = Config::keys / Config::sum_warps;
   const int lane = block.lane();
-  if (lane % 4 != 0) return;
-  float* to = block.rest_smem + (pair_stage * Config::consumers + part) * Config::queries + 16 * tile + lane / 4;
-  to[0] = rest[0];
-  to[8] = rest[2];
-}
-/// By the warp that adds them up in global memory.
-template <typename Block>
-__device__ __forceinline__ void add_row_sums(const Block& block, const TileFacts& queries, int pair_stage) {
-  const float* from = block.rest_smem + pair_stage * Config::consumers * Config::queries;
+  const std::uint32_t first = Block::address(block.dscores_smem + pair_stage * Config::pair_bytes()) +
+                              part * (keys * 128) + lane * 4;
+  float low = 0, high = 0;
+#pragma unroll 1
+  for (int row = 0; row < keys; row += 8) {
 #pragma unroll
-  for (int r = block.lane(); r < Config::queries; r += 32) {
-    if (r < queries.count) {
-      atomicAdd(block.space.rows.rest + queries.row + r, from[r] + from[r + Config::queries]);
+    for (int n = 0; n < 8; ++n) {
+      std::uint32_t two;
+      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(two) : "r"((first + row * 128 + n * 128) ^ (n * 16)) : "memory");
+      const float2 both = unpack<T>(two);
+      low += both.x;
+      high += both.y;
     }
   }
+  float* to = block.space.rows.rest + part * block.space.rows.count + queries.row + 2 * lane;
+  if (2 * lane < queries.count) atomicAdd(to, low);
+  if (2 * lane + 1 < queries.count) atomicAdd(to + 1, high);
 }
 
 /// Where a warp's part of dq is summed up; null where it has none. Of `eights` eights of dims.

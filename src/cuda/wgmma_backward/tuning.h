@@ -19,6 +19,7 @@ struct Config {
   static constexpr int consumers = 2;  ///< warpgroups
   static constexpr int warps = 4 * consumers;
   static constexpr int load_warps = 2;
+  static constexpr int sum_warps = 2;
   static constexpr int keys = 64 * consumers;
   static constexpr int queries = 64;
   static constexpr int pair_stages = 2;  ///< of score gradients
@@ -32,15 +33,14 @@ struct Config {
   static constexpr int pair_bytes() { return keys * queries * 2; }
   constexpr int dq_dims() const { return whole_dq ? dim : 64; }
   constexpr int dq_bytes() const { return queries * dq_dims() * 4; }              ///< of a warpgroup
-  static constexpr int rest_bytes() { return consumers * queries * 4; }  ///< a pair stage
   static constexpr int fact_bytes = 144;
   static constexpr int tile_facts = 8;
   static constexpr int tile_bytes = tile_facts * 40;
-  constexpr int barriers() const { return 2 * stages + 3 * pair_stages; }
+  constexpr int barriers() const { return 2 * stages + 2 * pair_stages; }
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(2 * key_bytes() + 2 * stages * query_bytes() +
                                     pair_stages * pair_bytes() + (direct_dq ? 0 : consumers * dq_bytes()) +
-                                    pair_stages * rest_bytes() + 2 * stages * queries * 4 + keys * 4 +
+                                    2 * stages * queries * 4 + keys * 4 +
                                     fact_bytes + tile_bytes + barriers() * 8);
   }
   /// The same cut as mma's kernel has it, for what both share.
