@@ -83,6 +83,10 @@ struct Walk {
     commit_products();
   }
   __device__ void await_dscores(int number) const { wait(block.made_smem + number % 2, number / 2 % 2); }
+  __device__ __forceinline__ void make_sums(int number) const {
+    wait(block.added_smem + number % 2, number / 2 % 2 ^ 1);
+    make_own_sums(block, number % 2);
+  }
   /// Score gradients are not needed any more, and dq goes to shared memory.
   __device__ __forceinline__ void finish_dq(int number) {
     block.arrive_once(block.used_smem + number % 2);
@@ -103,7 +107,7 @@ struct Walk {
   }
 
   /// Weights and score gradients of the tile whose products are under way.
-  __device__ __forceinline__ void make_pairs(int number, int stage) {
+  __device__ __forceinline__ void make_pairs(int number, int stage, bool last) {
     const TileFacts& queries = block.tile(number);
     // What is in shared memory is asked for early: products keep that busy.
     const int edge = queries.edge;
@@ -111,6 +115,7 @@ struct Walk {
     tops.load(own(block.top_smem, stage));
     wait_products<1>();  // q·k
     pin(s);
+    if (c.turns) sync_with_arrivals(2 + block.group());
     if (edge) hide(block, queries, s);
     int highest = weigh<T, 0, 16>(tops, block.unit, 0, s);
     shifts.load(own(block.shift_smem, stage));
@@ -132,13 +137,11 @@ struct Walk {
     for (int step = 0; step < 4; ++step) store_matrices(to.at(0, step), dscores[step]);
     fence_async_proxy();
     block.arrive_once(block.made_smem + pair_stage);
+    if (c.turns && (!last || block.group() == 0)) arrive_for_sync(3 - block.group());
     pin(weights);
     pin(dscores);
   }
 
-  __device__ __forceinline__ void end_turn(bool last = false) const {
-    if (!last || block.group() == 0) arrive_for_sync(3 - block.group());
-  }
   __device__ __forceinline__ void none() {
 #pragma unroll
     for (int n = 0; n < c.dim / 2; ++n) dk[n] = dv[n] = 0;
@@ -147,35 +150,36 @@ struct Walk {
     forget(dk);
     forget(dv);
     Ring<c.stages> at;
-    if (c.turns > 0 && block.group() == 1) arrive_for_sync(2);
+    if (c.turns && block.group() == 1) arrive_for_sync(2);
 #pragma unroll 1
     for (int number = 0; number < count; ++number) {
       wait(block.full_smem + at.stage(), at.parity());
       start_pairs(at.stage());
-      if (c.turns == 1 && number > 0) end_turn();
-      make_pairs(number, at.stage());
-      if (c.turns > 0) sync_with_arrivals(2 + block.group());
+      make_pairs(number, at.stage(), number + 1 == count);
       fence_products();
       add_to_keys<T, c.dim>(dv, weights, d_o(at.stage()), number > 0);
       add_to_keys<T, c.dim>(dk, dscores, q(at.stage()), number > 0);
       commit_products();
       if (number > 0) await_dscores(number - 1);
       start_dq(number + 1);  // of the tile before; of the first one nothing
-      if (number > 1 && block.lane() == 0) send_dq(number - 2);  // was fenced with the score gradients
+      if (!c.send_early && number > 1 && block.lane() == 0) send_dq(number - 2);  // was fenced with the score gradients
+      if (c.own_sums && number > 0) make_sums(number - 1);
       wait_products<1>();  // dv and dk
       block.arrive_once(block.empty_smem + at.stage());
       wait_products<0>();  // dq
       pin(dq);
-      if (c.turns == 2) end_turn(number + 1 == count);
-      if (number > 0) finish_dq(number - 1);
+      if (number > 0) {
+        finish_dq(number - 1);
+        if (c.send_early) send_last(number - 1);
+      }
       at.advance();
     }
-    if (c.turns == 1) end_turn(true);
     pin(dk);
     pin(dv);
-    if (count > 1) send_last(count - 2);
+    if (!c.send_early && count > 1) send_last(count - 2);
     await_dscores(count - 1);
     start_dq(count - 1);
+    if (c.own_sums) make_sums(count - 1);
     wait_products<0>();
     pin(dq);
     finish_dq(count - 1);
@@ -210,6 +214,12 @@ template <typename T, Config c>
 __device__ __forceinline__ void add_sums(const Block<T, c>& block, int count) {
 #pragma unroll 1
   for (int number = 0; number < count; ++number) {
+    if (c.own_sums) {
+      wait(block.used_smem + number % 2, number / 2 % 2);
+      add_own_sums(block, block.tile(number), number % 2);
+      block.arrive_once(block.added_smem + number % 2);
+      continue;
+    }
     wait(block.made_smem + number % 2, number / 2 % 2);
     add_row_sums(block, block.tile(number), number % 2, block.warp() % c.sum_warps);
     block.arrive_once(block.used_smem + number % 2);
@@ -233,7 +243,7 @@ __global__ void __launch_bounds__(rows[row].threads(), 1)
   if (block.warp() >= c.warps) {
     keep_registers<c.producer_registers>();
     if (block.warp() < c.warps + c.load_warps) load_tiles(block, steps);
-    if (block.warp() >= c.warps + c.load_warps) add_sums(block, steps.left);
+    if (block.warp() >= c.warps + c.load_warps && (!c.own_sums || block.warp() == c.warps + c.load_warps)) add_sums(block, steps.left);
     return;
   }
   take_registers<c.consumer_registers>();

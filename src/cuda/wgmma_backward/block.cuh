@@ -98,6 +98,7 @@ struct Block {
   std::byte* d_o_smem;      ///< stages x [queries, dim]
   std::byte* dscores_smem;  ///< pair stages x [keys, queries]
   float* dq_smem;           ///< [warps, eights of dims, 128]: of 16 queries
+  float* rest_smem;
   float* top_smem;          ///< stages x [queries]
   float* shift_smem;        ///< stages x [queries]
   int* has_peak_smem;       ///< [keys]
@@ -107,6 +108,7 @@ struct Block {
   Mbarrier* empty_smem;  ///< [stages]: nobody needs them any more
   Mbarrier* made_smem;   ///< [pair stages]: score gradients are there
   Mbarrier* used_smem;   ///< [pair stages]: nobody needs them any more
+  Mbarrier* added_smem;
 
   __device__ Block(const AttentionCall& call_, const BackwardBlocks& blocks_, const BackwardSpace& space_,
                    std::byte* shared)
@@ -120,7 +122,8 @@ struct Block {
         d_o_smem(q_smem + c.stages * c.query_bytes()),
         dscores_smem(d_o_smem + c.stages * c.query_bytes()),
         dq_smem(reinterpret_cast<float*>(dscores_smem + c.pair_stages * c.pair_bytes())),
-        top_smem(dq_smem + (c.direct_dq ? 0 : c.consumers * c.dq_bytes() / 4)),
+        rest_smem(dq_smem + (c.direct_dq ? 0 : c.consumers * c.dq_bytes() / 4)),
+        top_smem(rest_smem + c.pair_stages * c.rest_bytes() / 4),
         shift_smem(top_smem + c.stages * c.queries),
         has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages * c.queries)),
         facts_smem(reinterpret_cast<Facts*>(has_peak_smem + c.keys)),
@@ -128,7 +131,8 @@ struct Block {
         full_smem(reinterpret_cast<Mbarrier*>(reinterpret_cast<std::byte*>(tiles_smem) + c.tile_bytes)),
         empty_smem(full_smem + c.stages),
         made_smem(empty_smem + c.stages),
-        used_smem(made_smem + c.pair_stages) {}
+        used_smem(made_smem + c.pair_stages),
+        added_smem(used_smem + c.pair_stages) {}
 
   /// What follows from these is computed where it is used.
   __device__ int lane() const { return opaque(lane_); }
@@ -169,7 +173,8 @@ struct Block {
     }
     for (int n = 0; n < c.pair_stages; ++n) {
       init_barrier(made_smem + n, c.warps);
-      init_barrier(used_smem + n, c.warps + c.sum_warps);
+      init_barrier(used_smem + n, c.warps + (c.own_sums ? 0 : c.sum_warps));
+      init_barrier(added_smem + n, 1);
     }
     fence_barrier_inits();
   }

@@ -54,6 +54,36 @@ __device__ __forceinline__ void add_row_sums(const Block& block, const TileFacts
   if (2 * lane + 1 < queries.count) atomicAdd(to + 1, high);
 }
 
+template <typename Block>
+__device__ __forceinline__ void make_own_sums(const Block& block, int pair_stage) {
+  using T = typename Block::T;
+  const auto at = Block::PairPointer::by_columns(
+      Block::address(block.dscores_smem + pair_stage * Config::pair_bytes()));
+  const int part = block.warp() / 4, tile = block.warp() % 4;
+  float rest[4] = {};
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    std::uint32_t a[4];
+    load_matrices_turned(a, at.at(64 * part + 16 * step, tile));
+    multiply_matrices<T>(rest, a, two_ones<T>, two_ones<T>);
+  }
+  const int lane = block.lane();
+  if (lane % 4 != 0) return;
+  float* to = block.rest_smem + (pair_stage * Config::consumers + part) * Config::queries + 16 * tile + lane / 4;
+  to[0] = rest[0];
+  to[8] = rest[2];
+}
+template <typename Block>
+__device__ __forceinline__ void add_own_sums(const Block& block, const TileFacts& queries, int pair_stage) {
+  const float* from = block.rest_smem + pair_stage * Config::consumers * Config::queries;
+#pragma unroll
+  for (int r = block.lane(); r < Config::queries; r += 32) {
+    if (r < queries.count) {
+      atomicAdd(block.space.rows.rest + queries.row + r, from[r] + from[r + Config::queries]);
+    }
+  }
+}
+
 /// Where a warp's part of dq is summed up; null where it has none. Of `eights` eights of dims.
 template <typename Block>
 __device__ __forceinline__ float* dq_place(const Block& block, const TileFacts& queries, int first_eight,

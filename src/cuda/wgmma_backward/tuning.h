@@ -15,7 +15,9 @@ struct Config {
   bool values_stay = false;  ///< v, of v·d_oᵀ
   bool direct_dq = false;    ///< added from registers, not by way of shared memory
   bool whole_dq = false;     ///< a warpgroup makes all dims of every other tile's dq, not half of them of each
-  int turns = 0;             ///< of the warpgroups with the tensor cores: from dv on to the next scores; or to dq alone
+  bool send_early = false;
+  bool own_sums = false;
+  bool turns = false;  ///< one warpgroup at a time makes weights and score gradients
   static constexpr int consumers = 2;  ///< warpgroups
   static constexpr int warps = 4 * consumers;
   static constexpr int load_warps = 2;
@@ -33,12 +35,13 @@ struct Config {
   static constexpr int pair_bytes() { return keys * queries * 2; }
   constexpr int dq_dims() const { return whole_dq ? dim : 64; }
   constexpr int dq_bytes() const { return queries * dq_dims() * 4; }              ///< of a warpgroup
+  static constexpr int rest_bytes() { return consumers * queries * 4; }  ///< a pair stage
   static constexpr int fact_bytes = 144;
   static constexpr int tile_facts = 8;
   static constexpr int tile_bytes = tile_facts * 40;
-  constexpr int barriers() const { return 2 * stages + 2 * pair_stages; }
+  constexpr int barriers() const { return 2 * stages + 3 * pair_stages; }
   constexpr std::size_t shared_bytes() const {
-    return static_cast<std::size_t>(2 * key_bytes() + 2 * stages * query_bytes() +
+    return static_cast<std::size_t>(rest_bytes() * pair_stages + 2 * key_bytes() + 2 * stages * query_bytes() +
                                     pair_stages * pair_bytes() + (direct_dq ? 0 : consumers * dq_bytes()) +
                                     2 * stages * queries * 4 + keys * 4 +
                                     fact_bytes + tile_bytes + barriers() * 8);
@@ -52,12 +55,16 @@ struct Config {
 inline constexpr Config rows[] = {
     {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .direct_dq = true, .whole_dq = true},
     {.dim = 128},
-    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .direct_dq = true, .whole_dq = true, .turns = 1},
-    {.dim = 128, .turns = 1},
-    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .whole_dq = true, .turns = 1},
-    {.dim = 128, .turns = 2},
-    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .direct_dq = true, .whole_dq = true, .turns = 2},
-    {.dim = 128, .direct_dq = true, .turns = 1},
+    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .direct_dq = true, .whole_dq = true, .own_sums = true},
+    {.dim = 128, .own_sums = true},
+    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .direct_dq = true, .whole_dq = true, .own_sums = true, .turns = true},
+    {.dim = 128, .turns = true},
+    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .whole_dq = true, .send_early = true, .own_sums = true},
+    {.dim = 128, .send_early = true},
+    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .whole_dq = true, .send_early = true, .own_sums = true, .turns = true},
+    {.dim = 128, .send_early = true, .turns = true},
+    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .whole_dq = true, .own_sums = true, .turns = true},
+    {.dim = 128, .send_early = true, .own_sums = true, .turns = true},
 };
 inline constexpr int most_dim = 128;
 
