@@ -4,7 +4,6 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
 #include <utility>
 
@@ -16,8 +15,10 @@ namespace tilewise::cuda::wgmma_backward {
 namespace {
 
 int row_of(const AttentionCall& call) {
-  const char* v = std::getenv("TW_BWD");
-  return (std::max(call.problem.dim_qk, call.problem.dim_v) <= 64 ? 0 : 1) + 2 * (v == nullptr ? 0 : std::atoi(v));
+  const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
+  int row = 0;
+  while (rows[row].dim < dim) ++row;
+  return row;
 }
 
 BackwardSpace space_of(const AttentionCall& call, const Context& context) {

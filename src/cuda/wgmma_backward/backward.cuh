@@ -24,20 +24,20 @@ struct Walk {
   const TileDescriptor k_rows, v_rows;   ///< the warpgroup's 64 keys
   const TileDescriptor k_columns;        ///< of all keys the warpgroup's 64 dims
   OwnSums dk, dv;
-  Pairs s, x;
-  float dq[c.dq_dims() / 2];
-  RowFragments<c.keys_stay ? c.dim : 16> keys;
-  RowFragments<c.values_stay ? c.dim : 16> values;
+  Pairs s, x, dq;
+  RowFragments<c.rows_stay ? c.dim : 16> keys, values;
   Fragments weights, dscores;
 
   __device__ explicit Walk(Own& block_)
       : block(block_),
         k_rows(tile(block.k_smem + block.group() * 64 * 128, Own::KeyPanels::panel_bytes)),
         v_rows(tile(block.v_smem + block.group() * 64 * 128, Own::KeyPanels::panel_bytes)),
-        k_columns(tile(block.k_smem + (c.whole_dq ? 0 : block.group() * Own::KeyPanels::panel_bytes),
+        k_columns(tile(block.k_smem + (c.dim > 64 ? block.group() * Own::KeyPanels::panel_bytes : 0),
                        Own::KeyPanels::panel_bytes)) {
-    if constexpr (c.keys_stay) load_fragments(block, keys, block.k_smem);
-    if constexpr (c.values_stay) load_fragments(block, values, block.v_smem);
+    if constexpr (c.rows_stay) {
+      load_fragments(block, keys, block.k_smem);
+      load_fragments(block, values, block.v_smem);
+    }
   }
 
   static __device__ TileDescriptor tile(const std::byte* smem, int panel_bytes) {
@@ -58,52 +58,39 @@ struct Walk {
     forget(s);
     forget(x);
     fence_products();
-    if constexpr (c.keys_stay) {
+    if constexpr (c.rows_stay) {
       start_product<T, c.dim>(s, keys, q(stage));
-    } else {
-      start_product<T, c.dim, c.keys>(s, k_rows, q(stage));
-    }
-    commit_products();
-    if constexpr (c.values_stay) {
+      commit_products();
       start_product<T, c.dim>(x, values, d_o(stage));
     } else {
+      start_product<T, c.dim, c.keys>(s, k_rows, q(stage));
+      commit_products();
       start_product<T, c.dim, c.keys>(x, v_rows, d_o(stage));
     }
     commit_products();
   }
   /// Of head dims to 64 a warpgroup makes dq of every other tile, else half of the dims of all.
-  __device__ bool has_dq(int number) const { return !c.whole_dq || number % 2 == block.group(); }
+  __device__ bool has_dq(int number) const { return c.dim > 64 || number % 2 == block.group(); }
   __device__ __forceinline__ void start_dq(int number) {
     fence_products();
     if (has_dq(number)) {
       forget(dq);
-      wgmma_backward::start_dq<T, c.dq_dims()>(
+      wgmma_backward::start_dq<T>(
           dq, tile(block.dscores_smem + number % 2 * c.pair_bytes(), c.pair_bytes()), k_columns);
     }
     commit_products();
   }
   __device__ void await_dscores(int number) const { wait(block.made_smem + number % 2, number / 2 % 2); }
-  __device__ __forceinline__ void make_sums(int number) const {
-    wait(block.added_smem + number % 2, number / 2 % 2 ^ 1);
-    make_own_sums(block, number % 2);
-  }
-  /// Score gradients are not needed any more, and dq goes to shared memory.
+  /// Score gradients are not needed any more, and dq goes where it is added up.
   __device__ __forceinline__ void finish_dq(int number) {
     block.arrive_once(block.used_smem + number % 2);
     if (!has_dq(number)) return;
-    if constexpr (c.direct_dq) {
-      add_dq(block, block.tile(number), first_eight(), dq);
-    } else {
-      if (block.lane() == 0) wait_stores_read();
-      __syncwarp();  // there is room
-      stage_dq(block, dq);
-    }
-  }
-  __device__ int first_eight() const { return c.whole_dq ? 0 : 8 * block.group(); }
-  __device__ __forceinline__ void send_dq(int number) const {
-    if (!c.direct_dq && has_dq(number)) {
-      wgmma_backward::send_dq<c.dq_dims() / 2>(block, block.tile(number), first_eight());
-    }
+    if (block.lane() == 0) wait_stores_read();
+    __syncwarp();  // there is room
+    stage_dq(block, dq);
+    fence_async_proxy();
+    __syncwarp();
+    if (block.lane() == 0) send_dq(block, block.tile(number), c.dim > 64 ? 8 * block.group() : 0);
   }
 
   /// Weights and score gradients of the tile whose products are under way.
@@ -115,9 +102,10 @@ struct Walk {
     tops.load(own(block.top_smem, stage));
     wait_products<1>();  // q·k
     pin(s);
-    if (c.turns) sync_with_arrivals(2 + block.group());
+    sync_with_arrivals(2 + block.group());  // the other one is not at its pairs
     if (edge) hide(block, queries, s);
     int highest = weigh<T, 0, 16>(tops, block.unit, 0, s);
+    asm volatile("" ::: "memory");  // not before: registers
     shifts.load(own(block.shift_smem, stage));
     highest = weigh<T, 16, 32>(tops, block.unit, highest, s);
     wait_products<0>();  // d_o·v
@@ -131,13 +119,10 @@ struct Walk {
     round_pairs<T>(s, x, weights, dscores);
     const int pair_stage = number % 2;
     wait(block.used_smem + pair_stage, number / 2 % 2 ^ 1);
-    const auto to = Own::PairPointer::by_rows(Own::address(block.dscores_smem + pair_stage * c.pair_bytes()))
-                        .from(block.first_own_key(), 0);
-#pragma unroll
-    for (int step = 0; step < 4; ++step) store_matrices(to.at(0, step), dscores[step]);
+    store_pairs(block, pair_stage, dscores);
     fence_async_proxy();
     block.arrive_once(block.made_smem + pair_stage);
-    if (c.turns && (!last || block.group() == 0)) arrive_for_sync(3 - block.group());
+    if (!last || block.group() == 0) arrive_for_sync(3 - block.group());
     pin(weights);
     pin(dscores);
   }
@@ -150,46 +135,33 @@ struct Walk {
     forget(dk);
     forget(dv);
     Ring<c.stages> at;
-    if (c.turns && block.group() == 1) arrive_for_sync(2);
+    if (block.group() == 1) arrive_for_sync(2);
 #pragma unroll 1
     for (int number = 0; number < count; ++number) {
       wait(block.full_smem + at.stage(), at.parity());
       start_pairs(at.stage());
       make_pairs(number, at.stage(), number + 1 == count);
       fence_products();
-      add_to_keys<T, c.dim>(dv, weights, d_o(at.stage()), number > 0);
-      add_to_keys<T, c.dim>(dk, dscores, q(at.stage()), number > 0);
+      add_to_keys<T, c.dim>(dv, weights, d_o(opaque(at.stage())), number > 0);
+      add_to_keys<T, c.dim>(dk, dscores, q(opaque(at.stage())), number > 0);
       commit_products();
       if (number > 0) await_dscores(number - 1);
       start_dq(number + 1);  // of the tile before; of the first one nothing
-      if (!c.send_early && number > 1 && block.lane() == 0) send_dq(number - 2);  // was fenced with the score gradients
-      if (c.own_sums && number > 0) make_sums(number - 1);
       wait_products<1>();  // dv and dk
       block.arrive_once(block.empty_smem + at.stage());
       wait_products<0>();  // dq
       pin(dq);
-      if (number > 0) {
-        finish_dq(number - 1);
-        if (c.send_early) send_last(number - 1);
-      }
+      if (number > 0) finish_dq(number - 1);
       at.advance();
     }
     pin(dk);
     pin(dv);
-    if (!c.send_early && count > 1) send_last(count - 2);
     await_dscores(count - 1);
     start_dq(count - 1);
-    if (c.own_sums) make_sums(count - 1);
     wait_products<0>();
     pin(dq);
     finish_dq(count - 1);
-    send_last(count - 1);
     if (block.lane() == 0) wait_stores();
-  }
-  __device__ __forceinline__ void send_last(int number) const {
-    fence_async_proxy();
-    __syncwarp();
-    if (block.lane() == 0) send_dq(number);
   }
 };
 
@@ -214,12 +186,6 @@ template <typename T, Config c>
 __device__ __forceinline__ void add_sums(const Block<T, c>& block, int count) {
 #pragma unroll 1
   for (int number = 0; number < count; ++number) {
-    if (c.own_sums) {
-      wait(block.used_smem + number % 2, number / 2 % 2);
-      add_own_sums(block, block.tile(number), number % 2);
-      block.arrive_once(block.added_smem + number % 2);
-      continue;
-    }
     wait(block.made_smem + number % 2, number / 2 % 2);
     add_row_sums(block, block.tile(number), number % 2, block.warp() % c.sum_warps);
     block.arrive_once(block.used_smem + number % 2);
@@ -243,7 +209,7 @@ __global__ void __launch_bounds__(rows[row].threads(), 1)
   if (block.warp() >= c.warps) {
     keep_registers<c.producer_registers>();
     if (block.warp() < c.warps + c.load_warps) load_tiles(block, steps);
-    if (block.warp() >= c.warps + c.load_warps && (!c.own_sums || block.warp() == c.warps + c.load_warps)) add_sums(block, steps.left);
+    if (block.warp() >= c.warps + c.load_warps) add_sums(block, steps.left);
     return;
   }
   take_registers<c.consumer_registers>();

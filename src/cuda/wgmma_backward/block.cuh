@@ -32,27 +32,30 @@ template <int count, int dim, int threads>
 __device__ __forceinline__ void load_panels(std::byte* tile_smem, const std::byte* first, std::int64_t stride,
                                             int valid, int dims, int thread) {
   using Tile = Panels<dim, count>;
-  constexpr int step = threads / Tile::chunks;  // rows between those of a thread
-  static_assert(threads % Tile::chunks == 0 && (step % 8 == 0 || step == 4) && count % step == 0);
-  const int row = thread / Tile::chunks;
-  const int chunk = thread % Tile::chunks;
+  constexpr int step = threads / 8;  // rows between those of a thread, which has a chunk of each panel
+  static_assert(step % 8 == 0 && count % step == 0);
+  const int row = thread / 8;
+  const int chunk = thread % 8;
   const std::byte* source = first + row * stride + chunk * 16;
-  // Rows 8 apart lie alike.
   std::byte* to = tile_smem + Tile::offset(row, chunk);
-  std::byte* other = tile_smem + Tile::offset(row + 4, chunk) - 4 * 128;
-  const auto place = [&](int r) { return (step % 8 == 0 || r % 8 == 0 ? to : other) + r * 128; };
   if (valid >= count && dims == dim) {
-#pragma unroll
+#pragma unroll 4
     for (int r = 0; r < count; r += step) {
-      copy_async_16(place(r), source, true);
+#pragma unroll
+      for (int panel = 0; panel < dim / 64; ++panel) {
+        copy_async_16(to + panel * Tile::panel_bytes + r * 128, source + panel * 128, true);
+      }
       source += step * stride;
     }
   } else {
-    const int bytes = max(0, min(16, (dims - chunk * 8) * 2));
 #pragma unroll 1
     for (int r = 0; r < count; r += step) {
-      const bool present = row + r < valid && bytes > 0;
-      copy_async_part(place(r), present ? source : first, present ? bytes : 0);
+#pragma unroll 1
+      for (int panel = 0; panel < dim / 64; ++panel) {
+        const int bytes = row + r < valid ? max(0, min(16, (dims - panel * 64 - chunk * 8) * 2)) : 0;
+        copy_async_part(to + panel * Tile::panel_bytes + r * 128, bytes > 0 ? source + panel * 128 : first,
+                        bytes);
+      }
       source += step * stride;
     }
   }
@@ -98,7 +101,6 @@ struct Block {
   std::byte* d_o_smem;      ///< stages x [queries, dim]
   std::byte* dscores_smem;  ///< pair stages x [keys, queries]
   float* dq_smem;           ///< [warps, eights of dims, 128]: of 16 queries
-  float* rest_smem;
   float* top_smem;          ///< stages x [queries]
   float* shift_smem;        ///< stages x [queries]
   int* has_peak_smem;       ///< [keys]
@@ -108,7 +110,6 @@ struct Block {
   Mbarrier* empty_smem;  ///< [stages]: nobody needs them any more
   Mbarrier* made_smem;   ///< [pair stages]: score gradients are there
   Mbarrier* used_smem;   ///< [pair stages]: nobody needs them any more
-  Mbarrier* added_smem;
 
   __device__ Block(const AttentionCall& call_, const BackwardBlocks& blocks_, const BackwardSpace& space_,
                    std::byte* shared)
@@ -122,8 +123,7 @@ struct Block {
         d_o_smem(q_smem + c.stages * c.query_bytes()),
         dscores_smem(d_o_smem + c.stages * c.query_bytes()),
         dq_smem(reinterpret_cast<float*>(dscores_smem + c.pair_stages * c.pair_bytes())),
-        rest_smem(dq_smem + (c.direct_dq ? 0 : c.consumers * c.dq_bytes() / 4)),
-        top_smem(rest_smem + c.pair_stages * c.rest_bytes() / 4),
+        top_smem(dq_smem + c.consumers * c.dq_bytes() / 4),
         shift_smem(top_smem + c.stages * c.queries),
         has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages * c.queries)),
         facts_smem(reinterpret_cast<Facts*>(has_peak_smem + c.keys)),
@@ -131,8 +131,7 @@ struct Block {
         full_smem(reinterpret_cast<Mbarrier*>(reinterpret_cast<std::byte*>(tiles_smem) + c.tile_bytes)),
         empty_smem(full_smem + c.stages),
         made_smem(empty_smem + c.stages),
-        used_smem(made_smem + c.pair_stages),
-        added_smem(used_smem + c.pair_stages) {}
+        used_smem(made_smem + c.pair_stages) {}
 
   /// What follows from these is computed where it is used.
   __device__ int lane() const { return opaque(lane_); }
@@ -173,8 +172,7 @@ struct Block {
     }
     for (int n = 0; n < c.pair_stages; ++n) {
       init_barrier(made_smem + n, c.warps);
-      init_barrier(used_smem + n, c.warps + (c.own_sums ? 0 : c.sum_warps));
-      init_barrier(added_smem + n, 1);
+      init_barrier(used_smem + n, c.warps + c.sum_warps);
     }
     fence_barrier_inits();
   }
@@ -197,22 +195,38 @@ struct Block {
     load_panels<c.keys, c.dim, c.consumer_threads()>(v_smem, row_of_halves(call.v, facts_smem->b, facts_smem->h, s), call.v.stride_s * 2,
                                             key_count(), dim_v(), thread);
   }
-  /// Asks for a tile of queries, and says what there is to know of it.
+  /// Asks for a tile of queries, and says what there is to know of it. By the warps that load, of which a
+  /// thread has a query's numbers.
   __device__ void load_queries(const QuerySteps& steps, int number, int stage) const {
-    const GroupFacts& facts = facts_smem->group;
-    const int at = steps.at * c.queries;
-    const int count = min(c.queries, facts.length - at);
-    const auto first = [&](const std::byte* group, const Rows& rows) {
-      return group + (steps.head * rows.stride_h + at * rows.stride_s) * 2;
-    };
     constexpr int threads = 32 * c.load_warps;
-    const int r = static_cast<int>(threadIdx.x) - c.consumer_threads();
-    load_panels<c.queries, c.dim, threads>(q_smem + stage * c.query_bytes(), first(facts.q, call.q),
-                                               call.q.stride_s * 2, count, dim_qk(), r);
-    load_panels<c.queries, c.dim, threads>(d_o_smem + stage * c.query_bytes(), first(facts.d_o, call.d_o),
-                                               call.d_o.stride_s * 2, count, dim_v(), r);
     static_assert(threads == c.queries);
-    const std::int64_t row = facts.row + steps.head * call.rows_q() + at;
+    const auto thread = [] { return opaque(static_cast<int>(threadIdx.x) - c.consumer_threads()); };
+    note_tile(steps, number, stage, thread());
+    load_rows<threads>(q_smem + stage * c.query_bytes(), steps, facts_smem->group.q, call.q, dim_qk(), thread());
+    load_rows<threads>(d_o_smem + stage * c.query_bytes(), steps, facts_smem->group.d_o, call.d_o, dim_v(),
+                       thread());
+  }
+  /// A warp is done with what a barrier guards, or has brought it.
+  __device__ void arrive_once(Mbarrier* barrier_smem) const {
+    __syncwarp();
+    if (lane() == 0) arrive(barrier_smem);
+  }
+
+ private:
+  template <int threads>
+  __device__ __forceinline__ void load_rows(std::byte* to_smem, const QuerySteps& steps,
+                                            const std::byte* group, const Rows& rows, int dims,
+                                            int thread) const {
+    const int at = opaque(steps.at) * c.queries;
+    load_panels<c.queries, c.dim, threads>(
+        to_smem, group + (opaque(steps.head) * rows.stride_h + at * rows.stride_s) * 2, rows.stride_s * 2,
+        facts_smem->group.length - at, dims, thread);
+  }
+  __device__ __forceinline__ void note_tile(const QuerySteps& steps, int number, int stage, int r) const {
+    const GroupFacts& facts = facts_smem->group;
+    const int at = opaque(steps.at) * c.queries;
+    const int count = min(c.queries, facts.length - at);
+    const std::int64_t row = facts.row + opaque(steps.head) * call.rows_q() + at;
     float* top = top_smem + stage * c.queries + r;
     float* shift = shift_smem + stage * c.queries + r;
     if (r < count) {
@@ -226,16 +240,11 @@ struct Block {
     constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
     tiles_smem[number % c.tile_facts] = {
         .row = row,
-        .sums = facts.tile + steps.head * space.dq.tiles + steps.at * (c.queries / 16),
+        .sums = facts.tile + opaque(steps.head) * space.dq.tiles + steps.at * (c.queries / 16),
         .count = count,
         .low = static_cast<int>(max(-far, min(far, facts.low + at))),
         .high = static_cast<int>(max(-far, min(far, facts.high + at))),
         .edge = steps.at < facts.clear || steps.at >= facts.clear_end};
-  }
-  /// A warp is done with what a barrier guards, or has brought it.
-  __device__ void arrive_once(Mbarrier* barrier_smem) const {
-    __syncwarp();
-    if (lane() == 0) arrive(barrier_smem);
   }
 };
 

@@ -159,4 +159,15 @@ __device__ __forceinline__ void round_pairs(const Pairs& p, const Pairs& x, Frag
   }
 }
 
+/// Fragments to their place in shared memory, [keys, queries].
+template <typename Block>
+__device__ __forceinline__ void store_pairs(const Block& block, int pair_stage, const Fragments& pairs) {
+  const int lane = block.lane();
+  const typename Block::PairPointer to{
+      Block::address(block.dscores_smem + pair_stage * Config::pair_bytes()) +
+      SwizzledTile<Config::queries>::offset(block.first_own_key() + lane % 16, lane / 16)};
+#pragma unroll
+  for (int step = 0; step < 4; ++step) store_matrices(to.at(0, step), pairs[step]);
+}
+
 }  // namespace tilewise::cuda::wgmma_backward

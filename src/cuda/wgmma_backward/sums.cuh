@@ -18,12 +18,12 @@ __device__ __forceinline__ void add_to_keys(float (&sums)[dim / 2], const Fragme
   }
 }
 
-/// dq of a tile, 64 queries by some dims.
-template <typename T, int dims>
-__device__ __forceinline__ void start_dq(float (&dq)[dims / 2], TileDescriptor dscores, TileDescriptor keys) {
+/// dq of a tile, 64 queries by 64 dims.
+template <typename T>
+__device__ __forceinline__ void start_dq(Pairs& dq, TileDescriptor dscores, TileDescriptor keys) {
 #pragma unroll
   for (int step = 0; step < Config::keys / 16; ++step) {
-    WarpgroupProduct<T, dims>::template from_shared<1, 1>(dq, dscores + step * 128, keys + step * 128, step > 0);
+    WarpgroupProduct<T, 64>::template from_shared<1, 1>(dq, dscores + step * 128, keys + step * 128, step > 0);
   }
 }
 
@@ -54,79 +54,27 @@ __device__ __forceinline__ void add_row_sums(const Block& block, const TileFacts
   if (2 * lane + 1 < queries.count) atomicAdd(to + 1, high);
 }
 
+/// dq's sums, of a warp's 16 queries, to where they wait to be added in global memory.
 template <typename Block>
-__device__ __forceinline__ void make_own_sums(const Block& block, int pair_stage) {
-  using T = typename Block::T;
-  const auto at = Block::PairPointer::by_columns(
-      Block::address(block.dscores_smem + pair_stage * Config::pair_bytes()));
-  const int part = block.warp() / 4, tile = block.warp() % 4;
-  float rest[4] = {};
+__device__ __forceinline__ void stage_dq(const Block& block, const Pairs& dq) {
+  float* to = block.dq_smem + block.warp() * (8 * mma::QuerySums::fragment) + 4 * block.lane();
 #pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    std::uint32_t a[4];
-    load_matrices_turned(a, at.at(64 * part + 16 * step, tile));
-    multiply_matrices<T>(rest, a, two_ones<T>, two_ones<T>);
-  }
-  const int lane = block.lane();
-  if (lane % 4 != 0) return;
-  float* to = block.rest_smem + (pair_stage * Config::consumers + part) * Config::queries + 16 * tile + lane / 4;
-  to[0] = rest[0];
-  to[8] = rest[2];
-}
-template <typename Block>
-__device__ __forceinline__ void add_own_sums(const Block& block, const TileFacts& queries, int pair_stage) {
-  const float* from = block.rest_smem + pair_stage * Config::consumers * Config::queries;
-#pragma unroll
-  for (int r = block.lane(); r < Config::queries; r += 32) {
-    if (r < queries.count) {
-      atomicAdd(block.space.rows.rest + queries.row + r, from[r] + from[r + Config::queries]);
-    }
-  }
-}
-
-/// Where a warp's part of dq is summed up; null where it has none. Of `eights` eights of dims.
-template <typename Block>
-__device__ __forceinline__ float* dq_place(const Block& block, const TileFacts& queries, int first_eight,
-                                           int eights) {
-  const mma::QuerySums& sums = block.space.dq;
-  const int tile = block.warp() % 4;
-  if (sums.data == nullptr || 16 * tile >= queries.count || eights <= 0) return nullptr;
-  return sums.data + ((queries.sums + tile) * sums.eights + first_eight) * mma::QuerySums::fragment;
-}
-/// dq's sums to where they wait to be added in global memory.
-template <typename Block, int n>
-__device__ __forceinline__ void stage_dq(const Block& block, const float (&dq)[n]) {
-  float* to = block.dq_smem + block.warp() * (n / 4 * mma::QuerySums::fragment) + 4 * block.lane();
-#pragma unroll
-  for (int j = 0; j < n / 4; ++j) {
+  for (int j = 0; j < 8; ++j) {
     *reinterpret_cast<float4*>(to + j * mma::QuerySums::fragment) = {dq[4 * j], dq[4 * j + 1], dq[4 * j + 2],
                                                                       dq[4 * j + 3]};
   }
 }
-/// Has them added, by one lane.
-template <int n, typename Block>
+/// Has them added, by one lane. They are of eights of dims from `first_eight` on.
+template <typename Block>
 __device__ __forceinline__ void send_dq(const Block& block, const TileFacts& queries, int first_eight) {
-  const int eights = min(n / 4, block.space.dq.eights - first_eight);
-  float* to = dq_place(block, queries, first_eight, eights);
-  if (to == nullptr) return;
-  add_floats(to, block.dq_smem + block.warp() * (n / 4 * mma::QuerySums::fragment),
+  const mma::QuerySums& sums = block.space.dq;
+  const int tile = block.warp() % 4;
+  const int eights = min(8, sums.eights - first_eight);
+  if (sums.data == nullptr || 16 * tile >= queries.count || eights <= 0) return;
+  add_floats(sums.data + ((queries.sums + tile) * sums.eights + first_eight) * mma::QuerySums::fragment,
+             block.dq_smem + block.warp() * (8 * mma::QuerySums::fragment),
              eights * mma::QuerySums::fragment * 4);
   commit_stores();
-}
-/// Adds them from registers.
-template <typename Block, int n>
-__device__ __forceinline__ void add_dq(const Block& block, const TileFacts& queries, int first_eight,
-                                       const float (&dq)[n]) {
-  const int eights = min(n / 4, block.space.dq.eights - first_eight);
-  float* to = dq_place(block, queries, first_eight, eights);
-  if (to == nullptr) return;
-  to += 4 * block.lane();
-#pragma unroll
-  for (int j = 0; j < n / 4; ++j) {
-    if (j < eights) {
-      add_4(to + j * mma::QuerySums::fragment, {dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]});
-    }
-  }
 }
 
 /// A lane's sums, times a factor, to a tile in shared memory.

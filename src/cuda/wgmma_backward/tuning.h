@@ -11,13 +11,7 @@ namespace tilewise::cuda::wgmma_backward {
 struct Config {
   int dim = 0;     ///< the head dims, both, are filled up to it: 64 or 128
   int stages = 2;  ///< of queries
-  bool keys_stay = false;    ///< k in registers, as one factor of k·qᵀ
-  bool values_stay = false;  ///< v, of v·d_oᵀ
-  bool direct_dq = false;    ///< added from registers, not by way of shared memory
-  bool whole_dq = false;     ///< a warpgroup makes all dims of every other tile's dq, not half of them of each
-  bool send_early = false;
-  bool own_sums = false;
-  bool turns = false;  ///< one warpgroup at a time makes weights and score gradients
+  bool rows_stay = false;  ///< k and v in registers, as one factor of k·qᵀ and v·d_oᵀ
   static constexpr int consumers = 2;  ///< warpgroups
   static constexpr int warps = 4 * consumers;
   static constexpr int load_warps = 2;
@@ -33,16 +27,14 @@ struct Config {
   constexpr int key_bytes() const { return keys * dim * 2; }       ///< of k, or of v
   constexpr int query_bytes() const { return queries * dim * 2; }  ///< a stage of q, or of d_o
   static constexpr int pair_bytes() { return keys * queries * 2; }
-  constexpr int dq_dims() const { return whole_dq ? dim : 64; }
-  constexpr int dq_bytes() const { return queries * dq_dims() * 4; }              ///< of a warpgroup
-  static constexpr int rest_bytes() { return consumers * queries * 4; }  ///< a pair stage
+  static constexpr int dq_bytes() { return queries * 64 * 4; }              ///< of a warpgroup
   static constexpr int fact_bytes = 144;
   static constexpr int tile_facts = 8;
   static constexpr int tile_bytes = tile_facts * 40;
-  constexpr int barriers() const { return 2 * stages + 3 * pair_stages; }
+  constexpr int barriers() const { return 2 * stages + 2 * pair_stages; }
   constexpr std::size_t shared_bytes() const {
-    return static_cast<std::size_t>(rest_bytes() * pair_stages + 2 * key_bytes() + 2 * stages * query_bytes() +
-                                    pair_stages * pair_bytes() + (direct_dq ? 0 : consumers * dq_bytes()) +
+    return static_cast<std::size_t>(2 * key_bytes() + 2 * stages * query_bytes() +
+                                    pair_stages * pair_bytes() + consumers * dq_bytes() +
                                     2 * stages * queries * 4 + keys * 4 +
                                     fact_bytes + tile_bytes + barriers() * 8);
   }
@@ -53,18 +45,8 @@ struct Config {
 };
 
 inline constexpr Config rows[] = {
-    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .direct_dq = true, .whole_dq = true},
+    {.dim = 64, .stages = 3, .rows_stay = true},
     {.dim = 128},
-    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .direct_dq = true, .whole_dq = true, .own_sums = true},
-    {.dim = 128, .own_sums = true},
-    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .direct_dq = true, .whole_dq = true, .own_sums = true, .turns = true},
-    {.dim = 128, .turns = true},
-    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .whole_dq = true, .send_early = true, .own_sums = true},
-    {.dim = 128, .send_early = true},
-    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .whole_dq = true, .send_early = true, .own_sums = true, .turns = true},
-    {.dim = 128, .send_early = true, .turns = true},
-    {.dim = 64, .stages = 3, .keys_stay = true, .values_stay = true, .whole_dq = true, .own_sums = true, .turns = true},
-    {.dim = 128, .send_early = true, .own_sums = true, .turns = true},
 };
 inline constexpr int most_dim = 128;
 
