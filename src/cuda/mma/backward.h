@@ -48,8 +48,9 @@ constexpr bool general_backward(const AttentionProblem& problem) {
 }
 constexpr bool general_backward(const AttentionCall& call) { return general_backward(call.problem); }
 
-/// What backward does not take, whatever its kernel over tiles. Score gradients have the rounding of o. Of few
-/// keys it does not average out; beside those of keys or values that are all the same, which are 0, it shows.
+/// What backward does not take, whatever its kernel over tiles. Score gradients have the rounding of o. Of
+/// few keys it does not average out; beside those of keys or values that are all the same, which are 0, it
+/// shows.
 std::string unsuited_backward(const AttentionProblem& problem);
 
 /// Bytes of shared memory that a block needs at least.

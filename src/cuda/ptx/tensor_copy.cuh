@@ -66,7 +66,9 @@ __device__ __forceinline__ void wait_stores_read() {
 }
 
 /// Until all that was committed is where it was stored to.
-__device__ __forceinline__ void wait_stores() { ::cuda::ptx::cp_async_bulk_wait_group(::cuda::ptx::n32_t<0>{}); }
+__device__ __forceinline__ void wait_stores() {
+  ::cuda::ptx::cp_async_bulk_wait_group(::cuda::ptx::n32_t<0>{});
+}
 
 /// Adds floats from shared memory to those in global memory, in no particular order with other threads; to be
 /// committed like a store. Addresses and `bytes` are multiples of 16.

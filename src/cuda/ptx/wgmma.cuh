@@ -127,14 +127,13 @@ struct WarpgroupProduct;
     template <int turned_b = 1>                                                                              \
     static __device__ __forceinline__ void from_registers(float (&c)[half], const std::uint32_t (&a)[4],     \
                                                           TileDescriptor b, bool add) {                      \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " i5                                                    \
-                   ", 0;\n"                                                                                  \
-                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                           \
-                   " {" TILEWISE_REGISTERS_##half "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4                 \
-                                                  ", p, 1, 1, " i6 ";\n}"                                    \
-                   : TILEWISE_C_##half                                                                       \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),         \
-                     "n"(turned_b));                                                                         \
+      asm volatile(                                                                                          \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, " i5                                                             \
+          ", 0;\n"                                                                                           \
+          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TILEWISE_REGISTERS_##half     \
+          "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", p, 1, 1, " i6 ";\n}"                                 \
+          : TILEWISE_C_##half                                                                                \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(turned_b));  \
     }                                                                                                        \
   };
 

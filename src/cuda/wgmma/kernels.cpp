@@ -182,9 +182,18 @@ std::string yields_masked(const AttentionProblem& problem) {
   return {};
 }
 
+// Of short walks what blocks do before and after counts, and of mma's two are in a multiprocessor at a time.
+std::string yields_backward(const AttentionProblem& problem) {
+  constexpr std::int64_t few = 2048;
+  if (std::max(problem.dim_qk, problem.dim_v) <= 64 && problem.length_q < few) {
+    return "leaves backward of head dims to 64 and fewer than " + std::to_string(few) + " queries to mma";
+  }
+  return {};
+}
+
 // A block of f32 has 64 queries and half a multiprocessor.
 std::string yields(const AttentionProblem& problem) {
-  if (problem.pass == Pass::backward) return {};
+  if (problem.pass == Pass::backward) return yields_backward(problem);
   if (problem.dtype != DType::f32) return yields_masked(problem);
   constexpr std::int64_t rows = 64;
   const std::int64_t blocks = problem.heads_q * (problem.queries + rows - 1) / rows;

@@ -7,8 +7,8 @@
 namespace tilewise::cuda::wgmma_backward {
 
 // The kernel over tiles of backward by wgmma; what comes before and after it is mma's. A block keeps 128
-// keys, 64 a warpgroup, and walks over the queries that see them, 64 at a time. Pairs are held turned, a row a
-// key, so that they come out of k·qᵀ and v·d_oᵀ in the registers in which they go into dv and dk. For dq,
+// keys, 64 a warpgroup, and walks over the queries that see them, 64 at a time. Pairs are held turned, a row
+// a key, so that they come out of k·qᵀ and v·d_oᵀ in the registers in which they go into dv and dk. For dq,
 // which sums over keys, score gradients pass through shared memory, and that product is a tile behind: so the
 // warpgroups need not keep step.
 //
@@ -21,8 +21,8 @@ struct Walk {
   using OwnSums = float[c.dim / 2];
 
   Own& block;
-  const TileDescriptor k_rows, v_rows;   ///< the warpgroup's 64 keys
-  const TileDescriptor k_columns;        ///< of all keys the warpgroup's 64 dims
+  const TileDescriptor k_rows, v_rows;  ///< the warpgroup's 64 keys
+  const TileDescriptor k_columns;       ///< of all keys the warpgroup's 64 dims
   OwnSums dk, dv;
   Pairs s, x, dq;
   RowFragments<c.rows_stay ? c.dim : 16> keys, values;
@@ -75,8 +75,8 @@ struct Walk {
     fence_products();
     if (has_dq(number)) {
       forget(dq);
-      wgmma_backward::start_dq<T>(
-          dq, tile(block.dscores_smem + number % 2 * c.pair_bytes(), c.pair_bytes()), k_columns);
+      wgmma_backward::start_dq<T>(dq, tile(block.dscores_smem + number % 2 * c.pair_bytes(), c.pair_bytes()),
+                                  k_columns);
     }
     commit_products();
   }
@@ -102,7 +102,7 @@ struct Walk {
     tops.load(own(block.top_smem, stage));
     wait_products<1>();  // q·k
     pin(s);
-    sync_with_arrivals(2 + block.group());  // the other one is not at its pairs
+    if constexpr (c.turns) sync_with_arrivals(2 + block.group());  // the other one is not at its pairs
     if (edge) hide(block, queries, s);
     int highest = weigh<T, 0, 16>(tops, block.unit, 0, s);
     asm volatile("" ::: "memory");  // not before: registers
@@ -122,7 +122,7 @@ struct Walk {
     store_pairs(block, pair_stage, dscores);
     fence_async_proxy();
     block.arrive_once(block.made_smem + pair_stage);
-    if (!last || block.group() == 0) arrive_for_sync(3 - block.group());
+    if (c.turns && (!last || block.group() == 0)) arrive_for_sync(3 - block.group());
     pin(weights);
     pin(dscores);
   }
@@ -135,7 +135,7 @@ struct Walk {
     forget(dk);
     forget(dv);
     Ring<c.stages> at;
-    if (block.group() == 1) arrive_for_sync(2);
+    if (c.turns && block.group() == 1) arrive_for_sync(2);
 #pragma unroll 1
     for (int number = 0; number < count; ++number) {
       wait(block.full_smem + at.stage(), at.parity());
@@ -147,7 +147,7 @@ struct Walk {
       commit_products();
       if (number > 0) await_dscores(number - 1);
       start_dq(number + 1);  // of the tile before; of the first one nothing
-      wait_products<1>();  // dv and dk
+      wait_products<1>();    // dv and dk
       block.arrive_once(block.empty_smem + at.stage());
       wait_products<0>();  // dq
       pin(dq);

@@ -106,10 +106,10 @@ struct Block {
   int* has_peak_smem;       ///< [keys]
   Facts* facts_smem;
   TileFacts* tiles_smem;  ///< by the tile's number
-  Mbarrier* full_smem;   ///< [stages]: queries are there
-  Mbarrier* empty_smem;  ///< [stages]: nobody needs them any more
-  Mbarrier* made_smem;   ///< [pair stages]: score gradients are there
-  Mbarrier* used_smem;   ///< [pair stages]: nobody needs them any more
+  Mbarrier* full_smem;    ///< [stages]: queries are there
+  Mbarrier* empty_smem;   ///< [stages]: nobody needs them any more
+  Mbarrier* made_smem;    ///< [pair stages]: score gradients are there
+  Mbarrier* used_smem;    ///< [pair stages]: nobody needs them any more
 
   __device__ Block(const AttentionCall& call_, const BackwardBlocks& blocks_, const BackwardSpace& space_,
                    std::byte* shared)
@@ -160,12 +160,13 @@ struct Block {
     const auto h = static_cast<int>(among.h);
     const KeyTile keys = blocks.keys.tile(call, call.sequence(b), turn.tile);
     const auto first = static_cast<int>(keys.first);
-    *facts_smem = {.group = GroupFacts::of<c.queries, c.keys>(call, blocks, space, b, h, first, keys.count, share),
-                   .b = b,
-                   .h = h,
-                   .key_count = keys.count,
-                   .first_key = first,
-                   .scale = mma::gradient_scale<T>(space.largest, 1.0f)};
+    *facts_smem = {
+        .group = GroupFacts::of<c.queries, c.keys>(call, blocks, space, b, h, first, keys.count, share),
+        .b = b,
+        .h = h,
+        .key_count = keys.count,
+        .first_key = first,
+        .scale = mma::gradient_scale<T>(space.largest, 1.0f)};
     for (int n = 0; n < c.stages; ++n) {
       init_barrier(full_smem + n, c.load_warps);
       init_barrier(empty_smem + n, c.warps);
@@ -190,10 +191,12 @@ struct Block {
   __device__ void load_keys() const {
     const std::int64_t s = first_key_row();
     const auto thread = static_cast<int>(threadIdx.x);
-    load_panels<c.keys, c.dim, c.consumer_threads()>(k_smem, row_of_halves(call.k, facts_smem->b, facts_smem->h, s), call.k.stride_s * 2,
-                                            key_count(), dim_qk(), thread);
-    load_panels<c.keys, c.dim, c.consumer_threads()>(v_smem, row_of_halves(call.v, facts_smem->b, facts_smem->h, s), call.v.stride_s * 2,
-                                            key_count(), dim_v(), thread);
+    load_panels<c.keys, c.dim, c.consumer_threads()>(k_smem,
+                                                     row_of_halves(call.k, facts_smem->b, facts_smem->h, s),
+                                                     call.k.stride_s * 2, key_count(), dim_qk(), thread);
+    load_panels<c.keys, c.dim, c.consumer_threads()>(v_smem,
+                                                     row_of_halves(call.v, facts_smem->b, facts_smem->h, s),
+                                                     call.v.stride_s * 2, key_count(), dim_v(), thread);
   }
   /// Asks for a tile of queries, and says what there is to know of it. By the warps that load, of which a
   /// thread has a query's numbers.
@@ -202,7 +205,8 @@ struct Block {
     static_assert(threads == c.queries);
     const auto thread = [] { return opaque(static_cast<int>(threadIdx.x) - c.consumer_threads()); };
     note_tile(steps, number, stage, thread());
-    load_rows<threads>(q_smem + stage * c.query_bytes(), steps, facts_smem->group.q, call.q, dim_qk(), thread());
+    load_rows<threads>(q_smem + stage * c.query_bytes(), steps, facts_smem->group.q, call.q, dim_qk(),
+                       thread());
     load_rows<threads>(d_o_smem + stage * c.query_bytes(), steps, facts_smem->group.d_o, call.d_o, dim_v(),
                        thread());
   }

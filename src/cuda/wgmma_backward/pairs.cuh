@@ -48,8 +48,9 @@ __device__ __forceinline__ void load_fragments(const Block& block, std::uint32_t
 #pragma unroll
   for (int step = 0; step < steps; ++step) {
     const int lane = block.lane();
-    load_matrices(to[step], Block::address(rows_smem) +
-                                Block::KeyPanels::offset(block.first_own_key() + lane % 16, 2 * step + lane / 16));
+    load_matrices(to[step],
+                  Block::address(rows_smem) +
+                      Block::KeyPanels::offset(block.first_own_key() + lane % 16, 2 * step + lane / 16));
   }
 }
 

@@ -10,8 +10,8 @@ namespace tilewise::cuda::wgmma_backward {
 
 /// += pairsᵀ · rows, of 64 keys by all dims, from fragments in registers and queries' rows in shared memory.
 template <typename T, int dim>
-__device__ __forceinline__ void add_to_keys(float (&sums)[dim / 2], const Fragments& pairs, TileDescriptor rows,
-                                            bool add) {
+__device__ __forceinline__ void add_to_keys(float (&sums)[dim / 2], const Fragments& pairs,
+                                            TileDescriptor rows, bool add) {
 #pragma unroll
   for (int step = 0; step < Config::queries / 16; ++step) {
     WarpgroupProduct<T, dim>::from_registers(sums, pairs[step], rows + step * 128, add || step > 0);
@@ -23,7 +23,8 @@ template <typename T>
 __device__ __forceinline__ void start_dq(Pairs& dq, TileDescriptor dscores, TileDescriptor keys) {
 #pragma unroll
   for (int step = 0; step < Config::keys / 16; ++step) {
-    WarpgroupProduct<T, 64>::template from_shared<1, 1>(dq, dscores + step * 128, keys + step * 128, step > 0);
+    WarpgroupProduct<T, 64>::template from_shared<1, 1>(dq, dscores + step * 128, keys + step * 128,
+                                                        step > 0);
   }
 }
 
@@ -35,15 +36,18 @@ __device__ __forceinline__ void add_row_sums(const Block& block, const TileFacts
   using T = typename Block::T;
   constexpr int keys = Config::keys / Config::sum_warps;
   const int lane = block.lane();
-  const std::uint32_t first = Block::address(block.dscores_smem + pair_stage * Config::pair_bytes()) +
-                              part * (keys * 128) + lane * 4;
+  const std::uint32_t first =
+      Block::address(block.dscores_smem + pair_stage * Config::pair_bytes()) + part * (keys * 128) + lane * 4;
   float low = 0, high = 0;
 #pragma unroll 1
   for (int row = 0; row < keys; row += 8) {
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       std::uint32_t two;
-      asm volatile("ld.shared.u32 %0, [%1];" : "=r"(two) : "r"((first + row * 128 + n * 128) ^ (n * 16)) : "memory");
+      asm volatile("ld.shared.u32 %0, [%1];"
+                   : "=r"(two)
+                   : "r"((first + row * 128 + n * 128) ^ (n * 16))
+                   : "memory");
       const float2 both = unpack<T>(two);
       low += both.x;
       high += both.y;
@@ -61,7 +65,7 @@ __device__ __forceinline__ void stage_dq(const Block& block, const Pairs& dq) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     *reinterpret_cast<float4*>(to + j * mma::QuerySums::fragment) = {dq[4 * j], dq[4 * j + 1], dq[4 * j + 2],
-                                                                      dq[4 * j + 3]};
+                                                                     dq[4 * j + 3]};
   }
 }
 /// Has them added, by one lane. They are of eights of dims from `first_eight` on.
@@ -112,7 +116,8 @@ template <typename Block, int n>
 __device__ __forceinline__ void store_unfinished(const Block& block, float* to, int dims,
                                                  const float (&sums)[n]) {
   if (to == nullptr) return;
-  const std::int64_t first_row = BackwardSpace::key_row(block.call, block.facts_smem->b, block.facts_smem->h, block.first_key_row());
+  const std::int64_t first_row =
+      BackwardSpace::key_row(block.call, block.facts_smem->b, block.facts_smem->h, block.first_key_row());
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = block.first_own_key() + 8 * half + block.lane() / 4;
@@ -132,8 +137,9 @@ template <typename Block, int n>
 __device__ __forceinline__ void store_share(const Block& block, float* to, int dims, const float (&sums)[n]) {
   if (to == nullptr) return;
   const std::int64_t floats = mma::KeyShares::row_floats(dims);
-  const std::int64_t first_row = block.facts_smem->group.share * block.space.shares.keys +
-                                 BackwardSpace::key_row(block.call, block.facts_smem->b, block.facts_smem->h, block.first_key_row());
+  const std::int64_t first_row =
+      block.facts_smem->group.share * block.space.shares.keys +
+      BackwardSpace::key_row(block.call, block.facts_smem->b, block.facts_smem->h, block.first_key_row());
   const int first_dim = 2 * (block.lane() % 4);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -152,7 +158,8 @@ __device__ __forceinline__ void store_share(const Block& block, float* to, int d
 template <typename Block, int n>
 __device__ __forceinline__ void store_own(const Block& block, const float (&dk)[n], const float (&dv)[n]) {
   const BackwardSpace& space = block.space;
-  const std::int64_t first = BackwardSpace::key_row(block.call, block.facts_smem->b, block.facts_smem->h, block.first_key_row());
+  const std::int64_t first =
+      BackwardSpace::key_row(block.call, block.facts_smem->b, block.facts_smem->h, block.first_key_row());
   const auto note_peaks = [&](std::uint8_t* to) {
     for (int r = static_cast<int>(threadIdx.x); r < block.key_count(); r += Config::consumer_threads()) {
       to[r] = static_cast<std::uint8_t>(block.has_peak_smem[r]);
