@@ -15,6 +15,7 @@ constexpr std::int64_t many_results = std::int64_t{1} << 18;  // from here on ba
 constexpr double many_results_share = 0.15;
 constexpr std::int64_t chunk_dims = 8;  // of 16 bytes
 constexpr double narrow_share = 0.06;   // head dims below that
+constexpr double long_share = 0.15;
 
 std::int64_t mma_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
@@ -74,6 +75,18 @@ void choose_many_results(Random& rng, RandomProblem& p) {
   p.batch = filled * (many_results / rows + 1);
 }
 
+/// The same with few and long sequences: a block walks over many tiles of queries.
+void choose_long_walks(Random& rng, RandomProblem& p) {
+  p.heads_kv = 1;
+  p.heads_q = rng.pick<std::int64_t>({1, 1, 2});
+  p.length_q = rng.between(300, 1000);
+  p.length_k = rng.between(150, 600);
+  const std::int64_t filled = p.layout == Layout::packed ? 2 : 1;
+  const std::int64_t rows =
+      std::min(p.heads_q * p.length_q, p.heads_kv * p.length_k) * std::min(p.dim_qk, p.dim_v);
+  p.batch = filled * (many_results / rows + 1);
+}
+
 /// Leaves band, lengths and sinks, which the plain kernel takes.
 void drop_features(RandomProblem& p) {
   p.options.softcap = 0;
@@ -83,6 +96,25 @@ void drop_features(RandomProblem& p) {
 }
 
 }  // namespace
+
+RandomProblem random_wgmma_backward_problem(std::uint64_t seed) {
+  Random rng(seed);
+  RandomProblem problem;
+  problem.seed = seed;
+  choose_mma_shape(rng, problem);
+  problem.dim_qk = std::min<std::int64_t>(problem.dim_qk, 128);
+  choose_many_results(rng, problem);
+  if (rng.chance(long_share)) choose_long_walks(rng, problem);
+  choose_options(rng, problem);
+  problem.options.deterministic = false;
+  const Magnitudes magnitudes = choose_magnitudes(rng, problem);
+  make_tensors(rng, problem, magnitudes);
+  make_masks(rng, problem, magnitudes);
+  make_head_values(rng, problem, magnitudes);
+  drop_features(problem);
+  choose_asked(rng, problem);
+  return problem;
+}
 
 RandomProblem random_mma_problem(std::uint64_t seed) {
   Random rng(seed);

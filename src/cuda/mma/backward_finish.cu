@@ -300,9 +300,8 @@ void finish(const AttentionCall& call, const BackwardSpace& space, int multiproc
 
 }  // namespace
 
-void finish_backward(const AttentionCall& call, const Context& context) {
+void finish_backward(const AttentionCall& call, const BackwardSpace& space, const Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  const BackwardSpace space = backward_space(call, context);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   with_lanes(call, [&]<typename T, int lanes>() { finish<T, lanes>(call, space, multiprocessors, stream); });
   // Gradients of mask and sinks may be in f32, which is more than products of 16 bits and the rounded o give.

@@ -233,8 +233,7 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
 
 }  // namespace
 
-void prepare_backward(const AttentionCall& call, const Context& context) {
-  const BackwardSpace space = backward_space(call, context);
+void prepare_backward(const AttentionCall& call, const BackwardSpace& space, const Context& context) {
   with_lanes(call, [&]<typename T, int lanes>() {
     prepare<T, lanes>(call, space, static_cast<cudaStream_t>(context.stream));
   });

@@ -73,6 +73,20 @@ __device__ __forceinline__ void wait_stores_read() {
   ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<groups>{});
 }
 
+/// Until all that was committed is where it was stored to.
+__device__ __forceinline__ void wait_stores() {
+  ::cuda::ptx::cp_async_bulk_wait_group(::cuda::ptx::n32_t<0>{});
+}
+
+/// Adds floats from shared memory to those in global memory, in no particular order with other threads; to be
+/// committed like a store. Addresses and `bytes` are multiples of 16.
+__device__ __forceinline__ void add_floats(float* to_gmem, const float* from_smem, int bytes) {
+  const auto from = static_cast<std::uint32_t>(__cvta_generic_to_shared(from_smem));
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to_gmem),
+               "r"(from), "r"(bytes)
+               : "memory");
+}
+
 /// Has such a box come to the L2.
 __device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int d, int s, int h, int b) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(d),
