@@ -33,7 +33,7 @@ inline FewTiles tiles_of(const GemmProblem& problem, const FewTileConfig& c, int
 /// - copies about as long: of few rows they are many, and each costs time (docs/gemm.md).
 inline bool suits_tiles(const GemmProblem& problem, const FewTileConfig& c, int multiprocessors) {
   const int least_tokens = c.tokens == 16 ? 2 : c.tokens / 2 + 1;
-  if (problem.m < least_tokens || problem.m > c.tokens) return false;
+  if (problem.m < least_tokens || problem.m > c.tokens || problem.n == 0) return false;
   if (c.panels > 1 && problem.k % 64 != 0) return false;
   const FewTiles tiles = tiles_of(problem, c, multiprocessors);
   const bool one_round = tiles.blocks() <= multiprocessors && 16 * tiles.blocks() >= 15 * multiprocessors;

@@ -77,6 +77,7 @@ TEST(FewTileChoice, WhatIsUnlikeWhatWasMeasuredIsSharedOutEvenly) {
       EXPECT_FALSE(runs_by_tiles(problem(m, n, 4096, true), h200)) << m << " " << n;
     }
   }
+  EXPECT_FALSE(runs_by_tiles(problem(16, 0, 4096), h200));
   // A copy of two panels takes whole ones alone.
   EXPECT_FALSE(runs_by_tiles(problem(16, 4096, 11016), h200));
   EXPECT_TRUE(runs_by_tiles(problem(64, 4096, 11016), h200));

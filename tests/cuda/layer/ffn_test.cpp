@@ -104,7 +104,7 @@ TEST_F(CudaFfn, FewTokensWithAProductByTilesAreNearTheTruth) {
   if (!has_few_rows()) GTEST_SKIP() << "no Hopper GPU";
   const std::int64_t wide = 83 * multiprocessors() / 8 * 8, long_sums = 32 * multiprocessors() - 96;
   std::uint64_t seed = 4160;
-  for (const std::int64_t tokens : {1, 2, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65}) {
+  for (const std::int64_t tokens : {1, 2, 15, 16, 17, 32, 33, 64, 65}) {
     const bool few = tokens <= 64;
     const std::int64_t less = tokens == 1 ? 0 : 3;  // the only row of an odd length is not aligned
     for (const Sizes& n : {Sizes{tokens, 136 - less, wide, 72 - less},
