@@ -25,8 +25,8 @@ class Domain:
 
 
 # Of random problems, wgmma and the backwards of wgmma and mma take few, and few reach the plain kernels: they
-# have domains of their own. Of that of wgmma 85 % are taken, so there are more; in f32 few are, and the reference
-# is slow. What mma takes in f32 is what the plain kernels of fused mend peaks in.
+# have domains of their own. Of that of wgmma 85 % are taken, so there are more; in f32 few are, and the
+# reference is slow. What mma takes in f32 is what the plain kernels of fused mend peaks in.
 DOMAINS = {
     "property": Domain(),
     "property wgmma": Domain(("--domain=wgmma", "--kernel=wgmma"), 1.2),
