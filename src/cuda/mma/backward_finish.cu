@@ -3,6 +3,7 @@
 #include "cuda/mma/backward_choice.h"
 #include "cuda/mma/backward_ordered_keys.cuh"
 #include "cuda/mma/backward_peaks.cuh"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/row_gradients.h"
 
@@ -15,6 +16,7 @@ namespace {
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
     settle_peaks(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
   const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
   const BatchRow row = BatchRow::of_query(call, index);
   const RowPeaks peaks(space.rows, index, row.owned);
@@ -37,6 +39,7 @@ __global__ void __launch_bounds__(row_threads)
 template <typename T, int lanes>
 __global__ void __launch_bounds__(row_threads)
     finish_queries(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
   const RowLanes<lanes> at;
   const BatchRow row = BatchRow::of_query(call, at.row);
   const auto dims = static_cast<int>(call.problem.dim_qk);
@@ -142,6 +145,7 @@ template <typename T>
 __global__ void __launch_bounds__(row_threads)
     mend_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
               int queries) {
+  take_turn_in_chain();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warp = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
   const std::int64_t index = warp * queries + lane;
@@ -189,6 +193,7 @@ __device__ void join_row(const RowLanes<lanes>& at, const BatchRow& row, const K
 template <typename T, int lanes>
 __global__ void __launch_bounds__(row_threads)
     join_shares(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
   const RowLanes<lanes> at;
   const BatchRow row = BatchRow::of_key(call, at.row);
   if (!row.owned) return;
@@ -222,6 +227,7 @@ __device__ void finish_row(const Rows& rows, const BatchRow& row, const float* s
 template <typename T, int lanes>
 __global__ void __launch_bounds__(row_threads)
     finish_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
   const RowLanes<lanes> at;
   const std::int64_t first = at.row * finished_keys;
   const std::int64_t dim_qk = call.problem.dim_qk;
@@ -248,7 +254,8 @@ void mend_in_order(const AttentionCall& call, const BackwardSpace& space, int mu
                    .blocks = std::min(block_a_key ? keys : (keys + block_warps - 1) / block_warps,
                                       std::int64_t{8} * multiprocessors),
                    .threads = row_threads,
-                   .stream = stream};
+                   .stream = stream,
+                   .early = begins_early(call.problem.device)};
   block_a_key ? launch<mend_keys_in_order<T, lanes, block_warps>>(how, call, space)
               : launch<mend_keys_in_order<T, lanes, 1>>(how, call, space);
 }
@@ -262,14 +269,16 @@ void mend(const AttentionCall& call, const BackwardSpace& space, int multiproces
     launch<mend_keys<T>>({.name = "tilewise mma backward, peaks",
                           .blocks = RowLanes<32>::blocks((space.rows.count + queries - 1) / queries),
                           .threads = row_threads,
-                          .stream = stream},
+                          .stream = stream,
+                          .early = begins_early(call.problem.device)},
                          call, space, queries);
   }
   launch<finish_keys<T, lanes>>(
       {.name = "tilewise mma backward, dk",
        .blocks = RowLanes<lanes>::blocks((space.shares.keys + finished_keys - 1) / finished_keys),
        .threads = row_threads,
-       .stream = stream},
+       .stream = stream,
+       .early = begins_early(call.problem.device)},
       call, space);
 }
 
@@ -278,13 +287,15 @@ void finish(const AttentionCall& call, const BackwardSpace& space, int multiproc
   launch<settle_peaks<T>>({.name = "tilewise mma backward, gradients of peaks",
                            .blocks = (space.rows.count + row_threads - 1) / row_threads,
                            .threads = row_threads,
-                           .stream = stream},
+                           .stream = stream,
+                           .early = begins_early(call.problem.device)},
                           call, space);
   if (call.dq.wanted) {
     launch<finish_queries<T, lanes>>({.name = "tilewise mma backward, dq",
                                       .blocks = RowLanes<lanes>::blocks(space.rows.count),
                                       .threads = row_threads,
-                                      .stream = stream},
+                                      .stream = stream,
+                                      .early = begins_early(call.problem.device)},
                                      call, space);
   }
   if (!call.dk.wanted && !call.dv.wanted) return;
@@ -292,7 +303,8 @@ void finish(const AttentionCall& call, const BackwardSpace& space, int multiproc
     launch<join_shares<T, lanes>>({.name = "tilewise mma backward, shares",
                                    .blocks = RowLanes<lanes>::blocks(space.shares.keys),
                                    .threads = row_threads,
-                                   .stream = stream},
+                                   .stream = stream,
+                                   .early = begins_early(call.problem.device)},
                                   call, space);
   }
   mend<T, lanes>(call, space, multiprocessors, stream);

@@ -35,7 +35,8 @@ void run_row(const AttentionCall& call, const BackwardSpace& space, const Contex
                                    .blocks = blocks.count() * space.shares.count,
                                    .threads = c.threads(),
                                    .shared_bytes = c.shared_bytes(),
-                                   .stream = static_cast<cudaStream_t>(context.stream)},
+                                   .stream = static_cast<cudaStream_t>(context.stream),
+                                   .early = true},
                                   call, blocks, space);
 }
 

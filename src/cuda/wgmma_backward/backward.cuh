@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/ring.cuh"
 #include "cuda/wgmma_backward/sums.cuh"
@@ -199,6 +200,7 @@ __global__ void __launch_bounds__(rows[row].threads(), 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr Config c = rows[row];
   extern __shared__ __align__(1024) std::byte shared[];
+  take_turn_in_chain();
   const auto shares = static_cast<std::uint32_t>(space.shares.count);
   const Turn turn = blocks.turns.turn(blockIdx.x / shares);
   Block<T, c> block(call, blocks, space, shared);
