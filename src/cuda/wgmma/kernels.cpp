@@ -184,7 +184,7 @@ std::string yields_masked(const AttentionProblem& problem) {
 
 // Of short walks what blocks do before and after counts, and of mma's two are in a multiprocessor at a time.
 std::string yields_backward(const AttentionProblem& problem) {
-  constexpr std::int64_t few = 2048;
+  const std::int64_t few = problem.features.causal ? 2048 : 544;
   if (std::max(problem.dim_qk, problem.dim_v) <= 64 && problem.length_q < few) {
     return "leaves backward of head dims to 64 and fewer than " + std::to_string(few) + " queries to mma";
   }
