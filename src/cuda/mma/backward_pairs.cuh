@@ -119,13 +119,10 @@ __device__ __forceinline__ void take_peaks(const Block& block, const typename Bl
     const int key = first_key + 16 * m + block.lane / 4 + 8 * (e / 2);
     const std::int64_t row = queries.row + first_query + 8 * n + 2 * (block.lane % 4) + e % 2;
     peak.key = block.first_key + key;
-    const int slot = atomicAdd(rows.peak_count + row, 1);
-    if (slot < rows.limits.most) {
-      rows.peaks[row * rows.limits.most + slot] = peak;
-      if constexpr (Block::general) {
-        if (rows.peak_slope != nullptr)
-          rows.peak_slope[row * rows.limits.most + slot] = block.slope_smem(m, n, e);
-      }
+    const int slot = put_aside(rows, row, peak);
+    if constexpr (Block::general) {
+      if (slot < rows.limits.most && rows.peak_slope != nullptr)
+        rows.peak_slope[row * rows.limits.most + slot] = block.slope_smem(m, n, e);
     }
     block.has_peak_smem[key] = 1;
   }

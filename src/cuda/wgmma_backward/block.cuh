@@ -5,6 +5,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/tile/panel_tile.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 #include "cuda/wgmma_backward/tuning.h"
 
@@ -15,23 +16,12 @@ using mma::BackwardSpace;
 using mma::GroupFacts;
 using mma::QuerySteps;
 
-/// Rows [rows, dim] of 16-bit elements as wgmma reads them, in panels of 64 columns.
-template <int dim, int rows>
-struct Panels {
-  static constexpr int chunks = dim / 8;
-  static constexpr int panel_bytes = rows * 128;
-
-  static constexpr int offset(int row, int chunk) {
-    return chunk / 8 * panel_bytes + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
-  }
-};
-
 /// Fills a tile with the first `dims` elements of `valid` aligned rows that lie `stride` bytes apart;
 /// everything else is zero. Copies are to be committed and awaited by the caller.
 template <int count, int dim, int threads>
 __device__ __forceinline__ void load_panels(std::byte* tile_smem, const std::byte* first, std::int64_t stride,
                                             int valid, int dims, int thread) {
-  using Tile = Panels<dim, count>;
+  using Tile = PanelTile<dim, count>;
   constexpr int step = threads / 8;  // rows between those of a thread, which has a chunk of each panel
   static_assert(step % 8 == 0 && count % step == 0);
   const int row = thread / 8;
@@ -85,8 +75,8 @@ static_assert(sizeof(TileFacts) * Config::tile_facts <= Config::tile_bytes);
 template <typename T_, Config c>
 struct Block {
   using T = T_;
-  using KeyPanels = Panels<c.dim, c.keys>;
-  using QueryPanels = Panels<c.dim, c.queries>;
+  using KeyPanels = PanelTile<c.dim, c.keys>;
+  using QueryPanels = PanelTile<c.dim, c.queries>;
   using PairPointer = MatrixPointer<c.queries>;
 
   const AttentionCall& call;
@@ -116,7 +106,7 @@ struct Block {
       : call(call_),
         blocks(blocks_),
         space(space_),
-        unit(exponent_unit(call.scale)),
+        unit(mma::exponent_unit(call.scale)),
         k_smem(shared),
         v_smem(k_smem + c.key_bytes()),
         q_smem(v_smem + c.key_bytes()),
@@ -143,10 +133,6 @@ struct Block {
   __device__ int key_count() const { return facts_smem->key_count; }
   __device__ std::int64_t first_key_row() const {
     return call.sequence(facts_smem->b).first_k + facts_smem->first_key;
-  }
-  static __device__ float exponent_unit(double scale_) {
-    const auto unit_ = static_cast<float>(scale_ * 1.4426950408889634);
-    return fabsf(unit_) < 1e-30f ? 1e-30f : unit_;
   }
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));

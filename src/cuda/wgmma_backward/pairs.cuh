@@ -143,8 +143,7 @@ __device__ __forceinline__ void take_peaks(const Block& block, const TileFacts& 
     const int key = block.first_own_key() + block.lane() / 4 + 8 * (e / 2);
     const std::int64_t row = queries.row + 8 * j + 2 * (block.lane() % 4) + e % 2;
     peak.key = block.facts_smem->first_key + key;
-    const int slot = atomicAdd(rows.peak_count + row, 1);
-    if (slot < rows.limits.most) rows.peaks[row * rows.limits.most + slot] = peak;
+    mma::put_aside(rows, row, peak);
     block.has_peak_smem[key] = 1;
   }
 }
