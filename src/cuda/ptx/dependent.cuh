@@ -26,8 +26,8 @@ __device__ __forceinline__ void let_kernel_behind_begin() {
 #endif
 }
 
-/// For a kernel of a chain that all begin early: what was ahead is done, and the next may take the places that
-/// become free.
+/// For a kernel of a chain that all begin early: what was ahead is done, and the next may take the places
+/// that become free.
 __device__ __forceinline__ void take_turn_in_chain() {
   wait_for_kernel_ahead();
   let_kernel_behind_begin();
