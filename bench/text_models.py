@@ -16,6 +16,7 @@ import datetime
 import importlib.metadata
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -235,6 +236,8 @@ def too_far(line: Line) -> list[str]:
 
 def main(given: list[str] | None = None) -> int:
     options = arguments(given)
+    if options.minilm and not shutil.which(options.minilm):
+        raise BadInput(f"--minilm: cannot run {options.minilm}: there is no such program")
     place = environment.choose_device(options.device)
     try:
         from tilewise.integrations import transformers as integration
