@@ -23,7 +23,7 @@ struct TileOrder {
     TileOrder order{.tiles_m = tiles_m, .tiles_n = tiles_n};
     long long least = 0;
     for (int band = 1; band <= std::min(tiles_m, blocks); ++band) {
-      const int wide = std::min((blocks + band - 1) / band, tiles_n);
+      const int wide = std::max(std::min((blocks + band - 1) / band, tiles_n), 1);
       // A round that is longer than a band goes on in the next.
       const int tall = std::min((blocks + band * wide - 1) / (band * wide) * band, tiles_m);
       const long long read = static_cast<long long>(tall) * rows + static_cast<long long>(wide) * columns;

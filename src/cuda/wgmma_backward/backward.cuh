@@ -74,12 +74,15 @@ struct Walk {
   __device__ bool has_dq(int number) const { return c.dim > 64 || number % 2 == block.group(); }
   __device__ __forceinline__ void start_dq(int number) {
     fence_products();
-    if (has_dq(number)) {
-      forget(dq);
-      wgmma_backward::start_dq<T>(dq, tile(block.dscores_smem + number % 2 * c.pair_bytes(), c.pair_bytes()),
-                                  k_columns);
-    }
+    if (!has_dq(number)) return;
+    forget(dq);
+    wgmma_backward::start_dq<T>(dq, tile(block.dscores_smem + number % 2 * c.pair_bytes(), c.pair_bytes()),
+                                k_columns);
     commit_products();
+  }
+  /// Waits for what was started before such a product, if there is one.
+  __device__ __forceinline__ void await_all_but_dq(int number) const {
+    has_dq(number) ? wait_products<1>() : wait_products<0>();
   }
   __device__ void await_dscores(int number) const { wait(block.made_smem + number % 2, number / 2 % 2); }
   /// Score gradients are not needed any more, and dq goes where it is added up.
@@ -147,8 +150,8 @@ struct Walk {
       add_to_keys<T, c.dim>(dk, dscores, q(opaque(at.stage())), number > 0);
       commit_products();
       if (number > 0) await_dscores(number - 1);
-      start_dq(number + 1);  // of the tile before; of the first one nothing
-      wait_products<1>();    // dv and dk
+      start_dq(number + 1);          // of the tile before; of the first one nothing
+      await_all_but_dq(number + 1);  // dv and dk
       block.arrive_once(block.empty_smem + at.stage());
       wait_products<0>();  // dq
       pin(dq);

@@ -137,7 +137,7 @@ struct Block {
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
   }
-  /// Facts and barriers, by the first thread; before a barrier of the block. False where there are no keys.
+  /// Facts and barriers, by the first thread; before a barrier of the block.
   __device__ void prepare(const Turn& turn, int share) const {
     for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) has_peak_smem[r] = 0;
     if (threadIdx.x != 0) return;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "cuda/gemm/order.h"
+
 namespace tilewise::test::few_tile_choice_test {
 namespace {
 
@@ -19,6 +21,11 @@ template <typename Table>
 int tokens_of(const GemmProblem& p) {
   const int row = suited_row<Table>(p, h200);
   return row < 0 ? 0 : Table::rows[row].tokens;
+}
+
+TEST(GemmOrder, TilesMayBeNone) {
+  EXPECT_EQ(TileOrder::of(1, 0, 264, 128, 128).tiles_n, 0);
+  EXPECT_EQ(TileOrder::of(0, 3, 264, 128, 128).tiles_m, 0);
 }
 
 TEST(FewTileChoice, SplitsHaveEveryUnitOnceAndAreAboutEqual) {

@@ -129,8 +129,7 @@ TEST_F(CudaFfn, FewTokensWithBothProductsByTilesAreNearTheTruth) {
   if (!has_few_rows()) GTEST_SKIP() << "no Hopper GPU";
   const std::int64_t wide = 84 * multiprocessors() / 64 * 64, long_sums = 32 * multiprocessors() - 99;
   std::uint64_t seed = 4240;
-  for (const auto& [tokens, gated] :
-       {std::pair{15, true}, {16, false}, {17, true}, {33, false}, {34, true}}) {
+  for (const auto& [tokens, gated] : {std::pair{16, true}, {34, false}}) {
     SeededRandom random(++seed);
     const Sizes n{tokens, 197, wide, long_sums};
     Problem p = aligned_problem(random, n, seed % 2 == 0 ? DType::f16 : DType::bf16, Activation::silu, gated);
