@@ -237,7 +237,7 @@ def too_far(line: Line) -> list[str]:
 def main(given: list[str] | None = None) -> int:
     options = arguments(given)
     if options.minilm and not shutil.which(options.minilm):
-        raise BadInput(f"--minilm: cannot run {options.minilm}: there is no such program")
+        raise BadInput(f"--minilm: cannot run {options.minilm}: no program of that name")
     place = environment.choose_device(options.device)
     try:
         from tilewise.integrations import transformers as integration

@@ -20,7 +20,7 @@ from data import Images, Missing, load, name_of
 from infer import explanation, images_a_second
 from model import ViT, ViTConfig
 from tilewise.bench import environment, timing
-from tilewise.bench.implementations import kernels_on, verdicts
+from tilewise.bench.implementations import kernels_on, refusal, verdicts
 from tilewise.bench.options import whole
 from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Writer
@@ -84,11 +84,6 @@ def whole_training(
         print(told, flush=True)
 
 
-def reason(text: str, kernel: str) -> str:
-    """What the explanation in the error says of the kernel, or else the error's first line."""
-    return verdicts(text).get(kernel, text.splitlines()[0]).removeprefix("cannot: ")
-
-
 def is_refusal(error: RuntimeError, kernel: str) -> bool:
     """Whether a kernel says that it cannot; no fault of the device, nor want of memory."""
     text = str(error)
@@ -116,7 +111,7 @@ def few_steps(
     except RuntimeError as error:  # a running backward lets no other through
         if not is_refusal(error, kernel):
             raise
-        return line | {"skipped": reason(str(error), kernel)}
+        return line | {"skipped": refusal(str(error), kernel)}
     timed = times[WARM_UP_STEPS:]
     line |= {"ms": round(statistics.median(timed), 4), "steps": count, "timed": len(timed)}
     return line | {"loss": round(loss, 5), "kernels": chosen(model, kernel, settings, device)}

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from model import ViT, ViTConfig
 from tilewise.bench import environment, suites, timing
-from tilewise.bench.implementations import kernels_on, verdicts
+from tilewise.bench.implementations import kernels_on, refusal
 from tilewise.bench.operands import DTYPES
 from tilewise.bench.options import listed, number, whole
 from tilewise.bench.problem import BadInput
@@ -126,8 +126,7 @@ def able(calls: Calls) -> tuple[Calls, dict[str, str]]:
         try:
             calls[name][0]()
         except tilewise.Error as error:
-            text = str(error)
-            reasons[name] = verdicts(text).get(name, text.splitlines()[0]).removeprefix("cannot: ")
+            reasons[name] = refusal(str(error), name)
             del calls[name]
     return calls, reasons
 

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from vit_example import folder, vit
+
+__all__ = ["folder", "vit"]  # fixtures
 
 # The sizes of a problem unless a test says otherwise; none is a multiple of a vector or tile.
 B, HQ, HKV, SQ, SK, D, DV = 2, 6, 2, 37, 53, 40, 24

@@ -173,7 +173,7 @@ def test_training_tells_a_difference_from_noise() -> None:
     assert "inference is" not in figures.training_section(alike)  # one turn of each
     ours |= {"spread": 0.03, "turns": 5}
     alike[-1] |= {"spread": 0.01, "turns": 5}
-    said = "(medians of 5 turns, which spread by 3.0% at most)"
+    said = "(medians of 5 turns, which spread by 3.00% at most)"
     assert f"; inference is as fast, within noise {said}." in figures.training_section(alike)
     alike[-1] |= {"images_a_second": 100000}
     assert f"; inference is 1.23 times as fast {said}." in figures.training_section(alike)

@@ -105,6 +105,17 @@ def verdicts(explanation: str) -> dict[str, str]:
     return {kernel: verdict for kernel, _, verdict in (line.partition(": ") for line in lines)}
 
 
+def refusal(error: str, kernel: str) -> str:
+    """Why a kernel cannot, of the explanation in an error; of one without, its first line.
+
+    >>> refusal("no kernel takes this:\\n  fused: cannot: expected CUDA", "fused")
+    'expected CUDA'
+    >>> refusal("q: expected 4 dims\\nmore", "fused")
+    'q: expected 4 dims'
+    """
+    return verdicts(error).get(kernel, error.splitlines()[0]).removeprefix("cannot: ")
+
+
 def kernels_on(device: torch.device) -> dict[str, str]:
     """Every kernel, in order of choice: "usable" on the device for some type, or why not."""
     found: dict[str, str] = {}

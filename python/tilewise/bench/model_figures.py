@@ -266,7 +266,7 @@ def _beside_sdpa(lines: list[Line], epochs: list[Line]) -> list[str]:
         ratio = infers[0]["images_a_second"] / infers[1]["images_a_second"]
         spread = max(x["spread"] for x in infers)
         fast = "as fast, within noise" if _is_noise(ratio, spread) else f"{ratio:.2f} times as fast"
-        turns = f"medians of {infers[0]['turns']} turns, which spread by {spread:.1%} at most"
+        turns = f"medians of {infers[0]['turns']} turns, which spread by {spread:.2%} at most"
         text += f"; inference is {fast} ({turns})"
     return [f"{text}."]
 
