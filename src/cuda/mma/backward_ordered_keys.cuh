@@ -2,6 +2,7 @@
 
 #include "cuda/mma/backward_batch_rows.cuh"
 #include "cuda/mma/backward_peaks.cuh"
+#include "cuda/ptx/dependent.cuh"
 
 namespace tilewise::cuda::mma {
 
@@ -214,6 +215,7 @@ template <typename T, int lanes, int warps>
 __global__ void __launch_bounds__(row_threads, (warps == 1 ? 3 : 2) - (lanes == 32 ? 1 : 0))
     mend_keys_in_order(const __grid_constant__ AttentionCall call,
                        const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
   constexpr int teams = row_threads / 32 / warps;
   constexpr int most_dims = 8 * lanes;
   static_assert(warps == 1 || teams == 1, "a team that joins sums is a block");

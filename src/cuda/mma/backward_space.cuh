@@ -50,6 +50,13 @@ struct RowValues {
   std::int64_t count = 0;       ///< Hq · rows_q
 };
 
+/// Puts a peak of a row aside. Gives its place among the row's; from limits.most on it has none.
+__device__ __forceinline__ int put_aside(const RowValues& rows, std::int64_t row, const Peak& peak) {
+  const int slot = atomicAdd(rows.peak_count + row, 1);
+  if (slot < rows.limits.most) rows.peaks[row * rows.limits.most + slot] = peak;
+  return slot;
+}
+
 /// f16 cannot hold what is below 6e-5 as well as what is above, and weights and score gradients often are. So
 /// they are scaled there by powers of two: weights by a constant, score gradients by what the largest of d_o,
 /// v and d_lse allow. bf16 has the range of f32.
