@@ -50,10 +50,11 @@ __device__ KeyFactors key_factors(const AttentionCall& call, const BackwardSpace
 }
 
 // What peaks add to a key, which grows as long as queries point at the same one, as they often do.
+template <int lane_dims>
 struct KeySum {
   const BackwardSpace& space;
   std::int64_t key = -1;  // which of [Hkv, rows_k]
-  LaneVector<8> dk, dv;
+  LaneVector<lane_dims> dk, dv;
 
   __device__ KeySum(const AttentionCall& call, const BackwardSpace& space_)
       : space(space_),
@@ -72,7 +73,7 @@ struct KeySum {
   }
 
  private:
-  __device__ static void move(LaneVector<8>& from, float* to) {
+  __device__ static void move(LaneVector<lane_dims>& from, float* to) {
     from.each([&](int d, float& x) {
       atomicAdd(to + d, x);
       x = 0;
@@ -80,32 +81,50 @@ struct KeySum {
   }
 };
 
-// Adds what peaks add. A lane has one of the queries for the numbers, then all lanes have the vectors of one
-// after another.
-template <typename T>
+// Adds what peaks add. A lane has one of the queries for the numbers; then all lanes have the vectors of some
+// of them, which are loaded together, since each takes long to come.
+template <typename T, int lane_dims>
 __device__ __forceinline__ void add_peaks(const AttentionCall& call, const BackwardSpace& space,
-                                          const RowPeaks& peaks, KeySum& sum) {
+                                          const RowPeaks& peaks, KeySum<lane_dims>& sum) {
+  constexpr int together = 8 / lane_dims;
+  const auto take_lane = [](unsigned& lanes) {
+    const int lane = __ffs(static_cast<int>(lanes)) - 1;
+    lanes &= lanes - 1;
+    return lane;
+  };
   for (int f = 0; __any_sync(~0u, f < peaks.count); ++f) {
     Peak peak{};
     if (f < peaks.count) peak = peaks.at(f);
     unsigned left = __ballot_sync(~0u, f < peaks.count);
-    for (; left != 0; left &= left - 1) {
-      const int from = __ffs(static_cast<int>(left)) - 1;
-      const BatchRow row = BatchRow::of_query(call, __shfl_sync(~0u, peaks.row, from));
-      const int key = __shfl_sync(~0u, peak.key, from);
-      const float gradient = __shfl_sync(~0u, peak.x, from);
-      const float weight = fmaxf(0.0f, __shfl_sync(~0u, peak.weight, from));
-      sum.turn_to(space.key_row(call, row.b, call.key_head(row.h), key));
-      sum.dk.add<T>(gradient, row_of_halves(call.q, row.b, row.h, row.s));
-      sum.dv.add<T>(weight * static_cast<float>(1 << weight_bits<T>),
-                    row_of_halves(call.d_o, row.b, row.h, row.s));
+    while (left != 0) {
+      T q[together][lane_dims], d_o[together][lane_dims];
+      std::int64_t key[together];
+      unsigned loading = left;
+#pragma unroll
+      for (int n = 0; n < together; ++n) {
+        if (loading == 0) continue;
+        const int from = take_lane(loading);
+        const BatchRow row = BatchRow::of_query(call, __shfl_sync(~0u, peaks.row, from));
+        sum.dk.load(q[n], row_of_halves(call.q, row.b, row.h, row.s));
+        sum.dv.load(d_o[n], row_of_halves(call.d_o, row.b, row.h, row.s));
+        key[n] = space.key_row(call, row.b, call.key_head(row.h), __shfl_sync(~0u, peak.key, from));
+      }
+#pragma unroll
+      for (int n = 0; n < together; ++n) {
+        if (left == 0) continue;
+        const int from = take_lane(left);
+        const float weight = fmaxf(0.0f, __shfl_sync(~0u, peak.weight, from));
+        sum.turn_to(key[n]);
+        sum.dk.add(__shfl_sync(~0u, peak.x, from), q[n]);
+        sum.dv.add(weight * static_cast<float>(1 << weight_bits<T>), d_o[n]);
+      }
     }
   }
 }
 
 // A block has `count` queries from `first` on, and adds to whatever keys they point at. With causal it is the
 // first queries that have peaks, and many: so its warps share those that have some.
-template <typename T>
+template <typename T, int lanes>
 __device__ void mend_keys(const AttentionCall& call, const BackwardSpace& space, std::int64_t first,
                           int count) {
   constexpr int warps = row_threads / 32;
@@ -115,8 +134,8 @@ __device__ void mend_keys(const AttentionCall& call, const BackwardSpace& space,
   const int warp = own / 32, lane = own % 32;
   const bool has =
       own < count && BatchRow::of_query(call, first + own).owned && space.rows.peak_count[first + own] > 0;
-  const unsigned lanes = __ballot_sync(~0u, has);
-  if (lane == 0) warp_counts[warp] = __popc(lanes);
+  const unsigned having = __ballot_sync(~0u, has);
+  if (lane == 0) warp_counts[warp] = __popc(having);
   __syncthreads();  // counts are there
   int before = 0, all = 0;
 #pragma unroll
@@ -125,21 +144,21 @@ __device__ void mend_keys(const AttentionCall& call, const BackwardSpace& space,
     all += warp_counts[n];
   }
   if (all == 0) return;
-  if (has) with_peaks[before + __popc(lanes & ((1u << lane) - 1))] = static_cast<std::uint8_t>(own);
+  if (has) with_peaks[before + __popc(having & ((1u << lane) - 1))] = static_cast<std::uint8_t>(own);
   __syncthreads();  // the list is
   const int from = all * warp / warps, to = all * (warp + 1) / warps;
   const bool mine = from + lane < to;
-  KeySum sum(call, space);
+  KeySum<lanes / 4> sum(call, space);
   add_peaks<T>(call, space, RowPeaks(space.rows, first + (mine ? with_peaks[from + lane] : 0), mine), sum);
   sum.flush();
 }
 
-// Blocks that add what peaks add to keys, and after them blocks that make dq, a warp a tile. The first have
-// little to do but wait long, for one peak after another; the others wait for memory alone. So they run side
-// by side.
+// Blocks that add what peaks add to keys, among blocks that make dq, a warp a tile. The first have little to
+// do but wait long, for one peak after another; the others wait for memory alone.
 struct FinishBlocks {
   int mended_queries;    ///< of a block
   std::int64_t mending;  ///< blocks
+  std::int64_t round;    ///< one block of so many mends, as long as there is something to mend
   int dq_parts;          ///< of a tile, a warp each
   int dq_part;           ///< of how many of finish_dq's parts
   std::int64_t dq_warps;
@@ -160,30 +179,39 @@ struct FinishBlocks {
     dq_parts = tiles < 24 * multiprocessors ? parts : 1;
     dq_part = dq_parts == 1 ? parts : 1;
     dq_warps = call.dq.wanted && call.problem.batch > 0 ? tiles * dq_parts : 0;
+    round = std::max<std::int64_t>(1, count() / std::max<std::int64_t>(1, mending));
   }
   std::int64_t count() const { return mending + (dq_warps + warps - 1) / warps; }
 
-  /// What a warp of a block that comes after those that mend has to do; false where that is nothing.
-  __device__ bool dq_work(const BackwardSpace& space, DqWork& work) const {
-    const std::int64_t index = (blockIdx.x - mending) * warps + threadIdx.x / 32;
-    const Division tile(index, dq_parts);
+  /// What a block has, of one kind.
+  struct Share {
+    bool mends;
+    std::int64_t index;
+  };
+  __device__ Share share() const {
+    const Division place(blockIdx.x, round);
+    if (place.rest == 0 && place.quotient < mending) return {true, place.quotient};
+    return {false, blockIdx.x - min(mending, place.quotient + 1)};
+  }
+  __device__ DqWork dq_work(const BackwardSpace& space, std::int64_t warp) const {
+    const Division tile(warp, dq_parts);
     const Division head(tile.quotient, space.dq.tiles);
-    work = {head.quotient, head.rest, static_cast<int>(tile.rest) * dq_part, dq_part};
-    return index < dq_warps;
+    return {head.quotient, head.rest, static_cast<int>(tile.rest) * dq_part, dq_part};
   }
 };
 
-template <typename T>
-__global__ void __launch_bounds__(row_threads)
+template <typename T, int lanes>
+__global__ void __launch_bounds__(row_threads, 3)
     finish_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
                 const FinishBlocks blocks) {
   take_turn_in_chain();
-  if (blockIdx.x < blocks.mending) {
-    mend_keys<T>(call, space, std::int64_t{blockIdx.x} * blocks.mended_queries, blocks.mended_queries);
+  const FinishBlocks::Share share = blocks.share();
+  if (share.mends) {
+    mend_keys<T, lanes>(call, space, share.index * blocks.mended_queries, blocks.mended_queries);
     return;
   }
-  DqWork work;
-  if (blocks.dq_work(space, work)) finish_dq<T>(call, space, work);
+  const std::int64_t warp = share.index * FinishBlocks::warps + threadIdx.x / 32;
+  if (warp < blocks.dq_warps) finish_dq<T>(call, space, blocks.dq_work(space, warp));
 }
 
 // dk and dv of keys that several blocks shared, or where they have a peak their sums.
@@ -262,8 +290,15 @@ __global__ void __launch_bounds__(row_threads)
   const std::int64_t first = at.row * finished_keys;
   const std::int64_t dim_qk = call.problem.dim_qk;
   const std::int64_t dim_v = call.problem.dim_v;
-  for (std::int64_t key = first; key < min(first + finished_keys, space.shares.keys); ++key) {
-    if (space.key_has_peak[key] == 0) continue;
+  bool has_peak[finished_keys];  // all are asked for at once
+#pragma unroll
+  for (int n = 0; n < finished_keys; ++n) {
+    has_peak[n] = first + n < space.shares.keys && space.key_has_peak[first + n] != 0;
+  }
+#pragma unroll
+  for (int n = 0; n < finished_keys; ++n) {
+    if (!has_peak[n]) continue;
+    const std::int64_t key = first + n;
     const BatchRow row = BatchRow::of_key(call, key);
     if (!row.owned) continue;
     const KeyFactors factors = key_factors<T>(call, space);
@@ -308,7 +343,8 @@ void finish(const AttentionCall& call, const BackwardSpace& space, int multiproc
         of_rows("tilewise mma backward, shares", RowLanes<lanes>::blocks(space.shares.keys)), call, space);
   }
   const FinishBlocks blocks(call, space, multiprocessors);
-  launch<finish_rows<T>>(of_rows("tilewise mma backward, dq and peaks", blocks.count()), call, space, blocks);
+  launch<finish_rows<T, lanes>>(of_rows("tilewise mma backward, dq and peaks", blocks.count()), call, space,
+                                blocks);
   if (!keys) return;
   if (call.deterministic) mend_in_order<T, lanes>(call, space, multiprocessors, stream);
   launch<finish_keys<T, lanes>>(
