@@ -31,7 +31,7 @@ DOMAINS = {
     "property": Domain(),
     "property wgmma": Domain(("--domain=wgmma", "--kernel=wgmma"), 1.2),
     "property wgmma f32": Domain(("--domain=wgmma-f32", "--kernel=wgmma"), 0.08),
-    "property wgmma backward": Domain(("--domain=wgmma-backward", "--kernel=wgmma"), 0.2),
+    "property wgmma backward": Domain(("--domain=wgmma-backward", "--kernel=wgmma"), 0.08),
     "property mma": Domain(("--domain=mma", "--kernel=mma")),
     "property mma f32": Domain(("--domain=mma-f32", "--kernel=mma,fused"), 0.1),
     "property plain": Domain(("--domain=plain", "--kernel=fused,mma"), 0.2),

@@ -20,14 +20,18 @@ struct Peak {
   float weight;  ///< negative where dropout drops it
   float x;       ///< d_o·v + shift; at the end the gradient
 };
-/// Which weights are high, and how many of them a row can have, even with weights that are a little off.
-/// Of few results the largest may have no high weight in it, and then lower ones show, too.
+/// Which weights are high, and how many of them a row can have, even with weights that are a little off. The
+/// fewer results there are, the nearer the largest are to each other, and the lower are weights that show in
+/// one of them. Of few the largest may have no high weight in it at all.
 struct PeakLimits {
   float least = 0.15f;
   int most = 6;
 
   static PeakLimits of(const AttentionCall& call) {
-    return few_gradients(call.problem) ? PeakLimits{.least = 0.052f, .most = 19} : PeakLimits{};
+    constexpr std::int64_t some = std::int64_t{1} << 20;
+    if (few_gradients(call.problem)) return {.least = 0.052f, .most = 19};
+    if (call.problem.backward.elements < some) return {.least = 0.08f, .most = 12};
+    return {};
   }
 };
 
