@@ -32,9 +32,7 @@ struct Candidates {
       {.dim = 64, .warps = 8, .row_tiles = 2, .keys = 128, .blocks = 1},
       {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
       {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .old_maxima = true, .blocks = 2},
-      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 32, .products_ahead = true, .blocks = 2},
       {.dim = 128, .warps = 8, .row_tiles = 2, .keys = 64, .blocks = 1},
-      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 64, .stages = 1, .blocks = 2},
       {.dim = 256, .warps = 4, .row_tiles = 2, .keys = 64, .stages = 1, .paired = true, .blocks = 2},
       {.dim = 256, .warps = 8, .row_tiles = 2, .keys = 64, .stages = 1, .paired = true, .blocks = 1},
       {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
@@ -73,10 +71,10 @@ struct Sweep {
     check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
     print_problem("mma-sweep", "bf16", problem);
     std::printf(
-        ", \"warps\": %d, \"row_tiles\": %d, \"keys\": %d, \"queries_stay\": %s, \"products_ahead\": %s, "
+        ", \"warps\": %d, \"row_tiles\": %d, \"keys\": %d, \"queries_stay\": %s, "
         "\"stages\": %d, \"paired\": %s, \"old_maxima\": %s, \"blocks\": %d",
-        c.warps, c.row_tiles, c.keys, name_of(c.queries_stay), name_of(c.products_ahead), c.stages,
-        name_of(c.paired), name_of(c.old_maxima), c.blocks);
+        c.warps, c.row_tiles, c.keys, name_of(c.queries_stay), c.stages, name_of(c.paired),
+        name_of(c.old_maxima), c.blocks);
     print_found({in_table<PlainForward>(c), attributes, c.shared_bytes(false), ms, flops});
     std::printf(", \"difference\": %g}\n", static_cast<double>(difference));
     std::fflush(stdout);

@@ -323,9 +323,9 @@ struct Sweep {
     const auto run = [&] { run_backward_row<T, Candidates, row>(call, space, multiprocessors, nullptr); };
     const double ms = median_ms(run);
     for (const Memory* memory : {&got.dq, &got.dk, &got.dv}) cudaMemset(memory->data, 0xFF, elements * 2);
-    prepare_backward(call, context);
+    prepare_backward(call, space, context);
     run();
-    finish_backward(call, context);
+    finish_backward(call, space, context);
     print_problem("mma-backward-sweep", "bf16", problem);
     std::printf(
         ", \"warps\": %d, \"queries\": %d, \"keys\": %d, \"key_warps\": %d, \"queries_at_once\": %d, "

@@ -24,13 +24,14 @@ class Domain:
         return max(1, round(self.share * count))
 
 
-# Of random problems, wgmma and the backward of mma take few, and few reach the plain kernels: they have
-# domains of their own. Of that of wgmma 85 % are taken, so there are more; in f32 few are, and the reference
-# is slow. What mma takes in f32 is what the plain kernels of fused mend peaks in.
+# Of random problems, wgmma and the backwards of wgmma and mma take few, and few reach the plain kernels: they
+# have domains of their own. Of that of wgmma 85 % are taken, so there are more; in f32 few are, and the
+# reference is slow. What mma takes in f32 is what the plain kernels of fused mend peaks in.
 DOMAINS = {
     "property": Domain(),
     "property wgmma": Domain(("--domain=wgmma", "--kernel=wgmma"), 1.2),
     "property wgmma f32": Domain(("--domain=wgmma-f32", "--kernel=wgmma"), 0.08),
+    "property wgmma backward": Domain(("--domain=wgmma-backward", "--kernel=wgmma"), 0.08),
     "property mma": Domain(("--domain=mma", "--kernel=mma")),
     "property mma f32": Domain(("--domain=mma-f32", "--kernel=mma,fused"), 0.1),
     "property plain": Domain(("--domain=plain", "--kernel=fused,mma"), 0.2),

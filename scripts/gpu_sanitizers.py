@@ -66,6 +66,7 @@ SANITIZED_TESTS = {
         "CudaGemm.SplitFactorsKeepTheErrorOfF32",
         "CudaFfn.FewTokensAreNearTheTruth",
         "CudaNorm.BothPassesAreNearTheTruthForEveryType",
+        "CudaNormRing.GradientsOfEveryLengthAreNearTheTruth",
         "CudaRope.EveryFormIsNearTheTruth",
     ),
 }
@@ -87,6 +88,7 @@ RACECHECKED_TESTS = {
         f"{CONTRACT}mma",
         "MmaForward.OfFewTilesIsWithinTheContract",
         "MmaBackward.GivesEachGradientWithoutTheOthers",
+        "MmaBackward.InOrderIsWithinTheContractWhereAllLookAtTheSameKeys",
         "Kernels/Peaks.AreMended/mma",
         "Kernels/Peaks.OfFewKeysAreExact/mma",
     ),
@@ -117,11 +119,16 @@ def sanitized_programs(tool: str, options: argparse.Namespace) -> dict[str, list
         "tilewise_property": [*problems, *kernels, f"--count={count}"],
         "tilewise_property plain": [*problems, *kernels, "--domain=plain", f"--count={2 * few}"],
         "tilewise_property wgmma": [*problems, *DOMAINS["property wgmma"].arguments, f"--count={few}"],
+        "tilewise_property wgmma backward": [
+            *problems,
+            *DOMAINS["property wgmma backward"].arguments,
+            f"--count={max(1, few // 4)}",  # they are large
+        ],
         "tilewise_property mma": [*problems, *DOMAINS["property mma"].arguments, f"--count={few}"],
         "tilewise_property mma f32": [*f32, f"--count={few}"],
     }
     if races:
-        del programs["tilewise_property wgmma"]
+        del programs["tilewise_property wgmma"], programs["tilewise_property wgmma backward"]
     for family, tests in (RACECHECKED_TESTS if races else SANITIZED_TESTS).items():
         programs[f"cuda_test {family}"] = [f"--gtest_filter={':'.join(tests)}", "--gtest_brief=1"]
     return programs

@@ -7,7 +7,7 @@
 
 namespace tilewise {
 
-/// One way to compute norms, both kinds and both passes.
+/// One way to compute norms, both kinds.
 using NormKernel = Kernel<NormProblem, NormCall>;
 
 /// All of them, fastest first, the plain reference last. Choosing walks this list. Kernels of CUDA are
@@ -16,8 +16,9 @@ std::span<const NormKernel> norm_kernel_list();
 
 #ifdef TILEWISE_HAS_CUDA
 namespace cuda {
+extern const NormKernel ring_norm;
 extern const NormKernel rows_norm;
-}
+}  // namespace cuda
 #endif
 
 namespace cpu {

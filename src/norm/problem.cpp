@@ -15,6 +15,7 @@ std::string to_string(const NormProblem& problem) {
   if ((problem.weight || problem.bias) && problem.weight_dtype != problem.dtype) {
     text << " in " << to_string(problem.weight_dtype);
   }
+  if (problem.pass == Pass::backward && !problem.x_gradient) text << ", without dx";
   if (problem.weight_gradient) text << ", weight gradient";
   return text.str();
 }

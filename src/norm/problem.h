@@ -20,6 +20,7 @@ struct NormProblem {
   bool residual = false;
   bool weight = false;
   bool bias = false;
+  bool x_gradient = false;
   bool weight_gradient = false;  ///< of weight or bias
   bool aligned = false;          ///< rows of all matrices begin at multiples of 16 bytes
   friend bool operator==(const NormProblem&, const NormProblem&) = default;

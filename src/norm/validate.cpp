@@ -156,6 +156,7 @@ NormCall checked_norm_backward(const NormInputs& inputs, const NormOptions& opti
   call.mean = vector_of(gradients.mean);
   call.d_weight = vector_of(gradients.d_weight);
   call.d_bias = vector_of(gradients.d_bias);
+  problem.x_gradient = gradients.dx.given();
   problem.weight_gradient = gradients.d_weight.given() || gradients.d_bias.given();
   problem.aligned = problem.aligned && call.dy.aligned() && call.d_sum.aligned() && call.dx.aligned();
   return call;

@@ -63,6 +63,14 @@ TEST_P(Peaks, AreMended) {
   }
 }
 
+// So many queries that a warp has several of them.
+TEST_P(Peaks, OfManyQueriesAreMended) {
+  RandomProblem problem =
+      sharp_problem(905, {.b = 4, .hq = 40, .hkv = 20, .sq = 128, .sk = 70, .d = 32, .dv = 32});
+  problem.asked.own_forward = false;
+  expect_within_contract(problem);
+}
+
 TEST_P(Peaks, AreMendedWithGradientsOfLse) {
   for (const std::int64_t dim : {32, 64, 128}) {
     Sizes sizes = usual;

@@ -55,6 +55,16 @@ bool chosen(const Settings& settings, std::string_view kernel) {
          std::find(settings.kernels.begin(), settings.kernels.end(), kernel) != settings.kernels.end();
 }
 
+RandomProblem draw(std::string_view domain, std::uint64_t seed) {
+  if (domain == "wgmma") return random_wgmma_problem(seed);
+  if (domain == "wgmma-f32") return random_wgmma_problem(seed, true);
+  if (domain == "wgmma-backward") return random_wgmma_backward_problem(seed);
+  if (domain == "mma") return random_mma_problem(seed);
+  if (domain == "mma-f32") return random_mma_f32_problem(seed);
+  if (domain == "plain") return random_plain_problem(seed);
+  return random_problem(seed);
+}
+
 // A kernel at the best SIMD level and at one other, so that all of them have their turn.
 std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
   std::vector<Subject> subjects;
@@ -104,7 +114,7 @@ struct Taken {
 using TakenOfTypes = std::map<DType, Taken>;
 using TakenBy = std::map<std::string, TakenOfTypes>;  // a kernel, at a level where it has some
 
-// What scripts/gpu_test.py reads.
+// What scripts/gpu_property.py reads.
 std::string text_of(const Taken& taken) {
   return std::to_string(taken.forward) + " forward, " + std::to_string(taken.backward) + " backward, " +
          std::to_string(taken.again) + " backward again";
@@ -190,12 +200,7 @@ int run(const Settings& settings) {
   std::int64_t failed = 0;
   TakenBy taken_by;
   for (const std::uint64_t seed : seeds) {
-    const RandomProblem problem = settings.domain == "wgmma"       ? random_wgmma_problem(seed)
-                                  : settings.domain == "wgmma-f32" ? random_wgmma_problem(seed, true)
-                                  : settings.domain == "mma"       ? random_mma_problem(seed)
-                                  : settings.domain == "mma-f32"   ? random_mma_f32_problem(seed)
-                                  : settings.domain == "plain"     ? random_plain_problem(seed)
-                                                                   : random_problem(seed);
+    const RandomProblem problem = draw(settings.domain, seed);
     if (settings.verbose) std::cout << hexadecimal(seed) << ' ' << to_string(problem) << std::endl;
     const std::vector<std::string> failures = failures_of(settings, problem, taken_by);
     if (!failures.empty()) {
@@ -237,11 +242,11 @@ int main(int argc, char** argv) {
   app.add_option("--kernel", settings.kernels, "check this kernel alone, or these: one,another")
       ->delimiter(',')
       ->check(CLI::IsMember(strings(attention_kernels())));
-  app.add_option(
-         "--domain", settings.domain,
-         "what is drawn: the whole contract, or what wgmma, wgmma in f32, the backward of mma, mma in f32 or "
-         "kernels for nothing but a band take")
-      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-f32", "mma", "mma-f32", "plain"}))
+  app.add_option("--domain", settings.domain,
+                 "what is drawn: the whole contract, or what wgmma, wgmma in f32, the backwards of wgmma and "
+                 "mma, mma in "
+                 "f32 or kernels for nothing but a band take")
+      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-f32", "wgmma-backward", "mma", "mma-f32", "plain"}))
       ->capture_default_str();
   app.add_option("--level", settings.level, "check the CPU kernels at this SIMD level alone")
       ->check(CLI::IsMember(strings(simd_levels())));

@@ -13,10 +13,21 @@ constexpr std::int64_t least_keys = 65;  // fewer backward leaves to others
 constexpr std::int64_t mma_least_results = 16384;
 constexpr std::int64_t many_results = std::int64_t{1} << 18;  // from here on backward rounds weights
 constexpr double many_results_share = 0.15;
+constexpr std::int64_t chunk_dims = 8;  // of 16 bytes
+constexpr double narrow_share = 0.06;   // head dims below that
+constexpr double long_share = 0.15;
 
 std::int64_t mma_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
       {8, 24, 31, 40, 56, 64, 64, 64, 64, 72, 80, 96, 100, 128, 128, 128, 128, 136, 160, 192, 200, 256, 256});
+}
+
+/// Drawn from numbers of their own: all other problems of a seed stay as they are without them.
+void choose_narrow_dims(RandomProblem& p) {
+  Random rng(p.seed + 6);
+  if (!rng.chance(narrow_share)) return;
+  p.dim_qk = rng.between(1, chunk_dims - 1);
+  p.dim_v = rng.chance(0.7) ? p.dim_qk : rng.between(1, chunk_dims - 1);
 }
 
 void choose_mma_shape(Random& rng, RandomProblem& p) {
@@ -28,11 +39,16 @@ void choose_mma_shape(Random& rng, RandomProblem& p) {
   p.heads_q = p.heads_kv * rng.pick<std::int64_t>({1, 1, 2, 4});
   p.dim_qk = mma_head_dim(rng);
   p.dim_v = rng.chance(0.7) ? p.dim_qk : mma_head_dim(rng);
+  choose_narrow_dims(p);
   const std::int64_t heads = p.batch * p.heads_q;
+  // Narrow heads have rows as heads of two chunks do: with more the reference would not come to an end.
+  const bool narrow = p.dim_qk < chunk_dims;
+  const std::int64_t dim_qk = narrow ? 2 * chunk_dims : p.dim_qk;
+  const std::int64_t dim_v = narrow ? 2 * chunk_dims : p.dim_v;
   const std::int64_t least_rows =
-      mma_least_results / std::min(p.dim_qk, p.dim_v) + 1;  // of all heads, queries and keys alike
+      mma_least_results / std::min(dim_qk, dim_v) + 1;  // of all heads, queries and keys alike
   const double pairs =
-      rng.log_uniform(mma_min_cost, mma_max_cost) / static_cast<double>(heads * (p.dim_qk + p.dim_v));
+      rng.log_uniform(mma_min_cost, mma_max_cost) / static_cast<double>(heads * (dim_qk + dim_v));
   // Of packed sequences only some are as long as the longest.
   const std::int64_t filled = p.layout == Layout::packed ? 2 : 1;
   const double share = rng.pick({0.3, 0.5, 0.5, 0.5, 0.7});
@@ -59,6 +75,18 @@ void choose_many_results(Random& rng, RandomProblem& p) {
   p.batch = filled * (many_results / rows + 1);
 }
 
+/// The same with few and long sequences: a block walks over many tiles of queries.
+void choose_long_walks(Random& rng, RandomProblem& p) {
+  p.heads_kv = 1;
+  p.heads_q = rng.pick<std::int64_t>({1, 1, 2});
+  p.length_q = rng.between(300, 1000);
+  p.length_k = rng.between(150, 600);
+  const std::int64_t filled = p.layout == Layout::packed ? 2 : 1;
+  const std::int64_t rows =
+      std::min(p.heads_q * p.length_q, p.heads_kv * p.length_k) * std::min(p.dim_qk, p.dim_v);
+  p.batch = filled * (many_results / rows + 1);
+}
+
 /// Leaves band, lengths and sinks, which the plain kernel takes.
 void drop_features(RandomProblem& p) {
   p.options.softcap = 0;
@@ -68,6 +96,25 @@ void drop_features(RandomProblem& p) {
 }
 
 }  // namespace
+
+RandomProblem random_wgmma_backward_problem(std::uint64_t seed) {
+  Random rng(seed);
+  RandomProblem problem;
+  problem.seed = seed;
+  choose_mma_shape(rng, problem);
+  problem.dim_qk = std::min<std::int64_t>(problem.dim_qk, 128);
+  choose_many_results(rng, problem);
+  if (rng.chance(long_share)) choose_long_walks(rng, problem);
+  choose_options(rng, problem);
+  problem.options.deterministic = false;
+  const Magnitudes magnitudes = choose_magnitudes(rng, problem);
+  make_tensors(rng, problem, magnitudes);
+  make_masks(rng, problem, magnitudes);
+  make_head_values(rng, problem, magnitudes);
+  drop_features(problem);
+  choose_asked(rng, problem);
+  return problem;
+}
 
 RandomProblem random_mma_problem(std::uint64_t seed) {
   Random rng(seed);

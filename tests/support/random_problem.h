@@ -72,6 +72,9 @@ RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32 = false);
 /// everything else. Half of those with many have nothing but a band and aligned rows, as its plain kernel.
 RandomProblem random_mma_problem(std::uint64_t seed);
 
+/// One for the backward of wgmma: many results, of aligned rows, of which only a band and lengths hide keys.
+RandomProblem random_wgmma_backward_problem(std::uint64_t seed);
+
 /// One for the plain kernels: dense, of aligned rows, of which only a band hides keys, with more than 64 of
 /// them and both passes.
 RandomProblem random_plain_problem(std::uint64_t seed);

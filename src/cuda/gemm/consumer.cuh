@@ -76,14 +76,15 @@ struct Consumer {
     ring.advance();
   }
 
-  /// The products of some stages, one after the other, from 0. Under those of the first `aside.pieces` stages
-  /// the warp does aside.part<0>() and so on.
-  template <typename Aside>
-  __device__ __forceinline__ void multiply_piece(int stages, Aside& aside) {
+  /// The products of some stages, one after the other, from 0. Under those of the first the warp does
+  /// first(), and under those of the first `aside.parts` stages aside.part<0>() and so on.
+  template <typename Aside, typename First>
+  __device__ __forceinline__ void multiply_piece(int stages, Aside& aside, const First& first) {
     wait(&barriers.full[ring.stage()], ring.parity());
     start_products(false);
     int before = ring.stage();
     ring.advance();
+    first();
     [&]<int... part>(std::integer_sequence<int, part...>) {
       ((part > 0 && part < stages ? multiply_stage(before) : void(), aside.template part<part>()), ...);
     }(std::make_integer_sequence<int, Aside::parts>{});
@@ -95,17 +96,18 @@ struct Consumer {
     let_go(before);
   }
 
-  /// All of a tile.
-  template <typename Aside>
-  __device__ __forceinline__ void multiply(int stages, Aside& aside) {
+  /// All of a tile; first() comes under its products.
+  template <typename Aside, typename First>
+  __device__ __forceinline__ void multiply(int stages, Aside& aside, const First& first) {
     if constexpr (!c.wide) {
-      multiply_piece(stages, aside);
+      multiply_piece(stages, aside, first);
     } else {
       Sums<c> totals = {};
       Nothing nothing;
+      first();
 #pragma unroll 1
       for (int stage = 0; stage < stages; stage += c.piece) {
-        multiply_piece(min(c.piece, stages - stage), nothing);
+        multiply_piece(min(c.piece, stages - stage), nothing, [] {});
 #pragma unroll
         for (int n = 0; n < c.row_tiles * c.columns / 2; ++n) {
           totals[n / (c.columns / 2)][n % (c.columns / 2)] += sums[n / (c.columns / 2)][n % (c.columns / 2)];

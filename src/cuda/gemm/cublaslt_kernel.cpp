@@ -52,8 +52,12 @@ std::string yields(const GemmProblem& problem) {
   }
   const int multiprocessors = device_properties(problem.device.index).multiprocessors;
   const gemm::GemmConfig& tile = gemm::Plain::rows[gemm::choose_row<gemm::Plain>(problem, multiprocessors)];
-  if (tile.row_tiles * tile.columns >= 2 * 168) {
-    return "leaves what fills tiles of " + std::to_string(tile.rows()) + " x " +
+  const auto rounds = gemm::Rounds::of(problem, tile, multiprocessors);
+  const bool full = rounds.count() > 1 && rounds.full() >= 0.95;
+  const bool pairs = tile.pair == gemm::Pair::shares_b && full;
+  const bool wide = tile.columns == 192 && problem.k >= 4096 && full;  // 3072 summands are too few
+  if (pairs || wide || tile.row_tiles * tile.columns >= 2 * 168) {
+    return "leaves what fills tiles of " + std::to_string(tile.rows_together()) + " x " +
            std::to_string(tile.columns) + " to wgmma";
   }
   return {};

@@ -5,6 +5,7 @@
 #include "cuda/gemm/arguments.h"
 #include "cuda/gemm/few_share.h"
 #include "cuda/gemm/few_tuning.h"
+#include "cuda/gemm/few_turn.h"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/flag.cuh"
@@ -39,7 +40,7 @@ struct FewMaps {
 
 template <FewConfig c>
 struct FewMemory {
-  static_assert(2 * (c.shared_bytes() + 1024) <= 233472);
+  static_assert(c.shared_bytes() <= beside_late_bytes);
   std::byte* first;
 
   __device__ std::byte* weights(int stage) const { return first + stage * c.weight_bytes(); }

@@ -4,8 +4,9 @@
 #include <iterator>
 #include <utility>
 
-#include "core/arena.h"
 #include "cuda/gemm/few.cuh"
+#include "cuda/gemm/few_space.h"
+#include "cuda/gemm/few_tile_rows.cuh"
 #include "cuda/gemm/stream.cuh"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
@@ -14,18 +15,7 @@
 
 namespace tilewise::cuda::gemm {
 
-// From a product to the kernel for few rows.
-
-struct FewSpace {
-  float* partials;
-  std::uint32_t* flags;
-};
-inline FewSpace take_few_space(Arena& arena, std::int64_t rows, int multiprocessors) {
-  std::int64_t tokens = 8;
-  while (tokens < rows) tokens *= 2;
-  return {arena.take<float>(multiprocessors * 128 * tokens),
-          arena.take<std::uint32_t>(std::int64_t{multiprocessors} * FewConfig::consumers)};
-}
+// From a product to the kernels for few rows: of one by a stream, of more by tiles or by equal shares.
 
 template <typename T, typename Table, int row>
 void run_few_row(const GemmCall& call, const FewSpace& space, int multiprocessors, FewTurn turn,
@@ -47,12 +37,15 @@ void run_few_row(const GemmCall& call, const FewSpace& space, int multiprocessor
                                .partials = space.partials,
                                .flags = space.flags,
                                .owner = new_owner()};
+  // Of one row the first may be a stream, which leaves less room.
+  const bool late = turn == FewTurn::second && problem.m > 1;
   launch<few_kernel<T, Table, row>>({.name = "tilewise gemm of few rows",
                                      .blocks = share.blocks,
                                      .threads = c.threads,
-                                     .shared_bytes = c.shared_bytes(),
+                                     .shared_bytes = late ? late_bytes : c.shared_bytes(),
                                      .stream = stream,
-                                     .early = turn == FewTurn::second},
+                                     .early = turn == FewTurn::second,
+                                     .beside = late},
                                     maps, arguments);
 }
 
@@ -75,6 +68,10 @@ void run_few(const GemmCall& call, const Context& context, FewTurn turn) {
   if (suits_stream(call, multiprocessors)) return run_stream<T>(call, multiprocessors, turn, stream);
   Arena arena(context.workspace.data);
   const FewSpace space = take_few_space(arena, call.problem.m, multiprocessors);
+  const bool done = call.problem.gated
+                        ? run_few_tile<T, FewTileGated>(call, space, multiprocessors, turn, stream)
+                        : run_few_tile<T, FewTile>(call, space, multiprocessors, turn, stream);
+  if (done) return;
   call.problem.gated ? run_few_suited<T, FewGated>(call, space, multiprocessors, turn, stream)
                      : run_few_suited<T, Few>(call, space, multiprocessors, turn, stream);
 }

@@ -16,4 +16,10 @@ enum class FewTurn { first, second };
 inline constexpr std::size_t first_bytes = 116 * 1024;
 inline constexpr std::size_t second_bytes = 108 * 1024;
 
+/// The same of a second product behind one by tiles, which begins late, when blocks of the first may have
+/// ended: so much that no two of its own fit, while one of the first's has room beside it that has no more
+/// than the latter. With each block go 1 KiB of the system's, of 228 in all.
+inline constexpr std::size_t late_bytes = 116000;
+inline constexpr std::size_t beside_late_bytes = 228 * 1024 - 2 * 1024 - late_bytes;
+
 }  // namespace tilewise::cuda::gemm

@@ -49,11 +49,24 @@ __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmA
     const int index = warp / 4 - 1;
     Consumer<T, c> consumer(shared, index);
     Writer<T, c> writer{maps, arguments, shared.slabs(warp - 4), static_cast<int>(threadIdx.x) % 32};
-    for_each_tile<c>(arguments, [&](int first_row, int column) {
-      writer.begin(first_row + index * c.consumer_rows() + warp % 4 * 16, column);
-      consumer.multiply(stages_of<c>(arguments), writer);
+    const auto multiply_tile = [&](int row, int column, const auto& meanwhile) {
+      writer.begin(row + index * c.consumer_rows() + warp % 4 * 16, column);
+      consumer.multiply(stages_of<c>(arguments), writer, meanwhile);
       writer.finish(consumer.sums);
-    });
+    };
+    if constexpr (c.hides_end()) {
+      Tiles<c> tiles(arguments);
+      if (tiles.there()) tiles.find();
+#pragma unroll 1
+      while (tiles.there()) {
+        multiply_tile(tiles.row, tiles.column, [&] {
+          tiles.advance();
+          if (tiles.there()) tiles.find();
+        });
+      }
+    } else {
+      for_each_tile<c>(arguments, [&](int row, int column) { multiply_tile(row, column, [] {}); });
+    }
     writer.end();
   }
   // The other block of a pair may have to arrive at this one's barriers yet.

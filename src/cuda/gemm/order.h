@@ -23,8 +23,10 @@ struct TileOrder {
     TileOrder order{.tiles_m = tiles_m, .tiles_n = tiles_n};
     long long least = 0;
     for (int band = 1; band <= std::min(tiles_m, blocks); ++band) {
-      const int wide = std::min((blocks + band - 1) / band, tiles_n);
-      const long long read = static_cast<long long>(band) * rows + static_cast<long long>(wide) * columns;
+      const int wide = std::max(std::min((blocks + band - 1) / band, tiles_n), 1);
+      // A round that is longer than a band goes on in the next.
+      const int tall = std::min((blocks + band * wide - 1) / (band * wide) * band, tiles_m);
+      const long long read = static_cast<long long>(tall) * rows + static_cast<long long>(wide) * columns;
       // A band no round fills is as good as the next that it does; bands of equal height are better.
       const int bands = (tiles_m + band - 1) / band;
       const long long cost = read * bands * band;

@@ -17,7 +17,8 @@ namespace tilewise::cuda::gemm {
 /// tile. Nobody else is waited for. It has two slabs: the next residual comes into one while the other is in
 /// use, and the first of a tile comes under its products. Where registers do, results are rounded when the
 /// sums are there and go to the slabs under the next tile's first products, and residuals come into the same
-/// registers behind them.
+/// registers: in narrow tiles as each piece has gone, in others when all have, as what orders a slab before
+/// its copy waits for all that the warp loads.
 template <typename T, GemmConfig c>
 struct Writer {
   static_assert(c.out_columns() % 8 == 0);
@@ -39,7 +40,7 @@ struct Writer {
 
   /// Whether there are registers for a tile's results beside the next one's sums.
   static constexpr bool keeps = !c.wide && c.row_tiles * (c.columns / 2 + c.out_columns() / 4) <= 192;
-  static constexpr int parts = keeps ? pieces : 0;
+  static constexpr int parts = keeps ? (c.hides_end() ? 2 : 1) * pieces : 0;
   static constexpr int kept_words = keeps ? 2 * chunks_of(0) : 1;  ///< of a piece
   bool is_kept = false;
   int next_row = 0, next_column = 0;
@@ -211,6 +212,26 @@ struct Writer {
     }
   }
 
+  /// Where sums are the result, or a residual is all that comes to them, and that is told apart.
+  __device__ __forceinline__ bool bare() const {
+    const Epilogue& epilogue = arguments.epilogue;
+    return c.hides_end() && !c.gated && epilogue.bias.data == nullptr &&
+           epilogue.activation == Activation::none;
+  }
+  template <int piece>
+  __device__ __forceinline__ static void bare_values(Values<piece>& x, const Sums<c>& sums) {
+#pragma unroll
+    for (int n = 0; n < 4 * chunks_of(piece); ++n) x[n] = sums[piece / slabs][piece % slabs * 32 + n];
+  }
+
+  template <int piece>
+  __device__ __forceinline__ void finish_bare_piece(const Sums<c>& sums) const {
+    Values<piece> x;
+    bare_values<piece>(x, sums);
+    Words<piece> words;
+    round<piece>(words, x);
+    write<piece>(words);
+  }
   template <int piece>
   __device__ __forceinline__ void finish_piece(const Sums<c>& sums) const {
     if constexpr (piece + 1 < pieces) fetch_residual<piece + 1>();
@@ -247,10 +268,8 @@ struct Writer {
   }
 
   template <int piece>
-  __device__ __forceinline__ void keep_piece(const Sums<c>& sums) {
-    Values<piece> x;
-    finish_values<piece>(x, sums);
-    if (arguments.epilogue.residual.data != nullptr) {
+  __device__ __forceinline__ void keep_sum(Values<piece>& x, bool residual) {
+    if (residual) {
 #pragma unroll
       for (int n = 0; n < 2 * chunks_of(piece); ++n) {
         const float2 two = unpack<T>(kept[piece][n]);
@@ -260,6 +279,19 @@ struct Writer {
     }
     round<piece>(kept[piece], x);
   }
+  template <int piece>
+  __device__ __forceinline__ void keep_piece(const Sums<c>& sums) {
+    Values<piece> x;
+    finish_values<piece>(x, sums);
+    keep_sum<piece>(x, arguments.epilogue.residual.data != nullptr);
+  }
+  /// The same of sums that are results, or the residual is added to.
+  template <int piece>
+  __device__ __forceinline__ void keep_bare_piece(const Sums<c>& sums, bool residual) {
+    Values<piece> x;
+    bare_values<piece>(x, sums);
+    keep_sum<piece>(x, residual);
+  }
 
   template <typename Body>
   static __device__ __forceinline__ void for_each_piece(const Body& body) {
@@ -268,12 +300,14 @@ struct Writer {
     }(std::make_integer_sequence<int, pieces>{});
   }
 
-  /// Under products: writes a piece of the tile before, and loads what is added to this one's.
-  template <int piece>
+  /// Under products: writes pieces of the tile before, and loads what is added to this one's.
+  template <int number>
   __device__ __forceinline__ void part() {
-    if (is_kept) write<piece>(kept[piece]);
-    if (arguments.epilogue.residual.data != nullptr) load_residual<piece>();
-    if (piece + 1 == pieces) move_on();
+    constexpr int piece = number % pieces;
+    constexpr bool writes = number < pieces, loads = !writes || !c.hides_end();
+    if (writes && is_kept) write<piece>(kept[piece]);
+    if (loads && arguments.epilogue.residual.data != nullptr) load_residual<piece>();
+    if (writes && piece + 1 == pieces) move_on();
   }
   __device__ __forceinline__ void move_on() {
     row = next_row;
@@ -289,11 +323,25 @@ struct Writer {
       fetch_residual<0>();
     }
   }
-  /// After them.
+  /// After them. Nothing is multiplied meanwhile: what is bare goes past all the rest in a row, without
+  /// branches. Narrow tiles know of nothing bare.
   __device__ __forceinline__ void finish(const Sums<c>& sums) {
+    const bool residual = arguments.epilogue.residual.data != nullptr;
     if constexpr (keeps) {
-      for_each_piece([&]<int piece>() { keep_piece<piece>(sums); });
       is_kept = true;
+      if (bare() && !residual) {
+        for_each_piece([&]<int piece>() { keep_bare_piece<piece>(sums, false); });
+      } else if (bare()) {
+        for_each_piece([&]<int piece>() { keep_bare_piece<piece>(sums, true); });
+      } else {
+        for_each_piece([&]<int piece>() { keep_piece<piece>(sums); });
+      }
+    } else if constexpr (!c.wide) {
+      if (bare() && !residual) {
+        for_each_piece([&]<int piece>() { finish_bare_piece<piece>(sums); });
+      } else {
+        for_each_piece([&]<int piece>() { finish_piece<piece>(sums); });
+      }
     } else {
       for_each_piece([&]<int piece>() { finish_piece<piece>(sums); });
     }

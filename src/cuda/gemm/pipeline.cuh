@@ -48,18 +48,37 @@ __device__ __forceinline__ int stages_of(const GemmArguments& arguments) {
   return (arguments.k + c.depth - 1) / c.depth;
 }
 
-/// Calls `body` with each of the block's tiles in order: the first row and the first column of the result.
+/// The block's tiles in order. Where one lies takes two divisions, hundreds of clocks, so whoever goes
+/// through them says when it is found out.
+template <GemmConfig c>
+class Tiles {
+ public:
+  int row = 0, column = 0;  ///< the tile's first of the result
+
+  __device__ __forceinline__ explicit Tiles(const GemmArguments& arguments)
+      : order_(arguments.order), index_(static_cast<int>(blockIdx.x) / c.blocks()) {}
+  __device__ __forceinline__ bool there() const { return index_ < order_.total(); }
+  __device__ __forceinline__ void advance() { index_ += static_cast<int>(gridDim.x) / c.blocks(); }
+  __device__ __forceinline__ void find() {
+    const TilePlace place = order_.place(index_);
+    row = place.m * c.rows_together();
+    column = place.n * c.columns_together();
+    if (c.pair == Pair::shares_a) column += place_in_pair() * c.out_columns();
+    if (c.pair == Pair::shares_b) row += place_in_pair() * c.rows();
+  }
+
+ private:
+  const TileOrder& order_;
+  int index_;
+};
+
+/// Calls `body` with each of the block's tiles: the first row and the first column of the result.
 template <GemmConfig c, typename Body>
 __device__ __forceinline__ void for_each_tile(const GemmArguments& arguments, const Body& body) {
 #pragma unroll 1
-  for (int index = static_cast<int>(blockIdx.x) / c.blocks(); index < arguments.order.total();
-       index += static_cast<int>(gridDim.x) / c.blocks()) {
-    const TilePlace place = arguments.order.place(index);
-    int row = place.m * c.rows_together();
-    int column = place.n * c.columns_together();
-    if (c.pair == Pair::shares_a) column += place_in_pair() * c.out_columns();
-    if (c.pair == Pair::shares_b) row += place_in_pair() * c.rows();
-    body(row, column);
+  for (Tiles<c> tiles(arguments); tiles.there(); tiles.advance()) {
+    tiles.find();
+    body(tiles.row, tiles.column);
   }
 }
 

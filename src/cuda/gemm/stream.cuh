@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(StreamConfig::threads, 2)
 }
 
 inline int stream_blocks(const GemmProblem& problem, int multiprocessors) {
-  return static_cast<int>(std::min<std::int64_t>(multiprocessors, problem.n));
+  return static_cast<int>(std::clamp<std::int64_t>(problem.n, 1, multiprocessors));
 }
 
 /// Bytes of shared memory: rows are filled up to whole turns.

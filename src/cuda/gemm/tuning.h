@@ -31,6 +31,9 @@ struct GemmConfig {
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int consumer_rows() const { return 64 * row_tiles; }
   constexpr int rows() const { return consumers * consumer_rows(); }
+  /// Whether as much of a tile's end as can be is done under the next one's products (docs/gemm.md). Narrow
+  /// tiles lost by it: a stage of theirs takes half as long as one of 256 columns.
+  constexpr bool hides_end() const { return columns > 128; }
   /// Of the result.
   constexpr int out_columns() const { return gated ? columns / 2 : columns; }
   constexpr int blocks() const { return pair == Pair::none ? 1 : 2; }  ///< that work together
@@ -70,10 +73,10 @@ struct GemmConfig {
 struct Plain {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4},
-      {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .speed = 1.02f, .rest = 400},
-      {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.96f, .rest = 250},
+      {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .speed = 1.02f, .rest = 320},
+      {.row_tiles = 1, .columns = 192, .stages = 4, .speed = 0.975f, .rest = 250},
       {.row_tiles = 1, .columns = 168, .stages = 5, .speed = 0.92f, .rest = 220},
-      {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.01f},
+      {.row_tiles = 2, .columns = 168, .stages = 3, .speed = 1.03f, .rest = 435},
       {.row_tiles = 1, .columns = 128, .stages = 5, .speed = 0.89f, .rest = 180},
   };
 };

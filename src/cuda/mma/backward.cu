@@ -21,6 +21,16 @@ std::size_t least_shared_bytes(const AttentionProblem& problem) {
 
 }  // namespace
 
+std::string unsuited_backward(const AttentionProblem& problem) {
+  constexpr std::int64_t few_keys = 64;
+  if (problem.layout == Layout::paged) return "paged keys have no backward";
+  if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
+  if (problem.length_k <= few_keys) {
+    return "backward takes more than " + std::to_string(few_keys) + " keys";
+  }
+  return {};
+}
+
 std::size_t backward_workspace(const AttentionCall& call, const Context& context) {
   return backward_space(call, context).bytes;
 }
@@ -32,14 +42,14 @@ std::size_t backward_shared_bytes(const AttentionProblem& problem) {
 
 void backward(const AttentionCall& call, const Context& context) {
   const BackwardSpace space = backward_space(call, context);
-  prepare_backward(call, context);
+  prepare_backward(call, space, context);
   const auto of_type = [&]<typename T>(const T*) {
     general_backward(call) ? general_backward_of<T>(call, space, context)
                            : plain_backward_of<T>(call, space, context);
   };
   call.problem.dtype == DType::f16 ? of_type(static_cast<const __half*>(nullptr))
                                    : of_type(static_cast<const __nv_bfloat16*>(nullptr));
-  finish_backward(call, context);
+  finish_backward(call, space, context);
 }
 
 }  // namespace tilewise::cuda::mma

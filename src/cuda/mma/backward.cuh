@@ -2,6 +2,7 @@
 
 #include "cuda/mma/backward_pairs.cuh"
 #include "cuda/mma/backward_sums.cuh"
+#include "cuda/ptx/dependent.cuh"
 #include "cuda/runtime/code.h"
 
 namespace tilewise::cuda::mma {
@@ -138,6 +139,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   constexpr BackwardConfig c = Table::rows[row];
   if constexpr (runs_in_code(c.shared_bytes(Table::general))) {
     extern __shared__ __align__(128) std::byte shared[];
+    take_turn_in_chain();
     using Block = BackwardBlock<T, c, Table::general>;
     const std::uint32_t index = block_index(space.order, *Block::facts_of(shared));
     const auto shares = static_cast<std::uint32_t>(space.shares.count);

@@ -1,16 +1,20 @@
 #pragma once
 
+#include <string>
+
 #include "attention/call.h"
 #include "tilewise/context.h"
 
 namespace tilewise::cuda::mma {
 
+struct BackwardSpace;
+
 void backward(const AttentionCall& call, const Context& context);
 std::size_t backward_workspace(const AttentionCall& call, const Context& context);
 
 /// What comes before and after the kernel over tiles.
-void prepare_backward(const AttentionCall& call, const Context& context);
-void finish_backward(const AttentionCall& call, const Context& context);
+void prepare_backward(const AttentionCall& call, const BackwardSpace& space, const Context& context);
+void finish_backward(const AttentionCall& call, const BackwardSpace& space, const Context& context);
 
 /// Whether gradients have so few elements that the largest error in one is a matter of luck.
 constexpr bool few_gradients(const AttentionProblem& problem) {
@@ -44,10 +48,13 @@ constexpr bool general_backward(const AttentionProblem& problem) {
 }
 constexpr bool general_backward(const AttentionCall& call) { return general_backward(call.problem); }
 
+/// What backward does not take, whatever its kernel over tiles. Score gradients have the rounding of o. Of
+/// few keys it does not average out; beside those of keys or values that are all the same, which are 0, it
+/// shows.
+std::string unsuited_backward(const AttentionProblem& problem);
+
 /// Bytes of shared memory that a block needs at least.
 std::size_t backward_shared_bytes(const AttentionProblem& problem);
-
-struct BackwardSpace;
 
 /// The kernels of a storage type, each compiled in a file of its own.
 template <typename T>

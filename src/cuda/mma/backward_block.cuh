@@ -157,11 +157,6 @@ struct BackwardBlock {
   /// The row of the first key in k and v. Not kept, nor is the sequence: registers are scarcer than time
   /// here.
   __device__ std::int64_t first_key_row() const { return call.sequence(b).first_k + first_key; }
-  /// Where the scale is 0, a number so small that it makes no difference to any product but a hidden one's.
-  static __device__ float exponent_unit(double scale_) {
-    const auto unit_ = static_cast<float>(scale_ * 1.4426950408889634);
-    return fabsf(unit_) < 1e-30f ? 1e-30f : unit_;
-  }
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
   }

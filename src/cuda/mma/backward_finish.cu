@@ -1,8 +1,12 @@
+#include <algorithm>
+
 #include "cuda/mma/backward.h"
 #include "cuda/mma/backward_batch_rows.cuh"
 #include "cuda/mma/backward_choice.h"
+#include "cuda/mma/backward_dq.cuh"
 #include "cuda/mma/backward_ordered_keys.cuh"
 #include "cuda/mma/backward_peaks.cuh"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/simt/row_gradients.h"
 
@@ -15,6 +19,7 @@ namespace {
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
     settle_peaks(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
   const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
   const BatchRow row = BatchRow::of_query(call, index);
   const RowPeaks peaks(space.rows, index, row.owned);
@@ -33,42 +38,6 @@ __global__ void __launch_bounds__(row_threads)
   list_keys(call, space);
 }
 
-// dq from its sums, with what a peak adds.
-template <typename T, int lanes>
-__global__ void __launch_bounds__(row_threads)
-    finish_queries(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
-  const RowLanes<lanes> at;
-  const BatchRow row = BatchRow::of_query(call, at.row);
-  const auto dims = static_cast<int>(call.problem.dim_qk);
-  const int first = at.lane * 8;
-  if (!row.owned || first >= dims) return;
-  const auto [b, i] = row.in_sequence(call);
-  const QuerySums::Place place = QuerySums::place(call, i);
-  const float* fragment = space.dq.at(row.h, QuerySums::first_tile(call, b) + place.tile, at.lane);
-  float sum[8];
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    const float2 two =
-        *reinterpret_cast<const float2*>(fragment + (place.row % 8 * 4 + n) * 4 + place.row / 8 * 2);
-    sum[2 * n] = two.x;
-    sum[2 * n + 1] = two.y;
-  }
-  const GradientScale scale = gradient_scale<T>(call, space);
-  const RowPeaks peaks(space.rows, at.row, true);
-  for (int f = 0; f < peaks.count; ++f) {
-    const Peak peak = peaks.at(f);
-    float k[8];
-    load_eight<T>(k, row_of_halves(call.k, row.b, call.key_head(row.h), peak.key), first, dims,
-                  aligned_chunks(call.k));
-#pragma unroll
-    for (int n = 0; n < 8; ++n) sum[n] = fmaf(peak.x, k[n], sum[n]);
-  }
-  const float factor = static_cast<float>(call.scale) * scale.down;
-  const uint4 eight{pack<T>(sum[0] * factor, sum[1] * factor), pack<T>(sum[2] * factor, sum[3] * factor),
-                    pack<T>(sum[4] * factor, sum[5] * factor), pack<T>(sum[6] * factor, sum[7] * factor)};
-  store_eight(row_of_halves(call.dq, row.b, row.h, row.s), first, dims, aligned_chunks(call.dq), eight);
-}
-
 // What the sums of dk and dv are multiplied by.
 struct KeyFactors {
   float dk, dv;
@@ -81,10 +50,11 @@ __device__ KeyFactors key_factors(const AttentionCall& call, const BackwardSpace
 }
 
 // What peaks add to a key, which grows as long as queries point at the same one, as they often do.
+template <int lane_dims>
 struct KeySum {
   const BackwardSpace& space;
   std::int64_t key = -1;  // which of [Hkv, rows_k]
-  LaneVector<8> dk, dv;
+  LaneVector<lane_dims> dk, dv;
 
   __device__ KeySum(const AttentionCall& call, const BackwardSpace& space_)
       : space(space_),
@@ -103,7 +73,7 @@ struct KeySum {
   }
 
  private:
-  __device__ static void move(LaneVector<8>& from, float* to) {
+  __device__ static void move(LaneVector<lane_dims>& from, float* to) {
     from.each([&](int d, float& x) {
       atomicAdd(to + d, x);
       x = 0;
@@ -111,45 +81,137 @@ struct KeySum {
   }
 };
 
-// Adds what peaks add. The warp has queries from `first_row` on: a lane each for the numbers, then all lanes
-// for the vectors of one after another.
-template <typename T>
+// Adds what peaks add. A lane has one of the queries for the numbers; then all lanes have the vectors of some
+// of them, which are loaded together, since each takes long to come.
+template <typename T, int lane_dims>
 __device__ __forceinline__ void add_peaks(const AttentionCall& call, const BackwardSpace& space,
-                                          std::int64_t first_row, const RowPeaks& peaks, KeySum& sum) {
+                                          const RowPeaks& peaks, KeySum<lane_dims>& sum) {
+  constexpr int together = 8 / lane_dims;
+  const auto take_lane = [](unsigned& lanes) {
+    const int lane = __ffs(static_cast<int>(lanes)) - 1;
+    lanes &= lanes - 1;
+    return lane;
+  };
   for (int f = 0; __any_sync(~0u, f < peaks.count); ++f) {
     Peak peak{};
     if (f < peaks.count) peak = peaks.at(f);
     unsigned left = __ballot_sync(~0u, f < peaks.count);
-    for (; left != 0; left &= left - 1) {
-      const int from = __ffs(static_cast<int>(left)) - 1;
-      const BatchRow row = BatchRow::of_query(call, first_row + from);
-      const int key = __shfl_sync(~0u, peak.key, from);
-      const float gradient = __shfl_sync(~0u, peak.x, from);
-      const float weight = fmaxf(0.0f, __shfl_sync(~0u, peak.weight, from));
-      sum.turn_to(space.key_row(call, row.b, call.key_head(row.h), key));
-      sum.dk.add<T>(gradient, row_of_halves(call.q, row.b, row.h, row.s));
-      sum.dv.add<T>(weight * static_cast<float>(1 << weight_bits<T>),
-                    row_of_halves(call.d_o, row.b, row.h, row.s));
+    while (left != 0) {
+      T q[together][lane_dims], d_o[together][lane_dims];
+      std::int64_t key[together];
+      unsigned loading = left;
+#pragma unroll
+      for (int n = 0; n < together; ++n) {
+        if (loading == 0) continue;
+        const int from = take_lane(loading);
+        const BatchRow row = BatchRow::of_query(call, __shfl_sync(~0u, peaks.row, from));
+        sum.dk.load(q[n], row_of_halves(call.q, row.b, row.h, row.s));
+        sum.dv.load(d_o[n], row_of_halves(call.d_o, row.b, row.h, row.s));
+        key[n] = space.key_row(call, row.b, call.key_head(row.h), __shfl_sync(~0u, peak.key, from));
+      }
+#pragma unroll
+      for (int n = 0; n < together; ++n) {
+        if (left == 0) continue;
+        const int from = take_lane(left);
+        const float weight = fmaxf(0.0f, __shfl_sync(~0u, peak.weight, from));
+        sum.turn_to(key[n]);
+        sum.dk.add(__shfl_sync(~0u, peak.x, from), q[n]);
+        sum.dv.add(weight * static_cast<float>(1 << weight_bits<T>), d_o[n]);
+      }
     }
   }
 }
 
-// A warp has some queries, and adds to whatever keys they point at. One of them where they are few: with
-// causal the first have many peaks, one after another.
-int mended_queries(const BackwardSpace& space) { return space.rows.count < 131072 ? 1 : 4; }
-
-template <typename T>
-__global__ void __launch_bounds__(row_threads)
-    mend_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
-              int queries) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const std::int64_t warp = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
-  const std::int64_t index = warp * queries + lane;
-  const RowPeaks peaks(space.rows, index, lane < queries && BatchRow::of_query(call, index).owned);
-  if (!__any_sync(~0u, peaks.count > 0)) return;
-  KeySum sum(call, space);
-  add_peaks<T>(call, space, warp * queries, peaks, sum);
+// A block has `count` queries from `first` on, and adds to whatever keys they point at. With causal it is the
+// first queries that have peaks, and many: so its warps share those that have some.
+template <typename T, int lanes>
+__device__ void mend_keys(const AttentionCall& call, const BackwardSpace& space, std::int64_t first,
+                          int count) {
+  constexpr int warps = row_threads / 32;
+  __shared__ int warp_counts[warps];
+  __shared__ std::uint8_t with_peaks[row_threads];  // in order
+  const auto own = static_cast<int>(threadIdx.x);
+  const int warp = own / 32, lane = own % 32;
+  const bool has =
+      own < count && BatchRow::of_query(call, first + own).owned && space.rows.peak_count[first + own] > 0;
+  const unsigned having = __ballot_sync(~0u, has);
+  if (lane == 0) warp_counts[warp] = __popc(having);
+  __syncthreads();  // counts are there
+  int before = 0, all = 0;
+#pragma unroll
+  for (int n = 0; n < warps; ++n) {
+    if (n == warp) before = all;
+    all += warp_counts[n];
+  }
+  if (all == 0) return;
+  if (has) with_peaks[before + __popc(having & ((1u << lane) - 1))] = static_cast<std::uint8_t>(own);
+  __syncthreads();  // the list is
+  const int from = all * warp / warps, to = all * (warp + 1) / warps;
+  const bool mine = from + lane < to;
+  KeySum<lanes / 4> sum(call, space);
+  add_peaks<T>(call, space, RowPeaks(space.rows, first + (mine ? with_peaks[from + lane] : 0), mine), sum);
   sum.flush();
+}
+
+// Blocks that add what peaks add to keys, among blocks that make dq, a warp a tile. The first have little to
+// do but wait long, for one peak after another; the others wait for memory alone.
+struct FinishBlocks {
+  int mended_queries;    ///< of a block
+  std::int64_t mending;  ///< blocks
+  std::int64_t round;    ///< one block of so many mends, as long as there is something to mend
+  int dq_parts;          ///< of a tile, a warp each
+  int dq_part;           ///< of how many of finish_dq's parts
+  std::int64_t dq_warps;
+
+  static constexpr int warps = row_threads / 32;
+
+  FinishBlocks(const AttentionCall& call, const BackwardSpace& space, int multiprocessors) {
+    const std::int64_t queries = space.rows.count;
+    const std::int64_t each = queries / (8 * multiprocessors);
+    mended_queries =
+        static_cast<int>(std::clamp<std::int64_t>((each + warps - 1) / warps * warps, warps, row_threads));
+    const bool keys = !call.deterministic && (call.dk.wanted || call.dv.wanted);
+    mending = keys ? (queries + mended_queries - 1) / mended_queries : 0;
+    // A warp has a whole tile, since what it needs to know of that is the same for all dims; where that
+    // leaves places free, a part.
+    const int parts = (space.dq.eights + 3) / 4;
+    const std::int64_t tiles = call.problem.heads_q * space.dq.tiles;
+    dq_parts = tiles < 24 * multiprocessors ? parts : 1;
+    dq_part = dq_parts == 1 ? parts : 1;
+    dq_warps = call.dq.wanted && call.problem.batch > 0 ? tiles * dq_parts : 0;
+    round = std::max<std::int64_t>(1, count() / std::max<std::int64_t>(1, mending));
+  }
+  std::int64_t count() const { return mending + (dq_warps + warps - 1) / warps; }
+
+  /// What a block has, of one kind.
+  struct Share {
+    bool mends;
+    std::int64_t index;
+  };
+  __device__ Share share() const {
+    const Division place(blockIdx.x, round);
+    if (place.rest == 0 && place.quotient < mending) return {true, place.quotient};
+    return {false, blockIdx.x - min(mending, place.quotient + 1)};
+  }
+  __device__ DqWork dq_work(const BackwardSpace& space, std::int64_t warp) const {
+    const Division tile(warp, dq_parts);
+    const Division head(tile.quotient, space.dq.tiles);
+    return {head.quotient, head.rest, static_cast<int>(tile.rest) * dq_part, dq_part};
+  }
+};
+
+template <typename T, int lanes>
+__global__ void __launch_bounds__(row_threads, 3)
+    finish_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
+                const FinishBlocks blocks) {
+  take_turn_in_chain();
+  const FinishBlocks::Share share = blocks.share();
+  if (share.mends) {
+    mend_keys<T, lanes>(call, space, share.index * blocks.mended_queries, blocks.mended_queries);
+    return;
+  }
+  const std::int64_t warp = share.index * FinishBlocks::warps + threadIdx.x / 32;
+  if (warp < blocks.dq_warps) finish_dq<T>(call, space, blocks.dq_work(space, warp));
 }
 
 // dk and dv of keys that several blocks shared, or where they have a peak their sums.
@@ -189,6 +251,7 @@ __device__ void join_row(const RowLanes<lanes>& at, const BatchRow& row, const K
 template <typename T, int lanes>
 __global__ void __launch_bounds__(row_threads)
     join_shares(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
   const RowLanes<lanes> at;
   const BatchRow row = BatchRow::of_key(call, at.row);
   if (!row.owned) return;
@@ -222,12 +285,20 @@ __device__ void finish_row(const Rows& rows, const BatchRow& row, const float* s
 template <typename T, int lanes>
 __global__ void __launch_bounds__(row_threads)
     finish_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
   const RowLanes<lanes> at;
   const std::int64_t first = at.row * finished_keys;
   const std::int64_t dim_qk = call.problem.dim_qk;
   const std::int64_t dim_v = call.problem.dim_v;
-  for (std::int64_t key = first; key < min(first + finished_keys, space.shares.keys); ++key) {
-    if (space.key_has_peak[key] == 0) continue;
+  bool has_peak[finished_keys];  // all are asked for at once
+#pragma unroll
+  for (int n = 0; n < finished_keys; ++n) {
+    has_peak[n] = first + n < space.shares.keys && space.key_has_peak[first + n] != 0;
+  }
+#pragma unroll
+  for (int n = 0; n < finished_keys; ++n) {
+    if (!has_peak[n]) continue;
+    const std::int64_t key = first + n;
     const BatchRow row = BatchRow::of_key(call, key);
     if (!row.owned) continue;
     const KeyFactors factors = key_factors<T>(call, space);
@@ -248,61 +319,44 @@ void mend_in_order(const AttentionCall& call, const BackwardSpace& space, int mu
                    .blocks = std::min(block_a_key ? keys : (keys + block_warps - 1) / block_warps,
                                       std::int64_t{8} * multiprocessors),
                    .threads = row_threads,
-                   .stream = stream};
+                   .stream = stream,
+                   .early = begins_early(call.problem.device)};
   block_a_key ? launch<mend_keys_in_order<T, lanes, block_warps>>(how, call, space)
               : launch<mend_keys_in_order<T, lanes, 1>>(how, call, space);
 }
 
 template <typename T, int lanes>
-void mend(const AttentionCall& call, const BackwardSpace& space, int multiprocessors, cudaStream_t stream) {
-  if (call.deterministic) {
-    mend_in_order<T, lanes>(call, space, multiprocessors, stream);
-  } else {
-    const int queries = mended_queries(space);
-    launch<mend_keys<T>>({.name = "tilewise mma backward, peaks",
-                          .blocks = RowLanes<32>::blocks((space.rows.count + queries - 1) / queries),
-                          .threads = row_threads,
-                          .stream = stream},
-                         call, space, queries);
-  }
-  launch<finish_keys<T, lanes>>(
-      {.name = "tilewise mma backward, dk",
-       .blocks = RowLanes<lanes>::blocks((space.shares.keys + finished_keys - 1) / finished_keys),
-       .threads = row_threads,
-       .stream = stream},
-      call, space);
-}
-
-template <typename T, int lanes>
 void finish(const AttentionCall& call, const BackwardSpace& space, int multiprocessors, cudaStream_t stream) {
-  launch<settle_peaks<T>>({.name = "tilewise mma backward, gradients of peaks",
-                           .blocks = (space.rows.count + row_threads - 1) / row_threads,
-                           .threads = row_threads,
-                           .stream = stream},
+  const auto of_rows = [&](const char* name, std::int64_t blocks) {
+    return Launch{.name = name,
+                  .blocks = blocks,
+                  .threads = row_threads,
+                  .stream = stream,
+                  .early = begins_early(call.problem.device)};
+  };
+  launch<settle_peaks<T>>(of_rows("tilewise mma backward, gradients of peaks",
+                                  (space.rows.count + row_threads - 1) / row_threads),
                           call, space);
-  if (call.dq.wanted) {
-    launch<finish_queries<T, lanes>>({.name = "tilewise mma backward, dq",
-                                      .blocks = RowLanes<lanes>::blocks(space.rows.count),
-                                      .threads = row_threads,
-                                      .stream = stream},
-                                     call, space);
+  const bool keys = call.dk.wanted || call.dv.wanted;
+  if (keys && space.shares.count > 1) {
+    launch<join_shares<T, lanes>>(
+        of_rows("tilewise mma backward, shares", RowLanes<lanes>::blocks(space.shares.keys)), call, space);
   }
-  if (!call.dk.wanted && !call.dv.wanted) return;
-  if (space.shares.count > 1) {
-    launch<join_shares<T, lanes>>({.name = "tilewise mma backward, shares",
-                                   .blocks = RowLanes<lanes>::blocks(space.shares.keys),
-                                   .threads = row_threads,
-                                   .stream = stream},
-                                  call, space);
-  }
-  mend<T, lanes>(call, space, multiprocessors, stream);
+  const FinishBlocks blocks(call, space, multiprocessors);
+  launch<finish_rows<T, lanes>>(of_rows("tilewise mma backward, dq and peaks", blocks.count()), call, space,
+                                blocks);
+  if (!keys) return;
+  if (call.deterministic) mend_in_order<T, lanes>(call, space, multiprocessors, stream);
+  launch<finish_keys<T, lanes>>(
+      of_rows("tilewise mma backward, dk",
+              RowLanes<lanes>::blocks((space.shares.keys + finished_keys - 1) / finished_keys)),
+      call, space);
 }
 
 }  // namespace
 
-void finish_backward(const AttentionCall& call, const Context& context) {
+void finish_backward(const AttentionCall& call, const BackwardSpace& space, const Context& context) {
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  const BackwardSpace space = backward_space(call, context);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   with_lanes(call, [&]<typename T, int lanes>() { finish<T, lanes>(call, space, multiprocessors, stream); });
   // Gradients of mask and sinks may be in f32, which is more than products of 16 bits and the rounded o give.

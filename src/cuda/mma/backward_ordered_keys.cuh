@@ -2,6 +2,7 @@
 
 #include "cuda/mma/backward_batch_rows.cuh"
 #include "cuda/mma/backward_peaks.cuh"
+#include "cuda/ptx/dependent.cuh"
 
 namespace tilewise::cuda::mma {
 
@@ -56,13 +57,19 @@ struct LaneVector {
 
   __device__ static int place(int n) { return static_cast<int>(threadIdx.x) % 32 + 32 * n; }
 
-  /// Adds a row times a factor.
   template <typename T>
-  __device__ void add(float factor, const std::byte* row) {
+  __device__ void load(T (&to)[lane_dims], const std::byte* row) const {
 #pragma unroll
     for (int n = 0; n < lane_dims; ++n) {
-      if (place(n) >= dims) continue;
-      element[n] = fmaf(factor, widen(reinterpret_cast<const T*>(row)[place(n)]), element[n]);
+      if (place(n) < dims) to[n] = reinterpret_cast<const T*>(row)[place(n)];
+    }
+  }
+  /// Adds a row that was loaded, times a factor.
+  template <typename T>
+  __device__ void add(float factor, const T (&row)[lane_dims]) {
+#pragma unroll
+    for (int n = 0; n < lane_dims; ++n) {
+      if (place(n) < dims) element[n] = fmaf(factor, widen(row[n]), element[n]);
     }
   }
   /// Adds the first `present` rows, each times its factor, one after another. All are loaded, and together:
@@ -71,19 +78,10 @@ struct LaneVector {
   __device__ void add(int present, const float (&factor)[most], const RowAt& row_at) {
     T loaded[most][lane_dims];
 #pragma unroll
-    for (int m = 0; m < most; ++m) {
-#pragma unroll
-      for (int n = 0; n < lane_dims; ++n) {
-        if (place(n) < dims) loaded[m][n] = reinterpret_cast<const T*>(row_at(m))[place(n)];
-      }
-    }
+    for (int m = 0; m < most; ++m) load(loaded[m], row_at(m));
 #pragma unroll
     for (int m = 0; m < most; ++m) {
-      if (m >= present) continue;
-#pragma unroll
-      for (int n = 0; n < lane_dims; ++n) {
-        if (place(n) < dims) element[n] = fmaf(factor[m], widen(loaded[m][n]), element[n]);
-      }
+      if (m < present) add(factor[m], loaded[m]);
     }
   }
   template <typename Put>
@@ -214,6 +212,7 @@ template <typename T, int lanes, int warps>
 __global__ void __launch_bounds__(row_threads, (warps == 1 ? 3 : 2) - (lanes == 32 ? 1 : 0))
     mend_keys_in_order(const __grid_constant__ AttentionCall call,
                        const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
   constexpr int teams = row_threads / 32 / warps;
   constexpr int most_dims = 8 * lanes;
   static_assert(warps == 1 || teams == 1, "a team that joins sums is a block");

@@ -119,13 +119,10 @@ __device__ __forceinline__ void take_peaks(const Block& block, const typename Bl
     const int key = first_key + 16 * m + block.lane / 4 + 8 * (e / 2);
     const std::int64_t row = queries.row + first_query + 8 * n + 2 * (block.lane % 4) + e % 2;
     peak.key = block.first_key + key;
-    const int slot = atomicAdd(rows.peak_count + row, 1);
-    if (slot < rows.limits.most) {
-      rows.peaks[row * rows.limits.most + slot] = peak;
-      if constexpr (Block::general) {
-        if (rows.peak_slope != nullptr)
-          rows.peak_slope[row * rows.limits.most + slot] = block.slope_smem(m, n, e);
-      }
+    const int slot = put_aside(rows, row, peak);
+    if constexpr (Block::general) {
+      if (slot < rows.limits.most && rows.peak_slope != nullptr)
+        rows.peak_slope[row * rows.limits.most + slot] = block.slope_smem(m, n, e);
     }
     block.has_peak_smem[key] = 1;
   }
@@ -219,6 +216,98 @@ __device__ __forceinline__ int row_of_sum(const Block& block) {
   return q / 2 * 8 + 2 * (block.lane % 4) + q % 2;
 }
 
+/// What weights of two neighbouring queries are relative to.
+template <typename Block>
+struct References {
+  using T = typename Block::T;
+  float2 top, offset;
+
+  __device__ __forceinline__ void load(const Block& block, int query) {
+    top = *reinterpret_cast<const float2*>(block.top_smem + query);
+    if constexpr (Block::general) {
+      offset = *reinterpret_cast<const float2*>(block.offset_smem() + query);
+      offset.x += weight_bits<T>;
+      offset.y += weight_bits<T>;
+    } else {
+      top.x -= weight_bits<T>;
+      top.y -= weight_bits<T>;
+    }
+  }
+  /// Scores of a key to weights, which are also given rounded.
+  __device__ __forceinline__ std::uint32_t weigh(const Block& block, float& low, float& high) const {
+    if constexpr (Block::general) {
+      low = exp2_approx(fmaf(low - top.x, log2e, offset.x));
+      high = exp2_approx(fmaf(high - top.y, log2e, offset.y));
+    } else {
+      low = exp2_approx(fmaf(low, block.unit, -top.x));
+      high = exp2_approx(fmaf(high, block.unit, -top.y));
+    }
+    return pack<T>(low, high);
+  }
+};
+
+/// x times its weight, which is the score gradient. The general kernel keeps what both sum up to over the
+/// warp's keys, and has the slopes of softcap.
+template <typename Block>
+__device__ __forceinline__ void make_dscores(const Block& block, int key_warp, int first_query,
+                                             const typename Block::PairSums& p, typename Block::PairSums& x) {
+  constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
+  constexpr int query_eights = std::extent_v<typename Block::PairSums, 1>;
+#pragma unroll
+  for (int m = 0; m < key_tiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < query_eights; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[m][n][e] *= p[m][n][e];
+    }
+  }
+  if constexpr (Block::general) {
+    const float weight_sum = row_sum(block, p);
+    const float rest_sum = row_sum(block, x);
+    if (block.call.problem.features.softcap) {
+#pragma unroll
+      for (int m = 0; m < key_tiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < query_eights; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) x[m][n][e] *= block.slope_smem(m, n, e);
+        }
+      }
+    }
+    __syncwarp();  // the warp is done with its slopes
+    const auto [rest, weight] = block.row_sums(key_warp, first_query + row_of_sum(block));
+    *rest = rest_sum;
+    *weight = weight_sum;
+  }
+}
+
+/// Pairs that stay in registers times rows of their queries, to dv or dk.
+template <BackwardConfig c, typename Block, typename OwnSums>
+__device__ __forceinline__ void add_to_own(OwnSums& sum, const typename Block::PairFragments& pairs,
+                                           const std::byte* rows_smem, int first_query) {
+  constexpr int key_tiles = c.pair_key_tiles();
+  multiply_tiles<typename Block::T, c.pair_query_tiles(), key_tiles, c.own_dim_tiles()>(
+      sum,
+      [&pairs](std::uint32_t(&to)[key_tiles][4], int step) {
+#pragma unroll
+        for (int m = 0; m < key_tiles; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) to[m][e] = pairs[step][m][e];
+        }
+      },
+      b_turned(Block::RowPointer::by_rows(Block::address(rows_smem)).from(first_query, 0)));
+}
+
+/// Whether the higher of two rounded weights may be a peak.
+template <typename Block>
+__device__ __forceinline__ bool may_be_peak(const Block& block, std::uint32_t highest) {
+  using T = typename Block::T;
+  const float2 two_highest = unpack<T>(highest);
+  // They were rounded.
+  const float least = 0.99f * block.space.rows.limits.least * static_cast<float>(1 << weight_bits<T>);
+  return fmaxf(two_highest.x, two_highest.y) > least;
+}
+
 /// Weights and score gradients of a warp's pairs, some queries at once; with weights that stay, their part of
 /// dv and dk too.
 template <BackwardConfig c, typename Block>
@@ -271,29 +360,10 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
   const int own_query = stage * c.queries + first_query + 2 * (block.lane % 4);
   if constexpr (shifts_first<Block>) set_shifts(block.shift_smem + own_query, x);
   std::uint32_t highest = 0;
-  float2 top, offset;
+  References<Block> references;
   const auto weigh = [&](int n, int m, int half) {
-    if (m == 0 && half == 0) {
-      top = *reinterpret_cast<const float2*>(block.top_smem + own_query + 8 * n);
-      if constexpr (Block::general) {
-        offset = *reinterpret_cast<const float2*>(block.offset_smem() + own_query + 8 * n);
-        offset.x += weight_bits<T>;
-        offset.y += weight_bits<T>;
-      } else {
-        top.x -= weight_bits<T>;
-        top.y -= weight_bits<T>;
-      }
-    }
-    float& low = p[m][n][2 * half];
-    float& high = p[m][n][2 * half + 1];
-    if constexpr (Block::general) {
-      low = exp2_approx(fmaf(low - top.x, log2e, offset.x));
-      high = exp2_approx(fmaf(high - top.y, log2e, offset.y));
-    } else {
-      low = exp2_approx(fmaf(low, block.unit, -top.x));
-      high = exp2_approx(fmaf(high, block.unit, -top.y));
-    }
-    const std::uint32_t two = pack<T>(low, high);
+    if (m == 0 && half == 0) references.load(block, own_query + 8 * n);
+    const std::uint32_t two = references.weigh(block, p[m][n][2 * half], p[m][n][2 * half + 1]);
     weights[n / 2][m][n % 2 * 2 + half] = two;
     highest = maximum_of_pairs<T>(highest, two);
   };
@@ -311,21 +381,9 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
         }
       },
       make_scores);
-  const auto from_registers = [](const typename Block::PairFragments& from) {
-    return [&from](std::uint32_t(&to)[key_tiles][4], int step) {
-#pragma unroll
-      for (int m = 0; m < key_tiles; ++m) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) to[m][e] = from[step][m][e];
-      }
-    };
-  };
   if (dropout) drop<T>(weights, p, kept);
   if constexpr (!shifts_first<Block>) add_shifts(block, block.shift_smem + own_query, kept, x);
-  const float2 two_highest = unpack<T>(highest);
-  // They were rounded.
-  const float least = 0.99f * block.space.rows.limits.least * static_cast<float>(1 << weight_bits<T>);
-  if (__any_sync(~0u, fmaxf(two_highest.x, two_highest.y) > least)) {
+  if (__any_sync(~0u, may_be_peak(block, highest))) {
     take_peaks(block, queries(), first_query, first_key, p, weights, x);
     __syncwarp();  // lanes had different numbers of them, and products want the whole warp together
   }
@@ -333,58 +391,21 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
   for (int part = 0; part < block.parts(); ++part) {
     if (part > 0) keep_rest<T>(weights, p);
     if constexpr (c.weights_stay) {
-      multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
-          block.dv, from_registers(weights),
-          b_turned(RowPointer::by_rows(address(d_o_tile)).from(first_query, 0)));
+      add_to_own<c, Block>(block.dv, weights, d_o_tile, first_query);
     } else {
       store_pairs(block, block.weights_at(pair_stage, part), first_query, first_key, weights);
     }
   }
 
-#pragma unroll
-  for (int m = 0; m < key_tiles; ++m) {
-#pragma unroll
-    for (int n = 0; n < 2 * query_tiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[m][n][e] *= p[m][n][e];
-    }
-  }
-  if constexpr (Block::general) {
-    const float weight_sum = row_sum(block, p);
-    const float rest_sum = row_sum(block, x);
-    if (block.call.problem.features.softcap) {
-#pragma unroll
-      for (int m = 0; m < key_tiles; ++m) {
-#pragma unroll
-        for (int n = 0; n < 2 * query_tiles; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) x[m][n][e] *= block.slope_smem(m, n, e);
-        }
-      }
-    }
-    __syncwarp();  // the warp is done with its slopes
-    const auto [rest, weight] = block.row_sums(key_warp, first_query + row_of_sum(block));
-    *rest = rest_sum;
-    *weight = weight_sum;
-  }
-#pragma unroll
-  for (int n = 0; n < 2 * query_tiles; ++n) {
-#pragma unroll
-    for (int m = 0; m < key_tiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        dscores[n / 2][m][n % 2 * 2 + half] = pack<T>(x[m][n][2 * half], x[m][n][2 * half + 1]);
-      }
-    }
-  }
+  make_dscores(block, key_warp, first_query, p, x);
+  for_each_two(dscores, x,
+               [](std::uint32_t& two, float2 own, int, int, int) { two = pack<T>(own.x, own.y); });
 #pragma unroll 1
   for (int part = 0; part < block.parts(); ++part) {
     if (part > 0) keep_rest<T>(dscores, x);
     store_pairs(block, block.dscores_at(pair_stage, part), first_query, first_key, dscores);
     if constexpr (c.weights_stay) {
-      multiply_tiles<T, query_tiles, key_tiles, c.own_dim_tiles()>(
-          block.dk, from_registers(dscores),
-          b_turned(RowPointer::by_rows(address(q_tile)).from(first_query, 0)));
+      add_to_own<c, Block>(block.dk, dscores, q_tile, first_query);
     }
   }
 }

@@ -1,6 +1,8 @@
 #include "cuda/mma/backward.h"
 #include "cuda/mma/backward_batch_rows.cuh"
 #include "cuda/mma/backward_choice.h"
+#include "cuda/ptx/dependent.cuh"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/key_grid.cuh"
 
@@ -34,6 +36,7 @@ __device__ void clear_sums(const AttentionCall& call, const BackwardSpace& space
 template <typename T, int lanes>
 __global__ void __launch_bounds__(row_threads)
     row_values(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
   const RowLanes<lanes> at;
   const BatchRow row = BatchRow::of_query(call, at.row);
   const auto dims = static_cast<int>(call.problem.dim_v);
@@ -77,6 +80,7 @@ __global__ void __launch_bounds__(row_threads)
 template <typename T, int lanes>
 __global__ void __launch_bounds__(row_threads)
     value_norms(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
   const RowLanes<lanes> at;
   const BatchRow row = BatchRow::of_key(call, at.row);
   const auto dims = static_cast<int>(call.problem.dim_v);
@@ -126,6 +130,7 @@ __device__ __forceinline__ float pair_score(const AttentionCall& call, const Sco
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
     anchor_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
   const RowLanes<32> at;
   const BatchRow row = BatchRow::of_query(call, at.row);
   if (!row.owned) return;
@@ -173,6 +178,7 @@ __global__ void __launch_bounds__(row_threads)
 /// A warp a row of query blocks: its bit, in the words of all blocks of keys that it lists.
 __global__ void __launch_bounds__(row_threads)
     note_seen_blocks(const __grid_constant__ AttentionCall call, const SeenBlocks seen, std::int64_t rows) {
+  take_turn_in_chain();
   const std::int64_t row = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
   const std::int64_t heads = call.problem.heads_q;
   const std::int64_t b = row / rows / heads, h = row / rows % heads, qb = row % rows;
@@ -206,7 +212,7 @@ template <typename T, int lanes>
 void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
   const AttentionFeatures& features = call.problem.features;
   const std::int64_t queries = call.problem.heads_q * call.rows_q();
-  if (weight_bits<T> > 0) {
+  if constexpr (weight_bits<T> > 0) {
     check_cuda(cudaMemsetAsync(space.largest, 0, sizeof(Largest), stream), "tilewise mma backward");
     launch<value_norms<T, lanes>>({.name = "tilewise mma backward, norms",
                                    .blocks = RowLanes<lanes>::blocks(call.problem.heads_kv * call.rows_k()),
@@ -221,20 +227,21 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
   launch<row_values<T, lanes>>({.name = "tilewise mma backward, rows",
                                 .blocks = RowLanes<lanes>::blocks(queries),
                                 .threads = row_threads,
-                                .stream = stream},
+                                .stream = stream,
+                                .early = !space.order.kept() && begins_early(call.problem.device)},
                                call, space);
   if (features.mask != MaskKind::additive && !features.alibi) return;
   launch<anchor_rows<T>>({.name = "tilewise mma backward, far rows",
                           .blocks = RowLanes<32>::blocks(queries),
                           .threads = row_threads,
-                          .stream = stream},
+                          .stream = stream,
+                          .early = begins_early(call.problem.device)},
                          call, space);
 }
 
 }  // namespace
 
-void prepare_backward(const AttentionCall& call, const Context& context) {
-  const BackwardSpace space = backward_space(call, context);
+void prepare_backward(const AttentionCall& call, const BackwardSpace& space, const Context& context) {
   with_lanes(call, [&]<typename T, int lanes>() {
     prepare<T, lanes>(call, space, static_cast<cudaStream_t>(context.stream));
   });

@@ -9,6 +9,13 @@ namespace tilewise::cuda::mma {
 
 // Which keys a block keeps, and which queries it walks over.
 
+/// From products to exponents of 2. Where the scale is 0, a number so small that it makes no difference to
+/// any product but a hidden one's.
+__device__ __forceinline__ float exponent_unit(double scale) {
+  const auto unit = static_cast<float>(scale * 1.4426950408889634);
+  return fabsf(unit) < 1e-30f ? 1e-30f : unit;
+}
+
 /// How a problem is cut. With causal the first keys are seen by the most queries.
 struct BackwardBlocks {
   KeyGrid keys;

@@ -6,6 +6,7 @@
 #include "cuda/mma/backward.cuh"
 #include "cuda/mma/backward.h"
 #include "cuda/mma/backward_choice.h"
+#include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 
 namespace tilewise::cuda::mma {
@@ -21,7 +22,8 @@ void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int
                                           .blocks = blocks.count() * space.shares.count,
                                           .threads = c.threads(),
                                           .shared_bytes = shared_bytes_of<Table>(c, call.problem),
-                                          .stream = stream},
+                                          .stream = stream,
+                                          .early = begins_early(call.problem.device)},
                                          call, blocks, space);
 }
 

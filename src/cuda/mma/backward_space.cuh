@@ -20,14 +20,18 @@ struct Peak {
   float weight;  ///< negative where dropout drops it
   float x;       ///< d_o·v + shift; at the end the gradient
 };
-/// Which weights are high, and how many of them a row can have, even with weights that are a little off.
-/// Of few results the largest may have no high weight in it, and then lower ones show, too.
+/// Which weights are high, and how many of them a row can have, even with weights that are a little off. The
+/// fewer results there are, the nearer the largest are to each other, and the lower are weights that show in
+/// one of them. Of few the largest may have no high weight in it at all.
 struct PeakLimits {
   float least = 0.15f;
   int most = 6;
 
   static PeakLimits of(const AttentionCall& call) {
-    return few_gradients(call.problem) ? PeakLimits{.least = 0.052f, .most = 19} : PeakLimits{};
+    constexpr std::int64_t some = std::int64_t{1} << 20;
+    if (few_gradients(call.problem)) return {.least = 0.052f, .most = 19};
+    if (call.problem.backward.elements < some) return {.least = 0.08f, .most = 12};
+    return {};
   }
 };
 
@@ -49,6 +53,13 @@ struct RowValues {
   float* peak_slope = nullptr;  ///< the same: of the softcap, where there is one
   std::int64_t count = 0;       ///< Hq · rows_q
 };
+
+/// Puts a peak of a row aside. Gives its place among the row's; from limits.most on it has none.
+__device__ __forceinline__ int put_aside(const RowValues& rows, std::int64_t row, const Peak& peak) {
+  const int slot = atomicAdd(rows.peak_count + row, 1);
+  if (slot < rows.limits.most) rows.peaks[row * rows.limits.most + slot] = peak;
+  return slot;
+}
 
 /// f16 cannot hold what is below 6e-5 as well as what is above, and weights and score gradients often are. So
 /// they are scaled there by powers of two: weights by a constant, score gradients by what the largest of d_o,

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "cuda/mma/table.h"
+
 namespace tilewise::cuda::mma {
 
 /// How a block of the backward kernel is cut. It keeps a tile of keys and walks over tiles of queries. Each
@@ -171,5 +173,10 @@ struct GeneralBackward {
        .dq_dim_warps = 4},
   };
 };
+
+static_assert(dims_rise<PlainBackward>() && dims_rise<GeneralBackward>(),
+              "choose_backward_row() takes the first row that is large enough and fits");
+static_assert(dims_are_powers_of_two<PlainBackward>() && dims_are_powers_of_two<GeneralBackward>(),
+              "warps share dims out evenly, in parts that MatrixPointer::from() can point at");
 
 }  // namespace tilewise::cuda::mma

@@ -105,15 +105,6 @@ struct Block {
     return q;
   }
 
-  /// Keys that some query of the warp sees; a warp past the last query sees none.
-  __device__ KeyRange seen_by_warp() const {
-    const QueryTile& queries = rows.queries;
-    const int last = min(place.first_row() + c.warp_rows(), rows.count()) - 1;
-    if (place.first_row() > last) return {};
-    return {call.keys_of(queries.sequence, queries.first + rows.query(place.first_row())).first,
-            call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
-  }
-
   /// Hides what is hidden of a tile and raises the maxima.
   __device__ void start_softmax(const KeyTile& keys, Scores<c>& s) {
     if (all.ends_in(keys, c.keys)) hide<c>(call, rows, keys, place, s);
@@ -168,8 +159,8 @@ struct Block {
     wait_copies<0>();
     __syncthreads();  // queries are there
     const Queries<c> q = queries();
-    const auto seen_first = static_cast<int>(seen_by_warp().first);
-    const auto seen_last = static_cast<int>(seen_by_warp().last);
+    const auto seen_first = static_cast<int>(seen_by_warp<c>(*this).first);
+    const auto seen_last = static_cast<int>(seen_by_warp<c>(*this).last);
     [[maybe_unused]] bool begun = false;  // there are maxima
 #pragma unroll 1
     for (int stage = 0; keys.count > 0; stage ^= 1) {
@@ -200,96 +191,6 @@ struct Block {
       keys = next;
     }
   }
-
-  /// The same in one stage: another block of the multiprocessor computes while this one waits.
-  __device__ void walk_in_place(KeyTiles<false>& tiles, KeyTile keys) {
-    load.queries(space.q_smem);
-    load.keys(keys, space.k_smem);
-    commit_copies();
-    wait_copies<0>();
-    __syncthreads();  // queries are there
-    const Queries<c> q = queries();
-    const auto k = MatrixPointer<c.dim>::by_columns(space.address(space.k_smem));
-    const auto v = MatrixPointer<c.dim>::by_rows(space.address(space.v_smem));
-#pragma unroll 1
-    while (keys.count > 0) {
-      const KeyTile next = tiles.next();
-      wait_copies<0>();
-      __syncthreads();  // keys are there, and everyone is done with the last values
-      load.values(keys, space.v_smem);
-      commit_copies();
-      Products<T, c> products;
-#pragma unroll
-      for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, false);
-      wait_copies<0>();
-      __syncthreads();  // values are there, and everyone is done with the keys
-      if (next.count > 0) load.keys(next, space.k_smem);
-      commit_copies();
-      weigh_and_add(keys, products.sum(), v);
-      keys = next;
-    }
-  }
-
-  /// The same with products a tile ahead, so that softmax runs beside those.
-  __device__ void walk_ahead(KeyTiles<false>& tiles, KeyTile keys) {
-    load.queries(space.q_smem);
-    load.keys(keys, space.keys_at(0));
-    commit_copies();
-    KeyTile next = tiles.next();
-    if (next.count > 0) load.keys(next, space.keys_at(1));
-    load.values(keys, space.values_at(0));
-    commit_copies();
-    wait_copies<1>();
-    __syncthreads();  // queries and the first keys are there
-    const Queries<c> q = queries();
-    const auto first = MatrixPointer<c.dim>::by_columns(space.address(space.keys_at(0)));
-    Products<T, c> products;
-#pragma unroll
-    for (int step = 0; step < c.dim / 16; ++step) products.add(q, first, step, false);
-    Scores<c>& s = products.sum();
-    int stage = 0;
-#pragma unroll 1
-    for (; next.count > 0; stage ^= 1) {
-      const KeyTile after = tiles.next();
-      wait_copies<0>();
-      __syncthreads();  // these values and the next keys are there, and everyone is done with those before
-      if (after.count > 0) load.keys(after, space.keys_at(stage));
-      load.values(next, space.values_at(stage ^ 1));
-      commit_copies();
-      const auto k = MatrixPointer<c.dim>::by_columns(space.address(space.keys_at(stage ^ 1)));
-      const auto v = MatrixPointer<c.dim>::by_rows(space.address(space.values_at(stage)));
-      start_softmax(keys, s);
-      Products<T, c> products_next;
-      Weights<c> weights[c.keys / 16];
-      constexpr int dims = c.dim / 16;
-      constexpr int steps = c.keys / 16;
-#pragma unroll
-      for (int step = 0; step < dims; ++step) {
-        products_next.add(q, k, step, false);
-#pragma unroll
-        for (int n = 0; n < steps; ++n) {
-          if (n * dims / steps == step) weigh(weights[n], s, n);
-        }
-      }
-#pragma unroll
-      for (int step = 0; step < steps; ++step) add_values(weights[step], step, v);
-      own.add_to(softmax);
-      const Scores<c>& s_next = products_next.sum();
-#pragma unroll
-      for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-        for (int n = 0; n < c.keys / 8; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) s[r][n][e] = s_next[r][n][e];
-        }
-      }
-      keys = next;
-      next = after;
-    }
-    wait_copies<0>();
-    __syncthreads();  // the last values are there
-    weigh_and_add(keys, s, MatrixPointer<c.dim>::by_rows(space.address(space.values_at(stage))));
-  }
 };
 
 /// The kernel of one row of a table.
@@ -313,17 +214,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
     if (first.count > 0) block.walk_in_place(tiles, first);
     block.finish();
   } else {
+    static_assert(c.stages == 2);
     Block<T, c> block(call, rows, shared);
-    if (first.count > 0) {
-      static_assert(c.stages == 1 || c.stages == 2);
-      if constexpr (c.stages == 1) {
-        block.walk_in_place(tiles, first);
-      } else if constexpr (c.products_ahead) {
-        block.walk_ahead(tiles, first);
-      } else {
-        block.walk(tiles, first);
-      }
-    }
+    if (first.count > 0) block.walk(tiles, first);
     if constexpr (c.in_parts) {
       if (parts.count > 1) {
         return finish_part<c, false>(call, parts, static_cast<int>(blockIdx.y), rows, block.exponents,

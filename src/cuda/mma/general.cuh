@@ -94,15 +94,6 @@ struct GeneralBlock {
     return q;
   }
 
-  /// Keys that some query of the warp sees; a warp past the last query sees none.
-  __device__ KeyRange seen_by_warp() const {
-    const QueryTile& queries = rows.queries;
-    const int last = min(place.first_row() + c.warp_rows(), rows.count()) - 1;
-    if (place.first_row() > last) return {};
-    return {call.keys_of(queries.sequence, queries.first + rows.query(place.first_row())).first,
-            call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
-  }
-
   /// Scores of a tile from its products, the maxima raised. `fours` is what there was to be loaded ahead.
   __device__ __forceinline__ void start_softmax(const KeyTile& keys, const Fours<c>& fours, Scores<c>& s) {
     make_scores<c>(call, rules, rows, keys, all.ends_in(keys, c.keys), place, mask, fours, s);
@@ -197,8 +188,8 @@ struct GeneralBlock {
     wait_copies<0>();
     __syncthreads();  // queries are there
     const Queries<c> q = queries();
-    const auto seen_first = static_cast<int>(seen_by_warp().first);
-    const auto seen_last = static_cast<int>(seen_by_warp().last);
+    const auto seen_first = static_cast<int>(seen_by_warp<c>(*this).first);
+    const auto seen_last = static_cast<int>(seen_by_warp<c>(*this).last);
     Fours<c> fours;
     mask.load(fours, keys);
 #pragma unroll 1
@@ -224,36 +215,6 @@ struct GeneralBlock {
       keys = next;
     }
   }
-
-  /// The same in one stage: another block of the multiprocessor computes while this one waits.
-  __device__ void walk_in_place(TilesAhead& tiles, KeyTile keys) {
-    load.queries(space.q_smem);
-    load.keys(keys, space.k_smem);
-    commit_copies();
-    wait_copies<0>();
-    __syncthreads();  // queries are there
-    const Queries<c> q = queries();
-    const auto k = MatrixPointer<c.dim>::by_columns(space.address(space.k_smem));
-    const auto v = MatrixPointer<c.dim>::by_rows(space.address(space.v_smem));
-    Fours<c> fours;
-    mask.load(fours, keys);
-#pragma unroll 1
-    while (keys.count > 0) {
-      wait_copies<0>();
-      __syncthreads();  // keys are there, and everyone is done with the last values
-      const KeyTile next = tiles.take();
-      load.values(keys, space.v_smem);
-      commit_copies();
-      Products<T, c> products;
-      multiply_all(products, q, k);
-      wait_copies<0>();
-      __syncthreads();  // values are there, and everyone is done with the keys
-      if (next.count > 0) load.keys(next, space.k_smem);
-      commit_copies();
-      weigh_and_add(keys, next, fours, products.sum(), v);
-      keys = next;
-    }
-  }
 };
 
 /// The kernel of one row of a table.
@@ -262,6 +223,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
     general_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks, const Parts parts) {
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
+  static_assert(Table::general && c.stages == 2);
   extern __shared__ __align__(128) std::byte shared[];
   auto& facts_smem = *reinterpret_cast<ForwardFacts*>(shared + c.shared_bytes(false));
   const auto part = static_cast<int>(blockIdx.y);
@@ -276,14 +238,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   GeneralBlock<T, c> block(call, facts_smem, blocks.few, shared);
   TilesAhead tiles(facts_smem);
   const KeyTile first = tiles.take();
-  if (first.count > 0) {
-    static_assert(c.stages == 1 || c.stages == 2);
-    if constexpr (c.stages == 1) {
-      block.walk_in_place(tiles, first);
-    } else {
-      block.walk(tiles, first);
-    }
-  }
+  if (first.count > 0) block.walk(tiles, first);
   if constexpr (c.in_parts) {
     if (parts.count > 1) {
       return finish_part<c, true>(call, parts, part, rows, block.exponents, block.place, block.o,

@@ -13,15 +13,8 @@
 namespace tilewise::cuda {
 namespace {
 
-// What backward does not take. Score gradients have the rounding of o. Of few keys it does not average out;
-// beside those of keys or values that are all the same, which are 0, it shows.
 std::string supports_backward(const AttentionProblem& problem) {
-  constexpr std::int64_t few_keys = 64;
-  if (problem.layout == Layout::paged) return "paged keys have no backward";
-  if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
-  if (problem.length_k <= few_keys) {
-    return "backward takes more than " + std::to_string(few_keys) + " keys";
-  }
+  if (const std::string reason = mma::unsuited_backward(problem); !reason.empty()) return reason;
   const std::size_t needed = mma::backward_shared_bytes(problem);
   if (device_properties(problem.device.index).shared_bytes < needed) {
     return "backward needs " + std::to_string(needed) + " bytes of shared memory a block";

@@ -5,8 +5,8 @@
 
 namespace tilewise::cuda::mma {
 
-// Between a product q·k and its weight: what hides pairs. All else that makes a score is in the general
-// kernel's general_scores.cuh.
+// Between a product q·k and its weight: what hides pairs, and so whole tiles from a warp. All else that makes
+// a score is in the general kernel's general_scores.cuh.
 
 /// Where a lane stands in its warp's fragments, and the warp among the block's rows.
 template <auto c>
@@ -18,6 +18,17 @@ struct Place {
   __device__ int row(int tile, int half) const { return first_row() + 16 * tile + 8 * half + lane / 4; }
   __device__ int column() const { return 2 * (lane % 4); }  // the first of two, of every eight
 };
+
+/// Keys that some query of the warp sees; a warp past the last query sees none. `warp` has `call`, `rows` and
+/// `place`.
+template <auto c, typename Warp>
+inline __device__ KeyRange seen_by_warp(const Warp& warp) {
+  const QueryTile& queries = warp.rows.queries;
+  const int last = min(warp.place.first_row() + c.warp_rows(), warp.rows.count()) - 1;
+  if (warp.place.first_row() > last) return {};
+  return {warp.call.keys_of(queries.sequence, queries.first + warp.rows.query(warp.place.first_row())).first,
+          warp.call.keys_of(queries.sequence, queries.first + warp.rows.query(last)).last};
+}
 
 /// Hides what the band hides, and what is past the tile: all there is to do in plain kernels, and only at the
 /// band's edge.

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "attention/call.h"
+#include "cuda/mma/table.h"
 
 namespace tilewise::cuda::mma {
 
@@ -34,11 +35,10 @@ constexpr bool few_results(const AttentionCall& call) {
 struct ForwardConfig {
   int dim = 0;  ///< the head dims, both, are filled up to it
   int warps = 4;
-  int row_tiles = 1;            ///< of 16 queries, a warp
-  int keys = 64;                ///< a tile
-  bool queries_stay = false;    ///< in registers; else they are read again for every tile of keys
-  bool products_ahead = false;  ///< the next tile's q·k beside this tile's softmax
-  int stages = 2;           ///< of keys and of values; with one, values come beside q·k, keys beside the rest
+  int row_tiles = 1;          ///< of 16 queries, a warp
+  int keys = 64;              ///< a tile
+  bool queries_stay = false;  ///< in registers; else they are read again for every tile of keys
+  int stages = 2;  ///< of keys and of values; pairs have one: values come beside q·k, keys beside the rest
   bool paired = false;      ///< two warps have the same queries, and half of the keys and of o each
   bool old_maxima = false;  ///< weights by the maxima as they are, made again where one is too large
   int blocks = 1;           ///< a multiprocessor, at least
@@ -127,5 +127,16 @@ struct GeneralForward {
 
 /// The largest head dim there is a row for.
 inline constexpr int most_dim = 256;
+
+template <typename Table>
+constexpr bool forward_dims_rise() {
+  return dims_rise<Table>([](const ForwardConfig& c) { return c.warps == 1; }) &&
+         dims_rise<Table>([](const ForwardConfig& c) { return c.warps != 1; });
+}
+static_assert(forward_dims_rise<PlainForward>() && forward_dims_rise<GeneralForward>(),
+              "choose_row() takes the first dim that is sufficient, of rows of one warp and of the others");
+static_assert(dims_are_powers_of_two<GeneralForward>(), "load_strided_keys() has a thread for every chunk");
+static_assert(largest_dim<PlainForward>() == most_dim && largest_dim<GeneralForward>() == most_dim,
+              "supports() goes by most_dim, whichever table a call takes");
 
 }  // namespace tilewise::cuda::mma

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/mma/table.h"
+
 namespace tilewise::cuda::mma_f32 {
 
 /// How a block of the backward kernel is cut. It keeps 16 keys a warp and walks over tiles of queries.
@@ -52,10 +54,9 @@ constexpr int backward_dim(std::int64_t dim) {
   return least;
 }
 /// The largest there is.
-constexpr int most_backward_dim() {
-  int most = 0;
-  for (const BackwardConfig& c : FullBackward::rows) most = c.dim > most ? c.dim : most;
-  return most;
-}
+constexpr int most_backward_dim() { return mma::largest_dim<FullBackward>(); }
+
+static_assert(mma::dims_are_powers_of_two<FullBackward>(),
+              "lanes of a row are neighbours that halve what they exchange");
 
 }  // namespace tilewise::cuda::mma_f32

@@ -95,8 +95,8 @@ struct Block : QueryState<c> {
     q.load();
     const QueryTile& queries = rows.queries;
     const KeyRange all = queries.all(call);
-    const auto seen_first = static_cast<int>(this->seen_by_warp().first);
-    const auto seen_last = static_cast<int>(this->seen_by_warp().last);
+    const auto seen_first = static_cast<int>(seen_by_warp<c>(*this).first);
+    const auto seen_last = static_cast<int>(seen_by_warp<c>(*this).last);
 #pragma unroll 1
     for (int item = 0; tile < end; ++tile, item += 2) {
       const int k_exponent = k.exponents[first_tile + tile];

@@ -17,6 +17,7 @@ using mma::QueryRows;
 using mma::row_maximum;
 using mma::row_sum;
 using mma::Scores;
+using mma::seen_by_warp;
 
 /// Weights are multiplied by this before they are split, so that what f16 loses of low ones is 2^-37 of 1 at
 /// most. In an exponent of 2 it would cost digits. The maximum that weights are relative to may be 2^3 too
@@ -159,15 +160,6 @@ struct QueryState {
 #pragma unroll
     for (unsigned& count : losses.counts) count = __reduce_add_sync(~0u, count);
     return losses.harmful();
-  }
-
-  /// Keys that some query of the warp sees; a warp past the last query sees none.
-  __device__ KeyRange seen_by_warp() const {
-    const QueryTile& queries = rows.queries;
-    const int last = min(place.first_row() + c.warp_rows(), rows.count()) - 1;
-    if (place.first_row() > last) return {};
-    return {call.keys_of(queries.sequence, queries.first + rows.query(place.first_row())).first,
-            call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
   }
 
   /// Raises the maxima where they are more than `slack` too low. `units` are what turns the tile's products

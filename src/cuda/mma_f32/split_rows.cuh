@@ -134,8 +134,36 @@ constexpr int split_threads(int chunks) {
 /// Blocks a multiprocessor, at least: what registers are left to a thread.
 template <typename Beside>
 constexpr int split_blocks(int chunks, int parts) {
-  if (Beside::marks_tiles) return parts == 1 && chunks == 1024 ? 4 : 1;
+  if (Beside::marks_tiles && parts == 2) return 1024 / split_threads<Beside>(chunks);  // of 64 registers
+  if (Beside::marks_tiles) return chunks == 1024 ? 4 : 1;
   return chunks >= 1024 ? 2 : 1536 / split_threads<Beside>(chunks);
+}
+
+/// The squares of a row's numbers, which are up to 2^15 as scaled, summed over its lanes.
+template <int lanes>
+__device__ __forceinline__ float row_squares(const float (&x)[8], float power) {
+  float squares = 0;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) squares = fmaf(x[n] * power, x[n] * power, squares);
+#pragma unroll
+  for (int apart = lanes / 2; apart > 0; apart /= 2) squares += __shfl_xor_sync(~0u, squares, apart);
+  return squares;
+}
+
+/// Raises the bits of a number to those of a warp's highest: numbers that are not negative compare as their
+/// bits do.
+__device__ __forceinline__ void raise_by_warp(int* bits_smem, float number) {
+  const int highest = __reduce_max_sync(~0u, __float_as_int(number));
+  if (threadIdx.x % 32 == 0) atomicMax(bits_smem, highest);
+}
+
+/// Adds what a warp's lanes lose.
+__device__ __forceinline__ void add_by_warp(unsigned (&counts_smem)[3], const Losses& losses) {
+#pragma unroll
+  for (int n = 0; n < 3; ++n) {
+    const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
+    if (threadIdx.x % 32 == 0 && count != 0) atomicAdd(counts_smem + n, count);
+  }
 }
 
 /// A block has a tile of one of them, whose parts lie as `Tile` says. Unfit heads are marked when the kernel
@@ -197,9 +225,7 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
   if (threadIdx.x == 0) bits = norm_bits = some_row_loses = 0;
   if (threadIdx.x < 3) all_losses[threadIdx.x] = 0;
   __syncthreads();  // they are 0
-  // Numbers that are not negative compare as their bits do.
-  const int warp_largest = __reduce_max_sync(~0u, __float_as_int(largest));
-  if (threadIdx.x % 32 == 0) atomicMax(&bits, warp_largest);
+  raise_by_warp(&bits, largest);
   __syncthreads();  // everyone's is in it
   const int exponent = exponent_for(__int_as_float(bits));
   const float power = power_of_two(exponent);
@@ -219,19 +245,9 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
           chunks[part];
     }
     if constexpr (!Beside::norms) continue;
-    float squares = 0;  // of numbers up to 2^15
-#pragma unroll
-    for (int n = 0; n < 8; ++n) squares = fmaf(x[round][n] * power, x[round][n] * power, squares);
-#pragma unroll
-    for (int apart = lanes / 2; apart > 0; apart /= 2) {
-      squares += __shfl_xor_sync(~0u, squares, apart);
-    }
-    norm = fmaxf(norm, squares);
+    norm = fmaxf(norm, row_squares<lanes>(x[round], power));
   }
-  if constexpr (Beside::norms) {
-    const int warp_norm = __reduce_max_sync(~0u, __float_as_int(norm));
-    if (threadIdx.x % 32 == 0) atomicMax(&norm_bits, warp_norm);
-  }
+  if constexpr (Beside::norms) raise_by_warp(&norm_bits, norm);
   if (__any_sync(~0u, loses)) {
     Losses losses;
     bool row_loses = false;
@@ -241,11 +257,7 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
       if constexpr (parts == 2) row_loses |= loses_all<lanes>(x[round], power);
     }
     if (__any_sync(~0u, row_loses) && threadIdx.x % 32 == 0) atomicOr(&some_row_loses, 1);
-#pragma unroll
-    for (int n = 0; n < 3; ++n) {
-      const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
-      if (threadIdx.x % 32 == 0 && count != 0) atomicAdd(all_losses + n, count);
-    }
+    add_by_warp(all_losses, losses);
   }
   __syncthreads();  // norm and losses are there
   const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};

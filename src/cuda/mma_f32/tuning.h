@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "cuda/mma/table.h"
+
 namespace tilewise::cuda::mma_f32 {
 
 /// How a block of the forward kernel is cut. A warp has 16 · row_tiles queries for itself and walks over all
@@ -116,5 +118,10 @@ struct Tf32Forward {
 
 /// The largest head dim there is a row for.
 inline constexpr int most_dim = 256;
+
+static_assert(mma::dims_are_powers_of_two<FullForward>() && mma::dims_are_powers_of_two<Tf32Forward>(),
+              "lanes of a row are neighbours that halve what they exchange");
+static_assert(mma::largest_dim<FullForward>() == most_dim && mma::largest_dim<Tf32Forward>() == most_dim,
+              "table_dim() begins at most_dim, whichever table a call takes");
 
 }  // namespace tilewise::cuda::mma_f32

@@ -1,6 +1,3 @@
-#include <algorithm>
-
-#include "core/arena.h"
 #include "cuda/norm/backward_elements.cuh"
 #include "cuda/norm/backward_late.cuh"
 #include "cuda/norm/backward_rows.cuh"
@@ -18,7 +15,7 @@ namespace {
 // rows, and then over blocks.
 
 // What rows ahead take.
-std::size_t ring_bytes(const RowShape& shape, int stages) {
+std::size_t stages_bytes(const RowShape& shape, int stages) {
   return static_cast<std::size_t>(stages) * 2 * 16 * static_cast<std::size_t>(shape.chunks * shape.threads);
 }
 
@@ -27,18 +24,11 @@ RowShape late_shape(int count) {
   return {.in_chunks = true, .late = true, .chunks = late_chunks, .threads = threads};
 }
 
-// Beyond 48 KiB with the kernel's own variables it has to be asked for, which a launch does beyond 48 KiB
-// without them.
-std::size_t asked_for(std::size_t bytes) {
-  constexpr std::size_t own = 2048, without_asking = 48 * 1024;
-  return bytes + own > without_asking ? std::max(bytes, without_asking + 16) : bytes;
-}
-
 // Whether late_kernel is for rows of so many chunks. On an H200 it takes 0.85 to 0.99 of chunks_kernel's time
 // for rows of an rms norm of 768 to 8192 elements of bf16; layer norms gain more. f16 was not measured.
 bool joins_late(const NormCall& call, int count, const DeviceProperties& device) {
   return size_of(call.problem.dtype) == 2 && count >= 96 && count <= late_chunks * late_threads &&
-         ring_bytes(late_shape(count), late_stages) <= device.shared_bytes;
+         stages_bytes(late_shape(count), late_stages) <= device.shared_bytes;
 }
 
 // Where one row of x and dy is more than shared memory has, elements are taken one by one.
@@ -59,7 +49,7 @@ RowShape backward_shape(const NormCall& call, const DeviceProperties& device) {
     shape.threads = ((count + shape.chunks - 1) / shape.chunks + 31) / 32 * 32;
     shape.rows = 1;
   }
-  return ring_bytes(shape, 1) <= device.shared_bytes ? shape : RowShape{};
+  return stages_bytes(shape, 1) <= device.shared_bytes ? shape : RowShape{};
 }
 
 // What shapes there are.
@@ -78,16 +68,7 @@ int pieces_of(const NormCall& call, const RowShape& shape, int multiprocessors) 
   const NormProblem& problem = call.problem;
   if (!shape.in_chunks) return row_strips(problem.rows, problem.dim, multiprocessors);
   const int blocks_each = (shape.late ? late_threads : resident_threads) / shape.threads;
-  return static_cast<int>(std::clamp<std::int64_t>((problem.rows + shape.rows - 1) / shape.rows, 1,
-                                                   std::int64_t{multiprocessors} * blocks_each));
-}
-
-Partials take_partials(Arena& arena, const NormCall& call, int pieces) {
-  const std::int64_t count = pieces * call.problem.dim;
-  Partials partials;
-  if (call.d_weight.data != nullptr) partials.weight = arena.take<float>(count);
-  if (call.d_bias.data != nullptr) partials.bias = arena.take<float>(count);
-  return partials;
+  return blocks_that_stay((problem.rows + shape.rows - 1) / shape.rows, multiprocessors, blocks_each);
 }
 
 }  // namespace
@@ -114,17 +95,17 @@ void backward(const NormCall& call, const Context& context) {
           .name = "tilewise norm backward", .blocks = pieces, .threads = shape.threads, .stream = stream};
       if constexpr (sizeof(T) == 2) {
         if (shape.late) {
-          how.shared_bytes = asked_for(ring_bytes(shape, late_stages));
+          how.shared_bytes = asked_for(stages_bytes(shape, late_stages));
           return launch<late_kernel<T, norm>>(how, call, partials);
         }
       }
       return with_backward_shape<T>(shape, [&]<int chunks, bool one_warp>() {
         const auto run = [&]<int stages>() {
-          how.shared_bytes = asked_for(ring_bytes(shape, stages));
+          how.shared_bytes = asked_for(stages_bytes(shape, stages));
           launch<chunks_kernel<T, norm, chunks, one_warp, stages>>(how, call, partials);
         };
-        ring_bytes(shape, 3) <= device.shared_bytes ? run.template operator()<3>()
-                                                    : run.template operator()<1>();
+        stages_bytes(shape, 3) <= device.shared_bytes ? run.template operator()<3>()
+                                                      : run.template operator()<1>();
       });
     }
     // Sums come first: dx may stand where dy does.

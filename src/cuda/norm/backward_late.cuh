@@ -1,18 +1,9 @@
 #pragma once
 
-#include "cuda/norm/backward_partials.cuh"
+#include "cuda/norm/backward_passes.cuh"
 #include "cuda/ptx/async_copy.cuh"
 
 namespace tilewise::cuda::norm {
-
-// Long rows of 16-bit elements, a block's each: 16 columns a thread, so that what it does for a row besides
-// them weighs less. The sums over a row are joined while the next row's are made: its second pass comes a row
-// late, and there is one barrier a row. A row's elements are what takes the time, not its bytes: on an H200 a
-// multiprocessor can issue about 30 instructions for each element of x that memory brings it.
-
-constexpr int late_threads = 512;  // of a multiprocessor: there are registers for 16 columns
-constexpr int late_chunks = 2;
-constexpr int late_stages = 4;  // two rows ahead, one in its first pass and one in its second
 
 /// Rows of x and dy on their way into shared memory. A thread copies what it will read itself.
 template <typename T>
@@ -47,10 +38,8 @@ struct LateRows {
     x_gmem += x_step;
     dy_gmem += dy_step;
   }
-  __device__ __forceinline__ void get(float (&x)[size], float (&dy)[size], int stage, int c) const {
-    RawChunk<T>{*slot(stage, 0, c)}.spread(x);
-    RawChunk<T>{*slot(stage, 1, c)}.spread(dy);
-  }
+  __device__ __forceinline__ RawChunk<T> x(int stage, int c) const { return {*slot(stage, 0, c)}; }
+  __device__ __forceinline__ RawChunk<T> dy(int stage, int c) const { return {*slot(stage, 1, c)}; }
 };
 
 /// What is known of a block's rows, 32 of them at a time, a row a lane. Loaded row by row they were waited
@@ -68,32 +57,23 @@ struct LateStatistics {
   }
 };
 
-/// The sums of two values over a warp: of the first in lanes 0 to 15, of the second in the others.
-__device__ __forceinline__ float sum_halves(float first, float second) {
-  const bool upper = threadIdx.x % 32 >= 16;
-  float sum = (upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, 16);
-#pragma unroll
-  for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-  return sum;
-}
-
+/// Long rows of any length, which threads copy for themselves.
 template <typename T, Norm norm>
 __global__ void __launch_bounds__(late_threads)
     late_kernel(const __grid_constant__ NormCall call, const __grid_constant__ Partials partials) {
   constexpr int size = chunk_size<T>, chunks = late_chunks, stages = late_stages, ahead = stages - 2;
-  constexpr bool layer = norm == Norm::layer;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int lane = thread % 32, warp = thread / 32;
   const int count = static_cast<int>(call.problem.dim) / size;
   const auto inverse = 1.0f / static_cast<float>(call.problem.dim);
   const bool there[chunks] = {thread < count, thread + threads < count};
-  float d_weight[chunks][size] = {}, d_bias[chunks][size] = {}, weight[chunks][size];
+  OwnColumns<T, norm> columns;
 #pragma unroll
   for (int c = 0; c < chunks; ++c) {
 #pragma unroll
-    for (int e = 0; e < size; ++e) weight[c][e] = 1;
+    for (int e = 0; e < size; ++e) columns.weight[c][e] = 1;
     if (there[c] && call.weight.data != nullptr) {
-      load_vector_chunk<T>(weight[c], call.weight, (thread + c * threads) * size);
+      load_vector_chunk<T>(columns.weight[c], call.weight, (thread + c * threads) * size);
     }
   }
   extern __shared__ __align__(16) uint4 slots_smem[];
@@ -132,49 +112,23 @@ __global__ void __launch_bounds__(late_threads)
     wait_copies<ahead>();  // for this row
     if (n < total) {
       float sum_gn = 0, sum_g = 0;
-      const float offset = -own.x * own.y;
 #pragma unroll
       for (int c = 0; c < chunks; ++c) {
-        if (!there[c]) continue;
-        float x[size], g[size];
-        rows.get(x, g, stage, c);
-#pragma unroll
-        for (int e = 0; e < size; ++e) {
-          const float normal = layer ? fmaf(x[e], own.y, offset) : x[e] * own.y;
-          d_weight[c][e] += g[e] * normal;
-          if constexpr (layer) d_bias[c][e] += g[e];
-          g[e] *= weight[c][e];
-          sum_gn += g[e] * normal;
-          if constexpr (layer) sum_g += g[e];
-        }
+        if (there[c]) columns.first_pass(c, rows.x(stage, c), rows.dy(stage, c), own, sum_gn, sum_g);
       }
       const float sum = sum_halves(sum_gn, sum_g);
       if (lane % 16 == 0) of_warps[n % 2][warp + lane] = sum;
     }
     if (second) {
-      float sum = lane % 16 < threads / 32 ? of_warps[(n - 1) % 2][lane] : 0.0f;
-#pragma unroll
-      for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-      // dx = rstd·g − n·slope − shift, and n is rstd·(x − mean)
-      const float slope = before.y * __shfl_sync(~0u, sum, 0) * inverse;
-      const float shift = layer ? before.y * __shfl_sync(~0u, sum, 16) * inverse : 0.0f;
-      const float tilt = -before.y * slope, base = -before.x * tilt - shift;
+      const float left = lane % 16 < threads / 32 ? of_warps[(n - 1) % 2][lane] : 0.0f;
+      const Correction<norm> correction(before, left, inverse);
+      const int last = (stage + stages - 1) % stages;
 #pragma unroll
       for (int c = 0; c < chunks; ++c) {
         if (!there[c]) continue;
-        float x[size], dx[size];
-        rows.get(x, dx, (stage + stages - 1) % stages, c);
-#pragma unroll
-        for (int e = 0; e < size; ++e) {
-          const float g = dx[e] * weight[c][e];
-          dx[e] = fmaf(x[e], tilt, layer ? fmaf(g, before.y, base) : g * before.y);
-        }
-        if (more_gmem != nullptr) {
-          float added[size];
-          more[c].spread(added);
-#pragma unroll
-          for (int e = 0; e < size; ++e) dx[e] += added[e];
-        }
+        float dx[size];
+        columns.second_pass(dx, c, rows.x(last, c), rows.dy(last, c), correction);
+        if (more_gmem != nullptr) add_chunk(dx, more[c]);
         store_chunk(dx_gmem + c * rows.far, dx);
       }
       dx_gmem += dx_step;
@@ -183,8 +137,7 @@ __global__ void __launch_bounds__(late_threads)
     before = own;
     stage = (stage + 1) % stages;
   }
-  leave_partials<T, chunks, false>(d_weight, partials.weight, count);
-  if constexpr (layer) leave_partials<T, chunks, false>(d_bias, partials.bias, count);
+  columns.leave(partials, count);
 }
 
 }  // namespace tilewise::cuda::norm

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "norm/call.h"
 
 namespace tilewise::cuda::norm {
@@ -40,8 +42,26 @@ inline RowShape shape_of(const NormCall& call) {
   return {.in_chunks = true, .chunks = chunks, .threads = (threads + 31) / 32 * 32};
 }
 
+/// Dynamic shared memory of a backward kernel. Beyond 48 KiB with the kernel's own variables it has to be
+/// asked for, which a launch does beyond 48 KiB without them.
+inline std::size_t asked_for(std::size_t bytes) {
+  constexpr std::size_t own = 2048, without_asking = 48 * 1024;
+  return bytes + own > without_asking ? std::max(bytes, without_asking + 16) : bytes;
+}
+
+/// Blocks of backward, which stay: as many as there are at a time, or as take all rows once.
+inline int blocks_that_stay(std::int64_t takes, int multiprocessors, int each) {
+  return static_cast<int>(std::clamp<std::int64_t>(takes, 1, std::int64_t{multiprocessors} * each));
+}
+
 void forward(const NormCall& call, const Context& context);
 void backward(const NormCall& call, const Context& context);
 std::size_t backward_workspace(const NormCall& call, const Context& context);
+
+/// Backward of rows that come by bulk copies (backward_ring.cu).
+void ring_backward(const NormCall& call, const Context& context);
+std::size_t ring_workspace(const NormCall& call, const Context& context);
+/// What it takes of shared memory.
+std::size_t ring_bytes(const NormProblem& problem);
 
 }  // namespace tilewise::cuda::norm

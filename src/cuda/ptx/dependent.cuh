@@ -26,6 +26,13 @@ __device__ __forceinline__ void let_kernel_behind_begin() {
 #endif
 }
 
+/// For a kernel of a chain that all begin early: what was ahead is done, and the next may take the places
+/// that become free.
+__device__ __forceinline__ void take_turn_in_chain() {
+  wait_for_kernel_ahead();
+  let_kernel_behind_begin();
+}
+
 /// Brings bytes, in multiples of 16 and from one on, into the L2 (sm_90 on).
 __device__ __forceinline__ void prefetch_l2(const void* from_gmem, std::uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900

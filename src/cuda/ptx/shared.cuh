@@ -22,4 +22,29 @@ __device__ __forceinline__ float2 load_two_floats(std::uint32_t address_smem) {
   return both;
 }
 
+// The same in no order with other accesses but that of `pin_address`: the compiler has them early.
+
+/// What is loaded by this address comes behind what stands before.
+__device__ __forceinline__ void pin_address(std::uint32_t& address_smem) {
+  asm volatile("" : "+r"(address_smem)::"memory");
+}
+
+__device__ __forceinline__ uint4 load_pinned_16(std::uint32_t address_smem) {
+  uint4 all;
+  asm("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(all.x), "=r"(all.y), "=r"(all.z), "=r"(all.w)
+      : "r"(address_smem));
+  return all;
+}
+__device__ __forceinline__ float2 load_pinned_8(std::uint32_t address_smem) {
+  float2 both;
+  asm("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(both.x), "=f"(both.y) : "r"(address_smem));
+  return both;
+}
+__device__ __forceinline__ float load_pinned_4(std::uint32_t address_smem) {
+  float one;
+  asm("ld.shared.f32 %0, [%1];" : "=f"(one) : "r"(address_smem));
+  return one;
+}
+
 }  // namespace tilewise::cuda

@@ -37,6 +37,14 @@ __device__ __forceinline__ void copy_box(void* to_smem, const CUtensorMap& map, 
                                     place, barrier_smem);
 }
 
+/// The same of a map of panels, from that panel and row on.
+__device__ __forceinline__ void copy_panels(void* to_smem, const CUtensorMap& map, Mbarrier* barrier_smem,
+                                            int panel, int row) {
+  const std::int32_t place[3] = {0, row, panel};
+  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global, to_smem, &map,
+                                    place, barrier_smem);
+}
+
 /// A run of bytes, a multiple of 16, as its addresses are.
 __device__ __forceinline__ void copy_bytes(void* to_smem, const void* from_gmem, int bytes,
                                            Mbarrier* barrier_smem) {
@@ -63,6 +71,20 @@ __device__ __forceinline__ void commit_stores() { ::cuda::ptx::cp_async_bulk_com
 template <int groups = 0>
 __device__ __forceinline__ void wait_stores_read() {
   ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<groups>{});
+}
+
+/// Until all that was committed is where it was stored to.
+__device__ __forceinline__ void wait_stores() {
+  ::cuda::ptx::cp_async_bulk_wait_group(::cuda::ptx::n32_t<0>{});
+}
+
+/// Adds floats from shared memory to those in global memory, in no particular order with other threads; to be
+/// committed like a store. Addresses and `bytes` are multiples of 16.
+__device__ __forceinline__ void add_floats(float* to_gmem, const float* from_smem, int bytes) {
+  const auto from = static_cast<std::uint32_t>(__cvta_generic_to_shared(from_smem));
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to_gmem),
+               "r"(from), "r"(bytes)
+               : "memory");
 }
 
 /// Has such a box come to the L2.

@@ -76,11 +76,10 @@ struct WarpgroupProduct;
 #define TILEWISE_C_8 TILEWISE_C8(0)
 #define TILEWISE_REGISTERS_16 TILEWISE_REGISTERS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define TILEWISE_C_16 TILEWISE_C_8, TILEWISE_C8(8)
-#define TILEWISE_REGISTERS_32                \
-  TILEWISE_REGISTERS_16                      \
-  ", %16, %17, %18, %19, %20, %21, %22, %23" \
-  ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define TILEWISE_C_32 TILEWISE_C_16, TILEWISE_C8(16), TILEWISE_C8(24)
+#define TILEWISE_REGISTERS_24 TILEWISE_REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define TILEWISE_C_24 TILEWISE_C_16, TILEWISE_C8(16)
+#define TILEWISE_REGISTERS_32 TILEWISE_REGISTERS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define TILEWISE_C_32 TILEWISE_C_24, TILEWISE_C8(24)
 #define TILEWISE_REGISTERS_40 TILEWISE_REGISTERS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define TILEWISE_C_40 TILEWISE_C_32, TILEWISE_C8(32)
 #define TILEWISE_REGISTERS_48 TILEWISE_REGISTERS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
@@ -111,7 +110,7 @@ struct WarpgroupProduct;
 #define TILEWISE_C_128 TILEWISE_C_112, TILEWISE_C8(112), TILEWISE_C8(120)
 
 // Operands behind c's registers are numbered from `half` on: i0, i1, ...
-#define TILEWISE_PRODUCT(T, type, n, half, i0, i1, i2, i3, i4, i5)                                           \
+#define TILEWISE_PRODUCT(T, type, n, half, i0, i1, i2, i3, i4, i5, i6)                                       \
   template <>                                                                                                \
   struct WarpgroupProduct<T, n> {                                                                            \
     template <int turned_a = 0, int turned_b = 0>                                                            \
@@ -124,49 +123,52 @@ struct WarpgroupProduct;
                    : TILEWISE_C_##half                                                                       \
                    : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(turned_a), "n"(turned_b));              \
     }                                                                                                        \
+    template <int turned_b = 1>                                                                              \
     static __device__ __forceinline__ void from_registers(float (&c)[half], const std::uint32_t (&a)[4],     \
                                                           TileDescriptor b, bool add) {                      \
-      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " i5                                                    \
-                   ", 0;\n"                                                                                  \
-                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                           \
-                   " {" TILEWISE_REGISTERS_##half "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4                 \
-                                                  ", p, 1, 1, 1;\n}"                                         \
-                   : TILEWISE_C_##half                                                                       \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));        \
+      asm volatile(                                                                                          \
+          "{\n.reg .pred p;\nsetp.ne.b32 p, " i5                                                             \
+          ", 0;\n"                                                                                           \
+          "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" TILEWISE_REGISTERS_##half     \
+          "}, {" i0 ", " i1 ", " i2 ", " i3 "}, " i4 ", p, 1, 1, " i6 ";\n}"                                 \
+          : TILEWISE_C_##half                                                                                \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(turned_b));  \
     }                                                                                                        \
   };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-TILEWISE_PRODUCT(__half, "f16", 8, 4, "%4", "%5", "%6", "%7", "%8", "%9")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 8, 4, "%4", "%5", "%6", "%7", "%8", "%9")
-TILEWISE_PRODUCT(__half, "f16", 16, 8, "%8", "%9", "%10", "%11", "%12", "%13")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 16, 8, "%8", "%9", "%10", "%11", "%12", "%13")
-TILEWISE_PRODUCT(__half, "f16", 32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
-TILEWISE_PRODUCT(__half, "f16", 64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
-TILEWISE_PRODUCT(__half, "f16", 80, 40, "%40", "%41", "%42", "%43", "%44", "%45")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 80, 40, "%40", "%41", "%42", "%43", "%44", "%45")
-TILEWISE_PRODUCT(__half, "f16", 96, 48, "%48", "%49", "%50", "%51", "%52", "%53")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 96, 48, "%48", "%49", "%50", "%51", "%52", "%53")
-TILEWISE_PRODUCT(__half, "f16", 112, 56, "%56", "%57", "%58", "%59", "%60", "%61")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 112, 56, "%56", "%57", "%58", "%59", "%60", "%61")
-TILEWISE_PRODUCT(__half, "f16", 128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
-TILEWISE_PRODUCT(__half, "f16", 144, 72, "%72", "%73", "%74", "%75", "%76", "%77")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 144, 72, "%72", "%73", "%74", "%75", "%76", "%77")
-TILEWISE_PRODUCT(__half, "f16", 160, 80, "%80", "%81", "%82", "%83", "%84", "%85")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 160, 80, "%80", "%81", "%82", "%83", "%84", "%85")
-TILEWISE_PRODUCT(__half, "f16", 168, 84, "%84", "%85", "%86", "%87", "%88", "%89")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 168, 84, "%84", "%85", "%86", "%87", "%88", "%89")
-TILEWISE_PRODUCT(__half, "f16", 176, 88, "%88", "%89", "%90", "%91", "%92", "%93")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 176, 88, "%88", "%89", "%90", "%91", "%92", "%93")
-TILEWISE_PRODUCT(__half, "f16", 192, 96, "%96", "%97", "%98", "%99", "%100", "%101")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 192, 96, "%96", "%97", "%98", "%99", "%100", "%101")
-TILEWISE_PRODUCT(__half, "f16", 224, 112, "%112", "%113", "%114", "%115", "%116", "%117")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 224, 112, "%112", "%113", "%114", "%115", "%116", "%117")
-TILEWISE_PRODUCT(__half, "f16", 256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
-TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
+TILEWISE_PRODUCT(__half, "f16", 8, 4, "%4", "%5", "%6", "%7", "%8", "%9", "%10")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 8, 4, "%4", "%5", "%6", "%7", "%8", "%9", "%10")
+TILEWISE_PRODUCT(__half, "f16", 16, 8, "%8", "%9", "%10", "%11", "%12", "%13", "%14")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 16, 8, "%8", "%9", "%10", "%11", "%12", "%13", "%14")
+TILEWISE_PRODUCT(__half, "f16", 32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 32, 16, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
+TILEWISE_PRODUCT(__half, "f16", 48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 48, 24, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
+TILEWISE_PRODUCT(__half, "f16", 64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 64, 32, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+TILEWISE_PRODUCT(__half, "f16", 80, 40, "%40", "%41", "%42", "%43", "%44", "%45", "%46")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 80, 40, "%40", "%41", "%42", "%43", "%44", "%45", "%46")
+TILEWISE_PRODUCT(__half, "f16", 96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 96, 48, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
+TILEWISE_PRODUCT(__half, "f16", 112, 56, "%56", "%57", "%58", "%59", "%60", "%61", "%62")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 112, 56, "%56", "%57", "%58", "%59", "%60", "%61", "%62")
+TILEWISE_PRODUCT(__half, "f16", 128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 128, 64, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+TILEWISE_PRODUCT(__half, "f16", 144, 72, "%72", "%73", "%74", "%75", "%76", "%77", "%78")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 144, 72, "%72", "%73", "%74", "%75", "%76", "%77", "%78")
+TILEWISE_PRODUCT(__half, "f16", 160, 80, "%80", "%81", "%82", "%83", "%84", "%85", "%86")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 160, 80, "%80", "%81", "%82", "%83", "%84", "%85", "%86")
+TILEWISE_PRODUCT(__half, "f16", 168, 84, "%84", "%85", "%86", "%87", "%88", "%89", "%90")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 168, 84, "%84", "%85", "%86", "%87", "%88", "%89", "%90")
+TILEWISE_PRODUCT(__half, "f16", 176, 88, "%88", "%89", "%90", "%91", "%92", "%93", "%94")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 176, 88, "%88", "%89", "%90", "%91", "%92", "%93", "%94")
+TILEWISE_PRODUCT(__half, "f16", 192, 96, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 192, 96, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
+TILEWISE_PRODUCT(__half, "f16", 224, 112, "%112", "%113", "%114", "%115", "%116", "%117", "%118")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 224, 112, "%112", "%113", "%114", "%115", "%116", "%117", "%118")
+TILEWISE_PRODUCT(__half, "f16", 256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
+TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 256, 128, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 #endif
 
 #undef TILEWISE_PRODUCT
@@ -177,6 +179,8 @@ TILEWISE_PRODUCT(__nv_bfloat16, "bf16", 256, 128, "%128", "%129", "%130", "%131"
 #undef TILEWISE_C_8
 #undef TILEWISE_REGISTERS_16
 #undef TILEWISE_C_16
+#undef TILEWISE_REGISTERS_24
+#undef TILEWISE_C_24
 #undef TILEWISE_REGISTERS_32
 #undef TILEWISE_C_32
 #undef TILEWISE_REGISTERS_40

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <mutex>
 #include <string>
 
 #include "cuda/runtime/range.h"
@@ -47,12 +48,22 @@ CUfunction function_of(const void* kernel, int device) {
   return place.function;
 }
 
+// Threads that raise the limit of a kernel to different sizes take turns: it never falls.
 void raise_limit(const void* kernel, SharedLimits& limits, int device, const Launch& how) {
+  static std::mutex turns;
   const std::atomic_ref<std::size_t> limit(limits.bytes[device % 64]);
+  if (limit.load() >= how.shared_bytes) return;
+  const std::lock_guard turn(turns);
   if (limit.load() >= how.shared_bytes) return;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(how.shared_bytes)),
              how.name);
+  // A multiprocessor divides its memory between the L1 and blocks by what the kernel that runs asked for.
+  if (how.beside) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared),
+               how.name);
+  }
   limit.store(how.shared_bytes);
 }
 

@@ -16,7 +16,8 @@ struct Launch {
   int layers = 1;  ///< of so many blocks: the grid's second dimension
   std::size_t shared_bytes = 0;
   cudaStream_t stream = nullptr;
-  bool early = false;  ///< may begin before the kernel ahead has ended, which it waits for itself (sm_90 on)
+  bool early = false;   ///< may begin before the kernel ahead has ended, which it waits for itself (sm_90 on)
+  bool beside = false;  ///< wants blocks of other kernels to find shared memory beside its own
 };
 
 /// What a kernel's limit of shared memory was raised to, by device.

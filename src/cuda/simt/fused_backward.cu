@@ -230,7 +230,6 @@ __global__ void narrow_dq(const __grid_constant__ AttentionCall call, const Rows
                 call.dq.dtype, reinterpret_cast<const float*>(dq_sum.at(b, h, s))[index % dim]);
 }
 
-// Where two blocks can share a multiprocessor, those that begin early do, and leave others without any.
 template <typename C, bool general, Gradients gradients>
 void run(const AttentionCall& call, const Workspace& workspace, cudaStream_t stream) {
   const AttentionProblem& problem = call.problem;
@@ -245,6 +244,8 @@ void run(const AttentionCall& call, const Workspace& workspace, cudaStream_t str
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
        .stream = stream,
+       // Where two blocks can share a multiprocessor, those that begin early do, and leave others without
+       // any.
        .early = C::blocks == 1 && begins_early(problem.device)},
       call, blocks, workspace.states, workspace.peaks, workspace.dq_sum);
 }

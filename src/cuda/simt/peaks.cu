@@ -63,19 +63,20 @@ __global__ void states_of_outputs(const __grid_constant__ AttentionCall call, co
 
 constexpr int lane_dims = 4;  // 32 apart
 
-// Which queries of a head a warp mends: one after another, and so the fewer the sooner it is done; but what
-// many have to add to one key they add together.
+// Which queries of a head a warp mends: one after another, and so the fewer the sooner it is done, as long as
+// all warps are there at once; but what many have to add to one key they add together.
 struct Parts {
   static constexpr std::int64_t most_rows = 8;
+  static constexpr std::int64_t warps = 16;  // that registers have room for, a multiprocessor
 
   int rows;            // of a warp
   std::int64_t count;  // of a head
 
   explicit Parts(const AttentionCall& call) {
     const AttentionProblem& problem = call.problem;
-    const std::int64_t warps = 32 * device_properties(problem.device.index).multiprocessors;
+    const std::int64_t at_once = warps * device_properties(problem.device.index).multiprocessors;
     const std::int64_t all = problem.batch * problem.heads_q * problem.length_q;
-    rows = static_cast<int>(std::clamp(all / warps, std::int64_t{1}, most_rows));
+    rows = static_cast<int>(std::clamp((all + at_once - 1) / at_once, std::int64_t{1}, most_rows));
     count = (problem.length_q + rows - 1) / rows;
   }
 };

@@ -58,6 +58,15 @@ struct QueryGrid {
   }
 };
 
+/// Leaves of keys [first, last) one of `parts` equal shares of their tiles of `size`.
+__device__ __forceinline__ void keep_share(std::int64_t& first, std::int64_t& last, const int& size, int part,
+                                           int parts) {
+  const std::int64_t tiles = (last - first + size - 1) / size;
+  const std::int64_t share = (tiles + parts - 1) / parts * size;
+  first += part * share;
+  last = min(last, first + share);
+}
+
 /// Walks the tiles of at most `size` keys that a query tile sees: a range, or, where calls with `blocks` may
 /// have a block mask, the blocks it lists.
 template <bool blocks>
@@ -72,12 +81,7 @@ class KeyTiles<false> {
     end_ = range.last;
   }
   /// Leaves one of `parts` equal shares of the tiles.
-  __device__ void keep_part(int part, int parts) {
-    const std::int64_t tiles = (end_ - next_ + size_ - 1) / size_;
-    const std::int64_t share = (tiles + parts - 1) / parts * size_;
-    next_ += part * share;
-    end_ = min(end_, next_ + share);
-  }
+  __device__ void keep_part(int part, int parts) { keep_share(next_, end_, size_, part, parts); }
   __device__ KeyTile next() {
     if (next_ >= end_) return {};
     const KeyTile tile{next_, static_cast<int>(min(static_cast<std::int64_t>(size_), end_ - next_))};
@@ -106,12 +110,7 @@ class KeyTiles<true> {
     }
   }
   /// Leaves one of `parts` equal shares of the tiles, where there is no block mask.
-  __device__ void keep_part(int part, int parts) {
-    const std::int64_t tiles = (end_ - next_ + size_ - 1) / size_;
-    const std::int64_t share = (tiles + parts - 1) / parts * size_;
-    next_ += part * share;
-    end_ = min(end_, next_ + share);
-  }
+  __device__ void keep_part(int part, int parts) { keep_share(next_, end_, size_, part, parts); }
 
   __device__ KeyTile next() {
     while (next_ >= end_) {

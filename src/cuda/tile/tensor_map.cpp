@@ -132,4 +132,15 @@ CUtensorMap map_of_matrix(const void* data, DType dtype, std::int64_t rows, std:
                   .box = {static_cast<cuuint32_t>(box_columns), static_cast<cuuint32_t>(box_rows)}});
 }
 
+CUtensorMap map_of_panels(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
+                          std::int64_t stride, int box_rows, int box_panels) {
+  constexpr int panel = 64;
+  return encoded({.data = const_cast<void*>(data),
+                  .dtype = dtype,
+                  .rank = 3,
+                  .extents = {panel, extent(rows), extent(columns / panel)},
+                  .strides = {stride_bytes(stride, rows), 2 * panel},
+                  .box = {panel, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_panels)}});
+}
+
 }  // namespace tilewise::cuda

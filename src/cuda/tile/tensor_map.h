@@ -27,4 +27,9 @@ CUtensorMap map_of_mask(const MaskView& mask, const AttentionProblem& problem, i
 CUtensorMap map_of_matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
                           std::int64_t stride, int box_rows, int box_columns = 64);
 
+/// A matrix whose rows are panels of 64 elements [panels, rows, 64], columns being a multiple of that: a box
+/// has `box_panels` panels, each as a box of the map above has it, one behind the other.
+CUtensorMap map_of_panels(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
+                          std::int64_t stride, int box_rows, int box_panels);
+
 }  // namespace tilewise::cuda

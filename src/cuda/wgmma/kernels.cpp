@@ -4,11 +4,14 @@
 #include <algorithm>
 
 #include "attention/kernel.h"
+#include "cuda/mma/backward.h"
 #include "cuda/mma/tuning.h"
 #include "cuda/mma_f32/limits.h"
 #include "cuda/runtime/device.h"
 #include "cuda/wgmma/choice.h"
 #include "cuda/wgmma/forward.h"
+#include "cuda/wgmma_backward/backward.h"
+#include "cuda/wgmma_backward/tuning.h"
 #include "cuda/wgmma_f32/forward.h"
 #include "cuda/wgmma_f32/tuning.h"
 
@@ -84,14 +87,31 @@ std::string unsuited_f32(const AttentionProblem& problem) {
   return mma_f32::unsuited(problem);
 }
 
+std::string unsuited_backward(const AttentionProblem& problem) {
+  if (problem.dtype == DType::f32) return "has no backward for f32";
+  if (problem.dim_qk > wgmma_backward::most_dim || problem.dim_v > wgmma_backward::most_dim) {
+    return "backward takes head dims to " + std::to_string(wgmma_backward::most_dim);
+  }
+  if (problem.backward.deterministic) return "backward is not deterministic";
+  if (mma::general_backward(problem)) {
+    return "backward takes causal, windows and lengths alone, of aligned rows and many results";
+  }
+  constexpr std::int64_t most_length = 0x7fffffff - 256;  // positions, tiles past the end too, fit 32 bits
+  if (problem.length_q > most_length || problem.length_k > most_length) {
+    return "takes sequences to 2^31 - 257";
+  }
+  return mma::unsuited_backward(problem);
+}
+
 std::string supports(const AttentionProblem& problem) {
   if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
-  if (problem.pass == Pass::backward) return "has no backward";
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
 #ifndef TILEWISE_HAS_WGMMA
   return "was built without code for sm_90a";
 #endif
-  if (problem.dtype == DType::f32) {
+  if (problem.pass == Pass::backward) {
+    if (const std::string reason = unsuited_backward(problem); !reason.empty()) return reason;
+  } else if (problem.dtype == DType::f32) {
     if (const std::string reason = unsuited_f32(problem); !reason.empty()) return reason;
   } else {
     if (const std::string reason = missing_feature(problem); !reason.empty()) return reason;
@@ -110,6 +130,7 @@ std::string supports(const AttentionProblem& problem) {
 // A word to count tiles by, where some take longer than others, and what shares of keys leave.
 std::size_t workspace(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
+  if (call.problem.pass == Pass::backward) return wgmma_backward::backward_workspace(call, context);
   if (call.problem.dtype == DType::f32) return wgmma_f32::forward_workspace(call);
 #endif
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
@@ -137,6 +158,7 @@ void launch_as(const AttentionCall& call, const Context& context) {
 void launch_on_device(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
+  if (call.problem.pass == Pass::backward) return wgmma_backward::backward(call, context);
   if (call.problem.dtype == DType::f32) return wgmma_f32::forward(call, context);
   call.problem.dtype == DType::f16 ? launch_as<__half>(call, context)
                                    : launch_as<__nv_bfloat16>(call, context);
@@ -160,8 +182,18 @@ std::string yields_masked(const AttentionProblem& problem) {
   return {};
 }
 
+// Of short walks what blocks do before and after counts, and of mma's two are in a multiprocessor at a time.
+std::string yields_backward(const AttentionProblem& problem) {
+  const std::int64_t few = problem.features.causal ? 2048 : 544;
+  if (std::max(problem.dim_qk, problem.dim_v) <= 64 && problem.length_q < few) {
+    return "leaves backward of head dims to 64 and fewer than " + std::to_string(few) + " queries to mma";
+  }
+  return {};
+}
+
 // A block of f32 has 64 queries and half a multiprocessor.
 std::string yields(const AttentionProblem& problem) {
+  if (problem.pass == Pass::backward) return yields_backward(problem);
   if (problem.dtype != DType::f32) return yields_masked(problem);
   constexpr std::int64_t rows = 64;
   const std::int64_t blocks = problem.heads_q * (problem.queries + rows - 1) / rows;

@@ -6,6 +6,7 @@
 #include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/tile/panel_tile.cuh"
 #include "cuda/tile/ring.cuh"
 #include "cuda/wgmma_f32/tuning.h"
 
@@ -18,18 +19,6 @@ namespace tilewise::cuda::wgmma_f32 {
 using mma_f32::QueryState;
 using mma_f32::SplitRows;
 using mma_f32::Unfit;
-
-/// Rows [rows, dim] of 16-bit elements as wgmma reads them, in panels of 64 columns.
-template <int dim, int rows>
-struct PanelTile {
-  static constexpr int chunks = dim / 8;
-  static constexpr int row_bytes = dim * 2;  ///< in all panels
-  static constexpr int panel_bytes = rows * 128;
-
-  static constexpr int offset(int row, int chunk) {
-    return chunk / 8 * panel_bytes + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
-  }
-};
 
 /// Products of parts, small ones first: the sum loses less.
 struct Term {

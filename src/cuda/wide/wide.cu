@@ -17,8 +17,9 @@ constexpr int threads = 256;
 
 /// What the matrices of a chunk of rows may take.
 constexpr std::int64_t chunk_bytes = std::int64_t{256} << 20;
-/// Rows a chunk has at the most where causal or a window hides keys from it as a whole.
-constexpr std::int64_t banded_rows = 512;
+/// Rows a chunk has at the most where causal or a window hides keys from it as a whole: with fewer, products
+/// have too few tiles for a GPU, and in f32 keys and values are split once more for each.
+constexpr std::int64_t banded_rows = 2048;
 /// Keys a chunk begins at are a multiple of this, so that rows of its matrices are aligned.
 constexpr std::int64_t key_step = 64;
 

@@ -1,4 +1,6 @@
+#include "cuda/gemm/few_tile_choice.h"
 #include "cuda/layer/device_call.h"
+#include "cuda/runtime/device.h"
 #include "layer/gemm_case.h"
 
 namespace tilewise::test::gemm_test {
@@ -29,18 +31,24 @@ class CudaGemm : public CudaLayerTest {
     return {};
   }
 
-  /// A problem whose rows lie as the kernels for Hopper want them.
+  /// A matrix that lies as the kernels for Hopper want it, packed or not.
+  static Buffer aligned_matrix(Random& random, DType dtype, std::int64_t rows, std::int64_t columns,
+                               double deviation, bool by_columns = false) {
+    const std::int64_t row = by_columns ? rows : columns;
+    const std::int64_t padding = (8 - row % 8) % 8 + 8 * random.between(0, 1);
+    Placement placement;
+    if (by_columns) placement.order = {1, 0};
+    placement.padding = by_columns ? Shape{padding} : Shape{0, padding};
+    return random_buffer(random, dtype, {rows, columns}, deviation, placement);
+  }
+
+  /// A problem of such.
   static Problem aligned_problem(Random& random, Sizes n, DType dtype, bool a_by_columns = false,
                                  bool b_by_columns = false) {
     Problem p;
     const auto matrix = [&](DType type, std::int64_t rows, std::int64_t columns, double deviation,
                             bool by_columns) {
-      const std::int64_t row = by_columns ? rows : columns;
-      const std::int64_t padding = (8 - row % 8) % 8 + 8 * random.between(0, 1);
-      Placement placement;
-      if (by_columns) placement.order = {1, 0};
-      placement.padding = by_columns ? Shape{padding} : Shape{0, padding};
-      return random_buffer(random, type, {rows, columns}, deviation, placement);
+      return aligned_matrix(random, type, rows, columns, deviation, by_columns);
     };
     const double deviation = 1 / std::sqrt(static_cast<double>(n.k));
     p.a = matrix(dtype, n.m, n.k, 1, a_by_columns);
@@ -63,6 +71,33 @@ class CudaGemm : public CudaLayerTest {
     }
     return p;
   }
+
+  /// One for few rows. The epilogue's number says which of bias, the gate's bias, and residual or sum in out
+  /// there are.
+  static Problem few_problem(Random& random, Sizes n, DType dtype, Activation activation, bool gated,
+                             int epilogue) {
+    Problem p;
+    const double deviation = 1 / std::sqrt(static_cast<double>(n.k));
+    p.a = aligned_matrix(random, dtype, n.m, n.k, 1);
+    p.b = aligned_matrix(random, dtype, n.n, n.k, deviation);
+    if (epilogue % 2 == 1) p.bias = random_buffer(random, dtype, {n.n});
+    if (gated) p.gate = aligned_matrix(random, dtype, n.n, n.k, deviation);
+    if (gated && epilogue / 2 % 2 == 1) p.gate_bias = random_buffer(random, DType::f32, {n.n});
+    p.options.activation = activation;
+    p.options.accumulate = epilogue / 4 == 2;
+    p.out = aligned_matrix(random, dtype, n.m, n.n, 1);
+    if (epilogue / 4 == 1) p.residual = aligned_matrix(random, dtype, n.m, n.n, 1);
+    if (!p.options.accumulate) p.out.poison();
+    return p;
+  }
+  static constexpr int few_epilogues = 12;
+
+  static bool runs_by_tiles(const Problem& p) {
+    const GemmProblem problem{
+        .m = p.a.extent(0), .n = p.b.extent(0), .k = p.a.extent(1), .gated = p.gate.given()};
+    return cuda::gemm::runs_by_tiles(problem, multiprocessors());
+  }
+  static int multiprocessors() { return cuda::device_properties(first_device.index).multiprocessors; }
 
   /// One that a BLAS could take.
   static Problem plain_problem(std::uint64_t seed, Sizes n) {
@@ -158,6 +193,101 @@ TEST_F(CudaGemm, FewRowsAreNearTheTruth) {
       }
     }
   }
+}
+
+constexpr std::int64_t few_counts[] = {1, 2, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64};
+
+TEST_F(CudaGemm, FewRowsByTilesAreNearTheTruth) {
+  if (!has_hopper_kernels()) GTEST_SKIP() << "no Hopper GPU";
+  const std::int64_t at_a_time = multiprocessors();
+  struct Case {
+    std::int64_t n, k;
+    bool gated;
+  };
+  std::uint64_t seed = 2000;
+  for (const std::int64_t m : {1, 2, 15, 16, 17, 32, 33, 64}) {
+    // The last tile has an odd number of columns, or one. Long sums are shared by warpgroups, and of many
+    // rows by two blocks. There is an odd number of cases: they have either type by turns.
+    for (const Case& c : {Case{84 * at_a_time - 83, 72, false},
+                          {88 * at_a_time - 5, 136, false},
+                          {83 * at_a_time - 1, 8, false},
+                          {84 * at_a_time - 83, 136, true},
+                          {88 * at_a_time - 5, 72, true},
+                          {32 * at_a_time - 127, 64, false},
+                          {32 * at_a_time - 5, 320, false}}) {
+      SeededRandom random(++seed);
+      const Sizes n{m, m == 1 ? c.n / 8 * 8 : c.n, c.k};  // the only row of an odd length is not aligned
+      const auto epilogue = static_cast<int>(random.between(0, few_epilogues - 1));
+      Problem p = few_problem(random, n, seed % 2 == 0 ? DType::f16 : DType::bf16,
+                              random.pick({Activation::gelu, Activation::silu}), c.gated, epilogue);
+      EXPECT_EQ(runs_by_tiles(p), m > 1);
+      check_by("few_rows", p);
+    }
+  }
+}
+
+TEST_F(CudaGemm, FewRowsByTilesHaveEveryEpilogue) {
+  if (!has_hopper_kernels()) GTEST_SKIP() << "no Hopper GPU";
+  const std::int64_t at_a_time = multiprocessors();
+  constexpr std::int64_t counts[] = {9, 24, 50};
+  std::uint64_t seed = 2200;
+  for (const Activation activation : activations) {
+    for (const bool gated : {false, true}) {
+      if (gated && activation == Activation::none) continue;
+      for (int epilogue = 0; epilogue < few_epilogues; ++epilogue) {
+        SeededRandom random(++seed);
+        const DType dtype = seed % 2 == 0 ? DType::f16 : DType::bf16;
+        const std::int64_t n = gated || epilogue % 4 < 2 ? 80 * at_a_time + 3 : 32 * at_a_time - 30;
+        Problem p = few_problem(random, {counts[seed % 3], n, 64}, dtype, activation, gated, epilogue);
+        EXPECT_TRUE(runs_by_tiles(p));
+        check_by("few_rows", p);
+      }
+    }
+  }
+}
+
+TEST_F(CudaGemm, FewRowsByTilesGoRoundTheirPlaces) {
+  if (!has_hopper_kernels()) GTEST_SKIP() << "no Hopper GPU";
+  const std::int64_t at_a_time = multiprocessors();
+  std::uint64_t seed = 2600;
+  for (const std::int64_t m : {2, 33}) {
+    // More than three rounds: places hold 512 summands at the most, or 1024, or those of two blocks.
+    for (const bool gated : {false, true}) {
+      SeededRandom random(++seed);
+      Problem p = few_problem(random, {m, 80 * at_a_time + 1, 1608}, DType::bf16, Activation::silu, gated, 0);
+      EXPECT_TRUE(runs_by_tiles(p));
+      check_by("few_rows", p);
+    }
+    SeededRandom random(++seed);
+    Problem p = few_problem(random, {m, 32 * at_a_time - 140, 3264}, DType::f16, Activation::none, false, 4);
+    EXPECT_TRUE(runs_by_tiles(p));
+    check_by("few_rows", p);
+  }
+}
+
+TEST_F(CudaGemm, FewRowsByEqualSharesAreNearTheTruth) {
+  if (!has_hopper_kernels()) GTEST_SKIP() << "no Hopper GPU";
+  std::uint64_t seed = 2700;
+  int epilogue = 0;
+  for (const std::int64_t m : few_counts) {
+    for (const auto& [n, k] : {std::pair{1031, 264}, {517, 1000}, {4096, 72}}) {
+      for (const bool gated : {false, true}) {
+        if (m == 1 && n % 8 != 0) continue;
+        SeededRandom random(++seed);
+        Problem p = few_problem(random, {m, n, k}, seed % 2 == 0 ? DType::f16 : DType::bf16, Activation::gelu,
+                                gated, ++epilogue % few_epilogues);
+        check_by("few_rows", p);
+      }
+    }
+  }
+}
+
+TEST_F(CudaGemm, FewRowsAre64AtMost) {
+  if (!has_hopper_kernels()) GTEST_SKIP() << "no Hopper GPU";
+  SeededRandom random(2800);
+  Problem p = few_problem(random, {65, 80 * multiprocessors(), 72}, DType::bf16, Activation::silu, true, 1);
+  EXPECT_FALSE(takes(p, "few_rows"));
+  check(p, cuda_context());
 }
 
 TEST_F(CudaGemm, OneRowIsNearTheTruthWithFewSummandsAndMany) {
@@ -302,10 +432,11 @@ TEST_F(CudaGemm, ResidualMayBeOutItself) {
 }
 
 TEST_F(CudaGemm, TheSameBitsComeAgain) {
+  const std::int64_t tiles = 32 * multiprocessors() - 128;  // few rows are shared by two blocks a tile
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    for (const std::int64_t m : {1, 40, 300}) {
+    for (const Sizes n : {Sizes{1, 1500, 1000}, {40, 1500, 1000}, {300, 1500, 1000}, {40, tiles, 1000}}) {
       SeededRandom random(11);
-      Problem p = aligned_problem(random, {m, 1500, 1000}, dtype);
+      Problem p = aligned_problem(random, n, dtype);
       p.options.accumulate = false;
       run(p.inputs(), p.options, p.out, cuda_context());
       const std::vector<std::byte> first = p.out.bytes();
