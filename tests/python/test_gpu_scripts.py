@@ -61,7 +61,7 @@ def test_domains_have_their_counts(scripts: SimpleNamespace) -> None:
         "property": 5000,
         "property wgmma": 6000,
         "property wgmma f32": 400,
-        "property wgmma backward": 1000,
+        "property wgmma backward": 400,
         "property mma": 5000,
         "property mma f32": 500,
         "property plain": 1000,
