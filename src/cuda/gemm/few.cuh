@@ -1,8 +1,6 @@
 #pragma once
 
-#include <cuda.h>
-
-#include "cuda/gemm/arguments.h"
+#include "cuda/gemm/few_arguments.h"
 #include "cuda/gemm/few_share.h"
 #include "cuda/gemm/few_tuning.h"
 #include "cuda/gemm/few_turn.h"
@@ -24,18 +22,8 @@ namespace tilewise::cuda::gemm {
 // A product with one to 64 rows of a: what it takes is the time to read b, the weights, once. They are the
 // 64 rows of wgmma's first factor, and tokens the few columns of its second.
 
-struct FewArguments {
+struct FewArguments : FewResult {
   FewShare share;
-  int m = 0, n = 0;
-  Epilogue epilogue;
-  float* partials = nullptr;       ///< [blocks][partial_floats]
-  std::uint32_t* flags = nullptr;  ///< [blocks][consumers]: a block's partial is there
-  std::uint32_t owner = 0;         ///< the word that says so, which no other launch has
-};
-
-/// Tokens, weights and the gate's weights.
-struct FewMaps {
-  CUtensorMap a, b, gate;
 };
 
 template <FewConfig c>

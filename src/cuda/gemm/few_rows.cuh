@@ -5,12 +5,10 @@
 #include <utility>
 
 #include "cuda/gemm/few.cuh"
-#include "cuda/gemm/few_space.h"
 #include "cuda/gemm/few_tile_rows.cuh"
 #include "cuda/gemm/stream.cuh"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
-#include "cuda/runtime/owner.h"
 #include "cuda/tile/tensor_map.h"
 
 namespace tilewise::cuda::gemm {
@@ -25,18 +23,9 @@ void run_few_row(const GemmCall& call, const FewSpace& space, int multiprocessor
   const auto map = [&](const Matrix& factor, int box) {
     return map_of_matrix(factor.data, factor.dtype, factor.rows, factor.columns, factor.stride_row, box);
   };
-  FewMaps maps{.a = map(call.a, c.tokens), .b = map(call.b, c.columns())};
-  maps.gate = c.gated ? map(call.gate, c.columns()) : maps.b;
   FewShare share{.row_blocks = static_cast<int>((problem.n + c.columns() - 1) / c.columns()),
                  .depth_blocks = static_cast<int>((problem.k + c.depth - 1) / c.depth)};
   share.blocks = std::min(multiprocessors, share.total());
-  const FewArguments arguments{.share = share,
-                               .m = static_cast<int>(problem.m),
-                               .n = static_cast<int>(problem.n),
-                               .epilogue = Epilogue::of(call),
-                               .partials = space.partials,
-                               .flags = space.flags,
-                               .owner = new_owner()};
   // Of one row the first may be a stream, which leaves less room.
   const bool late = turn == FewTurn::second && problem.m > 1;
   launch<few_kernel<T, Table, row>>({.name = "tilewise gemm of few rows",
@@ -46,7 +35,8 @@ void run_few_row(const GemmCall& call, const FewSpace& space, int multiprocessor
                                      .stream = stream,
                                      .early = turn == FewTurn::second,
                                      .beside = late},
-                                    maps, arguments);
+                                    FewMaps::of(call, c.tokens, c.columns(), map),
+                                    FewArguments{FewResult::of(call, space), share});
 }
 
 template <typename T, typename Table>

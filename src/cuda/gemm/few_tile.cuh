@@ -1,8 +1,6 @@
 #pragma once
 
-#include <cuda.h>
-
-#include "cuda/gemm/arguments.h"
+#include "cuda/gemm/few_arguments.h"
 #include "cuda/gemm/few_tile_tuning.h"
 #include "cuda/gemm/few_tiles.h"
 #include "cuda/ptx/barrier.cuh"
@@ -25,18 +23,8 @@ namespace tilewise::cuda::gemm {
 // gate and of what it gates stand side by side, and the sums of an element are in one thread.
 
 /// The grid is tiles by splits.
-struct FewTileArguments {
+struct FewTileArguments : FewResult {
   FewTiles tiles;
-  int m = 0, n = 0;
-  Epilogue epilogue;
-  float* partials = nullptr;       ///< [blocks][partial_floats], where tiles are split
-  std::uint32_t* flags = nullptr;  ///< [blocks][consumers]: a block's partial is there
-  std::uint32_t owner = 0;         ///< the word that says so, which no other launch has
-};
-
-/// Tokens, weights and the gate's weights.
-struct FewTileMaps {
-  CUtensorMap a, b, gate;
 };
 
 template <FewTileConfig c>
@@ -61,13 +49,13 @@ struct FewTileMemory {
 /// and its place for tokens for the one `token_stages` on, whose weights are under way already.
 template <FewTileConfig c>
 struct FewTileLoader {
-  const FewTileMaps& maps;
+  const FewMaps& maps;
   const FewTileArguments& arguments;
   const FewTileMemory<c>& memory;
   const int row;
   const int begin, count;  ///< units
 
-  __device__ __forceinline__ FewTileLoader(const FewTileMaps& maps_, const FewTileArguments& arguments_,
+  __device__ __forceinline__ FewTileLoader(const FewMaps& maps_, const FewTileArguments& arguments_,
                                            const FewTileMemory<c>& memory_)
       : maps(maps_),
         arguments(arguments_),
@@ -352,7 +340,7 @@ struct FewTileConsumer {
 /// time until this one has ended.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(FewTileConfig::threads, Table::rows[row].leaves_room() ? 2 : 1)
-    few_tile_kernel(const __grid_constant__ FewTileMaps maps,
+    few_tile_kernel(const __grid_constant__ FewMaps maps,
                     const __grid_constant__ FewTileArguments arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr FewTileConfig c = Table::rows[row];

@@ -4,11 +4,9 @@
 #include <iterator>
 #include <utility>
 
-#include "cuda/gemm/few_space.h"
 #include "cuda/gemm/few_tile.cuh"
 #include "cuda/gemm/few_tile_choice.h"
 #include "cuda/runtime/launch.cuh"
-#include "cuda/runtime/owner.h"
 #include "cuda/tile/tensor_map.h"
 
 namespace tilewise::cuda::gemm {
@@ -19,23 +17,13 @@ template <typename T, typename Table, int row>
 void run_few_tile_row(const GemmCall& call, const FewSpace& space, int multiprocessors, FewTurn turn,
                       cudaStream_t stream) {
   constexpr FewTileConfig c = Table::rows[row];
-  const GemmProblem& problem = call.problem;
-  const FewTiles tiles = tiles_of(problem, c, multiprocessors);
+  const FewTiles tiles = tiles_of(call.problem, c, multiprocessors);
   const auto map = [&](const Matrix& factor, int box) {
     return c.panels > 1 ? map_of_panels(factor.data, factor.dtype, factor.rows, factor.columns,
                                         factor.stride_row, box, c.panels)
                         : map_of_matrix(factor.data, factor.dtype, factor.rows, factor.columns,
                                         factor.stride_row, box);
   };
-  FewTileMaps maps{.a = map(call.a, c.tokens), .b = map(call.b, tiles.rows)};
-  maps.gate = c.gated ? map(call.gate, tiles.rows) : maps.b;
-  const FewTileArguments arguments{.tiles = tiles,
-                                   .m = static_cast<int>(problem.m),
-                                   .n = static_cast<int>(problem.n),
-                                   .epilogue = Epilogue::of(call),
-                                   .partials = space.partials,
-                                   .flags = space.flags,
-                                   .owner = new_owner()};
   launch<few_tile_kernel<T, Table, row>>(
       {.name = "tilewise gemm of few rows by tiles",
        .blocks = tiles.tiles,
@@ -45,7 +33,7 @@ void run_few_tile_row(const GemmCall& call, const FewSpace& space, int multiproc
        .stream = stream,
        .early = turn == FewTurn::second,
        .beside = true},
-      maps, arguments);
+      FewMaps::of(call, c.tokens, tiles.rows, map), FewTileArguments{FewResult::of(call, space), tiles});
 }
 
 /// Whether the product suits a row of the table, which then runs it.

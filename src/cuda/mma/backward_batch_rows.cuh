@@ -84,24 +84,32 @@ struct BatchRow {
 };
 
 /// Eight elements of a row from `first` on, those past its end 0.
+__device__ __forceinline__ uint4 eight_of(const std::byte* row, int first, int dims, bool aligned) {
+  if (first + 8 <= dims && aligned) return *reinterpret_cast<const uint4*>(row + first * 2);
+  const auto* from = reinterpret_cast<const std::uint16_t*>(row) + first;
+  std::uint32_t word[4];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const std::uint32_t low = first + 2 * n < dims ? from[2 * n] : 0;
+    const std::uint32_t high = first + 2 * n + 1 < dims ? from[2 * n + 1] : 0;
+    word[n] = low | high << 16;
+  }
+  return {word[0], word[1], word[2], word[3]};
+}
+template <typename T>
+__device__ __forceinline__ void unpack_eight(float (&to)[8], const uint4& eight) {
+  const std::uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const float2 two = unpack<T>(words[n]);
+    to[2 * n] = two.x;
+    to[2 * n + 1] = two.y;
+  }
+}
 template <typename T>
 __device__ __forceinline__ void load_eight(float (&to)[8], const std::byte* row, int first, int dims,
                                            bool aligned) {
-  if (first + 8 <= dims && aligned) {
-    const uint4 eight = *reinterpret_cast<const uint4*>(row + first * 2);
-    const std::uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const float2 two = unpack<T>(words[n]);
-      to[2 * n] = two.x;
-      to[2 * n + 1] = two.y;
-    }
-  } else {
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      to[n] = first + n < dims ? widen(reinterpret_cast<const T*>(row)[first + n]) : 0.0f;
-    }
-  }
+  unpack_eight<T>(to, eight_of(row, first, dims, aligned));
 }
 
 __device__ __forceinline__ float d_lse_of(const AttentionCall& call, const BatchRow& row) {

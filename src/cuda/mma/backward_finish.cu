@@ -38,6 +38,34 @@ __global__ void __launch_bounds__(row_threads)
   list_keys(call, space);
 }
 
+// The threads of a block for which something holds, in order, which then share what is to be done for them.
+struct ListedThreads {
+  int count = 0;
+  const std::uint8_t* thread_smem;
+
+  // All threads of the block are here.
+  __device__ __forceinline__ explicit ListedThreads(bool listed) {
+    constexpr int warps = row_threads / 32;
+    __shared__ int warp_counts[warps];
+    __shared__ std::uint8_t threads[row_threads];
+    static_assert(row_threads <= 256, "a byte each");
+    const auto own = static_cast<int>(threadIdx.x);
+    const int warp = own / 32, lane = own % 32;
+    const unsigned lanes = __ballot_sync(~0u, listed);
+    if (lane == 0) warp_counts[warp] = __popc(lanes);
+    __syncthreads();  // counts are there
+    int before = 0;
+#pragma unroll
+    for (int n = 0; n < warps; ++n) {
+      if (n == warp) before = count;
+      count += warp_counts[n];
+    }
+    if (listed) threads[before + __popc(lanes & ((1u << lane) - 1))] = static_cast<std::uint8_t>(own);
+    __syncthreads();  // the list is
+    thread_smem = threads;
+  }
+};
+
 // What the sums of dk and dv are multiplied by.
 struct KeyFactors {
   float dk, dv;
@@ -128,28 +156,16 @@ template <typename T, int lanes>
 __device__ void mend_keys(const AttentionCall& call, const BackwardSpace& space, std::int64_t first,
                           int count) {
   constexpr int warps = row_threads / 32;
-  __shared__ int warp_counts[warps];
-  __shared__ std::uint8_t with_peaks[row_threads];  // in order
   const auto own = static_cast<int>(threadIdx.x);
   const int warp = own / 32, lane = own % 32;
-  const bool has =
-      own < count && BatchRow::of_query(call, first + own).owned && space.rows.peak_count[first + own] > 0;
-  const unsigned having = __ballot_sync(~0u, has);
-  if (lane == 0) warp_counts[warp] = __popc(having);
-  __syncthreads();  // counts are there
-  int before = 0, all = 0;
-#pragma unroll
-  for (int n = 0; n < warps; ++n) {
-    if (n == warp) before = all;
-    all += warp_counts[n];
-  }
-  if (all == 0) return;
-  if (has) with_peaks[before + __popc(having & ((1u << lane) - 1))] = static_cast<std::uint8_t>(own);
-  __syncthreads();  // the list is
-  const int from = all * warp / warps, to = all * (warp + 1) / warps;
+  const ListedThreads having(own < count && BatchRow::of_query(call, first + own).owned &&
+                             space.rows.peak_count[first + own] > 0);
+  if (having.count == 0) return;
+  const int from = having.count * warp / warps, to = having.count * (warp + 1) / warps;
   const bool mine = from + lane < to;
+  const std::int64_t row = first + (mine ? having.thread_smem[from + lane] : 0);
   KeySum<lanes / 4> sum(call, space);
-  add_peaks<T>(call, space, RowPeaks(space.rows, first + (mine ? with_peaks[from + lane] : 0), mine), sum);
+  add_peaks<T>(call, space, RowPeaks(space.rows, row, mine), sum);
   sum.flush();
 }
 
@@ -267,9 +283,6 @@ __global__ void __launch_bounds__(row_threads)
   join_row<T>(at, row, shares, shares.dv, call.dv, call.problem.dim_v, factors.dv, peak ? space.dv : nullptr);
 }
 
-// Rows of dk and dv that had a peak, from their sums. Some lanes have four keys: they are few, but together.
-constexpr int finished_keys = 4;
-
 template <typename T>
 __device__ void finish_row(const Rows& rows, const BatchRow& row, const float* sums, int first, int dims,
                            float factor) {
@@ -282,28 +295,25 @@ __device__ void finish_row(const Rows& rows, const BatchRow& row, const float* s
   store_eight(row_of_halves(rows, row.b, row.h, row.s), first, dims, aligned_chunks(rows), eight);
 }
 
+// Rows of dk and dv that had a peak, from their sums. They are few, but together: so a block has many keys,
+// and its lanes share those that have one.
 template <typename T, int lanes>
 __global__ void __launch_bounds__(row_threads)
     finish_keys(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
   take_turn_in_chain();
-  const RowLanes<lanes> at;
-  const std::int64_t first = at.row * finished_keys;
-  const std::int64_t dim_qk = call.problem.dim_qk;
-  const std::int64_t dim_v = call.problem.dim_v;
-  bool has_peak[finished_keys];  // all are asked for at once
-#pragma unroll
-  for (int n = 0; n < finished_keys; ++n) {
-    has_peak[n] = first + n < space.shares.keys && space.key_has_peak[first + n] != 0;
-  }
-#pragma unroll
-  for (int n = 0; n < finished_keys; ++n) {
-    if (!has_peak[n]) continue;
-    const std::int64_t key = first + n;
+  const std::int64_t first = std::int64_t{blockIdx.x} * row_threads;
+  const std::int64_t own = first + threadIdx.x;
+  const ListedThreads having(own < space.shares.keys && BatchRow::of_key(call, own).owned &&
+                             space.key_has_peak[own] != 0);
+  const auto dim_qk = static_cast<int>(call.problem.dim_qk);
+  const auto dim_v = static_cast<int>(call.problem.dim_v);
+  const int first_dim = static_cast<int>(threadIdx.x) % lanes * 8;
+  for (int n = static_cast<int>(threadIdx.x) / lanes; n < having.count; n += row_threads / lanes) {
+    const std::int64_t key = first + having.thread_smem[n];
     const BatchRow row = BatchRow::of_key(call, key);
-    if (!row.owned) continue;
     const KeyFactors factors = key_factors<T>(call, space);
-    finish_row<T>(call.dk, row, space.dk + key * dim_qk, at.lane * 8, static_cast<int>(dim_qk), factors.dk);
-    finish_row<T>(call.dv, row, space.dv + key * dim_v, at.lane * 8, static_cast<int>(dim_v), factors.dv);
+    finish_row<T>(call.dk, row, space.dk + key * dim_qk, first_dim, dim_qk, factors.dk);
+    finish_row<T>(call.dv, row, space.dv + key * dim_v, first_dim, dim_v, factors.dv);
   }
 }
 
@@ -348,9 +358,7 @@ void finish(const AttentionCall& call, const BackwardSpace& space, int multiproc
   if (!keys) return;
   if (call.deterministic) mend_in_order<T, lanes>(call, space, multiprocessors, stream);
   launch<finish_keys<T, lanes>>(
-      of_rows("tilewise mma backward, dk",
-              RowLanes<lanes>::blocks((space.shares.keys + finished_keys - 1) / finished_keys)),
-      call, space);
+      of_rows("tilewise mma backward, dk", (space.shares.keys + row_threads - 1) / row_threads), call, space);
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ __device__ __forceinline__ void list_keys(const AttentionCall& call, const Backw
   for (std::int64_t first = std::int64_t{blockIdx.x} * row_threads + threadIdx.x - lane; first < shares.keys;
        first += step) {
     const std::int64_t key = first + lane;
-    const bool listed = key < shares.keys && has_peak(key) && BatchRow::of_key(call, key).owned;
+    const bool listed = key < shares.keys && BatchRow::of_key(call, key).owned && has_peak(key);
     const unsigned all = __ballot_sync(~0u, listed);
     if (all == 0) continue;
     std::uint32_t place = 0;

@@ -95,9 +95,12 @@ __device__ __forceinline__ void take_peaks(const Block& block, const typename Bl
   const auto m_of = [](int index) { return index / 4 % key_tiles; };
   const auto n_of = [](int index) { return index / 4 / key_tiles; };
   unsigned peaks = 0;
+  const PeakTest is_peak(rows.limits, 1 / weight_unit, std::integral_constant<int, count>{},
+                         [&](int index) { return x[m_of(index)][n_of(index)][index % 4]; });
 #pragma unroll
   for (int index = 0; index < count; ++index) {
-    if (p[m_of(index)][n_of(index)][index % 4] > rows.limits.least / weight_unit) peaks |= 1u << index;
+    const int m = m_of(index), n = n_of(index);
+    if (is_peak(p[m][n][index % 4], x[m][n][index % 4])) peaks |= 1u << index;
   }
 #pragma unroll 1
   for (; peaks != 0; peaks &= peaks - 1) {

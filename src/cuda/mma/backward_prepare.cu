@@ -33,48 +33,82 @@ __device__ void clear_sums(const AttentionCall& call, const BackwardSpace& space
   }
 }
 
+// Rows that some lanes have one after another. Where they are is worked out once, and all are asked for at
+// once.
+constexpr int rows_together = 4;
+
+/// The row after one; `index` is its number.
+__device__ __forceinline__ void advance(const AttentionCall& call, std::int64_t index, BatchRow& row) {
+  if (call.packed() || row.s + 1 == call.problem.length_q) {
+    row = BatchRow::of_query(call, index);
+  } else {
+    ++row.s;
+  }
+}
+
 template <typename T, int lanes>
 __global__ void __launch_bounds__(row_threads)
     row_values(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
   take_turn_in_chain();
   const RowLanes<lanes> at;
-  const BatchRow row = BatchRow::of_query(call, at.row);
+  const std::int64_t first = at.row * rows_together;
   const auto dims = static_cast<int>(call.problem.dim_v);
-  float product = 0;
-  float norm = 0;
-  if (row.owned && at.lane * 8 < dims) {
-    float o[8], d_o[8];
-    load_eight<T>(o, row_of_halves(call.o, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.o));
-    load_eight<T>(d_o, row_of_halves(call.d_o, row.b, row.h, row.s), at.lane * 8, dims,
-                  aligned_chunks(call.d_o));
+  uint4 o[rows_together] = {}, d_o[rows_together] = {};
+  if (at.lane * 8 < dims) {
+    BatchRow row = BatchRow::of_query(call, first);
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      product = fmaf(o[n], d_o[n], product);
-      norm = fmaf(d_o[n], d_o[n], norm);
+    for (int n = 0; n < rows_together; ++n) {
+      if (n > 0) advance(call, first + n, row);
+      if (!row.owned) continue;
+      o[n] = eight_of(row_of_halves(call.o, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.o));
+      d_o[n] =
+          eight_of(row_of_halves(call.d_o, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.d_o));
     }
   }
   clear_sums(call, space);
-  product = at.sum(product);
+  float product = 0;  // of the row whose numbers the lane writes
+  float largest = 0;
+#pragma unroll
+  for (int n = 0; n < rows_together; ++n) {
+    float o_own[8], d_o_own[8];
+    unpack_eight<T>(o_own, o[n]);
+    unpack_eight<T>(d_o_own, d_o[n]);
+    float sum = 0, norm = 0;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      sum = fmaf(o_own[e], d_o_own[e], sum);
+      norm = fmaf(d_o_own[e], d_o_own[e], norm);
+    }
+    sum = at.sum(sum);
+    if (at.lane == n) product = sum;
+    if (weight_bits<T> > 0) {
+      norm = at.sum(norm);
+      largest = norm > largest || norm != norm ? norm : largest;
+    }
+  }
+  const std::int64_t index = first + at.lane;
+  BatchRow row{.owned = false};
+  if (at.lane < rows_together) row = BatchRow::of_query(call, index);
   const float d_lse = row.owned ? d_lse_of(call, row) : 0.0f;
   if (weight_bits<T> > 0) {
-    raise(&space.largest->d_o, sqrtf(at.sum(norm)));
+    raise(&space.largest->d_o, sqrtf(largest));
     __syncthreads();  // it was read
     raise(&space.largest->d_lse, fabsf(d_lse));
   }
-  if (!row.owned || at.lane != 0) return;
+  if (!row.owned) return;
   const RowValues& rows = space.rows;
   const float lse = *reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.s));
   const bool unseen = lse == minus_infinity;
   const bool general = rows.offset != nullptr;
-  rows.top[at.row] = unseen ? -minus_infinity : general ? lse : lse * log2e;
-  if (general) rows.offset[at.row] = rows.rest_weight[at.row] = 0;
-  rows.shift[at.row] = unseen ? 0.0f : d_lse - product;
-  for (int part = 0; part < RowValues::rest_parts; ++part) rows.rest[part * rows.count + at.row] = 0;
+  rows.top[index] = unseen ? -minus_infinity : general ? lse : lse * log2e;
+  if (general) rows.offset[index] = rows.rest_weight[index] = 0;
+  rows.shift[index] = unseen ? 0.0f : d_lse - product;
+  for (int part = 0; part < RowValues::rest_parts; ++part) rows.rest[part * rows.count + index] = 0;
   if (rows.sink_weight != nullptr) {
     const std::int64_t b = row.in_sequence(call).b;
-    rows.sink_weight[at.row] = unseen ? 0.0f : expf(static_cast<float>(call.sinks.at(b, row.h)) - lse);
+    rows.sink_weight[index] = unseen ? 0.0f : expf(static_cast<float>(call.sinks.at(b, row.h)) - lse);
   }
-  rows.peak_count[at.row] = 0;
+  rows.peak_count[index] = 0;
 }
 
 template <typename T, int lanes>
@@ -224,12 +258,13 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
   if (space.order.kept()) {
     check_cuda(cudaMemsetAsync(space.order.ticket, 0, space.order.bytes, stream), "tilewise mma backward");
   }
-  launch<row_values<T, lanes>>({.name = "tilewise mma backward, rows",
-                                .blocks = RowLanes<lanes>::blocks(queries),
-                                .threads = row_threads,
-                                .stream = stream,
-                                .early = !space.order.kept() && begins_early(call.problem.device)},
-                               call, space);
+  launch<row_values<T, lanes>>(
+      {.name = "tilewise mma backward, rows",
+       .blocks = RowLanes<lanes>::blocks((queries + rows_together - 1) / rows_together),
+       .threads = row_threads,
+       .stream = stream,
+       .early = !space.order.kept() && begins_early(call.problem.device)},
+      call, space);
   if (features.mask != MaskKind::additive && !features.alibi) return;
   launch<anchor_rows<T>>({.name = "tilewise mma backward, far rows",
                           .blocks = RowLanes<32>::blocks(queries),

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "attention/call.h"
 #include "core/arena.h"
@@ -20,18 +21,41 @@ struct Peak {
   float weight;  ///< negative where dropout drops it
   float x;       ///< d_o·v + shift; at the end the gradient
 };
-/// Which weights are high, and how many of them a row can have, even with weights that are a little off. The
-/// fewer results there are, the nearer the largest are to each other, and the lower are weights that show in
-/// one of them. Of few the largest may have no high weight in it at all.
+/// Which weights are high, and how many of them a row can have, even with weights that are a little off.
+/// Those up to `sure` are so only where their score gradient is large beside d_o·v as it mostly is: then it
+/// may be most of one of the largest results, in which rounding it would show. Of few results the largest may
+/// have no high weight in it at all.
 struct PeakLimits {
-  float least = 0.15f;
-  int most = 6;
+  float least = 0.08f;
+  float sure = 0.15f;
+  int most = 12;
+  static constexpr float gradient = 0.16f;  ///< of what d_o·v + shift is in the square mean
 
   static PeakLimits of(const AttentionCall& call) {
-    constexpr std::int64_t some = std::int64_t{1} << 20;
-    if (few_gradients(call.problem)) return {.least = 0.052f, .most = 19};
-    if (call.problem.backward.elements < some) return {.least = 0.08f, .most = 12};
-    return {};
+    return few_gradients(call.problem) ? PeakLimits{.least = 0.052f, .sure = 0.052f, .most = 19}
+                                       : PeakLimits{};
+  }
+};
+
+/// Says which of a lane's pairs are peaks. All lanes of a warp are here.
+struct PeakTest {
+  float least, sure;
+  float gradient;
+
+  /// Weights are `weight_scale` times as large as they are, x is in any scale.
+  template <int count, typename Pairs>
+  __device__ __forceinline__ PeakTest(const PeakLimits& limits, float weight_scale,
+                                      std::integral_constant<int, count>, const Pairs& x)
+      : least(limits.least * weight_scale), sure(limits.sure * weight_scale) {
+    float squares = 0;
+#pragma unroll
+    for (int index = 0; index < count; ++index) squares = fmaf(x(index), x(index), squares);
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) squares += __shfl_xor_sync(~0u, squares, other);
+    gradient = PeakLimits::gradient * weight_scale * sqrtf(squares / static_cast<float>(32 * count));
+  }
+  __device__ __forceinline__ bool operator()(float p, float x) const {
+    return p > least && (p > sure || fabsf(p * x) > gradient);
   }
 };
 

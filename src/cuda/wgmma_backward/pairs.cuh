@@ -124,9 +124,11 @@ __device__ __forceinline__ void take_peaks(const Block& block, const TileFacts& 
   constexpr float weight_unit = 1.0f / static_cast<float>(1 << mma::weight_bits<T>);
   const mma::RowValues& rows = block.space.rows;
   unsigned peaks = 0;
+  const mma::PeakTest is_peak(rows.limits, 1 / weight_unit, std::integral_constant<int, 32>{},
+                              [&](int index) { return x[index]; });
 #pragma unroll
   for (int index = 0; index < 32; ++index) {
-    if (p[index] > rows.limits.least / weight_unit) peaks |= 1u << index;
+    if (is_peak(p[index], x[index])) peaks |= 1u << index;
   }
 #pragma unroll 1
   for (; peaks != 0; peaks &= peaks - 1) {
