@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from tilewise import _binding, _ops
-from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, Unsupported, reject, translated
-from tilewise._seeds import draw_seed
-from tilewise.block_mask import block_mask_of
+from tilewise._arguments import (
+    NO_BLOCKS,
+    NO_LENGTHS,
+    Alignment,
+    Window,
+    blocks_of,
+    causal_bias,
+    check_shared_heads,
+    check_tensors,
+    four_dims,
+    how_of,
+    number_of,
+    options_of,
+    scale_of,
+    tf32_allowed,
+)
+from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, reject, translated
 
 _inference = _binding.attention_inference._op  # OpOverload.__call__ would only call it
 _inference_masked = _binding.attention_inference_masked._op
@@ -22,9 +36,6 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
-
-Alignment = Literal["top_left", "bottom_right"]
-Window = tuple[int | None, int | None]
 
 
 def attention(
@@ -98,12 +109,12 @@ def attention(
     ):
         return out
     arguments = (
-        *(query, key, value, attn_mask, _number("dropout_p", dropout_p)),
-        *(is_causal, _scale(scale), enable_gqa),
-        *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
-        *_NO_LENGTHS,
-        *_blocks(block_mask),
-        *_how(query, kernel, deterministic),
+        *(query, key, value, attn_mask, number_of("dropout_p", dropout_p)),
+        *(is_causal, scale_of(scale), enable_gqa),
+        *options_of(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
+        *NO_LENGTHS,
+        *blocks_of(block_mask),
+        *how_of(query, kernel, deterministic),
     )
     out, lse = _run(_ops.forward, arguments, DENSE_NAMES)
     return (out, lse) if return_lse else out
@@ -129,15 +140,15 @@ def scaled_dot_product_attention(
     torch.Size([3, 5, 8])
     """
     alignment: Alignment = "top_left"
-    if type(attn_mask) is not Tensor and (corner := _causal_bias(attn_mask)) is not None:
+    if type(attn_mask) is not Tensor and (corner := causal_bias(attn_mask)) is not None:
         alignment = corner
         attn_mask, is_causal = None, True
     elif dropout_p == 0.0:
         out = _plain(query, key, value, attn_mask, is_causal, scale, enable_gqa)
         if out is not None:
             return out
-    _check_tensors(query=query, key=key, value=value)
-    query, key, value, attn_mask, batch = _four_dims(query, key, value, attn_mask, enable_gqa)
+    check_tensors(query=query, key=key, value=value)
+    query, key, value, attn_mask, batch = four_dims(query, key, value, attn_mask, enable_gqa)
     out = attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, alignment=alignment
     )
@@ -192,13 +203,13 @@ def attention_varlen(
     """
     if cu_seqlens_q is None or cu_seqlens_k is None:
         reject("cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_k", "int32 [sequences + 1]", None)
-    _check_shared_heads(enable_gqa, query=query, key=key)
+    check_shared_heads(enable_gqa, query=query, key=key)
     arguments = (
-        *(query, key, value, None, _number("dropout_p", dropout_p), is_causal, _scale(scale), True),
-        *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
+        *(query, key, value, None, number_of("dropout_p", dropout_p), is_causal, scale_of(scale), True),
+        *options_of(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
         *(None, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
-        *_NO_BLOCKS,
-        *_how(query, kernel, deterministic),
+        *NO_BLOCKS,
+        *how_of(query, kernel, deterministic),
     )
     out, lse = _run(_ops.forward, arguments, VARLEN_NAMES)
     return (out, lse) if return_lse else out
@@ -250,13 +261,13 @@ def attention_decode(
     """
     if cache_seqlens is None:
         reject("cache_seqlens", "int32 [B]", None)
-    _check_shared_heads(enable_gqa, query=query, k_cache=k_cache)
+    check_shared_heads(enable_gqa, query=query, k_cache=k_cache)
     arguments = (
-        *(query, k_cache, v_cache, None, _number("dropout_p", dropout_p), is_causal, _scale(scale), True),
-        *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
+        *(query, k_cache, v_cache, None, number_of("dropout_p", dropout_p), is_causal, scale_of(scale), True),
+        *options_of(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
         *(cache_seqlens, page_table, None, None, 0, 0),
-        *_NO_BLOCKS,
-        *_how(query, kernel, deterministic),
+        *NO_BLOCKS,
+        *how_of(query, kernel, deterministic),
     )
     out, lse = _run(_ops.forward, arguments, DECODE_NAMES)
     return (out, lse) if return_lse else out
@@ -332,18 +343,14 @@ def explain(
       reference: able
     """
     arguments = (
-        *(query, key, value, attn_mask, _number("dropout_p", dropout_p)),
-        *(is_causal, _scale(scale), enable_gqa),
-        *_options(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks, draws=False),
-        *_NO_LENGTHS,
-        *_blocks(block_mask),
-        *_how(query, kernel, deterministic),
+        *(query, key, value, attn_mask, number_of("dropout_p", dropout_p)),
+        *(is_causal, scale_of(scale), enable_gqa),
+        *options_of(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks, draws=False),
+        *NO_LENGTHS,
+        *blocks_of(block_mask),
+        *how_of(query, kernel, deterministic),
     )
     return _run(_ops.explain, arguments, DENSE_NAMES)
-
-
-_NO_LENGTHS = (None, None, None, None, 0, 0)
-_NO_BLOCKS = (None, None, None, None, None, None, 128, 128)
 
 
 def _run(call: Callable[[tuple[Any, ...]], Any], arguments: tuple[Any, ...], names: Mapping[str, str]) -> Any:
@@ -373,7 +380,7 @@ def _plain(
             return None
         if _transforms_active() or forward_ad._current_level >= 0:
             return None
-        options, training = _plain_calls[is_causal, scale, enable_gqa, query.is_cuda and _tf32_allowed()]
+        options, training = _plain_calls[is_causal, scale, enable_gqa, query.is_cuda and tf32_allowed()]
         if _is_grad_enabled() and (
             query.requires_grad
             or key.requires_grad
@@ -390,137 +397,3 @@ def _plain(
         return _inference_masked(query, key, value, options, mask)
     except (RuntimeError, AttributeError, TypeError, AssertionError):
         return None
-
-
-def _options(
-    query: Tensor,
-    dropout_p: float,
-    alignment: str,
-    window: Window | None,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-    draws: bool = True,
-) -> tuple[Any, ...]:
-    """The operator's arguments from dropout_seed to sinks."""
-    if alignment not in ("top_left", "bottom_right"):
-        reject("alignment", "'top_left' or 'bottom_right'", repr(alignment))
-    if window is None:
-        left = right = None
-    elif isinstance(window, Sequence) and len(window) == 2:
-        left, right = window
-    else:
-        reject("window", "(left, right), each None or at least 0", repr(window))
-    seed = None
-    if dropout_p > 0.0:
-        _check_tensors(query=query)
-        # A probability that will be refused draws nothing.
-        draws = draws and dropout_p < 1.0
-        seed = draw_seed(query.device) if draws else torch.zeros(2, dtype=torch.int64)
-    return seed, alignment == "bottom_right", left, right, _number("softcap", softcap), alibi_slopes, sinks
-
-
-def _number(name: str, value: Any) -> float:
-    if value is None or isinstance(value, (str, list, tuple)):
-        raise TypeError(f"{name}: expected float, got {type(value).__name__}")
-    _check_no_gradient(name, value)
-    return float(value)
-
-
-def _scale(scale: Any) -> Any:
-    _check_no_gradient("scale", scale)
-    return scale
-
-
-def _check_no_gradient(name: str, value: Any) -> None:
-    """torch would make a number of it without a word, and a parameter would never be trained."""
-    if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
-        advice = "multiply query by it, or detach it" if name == "scale" else "detach it"
-        raise Unsupported(f"{name}: no gradient is computed for it; {advice}")
-
-
-def _blocks(block_mask: Any) -> tuple[Any, ...]:
-    """The operator's arguments from block_counts to block_k."""
-    if block_mask is None:
-        return _NO_BLOCKS
-    mask = block_mask_of(block_mask)
-    return (
-        *(mask.counts, mask.indices, mask.full_counts, mask.full_indices, mask.tile_ids, mask.tiles),
-        *(mask.block_q, mask.block_k),
-    )
-
-
-def _how(query: Tensor, kernel: str, deterministic: bool) -> tuple[Any, ...]:
-    """The operator's arguments from kernel on."""
-    _check_tensors(query=query)
-    tf32 = query.is_cuda and query.dtype == torch.float32 and _tf32_allowed()
-    return None if kernel == "auto" else kernel, deterministic, tf32
-
-
-def _four_dims(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...] | None]:
-    """The four as `attention` takes them, and the dimensions before the output's last two where that differs.
-
-    Leading dimensions broadcast as in a matrix product; so do heads, unless they may be shared.
-    """
-    rows = (query, key, value)
-    lead = (query.shape[:2], key.shape[:2], value.shape[:2])
-    if all(x.dim() == 4 for x in rows) and (enable_gqa or lead[0] == lead[1] == lead[2]):
-        return query, key, value, mask, None
-    for name, x in zip(("query", "key", "value"), rows, strict=True):
-        if x.dim() < 2:
-            reject(name, "at least rank 2 [..., length, dim]", f"rank {x.dim()}")
-    query, key, value = (x.unsqueeze(0) if x.dim() == 2 else x for x in rows)
-    outer = _broadcast("key", *(x.shape[:-3] for x in (query, key, value)))
-    heads = () if enable_gqa else _broadcast("key", *(x.shape[-3:-2] for x in (query, key, value)))
-    result = (*outer, *(heads or query.shape[-3:-2])) if max(x.dim() for x in rows) > 2 else ()
-
-    def flat(x: Tensor) -> Tensor:
-        inner = (*(heads or x.shape[-3:-2]), *x.shape[-2:])
-        return x.expand(*outer, *inner).reshape(-1, *inner)
-
-    if mask is not None and mask.dim() > 3:
-        if _broadcast("attn_mask", mask.shape[:-3], outer) != outer:
-            reject("attn_mask", f"leading dimensions that broadcast to {list(outer)}", list(mask.shape))
-        mask = mask.expand(*outer, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
-    return flat(query), flat(key), flat(value), mask, result
-
-
-def _causal_bias(mask: Any) -> Alignment | None:
-    """Where torch's CausalBias, a tensor without data, lines up; None of anything else."""
-    if mask is None or type(mask).__module__ != "torch.nn.attention.bias":
-        return None
-    from torch.nn.attention.bias import CausalVariant  # brings the compiler with it: seconds, where unasked
-
-    return "top_left" if mask.variant == CausalVariant.UPPER_LEFT else "bottom_right"
-
-
-def _broadcast(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
-    try:
-        return tuple(torch.broadcast_shapes(*shapes))
-    except RuntimeError:
-        reject(name, "leading dimensions that broadcast", " and ".join(str(list(s)) for s in shapes))
-
-
-def _tf32_allowed() -> bool:
-    """What torch's own products may do: also says what set_float32_matmul_precision and allow_tf32 set."""
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
-
-
-# What torch.compiler.assume_constant_result does, but that loads the compiler: as long again as torch itself.
-_tf32_allowed.__dict__["_dynamo_marked_constant"] = True
-
-
-def _check_tensors(**tensors: Any) -> None:
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected Tensor, got {type(tensor).__name__}")
-
-
-def _check_shared_heads(enable_gqa: bool, **tensors: Any) -> None:
-    """The binding makes this check for dense tensors alone."""
-    _check_tensors(**tensors)
-    heads = [tensor.shape[1] for tensor in tensors.values() if tensor.dim() > 1]
-    if not enable_gqa and len(set(heads)) > 1:
-        reject("enable_gqa", f"True for {heads[0]} heads of query and {heads[1]} of keys", "False")

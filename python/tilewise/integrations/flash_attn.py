@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewise._arguments import Window
 from tilewise._errors import Unsupported, reject
-from tilewise.attention import Window, attention, attention_decode, attention_varlen
+from tilewise.attention import attention, attention_decode, attention_varlen
 
 __all__ = [
     "flash_attn_func",

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewise._arguments import Window
 from tilewise._errors import InvalidArgument, Unsupported
-from tilewise.attention import Window, attention
+from tilewise.attention import attention
 
 # Names that transformers reads more into than which function to call.
 _TAKEN = ("flash", "sdpa", "flex_attention", "eager", "paged|")

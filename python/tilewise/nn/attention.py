@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tilewise._arguments import Alignment, Window
 from tilewise._errors import reject
-from tilewise.attention import Alignment, Window, attention
+from tilewise.attention import attention
 from tilewise.nn.joint import joint, lay_together
 
 __all__ = ["Attention", "MultiheadAttention"]

@@ -1,0 +1,153 @@
+"""What `attention` and its like are given, as the operators take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tilewise._errors import Unsupported, reject
+from tilewise._seeds import draw_seed
+from tilewise.block_mask import block_mask_of
+
+Alignment = Literal["top_left", "bottom_right"]
+Window = tuple[int | None, int | None]
+
+NO_LENGTHS = (None, None, None, None, 0, 0)
+NO_BLOCKS = (None, None, None, None, None, None, 128, 128)
+
+
+def options_of(
+    query: Tensor,
+    dropout_p: float,
+    alignment: str,
+    window: Window | None,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    draws: bool = True,
+) -> tuple[Any, ...]:
+    """The operator's arguments from dropout_seed to sinks."""
+    if alignment not in ("top_left", "bottom_right"):
+        reject("alignment", "'top_left' or 'bottom_right'", repr(alignment))
+    if window is None:
+        left = right = None
+    elif isinstance(window, Sequence) and len(window) == 2:
+        left, right = window
+    else:
+        reject("window", "(left, right), each None or at least 0", repr(window))
+    seed = None
+    if dropout_p > 0.0:
+        check_tensors(query=query)
+        # A probability that will be refused draws nothing.
+        draws = draws and dropout_p < 1.0
+        seed = draw_seed(query.device) if draws else torch.zeros(2, dtype=torch.int64)
+    return seed, alignment == "bottom_right", left, right, number_of("softcap", softcap), alibi_slopes, sinks
+
+
+def number_of(name: str, value: Any) -> float:
+    if value is None or isinstance(value, (str, list, tuple)):
+        raise TypeError(f"{name}: expected float, got {type(value).__name__}")
+    check_no_gradient(name, value)
+    return float(value)
+
+
+def scale_of(scale: Any) -> Any:
+    check_no_gradient("scale", scale)
+    return scale
+
+
+def check_no_gradient(name: str, value: Any) -> None:
+    """torch would make a number of it without a word, and a parameter would never be trained."""
+    if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+        advice = "multiply query by it, or detach it" if name == "scale" else "detach it"
+        raise Unsupported(f"{name}: no gradient is computed for it; {advice}")
+
+
+def blocks_of(block_mask: Any) -> tuple[Any, ...]:
+    """The operator's arguments from block_counts to block_k."""
+    if block_mask is None:
+        return NO_BLOCKS
+    mask = block_mask_of(block_mask)
+    return (
+        *(mask.counts, mask.indices, mask.full_counts, mask.full_indices, mask.tile_ids, mask.tiles),
+        *(mask.block_q, mask.block_k),
+    )
+
+
+def how_of(query: Tensor, kernel: str, deterministic: bool) -> tuple[Any, ...]:
+    """The operator's arguments from kernel on."""
+    check_tensors(query=query)
+    tf32 = query.is_cuda and query.dtype == torch.float32 and tf32_allowed()
+    return None if kernel == "auto" else kernel, deterministic, tf32
+
+
+def four_dims(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[int, ...] | None]:
+    """The four as `attention` takes them, and the dimensions before the output's last two where that differs.
+
+    Leading dimensions broadcast as in a matrix product; so do heads, unless they may be shared.
+    """
+    rows = (query, key, value)
+    lead = (query.shape[:2], key.shape[:2], value.shape[:2])
+    if all(x.dim() == 4 for x in rows) and (enable_gqa or lead[0] == lead[1] == lead[2]):
+        return query, key, value, mask, None
+    for name, x in zip(("query", "key", "value"), rows, strict=True):
+        if x.dim() < 2:
+            reject(name, "at least rank 2 [..., length, dim]", f"rank {x.dim()}")
+    query, key, value = (x.unsqueeze(0) if x.dim() == 2 else x for x in rows)
+    outer = broadcast("key", *(x.shape[:-3] for x in (query, key, value)))
+    heads = () if enable_gqa else broadcast("key", *(x.shape[-3:-2] for x in (query, key, value)))
+    result = (*outer, *(heads or query.shape[-3:-2])) if max(x.dim() for x in rows) > 2 else ()
+
+    def flat(x: Tensor) -> Tensor:
+        inner = (*(heads or x.shape[-3:-2]), *x.shape[-2:])
+        return x.expand(*outer, *inner).reshape(-1, *inner)
+
+    if mask is not None and mask.dim() > 3:
+        if broadcast("attn_mask", mask.shape[:-3], outer) != outer:
+            reject("attn_mask", f"leading dimensions that broadcast to {list(outer)}", list(mask.shape))
+        mask = mask.expand(*outer, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
+    return flat(query), flat(key), flat(value), mask, result
+
+
+def causal_bias(mask: Any) -> Alignment | None:
+    """Where torch's CausalBias, a tensor without data, lines up; None of anything else."""
+    if mask is None or type(mask).__module__ != "torch.nn.attention.bias":
+        return None
+    from torch.nn.attention.bias import CausalVariant  # brings the compiler with it: seconds, where unasked
+
+    return "top_left" if mask.variant == CausalVariant.UPPER_LEFT else "bottom_right"
+
+
+def broadcast(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        reject(name, "leading dimensions that broadcast", " and ".join(str(list(s)) for s in shapes))
+
+
+def tf32_allowed() -> bool:
+    """What torch's own products may do: also says what set_float32_matmul_precision and allow_tf32 set."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+# What torch.compiler.assume_constant_result does, but that loads the compiler: as long again as torch itself.
+tf32_allowed.__dict__["_dynamo_marked_constant"] = True
+
+
+def check_tensors(**tensors: Any) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected Tensor, got {type(tensor).__name__}")
+
+
+def check_shared_heads(enable_gqa: bool, **tensors: Any) -> None:
+    """The binding makes this check for dense tensors alone."""
+    check_tensors(**tensors)
+    heads = [tensor.shape[1] for tensor in tensors.values() if tensor.dim() > 1]
+    if not enable_gqa and len(set(heads)) > 1:
+        reject("enable_gqa", f"True for {heads[0]} heads of query and {heads[1]} of keys", "False")
