@@ -1,0 +1,54 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "arguments.h"
+#include "core/kernel_list.h"
+#include "kinds.h"
+#include "runtime.h"
+
+namespace tilewise::torch_binding {
+
+// What the operators of a layer have in common.
+
+using OptionalTensor = std::optional<TorchTensor>;
+
+/// Rows with a contiguous last dimension: others are replaced by a copy.
+inline Tensor row_view(TorchTensor& rows, std::string_view name) {
+  rows = with_contiguous_last(rows);
+  return view(rows, name, floating);
+}
+inline Tensor row_view(OptionalTensor& rows, std::string_view name) {
+  return rows ? row_view(*rows, name) : Tensor();
+}
+
+/// Runs a checked call by the kernel of that name.
+template <typename K>
+void run(std::span<const K> kernels, const typename K::Call& call, std::string_view name, Runtime& runtime) {
+  const K& kernel = choose_kernel(kernels, call.problem, name);
+  kernel.launch(call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
+}
+
+/// The gradients asked for, in order; the others are not given.
+class GradientMemory {
+ public:
+  explicit GradientMemory(const std::vector<bool>& needed) : needed_(needed) {}
+
+  Tensor next(const Tensor& like, std::string_view name) {
+    const std::size_t index = next_++;
+    if (index >= needed_.size() || !needed_[index] || !like.given()) return {};
+    memory_.push_back(empty_like(like));
+    return view(memory_.back(), name, floating);
+  }
+  std::vector<TorchTensor>& memory() { return memory_; }
+
+ private:
+  const std::vector<bool>& needed_;
+  std::size_t next_ = 0;
+  std::vector<TorchTensor> memory_;
+};
+
+}  // namespace tilewise::torch_binding
