@@ -12,6 +12,7 @@ import tilewise
 import torch
 from conftest import gradients, lengths, rows
 from tilewise import _ops, attention, attention_decode, attention_varlen, merge_states
+from tilewise._arguments import tf32_allowed
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -180,8 +181,7 @@ def test_importing_does_not_load_the_compiler() -> None:
 
 def test_the_compiler_is_told_what_is_constant() -> None:
     marked = torch.compiler.assume_constant_result(lambda: None)
-    ours = vars(sys.modules["tilewise.attention"])["_tf32_allowed"]
-    assert vars(marked) == vars(ours)
+    assert vars(marked) == vars(tf32_allowed)
 
 
 @pytest.mark.filterwarnings("ignore")
