@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "cuda/gemm/rows.cuh"
-#include "cuda/gemm/simt.h"
+#include "cuda/gemm/simt/simt.h"
+#include "cuda/gemm/sm90/tiles/rows.cuh"
 #include "gemm/compose.h"
 #include "sweep.cuh"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "attention/validate.h"
-#include "cuda/mma/forward_rows.cuh"
+#include "cuda/attention/sm80/forward/rows.cuh"
 #include "sweep.cuh"
 #include "tilewise/attention.h"
 

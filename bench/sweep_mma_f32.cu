@@ -9,7 +9,7 @@
 #include <exception>
 
 #include "attention/validate.h"
-#include "cuda/mma_f32/forward_rows.cuh"
+#include "cuda/attention/sm80/forward_f32/rows.cuh"
 #include "sweep.cuh"
 #include "tilewise/attention.h"
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "attention/validate.h"
-#include "cuda/wgmma/forward_rows.cuh"
+#include "cuda/attention/sm90/forward/rows.cuh"
 #include "sweep.cuh"
 #include "tilewise/attention.h"
 
