@@ -10,8 +10,9 @@ namespace tilewise::test::peaks_test {
 namespace {
 
 // Backward of f32 takes the states of queries from o and lse and mends the gradients of high weights
-// (cuda/simt/peaks.h). Here scores are so large that in most rows one weight is all but 1 and lse is rounded
-// coarsely, with what the mending must know of: gradients of lse, sequences that are short, sinks.
+// (cuda/attention/common/backward/peaks.h). Here scores are so large that in most rows one weight is all but
+// 1 and lse is rounded coarsely, with what the mending must know of: gradients of lse, sequences that are
+// short, sinks.
 
 constexpr Sizes usual{.b = 2, .hq = 4, .hkv = 2, .sq = 150, .sk = 203, .d = 64, .dv = 64};
 

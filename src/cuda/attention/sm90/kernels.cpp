@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "attention/kernel.h"
+#include "cuda/attention/common/backward/backward.h"
 #include "cuda/attention/common/f32/limits.h"
-#include "cuda/attention/sm80/backward/backward.h"
-#include "cuda/attention/sm80/forward/tuning.h"
+#include "cuda/attention/common/forward/few_results.h"
 #include "cuda/attention/sm90/backward/backward.h"
 #include "cuda/attention/sm90/backward/tuning.h"
 #include "cuda/attention/sm90/forward/choice.h"

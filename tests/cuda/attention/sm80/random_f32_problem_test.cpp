@@ -26,7 +26,7 @@ TEST(RandomMmaF32Problem, NearlyAllAreTakenForwardAndMostBackward) {
         checked_backward(p.inputs(), p.options, backward_arguments(p, outputs, gradients), Context{}).problem;
     if (!cuda::mma_f32::unsuited(problem).empty()) continue;
     ++forward;
-    // As supports_f32_backward (src/cuda/mma/kernels.cpp) has it.
+    // As supports_f32_backward (src/cuda/attention/sm80/kernels.cpp) has it.
     const bool taken = problem.length_q >= cuda::mma_f32::few_backward_queries && !problem.features.sinks &&
                        problem.backward.aligned_rows && !problem.backward.deterministic &&
                        !problem.backward.repeated_keys && problem.dim_qk % 4 == 0 && problem.dim_v % 4 == 0 &&

@@ -1,12 +1,12 @@
 #include <algorithm>
 
+#include "cuda/attention/common/backward/backward.h"
 #include "cuda/attention/common/backward/batch_rows.cuh"
 #include "cuda/attention/common/backward/dq.cuh"
 #include "cuda/attention/common/backward/ordered_keys.cuh"
 #include "cuda/attention/common/backward/row_gradients.h"
 #include "cuda/attention/common/backward/tile_peaks.cuh"
-#include "cuda/attention/sm80/backward/backward.h"
-#include "cuda/attention/sm80/backward/choice.h"
+#include "cuda/runtime/device.h"
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 

@@ -1,7 +1,6 @@
+#include "cuda/attention/common/backward/backward.h"
 #include "cuda/attention/common/backward/batch_rows.cuh"
 #include "cuda/attention/common/key_grid.cuh"
-#include "cuda/attention/sm80/backward/backward.h"
-#include "cuda/attention/sm80/backward/choice.h"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"

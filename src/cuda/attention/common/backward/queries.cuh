@@ -1,8 +1,8 @@
 #pragma once
 
+#include "cuda/attention/common/backward/config.h"
 #include "cuda/attention/common/backward/space.cuh"
 #include "cuda/attention/common/key_grid.cuh"
-#include "cuda/attention/sm80/backward/tuning.h"
 #include "cuda/tile/swizzled_tile.cuh"
 
 namespace tilewise::cuda::mma {

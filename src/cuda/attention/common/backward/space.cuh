@@ -6,16 +6,16 @@
 
 #include "attention/call.h"
 #include "core/arena.h"
+#include "cuda/attention/common/backward/backward.h"
 #include "cuda/attention/common/backward/row_gradients.h"
 #include "cuda/attention/common/score.cuh"
-#include "cuda/attention/sm80/backward/backward.h"
 #include "cuda/ptx/matrix.cuh"
 
 namespace tilewise::cuda::mma {
 
 // What the kernels of a backward call share, in its workspace.
 
-/// A pair with a high weight, which is left out of the products: see backward_peaks.cuh.
+/// A pair with a high weight, which is left out of the products: see tile_peaks.cuh.
 struct Peak {
   int key;       ///< in the sequence; at the end its row in k
   float weight;  ///< negative where dropout drops it

@@ -1,7 +1,7 @@
 #pragma once
 
+#include "cuda/attention/common/forward/few_results.h"
 #include "cuda/attention/common/key_tiles.cuh"
-#include "cuda/attention/sm80/forward/tuning.h"
 
 namespace tilewise::cuda::mma {
 

@@ -1,7 +1,8 @@
 #pragma once
 
+#include "cuda/attention/common/forward/fragments.cuh"
 #include "cuda/attention/common/forward/query_rows.cuh"
-#include "cuda/attention/sm80/forward/softmax.cuh"
+#include "cuda/attention/common/score.cuh"
 
 namespace tilewise::cuda::mma {
 

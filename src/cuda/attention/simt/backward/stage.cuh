@@ -15,7 +15,7 @@ namespace tilewise::cuda::simt {
 //
 // The warps of a block come in two halves that do the same to different operands: one multiplies q·kᵀ while
 // the other multiplies d_o·vᵀ; the first makes weights of its products, the second score gradients; and then,
-// in fused_backward.cu, one sums dv while the other sums dk. So a lane has one block of results, 8 x 8
+// in backward/fused.cu, one sums dv while the other sums dk. So a lane has one block of results, 8 x 8
 // where rows have 64 dims, where it would need two.
 
 template <int dim_, int tile_>
@@ -81,7 +81,7 @@ struct Place {
   __device__ int own(int n) const { return in_steps<C::C>(lane.column, n); }
 };
 
-/// A block's shared memory and how it is filled. `general` is as in fused_forward.cu.
+/// A block's shared memory and how it is filled. `general` is as in forward/fused.cu.
 template <typename C, Side side, bool general>
 struct Stage {
   const AttentionCall& call;

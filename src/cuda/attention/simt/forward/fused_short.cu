@@ -14,7 +14,7 @@ namespace {
 using namespace few_keys;
 
 // Attention over so few keys that a block has the scores of all of them at once, in registers: 8 x 8 a lane
-// in both products, where fused_forward.cu, which keeps o beside them, has room for 8 x 4 in the first. Both
+// in both products, where forward/fused.cu, which keeps o beside them, has room for 8 x 4 in the first. Both
 // operands of both are turned, which the compiler makes the best of. Such problems have a single round of
 // blocks, so all that a block does beside its products counts: addresses are made of few numbers (ShortCall),
 // keys and queries come in pieces of D, values while scores are multiplied, and all warps write results.

@@ -14,7 +14,7 @@ struct ShortTile {
 /// Forward of few keys at large head dims, for calls that takes_short allows.
 void short_forward(const AttentionCall& call, const Context& context);
 
-/// Whether it can, of calls that the plain kernels of fused_forward.cu take.
+/// Whether it can, of calls that the plain kernels of fused.cu take.
 bool takes_short(const AttentionCall& call, const Context& context);
 
 }  // namespace tilewise::cuda::simt

@@ -21,16 +21,6 @@ std::size_t least_shared_bytes(const AttentionProblem& problem) {
 
 }  // namespace
 
-std::string unsuited_backward(const AttentionProblem& problem) {
-  constexpr std::int64_t few_keys = 64;
-  if (problem.layout == Layout::paged) return "paged keys have no backward";
-  if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
-  if (problem.length_k <= few_keys) {
-    return "backward takes more than " + std::to_string(few_keys) + " keys";
-  }
-  return {};
-}
-
 std::size_t backward_workspace(const AttentionCall& call, const Context& context) {
   return backward_space(call, context).bytes;
 }

@@ -2,6 +2,7 @@
 
 #include "cuda/attention/common/forward/scores.cuh"
 #include "cuda/attention/sm80/forward/key_order.cuh"
+#include "cuda/attention/sm80/forward/tuning.h"
 
 namespace tilewise::cuda::mma {
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/attention/common/forward/fragments.cuh"
 #include "cuda/attention/common/score.cuh"
 #include "cuda/attention/sm80/forward/tuning.h"
 #include "cuda/ptx/math.cuh"
@@ -7,17 +8,7 @@
 
 namespace tilewise::cuda::mma {
 
-// The online softmax of a warp. A lane holds scores of two rows, g and g + 8, of each row tile, two columns
-// 8n + 2t and 8n + 2t + 1 of each; four neighbouring lanes share a row.
-
-/// Finite: a row that saw nothing needs no special case.
-inline constexpr float lowest = -3.402823466e38f;
-
-/// Scores of a lane, by row tile, eight keys, and place in the fragment; and o in the same form.
-template <auto c>
-using Scores = float[c.row_tiles][c.keys / 8][4];
-template <auto c>
-using Output = float[c.row_tiles][c.dim / 8][4];
+// The online softmax of a warp.
 
 /// Weights of 16 keys as factors of a product.
 template <ForwardConfig c>
@@ -68,15 +59,6 @@ struct SoftmaxRows {
     }
   }
 };
-
-__device__ __forceinline__ float row_maximum(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ __forceinline__ float row_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
 
 /// Whether one of a lane's weights, of which these are sums, may be more than 2^8.
 template <ForwardConfig c>

@@ -7,8 +7,9 @@
 #include <iterator>
 #include <utility>
 
-#include "cuda/attention/sm80/backward/choice.h"
+#include "cuda/attention/common/backward/shares.h"
 #include "cuda/attention/sm90/backward/backward.cuh"
+#include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 
 namespace tilewise::cuda::wgmma_backward {

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "cuda/attention/sm80/backward/tuning.h"
+#include "cuda/attention/common/backward/config.h"
 
 namespace tilewise::cuda::wgmma_backward {
 
