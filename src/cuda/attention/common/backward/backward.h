@@ -48,14 +48,6 @@ constexpr bool general_backward(const AttentionCall& call) { return general_back
 /// What backward does not take, whatever its kernel over tiles. Score gradients have the rounding of o. Of
 /// few keys it does not average out; beside those of keys or values that are all the same, which are 0, it
 /// shows.
-inline std::string unsuited_backward(const AttentionProblem& problem) {
-  constexpr std::int64_t few_keys = 64;
-  if (problem.layout == Layout::paged) return "paged keys have no backward";
-  if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
-  if (problem.length_k <= few_keys) {
-    return "backward takes more than " + std::to_string(few_keys) + " keys";
-  }
-  return {};
-}
+std::string unsuited_backward(const AttentionProblem& problem);
 
 }  // namespace tilewise::cuda::mma

@@ -275,6 +275,16 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
 
 }  // namespace
 
+std::string unsuited_backward(const AttentionProblem& problem) {
+  constexpr std::int64_t few_keys = 64;
+  if (problem.layout == Layout::paged) return "paged keys have no backward";
+  if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
+  if (problem.length_k <= few_keys) {
+    return "backward takes more than " + std::to_string(few_keys) + " keys";
+  }
+  return {};
+}
+
 void prepare_backward(const AttentionCall& call, const BackwardSpace& space, const Context& context) {
   with_lanes(call, [&]<typename T, int lanes>() {
     prepare<T, lanes>(call, space, static_cast<cudaStream_t>(context.stream));
