@@ -6,10 +6,10 @@ A change that only moves or renames sources leaves the machine code of every ker
     compare_code.py before/src after/src        # exit status 1 if some kernel differs, is missing or is new
     compare_code.py --write before.json before/src
 
-Kernels are compared by architecture and name. Namespaces are dropped from names, and with them what the
-compiler makes of a file's path for an unnamed namespace. Kernels that have the same name then are compared as
-a group, whatever their order. Compared are the instructions, the constants that belong to them, the number of
-registers and the bytes of static shared memory. PTX is not looked at.
+Kernels are compared by architecture and name. Namespaces are dropped from names, and with them the hash that
+the compiler makes of a path for an unnamed namespace. Kernels that then have the same name are compared as a
+group. If a name is gone and a new one has the same code, the kernel was renamed, which is no difference. The
+comparison covers instructions, constants, the number of registers and the static shared memory, but not PTX.
 """
 
 from __future__ import annotations
@@ -162,10 +162,23 @@ def differences(before: Code, after: Code) -> dict[str, list[str]]:
     before, after = (
         {n: d for n, d in code.items() if n.split(" ", 1)[0] in both} for code in (before, after)
     )
+    missing = sorted(before.keys() - after.keys())
+    new = sorted(after.keys() - before.keys())
+    renamed = []
+    for name in list(missing):
+        architecture = name.split(" ", 1)[0]
+        same = [
+            n for n in new if n.startswith(f"{architecture} ") and sorted(after[n]) == sorted(before[name])
+        ]
+        if same:
+            renamed.append(f"{name} -> {same[0].split(' ', 1)[1]}")
+            missing.remove(name)
+            new.remove(same[0])
     return {
-        "missing": sorted(before.keys() - after.keys()),
-        "new": sorted(after.keys() - before.keys()),
+        "missing": missing,
+        "new": new,
         "different": sorted(n for n in before.keys() & after.keys() if sorted(before[n]) != sorted(after[n])),
+        "renamed": renamed,
     }
 
 
@@ -184,11 +197,13 @@ def report(before: Code, after: Code) -> int:
             sum(len(d) for n, d in c.items() if n.startswith(f"{architecture} ")) for c in (before, after)
         ]
         print(f"{architecture}: {counts[0]} kernels before, {counts[1]} after")
+    renamed = len(found.pop("renamed"))
     total = sum(len(names) for names in found.values())
     if not both:
         print("no architecture is in both")
         return 1
-    print("machine code is the same" if total == 0 else ", ".join(f"{len(n)} {w}" for w, n in found.items()))
+    counts_found = ", ".join(f"{len(names)} {what}" for what, names in found.items())
+    print(f"machine code is the same ({renamed} renamed)" if total == 0 else counts_found)
     return 0 if total == 0 else 1
 
 

@@ -79,7 +79,7 @@ def code(compare_code: Any, path: Path, data: bytes) -> dict[str, list[str]]:
     return found
 
 
-NOTHING: dict[str, list[str]] = {"missing": [], "new": [], "different": []}
+NOTHING: dict[str, list[str]] = {"missing": [], "new": [], "different": [], "renamed": []}
 NAMED = "_ZN8tilewise4cuda3mma6kernelIfEEvT_"  # void tilewise::cuda::mma::kernel<float>(float)
 MOVED = "_ZN8tilewise4cuda4sm806kernelIfEEvT_"  # the same in another namespace
 UNNAMED = "_ZN8tilewise4cuda12_GLOBAL__N_16kernelIfEEvT_"  # and in an unnamed one
@@ -109,12 +109,20 @@ def test_other_code_is_different(compare_code: Any, tmp_path: Path, other: bytes
 
 def test_kernels_come_and_go(compare_code: Any, tmp_path: Path) -> None:
     before = code(compare_code, tmp_path / "a.o", host_object(entry(80, cubin({"a": b"1", "b": b"2"}))))
-    after = code(compare_code, tmp_path / "b.o", host_object(entry(80, cubin({"b": b"2", "c": b"1"}))))
-    assert compare_code.differences(before, after) == {
-        "missing": ["sm_80 a"],
-        "new": ["sm_80 c"],
-        "different": [],
-    }
+    after = code(compare_code, tmp_path / "b.o", host_object(entry(80, cubin({"b": b"2", "c": b"3"}))))
+    found = compare_code.differences(before, after)
+    assert found == {**NOTHING, "missing": ["sm_80 a"], "new": ["sm_80 c"]}
+
+
+def test_a_kernel_with_another_name_and_the_same_code_was_renamed(compare_code: Any, tmp_path: Path) -> None:
+    before = code(compare_code, tmp_path / "a.o", host_object(entry(80, cubin({"a": b"1", "b": b"1"}))))
+    after = code(compare_code, tmp_path / "b.o", host_object(entry(80, cubin({"c": b"1", "d": b"1"}))))
+    found = compare_code.differences(before, after)
+    assert found == {**NOTHING, "renamed": ["sm_80 a -> c", "sm_80 b -> d"]}
+    assert compare_code.report(before, after) == 0
+    one = code(compare_code, tmp_path / "c.o", host_object(entry(80, cubin({"c": b"1"}))))
+    assert compare_code.differences(before, one)["missing"] == ["sm_80 b"]
+    assert compare_code.report(before, one) == 1
 
 
 def test_architectures_are_compared_by_themselves(compare_code: Any, tmp_path: Path) -> None:
