@@ -1,0 +1,90 @@
+"""What builds Tilewise: cmake/ and scripts/, as far as they can be tried in seconds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(not (ROOT / "scripts/setup.sh").exists(), reason="a staged tree has no scripts")
+
+
+def configure(folder: Path, project: str, *options: str, **environment: str) -> str:
+    """What CMake says when it configures `project`, the text of a CMakeLists.txt."""
+    cmake = shutil.which("cmake")
+    assert cmake, "no cmake on PATH"
+    (folder / "CMakeLists.txt").write_text(f"cmake_minimum_required(VERSION 3.25)\n{project}\n")
+    (folder / "kernel.cpp").write_text("int kernel() { return 0; }\n")
+    done = subprocess.run(
+        [cmake, "-G", "Ninja", "-S", folder, "-B", folder / "build", *options],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("cache", ["", "/usr/bin/env"])
+def test_hopper_kernels_compile_with_and_without_a_compiler_cache(tmp_path: Path, cache: str) -> None:
+    said = configure(
+        tmp_path,
+        f"""
+project(kernels LANGUAGES CXX)
+include({ROOT}/cmake/TilewiseTarget.cmake)
+add_library(kernels OBJECT kernel.cpp)
+tilewise_hopper_target(kernels)
+get_target_property(launcher kernels CUDA_COMPILER_LAUNCHER)
+message(STATUS "launcher=${{launcher}}")""",
+        f"-DCMAKE_CUDA_COMPILER_LAUNCHER={cache}",
+    )
+    launcher = said.partition("launcher=")[2].splitlines()[0].split(";")
+    compiled = subprocess.run([*launcher, "sh", "-c", "echo compiled"], capture_output=True, text=True)
+    assert (compiled.returncode, compiled.stdout) == (0, "compiled\n"), (launcher, compiled.stderr)
+
+
+def test_a_compiler_cache_that_is_not_on_path_is_not_used(tmp_path: Path) -> None:
+    cache = tmp_path / "elsewhere/ccache"
+    cache.parent.mkdir()
+    cache.touch(mode=0o755)
+
+    def launcher(path: str) -> str:
+        said = configure(
+            tmp_path,
+            f"""
+project(defaults LANGUAGES NONE)
+include({ROOT}/cmake/TilewiseDefaults.cmake)
+message(STATUS "launcher=${{CMAKE_CXX_COMPILER_LAUNCHER}}.")""",
+            "--fresh",
+            f"-DCMAKE_SYSTEM_PROGRAM_PATH={cache.parent}",
+            f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}",
+            PATH=path,
+        )
+        return said.partition("launcher=")[2].partition(".")[0]
+
+    assert launcher(path=str(tmp_path)) == ""
+    assert launcher(path=str(cache.parent)) == str(cache)
+
+
+@pytest.mark.parametrize(
+    ("report", "status"),
+    [
+        ("ptxas info    : Used 168 registers", 0),
+        ("ptxas info    : (C7519) Potential Performance Loss: a fence was added", 0),
+        ("ptxas info    : (C7510) Potential Performance Loss: wgmma instructions are serialized", 1),
+        ("    0 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads", 1),
+    ],
+)
+def test_ptxas_may_not_give_up_what_a_kernel_was_written_for(report: str, status: int) -> None:
+    checked = [ROOT / "cmake/check_ptxas.sh", "sh", "-c", 'echo "$0" >&2', report]
+    assert subprocess.run(checked, capture_output=True).returncode == status
+
+
+def test_a_failed_compilation_fails_with_its_own_status() -> None:
+    checked = [ROOT / "cmake/check_ptxas.sh", "sh", "-c", "exit 7"]
+    assert subprocess.run(checked).returncode == 7
