@@ -36,9 +36,8 @@ lint: setup ## check the layout of the sources and the package's types
 format: setup ## mend the layout of the sources
 	@scripts/lint.sh --fix
 
-install: setup ## install headers, library and CMake package to PREFIX (/usr/local)
-	@scripts/build.sh release --target tilewise
-	@cmake --install build/release --prefix "$(PREFIX)"
+install: ## install headers, library, CMake package and licence to PREFIX (/usr/local)
+	@scripts/install.sh "$(PREFIX)"
 
 stage: setup ## build with CUDA and gather build/stage for a GPU machine (ARGS: options of cmake)
 	@SWEEPS=$(SWEEPS) EXAMPLES=$(EXAMPLES) scripts/stage.sh $(ARGS)
