@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.skipif(not (ROOT / "scripts/setup.sh").exists(), reason="a staged tree has no scripts")
+pytestmark = pytest.mark.skipif(not (ROOT / "scripts/test.py").exists(), reason="a staged tree has none")
 
 
 def configure(folder: Path, project: str, *options: str, **environment: str) -> str:
@@ -88,3 +89,39 @@ def test_ptxas_may_not_give_up_what_a_kernel_was_written_for(report: str, status
 def test_a_failed_compilation_fails_with_its_own_status() -> None:
     checked = [ROOT / "cmake/check_ptxas.sh", "sh", "-c", "exit 7"]
     assert subprocess.run(checked).returncode == 7
+
+
+def script(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_nothing_runs_after_a_failed_build_and_its_errors_are_said_last(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    script(tmp_path / "scripts/lint.sh", "exit 0")
+    script(
+        tmp_path / "scripts/build.sh",
+        """echo "$1" >> built
+echo '[1/3] Building CXX object a.cpp.o'
+echo '[2/3] Building CXX object b.cpp.o'
+echo 'FAILED: b.cpp.o '
+echo 'b.cpp:7:1: error: expected a type' >&2
+echo 'ninja: build stopped: subcommand failed.'
+exit 1""",
+    )
+    done = subprocess.run(
+        [sys.executable, tmp_path / "scripts/test.py", "lint", "release", "python", "asan"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert (tmp_path / "built").read_text() == "release\n"
+    assert "pytest" not in done.stdout
+    assert done.stdout.splitlines()[-4:] == [
+        "FAILED   release: build",
+        "         FAILED: b.cpp.o",
+        "         b.cpp:7:1: error: expected a type",
+        "1 passed, 1 failed",
+    ]
+    assert "ninja: build stopped" in done.stdout
