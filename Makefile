@@ -6,7 +6,7 @@ LIBRARY = build/release/bindings/torch/_tilewise.so
 PACKAGE = PYTHONPATH=python TILEWISE_TORCH_LIBRARY=$(LIBRARY) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help build test asan bench figures lint format install stage results-status setup clean
+.PHONY: help build test asan bench figures lint format install stage results-status bare setup clean
 # Ninja and ctest use all cores by themselves, and the targets share build trees.
 .NOTPARALLEL:
 
@@ -44,6 +44,9 @@ stage: setup ## build with CUDA and gather build/stage for a GPU machine (ARGS: 
 
 results-status: ## say which records in results/ are older than the sources
 	@python3 scripts/results_status.py
+
+bare: ## try all of this in fresh minimal Debians (root and debootstrap; ARGS="--help" for options)
+	@python3 scripts/bare.py $(ARGS)
 
 setup: ## install missing system packages and make .venv
 	@scripts/setup.sh
