@@ -1,9 +1,9 @@
 """Tries what users do first on machines where nobody ever installed anything: minimal Debians in a folder.
 
-Each variant unpacks a fresh minimal Debian (debootstrap), clones the commit that is checked out here, and runs there
-what the steps name. CUDA comes from this machine's toolkit, mounted read-only. Packages come from where this
-machine's apt and pip have theirs. The ordinary user has no sudo: the command that set-up prints is run by root,
-everything else by the user. Debians and logs are under build/bare.
+Each variant unpacks a fresh minimal Debian (debootstrap), clones the commit that is checked out here, and
+runs there what the steps name. CUDA comes from this machine's toolkit, mounted read-only. Packages come from
+where this machine's apt and pip have theirs. The ordinary user has no sudo: the command that set-up prints is
+run by root, everything else by the user. Debians and logs are under build/bare.
 
 Needs root and debootstrap; mounts are in a namespace of their own and end with the process.
 """
@@ -11,6 +11,7 @@ Needs root and debootstrap; mounts are in a namespace of their own and end with 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import itertools
 import os
 import re
@@ -19,9 +20,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,14 +95,10 @@ class Machine:
     path: list[str] = field(default_factory=lambda: ["/usr/local/bin", "/usr/bin", "/usr/sbin"])
 
     def run(self, script: str, user: str = "root") -> tuple[bool, str]:
-        """Whether bash ran the script without an error, in the home's clone where there is one, and what it said."""
+        """Whether bash ran the script without an error, in the clone where there is one, and what it said."""
         home = "/root" if user == "root" else f"/home/{user}"
-        variables = {
-            "HOME": home,
-            "USER": user,
-            "LANG": "C.UTF-8",
-            "PATH": ":".join(self.path),
-        } | self.environment
+        variables = {"HOME": home, "USER": user, "LANG": "C.UTF-8", "PATH": ":".join(self.path)}
+        variables |= self.environment
         text = f"cd {home}/tilewise 2>/dev/null || cd {home}\nset -x\n{script}"
         with self.log.open("a") as log:
             begin = self.log.stat().st_size
@@ -144,20 +142,17 @@ def toolkit() -> str:
     """The folder of the CUDA toolkit on this machine, or nothing."""
     if not shutil.which("nvcc"):
         return ""
-    said = subprocess.run(
-        ["nvcc", "--dryrun", "-x", "cu", "/dev/null"], capture_output=True, text=True
-    ).stderr
-    top = re.search(r"^#\$ TOP=(.*)$", said, re.MULTILINE)
+    command = ["nvcc", "--dryrun", "-x", "cu", "/dev/null"]
+    said = subprocess.run(command, capture_output=True, text=True)
+    top = re.search(r"^#\$ TOP=(.*)$", said.stderr, re.MULTILINE)
     return str(Path(top[1]).resolve()) if top else ""
 
 
 def mirror() -> list[str]:
-    """The Debian archive that this machine's apt uses; nothing where it is not a Debian: debootstrap has its own."""
-    names = dict(
-        line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
-    )
-    codename = names.get("VERSION_CODENAME", "").strip('"')
-    if names.get("ID") != "debian" or not codename:
+    """The archive that apt uses here; nothing where this is not a Debian, since debootstrap has a default."""
+    system = dict(re.findall(r'^(\w+)="?([^"\n]*)', Path("/etc/os-release").read_text(), re.MULTILINE))
+    codename = system.get("VERSION_CODENAME")
+    if system.get("ID") != "debian" or not codename:
         return []
     sources = Path("/etc/apt")
     for file in (sources / "sources.list", *sorted(sources.glob("sources.list.d/*.sources"))):
@@ -188,16 +183,15 @@ def base(release: str) -> Path:
 
 
 def pip_settings() -> dict[str, str]:
-    """pip's settings on this machine, from its files and its environment, such as {"global.find-links": ...}."""
-    listed = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True
-    ).stdout
+    """pip's settings on this machine, from files and environment, such as "global.find-links"."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True).stdout
     found = re.findall(r"^([\w:.-]+)='(.*)'$", listed, re.MULTILINE)
     return {name.replace(":env:", "global"): value for name, value in found}
 
 
 def connect(machine: Machine) -> None:
-    """Lets apt and pip in there reach what they reach here: names, certificates, proxies, settings, folders."""
+    """Lets apt and pip in there reach what they reach here: names, certificates, proxies, settings."""
     for name in ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt"):
         if Path(name).exists():
             target = machine.folder / name.lstrip("/")
@@ -205,9 +199,7 @@ def connect(machine: Machine) -> None:
             target.unlink(missing_ok=True)
             shutil.copyfile(name, target)
     for name, value in os.environ.items():
-        if re.fullmatch(
-            r"(?i)(https?|ftp|all|no)_proxy|ssl_cert_(file|dir)|requests_ca_bundle|curl_ca_bundle", name
-        ):
+        if re.fullmatch(r"(?i)(https?|ftp|all|no)_proxy|ssl_cert_(file|dir)|(requests|curl)_ca_bundle", name):
             machine.environment[name] = value
     reaching = re.compile(r"Acquire::(https?::|Check-Valid-Until|Retries)")
     lines = [line for line in call("apt-config", "dump").splitlines() if reaching.match(line)]
@@ -228,7 +220,12 @@ def connect(machine: Machine) -> None:
 @contextmanager
 def bare_machine(variant: Variant, python: str) -> Iterator[Machine]:
     """An unpacked Debian with a clone of this commit, gone afterwards."""
-    folder = WORK / "root"
+    folder = WORK / variant.file_name
+    lock = (WORK / f"{variant.file_name}.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise Unable(f"{variant}: another run is at it") from error
     machine = Machine(folder, WORK / f"{variant.file_name}.log")
     machine.log.write_text("")
     packed = base(variant.release)
@@ -275,11 +272,11 @@ def try_variant(variant: Variant, steps: list[str], python: str) -> dict[str, tu
     print(f"\n{variant} (log: {(WORK / variant.file_name).relative_to(ROOT)}.log)", flush=True)
     with bare_machine(variant, python) as machine:
         user = "root" if variant.root else USER
-        todo = [(step, lambda step=step: machine.run(STEPS[step], user)) for step in steps]
+        todo: dict[str, Callable[[], tuple[bool, str]]] = {}
         if not variant.root:
-            what = "library" if steps == ["install"] else ""
-            todo.insert(0, ("packages", lambda: install_as_told(machine, what)))
-        for step, run in todo:
+            todo["packages"] = partial(install_as_told, machine, "library" if steps == ["install"] else "")
+        todo |= {step: partial(machine.run, STEPS[step], user) for step in steps}
+        for step, run in todo.items():
             begin = time.monotonic()
             passed, said = run()
             minutes = (time.monotonic() - begin) / 60
@@ -288,6 +285,10 @@ def try_variant(variant: Variant, steps: list[str], python: str) -> dict[str, tu
             if not passed:
                 print("\n".join(f"    | {line}" for line in said.splitlines()[-LAST_LINES:]), flush=True)
     return results
+
+
+def cell(passed: bool, minutes: float) -> str:
+    return f"{minutes:.1f}" if passed else f"{minutes:.1f} FAILED"
 
 
 def parse_options() -> argparse.Namespace:
@@ -342,10 +343,7 @@ def main() -> int:
         enter_namespace()
         WORK.mkdir(parents=True, exist_ok=True)
         commit = call("git", "-C", str(ROOT), "log", "-1", "--format=%h %s").strip()
-        print(
-            f"Commit {commit}; {os.cpu_count()} cores; changes that are not committed are not tried",
-            flush=True,
-        )
+        print(f"{os.cpu_count()} cores, commit {commit}; what is not committed is not tried", flush=True)
         choices = itertools.product(options.release, options.cuda, options.user)
         variants = [Variant(release, cuda == "yes", user == "root") for release, cuda, user in choices]
         results = {variant: try_variant(variant, options.steps, options.python) for variant in variants}
@@ -356,10 +354,8 @@ def main() -> int:
     columns = ["packages", *options.steps]
     print(f"\n{'minutes':<32}" + "".join(f"{step:>12}" for step in columns))
     for variant, steps in results.items():
-        cells = [
-            f"{steps[s][1]:.1f}{'' if steps[s][0] else ' FAILED'}" if s in steps else "" for s in columns
-        ]
-        print(f"{variant!s:<32}" + "".join(f"{cell:>12}" for cell in cells))
+        cells = [cell(*steps[step]) if step in steps else "" for step in columns]
+        print(f"{variant!s:<32}" + "".join(f"{text:>12}" for text in cells))
     outcomes = [passed for steps in results.values() for passed, _ in steps.values()]
     print(f"{sum(outcomes)} passed, {len(outcomes) - sum(outcomes)} failed", flush=True)
     return 0 if all(outcomes) else 1
