@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -125,3 +126,28 @@ exit 1""",
         "1 passed, 1 failed",
     ]
     assert "ninja: build stopped" in done.stdout
+
+
+# Locking a mutex twice: no signal brings C back from there.
+DEADLOCK = "import ctypes; lock = ctypes.PyDLL(None).pthread_mutex_lock; m = bytes(64); lock(m); lock(m)"
+
+
+@pytest.mark.parametrize(
+    ("hang", "said"), [("while True: pass", "1 failed, 1 passed"), (DEADLOCK, "Timeout (")]
+)
+def test_a_test_that_hangs_is_named_and_ends(tmp_path: Path, hang: str, said: str) -> None:
+    if not importlib.util.find_spec("pytest_timeout"):
+        pytest.skip("no pytest-timeout")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "test_hang.py").write_text(f"def test_a():\n    {hang}\n\ndef test_b():\n    pass\n")
+    settings = ("-o", "timeout=1", "-o", "faulthandler_timeout=3", "-p", "no:cacheprovider")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *settings, "test_hang.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert said in done.stdout + done.stderr
+    assert "in test_a" in done.stderr or "test_hang.py::test_a" in done.stdout
