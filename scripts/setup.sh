@@ -49,6 +49,10 @@ has_python_header() {
   [ -f "$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]
 }
 
+has_fuzzer() {
+  compgen -G "$(clang++ -print-resource-dir)/lib/*/libclang_rt.fuzzer*"
+}
+
 # need <Debian's package> <what it is for> <command that succeeds where it is there>. Things are looked for, not
 # packages, so that a compiler or a library from elsewhere counts.
 need() {
@@ -70,6 +74,8 @@ lacking() {
   need libgtest-dev "runs the C++ tests" has_header gtest/gtest.h
   need nlohmann-json3-dev "reads and writes records" has_header nlohmann/json.hpp
   need libcli11-dev "reads command lines" has_header CLI/CLI.hpp
+  need clang "fuzzes" command -v clang++
+  need libclang-rt-dev "libFuzzer and sanitizers of clang" has_fuzzer
   need python3-venv "Python 3.11 or newer that can make .venv" can_make_venv
   need python3-dev "Python.h, for torch.compile" has_python_header
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -151,3 +154,89 @@ def test_a_test_that_hangs_is_named_and_ends(tmp_path: Path, hang: str, said: st
     assert done.returncode != 0
     assert said in done.stdout + done.stderr
     assert "in test_a" in done.stderr or "test_hang.py::test_a" in done.stdout
+
+
+class BareSystem:
+    """scripts/setup.sh where nothing is installed: with commands that every system has, and an apt-get that
+    only notes what it was asked for."""
+
+    TOOLS = "bash cat cut dirname env expand flock grep head printf sed sh sha256sum sort true"
+
+    def __init__(self, folder: Path, user: int, sudo: bool) -> None:
+        self.folder = folder
+        self.asked = folder / "asked"
+        self.asked.touch()
+        shutil.copytree(ROOT / "scripts", folder / "scripts")
+        (folder / "bin").mkdir()
+        for tool in self.TOOLS.split():
+            (folder / "bin" / tool).symlink_to(str(shutil.which(tool)))
+        script(folder / "bin/id", f"echo {user}")
+        for program in ("apt-get", "dpkg"):
+            script(folder / "bin" / program, f'echo {program} "$@" >>{self.asked}')
+        if sudo:
+            script(folder / "bin/sudo", '[ "$1" != -n ] || shift\nexec "$@"')
+
+    def set_up(self, terminal: str | None = None, **environment: str) -> str:
+        """What set-up says; `terminal`: what is typed at one. It always fails, since nothing gets installed."""
+        leader, follower = pty.openpty()
+        if terminal:
+            os.write(leader, terminal.encode())
+        with subprocess.Popen(
+            [self.folder / "scripts/setup.sh", "library"],
+            env={"PATH": str(self.folder / "bin")} | environment,
+            stdin=follower if terminal else subprocess.DEVNULL,
+            stdout=follower,
+            stderr=follower,
+        ) as process:
+            assert process.wait(timeout=60) == 1
+        os.close(follower)
+        said = b""
+        with contextlib.suppress(OSError):  # which is a terminal's end of file
+            while part := os.read(leader, 65536):
+                said += part
+        os.close(leader)
+        return said.decode().replace("\r\n", "\n")
+
+
+LIBRARY_PACKAGES = "cmake ninja-build g++ libhwy-dev"
+INSTALLED = (
+    "dpkg --configure -a\napt-get update\n"
+    f"apt-get install -y --no-install-recommends {LIBRARY_PACKAGES} -o DPkg::Lock::Timeout=300\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("user", "sudo", "terminal", "agreed", "installs"),
+    [
+        (0, False, None, "", True),
+        (0, False, "n\n", "", False),
+        (0, False, "y\n", "", True),
+        (1000, True, None, "", False),
+        (1000, True, None, "1", True),
+        (1000, True, "\n", "", False),
+        (1000, True, "y\n", "", True),
+        (1000, False, "y\n", "", False),
+        (1000, False, None, "1", False),
+    ],
+)
+def test_set_up_changes_the_system_only_where_that_was_agreed_to(
+    tmp_path: Path, user: int, sudo: bool, terminal: str | None, agreed: str, installs: bool
+) -> None:
+    system = BareSystem(tmp_path, user, sudo)
+    said = system.set_up(terminal, TILEWISE_YES=agreed)
+    as_root = "sudo " if user else ""
+    command = f"apt-get install -y --no-install-recommends {LIBRARY_PACKAGES}"
+    assert f"\n    {as_root}apt-get update && {as_root}{command}\n" in said
+    assert re.search(r"^  cmake +configures the build$", said, re.MULTILINE)
+    assert system.asked.read_text() == (INSTALLED if installs else "")
+    assert ("Installed, but still not found" in said) == installs
+
+
+def test_every_pinned_file_has_a_hash() -> None:
+    for name in ("torch", "cuda", "dev", "models"):
+        text = (ROOT / f"scripts/requirements-{name}.txt").read_text()
+        packages = re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]
+        assert packages, name
+        assert [
+            package for package in packages if not re.match(r"\S+==\S+.*\\\n +--hash=sha256:", package)
+        ] == []
