@@ -15,6 +15,7 @@ import fcntl
 import itertools
 import os
 import re
+import resource
 import shlex
 import shutil
 import subprocess
@@ -65,6 +66,25 @@ torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention
 END
 """,
 }
+
+
+@dataclass(frozen=True)
+class Minutes:
+    """By the clock, and of all processors together: on a busy machine the clock says little."""
+
+    clock: float
+    cpu: float
+
+    @staticmethod
+    def now() -> Minutes:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return Minutes(time.monotonic() / 60, (used.ru_utime + used.ru_stime) / 60)
+
+    def __sub__(self, other: Minutes) -> Minutes:
+        return Minutes(self.clock - other.clock, self.cpu - other.cpu)
+
+    def __str__(self) -> str:
+        return f"{self.clock:6.1f} min, {self.cpu:6.1f} CPU"
 
 
 class Unable(Exception):
@@ -266,9 +286,9 @@ def install_as_told(machine: Machine, what: str) -> tuple[bool, str]:
     return machine.run(command[1] + command[2])
 
 
-def try_variant(variant: Variant, steps: list[str], python: str) -> dict[str, tuple[bool, float]]:
+def try_variant(variant: Variant, steps: list[str], python: str) -> dict[str, tuple[bool, Minutes]]:
     """For each step whether it passed, and its minutes."""
-    results = {}
+    results: dict[str, tuple[bool, Minutes]] = {}
     print(f"\n{variant} (log: {(WORK / variant.file_name).relative_to(ROOT)}.log)", flush=True)
     with bare_machine(variant, python) as machine:
         user = "root" if variant.root else USER
@@ -277,18 +297,18 @@ def try_variant(variant: Variant, steps: list[str], python: str) -> dict[str, tu
             todo["packages"] = partial(install_as_told, machine, "library" if steps == ["install"] else "")
         todo |= {step: partial(machine.run, STEPS[step], user) for step in steps}
         for step, run in todo.items():
-            begin = time.monotonic()
+            before = Minutes.now()
             passed, said = run()
-            minutes = (time.monotonic() - begin) / 60
+            minutes = Minutes.now() - before
             results[step] = passed, minutes
-            print(f"  {step:<10}{minutes:6.1f} min  {'passed' if passed else 'FAILED'}", flush=True)
+            print(f"  {step:<10}{minutes}  {'passed' if passed else 'FAILED'}", flush=True)
             if not passed:
                 print("\n".join(f"    | {line}" for line in said.splitlines()[-LAST_LINES:]), flush=True)
     return results
 
 
-def cell(passed: bool, minutes: float) -> str:
-    return f"{minutes:.1f}" if passed else f"{minutes:.1f} FAILED"
+def cell(passed: bool, minutes: Minutes) -> str:
+    return f"{minutes.clock:.0f} ({minutes.cpu:.0f})" + ("" if passed else " FAILED")
 
 
 def parse_options() -> argparse.Namespace:
@@ -346,16 +366,22 @@ def main() -> int:
         print(f"{os.cpu_count()} cores, commit {commit}; what is not committed is not tried", flush=True)
         choices = itertools.product(options.release, options.cuda, options.user)
         variants = [Variant(release, cuda == "yes", user == "root") for release, cuda, user in choices]
-        results = {variant: try_variant(variant, options.steps, options.python) for variant in variants}
+        results = {}
+        for variant in variants:
+            try:
+                results[variant] = try_variant(variant, options.steps, options.python)
+            except Unable as reason:
+                print(f"  FAILED: {reason}", flush=True)
+                results[variant] = {"packages": (False, Minutes(0, 0))}
     except Unable as reason:
         print(reason, file=sys.stderr)
         return 1
 
     columns = ["packages", *options.steps]
-    print(f"\n{'minutes':<32}" + "".join(f"{step:>12}" for step in columns))
+    print(f"\n{'minutes (of CPU)':<32}" + "".join(f"{step:>16}" for step in columns))
     for variant, steps in results.items():
         cells = [cell(*steps[step]) if step in steps else "" for step in columns]
-        print(f"{variant!s:<32}" + "".join(f"{text:>12}" for text in cells))
+        print(f"{variant!s:<32}" + "".join(f"{text:>16}" for text in cells))
     outcomes = [passed for steps in results.values() for passed, _ in steps.values()]
     print(f"{sum(outcomes)} passed, {len(outcomes) - sum(outcomes)} failed", flush=True)
     return 0 if all(outcomes) else 1

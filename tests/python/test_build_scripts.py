@@ -177,7 +177,7 @@ class BareSystem:
             script(folder / "bin/sudo", '[ "$1" != -n ] || shift\nexec "$@"')
 
     def set_up(self, terminal: str | None = None, **environment: str) -> str:
-        """What set-up says; `terminal`: what is typed at one. It always fails, since nothing gets installed."""
+        """What set-up says; `terminal`: what is typed at one. It always fails: nothing gets installed."""
         leader, follower = pty.openpty()
         if terminal:
             os.write(leader, terminal.encode())
