@@ -212,28 +212,36 @@ def pip_settings() -> dict[str, str]:
 
 def connect(machine: Machine) -> None:
     """Lets apt and pip in there reach what they reach here: names, certificates, proxies, settings."""
-    for name in ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt"):
+    for name in ("/etc/resolv.conf", "/etc/hosts"):
         if Path(name).exists():
-            target = machine.folder / name.lstrip("/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.unlink(missing_ok=True)
-            shutil.copyfile(name, target)
+            shutil.copyfile(name, machine.folder / name.lstrip("/"))
+    carried = machine.folder / "etc/bare"  # apart from what packages own and write
+    carried.mkdir()
+
+    def there(word: str) -> str:
+        """The word as it is said in there: a file of this machine is carried along."""
+        if not Path(word).is_absolute() or not Path(word).is_file():
+            return word
+        shutil.copyfile(word, carried / Path(word).name)
+        return f"/etc/bare/{Path(word).name}"
+
     for name, value in os.environ.items():
-        if re.fullmatch(r"(?i)(https?|ftp|all|no)_proxy|ssl_cert_(file|dir)|(requests|curl)_ca_bundle", name):
-            machine.environment[name] = value
-    reaching = re.compile(r"Acquire::(https?::|Check-Valid-Until|Retries)")
-    lines = [line for line in call("apt-config", "dump").splitlines() if reaching.match(line)]
+        if re.fullmatch(r"(?i)(https?|ftp|all|no)_proxy|ssl_cert_file|(requests|curl)_ca_bundle", name):
+            machine.environment[name] = there(value)
+    reaching = re.compile(r'Acquire::(?:https?::|Check-Valid-Until|Retries).*"(.*)";')
+    found = [(line, reaching.match(line)) for line in call("apt-config", "dump").splitlines()]
+    lines = [line.replace(match[1], there(match[1])) for line, match in found if match and match[1]]
     (machine.folder / "etc/apt/apt.conf.d/99bare").write_text("\n".join(lines) + "\n")
-    sections: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for name, value in pip_settings().items():
         section, key = name.split(".", 1)
-        sections.setdefault(section, []).append(f"{key} = {value}")
+        settings.setdefault(section, []).append(f"{key} = {' '.join(map(there, value.split()))}")
         for word in value.split():
             path = Path(word.removeprefix("file://"))
             if path.is_absolute() and path.is_dir():
                 # The files of an index lie beside its lists.
                 machine.show(str(path.parent if "index" in key else path))
-    text = "".join(f"[{section}]\n" + "\n".join(lines) + "\n" for section, lines in sections.items())
+    text = "".join(f"[{section}]\n" + "\n".join(lines) + "\n" for section, lines in settings.items())
     (machine.folder / "etc/pip.conf").write_text(text)
 
 
