@@ -16,13 +16,13 @@ help: ## show the targets
 build: setup ## build the library, the tests and the benchmark into build/release
 	@scripts/build.sh release
 
-test: setup ## lint, build and run every test, then again with sanitizers
+test: about-test setup ## lint, build and run every test, then again with sanitizers
 	@.venv/bin/python scripts/test.py lint release python asan
 
 asan: setup ## build and run the tests with AddressSanitizer and UBSan
 	@.venv/bin/python scripts/test.py asan
 
-bench: setup ## measure our kernels and their peers, and write a report (ARGS="--help" for options)
+bench: about-bench setup ## measure our kernels and their peers, and write a report (ARGS="--help" for options)
 	@scripts/build.sh release --target tilewise_torch
 	@$(PACKAGE) -m tilewise bench $(ARGS)
 
@@ -36,7 +36,7 @@ lint: setup ## check the layout of the sources and the package's types
 format: setup ## mend the layout of the sources
 	@scripts/lint.sh --fix
 
-install: ## install headers, library, CMake package and licence to PREFIX (/usr/local)
+install: about-install ## install headers, library, CMake package and licence to PREFIX (/usr/local)
 	@scripts/install.sh "$(PREFIX)"
 
 stage: setup ## build with CUDA and gather build/stage for a GPU machine (ARGS: options of cmake)
@@ -47,6 +47,9 @@ results-status: ## say which records in results/ are older than the sources
 
 bare: ## try all of this in fresh minimal Debians (root and debootstrap; ARGS="--help" for options)
 	@python3 scripts/bare.py $(ARGS)
+
+about-%:
+	@scripts/about.sh $*
 
 setup: ## install missing system packages and make .venv
 	@scripts/setup.sh

@@ -240,3 +240,15 @@ def test_every_pinned_file_has_a_hash() -> None:
         assert [
             package for package in packages if not re.match(r"\S+==\S+.*\\\n +--hash=sha256:", package)
         ] == []
+
+
+@pytest.mark.parametrize("command", ["test", "bench", "install"])
+def test_a_command_says_beforehand_what_it_does_and_how_long_that_takes(tmp_path: Path, command: str) -> None:
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    said = subprocess.run(
+        [tmp_path / "scripts/about.sh", command], capture_output=True, text=True, check=True
+    ).stdout
+    minutes = [int(found) for found in re.findall(r"^ +(\d+) min  \w", said, re.MULTILINE)]
+    assert said.startswith(f"make {command} is going to\n")
+    assert f"\nThat is about {sum(minutes)} min on two cores" in said
+    assert all(minute > 0 for minute in minutes)
