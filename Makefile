@@ -6,7 +6,7 @@ LIBRARY = build/release/bindings/torch/_tilewise.so
 PACKAGE = PYTHONPATH=python TILEWISE_TORCH_LIBRARY=$(LIBRARY) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help build test asan bench figures lint format install stage results-status setup clean
+.PHONY: help build test asan bench figures docs wheel hub lint format install stage results-status setup clean
 # Ninja and ctest use all cores by themselves, and the targets share build trees.
 .NOTPARALLEL:
 
@@ -29,6 +29,15 @@ bench: setup ## measure our kernels and their peers, and write a report (ARGS="-
 figures: setup ## draw the documents' pictures and tables from the records in results/
 	@scripts/build.sh release --target tilewise_torch
 	@$(PACKAGE) -m tilewise.bench.figures
+
+docs: ## build the site from docs/ into build/site
+	@scripts/docs.sh
+
+wheel: ## build a wheel for many Linux machines and an sdist into build/wheel (ARGS: options of cmake)
+	@scripts/wheel.sh $(ARGS)
+
+hub: wheel ## lay the wheel out as Hugging Face's kernels package loads it, into build/hub
+	@python3 scripts/hub.py
 
 lint: setup ## check the layout of the sources and the package's types
 	@scripts/lint.sh
