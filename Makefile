@@ -33,7 +33,7 @@ figures: setup ## draw the documents' pictures and tables from the records in re
 docs: ## build the site from docs/ into build/site
 	@scripts/docs.sh
 
-wheel: ## build a wheel for many Linux machines and an sdist into build/wheel (ARGS: options of cmake)
+wheel: setup ## build a wheel for many Linux machines and an sdist into build/wheel (ARGS: options of cmake)
 	@scripts/wheel.sh $(ARGS)
 
 hub: wheel ## lay the wheel out as Hugging Face's kernels package loads it, into build/hub

@@ -62,8 +62,14 @@ def in_site(text: str, depth: int) -> str:
 def write_python(folder: Path) -> None:
     folder.mkdir(parents=True)
     for name, members in PYTHON.items():
-        parts = [f"# {TITLES[name]}", *(f"::: tilewise.{member}" for member in members.split())]
+        parts = [f"# {TITLES[name]}", *map(directive, members.split())]
         (folder / f"{name}.md").write_text("\n\n".join(parts) + "\n")
+
+
+def directive(member: str) -> str:
+    """What mkdocstrings fills; tilewise.attention is a module, too, and the function is what is meant."""
+    path = "attention.attention" if member == "attention" else member
+    return f"::: tilewise.{path}\n    options:\n      heading: tilewise.{member}"
 
 
 # C++
