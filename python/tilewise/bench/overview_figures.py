@@ -167,6 +167,8 @@ def suites_section(machines: Sequence[Record]) -> str:
                 f"{about(record)}: the time of the fastest peer over that of our fastest kernel. "
                 "Above 1 Tilewise is faster."
             )
+            if speed_plot(record):
+                parts.append(f"![TFLOP/s over the length](speed-{slug(record)}.svg)")
             parts.append(
                 f"![Speed against the fastest peer on {record.machine}](against-peers-{slug(record)}.svg)"
             )
