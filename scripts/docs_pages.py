@@ -86,7 +86,7 @@ def write_cpp(folder: Path) -> None:
         text = (ROOT / "include" / "tilewise" / f"{name}.h").read_text()
         declared = list(declarations(text))
         (folder / f"{name}.md").write_text(page(name, text, declared))
-        names = dict.fromkeys(title for title, _, _ in declared)
+        names = dict.fromkeys(name for title, _, _ in declared for name in title.split(", "))
         table.append(f"| [`{name}.h`]({name}.md) | {', '.join(f'`{one}`' for one in names)} |")
     (folder / "index.md").write_text("\n\n".join((*about, "\n".join(table))) + "\n")
 
@@ -136,14 +136,18 @@ def leading_comment(paragraph: str) -> tuple[str, str]:
 
 
 def title_of(code: str) -> str | None:
-    """The name of the first thing that is declared; none of comments and specialisations."""
+    """The name of a type or variable, or those of all functions; none of comments and specialisations."""
     if not code.strip() or code.startswith(("//", "#", "template <>")):
         return None
     if found := re.search(r"^(?:template <.*>\n)?(?:struct|class|enum class) (\w+)", code):
-        return found[1]
+        behind = re.search(r"^\};\n(\w.*)", code, re.DOTALL | re.MULTILINE)  # functions right behind the type
+        return ", ".join(filter(None, (found[1], behind and title_of(behind[1]))))
     if found := re.search(r"^using (\w+)", code):
         return found[1]
-    found = re.search(r"(\w+)\(", code) or re.search(r"(\w+) =", code)
+    functions = [found[1] for line in code.splitlines() if (found := re.match(r"\w.*?(\w+)\(", line))]
+    if functions:
+        return ", ".join(dict.fromkeys(functions))
+    found = re.search(r"(\w+) =", code)
     return found[1] if found else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from functools import cache
 from pathlib import Path
@@ -87,3 +88,24 @@ def test_the_built_site_fetches_nothing_from_elsewhere() -> None:
             r"<(?:script|link|img|iframe)[^>]*\b(?:src|href)=\"(https?:[^\"]*)\"", page.read_text()
         )
         assert not found, f"{page.relative_to(site)}: {found}"
+
+
+def test_the_cpp_pages_have_every_type_and_function_of_the_headers() -> None:
+    script = ROOT / "scripts" / "docs_pages.py"
+    if not script.exists():
+        pytest.skip("a staged tree has no scripts/docs_pages.py")
+    spec = importlib.util.spec_from_file_location("docs_pages", script)
+    assert spec and spec.loader
+    docs_pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(docs_pages)
+    listed = {path.stem for path in (ROOT / "include" / "tilewise").glob("*.h")} - {"tilewise", "version"}
+    assert set(docs_pages.HEADERS) == listed
+    for header in docs_pages.HEADERS:
+        text = (ROOT / "include" / "tilewise" / f"{header}.h").read_text()
+        titles = [title for title, _, _ in docs_pages.declarations(text)]
+        names = {name for title in titles for name in title.split(", ")}
+        declared = re.findall(r"^(?:struct|class|enum class) (\w+)(?:;| :| \{)", text, re.MULTILINE)
+        declared += re.findall(
+            r"^(?!template|struct|class|enum|using|//| )\w[^=;{\n]*?(\w+)\(", text, re.MULTILINE
+        )
+        assert set(declared) - names <= {"dtype_of"}, header
