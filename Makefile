@@ -6,7 +6,7 @@ LIBRARY = build/release/bindings/torch/_tilewise.so
 PACKAGE = PYTHONPATH=python TILEWISE_TORCH_LIBRARY=$(LIBRARY) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help build test asan bench figures docs wheel hub lint format install stage results-status setup clean
+.PHONY: help build test asan bench figures lint format install stage results-status setup clean
 # Ninja and ctest use all cores by themselves, and the targets share build trees.
 .NOTPARALLEL:
 
@@ -30,6 +30,7 @@ figures: setup ## draw the documents' pictures and tables from the records in re
 	@scripts/build.sh release --target tilewise_torch
 	@$(PACKAGE) -m tilewise.bench.figures
 
+.PHONY: docs wheel hub
 docs: ## build the site from docs/ into build/site
 	@scripts/docs.sh
 
