@@ -8,6 +8,10 @@ flock 9
 
 key=$({ pwd && cat scripts/requirements-docs.txt; } | sha256sum)
 if [ "$(cat .venv-docs/tilewise-setup 2>/dev/null)" != "$key" ]; then
+  python3 -c 'import ensurepip, venv' || {
+    echo "A Python that makes virtual environments is needed: apt-get install python3-venv" >&2
+    exit 1
+  }
   echo "Making .venv-docs"
   rm -rf .venv-docs # perhaps half made
   python3 -m venv .venv-docs

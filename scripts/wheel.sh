@@ -15,6 +15,10 @@ flock 9
 
 key=$({ pwd && cat scripts/requirements-wheel.txt; } | sha256sum)
 if [ "$(cat .venv-wheel/tilewise-setup 2>/dev/null)" != "$key" ]; then
+  python3 -c 'import ensurepip, venv' || {
+    echo "A Python that makes virtual environments is needed: apt-get install python3-venv" >&2
+    exit 1
+  }
   echo "Making .venv-wheel"
   rm -rf .venv-wheel # perhaps half made
   python3 -m venv .venv-wheel
@@ -39,7 +43,7 @@ PATH="$PWD/.venv-wheel/bin:$PATH" "$python" -m auditwheel repair --plat "$platfo
 rm -r build/wheel/here
 
 wheel=$(echo build/wheel/*.whl)
-"$python" -m auditwheel show "$wheel" | sed '/^$/d'
+"$python" -m auditwheel show "$wheel" | sed -n '/references external/,$p'
 megabytes=$(($(stat -c %s "$wheel") / 1000000))
 [ "$megabytes" -lt "$most_megabytes" ] || { echo "$wheel has $megabytes MB, more than $most_megabytes" >&2; exit 1; }
 ls -l build/wheel/* | awk '{ printf "built     %s, %.1f MB\n", $NF, $5 / 1e6 }'
