@@ -101,8 +101,9 @@ def write_variant(
     variant.mkdir(parents=True)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(variant, [x for x in archive.namelist() if x.startswith("tilewise/")])
-        licence = next(x for x in archive.namelist() if x.endswith("/LICENSE"))
-        (variant / "LICENSE").write_bytes(archive.read(licence))
+        for path in archive.namelist():
+            if path.endswith(("/LICENSE", "/NOTICE")):
+                (variant / Path(path).name).write_bytes(archive.read(path))
     (variant / "__init__.py").write_text(OPENING)
     files = digests(variant)
     seal = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:12]

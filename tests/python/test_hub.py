@@ -37,7 +37,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for source in sorted(package.rglob("*.py")):
             archive.write(source, f"tilewise/{source.relative_to(package)}")
         archive.write(_binding.library_path(), "tilewise/_tilewise.so")
-        archive.write(ROOT / "LICENSE", "tilewise-0.1.0.dist-info/licenses/LICENSE")
+        for name in ("LICENSE", "NOTICE"):
+            archive.write(ROOT / name, f"tilewise-0.1.0.dist-info/licenses/{name}")
     return path
 
 
@@ -59,7 +60,7 @@ def test_metadata_names_every_file(hub: ModuleType, wheel: Path, tmp_path: Path)
     metadata = json.loads((variant / "metadata.json").read_text())
     files = {path.relative_to(variant).as_posix() for path in variant.rglob("*") if path.is_file()}
     assert set(metadata["digest"]["files"]) == files - {"metadata.json"}
-    assert {"__init__.py", "LICENSE", "tilewise/__init__.py", "tilewise/_tilewise.so"} <= files
+    assert {"__init__.py", "LICENSE", "NOTICE", "tilewise/__init__.py", "tilewise/_tilewise.so"} <= files
     assert metadata["provenance"]["kernel"] == {"commit": "ab" * 20, "dirty": False}
 
 
