@@ -28,7 +28,7 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("attention with masks or dropout", ("masks",)),
     ("attention with windows or block masks", ("window",)),
     ("attention, head dims 16 to 4096", ("head-dims",)),
-    ("deterministic gradients", ("deterministic",)),
+    ("deterministic gradients, beside FlashAttention-2", ("deterministic",)),
     ("whole layers and decode steps", ("layer",)),
     ("feed-forward networks", ("ffn",)),
     ("norms and rotary embedding", ("norm",)),
