@@ -30,6 +30,16 @@ figures: setup ## draw the documents' pictures and tables from the records in re
 	@scripts/build.sh release --target tilewise_torch
 	@$(PACKAGE) -m tilewise.bench.figures
 
+.PHONY: docs wheel hub
+docs: ## build the site from docs/ into build/site
+	@scripts/docs.sh
+
+wheel: setup ## build a wheel for many Linux machines and an sdist into build/wheel (ARGS: options of cmake)
+	@scripts/wheel.sh $(ARGS)
+
+hub: wheel ## lay the wheel out as Hugging Face's kernels package loads it, into build/hub
+	@python3 scripts/hub.py
+
 lint: setup ## check the layout of the sources and the package's types
 	@scripts/lint.sh
 
