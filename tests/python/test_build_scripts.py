@@ -76,6 +76,23 @@ message(STATUS "launcher=${{CMAKE_CXX_COMPILER_LAUNCHER}}.")""",
     assert launcher(path=str(cache.parent)) == str(cache)
 
 
+def test_cmake_3_25_finds_a_toolkit_without_nvtoolsext(tmp_path: Path) -> None:
+    # As its FindCUDAToolkit.cmake does, in a subdirectory too.
+    module = 'set_property(TARGET CUDA::nvToolsExt PROPERTY DEPRECATION "superseded by nvtx3")'
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner/CMakeLists.txt").write_text(
+        f"if(CMAKE_VERSION VERSION_LESS 3.26)\n{module}\nendif()\n"
+    )
+    configure(
+        tmp_path,
+        f"""
+project(parts LANGUAGES NONE)
+set(TILEWISE_CUDA OFF)
+include({ROOT}/cmake/TilewiseParts.cmake)
+add_subdirectory(inner)""",
+    )
+
+
 @pytest.mark.parametrize(
     ("report", "status"),
     [
