@@ -7,6 +7,7 @@
 #include "attention/validate.h"
 #include "attention/views.h"
 #include "core/checks.h"
+#include "core/sizes.h"
 
 namespace tilewise {
 namespace {
@@ -26,14 +27,14 @@ void check_options(const AttentionOptions& options) {
         options.window.left.value_or(0));
   check(options.window.right.value_or(0) >= 0, "window.right", "0 or above, or absent",
         options.window.right.value_or(0));
+  check_enumerator(options.alignment, Alignment::bottom_right, "alignment", "top_left or bottom_right");
+  check_precision(options.precision);
 }
 
 void check_dropout_seed(const Tensor& seed, const Context& context) {
   check_dtype(seed, "dropout_seed", DType::i64);
   check_shape(seed, "dropout_seed", {2}, "[seed, offset]", context);
   check_contiguous_last(seed, "dropout_seed");
-  check(reinterpret_cast<std::uintptr_t>(seed.data) % size_of(DType::i64) == 0, "dropout_seed",
-        "memory aligned to 8 bytes", "an address between");
 }
 
 // Whether rows of keys begin at multiples of 16 bytes and have keys that lie together.
@@ -155,7 +156,7 @@ void check_paged(const AttentionInputs& inputs, const Context& context, Attentio
   check_memory(table, "page_table", context);
   check(inputs.k.extent(2) >= 1, "k", "pages of at least one key", inputs.k);
   check(inputs.key_lengths.given(), "key_lengths", "i32 [B] with paged keys", "none");
-  problem.length_k = table.extent(1) * inputs.k.extent(2);
+  problem.length_k = bounded_product(table.extent(1), inputs.k.extent(2));
 }
 
 void check_mask(const Tensor& mask, const Context& context, const AttentionProblem& problem) {
@@ -260,7 +261,9 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   if (problem.layout == Layout::paged) check_paged(inputs, context, problem);
   check(problem.length_q < max_length, "q", "fewer than 2^31 queries", inputs.q);
   check(problem.length_k < max_length, "k", "fewer than 2^31 keys", inputs.k);
-  check(problem.batch * problem.heads_q < 2 * max_length, "q", "fewer than 2^32 heads in all", inputs.q);
+  // Entries without heads count, too: checks of index tensors go over them.
+  check(bounded_product(problem.batch, std::max<std::int64_t>(problem.heads_q, 1)) < 2 * max_length, "q",
+        "fewer than 2^32 heads in all", inputs.q);
 
   if (inputs.mask.given()) check_mask(inputs.mask, context, problem);
   if (inputs.blocks.given()) check_blocks(inputs.blocks, context, problem);
