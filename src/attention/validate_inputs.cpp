@@ -137,8 +137,9 @@ void check_packed(const AttentionInputs& inputs, const Context& context, Attenti
         "0 or above and below 2^31", packed.max_length_q);
   check(packed.max_length_k >= 0 && packed.max_length_k < max_length, "packed.max_length_k",
         "0 or above and below 2^31", packed.max_length_k);
-  problem.length_q = packed.max_length_q;
-  problem.length_k = packed.max_length_k;
+  // No sequence is longer than all together: a larger bound would only cost time and workspace.
+  problem.length_q = std::min(packed.max_length_q, inputs.q.extent(0));
+  problem.length_k = std::min(packed.max_length_k, inputs.k.extent(0));
   check(!inputs.mask.given(), "mask", "none with packed sequences", inputs.mask);
   check(!inputs.blocks.given(), "blocks", "none with packed sequences", "a block mask");
   check(!inputs.page_table.given(), "page_table", "none with packed sequences", inputs.page_table);
@@ -181,10 +182,17 @@ void check_mask(const Tensor& mask, const Context& context, const AttentionProbl
   check_memory(mask, "mask", context);
 }
 
+// A block that is longer than what it divides is cut to that: its tail has nothing to say, and kernels take
+// time and memory for whole blocks.
+std::int64_t within_length(std::int64_t block, std::int64_t length) {
+  return std::min(block, std::max<std::int64_t>(length, 1));
+}
+
 void check_blocks(const BlockMask& blocks, const Context& context, const AttentionProblem& problem) {
   check(blocks.block_q >= 1, "blocks.block_q", "1 or above", blocks.block_q);
   check(blocks.block_k >= 1, "blocks.block_k", "1 or above", blocks.block_k);
-  const std::int64_t rows = (problem.length_q + blocks.block_q - 1) / blocks.block_q;
+  const std::int64_t block_q = within_length(blocks.block_q, problem.length_q);
+  const std::int64_t rows = (problem.length_q + block_q - 1) / block_q;
   const auto check_list = [&](const Tensor& tensor, std::string_view name, int rank) {
     check(tensor.rank == rank, name,
           rank == 3 ? "rank 3 [B|1, Hq|1, query blocks]" : "rank 4 [B|1, Hq|1, query blocks, slots]", tensor);
@@ -223,9 +231,9 @@ void check_blocks(const BlockMask& blocks, const Context& context, const Attenti
   }
 }
 
-BlockView block_view(const BlockMask& blocks) {
-  BlockView view{.block_q = blocks.block_q,
-                 .block_k = blocks.block_k,
+BlockView block_view(const BlockMask& blocks, const AttentionProblem& problem) {
+  BlockView view{.block_q = within_length(blocks.block_q, problem.length_q),
+                 .block_k = within_length(blocks.block_k, problem.length_k),
                  .counts = indices_of(blocks.counts),
                  .indices = indices_of(blocks.indices),
                  .full_counts = indices_of(blocks.full_counts),
@@ -300,7 +308,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   call.total_q = problem.layout == Layout::packed ? inputs.q.extent(0) : 0;
   call.total_k = problem.layout == Layout::packed ? inputs.k.extent(0) : 0;
   call.page = problem.layout == Layout::paged ? inputs.k.extent(2) : 0;
-  call.blocks = block_view(inputs.blocks);
+  call.blocks = block_view(inputs.blocks, problem);
   call.scale = options.scale ? static_cast<double>(*options.scale) : 1.0 / std::sqrt(dim);
   call.softcap = static_cast<double>(options.softcap);
   call.band = band_of(options);
