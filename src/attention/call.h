@@ -42,10 +42,10 @@ struct HeadValues {
 
 /// The block mask, ready to be read.
 struct BlockView {
-  std::int64_t block_q = 0;
-  std::int64_t block_k = 0;
+  std::int64_t block_q = 0;  ///< at most the number of queries; the tiles may have more rows
+  std::int64_t block_k = 0;  ///< likewise of keys
   Indices counts, indices, full_counts, full_indices, tile_ids;
-  const std::byte* tiles = nullptr;  ///< [tiles, block_q, block_k]
+  const std::byte* tiles = nullptr;  ///< [tiles, block_q, block_k] of the caller
   std::int64_t tile_stride[3] = {};
 
   constexpr bool tile_shows(std::int32_t tile, std::int64_t i, std::int64_t j) const {

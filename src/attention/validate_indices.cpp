@@ -142,9 +142,9 @@ void check_indices(const AttentionInputs& inputs, const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
   if (problem.layout == Layout::packed) {
     check_cumulative(call.cumulative_q, "packed.cumulative_q", problem.batch, inputs.q.extent(0),
-                     problem.length_q);
+                     inputs.packed.max_length_q);
     check_cumulative(call.cumulative_k, "packed.cumulative_k", problem.batch, inputs.k.extent(0),
-                     problem.length_k);
+                     inputs.packed.max_length_k);
   }
   if (problem.features.key_lengths) {
     for (std::int64_t b = 0; b < problem.batch; ++b) {

@@ -1,6 +1,7 @@
 #include "rope/validate.h"
 
 #include "core/checks.h"
+#include "core/sizes.h"
 #include "rope/kernel.h"
 
 namespace tilewise {
@@ -201,7 +202,7 @@ void check_cache(const RopeInputs& inputs, const RopeOutputs& outputs, const Con
     check(k_cache.extent(2) >= 1, "k_cache", "pages of at least one token", k_cache);
     call.page_table = indices_of(inputs.page_table);
     call.page = k_cache.extent(2);
-    capacity *= inputs.page_table.extent(1);
+    capacity = bounded_product(capacity, inputs.page_table.extent(1));
   }
   if (context.device.type != Device::Type::cpu) return;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
@@ -235,6 +236,7 @@ RopeCall checked_rope(const RopeInputs& inputs, const RopeOptions& options, cons
                       const Context& context) {
   check_kernel_name(rope_kernel_list(), options.kernel);
   check_context(context);
+  check_enumerator(options.pairs, RopePairs::interleaved, "pairs", "halves or interleaved");
   RopeCall call;
   RopeProblem& problem = call.problem;
   problem.pairs = options.pairs;
