@@ -36,6 +36,8 @@ _WRONG_TYPE = re.compile(
     r"Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'"
 )
 
+_OUT_OF_MEMORY = re.compile(r"tilewise\.OutOfMemory: tried to allocate (\d+) bytes on (\S+)")
+
 # The library's words for types that torch's users know by others, and torch's C++ ones.
 _TYPES = {
     **{"i32": "int32", "Byte": "uint8", "Char": "int8", "Short": "int16", "Long": "int64"},
@@ -90,6 +92,8 @@ def translated(error: Exception, arguments: Mapping[str, Any], names: Mapping[st
         return _KINDS[kind](_renamed(message, names))
     if isinstance(error, Error):
         return type(error)(_renamed(text, names))
+    if match := _OUT_OF_MEMORY.match(text):
+        return _out_of_memory(int(match[1]), match[2])
     for argument, value in arguments.items():
         name = names.get(argument, argument)
         optional = argument not in ("query", "key", "value")
@@ -102,6 +106,22 @@ def translated(error: Exception, arguments: Mapping[str, Any], names: Mapping[st
         expected, argument, given = match.groups()
         return TypeError(f"{names.get(argument, argument)}: expected {expected}, got {given}")
     return error
+
+
+def _out_of_memory(size: int, device: str) -> Exception:
+    """torch's exception for memory that it does not have.
+
+    The binding knows how much was asked for and nothing else. So torch is asked again: its own exception says
+    the rest, and is of the kind that it has for the device.
+    """
+    try:
+        torch.empty(size, dtype=torch.uint8, device=device)
+    except RuntimeError as error:
+        return error
+    # What the call had allocated before is free again, and was enough.
+    if device == "cpu":
+        return RuntimeError(f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes.")
+    return torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes on {device}.")
 
 
 def _renamed(message: str, names: Mapping[str, str]) -> str:

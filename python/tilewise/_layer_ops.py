@@ -1,6 +1,6 @@
-"""The operators of a layer around attention: shapes without data and gradients. Kernels are in C++.
+"""The operators of a layer around attention: their gradients, and the shortest ways to call them.
 
-Rows are [M, ...] here; `functional` folds other dimensions into M.
+Kernels are in C++. Rows are [M, ...] here; `functional` folds other dimensions into M.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tilewise import _ops
-from tilewise._errors import Unsupported
+from tilewise._errors import Unsupported, translated
 
 gemm = torch.ops.tilewise.gemm.default
 explain_gemm = torch.ops.tilewise.explain_gemm.default
@@ -42,105 +42,10 @@ def call(operator: torch._ops.OpOverload, *arguments: Any) -> Any:
         return operator._op(*arguments)
 
 
-# Shapes
-
-
-@torch.library.register_fake("tilewise::gemm")
-def _(a: Tensor, b: Tensor, *_: Any) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[0]))
-
-
-@torch.library.register_fake("tilewise::ffn_forward")
-def _(x: Tensor, up: Tensor, down: Tensor, *_: Any) -> Tensor:
-    return x.new_empty((x.shape[0], down.shape[0]))
-
-
-@torch.library.register_fake("tilewise::ffn_forward_kept")
-def _(x: Tensor, up: Tensor, down: Tensor, gate: Tensor | None = None, *_: Any) -> tuple[Tensor, ...]:
-    rows, hidden = x.shape[0], up.shape[0]
-    return (
-        x.new_empty((rows, down.shape[0])),
-        x.new_empty((rows, hidden)),
-        x.new_empty(0 if gate is None else (rows, hidden)),
-    )
-
-
-_FFN_GRADIENTS = 7  # x, up, down, gate and the three biases: the first arguments, in that order
-
-
-def _empty_needed(tensors: Sequence[Any], needed: Sequence[bool]) -> list[Tensor]:
-    asked = zip(tensors, needed, strict=False)
-    return [x.new_empty(x.shape) for x, need in asked if need and x is not None]
-
-
-@torch.library.register_fake("tilewise::ffn_backward")
-def _(
-    grad_out: Tensor,
-    needed: list[bool],
-    up_product: Tensor | None,
-    gate_product: Tensor | None,
-    *arguments: Any,
-) -> list[Tensor]:
-    return _empty_needed(arguments[:_FFN_GRADIENTS], needed)
-
-
-def _statistics_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-@torch.library.register_fake("tilewise::norm_forward")
-def _(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    epsilon: float,
-    layer: bool,
-    *_: Any,
-) -> tuple[Tensor, ...]:
-    rows, statistics = x.shape[0], _statistics_dtype(x)
-    return (
-        x.new_empty(x.shape),
-        x.new_empty(0 if residual is None else x.shape),
-        x.new_empty(rows, dtype=statistics),
-        x.new_empty(rows if layer else 0, dtype=statistics),
-    )
-
-
-@torch.library.register_fake("tilewise::norm_backward")
-def _(
-    grad_y: Tensor,
-    grad_sum: Tensor | None,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    rstd: Tensor,
-    mean: Tensor,
-    needed: list[bool],
-    *_: Any,
-) -> list[Tensor]:
-    return _empty_needed((x, weight, bias), needed)
-
-
-@torch.library.register_fake("tilewise::rope")
-def _(q: Tensor, k: Tensor | None, *_: Any) -> list[Tensor]:
-    return [_ops._empty_beside(x, x.shape[-1]) for x in (q, k) if x is not None]
-
-
-@torch.library.register_fake("tilewise::rope_into_cache")
-def _(q: Tensor, *_: Any) -> Tensor:
-    return _ops._empty_beside(q, q.shape[-1])
-
-
-@torch.library.register_fake("tilewise::explain_gemm")
-@torch.library.register_fake("tilewise::explain_ffn")
-def _(*_: Any) -> str:
-    raise Unsupported("explain looks at strides and memory: it takes no meta or fake tensors")
-
-
 # Gradients
 
 _aten = torch.ops.aten
+_FFN_GRADIENTS = 7  # x, up, down, gate and the three biases: the first arguments, in that order
 
 
 def _activated(activation: str, x: Tensor) -> Tensor:
@@ -318,7 +223,10 @@ def _eager_call(
 
         @staticmethod
         def backward(ctx: Any, *given: Any) -> Any:
-            return gradients(ctx, *given)
+            try:
+                return gradients(ctx, *given)
+            except RuntimeError as error:
+                raise translated(error, {}, {}) from None
 
     Recorded.__name__ = operator.name()
     return Recorded.apply
