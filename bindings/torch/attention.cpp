@@ -202,7 +202,8 @@ void check_attention_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     ArgumentStack taken(stack);
     AttentionArguments arguments(taken);
     const AttentionInputs inputs = arguments.inputs();
-    checked_inputs(Pass::forward, inputs, arguments.options(), {.device = inputs.q.device, .parallel_for = {}});
+    checked_inputs(Pass::forward, inputs, arguments.options(),
+                   {.device = inputs.q.device, .parallel_for = {}});
   });
 }
 

@@ -70,8 +70,8 @@ Tensor view_as(const TorchTensor& tensor, DType dtype, std::string_view name) {
   const Device device = device_of(tensor, name);
   const bool has_data = device.type == Device::Type::cpu || !is_meta(tensor);
   void* data = has_data ? tensor.data_ptr() : nowhere();
-  Tensor result(data, dtype, std::span(shape.data(), shape.size()),
-                std::span(strides.data(), strides.size()), device);
+  Tensor result(data, dtype, std::span(shape.data(), shape.size()), std::span(strides.data(), strides.size()),
+                device);
   const bool no_elements = std::find(shape.begin(), shape.end(), 0) != shape.end();
   if (no_elements) result.strides[shape.size() - 1] = 1;
   return result;

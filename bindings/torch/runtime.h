@@ -16,13 +16,13 @@ namespace tilewise::torch_binding {
 
 using TorchTensor = torch::stable::Tensor;
 
-/// Where a torch tensor is. Throws InvalidArgument where the library has no such device. Meta tensors count as
-/// CUDA's, which the library checks without reading them.
+/// Where a torch tensor is. Throws InvalidArgument where the library has no such device. Meta tensors count
+/// as CUDA's, which the library checks without reading them.
 Device device_of(const TorchTensor& tensor, std::string_view name);
 
 /// The library's view of a torch tensor. Throws InvalidArgument, with what was expected instead, for types
-/// and devices the library does not have. The last stride of a tensor without elements is 1: torch may give it
-/// any other.
+/// and devices the library does not have. The last stride of a tensor without elements is 1: torch may give
+/// it any other.
 Tensor view(const TorchTensor& tensor, std::string_view name, std::string_view expected);
 
 /// The same for indices, which may be i32 or i64.

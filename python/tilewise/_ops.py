@@ -123,7 +123,7 @@ def forward(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
 
 
 def backward(arguments: tuple[Any, ...]) -> Sequence[Tensor]:
-    """attention_backward, likewise. What it raises is of the library's kind, as nothing round it sees to that."""
+    """attention_backward, likewise. It raises the library's exceptions, as nothing round it makes them."""
     if torch.compiler.is_compiling():
         return attention_backward(*arguments)
     try:
@@ -296,11 +296,18 @@ def _cast_rows(
     return cast(query), cast(key), cast(value), mask
 
 
+def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
+    """The type that autocast asks for where the tensor is; None where it asks for none."""
+    if not torch._C._is_any_autocast_enabled():  # the common case, at a fraction of the cost
+        return None
+    kind = tensor.device.type
+    known = kind in ("cpu", "cuda")  # torch raises for those without autocast, such as meta
+    return torch.get_autocast_dtype(kind) if known and torch.is_autocast_enabled(kind) else None
+
+
 def autocast(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    device_type = arguments[0].device.type
-    if not torch.is_autocast_enabled(device_type):
-        return arguments
-    return *_cast_rows(torch.get_autocast_dtype(device_type), *arguments[:4]), *arguments[4:]
+    dtype = autocast_dtype(arguments[0])
+    return arguments if dtype is None else (*_cast_rows(dtype, *arguments[:4]), *arguments[4:])
 
 
 def _register_autocast(operator: torch._ops.OpOverload, device_type: str, key: str) -> None:

@@ -21,6 +21,7 @@ from tilewise import (
     scaled_dot_product_attention,
 )
 from torch import Tensor
+from torch.nn.attention.bias import causal_upper_left
 
 
 def rows(
@@ -198,6 +199,18 @@ CASES: dict[str, Case] = {
     ),
     "sdpa: a list": Case(
         lambda: scaled_dot_product_attention(*swap(1, [1])), "key", "Tensor", "list", TypeError
+    ),
+    "sdpa: a mask and causal": Case(
+        lambda: scaled_dot_product_attention(*rows(), torch.ones(5, 7, dtype=torch.bool), is_causal=True),
+        "attn_mask",
+        "None where is_causal is given",
+        "[5, 7]",
+    ),
+    "sdpa: CausalBias and causal": Case(
+        lambda: scaled_dot_product_attention(*rows(), causal_upper_left(5, 7), is_causal=True),
+        "attn_mask",
+        "None where is_causal is given",
+        "5, 7]",
     ),
     "sdpa: dropout": Case(
         lambda: scaled_dot_product_attention(*rows(), dropout_p=2.0), "dropout_p", "[0, 1]", "2"
