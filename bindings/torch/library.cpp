@@ -4,8 +4,8 @@
 #include "attention.h"
 #include "layer.h"
 
-// Schemas and kernels. What else an operator of torch needs (shapes without data, gradients, autocast, vmap)
-// is written in Python, in tilewise/_ops.py.
+// Schemas and kernels. What else an operator of torch needs is written in Python: gradients, autocast and
+// vmap in tilewise/_ops.py, shapes without data in tilewise/_meta.py.
 
 namespace {
 
