@@ -197,6 +197,16 @@ void explain_attention_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   });
 }
 
+void check_attention_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_kinds([&] {
+    ArgumentStack taken(stack);
+    AttentionArguments arguments(taken);
+    const AttentionInputs inputs = arguments.inputs();
+    checked_inputs(Pass::forward, inputs, arguments.options(),
+                   {.device = inputs.q.device, .parallel_for = {}});
+  });
+}
+
 void attention_kernels_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::vector<std::string> names;
   for (std::string_view name : attention_kernels()) names.emplace_back(name);

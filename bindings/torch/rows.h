@@ -25,6 +25,9 @@ inline Tensor row_view(OptionalTensor& rows, std::string_view name) {
   return rows ? row_view(*rows, name) : Tensor();
 }
 
+/// Where a call beside that tensor would run, if it were made.
+inline Context unused(const Tensor& tensor) { return {.device = tensor.device, .parallel_for = {}}; }
+
 /// Runs a checked call by the kernel of that name.
 template <typename K>
 void run(std::span<const K> kernels, const typename K::Call& call, std::string_view name, Runtime& runtime) {

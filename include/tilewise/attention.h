@@ -74,7 +74,8 @@ struct Window {
   std::optional<std::int64_t> right{};
 };
 
-/// Drops attention weights with `probability`; the mask is a function of (seed, offset, b, h, i, j) alone.
+/// Drops attention weights with `probability`, from 0 to 1; the mask is a function of (seed, offset, b, h, i,
+/// j) alone.
 struct Dropout {
   float probability = 0;
   std::uint64_t seed = 0;

@@ -21,8 +21,8 @@ void check_options(const AttentionOptions& options) {
         options.scale.value_or(0));
   check(std::isfinite(options.softcap) && options.softcap >= 0, "softcap", "a finite number, 0 or above",
         options.softcap);
-  check(options.dropout.probability >= 0 && options.dropout.probability < 1, "dropout.probability",
-        "a number in [0, 1)", options.dropout.probability);
+  check(options.dropout.probability >= 0 && options.dropout.probability <= 1, "dropout.probability",
+        "a number in [0, 1]", options.dropout.probability);
   check(options.window.left.value_or(0) >= 0, "window.left", "0 or above, or absent",
         options.window.left.value_or(0));
   check(options.window.right.value_or(0) >= 0, "window.right", "0 or above, or absent",
