@@ -221,15 +221,16 @@ struct BackwardBlock {
   __device__ QueryTile query_tile(const QuerySteps& steps) const {
     return blocks.queries.tile(call, b, h * call.group() + steps.head, steps.at);
   }
-  /// How many blocks of keys before this one meet a tile of queries.
-  __device__ std::uint32_t blocks_before(const QuerySteps& steps) const {
+  /// By how many blocks of keys before this one meet a tile of queries.
+  __device__ TurnWords turn_words(const QuerySteps& steps) const {
     if constexpr (general) {
       if (call.problem.features.block_mask) {
-        return mma::blocks_before(call, blocks.keys, query_tile(steps), first_key);
+        return mma::turn_words(call, blocks.keys, query_tile(steps), first_key);
       }
     }
     const std::int64_t first_seen = max(std::int64_t{0}, facts_smem->low + first_query(steps) + first_key);
-    return static_cast<std::uint32_t>(first_key / c.keys - static_cast<int>(first_seen) / c.keys);
+    const auto before = static_cast<std::uint32_t>(first_key / c.keys - static_cast<int>(first_seen) / c.keys);
+    return {before, before + 1};
   }
   /// With a block mask, moves on to a tile of queries that sees something of the keys.
   __device__ void settle(QuerySteps& steps) const {
