@@ -29,7 +29,7 @@ inline Tensor row_view(OptionalTensor& rows, std::string_view name) {
 template <typename K>
 void run(std::span<const K> kernels, const typename K::Call& call, std::string_view name, Runtime& runtime) {
   const K& kernel = choose_kernel(kernels, call.problem, name);
-  kernel.launch(call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
+  run_kernel(kernel, call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
 }
 
 /// The gradients asked for, in order; the others are not given.
