@@ -95,15 +95,15 @@ struct Sequence {
   std::int64_t band_offset = 0;  ///< query i stands at key i + band_offset
 };
 
-/// Where packed sequences lie by their cumulative lengths: inside the tensor, whatever the numbers are. The
-/// first begins at row 0. Numbers that do not rise leave sequences empty, or rows to more than one.
+/// Where packed sequences lie by their cumulative lengths: inside the tensor, whatever the numbers are.
+/// Numbers that do not rise leave sequences empty, or rows to more than one.
 struct Starts {
   Indices cumulative;
   std::int64_t sequences = 0;
   std::int64_t rows = 0;     ///< of the tensor
   std::int64_t longest = 0;  ///< rows of a sequence beyond it are nobody's
 
-  constexpr std::int64_t at(std::int64_t n) const { return n == 0 ? 0 : within(cumulative.at(n), 0, rows); }
+  constexpr std::int64_t at(std::int64_t n) const { return within(cumulative.at(n), 0, rows); }
   constexpr std::int64_t length(std::int64_t n) const { return within(at(n + 1) - at(n), 0, longest); }
 
   /// Whether one of the sequences has the row: that which bisection finds. Where numbers rise there is no
@@ -115,7 +115,7 @@ struct Starts {
       const std::int64_t middle = (low + high) / 2;
       (at(middle) <= row ? low : high) = middle;
     }
-    return low < high && row < at(high) && row - at(low) < longest;
+    return low < high && row >= at(low) && row < at(high) && row - at(low) < longest;
   }
 };
 

@@ -62,8 +62,9 @@ struct RopeCall {
   }
   /// The row of the tables for token s of entry b: one of those there are, whatever the numbers are.
   constexpr std::int64_t angle_row(std::int64_t b, std::int64_t s) const {
-    if (positions.data != nullptr) return within(positions.at(b, s), 0, angle_rows - 1);
-    return angles_of_places ? within(cache_start(b) + s, 0, angle_rows - 1) : s;
+    if (positions.data == nullptr && !angles_of_places) return s;
+    const std::int64_t row = positions.data != nullptr ? positions.at(b, s) : cache_start(b) + s;
+    return std::max<std::int64_t>(0, std::min(row, angle_rows - 1));
   }
   /// Where token s of entry b goes in the cache.
   constexpr CacheSlot cache_slot(std::int64_t b, std::int64_t s) const {

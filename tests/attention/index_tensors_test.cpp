@@ -29,7 +29,8 @@ TEST(IndexTensors, StartsOfSequencesAreInsideWhateverTheNumbersAre) {
   for (std::uint64_t seed = 1; seed <= 2000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Random rng(seed);
-    const std::int64_t sequences = rng.between(0, 9), rows = rng.between(0, 40);
+    const std::int64_t sequences = rng.between(0, 9);
+    const std::int64_t rows = rng.between(0, 40);
     std::vector<std::int32_t> numbers(static_cast<std::size_t>(sequences + 1));
     for (std::int32_t& number : numbers) number = static_cast<std::int32_t>(garbage_index(rng, rows));
     const bool valid = rng.chance(0.3);
@@ -101,7 +102,7 @@ TEST(IndexTensors, RowsOfQueriesAndKeysAreInside) {
 
 TEST(IndexTensors, BlocksAndTilesAreInside) {
   int looked_at = 0;
-  for (std::uint64_t seed = 1; seed <= 600; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const RandomProblem p = garbled(problem_of(seed));
     if (!p.blocks.counts.given()) continue;
@@ -139,7 +140,7 @@ std::string message_of(const Body& body) {
 // A device looks at all items at once, by searching where the CPU has marks, and reports the first: as here.
 TEST(IndexTensors, ADeviceFindsTheFaultThatTheCpuFinds) {
   int faults = 0;
-  for (std::uint64_t seed = 1; seed <= 600; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     RandomProblem p = problem_of(seed);
     if (!has_indices(p)) continue;

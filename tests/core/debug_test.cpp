@@ -69,7 +69,7 @@ TEST_F(Log, IsWrittenBeforeTheLaunch) {
     float a[4] = {}, b[4] = {}, out[4];
     gemm({.a = Tensor::of(a, {2, 2}), .b = Tensor::of(b, {2, 2})}, {.kernel = "reference"},
          {.out = Tensor::of(out, {2, 2})},
-         {.parallel_for = {.run = [](std::int64_t, const ParallelFor::Body&) { _exit(7); }, .threads = 1}});
+         {.parallel_for = {.run = [](std::int64_t, const ParallelFor::Body&) { _exit(7); }, .threads = 2}});
     _exit(8);
   };
   EXPECT_EXIT(crash(), testing::ExitedWithCode(7), "");

@@ -1,5 +1,5 @@
-"""What environment variables ask for: a log of calls, and a look at index tensors on a GPU. Each is read once, so
-every test is a process of its own."""
+"""What environment variables ask for: a log of calls, and a look at index tensors on a GPU. Each is read
+once, so every test runs a process of its own."""
 
 from __future__ import annotations
 

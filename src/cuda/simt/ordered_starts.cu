@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(order_threads)
   int before = 0;  // the highest of those that were looked at
   for (std::int64_t first = 0; first <= from.sequences; first += order_threads) {
     const std::int64_t n = first + threadIdx.x;
-    int highest = n <= from.sequences ? static_cast<int>(from.at(n)) : 0;
+    int highest = n > 0 && n <= from.sequences ? static_cast<int>(from.at(n)) : 0;  // the first begins at 0
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {
       highest = max(highest, __shfl_up_sync(~0u, highest, apart));  // of itself where there is none
@@ -49,9 +49,7 @@ struct Copies {
   }
 };
 
-bool needs_order(const AttentionCall& call) {
-  return call.packed() && call.problem.pass == Pass::backward;
-}
+bool needs_order(const AttentionCall& call) { return call.packed() && call.problem.pass == Pass::backward; }
 
 }  // namespace
 

@@ -7,8 +7,8 @@
 namespace tilewise::cuda::wgmma {
 
 // Which rows of packed sequences a number of a tile stands for (packed_tiles in schedule.h). Cumulative
-// lengths are brought inside the tensors, as Starts does it (attention/call.h), whatever they are. Each row
-// of queries is some number's then: the larger a number, the later its sequence, and where the numbers of one
+// lengths are brought inside the tensors, whatever they are, and the first sequence begins at 0. Each row of
+// queries is some number's then: the larger a number, the later its sequence, and where the numbers of one
 // sequence end those of the next begin no later than its rows do.
 
 /// Where sequence n begins.
