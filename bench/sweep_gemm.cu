@@ -1,13 +1,13 @@
-// Times candidates for the tables of src/cuda/gemm/tuning.h on squares and on the products of a Llama layer,
-// and compares each with the simt kernel. Prints a line of JSON each.
+// Times candidates for the tables of src/cuda/gemm/sm90/tiles/tuning.h on squares and on the products of a
+// Llama layer, and compares each with the simt kernel. Prints a line of JSON each.
 //
 //   sweep_gemm [rows columns summands]
 
 #include <cstdio>
 #include <cstdlib>
 
-#include "cuda/gemm/rows.cuh"
-#include "cuda/gemm/simt.h"
+#include "cuda/gemm/simt/simt.h"
+#include "cuda/gemm/sm90/tiles/rows.cuh"
 #include "gemm/compose.h"
 #include "sweep.cuh"
 

@@ -1,6 +1,7 @@
-// Times candidates for the tuning table of the mma kernel's forward (src/cuda/mma/tuning.h), bf16, over 16k
-// tokens of hidden size 2048. A JSON object a line, each candidate on each shape: whether the table has it,
-// and its largest difference from the fused kernel's o. `gpu-sweep mma` makes a record of them.
+// Times candidates for the tuning table of the mma kernel's forward
+// (src/cuda/attention/sm80/forward/tuning.h), bf16, over 16k tokens of hidden size 2048. A JSON object a
+// line, each candidate on each shape: whether the table has it, and its largest difference from the fused
+// kernel's o. `gpu-sweep mma` makes a record of them.
 //   sweep_mma [head dim [sequence length]]
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 #include <vector>
 
 #include "attention/validate.h"
-#include "cuda/mma/forward_rows.cuh"
+#include "cuda/attention/sm80/forward/rows.cuh"
 #include "sweep.cuh"
 #include "tilewise/attention.h"
 

@@ -1,8 +1,8 @@
-// Times candidates for the tuning table of the mma kernel's backward (src/cuda/mma/backward_tuning.h), bf16,
-// over 16k tokens of hidden size 2048. A JSON object a line, each candidate on each shape: whether the table
-// has it; `ms` of the kernel over tiles alone, `all_ms` of the whole call with the table's own row; the
-// largest differences from the fused kernel's gradients, over the largest element there.
-// `gpu-sweep mma_backward` makes a record of them.
+// Times candidates for the tuning table of the mma kernel's backward
+// (src/cuda/attention/sm80/backward/tuning.h), bf16, over 16k tokens of hidden size 2048. A JSON object a
+// line, each candidate on each shape: whether the table has it; `ms` of the kernel over tiles alone, `all_ms`
+// of the whole call with the table's own row; the largest differences from the fused kernel's gradients, over
+// the largest element there. `gpu-sweep mma_backward` makes a record of them.
 //   sweep_mma_backward [head dim [sequence length]]
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "attention/validate.h"
-#include "cuda/mma/backward_rows.cuh"
+#include "cuda/attention/sm80/backward/rows.cuh"
 #include "sweep.cuh"
 #include "tilewise/attention.h"
 

@@ -1,7 +1,8 @@
-// Times candidates for the tuning tables of the mma kernel's forward for f32 (src/cuda/mma_f32/tuning.h),
-// over 16k tokens of hidden size 2048. A JSON object a line, each candidate on each shape: whether its table
-// has it; `ms` of the call, `split_ms` of splitting keys and values, which is part of it; its largest
-// difference from the fused kernel's o. `gpu-sweep mma_f32` makes a record of them.
+// Times candidates for the tuning tables of the mma kernel's forward for f32
+// (src/cuda/attention/sm80/forward_f32/tuning.h), over 16k tokens of hidden size 2048. A JSON object a line,
+// each candidate on each shape: whether its table has it; `ms` of the call, `split_ms` of splitting keys and
+// values, which is part of it; its largest difference from the fused kernel's o. `gpu-sweep mma_f32` makes a
+// record of them.
 //   sweep_mma_f32 [head dim [sequence length]]
 
 #include <cstdio>
@@ -9,7 +10,7 @@
 #include <exception>
 
 #include "attention/validate.h"
-#include "cuda/mma_f32/forward_rows.cuh"
+#include "cuda/attention/sm80/forward_f32/rows.cuh"
 #include "sweep.cuh"
 #include "tilewise/attention.h"
 

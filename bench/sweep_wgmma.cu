@@ -1,7 +1,7 @@
-// Times candidates for the tuning table of the wgmma kernel's forward (src/cuda/wgmma/tuning.h), bf16, over
-// 16k tokens of hidden size 2048, and windows in 16k. A JSON object a line: the device, then each candidate
-// on each shape, in turns, with its largest difference from the mma kernel's o; "chosen" is the one that the
-// table's rows would run.
+// Times candidates for the tuning table of the wgmma kernel's forward
+// (src/cuda/attention/sm90/forward/tuning.h), bf16, over 16k tokens of hidden size 2048, and windows in 16k.
+// A JSON object a line: the device, then each candidate on each shape, in turns, with its largest difference
+// from the mma kernel's o; "chosen" is the one that the table's rows would run.
 //   sweep_wgmma [head dim [sequence length]]
 //   sweep_wgmma --check    small shapes with edges against a plain computation in f32; status 1 where one is
 //   off
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "attention/validate.h"
-#include "cuda/wgmma/forward_rows.cuh"
+#include "cuda/attention/sm90/forward/rows.cuh"
 #include "sweep.cuh"
 #include "tilewise/attention.h"
 

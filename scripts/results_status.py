@@ -1,156 +1,167 @@
 """Says which records in results/ are older than the sources of the kernels they measured.
 
-A record's first line holds the fingerprint of the sources it was made from. `--sources` prints what that is
-the SHA-256 of: a line for each file, as sha256sum prints and checks it. A record of some kernels alone stays
-current as long as none of their files changed: that is looked up in the repository's last commits. Records of
-tests hold a fingerprint of these, too (`--tests`).
+The first line of a record holds the fingerprints of the kernels it was made with (see kernel_sources.py). The
+record is current as long as no kernel that its lines ran has changed. Records of tests cover all sources, and
+also hold a fingerprint of the tests.
+
+    results_status.py                                    # the status of each record
+    results_status.py --kernels                          # the fingerprints, as JSON
+    results_status.py --tests                            # that of the tests
+    results_status.py --sources                          # a line for each source, as sha256sum prints it
+    results_status.py --renew KERNELS.json BEFORE AFTER  # see renew()
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import io
 import json
-import re
-import subprocess
 import sys
-import tarfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import compare_code
+from kernel_sources import TEST_FOLDERS, UNITS, Sources, digest_of, kernels_of, sources_of
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("include", "src/attention", "src/core", "src/cuda")
-TEST_FOLDERS = ("tests/core", "tests/attention", "tests/cpu", "tests/cuda", "tests/property", "tests/support")
-SUFFIXES = (".h", ".cpp", ".cuh", ".cu")
 OF_TESTS = ("tests", "sanitizers")  # records
-COMMITS = 50  # of those that changed sources
 
-# Records of a part of the kernels: where their files begin. All others are of everything.
-BEGINNINGS = {
-    "gemm": ("src/cuda/gemm/",),
-    "ffn": ("src/cuda/gemm/", "src/cuda/ffn/"),
-    "norm": ("src/cuda/norm/", "src/cuda/rope/"),
-    "mma-sweep": ("src/cuda/mma/forward",),
-    "mma-backward-sweep": ("src/cuda/mma/backward",),
-    "mma-f32-sweep": ("src/cuda/mma_f32/forward",),
-    "mma-f32-backward-sweep": ("src/cuda/mma_f32/backward",),
+# Records of sweeps, which time the rows of a kernel's tables.
+SWEPT = {
+    "mma-sweep": "attention mma forward",
+    "mma-backward-sweep": "attention mma backward",
+    "mma-f32-sweep": "attention mma f32 forward",
+    "mma-f32-backward-sweep": "attention mma f32 backward",
 }
 
-Sources = dict[str, bytes]  # what each file has, by its name
-
-
-def sources_of(root: Path, folders: Iterable[str] = FOLDERS) -> Sources:
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for folder in folders
-        for path in (root / folder).rglob("*")
-        if path.suffix in SUFFIXES
-    }
+Line = dict[str, Any]
 
 
 def listing(sources: Sources) -> str:
     return "".join(f"{hashlib.sha256(sources[name]).hexdigest()}  {name}\n" for name in sorted(sources))
 
 
-def fingerprint_of(sources: Sources) -> str:
-    return hashlib.sha256(listing(sources).encode()).hexdigest()
+def tests_of(root: Path) -> str:
+    tests = sources_of(root, TEST_FOLDERS)
+    return digest_of(tests, tests)
 
 
-def git(root: Path, *arguments: str) -> bytes:
-    """What it says; nothing where there is no git, or no repository."""
-    try:
-        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return b""
+def of_operation(*operations: str) -> set[str]:
+    """The kernels of some operations, and the code that chooses among them."""
+    return {name for name in UNITS if name.split()[0] in operations} | {"choice"}
 
 
-def sources_at(root: Path, commit: str) -> Sources:
-    sources = {}
-    with tarfile.open(fileobj=io.BytesIO(git(root, "archive", commit, *FOLDERS))) as archive:
-        for member in archive:
-            if member.isfile() and Path(member.name).suffix in SUFFIXES:
-                sources[member.name] = archive.extractfile(member).read()  # type: ignore[union-attr]
-    return sources
+def attention_of(line: Line) -> set[str]:
+    impl = line["impl"]
+    if f"attention {impl}" in UNITS:  # one for both passes
+        return {f"attention {impl}"}
+    passes = [p for p in ("forward", "backward") if p in (line.get("pass") or line.get("direction") or p)]
+    types = (" f32", "") if line.get("dtype") is None else (" f32",) if line["dtype"] == "f32" else ("",)
+    found = {f"attention {impl}{dtype} {pas}" for dtype in types for pas in passes} & UNITS.keys()
+    if not found and any(name.startswith(f"attention {impl} ") for name in UNITS):
+        found = {f"attention {impl} {pas}" for pas in passes} & UNITS.keys()  # one for all types
+    return found or of_operation("attention")
 
 
-@functools.cache
-def sources_of_fingerprint(root: Path, fingerprint: str) -> Sources:
-    """Those of the last commit that has it; none where it is too long ago."""
-    for commit in git(root, "log", f"-{COMMITS}", "--format=%H", "--", *FOLDERS).decode().split():
-        sources = sources_at(root, commit)
-        if fingerprint_of(sources) == fingerprint:
-            return sources
-    return {}
+def ran(line: Line, suite: str) -> set[str]:
+    """The kernels that a line of a record ran; all of them where the line does not say."""
+    op, impl = line.get("op"), str(line.get("impl", ""))
+    if op == "rate" or impl.startswith("torch ") or line.get("skipped") or line.keys() <= {"finished"}:
+        return set()
+    if op in ("attention", "profile") and impl:
+        return attention_of(line)
+    if op == "gemm":
+        return {f"gemm {impl}"} if f"gemm {impl}" in UNITS else of_operation("gemm")
+    if op in ("norm", "rope"):
+        return {str(op)}
+    if op == "ffn":
+        return of_operation("gemm", "ffn")
+    if op == "sweep" and suite in SWEPT:
+        return {SWEPT[suite]}
+    return {*UNITS} if op else {*UNITS, "everything"}
 
 
-def reached(sources: Sources, beginnings: Iterable[str]) -> set[str]:
-    """Files that those below some folders are made of: what they include, and what defines what is declared
-    there, which has the same name."""
-    found: set[str] = set()
-    left = [name for name in sources if name.startswith(tuple(beginnings))]
-    while left:
-        name = left.pop()
-        if name in found or name not in sources:
-            continue
-        found.add(name)
-        left += [str(Path(name).with_suffix(suffix)) for suffix in SUFFIXES]
-        for included in re.findall(rb'^#include "([^"]+)"', sources[name], re.MULTILINE):
-            left += [f"{folder}/{included.decode()}" for folder in ("src", "include")]
-    return found
+def kernels_ran(lines: Iterable[Line], suite: str) -> set[str]:
+    return set().union(*(ran(line, suite) for line in lines))
 
 
-def untouched(suite: str, made_from: str, now: Sources, root: Path) -> bool:
-    """Whether no file that a suite measures changed since its record was made."""
-    beginnings = BEGINNINGS.get(suite, ())
-    before = sources_of_fingerprint(root, made_from) if beginnings else {}
-    if not before:
-        return False
-    names = reached(now, beginnings) | reached(before, beginnings)
-    return all(before.get(name) == now.get(name) for name in names)
-
-
-def failures(lines: list[str]) -> str:
+def failures(lines: list[Line]) -> str:
     """What a record of tests says at its end, where not all passed."""
-    failed = json.loads(lines[-1]).get("total", {}).get("failed", 0)
+    failed = lines[-1].get("total", {}).get("failed", 0)
     return f", WITH {failed} FAILED" if failed else ""
 
 
-def status(record: Path, now: Sources, root: Path) -> str:
+def status(record: Path, now: dict[str, str], tests: str) -> str:
     try:
-        lines = record.read_text().splitlines()
-        environment = json.loads(lines[0])["environment"]
-        made_from, date = environment.get("sources"), environment.get("date", "an unknown day")
-        date += failures(lines)
+        lines = [json.loads(line) for line in record.read_text().splitlines()]
+        environment = lines[0]["environment"]
+        date = environment.get("date", "an unknown day") + failures(lines)
+        measured = kernels_ran(lines[1:], record.stem)
     except (IndexError, ValueError, KeyError, TypeError, AttributeError):
         return "not a record: its first line is no environment"
-    if made_from is None:
+    if "kernels" not in environment:
+        if "sources" in environment:
+            return f"OLDER than the sources, from {date}"
         return "does not say which sources it was made from"
-    if made_from == fingerprint_of(now):
-        tests = fingerprint_of(sources_of(root, TEST_FOLDERS)) if record.stem in OF_TESTS else None
-        if environment.get("tests") != tests:
-            return f"OLDER than the tests, from {date}"
-        return f"current, from {date}"
-    if untouched(record.stem, made_from, now, root):
-        return f"current, from {date}: other sources changed, none of those it measures"
-    return f"OLDER than the sources, from {date}"
+    changed = sorted(name for name in measured if environment["kernels"].get(name) != now.get(name))
+    if changed:
+        return f"OLDER than the sources of {', '.join(changed)}, from {date}"
+    if record.stem in OF_TESTS and environment.get("tests") != tests:
+        return f"OLDER than the tests, from {date}"
+    return f"current, from {date}"
 
 
-def main() -> None:
-    now = sources_of(ROOT)
-    if sys.argv[1:] == ["--sources"]:
-        print(listing(now), end="")
-        return
-    if sys.argv[1:] == ["--tests"]:
-        print(listing(sources_of(ROOT, TEST_FOLDERS)), end="")
-        return
-    records = sorted((ROOT / "results").glob("*/*.jsonl"))
-    print(f"sources of the kernels: {fingerprint_of(now)}")
+def renew(records: Iterable[Path], before: dict[str, str], now: dict[str, str]) -> int:
+    """Writes the new fingerprints into records that had those from before a change of names alone.
+
+    The caller must know that the machine code is the same; main() compares it. The fingerprint of everything
+    is not renewed, because it covers host code.
+    """
+    renewed = 0
     for record in records:
-        print(f"  {record.relative_to(ROOT)}: {status(record, now, ROOT)}")
-    if not records:
-        print("  no records; docs/gpu.md says how they are made")
+        first, *rest = record.read_text().splitlines()
+        line = json.loads(first)
+        kernels = line["environment"].get("kernels", {})
+        fresh = {
+            name: now.get(name, old) if name != "everything" and before.get(name) == old else old
+            for name, old in kernels.items()
+        }
+        if fresh != kernels:
+            line["environment"]["kernels"] = fresh
+            record.write_text("\n".join([json.dumps(line), *rest]) + "\n")
+            renewed += 1
+    return renewed
+
+
+def main() -> int:
+    match sys.argv[1:]:
+        case ["--sources"]:
+            print(listing(sources_of(ROOT)), end="")
+            return 0
+        case ["--tests"]:
+            print(tests_of(ROOT))
+            return 0
+    now = kernels_of(sources_of(ROOT))
+    records = sorted((ROOT / "results").glob("*/*.jsonl"))
+    match sys.argv[1:]:
+        case ["--kernels"]:
+            print(json.dumps(now, indent=2))
+        case ["--renew", kernels, before, after]:
+            codes = [compare_code.code_of(Path(side)) for side in (before, after)]
+            if compare_code.report(*codes) != 0:
+                print("The machine code is not the same: no record was renewed.")
+                return 1
+            print(f"{renew(records, json.loads(Path(kernels).read_text()), now)} records renewed")
+        case []:
+            for record in records:
+                print(f"{record.relative_to(ROOT)}: {status(record, now, tests_of(ROOT))}")
+            if not records:
+                print("no records; docs/gpu.md says how they are made")
+        case _:
+            print((__doc__ or "").split("\n\n")[-1], file=sys.stderr)
+            return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -50,6 +50,7 @@ fi
 tests=(host_test cuda_test tilewise_property)
 binding=$(cmake --build "$tree" --target help | sed -n 's/^\(tilewise_torch\):.*/\1/p')
 sources=$(python3 scripts/results_status.py --sources)
+kernels=$(python3 scripts/results_status.py --kernels)
 # shellcheck disable=SC2086 # the binding and the examples: none or one word
 cmake --build "$tree" --target "${tests[@]}" tilewise_bench call_cost $binding $examples "${sweeps[@]}"
 if [ "$sources" != "$(python3 scripts/results_status.py --sources)" ]; then
@@ -103,12 +104,13 @@ else
 fi
 
 echo "$sources" >"$stage/SOURCES.sha256"
-python3 scripts/results_status.py --tests >"$stage/TESTS.sha256"
+python3 scripts/results_status.py --tests >"$stage/TESTS"
 cat >"$stage/BUILD.json" <<END
 {
   "commit": "$(git describe --always --dirty 2>/dev/null || echo unknown)",
   "cuda": "$(nvcc --version | sed -n 's/.*release [^V]*V//p')",
-  "architectures": "$(cached TILEWISE_CUDA_ARCHITECTURES)"
+  "architectures": "$(cached TILEWISE_CUDA_ARCHITECTURES)",
+  "kernels": $kernels
 }
 END
 

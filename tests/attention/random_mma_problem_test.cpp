@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "attention/validate.h"
-#include "cuda/mma/backward.h"
+#include "cuda/attention/sm80/backward/backward.h"
 #include "support/random_problem.h"
 
 // Whether the problems drawn for the backward of mma are the ones that it is to be tested on.

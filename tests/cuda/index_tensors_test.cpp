@@ -4,7 +4,7 @@
 #include <functional>
 #include <thread>
 
-#include "cuda/device_problem.h"
+#include "cuda/attention/device_problem.h"
 #include "cuda/layer/device_call.h"
 #include "layer/rope_case.h"
 #include "support/garbage.h"

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "core/arena.h"
-#include "cuda/gemm/few_tuning.h"
-#include "cuda/gemm/wgmma.h"
+#include "cuda/gemm/sm90/few_rows/few_tuning.h"
+#include "cuda/gemm/sm90/wgmma.h"
 #include "cuda/runtime/device.h"
 #include "ffn/kernel.h"
 #include "gemm/compose.h"

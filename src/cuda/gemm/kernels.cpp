@@ -1,12 +1,12 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/gemm/few_tuning.h"
-#include "cuda/gemm/mma.h"
-#include "cuda/gemm/simt.h"
-#include "cuda/gemm/split.h"
-#include "cuda/gemm/stream_tuning.h"
-#include "cuda/gemm/wgmma.h"
+#include "cuda/gemm/simt/simt.h"
+#include "cuda/gemm/sm80/mma.h"
+#include "cuda/gemm/sm90/few_rows/few_tuning.h"
+#include "cuda/gemm/sm90/few_rows/stream_tuning.h"
+#include "cuda/gemm/sm90/split/split.h"
+#include "cuda/gemm/sm90/wgmma.h"
 #include "cuda/runtime/device.h"
 #include "gemm/kernel.h"
 

@@ -1,4 +1,4 @@
-#include "cuda/norm/config.h"
+#include "cuda/norm/common/config.h"
 #include "cuda/runtime/device.h"
 #include "norm/kernel.h"
 

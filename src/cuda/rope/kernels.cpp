@@ -1,4 +1,4 @@
-#include "cuda/rope/rope.h"
+#include "cuda/rope/simt/rope.h"
 #include "cuda/runtime/device.h"
 #include "rope/kernel.h"
 

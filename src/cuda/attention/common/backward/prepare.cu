@@ -1,0 +1,294 @@
+#include "cuda/attention/common/backward/backward.h"
+#include "cuda/attention/common/backward/batch_rows.cuh"
+#include "cuda/attention/common/key_grid.cuh"
+#include "cuda/ptx/dependent.cuh"
+#include "cuda/runtime/early.h"
+#include "cuda/runtime/launch.cuh"
+
+namespace tilewise::cuda::mma {
+namespace {
+
+// What the kernel over tiles needs: a few numbers a query.
+
+// Raises what is largest by the rows of a block. Not a number counts as infinite.
+__device__ void raise(int* largest, float value) {
+  __shared__ int highest;
+  if (threadIdx.x == 0) highest = 0;
+  __syncthreads();  // it is 0
+  atomicMax(&highest, __float_as_int(value >= 0 ? value : -minus_infinity));
+  __syncthreads();  // all were there
+  if (threadIdx.x == 0) atomicMax(largest, highest);
+}
+
+// Clears what is added to.
+__device__ void clear_sums(const AttentionCall& call, const BackwardSpace& space) {
+  if (space.dq.data == nullptr) return;
+  auto* dq = reinterpret_cast<float4*>(space.dq.data);
+  const std::int64_t count =
+      call.problem.heads_q * space.dq.tiles * space.dq.eights * (QuerySums::fragment / 4);
+  const std::int64_t step = std::int64_t{gridDim.x} * row_threads;
+  for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < count; n += step) {
+    dq[n] = {};
+  }
+}
+
+// Rows that some lanes have one after another. Where they are is worked out once, and all are asked for at
+// once.
+constexpr int rows_together = 4;
+
+/// The row after one; `index` is its number.
+__device__ __forceinline__ void advance(const AttentionCall& call, std::int64_t index, BatchRow& row) {
+  if (call.packed() || row.s + 1 == call.problem.length_q) {
+    row = BatchRow::of_query(call, index);
+  } else {
+    ++row.s;
+  }
+}
+
+template <typename T, int lanes>
+__global__ void __launch_bounds__(row_threads)
+    row_values(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
+  const RowLanes<lanes> at;
+  const std::int64_t first = at.row * rows_together;
+  const auto dims = static_cast<int>(call.problem.dim_v);
+  uint4 o[rows_together] = {}, d_o[rows_together] = {};
+  if (at.lane * 8 < dims) {
+    BatchRow row = BatchRow::of_query(call, first);
+#pragma unroll
+    for (int n = 0; n < rows_together; ++n) {
+      if (n > 0) advance(call, first + n, row);
+      if (!row.owned) continue;
+      o[n] = eight_of(row_of_halves(call.o, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.o));
+      d_o[n] =
+          eight_of(row_of_halves(call.d_o, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.d_o));
+    }
+  }
+  clear_sums(call, space);
+  float product = 0;  // of the row whose numbers the lane writes
+  float largest = 0;
+#pragma unroll
+  for (int n = 0; n < rows_together; ++n) {
+    float o_own[8], d_o_own[8];
+    unpack_eight<T>(o_own, o[n]);
+    unpack_eight<T>(d_o_own, d_o[n]);
+    float sum = 0, norm = 0;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      sum = fmaf(o_own[e], d_o_own[e], sum);
+      norm = fmaf(d_o_own[e], d_o_own[e], norm);
+    }
+    sum = at.sum(sum);
+    if (at.lane == n) product = sum;
+    if (weight_bits<T> > 0) {
+      norm = at.sum(norm);
+      largest = norm > largest || norm != norm ? norm : largest;
+    }
+  }
+  const std::int64_t index = first + at.lane;
+  BatchRow row{.owned = false};
+  if (at.lane < rows_together) row = BatchRow::of_query(call, index);
+  const float d_lse = row.owned ? d_lse_of(call, row) : 0.0f;
+  if (weight_bits<T> > 0) {
+    raise(&space.largest->d_o, sqrtf(largest));
+    __syncthreads();  // it was read
+    raise(&space.largest->d_lse, fabsf(d_lse));
+  }
+  if (!row.owned) return;
+  const RowValues& rows = space.rows;
+  const float lse = *reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.s));
+  const bool unseen = lse == minus_infinity;
+  const bool general = rows.offset != nullptr;
+  rows.top[index] = unseen ? -minus_infinity : general ? lse : lse * log2e;
+  if (general) rows.offset[index] = rows.rest_weight[index] = 0;
+  rows.shift[index] = unseen ? 0.0f : d_lse - product;
+  for (int part = 0; part < RowValues::rest_parts; ++part) rows.rest[part * rows.count + index] = 0;
+  if (rows.sink_weight != nullptr) {
+    const std::int64_t b = row.in_sequence(call).b;
+    rows.sink_weight[index] = unseen ? 0.0f : expf(static_cast<float>(call.sinks.at(b, row.h)) - lse);
+  }
+  rows.peak_count[index] = 0;
+}
+
+template <typename T, int lanes>
+__global__ void __launch_bounds__(row_threads)
+    value_norms(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
+  const RowLanes<lanes> at;
+  const BatchRow row = BatchRow::of_key(call, at.row);
+  const auto dims = static_cast<int>(call.problem.dim_v);
+  float norm = 0;
+  if (row.owned && at.lane * 8 < dims) {
+    float v[8];
+    load_eight<T>(v, row_of_halves(call.v, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.v));
+#pragma unroll
+    for (int n = 0; n < 8; ++n) norm = fmaf(v[n], v[n], norm);
+  }
+  raise(&space.largest->v, sqrtf(at.sum(norm)));
+}
+
+// A mask of large negative numbers that covers a whole row makes an lse of which f32 keeps nothing but that
+// number: weights from it do not sum to 1. Such rows get their highest score and their sum anew. They are
+// few, and padding mostly. A warp a row.
+constexpr float far_lse = 1024;
+
+struct Softmax {
+  float top = -3.402823466e38f;
+  float sum = 0;
+
+  __device__ void add(float s, float weight) {
+    if (s == minus_infinity) return;
+    const float highest = fmaxf(top, s);
+    sum = sum * expf(top - highest) + weight * expf(s - highest);
+    top = highest;
+  }
+};
+
+// A score as backward's pairs have it: the mask comes last, where score_of() has it meet ALiBi first. Beside
+// a mask of -65504 these are two numbers, and their weights 0.4 % apart.
+__device__ __forceinline__ float pair_score(const AttentionCall& call, const ScoreRules& rules,
+                                            const Sequence& sequence, std::int64_t b, std::int64_t h,
+                                            std::int64_t i, std::int64_t j, float product) {
+  ScoreRules without_mask = rules;
+  without_mask.mask = false;
+  float tangent;
+  const float score = score_of(call, without_mask, sequence, b, h, i, j, product, tangent);
+  if (!rules.mask) return score;
+  const std::byte* mask = call.mask.at(b, h, i, j);
+  if (rules.boolean_mask) return *mask == std::byte{0} ? minus_infinity : score;
+  const float bias = load_element(mask, call.mask.dtype);
+  return bias == minus_infinity ? bias : __fadd_rn(score, bias);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(row_threads)
+    anchor_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+  take_turn_in_chain();
+  const RowLanes<32> at;
+  const BatchRow row = BatchRow::of_query(call, at.row);
+  if (!row.owned) return;
+  const float lse = *reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.s));
+  if (!(fabsf(lse) > far_lse) || isinf(lse)) return;
+  const auto [b, i] = row.in_sequence(call);
+  const Sequence sequence = call.sequence(b);
+  const ScoreRules rules(call, b, row.h);
+  const KeyRange range = call.keys_of(sequence, i);
+  const auto dims = static_cast<int>(call.problem.dim_qk);
+  const std::byte* q_row = row_of_halves(call.q, row.b, row.h, row.s);
+  Softmax softmax;
+  for (std::int64_t j = range.first + at.lane; j < range.last; j += 32) {
+    KeyTile keys{j, 1};
+    if (!meets<false>(call, {.b = b, .h = row.h, .first = i, .count = 1, .sequence = sequence}, keys) ||
+        hidden(call, sequence, keys, i, j)) {
+      continue;
+    }
+    const std::byte* k_row = row_of_halves(call.k, row.b, call.key_head(row.h), sequence.first_k + j);
+    float product = 0;
+    for (int d = 0; d < dims; d += 8) {
+      float q[8], k[8];
+      load_eight<T>(q, q_row, d, dims, aligned_chunks(call.q));
+      load_eight<T>(k, k_row, d, dims, aligned_chunks(call.k));
+#pragma unroll
+      for (int n = 0; n < 8; ++n) product = fmaf(q[n], k[n], product);
+    }
+    softmax.add(pair_score(call, rules, sequence, b, row.h, i, j, product), 1);
+  }
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) {
+    const float top = __shfl_xor_sync(~0u, softmax.top, other);
+    softmax.add(top, __shfl_xor_sync(~0u, softmax.sum, other));
+  }
+  const RowValues& rows = space.rows;
+  if (rows.sink_weight != nullptr) softmax.add(static_cast<float>(call.sinks.at(b, row.h)), 1);
+  if (at.lane != 0 || !(softmax.sum > 0)) return;
+  rows.top[at.row] = softmax.top;
+  rows.offset[at.row] = -log2f(softmax.sum);
+  if (rows.sink_weight != nullptr) {
+    rows.sink_weight[at.row] = expf(static_cast<float>(call.sinks.at(b, row.h)) - softmax.top) / softmax.sum;
+  }
+}
+
+/// A warp a row of query blocks: its bit, in the words of all blocks of keys that it lists.
+__global__ void __launch_bounds__(row_threads)
+    note_seen_blocks(const __grid_constant__ AttentionCall call, const SeenBlocks seen, std::int64_t rows) {
+  take_turn_in_chain();
+  const std::int64_t row = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+  const std::int64_t heads = call.problem.heads_q;
+  const std::int64_t b = row / rows / heads, h = row / rows % heads, qb = row % rows;
+  if (b >= call.problem.batch) return;
+  const auto note = [&](std::int32_t count, const Indices& indices) {
+    for (int slot = static_cast<int>(threadIdx.x % 32); slot < count; slot += 32) {
+      const std::int64_t kb = indices.at(b, h, qb, slot);
+      if (kb < 0 || kb >= seen.key_blocks) continue;
+      atomicOr(seen.of(call, b, h, kb) + qb / 32, 1u << qb % 32);
+    }
+  };
+  note(call.blocks.count(b, h, qb), call.blocks.indices);
+  if (call.blocks.full_counts.data == nullptr) return;
+  note(call.blocks.full_count(b, h, qb), call.blocks.full_indices);
+}
+
+void note_seen_blocks_of(const AttentionCall& call, const SeenBlocks& seen, cudaStream_t stream) {
+  if (seen.bits == nullptr || seen.count == 0) return;
+  check_cuda(cudaMemsetAsync(seen.bits, 0, static_cast<std::size_t>(seen.count) * 4, stream),
+             "tilewise mma backward");
+  const std::int64_t rows = SeenBlocks::query_blocks(call);
+  launch<note_seen_blocks>(
+      {.name = "tilewise mma backward, blocks",
+       .blocks = (call.problem.batch * call.problem.heads_q * rows * 32 + row_threads - 1) / row_threads,
+       .threads = row_threads,
+       .stream = stream},
+      call, seen, rows);
+}
+
+template <typename T, int lanes>
+void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
+  const AttentionFeatures& features = call.problem.features;
+  const std::int64_t queries = call.problem.heads_q * call.rows_q();
+  if constexpr (weight_bits<T> > 0) {
+    check_cuda(cudaMemsetAsync(space.largest, 0, sizeof(Largest), stream), "tilewise mma backward");
+    launch<value_norms<T, lanes>>({.name = "tilewise mma backward, norms",
+                                   .blocks = RowLanes<lanes>::blocks(call.problem.heads_kv * call.rows_k()),
+                                   .threads = row_threads,
+                                   .stream = stream},
+                                  call, space);
+  }
+  note_seen_blocks_of(call, space.seen, stream);
+  if (space.order.kept()) {
+    check_cuda(cudaMemsetAsync(space.order.ticket, 0, space.order.bytes, stream), "tilewise mma backward");
+  }
+  launch<row_values<T, lanes>>(
+      {.name = "tilewise mma backward, rows",
+       .blocks = RowLanes<lanes>::blocks((queries + rows_together - 1) / rows_together),
+       .threads = row_threads,
+       .stream = stream,
+       .early = !space.order.kept() && begins_early(call.problem.device)},
+      call, space);
+  if (features.mask != MaskKind::additive && !features.alibi) return;
+  launch<anchor_rows<T>>({.name = "tilewise mma backward, far rows",
+                          .blocks = RowLanes<32>::blocks(queries),
+                          .threads = row_threads,
+                          .stream = stream,
+                          .early = begins_early(call.problem.device)},
+                         call, space);
+}
+
+}  // namespace
+
+std::string unsuited_backward(const AttentionProblem& problem) {
+  constexpr std::int64_t few_keys = 64;
+  if (problem.layout == Layout::paged) return "paged keys have no backward";
+  if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
+  if (problem.length_k <= few_keys) {
+    return "backward takes more than " + std::to_string(few_keys) + " keys";
+  }
+  return {};
+}
+
+void prepare_backward(const AttentionCall& call, const BackwardSpace& space, const Context& context) {
+  with_lanes(call, [&]<typename T, int lanes>() {
+    prepare<T, lanes>(call, space, static_cast<cudaStream_t>(context.stream));
+  });
+}
+
+}  // namespace tilewise::cuda::mma

@@ -1,0 +1,120 @@
+#include "cuda/attention/common/backward/row_gradients.h"
+
+#include "cuda/attention/common/score.cuh"
+#include "cuda/runtime/launch.cuh"
+
+namespace tilewise::cuda::simt {
+namespace {
+
+constexpr int sum_threads = 256;
+
+// A block a head; each thread sums every sum_threads-th query, then the threads' sums are added in order.
+__global__ void sink_gradient_kernel(const __grid_constant__ AttentionCall call, const RowStates states) {
+  __shared__ double sums[sum_threads];
+  const std::int64_t h = blockIdx.x;
+  double sum = 0;
+  for (std::int64_t b = 0; b < call.problem.batch; ++b) {
+    const double sink = call.sinks.at(b, h);
+    const std::int64_t first = h * call.rows_q() + call.first_row_q(b);
+    const std::int64_t length = call.sequence(b).length_q;
+    for (std::int64_t row = first + threadIdx.x; row < first + length; row += sum_threads) {
+      if (states.inverse[row] == 0) continue;  // saw nothing
+      sum += exp(sink - static_cast<double>(states.top[row])) * static_cast<double>(states.inverse[row]) *
+             static_cast<double>(states.shift[row]);
+    }
+  }
+  sums[threadIdx.x] = sum;
+  __syncthreads();  // all sums are there
+  if (threadIdx.x != 0) return;
+  for (int n = 1; n < sum_threads; ++n) sum += sums[n];
+  reinterpret_cast<float*>(call.dsinks)[h * call.dsinks_stride] = static_cast<float>(sum);
+}
+
+// Rows of every head of a tensor: packed ones, or keys of an entry.
+struct Unused {
+  Rows rows;
+  std::int64_t heads = 0;
+  std::int64_t dim = 0;
+  std::int64_t capacity = 0;  // rows of a head, or of a head and entry
+  bool of_queries = false;
+
+  __device__ bool has(const AttentionCall& call, std::int64_t b, std::int64_t s) const {
+    if (!call.packed()) return s >= call.sequence(b).length_k;
+    return !(of_queries ? call.starts_q() : call.starts_k()).own(s);
+  }
+};
+
+// A block has some rows of a head: each thread looks at one, then they share the clearing.
+constexpr int clear_threads = 64;
+
+__global__ void __launch_bounds__(clear_threads)
+    clear_unused_rows(const __grid_constant__ AttentionCall call, const Unused what) {
+  __shared__ bool unused_smem[clear_threads];
+  const std::int64_t parts = (what.capacity + clear_threads - 1) / clear_threads;
+  const std::int64_t first = blockIdx.x % parts * clear_threads;
+  const std::int64_t h = blockIdx.x / parts % what.heads;
+  const std::int64_t b = blockIdx.x / parts / what.heads;
+  const std::int64_t own = first + threadIdx.x;
+  unused_smem[threadIdx.x] = own < what.capacity && what.has(call, b, own);
+  __syncthreads();  // all rows were looked at
+  for (int r = 0; r < clear_threads; ++r) {
+    if (!unused_smem[r]) continue;
+    std::byte* row = what.rows.at(b, h, first + r);
+    for (std::int64_t d = threadIdx.x; d < what.dim; d += clear_threads) {
+      store_element(row + d * static_cast<std::int64_t>(size_of(what.rows.dtype)), what.rows.dtype, 0.0f);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(clear_threads)
+    clear_unused_lse(const __grid_constant__ AttentionCall call) {
+  const std::int64_t index = std::int64_t{blockIdx.x} * clear_threads + threadIdx.x;
+  const std::int64_t s = index % call.total_q;
+  const std::int64_t h = index / call.total_q;
+  if (h >= call.problem.heads_q || call.starts_q().own(s)) return;
+  *reinterpret_cast<float*>(call.lse.at(0, h, s)) = minus_infinity;
+}
+
+void clear(const AttentionCall& call, const Rows& rows, std::int64_t heads, std::int64_t dim, bool of_queries,
+           cudaStream_t stream) {
+  if (!rows.wanted) return;
+  const std::int64_t entries = call.packed() ? 1 : call.problem.batch;
+  const std::int64_t capacity =
+      call.packed() ? (of_queries ? call.total_q : call.total_k) : call.problem.length_k;
+  launch<clear_unused_rows>(
+      {.name = "tilewise clear unused rows",
+       .blocks = entries * heads * ((capacity + clear_threads - 1) / clear_threads),
+       .threads = clear_threads,
+       .stream = stream},
+      call, Unused{rows, heads, dim, capacity, of_queries});
+}
+
+}  // namespace
+
+void sink_gradient(const AttentionCall& call, const RowStates& states, cudaStream_t stream) {
+  launch<sink_gradient_kernel>({.name = "tilewise sink gradient",
+                                .blocks = call.problem.heads_q,
+                                .threads = sum_threads,
+                                .stream = stream},
+                               call, states);
+}
+
+void clear_unused_outputs(const AttentionCall& call, cudaStream_t stream) {
+  if (!call.packed()) return;
+  clear(call, call.o, call.problem.heads_q, call.problem.dim_v, true, stream);
+  if (!call.lse.wanted) return;
+  launch<clear_unused_lse>({.name = "tilewise clear unused lse",
+                            .blocks = (call.problem.heads_q * call.total_q + clear_threads - 1) / clear_threads,
+                            .threads = clear_threads,
+                            .stream = stream},
+                           call);
+}
+
+void clear_unused_gradients(const AttentionCall& call, cudaStream_t stream) {
+  if (call.packed()) clear(call, call.dq, call.problem.heads_q, call.problem.dim_qk, true, stream);
+  if (!call.packed() && !call.problem.features.key_lengths) return;
+  clear(call, call.dk, call.problem.heads_kv, call.problem.dim_qk, false, stream);
+  clear(call, call.dv, call.problem.heads_kv, call.problem.dim_v, false, stream);
+}
+
+}  // namespace tilewise::cuda::simt

@@ -1,0 +1,301 @@
+#pragma once
+
+#include "cuda/attention/common/f32/products.cuh"
+#include "cuda/attention/common/f32/split_rows.cuh"
+#include "cuda/attention/common/forward/query_rows.cuh"
+#include "cuda/attention/common/forward/scores.cuh"
+
+namespace tilewise::cuda::mma_f32 {
+
+// What warps do with their queries, whichever instructions make the products.
+
+using mma::hide;
+using mma::lowest;
+using mma::Place;
+using mma::QueryBlocks;
+using mma::QueryRows;
+using mma::row_maximum;
+using mma::row_sum;
+using mma::Scores;
+using mma::seen_by_warp;
+
+/// Weights are multiplied by this before they are split, so that what f16 loses of low ones is 2^-37 of 1 at
+/// most. In an exponent of 2 it would cost digits. The maximum that weights are relative to may be 2^3 too
+/// low; they reach 2^15 then.
+inline constexpr int weight_scale_bits = 12;
+inline constexpr float weight_scale = 1 << weight_scale_bits;
+inline constexpr float slack = 3;
+/// Where one part's weights have a smaller factor, too few digits are left of them if no others count.
+inline constexpr float least_factor = 0x1p-16f;
+
+/// A warp's queries and the sums of their softmax.
+template <auto c>
+struct QueryState {
+  const AttentionCall& call;
+  const QueryRows& rows;
+  const Place<c> place{};
+  const float unit;  ///< from products to exponents of 2
+  ScaledSum<c> o;
+  float maximum[c.row_tiles][2];  ///< what weights are relative to, in log2 e
+  float sum[c.row_tiles][2];      ///< of the lane's own weights; with one part times weight_scale
+  int row_exponents[c.row_tiles][2];
+
+  __device__ QueryState(const AttentionCall& call_, const QueryRows& rows_)
+      : call(call_), rows(rows_), unit(static_cast<float>(call.scale * 1.4426950408889634)) {
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        maximum[r][half] = lowest;
+        sum[r][half] = 0;
+      }
+    }
+  }
+
+  /// Splits the warp's queries into parts that lie as `Tile` says; gives whether they fit.
+  template <typename Tile>
+  __device__ bool load_queries(std::byte* q_smem, int* exponents_smem) {
+    constexpr int lanes = std::min(32, Tile::chunks);  // of a row
+    constexpr int at_once = 32 / lanes;
+    const auto dims = static_cast<int>(call.problem.dim_qk);
+    const bool aligned = aligned_fours(call.q);
+    const int chunk = place.lane % lanes;
+    bool loses = false;
+    constexpr int batch = 8;  // loads under way
+    static_assert(c.warp_rows() % (batch * at_once) == 0 || c.warp_rows() < batch * at_once);
+    constexpr int rounds = std::min(batch, c.warp_rows() / at_once);
+#pragma unroll 1
+    for (int first = 0; first < c.warp_rows(); first += rounds * at_once) {
+      const int first_row = place.first_row() + first + place.lane / lanes;
+      float x[rounds][8];
+      // Instructions of what is seldom done are kept out of the rounds: they would have to come from memory
+      // nevertheless, and a block's first take longer than what they do.
+      if (aligned && dims % 8 == 0 && rows.heads == 1) {
+        const float* from = rows.float_of(call.q, first_row) + chunk * 8;
+        const int present = chunk * 8 < dims ? rows.count() - first_row : 0;
+#pragma unroll
+        for (int n = 0; n < rounds; ++n) {
+          const int row = n * at_once;
+          if (row < present) {
+            load_aligned(x[n], from + row * call.q.stride_s);
+          } else {
+#pragma unroll
+            for (float& number : x[n]) number = 0;
+          }
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < rounds; ++n) load_row(x[n], first_row + n * at_once, chunk, dims);
+      }
+      float largest[rounds];
+#pragma unroll
+      for (int n = 0; n < rounds; ++n) {
+        largest[n] = 0;
+#pragma unroll
+        for (int m = 0; m < 8; ++m) largest[n] = fmaxf(largest[n], fabsf(x[n][m]));
+      }
+      // Those of all rounds by turns: each exchange waits for the one before it.
+#pragma unroll
+      for (int apart = lanes / 2; apart > 0; apart /= 2) {
+#pragma unroll
+        for (int n = 0; n < rounds; ++n) {
+          largest[n] = fmaxf(largest[n], __shfl_xor_sync(~0u, largest[n], apart));
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < rounds; ++n) {
+        const int row = first_row + n * at_once;
+        const int exponent = exponent_for(largest[n]);
+        uint4 chunks[c.parts];
+        loses |= split_eight<c.parts>(chunks, x[n], power_of_two(exponent));
+#pragma unroll
+        for (int part = 0; part < c.parts; ++part) {
+          *reinterpret_cast<uint4*>(q_smem + part * c.query_part_bytes() + Tile::offset(row, chunk)) =
+              chunks[part];
+        }
+        if (chunk == 0) exponents_smem[row] = exponent;
+      }
+    }
+    __syncwarp();  // the warp's rows are there
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) row_exponents[r][half] = exponents_smem[place.row(r, half)];
+    }
+    return !__any_sync(~0u, loses) || !harmful<Tile>(q_smem, exponents_smem);
+  }
+
+  /// Eight numbers of a query; zeros past the last.
+  __device__ __forceinline__ void load_row(float (&x)[8], int row, int chunk, int dims) const {
+    const bool present = row < rows.count();
+    load_eight(x, rows.float_of(call.q, present ? row : 0), chunk * 8, present ? dims : 0, false);
+  }
+
+  /// Whether what the warp's queries lose does harm. Most warps have fewer numbers that lose anything than
+  /// would matter; the others read theirs once more.
+  template <typename Tile>
+  __device__ bool harmful(const std::byte* q_smem, const int* exponents_smem) const {
+    constexpr int lanes = std::min(32, Tile::chunks);
+    const int chunk = place.lane % lanes;
+    const auto each_row = [&](const auto& body) {
+#pragma unroll 1
+      for (int n = place.lane / lanes; n < c.warp_rows(); n += 32 / lanes) body(place.first_row() + n);
+    };
+    unsigned small = 0;
+    each_row([&](int row) {
+      const auto highs = *reinterpret_cast<const uint4*>(q_smem + Tile::offset(row, chunk));
+      for (const std::uint32_t pair : {highs.x, highs.y, highs.z, highs.w}) {
+        const float2 two = unpack<__half>(pair);
+        small += (fabsf(two.x) <= Losses::least<c.parts> ? 1 : 0) +
+                 (fabsf(two.y) <= Losses::least<c.parts> ? 1 : 0);
+      }
+    });
+    if (__reduce_add_sync(~0u, small) < Losses::few) return false;
+    Losses losses;
+    each_row([&](int row) {
+      float x[8];
+      load_row(x, row, chunk, static_cast<int>(call.problem.dim_qk));
+      count_losses<c.parts>(losses, x, power_of_two(exponents_smem[row]));
+    });
+#pragma unroll
+    for (unsigned& count : losses.counts) count = __reduce_add_sync(~0u, count);
+    return losses.harmful();
+  }
+
+  /// Raises the maxima where they are more than `slack` too low. `units` are what turns the tile's products
+  /// into exponents of 2.
+  __device__ void raise_maxima(const Scores<c>& s, const float (&units)[c.row_tiles][2]) {
+    float highest[c.row_tiles][2];  // of the lane's own keys
+    bool rises = false;
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float most = fmaxf(s[r][0][2 * half], s[r][0][2 * half + 1]);
+#pragma unroll
+        for (int n = 1; n < c.keys / 8; ++n) {
+          most = fmaxf(most, fmaxf(s[r][n][2 * half], s[r][n][2 * half + 1]));
+        }
+        highest[r][half] = most * units[r][half];
+        rises |= highest[r][half] > maximum[r][half] + slack;
+      }
+    }
+    if (!__any_sync(~0u, rises)) return;
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float before = maximum[r][half];
+        maximum[r][half] = fmaxf(before, row_maximum(highest[r][half]));
+        const float rescale = exp2_approx(before - maximum[r][half]);
+        sum[r][half] *= rescale;
+#pragma unroll
+        for (int n = 0; n < c.dim / 8; ++n) {
+          o.sum[r][n][2 * half] *= rescale;
+          o.sum[r][n][2 * half + 1] *= rescale;
+        }
+      }
+    }
+  }
+
+  /// The weights of a tile, times weight_scale, split; one part alone has `factor`, a power of two, as well.
+  __device__ void weigh(Weights<c>& weights, const Scores<c>& s, const float (&units)[c.row_tiles][2],
+                        float factor) {
+    // Of one part both are in the exponent: it does not need the digits that this costs.
+    const int factor_bits = (__float_as_int(factor) >> 23) - 127;
+    const float shift = c.parts == 1 ? static_cast<float>(weight_scale_bits + factor_bits) : 0.0f;
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+      const float tops[2] = {maximum[r][0] - shift, maximum[r][1] - shift};
+      float sums[2] = {};
+#pragma unroll
+      for (int step = 0; step < c.keys / 16; ++step) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {  // eight keys n / 2 of the step, row half n % 2
+          const int half = n % 2;
+          const float(&four)[4] = s[r][2 * step + n / 2];
+          const float low = exp2_approx(fmaf(four[2 * half], units[r][half], -tops[half]));
+          const float high = exp2_approx(fmaf(four[2 * half + 1], units[r][half], -tops[half]));
+          sums[half] += low + high;
+          if constexpr (c.parts == 1) {
+            weights[step][r][0][n] = pack<__half>(low, high);
+          } else {
+            const Pair two = split_two(low * weight_scale, high * weight_scale);
+            weights[step][r][0][n] = two.high;
+            weights[step][r][1][n] = two.low;
+          }
+        }
+      }
+      const float back = c.parts == 1 ? power_of_two(-factor_bits) : 1.0f;
+      sum[r][0] = fmaf(sums[0], back, sum[r][0]);
+      sum[r][1] = fmaf(sums[1], back, sum[r][1]);
+    }
+  }
+
+  /// What turns products with a tile's keys into exponents of 2.
+  __device__ void find_units(float (&units)[c.row_tiles][2], int k_exponent) const {
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        units[r][half] = scaled_up_to(unit, -k_exponent - row_exponents[r][half]);
+      }
+    }
+  }
+
+  /// Joins a row's sink and writes its lse; gives what its sums are to be multiplied by.
+  __device__ float end_row(int r, int half) {
+    constexpr float ln2 = 0.693147180559945f;
+    constexpr float ln2_rest = 0.693147180559945309417 - static_cast<double>(0.693147180559945f);
+    const int row = place.row(r, half);
+    const float own_sum = row_sum(sum[r][half]) * (c.parts == 1 ? 1 / weight_scale : 1.0f);
+    if (row >= rows.count()) return 0;
+    const float top = maximum[r][half];
+    float lse = own_sum == 0 ? minus_infinity : fmaf(top, ln2, fmaf(top, ln2_rest, logf(own_sum)));
+    float inverse = own_sum == 0 ? 0.0f : 1 / (own_sum * weight_scale);
+    if (call.problem.features.sinks) {
+      const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(row)));
+      const float highest = fmaxf(lse, sink);
+      if (highest > minus_infinity) {
+        // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
+        const float own = expf(lse - highest);
+        const float total = own + expf(sink - highest);
+        inverse *= own / total;
+        lse = highest + logf(total);
+      }
+    }
+    if (call.lse.wanted && place.column() == 0) *rows.float_of(call.lse, row) = lse;
+    return inverse;
+  }
+
+  /// Joins the sink, divides, writes lse and o.
+  __device__ void finish() {
+    const auto dims = static_cast<int>(call.problem.dim_v);
+    const bool pairs = aligned_fours(call.o);
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = place.row(r, half);
+        const float inverse = end_row(r, half);
+        if (row >= rows.count()) continue;
+        auto* to = rows.float_of(call.o, row);
+#pragma unroll
+        for (int n = 0; n < c.dim / 8; ++n) {
+          const int dim = 8 * n + place.column();
+          if (dim >= dims) continue;
+          const float first = o.scaled_back(o.sum[r][n][2 * half] * inverse);
+          const float second = o.scaled_back(o.sum[r][n][2 * half + 1] * inverse);
+          if (pairs && dim + 2 <= dims) {
+            *reinterpret_cast<float2*>(to + dim) = {first, second};
+          } else {
+            to[dim] = first;
+            if (dim + 1 < dims) to[dim + 1] = second;
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace tilewise::cuda::mma_f32

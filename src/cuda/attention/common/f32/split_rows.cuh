@@ -1,0 +1,300 @@
+#pragma once
+
+#include "cuda/attention/common/f32/split.cuh"
+#include "cuda/attention/common/f32/split_rows.h"
+#include "cuda/ptx/dependent.cuh"
+#include "cuda/runtime/early.h"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace tilewise::cuda::mma_f32 {
+
+// Splitting tensors before the walk, once for all that will meet them.
+
+/// Eight numbers, aligned to 16 bytes.
+__device__ __forceinline__ void load_aligned(float (&to)[8], const float* from) {
+  const float4 low = reinterpret_cast<const float4*>(from)[0];
+  const float4 high = reinterpret_cast<const float4*>(from)[1];
+  to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+  to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+}
+/// Eight numbers of a row from `first` on; zeros past `dims`.
+__device__ __forceinline__ void load_eight(float (&to)[8], const float* row, int first, int dims,
+                                           bool aligned) {
+  if (aligned && first + 8 <= dims) return load_aligned(to, row + first);
+#pragma unroll
+  for (int n = 0; n < 8; ++n) to[n] = first + n < dims ? row[first + n] : 0.0f;
+}
+
+/// Whether rows of f32 can be read and written 16 bytes at a time.
+__host__ __device__ __forceinline__ bool aligned_fours(const Rows& rows) {
+  const std::int64_t strides = (rows.stride_b | rows.stride_h | rows.stride_s) * 4;
+  const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(rows.data));
+  return ((address | strides) & 15) == 0;
+}
+
+/// Eight numbers times a power of two as chunks of their parts. Gives whether one of them may lose digits.
+template <int parts>
+__device__ __forceinline__ bool split_eight(uint4 (&chunks)[parts], const float (&x)[8], float power) {
+  std::uint32_t words[2][4];
+  // The bits of the smallest that is not 0, which loses nothing: without their sign, doubled and less 1,
+  // those of 0 are the most there are.
+  unsigned smallest = ~0u;
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const Pair two = split_two(x[2 * n] * power, x[2 * n + 1] * power);
+    words[0][n] = two.high;
+    words[1][n] = two.low;
+    smallest = min(smallest, min(__float_as_uint(x[2 * n]) * 2 - 1, __float_as_uint(x[2 * n + 1]) * 2 - 1));
+  }
+#pragma unroll
+  for (int part = 0; part < parts; ++part) {
+    chunks[part] = {words[part][0], words[part][1], words[part][2], words[part][3]};
+  }
+  return __uint_as_float(smallest / 2) * power < Losses::least<parts>;  // not a number where all are 0
+}
+/// Whether the largest number of a row, which is that of neighbouring lanes, loses digits: then all that
+/// hangs on the row does, however few its numbers are. One part, where TF32 is allowed, has no registers left
+/// to ask.
+template <int lanes>
+__device__ __forceinline__ bool loses_all(const float (&x)[8], float power) {
+  float largest = 0;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) largest = fmaxf(largest, fabsf(x[n]));
+#pragma unroll
+  for (int apart = lanes / 2; apart > 0; apart /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));
+  }
+  return largest > 0 && largest * power < Losses::least<2>;
+}
+/// Counts what such eight lose.
+template <int parts>
+__device__ __forceinline__ void count_losses(Losses& losses, const float (&x)[8], float power) {
+#pragma unroll
+  for (int n = 0; n < 8; n += 2) {
+    const Pair two = split_two(x[n] * power, x[n + 1] * power);
+    const float2 high = unpack<__half>(two.high);
+    const float2 low = unpack<__half>(two.low);
+    losses.add<parts>(x[n] * power, high.x, low.x);
+    losses.add<parts>(x[n + 1] * power, high.y, low.y);
+  }
+}
+
+/// Tensors, and where they go.
+struct Splitting {
+  struct Tensor {
+    Rows rows;
+    int dims = 0;
+    SplitRows to;
+    int* unfit = nullptr;  ///< [B, heads]
+  };
+  int* any_unfit = nullptr;
+  int count = 0;
+  Tensor tensors[4];
+};
+
+/// Eight numbers of a row that a lane splits: of tensor `which`, from `chunk` · 8 on. A row is some
+/// neighbouring lanes'.
+struct SplitPlace {
+  int which;
+  std::int64_t b, h;
+  std::int64_t i;  ///< in its sequence
+  std::int64_t s;  ///< in the tensor
+  int chunk;
+};
+/// What else is done with every row: nothing.
+struct NothingBeside {
+  static constexpr bool norms = false;        ///< of rows are wanted
+  static constexpr bool marks_tiles = false;  ///< in place of their heads
+  static constexpr int few_queries = 0;       ///< sequences of fewer are unfit
+  template <int lanes>
+  __device__ void row(const AttentionCall&, const SplitPlace&, const float (&)[8], bool) const {}
+};
+
+/// Nothing but that marks of heads become 0 for the kernel behind, which will find those of tiles.
+struct ClearBeside : NothingBeside {
+  static constexpr bool marks_tiles = true;
+  Unfit unfit;
+
+  __device__ void clear() const {
+    for (std::size_t n = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x; n < unfit.count;
+         n += std::size_t{gridDim.x} * blockDim.x) {
+      unfit.queries[n] = 0;
+    }
+  }
+};
+
+/// How a block splits a tile of so many chunks of eight numbers. Tiles for wgmma are the larger ones; on an
+/// H200 their blocks were faster with two chunks a thread and, of one part, with all threads of a
+/// multiprocessor.
+template <typename Beside>
+constexpr int split_threads(int chunks) {
+  return std::min(Beside::marks_tiles ? chunks / 2 : chunks, 512);
+}
+/// Blocks a multiprocessor, at least: what registers are left to a thread.
+template <typename Beside>
+constexpr int split_blocks(int chunks, int parts) {
+  if (Beside::marks_tiles && parts == 2) return 1024 / split_threads<Beside>(chunks);  // of 64 registers
+  if (Beside::marks_tiles) return chunks == 1024 ? 4 : 1;
+  return chunks >= 1024 ? 2 : 1536 / split_threads<Beside>(chunks);
+}
+
+/// The squares of a row's numbers, which are up to 2^15 as scaled, summed over its lanes.
+template <int lanes>
+__device__ __forceinline__ float row_squares(const float (&x)[8], float power) {
+  float squares = 0;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) squares = fmaf(x[n] * power, x[n] * power, squares);
+#pragma unroll
+  for (int apart = lanes / 2; apart > 0; apart /= 2) squares += __shfl_xor_sync(~0u, squares, apart);
+  return squares;
+}
+
+/// Raises the bits of a number to those of a warp's highest: numbers that are not negative compare as their
+/// bits do.
+__device__ __forceinline__ void raise_by_warp(int* bits_smem, float number) {
+  const int highest = __reduce_max_sync(~0u, __float_as_int(number));
+  if (threadIdx.x % 32 == 0) atomicMax(bits_smem, highest);
+}
+
+/// Adds what a warp's lanes lose.
+__device__ __forceinline__ void add_by_warp(unsigned (&counts_smem)[3], const Losses& losses) {
+#pragma unroll
+  for (int n = 0; n < 3; ++n) {
+    const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
+    if (threadIdx.x % 32 == 0 && count != 0) atomicAdd(counts_smem + n, count);
+  }
+}
+
+/// A block has a tile of one of them, whose parts lie as `Tile` says. Unfit heads are marked when the kernel
+/// ahead has cleared the marks; or their tiles are, which takes no kernel ahead.
+template <int dim, int tile_rows, int parts, typename Tile, typename Beside>
+__global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks),
+                                  split_blocks<Beside>(tile_rows* Tile::chunks, parts))
+    split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting,
+                const __grid_constant__ Beside beside) {
+#if __CUDA_ARCH__ >= 800
+  let_kernel_behind_begin();
+  if constexpr (Beside::marks_tiles) beside.clear();
+  constexpr int lanes = Tile::chunks;                                            // of a row
+  constexpr int step = split_threads<Beside>(tile_rows * Tile::chunks) / lanes;  // rows at a time
+  constexpr int rounds = tile_rows / step;
+  static_assert(tile_rows % step == 0);
+  const auto which = static_cast<int>(blockIdx.x % static_cast<std::uint32_t>(splitting.count));
+  const Splitting::Tensor& tensor = splitting.tensors[which];
+  const SplitRows& to = tensor.to;
+  // In 32 bits, which divide faster; a launch has no more blocks.
+  const std::uint32_t index = blockIdx.x / static_cast<std::uint32_t>(splitting.count);
+  const std::uint32_t head = index / static_cast<std::uint32_t>(to.longest);
+  const std::uint32_t entries = static_cast<std::uint32_t>(call.problem.batch);
+  const std::int64_t tile = index - head * static_cast<std::uint32_t>(to.longest);
+  const std::int64_t b = head % entries, h = head / entries;
+  if (h >= to.heads) return wait_for_kernel_ahead();
+  const Sequence sequence = call.sequence(b);
+  const bool queries = to.side == Side::queries;
+  const std::int64_t length = queries ? sequence.length_q : sequence.length_k;
+  const std::int64_t first = tile * tile_rows;
+  if (first >= length) return wait_for_kernel_ahead();
+
+  const Rows& rows = tensor.rows;
+  const int dims = tensor.dims;
+  const bool aligned = aligned_fours(rows);
+  const std::int64_t first_row = (queries ? sequence.first_q : sequence.first_k) + first;
+  const int row = static_cast<int>(threadIdx.x) / lanes;
+  const int chunk = static_cast<int>(threadIdx.x) % lanes;
+  float x[rounds][8];
+  float largest = 0;
+#pragma unroll
+  for (int round = 0; round < rounds; ++round) {
+    const int r = row + round * step;
+    const bool present = first + r < length;
+    const auto* from = reinterpret_cast<const float*>(rows.at(b, h, first_row + (present ? r : 0)));
+    load_eight(x[round], from, chunk * 8, present ? dims : 0, aligned);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) largest = fmaxf(largest, fabsf(x[round][n]));
+  }
+#pragma unroll
+  for (int round = 0; round < rounds; ++round) {
+    const int r = row + round * step;
+    beside.template row<lanes>(call, {which, b, h, first + r, first_row + r, chunk}, x[round],
+                               first + r < length);
+  }
+  __shared__ int bits, norm_bits;
+  __shared__ unsigned all_losses[3];
+  __shared__ int some_row_loses;
+  if (threadIdx.x == 0) bits = norm_bits = some_row_loses = 0;
+  if (threadIdx.x < 3) all_losses[threadIdx.x] = 0;
+  __syncthreads();  // they are 0
+  raise_by_warp(&bits, largest);
+  __syncthreads();  // everyone's is in it
+  const int exponent = exponent_for(__int_as_float(bits));
+  const float power = power_of_two(exponent);
+
+  const std::int64_t place = to.first(call, b, h) + tile;
+  std::byte* tile_gmem = to.data + place * to.tile_bytes;
+  bool loses = false;
+  float norm = 0;  // of a row, squared, as scaled
+#pragma unroll
+  for (int round = 0; round < rounds; ++round) {
+    const int r = row + round * step;
+    uint4 chunks[parts];
+    loses |= split_eight<parts>(chunks, x[round], power);
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      *reinterpret_cast<uint4*>(tile_gmem + part * tile_rows * Tile::row_bytes + Tile::offset(r, chunk)) =
+          chunks[part];
+    }
+    if constexpr (!Beside::norms) continue;
+    norm = fmaxf(norm, row_squares<lanes>(x[round], power));
+  }
+  if constexpr (Beside::norms) raise_by_warp(&norm_bits, norm);
+  if (__any_sync(~0u, loses)) {
+    Losses losses;
+    bool row_loses = false;
+#pragma unroll
+    for (int round = 0; round < rounds; ++round) {
+      count_losses<parts>(losses, x[round], power);
+      if constexpr (parts == 2) row_loses |= loses_all<lanes>(x[round], power);
+    }
+    if (__any_sync(~0u, row_loses) && threadIdx.x % 32 == 0) atomicOr(&some_row_loses, 1);
+    add_by_warp(all_losses, losses);
+  }
+  __syncthreads();  // norm and losses are there
+  const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
+  const bool unfit = all.harmful() || some_row_loses != 0 || sequence.length_k <= few_keys ||
+                     sequence.length_q < Beside::few_queries;
+  if (threadIdx.x == 0) {
+    const bool zero = !Beside::norms && bits == 0;
+    to.exponents[place] = Beside::marks_tiles && unfit ? unfit_tile : zero ? zero_tile : exponent;
+    if constexpr (Beside::norms) {
+      to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
+    }
+  }
+  if constexpr (Beside::marks_tiles) return;
+  wait_for_kernel_ahead();
+  if (threadIdx.x == 0 && unfit) {
+    tensor.unfit[b * to.heads + h] = 1;
+    *splitting.any_unfit = 1;
+  }
+#endif
+}
+
+template <int dim, int tile_rows, int parts, typename Tile = SwizzledTile<dim>,
+          typename Beside = NothingBeside>
+void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t stream,
+           const Beside& beside = {}) {
+  std::int64_t most = 0;
+  for (int n = 0; n < splitting.count; ++n) {
+    const SplitRows& to = splitting.tensors[n].to;
+    most = std::max(most, to.heads * to.longest);
+  }
+  launch<split_tiles<dim, tile_rows, parts, Tile, Beside>>(
+      {.name = "tilewise mma, splitting",
+       .blocks = splitting.count * call.problem.batch * most,
+       .threads = split_threads<Beside>(tile_rows * Tile::chunks),
+       .stream = stream,
+       .early = !Beside::marks_tiles && begins_early(call.problem.device)},
+      call, splitting, beside);
+}
+
+}  // namespace tilewise::cuda::mma_f32

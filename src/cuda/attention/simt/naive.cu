@@ -1,0 +1,207 @@
+#include "cuda/attention/simt/dense.h"
+#include "cuda/attention/simt/dense_rows.cuh"
+#include "cuda/runtime/launch.cuh"
+
+namespace tilewise::cuda::simt {
+namespace {
+
+// The formula as it is written: scores, softmax, output, each a pass over matrices in memory, one thread for
+// every element of a result. Nothing is shared between threads but what the caches happen to hold.
+
+constexpr int threads = 256;
+
+// One row of a tensor: [D] or [Dv].
+template <typename T>
+__device__ __forceinline__ T* row_of(const Rows& rows, std::int64_t b, std::int64_t h, std::int64_t s) {
+  return reinterpret_cast<T*>(rows.at(b, h, s));
+}
+
+// A sum of products in pieces, and pieces of pieces: the error of a running sum grows with its length.
+class PiecewiseSum {
+ public:
+  __device__ void add(float a, float b) {
+    part_ = fmaf(a, b, part_);
+    if (++terms_ % 16 != 0) return;
+    parts_ += part_;
+    part_ = 0;
+    if (terms_ % 256 != 0) return;
+    sum_ += parts_;
+    parts_ = 0;
+  }
+  __device__ float value() const { return sum_ + (parts_ + part_); }
+
+ private:
+  float sum_ = 0;
+  float parts_ = 0;
+  float part_ = 0;
+  int terms_ = 0;
+};
+
+template <typename T>
+__device__ __forceinline__ float dot(const T* a_gmem, const T* b_gmem, std::int64_t dim) {
+  PiecewiseSum sum;
+  for (std::int64_t d = 0; d < dim; ++d) sum.add(widen(a_gmem[d]), widen(b_gmem[d]));
+  return sum.value();
+}
+
+// A thread a score: s = score(q_i·k_j).
+template <typename T>
+__global__ void __launch_bounds__(threads) naive_scores(const __grid_constant__ AttentionCall call,
+                                                        float* scores_gmem) {  // [B, Hq, Sq, Sk]
+  const std::int64_t at = thread_index();
+  if (at >= ForwardScratch::matrix_size(call)) return;
+  const std::int64_t j = at % call.problem.length_k;
+  const QueryRow row(call, at / call.problem.length_k);
+  float product = 0;
+  if (row.sees(j)) {
+    const T* q_gmem = row_of<T>(call.q, row.b, row.h, row.i);
+    const T* k_gmem = row_of<T>(call.k, row.b, call.key_head(row.h), j);
+    product = dot(q_gmem, k_gmem, call.problem.dim_qk);
+  }
+  scores_gmem[at] = pair_score(call, ScoreRules(call, row.b, row.h), row, j, product);
+}
+
+// A thread a pair: q·k and d_o·v, where its weight and the gradient of its score will be.
+template <typename T>
+__global__ void __launch_bounds__(threads)
+    naive_pairs(const __grid_constant__ AttentionCall call, const BackwardScratch scratch) {
+  const std::int64_t at = thread_index();
+  if (at >= ForwardScratch::matrix_size(call)) return;
+  const std::int64_t j = at % call.problem.length_k;
+  const QueryRow row(call, at / call.problem.length_k);
+  float product = 0;
+  float dweight = 0;
+  if (row.sees(j)) {
+    const std::int64_t h_kv = call.key_head(row.h);
+    product =
+        dot(row_of<T>(call.q, row.b, row.h, row.i), row_of<T>(call.k, row.b, h_kv, j), call.problem.dim_qk);
+    dweight =
+        dot(row_of<T>(call.d_o, row.b, row.h, row.i), row_of<T>(call.v, row.b, h_kv, j), call.problem.dim_v);
+  }
+  scratch.weights[at] = product;
+  scratch.dscores[at] = dweight;
+}
+
+// A thread an element of o or dq: out[i, d] = factor · Σ_j matrix[i, j]·keys[j, d].
+template <typename T>
+__global__ void __launch_bounds__(threads) naive_query_sums(const __grid_constant__ AttentionCall call,
+                                                            const float* matrix_gmem,  // [B, Hq, Sq, Sk]
+                                                            const Rows keys,           // [B, Hkv, Sk, dim]
+                                                            const Rows out,            // [B, Hq, Sq, dim]
+                                                            const std::int64_t dim, const float factor) {
+  const std::int64_t at = thread_index();
+  if (at >= call.problem.heads_q * call.rows_q() * dim) return;
+  const std::int64_t d = at % dim;
+  const QueryRow row(call, at / dim);
+  const float* matrix_row_gmem = matrix_gmem + at / dim * call.problem.length_k;
+  const T* column_gmem = row_of<T>(keys, row.b, call.key_head(row.h), 0) + d;
+  PiecewiseSum sum;
+  for (std::int64_t j = row.keys.first; j < row.keys.last; ++j) {
+    sum.add(matrix_row_gmem[j], widen(column_gmem[j * keys.stride_s]));
+  }
+  row_of<T>(out, row.b, row.h, row.i)[d] = narrow<T>(factor * sum.value());
+}
+
+// A thread an element of dk or dv: out[j, d] = factor · Σ_i matrix[i, j]·queries[i, d], over the heads that
+// share the key. Columns of keys that nothing sees are zero.
+template <typename T>
+__global__ void __launch_bounds__(threads) naive_key_sums(const __grid_constant__ AttentionCall call,
+                                                          const float* matrix_gmem,  // [B, Hq, Sq, Sk]
+                                                          const Rows queries,        // [B, Hq, Sq, dim]
+                                                          const Rows out,            // [B, Hkv, Sk, dim]
+                                                          const std::int64_t dim, const float factor) {
+  const AttentionProblem& problem = call.problem;
+  const std::int64_t at = thread_index();
+  if (at >= problem.heads_kv * call.rows_k() * dim) return;
+  const std::int64_t d = at % dim;
+  const std::int64_t j = at / dim % problem.length_k;
+  const std::int64_t h_kv = at / dim / problem.length_k % problem.heads_kv;
+  const std::int64_t b = at / dim / problem.length_k / problem.heads_kv;
+  PiecewiseSum sum;
+  for (std::int64_t h = h_kv * call.group(); h < (h_kv + 1) * call.group(); ++h) {
+    const float* matrix_column_gmem =
+        matrix_gmem + (b * problem.heads_q + h) * problem.length_q * problem.length_k + j;
+    const T* column_gmem = row_of<T>(queries, b, h, 0) + d;
+    for (std::int64_t i = 0; i < problem.length_q; ++i) {
+      sum.add(matrix_column_gmem[i * problem.length_k], widen(column_gmem[i * queries.stride_s]));
+    }
+  }
+  row_of<T>(out, b, h_kv, j)[d] = narrow<T>(factor * sum.value());
+}
+
+// A launch with a thread for each of `count` elements.
+Launch thread_each(const char* name, std::int64_t count, const Context& context) {
+  return {.name = name,
+          .blocks = (count + threads - 1) / threads,
+          .threads = threads,
+          .stream = static_cast<cudaStream_t>(context.stream)};
+}
+
+template <typename T>
+void forward(const AttentionCall& call, const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  const std::int64_t rows = problem.heads_q * call.rows_q();
+  Arena arena(context.workspace.data);
+  const ForwardScratch scratch(arena, call);
+  launch<naive_scores<T>>(thread_each("tilewise naive scores", rows * problem.length_k, context), call,
+                          scratch.scores);
+  launch<softmax_rows<1>>(thread_each("tilewise naive softmax", rows, context), call, scratch.scores);
+  launch<naive_query_sums<T>>(thread_each("tilewise naive output", rows * problem.dim_v, context), call,
+                              scratch.scores, call.v, call.o, problem.dim_v, 1.0f);
+}
+
+template <typename T>
+void backward(const AttentionCall& call, const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  const std::int64_t rows_q = problem.heads_q * call.rows_q();
+  const std::int64_t rows_k = problem.heads_kv * call.rows_k();
+  const auto scale = static_cast<float>(call.scale);
+  Arena arena(context.workspace.data);
+  const BackwardScratch scratch(arena, call);
+  launch<naive_pairs<T>>(thread_each("tilewise naive pairs", rows_q * problem.length_k, context), call,
+                         scratch);
+  // The one pass that is not a thread a result: alone, a thread would be minutes on the longest rows.
+  launch<differentiate_rows<32>>(thread_each("tilewise naive score gradients", rows_q * 32, context), call,
+                                 all_rows(call, scratch));
+  if (call.dq.wanted) {
+    launch<naive_query_sums<T>>(thread_each("tilewise naive dq", rows_q * problem.dim_qk, context), call,
+                                scratch.dproducts, call.k, call.dq, problem.dim_qk, scale);
+  }
+  if (call.dk.wanted) {
+    launch<naive_key_sums<T>>(thread_each("tilewise naive dk", rows_k * problem.dim_qk, context), call,
+                              scratch.dproducts, call.q, call.dk, problem.dim_qk, scale);
+  }
+  if (call.dv.wanted) {
+    launch<naive_key_sums<T>>(thread_each("tilewise naive dv", rows_k * problem.dim_v, context), call,
+                              scratch.weights, call.d_o, call.dv, problem.dim_v, 1.0f);
+  }
+  if (problem.features.mask_gradient) {
+    const std::int64_t(&extent)[4] = call.dmask.extent;
+    const std::int64_t elements = extent[0] * extent[1] * extent[2] * extent[3];
+    launch<sum_mask>(thread_each("tilewise naive dmask", elements, context), call, scratch);
+  }
+  if (call.dsinks != nullptr) {
+    launch<sum_sinks<1>>(thread_each("tilewise naive dsinks", problem.heads_q, context), call,
+                         scratch.sink_parts);
+  }
+}
+
+}  // namespace
+
+void naive_forward(const AttentionCall& call, const Context& context) {
+  switch (call.problem.dtype) {
+    case DType::f16: return forward<__half>(call, context);
+    case DType::bf16: return forward<__nv_bfloat16>(call, context);
+    default: return forward<float>(call, context);
+  }
+}
+
+void naive_backward(const AttentionCall& call, const Context& context) {
+  switch (call.problem.dtype) {
+    case DType::f16: return backward<__half>(call, context);
+    case DType::bf16: return backward<__nv_bfloat16>(call, context);
+    default: return backward<float>(call, context);
+  }
+}
+
+}  // namespace tilewise::cuda::simt

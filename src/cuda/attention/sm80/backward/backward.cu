@@ -1,0 +1,45 @@
+#include "cuda/attention/sm80/backward/backward.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/attention/sm80/backward/choice.h"
+
+namespace tilewise::cuda::mma {
+namespace {
+
+template <typename Table>
+std::size_t least_shared_bytes(const AttentionProblem& problem) {
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  std::size_t least = 0;
+  for (const BackwardConfig& c : Table::rows) {
+    const std::size_t bytes = shared_bytes_of<Table>(c, problem);
+    if (c.dim >= dim && (least == 0 || bytes < least)) least = bytes;
+  }
+  return least;
+}
+
+}  // namespace
+
+std::size_t backward_workspace(const AttentionCall& call, const Context& context) {
+  return backward_space(call, context).bytes;
+}
+
+std::size_t backward_shared_bytes(const AttentionProblem& problem) {
+  return general_backward(problem) ? least_shared_bytes<GeneralBackward>(problem)
+                                   : least_shared_bytes<PlainBackward>(problem);
+}
+
+void backward(const AttentionCall& call, const Context& context) {
+  const BackwardSpace space = backward_space(call, context);
+  prepare_backward(call, space, context);
+  const auto of_type = [&]<typename T>(const T*) {
+    general_backward(call) ? general_backward_of<T>(call, space, context)
+                           : plain_backward_of<T>(call, space, context);
+  };
+  call.problem.dtype == DType::f16 ? of_type(static_cast<const __half*>(nullptr))
+                                   : of_type(static_cast<const __nv_bfloat16*>(nullptr));
+  finish_backward(call, space, context);
+}
+
+}  // namespace tilewise::cuda::mma

@@ -1,0 +1,290 @@
+#pragma once
+
+#include "cuda/attention/common/backward/queries.cuh"
+#include "cuda/attention/sm80/backward/products.cuh"
+#include "cuda/ptx/local.cuh"
+
+namespace tilewise::cuda::mma {
+
+/// Where a warp stands in a product whose warps are `along_n` side by side.
+template <int along_n>
+struct WarpPlace {
+  int m, n;  ///< the warp's place along both sides
+
+  __device__ explicit WarpPlace(int warp) : m(warp / along_n), n(warp % along_n) {}
+};
+
+/// What a block of the backward kernel has: its keys, its place in shared memory, and its sums of dk and dv.
+/// `general` is for calls with more than a band, and rows of any alignment.
+template <typename T_, BackwardConfig c, bool general_>
+struct BackwardBlock {
+  using T = T_;
+  static constexpr bool general = general_;
+  static constexpr BackwardConfig config = c;
+  using RowTile = SwizzledTile<c.dim>;
+  using PairTile = SwizzledTile<c.queries>;
+  using RowPointer = MatrixPointer<c.dim>;
+  using PairPointer = MatrixPointer<c.queries>;
+  using PairSums = Sums<c.pair_key_tiles(), c.pair_query_tiles()>;
+  using PairFragments = std::uint32_t[c.pair_query_tiles()][c.pair_key_tiles()][4];
+  using OwnSums = Sums<c.own_key_tiles(), c.own_dim_tiles()>;
+
+  const AttentionCall& call;
+  const BackwardBlocks& blocks;
+  const BackwardSpace& space;
+  const int b, h;  ///< h of the keys
+  int key_count;
+  int first_key;  ///< in the sequence
+  const int dim_qk, dim_v;
+  const float unit;  ///< from products to exponents of 2; never 0
+  const GradientScale scale;
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // one number to the compiler
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  std::byte* k_smem;        ///< [keys, dim]
+  std::byte* v_smem;        ///< [keys, dim]
+  std::byte* q_smem;        ///< stages x [queries, dim]
+  std::byte* d_o_smem;      ///< stages x [queries, dim]
+  std::byte* dscores_smem;  ///< pair stages x [keys, queries]
+  std::byte* weights_smem;  ///< pair stages x [keys, queries], unless they stay
+  float* top_smem;          ///< stages x [queries]
+  float* shift_smem;        ///< stages x [queries]
+  int* has_peak_smem;       ///< [keys]
+  GroupFacts* facts_smem;
+  OpenTurn* turn_smem;
+  // Of the facts, what every tile needs, a number a warp.
+  struct Known {
+    const std::byte* q;
+    const std::byte* d_o;
+    std::int64_t row, tile;
+    int length, from, to, clear, clear_end;
+  } known;
+  OwnSums dk = {}, dv = {};
+
+  static __device__ BlockFacts* facts_of(std::byte* shared) {
+    return reinterpret_cast<BlockFacts*>(shared + c.shared_bytes(false) - c.fact_bytes);
+  }
+  __device__ BackwardBlock(const AttentionCall& call_, const BackwardBlocks& blocks_,
+                           const BackwardSpace& space_, std::byte* shared, const Turn& turn)
+      : call(call_),
+        blocks(blocks_),
+        space(space_),
+        b(static_cast<int>(turn.among(call.problem.heads_kv).b)),
+        h(static_cast<int>(turn.among(call.problem.heads_kv).h)),
+        dim_qk(static_cast<int>(call.problem.dim_qk)),
+        dim_v(static_cast<int>(call.problem.dim_v)),
+        unit(exponent_unit(call.scale)),
+        scale(gradient_scale<T>(space.largest, keep_scale())),
+        k_smem(shared),
+        v_smem(k_smem + c.key_bytes()),
+        q_smem(v_smem + c.key_bytes()),
+        d_o_smem(q_smem + c.stages * c.query_bytes()),
+        dscores_smem(d_o_smem + c.stages * c.query_bytes()),
+        weights_smem(dscores_smem + c.dscores_stages() * c.pair_bytes()),
+        top_smem(reinterpret_cast<float*>(weights_smem + c.weights_stages() * c.pair_bytes())),
+        shift_smem(top_smem + c.stages * c.queries),
+        has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages * c.queries)),
+        facts_smem(&facts_of(shared)->group),
+        turn_smem(&facts_of(shared)->turn) {
+    const KeyTile keys = blocks.keys.tile(call, call.sequence(b), turn.tile);
+    key_count = keys.count;
+    first_key = static_cast<int>(keys.first);
+  }
+
+  /// The facts are there: which tile comes first.
+  __device__ QuerySteps begin() {
+    const GroupFacts& facts = *facts_smem;
+    known = {.q = uniform(facts.q),
+             .d_o = uniform(facts.d_o),
+             .row = uniform(facts.row),
+             .tile = uniform(facts.tile),
+             .length = uniform(facts.length),
+             .from = uniform(facts.from),
+             .to = uniform(facts.to),
+             .clear = uniform(facts.clear),
+             .clear_end = uniform(facts.clear_end)};
+    QuerySteps steps{uniform(facts.at), uniform(facts.head), uniform(facts.count)};
+    settle(steps);
+    return steps;
+  }
+  /// And which comes after one.
+  __device__ QuerySteps after(QuerySteps steps) const {
+    steps.step(space.order.kept(), known.from, known.to);
+    settle(steps);
+    return steps;
+  }
+
+  // What the general kernel has besides.
+  __device__ float* offset_smem() const {  ///< stages x [queries]
+    return reinterpret_cast<float*>(has_peak_smem + c.keys) + c.fact_bytes / 4;
+  }
+  __device__ float* slopes_smem() const { return offset_smem() + c.stages * c.queries; }
+  /// [pairs of a lane, threads]: the softcap's derivative of a pair of sums.
+  __device__ float& slope_smem(int m, int n, int e) const {
+    const int index = (n * c.pair_key_tiles() + m) * 4 + e;
+    return slopes_smem()[index * c.threads() + static_cast<int>(threadIdx.x)];
+  }
+  /// Sums over the keys of one of key_warps, of score gradients and of weights, a query each. With one round
+  /// they are where the slopes were, which the warp is done with.
+  struct RowSums {
+    float* rests_smem;
+    float* weights_smem;
+  };
+  __device__ RowSums row_sums(int key_warp, int query) const {
+    constexpr int side = c.warps / c.key_warps;
+    constexpr int queries_each = c.queries / side;
+    const int own_warp = key_warp * side + query / queries_each;
+    const int round = query % queries_each / c.queries_at_once;
+    float* first = slopes_smem() + (c.rounds() > 1 ? c.slope_bytes() / 4 : 0) + 2 * round * c.threads() +
+                   own_warp * 32 + query % c.queries_at_once;
+    return {first, first + c.threads()};
+  }
+
+  __device__ float keep_scale() const {
+    return general && call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
+  }
+  /// Pairs are rounded, which is their first part. Where they are kept whole, the second is what that took.
+  __device__ int parts() const {
+    if constexpr (general) return space.whole ? 2 : 1;
+    return 1;
+  }
+  __device__ std::byte* dscores_at(int pair_stage, int part = 0) const {
+    return part == 0 ? dscores_smem + pair_stage * c.pair_bytes() : k_smem + c.first_rest();
+  }
+  __device__ std::byte* weights_at(int pair_stage, int part = 0) const {
+    if (part > 0) return k_smem + c.first_rest() + c.pair_bytes();
+    return weights_smem + (c.weights_stages() > 1 ? pair_stage * c.pair_bytes() : 0);
+  }
+  /// The row of the first key in k and v. Not kept, nor is the sequence: registers are scarcer than time
+  /// here. Cumulative lengths are those of ordered_starts.h, which need not be brought into range.
+  __device__ std::int64_t first_key_row() const {
+    return std::int64_t{first_key} + (call.packed() ? call.cumulative_k.at(b) : 0);
+  }
+  static __device__ std::uint32_t address(const std::byte* smem) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
+  }
+
+  /// A tile of queries: which of the sequence it begins with, and how many there are; where its rows' values
+  /// begin. Query r of it sees keys r + low to r + high of the tile of keys, as far as there are so many.
+  struct Queries {
+    std::int64_t row;
+    int first;
+    int count;
+    int low, high;
+  };
+  __device__ int first_query(const QuerySteps& steps) const {
+    if constexpr (general) {
+      const auto per_block = static_cast<int>(blocks.queries.tiles_per_block);
+      if (per_block > 0) {
+        return steps.at / per_block * static_cast<int>(call.blocks.block_q) +
+               steps.at % per_block * c.queries;
+      }
+    }
+    return steps.at * c.queries;
+  }
+  __device__ int query_count(const QuerySteps& steps, int first) const {
+    int end = known.length;
+    if constexpr (general) {
+      const auto per_block = static_cast<int>(blocks.queries.tiles_per_block);
+      if (per_block > 0) end = min(end, (steps.at / per_block + 1) * static_cast<int>(call.blocks.block_q));
+    }
+    return min(c.queries, end - first);
+  }
+  /// Where its values are that begins with query `at`.
+  __device__ std::int64_t row_of(const QuerySteps& steps, int at) const {
+    return known.row + steps.head * call.rows_q() + at;
+  }
+  /// Whether some of its queries do not see some of the keys.
+  __device__ bool edge(const QuerySteps& steps) const {
+    if constexpr (general) {
+      const Queries queries = queries_of(steps);
+      return queries.count - 1 + queries.low > 0 || min(queries.high, key_count) < c.keys;
+    }
+    return steps.at < known.clear || steps.at >= known.clear_end;
+  }
+  __device__ Queries queries_of(const QuerySteps& steps) const {
+    const int at = first_query(steps);
+    constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
+    return {row_of(steps, at), at, query_count(steps, at),
+            static_cast<int>(max(-far, min(far, facts_smem->low + at))),
+            static_cast<int>(max(-far, min(far, facts_smem->high + at)))};
+  }
+  /// Its first tile among the sums of dq.
+  __device__ std::int64_t sums_tile(const QuerySteps& steps) const {
+    const std::int64_t head = known.tile + steps.head * space.dq.tiles;
+    if constexpr (general) {
+      const auto per_block = static_cast<int>(blocks.queries.tiles_per_block);
+      if (per_block > 0) {
+        const int block_tiles = (static_cast<int>(call.blocks.block_q) + 15) / 16;
+        return head + steps.at / per_block * block_tiles + steps.at % per_block * (c.queries / 16);
+      }
+    }
+    return head + steps.at * (c.queries / 16);
+  }
+  __device__ QueryTile query_tile(const QuerySteps& steps) const {
+    return blocks.queries.tile(call, b, h * call.group() + steps.head, steps.at);
+  }
+  /// By how many blocks of keys before this one meet a tile of queries.
+  __device__ TurnWords turn_words(const QuerySteps& steps) const {
+    if constexpr (general) {
+      if (call.problem.features.block_mask) {
+        return mma::turn_words(call, blocks.keys, query_tile(steps), first_key);
+      }
+    }
+    const std::int64_t first_seen = max(std::int64_t{0}, facts_smem->low + first_query(steps) + first_key);
+    const auto before =
+        static_cast<std::uint32_t>(first_key / c.keys - static_cast<int>(first_seen) / c.keys);
+    return {before, before + 1};
+  }
+  /// With a block mask, moves on to a tile of queries that sees something of the keys.
+  __device__ void settle(QuerySteps& steps) const {
+    if constexpr (general) {
+      if (!call.problem.features.block_mask) return;
+      const OwnKeys keys{b, h * static_cast<int>(call.group()), first_key, key_count};
+      steps = next_seen(call, blocks, space, *facts_smem, keys, c.queries, steps);
+    }
+  }
+
+  template <int count>
+  __device__ void load_rows(std::byte* to_smem, const std::byte* first, const Rows& rows, int valid,
+                            int dims) const {
+    if constexpr (general) {
+      if (!aligned_chunks(rows)) {
+        return load_any_rows<count, c.dim, c.threads()>(
+            to_smem, [&](int r) { return first + r * rows.stride_s * 2; }, false, valid, dims);
+      }
+    }
+    load_strided_rows<count, c.dim, c.threads()>(to_smem, first, rows.stride_s * 2, valid, dims);
+  }
+  __device__ void load_keys() const {
+    const std::int64_t s = first_key_row();
+    load_rows<c.keys>(k_smem, row_of_halves(call.k, b, h, s), call.k, key_count, dim_qk);
+    load_rows<c.keys>(v_smem, row_of_halves(call.v, b, h, s), call.v, key_count, dim_v);
+  }
+  __device__ void load_queries(const QuerySteps& steps, int stage) const {
+    const int at = first_query(steps);
+    const int count = query_count(steps, at);
+    const auto first = [&](const std::byte* group, const Rows& rows) {
+      return group + (steps.head * rows.stride_h + at * rows.stride_s) * 2;
+    };
+    load_rows<c.queries>(q_smem + stage * c.query_bytes(), first(known.q, call.q), call.q, count, dim_qk);
+    load_rows<c.queries>(d_o_smem + stage * c.query_bytes(), first(known.d_o, call.d_o), call.d_o, count,
+                         dim_v);
+    const int r = static_cast<int>(threadIdx.x);
+    if (r >= c.queries) return;
+    float* top = top_smem + stage * c.queries + r;
+    float* shift = shift_smem + stage * c.queries + r;
+    float* offset = offset_smem() + stage * c.queries + r;
+    if (r < count) {
+      const std::int64_t row = row_of(steps, at) + r;
+      copy_async_4(top, space.rows.top + row);
+      copy_async_4(shift, space.rows.shift + row);
+      if constexpr (general) copy_async_4(offset, space.rows.offset + row);
+    } else {  // one that saw nothing
+      *top = -minus_infinity;
+      *shift = 0;
+      if constexpr (general) *offset = 0;
+    }
+  }
+};
+
+}  // namespace tilewise::cuda::mma

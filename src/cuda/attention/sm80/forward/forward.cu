@@ -1,0 +1,51 @@
+#include "cuda/attention/sm80/forward/forward.h"
+
+#include "cuda/attention/common/backward/row_gradients.h"
+#include "cuda/attention/sm80/decode/stream.h"
+#include "cuda/attention/sm80/forward/choice.h"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace tilewise::cuda::mma {
+namespace {
+
+// Whether rows are less than 2^31 bytes apart.
+bool near_rows(const Rows& rows) {
+  const std::int64_t bytes = rows.stride_s * 2;
+  return bytes == static_cast<std::int32_t>(bytes);
+}
+
+// Where scale and band are all there is between products and weights, copies can be of 16 bytes, and weights
+// of 16 bits will do.
+bool plain(const AttentionCall& call) {
+  constexpr double least_scale = 1e-20;  // products times it are compared, and not hidden ones with infinity
+  return !call.problem.features.needs_more_than_band() && call.problem.layout != Layout::paged &&
+         call.scale >= least_scale && aligned_chunks(call.q) && aligned_chunks(call.k) &&
+         aligned_chunks(call.v) && near_rows(call.k) && near_rows(call.v) && !few_results(call);
+}
+
+template <typename Table>
+std::size_t workspace_of(const AttentionCall& call, const DeviceProperties& device) {
+  return parts_for(call, Table::rows[choose_row<Table>(call, device)], device, nullptr).bytes();
+}
+
+template <typename T>
+void forward_of(const AttentionCall& call, const Context& context) {
+  plain(call) ? plain_forward_of<T>(call, context) : general_forward_of<T>(call, context);
+}
+
+}  // namespace
+
+std::size_t forward_workspace(const AttentionCall& call, const Context& context) {
+  const DeviceProperties& device = device_properties(context.device.index);
+  if (suits_stream(call, device)) return stream_parts(call, device.multiprocessors, nullptr).bytes();
+  return plain(call) ? workspace_of<PlainForward>(call, device) : workspace_of<GeneralForward>(call, device);
+}
+
+void forward(const AttentionCall& call, const Context& context) {
+  simt::clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));
+  if (suits_stream(call, device_properties(context.device.index))) return stream_forward(call, context);
+  call.problem.dtype == DType::f16 ? forward_of<__half>(call, context)
+                                   : forward_of<__nv_bfloat16>(call, context);
+}
+
+}  // namespace tilewise::cuda::mma

@@ -1,0 +1,231 @@
+#pragma once
+
+#include "cuda/attention/sm80/forward/block.cuh"
+#include "cuda/attention/sm80/forward/finish.cuh"
+#include "cuda/attention/sm80/forward/paired.cuh"
+#include "cuda/attention/sm80/forward/parts.h"
+#include "cuda/attention/sm80/forward/tuning.h"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace tilewise::cuda::mma {
+
+// Attention on tensor cores by mma.sync. A block keeps a tile of queries and walks over tiles of keys, of
+// which the next is being copied while one is computed. A warp has its queries for itself: scores come out of
+// q·k in the form in which weights go into the product with v, so they never leave the registers.
+
+/// Leaves what a part of the keys came to for join_parts().
+template <ForwardConfig c, bool general>
+__device__ __forceinline__ void finish_part(const AttentionCall& call, const Parts& parts, int part,
+                                            const QueryRows& rows, const Exponents<general>& exponents,
+                                            const Place<c>& place, const Output<c>& o,
+                                            const SoftmaxRows<c>& softmax) {
+  const OwnRow<c, general> own(call, exponents, place, softmax);
+  const auto place_of = [&](int row) {
+    return Parts::row(call, rows.queries.b, rows.head(row), rows.queries.first + rows.query(row));
+  };
+  if (own.row < rows.count() && own.first) {
+    float* state = parts.state(part, place_of(own.row));
+    state[0] = own.maximum;
+    state[1] = own.sum * own.factor;
+    state[2] = own.rounded * own.factor;
+  }
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = place.row(r, half);
+      const float factor = __shfl_sync(~0u, own.factor, place.lane / 4 * 4 + 2 * r + half);
+      if (row >= rows.count()) continue;
+      float* to = parts.o(part, place_of(row));
+#pragma unroll
+      for (int n = 0; n < c.dim / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int d = 8 * n + place.column() + e;
+          if (d < parts.dim_v) to[d] = o[r][n][2 * half + e] * factor;
+        }
+      }
+    }
+  }
+}
+
+/// Joins the sink, divides, writes lse and o; o by way of the warp's queries' place in shared memory, so that
+/// rows are written 16 bytes at a time.
+template <typename T, ForwardConfig c, bool general>
+__device__ __forceinline__ void finish(const AttentionCall& call, const QueryRows& rows,
+                                       const Exponents<general>& exponents, const Place<c>& place,
+                                       Output<c>& o, const SoftmaxRows<c>& softmax, std::byte* q_smem) {
+  using Tile = SwizzledTile<c.dim>;
+  __syncwarp();  // the warp is done with its queries
+  const float own_inverse =
+      finish_row<c, general>(call, rows, OwnRow<c, general>(call, exponents, place, softmax));
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = place.row(r, half);
+      const float inverse = __shfl_sync(~0u, own_inverse, place.lane / 4 * 4 + 2 * r + half);
+#pragma unroll
+      for (int n = 0; n < c.dim / 8; ++n) {
+        *reinterpret_cast<std::uint32_t*>(q_smem + Tile::offset(row, n) + 2 * place.column()) =
+            pack<T>(o[r][n][2 * half] * inverse, o[r][n][2 * half + 1] * inverse);
+      }
+    }
+  }
+  __syncwarp();  // the warp's rows are there
+  store_rows<c, Tile::chunks>(call, rows, place, q_smem, 0);
+}
+
+/// What a block has: its queries, the sums of its softmax, and two stages of keys and of values. One computes
+/// while the other is filled, and one barrier a tile says both that a stage is there and that one is free.
+template <typename T, ForwardConfig c>
+struct Block {
+  const AttentionCall& call;
+  const QueryRows& rows;
+  const Loader<T, c> load;
+  const Exponents<false> exponents;
+  const SeenByAll all;
+  const Place<c> place{};
+  const BlockSpace<c> space;
+  Output<c> o = {};
+  SoftmaxRows<c> softmax{};
+  TileSums<c> own;  ///< of the tile at hand
+
+  __device__ Block(const AttentionCall& call_, const QueryRows& rows_, std::byte* shared)
+      : call(call_),
+        rows(rows_),
+        load(call, rows),
+        exponents{ScoreRules(call).scale_log2},
+        all(call, rows),
+        space(shared) {}
+
+  __device__ Queries<c> queries() const {
+    Queries<c> q{space.queries_of(place)};
+    q.load();
+    return q;
+  }
+
+  /// Hides what is hidden of a tile and raises the maxima.
+  __device__ void start_softmax(const KeyTile& keys, Scores<c>& s) {
+    if (all.ends_in(keys, c.keys)) hide<c>(call, rows, keys, place, s);
+    raise_maxima<c, false>(s, exponents, softmax, o);
+    own.begin(exponents, softmax);
+  }
+  __device__ void weigh(Weights<c>& weights, const Scores<c>& s, int step) {
+    mma::weigh<T, c, false>(weights, s, step, exponents, own.references, own.sums);
+  }
+  __device__ void add_values(const Weights<c>& weights, int step, const MatrixPointer<c.dim>& v) {
+    add_rounded<T, c>(softmax, weights);
+    multiply_values<T, c>(o, weights, v, step);
+  }
+  /// All of a tile after its products: weights of 16 keys are made beside the product of those before.
+  __device__ void weigh_and_add(const KeyTile& keys, Scores<c>& s, const MatrixPointer<c.dim>& v) {
+    start_softmax(keys, s);
+    Weights<c> weights[2];
+    weigh(weights[0], s, 0);
+#pragma unroll
+    for (int step = 0; step < c.keys / 16; ++step) {
+      if (step + 1 < c.keys / 16) weigh(weights[(step + 1) % 2], s, step + 1);
+      add_values(weights[step % 2], step, v);
+    }
+    own.add_to(softmax);
+  }
+
+  /// A tile in which nothing is hidden, by the maxima as they are: nothing but products and weights, where a
+  /// look at all scores first would be one instruction for each. False where a weight is too large for that;
+  /// then nothing was added.
+  __device__ bool add_by_old_maxima(const Queries<c>& q, const MatrixPointer<c.dim>& k,
+                                    const MatrixPointer<c.dim>& v) {
+    Products<T, c> products;
+#pragma unroll
+    for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, false);
+    own.begin(exponents, softmax);
+    Weights<c> weights[c.keys / 16];
+#pragma unroll
+    for (int step = 0; step < c.keys / 16; ++step) weigh(weights[step], products.sum(), step);
+    if (__any_sync(~0u, too_large<c>(own.sums))) return false;
+#pragma unroll
+    for (int step = 0; step < c.keys / 16; ++step) add_values(weights[step], step, v);
+    own.add_to(softmax);
+    return true;
+  }
+
+  /// A tile after another: products, then softmax beside the product with values.
+  __device__ void walk(KeyTiles<false>& tiles, KeyTile keys) {
+    load.queries(space.q_smem);
+    load.keys(keys, space.keys_at(0));
+    load.values(keys, space.values_at(0));
+    commit_copies();
+    wait_copies<0>();
+    __syncthreads();  // queries are there
+    const Queries<c> q = queries();
+    const auto seen_first = static_cast<int>(seen_by_warp<c>(*this).first);
+    const auto seen_last = static_cast<int>(seen_by_warp<c>(*this).last);
+    [[maybe_unused]] bool begun = false;  // there are maxima
+#pragma unroll 1
+    for (int stage = 0; keys.count > 0; stage ^= 1) {
+      const KeyTile next = tiles.next();
+      wait_copies<0>();
+      __syncthreads();  // the tile is there, and everyone is done with the last one
+      if (next.count > 0) {
+        load.keys(next, space.keys_at(stage ^ 1));
+        load.values(next, space.values_at(stage ^ 1));
+      }
+      commit_copies();
+      const auto first = static_cast<int>(keys.first);
+      if (first < seen_last && first + keys.count > seen_first) {
+        const auto k = MatrixPointer<c.dim>::by_columns(space.address(space.keys_at(stage)));
+        const auto v = MatrixPointer<c.dim>::by_rows(space.address(space.values_at(stage)));
+        if constexpr (c.old_maxima) {
+          if (begun && !all.ends_in(keys, c.keys) && add_by_old_maxima(q, k, v)) {
+            keys = next;
+            continue;
+          }
+          begun = true;
+        }
+        Products<T, c> products;
+#pragma unroll
+        for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, false);
+        weigh_and_add(keys, products.sum(), v);
+      }
+      keys = next;
+    }
+  }
+};
+
+/// The kernel of one row of a table.
+template <typename T, typename Table, int row>
+__global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
+    forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks, const Parts parts) {
+#if __CUDA_ARCH__ >= 800
+  constexpr ForwardConfig c = Table::rows[row];
+  static_assert(!Table::general);
+  extern __shared__ __align__(128) std::byte shared[];
+  const QueryRows rows = blocks.rows(call, blockIdx.x);
+  if (rows.queries.count <= 0) return;
+  KeyTiles<false> tiles(call, rows.queries, c.keys);
+  if constexpr (c.in_parts) {
+    if (parts.count > 1) tiles.keep_part(static_cast<int>(blockIdx.y), parts.count);
+  }
+  const KeyTile first = tiles.next();
+  if constexpr (c.paired) {
+    static_assert(!c.in_parts && c.stages == 1);
+    PairedBlock<T, c> block(call, rows, shared);
+    if (first.count > 0) block.walk_in_place(tiles, first);
+    block.finish();
+  } else {
+    static_assert(c.stages == 2);
+    Block<T, c> block(call, rows, shared);
+    if (first.count > 0) block.walk(tiles, first);
+    if constexpr (c.in_parts) {
+      if (parts.count > 1) {
+        return finish_part<c, false>(call, parts, static_cast<int>(blockIdx.y), rows, block.exponents,
+                                     block.place, block.o, block.softmax);
+      }
+    }
+    finish<T, c, false>(call, rows, block.exponents, block.place, block.o, block.softmax, block.space.q_smem);
+  }
+#endif
+}
+
+}  // namespace tilewise::cuda::mma

@@ -1,0 +1,161 @@
+#pragma once
+
+#include "cuda/attention/sm80/forward/mask_fours.cuh"
+
+namespace tilewise::cuda::mma {
+
+// Between a product q·k and its weight in the general kernel: what hides a pair or changes its score, and
+// dropout.
+
+/// Hides what the band hides, and what is past the tile. As hide() of plain kernels, but of keys in fours.
+template <ForwardConfig c>
+__device__ __forceinline__ void hide_band(const AttentionCall& call, const QueryRows& rows,
+                                          const KeyTile& keys, const Place<c>& place, Scores<c>& s) {
+  using Order = KeyOrder;
+  const int own = Order::first(place.lane);
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t i = rows.queries.first + rows.query(place.row(r, half));
+      const KeyRange range = call.keys_of(rows.queries.sequence, i);
+      const int first = static_cast<int>(range.first - keys.first) - own;
+      const int last = min(static_cast<int>(range.last - keys.first), keys.count) - own;
+#pragma unroll
+      for (int n = 0; n < c.keys / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (Order::step(n, e) < first || Order::step(n, e) >= last) s[r][n][2 * half + e] = minus_infinity;
+        }
+      }
+    }
+  }
+}
+
+/// Calls body(score, r, half, step) for all scores of a lane in a general kernel: `step` is how far the key
+/// is from the lane's first.
+template <ForwardConfig c, typename Body>
+__device__ __forceinline__ void for_each_score(Scores<c>& s, const Body& body) {
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+    for (int n = 0; n < c.keys / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) body(s[r][n][e], r, e / 2, KeyOrder::step(n, e % 2));
+    }
+  }
+}
+
+/// Products to scores in natural units, in place. What a call does not have is passed over by all lanes at
+/// once. Every step is rounded by itself, as score_of() has it. `fours` is what was loaded ahead: the mask's,
+/// or without a mask the block mask's.
+template <ForwardConfig c, typename T>
+__device__ __forceinline__ void make_scores(const AttentionCall& call, const ScoreRules& rules,
+                                            const QueryRows& rows, const KeyTile& keys, bool edge,
+                                            const Place<c>& place, const MaskRows<c, T>& mask,
+                                            const Fours<c>& fours, Scores<c>& s) {
+  if (rules.softcap) {
+    for_each_score<c>(s, [&](float& score, int, int, int) {
+      score = __fmul_rn(tanh_of(__fmul_rn(score, rules.scale)), rules.cap);
+    });
+  } else {
+    for_each_score<c>(s, [&](float& score, int, int, int) { score = __fmul_rn(score, rules.scale); });
+  }
+  if (rules.alibi) {
+    const QueryTile& queries = rows.queries;
+    const int first = KeyOrder::first(place.lane);
+    int distance[c.row_tiles][2];
+    float slope[c.row_tiles][2];
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = min(place.row(r, half), rows.count() - 1);
+        const std::int64_t i = queries.first + rows.query(row);
+        distance[r][half] =
+            static_cast<int>(i + queries.sequence.length_k - queries.sequence.length_q - keys.first - first);
+        slope[r][half] = rows.heads > 1 ? static_cast<float>(call.alibi_slopes.at(queries.b, rows.head(row)))
+                                        : rules.slope;
+      }
+    }
+    for_each_score<c>(s, [&](float& score, int r, int half, int step) {
+      score = __fsub_rn(score, __fmul_rn(slope[r][half], static_cast<float>(abs(distance[r][half] - step))));
+    });
+  }
+  if (rules.mask) mask.add(fours, s);
+  if (edge) hide_band<c>(call, rows, keys, place, s);
+  if (keys.tile >= 0) {
+    if (!rules.mask) return hide_fours<c>(fours, s);
+    Fours<c> shown;
+    mask.load_shown(shown, keys);
+    hide_fours<c>(shown, s);
+  }
+}
+
+/// What dropout keeps of a lane's pairs in a tile of keys.
+template <ForwardConfig c>
+struct DropoutRows {
+  PhiloxKey key;
+  std::uint32_t stream, threshold;
+  std::uint32_t query[c.row_tiles][2], head[c.row_tiles][2];
+  std::uint32_t first;  ///< the lane's first key
+
+  __device__ DropoutRows(const AttentionCall& call, const DropoutMask& drawn, const QueryRows& rows,
+                         const Place<c>& place, const KeyTile& keys)
+      : key{uniform(drawn.key.low), uniform(drawn.key.high)},
+        stream(uniform(drawn.stream)),
+        threshold(uniform(drawn.threshold)),
+        first(static_cast<std::uint32_t>(keys.first + KeyOrder::first(place.lane))) {
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = place.row(r, half);
+        query[r][half] = static_cast<std::uint32_t>(rows.queries.first + rows.query(row));
+        head[r][half] = static_cast<std::uint32_t>(rows.queries.b * call.problem.heads_q + rows.head(row));
+      }
+    }
+  }
+  /// The bits of the weights of one step of 16 keys that it keeps. The factor of those is joined at the end,
+  /// so that they stay the numbers whose sum they are divided by. The four of a lane share a draw.
+  __device__ __forceinline__ void keep(Weights<c>& bits, int step) const {
+    const std::uint32_t four = first / 4 + 4 * static_cast<std::uint32_t>(step);
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const auto words = philox({four, query[r][half], head[r][half], stream}, key);
+        bits[r][half] = two(words[0] >= threshold, words[1] >= threshold);
+        bits[r][2 + half] = two(words[2] >= threshold, words[3] >= threshold);
+      }
+    }
+  }
+  /// The same where the first key is not a multiple of 4: in a window, or a block mask of odd sizes.
+  __device__ __forceinline__ void keep_singly(Weights<c>& bits, int step) const {
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        unsigned kept = 0;
+#pragma unroll 1
+        for (unsigned n = 0; n < 4; ++n) {
+          const std::uint32_t j = first + 16 * static_cast<std::uint32_t>(step) + n;
+          const auto words = philox({j / 4, query[r][half], head[r][half], stream}, key);
+          const std::uint32_t low = j % 2 == 0 ? words[0] : words[1];
+          const std::uint32_t high = j % 2 == 0 ? words[2] : words[3];
+          kept |= (j % 4 < 2 ? low : high) >= threshold ? 1u << n : 0u;
+        }
+        bits[r][half] = two((kept & 1) != 0, (kept & 2) != 0);
+        bits[r][2 + half] = two((kept & 4) != 0, (kept & 8) != 0);
+      }
+    }
+  }
+
+ private:
+  static __device__ std::uint32_t two(bool low, bool high) {
+    return (low ? 0xFFFFu : 0u) | (high ? 0xFFFF0000u : 0u);
+  }
+  static __device__ std::uint32_t uniform(std::uint32_t x) { return __shfl_sync(~0u, x, 0); }
+};
+
+}  // namespace tilewise::cuda::mma

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <iterator>
+#include <utility>
+
+#include "cuda/attention/sm80/forward/choice.h"
+#include "cuda/attention/sm80/forward/forward.cuh"
+#include "cuda/attention/sm80/forward/forward.h"
+#include "cuda/attention/sm80/forward/general.cuh"
+#include "cuda/runtime/device.h"
+#include "cuda/runtime/launch.cuh"
+
+namespace tilewise::cuda::mma {
+
+// From a call to the row of a tuning table that it runs by.
+
+template <typename T, typename Table, int row>
+constexpr auto kernel_of_row() {
+  if constexpr (Table::general) {
+    return general_kernel<T, Table, row>;
+  } else {
+    return forward_kernel<T, Table, row>;
+  }
+}
+
+template <typename T, typename Table, int row>
+void run_row(const AttentionCall& call, const DeviceProperties& device, const Context& context) {
+  constexpr ForwardConfig c = Table::rows[row];
+  const QueryBlocks blocks = QueryBlocks::of(call, c.rows(), device.multiprocessors);
+  const Parts parts = parts_for(call, c, device, context.workspace.data);
+  launch<kernel_of_row<T, Table, row>()>({.name = "tilewise mma forward",
+                                          .blocks = blocks.count(),
+                                          .threads = c.threads(),
+                                          .layers = parts.count,
+                                          .shared_bytes = c.shared_bytes(Table::general),
+                                          .stream = static_cast<cudaStream_t>(context.stream)},
+                                         call, blocks, parts);
+  if (parts.count > 1) join_parts(call, parts, context.stream);
+}
+
+/// Runs the row that suits; all of the table is compiled.
+template <typename T, typename Table>
+void run_suited(const AttentionCall& call, const Context& context) {
+  const DeviceProperties& device = device_properties(context.device.index);
+  const int chosen = choose_row<Table>(call, device);
+  [&]<int... row>(std::integer_sequence<int, row...>) {
+    ((row == chosen ? run_row<T, Table, row>(call, device, context) : void()), ...);
+  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+}
+
+}  // namespace tilewise::cuda::mma

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <cstddef>
+
+#include "cuda/attention/common/table.h"
+
+namespace tilewise::cuda::mma {
+
+/// How a block of the forward kernel is cut. A warp, or a pair of them, has 16 · row_tiles queries for itself
+/// and walks over all keys; every fragment of keys and values it loads serves all its row tiles.
+struct ForwardConfig {
+  int dim = 0;  ///< the head dims, both, are filled up to it
+  int warps = 4;
+  int row_tiles = 1;          ///< of 16 queries, a warp
+  int keys = 64;              ///< a tile
+  bool queries_stay = false;  ///< in registers; else they are read again for every tile of keys
+  int stages = 2;  ///< of keys and of values; pairs have one: values come beside q·k, keys beside the rest
+  bool paired = false;      ///< two warps have the same queries, and half of the keys and of o each
+  bool old_maxima = false;  ///< weights by the maxima as they are, made again where one is too large
+  int blocks = 1;           ///< a multiprocessor, at least
+  bool in_parts = false;    ///< several blocks may share the keys of a tile of queries, see parts.h
+  bool additive = true;     ///< takes additive masks; without them more registers are left for scores
+
+  constexpr int threads() const { return warps * 32; }
+  constexpr int warp_rows() const { return row_tiles * 16; }
+  constexpr int rows() const { return warps * warp_rows() / (paired ? 2 : 1); }
+  constexpr int row_bytes() const { return dim * 2; }
+  constexpr int query_bytes() const { return rows() * row_bytes(); }
+  constexpr int key_bytes() const { return keys * row_bytes(); }         ///< a stage of keys, or of values
+  constexpr int scores() const { return row_tiles * keys / 2; }          ///< a lane
+  constexpr int pair_weights_bytes() const { return threads() * keys; }  ///< which pairs exchange
+  static constexpr int fact_bytes = 384;  ///< of what a block of the general kernel knows, see facts.cuh
+  /// Queries, stages of keys and of values; pairs' weights and two floats a thread.
+  constexpr std::size_t shared_bytes(bool general) const {
+    return static_cast<std::size_t>(query_bytes() + 2 * stages * key_bytes() + (general ? fact_bytes : 0) +
+                                    (paired ? pair_weights_bytes() + threads() * 8 : 0));
+  }
+  friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
+};
+
+// One row a line. Of those with the smallest sufficient dim the first is taken whose blocks fill most of the
+// GPU, else the last that fits into its shared memory. Rows of one warp are for heads, or groups of them,
+// whose queries fit into its 16 rows: decoding, where all there is to do is to read the keys, by as many
+// blocks as there is room for. bench/sweep_mma.cu measures candidates.
+
+/// For calls whose scores only a band hides, of aligned rows.
+struct PlainForward {
+  static constexpr bool general = false;
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .queries_stay = true, .blocks = 2},
+      {.dim = 64,
+       .warps = 4,
+       .row_tiles = 1,
+       .keys = 64,
+       .queries_stay = true,
+       .blocks = 3,
+       .in_parts = true},
+      {.dim = 96, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .old_maxima = true, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2, .in_parts = true},
+      {.dim = 192, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
+      {.dim = 256, .warps = 4, .row_tiles = 2, .keys = 64, .stages = 1, .paired = true, .blocks = 2},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .blocks = 1},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1, .in_parts = true},
+      {.dim = 64,
+       .warps = 1,
+       .row_tiles = 1,
+       .keys = 64,
+       .queries_stay = true,
+       .blocks = 6,
+       .in_parts = true},
+      {.dim = 128, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = 6, .in_parts = true},
+      {.dim = 256, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = 3, .in_parts = true},
+  };
+};
+
+/// For all others.
+struct GeneralForward {
+  static constexpr bool general = true;
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2, .additive = false},
+      {.dim = 64,
+       .warps = 4,
+       .row_tiles = 1,
+       .keys = 64,
+       .queries_stay = true,
+       .blocks = 3,
+       .in_parts = true},
+      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 64, .blocks = 2, .in_parts = true},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1, .in_parts = true},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 16, .blocks = 1, .in_parts = true},
+      {.dim = 64,
+       .warps = 1,
+       .row_tiles = 1,
+       .keys = 64,
+       .queries_stay = true,
+       .blocks = 6,
+       .in_parts = true},
+      {.dim = 128, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = 6, .in_parts = true},
+      {.dim = 256, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = 3, .in_parts = true},
+  };
+};
+
+/// The largest head dim there is a row for.
+inline constexpr int most_dim = 256;
+
+template <typename Table>
+constexpr bool forward_dims_rise() {
+  return dims_rise<Table>([](const ForwardConfig& c) { return c.warps == 1; }) &&
+         dims_rise<Table>([](const ForwardConfig& c) { return c.warps != 1; });
+}
+static_assert(forward_dims_rise<PlainForward>() && forward_dims_rise<GeneralForward>(),
+              "choose_row() takes the first dim that is sufficient, of rows of one warp and of the others");
+static_assert(dims_are_powers_of_two<GeneralForward>(), "load_strided_keys() has a thread for every chunk");
+static_assert(largest_dim<PlainForward>() == most_dim && largest_dim<GeneralForward>() == most_dim,
+              "supports() goes by most_dim, whichever table a call takes");
+
+}  // namespace tilewise::cuda::mma

@@ -1,0 +1,157 @@
+#pragma once
+
+#include "cuda/attention/common/f32/query_state.cuh"
+#include "cuda/attention/sm80/forward_f32/tuning.h"
+
+namespace tilewise::cuda::mma_f32 {
+
+// Attention for f32 on tensor cores. A block keeps a tile of queries and walks over tiles of keys, which were
+// split before; a warp has its queries for itself.
+
+/// Fragments of a warp's queries: in registers for good, or from shared memory each time.
+template <auto c, bool stay = c.queries_stay>
+struct Queries {
+  MatrixPointer<c.dim> at;
+
+  __device__ void load() {}
+  __device__ void get(Parts<c> (&a)[c.row_tiles], int step) const {
+    load_rows<c, c.query_part_bytes()>(a, at, step);
+  }
+};
+template <auto c>
+struct Queries<c, true> {
+  MatrixPointer<c.dim> at;
+  Parts<c> kept[c.dim / 16][c.row_tiles];
+
+  __device__ void load() {
+#pragma unroll
+    for (int step = 0; step < c.dim / 16; ++step) load_rows<c, c.query_part_bytes()>(kept[step], at, step);
+  }
+  __device__ void get(Parts<c> (&a)[c.row_tiles], int step) const {
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+      for (int part = 0; part < c.parts; ++part) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) a[r][part][n] = kept[step][r][part][n];
+      }
+    }
+  }
+};
+
+/// What a block has: its queries, and a ring of buffers, through which keys and values of a tile pass by
+/// turns.
+template <auto c>
+struct Block : QueryState<c> {
+  using QueryState<c>::call, QueryState<c>::rows, QueryState<c>::place, QueryState<c>::o;
+  const SplitRows &k, &v;
+  std::byte* q_smem;        ///< parts x [rows, dim]
+  std::byte* ring_smem;     ///< buffers x parts x [keys, dim]
+  int* exponents_smem;      ///< [rows]
+  std::int64_t first_tile;  ///< of the sequence, among all
+  int tile, end;            ///< the tile at hand, and where they end
+
+  __device__ Block(const AttentionCall& call_, const QueryRows& rows_, const SplitRows& k_,
+                   const SplitRows& v_, std::byte* shared)
+      : QueryState<c>(call_, rows_),
+        k(k_),
+        v(v_),
+        q_smem(shared),
+        ring_smem(q_smem + c.parts * c.query_part_bytes()),
+        exponents_smem(reinterpret_cast<int*>(ring_smem + c.buffers * c.key_bytes())),
+        first_tile(k.first(call, rows.queries.b, rows.head_kv)) {
+    const KeyRange range = rows.queries.any(call);
+    tile = static_cast<int>(range.first / c.keys);
+    end = range.empty() ? tile : static_cast<int>((range.last + c.keys - 1) / c.keys);
+  }
+
+  static __device__ std::uint32_t address(const std::byte* smem) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
+  }
+  __device__ const std::byte* buffer(int item) const { return ring_smem + item % c.buffers * c.key_bytes(); }
+
+  /// Begins the copy of an item, which is the keys or the values of a tile, if there are so many.
+  __device__ void fetch(int first, int item) const {
+    if (first + item / 2 < end) {
+      const std::int64_t from_tile = first_tile + first + item / 2;
+      const std::byte* from = (item % 2 == 0 ? k : v).data + from_tile * c.key_bytes();
+      std::byte* to = ring_smem + item % c.buffers * c.key_bytes();
+#pragma unroll
+      for (int n = 0; n < c.key_bytes() / 16; n += c.threads()) {
+        const int chunk = n + static_cast<int>(threadIdx.x);
+        copy_async_16(to + chunk * 16, from + chunk * 16, true);
+      }
+    }
+    commit_copies();
+  }
+
+  /// All tiles, one after another. Gives whether the queries fit.
+  __device__ bool walk() {
+    const int first = tile;
+#pragma unroll
+    for (int item = 0; item < c.buffers - 1; ++item) fetch(first, item);
+    bool fit = this->template load_queries<SwizzledTile<c.dim>>(q_smem, exponents_smem);
+    Queries<c> q{MatrixPointer<c.dim>::by_rows(address(q_smem + place.first_row() * c.row_bytes()))};
+    q.load();
+    const QueryTile& queries = rows.queries;
+    const KeyRange all = queries.all(call);
+    const auto seen_first = static_cast<int>(seen_by_warp<c>(*this).first);
+    const auto seen_last = static_cast<int>(seen_by_warp<c>(*this).last);
+#pragma unroll 1
+    for (int item = 0; tile < end; ++tile, item += 2) {
+      const int k_exponent = k.exponents[first_tile + tile];
+      const int v_exponent = v.exponents[first_tile + tile];
+      wait_copies<c.buffers - 2>();
+      __syncthreads();  // the keys are there, and everyone is done with the values before
+      fetch(first, item + c.buffers - 1);
+      const int first_key = tile * c.keys;
+      const bool seen = first_key < seen_last && first_key + c.keys > seen_first;
+      Scores<c> s;
+      if (seen) {
+        multiply_tile<c, c.key_part_bytes()>(
+            s, [&](Parts<c>(&a)[c.row_tiles], int step) { q.get(a, step); }, address(buffer(item)));
+      }
+      wait_copies<c.buffers - 2>();
+      __syncthreads();  // the values are there, and everyone is done with the keys
+      fetch(first, item + c.buffers);
+      if (!seen) continue;
+      const std::int64_t left = queries.sequence.length_k - first_key;
+      const KeyTile keys{first_key, static_cast<int>(min(static_cast<std::int64_t>(c.keys), left))};
+      if (first_key < all.first || first_key + c.keys > all.last) hide<c>(call, rows, keys, place, s);
+      float units[c.row_tiles][2];
+      this->find_units(units, k_exponent);
+      this->raise_maxima(s, units);
+      const float factor = o.follow(v_exponent == zero_tile ? o.exponent : v_exponent);
+      Weights<c> weights;
+      fit &= c.parts == 2 || factor >= least_factor;
+      this->weigh(weights, s, units, factor);
+      add_tile<c, c.key_part_bytes()>(o.sum, weights, address(buffer(item + 1)), factor);
+    }
+    return fit;
+  }
+};
+
+/// The kernel of one row of a table.
+template <typename Table, int row>
+__global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
+    forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks, const SplitRows k,
+                   const SplitRows v, const Unfit unfit) {
+#if __CUDA_ARCH__ >= 800
+  constexpr ForwardConfig c = Table::rows[row];
+  static_assert(c.keys == Table::keys && c.parts == Table::parts);
+  extern __shared__ __align__(128) std::byte shared[];
+  const QueryRows rows = blocks.rows(call, blockIdx.x);
+  if (rows.queries.count <= 0) return;
+  if (unfit.keys[rows.queries.b * call.problem.heads_kv + rows.head_kv] != 0) return;
+  Block<c> block(call, rows, k, v, shared);
+  if (!block.walk()) {
+    for (int n = block.place.lane; n < rows.heads; n += 32) {
+      unfit.queries[rows.queries.b * call.problem.heads_q + rows.queries.h + n] = 1;
+      *unfit.any = 1;
+    }
+  }
+  block.finish();
+#endif
+}
+
+}  // namespace tilewise::cuda::mma_f32

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstddef>
+
+#include "cuda/attention/common/table.h"
+
+namespace tilewise::cuda::mma_f32 {
+
+/// How a block of the forward kernel is cut. A warp has 16 · row_tiles queries for itself and walks over all
+/// keys; every fragment of keys and values it loads serves all its row tiles.
+struct ForwardConfig {
+  int dim = 0;  ///< the head dims, both, are filled up to it
+  int warps = 4;
+  int row_tiles = 2;          ///< of 16 queries, a warp
+  int keys = 32;              ///< a tile
+  int parts = 2;              ///< of 16 bits that a number is split into
+  int keys_at_once = 32;      ///< of a tile, in q·k: how many products are under way
+  int dims_at_once = 16;      ///< the same of dims in weights·v
+  int buffers = 3;            ///< each for a tile of keys or of values
+  bool queries_stay = false;  ///< in registers; else they are read again for every tile of keys
+  int blocks = 1;             ///< a multiprocessor, at least
+
+  static constexpr int steps_at_once = 1;  ///< of 16 keys in weights·v, whose small products go first
+  constexpr int threads() const { return warps * 32; }
+  constexpr int warp_rows() const { return row_tiles * 16; }
+  constexpr int rows() const { return warps * warp_rows(); }
+  constexpr int row_bytes() const { return dim * 2; }  ///< of one part
+  constexpr int query_part_bytes() const { return rows() * row_bytes(); }
+  constexpr int key_part_bytes() const { return keys * row_bytes(); }
+  constexpr int key_bytes() const { return parts * key_part_bytes(); }  ///< of a buffer
+  /// Queries and their exponents, then the buffers.
+  constexpr std::size_t shared_bytes() const {
+    return static_cast<std::size_t>(parts * query_part_bytes() + buffers * key_bytes() + rows() * 4);
+  }
+  friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
+};
+
+// One row a line. Of those with the smallest sufficient dim the first is taken whose blocks fill most of the
+// GPU, else the last that fits into its shared memory. Rows of a table share their tiles of keys, which are
+// split before the walk begins. bench/sweep_mma_f32.cu measures candidates.
+
+/// Two parts a number: f32's own error.
+struct FullForward {
+  static constexpr int keys = 32;
+  static constexpr int parts = 2;
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64,
+       .warps = 4,
+       .row_tiles = 2,
+       .keys_at_once = 16,
+       .buffers = 4,
+       .queries_stay = true,
+       .blocks = 2},
+      {.dim = 64, .warps = 4, .row_tiles = 1, .buffers = 4, .blocks = 3},
+      {.dim = 128, .warps = 4, .row_tiles = 2, .dims_at_once = 32, .buffers = 3, .blocks = 2},
+      {.dim = 128, .warps = 4, .row_tiles = 1, .buffers = 3, .blocks = 2},
+      {.dim = 256, .warps = 8, .row_tiles = 1, .dims_at_once = 32, .buffers = 3, .blocks = 1},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .buffers = 3, .blocks = 1},
+  };
+};
+
+/// One part, where the caller allowed TF32: f16 has as many digits.
+struct Tf32Forward {
+  static constexpr int keys = 64;
+  static constexpr int parts = 1;
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64,
+       .warps = 4,
+       .row_tiles = 2,
+       .keys = 64,
+       .parts = 1,
+       .dims_at_once = 32,
+       .buffers = 4,
+       .queries_stay = true,
+       .blocks = 2},
+      {.dim = 64,
+       .warps = 4,
+       .row_tiles = 1,
+       .keys = 64,
+       .parts = 1,
+       .dims_at_once = 32,
+       .buffers = 4,
+       .blocks = 3},
+      {.dim = 128,
+       .warps = 4,
+       .row_tiles = 2,
+       .keys = 64,
+       .parts = 1,
+       .dims_at_once = 32,
+       .buffers = 4,
+       .blocks = 2},
+      {.dim = 128,
+       .warps = 4,
+       .row_tiles = 1,
+       .keys = 64,
+       .parts = 1,
+       .dims_at_once = 32,
+       .buffers = 3,
+       .blocks = 2},
+      {.dim = 256,
+       .warps = 8,
+       .row_tiles = 1,
+       .keys = 64,
+       .parts = 1,
+       .dims_at_once = 32,
+       .buffers = 4,
+       .blocks = 1},
+      {.dim = 256,
+       .warps = 4,
+       .row_tiles = 1,
+       .keys = 64,
+       .parts = 1,
+       .dims_at_once = 32,
+       .buffers = 3,
+       .blocks = 1},
+  };
+};
+
+/// The largest head dim there is a row for.
+inline constexpr int most_dim = 256;
+
+static_assert(mma::dims_are_powers_of_two<FullForward>() && mma::dims_are_powers_of_two<Tf32Forward>(),
+              "lanes of a row are neighbours that halve what they exchange");
+static_assert(mma::largest_dim<FullForward>() == most_dim && mma::largest_dim<Tf32Forward>() == most_dim,
+              "table_dim() begins at most_dim, whichever table a call takes");
+
+}  // namespace tilewise::cuda::mma_f32

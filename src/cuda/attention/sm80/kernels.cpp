@@ -1,0 +1,112 @@
+#include <algorithm>
+
+#include "attention/kernel.h"
+#include "cuda/attention/common/backward/ordered_starts.h"
+#include "cuda/attention/common/f32/limits.h"
+#include "cuda/attention/sm80/backward/backward.h"
+#include "cuda/attention/sm80/backward_f32/backward.h"
+#include "cuda/attention/sm80/backward_f32/tuning.h"
+#include "cuda/attention/sm80/forward/forward.h"
+#include "cuda/attention/sm80/forward/tuning.h"
+#include "cuda/attention/sm80/forward_f32/forward.h"
+#include "cuda/runtime/device.h"
+
+namespace tilewise::cuda {
+namespace {
+
+std::string supports_backward(const AttentionProblem& problem) {
+  if (const std::string reason = mma::unsuited_backward(problem); !reason.empty()) return reason;
+  const std::size_t needed = mma::backward_shared_bytes(problem);
+  if (device_properties(problem.device.index).shared_bytes < needed) {
+    return "backward needs " + std::to_string(needed) + " bytes of shared memory a block";
+  }
+  return {};
+}
+
+// What backward for f32 does not take.
+std::string supports_f32_backward(const AttentionProblem& problem) {
+  if (problem.length_q < mma_f32::few_backward_queries) {
+    return "f32 backward takes " + std::to_string(mma_f32::few_backward_queries) + " queries or more";
+  }
+  if (problem.features.sinks) return "f32 backward takes causal, window and lengths alone, no other feature";
+  if (problem.backward.deterministic) return "f32 backward is not deterministic";
+  if (!problem.backward.aligned_rows || problem.dim_qk % 4 != 0 || problem.dim_v % 4 != 0) {
+    return "f32 backward takes rows aligned to 16 bytes, of head dims that are multiples of 4";
+  }
+  if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  if (mma_f32::backward_dim(dim) == 0) {
+    return "f32 backward takes head dims to " + std::to_string(mma_f32::most_backward_dim());
+  }
+  const std::size_t needed = mma_f32::backward_shared_bytes(dim);
+  if (device_properties(problem.device.index).shared_bytes < needed) {
+    return "f32 backward needs " + std::to_string(needed) + " bytes of shared memory a block";
+  }
+  return {};
+}
+
+std::string supports_f32(const AttentionProblem& problem) {
+  if (const std::string reason = mma_f32::unsuited(problem); !reason.empty()) return reason;
+  return problem.pass == Pass::backward ? supports_f32_backward(problem) : "";
+}
+
+std::string supports(const AttentionProblem& problem) {
+  if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
+  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (problem.dim_qk > mma::most_dim || problem.dim_v > mma::most_dim) {
+    return "takes head dims to " + std::to_string(mma::most_dim);
+  }
+  constexpr std::int64_t most_length = 0x7fffffff - 256;  // positions, tiles past the end too, fit 32 bits
+  if (problem.length_q > most_length || problem.length_k > most_length) {
+    return "takes sequences to 2^31 - 257";
+  }
+  try {
+    if (device_properties(problem.device.index).compute_capability < 80) {
+      return "needs compute capability 8.0";
+    }
+    if (problem.dtype == DType::f32) return supports_f32(problem);
+    if (problem.pass == Pass::backward) return supports_backward(problem);
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+std::size_t workspace(const AttentionCall& call, const Context& context) {
+  const bool f32 = call.problem.dtype == DType::f32;
+  if (call.problem.pass == Pass::forward) {
+    return f32 ? mma_f32::forward_workspace(call) : mma::forward_workspace(call, context);
+  }
+  return simt::ordered_starts_bytes(call) +
+         (f32 ? mma_f32::backward_workspace(call) : mma::backward_workspace(call, context));
+}
+
+void launch_on_device(const AttentionCall& call, const Context& context) {
+  const DeviceGuard guard(context.device.index);
+  const bool f32 = call.problem.dtype == DType::f32;
+  if (call.problem.pass == Pass::forward) return (f32 ? mma_f32::forward : mma::forward)(call, context);
+  Context rest = context;
+  const AttentionCall ordered = simt::with_ordered_starts(call, rest);
+  (f32 ? mma_f32::backward : mma::backward)(ordered, rest);
+}
+
+// Backward has seven kernels, of which each takes its microseconds: docs/mma.md has from where on that pays.
+std::string yields(const AttentionProblem& problem) {
+  if (problem.dtype == DType::f32) return mma_f32::too_few_pairs(problem);
+  constexpr std::int64_t few_pairs = 64 * 64;
+  if (problem.pass == Pass::backward && mma::few_gradients(problem) &&
+      problem.length_q * problem.length_k <= few_pairs) {
+    return "leaves backward of few results and " + std::to_string(few_pairs) + " pairs a head to fused";
+  }
+  return {};
+}
+
+}  // namespace
+
+constinit const AttentionKernel mma_attention = {.name = "mma",
+                                                 .supports = supports,
+                                                 .workspace = workspace,
+                                                 .launch = launch_on_device,
+                                                 .yields = yields};
+
+}  // namespace tilewise::cuda

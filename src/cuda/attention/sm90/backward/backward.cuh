@@ -1,0 +1,233 @@
+#pragma once
+
+#include "cuda/attention/sm90/backward/sums.cuh"
+#include "cuda/ptx/dependent.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/tile/ring.cuh"
+
+namespace tilewise::cuda::wgmma_backward {
+
+// The kernel over tiles of backward by wgmma; what comes before and after it is mma's. A block keeps 128
+// keys, 64 a warpgroup, and walks over the queries that see them, 64 at a time. Pairs are held turned, a row
+// a key, so that they come out of k·qᵀ and v·d_oᵀ in the registers in which they go into dv and dk. For dq,
+// which sums over keys, score gradients pass through shared memory, and that product is a tile behind: so the
+// warpgroups need not keep step.
+//
+//   tensor cores   dv dk of 0 │ q·k 1 │ d_o·v 1 │ dq of 0 │ dv dk of 1 │ q·k 2 │ ...
+//   lanes          copies ahead       │ weights 1 │ score gradients 1 │ dq of 0 to memory │ ...
+
+template <typename T, Config c>
+struct Walk {
+  using Own = Block<T, c>;
+  using OwnSums = float[c.dim / 2];
+
+  Own& block;
+  const TileDescriptor k_rows, v_rows;  ///< the warpgroup's 64 keys
+  const TileDescriptor k_columns;       ///< of all keys the warpgroup's 64 dims
+  OwnSums dk, dv;
+  Pairs s, x, dq;
+  RowFragments<c.rows_stay ? c.dim : 16> keys, values;
+  Fragments weights, dscores;
+
+  __device__ explicit Walk(Own& block_)
+      : block(block_),
+        k_rows(tile(block.k_smem + block.group() * 64 * 128, Own::KeyPanels::panel_bytes)),
+        v_rows(tile(block.v_smem + block.group() * 64 * 128, Own::KeyPanels::panel_bytes)),
+        k_columns(tile(block.k_smem + (c.dim > 64 ? block.group() * Own::KeyPanels::panel_bytes : 0),
+                       Own::KeyPanels::panel_bytes)) {
+    if constexpr (c.rows_stay) {
+      load_fragments(block, keys, block.k_smem);
+      load_fragments(block, values, block.v_smem);
+    }
+  }
+
+  static __device__ TileDescriptor tile(const std::byte* smem, int panel_bytes) {
+    return describe_tile(Own::address(smem), panel_bytes);
+  }
+  __device__ TileDescriptor q(int stage) const {
+    return tile(block.q_smem + stage * c.query_bytes(), Own::QueryPanels::panel_bytes);
+  }
+  __device__ TileDescriptor d_o(int stage) const {
+    return tile(block.d_o_smem + stage * c.query_bytes(), Own::QueryPanels::panel_bytes);
+  }
+  __device__ const float* own(const float* values, int stage) const {
+    return values + stage * c.queries + 2 * (block.lane() % 4);
+  }
+
+  /// Two groups of products: q·k, d_o·v.
+  __device__ __forceinline__ void start_pairs(int stage) {
+    forget(s);
+    forget(x);
+    fence_products();
+    if constexpr (c.rows_stay) {
+      start_product<T, c.dim>(s, keys, q(stage));
+      commit_products();
+      start_product<T, c.dim>(x, values, d_o(stage));
+    } else {
+      start_product<T, c.dim, c.keys>(s, k_rows, q(stage));
+      commit_products();
+      start_product<T, c.dim, c.keys>(x, v_rows, d_o(stage));
+    }
+    commit_products();
+  }
+  /// Of head dims to 64 a warpgroup makes dq of every other tile, else half of the dims of all.
+  __device__ bool has_dq(int number) const { return c.dim > 64 || number % 2 == block.group(); }
+  __device__ __forceinline__ void start_dq(int number) {
+    fence_products();
+    if (!has_dq(number)) return;
+    forget(dq);
+    wgmma_backward::start_dq<T>(dq, tile(block.dscores_smem + number % 2 * c.pair_bytes(), c.pair_bytes()),
+                                k_columns);
+    commit_products();
+  }
+  /// Waits for what was started before such a product, if there is one.
+  __device__ __forceinline__ void await_all_but_dq(int number) const {
+    has_dq(number) ? wait_products<1>() : wait_products<0>();
+  }
+  __device__ void await_dscores(int number) const { wait(block.made_smem + number % 2, number / 2 % 2); }
+  /// Score gradients are not needed any more, and dq goes where it is added up.
+  __device__ __forceinline__ void finish_dq(int number) {
+    block.arrive_once(block.used_smem + number % 2);
+    if (!has_dq(number)) return;
+    if (block.lane() == 0) wait_stores_read();
+    __syncwarp();  // there is room
+    stage_dq(block, dq);
+    fence_async_proxy();
+    __syncwarp();
+    if (block.lane() == 0) send_dq(block, block.tile(number), c.dim > 64 ? 8 * block.group() : 0);
+  }
+
+  /// Weights and score gradients of the tile whose products are under way.
+  __device__ __forceinline__ void make_pairs(int number, int stage, bool last) {
+    const TileFacts& queries = block.tile(number);
+    // What is in shared memory is asked for early: products keep that busy.
+    const int edge = queries.edge;
+    OfQueries tops, shifts;
+    tops.load(own(block.top_smem, stage));
+    wait_products<1>();  // q·k
+    pin(s);
+    if constexpr (c.turns) sync_with_arrivals(2 + block.group());  // the other one is not at its pairs
+    if (edge) hide(block, queries, s);
+    int highest = weigh<T, 0, 16>(tops, block.unit, 0, s);
+    asm volatile("" ::: "memory");  // not before: registers
+    shifts.load(own(block.shift_smem, stage));
+    highest = weigh<T, 16, 32>(tops, block.unit, highest, s);
+    wait_products<0>();  // d_o·v
+    pin(x);
+    add_shifts<T>(shifts, block.facts_smem->scale.up, x);
+    const float least = block.space.rows.limits.least * static_cast<float>(1 << mma::weight_bits<T>);
+    if (__any_sync(~0u, __int_as_float(highest) > least)) {
+      take_peaks(block, queries, s, x);
+      __syncwarp();
+    }
+    round_pairs<T>(s, x, weights, dscores);
+    const int pair_stage = number % 2;
+    wait(block.used_smem + pair_stage, number / 2 % 2 ^ 1);
+    store_pairs(block, pair_stage, dscores);
+    fence_async_proxy();
+    block.arrive_once(block.made_smem + pair_stage);
+    if (c.turns && (!last || block.group() == 0)) arrive_for_sync(3 - block.group());
+    pin(weights);
+    pin(dscores);
+  }
+
+  __device__ __forceinline__ void none() {
+#pragma unroll
+    for (int n = 0; n < c.dim / 2; ++n) dk[n] = dv[n] = 0;
+  }
+  __device__ __forceinline__ void all(int count) {
+    forget(dk);
+    forget(dv);
+    Ring<c.stages> at;
+    if (c.turns && block.group() == 1) arrive_for_sync(2);
+#pragma unroll 1
+    for (int number = 0; number < count; ++number) {
+      wait(block.full_smem + at.stage(), at.parity());
+      start_pairs(at.stage());
+      make_pairs(number, at.stage(), number + 1 == count);
+      fence_products();
+      add_to_keys<T, c.dim>(dv, weights, d_o(opaque(at.stage())), number > 0);
+      add_to_keys<T, c.dim>(dk, dscores, q(opaque(at.stage())), number > 0);
+      commit_products();
+      if (number > 0) await_dscores(number - 1);
+      start_dq(number + 1);          // of the tile before; of the first one nothing
+      await_all_but_dq(number + 1);  // dv and dk
+      block.arrive_once(block.empty_smem + at.stage());
+      wait_products<0>();  // dq
+      pin(dq);
+      if (number > 0) finish_dq(number - 1);
+      at.advance();
+    }
+    pin(dk);
+    pin(dv);
+    await_dscores(count - 1);
+    start_dq(count - 1);
+    wait_products<0>();
+    pin(dq);
+    finish_dq(count - 1);
+    if (block.lane() == 0) wait_stores();
+  }
+};
+
+/// Brings tiles of queries.
+template <typename T, Config c>
+__device__ __forceinline__ void load_tiles(const Block<T, c>& block, QuerySteps steps) {
+  Ring<c.stages> at;
+#pragma unroll 1
+  for (int number = 0; steps.more(); ++number) {
+    wait(block.empty_smem + at.stage(), at.parity() ^ 1);
+    block.load_queries(steps, number, at.stage());
+    commit_copies();
+    wait_copies<0>();
+    fence_async_proxy();
+    block.arrive_once(block.full_smem + at.stage());
+    steps = block.after(steps);
+    at.advance();
+  }
+}
+/// Adds the sums of score gradients in global memory.
+template <typename T, Config c>
+__device__ __forceinline__ void add_sums(const Block<T, c>& block, int count) {
+#pragma unroll 1
+  for (int number = 0; number < count; ++number) {
+    wait(block.made_smem + number % 2, number / 2 % 2);
+    add_row_sums(block, block.tile(number), number % 2, block.warp() % c.sum_warps);
+    block.arrive_once(block.used_smem + number % 2);
+  }
+}
+
+template <typename T, int row>
+__global__ void __launch_bounds__(rows[row].threads(), 1)
+    backward_kernel(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardBlocks blocks,
+                    const __grid_constant__ BackwardSpace space) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr Config c = rows[row];
+  extern __shared__ __align__(1024) std::byte shared[];
+  take_turn_in_chain();
+  const auto shares = static_cast<std::uint32_t>(space.shares.count);
+  const Turn turn = blocks.turns.turn(blockIdx.x / shares);
+  Block<T, c> block(call, blocks, space, shared);
+  block.prepare(turn, static_cast<int>(blockIdx.x % shares));
+  __syncthreads();  // facts and barriers are there
+  if (block.key_count() <= 0) return;
+  const QuerySteps steps = block.begin();
+  if (block.warp() >= c.warps) {
+    keep_registers<c.producer_registers>();
+    if (block.warp() < c.warps + c.load_warps) load_tiles(block, steps);
+    if (block.warp() >= c.warps + c.load_warps) add_sums(block, steps.left);
+    return;
+  }
+  take_registers<c.consumer_registers>();
+  block.load_keys();
+  commit_copies();
+  wait_copies<0>();
+  fence_async_proxy();
+  sync_some<1, c.consumer_threads()>();  // keys and values are there
+  Walk<T, c> walk(block);
+  steps.more() ? walk.all(steps.left) : walk.none();
+  sync_some<1, c.consumer_threads()>();  // everyone is done with keys and values, and peaks are known
+  store_own(block, walk.dk, walk.dv);
+#endif
+}
+
+}  // namespace tilewise::cuda::wgmma_backward

@@ -1,0 +1,105 @@
+#include "cuda/attention/sm90/decode/few.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "cuda/attention/sm90/forward/choice.h"
+
+namespace tilewise::cuda::wgmma {
+namespace {
+
+constexpr std::int64_t rows_a_tile = FewForward::rows[0].rows();
+
+std::int64_t tiles_of(std::int64_t rows) { return (rows + rows_a_tile - 1) / rows_a_tile; }
+
+/// Heads stand together where tiles are fuller for it, by a fifth at least.
+int heads_together_log2(const AttentionProblem& problem) {
+  const std::int64_t heads = heads_together(problem);
+  const bool fuller = 6 * tiles_of(problem.length_q * heads) <= 5 * tiles_of(problem.length_q) * heads;
+  return fuller ? std::countr_zero(static_cast<std::uint64_t>(heads)) : 0;
+}
+
+/// The row for these head dims: there is one for each.
+int row_of_few(const AttentionProblem& problem) {
+  int row = 0;
+  while (FewForward::rows[row].dim < std::max(problem.dim_qk, problem.dim_v)) ++row;
+  return row;
+}
+
+/// How a call is cut if that takes less than `time_alone`.
+FewPlan few_plan(const AttentionCall& call, int multiprocessors, double time_alone) {
+  const AttentionProblem& problem = call.problem;
+  if (std::max(problem.dim_qk, problem.dim_v) > most_dim_of_few || masked(call)) return {};
+  FewPlan plan{.heads_log2 = heads_together_log2(problem)};
+  const ForwardConfig& c = FewForward::rows[row_of_few(problem)];
+  const Schedule whole = schedule_of(call, c, multiprocessors, {plan.heads_log2, 1});
+  if (plan.heads_log2 == 0 && whole.total() >= multiprocessors) return {};
+
+  // The last queries see the most keys, or as many as others.
+  const BandOfKeys band = BandOfKeys::of(call);
+  const int last_queries = std::max(1, c.rows() >> plan.heads_log2);
+  const int key_tiles = band.tiles(std::max(0, band.length_q - last_queries), band.length_q, c.keys).count();
+  const double row_time = static_cast<double>(ShareSpace::of(call, plan).rows * problem.dim_v) * 8 / 3e6;
+  double least = 0;
+  for (int shares = 1; shares <= std::min(most_shares, std::max(1, key_tiles)); ++shares) {
+    const int rounds = (whole.total() * shares + multiprocessors - 1) / multiprocessors;
+    const double joining = shares > 1 ? static_cast<double>(joining_time) + shares * row_time : 0.0;
+    const int most_tiles = (key_tiles + shares - 1) / shares;
+    const double time =
+        rounds * static_cast<double>(c.even.start + c.even.step * static_cast<float>(most_tiles)) + joining;
+    if (plan.shares == 0 || time < least) {
+      least = time;
+      plan.shares = shares;
+    }
+  }
+  if (least > 0.9 * time_alone) return {};
+  return plan;
+}
+
+}  // namespace
+
+std::int64_t heads_together(const AttentionProblem& problem) {
+  constexpr std::int64_t most = 64;  // a consumer's rows
+  const std::int64_t group = problem.heads_q / std::max<std::int64_t>(problem.heads_kv, 1);
+  const AttentionFeatures& features = problem.features;
+  const bool alike =
+      !features.alibi && !features.sinks && features.mask == MaskKind::none && !features.dropout;
+  return alike && group <= most && std::has_single_bit(static_cast<std::uint64_t>(group)) ? group : 1;
+}
+
+namespace {
+
+Choice choose_anew(const AttentionCall& call, int multiprocessors) {
+  const ChosenRow alone = masked(call)    ? choose_row<MaskedForward>(call, multiprocessors)
+                          : general(call) ? choose_row<GeneralForward>(call, multiprocessors)
+                                          : choose_row<Forward>(call, multiprocessors);
+  const FewPlan few = few_plan(call, multiprocessors, alone.time);
+  return {few, few.shares > 0 ? row_of_few(call.problem) : alone.row};
+}
+
+/// What a choice follows from.
+struct Asked {
+  AttentionProblem problem;
+  std::int64_t left = 0, right = 0;  ///< of the band
+  Alignment alignment = Alignment::top_left;
+  std::int64_t total_q = 0;
+  int multiprocessors = 0;
+  friend bool operator==(const Asked&, const Asked&) = default;
+};
+
+}  // namespace
+
+// A call asks twice, for its workspace and for its launch, and the next is often like it.
+Choice choose(const AttentionCall& call, int multiprocessors) {
+  thread_local Asked last;
+  thread_local Choice answer;
+  const Asked asked{call.problem,   call.band.left, call.band.right,
+                    call.alignment, call.total_q,   multiprocessors};
+  if (asked != last) {
+    answer = choose_anew(call, multiprocessors);
+    last = asked;
+  }
+  return answer;
+}
+
+}  // namespace tilewise::cuda::wgmma

@@ -1,0 +1,161 @@
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "cuda/attention/sm90/decode/few.h"
+#include "cuda/attention/sm90/forward/arguments.h"
+#include "cuda/runtime/check.h"
+
+namespace tilewise::cuda::wgmma {
+
+// Which row of a tuning table a call runs by.
+
+/// Whether the call has more than scale, causal and window.
+inline bool general(const AttentionCall& call) {
+  const AttentionFeatures& features = call.problem.features;
+  return call.packed() || features.key_lengths || features.sinks || features.softcap || features.alibi;
+}
+
+/// Whether it has a mask or dropout, for which there are kernels of their own.
+inline bool masked(const AttentionCall& call) {
+  return call.problem.features.mask != MaskKind::none || call.problem.features.dropout;
+}
+
+/// Whether some queries see more keys than others: with a window the first, or the last, fewer.
+inline bool uneven(const AttentionCall& call) {
+  return call.packed() || call.problem.features.key_lengths || call.band.bounded();
+}
+
+/// Whether keys are hidden on both sides of those a query sees.
+inline bool windowed(const AttentionCall& call) {
+  return call.band.left < Band::unbounded && call.band.right < Band::unbounded;
+}
+
+/// Whether a query sees all keys that the one before it sees.
+inline bool grows(const AttentionCall& call) {
+  return call.band.left >= Band::unbounded && call.band.right < Band::unbounded;
+}
+
+/// Whether the last of few tiles has few queries: with every 132nd the same blocks would have all of these.
+inline bool short_last_tile(std::int64_t length_q, int queries) {
+  constexpr std::int64_t few_tiles = 8;
+  const std::int64_t last = length_q % queries;
+  return length_q > queries && length_q <= few_tiles * queries && last > 0 && 4 * last <= 3 * queries;
+}
+
+inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors,
+                            const FewPlan& plan = {.shares = 1}) {
+  const AttentionProblem& problem = call.problem;
+  const auto heads = static_cast<int>(problem.heads_q) >> plan.heads_log2;
+  const auto batch = static_cast<int>(problem.batch);
+  const int queries = c.rows() >> plan.heads_log2;  // a tile
+  if (call.packed()) {
+    return Schedule::of(multiprocessors, heads,
+                        packed_tiles(static_cast<int>(call.total_q), batch, queries) * plan.shares, heads);
+  }
+  const auto tiles = static_cast<int>((problem.length_q + queries - 1) / queries) * plan.shares;
+  const std::int64_t group = call.group() >> plan.heads_log2;
+  // Blocks that run together are at about the same queries of their heads.
+  const std::int64_t keys_together =
+      windowed(call) ? std::min(problem.length_k, call.band.left + call.band.right + 2 * queries)
+                     : problem.length_k;
+  const std::int64_t head_bytes = keys_together * (problem.dim_qk + problem.dim_v) * 2 / group;
+  if (!c.general && grows(call) && batch * heads * tiles <= multiprocessors) {
+    return Schedule::of_mixed(batch * heads, tiles);
+  }
+  const bool ends_short = !uneven(call) && plan.shares == 1 && short_last_tile(problem.length_q, queries);
+  int section = 0;
+  if (uneven(call) || ends_short) {
+    section = Schedule::section_of(batch * heads, head_bytes, windowed(call) ? window_heads : batch * heads);
+  }
+  return Schedule::of(multiprocessors, batch * heads, tiles, section, uneven(call));
+}
+
+// Rows are constants in what follows: divisions by their numbers take a third of the time then, and a call
+// makes a hundred.
+
+/// Tiles of keys that so many queries see something of, on average; of all entries as of the longest.
+template <int queries, int keys>
+float mean_key_tiles(const BandOfKeys& band) {
+  constexpr int most_samples = 16;
+  const int parts = (band.length_q + queries - 1) / queries;
+  const int samples = std::min(parts, most_samples);
+  int sum = 0;
+  for (int n = 0; n < samples; ++n) {
+    const int first = (parts > most_samples ? parts * n / most_samples : n) * queries;
+    sum += band.tiles(first, std::min(first + queries, band.length_q), keys).count();
+  }
+  return static_cast<float>(sum) / static_cast<float>(samples);
+}
+/// Those of the last queries, which where bands grow are the most.
+template <int queries, int keys>
+float last_key_tiles(const BandOfKeys& band) {
+  return static_cast<float>(band.tiles(std::max(0, band.length_q - queries), band.length_q, keys).count());
+}
+
+/// About how long a row of a table takes, in microseconds of the GPU it was tuned on.
+template <ForwardConfig c>
+double time_of(const AttentionCall& call, int multiprocessors) {
+  const Schedule schedule = schedule_of(call, c, multiprocessors);
+  const BandOfKeys band = BandOfKeys::of(call);
+  const auto time = [&](float key_tiles) {
+    const TileTime& of_row = uneven(call) ? c.uneven : c.even;
+    return static_cast<double>(of_row.start + of_row.step * key_tiles);
+  };
+  constexpr int part = 64;
+  if (schedule.mixed) {  // between what consumers have on average and what the first has
+    const int parts = (band.length_q + part - 1) / part;
+    const float filled = static_cast<float>(parts) / static_cast<float>(schedule.tiles * c.consumers);
+    return time((filled * mean_key_tiles<part, c.keys>(band) + last_key_tiles<part, c.keys>(band)) / 2);
+  }
+  if (!uneven(call)) {
+    double rounds = schedule.rounds();
+    if (schedule.counted()) {
+      // A tile of few queries takes less, but more than its share: about half of what it lacks.
+      const double filled = static_cast<double>(band.length_q) / (schedule.tiles * c.rows());
+      rounds = (0.5 + 0.5 * filled) * schedule.total() / schedule.blocks;
+    }
+    return rounds * time(mean_key_tiles<part, c.keys>(band));
+  }
+  const double rounds = schedule.counted() ? static_cast<double>(schedule.total()) / schedule.blocks : 1.0;
+  const double all = rounds * time(mean_key_tiles<c.rows(), c.keys>(band));
+  return grows(call) ? std::max(all, time(last_key_tiles<c.rows(), c.keys>(band))) : all;
+}
+
+/// The row of a table that suits a call, and about how long it takes.
+struct ChosenRow {
+  int row = -1;
+  double time = 0;
+};
+template <typename Table>
+ChosenRow choose_row(const AttentionCall& call, int multiprocessors) {
+  ChosenRow chosen;
+  int dims = 0;
+  const auto consider = [&]<int row>() {
+    constexpr ForwardConfig c = Table::rows[row];
+    if (c.dim < call.problem.dim_qk || c.dim_v < call.problem.dim_v) return;
+    if (c.drops != call.problem.features.dropout) return;
+    if (chosen.row >= 0 && c.dim + c.dim_v > dims) return;
+    const double time = time_of<c>(call, multiprocessors);
+    if (chosen.row < 0 || time < chosen.time) {
+      chosen = {row, time};
+      dims = c.dim + c.dim_v;
+    }
+  };
+  [&]<int... row>(std::integer_sequence<int, row...>) {
+    (consider.template operator()<row>(), ...);
+  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+  if (chosen.row < 0) throw DeviceError("tilewise wgmma forward: no tiles for these head dims");
+  return chosen;
+}
+
+/// How a call is computed: by a row of a table, which is that for few queries where the plan has shares.
+struct Choice {
+  FewPlan few;
+  int row = 0;
+};
+Choice choose(const AttentionCall& call, int multiprocessors);
+
+}  // namespace tilewise::cuda::wgmma

@@ -1,0 +1,60 @@
+#pragma once
+
+#include "cuda/attention/sm90/forward/scores.cuh"
+
+namespace tilewise::cuda::wgmma {
+
+// Which weights dropout keeps. Four keys of a query share a draw, and two lanes have two of them each, of two
+// rows: one draws for the one row, the other for the other, and they exchange what they have for each other.
+
+/// Of row half h, bit 2j + e for score 4j + 2h + e.
+using KeptScores = std::uint32_t[2];
+
+/// `row` is the lane's row g and `key` the tile's first; `head` counts those of all batch entries.
+template <ForwardConfig c>
+__device__ __forceinline__ void draw_kept(KeptScores& kept, const DropoutMask& of_call, std::uint32_t head,
+                                          int row, int key) {
+  static_assert(c.keys / 4 <= 32);
+  const DropoutMask dropout = of_call.drawn();
+  const auto lane = static_cast<std::uint32_t>(lane_now());
+  const bool odd = lane % 2 != 0;
+  const auto own_row = static_cast<std::uint32_t>(odd ? row + 8 : row);
+  std::uint32_t low = 0;  // of the even lane's two keys of four
+  std::uint32_t high = 0;
+  // Draws at a time. All of 128 keys would take registers that scores and o are in; of 64 they do not, and a
+  // loop takes 1 to 3 % longer.
+  constexpr int together = c.keys > 64 ? 4 : c.keys / 8;
+#pragma unroll 1
+  for (int j = 0; j < c.keys / 8; j += together) {
+    low >>= 2 * together;
+    high >>= 2 * together;
+#pragma unroll
+    for (int n = 0; n < together; ++n) {
+      const auto words = philox(
+          {static_cast<std::uint32_t>(key) / 4 + 2 * (j + n) + lane % 4 / 2, own_row, head, dropout.stream},
+          dropout.key);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const std::uint32_t bit = 1u << (32 - 2 * together + 2 * n + e);
+        if (words[e] >= dropout.threshold) low |= bit;
+        if (words[2 + e] >= dropout.threshold) high |= bit;
+      }
+    }
+  }
+  low >>= 32 - c.keys / 4;
+  high >>= 32 - c.keys / 4;
+  const std::uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
+  kept[0] = odd ? other : low;
+  kept[1] = odd ? high : other;
+}
+
+/// Weights that are not kept become 0, once they are in the sums.
+template <ForwardConfig c>
+__device__ __forceinline__ void drop(Scores<c>& weights, const KeptScores& kept) {
+#pragma unroll
+  for (int n = 0; n < c.keys / 2; ++n) {
+    if ((kept[n / 2 % 2] & (1u << (n / 4 * 2 + n % 2))) == 0) weights[n] = 0;
+  }
+}
+
+}  // namespace tilewise::cuda::wgmma

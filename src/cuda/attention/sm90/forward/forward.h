@@ -1,0 +1,19 @@
+#pragma once
+
+#include "attention/call.h"
+#include "cuda/attention/sm90/decode/few.h"
+#include "tilewise/context.h"
+
+namespace tilewise::cuda::wgmma {
+
+/// The kernels of a storage type, by a row of their table; each compiled in a file of its own.
+template <typename T>
+void forward_of(const AttentionCall& call, const Context& context, int row);
+template <typename T>
+void general_forward_of(const AttentionCall& call, const Context& context, int row);
+template <typename T>
+void masked_forward_of(const AttentionCall& call, const Context& context, int row);
+template <typename T>
+void few_forward_of(const AttentionCall& call, const Context& context, int row, const FewPlan& plan);
+
+}  // namespace tilewise::cuda::wgmma

@@ -1,0 +1,235 @@
+#pragma once
+
+#include "cuda/attention/sm90/forward/softmax.cuh"
+#include "cuda/ptx/tensor_copy.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace tilewise::cuda::wgmma {
+
+/// A warp's 16 of a consumer's 64 queries.
+struct WarpRows {
+  int b, h;
+  int first;       ///< of the entry's rows
+  int count;       ///< of those that are there, up to 16
+  float sink;      ///< -inf where there is none
+  int row_q;       ///< where the entry begins in the tensors
+  int heads_log2;  ///< of those that stand together
+  int share;       ///< of the keys
+
+  /// Where a row is in the tensors.
+  __device__ int head(int row) const { return (h << heads_log2) + ((first + row) & ((1 << heads_log2) - 1)); }
+  __device__ int query(int row) const { return row_q + ((first + row) >> heads_log2); }
+  __device__ std::byte* row_of_o(const ForwardArguments& arguments, int row) const {
+    return row_of_halves(arguments.o, b, head(row), query(row));
+  }
+  __device__ void write_lse(const ForwardArguments& arguments, int row, float lse) const {
+    if (arguments.lse.wanted && row < count) {
+      *reinterpret_cast<float*>(arguments.lse.at(b, head(row), query(row))) = lse;
+    }
+  }
+  /// The same of a share.
+  __device__ float* row_of_share(const FewArguments& few, int row) const {
+    return reinterpret_cast<float*>(few.o.at(b, head(row), query(row))) + share * few.rows * few.o.stride_s;
+  }
+  __device__ void write_lse_of_share(const FewArguments& few, int row, float lse) const {
+    if (row < count) reinterpret_cast<float*>(few.lse.at(b, head(row), query(row)))[share * few.rows] = lse;
+  }
+};
+
+/// Lets a sink, a score without a value, join a row of that lse; returns what o is multiplied by.
+__device__ __forceinline__ float join_sink(float sink, float& lse) {
+  if (lse == minus_infinity) {
+    lse = sink;
+    return 0;
+  }
+  const float share = 1.0f / (1.0f + expf(sink - lse));
+  lse = fmaxf(sink, lse) + log1pf(expf(-fabsf(sink - lse)));
+  return share;
+}
+
+/// Writes 16 columns of a row of o, of which four lanes have 2 and 2 each: two lanes exchange, so that each
+/// has 4 that lie together and the four fill 32 bytes. `row_gmem` begins at the lane's own place.
+template <typename T>
+__device__ __forceinline__ void store_sixteen(std::byte* row_gmem, bool store, bool odd, std::uint32_t low,
+                                              std::uint32_t high) {
+  const std::uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
+  if (store) *reinterpret_cast<uint2*>(row_gmem) = odd ? uint2{other, high} : uint2{low, other};
+}
+
+/// Divides what o is to be divided by, and writes lse.
+template <ForwardConfig c>
+__device__ __forceinline__ void finish_sums(const ForwardArguments& arguments, const WarpRows& rows,
+                                            const Softmax<c>& softmax, float (&inverse)[2]) {
+  const int lane = lane_now();
+  const float sums[2] = {softmax.row_sum(0), softmax.row_sum(1)};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) inverse[half] = sums[half] == 0 ? 0.0f : __fdividef(1.0f, sums[half]);
+  if (c.drops) {
+    inverse[0] *= arguments.mask.dropout.keep_scale;
+    inverse[1] *= arguments.mask.dropout.keep_scale;
+  }
+  if (!arguments.lse.wanted && !c.general) return;
+  const bool upper = lane % 2 != 0;  // one lane has row g, another row g + 8
+  float lse = softmax.lse(upper ? softmax.maximum[1] : softmax.maximum[0], upper ? sums[1] : sums[0],
+                          arguments.scale_lse);
+  if (c.general && rows.sink > minus_infinity) {
+    const float share = join_sink(rows.sink, lse);
+    inverse[0] *= __shfl_sync(~0u, share, lane & ~1);
+    inverse[1] *= __shfl_sync(~0u, share, lane | 1);
+  }
+  if (lane % 4 < 2) rows.write_lse(arguments, lane / 4 + (upper ? 8 : 0), lse);
+}
+
+/// Puts 16 columns of a warp's o, rounded, into a panel of 16 rows; `row_smem` is the lane's, of rows g and
+/// g + 8, then of columns + 8.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void stage_sixteen(std::uint32_t row_smem, int n, const float (&inverse)[2],
+                                              const Output<c>& o) {
+  const int lane = lane_now();
+  const std::uint32_t four[4] = {pack<T>(o[8 * n] * inverse[0], o[8 * n + 1] * inverse[0]),
+                                 pack<T>(o[8 * n + 2] * inverse[1], o[8 * n + 3] * inverse[1]),
+                                 pack<T>(o[8 * n + 4] * inverse[0], o[8 * n + 5] * inverse[0]),
+                                 pack<T>(o[8 * n + 6] * inverse[1], o[8 * n + 7] * inverse[1])};
+  const int chunk = (n % 4 * 2 + lane / 16) ^ (lane % 8);
+  store_matrices(row_smem + chunk * 16, four);
+}
+
+/// Has the 16 rows of a panel leave for columns from `column` on: one lane has them stored, and nobody waits.
+/// Where o has no map, which is rare, the warp copies them; that takes little code, which is what matters.
+__device__ __forceinline__ void send_panel(const ForwardArguments& arguments, const CUtensorMap& map,
+                                           const WarpRows& rows, const std::byte* panel_smem, int column) {
+  const int lane = lane_now();
+  if (arguments.mapped_o) {
+    if (lane == 0 && rows.count > 0) store_box(map, panel_smem, column, rows.query(0), rows.h, rows.b);
+    return;
+  }
+#pragma unroll 1
+  for (int row = 0; row < rows.count; ++row) {
+    auto* to = reinterpret_cast<std::uint16_t*>(rows.row_of_o(arguments, row));
+#pragma unroll 1
+    for (int d = lane; d < min(arguments.dim_v - column, 64); d += 32) {
+      const int chunk = d / 8 ^ row % 8;
+      to[column + d] = reinterpret_cast<const std::uint16_t*>(panel_smem + row * 128 + chunk * 16)[d % 8];
+    }
+  }
+}
+
+/// Writes o by way of a place in shared memory, of which a warp takes its own 16 rows.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void stage_output(const ForwardArguments& arguments, const CUtensorMap& map,
+                                             const WarpRows& rows, const float (&inverse)[2],
+                                             const Output<c>& o, std::byte* rows_smem) {
+  const int lane = lane_now();
+  const auto place = static_cast<std::uint32_t>(__cvta_generic_to_shared(rows_smem)) + lane % 16 * 128;
+#pragma unroll
+  for (int n = 0; n < c.dim_v / 16; ++n) stage_sixteen<T, c>(place + n / 4 * (64 * 128), n, inverse, o);
+  fence_async_proxy();
+  __syncwarp();  // the warp's rows are there
+#pragma unroll 1
+  for (int panel = 0; panel < c.dim_v / 64; ++panel) {
+    send_panel(arguments, map, rows, rows_smem + panel * (64 * 128), panel * 64);
+  }
+  if (lane == 0) commit_stores();
+}
+
+/// The same by way of two panels of the warp's own, of which one is filled while the other leaves.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void stage_output_by_panels(const ForwardArguments& arguments,
+                                                       const CUtensorMap& map, const WarpRows& rows,
+                                                       const float (&inverse)[2], const Output<c>& o,
+                                                       std::byte* panels_smem) {
+  constexpr int panel_bytes = 16 * 128;
+  const int lane = lane_now();
+  const auto place = static_cast<std::uint32_t>(__cvta_generic_to_shared(panels_smem)) + lane % 16 * 128;
+#pragma unroll
+  for (int panel = 0; panel < c.dim_v / 64; ++panel) {
+    if (lane == 0) wait_stores_read<1>();
+    __syncwarp();  // the panel before the last has left
+#pragma unroll
+    for (int n = 4 * panel; n < 4 * panel + 4; ++n) {
+      stage_sixteen<T, c>(place + panel % 2 * panel_bytes, n, inverse, o);
+    }
+    fence_async_proxy();
+    __syncwarp();  // this one is there
+    send_panel(arguments, map, rows, panels_smem + panel % 2 * panel_bytes, panel * 64);
+    if (lane == 0) commit_stores();
+  }
+}
+
+/// Writes o from registers to memory. Nothing waits for the stores.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void write_output(const ForwardArguments& arguments, const WarpRows& rows,
+                                             const float (&inverse)[2], const Output<c>& o) {
+  const int lane = lane_now();
+  std::byte* const row_gmem[2] = {rows.row_of_o(arguments, lane / 4), rows.row_of_o(arguments, lane / 4 + 8)};
+  const bool there[2] = {lane / 4 < rows.count, lane / 4 + 8 < rows.count};
+  if (arguments.aligned_o && arguments.dim_v % 4 == 0) {
+    const int column = lane % 2 * 8 + lane % 4 / 2 * 4;
+#pragma unroll
+    for (int n = 0; n < c.dim_v / 16; ++n) {
+      const bool inside = n * 16 + column < arguments.dim_v;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* four = &o[8 * n + 2 * half];
+        store_sixteen<T>(row_gmem[half] + (n * 16 + column) * 2, inside && there[half], lane % 2 != 0,
+                         pack<T>(four[0] * inverse[half], four[1] * inverse[half]),
+                         pack<T>(four[4] * inverse[half], four[5] * inverse[half]));
+      }
+    }
+  } else {
+#pragma unroll
+    for (int n = 0; n < c.dim_v / 2; ++n) {
+      const int half = n / 2 % 2;
+      const int column = n / 4 * 8 + lane % 4 * 2 + n % 2;
+      if (there[half] && column < arguments.dim_v) {
+        reinterpret_cast<T*>(row_gmem[half])[column] = narrow<T>(o[n] * inverse[half]);
+      }
+    }
+  }
+}
+
+/// Writes what a share of the keys makes of o, in f32, and its lse.
+template <ForwardConfig c>
+__device__ __forceinline__ void write_share(const ForwardArguments& arguments, const WarpRows& rows,
+                                            const Softmax<c>& softmax, const Output<c>& o) {
+  const int lane = lane_now();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane / 4 + 8 * half;
+    const float sum = softmax.row_sum(half);
+    const float inverse = sum == 0 ? 0.0f : __fdividef(1.0f, sum);
+    if (lane % 4 == 0) {
+      rows.write_lse_of_share(arguments.few, row,
+                              softmax.lse(softmax.maximum[half], sum, arguments.scale_lse));
+    }
+    if (row >= rows.count) continue;
+    float* const row_gmem = rows.row_of_share(arguments.few, row);
+#pragma unroll
+    for (int n = 0; n < c.dim_v / 8; ++n) {  // columns are filled up to even ones
+      const int column = n * 8 + lane % 4 * 2;
+      if (column < arguments.dim_v) {
+        *reinterpret_cast<float2*>(row_gmem + column) = {o[4 * n + 2 * half] * inverse,
+                                                         o[4 * n + 2 * half + 1] * inverse};
+      }
+    }
+  }
+}
+
+/// The same for rows that see nothing.
+template <ForwardConfig c>
+__device__ __forceinline__ void write_nothing(const ForwardArguments& arguments, const WarpRows& rows) {
+  const int lane = lane_now();
+  if (c.few && arguments.few.shares > 1) {
+    if (lane < 16) rows.write_lse_of_share(arguments.few, lane, minus_infinity);
+    return;
+  }
+  if (lane < 16) rows.write_lse(arguments, lane, rows.sink);
+#pragma unroll 1
+  for (int row = 0; row < rows.count; ++row) {
+    auto* to = reinterpret_cast<std::uint16_t*>(rows.row_of_o(arguments, row));
+    for (int d = lane; d < arguments.dim_v; d += 32) to[d] = 0;
+  }
+}
+
+}  // namespace tilewise::cuda::wgmma

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <utility>
+
+#include "cuda/attention/sm90/decode/shares.cuh"
+#include "cuda/attention/sm90/forward/choice.h"
+#include "cuda/attention/sm90/forward/forward.cuh"
+#include "cuda/attention/sm90/forward/forward.h"
+#include "cuda/runtime/device.h"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/runtime/owner.h"
+#include "cuda/tile/tensor_map.h"
+
+namespace tilewise::cuda::wgmma {
+
+/// Whether rows can be mapped: they begin at multiples of 16 bytes, in order of their indices.
+inline bool increasing(const Rows& rows) {
+  return aligned_chunks(rows) && rows.stride_b >= 0 && rows.stride_h >= 0 && rows.stride_s >= 0;
+}
+
+/// What the kernel for few queries is told beside the others: shares' results are in the workspace.
+inline FewArguments few_arguments(const AttentionCall& call, const Context& context, const FewPlan& plan) {
+  const ShareSpace space = ShareSpace::of(call, plan);
+  auto* const first = static_cast<std::byte*>(context.workspace.data) + ShareSpace::counter_bytes;
+  const std::int64_t entry_rows = call.packed() ? 0 : call.problem.heads_q * call.problem.length_q;
+  const std::int64_t head_rows = call.packed() ? call.total_q : call.problem.length_q;
+  return {.heads_log2 = plan.heads_log2,
+          .shares = plan.shares,
+          .o = {first, DType::f32, entry_rows * space.row_floats, head_rows * space.row_floats,
+                space.row_floats, true},
+          .lse = {first + space.o_bytes(), DType::f32, entry_rows, head_rows, 1, true},
+          .rows = space.rows};
+}
+
+template <typename T, typename Table, int row>
+void run_row(const AttentionCall& call, const Context& context, const FewPlan& plan = {.shares = 1}) {
+  constexpr ForwardConfig c = Table::rows[row];
+  const AttentionProblem& problem = call.problem;
+  const std::int64_t entries = call.packed() ? 1 : problem.batch;
+  const std::int64_t rows_q = call.packed() ? call.total_q : problem.length_q;
+  const std::int64_t rows_k = call.packed() ? call.total_k : problem.length_k;
+  const std::int64_t together = std::int64_t{1} << plan.heads_log2;
+  MapsOf<Table> maps{};
+  if constexpr (c.few) {
+    maps.q = map_of_groups(call.q, entries, problem.heads_q, together, rows_q, problem.dim_qk,
+                           64 >> plan.heads_log2);
+  } else {
+    maps.q = map_of(call.q, entries, problem.heads_q, rows_q, problem.dim_qk, 64);
+  }
+  if (rows_k > 0) {  // else there is nothing to load
+    maps.k = map_of(call.k, entries, problem.heads_kv, rows_k, problem.dim_qk, c.keys);
+    maps.v = map_of(call.v, entries, problem.heads_kv, rows_k, problem.dim_v, c.keys);
+  }
+  const bool mapped_o = (c.staged || c.paneled) && increasing(call.o);
+  if (mapped_o) maps.o = map_of(call.o, entries, problem.heads_q, rows_q, problem.dim_v, 16);
+  if constexpr (c.masked) {
+    if (problem.features.mask != MaskKind::none)
+      maps.mask = map_of_mask(call.mask, problem, MaskArguments::rows_of(call), c.keys);
+  }
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  auto* counter = static_cast<unsigned long long*>(context.workspace.data);
+  constexpr double log2_e = 1.4426950408889634;
+  const bool natural = c.masked ? problem.features.mask == MaskKind::additive
+                                : c.general && (problem.features.softcap || problem.features.alibi);
+  const ForwardArguments arguments{.schedule = schedule_of(call, c, multiprocessors, plan),
+                                   .counter = {counter, new_owner()},
+                                   .band = BandOfKeys::of(call),
+                                   .heads = static_cast<int>(problem.heads_q / together),
+                                   .group = static_cast<int>(call.group() / together),
+                                   .dim_v = static_cast<int>(problem.dim_v),
+                                   .scale_log2 = static_cast<float>((natural ? 1.0 : call.scale) * log2_e),
+                                   .scale_lse = LseScale::of(call, natural),
+                                   .aligned_o = aligned_chunks(call.o),
+                                   .mapped_o = mapped_o,
+                                   .o = call.o,
+                                   .lse = call.lse,
+                                   .general = c.general ? GeneralArguments::of(call) : GeneralArguments{},
+                                   .few = c.few ? few_arguments(call, context, plan) : FewArguments{},
+                                   .mask = c.masked ? MaskArguments::of(call) : MaskArguments{}};
+  launch<forward_kernel<T, Table, row>>({.name = "tilewise wgmma forward",
+                                         .blocks = arguments.schedule.blocks,
+                                         .threads = c.threads(),
+                                         .shared_bytes = c.shared_bytes(),
+                                         .stream = static_cast<cudaStream_t>(context.stream)},
+                                        maps, arguments);
+  if constexpr (c.few) {
+    if (plan.shares > 1) join_shares<T>(call, arguments, context);
+  }
+}
+
+/// Runs the row that was chosen; all of the table is compiled.
+template <typename T, typename Table>
+void run_chosen(const AttentionCall& call, const Context& context, int chosen,
+                const FewPlan& plan = {.shares = 1}) {
+  [&]<int... row>(std::integer_sequence<int, row...>) {
+    ((row == chosen ? run_row<T, Table, row>(call, context, plan) : void()), ...);
+  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+}
+
+}  // namespace tilewise::cuda::wgmma

@@ -1,0 +1,126 @@
+#pragma once
+
+#include "cuda/attention/common/score.cuh"
+#include "cuda/attention/sm90/forward/arguments.h"
+#include "cuda/ptx/matrix.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
+namespace tilewise::cuda::wgmma {
+
+// A consumer's scores, weights and o. A lane has two rows of its warp's 16, g and g + 8, and columns 8j + 2t
+// and 8j + 2t + 1 of each: of row half h, element 4j + 2h + e (wgmma.cuh).
+
+template <ForwardConfig c>
+using Scores = float[c.keys / 2];
+template <ForwardConfig c>
+using Output = float[c.dim_v / 2];
+/// Weights as factors of a product, 16 keys after another.
+template <ForwardConfig c>
+using Weights = std::uint32_t[c.keys / 16][4];
+
+/// Starts s = q·k; both in panels of 64 dims.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void start_scores(Scores<c>& s, TileDescriptor q, TileDescriptor k) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  pin(s);
+  fence_products();
+#pragma unroll
+  for (int step = 0; step < c.dim / 16; ++step) {
+    const int panel = step / 4;
+    const int inside = step % 4 * 2;  // 16 dims are two chunks
+    WarpgroupProduct<T, c.keys>::from_shared(s, q + panel * (64 * 128 / 16) + inside,
+                                             k + panel * (c.keys * 128 / 16) + inside, step > 0);
+  }
+  commit_products();
+#endif
+}
+
+/// Starts o += weights·v, or o = weights·v where not `add`.
+template <typename T, ForwardConfig c>
+__device__ __forceinline__ void start_output(Output<c>& o, Weights<c>& weights, TileDescriptor v, bool add) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  pin(o);
+  pin(weights);
+  fence_products();
+#pragma unroll
+  for (int step = 0; step < c.keys / 16; ++step) {
+    WarpgroupProduct<T, c.dim_v>::from_registers(o, weights[step], v + step * (16 * 128 / 16),
+                                                 step > 0 || add);
+  }
+  commit_products();
+#endif
+}
+
+/// Of a lane's columns of a row, 0, 1, 8, 9, 16 and so on, a bit for each that is before column `end`, from
+/// number `from` on.
+__device__ __forceinline__ std::uint32_t columns_before(int end, int from) {
+  const int count = max(end, 0) / 8 * 2 + min(max(end, 0) % 8, 2) - from;
+  return count >= 32 ? ~0u : (1u << max(count, 0)) - 1;
+}
+
+/// Hides of row half `half` what has no bit in what `shown` gives for the columns from a number on, 32 at a
+/// time. Bits go to predicates several at once, where comparisons would take an instruction each.
+template <ForwardConfig c, int keys, typename Shown>
+__device__ __forceinline__ void show(Scores<c>& s, int half, const Shown& shown) {
+#pragma unroll
+  for (int from = 0; from < keys / 4; from += 32) {
+    const std::uint32_t bits = shown(from);
+#pragma unroll
+    for (int n = from; n < std::min(from + 32, keys / 4); ++n) {
+      if ((bits & (1u << (n - from))) == 0) s[n / 2 * 4 + 2 * half + n % 2] = minus_infinity;
+    }
+  }
+}
+
+/// Hides the keys before, or from, a row's end of the band on. `key` is the lane's first of the tile, `row`
+/// the number of row g; `heads_log2` where heads stand together.
+template <ForwardConfig c, int keys = c.keys>
+__device__ __forceinline__ void hide_before(Scores<c>& s, const BandOfKeys& band, int row, int heads_log2,
+                                            int key) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int first = band.first((row + 8 * half) >> heads_log2) - key;
+    show<c, keys>(s, half, [&](int from) { return ~columns_before(first, from); });
+  }
+}
+template <ForwardConfig c, int keys = c.keys>
+__device__ __forceinline__ void hide_after(Scores<c>& s, const BandOfKeys& band, int row, int heads_log2,
+                                           int key) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int last = band.last((row + 8 * half) >> heads_log2) - key;
+    show<c, keys>(s, half, [&](int from) { return columns_before(last, from); });
+  }
+}
+
+/// What softcap and ALiBi make of products: scores in natural units. `distance` is that of row g from the
+/// lane's first key of the tile, which ALiBi counts.
+template <ForwardConfig c>
+__device__ __forceinline__ void change(Scores<c>& s, const GeneralArguments& rules, float slope,
+                                       int distance) {
+  if (c.softcap() && rules.softcap) {
+#pragma unroll
+    for (int n = 0; n < c.keys / 2; ++n) s[n] = rules.cap * tanh_of(s[n] * rules.score_scale);
+  } else {
+#pragma unroll
+    for (int n = 0; n < c.keys / 2; ++n) s[n] *= rules.score_scale;
+  }
+  if (rules.alibi) {
+#pragma unroll
+    for (int n = 0; n < c.keys / 2; ++n) {
+      const int column = n / 4 * 8 + n % 2;
+      const int apart = abs(distance + n / 2 % 2 * 8 - column);
+      s[n] -= __fmul_rn(slope, static_cast<float>(apart));
+    }
+  }
+}
+
+/// The weights, rounded.
+template <typename T, ForwardConfig c, int keys = c.keys>
+__device__ __forceinline__ void round_weights(Weights<c>& weights, const Scores<c>& s) {
+#pragma unroll
+  for (int n = 0; n < c.keys / 4; ++n)
+    weights[n / 4][n % 4] = n < keys / 4 ? pack<T>(s[2 * n], s[2 * n + 1]) : 0;
+}
+
+}  // namespace tilewise::cuda::wgmma

@@ -1,0 +1,222 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "attention/kernel.h"
+#include "cuda/attention/common/backward/backward.h"
+#include "cuda/attention/common/backward/ordered_starts.h"
+#include "cuda/attention/common/f32/limits.h"
+#include "cuda/attention/common/forward/few_results.h"
+#include "cuda/attention/sm90/backward/backward.h"
+#include "cuda/attention/sm90/backward/tuning.h"
+#include "cuda/attention/sm90/forward/choice.h"
+#include "cuda/attention/sm90/forward/forward.h"
+#include "cuda/attention/sm90/forward_f32/forward.h"
+#include "cuda/attention/sm90/forward_f32/tuning.h"
+#include "cuda/runtime/device.h"
+
+namespace tilewise::cuda {
+namespace {
+
+std::string missing_feature(const AttentionProblem& problem) {
+  const AttentionFeatures& features = problem.features;
+  if (problem.layout == Layout::paged) return "takes no pages";
+  if (features.block_mask) return "takes no block mask";
+  const bool masked = features.mask != MaskKind::none || features.dropout;
+  if (masked && (features.softcap || features.alibi || features.sinks || features.key_lengths)) {
+    return "takes masks and dropout without softcap, ALiBi, sinks and key lengths";
+  }
+  if (masked && problem.layout == Layout::packed) return "takes no dropout of packed sequences";
+  if (masked && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_mask) {
+    return "takes masks and dropout with head dims to " + std::to_string(wgmma::most_dim_with_mask);
+  }
+  if (features.softcap && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_softcap) {
+    return "takes softcap with head dims to " + std::to_string(wgmma::most_dim_with_softcap);
+  }
+  return {};
+}
+
+std::string unsuited_shape(const AttentionProblem& problem) {
+  if (problem.dim_qk > wgmma::most_dim || problem.dim_v > wgmma::most_dim) {
+    return "takes head dims to " + std::to_string(wgmma::most_dim);
+  }
+  if (problem.length_q >= wgmma::BandOfKeys::most || problem.length_k >= wgmma::BandOfKeys::most) {
+    return "takes sequences of fewer than 2^29";
+  }
+  if (problem.length_k == 0) return "takes no less than one key";
+  if (problem.length_q <= wgmma::few_queries &&
+      problem.length_q * wgmma::heads_together(problem) < wgmma::few_rows) {
+    return "leaves " + std::to_string(wgmma::few_queries) + " queries and fewer to mma, unless they are " +
+           std::to_string(wgmma::few_rows) + " with those of heads that share keys";
+  }
+  if (problem.queries > 0x7fffffff ||
+      problem.heads_q * (problem.queries / 64 + problem.batch + 1) > 0x7fffffff) {
+    return "takes fewer than 2^31 queries, and tiles of them";
+  }
+  if (mma::few_results(problem.heads_q * problem.queries, problem.dim_v)) {
+    return "rounds weights, which results are too few for";
+  }
+  // Tensor cores cut sums off, and what is mended of that is an average. In 9 of 2,876 random problems, all
+  // of them of 256 dims and 99 to 544 rows, the errors of lse came out above twice the math path's.
+  constexpr std::int64_t few_rows = 1024;
+  if (std::max(problem.dim_qk, problem.dim_v) > 128 && problem.heads_q * problem.queries < few_rows) {
+    return "takes head dims beyond 128 from " + std::to_string(few_rows) + " rows of queries on";
+  }
+  // The same in 7 of 3,577 with more rows, of 256 dims once more and few keys: at most 94,000 pairs, and
+  // 240,000 in a test.
+  constexpr std::int64_t few_pairs = std::int64_t{1} << 20;
+  if (problem.dim_qk > 192 && problem.heads_q * problem.queries < few_pairs / problem.most_keys) {
+    return "takes head dims beyond 192 from 2^20 pairs of queries and keys on";
+  }
+  if (!problem.aligned)
+    return "copies rows of q, k and v from multiples of 16 bytes, with such strides, alone";
+  if (!problem.aligned_mask) {
+    return "copies rows of a mask from multiples of 16 bytes, with such strides, alone";
+  }
+  if (!problem.usual_scale) return "takes scales above 1e-20";
+  return {};
+}
+
+std::string unsuited_f32(const AttentionProblem& problem) {
+  if (problem.dim_qk > wgmma_f32::most_dim || problem.dim_v > wgmma_f32::most_dim) {
+    return "takes f32 with head dims to " + std::to_string(wgmma_f32::most_dim);
+  }
+  constexpr std::int64_t most_length = 0x7fffffff - 256;  // positions, tiles past the end too, fit 32 bits
+  if (problem.length_q > most_length || problem.length_k > most_length) {
+    return "takes sequences to 2^31 - 257";
+  }
+  return mma_f32::unsuited(problem);
+}
+
+std::string unsuited_backward(const AttentionProblem& problem) {
+  if (problem.dtype == DType::f32) return "has no backward for f32";
+  if (problem.dim_qk > wgmma_backward::most_dim || problem.dim_v > wgmma_backward::most_dim) {
+    return "backward takes head dims to " + std::to_string(wgmma_backward::most_dim);
+  }
+  if (problem.backward.deterministic) return "backward is not deterministic";
+  if (mma::general_backward(problem)) {
+    return "backward takes causal, windows and lengths alone, of aligned rows and many results";
+  }
+  constexpr std::int64_t most_length = 0x7fffffff - 256;  // positions, tiles past the end too, fit 32 bits
+  if (problem.length_q > most_length || problem.length_k > most_length) {
+    return "takes sequences to 2^31 - 257";
+  }
+  return mma::unsuited_backward(problem);
+}
+
+std::string supports(const AttentionProblem& problem) {
+  if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
+  if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+#ifndef TILEWISE_HAS_WGMMA
+  return "was built without code for sm_90a";
+#endif
+  if (problem.pass == Pass::backward) {
+    if (const std::string reason = unsuited_backward(problem); !reason.empty()) return reason;
+  } else if (problem.dtype == DType::f32) {
+    if (const std::string reason = unsuited_f32(problem); !reason.empty()) return reason;
+  } else {
+    if (const std::string reason = missing_feature(problem); !reason.empty()) return reason;
+    if (const std::string reason = unsuited_shape(problem); !reason.empty()) return reason;
+  }
+  try {
+    if (device_properties(problem.device.index).compute_capability != 90) {
+      return "needs compute capability 9.0, which alone has its instructions";
+    }
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+// A word to count tiles by, where some take longer than others, and what shares of keys leave.
+std::size_t workspace(const AttentionCall& call, const Context& context) {
+#ifdef TILEWISE_HAS_WGMMA
+  if (call.problem.pass == Pass::backward) {
+    return simt::ordered_starts_bytes(call) + wgmma_backward::backward_workspace(call, context);
+  }
+  if (call.problem.dtype == DType::f32) return wgmma_f32::forward_workspace(call);
+#endif
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  const wgmma::Choice choice = wgmma::choose(call, multiprocessors);
+  if (choice.few.shares > 0) return wgmma::ShareSpace::of(call, choice.few).bytes();
+  const wgmma::ForwardConfig& c = wgmma::masked(call)    ? wgmma::MaskedForward::rows[choice.row]
+                                  : wgmma::general(call) ? wgmma::GeneralForward::rows[choice.row]
+                                                         : wgmma::Forward::rows[choice.row];
+  return wgmma::schedule_of(call, c, multiprocessors).counted() ? sizeof(std::uint64_t) : 0;
+}
+
+#ifdef TILEWISE_HAS_WGMMA
+template <typename T>
+void launch_as(const AttentionCall& call, const Context& context) {
+  const wgmma::Choice choice = wgmma::choose(call, device_properties(context.device.index).multiprocessors);
+  const auto launch = choice.few.shares > 0  ? nullptr
+                      : wgmma::masked(call)  ? wgmma::masked_forward_of<T>
+                      : wgmma::general(call) ? wgmma::general_forward_of<T>
+                                             : wgmma::forward_of<T>;
+  launch == nullptr ? wgmma::few_forward_of<T>(call, context, choice.row, choice.few)
+                    : launch(call, context, choice.row);
+}
+#endif
+
+void launch_on_device(const AttentionCall& call, const Context& context) {
+#ifdef TILEWISE_HAS_WGMMA
+  const DeviceGuard guard(context.device.index);
+  if (call.problem.pass == Pass::backward) {
+    Context rest = context;
+    const AttentionCall ordered = simt::with_ordered_starts(call, rest);
+    return wgmma_backward::backward(ordered, rest);
+  }
+  if (call.problem.dtype == DType::f32) return wgmma_f32::forward(call, context);
+  call.problem.dtype == DType::f16 ? launch_as<__half>(call, context)
+                                   : launch_as<__nv_bfloat16>(call, context);
+#else
+  static_cast<void>(call);
+  static_cast<void>(context);
+#endif
+}
+
+// With a mask or dropout a block has all keys of its queries, where mma cuts these into parts if blocks are
+// few: docs/wgmma.md has from where on that takes longer.
+std::string yields_masked(const AttentionProblem& problem) {
+  const std::int64_t rows = problem.heads_q * problem.queries;
+  const int multiprocessors = device_properties(problem.device.index).multiprocessors;
+  if (problem.features.dropout && rows < 64 * multiprocessors) {
+    return "leaves dropout of so few queries to mma, which cuts their keys into parts";
+  }
+  if (problem.features.mask != MaskKind::none && rows <= 16 * multiprocessors && problem.length_k >= 2048) {
+    return "leaves masks of so few queries and many keys to mma, which cuts these into parts";
+  }
+  return {};
+}
+
+// Of short walks what blocks do before and after counts, and of mma's two are in a multiprocessor at a time.
+std::string yields_backward(const AttentionProblem& problem) {
+  const std::int64_t few = problem.features.causal ? 2048 : 544;
+  if (std::max(problem.dim_qk, problem.dim_v) <= 64 && problem.length_q < few) {
+    return "leaves backward of head dims to 64 and fewer than " + std::to_string(few) + " queries to mma";
+  }
+  return {};
+}
+
+// A block of f32 has 64 queries and half a multiprocessor.
+std::string yields(const AttentionProblem& problem) {
+  if (problem.pass == Pass::backward) return yields_backward(problem);
+  if (problem.dtype != DType::f32) return yields_masked(problem);
+  constexpr std::int64_t rows = 64;
+  const std::int64_t blocks = problem.heads_q * (problem.queries + rows - 1) / rows;
+  if (4 * blocks < 3 * device_properties(problem.device.index).multiprocessors) {
+    return "leaves f32 of so few queries to mma, whose blocks are smaller";
+  }
+  return mma_f32::too_few_pairs(problem);
+}
+
+}  // namespace
+
+constinit const AttentionKernel wgmma_attention = {.name = "wgmma",
+                                                   .supports = supports,
+                                                   .workspace = workspace,
+                                                   .launch = launch_on_device,
+                                                   .yields = yields};
+
+}  // namespace tilewise::cuda

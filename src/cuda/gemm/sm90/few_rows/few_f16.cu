@@ -1,0 +1,11 @@
+#include "cuda/gemm/sm90/few_rows/few_rows.cuh"
+#include "cuda/gemm/sm90/wgmma.h"
+
+namespace tilewise::cuda::gemm {
+
+template <>
+void few_of<__half>(const GemmCall& call, const Context& context, FewTurn turn) {
+  run_few<__half>(call, context, turn);
+}
+
+}  // namespace tilewise::cuda::gemm

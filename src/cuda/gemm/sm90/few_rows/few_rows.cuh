@@ -1,0 +1,69 @@
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "cuda/gemm/sm90/few_rows/few.cuh"
+#include "cuda/gemm/sm90/few_rows/few_tile_rows.cuh"
+#include "cuda/gemm/sm90/few_rows/stream.cuh"
+#include "cuda/runtime/device.h"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/tile/tensor_map.h"
+
+namespace tilewise::cuda::gemm {
+
+// From a product to the kernels for few rows: of one by a stream, of more by tiles or by equal shares.
+
+template <typename T, typename Table, int row>
+void run_few_row(const GemmCall& call, const FewSpace& space, int multiprocessors, FewTurn turn,
+                 cudaStream_t stream) {
+  constexpr FewConfig c = Table::rows[row];
+  const GemmProblem& problem = call.problem;
+  const auto map = [&](const Matrix& factor, int box) {
+    return map_of_matrix(factor.data, factor.dtype, factor.rows, factor.columns, factor.stride_row, box);
+  };
+  FewShare share{.row_blocks = static_cast<int>((problem.n + c.columns() - 1) / c.columns()),
+                 .depth_blocks = static_cast<int>((problem.k + c.depth - 1) / c.depth)};
+  share.blocks = std::min(multiprocessors, share.total());
+  // Of one row the first may be a stream, which leaves less room.
+  const bool late = turn == FewTurn::second && problem.m > 1;
+  launch<few_kernel<T, Table, row>>({.name = "tilewise gemm of few rows",
+                                     .blocks = share.blocks,
+                                     .threads = c.threads,
+                                     .shared_bytes = late ? late_bytes : c.shared_bytes(),
+                                     .stream = stream,
+                                     .early = turn == FewTurn::second,
+                                     .beside = late},
+                                    FewMaps::of(call, c.tokens, c.columns(), map),
+                                    FewArguments{FewResult::of(call, space), share});
+}
+
+template <typename T, typename Table>
+void run_few_suited(const GemmCall& call, const FewSpace& space, int multiprocessors, FewTurn turn,
+                    cudaStream_t stream) {
+  bool done = false;
+  [&]<int... row>(std::integer_sequence<int, row...>) {
+    ((!done && call.problem.m <= Table::rows[row].tokens
+          ? (done = true, run_few_row<T, Table, row>(call, space, multiprocessors, turn, stream))
+          : void()),
+     ...);
+  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+}
+
+template <typename T>
+void run_few(const GemmCall& call, const Context& context, FewTurn turn) {
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  auto* stream = static_cast<cudaStream_t>(context.stream);
+  if (suits_stream(call, multiprocessors)) return run_stream<T>(call, multiprocessors, turn, stream);
+  Arena arena(context.workspace.data);
+  const FewSpace space = take_few_space(arena, call.problem.m, multiprocessors);
+  const bool done = call.problem.gated
+                        ? run_few_tile<T, FewTileGated>(call, space, multiprocessors, turn, stream)
+                        : run_few_tile<T, FewTile>(call, space, multiprocessors, turn, stream);
+  if (done) return;
+  call.problem.gated ? run_few_suited<T, FewGated>(call, space, multiprocessors, turn, stream)
+                     : run_few_suited<T, Few>(call, space, multiprocessors, turn, stream);
+}
+
+}  // namespace tilewise::cuda::gemm

@@ -1,0 +1,124 @@
+#pragma once
+
+#include <utility>
+
+#include "cuda/gemm/sm90/arguments.h"
+#include "cuda/gemm/sm90/tiles/pipeline.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
+namespace tilewise::cuda::gemm {
+
+/// The sums of a consumer's part of a tile, as wgmma leaves them.
+template <GemmConfig c>
+using Sums = float[c.row_tiles][c.columns / 2];
+
+/// What a consumer does under products where it has nothing to do.
+struct Nothing {
+  static constexpr int parts = 0;
+  template <int>
+  __device__ void part() {}
+};
+
+/// A warpgroup that multiplies. Products of a stage run while the next is waited for; a stage is let go when
+/// those after it have begun.
+template <typename T, GemmConfig c>
+struct Consumer {
+  Barriers<c>& barriers;
+  const TileDescriptor a_tile, b_tile;  ///< the first stage
+  Ring<c.stages> ring;
+  Sums<c> sums;
+
+  static __device__ std::uint32_t address(const std::byte* smem) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
+  }
+
+  // 64 rows of a are 8 KB, turned or not: 64 rows of 64 summands, or the other way round.
+  __device__ __forceinline__ Consumer(const SharedMemory<c>& shared, int index)
+      : barriers(shared.barriers()),
+        a_tile(describe_tile(address(shared.a(0)) + index * c.consumer_rows() * 128, 0)),
+        b_tile(describe_tile(address(shared.b(0)), c.depth * 128)) {}
+
+  __device__ __forceinline__ void let_go(int stage) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if constexpr (c.pair == Pair::none) {
+      if (lane == 0) arrive(&barriers.empty[stage]);
+    } else {
+      if (lane < c.blocks()) arrive_in(lane, &barriers.empty[stage]);  // one lane in either block
+    }
+  }
+
+  __device__ __forceinline__ void start_products(bool add) {
+    const TileDescriptor a = a_tile + ring.stage() * (c.a_bytes() / 16);
+    const TileDescriptor b = b_tile + ring.stage() * (c.b_bytes() / 16);
+    constexpr int a_step = c.turned_a ? 16 * 128 / 16 : 32 / 16;  // 16 summands on: rows, or columns
+    constexpr int b_step = c.turned_b ? 16 * 128 / 16 : 32 / 16;
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
+    fence_products();
+#pragma unroll
+    for (int step = 0; step < c.depth / 16; ++step) {
+#pragma unroll
+      for (int r = 0; r < c.row_tiles; ++r) {
+        WarpgroupProduct<T, c.columns>::template from_shared<c.turned_a, c.turned_b>(
+            sums[r], a + r * (64 * 128 / 16) + step * a_step, b + step * b_step, add || step > 0);
+      }
+    }
+    commit_products();
+  }
+
+  /// Products of one more stage; the one before is let go.
+  __device__ __forceinline__ void multiply_stage(int& before) {
+    wait(&barriers.full[ring.stage()], ring.parity());
+    start_products(true);
+    wait_products<1>();
+    let_go(before);
+    before = ring.stage();
+    ring.advance();
+  }
+
+  /// The products of some stages, one after the other, from 0. Under those of the first the warp does
+  /// first(), and under those of the first `aside.parts` stages aside.part<0>() and so on.
+  template <typename Aside, typename First>
+  __device__ __forceinline__ void multiply_piece(int stages, Aside& aside, const First& first) {
+    wait(&barriers.full[ring.stage()], ring.parity());
+    start_products(false);
+    int before = ring.stage();
+    ring.advance();
+    first();
+    [&]<int... part>(std::integer_sequence<int, part...>) {
+      ((part > 0 && part < stages ? multiply_stage(before) : void(), aside.template part<part>()), ...);
+    }(std::make_integer_sequence<int, Aside::parts>{});
+#pragma unroll 1
+    for (int stage = max(1, Aside::parts); stage < stages; ++stage) multiply_stage(before);
+    wait_products<0>();
+#pragma unroll
+    for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
+    let_go(before);
+  }
+
+  /// All of a tile; first() comes under its products.
+  template <typename Aside, typename First>
+  __device__ __forceinline__ void multiply(int stages, Aside& aside, const First& first) {
+    if constexpr (!c.wide) {
+      multiply_piece(stages, aside, first);
+    } else {
+      Sums<c> totals = {};
+      Nothing nothing;
+      first();
+#pragma unroll 1
+      for (int stage = 0; stage < stages; stage += c.piece) {
+        multiply_piece(min(c.piece, stages - stage), nothing, [] {});
+#pragma unroll
+        for (int n = 0; n < c.row_tiles * c.columns / 2; ++n) {
+          totals[n / (c.columns / 2)][n % (c.columns / 2)] += sums[n / (c.columns / 2)][n % (c.columns / 2)];
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < c.row_tiles * c.columns / 2; ++n) {
+        sums[n / (c.columns / 2)][n % (c.columns / 2)] = totals[n / (c.columns / 2)][n % (c.columns / 2)];
+      }
+    }
+  }
+};
+
+}  // namespace tilewise::cuda::gemm

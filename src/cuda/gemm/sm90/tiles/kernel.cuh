@@ -1,0 +1,94 @@
+#pragma once
+
+#include "cuda/gemm/sm90/tiles/loader.cuh"
+#include "cuda/gemm/sm90/tiles/output.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/dependent.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+
+namespace tilewise::cuda::gemm {
+
+/// Until the barriers are there, which the first thread has made. The warp that loads is that one's, and does
+/// not wait for the others to have started; in a pair it loads into the other block, too.
+template <GemmConfig c>
+__device__ __forceinline__ void wait_for_barriers(int warp) {
+  constexpr int threads = 32 + c.consumers * 128;
+  if constexpr (c.pair != Pair::none) {
+    sync_pair();
+  } else if (warp == 0) {
+    __syncwarp();
+    arrive_some<1, threads>();
+  } else if (warp >= 4) {
+    sync_some<1, threads>();
+  }
+}
+
+/// What a block does; docs/gemm.md says who waits for whom.
+template <typename T, GemmConfig c>
+__device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmArguments& arguments) {
+  extern __shared__ __align__(1024) std::byte first_smem[];
+  const SharedMemory<c> shared{first_smem};
+  // The same in all lanes, which the compiler cannot see in threadIdx.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) {
+    prefetch_map(maps.a);
+    prefetch_map(maps.b);
+    if constexpr (c.gated) prefetch_map(maps.gate);
+    shared.barriers().init();
+  }
+  // The kernel behind may stand by: it waits for this one's results itself.
+  let_kernel_behind_begin();
+  wait_for_kernel_ahead();
+  wait_for_barriers<c>(warp);
+
+  if (warp < 4) {
+    keep_registers<c.producer_registers()>();
+    if (warp == 0 && elected()) Loader<c>{maps, shared}.load(arguments);
+  } else {
+    take_registers<c.consumer_registers()>();
+    const int index = warp / 4 - 1;
+    Consumer<T, c> consumer(shared, index);
+    Writer<T, c> writer{maps, arguments, shared.slabs(warp - 4), static_cast<int>(threadIdx.x) % 32};
+    const auto multiply_tile = [&](int row, int column, const auto& meanwhile) {
+      writer.begin(row + index * c.consumer_rows() + warp % 4 * 16, column);
+      consumer.multiply(stages_of<c>(arguments), writer, meanwhile);
+      writer.finish(consumer.sums);
+    };
+    if constexpr (c.hides_end()) {
+      Tiles<c> tiles(arguments);
+      if (tiles.there()) tiles.find();
+#pragma unroll 1
+      while (tiles.there()) {
+        multiply_tile(tiles.row, tiles.column, [&] {
+          tiles.advance();
+          if (tiles.there()) tiles.find();
+        });
+      }
+    } else {
+      for_each_tile<c>(arguments, [&](int row, int column) { multiply_tile(row, column, [] {}); });
+    }
+    writer.end();
+  }
+  // The other block of a pair may have to arrive at this one's barriers yet.
+  if constexpr (c.pair != Pair::none) sync_pair();
+}
+
+/// Products of matrices on tensor cores by wgmma. Compiled for sm_90a alone.
+template <typename T, typename Table, int row>
+__global__ void __launch_bounds__(Table::rows[row].threads(), 1)
+    gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ GemmArguments arguments) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  multiply_tiles<T, Table::rows[row]>(maps, arguments);
+#endif
+}
+
+/// The same of blocks that work in pairs.
+template <typename T, typename Table, int row>
+__global__ void __launch_bounds__(Table::rows[row].threads(), 1) __cluster_dims__(2)
+    gemm_pair_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ GemmArguments arguments) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  multiply_tiles<T, Table::rows[row]>(maps, arguments);
+#endif
+}
+
+}  // namespace tilewise::cuda::gemm

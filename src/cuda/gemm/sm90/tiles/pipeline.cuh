@@ -1,0 +1,85 @@
+#pragma once
+
+#include "cuda/gemm/sm90/arguments.h"
+#include "cuda/gemm/sm90/tiles/tuning.h"
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/tile/ring.cuh"
+
+namespace tilewise::cuda::gemm {
+
+/// `full` ends a phase when tiles of a and b have come, `empty` when every warp that reads them, of both
+/// blocks of a pair, has let them go. Loader and consumers go round the stages without starting anew at tiles
+/// of the result, so that the next one's are loaded while this one is written.
+template <GemmConfig c>
+struct Barriers {
+  Mbarrier full[c.stages], empty[c.stages];
+
+  /// By one thread, before a barrier of the block.
+  __device__ void init() {
+    for (int stage = 0; stage < c.stages; ++stage) {
+      init_barrier(&full[stage], 1);
+      init_barrier(&empty[stage], 4 * c.consumers * c.blocks());
+    }
+    fence_barrier_inits();
+  }
+};
+
+/// A block's shared memory: stages of a and b, the warps' slabs, the barriers.
+template <GemmConfig c>
+struct SharedMemory {
+  static_assert(sizeof(Barriers<c>) == c.barrier_bytes());
+  static_assert(c.a_bytes() % 1024 == 0 && c.b_bytes() % 1024 == 0);
+  static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
+
+  std::byte* first;
+
+  __device__ std::byte* a(int stage) const { return first + stage * c.a_bytes(); }
+  __device__ std::byte* b(int stage) const { return a(c.stages) + stage * c.b_bytes(); }
+  __device__ std::byte* slabs(int warp) const { return first + c.tile_bytes() + warp * (2 * c.slab_bytes()); }
+  __device__ Barriers<c>& barriers() const {
+    return *reinterpret_cast<Barriers<c>*>(first + c.tile_bytes() + c.slabs_bytes());
+  }
+};
+
+/// Stages a tile of the result takes.
+template <GemmConfig c>
+__device__ __forceinline__ int stages_of(const GemmArguments& arguments) {
+  return (arguments.k + c.depth - 1) / c.depth;
+}
+
+/// The block's tiles in order. Where one lies takes two divisions, hundreds of clocks, so whoever goes
+/// through them says when it is found out.
+template <GemmConfig c>
+class Tiles {
+ public:
+  int row = 0, column = 0;  ///< the tile's first of the result
+
+  __device__ __forceinline__ explicit Tiles(const GemmArguments& arguments)
+      : order_(arguments.order), index_(static_cast<int>(blockIdx.x) / c.blocks()) {}
+  __device__ __forceinline__ bool there() const { return index_ < order_.total(); }
+  __device__ __forceinline__ void advance() { index_ += static_cast<int>(gridDim.x) / c.blocks(); }
+  __device__ __forceinline__ void find() {
+    const TilePlace place = order_.place(index_);
+    row = place.m * c.rows_together();
+    column = place.n * c.columns_together();
+    if (c.pair == Pair::shares_a) column += place_in_pair() * c.out_columns();
+    if (c.pair == Pair::shares_b) row += place_in_pair() * c.rows();
+  }
+
+ private:
+  const TileOrder& order_;
+  int index_;
+};
+
+/// Calls `body` with each of the block's tiles: the first row and the first column of the result.
+template <GemmConfig c, typename Body>
+__device__ __forceinline__ void for_each_tile(const GemmArguments& arguments, const Body& body) {
+#pragma unroll 1
+  for (Tiles<c> tiles(arguments); tiles.there(); tiles.advance()) {
+    tiles.find();
+    body(tiles.row, tiles.column);
+  }
+}
+
+}  // namespace tilewise::cuda::gemm

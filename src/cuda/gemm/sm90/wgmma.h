@@ -1,0 +1,20 @@
+#pragma once
+
+#include "cuda/gemm/sm90/few_rows/few_turn.h"
+#include "gemm/call.h"
+
+namespace tilewise::cuda::gemm {
+
+// The kernels of a storage type, each compiled in a file of its own.
+
+template <typename T>
+void wgmma_of(const GemmCall& call, const Context& context);
+
+/// For few rows.
+template <typename T>
+void few_of(const GemmCall& call, const Context& context, FewTurn turn);
+
+/// Bytes of workspace of the latter.
+std::size_t few_workspace(const GemmCall& call, const Context& context);
+
+}  // namespace tilewise::cuda::gemm
