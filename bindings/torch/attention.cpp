@@ -45,7 +45,7 @@ struct Outputs {
 /// needs; on tiny tensors a check is a tenth of the whole.
 void run(const AttentionCall& call, const AttentionOptions& options, Runtime& runtime) {
   const AttentionKernel& kernel = choose_attention_kernel(call.problem, options.kernel);
-  kernel.launch(call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
+  run_kernel(kernel, call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
 }
 
 Outputs run_forward(AttentionArguments& arguments, bool with_lse) {

@@ -32,7 +32,7 @@ inline Context unused(const Tensor& tensor) { return {.device = tensor.device, .
 template <typename K>
 void run(std::span<const K> kernels, const typename K::Call& call, std::string_view name, Runtime& runtime) {
   const K& kernel = choose_kernel(kernels, call.problem, name);
-  kernel.launch(call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
+  run_kernel(kernel, call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
 }
 
 /// The gradients asked for, in order; the others are not given.

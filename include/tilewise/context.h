@@ -44,6 +44,10 @@ struct Context {
   ParallelFor parallel_for = openmp_parallel_for();
   /// SIMD level of the CPU kernels; empty is the best one present. See simd_levels().
   std::string_view simd_level{};
+  /// Looks at index tensors on a CUDA device before the call, as CPU calls always do, and throws what is
+  /// wrong with them. This waits for the stream, so it is for debugging; TILEWISE_CHECK=1 asks for it
+  /// everywhere.
+  bool check_indices = false;
 };
 
 }  // namespace tilewise

@@ -239,7 +239,10 @@ BlockView block_view(const BlockMask& blocks, const AttentionProblem& problem) {
                  .full_counts = indices_of(blocks.full_counts),
                  .full_indices = indices_of(blocks.full_indices),
                  .tile_ids = indices_of(blocks.tile_ids),
-                 .tiles = static_cast<const std::byte*>(blocks.tiles.data)};
+                 .slots = blocks.indices.extent(3),
+                 .full_slots = blocks.full_indices.extent(3),
+                 .tiles = static_cast<const std::byte*>(blocks.tiles.data),
+                 .tile_count = blocks.tiles.extent(0)};
   for (int dim = 0; dim < blocks.tiles.rank; ++dim) view.tile_stride[dim] = blocks.tiles.stride(dim);
   return view;
 }
@@ -308,6 +311,8 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   call.total_q = problem.layout == Layout::packed ? inputs.q.extent(0) : 0;
   call.total_k = problem.layout == Layout::packed ? inputs.k.extent(0) : 0;
   call.page = problem.layout == Layout::paged ? inputs.k.extent(2) : 0;
+  call.pages = problem.layout == Layout::paged ? inputs.k.extent(0) : 0;
+  call.most_length = problem.layout == Layout::paged && call.pages == 0 ? 0 : problem.length_k;
   call.blocks = block_view(inputs.blocks, problem);
   call.scale = options.scale ? static_cast<double>(*options.scale) : 1.0 / std::sqrt(dim);
   call.softcap = static_cast<double>(options.softcap);
