@@ -187,10 +187,22 @@ def mirror() -> list[str]:
     return []
 
 
+@contextmanager
+def locked(name: str) -> Iterator[None]:
+    with (WORK / f"{name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise Unable(f"another run of make bare is at {name}; please wait for it") from error
+        yield
+
+
 def base(release: str) -> Path:
     """A minimal Debian, packed; made where it is not there yet."""
     packed = WORK / f"{release}.tar"
-    if not packed.exists():
+    if packed.exists():
+        return packed
+    with locked(release):
         print(f"Making {packed.relative_to(ROOT)}: a few minutes, once", flush=True)
         folder = WORK / f"{release}-base"
         call("rm", "-rf", "--one-file-system", str(folder))
@@ -249,11 +261,6 @@ def connect(machine: Machine) -> None:
 def bare_machine(variant: Variant, python: str) -> Iterator[Machine]:
     """An unpacked Debian with a clone of this commit, gone afterwards."""
     folder = WORK / variant.file_name
-    lock = (WORK / f"{variant.file_name}.lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise Unable(f"{variant}: another run is at it") from error
     machine = Machine(folder, WORK / f"{variant.file_name}.log")
     machine.log.write_text("")
     packed = base(variant.release)
@@ -298,7 +305,7 @@ def try_variant(variant: Variant, steps: list[str], python: str) -> dict[str, tu
     """For each step whether it passed, and its minutes."""
     results: dict[str, tuple[bool, Minutes]] = {}
     print(f"\n{variant} (log: {(WORK / variant.file_name).relative_to(ROOT)}.log)", flush=True)
-    with bare_machine(variant, python) as machine:
+    with locked(variant.file_name), bare_machine(variant, python) as machine:
         user = "root" if variant.root else USER
         todo: dict[str, Callable[[], tuple[bool, str]]] = {}
         if not variant.root:

@@ -179,6 +179,6 @@ version=$(cmake --version | sed -n '1s/[^0-9]*//p')
   fail "CMake 3.25 or newer is needed (Debian 12, Ubuntu 24.04); this is $version."
 if [ "$what" = everything ] && ! venv_ready; then
   echo "Making .venv: torch, and what the checks and the tests need (scripts/requirements-*.txt). Nothing outside it"
-  echo "changes. The download is 0.4 GB with a torch without CUDA, and 3 GB with CUDA, which pip takes unless told."
+  echo "changes. The download is 0.4 GB where pip finds a torch without CUDA, and 3 GB otherwise."
   make_venv
 fi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import pty
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -269,3 +271,58 @@ def test_a_command_says_beforehand_what_it_does_and_how_long_that_takes(tmp_path
     assert said.startswith(f"make {command} is going to\n")
     assert f"\nThat is about {sum(minutes)} min on two cores" in said
     assert all(minute > 0 for minute in minutes)
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.delitem(sys.modules, "bare", raising=False)
+    return importlib.import_module("bare")
+
+
+def test_bare_machines_need_root_and_say_so(bare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(bare.Unable, match="needs root"):
+        bare.check_able(["no"])
+
+
+def test_bare_machines_refuse_unknown_steps(
+    bare: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bare", "--steps", "test,fly"])
+    with pytest.raises(SystemExit):
+        bare.parse_options()
+    assert "--steps: expected some of install, test, bench, pip, got fly" in capsys.readouterr().err
+
+
+def test_bare_machines_reach_what_pip_reaches_here(
+    bare: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wheels, certificate = tmp_path / "wheels", tmp_path / "certificate.crt"
+    index = tmp_path / "index/simple"
+    for folder in (wheels, index):
+        folder.mkdir(parents=True)
+    certificate.write_text("trust")
+    settings = {
+        "global.find-links": str(wheels),
+        "global.extra-index-url": f"https://somewhere/simple file://{index}",
+        "global.cert": str(certificate),
+    }
+    monkeypatch.setattr(bare, "pip_settings", lambda: settings)
+    monkeypatch.setattr(
+        bare, "call", lambda *command: 'Acquire::http::Proxy "http://proxy:1";\nAPT::Other "1";\n'
+    )
+    shown: list[str] = []
+    monkeypatch.setattr(bare.Machine, "show", lambda self, folder: shown.append(folder))
+    machine = bare.Machine(tmp_path / "machine", tmp_path / "log")
+    (machine.folder / "etc/apt/apt.conf.d").mkdir(parents=True)
+    bare.connect(machine)
+    assert (machine.folder / "etc/pip.conf").read_text() == (
+        f"[global]\nfind-links = {wheels}\nextra-index-url = https://somewhere/simple file://{index}\n"
+        "cert = /etc/bare/certificate.crt\n"
+    )
+    assert (machine.folder / "etc/bare/certificate.crt").read_text() == "trust"
+    assert shown == [str(wheels), str(index.parent)]
+    assert (
+        machine.folder / "etc/apt/apt.conf.d/99bare"
+    ).read_text() == 'Acquire::http::Proxy "http://proxy:1";\n'
