@@ -183,12 +183,12 @@ TEST(WgmmaSchedule, TilesOfPackedSequencesHaveEveryRow) {
       std::sort(q.begin(), q.end());
       q[0] = 0;
     }
-    const cuda::wgmma::GeneralArguments general{.cumulative_q = {q.data(), {1}},
-                                                .cumulative_k = {k.data(), {1}},
-                                                .batch = sequences,
-                                                .total_q = total_q,
-                                                .total_k = total_k,
-                                                .packed = true};
+    cuda::wgmma::GeneralArguments general;
+    general.cumulative_q = {q.data(), {1}};
+    general.cumulative_k = {k.data(), {1}};
+    general.batch = sequences;
+    general.total_q = total_q;
+    general.total_k = total_k;
     const auto longest_k = static_cast<int>(rng.between(0, 90));
     for (const int rows : {1, 16, 64, 128}) {
       std::vector<int> times(static_cast<std::size_t>(total_q));
