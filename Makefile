@@ -6,7 +6,7 @@ LIBRARY = build/release/bindings/torch/_tilewise.so
 PACKAGE = PYTHONPATH=python TILEWISE_TORCH_LIBRARY=$(LIBRARY) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help build test asan bench figures lint format install stage results-status setup clean
+.PHONY: help build test asan bench figures lint format install stage results-status bare setup clean
 # Ninja and ctest use all cores by themselves, and the targets share build trees.
 .NOTPARALLEL:
 
@@ -16,13 +16,13 @@ help: ## show the targets
 build: setup ## build the library, the tests and the benchmark into build/release
 	@scripts/build.sh release
 
-test: setup ## lint, build and run every test, then again with sanitizers
+test: about-test setup ## lint, build and run every test, then again with sanitizers
 	@.venv/bin/python scripts/test.py lint release python asan
 
 asan: setup ## build and run the tests with AddressSanitizer and UBSan
 	@.venv/bin/python scripts/test.py asan
 
-bench: setup ## measure our kernels and their peers, and write a report (ARGS="--help" for options)
+bench: about-bench setup ## measure our kernels and their peers, and write a report (ARGS="--help" for options)
 	@scripts/build.sh release --target tilewise_torch
 	@$(PACKAGE) -m tilewise bench $(ARGS)
 
@@ -30,21 +30,36 @@ figures: setup ## draw the documents' pictures and tables from the records in re
 	@scripts/build.sh release --target tilewise_torch
 	@$(PACKAGE) -m tilewise.bench.figures
 
+.PHONY: docs wheel hub
+docs: ## build the site from docs/ into build/site
+	@scripts/docs.sh
+
+wheel: setup ## build a wheel for many Linux machines and an sdist into build/wheel (ARGS: options of cmake)
+	@scripts/wheel.sh $(ARGS)
+
+hub: wheel ## lay the wheel out as Hugging Face's kernels package loads it, into build/hub
+	@python3 scripts/hub.py
+
 lint: setup ## check the layout of the sources and the package's types
 	@scripts/lint.sh
 
 format: setup ## mend the layout of the sources
 	@scripts/lint.sh --fix
 
-install: setup ## install headers, library and CMake package to PREFIX (/usr/local)
-	@scripts/build.sh release --target tilewise
-	@cmake --install build/release --prefix "$(PREFIX)"
+install: about-install ## install headers, library, CMake package and licence to PREFIX (/usr/local)
+	@scripts/install.sh "$(PREFIX)"
 
 stage: setup ## build with CUDA and gather build/stage for a GPU machine (ARGS: options of cmake)
 	@SWEEPS=$(SWEEPS) EXAMPLES=$(EXAMPLES) scripts/stage.sh $(ARGS)
 
 results-status: ## say which records in results/ are older than the sources
 	@python3 scripts/results_status.py
+
+bare: ## try all of this in fresh minimal Debians (root and debootstrap; ARGS="--help" for options)
+	@python3 scripts/bare.py $(ARGS)
+
+about-%:
+	@scripts/about.sh $*
 
 setup: ## install missing system packages and make .venv
 	@scripts/setup.sh

@@ -20,6 +20,12 @@ endfunction()
 set(TILEWISE_CUDA_ARCHITECTURES "75-virtual;80-real;90-real;90-virtual" CACHE STRING
     "Architectures the CUDA kernels are compiled for, as CMAKE_CUDA_ARCHITECTURES")
 
+# CMake 3.25, which Debian 12 has, speaks of a library when it finds a toolkit, which CUDA 13 no longer has, and fails
+# without a target of that name.
+if(CMAKE_VERSION VERSION_LESS 3.26 AND NOT TARGET CUDA::nvToolsExt)
+  add_library(CUDA::nvToolsExt INTERFACE IMPORTED GLOBAL)
+endif()
+
 set(TILEWISE_HAS_CUDA OFF)
 set(TILEWISE_HAS_WGMMA OFF)
 include(CheckLanguage)

@@ -67,9 +67,10 @@ endfunction()
 # tilewise_hopper_target(<target>): CUDA code for sm_90a alone, after tilewise_target. Fails to build where ptxas
 # gives up what the kernels were written for.
 function(tilewise_hopper_target target)
-  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES OFF # CMake 3.25 does not know 90a: said outright
-                        CUDA_COMPILER_LAUNCHER
-                        "${PROJECT_SOURCE_DIR}/cmake/check_ptxas.sh;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES OFF) # CMake 3.25 does not know 90a: said outright
+  # A list of words, not a string: without a compiler cache there is no second word, and not an empty one either.
+  set_property(TARGET ${target} PROPERTY CUDA_COMPILER_LAUNCHER ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/check_ptxas.sh
+                                         ${CMAKE_CUDA_COMPILER_LAUNCHER})
   target_compile_options(
     ${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--generate-code=arch=compute_90a,code=sm_90a -Xptxas=-v
                       --expt-relaxed-constexpr>)

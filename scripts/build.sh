@@ -9,12 +9,19 @@ mkdir -p build
 exec 9>"build/$preset.lock" # two builds in one tree would corrupt it
 flock 9
 
-# A tree is configured afresh after an interrupted configuration, a move or a change of the presets.
+# A tree is configured afresh after an interrupted configuration, a move, a change of the presets, and where nvcc, the
+# compiler cache or .venv came, went or changed.
 stamp=build/$preset/tilewise-configured
-key=$({ pwd && cat CMakePresets.json scripts/build.sh; } | sha256sum)
+key=$({
+  pwd
+  command -v nvcc ccache || true
+  cat CMakePresets.json scripts/build.sh .venv/tilewise-setup 2>/dev/null || true
+} | sha256sum)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
-  # The binding is built for the torch that the tests run with.
-  cmake --fresh --preset "$preset" -D Python3_EXECUTABLE="$PWD/.venv/bin/python"
+  # The binding is built for the torch that the tests run with; the library alone has none.
+  python=(-D Python3_EXECUTABLE="$PWD/.venv/bin/python")
+  [ "$preset" != install ] || python=()
+  cmake --fresh --preset "$preset" "${python[@]}"
   echo "$key" >"$stamp"
 fi
 cmake --build --preset "$preset" "$@"

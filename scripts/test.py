@@ -1,12 +1,24 @@
-"""Runs checks and counts: test.py [lint] [preset ...] [python]. The closing line is `N passed, N failed`."""
+"""Runs checks and counts: test.py [lint] [preset ...] [python]. The closing line is `N passed, N failed`.
+
+What cannot be built cannot be tested: after a failed build nothing else runs, and its errors are said again.
+"""
 
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+ERROR = re.compile(r"\berror *:|^FAILED: |CMake Error|undefined reference")  # compilers, linkers, CMake
+ERRORS_SHOWN = 10
+
+Results = list[tuple[str, str]]  # a name, and "run", "fail" or why it was left out
+
+
+class BuildFailed(Exception):
+    """With the lines of the build that say what is wrong."""
 
 
 def run(*command: str, **environment: str) -> bool:
@@ -15,14 +27,41 @@ def run(*command: str, **environment: str) -> bool:
     return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, env=variables).returncode == 0
 
 
-def run_lint() -> list[tuple[str, str]]:
+def build(preset: str) -> None:
+    """Builds a preset and shows what it says. On a terminal, progress takes one line, as Ninja's does."""
+    command = ["scripts/build.sh", preset]
+    print(f"\n> {' '.join(command)}", flush=True)
+    errors = []
+    progress = False
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout
+        for line in process.stdout:
+            was_progress, progress = progress, sys.stdout.isatty() and line.startswith("[")
+            before = "\r\033[K" if was_progress and progress else "\n" if was_progress else ""
+            print(before + (line.rstrip() if progress else line), end="", flush=True)
+            if ERROR.search(line):
+                errors.append(line.rstrip())
+    if progress:
+        print()
+    if process.returncode:
+        raise BuildFailed(errors[:ERRORS_SHOWN] or ["it says nothing; its output is above"])
+
+
+def run_lint() -> Results:
     return [("lint", "run" if run("scripts/lint.sh") else "fail")]
 
 
-def run_preset(preset: str) -> list[tuple[str, str]]:
+def run_preset(preset: str) -> Results:
     """Builds a preset and runs its tests; returns each one's name and the status ctest gave it."""
-    if not run("scripts/build.sh", preset):
-        return [(f"{preset}: build", "fail")]
+    build(preset)
     report = ROOT / "build" / preset / "tests.xml"
     report.unlink(missing_ok=True)
     jobs = len(os.sched_getaffinity(0))
@@ -34,7 +73,7 @@ def run_preset(preset: str) -> list[tuple[str, str]]:
     return results
 
 
-def run_python() -> list[tuple[str, str]]:
+def run_python() -> Results:
     """The tests of the PyTorch package, on the binding of the release build, which has been built."""
     report = ROOT / "build" / "python.xml"
     report.unlink(missing_ok=True)
@@ -53,10 +92,21 @@ def run_python() -> list[tuple[str, str]]:
     return results
 
 
+STEPS = {"lint": run_lint, "python": run_python}  # and the presets
+
+
 def main(steps: list[str]) -> int:
-    results: list[tuple[str, str]] = []
+    results: Results = []
+    errors: list[str] = []
     for step in steps:
-        results += {"lint": run_lint, "python": run_python}.get(step, lambda step=step: run_preset(step))()
+        try:
+            results += {"lint": run_lint, "python": run_python}.get(
+                step, lambda step=step: run_preset(step)
+            )()
+        except BuildFailed as failure:
+            results.append((f"{step}: build", "fail"))
+            errors = failure.args[0]
+            break
 
     passed = [name for name, status in results if status == "run"]
     failed = [name for name, status in results if status == "fail"]
@@ -66,6 +116,8 @@ def main(steps: list[str]) -> int:
             print(f"skipped  {name}")
     for name in failed:
         print(f"FAILED   {name}")
+    for error in errors:
+        print(f"         {error}")
     print(f"{len(passed)} passed, {len(failed)} failed", flush=True)
     return 1 if failed else 0
 

@@ -114,13 +114,13 @@ Results reference_truth(const RandomProblem& problem, const OpenProblem& open, c
 
 }  // namespace
 
-Checker::Checker(const RandomProblem& problem, int threads)
+Checker::Checker(const RandomProblem& problem, int threads, Rule rule)
     : problem_(problem),
       threads_(threads),
       differentiable_(problem.layout != Layout::paged && problem.asked.backward),
       sizes_(term_sizes(OpenProblem(problem))),
       truth_(reference_truth(problem, OpenProblem(problem), sizes_, threads, reference_failures_)),
-      math_errors_(OpenProblem(problem), truth_, threads) {}
+      math_errors_(OpenProblem(problem), truth_, threads, rule) {}
 
 // What the checks of one subject share.
 struct Checker::Run {

@@ -34,7 +34,7 @@ struct Passes {
 /// One problem, its truth by the reference kernel in f64, and what kernels may be off.
 class Checker {
  public:
-  Checker(const RandomProblem& problem, int threads);
+  Checker(const RandomProblem& problem, int threads, Rule rule = Rule::strict);
 
   /// Failures of the reference itself: it must agree with the formula as the tests have written it down.
   const std::vector<std::string>& reference_failures() const { return reference_failures_; }

@@ -31,6 +31,7 @@ struct Settings {
   std::string only;
   std::vector<std::string> kernels;  // empty: all
   std::string domain = "whole";
+  std::string rule = "strict";
   std::string level;
   int threads = 2;
   bool verbose = false;
@@ -133,7 +134,8 @@ std::vector<std::string> refusals(const Settings& settings, const Checker& check
 std::vector<std::string> failures_of(const Settings& settings, const RandomProblem& problem,
                                      TakenBy& taken_by) {
   try {
-    const Checker checker(problem, settings.threads);
+    const Rule rule = settings.rule == "strict" ? Rule::strict : Rule::standard;
+    const Checker checker(problem, settings.threads, rule);
     std::vector<std::string> failures = checker.reference_failures();
     for (const Subject& subject : subjects_of(settings, problem.seed)) {
       Passes ran;
@@ -180,8 +182,8 @@ void report(const Settings& settings, const RandomProblem& problem,
   std::cout << "\nFAILED " << to_string(problem) << '\n';
   for (const std::string& failure : failures) std::cout << "  " << failure << '\n';
   std::cout << "  reproduce: tilewise_property --only " << hexadecimal(problem.seed) << " --threads "
-            << settings.threads << " --domain " << settings.domain << (settings.cuda ? " --cuda" : "")
-            << std::endl;
+            << settings.threads << " --domain " << settings.domain << " --rule " << settings.rule
+            << (settings.cuda ? " --cuda" : "") << std::endl;
 }
 
 int run(const Settings& settings) {
@@ -247,6 +249,12 @@ int main(int argc, char** argv) {
                  "mma, mma in "
                  "f32 or kernels for nothing but a band take")
       ->check(CLI::IsMember({"whole", "wgmma", "wgmma-f32", "wgmma-backward", "mma", "mma-f32", "plain"}))
+      ->capture_default_str();
+  app.add_option(
+         "--rule", settings.rule,
+         "whose errors f16 and bf16 may have twice: strict, PyTorch's in f32; standard, PyTorch's with "
+         "products of 16 bits")
+      ->check(CLI::IsMember({"strict", "standard"}))
       ->capture_default_str();
   app.add_option("--level", settings.level, "check the CPU kernels at this SIMD level alone")
       ->check(CLI::IsMember(strings(simd_levels())));

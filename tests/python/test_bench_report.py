@@ -21,6 +21,7 @@ from tilewise.bench import (
     grid_figures,
     mask_figures,
     measure,
+    overview_figures,
     plots,
     profile_figures,
     records,
@@ -281,6 +282,28 @@ def test_page_works_in_a_browser(record: records.Record, tmp_path: Path) -> None
 
 
 # Documents
+
+
+def test_overview_compares_with_the_fastest_peer_and_draws_the_grid(tmp_path: Path) -> None:
+    lines = []
+    for sq in (512, 1024):
+        size = {"suite": "fa3-grid", "dtype": "bf16", "causal": True, "sq": sq, "sk": sq}
+        lines += [row("wgmma", 1.0, **size), row("mma", 2.0, **size)]
+        lines += [row("torch cudnn", 1.5, **size), row("torch flash", 3.0, **size)]
+    lines += [row("wgmma", 1.0, suite="vit"), row("torch efficient", 4.0, suite="vit")]  # f32
+    record = records.read(write(tmp_path / "fa3-grid.jsonl", lines))
+    text = overview_figures.standing_section([record])
+    assert "models, FlashAttention's grid | bf16 | **1.50** (1.50 to 1.50), ahead in 2 of 2 | - |" in text
+    assert "| attention in f32 | f32 | **4.00** (4.00 to 4.00), ahead in 1 of 1 | - |" in text
+    assert "| fa3-grid | forward | bf16 | 2 | 2 | 1.50 |" in overview_figures.suites_section([record])
+    assert "docs/speed-example-gpu.svg" in overview_figures.picture_section([record])
+    svg = overview_figures.speed_plot(record)
+    assert svg is not None and "forward, head dim 64" in svg
+    ElementTree.fromstring(svg)
+    alone = records.read(write(tmp_path / "alone.jsonl", [row("fused", 1.0)]))
+    assert overview_figures.speed_plot(alone) is None
+    assert overview_figures.picture_section([alone]) == overview_figures.NOTHING
+    assert overview_figures.suites_section([alone]) == overview_figures.NOTHING
 
 
 def test_deterministic_times_stand_beside_the_default(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "tilewise/half.h"
@@ -20,16 +21,35 @@ std::size_t piece_of(std::size_t terms) {
   return std::max<std::size_t>(1, (terms + pieces - 1) / pieces);
 }
 
+float rounded(float value, DType dtype) {
+  switch (dtype) {
+    case DType::f16: return static_cast<float>(f16(value));
+    case DType::bf16: return static_cast<float>(bf16(value));
+    default: return value;
+  }
+}
+
+// How the scale is shared by q and k.
+struct Scales {
+  double q, k;
+};
+Scales square_roots(double scale) {
+  const double root = std::sqrt(std::abs(scale));
+  return {.q = scale < 0 ? -root : root, .k = root};
+}
+
 template <typename Real>
 class MathPath {
  public:
-  explicit MathPath(const OpenProblem& open)
+  // `products` is the type that results of matrix products have, and P, which goes into one.
+  MathPath(const OpenProblem& open, Scales scales, DType products)
       : open_(open),
         dim_qk_(open.dim_qk),
         dim_v_(open.dim_v),
         softcap_(static_cast<Real>(open.problem.options.softcap)),
-        scale_k_(static_cast<Real>(std::sqrt(std::abs(open.scale)))),
-        scale_q_(open.scale < 0 ? -scale_k_ : scale_k_),
+        scale_k_(static_cast<Real>(scales.k)),
+        scale_q_(static_cast<Real>(scales.q)),
+        products_dtype_(products),
         results_(open.problem) {}
 
   Results run() {
@@ -39,6 +59,12 @@ class MathPath {
 
  private:
   using Matrix = std::vector<Real>;
+
+  // As the type of products has it.
+  Real narrow(Real value) const {
+    if constexpr (std::is_same_v<Real, float>) return rounded(value, products_dtype_);
+    return value;
+  }
 
   // a·b + c with one rounding.
   static Real multiply_add(Real a, Real b, Real c) {
@@ -85,10 +111,10 @@ class MathPath {
     std::size_t terms_ = 0;
   };
 
-  static Matrix scaled(const std::vector<const double*>& rows, std::size_t dim, Real factor) {
+  Matrix scaled(const std::vector<const double*>& rows, std::size_t dim, Real factor) const {
     Matrix result;
     for (const double* row : rows) {
-      for (std::size_t d = 0; d < dim; ++d) result.push_back(static_cast<Real>(row[d]) * factor);
+      for (std::size_t d = 0; d < dim; ++d) result.push_back(narrow(static_cast<Real>(row[d]) * factor));
     }
     return result;
   }
@@ -169,9 +195,9 @@ class MathPath {
     };
     for (std::size_t j = 0; j < head.keys; ++j) {
       for (std::size_t d = 0; d < dim_qk_; ++d)
-        add(results_.dk[head.key_row[j] * dim_qk_ + d], dk.total[j * dim_qk_ + d] * scale_k_);
+        add(results_.dk[head.key_row[j] * dim_qk_ + d], narrow(dk.total[j * dim_qk_ + d]) * scale_k_);
       for (std::size_t d = 0; d < dim_v_; ++d)
-        add(results_.dv[head.key_row[j] * dim_v_ + d], dv.total[j * dim_v_ + d]);
+        add(results_.dv[head.key_row[j] * dim_v_ + d], narrow(dv.total[j * dim_v_ + d]));
     }
   }
 
@@ -187,7 +213,7 @@ class MathPath {
     for (std::size_t j = 0; j < head.keys; ++j) {
       const std::size_t pair = head.pair(i, j);
       if (!head.visible[pair]) continue;
-      Real s = products_[j];
+      Real s = narrow(products_[j]);
       if (softcap_ > 0) {
         const Real t = std::tanh(s / softcap_);
         s = softcap_ * t;
@@ -212,7 +238,7 @@ class MathPath {
   }
 
   Real kept_weight(const Head& head, std::size_t i, std::size_t j) const {
-    return p_[j] * static_cast<Real>(head.keep_at(head.pair(i, j)));
+    return narrow(p_[j] * static_cast<Real>(head.keep_at(head.pair(i, j))));
   }
 
   void forward(const Head& head, std::size_t i) {
@@ -230,24 +256,25 @@ class MathPath {
     dots(&d_o_[i * dim_v_], v_, v_turned_, dim_v_, dp_);
     LaneSum<16> delta;
     for (std::size_t j = 0; j < head.keys; ++j) {
-      dp_[j] *= static_cast<Real>(head.keep_at(head.pair(i, j)));
+      dp_[j] = narrow(narrow(dp_[j]) * static_cast<Real>(head.keep_at(head.pair(i, j))));
       delta.add(p_[j], dp_[j]);
       dv.add(j * dim_v_, kept_weight(head, i, j), &d_o_[i * dim_v_], dim_v_);
     }
     const Real shift = static_cast<Real>(head.d_lse[i]) - delta.value();
     RowSums dq(dim_qk_, longest_run_);
     for (std::size_t j = 0; j < head.keys; ++j) {
-      const Real ds = p_[j] * (dp_[j] + shift);
+      const Real ds = narrow(p_[j] * (dp_[j] + shift));
       // Long sums of one tensor are made by cascades in PyTorch, and have no error to speak of.
       if (!head.mask_index.empty())
         results_.dmask[head.mask_index[head.pair(i, j)]] += static_cast<double>(ds);
-      dq.add(0, ds * slope_[j], &k_[j * dim_qk_], dim_qk_);
+      const Real d_product = narrow(ds * slope_[j]);
+      dq.add(0, d_product, &k_[j * dim_qk_], dim_qk_);
       dq.end_term();
-      dk.add(j * dim_qk_, ds * slope_[j], &q_[i * dim_qk_], dim_qk_);
+      dk.add(j * dim_qk_, d_product, &q_[i * dim_qk_], dim_qk_);
     }
     dq.flush();
     for (std::size_t d = 0; d < dim_qk_; ++d) {
-      results_.dq[head.query_row[i] * dim_qk_ + d] = static_cast<double>(dq.total[d] * scale_q_);
+      results_.dq[head.query_row[i] * dim_qk_ + d] = static_cast<double>(narrow(dq.total[d]) * scale_q_);
     }
     if (open_.problem.sinks.given()) results_.dsinks[head.head] += static_cast<double>(p_sink_ * shift);
   }
@@ -258,6 +285,7 @@ class MathPath {
   Real softcap_;
   Real scale_k_;
   Real scale_q_;
+  DType products_dtype_;
   Results results_;
 
   bool one_query_ = false;            // products of matrices are products with a vector
@@ -269,20 +297,11 @@ class MathPath {
 };
 
 void round_to(DType dtype, std::vector<double>& values) {
-  for (double& value : values) {
-    const auto narrow = static_cast<float>(value);
-    switch (dtype) {
-      case DType::f16: value = static_cast<double>(static_cast<float>(f16(narrow))); break;
-      case DType::bf16: value = static_cast<double>(static_cast<float>(bf16(narrow))); break;
-      default: value = static_cast<double>(narrow);
-    }
-  }
+  for (double& value : values) value = static_cast<double>(rounded(static_cast<float>(value), dtype));
 }
 
-}  // namespace
-
-Results math_path(const OpenProblem& open) {
-  Results results = MathPath<float>(open).run();
+Results run_in_f32(const OpenProblem& open, Scales scales, DType products) {
+  Results results = MathPath<float>(open, scales, products).run();
   for (std::vector<double>* rows : {&results.o, &results.dq, &results.dk, &results.dv})
     round_to(open.problem.dtype, *rows);
   round_to(open.problem.asked.dmask_dtype, results.dmask);
@@ -290,6 +309,18 @@ Results math_path(const OpenProblem& open) {
   return results;
 }
 
-Results formula(const OpenProblem& open) { return MathPath<double>(open).run(); }
+}  // namespace
+
+Results math_path(const OpenProblem& open) { return run_in_f32(open, square_roots(open.scale), DType::f32); }
+
+Results half_path(const OpenProblem& open) {
+  const DType dtype = open.problem.dtype;
+  if (dtype == DType::f32) return math_path(open);
+  return run_in_f32(open, {.q = open.scale, .k = 1}, dtype);
+}
+
+Results formula(const OpenProblem& open) {
+  return MathPath<double>(open, square_roots(open.scale), DType::f64).run();
+}
 
 }  // namespace tilewise::test

@@ -11,7 +11,12 @@ namespace tilewise::test {
 /// as the contract says. docs/numerics.md compares it with the real one.
 Results math_path(const OpenProblem& problem);
 
-/// The same in f64.
+/// What PyTorch gives with products of 16 bits, which is what FlashAttention measures itself against: scale ·
+/// q, S = q · kᵀ, P, dP and dS are rounded to the type of the inputs, softmax and sums are f32. For f32
+/// inputs it is the math path.
+Results half_path(const OpenProblem& problem);
+
+/// The same as math_path in f64.
 Results formula(const OpenProblem& problem);
 
 }  // namespace tilewise::test

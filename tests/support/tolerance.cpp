@@ -75,11 +75,11 @@ double largest_of(const std::vector<const double*>& rows, std::size_t dim) {
 
 }  // namespace
 
-MathPathErrors::MathPathErrors(const OpenProblem& open, const Results& truth, int threads)
-    : open_(open), threads_(threads), worst_(draw(open, truth)) {}
+MathPathErrors::MathPathErrors(const OpenProblem& open, const Results& truth, int threads, Rule rule)
+    : open_(open), threads_(threads), rule_(rule), worst_(draw(open, truth)) {}
 
-MathPathErrors::ByResult MathPathErrors::draw(const OpenProblem& open, const Results& truth) {
-  const Results math = math_path(open);
+MathPathErrors::ByResult MathPathErrors::draw(const OpenProblem& open, const Results& truth) const {
+  const Results math = rule_ == Rule::strict ? math_path(open) : half_path(open);
   ByResult errors;
   for (std::size_t which = 0; which < errors.size(); ++which) {
     const std::vector<double>& exact = truth.*Results::members[which];

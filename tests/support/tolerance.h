@@ -18,6 +18,10 @@ namespace tilewise::test {
 // alike, so nothing is given away there, and few are made; and what the path computes without any error, it
 // does so in every draw.
 
+/// Which path a kernel's errors are measured against, for f16 and bf16: strict is the math path, which
+/// computes in f32; standard has products of 16 bits (half_path). For f32 both are the math path.
+enum class Rule { strict, standard };
+
 /// Distances of a tensor from its truth.
 struct Errors {
   double largest = 0;
@@ -43,11 +47,11 @@ Errors allowed_errors(const Expectation& expectation, const Errors& math, DType 
 /// Empty when `got` is as expected, else the worst element or the norm.
 std::string mismatch(const Expectation& expectation, const Errors& allowed, const Buffer& got);
 
-/// What the math path's errors are, by result.
+/// What the errors of a rule's path are, by result.
 class MathPathErrors {
  public:
   /// The first draw: the problem as it stands. More are drawn by so many threads.
-  MathPathErrors(const OpenProblem& open, const Results& truth, int threads = 1);
+  MathPathErrors(const OpenProblem& open, const Results& truth, int threads = 1, Rule rule = Rule::strict);
 
   /// The worst of all draws so far. What the path cannot represent (it overflows where a kernel need not)
   /// counts as no error.
@@ -59,11 +63,12 @@ class MathPathErrors {
 
  private:
   using ByResult = std::array<Errors, Results::members.size()>;
-  static ByResult draw(const OpenProblem& open, const Results& truth);
+  ByResult draw(const OpenProblem& open, const Results& truth) const;
   void draw_more();  // as many again
 
   OpenProblem open_;
   int threads_;
+  Rule rule_;
   ByResult worst_;
   int draws_ = 1;
 };

@@ -1,4 +1,4 @@
-"""What docs/mma.md shows of the problems that FlashAttention-2 is faster at."""
+"""What docs/lab/mma.md shows of the problems that FlashAttention-2 is faster at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/mma.md shows of gradients that are the same bits each time: their time beside the default's."""
+"""What docs/lab/mma.md shows of deterministic gradients: their time beside that of the default."""
 
 from __future__ import annotations
 

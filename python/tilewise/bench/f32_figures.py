@@ -1,4 +1,4 @@
-"""What docs/mma_f32.md shows of f32: tensor cores by either instruction beside PyTorch's efficient kernel."""
+"""What docs/lab/mma_f32.md shows of f32: tensor cores beside PyTorch's efficient kernel."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from tilewise.bench import (
     llama_figures,
     mask_figures,
     model_figures,
+    overview_figures,
     plots,
     profile_figures,
     summary,
@@ -38,43 +39,51 @@ NOTHING = "-"  # in a cell that the record has no figure for
 
 def render(root: Path) -> dict[Path, str]:
     """Every file that is drawn, and its text."""
-    files: dict[Path, str] = {}
-    ladder = root / "results" / "nvidia-h200" / "ladder.jsonl"
+    docs, h200 = root / "docs", root / "results" / "nvidia-h200"
+    records = [read(path) for path in sorted((root / "results").glob("*/*.jsonl"))]
+    merged = summary.by_machine(records)
+    machines = [record for record in merged if summary.standing(races(record.rows))]
+    files = pictures(docs, machines) | model_pages(root)
+    sections = [
+        (root / "README.md", "picture", overview_figures.picture_section(machines)),
+        (root / "README.md", "standing", overview_figures.standing_section(machines)),
+        (docs / "benchmarks.md", "suites", overview_figures.suites_section(machines)),
+        (docs / "lab" / "layer.md", "measured", layer_figures.section(merged)),
+        (docs / "lab" / "wide.md", "heads", head_figures.section(h200)),
+        (docs / "lab" / "wgmma.md", "grid", grid_figures.section(h200, "wgmma", "torch cudnn")),
+        (docs / "lab" / "mma.md", "grid", grid_figures.section(h200, "mma", "torch flash")),
+        (docs / "lab" / "mma.md", "behind", behind_figures.section(h200)),
+        (docs / "lab" / "mma.md", "masks", mask_figures.section(h200)),
+        (docs / "lab" / "mma.md", "deterministic", deterministic_figures.section(h200)),
+        (docs / "lab" / "mma.md", "profile", profile_figures.section(h200)),
+        (docs / "lab" / "mma_f32.md", "f32", f32_figures.section(h200)),
+        (docs / "text_models.md", "text models", text_figures.section(h200)),
+    ]
+    ladder = h200 / "ladder.jsonl"
     if ladder.exists():
         record = read(ladder)
-        page = root / "docs" / "ladder.md"
-        files[page] = between(page.read_text(), "ladder", ladder_section(record))
-        files[root / "docs" / "ladder.svg"] = charts.standalone(ladder_plot(record))
-    files |= model_pages(root)
-    records = [read(path) for path in sorted((root / "results").glob("*/*.jsonl"))]
-    machines = [record for record in summary.by_machine(records) if summary.standing(races(record.rows))]
-    for record in machines:
-        if strips := plots.against_peers(races(record.rows)):
-            files[root / "docs" / f"against-peers-{_slug(record)}.svg"] = charts.standalone(strips)
-    layer = root / "docs" / "layer.md"
-    files[layer] = between(layer.read_text(), "measured", layer_figures.section(summary.by_machine(records)))
-    h200 = root / "results" / "nvidia-h200"
-    for about, name, section in (
-        ("wide", "heads", head_figures.section(h200)),
-        ("wgmma", "grid", grid_figures.section(h200, "wgmma", "torch cudnn")),
-        ("mma", "grid", grid_figures.section(h200, "mma", "torch flash")),
-        ("mma", "behind", behind_figures.section(h200)),
-        ("mma", "masks", mask_figures.section(h200)),
-        ("mma", "deterministic", deterministic_figures.section(h200)),
-        ("mma", "profile", profile_figures.section(h200)),
-        ("mma_f32", "f32", f32_figures.section(h200)),
-        ("text_models", "text models", text_figures.section(h200)),
-    ):
-        path = root / "docs" / f"{about}.md"
+        sections.append((docs / "lab" / "ladder.md", "ladder", ladder_section(record)))
+        files[docs / "ladder.svg"] = charts.standalone(ladder_plot(record))
+    for path, name, section in sections:
         files[path] = between(files.get(path) or path.read_text(), name, section)
-    readme = root / "README.md"
-    files[readme] = between(readme.read_text(), "figures", readme_section(machines))
+    return files
+
+
+def pictures(docs: Path, machines: Sequence[Record]) -> dict[Path, str]:
+    """How each machine stands beside its peers: the picture of README, and that of every problem."""
+    files = {}
+    for record in machines:
+        slug = overview_figures.slug(record)
+        if speeds := overview_figures.speed_plot(record):
+            files[docs / f"speed-{slug}.svg"] = charts.standalone(speeds)
+        if strips := plots.against_peers(races(record.rows)):
+            files[docs / f"against-peers-{slug}.svg"] = charts.standalone(strips)
     return files
 
 
 def model_pages(root: Path) -> dict[Path, str]:
-    """docs/models.md, and its plot where there is a record of it."""
-    page, files = root / "docs" / "models.md", {}
+    """docs/lab/models.md, and its plot where there is a record of it."""
+    page, files = root / "docs" / "lab" / "models.md", {}
     found = model_figures.read(root / "results" / "nvidia-h200")
     text = page.read_text()
     for name, section, lines in (
@@ -98,32 +107,6 @@ def between(page: str, name: str, text: str) -> str:
     if not found or not closed:
         raise ValueError(f"the page lacks the comments {begin} and {end}")
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
-
-
-def _slug(record: Record) -> str:
-    return charts.slug(record.machine).strip("-")
-
-
-# README
-
-
-def readme_section(machines: Sequence[Record]) -> str:
-    lines: list[str] = []
-    for record in machines:
-        of = races(record.rows)
-        date = str(record.environment.get("date", "an unknown day"))[:10]
-        picture = f"docs/against-peers-{_slug(record)}.svg"
-        lines += [f"{record.machine}, {date}: the fastest peer's time over that of our fastest kernel.", ""]
-        lines += [f"![Speed against the fastest peer on {record.machine}]({picture})", ""]
-        lines += ["| suite | pass | type | problems | ahead in | median | range |"]
-        lines += ["| --- | --- | --- | ---: | ---: | ---: | --- |"]
-        for (suite, direction, dtype), members in summary.by_suite(of).items():
-            if stand := summary.standing(members):
-                figures = f"{stand.count} | {stand.faster} | {stand.median:.2f}"
-                figures += f" | {stand.low:.2f} to {stand.high:.2f}"
-                lines.append(f"| {suite} | {direction} | {dtype} | {figures} |")
-        lines.append("")
-    return "\n".join(lines).rstrip() or "Nothing has been recorded beside a peer yet."
 
 
 # The ladder

@@ -1,4 +1,4 @@
-"""What docs/wgmma.md and docs/mma.md show of FlashAttention's grid: a kernel beside its peer."""
+"""What docs/lab/wgmma.md and docs/lab/mma.md show of FlashAttention's grid: a kernel beside its peer."""
 
 from __future__ import annotations
 

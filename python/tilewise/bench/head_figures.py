@@ -1,4 +1,4 @@
-"""What docs/wide.md shows of large head dims: every kernel and peer with its time and its error."""
+"""What docs/lab/wide.md shows of large head dims: every kernel and peer with its time and its error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/layer.md shows of products, networks, norms and layers, drawn from their suites' records."""
+"""What docs/lab/layer.md shows of products, networks, norms and layers, drawn from their suites' records."""
 
 from __future__ import annotations
 

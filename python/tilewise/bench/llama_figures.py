@@ -1,4 +1,4 @@
-"""What docs/models.md shows of Llama, drawn from the record that examples/llama/compare.py makes."""
+"""What docs/lab/models.md shows of Llama, drawn from the record that examples/llama/compare.py makes."""
 
 from __future__ import annotations
 

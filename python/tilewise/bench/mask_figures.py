@@ -1,4 +1,4 @@
-"""What docs/mma.md shows of masks and dropout: times of kernels and peers, the plain call beside them."""
+"""What docs/lab/mma.md shows of masks and dropout: times of kernels and peers, the plain call beside them."""
 
 from __future__ import annotations
 

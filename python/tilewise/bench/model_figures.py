@@ -1,4 +1,4 @@
-"""What docs/models.md shows of ViT, drawn from records; and what tables of models have in common."""
+"""What docs/lab/models.md shows of ViT, drawn from records; and what tables of models have in common."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def scaling_section(lines: list[Line]) -> str:
                 f"torch : it at {tokens[-1]}",
             ]
             text += ["", *table(head, _scaling_rows(own, tokens))]
-    text += ["", "![Time over tokens, beside N²](vit-scaling.svg)"]
+    text += ["", "![Time over tokens, beside N²](../vit-scaling.svg)"]
     return "\n".join(text)
 
 

@@ -1,4 +1,4 @@
-"""What docs/mma.md shows of ncu's counters: a column a problem, FlashAttention-2 in brackets."""
+"""What docs/lab/mma.md shows of ncu's counters: a column a problem, FlashAttention-2 in brackets."""
 
 from __future__ import annotations
 

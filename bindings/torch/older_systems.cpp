@@ -1,0 +1,83 @@
+// For wheels (TILEWISE_OLDER_SYSTEMS): lets a binary that is linked on a new system run on older ones, down
+// to glibc 2.28 and the libstdc++ of GCC 8 (manylinux_2_28).
+//
+// A linker binds each symbol to its newest version. glibc 2.34 gave new versions to everything that came from
+// libpthread, libdl and librt, and 2.29 to exp and log; the older versions are still there and do the same.
+// Each name below becomes a hidden function of this library that jumps to the older version. A jump, not a
+// call, so that dlopen and dlsym still see who asks.
+
+#include <new>
+#include <sstream>
+
+#if !defined(__x86_64__) || !defined(__linux__)
+#error "older_systems.cpp knows the symbol versions of 64-bit x86 Linux alone"
+#endif
+
+__asm__(R"(
+.macro older name, version=GLIBC_2.2.5
+  .symver older_\name, \name@\version
+  .text
+  .globl \name
+  .hidden \name
+  .type \name, @function
+\name:
+  jmp *older_\name@GOTPCREL(%rip)
+  .size \name, . - \name
+.endm
+
+older exp
+older log
+)"
+#ifdef TILEWISE_HAS_CUDA  // what the static CUDA runtime calls
+        R"(
+.irp name, dlclose, dlerror, dlopen, dlsym, dlvsym
+  older \name
+.endr
+older dlmopen, GLIBC_2.3.4
+.irp name, create, detach, getspecific, join, key_create, key_delete, kill, once, setspecific
+  older pthread_\name
+.endr
+.irp name, condattr_setpshared, mutex_trylock
+  older pthread_\name
+.endr
+.irp name, destroy, init, setpshared, settype
+  older pthread_mutexattr_\name
+.endr
+.irp name, destroy, init, rdlock, timedrdlock, timedwrlock, tryrdlock, trywrlock, unlock, wrlock
+  older pthread_rwlock_\name
+.endr
+.irp name, destroy, init, setpshared
+  older pthread_rwlockattr_\name
+.endr
+.irp name, destroy, init, lock, trylock, unlock
+  older pthread_spin_\name
+.endr
+.irp name, destroy, init, post, timedwait, trywait, wait
+  older sem_\name
+.endr
+older shm_open
+older shm_unlink
+)"
+#endif
+        R"(
+.section .rodata
+.globl __libc_single_threaded
+.hidden __libc_single_threaded
+.type __libc_single_threaded, @object
+.size __libc_single_threaded, 1
+__libc_single_threaded: .byte 0
+.text
+)");
+// The last one, of glibc 2.32, would say that there is one thread: shared_ptr counts without atomics then. 0
+// is always right.
+
+// Members of streams that libstdc++ has as symbols since GCC 9 and 11, made here from their templates
+// instead.
+namespace std {
+template basic_stringstream<char>::basic_stringstream();
+template basic_ostringstream<char>::basic_ostringstream();
+template string basic_stringbuf<char>::str() const&;
+template string basic_stringbuf<char>::str() &&;
+
+void __throw_bad_array_new_length() { throw bad_array_new_length(); }  // exports.map hides it
+}  // namespace std

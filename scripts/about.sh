@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# about.sh test|bench|install: what the command is going to do, and about how long that takes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+command=$1
+
+# Minutes on two cores without a compiler cache, as `make bare` measured them on a server of 2024 (AMD EPYC, Zen 4).
+set_up=3
+library=4
+library_cuda=30
+tests=8
+tests_cuda=20
+binding=2
+run_tests=7
+sanitized=10
+bench=2
+
+total=0
+line() { # line <what is done> <minutes>
+  printf '  %3d min  %s\n' "$2" "$1"
+  total=$((total + $2))
+}
+
+cuda=
+if command -v nvcc >/dev/null; then
+  cuda=" with CUDA"
+  library=$library_cuda
+  tests=$tests_cuda
+fi
+
+set_up() {
+  [ -e .venv/tilewise-setup ] || line "install what is missing, after asking, and make .venv" $set_up
+}
+build() { # build <tree> <what> <minutes>
+  if [ -e "build/$1/tilewise-configured" ]; then
+    line "build what changed of $2" 1
+  else
+    line "build $2" "$3"
+  fi
+}
+
+echo "make $command is going to"
+case $command in
+test)
+  set_up
+  line "check the layout of the sources and the package's types" 1
+  build release "the library$cuda, the PyTorch binding, the tests and the benchmark" $((library + binding + tests))
+  line "run the tests in C++ and in Python" $run_tests
+  build asan "the library and the C++ tests with AddressSanitizer and UBSan, and run them" $sanitized
+  ;;
+bench)
+  set_up
+  build release "the library$cuda and the PyTorch binding" $((library + binding))
+  line "measure kernels and their peers, and write a report" $bench
+  ;;
+install)
+  build install "the library$cuda" $library
+  ;;
+esac
+echo "That is about $total min on two cores, and less on more of them; this machine has $(nproc)."
+if command -v ccache >/dev/null; then
+  echo "ccache is here: what it has seen compiles in no time."
+fi
+echo

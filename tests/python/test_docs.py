@@ -1,0 +1,111 @@
+"""Links and anchors of every page lead somewhere, and the site's navigation has every page."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LONGEST = 1500  # words of a design page; what is measured goes to docs/lab
+DESIGN = ("cpu", "gemm", "ladder", "layer", "mma", "mma_f32", "wgmma", "wgmma_backward", "wide")
+
+
+def pages() -> list[Path]:
+    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "results").glob("*.md")]
+    return sorted(found) if (ROOT / "README.md").exists() else []
+
+
+def prose(path: Path) -> str:
+    """The page without its blocks of code."""
+    return FENCE.sub("", path.read_text())
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    found: list[str] = []
+    for heading in re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-")
+        found.append(slug if slug not in found else f"{slug}-{found.count(slug)}")
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(prose(page)):
+        if re.match(r"https://|mailto:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page.name}: no file for {target}"
+        if anchor:
+            assert anchor in anchors(path), f"{page.name}: no heading for {target}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_documents_named_in_code_style_exist(page: Path) -> None:
+    for name in re.findall(r"`(docs/[\w/]+\.md)`", prose(page)):
+        assert (ROOT / name).exists(), f"{page.name}: no {name}"
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    if not pages():
+        pytest.skip("a staged tree has no pages")
+    listed = re.findall(r"^\s*- (?:[^:\n]+: )?([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    made = {name for name in listed if name.startswith("api/")} | {"CHANGELOG.md", "CONTRIBUTING.md"}
+    assert set(listed) - made == written
+
+
+@pytest.mark.parametrize("name", DESIGN)
+def test_design_pages_are_short(name: str) -> None:
+    if not pages():
+        pytest.skip("a staged tree has no pages")
+    words = len(prose(ROOT / "docs" / f"{name}.md").split())
+    assert words <= LONGEST, f"docs/{name}.md has {words} words"
+
+
+def test_every_lab_page_has_a_date() -> None:
+    for path in (ROOT / "docs" / "lab").glob("*.md"):
+        if path.name != "index.md":
+            assert re.search(r"Lab notes, last changed \d{4}-\d{2}-\d{2}", path.read_text()), path
+
+
+def test_the_built_site_fetches_nothing_from_elsewhere() -> None:
+    site = ROOT / "build" / "site"
+    if not site.exists():
+        pytest.skip("no site; make docs builds it")
+    for page in site.rglob("*.html"):
+        found = re.findall(
+            r"<(?:script|link|img|iframe)[^>]*\b(?:src|href)=\"(https?:[^\"]*)\"", page.read_text()
+        )
+        assert not found, f"{page.relative_to(site)}: {found}"
+
+
+def test_the_cpp_pages_have_every_type_and_function_of_the_headers() -> None:
+    script = ROOT / "scripts" / "docs_pages.py"
+    if not script.exists():
+        pytest.skip("a staged tree has no scripts/docs_pages.py")
+    spec = importlib.util.spec_from_file_location("docs_pages", script)
+    assert spec and spec.loader
+    docs_pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(docs_pages)
+    listed = {path.stem for path in (ROOT / "include" / "tilewise").glob("*.h")} - {"tilewise", "version"}
+    assert set(docs_pages.HEADERS) == listed
+    for header in docs_pages.HEADERS:
+        text = (ROOT / "include" / "tilewise" / f"{header}.h").read_text()
+        titles = [title for title, _, _ in docs_pages.declarations(text)]
+        names = {name for title in titles for name in title.split(", ")}
+        declared = re.findall(r"^(?:struct|class|enum class) (\w+)(?:;| :| \{)", text, re.MULTILINE)
+        declared += re.findall(
+            r"^(?!template|struct|class|enum|using|//| )\w[^=;{\n]*?(\w+)\(", text, re.MULTILINE
+        )
+        assert set(declared) - names <= {"dtype_of"}, header
