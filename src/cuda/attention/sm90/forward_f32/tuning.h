@@ -9,7 +9,7 @@ enum class Use {
   any,
   few_uneven,  ///< calls whose CTAs, by the row before, would all run at once and take unequally long:
                ///< smaller CTAs end together
-  few_keys,  ///< four K tiles at most: more CTAs on an SM hide prologue and epilogue
+  few_keys,    ///< four K tiles at most: more CTAs on an SM hide prologue and epilogue
 };
 
 /// The shape of a CTA of the forward kernel: `consumers` warpgroups of 64 query rows each, which walk over
