@@ -26,7 +26,8 @@ TEST_FOLDERS = tuple(f"tests/{name}" for name in ("attention", "core", "cpu", "c
 # is included, the source of the same name, which defines what the header declares, is a unit, too.
 _SIMT, _SM80, _SM90 = (f"cuda/attention/{name}" for name in ("simt", "sm80", "sm90"))
 _FUSED_FORWARD = (f"{_SIMT}/forward", f"+{_SIMT}/kernels.cpp")
-_FUSED_BACKWARD = (f"{_SIMT}/backward", f"+{_SIMT}/kernels.cpp")
+_STARTS = "cuda/attention/common/backward/ordered_starts.cu"  # of packed calls
+_FUSED_BACKWARD = (f"{_SIMT}/backward", _STARTS, f"+{_SIMT}/kernels.cpp")
 _TILES_OF_BACKWARD = ("cuda/attention/common/backward/prepare.cu", "cuda/attention/common/backward/finish.cu")
 _LIMITS = "+cuda/attention/common/f32/limits.h"
 _GEMM = "+cuda/gemm/kernels.cpp"
@@ -41,6 +42,7 @@ UNITS: dict[str, tuple[str, ...]] = {
         *_TILES_OF_BACKWARD,
         f"{_SIMT}/backward/row_states.cu",
         f"{_SIMT}/backward/mask_gradient.cu",
+        _STARTS,
         f"+{_SM80}/kernels.cpp",
     ),
     # Heads whose numbers do not fit are left to fused.
@@ -52,7 +54,7 @@ UNITS: dict[str, tuple[str, ...]] = {
         *_FUSED_BACKWARD,
     ),
     "attention wgmma forward": (f"{_SM90}/forward", f"{_SM90}/decode", f"+{_SM90}/kernels.cpp"),
-    "attention wgmma backward": (f"{_SM90}/backward", *_TILES_OF_BACKWARD, f"+{_SM90}/kernels.cpp"),
+    "attention wgmma backward": (f"{_SM90}/backward", *_TILES_OF_BACKWARD, _STARTS, f"+{_SM90}/kernels.cpp"),
     "attention wgmma f32 forward": (
         f"{_SM90}/forward_f32",
         _LIMITS,
@@ -68,6 +70,7 @@ UNITS: dict[str, tuple[str, ...]] = {
     "norm": ("cuda/norm/simt", "cuda/norm/sm90", "+cuda/norm/kernels.cpp"),
     "rope": ("cuda/rope/simt", "+cuda/rope/kernels.cpp"),
     "ffn": ("cuda/ffn/simt", "+cuda/ffn/kernels.cpp"),
+    "index checks": ("cuda/runtime/check_indices.cu",),
     # Which kernel takes a call that names none.
     "choice": tuple(f"+{name}/select.cpp" for name in ("attention", "gemm", "norm", "rope", "ffn")),
 }

@@ -13,7 +13,7 @@ Tensor optional_view(const OptionalTensor& tensor, std::string_view name, std::s
   return tensor ? view(*tensor, name, expected) : Tensor();
 }
 
-Tensor index_view(const OptionalTensor& tensor, std::string_view name) {
+Tensor i32_view(const OptionalTensor& tensor, std::string_view name) {
   return optional_view(tensor, name, "i32");
 }
 
@@ -137,19 +137,19 @@ AttentionInputs AttentionArguments::inputs() {
       .mask = mask_view(attn_mask),
       .alibi_slopes = optional_view(alibi_slopes, "alibi_slopes", "f32"),
       .sinks = optional_view(sinks, "sinks", "f32"),
-      .key_lengths = index_view(key_lengths, "key_lengths"),
-      .page_table = index_view(page_table, "page_table"),
-      .packed = {.cumulative_q = index_view(cumulative_q, "packed.cumulative_q"),
-                 .cumulative_k = index_view(cumulative_k, "packed.cumulative_k"),
+      .key_lengths = i32_view(key_lengths, "key_lengths"),
+      .page_table = i32_view(page_table, "page_table"),
+      .packed = {.cumulative_q = i32_view(cumulative_q, "packed.cumulative_q"),
+                 .cumulative_k = i32_view(cumulative_k, "packed.cumulative_k"),
                  .max_length_q = max_length_q,
                  .max_length_k = max_length_k},
       .blocks = {.block_q = block_q,
                  .block_k = block_k,
-                 .counts = index_view(block_counts, "blocks.counts"),
-                 .indices = index_view(block_indices, "blocks.indices"),
-                 .full_counts = index_view(block_full_counts, "blocks.full_counts"),
-                 .full_indices = index_view(block_full_indices, "blocks.full_indices"),
-                 .tile_ids = index_view(block_tile_ids, "blocks.tile_ids"),
+                 .counts = i32_view(block_counts, "blocks.counts"),
+                 .indices = i32_view(block_indices, "blocks.indices"),
+                 .full_counts = i32_view(block_full_counts, "blocks.full_counts"),
+                 .full_indices = i32_view(block_full_indices, "blocks.full_indices"),
+                 .tile_ids = i32_view(block_tile_ids, "blocks.tile_ids"),
                  .tiles = optional_view(block_tiles, "blocks.tiles", "boolean")},
   };
   inputs.dropout_seed = seed_view(dropout_seed, inputs.q.device);

@@ -45,7 +45,7 @@ struct Outputs {
 /// needs; on tiny tensors a check is a tenth of the whole.
 void run(const AttentionCall& call, const AttentionOptions& options, Runtime& runtime) {
   const AttentionKernel& kernel = choose_attention_kernel(call.problem, options.kernel);
-  kernel.launch(call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
+  run_kernel(kernel, call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
 }
 
 Outputs run_forward(AttentionArguments& arguments, bool with_lse) {
@@ -194,6 +194,16 @@ void explain_attention_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     const Context& context = runtime.context();
     stack[0] = from(needed.empty() ? explain_forward(inputs, options, context)
                                    : explain_backward(needed, inputs, options, context));
+  });
+}
+
+void check_attention_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_kinds([&] {
+    ArgumentStack taken(stack);
+    AttentionArguments arguments(taken);
+    const AttentionInputs inputs = arguments.inputs();
+    checked_inputs(Pass::forward, inputs, arguments.options(),
+                   {.device = inputs.q.device, .parallel_for = {}});
   });
 }
 

@@ -14,6 +14,8 @@ void attention_training_op(StableIValue* stack, std::uint64_t arguments, std::ui
 void attention_backward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void attention_training_backward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void explain_attention_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+/// The checks of a call, for tensors without data.
+void check_attention_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void attention_kernels_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void simd_levels_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void version_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);

@@ -41,6 +41,12 @@ void norm_forward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t
 void norm_backward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void rope_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void rope_into_cache_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+// The checks of a call, for tensors without data.
+void check_gemm_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void check_ffn_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void check_norm_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void check_rope_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void check_rope_into_cache_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void explain_gemm_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void explain_ffn_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 

@@ -4,8 +4,8 @@
 #include "attention.h"
 #include "layer.h"
 
-// Schemas and kernels. What else an operator of torch needs (shapes without data, gradients, autocast, vmap)
-// is written in Python, in tilewise/_ops.py.
+// Schemas and kernels. What else an operator of torch needs is written in Python: gradients, autocast and
+// vmap in tilewise/_ops.py, shapes without data in tilewise/_meta.py.
 
 namespace {
 
@@ -15,6 +15,12 @@ using tilewise::torch_binding::plain_attention_schema;
 std::string schema(const std::string& name, const std::string& own, const std::string& shared,
                    const std::string& result) {
   return name + "(" + own + shared + ") -> " + result;
+}
+
+// The schema of an operator with the same arguments and another name.
+std::string without_result(const std::string& name, const std::string& like) {
+  const std::size_t begin = like.find('('), end = like.rfind(" -> ");
+  return name + like.substr(begin, end - begin) + " -> ()";
 }
 
 void implement(torch::stable::detail::StableLibrary& library) {
@@ -68,6 +74,13 @@ STABLE_TORCH_LIBRARY(tilewise, library) {
       "Tensor grad_out, bool[] needed, Tensor? up_product, Tensor? gate_product, ";
   library.def(schema("ffn_backward", ffn_backward_own, ffn_arguments, "Tensor[]").c_str());
   library.def(schema("explain_ffn", "", ffn_arguments, "str").c_str());
+  // The checks of calls, which tensors without data can be put to.
+  library.def(schema("check_attention", "", attention_schema, "()").c_str());
+  library.def(schema("check_ffn", "", ffn_arguments, "()").c_str());
+  library.def(without_result("check_gemm", gemm_schema).c_str());
+  library.def(without_result("check_norm", norm_forward_schema).c_str());
+  library.def(without_result("check_rope", rope_schema).c_str());
+  library.def(without_result("check_rope_into_cache", rope_into_cache_schema).c_str());
   library.def(norm_forward_schema);
   library.def(norm_backward_schema);
   library.def(rope_schema);
@@ -79,6 +92,14 @@ STABLE_TORCH_LIBRARY(tilewise, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(tilewise, CPU, library) { implement(library); }
 STABLE_TORCH_LIBRARY_IMPL(tilewise, CUDA, library) { implement(library); }
+STABLE_TORCH_LIBRARY_IMPL(tilewise, Meta, library) {
+  library.impl("check_attention", tilewise::torch_binding::check_attention_op);
+  library.impl("check_gemm", tilewise::torch_binding::check_gemm_op);
+  library.impl("check_ffn", tilewise::torch_binding::check_ffn_op);
+  library.impl("check_norm", tilewise::torch_binding::check_norm_op);
+  library.impl("check_rope", tilewise::torch_binding::check_rope_op);
+  library.impl("check_rope_into_cache", tilewise::torch_binding::check_rope_into_cache_op);
+}
 STABLE_TORCH_LIBRARY_IMPL(tilewise, CompositeExplicitAutograd, library) {
   library.impl("attention_kernels", tilewise::torch_binding::attention_kernels_op);
   library.impl("simd_levels", tilewise::torch_binding::simd_levels_op);

@@ -49,6 +49,12 @@ OptionalTensor empty_rows(const Tensor& like, const Tensor& weight) {
   return empty(shape, like.dtype, like.device);
 }
 
+/// The same for a call that is checked and not made.
+Tensor unwritten_rows(const Tensor& like, const Tensor& weight) {
+  if (like.rank != 2 || weight.rank != 2) return {};
+  return unwritten(std::array{like.extent(0), weight.extent(0)}, like.dtype, like.device);
+}
+
 struct GemmArguments {
   explicit GemmArguments(ArgumentStack& stack)
       : a(stack.take<TorchTensor>()),
@@ -151,6 +157,15 @@ void explain_gemm_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   });
 }
 
+void check_gemm_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_kinds([&] {
+    ArgumentStack taken(stack);
+    GemmArguments arguments(taken);
+    const GemmInputs inputs = arguments.inputs();
+    checked_gemm(inputs, arguments.options(), {unwritten_rows(inputs.a, inputs.b)}, unused(inputs.a));
+  });
+}
+
 void ffn_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   with_kinds([&] {
     ArgumentStack taken(stack);
@@ -188,6 +203,16 @@ void ffn_forward_kept_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     // What there is none of is empty: an operator's results are all tensors.
     const std::array none = {std::int64_t{0}};
     stack[2] = from(gate_product ? *gate_product : empty(none, inputs.x.dtype, inputs.x.device));
+  });
+}
+
+void check_ffn_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  with_kinds([&] {
+    ArgumentStack taken(stack);
+    FfnArguments arguments(taken);
+    const FfnInputs inputs = arguments.inputs();
+    checked_ffn_forward(inputs, arguments.options(), {.out = unwritten_rows(inputs.x, inputs.down)},
+                        unused(inputs.x));
   });
 }
 

@@ -25,11 +25,14 @@ inline Tensor row_view(OptionalTensor& rows, std::string_view name) {
   return rows ? row_view(*rows, name) : Tensor();
 }
 
+/// Where a call beside that tensor would run, if it were made.
+inline Context unused(const Tensor& tensor) { return {.device = tensor.device, .parallel_for = {}}; }
+
 /// Runs a checked call by the kernel of that name.
 template <typename K>
 void run(std::span<const K> kernels, const typename K::Call& call, std::string_view name, Runtime& runtime) {
   const K& kernel = choose_kernel(kernels, call.problem, name);
-  kernel.launch(call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
+  run_kernel(kernel, call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
 }
 
 /// The gradients asked for, in order; the others are not given.

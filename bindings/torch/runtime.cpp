@@ -2,6 +2,8 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
+#include <limits>
 #include <string>
 
 #include "core/check.h"
@@ -44,23 +46,56 @@ DType library_dtype(const TorchTensor& tensor, std::string_view name, std::strin
   }
 }
 
+bool is_meta(const TorchTensor& tensor) {
+  std::int32_t type = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  return type == aoti_torch_device_type_meta();
+}
+
+// An address for a view that is checked and never read. Those of one call are far apart: what is written must
+// not overlap what is read.
+void* nowhere() {
+  constexpr int apart = 46;
+  thread_local std::uintptr_t count = 0;
+  count = count % 1024 + 1;
+  return reinterpret_cast<void*>(count << apart);
+}
+
 Tensor view_as(const TorchTensor& tensor, DType dtype, std::string_view name) {
   const auto shape = tensor.sizes();
   const auto strides = tensor.strides();
   if (shape.size() > Tensor::max_rank) {
     reject(name, "at most rank 5", "rank " + std::to_string(shape.size()));
   }
-  return Tensor(tensor.data_ptr(), dtype, std::span(shape.data(), shape.size()),
-                std::span(strides.data(), strides.size()), device_of(tensor, name));
+  const Device device = device_of(tensor, name);
+  const bool has_data = device.type == Device::Type::cpu || !is_meta(tensor);
+  void* data = has_data ? tensor.data_ptr() : nowhere();
+  Tensor result(data, dtype, std::span(shape.data(), shape.size()), std::span(strides.data(), strides.size()),
+                device);
+  const bool no_elements = std::find(shape.begin(), shape.end(), 0) != shape.end();
+  if (no_elements) result.strides[shape.size() - 1] = 1;
+  return result;
+}
+
+// The stable ABI has an error code and nothing else. So the text says what was asked for; the Python package
+// asks torch for it again, whose own exception then tells the rest.
+[[noreturn]] void out_of_memory(std::span<const std::int64_t> shape, std::size_t element, Device device) {
+  auto bytes = static_cast<std::int64_t>(element);
+  for (const std::int64_t extent : shape) {
+    if (__builtin_mul_overflow(bytes, extent, &bytes)) bytes = std::numeric_limits<std::int64_t>::max();
+  }
+  throw std::runtime_error("tilewise.OutOfMemory: tried to allocate " + std::to_string(bytes) + " bytes on " +
+                           to_string(device));
 }
 
 TorchTensor empty_strided(std::span<const std::int64_t> shape, const std::int64_t* strides, DType dtype,
                           Device device) {
   const bool on_cpu = device.type == Device::Type::cpu;
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  const AOTITorchError error = aoti_torch_empty_strided(
       static_cast<std::int64_t>(shape.size()), shape.data(), strides, torch_dtype(dtype),
-      on_cpu ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda(), device.index, &handle));
+      on_cpu ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda(), device.index, &handle);
+  if (error != TORCH_SUCCESS) out_of_memory(shape, size_of(dtype), device);
   return TorchTensor(handle);
 }
 
@@ -93,8 +128,9 @@ constexpr double work_worth_threads = 6e5;
 
 Device device_of(const TorchTensor& tensor, std::string_view name) {
   if (tensor.is_cpu()) return {};
-  if (!tensor.is_cuda()) reject(name, "memory of the CPU or of a CUDA device", "that of another device");
-  return {Device::Type::cuda, tensor.get_device_index()};
+  if (tensor.is_cuda()) return {Device::Type::cuda, tensor.get_device_index()};
+  if (is_meta(tensor)) return {Device::Type::cuda, 0};
+  reject(name, "memory of the CPU or of a CUDA device", "that of another device");
 }
 
 Tensor view(const TorchTensor& tensor, std::string_view name, std::string_view expected) {
@@ -109,7 +145,12 @@ Tensor index_view(const TorchTensor& tensor, std::string_view name) {
 TorchTensor with_contiguous_last(const TorchTensor& tensor) {
   const std::int64_t last = tensor.dim() - 1;
   if (last < 0 || tensor.size(last) <= 1 || tensor.stride(last) == 1) return tensor;
-  return torch::stable::contiguous(tensor);
+  try {
+    return torch::stable::contiguous(tensor);
+  } catch (const std::runtime_error&) {  // a copy of a tensor fails for want of memory alone
+    const auto shape = tensor.sizes();
+    out_of_memory(std::span(shape.data(), shape.size()), tensor.element_size(), device_of(tensor, ""));
+  }
 }
 
 TorchTensor empty(std::span<const std::int64_t> shape, DType dtype, Device device) {
@@ -133,6 +174,10 @@ TorchTensor empty_beside(const Tensor& like, std::int64_t last_extent) {
                       heads * last_extent, 1};
   }
   return empty_strided(std::span(shape).first(rank), result.strides.data(), like.dtype, like.device);
+}
+
+Tensor unwritten(std::span<const std::int64_t> shape, DType dtype, Device device) {
+  return Tensor(nowhere(), dtype, shape, device);
 }
 
 Runtime::Runtime(Device device, double work) : context_{.device = device, .parallel_for = {}} {

@@ -16,11 +16,13 @@ namespace tilewise::torch_binding {
 
 using TorchTensor = torch::stable::Tensor;
 
-/// Where a torch tensor is. Throws InvalidArgument where the library has no such device.
+/// Where a torch tensor is. Throws InvalidArgument where the library has no such device. Meta tensors count
+/// as CUDA's, which the library checks without reading them.
 Device device_of(const TorchTensor& tensor, std::string_view name);
 
 /// The library's view of a torch tensor. Throws InvalidArgument, with what was expected instead, for types
-/// and devices the library does not have.
+/// and devices the library does not have. The last stride of a tensor without elements is 1: torch may give
+/// it any other.
 Tensor view(const TorchTensor& tensor, std::string_view name, std::string_view expected);
 
 /// The same for indices, which may be i32 or i64.
@@ -29,12 +31,16 @@ Tensor index_view(const TorchTensor& tensor, std::string_view name);
 /// The tensor itself, or a copy where its last dimension is not contiguous.
 TorchTensor with_contiguous_last(const TorchTensor& tensor);
 
-/// Uninitialised memory of torch's allocator, row-major.
+/// Uninitialised memory of torch's allocator, row-major. Where there is none, a std::runtime_error says how
+/// much was asked for; the Python package makes torch's own exception of it.
 TorchTensor empty(std::span<const std::int64_t> shape, DType dtype, Device device);
 TorchTensor empty_like(const Tensor& like);
 /// The same with the shape of `like` but another last extent, and in memory as `like` is: heads outside
 /// positions, or inside, where what follows attention can then join the heads without a copy.
 TorchTensor empty_beside(const Tensor& like, std::int64_t last_extent);
+
+/// A row-major view for a result of a call that is checked and not made.
+Tensor unwritten(std::span<const std::int64_t> shape, DType dtype, Device device);
 
 /// What kernels expect of their workspace. torch's allocators align as much, but one set by a user need not.
 inline constexpr std::size_t workspace_alignment = 64;

@@ -22,14 +22,15 @@ namespace tilewise {
 struct PackedSequences {
   Tensor cumulative_q{};
   Tensor cumulative_k{};
-  std::int64_t max_length_q = 0;  ///< upper bounds on the lengths
+  std::int64_t max_length_q = 0;  ///< upper bounds on the lengths; beyond all rows they cost nothing
   std::int64_t max_length_k = 0;
   bool given() const { return cumulative_q.given() || cumulative_k.given(); }
 };
 
 /// A block-sparse mask in FlexAttention's form. For each row of query blocks, `indices` lists the key blocks
 /// to be computed (its first `counts` entries) and `full_indices` those in which nothing is hidden.
-/// Blocks in neither list are hidden. Shapes broadcast over B and Hq.
+/// Blocks in neither list are hidden. Shapes broadcast over B and Hq. A block may be longer than the queries
+/// or keys there are: the rest of it is not looked at, and costs nothing.
 struct BlockMask {
   std::int64_t block_q = 128;
   std::int64_t block_k = 128;
@@ -73,7 +74,8 @@ struct Window {
   std::optional<std::int64_t> right{};
 };
 
-/// Drops attention weights with `probability`; the mask is a function of (seed, offset, b, h, i, j) alone.
+/// Drops attention weights with `probability`, from 0 to 1; the mask is a function of (seed, offset, b, h, i,
+/// j) alone.
 struct Dropout {
   float probability = 0;
   std::uint64_t seed = 0;

@@ -29,9 +29,10 @@ struct RopeInputs {
   Tensor cos{};
   Tensor sin{};
   /// i32 or i64 [B|1, S]: row of the table for each token; without it token s takes row s. None with tables
-  /// of rank 3. On the GPU it is not looked into: a position outside the table is read past its end.
+  /// of rank 3. On a GPU a position outside the table takes its first row or its last: docs/debugging.md.
   Tensor positions{};
-  /// i32 [B]: place in the cache for the first of each entry's tokens; without it 0.
+  /// i32 [B]: place in the cache for the first of each entry's tokens; without it 0. On a GPU tokens whose
+  /// place the cache does not have are not written.
   Tensor cache_starts{};
   Tensor page_table{};  ///< i32 [B, max_pages]: makes the caches paged
   /// i32 [B], in place of cache_starts: how many tokens of each entry the cache has with these, its last.

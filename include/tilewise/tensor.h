@@ -54,7 +54,10 @@ struct dtype_of<std::int64_t> {
 };
 
 /// A view of somebody else's memory: nothing is owned and nothing is copied. Strides count elements.
-/// A default-constructed Tensor (rank 0) means "not given".
+/// A default-constructed Tensor (rank 0) means "not given". Every call checks its tensors: at most `max_rank`
+/// dimensions, no negative extent, data at a multiple of the element's size, and fewer than 2^56 bytes, which
+/// no memory has, both in its elements and from its first address to its last. There an extent of 0 counts
+/// as 1.
 struct Tensor {
   static constexpr int max_rank = 5;
   using Extents = std::array<std::int64_t, max_rank>;
@@ -82,7 +85,8 @@ struct Tensor {
   }
 
   bool given() const { return rank != 0; }
-  std::int64_t size() const;  ///< number of elements
+  /// Number of elements; the largest std::int64_t where there are more.
+  std::int64_t size() const;
   std::int64_t extent(int dim) const { return shape[static_cast<std::size_t>(dim)]; }
   std::int64_t stride(int dim) const { return strides[static_cast<std::size_t>(dim)]; }
 };

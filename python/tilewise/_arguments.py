@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from tilewise._errors import Unsupported, reject
+from tilewise._errors import check_dense, reject, told
+from tilewise._scalars import flag_of, number_of, text_of, whole_of
 from tilewise._seeds import draw_seed
 from tilewise.block_mask import block_mask_of
 
@@ -30,58 +32,52 @@ def options_of(
     draws: bool = True,
 ) -> tuple[Any, ...]:
     """The operator's arguments from dropout_seed to sinks."""
-    if alignment not in ("top_left", "bottom_right"):
-        reject("alignment", "'top_left' or 'bottom_right'", repr(alignment))
-    if window is None:
-        left = right = None
-    elif isinstance(window, Sequence) and len(window) == 2:
-        left, right = window
-    else:
-        reject("window", "(left, right), each None or at least 0", repr(window))
+    check_optional_tensors(alibi_slopes=alibi_slopes, sinks=sinks)
+    text_of("alignment", alignment, "top_left", "bottom_right")
+    left, right = window_of(window)
     seed = None
     if dropout_p > 0.0:
         check_tensors(query=query)
         # A probability that will be refused draws nothing.
-        draws = draws and dropout_p < 1.0
+        draws = draws and dropout_p <= 1.0
         seed = draw_seed(query.device) if draws else torch.zeros(2, dtype=torch.int64)
     return seed, alignment == "bottom_right", left, right, number_of("softcap", softcap), alibi_slopes, sinks
 
 
-def number_of(name: str, value: Any) -> float:
-    if value is None or isinstance(value, (str, list, tuple)):
-        raise TypeError(f"{name}: expected float, got {type(value).__name__}")
-    check_no_gradient(name, value)
-    return float(value)
+def window_of(window: Any) -> Window:
+    """(left, right)."""
+    if window is None:
+        return None, None
+    if not isinstance(window, Sequence) or isinstance(window, (str, bytes)) or len(window) != 2:
+        reject("window", "(left, right), each None or at least 0", told(window))
+    left, right = window
+    return (
+        None if left is None else whole_of("window[0]", left),
+        None if right is None else whole_of("window[1]", right),
+    )
 
 
-def scale_of(scale: Any) -> Any:
-    check_no_gradient("scale", scale)
-    return scale
-
-
-def check_no_gradient(name: str, value: Any) -> None:
-    """torch would make a number of it without a word, and a parameter would never be trained."""
-    if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
-        advice = "multiply query by it, or detach it" if name == "scale" else "detach it"
-        raise Unsupported(f"{name}: no gradient is computed for it; {advice}")
-
-
-def blocks_of(block_mask: Any) -> tuple[Any, ...]:
+def blocks_of(block_mask: Any, query: Tensor, key: Tensor) -> tuple[Any, ...]:
     """The operator's arguments from block_counts to block_k."""
     if block_mask is None:
         return NO_BLOCKS
-    mask = block_mask_of(block_mask)
+    check_tensors(query=query, key=key)
+    mask = block_mask_of(block_mask, *(x.shape[-2] if x.dim() > 1 else None for x in (query, key)))
+    for field in ("counts", "indices", "full_counts", "full_indices", "tile_ids", "tiles"):
+        check_optional_tensors(**{f"block_mask.{field}": getattr(mask, field)})
+    check_tensors(**{"block_mask.counts": mask.counts, "block_mask.indices": mask.indices})
     return (
         *(mask.counts, mask.indices, mask.full_counts, mask.full_indices, mask.tile_ids, mask.tiles),
-        *(mask.block_q, mask.block_k),
+        *(whole_of("block_mask.block_q", mask.block_q), whole_of("block_mask.block_k", mask.block_k)),
     )
 
 
 def how_of(query: Tensor, kernel: str, deterministic: bool) -> tuple[Any, ...]:
     """The operator's arguments from kernel on."""
     check_tensors(query=query)
+    name = None if text_of("kernel", kernel) == "auto" else kernel
     tf32 = query.is_cuda and query.dtype == torch.float32 and tf32_allowed()
-    return None if kernel == "auto" else kernel, deterministic, tf32
+    return name, flag_of("deterministic", deterministic), tf32
 
 
 def four_dims(
@@ -96,6 +92,7 @@ def four_dims(
     if all(x.dim() == 4 for x in rows) and (enable_gqa or lead[0] == lead[1] == lead[2]):
         return query, key, value, mask, None
     for name, x in zip(("query", "key", "value"), rows, strict=True):
+        check_dense(name, x)
         if x.dim() < 2:
             reject(name, "at least rank 2 [..., length, dim]", f"rank {x.dim()}")
     query, key, value = (x.unsqueeze(0) if x.dim() == 2 else x for x in rows)
@@ -103,14 +100,17 @@ def four_dims(
     heads = () if enable_gqa else broadcast("key", *(x.shape[-3:-2] for x in (query, key, value)))
     result = (*outer, *(heads or query.shape[-3:-2])) if max(x.dim() for x in rows) > 2 else ()
 
+    batch = math.prod(outer)
+
     def flat(x: Tensor) -> Tensor:
         inner = (*(heads or x.shape[-3:-2]), *x.shape[-2:])
-        return x.expand(*outer, *inner).reshape(-1, *inner)
+        return x.expand(*outer, *inner).reshape(batch, *inner)
 
     if mask is not None and mask.dim() > 3:
+        check_dense("attn_mask", mask)
         if broadcast("attn_mask", mask.shape[:-3], outer) != outer:
             reject("attn_mask", f"leading dimensions that broadcast to {list(outer)}", list(mask.shape))
-        mask = mask.expand(*outer, *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
+        mask = mask.expand(*outer, *mask.shape[-3:]).reshape(batch, *mask.shape[-3:])
     return flat(query), flat(key), flat(value), mask, result
 
 
@@ -145,9 +145,15 @@ def check_tensors(**tensors: Any) -> None:
             raise TypeError(f"{name}: expected Tensor, got {type(tensor).__name__}")
 
 
+def check_optional_tensors(**tensors: Any) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected Tensor, got {type(tensor).__name__}")
+
+
 def check_shared_heads(enable_gqa: bool, **tensors: Any) -> None:
     """The binding makes this check for dense tensors alone."""
     check_tensors(**tensors)
     heads = [tensor.shape[1] for tensor in tensors.values() if tensor.dim() > 1]
-    if not enable_gqa and len(set(heads)) > 1:
+    if not flag_of("enable_gqa", enable_gqa) and len(set(heads)) > 1:
         reject("enable_gqa", f"True for {heads[0]} heads of query and {heads[1]} of keys", "False")

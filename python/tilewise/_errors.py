@@ -36,6 +36,8 @@ _WRONG_TYPE = re.compile(
     r"Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'"
 )
 
+_OUT_OF_MEMORY = re.compile(r"tilewise\.OutOfMemory: tried to allocate (\d+) bytes on (\S+)")
+
 # The library's words for types that torch's users know by others, and torch's C++ ones.
 _TYPES = {
     **{"i32": "int32", "Byte": "uint8", "Char": "int8", "Short": "int16", "Long": "int64"},
@@ -45,6 +47,8 @@ _TYPES = {
 _TENSORS = {
     *("query", "key", "value", "attn_mask", "alibi_slopes", "sinks", "key_lengths", "page_table"),
     *("cumulative_q", "cumulative_k"),
+    *("block_counts", "block_indices", "block_full_counts", "block_full_indices"),
+    *("block_tile_ids", "block_tiles"),
 }
 
 # Python's names for arguments that the library or the operators know by others.
@@ -59,6 +63,9 @@ DENSE_NAMES = {
     "window_left": "window[0]",
     "window_right": "window[1]",
     "kernel_name": "kernel",
+    **{f"block_{field}": f"block_mask.{field}" for field in ("counts", "indices", "tile_ids", "tiles")},
+    **{f"block_full_{field}": f"block_mask.full_{field}" for field in ("counts", "indices")},
+    **{f"block_{side}": f"block_mask.block_{side}" for side in ("q", "k")},
 }
 VARLEN_NAMES = DENSE_NAMES | {
     "packed.cumulative_q": "cu_seqlens_q",
@@ -82,7 +89,7 @@ DECODE_NAMES = DENSE_NAMES | {
 def translated(error: Exception, arguments: Mapping[str, Any], names: Mapping[str, str]) -> Exception:
     """The exception to raise for what a call of an operator raised: of the library's kind, in Python's names.
 
-    `arguments` are attention_forward's by name.
+    `arguments` are the operator's by name.
     """
     text = str(error)
     kind, _, message = text.partition(": ")
@@ -90,18 +97,51 @@ def translated(error: Exception, arguments: Mapping[str, Any], names: Mapping[st
         return _KINDS[kind](_renamed(message, names))
     if isinstance(error, Error):
         return type(error)(_renamed(text, names))
+    if match := _OUT_OF_MEMORY.match(text):
+        return _out_of_memory(int(match[1]), match[2])
     for argument, value in arguments.items():
         name = names.get(argument, argument)
         optional = argument not in ("query", "key", "value")
         if argument in _TENSORS and not (isinstance(value, torch.Tensor) or (value is None and optional)):
             return TypeError(f"{name}: expected Tensor, got {type(value).__name__}")
-        if isinstance(value, torch.Tensor) and (value.is_nested or value.layout is not torch.strided):
-            layout = "a nested one" if value.is_nested else str(value.layout)
-            return InvalidArgument(f"{name}: expected a dense tensor in strides, got {layout}")
+        if isinstance(value, torch.Tensor):
+            try:
+                check_dense(name, value)
+            except InvalidArgument as wrong:
+                return wrong
     if match := _WRONG_TYPE.search(text):
         expected, argument, given = match.groups()
         return TypeError(f"{names.get(argument, argument)}: expected {expected}, got {given}")
     return error
+
+
+def renamed(error: Exception, names: Mapping[str, str]) -> Exception:
+    """The same exception under other names of the arguments, for functions that know them by others."""
+    return type(error)(_renamed(str(error), names))
+
+
+def check_dense(name: str, tensor: torch.Tensor) -> None:
+    if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
+        given = "a nested one" if tensor.is_nested else "quantized" if tensor.is_quantized else tensor.layout
+        reject(name, "a dense tensor in strides", given)
+
+
+def _out_of_memory(size: int, device: str) -> Exception:
+    """torch's exception for memory that it does not have.
+
+    The binding knows how much was asked for and nothing else. So torch is asked again: its own exception says
+    the rest, and is of the kind that it has for the device.
+    """
+    try:
+        torch.empty(size, dtype=torch.uint8, device=device)
+    except RuntimeError as error:
+        return error
+    # What the call had allocated before is free again, and was enough.
+    if device == "cpu":
+        return RuntimeError(
+            f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes."
+        )
+    return torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes on {device}.")
 
 
 def _renamed(message: str, names: Mapping[str, str]) -> str:
@@ -114,6 +154,23 @@ def _renamed(message: str, names: Mapping[str, str]) -> str:
     words = {key: name for key, name in names.items() if key != "mask"} | _TYPES  # "a boolean mask"
     expected, given = (re.sub(r"\w+", lambda m: words.get(m[0], m[0]), part) for part in (expected, given))
     return names.get(argument, argument) + separator + expected + got + given
+
+
+def told(value: object) -> str:
+    """What was given, in few words.
+
+    >>> told("x" * 100)
+    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
+    >>> told(torch.zeros(2, 3))
+    'a tensor [2, 3]'
+    """
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {list(value.shape)}"
+    try:
+        text = repr(value)
+    except Exception:  # anything may come of a stranger's repr, and of Python's own for numbers without end
+        text = f"one of {type(value).__name__}"
+    return text if len(text) <= 40 else f"{text[:39]}..."
 
 
 def reject(argument: str, expected: str, given: object) -> NoReturn:

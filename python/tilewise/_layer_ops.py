@@ -1,6 +1,6 @@
-"""The operators of a layer around attention: shapes without data and gradients. Kernels are in C++.
+"""The operators of a layer around attention: their gradients, and the shortest ways to call them.
 
-Rows are [M, ...] here; `functional` folds other dimensions into M.
+Kernels are in C++. Rows are [M, ...] here; `functional` folds other dimensions into M.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from tilewise import _ops
-from tilewise._errors import Unsupported
+from tilewise._errors import Unsupported, translated
+from tilewise._vmap import slices
 
 gemm = torch.ops.tilewise.gemm.default
 explain_gemm = torch.ops.tilewise.explain_gemm.default
@@ -29,11 +30,13 @@ rope_into_cache = torch.ops.tilewise.rope_into_cache.default
 def call(operator: torch._ops.OpOverload, *arguments: Any) -> Any:
     """The operator, by the shortest way that is right.
 
-    What register_autograd makes of it serves tracing and torch.func. It takes every argument through Python
-    more than once; so eager calls go round it.
+    What register_autograd makes of it serves tracing. It takes every argument through Python more than once,
+    does not know torch.func, and gives a forward-mode derivative of 0; so other calls go round it.
     """
-    if not _ops.eager():
+    if torch.compiler.is_compiling():
         return operator(*arguments)
+    if not _ops.eager():
+        return _TRANSFORMED[operator](*arguments) if operator in _TRANSFORMED else operator(*arguments)
     if torch.is_grad_enabled():
         for x in arguments:
             if isinstance(x, Tensor) and x.requires_grad:
@@ -42,105 +45,10 @@ def call(operator: torch._ops.OpOverload, *arguments: Any) -> Any:
         return operator._op(*arguments)
 
 
-# Shapes
-
-
-@torch.library.register_fake("tilewise::gemm")
-def _(a: Tensor, b: Tensor, *_: Any) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[0]))
-
-
-@torch.library.register_fake("tilewise::ffn_forward")
-def _(x: Tensor, up: Tensor, down: Tensor, *_: Any) -> Tensor:
-    return x.new_empty((x.shape[0], down.shape[0]))
-
-
-@torch.library.register_fake("tilewise::ffn_forward_kept")
-def _(x: Tensor, up: Tensor, down: Tensor, gate: Tensor | None = None, *_: Any) -> tuple[Tensor, ...]:
-    rows, hidden = x.shape[0], up.shape[0]
-    return (
-        x.new_empty((rows, down.shape[0])),
-        x.new_empty((rows, hidden)),
-        x.new_empty(0 if gate is None else (rows, hidden)),
-    )
-
-
-_FFN_GRADIENTS = 7  # x, up, down, gate and the three biases: the first arguments, in that order
-
-
-def _empty_needed(tensors: Sequence[Any], needed: Sequence[bool]) -> list[Tensor]:
-    asked = zip(tensors, needed, strict=False)
-    return [x.new_empty(x.shape) for x, need in asked if need and x is not None]
-
-
-@torch.library.register_fake("tilewise::ffn_backward")
-def _(
-    grad_out: Tensor,
-    needed: list[bool],
-    up_product: Tensor | None,
-    gate_product: Tensor | None,
-    *arguments: Any,
-) -> list[Tensor]:
-    return _empty_needed(arguments[:_FFN_GRADIENTS], needed)
-
-
-def _statistics_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-@torch.library.register_fake("tilewise::norm_forward")
-def _(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    epsilon: float,
-    layer: bool,
-    *_: Any,
-) -> tuple[Tensor, ...]:
-    rows, statistics = x.shape[0], _statistics_dtype(x)
-    return (
-        x.new_empty(x.shape),
-        x.new_empty(0 if residual is None else x.shape),
-        x.new_empty(rows, dtype=statistics),
-        x.new_empty(rows if layer else 0, dtype=statistics),
-    )
-
-
-@torch.library.register_fake("tilewise::norm_backward")
-def _(
-    grad_y: Tensor,
-    grad_sum: Tensor | None,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    rstd: Tensor,
-    mean: Tensor,
-    needed: list[bool],
-    *_: Any,
-) -> list[Tensor]:
-    return _empty_needed((x, weight, bias), needed)
-
-
-@torch.library.register_fake("tilewise::rope")
-def _(q: Tensor, k: Tensor | None, *_: Any) -> list[Tensor]:
-    return [_ops._empty_beside(x, x.shape[-1]) for x in (q, k) if x is not None]
-
-
-@torch.library.register_fake("tilewise::rope_into_cache")
-def _(q: Tensor, *_: Any) -> Tensor:
-    return _ops._empty_beside(q, q.shape[-1])
-
-
-@torch.library.register_fake("tilewise::explain_gemm")
-@torch.library.register_fake("tilewise::explain_ffn")
-def _(*_: Any) -> str:
-    raise Unsupported("explain looks at strides and memory: it takes no meta or fake tensors")
-
-
 # Gradients
 
 _aten = torch.ops.aten
+_FFN_GRADIENTS = 7  # x, up, down, gate and the three biases: the first arguments, in that order
 
 
 def _activated(activation: str, x: Tensor) -> Tensor:
@@ -302,7 +210,16 @@ torch.library.register_autograd("tilewise::norm_backward", _no_second_derivative
 torch.library.register_autograd("tilewise::rope", _rope_gradients, setup_context=_rope_context)
 
 
-# The same gradients, recorded by eager calls.
+# The same gradients, recorded by other calls.
+
+_Gradients = tuple[Callable[..., None], Callable[..., Any]]  # setup_context and backward
+
+
+def _run(operator: torch._ops.OpOverload, arguments: tuple[Any, ...]) -> Any:
+    """Without a gradient. Several results are a tuple, which autograd.Function wants."""
+    with torch._C._AutoDispatchBelowAutograd():
+        out = operator._op(*arguments)
+    return tuple(out) if isinstance(out, list) else out
 
 
 def _eager_call(
@@ -311,27 +228,68 @@ def _eager_call(
     class Recorded(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                out = operator._op(*arguments)
+            out = _run(operator, arguments)
             setup_context(ctx, arguments, out)
-            return tuple(out) if isinstance(out, list) else out
+            return out
 
         @staticmethod
         def backward(ctx: Any, *given: Any) -> Any:
-            return gradients(ctx, *given)
+            try:
+                return gradients(ctx, *given)
+            except RuntimeError as error:
+                raise translated(error, {}, {}) from None
 
     Recorded.__name__ = operator.name()
     return Recorded.apply
+
+
+def _transformed_call(
+    operator: torch._ops.OpOverload, setup_context: Callable[..., None], gradients: Callable[..., Any]
+) -> Callable[..., Any]:
+    """As torch.func wants it."""
+
+    class Transformed(torch.autograd.Function):
+        @staticmethod
+        def forward(*arguments: Any) -> Any:
+            return _run(operator, arguments)
+
+        @staticmethod
+        def jvp(ctx: Any, *_: Any) -> None:
+            name = operator._schema.name.removeprefix("tilewise::")
+            raise Unsupported(
+                f"{name} has no forward-mode derivative: take grad, vjp or jacrev for jvp or jacfwd"
+            )
+
+        @staticmethod
+        def vmap(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
+            along = [dim if isinstance(dim, int) else None for dim in dims]  # a list of flags has a list
+            results = [call(operator, *part) for part in slices(arguments, along, info.batch_size)]
+            if isinstance(results[0], Tensor):
+                return torch.stack(results), 0
+            stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+            return stacked, (0,) * len(stacked)
+
+    Transformed.setup_context = staticmethod(setup_context)  # type: ignore[method-assign]
+    Transformed.backward = staticmethod(gradients)  # type: ignore[method-assign]
+    Transformed.__name__ = operator.name()
+    return Transformed.apply
 
 
 def _rope_gradients_of(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
     return _rope_gradients(ctx, list(given))
 
 
-_EAGER = {
-    gemm: _eager_call(gemm, _gemm_context, _gemm_gradients),
-    ffn_forward: _eager_call(ffn_forward, _ffn_context, _ffn_gradients),
-    ffn_forward_kept: _eager_call(ffn_forward_kept, _ffn_kept_context, _ffn_gradients),
-    norm_forward: _eager_call(norm_forward, _norm_context, _norm_gradients),
-    rope: _eager_call(rope, _rope_context, _rope_gradients_of),
+_FIRST: dict[torch._ops.OpOverload, _Gradients] = {
+    gemm: (_gemm_context, _gemm_gradients),
+    ffn_forward: (_ffn_context, _ffn_gradients),
+    ffn_forward_kept: (_ffn_kept_context, _ffn_gradients),
+    norm_forward: (_norm_context, _norm_gradients),
+    rope: (_rope_context, _rope_gradients_of),
+}
+_LAST: _Gradients = (lambda *_: None, _no_second_derivative)
+
+_EAGER = {operator: _eager_call(operator, *of) for operator, of in _FIRST.items()}
+_TRANSFORMED = {
+    operator: _transformed_call(operator, *of)
+    for operator, of in {**_FIRST, ffn_backward: _LAST, norm_backward: _LAST}.items()
 }

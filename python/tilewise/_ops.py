@@ -1,6 +1,6 @@
 """What PyTorch wants to know of the operators of attention, and the shortest ways to call them.
 
-Kernels and schemas are in C++. Here are the shapes of results without data, gradients, autocast and vmap.
+Kernels and schemas are in C++. Here are gradients, autocast and vmap; calls without data are in `_meta`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from tilewise import _meta  # noqa: F401  its registrations
 from tilewise._binding import (
     BACKWARD_OWN,
     DEFAULTS,
@@ -28,81 +29,8 @@ from tilewise._binding import (
     complete,
     explain_attention,
 )
-from tilewise._errors import Unsupported, reject
+from tilewise._errors import DENSE_NAMES, Unsupported, translated
 from tilewise._vmap import complete_dims, vmap_backward, vmap_forward
-
-# Shapes
-
-
-def _empty_beside(like: Tensor, last_extent: int) -> Tensor:
-    """What the binding allocates: heads outside positions in memory or inside, as in `like`."""
-    from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow to load, so only to trace
-
-    if like.dim() == 4 and guard_or_false(like.stride(1) < like.stride(2)):
-        batch, heads, length = like.shape[:3]
-        return like.new_empty((batch, length, heads, last_extent)).transpose(1, 2)
-    return like.new_empty((*like.shape[:-1], last_extent))
-
-
-def _check_one_device(arguments: Sequence[Any]) -> None:
-    device = arguments[0].device
-    for name, value in zip(INDEX, arguments, strict=False):
-        if isinstance(value, Tensor) and value.device != device and name != "dropout_seed":
-            reject(name, f"memory on {device}", value.device)
-
-
-def _empty_outputs(query: Tensor, value: Tensor, packed: bool) -> tuple[Tensor, Tensor]:
-    statistics = torch.float64 if query.dtype == torch.float64 else torch.float32
-    rows = (query.shape[1], query.shape[0]) if packed else query.shape[:-1]
-    return _empty_beside(query, value.shape[-1]), query.new_empty(rows, dtype=statistics)
-
-
-def _empty_gradients(tensors: Sequence[Any], needed: Sequence[bool]) -> list[Tensor]:
-    """Gradients of the differentiable arguments, of which the last may be left out."""
-    asked = [(index, x) for index, (x, need) in enumerate(zip(tensors, needed, strict=False)) if need]
-    return [_empty_beside(x, x.shape[-1]) if index < 3 else x.new_empty(x.shape) for index, x in asked]
-
-
-@torch.library.register_fake("tilewise::attention_forward")
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    arguments = complete(arguments)
-    _check_one_device(arguments)
-    return _empty_outputs(arguments[0], arguments[2], packed=arguments[INDEX["cumulative_q"]] is not None)
-
-
-@torch.library.register_fake("tilewise::attention_inference")
-@torch.library.register_fake("tilewise::attention_inference.masked")
-def _(query: Tensor, key: Tensor, value: Tensor, options: Tensor, mask: Tensor | None = None) -> Tensor:
-    _check_one_device((query, key, value, mask))
-    return _empty_beside(query, value.shape[-1])
-
-
-@torch.library.register_fake("tilewise::attention_training")
-@torch.library.register_fake("tilewise::attention_training.masked")
-def _(
-    query: Tensor, key: Tensor, value: Tensor, options: Tensor, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    _check_one_device((query, key, value, mask))
-    return _empty_outputs(query, value, packed=False)
-
-
-@torch.library.register_fake("tilewise::attention_backward")
-def _(*arguments: Any) -> list[Tensor]:
-    needed = arguments[BACKWARD_OWN - 1]
-    arguments = complete(arguments[BACKWARD_OWN:])
-    return _empty_gradients([arguments[index] for index in DIFFERENTIABLE], needed)
-
-
-@torch.library.register_fake("tilewise::attention_training_backward")
-def _(*arguments: Any) -> list[Tensor]:
-    needed, query, key, value, _, mask, _ = arguments[BACKWARD_OWN - 1 :]
-    return _empty_gradients((query, key, value, mask), needed)
-
-
-@torch.library.register_fake("tilewise::explain_attention")
-def _(*_: Any) -> str:
-    raise Unsupported("explain looks at strides and memory: it takes no meta or fake tensors")
-
 
 # Gradients
 
@@ -195,12 +123,15 @@ def forward(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
 
 
 def backward(arguments: tuple[Any, ...]) -> Sequence[Tensor]:
-    """attention_backward, likewise."""
+    """attention_backward, likewise. It raises the library's exceptions, as nothing round it makes them."""
     if torch.compiler.is_compiling():
         return attention_backward(*arguments)
-    if _transformed() or torch.is_grad_enabled():
-        return _TransformedBackward.apply(*arguments)
-    return _below_autograd(attention_backward, arguments)
+    try:
+        if _transformed() or torch.is_grad_enabled():
+            return _TransformedBackward.apply(*arguments)
+        return _below_autograd(attention_backward, arguments)
+    except RuntimeError as error:
+        raise translated(error, {}, DENSE_NAMES) from None
 
 
 class _EagerForward(torch.autograd.Function):
@@ -279,7 +210,10 @@ def _training(settings: tuple[Any, ...], options: Tensor) -> Callable[..., Tenso
                 computed = iter(backward((*own, all_needed, *arguments)))
             else:
                 rows = (query, key, value, options, mask)
-                computed = iter(_attention_training_backward(*own, needed, *rows, deterministic))
+                try:
+                    computed = iter(_attention_training_backward(*own, needed, *rows, deterministic))
+                except RuntimeError as error:
+                    raise translated(error, {}, DENSE_NAMES) from None
             return tuple(next(computed) if need else None for need in needed)
 
     # Function.apply without its care for functorch's transforms, of which there is none in an eager call. It
@@ -362,11 +296,18 @@ def _cast_rows(
     return cast(query), cast(key), cast(value), mask
 
 
+def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
+    """The type that autocast asks for where the tensor is; None where it asks for none."""
+    if not torch._C._is_any_autocast_enabled():  # the common case, at a fraction of the cost
+        return None
+    kind = tensor.device.type
+    known = kind in ("cpu", "cuda")  # torch raises for those without autocast, such as meta
+    return torch.get_autocast_dtype(kind) if known and torch.is_autocast_enabled(kind) else None
+
+
 def autocast(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    device_type = arguments[0].device.type
-    if not torch.is_autocast_enabled(device_type):
-        return arguments
-    return *_cast_rows(torch.get_autocast_dtype(device_type), *arguments[:4]), *arguments[4:]
+    dtype = autocast_dtype(arguments[0])
+    return arguments if dtype is None else (*_cast_rows(dtype, *arguments[:4]), *arguments[4:])
 
 
 def _register_autocast(operator: torch._ops.OpOverload, device_type: str, key: str) -> None:

@@ -14,7 +14,9 @@ Forward = Callable[[tuple[Any, ...]], tuple[Tensor, Tensor]]
 Backward = Callable[[tuple[Any, ...]], Sequence[Tensor]]
 
 
-def _slices(arguments: Sequence[Any], dims: Sequence[int | None], size: int) -> list[tuple[Any, ...]]:
+def slices(arguments: Sequence[Any], dims: Sequence[int | None], size: int) -> list[tuple[Any, ...]]:
+    """The arguments of each of `size` calls."""
+
     def at(value: Any, dim: int | None, index: int) -> Any:
         return value if dim is None else value.select(dim, index)
 
@@ -72,7 +74,7 @@ def vmap_forward(
     if _folds(arguments, dims):
         out, lse = call(tuple(_fold_arguments(arguments, dims, size)))
         return (out.unflatten(0, (size, -1)), lse.unflatten(0, (size, -1))), (0, 0)
-    results = [call(slice) for slice in _slices(arguments, dims, size)]
+    results = [call(slice) for slice in slices(arguments, dims, size)]
     return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0, 0)
 
 
@@ -88,7 +90,7 @@ def vmap_backward(
         own = (*(_fold(x, d, size, batch) for x, d in zip(own[:-1], own_dims[:-1], strict=True)), own[-1])
         gradients = [x.unflatten(0, (size, -1)) for x in call((*own, *rest))]
     else:
-        slices = _slices((*own, *rest), (*own_dims, *rest_dims), size)
-        parts = zip(*(call(slice) for slice in slices), strict=True)
+        each = slices((*own, *rest), (*own_dims, *rest_dims), size)
+        parts = zip(*(call(slice) for slice in each), strict=True)
         gradients = [torch.stack(part) for part in parts]
     return gradients, [0] * len(gradients)

@@ -17,16 +17,16 @@ from tilewise._arguments import (
     Window,
     blocks_of,
     causal_bias,
+    check_optional_tensors,
     check_shared_heads,
     check_tensors,
     four_dims,
     how_of,
-    number_of,
     options_of,
-    scale_of,
     tf32_allowed,
 )
-from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, reject, translated
+from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, reject, told, translated
+from tilewise._scalars import flag_of, number_of, scale_of, whole_of
 
 _inference = _binding.attention_inference._op  # OpOverload.__call__ would only call it
 _inference_masked = _binding.attention_inference_masked._op
@@ -94,30 +94,38 @@ def attention(
     >>> out.shape, lse.shape
     (torch.Size([2, 4, 16, 8]), torch.Size([2, 4, 16]))
     """
-    if (
-        dropout_p == 0.0
-        and window is None
-        and alibi_slopes is None
-        and sinks is None
-        and block_mask is None
-        and softcap == 0.0
-        and alignment == "top_left"
-        and kernel == "auto"
-        and not return_lse
-        and (out := _plain(query, key, value, attn_mask, is_causal, scale, enable_gqa, deterministic))
-        is not None
-    ):
-        return out
+    try:
+        if (
+            dropout_p == 0.0
+            and window is None
+            and alibi_slopes is None
+            and sinks is None
+            and block_mask is None
+            and softcap == 0.0
+            and alignment == "top_left"
+            and kernel == "auto"
+            and return_lse is False
+            and (deterministic is False or deterministic is True)
+            and (out := _plain(query, key, value, attn_mask, is_causal, scale, enable_gqa, deterministic))
+            is not None
+        ):
+            return out
+    except (RuntimeError, TypeError, ValueError):  # something that cannot be compared; its name is told below
+        pass
+    check_tensors(query=query, key=key, value=value)
+    check_optional_tensors(attn_mask=attn_mask)
+    with_lse = flag_of("return_lse", return_lse)
+    probability = number_of("dropout_p", dropout_p)
     arguments = (
-        *(query, key, value, attn_mask, number_of("dropout_p", dropout_p)),
-        *(is_causal, scale_of(scale), enable_gqa),
-        *options_of(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
+        *(query, key, value, attn_mask, probability),
+        *(flag_of("is_causal", is_causal), scale_of(scale), flag_of("enable_gqa", enable_gqa)),
+        *options_of(query, probability, alignment, window, softcap, alibi_slopes, sinks),
         *NO_LENGTHS,
-        *blocks_of(block_mask),
+        *blocks_of(block_mask, query, key),
         *how_of(query, kernel, deterministic),
     )
     out, lse = _run(_ops.forward, arguments, DENSE_NAMES)
-    return (out, lse) if return_lse else out
+    return (out, lse) if with_lse else out
 
 
 def scaled_dot_product_attention(
@@ -133,22 +141,27 @@ def scaled_dot_product_attention(
     """`torch.nn.functional.scaled_dot_product_attention`, signature and meaning.
 
     Shapes: query [..., Hq, Sq, D], key [..., Hkv, Sk, D], value [..., Hkv, Sk, Dv], out [..., Hq, Sq, Dv];
-    leading dimensions broadcast, and attn_mask broadcasts to [..., Hq, Sq, Sk].
+    leading dimensions broadcast, and attn_mask broadcasts to [..., Hq, Sq, Sk]. As torch documents it, an
+    attn_mask and is_causal together are an error; `attention` takes both.
 
     >>> q, k, v = (torch.randn(3, 5, 8) for _ in range(3))
     >>> scaled_dot_product_attention(q, k, v, is_causal=True).shape
     torch.Size([3, 5, 8])
     """
     alignment: Alignment = "top_left"
+    if attn_mask is not None and flag_of("is_causal", is_causal):
+        reject("attn_mask", "None where is_causal is given", told(attn_mask))
     if type(attn_mask) is not Tensor and (corner := causal_bias(attn_mask)) is not None:
         alignment = corner
         attn_mask, is_causal = None, True
-    elif dropout_p == 0.0:
+    elif isinstance(dropout_p, (float, int)) and dropout_p == 0.0:
         out = _plain(query, key, value, attn_mask, is_causal, scale, enable_gqa)
         if out is not None:
             return out
     check_tensors(query=query, key=key, value=value)
-    query, key, value, attn_mask, batch = four_dims(query, key, value, attn_mask, enable_gqa)
+    check_optional_tensors(attn_mask=attn_mask)
+    shared = flag_of("enable_gqa", enable_gqa)
+    query, key, value, attn_mask, batch = four_dims(query, key, value, attn_mask, shared)
     out = attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, alignment=alignment
     )
@@ -203,16 +216,20 @@ def attention_varlen(
     """
     if cu_seqlens_q is None or cu_seqlens_k is None:
         reject("cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_k", "int32 [sequences + 1]", None)
+    check_tensors(value=value, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     check_shared_heads(enable_gqa, query=query, key=key)
+    with_lse = flag_of("return_lse", return_lse)
+    probability, causal = number_of("dropout_p", dropout_p), flag_of("is_causal", is_causal)
     arguments = (
-        *(query, key, value, None, number_of("dropout_p", dropout_p), is_causal, scale_of(scale), True),
-        *options_of(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
-        *(None, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        *(query, key, value, None, probability, causal, scale_of(scale), True),
+        *options_of(query, probability, alignment, window, softcap, alibi_slopes, sinks),
+        *(None, None, cu_seqlens_q, cu_seqlens_k),
+        *(whole_of("max_seqlen_q", max_seqlen_q), whole_of("max_seqlen_k", max_seqlen_k)),
         *NO_BLOCKS,
         *how_of(query, kernel, deterministic),
     )
     out, lse = _run(_ops.forward, arguments, VARLEN_NAMES)
-    return (out, lse) if return_lse else out
+    return (out, lse) if with_lse else out
 
 
 def attention_decode(
@@ -261,16 +278,20 @@ def attention_decode(
     """
     if cache_seqlens is None:
         reject("cache_seqlens", "int32 [B]", None)
+    check_tensors(v_cache=v_cache, cache_seqlens=cache_seqlens)
+    check_optional_tensors(page_table=page_table)
     check_shared_heads(enable_gqa, query=query, k_cache=k_cache)
+    with_lse = flag_of("return_lse", return_lse)
+    probability, causal = number_of("dropout_p", dropout_p), flag_of("is_causal", is_causal)
     arguments = (
-        *(query, k_cache, v_cache, None, number_of("dropout_p", dropout_p), is_causal, scale_of(scale), True),
-        *options_of(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks),
+        *(query, k_cache, v_cache, None, probability, causal, scale_of(scale), True),
+        *options_of(query, probability, alignment, window, softcap, alibi_slopes, sinks),
         *(cache_seqlens, page_table, None, None, 0, 0),
         *NO_BLOCKS,
         *how_of(query, kernel, deterministic),
     )
     out, lse = _run(_ops.forward, arguments, DECODE_NAMES)
-    return (out, lse) if return_lse else out
+    return (out, lse) if with_lse else out
 
 
 def merge_states(outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tensor) -> tuple[Tensor, Tensor]:
@@ -290,14 +311,23 @@ def merge_states(outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tenso
     True
     """
     for name, given in (("outs", outs), ("lses", lses)):
-        if not isinstance(given, (Sequence, Tensor)) or not all(isinstance(x, Tensor) for x in given):
-            raise TypeError(f"{name}: expected a sequence of Tensor, got {given!r}")
+        if not isinstance(given, (Sequence, Tensor)) or (isinstance(given, Tensor) and given.dim() == 0):
+            raise TypeError(f"{name}: expected a sequence of Tensor, got {told(given)}")
+        if not all(isinstance(x, Tensor) for x in given):
+            raise TypeError(f"{name}: expected a sequence of Tensor, got {told(given)}")
+        for x in given:
+            if not x.is_floating_point():
+                reject(name, "floating tensors", x.dtype)
+            if x.device != given[0].device or x.is_nested or x.layout is not torch.strided:
+                reject(name, f"dense tensors on {given[0].device}", f"{x.layout} on {x.device}")
     if len(outs) != len(lses) or len(outs) == 0:
         reject("lses", "as many as outs, at least one", f"{len(lses)} for {len(outs)}")
     for out, lse in zip(outs, lses, strict=True):
         if out.shape != outs[0].shape or lse.shape != out.shape[:-1]:
             reject("outs", f"parts of one shape, with lses {list(outs[0].shape[:-1])}",
                    f"out {list(out.shape)} and lse {list(lse.shape)}")  # fmt: skip
+    if lses[0].device != outs[0].device:
+        reject("lses", f"tensors on {outs[0].device}, as outs", lses[0].device)
     parts = torch.stack(tuple(lses))
     # A row that sees nothing in any part has lse -inf throughout: shifting by 0 keeps it, and 0/0 out.
     shift = parts.detach().amax(0)
@@ -342,12 +372,16 @@ def explain(
     ...  simd: chosen
       reference: able
     """
+    check_tensors(query=query, key=key, value=value)
+    check_optional_tensors(attn_mask=attn_mask)
+    flag_of("return_lse", return_lse)
+    probability = number_of("dropout_p", dropout_p)
     arguments = (
-        *(query, key, value, attn_mask, number_of("dropout_p", dropout_p)),
-        *(is_causal, scale_of(scale), enable_gqa),
-        *options_of(query, dropout_p, alignment, window, softcap, alibi_slopes, sinks, draws=False),
+        *(query, key, value, attn_mask, probability),
+        *(flag_of("is_causal", is_causal), scale_of(scale), flag_of("enable_gqa", enable_gqa)),
+        *options_of(query, probability, alignment, window, softcap, alibi_slopes, sinks, draws=False),
         *NO_LENGTHS,
-        *blocks_of(block_mask),
+        *blocks_of(block_mask, query, key),
         *how_of(query, kernel, deterministic),
     )
     return _run(_ops.explain, arguments, DENSE_NAMES)
@@ -395,5 +429,5 @@ def _plain(
         if mask is None:
             return _inference(query, key, value, options)
         return _inference_masked(query, key, value, options, mask)
-    except (RuntimeError, AttributeError, TypeError, AssertionError):
+    except (RuntimeError, AttributeError, TypeError, ValueError, OverflowError, AssertionError):
         return None

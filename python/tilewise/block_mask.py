@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewise._errors import reject
+from tilewise._errors import reject, told
+from tilewise._scalars import at_least, whole_of
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -45,13 +46,18 @@ class BlockMask:
     def from_dense(mask: Tensor, block_size: int | tuple[int, int] = 128) -> BlockMask:
         """The block mask of a boolean mask [B|1, Hq|1, Sq, Sk], true where a query attends.
 
+        Blocks larger than the mask are taken to be as large as it.
+
         >>> BlockMask.from_dense(torch.ones(1, 1, 8, 8, dtype=torch.bool), block_size=4).full_counts.tolist()
         [[[2, 2]]]
         """
-        block_q, block_k = block_size if isinstance(block_size, tuple) else (block_size, block_size)
+        if not isinstance(mask, Tensor):
+            raise TypeError(f"mask: expected Tensor, got {type(mask).__name__}")
+        block_q, block_k = _sizes(block_size)
         if mask.dtype != torch.bool or mask.dim() != 4:
             reject("mask", "bool [B|1, Hq|1, Sq, Sk]", f"{mask.dtype} {list(mask.shape)}")
         length_q, length_k = mask.shape[2:]
+        block_q, block_k = min(block_q, max(length_q, 1)), min(block_k, max(length_k, 1))
         padding = (0, -length_k % block_k, 0, -length_q % block_q)
         # What lies past the end is nobody's to see; a block that is full up to there still counts as full.
         seen = torch.nn.functional.pad(mask, padding).unflatten(2, (-1, block_q)).unflatten(4, (-1, block_k))
@@ -86,33 +92,45 @@ class BlockMask:
         """
         from torch.nn.attention.flex_attention import create_mask
 
+        if not callable(mask_mod) or isinstance(mask_mod, type):
+            raise TypeError(f"mask_mod: expected a function, got {told(mask_mod)}")
+        at_least(0, length_q=length_q, length_k=length_k)
+        for name, size in (("batch", batch), ("heads", heads)):
+            if size is not None:
+                at_least(0, **{name: size})
         mask = create_mask(mask_mod, batch, heads, length_q, length_k, device=str(device))
         return BlockMask.from_dense(mask, block_size)
 
     @staticmethod
-    def from_torch(block_mask: Any) -> BlockMask:
+    def from_torch(block_mask: Any, length_q: int | None = None, length_k: int | None = None) -> BlockMask:
         """The same as torch's own `BlockMask`, whose mask_mod is evaluated once, for the partial blocks.
 
         `attention` does this by itself and remembers the result. Call it before `torch.compile`: how many
         different tiles there are depends on data.
+
+        Args:
+            block_mask: torch's.
+            length_q: queries of the attention it is for, as many as it was made for by default. Blocks larger
+                than that are taken to be as large as it, so that nothing is evaluated that does not exist.
+            length_k: likewise keys.
 
         >>> from torch.nn.attention.flex_attention import create_block_mask
         >>> theirs = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device="cpu")
         >>> tuple(BlockMask.from_torch(theirs).tiles.shape)
         (1, 128, 128)
         """
-        block_q, block_k = block_mask.BLOCK_SIZE
-        length_q, length_k = block_mask.seq_lengths
+        _check_torchs(block_mask)
+        rows, columns = _sides(block_mask, length_q, length_k)
         counts, indices = block_mask.kv_num_blocks, block_mask.kv_indices
-        used = _used(counts, indices)
-        b, h, row, slot = used.nonzero(as_tuple=True)
-        column = indices[b, h, row, slot]
-        # A mask_mod may look its indices up in tensors as long as the sequence, so none goes past the end.
-        q = (row[:, None] * block_q + torch.arange(block_q, device=row.device)).clamp(max=length_q - 1)
-        k = (column[:, None] * block_k + torch.arange(block_k, device=row.device)).clamp(max=length_k - 1)
-        tiles, ids = _distinct(_evaluate(block_mask.mask_mod, b, h, q, k))
-        tile_ids = torch.zeros_like(indices)
-        tile_ids[used] = ids
+        tile_ids = tiles = None
+        if not _hides_nothing(block_mask.mask_mod):
+            used = _used(counts, indices)
+            b, h, row, slot = used.nonzero(as_tuple=True)
+            column = indices[b, h, row, slot]
+            mask_mod = block_mask.mask_mod
+            tiles, ids = _distinct(_evaluate(mask_mod, b, h, rows.positions(row), columns.positions(column)))
+            tile_ids = torch.zeros_like(indices)
+            tile_ids[used] = ids
         return BlockMask(
             counts,
             indices,
@@ -120,8 +138,8 @@ class BlockMask:
             block_mask.full_kv_indices,
             tile_ids,
             tiles,
-            block_q,
-            block_k,
+            rows.block,
+            columns.block,
         )
 
     def to_dense(self, length_q: int, length_k: int) -> Tensor:
@@ -131,19 +149,72 @@ class BlockMask:
         >>> torch.equal(BlockMask.from_dense(mask, block_size=16).to_dense(50, 70), mask)
         True
         """
+        at_least(0, length_q=length_q, length_k=length_k)
         batch, heads, rows = self.counts.shape
-        columns = -(-length_k // self.block_k)
-        shape = (batch, heads, rows, columns, self.block_q, self.block_k)
+        block_q, block_k = min(self.block_q, max(length_q, 1)), min(self.block_k, max(length_k, 1))
+        columns = -(-length_k // block_k)
+        shape = (batch, heads, rows, columns, block_q, block_k)
         seen = torch.zeros(shape, dtype=torch.bool, device=self.counts.device)
         used = _used(self.counts, self.indices)
         b, h, row, _ = used.nonzero(as_tuple=True)
-        inside = True if self.tiles is None or self.tile_ids is None else self.tiles[self.tile_ids[used]]
+        inside: Any = True
+        if self.tiles is not None and self.tile_ids is not None:
+            inside = self.tiles[self.tile_ids[used], :block_q, :block_k]
         seen[b, h, row, self.indices[used]] = inside
         if self.full_counts is not None and self.full_indices is not None:
             used = _used(self.full_counts, self.full_indices)
             b, h, row, _ = used.nonzero(as_tuple=True)
             seen[b, h, row, self.full_indices[used]] = True
         return seen.transpose(3, 4).flatten(4, 5).flatten(2, 3)[:, :, :length_q, :length_k]
+
+
+_TORCHS_ONE_BLOCK = 1 << 30  # torch's size of a block that holds everything, however long
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Queries or keys of one of torch's masks."""
+
+    block: int  # how much of a block there is
+    length: int
+
+    @staticmethod
+    def of(name: str, block: int, length: int, asked: int | None) -> _Side:
+        """Of a mask with blocks and a length of its own, for attention of `asked` rows."""
+        if asked is not None and block > asked:
+            length = asked if block == _TORCHS_ONE_BLOCK else min(length, asked)
+            return _Side(max(asked, 1), length)
+        if asked is None and min(block, length) >= _TORCHS_ONE_BLOCK:
+            reject(name, "the length of the attention, where a block has none", None)
+        return _Side(block if asked is not None else min(block, max(length, 1)), length)
+
+    def positions(self, blocks: Tensor) -> Tensor:
+        """[blocks, positions]. A mask_mod may look them up in tensors as long as the sequence, so none goes
+        past the end."""
+        inside = torch.arange(self.block, device=blocks.device)
+        return (blocks[:, None] * self.block + inside).clamp(max=max(self.length - 1, 0))
+
+
+def _sides(block_mask: Any, length_q: int | None, length_k: int | None) -> tuple[_Side, _Side]:
+    (block_q, block_k), (own_q, own_k) = block_mask.BLOCK_SIZE, block_mask.seq_lengths
+    return _Side.of("length_q", block_q, own_q, length_q), _Side.of("length_k", block_k, own_k, length_k)
+
+
+def _hides_nothing(mask_mod: MaskMod) -> bool:
+    from torch.nn.attention.flex_attention import noop_mask
+
+    return mask_mod is noop_mask
+
+
+def _sizes(block_size: Any) -> tuple[int, int]:
+    """(block_q, block_k)"""
+    sizes = block_size if isinstance(block_size, tuple) else (block_size, block_size)
+    if len(sizes) != 2:
+        reject("block_size", "a size, or one for queries and one for keys", told(block_size))
+    for size in sizes:
+        if whole_of("block_size", size) < 1:
+            reject("block_size", "at least 1", size)
+    return sizes
 
 
 def _evaluate(mask_mod: MaskMod, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -183,16 +254,21 @@ def _distinct(tiles: Tensor) -> tuple[Tensor, Tensor]:
     return kept, ids.to(torch.int32)
 
 
-_converted: weakref.WeakKeyDictionary[Any, BlockMask] = weakref.WeakKeyDictionary()
+_converted: weakref.WeakKeyDictionary[Any, dict[tuple[_Side, _Side], BlockMask]] = weakref.WeakKeyDictionary()
 
 
-def block_mask_of(given: Any) -> BlockMask:
-    """Ours as it is; torch's converted, once for each object."""
+def block_mask_of(given: Any, length_q: int | None = None, length_k: int | None = None) -> BlockMask:
+    """Ours as it is; torch's converted, once for each object and what there is of its blocks."""
     if isinstance(given, BlockMask):
         return given
-    if not hasattr(given, "kv_num_blocks") or not hasattr(given, "mask_mod"):
+    _check_torchs(given)
+    known = _converted.setdefault(given, {})
+    sides = _sides(given, length_q, length_k)
+    if sides not in known:
+        known[sides] = BlockMask.from_torch(given, length_q, length_k)
+    return known[sides]
+
+
+def _check_torchs(given: Any) -> None:
+    if not all(hasattr(given, name) for name in ("kv_num_blocks", "mask_mod", "BLOCK_SIZE", "seq_lengths")):
         reject("block_mask", "tilewise.BlockMask or torch's BlockMask", type(given).__name__)
-    known = _converted.get(given)
-    if known is None:
-        known = _converted[given] = BlockMask.from_torch(given)
-    return known

@@ -16,6 +16,7 @@ from tilewise import _binding
 from tilewise.bench import (
     check,
     environment,
+    files,
     implementations,
     kinds,
     measure,
@@ -36,11 +37,16 @@ from tilewise.bench.operations import OPERATIONS
 from tilewise.bench.plots import all_files
 from tilewise.bench.problem import ITEM_BYTES, PASSES, BadInput, Problem
 
-DEFAULT_OUT = Path("build/bench")
 LIMIT_MS = {"cpu": 300.0, "cuda": 100.0}
 DEFAULT_SHAPE = "hq=8 sq=1024 d=64"
 DEFAULT_CHECK = ("hq=4 hkv=2 sq=197 d=64", "hq=2 sq=128 sk=200 d=128", "hq=2 sq=150 d=40 mask=padding",
                  "hq=2 sq=300 d=64 window=32", "hq=1 sq=33 d=257", "hq=2 sq=256 d=32 blocks=0.5")  # fmt: skip
+
+
+def default_out() -> Path:
+    """Where records go unless told: the build folder of a checkout, else a folder of their own here."""
+    checkout = Path("CMakeLists.txt").is_file() and Path("python/tilewise").is_dir()
+    return Path("build/bench") if checkout else Path("tilewise-bench")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -102,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     within = "seconds, after which no other problem is begun; the same command goes on (no limit)"
     command.add_argument("--within", type=float, metavar="SECONDS", help=within)
     command.add_argument("--threads", type=int, help="CPU threads (torch's own number)")
-    command.add_argument("--out", type=Path, default=DEFAULT_OUT, help="folder of records (%(default)s)")
+    command.add_argument("--out", type=Path, default=default_out(), help="folder of records (%(default)s)")
     command.add_argument("--fresh", action="store_true", help="do not go on with an interrupted run")
     compiled = "torch.compile beside eager PyTorch in gemm, ffn, norm and layer: minutes"
     command.add_argument("--compile", action="store_true", help=compiled)
@@ -149,7 +155,7 @@ def _selection_options(command: argparse.ArgumentParser) -> None:
 
 def _record_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "records", nargs="*", type=Path, default=[DEFAULT_OUT], help="files or folders (build/bench)"
+        "records", nargs="*", type=Path, default=[default_out()], help=f"files or folders ({default_out()})"
     )
 
 
@@ -286,16 +292,16 @@ def _bench(options: Any) -> int:
     chosen = _suites(options, device, selection)
     settings = measure.Settings(device, options.runs, options.seconds, limit_ms)
     plan = run.Plan(settings, chosen, options.kernels, options.out, options.fresh)
-    plan.compiled, plan.within = options.compile, options.within
-    files, finished = run.run(plan)
-    found = [record for record in map(records.read, files) if record.rows]
+    plan.compiled, plan.within, plan.report = options.compile, options.within, not options.no_report
+    written, finished = run.run(plan)
+    found = [record for record in map(records.read, written) if record.rows]
     if found:
         print("\n" + summary.text(summary.by_machine(found)))
-        print(f"\nrecords   {', '.join(str(path) for path in files)}")
+        print(f"\nrecords   {', '.join(str(path) for path in written)}")
         if not options.no_report:
-            page = files[0].parent / "report.html"
-            with records.writing("--out", page):
-                page.write_text(report.page(found))
+            page = written[0].with_name(run.REPORT)
+            with files.writing("--out", page):
+                files.replace(page, report.page(found))
             print(f"report    {page}")
     if finished is False:
         return 130
@@ -356,23 +362,24 @@ def _report(options: Any) -> int:
     found = records.read_all(options.records)
     first = options.records[0]
     page = options.out or (first if first.is_dir() else first.parent) / "report.html"
-    records.check_writable("--out", page)
-    with records.writing("--out", page):
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(report.page(found))
+    files.check_writable("--out", page)
+    if options.png:
+        from tilewise.bench import png
+
+        png.check()
+    with files.writing("--out", page):
+        files.replace(page, report.page(found))
     machines = summary.by_machine(found)
     print(summary.text(machines))
     print(f"\nreport    {page}")
     for record in machines if options.plots else ():
         folder = options.plots / environment.slug(record.environment)
-        files = all_files(record)
-        with records.writing("--plots", folder):
+        drawings = all_files(record)
+        with files.writing("--plots", folder):
             folder.mkdir(parents=True, exist_ok=True)
-            for name, svg in files.items():
-                (folder / f"{name}.svg").write_text(svg)
+            for name, svg in drawings.items():
+                files.replace(folder / f"{name}.svg", svg)
             if options.png:
-                from tilewise.bench import png
-
                 png.write_all(record, folder)
-        print(f"plots     {folder}: {len(files)}")
+        print(f"plots     {folder}: {len(drawings)}")
     return 0

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from tilewise import _layer_ops as ops
-from tilewise._errors import reject, translated
+from tilewise._arguments import check_optional_tensors, check_tensors
+from tilewise._errors import check_dense, reject, translated
+from tilewise._ops import autocast_dtype
+from tilewise._scalars import at_least, flag_of, number_of, text_of, whole_of
 
 Activation = Literal["none", "relu", "gelu", "gelu_tanh", "silu"]
+ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
 # Python's names for arguments that the library or the operators know by others.
 _NAMES = {"kernel_name": "kernel", "epsilon": "eps"}
@@ -54,7 +59,9 @@ def linear(
     >>> torch.allclose(linear(x, w, b, activation="gelu"), expected, atol=1e-5)
     True
     """
-    _check_tensors(input=input, weight=weight)
+    check_tensors(input=input, weight=weight)
+    check_optional_tensors(bias=bias, gate=gate, gate_bias=gate_bias, residual=residual)
+    _check_words(activation, kernel)
     input, weight, gate, residual = _autocast(input, weight, gate, residual)
     rows, shape = _rows("input", input)
     addend = _residual_rows(residual, (*shape, weight.shape[0]) if weight.dim() == 2 else shape)
@@ -103,15 +110,19 @@ def ffn(
     >>> torch.allclose(ffn(x, up, down), expected, atol=1e-4)
     True
     """
-    _check_tensors(x=x, up=up, down=down)
+    check_tensors(x=x, up=up, down=down)
+    check_optional_tensors(gate=gate, up_bias=up_bias, gate_bias=gate_bias, down_bias=down_bias)
+    check_optional_tensors(residual=residual)
+    _check_words(activation, kernel)
+    keeps = flag_of("keep_products", keep_products)
     x, up, down, gate, residual = _autocast(x, up, down, gate, residual)
     rows, shape = _rows("x", x)
     addend = _residual_rows(residual, (*shape, down.shape[0]) if down.dim() == 2 else shape)
     biases = (up_bias, gate_bias, down_bias)
-    options = (activation, max_intermediate_bytes, kernel, _tf32(x))
+    options = (activation, whole_of("max_intermediate_bytes", max_intermediate_bytes), kernel, _tf32(x))
     arguments = (rows, up, down, gate, *biases, addend, *options)
     recorded = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in arguments)
-    if keep_products and recorded:
+    if keeps and recorded:
         out = _run(ops.ffn_forward_kept, arguments, _NAMES)[0]
     else:
         out = _run(ops.ffn_forward, arguments, _NAMES)
@@ -174,10 +185,12 @@ def _norm(
     *,
     layer: bool,
 ) -> Any:
-    _check_tensors(input=input)
+    check_tensors(input=input)
+    check_optional_tensors(weight=weight, bias=bias, residual=residual)
+    text_of("kernel", kernel)
     rows, _ = _rows("input", input)
     addend = _residual_rows(residual, tuple(input.shape))
-    arguments = (rows, addend, weight, bias, float(eps), layer, kernel)
+    arguments = (rows, addend, weight, bias, number_of("eps", eps), layer, kernel)
     out, summed, _, _ = _run(ops.norm_forward, arguments, _NORM_NAMES)
     return out.view(input.shape) if residual is None else (out.view(input.shape), summed.view(input.shape))
 
@@ -198,11 +211,18 @@ def rope_tables(
     >>> cos.shape
     torch.Size([16, 4])
     """
-    if rotary_dim < 0 or rotary_dim % 2:
+    at_least(0, positions=positions)
+    if whole_of("rotary_dim", rotary_dim) < 0 or rotary_dim % 2:
         reject("rotary_dim", "an even number, 0 or above", rotary_dim)
+    check_optional_tensors(inverse_frequencies=inverse_frequencies)
     if inverse_frequencies is None:
+        root = number_of("base", base)
+        if not (0.0 < root < math.inf):
+            reject("base", "a finite number above 0", root)
         steps = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device=device)
-        inverse_frequencies = 1.0 / base ** (steps / max(rotary_dim, 1))
+        inverse_frequencies = 1.0 / root ** (steps / max(rotary_dim, 1))
+    elif tuple(inverse_frequencies.shape) != (rotary_dim // 2,):
+        reject("inverse_frequencies", str([rotary_dim // 2]), list(inverse_frequencies.shape))
     rows = torch.arange(positions, dtype=torch.float32, device=device)
     angles = torch.outer(rows, inverse_frequencies.to(device=rows.device, dtype=torch.float32))
     return angles.cos(), angles.sin()
@@ -237,10 +257,12 @@ def apply_rope(
     >>> torch.allclose(turned_q.norm(dim=-1), q.norm(dim=-1), atol=1e-5)
     True
     """
-    _check_tensors(query=query, cos=cos, sin=sin)
+    check_tensors(query=query, cos=cos, sin=sin)
+    check_optional_tensors(key=key, positions=positions)
+    flag, name = flag_of("interleaved", interleaved), text_of("kernel", kernel)
     if positions is not None and positions.dim() == 1:
         positions = positions.unsqueeze(0)
-    arguments = (query, key, cos, sin, positions, interleaved, False, kernel)
+    arguments = (query, key, cos, sin, positions, flag, False, name)
     results = _run(ops.rope, arguments, _ROPE_NAMES)
     return results[0] if key is None else tuple(results)
 
@@ -284,12 +306,15 @@ def rope_into_cache(
     >>> torch.equal(v_cache[1, 0, 7], v[1, 0, 0])
     True
     """
-    _check_tensors(query=query, key=key, value=value, k_cache=k_cache, v_cache=v_cache, cos=cos, sin=sin)
+    check_tensors(query=query, key=key, value=value, k_cache=k_cache, v_cache=v_cache, cos=cos, sin=sin)
+    check_optional_tensors(positions=positions, cache_starts=cache_starts, cache_ends=cache_ends)
+    check_optional_tensors(page_table=page_table)
+    flag, name = flag_of("interleaved", interleaved), text_of("kernel", kernel)
     if positions is not None and positions.dim() == 1:
         positions = positions.unsqueeze(0)
     caches = (k_cache, v_cache)
     tables = (cos, sin, positions, cache_starts, page_table)
-    arguments = (query, key, value, *caches, *tables, interleaved, kernel, cache_ends)
+    arguments = (query, key, value, *caches, *tables, flag, name, cache_ends)
     with torch.no_grad():
         return _run(ops.rope_into_cache, arguments, _ROPE_NAMES)
 
@@ -301,26 +326,32 @@ def _run(operator: torch._ops.OpOverload, arguments: tuple[Any, ...], names: Map
     try:
         return ops.call(operator, *arguments)
     except (RuntimeError, AttributeError) as error:
-        raise translated(error, {}, names) from None
+        given = (argument.name for argument in operator._schema.arguments)
+        raise translated(error, dict(zip(given, arguments, strict=False)), names) from None
 
 
-def _check_tensors(**tensors: Any) -> None:
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected Tensor, got {type(tensor).__name__}")
+def _check_words(activation: Any, kernel: Any) -> None:
+    text_of("activation", activation)
+    text_of("kernel", kernel)
 
 
 def _rows(name: str, tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """[..., D] as [M, D], and the dimensions before the last."""
     if tensor.dim() < 1:
         reject(name, "at least one dimension", "none")
-    return (tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])), tuple(tensor.shape[:-1])
+    shape = tuple(tensor.shape[:-1])
+    if tensor.dim() == 2:
+        return tensor, shape
+    try:
+        return tensor.reshape(math.prod(shape), tensor.shape[-1]), shape
+    except RuntimeError:
+        check_dense(name, tensor)
+        raise
 
 
 def _residual_rows(residual: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
     if residual is None:
         return None
-    _check_tensors(residual=residual)
     if tuple(residual.shape) != shape:
         reject("residual", str(list(shape)), list(residual.shape))
     return _rows("residual", residual)[0]
@@ -333,10 +364,7 @@ def _tf32(tensor: Tensor) -> bool:
 
 def _autocast(*tensors: Any) -> tuple[Any, ...]:
     """The tensors in the type that autocast asks for, as PyTorch's own products take them."""
-    if not torch._C._is_any_autocast_enabled():  # the common case, at a fraction of the cost
+    dtype = autocast_dtype(tensors[0])
+    if dtype is None:
         return tensors
-    device_type = tensors[0].device.type
-    if not torch.is_autocast_enabled(device_type):
-        return tensors
-    dtype = torch.get_autocast_dtype(device_type)
     return tuple(x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in tensors)

@@ -64,7 +64,7 @@ def attention(
     elif attn_mask is not None:
         score = score + attn_mask.to(dtype)
     if block_mask is not None:
-        hidden = hidden | ~block_mask_of(block_mask).to_dense(length_q, length_k)
+        hidden = hidden | ~block_mask_of(block_mask, length_q, length_k).to_dense(length_q, length_k)
     score = score.masked_fill(hidden, -torch.inf)
 
     sink = None if sinks is None else sinks.to(dtype)[:, None]  # [Hq, 1]
@@ -185,7 +185,7 @@ def _softmax(score: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _dropout_factor(p: float, seed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """[B, Hq, Sq, Sk]: 0 where a weight is dropped, else 1/(1 - p).
+    """[B, Hq, Sq, Sk]: 0 where a weight is dropped, else 1/(1 - p). All are dropped where p is 1.
 
     Philox 4x32-10 with key (seed) and counter (j/4, i, b·Hq + h, offset); the weight stays where word j mod 4
     is at least p·2^32.
@@ -213,4 +213,4 @@ def _dropout_factor(p: float, seed: Tensor, shape: tuple[int, ...]) -> Tensor:
         ]
         key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
     words = torch.stack(counter, dim=-1).flatten(-2)[..., :length_k].view(shape)
-    return (words >= int(p * 2**32)).double() / (1 - p)
+    return (words >= int(p * 2**32)).double() / (1 - p if p < 1 else 1)

@@ -5,13 +5,13 @@ namespace tilewise {
 void AttentionCall::block_states(std::int64_t b, std::int64_t h, std::int64_t qb,
                                  std::span<std::int32_t> states) const {
   std::fill(states.begin(), states.end(), block_hidden);
-  const std::int32_t partial = blocks.counts.at(b, h, qb);
+  const std::int32_t partial = blocks.count(b, h, qb);
   for (std::int32_t slot = 0; slot < partial; ++slot) {
     const auto block = static_cast<std::size_t>(blocks.indices.at(b, h, qb, slot));
-    states[block] = blocks.tile_ids.data == nullptr ? block_full : blocks.tile_ids.at(b, h, qb, slot);
+    states[block] = blocks.tile(b, h, qb, slot);
   }
   if (blocks.full_counts.data == nullptr) return;
-  const std::int32_t full = blocks.full_counts.at(b, h, qb);
+  const std::int32_t full = blocks.full_count(b, h, qb);
   for (std::int32_t slot = 0; slot < full; ++slot) {
     states[static_cast<std::size_t>(blocks.full_indices.at(b, h, qb, slot))] = block_full;
   }

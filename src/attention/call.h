@@ -40,22 +40,36 @@ struct HeadValues {
   }
 };
 
+/// What a key block is to a row of query blocks: a tile id from 0 on, or one of these.
+inline constexpr std::int32_t block_hidden = -2;
+inline constexpr std::int32_t block_full = -1;
+
 /// The block mask, ready to be read.
 struct BlockView {
-  std::int64_t block_q = 0;
-  std::int64_t block_k = 0;
+  std::int64_t block_q = 0;  ///< at most the number of queries; the tiles may have more rows
+  std::int64_t block_k = 0;  ///< likewise of keys
   Indices counts, indices, full_counts, full_indices, tile_ids;
-  const std::byte* tiles = nullptr;  ///< [tiles, block_q, block_k]
+  std::int64_t slots = 0, full_slots = 0;  ///< of a row of query blocks in `indices` and in `full_indices`
+  const std::byte* tiles = nullptr;        ///< [tile_count, block_q, block_k] of the caller
+  std::int64_t tile_count = 0;
   std::int64_t tile_stride[3] = {};
 
+  /// How many blocks a row of query blocks lists, and which of the tiles its block at `slot` has: inside the
+  /// tensors, whatever the numbers are.
+  constexpr std::int32_t count(std::int64_t b, std::int64_t h, std::int64_t row) const {
+    return static_cast<std::int32_t>(within(counts.at(b, h, row), 0, slots));
+  }
+  constexpr std::int32_t full_count(std::int64_t b, std::int64_t h, std::int64_t row) const {
+    return static_cast<std::int32_t>(within(full_counts.at(b, h, row), 0, full_slots));
+  }
+  constexpr std::int32_t tile(std::int64_t b, std::int64_t h, std::int64_t row, std::int64_t slot) const {
+    if (tile_ids.data == nullptr || tile_count == 0) return block_full;
+    return static_cast<std::int32_t>(within(tile_ids.at(b, h, row, slot), 0, tile_count - 1));
+  }
   constexpr bool tile_shows(std::int32_t tile, std::int64_t i, std::int64_t j) const {
     return tiles[tile * tile_stride[0] + i * tile_stride[1] + j * tile_stride[2]] != std::byte{0};
   }
 };
-
-/// What a key block is to a row of query blocks: a tile id from 0 on, or one of these.
-inline constexpr std::int32_t block_hidden = -2;
-inline constexpr std::int32_t block_full = -1;
 
 /// Keys [first, last).
 struct KeyRange {
@@ -81,6 +95,30 @@ struct Sequence {
   std::int64_t band_offset = 0;  ///< query i stands at key i + band_offset
 };
 
+/// Where packed sequences lie by their cumulative lengths: inside the tensor, whatever the numbers are.
+/// Numbers that do not rise leave sequences empty, or rows to more than one.
+struct Starts {
+  Indices cumulative;
+  std::int64_t sequences = 0;
+  std::int64_t rows = 0;     ///< of the tensor
+  std::int64_t longest = 0;  ///< rows of a sequence beyond it are nobody's
+
+  constexpr std::int64_t at(std::int64_t n) const { return within(cumulative.at(n), 0, rows); }
+  constexpr std::int64_t length(std::int64_t n) const { return within(at(n + 1) - at(n), 0, longest); }
+
+  /// Whether one of the sequences has the row: that which bisection finds. Where numbers rise there is no
+  /// other. Else others may have rows that this one says are nobody's, but none is left out: with
+  /// at(low) <= row < at(high) kept, the two come to be neighbours.
+  constexpr bool own(std::int64_t row) const {
+    std::int64_t low = 0, high = sequences;
+    while (high - low > 1) {
+      const std::int64_t middle = (low + high) / 2;
+      (at(middle) <= row ? low : high) = middle;
+    }
+    return low < high && row >= at(low) && row < at(high) && row - at(low) < longest;
+  }
+};
+
 /// A checked call: the problem, and every argument in the form kernels read. It is passed to CUDA kernels by
 /// value, and its small functions are constexpr so that they may be called there.
 struct AttentionCall {
@@ -97,7 +135,9 @@ struct AttentionCall {
   Indices key_lengths, cumulative_q, cumulative_k, page_table;
   std::int64_t total_q = 0;  ///< rows of packed tensors, which the sequences may leave unused at the end
   std::int64_t total_k = 0;
-  std::int64_t page = 0;  ///< keys a page
+  std::int64_t page = 0;         ///< keys a page
+  std::int64_t pages = 0;        ///< of k and v
+  std::int64_t most_length = 0;  ///< of an entry's keys: problem.length_k, or 0 where there are no pages
   BlockView blocks;
 
   double scale = 1;
@@ -119,12 +159,13 @@ struct AttentionCall {
   constexpr Sequence sequence(std::int64_t b) const {
     Sequence s{.length_q = problem.length_q, .length_k = problem.length_k};
     if (packed()) {
-      s.first_q = cumulative_q.at(b);
-      s.first_k = cumulative_k.at(b);
-      s.length_q = cumulative_q.at(b + 1) - s.first_q;
-      s.length_k = cumulative_k.at(b + 1) - s.first_k;
+      const Starts of_q = starts_q(), of_k = starts_k();
+      s.first_q = of_q.at(b);
+      s.first_k = of_k.at(b);
+      s.length_q = of_q.length(b);
+      s.length_k = of_k.length(b);
     }
-    if (key_lengths.data != nullptr) s.length_k = key_lengths.at(b);
+    if (key_lengths.data != nullptr) s.length_k = within(key_lengths.at(b), 0, most_length);
     if (alignment == Alignment::bottom_right) s.band_offset = s.length_k - s.length_q;
     return s;
   }
@@ -134,11 +175,13 @@ struct AttentionCall {
   constexpr std::int64_t rows_q() const { return packed() ? total_q : problem.batch * problem.length_q; }
   constexpr std::int64_t rows_k() const { return packed() ? total_k : problem.batch * problem.length_k; }
   constexpr std::int64_t first_row_q(std::int64_t b) const {
-    return packed() ? cumulative_q.at(b) : b * problem.length_q;
+    return packed() ? starts_q().at(b) : b * problem.length_q;
   }
   constexpr std::int64_t first_row_k(std::int64_t b) const {
-    return packed() ? cumulative_k.at(b) : b * problem.length_k;
+    return packed() ? starts_k().at(b) : b * problem.length_k;
   }
+  constexpr Starts starts_q() const { return {cumulative_q, problem.batch, total_q, problem.length_q}; }
+  constexpr Starts starts_k() const { return {cumulative_k, problem.batch, total_k, problem.length_k}; }
   constexpr bool packed() const { return problem.layout == Layout::packed; }
 
   /// The keys that causal, window and lengths leave to query i.
@@ -149,8 +192,12 @@ struct AttentionCall {
 
   constexpr std::byte* key_row(const Rows& rows, const Sequence& s, std::int64_t b, std::int64_t h_kv,
                                std::int64_t j) const {
-    if (problem.layout == Layout::paged) return rows.at(page_table.at(b, j / page), h_kv, j % page);
+    if (problem.layout == Layout::paged) return rows.at(page_at(b, j / page), h_kv, j % page);
     return rows.at(b, h_kv, s.first_k + j);
+  }
+  /// The page of an entry's keys from slot · page on: one of those there are, whatever the table says.
+  constexpr std::int64_t page_at(std::int64_t b, std::int64_t slot) const {
+    return within(page_table.at(b, slot), 0, pages - 1);
   }
 
   constexpr std::int64_t key_blocks() const {

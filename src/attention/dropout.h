@@ -14,14 +14,18 @@ struct DropoutMask {
   PhiloxKey key{};
   std::uint32_t stream = 0;     ///< fourth word of the counter
   std::uint32_t threshold = 0;  ///< probability · 2^32
-  float keep_scale = 1;         ///< 1 / (1 - probability)
+  float keep_scale = 1;         ///< 1 / (1 - probability), or 0 where everything is dropped
   /// Seed and offset in memory that only the kernels can read; key and stream are then read from there.
   const std::int64_t* words = nullptr;
 
   DropoutMask() = default;
   explicit DropoutMask(const Dropout& dropout)
-      : threshold(static_cast<std::uint32_t>(static_cast<double>(dropout.probability) * 0x1p32)),
-        keep_scale(static_cast<float>(1.0 / (1.0 - static_cast<double>(dropout.probability)))) {
+      : threshold(dropout.probability < 1
+                      ? static_cast<std::uint32_t>(static_cast<double>(dropout.probability) * 0x1p32)
+                      : ~std::uint32_t{0}),
+        keep_scale(dropout.probability < 1
+                       ? static_cast<float>(1.0 / (1.0 - static_cast<double>(dropout.probability)))
+                       : 0) {
     set(dropout.seed, dropout.offset);
   }
 

@@ -18,6 +18,10 @@ std::span<const AttentionKernel> attention_kernel_list();
 /// there is none that can.
 const AttentionKernel& choose_attention_kernel(const AttentionProblem& problem, std::string_view name);
 
+/// Where asked, has a kernel look at the index tensors of a CUDA device, and throws what a CPU call would.
+/// It waits for the stream.
+void check_device_indices(const AttentionCall& call, const Context& context);
+
 #ifdef TILEWISE_HAS_CUDA
 namespace cuda {
 extern const AttentionKernel wgmma_attention;

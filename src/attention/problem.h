@@ -68,5 +68,7 @@ struct AttentionProblem {
 
 /// "forward f32 dense B2 Hq8 Hkv2 Sq128 Sk128 D64 Dv64 on cpu, causal, dropout"
 std::string to_string(const AttentionProblem& problem);
+/// What a log says before it.
+constexpr const char* operation_of(const AttentionProblem&) { return "attention "; }
 
 }  // namespace tilewise

@@ -7,6 +7,7 @@
 #include "attention/validate.h"
 #include "attention/views.h"
 #include "core/checks.h"
+#include "core/sizes.h"
 
 namespace tilewise {
 namespace {
@@ -20,20 +21,20 @@ void check_options(const AttentionOptions& options) {
         options.scale.value_or(0));
   check(std::isfinite(options.softcap) && options.softcap >= 0, "softcap", "a finite number, 0 or above",
         options.softcap);
-  check(options.dropout.probability >= 0 && options.dropout.probability < 1, "dropout.probability",
-        "a number in [0, 1)", options.dropout.probability);
+  check(options.dropout.probability >= 0 && options.dropout.probability <= 1, "dropout.probability",
+        "a number in [0, 1]", options.dropout.probability);
   check(options.window.left.value_or(0) >= 0, "window.left", "0 or above, or absent",
         options.window.left.value_or(0));
   check(options.window.right.value_or(0) >= 0, "window.right", "0 or above, or absent",
         options.window.right.value_or(0));
+  check_enumerator(options.alignment, Alignment::bottom_right, "alignment", "top_left or bottom_right");
+  check_precision(options.precision);
 }
 
 void check_dropout_seed(const Tensor& seed, const Context& context) {
   check_dtype(seed, "dropout_seed", DType::i64);
   check_shape(seed, "dropout_seed", {2}, "[seed, offset]", context);
   check_contiguous_last(seed, "dropout_seed");
-  check(reinterpret_cast<std::uintptr_t>(seed.data) % size_of(DType::i64) == 0, "dropout_seed",
-        "memory aligned to 8 bytes", "an address between");
 }
 
 // Whether rows of keys begin at multiples of 16 bytes and have keys that lie together.
@@ -136,8 +137,9 @@ void check_packed(const AttentionInputs& inputs, const Context& context, Attenti
         "0 or above and below 2^31", packed.max_length_q);
   check(packed.max_length_k >= 0 && packed.max_length_k < max_length, "packed.max_length_k",
         "0 or above and below 2^31", packed.max_length_k);
-  problem.length_q = packed.max_length_q;
-  problem.length_k = packed.max_length_k;
+  // No sequence is longer than all together: a larger bound would only cost time and workspace.
+  problem.length_q = std::min(packed.max_length_q, inputs.q.extent(0));
+  problem.length_k = std::min(packed.max_length_k, inputs.k.extent(0));
   check(!inputs.mask.given(), "mask", "none with packed sequences", inputs.mask);
   check(!inputs.blocks.given(), "blocks", "none with packed sequences", "a block mask");
   check(!inputs.page_table.given(), "page_table", "none with packed sequences", inputs.page_table);
@@ -155,7 +157,7 @@ void check_paged(const AttentionInputs& inputs, const Context& context, Attentio
   check_memory(table, "page_table", context);
   check(inputs.k.extent(2) >= 1, "k", "pages of at least one key", inputs.k);
   check(inputs.key_lengths.given(), "key_lengths", "i32 [B] with paged keys", "none");
-  problem.length_k = table.extent(1) * inputs.k.extent(2);
+  problem.length_k = bounded_product(table.extent(1), inputs.k.extent(2));
 }
 
 void check_mask(const Tensor& mask, const Context& context, const AttentionProblem& problem) {
@@ -180,10 +182,17 @@ void check_mask(const Tensor& mask, const Context& context, const AttentionProbl
   check_memory(mask, "mask", context);
 }
 
+// A block that is longer than what it divides is cut to that: its tail has nothing to say, and kernels take
+// time and memory for whole blocks.
+std::int64_t within_length(std::int64_t block, std::int64_t length) {
+  return std::min(block, std::max<std::int64_t>(length, 1));
+}
+
 void check_blocks(const BlockMask& blocks, const Context& context, const AttentionProblem& problem) {
   check(blocks.block_q >= 1, "blocks.block_q", "1 or above", blocks.block_q);
   check(blocks.block_k >= 1, "blocks.block_k", "1 or above", blocks.block_k);
-  const std::int64_t rows = (problem.length_q + blocks.block_q - 1) / blocks.block_q;
+  const std::int64_t block_q = within_length(blocks.block_q, problem.length_q);
+  const std::int64_t rows = (problem.length_q + block_q - 1) / block_q;
   const auto check_list = [&](const Tensor& tensor, std::string_view name, int rank) {
     check(tensor.rank == rank, name,
           rank == 3 ? "rank 3 [B|1, Hq|1, query blocks]" : "rank 4 [B|1, Hq|1, query blocks, slots]", tensor);
@@ -222,15 +231,18 @@ void check_blocks(const BlockMask& blocks, const Context& context, const Attenti
   }
 }
 
-BlockView block_view(const BlockMask& blocks) {
-  BlockView view{.block_q = blocks.block_q,
-                 .block_k = blocks.block_k,
+BlockView block_view(const BlockMask& blocks, const AttentionProblem& problem) {
+  BlockView view{.block_q = within_length(blocks.block_q, problem.length_q),
+                 .block_k = within_length(blocks.block_k, problem.length_k),
                  .counts = indices_of(blocks.counts),
                  .indices = indices_of(blocks.indices),
                  .full_counts = indices_of(blocks.full_counts),
                  .full_indices = indices_of(blocks.full_indices),
                  .tile_ids = indices_of(blocks.tile_ids),
-                 .tiles = static_cast<const std::byte*>(blocks.tiles.data)};
+                 .slots = blocks.indices.extent(3),
+                 .full_slots = blocks.full_indices.extent(3),
+                 .tiles = static_cast<const std::byte*>(blocks.tiles.data),
+                 .tile_count = blocks.tiles.extent(0)};
   for (int dim = 0; dim < blocks.tiles.rank; ++dim) view.tile_stride[dim] = blocks.tiles.stride(dim);
   return view;
 }
@@ -260,7 +272,9 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   if (problem.layout == Layout::paged) check_paged(inputs, context, problem);
   check(problem.length_q < max_length, "q", "fewer than 2^31 queries", inputs.q);
   check(problem.length_k < max_length, "k", "fewer than 2^31 keys", inputs.k);
-  check(problem.batch * problem.heads_q < 2 * max_length, "q", "fewer than 2^32 heads in all", inputs.q);
+  // Entries without heads count, too: checks of index tensors go over them.
+  check(bounded_product(problem.batch, std::max<std::int64_t>(problem.heads_q, 1)) < 2 * max_length, "q",
+        "fewer than 2^32 heads in all", inputs.q);
 
   if (inputs.mask.given()) check_mask(inputs.mask, context, problem);
   if (inputs.blocks.given()) check_blocks(inputs.blocks, context, problem);
@@ -297,7 +311,9 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   call.total_q = problem.layout == Layout::packed ? inputs.q.extent(0) : 0;
   call.total_k = problem.layout == Layout::packed ? inputs.k.extent(0) : 0;
   call.page = problem.layout == Layout::paged ? inputs.k.extent(2) : 0;
-  call.blocks = block_view(inputs.blocks);
+  call.pages = problem.layout == Layout::paged ? inputs.k.extent(0) : 0;
+  call.most_length = problem.layout == Layout::paged && call.pages == 0 ? 0 : problem.length_k;
+  call.blocks = block_view(inputs.blocks, problem);
   call.scale = options.scale ? static_cast<double>(*options.scale) : 1.0 / std::sqrt(dim);
   call.softcap = static_cast<double>(options.softcap);
   call.band = band_of(options);

@@ -2,8 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace tilewise {
+
+/// Throws InvalidArgument: the workspace would have 2^63 bytes or more.
+[[noreturn]] void reject_workspace_size();
 
 /// Hands out pieces of a workspace, each aligned to a cache line. Over a null base it only counts, so the
 /// code that lays memory out also tells how much it needs.
@@ -11,12 +15,15 @@ class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<std::byte*>(base)) {}
 
-  template <typename T>
-  T* take(std::int64_t count) {
-    used_ = (used_ + alignment - 1) / alignment * alignment;
-    auto* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += static_cast<std::size_t>(count) * sizeof(T);
-    return piece;
+  /// Room for as many elements as the product of the factors, of which none is negative.
+  template <typename T, typename... Factors>
+  T* take(Factors... factors) {
+    std::int64_t bytes = sizeof(T);
+    const bool fits = (!__builtin_mul_overflow(bytes, static_cast<std::int64_t>(factors), &bytes) && ...);
+    const std::size_t first = rounded();
+    if (!fits || static_cast<std::size_t>(bytes) > most - first) reject_workspace_size();
+    used_ = first + static_cast<std::size_t>(bytes);
+    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + first);
   }
 
   std::size_t used() const { return used_; }
@@ -25,6 +32,8 @@ class Arena {
 
  private:
   static constexpr std::size_t alignment = 64;
+  // Rounded up it is still below the 2^64 bytes that a size can count.
+  static constexpr std::size_t most = std::numeric_limits<std::ptrdiff_t>::max() - alignment;
   std::byte* base_;
   std::size_t used_ = 0;
 };

@@ -1,6 +1,9 @@
 #include "core/checks.h"
 
+#include <cmath>
+
 #include "core/overlap.h"
+#include "core/sizes.h"
 
 namespace tilewise {
 namespace {
@@ -15,7 +18,55 @@ void check_simd_level(std::string_view level) {
   reject("simd_level", "one of " + names + " on this machine", "'" + std::string(level) + "'");
 }
 
+// What a tensor's extents and strides amount to. In f64 nothing overflows, and what is rounded is far from
+// any memory. An extent of 0 counts as 1, and so does the stride of a single element: kernels multiply it,
+// too.
+struct Span {
+  bool negative = false;
+  bool empty = false;
+  double elements = 1;
+  double reach = 1;  // at least the elements from the first in memory to the last
+
+  explicit Span(const Tensor& tensor) {
+    for (int dim = 0; dim < tensor.rank; ++dim) {
+      const std::int64_t extent = tensor.extent(dim);
+      negative = negative || extent < 0;
+      empty = empty || extent == 0;
+      const auto factor = static_cast<double>(extent == 0 ? 1 : extent);
+      elements *= factor;
+      reach += factor * std::abs(static_cast<double>(tensor.stride(dim)));
+    }
+  }
+  bool below(double bytes, DType dtype) const {
+    const double limit = bytes / static_cast<double>(size_of(dtype));
+    return elements < limit && reach < limit;
+  }
+};
+
+std::string with_strides(const Tensor& tensor) {
+  Tensor strides = tensor;
+  strides.shape = tensor.strides;
+  return to_string(tensor) + " with strides " + shape_string(strides);
+}
+
 }  // namespace
+
+void check_memory(const Tensor& tensor, std::string_view name, const Context& context) {
+  check(tensor.rank >= 0 && tensor.rank <= Tensor::max_rank, name, "at most 5 dimensions", tensor);
+  check_enumerator(tensor.dtype, DType::i64, name, "a known type of elements");
+  const Span span(tensor);
+  check(!span.negative, name, "no negative extent", tensor);
+  check(
+      tensor.device == context.device, name, [&] { return "memory on " + to_string(context.device); },
+      [&] { return to_string(tensor.device); });
+  check(span.below(0x1p56, tensor.dtype), name, "a view of fewer than 2^56 bytes",
+        [&] { return with_strides(tensor); });
+  if (span.empty) return;
+  check(tensor.data != nullptr, name, "data", [&] { return "null data with " + to_string(tensor); });
+  const std::size_t width = size_of(tensor.dtype);
+  check((reinterpret_cast<std::uintptr_t>(tensor.data) & (width - 1)) == 0, name,
+        [&] { return "memory aligned to " + std::to_string(width) + " bytes"; }, "an address between");
+}
 
 bool same_view(const Tensor& a, const Tensor& b) {
   if (!a.given() || a.data != b.data || a.dtype != b.dtype || a.rank != b.rank) return false;
@@ -30,13 +81,15 @@ bool has_aligned_rows(const Tensor& tensor) {
   const auto width = static_cast<std::int64_t>(size_of(tensor.dtype));
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) return false;
   for (int dim = 0; dim < tensor.rank - 1; ++dim) {
+    if (tensor.extent(dim) <= 1) continue;  // any stride will do
     const std::int64_t bytes = tensor.stride(dim) * width;
-    if (tensor.extent(dim) > 1 && (bytes < 0 || bytes % 16 != 0)) return false;
+    if (bytes < 0 || bytes % 16 != 0) return false;
   }
   return true;
 }
 
 void check_context(const Context& context) {
+  check_enumerator(context.device.type, Device::Type::cuda, "device.type", "cpu or cuda");
   if (context.device.type == Device::Type::cpu) {
     check(context.parallel_for.threads >= 1, "parallel_for.threads", "1 or more",
           context.parallel_for.threads);

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/check.h"
+#include "tilewise/activation.h"
 #include "tilewise/context.h"
 
 namespace tilewise {
@@ -26,15 +27,19 @@ inline bool has_shape(const Tensor& tensor, Shape shape) {
          std::equal(shape.begin(), shape.end(), tensor.shape.begin());
 }
 
-inline void check_memory(const Tensor& tensor, std::string_view name, const Context& context) {
-  for (int dim = 0; dim < tensor.rank; ++dim) {
-    check(tensor.extent(dim) >= 0, name, "no negative extent", tensor);
-  }
-  check(
-      tensor.device == context.device, name, [&] { return "memory on " + to_string(context.device); },
-      [&] { return to_string(tensor.device); });
-  check(tensor.data != nullptr || tensor.size() == 0, name, "data",
-        [&] { return "null data with " + to_string(tensor); });
+/// That the tensor is a view as tensor.h describes it, on the device of the call.
+void check_memory(const Tensor& tensor, std::string_view name, const Context& context);
+
+/// That an enumerator is one of the enumeration's, which count from 0 up to `last`.
+template <typename Enum>
+void check_enumerator(Enum value, Enum last, std::string_view name, std::string_view known) {
+  check(value <= last, name, known, [&] { return std::to_string(static_cast<int>(value)); });
+}
+inline void check_precision(Precision precision) {
+  check_enumerator(precision, Precision::allow_tf32, "precision", "full or allow_tf32");
+}
+inline void check_activation(Activation activation, std::string_view name = "activation") {
+  check_enumerator(activation, Activation::silu, name, "none, relu, gelu, gelu_tanh or silu");
 }
 
 inline void check_shape(const Tensor& tensor, std::string_view name, Shape shape, std::string_view meaning,
@@ -65,7 +70,7 @@ bool same_view(const Tensor& a, const Tensor& b);
 /// Whether all rows begin at multiples of 16 bytes, with strides that are not negative.
 bool has_aligned_rows(const Tensor& tensor);
 
-/// Threads and SIMD level, where the call runs on the CPU.
+/// Device, threads and SIMD level.
 void check_context(const Context& context);
 
 struct Named {

@@ -1,6 +1,10 @@
 #include "core/kernel_list.h"
 
+#include "core/arena.h"
+
 namespace tilewise {
+
+void reject_workspace_size() { reject("workspace", "a size below 2^63 bytes", "a problem that needs more"); }
 
 Context with_aligned_workspace(const Context& context, std::size_t needed) {
   check(

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/debug.h"
 #include "core/pass.h"
 #include "tilewise/context.h"
 #include "tilewise/explain.h"
@@ -97,11 +98,24 @@ std::size_t kernel_workspace(std::span<const K> kernels, const typename K::Call&
   return workspace_for(choose_kernel(kernels, call.problem, name), call, context);
 }
 
+/// The one way to run a call by a kernel; context.workspace is as the kernel wants it. Where an operation has
+/// check_device_indices() for its calls, that comes first; then what is launched is logged, where asked.
+template <typename K>
+void run_kernel(const K& kernel, const typename K::Call& call, const Context& context) {
+  if constexpr (requires { check_device_indices(call, context); }) check_device_indices(call, context);
+  if (logs_launches()) {
+    const char* operation = "";
+    if constexpr (requires { operation_of(call.problem); }) operation = operation_of(call.problem);
+    log_launch(operation, to_string(call.problem), kernel.name);
+  }
+  kernel.launch(call, context);
+}
+
 template <typename K>
 void launch_kernel(std::span<const K> kernels, const typename K::Call& call, std::string_view name,
                    const Context& context) {
   const K& kernel = choose_kernel(kernels, call.problem, name);
-  kernel.launch(call, with_aligned_workspace(context, workspace_for(kernel, call, context)));
+  run_kernel(kernel, call, with_aligned_workspace(context, workspace_for(kernel, call, context)));
 }
 
 template <typename K>

@@ -8,6 +8,8 @@
 #include <numeric>
 #include <span>
 
+#include "core/sizes.h"
+
 namespace tilewise {
 namespace {
 
@@ -135,10 +137,11 @@ constexpr int max_steps = 10'000;
 }  // namespace
 
 bool may_overlap(const Tensor& a, const Tensor& b) {
-  if (a.size() == 0 || b.size() == 0) return false;
   const Range x = range_of(a), y = range_of(b);
-  if (!x.bounded || !y.bounded) return true;
-  if (x.end <= y.first || y.end <= x.first) return false;
+  const bool bounded = x.bounded && y.bounded;
+  if (bounded && (x.end <= y.first || y.end <= x.first)) return false;  // as most are
+  if (is_empty(a) || is_empty(b)) return false;
+  if (!bounded) return true;
   // A byte of a at the place of a byte of b. Counted in b from the end, the terms of both have one sign.
   Sums sums;
   for (const Tensor* tensor : {&a, &b}) {
@@ -152,7 +155,7 @@ bool may_overlap(const Tensor& a, const Tensor& b) {
 }
 
 bool overlaps_itself(const Tensor& tensor) {
-  if (tensor.size() == 0) return false;
+  if (is_empty(tensor)) return false;
   if (!range_of(tensor).bounded) return true;
   const Box box(tensor);
   if (box.repeats) return true;

@@ -8,12 +8,17 @@
 
 namespace tilewise {
 
+/// Workers that so many tasks are given to.
+inline std::int64_t workers_for(const ParallelFor& parallel_for, std::int64_t tasks) {
+  return std::min<std::int64_t>(tasks, std::min(parallel_for.threads, ParallelFor::most_threads));
+}
+
 /// Runs task(worker, index) for every index below `count`, taken in order by whichever worker is free: put
-/// the longest tasks first. At most `parallel_for.threads` workers exist, so `worker` may pick scratch
+/// the longest tasks first. There are workers_for(parallel_for, count) workers, so `worker` may pick scratch
 /// memory.
 template <typename Task>
 void for_each_task(const ParallelFor& parallel_for, std::int64_t count, const Task& task) {
-  const std::int64_t workers = std::min<std::int64_t>(count, parallel_for.threads);
+  const std::int64_t workers = workers_for(parallel_for, count);
   if (workers <= 1) {
     for (std::int64_t index = 0; index < count; ++index) task(0, index);
     return;

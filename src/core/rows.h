@@ -27,6 +27,12 @@ struct Rows {
   }
 };
 
+/// A number brought into [low, high], and to `low` where that is empty. Kernels pass what they read from index
+/// tensors on a device through it, where nobody has looked at the numbers: see docs/debugging.md.
+constexpr std::int64_t within(std::int64_t number, std::int64_t low, std::int64_t high) {
+  return std::max(low, std::min(number, high));
+}
+
 /// An i32 tensor of up to four dimensions, broadcast through zero strides.
 struct Indices {
   const std::int32_t* data = nullptr;

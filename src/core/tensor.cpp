@@ -1,6 +1,9 @@
 #include "tilewise/tensor.h"
 
+#include <algorithm>
+
 #include "core/check.h"
+#include "core/sizes.h"
 
 namespace tilewise {
 
@@ -15,7 +18,7 @@ Tensor::Tensor(void* data_, DType dtype_, std::span<const std::int64_t> shape_, 
   for (std::size_t dim = shape_.size(); dim-- > 0;) {
     shape[dim] = shape_[dim];
     strides[dim] = step;
-    step *= shape_[dim] > 0 ? shape_[dim] : 1;
+    step = bounded_product(step, std::max<std::int64_t>(shape_[dim], 1));
   }
 }
 
@@ -28,11 +31,15 @@ Tensor::Tensor(void* data_, DType dtype_, std::span<const std::int64_t> shape_,
 
 std::int64_t Tensor::size() const {
   std::int64_t count = 1;
-  for (int dim = 0; dim < rank; ++dim) count *= extent(dim);
+  for (int dim = 0; dim < std::min(rank, max_rank); ++dim) {
+    if (extent(dim) == 0) return 0;
+    count = bounded_product(count, extent(dim));
+  }
   return count;
 }
 
 std::string shape_string(const Tensor& tensor) {
+  if (tensor.rank < 0 || tensor.rank > Tensor::max_rank) return "[rank " + std::to_string(tensor.rank) + "]";
   std::string text = "[";
   for (int dim = 0; dim < tensor.rank; ++dim) {
     if (dim > 0) text += ", ";

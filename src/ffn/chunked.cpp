@@ -50,7 +50,7 @@ Forward plan_forward(const FfnCall& call, Arena& arena) {
   const auto width = static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t chunk =
       parts_per_chunk(call.max_intermediate_bytes, problem.hidden * width, problem.tokens, 1);
-  auto* h = arena.take<std::byte>(chunk * problem.hidden * width);
+  auto* h = arena.take<std::byte>(chunk, problem.hidden, width);
   return {chunk, rows_matrix(h, problem.dtype, chunk, problem.hidden)};
 }
 
@@ -130,7 +130,8 @@ std::size_t forward_workspace(const FfnCall& call, const Context& context) {
         [&](const GemmCall& product) { most = std::max(most, products.workspace(product)); },
         [](const ActivationPass&) {});
   }
-  return arena.rounded() + most;
+  arena.take<std::byte>(most);
+  return arena.used();
 }
 
 struct Backward {
@@ -147,7 +148,7 @@ Backward plan_backward(const FfnCall& call, Arena& arena) {
   plan.chunk = parts_per_chunk(call.max_intermediate_bytes, matrices * problem.tokens * width, problem.hidden,
                                least_features);
   const auto take = [&](bool needed) {
-    auto* data = arena.take<std::byte>(needed ? problem.tokens * plan.chunk * width : 0);
+    auto* data = arena.take<std::byte>(needed ? problem.tokens : 0, plan.chunk, width);
     return rows_matrix(needed ? data : nullptr, problem.dtype, problem.tokens, plan.chunk);
   };
   plan.up = take(true);
@@ -253,7 +254,8 @@ std::size_t backward_workspace(const FfnCall& call, const Context& context) {
         [](const ActivationPass&) {},
         [&](const Matrix& x, const Vector&) { most = std::max(most, steps.sum_rows_workspace(x, context)); });
   }
-  return arena.rounded() + most;
+  arena.take<std::byte>(most);
+  return arena.used();
 }
 
 std::string supports(const FfnProblem& problem) {

@@ -13,6 +13,8 @@ FfnCall checked_inputs(Pass pass, const FfnInputs& inputs, const FfnOptions& opt
                        const Context& context) {
   check_kernel_name(ffn_kernel_list(), options.kernel);
   check_context(context);
+  check_activation(options.activation);
+  check_precision(options.precision);
   const Tensor& x = inputs.x;
   check(x.rank == 2, "x", "rank 2 [M, E]", x);
   check(is_floating(x.dtype), "x", "f32, f16, bf16 or f64", to_string(x.dtype));
@@ -22,6 +24,7 @@ FfnCall checked_inputs(Pass pass, const FfnInputs& inputs, const FfnOptions& opt
   check(
       inputs.up.rank == 2 && inputs.up.extent(1) == embed, "up",
       [&] { return "rank 2 [F, E] with E " + std::to_string(embed); }, inputs.up);
+  check_matrix(inputs.up, "up", x.dtype, context);
   const std::int64_t hidden = inputs.up.extent(0);
   check(
       inputs.down.rank == 2 && inputs.down.extent(1) == hidden, "down",
@@ -30,10 +33,8 @@ FfnCall checked_inputs(Pass pass, const FfnInputs& inputs, const FfnOptions& opt
   check(
       !inputs.gate.given() || has_shape(inputs.gate, {hidden, embed}), "gate",
       [&] { return "the shape of up, " + shape_string(inputs.up); }, inputs.gate);
-  for (const auto& [tensor, name] :
-       {std::pair(&inputs.up, "up"), std::pair(&inputs.gate, "gate"), std::pair(&inputs.down, "down")}) {
-    if (tensor->given()) check_matrix(*tensor, name, x.dtype, context);
-  }
+  if (inputs.gate.given()) check_matrix(inputs.gate, "gate", x.dtype, context);
+  check_matrix(inputs.down, "down", x.dtype, context);
   check(inputs.gate.given() || !inputs.gate_bias.given(), "gate_bias", "a gate to add it to", "no gate");
   check(!inputs.gate.given() || options.activation != Activation::none, "activation",
         "one to pass the gate through", "none");

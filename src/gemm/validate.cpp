@@ -8,6 +8,8 @@ GemmCall checked_gemm(const GemmInputs& inputs, const GemmOptions& options, cons
                       const Context& context) {
   check_kernel_name(gemm_kernel_list(), options.kernel);
   check_context(context);
+  check_activation(options.activation);
+  check_precision(options.precision);
   const Tensor& a = inputs.a;
   check(a.rank == 2, "a", "rank 2 [M, K]", a);
   check(is_floating(a.dtype), "a", "f32, f16, bf16 or f64", to_string(a.dtype));

@@ -19,8 +19,7 @@ BackwardPlaces take_places(Arena& arena, const LayerConfig& config, const LayerI
   const TakeRows take{arena, x};
   const DType statistics = x.dtype == DType::f64 ? DType::f64 : DType::f32;
   const auto take_one_each = [&](auto... extents) {
-    const std::int64_t count = (extents * ...);
-    auto* data = arena.take<std::byte>(count * static_cast<std::int64_t>(size_of(statistics)));
+    auto* data = arena.take<std::byte>(extents..., size_of(statistics));
     return Tensor(data, statistics, std::array{extents...}, x.device);
   };
   const auto take_statistics = [&] {
@@ -191,7 +190,8 @@ std::size_t layer_backward_workspace(const LayerConfig& config, const LayerWeigh
   const BackwardPlaces at = take_places(arena, config, inputs);
   Measure measure{context};
   Backward(Walk<Measure>{config, weights, inputs, options, measure}, gradients, at).run();
-  return arena.rounded() + measure.bytes + workspace_alignment - 1;
+  arena.take<std::byte>(measure.bytes);
+  return arena.used() + workspace_alignment - 1;
 }
 
 std::vector<Explanation> explain_layer_backward(const LayerConfig& config, const LayerWeights& weights,

@@ -59,7 +59,8 @@ std::size_t layer_workspace(const LayerConfig& config, const LayerWeights& weigh
   const Places at = take_places(arena, config, inputs, outputs.out);
   Measure measure{context};
   walk_forward(Walk<Measure>{config, weights, inputs, options, measure}, at, outputs.out);
-  return arena.rounded() + measure.bytes + workspace_alignment - 1;
+  arena.take<std::byte>(measure.bytes);
+  return arena.used() + workspace_alignment - 1;
 }
 
 std::vector<Explanation> explain_layer(const LayerConfig& config, const LayerWeights& weights,

@@ -1,8 +1,11 @@
 #include "layer/validate.h"
 
+#include <array>
+#include <span>
 #include <vector>
 
 #include "core/checks.h"
+#include "core/sizes.h"
 
 namespace tilewise {
 namespace {
@@ -46,6 +49,13 @@ void check_config(const LayerConfig& config) {
   check(
       config.heads_q % config.heads_kv == 0, "config.heads_kv",
       [&] { return "a divisor of heads_q " + std::to_string(config.heads_q); }, config.heads_kv);
+  check(
+      bounded_product(config.heads_q, config.head_dim) < std::int64_t{1} << 56, "config.head_dim",
+      [&] { return "fewer than 2^56 features in " + std::to_string(config.heads_q) + " heads"; },
+      config.head_dim);
+  check_enumerator(config.norm, Norm::layer, "config.norm", "rms or layer");
+  check_activation(config.activation, "config.activation");
+  check_enumerator(config.pairs, RopePairs::interleaved, "config.pairs", "halves or interleaved");
 }
 
 struct Expected {
@@ -101,6 +111,28 @@ bool row_major(const Tensor& tensor) {
   return true;
 }
 
+// All that a layer reads besides x and the weights, and never writes.
+std::array<Named, 7> other_inputs(const LayerInputs& inputs) {
+  return {{{"cos", &inputs.cos},
+           {"sin", &inputs.sin},
+           {"positions", &inputs.positions},
+           {"mask", &inputs.mask},
+           {"cache_starts", &inputs.cache_starts},
+           {"key_lengths", &inputs.key_lengths},
+           {"page_table", &inputs.page_table}}};
+}
+
+// The operations check what they write against what they read. What belongs to different operations is
+// checked here: an output may not overwrite what a later one reads.
+void check_layer_written(std::span<const Named> written, std::span<const Named> read,
+                         const LayerWeights& weights, const LayerInputs& inputs) {
+  std::vector<Named> all = {{"x", &inputs.x}};
+  all.insert(all.end(), read.begin(), read.end());
+  for (const Named& input : other_inputs(inputs)) all.push_back(input);
+  for (const WeightName& names : weight_names) all.push_back({names.name, &(weights.*names.member)});
+  check_written(written, all);
+}
+
 void check_inputs(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
                   const Context& context) {
   check_config(config);
@@ -115,6 +147,9 @@ void check_inputs(const LayerConfig& config, const LayerWeights& weights, const 
   check_weights(config, weights, {x, context});
   check(inputs.cos.given() == config.rotary && inputs.sin.given() == config.rotary, "cos",
         config.rotary ? "tables of the rotary embedding" : "none without a rotary embedding", inputs.cos);
+  for (const Named& input : other_inputs(inputs)) {
+    if (input.tensor->given()) check_memory(*input.tensor, input.name, context);
+  }
 }
 
 // Of the shape and type of x.
@@ -145,12 +180,12 @@ void check_layer(const LayerConfig& config, const LayerWeights& weights, const L
   check_inputs(config, weights, inputs, context);
   const Tensor& x = inputs.x;
   check_like_x(outputs.out, "out", x, context);
-  check_written({{"out", &outputs.out}}, {{"x", &x},
-                                          {"weights.down", &weights.down},
-                                          {"weights.up", &weights.up},
-                                          {"weights.gate", &weights.gate},
-                                          {"k_cache", &inputs.k_cache},
-                                          {"v_cache", &inputs.v_cache}});
+  const std::array<Named, 3> written = {
+      {{"k_cache", &inputs.k_cache}, {"v_cache", &inputs.v_cache}, {"out", &outputs.out}}};
+  for (const Named& cache : std::span(written).first(2)) {
+    if (cache.tensor->given()) check_memory(*cache.tensor, cache.name, context);
+  }
+  check_layer_written(written, {}, weights, inputs);
   const bool cached = inputs.k_cache.given();
   check(inputs.v_cache.given() == cached, "v_cache", "both k_cache and v_cache, or neither", inputs.v_cache);
   check(inputs.key_lengths.given() == cached, "key_lengths",
@@ -170,18 +205,14 @@ void check_layer_backward(const LayerConfig& config, const LayerWeights& weights
   check_like_x(gradients.d_out, "d_out", inputs.x, context);
   if (gradients.dx.given()) check_like_x(gradients.dx, "dx", inputs.x, context);
   check(inputs.mask.given() || !gradients.dmask.given(), "dmask", "a mask to differentiate", "none");
+  if (gradients.dmask.given()) check_memory(gradients.dmask, "dmask", context);
   std::vector<Named> written = {{"dx", &gradients.dx}, {"dmask", &gradients.dmask}};
-  std::vector<Named> read = {{"x", &inputs.x},       {"d_out", &gradients.d_out},
-                             {"mask", &inputs.mask}, {"cos", &inputs.cos},
-                             {"sin", &inputs.sin},   {"positions", &inputs.positions}};
   for (const WeightName& names : weight_names) {
-    const Tensor& weight = weights.*names.member;
     const Tensor& gradient = gradients.weights.*names.member;
-    check_gradient(gradient, names, weight, context);
+    check_gradient(gradient, names, weights.*names.member, context);
     written.push_back({names.gradient, &gradient});
-    read.push_back({names.name, &weight});
   }
-  check_written(written, read);
+  check_layer_written(written, std::array<Named, 1>{{{"d_out", &gradients.d_out}}}, weights, inputs);
 }
 
 }  // namespace tilewise

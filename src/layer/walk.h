@@ -31,7 +31,7 @@ struct TakeRows {
 
   Tensor operator()(std::int64_t columns) const {
     const std::int64_t tokens = x.extent(0) * x.extent(1);
-    auto* data = arena.take<std::byte>(tokens * columns * static_cast<std::int64_t>(size_of(x.dtype)));
+    auto* data = arena.take<std::byte>(tokens, columns, size_of(x.dtype));
     return Tensor(data, x.dtype, std::array{tokens, columns}, x.device);
   }
 };

@@ -43,6 +43,7 @@ NormCall checked_inputs(Pass pass, const NormInputs& inputs, const NormOptions& 
                         const Context& context) {
   check_kernel_name(norm_kernel_list(), options.kernel);
   check_context(context);
+  check_enumerator(options.norm, Norm::layer, "norm", "rms or layer");
   check(std::isfinite(options.epsilon) && options.epsilon >= 0, "epsilon", "a finite number, 0 or above",
         options.epsilon);
   const Tensor& x = inputs.x;

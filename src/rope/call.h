@@ -35,6 +35,7 @@ struct Angles {
 struct CacheSlot {
   std::int64_t b = 0;
   std::int64_t s = 0;
+  bool inside = false;  ///< else the cache has no such place, and nothing is written
 };
 
 /// A checked call: the problem, and every argument in the form kernels read.
@@ -49,27 +50,34 @@ struct RopeCall {
   bool starts_are_ends = false;   ///< the tokens are the last of their places
   bool angles_of_places = false;  ///< token s of a table is that of its place in the cache
   Indices page_table;
-  std::int64_t page = 0;  ///< tokens a page
+  std::int64_t page = 0;        ///< tokens a page
+  std::int64_t pages = 0;       ///< of the caches
+  std::int64_t capacity = 0;    ///< tokens an entry has room for in the cache
+  std::int64_t angle_rows = 0;  ///< of a table
 
   /// The place of entry b's first token in the cache.
   constexpr std::int64_t cache_start(std::int64_t b) const {
     if (cache_starts.data == nullptr) return 0;
     return cache_starts.at(b) - (starts_are_ends ? problem.length : 0);
   }
-  /// The row of the tables for token s of entry b.
+  /// The row of the tables for token s of entry b: one of those there are, whatever the numbers are.
   constexpr std::int64_t angle_row(std::int64_t b, std::int64_t s) const {
-    if (positions.data != nullptr) return positions.at(b, s);
-    return angles_of_places ? cache_start(b) + s : s;
+    if (positions.data == nullptr && !angles_of_places) return s;
+    const std::int64_t row = positions.data != nullptr ? positions.at(b, s) : cache_start(b) + s;
+    return std::max<std::int64_t>(0, std::min(row, angle_rows - 1));
   }
   /// Where token s of entry b goes in the cache.
   constexpr CacheSlot cache_slot(std::int64_t b, std::int64_t s) const {
     const std::int64_t slot = cache_start(b) + s;
-    if (problem.cache == CacheLayout::paged) return {page_table.at(b, slot / page), slot % page};
-    return {b, slot};
+    if (slot < 0 || slot >= capacity) return {};
+    if (problem.cache != CacheLayout::paged) return {b, slot, true};
+    const std::int64_t own = page_table.at(b, slot / page);
+    return {own, slot % page, own >= 0 && own < pages};
   }
+  /// Null where it goes nowhere.
   constexpr std::byte* cache_row(const Rows& cache, std::int64_t b, std::int64_t h, std::int64_t s) const {
     const CacheSlot slot = cache_slot(b, s);
-    return cache.at(slot.b, h, slot.s);
+    return slot.inside ? cache.at(slot.b, h, slot.s) : nullptr;
   }
 };
 

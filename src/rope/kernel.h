@@ -13,6 +13,9 @@ using RopeKernel = Kernel<RopeProblem, RopeCall>;
 /// declared below and listed in select.cpp under TILEWISE_HAS_CUDA, as those of attention are.
 std::span<const RopeKernel> rope_kernel_list();
 
+/// As attention's (attention/kernel.h).
+void check_device_indices(const RopeCall& call, const Context& context);
+
 #ifdef TILEWISE_HAS_CUDA
 namespace cuda {
 extern const RopeKernel rows_rope;

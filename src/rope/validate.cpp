@@ -1,7 +1,13 @@
 #include "rope/validate.h"
 
 #include "core/checks.h"
+#include "core/debug.h"
+#include "core/sizes.h"
+#include "rope/index_rules.h"
 #include "rope/kernel.h"
+#ifdef TILEWISE_HAS_CUDA
+#include "cuda/runtime/check_indices.h"
+#endif
 
 namespace tilewise {
 namespace {
@@ -116,20 +122,13 @@ Positions checked_positions(const Tensor& positions, std::int64_t table, const R
   check(positions.dtype == DType::i32 || positions.dtype == DType::i64, "positions", "i32 or i64",
         to_string(positions.dtype));
   check_memory(positions, "positions", context);
-  const Positions view{.data = positions.data,
-                       .wide = positions.dtype == DType::i64,
-                       .stride_b = positions.extent(0) == 1 ? 0 : positions.stride(0),
-                       .stride_s = positions.stride(1)};
-  if (context.device.type != Device::Type::cpu) return view;
-  for (std::int64_t b = 0; b < positions.extent(0); ++b) {
-    for (std::int64_t s = 0; s < problem.length; ++s) {
-      const std::int64_t position = view.at(b, s);
-      check(
-          position >= 0 && position < table, "positions",
-          [&] { return "positions from 0 to " + std::to_string(table - 1); }, position);
-    }
-  }
-  return view;
+  // A CPU call names the first position that is outside.
+  check(context.device.type == Device::Type::cpu || table >= 1 || problem.batch * problem.length == 0, "cos",
+        "a table of at least one position", "an empty one");
+  return {.data = positions.data,
+          .wide = positions.dtype == DType::i64,
+          .stride_b = positions.extent(0) == 1 ? 0 : positions.stride(0),
+          .stride_s = positions.stride(1)};
 }
 
 void check_output(const Tensor& output, std::string_view name, const Tensor& input, const Context& context) {
@@ -191,7 +190,7 @@ void check_cache(const RopeInputs& inputs, const RopeOutputs& outputs, const Con
     call.starts_are_ends = true;
     call.angles_of_places = inputs.cos.rank == 2 && !inputs.positions.given();
   }
-  std::int64_t capacity = k_cache.extent(2);
+  call.capacity = k_cache.extent(2);
   if (paged) {
     check(
         inputs.page_table.rank == 2 && inputs.page_table.extent(0) == problem.batch, "page_table",
@@ -201,47 +200,59 @@ void check_cache(const RopeInputs& inputs, const RopeOutputs& outputs, const Con
     check(k_cache.extent(2) >= 1, "k_cache", "pages of at least one token", k_cache);
     call.page_table = indices_of(inputs.page_table);
     call.page = k_cache.extent(2);
-    capacity *= inputs.page_table.extent(1);
-  }
-  if (context.device.type != Device::Type::cpu) return;
-  for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const std::int64_t start = call.cache_start(b);
-    check(
-        start >= 0 && start + problem.length <= capacity,
-        inputs.cache_starts.given() ? "cache_starts"
-        : inputs.cache_ends.given() ? "cache_ends"
-                                    : "k_cache",
-        [&] {
-          return "room for " + std::to_string(problem.length) + " tokens from " + std::to_string(start) +
-                 " on";
-        },
-        [&] { return "a cache of " + std::to_string(capacity) + " for entry " + std::to_string(b); });
-    check(
-        !call.angles_of_places || problem.rotary_dim == 0 || start + problem.length <= inputs.cos.extent(0),
-        "cos", [&] { return "a table of at least " + std::to_string(start + problem.length) + " positions"; },
-        inputs.cos);
-    for (std::int64_t s = start; paged && s < start + problem.length; ++s) {
-      const std::int32_t page = call.page_table.at(b, s / call.page);
-      check(
-          page >= 0 && page < k_cache.extent(0), "page_table",
-          [&] { return "pages from 0 to " + std::to_string(k_cache.extent(0) - 1); }, page);
-    }
+    call.pages = k_cache.extent(0);
+    call.capacity = bounded_product(call.capacity, inputs.page_table.extent(1));
   }
 }
 
+// Throws what a rule says of a fault; returns where there is none.
+void raise(const RopeFault& fault, const RopeCall& call) {
+  const auto number = [](std::int64_t value) { return std::to_string(value); };
+  switch (fault.rule) {
+    case RopeRule::none: return;
+    case RopeRule::position:
+      reject("positions", "positions from 0 to " + number(call.angle_rows - 1), fault.value);
+    case RopeRule::room:
+      reject(call.cache_starts.data == nullptr ? "k_cache"
+             : call.starts_are_ends            ? "cache_ends"
+                                               : "cache_starts",
+             "room for " + number(call.problem.length) + " tokens from " + number(fault.value) + " on",
+             "a cache of " + number(call.capacity) + " for entry " + number(fault.place[0]));
+    case RopeRule::angles:
+      reject("cos", "a table of at least " + number(fault.value) + " positions",
+             Tensor(nullptr, call.cos.dtype, std::array{call.angle_rows, call.problem.rotary_dim / 2}));
+    case RopeRule::page: reject("page_table", "pages from 0 to " + number(call.pages - 1), fault.value);
+  }
+}
+
+void check_indices(const RopeCall& call) {
+  const RopeIndices indices(call);
+  const std::int64_t items = indices.items();
+  for (std::int64_t item = 0; item < items; ++item) raise(indices.fault(item), call);
+}
+
 }  // namespace
+
+void check_device_indices([[maybe_unused]] const RopeCall& call, [[maybe_unused]] const Context& context) {
+#ifdef TILEWISE_HAS_CUDA
+  if (context.device.type != Device::Type::cuda || !checks_indices(context)) return;
+  raise(cuda::first_fault(RopeIndices(call), context), call);
+#endif
+}
 
 RopeCall checked_rope(const RopeInputs& inputs, const RopeOptions& options, const RopeOutputs& outputs,
                       const Context& context) {
   check_kernel_name(rope_kernel_list(), options.kernel);
   check_context(context);
+  check_enumerator(options.pairs, RopePairs::interleaved, "pairs", "halves or interleaved");
   RopeCall call;
   RopeProblem& problem = call.problem;
   problem.pairs = options.pairs;
   problem.inverse = options.inverse;
   check_heads(inputs, context, problem);
   check_angles(inputs, context, problem);
-  call.positions = checked_positions(inputs.positions, inputs.cos.extent(0), problem, context);
+  call.angle_rows = inputs.cos.extent(0);
+  call.positions = checked_positions(inputs.positions, call.angle_rows, problem, context);
   check(inputs.q.given() == outputs.q.given(), "q", "both an input and an output, or neither",
         inputs.q.given() ? "an input alone" : "an output alone");
   check(!inputs.k.given() || outputs.k.given() || outputs.k_cache.given(), "k",
@@ -277,6 +288,12 @@ RopeCall checked_rope(const RopeInputs& inputs, const RopeOptions& options, cons
   for (const Tensor* tensor : {&inputs.q, &inputs.k, &inputs.v, &outputs.q, &outputs.k, &outputs.k_cache,
                                &outputs.v_cache, &inputs.cos, &inputs.sin}) {
     problem.aligned = problem.aligned && (!tensor->given() || has_aligned_rows(*tensor));
+  }
+  const bool begins_at_0 = problem.cache != CacheLayout::none && call.cache_starts.data == nullptr;
+  if (context.device.type == Device::Type::cpu) {
+    check_indices(call);
+  } else if (begins_at_0 && problem.batch > 0 && problem.length > call.capacity) {
+    raise({.rule = RopeRule::room}, call);
   }
   return call;
 }

@@ -140,6 +140,12 @@ TEST(DropoutMask, DropsNothingAtZeroAndAsGoodAsNothingNextToIt) {
   EXPECT_EQ(DropoutMask({.probability = 0x1p-32f, .seed = 0, .offset = 0}).threshold, 1u);
 }
 
+TEST(DropoutMask, LeavesNothingAtOne) {
+  const DropoutMask mask({.probability = 1, .seed = 3, .offset = 0});
+  EXPECT_EQ(mask.threshold, 0xffffffffu);
+  EXPECT_EQ(mask.keep_scale, 0.0f);  // of the one word in 2^32 that reaches the threshold
+}
+
 TEST(DropoutMask, StaysFiniteJustUnderOne) {
   const DropoutMask mask({.probability = std::nextafter(1.0f, 0.0f), .seed = 3, .offset = 0});
   EXPECT_EQ(mask.threshold, 0xffffff00u);  // (1 - 2^-24)·2^32

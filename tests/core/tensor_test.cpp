@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -63,6 +64,20 @@ TEST(Tensor, StridesOfItsOwnAreKept) {
   EXPECT_EQ(strides_of(tensor), strides);
   EXPECT_EQ(tensor.device, (Device{Device::Type::cuda, 1}));
   EXPECT_EQ(tensor.size(), 6);
+}
+
+TEST(Tensor, SizesThatDoNotFitAreTheLargest) {
+  constexpr std::int64_t half = std::int64_t{1} << 32, most = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(Tensor::of(static_cast<float*>(nullptr), {half, half}).size(), most);
+  EXPECT_EQ(Tensor::of(static_cast<float*>(nullptr), {half, half, 0}).size(), 0);
+  EXPECT_EQ(strides_of(Tensor::of(static_cast<float*>(nullptr), {2, half, half})), (Extents{most, half, 1}));
+  Tensor wild = Tensor::of(static_cast<float*>(nullptr), {1, 1, 1, 1, 3});
+  wild.rank = 1000;
+  EXPECT_EQ(wild.size(), 3);
+  EXPECT_EQ(to_string(wild), "f32[rank 1000]");
+  wild.rank = -1;
+  EXPECT_EQ(wild.size(), 1);
+  EXPECT_EQ(to_string(wild), "f32[rank -1]");
 }
 
 TEST(Tensor, SizesAre64Bit) {

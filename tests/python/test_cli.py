@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tilewise import cli
-from tilewise.bench import environment, exact, rates, records
+from tilewise.bench import environment, exact, files, rates
 from tilewise.bench.problem import BadInput
 
 pytestmark = pytest.mark.usefixtures("quick_rates")
@@ -114,8 +114,12 @@ def test_a_folder_without_permission_is_said(
         "--out",
         str(tmp_path),
     ]
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
     with monkeypatch.context() as patch:  # root may write anywhere, so the system's answer is replaced
-        patch.setattr(records.os, "access", lambda path, mode: False)
+        patch.setattr(files.tempfile, "TemporaryFile", refuse)
         assert cli.main(shape) == 2
     error = capsys.readouterr().err
     assert f"no permission in {tmp_path}" in error and error.count("\n") == 1

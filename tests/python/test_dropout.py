@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import rows
-from tilewise import attention
+from tilewise import attention, nn, reference, scaled_dot_product_attention
 from tilewise._seeds import _next_seed
 from torch import Tensor
 
@@ -21,6 +21,34 @@ def test_dropout_is_governed_by_manual_seed(device: torch.device) -> None:
         results.append(attention(q, k, v, enable_gqa=True, dropout_p=0.5))
     assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
     assert not torch.equal(results[2], attention(q, k, v, enable_gqa=True, dropout_p=0.5))
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_dropout_of_1_leaves_nothing(device: torch.device, dtype: torch.dtype, kernel: str) -> None:
+    if device.type == "cuda" and kernel == "reference":
+        pytest.skip("the reference is on the CPU")
+    q, k, v = rows(dtype, device)
+    mask = torch.zeros(q.shape[2], k.shape[2], device=device, requires_grad=True)
+    out, lse = attention(q, k, v, mask, 1.0, enable_gqa=True, kernel=kernel, return_lse=True)
+    _, expected = attention(q, k, v, mask, enable_gqa=True, kernel=kernel, return_lse=True)
+    assert not out.any() and torch.equal(lse, expected)
+    for gradient in torch.autograd.grad(out.float().square().sum() + out.float().sum(), (q, k, v, mask)):
+        assert not gradient.any()
+
+
+def test_a_dropout_of_1_is_torchs() -> None:
+    q, k, v = rows(hkv=6)
+    torchs_own = torch.nn.functional.scaled_dot_product_attention
+    assert torch.equal(
+        scaled_dot_product_attention(q, k, v, dropout_p=1.0), torchs_own(q, k, v, dropout_p=1.0)
+    )
+    assert not reference.attention(q, k, v, dropout_p=1.0).any()
+    layer = nn.Attention(32, 4, dropout=1.0)
+    x = torch.randn(2, 3, 32, requires_grad=True)
+    out = layer(x)
+    assert torch.equal(out, layer.out_proj.bias.expand_as(out))
+    assert not torch.autograd.grad(out.sum(), x)[0].any()
 
 
 @pytest.mark.gpu

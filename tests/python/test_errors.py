@@ -21,6 +21,7 @@ from tilewise import (
     scaled_dot_product_attention,
 )
 from torch import Tensor
+from torch.nn.attention.bias import causal_upper_left
 
 
 def rows(
@@ -163,10 +164,9 @@ CASES: dict[str, Case] = {
     "scale is NaN": dense("scale", "a finite number", "nan", scale=float("nan")),
     "scale is infinite": dense("scale", "a finite number", "inf", scale=float("inf")),
     "scale is text": dense("scale", "float", "str", scale="1", kind=TypeError),
-    "dropout above 1": dense("dropout_p", "[0, 1)", "1.5", dropout_p=1.5),
-    "dropout of 1": dense("dropout_p", "[0, 1)", "1", dropout_p=1.0),
-    "dropout below 0": dense("dropout_p", "[0, 1)", "-0.1", dropout_p=-0.1),
-    "dropout is NaN": dense("dropout_p", "[0, 1)", "nan", dropout_p=float("nan")),
+    "dropout above 1": dense("dropout_p", "[0, 1]", "1.5", dropout_p=1.5),
+    "dropout below 0": dense("dropout_p", "[0, 1]", "-0.1", dropout_p=-0.1),
+    "dropout is NaN": dense("dropout_p", "[0, 1]", "nan", dropout_p=float("nan")),
     "softcap below 0": dense("softcap", "0 or above", "-1", softcap=-1.0),
     "softcap is NaN": dense("softcap", "a finite number", "nan", softcap=float("nan")),
     "softcap is infinite": dense("softcap", "a finite number", "inf", softcap=float("inf")),
@@ -200,8 +200,20 @@ CASES: dict[str, Case] = {
     "sdpa: a list": Case(
         lambda: scaled_dot_product_attention(*swap(1, [1])), "key", "Tensor", "list", TypeError
     ),
+    "sdpa: a mask and causal": Case(
+        lambda: scaled_dot_product_attention(*rows(), torch.ones(5, 7, dtype=torch.bool), is_causal=True),
+        "attn_mask",
+        "None where is_causal is given",
+        "[5, 7]",
+    ),
+    "sdpa: CausalBias and causal": Case(
+        lambda: scaled_dot_product_attention(*rows(), causal_upper_left(5, 7), is_causal=True),
+        "attn_mask",
+        "None where is_causal is given",
+        "5, 7]",
+    ),
     "sdpa: dropout": Case(
-        lambda: scaled_dot_product_attention(*rows(), dropout_p=2.0), "dropout_p", "[0, 1)", "2"
+        lambda: scaled_dot_product_attention(*rows(), dropout_p=2.0), "dropout_p", "[0, 1]", "2"
     ),
     "sdpa: mask": Case(
         lambda: scaled_dot_product_attention(*rows(), torch.zeros(4, 7)), "attn_mask", "5", "[4, 7]"
@@ -292,7 +304,7 @@ CASES: dict[str, Case] = {
     "nn: width": layer("embed_dim", "a multiple of num_heads 5", "32", num_heads=5),
     "nn: shared heads": layer("num_kv_heads", "a divisor of num_heads 4", "3", num_kv_heads=3),
     "nn: head dim": layer("head_dim", "1 to 4096", "0", head_dim=0),
-    "nn: dropout": layer("dropout", "at least 0 and below 1", "1.0", dropout=1.0),
+    "nn: dropout": layer("dropout", "a number from 0 to 1", "1.5", dropout=1.5),
     "nn: width of x": Case(
         lambda: nn.Attention(32, 4)(torch.zeros(2, 6, 31)), "x", "[B, S, 32]", "[2, 6, 31]"
     ),

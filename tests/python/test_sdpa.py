@@ -42,10 +42,6 @@ CALLS: dict[str, Any] = {
     "five dimensions": (lambda: rows(2, 3, 4), {}),
     "boolean mask": (lambda: rows(2, 4), {"attn_mask": torch.ones(9, 13, dtype=torch.bool).tril(2)}),
     "mask": (lambda: rows(2, 4), {"attn_mask": torch.linspace(-2, 2, 13)[None]}),
-    "mask and causal": (
-        lambda: rows(2, 4),
-        {"attn_mask": torch.linspace(-2, 2, 13)[None], "is_causal": True},
-    ),
     "lower right": (lambda: rows(2, 4), {"attn_mask": causal_lower_right(9, 13)}),
     "shared heads": (lambda: [leaf(2, 4, 9, 16), leaf(2, 2, 9, 16), leaf(2, 2, 9, 16)], {"enable_gqa": True}),
 }
@@ -131,6 +127,11 @@ def nested() -> list[Tensor]:
 REFUSED: dict[str, Any] = {
     "float64": (lambda: rows(2, 4, dtype=torch.float64), {}, "query: float64 has no kernel"),
     "nested": (nested, {}, "query: not a dense tensor"),
+    "mask and causal": (
+        lambda: rows(2, 4),
+        {"attn_mask": torch.linspace(-2, 2, 13)[None], "is_causal": True},
+        "attn_mask: beside is_causal",
+    ),
 }
 
 

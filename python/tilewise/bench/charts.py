@@ -308,7 +308,7 @@ class Bar:
 def bars(title: str, rows: Sequence[Bar], width: int = 460) -> str:
     """Horizontal bars from 0, a value behind each."""
     step, top, left = 24, 30, 112
-    high = max(row.value for row in rows)
+    high = max(row.value for row in rows) or 1.0
     room = width - left - 96
     parts = [f'<text class="title" x="6" y="16">{escape(title)}</text>']
     for n, row in enumerate(rows):

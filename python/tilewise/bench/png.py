@@ -23,14 +23,21 @@ _MARKERS = {
 }
 
 
-def write_all(record: Record, folder: Path) -> None:
-    """The line and scatter charts of a machine."""
+def check() -> Any:
+    """matplotlib's pyplot. Raises BadInput, with the way to get it, where there is none."""
     try:
         matplotlib: Any = importlib.import_module("matplotlib")
         matplotlib.use("agg")
-        pyplot: Any = importlib.import_module("matplotlib.pyplot")
+        return importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
-        raise BadInput(f"--png: expected matplotlib, which tilewise[bench] brings, got {error}") from None
+        raise BadInput(
+            f"--png: expected matplotlib, got {error}; `pip install matplotlib` brings it, and SVG needs none"
+        ) from None
+
+
+def write_all(record: Record, folder: Path) -> None:
+    """The line and scatter charts of a machine."""
+    pyplot = check()
     of = races(record.rows)
     for group in plots.growths(of):
         stem = charts.slug(f"{group.suite} {group.title}").replace("--", "-").replace("--", "-")

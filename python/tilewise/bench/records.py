@@ -7,22 +7,21 @@ stopped. The C++ benchmark writes the same lines.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilewise.bench import files, lines
+from tilewise.bench.lines import FIGURES, Line
 from tilewise.bench.problem import BadInput
 
-Line = dict[str, Any]
+__all__ = ["FIGURES", "Line", "Record", "Writer", "find", "identity", "problem_of", "read", "read_all"]
+
 IDENTITY = (
     *("suite", "op", "pass", "impl", "device", "dtype", "b", "hq", "hkv", "sq", "sk", "d", "dv"),
     *("causal", "window", "features", "sizes"),
 )
-_EVERY_ROW = ("suite", "op", "pass", "impl", "device", "dtype")
-FIGURES = ("ms", "spread", "tflops", "gbps", "peak_mb", "error")
 # Names that rates had in earlier records.
 _RATE_NAMES = {"torch matmul, no TF32": "gemm"}
 
@@ -82,46 +81,11 @@ class Record:
         return self.environment.get("gpu") or self.environment.get("cpu") or "unknown machine"
 
 
-@contextmanager
-def writing(option: str, path: Path) -> Iterator[None]:
-    """A file or folder that cannot be written is said to be the option's fault."""
-    try:
-        yield
-    except OSError as error:
-        raise BadInput(f"{option}: cannot write {path}: {error.strerror or error}") from None
-
-
-def check_writable(option: str, path: Path) -> None:
-    """Before hours of measuring, and without touching anything: a file that is there, or a folder for it."""
-    nearest = next((x for x in (path, *path.parents) if os.path.exists(x)), Path("."))
-    if nearest != path and not nearest.is_dir():
-        raise BadInput(f"{option}: cannot write {path}: {nearest} is no folder")
-    if path.is_dir():
-        raise BadInput(f"{option}: cannot write {path}: it is a folder")
-    if not os.access(nearest, os.W_OK):
-        raise BadInput(f"{option}: cannot write {path}: no permission in {nearest}")
-
-
 def read(path: Path) -> Record:
     """A record, however it was made. What it says last about a measurement counts."""
     record = Record(source=path.name)
     rows: dict[tuple[str, Any], Line] = {}
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"records: cannot read {path}: {error}") from None
-    lines = text.splitlines()
-    for number, content in enumerate(lines, 1):
-        try:
-            line = json.loads(content)
-        except ValueError:
-            if number == len(lines):
-                break  # cut off when the run was
-            raise BadInput(f"records: {path}, line {number}: expected JSON, got {content[:40]!r}") from None
-        if not isinstance(line, dict):
-            raise BadInput(f"records: {path}, line {number}: expected an object, got {content[:40]!r}")
-        if missing := _missing(line):
-            raise BadInput(f"records: {path}, line {number}: expected {missing}, got {content[:40]!r}")
+    for line in _lines(path):
         if "environment" in line:
             record.environment = line["environment"]
             record.rates += _cpu_rates(line["environment"])
@@ -129,20 +93,37 @@ def read(path: Path) -> Record:
             record.rates.append({**line, "impl": _RATE_NAMES.get(line["impl"], line["impl"])})
         elif "finished" in line:
             record.finished = True
-        elif "pass" in line and "impl" in line:
+        elif lines.is_row(line):
             rows[identity(line), line.get("threads")] = {"features": "", **line}
     record.rows = list(rows.values())
     return record
 
 
-def _missing(line: Line) -> str:
-    """What every line of its kind has and this one does not."""
-    if "environment" in line:
-        return "" if isinstance(line["environment"], dict) else "an object as environment"
-    if line.get("op") == "rate":
-        return "" if "impl" in line else "impl"
-    row = "pass" in line and "impl" in line
-    return ", ".join(key for key in _EVERY_ROW if key not in line) if row else ""
+def _lines(path: Path) -> Iterator[Line]:
+    """The lines of a record, each of which is what its kind has to be."""
+    try:
+        contents = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise BadInput(f"records: cannot read {path}: {error.strerror or error}") from None
+    if contents[-1] == b"":
+        contents.pop()
+    for number, content in enumerate(contents, 1):
+        place = f"records: {path}, line {number}"
+        try:
+            line = lines.parsed(content.decode())
+        except ValueError:
+            if number == len(contents):
+                return  # cut off when the run was
+            raise BadInput(f"{place}: expected JSON, got {_shown(content)}") from None
+        except TypeError:
+            raise BadInput(f"{place}: expected an object, got {_shown(content)}") from None
+        if wrong := lines.wrong_with(line):
+            raise BadInput(f"{place}: {wrong}")
+        yield line
+
+
+def _shown(content: bytes) -> str:
+    return repr(content[:40].decode(errors="replace"))
 
 
 def _cpu_rates(environment: dict[str, Any]) -> list[Line]:
@@ -181,14 +162,14 @@ class Writer:
     """
 
     def __init__(self, path: Path, environment: dict[str, Any], same: Iterable[str], fresh: bool) -> None:
-        check_writable("--out", path)
+        files.check_writable("--out", path)
         self.path = path
+        self.cut_off = False  # perhaps, in its last line
         self.done: set[str] = set()
         self.rows: list[Line] = []
         self.environment: dict[str, Any] | None = environment  # still to be written
         before = None
         if path.exists() and not fresh:
-            self._mend()
             before = read(path)
         if before and before.environment and not before.finished:
             for key in same:
@@ -200,7 +181,7 @@ class Writer:
                     )
             self.done = {identity(line) for line in before.rows}
             self.rows = before.rows
-            self.environment = None
+            self.environment, self.cut_off = None, True
 
     @property
     def resumed(self) -> int:
@@ -219,16 +200,17 @@ class Writer:
         self._write({"finished": date})
 
     def _write(self, line: Line) -> None:
-        with writing("--out", self.path):
+        with files.writing("--out", self.path):
             if self.environment is not None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self.path.write_text(json.dumps({"environment": self.environment}) + "\n")
+                files.replace(self.path, json.dumps({"environment": self.environment}) + "\n")
                 self.environment = None
-            with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            elif self.cut_off:
+                self._mend()
+            self.cut_off = False
+            files.append(self.path, json.dumps(line) + "\n")
 
     def _mend(self) -> None:
         """Takes away a line that was cut off."""
-        text = self.path.read_text()
-        if not text.endswith("\n"):
-            self.path.write_text(text[: text.rfind("\n") + 1])
+        content = self.path.read_bytes()
+        if not content.endswith(b"\n"):
+            files.replace(self.path, content[: content.rfind(b"\n") + 1].decode())

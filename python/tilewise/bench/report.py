@@ -323,11 +323,10 @@ def _rows(record: Record, of: Sequence[Race]) -> str:
 def _row(race: Race, line: Line) -> str:
     ours = summary.ours(line)
     dot = f'<span class="dot" style="background:{charts.colour(line["impl"])}"></span>'
-    threads = f" · {line['threads']} thr." if line.get("level") is not None else ""
-    cells = [
-        f"<td>{escape(name_of(line))}</td><td class=left>{line['dtype']}</td>"
-        f"<td class=left>{line['pass']}</td><td class=left>{dot}{escape(line['impl'])}{threads}</td>"
-    ]
+    threads = f" · {line.get('threads')} thr." if line.get("level") is not None else ""
+    who = f"{dot}{escape(line['impl'] + threads)}"
+    words = (escape(str(line[key])) for key in ("dtype", "pass"))
+    cells = [f"<td>{escape(name_of(line))}</td>", *(f"<td class=left>{x}</td>" for x in (*words, who))]
     suite = f"<td class=left>{escape(line['suite'])}</td>"
     if not line.get("ms"):
         reason = escape(str(line.get("skipped", "not measured")))

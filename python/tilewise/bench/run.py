@@ -14,12 +14,15 @@ from typing import Any, TextIO
 import torch
 
 from tilewise.bench import environment, kinds, measure, rates, table, timing
+from tilewise.bench.files import check_writable
 from tilewise.bench.implementations import Implementation
 from tilewise.bench.kinds import AnyProblem
 from tilewise.bench.operations.calls import COMPILED, COMPILED_GRAPH
 from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Record, Writer
 from tilewise.bench.suites import Suite
+
+REPORT = "report.html"
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Plan:
     fresh: bool = False
     compiled: bool = False  # whether compiled PyTorch takes part in the operations around attention
     within: float | None = None  # seconds after which no other problem is begun
+    report: bool = False  # whether a page is written beside the records
 
     def implementations(self, suite: Suite, op: str) -> list[Implementation]:
         """Who takes part in the suite's problems of one kind."""
@@ -95,10 +99,11 @@ def run(plan: Plan) -> tuple[list[Path], bool | None]:
     check_kernels(plan.kernels, [problem for suite in plan.suites for problem in suite.problems], device)
     here = environment.describe(device)
     ceilings = Record(environment=here)
+    folder = plan.out / environment.slug(here)
+    if plan.report:
+        check_writable("--out", folder / REPORT)
     writers = [
-        Writer(
-            plan.out / environment.slug(here) / f"{suite.name}.jsonl", here, environment.IDENTITY, plan.fresh
-        )
+        Writer(folder / f"{suite.name}.jsonl", here, environment.IDENTITY, plan.fresh)
         for suite in plan.suites
     ]
     files = [writer.path for writer in writers]

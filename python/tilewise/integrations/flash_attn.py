@@ -13,14 +13,22 @@ torch.Size([2, 5, 8, 16])
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tilewise._arguments import Window
-from tilewise._errors import Unsupported, reject
+from tilewise._arguments import Window, check_optional_tensors, check_tensors
+from tilewise._errors import Error, Unsupported, check_dense, reject, renamed, told
+from tilewise._scalars import flag_of, whole_of
 from tilewise.attention import attention, attention_decode, attention_varlen
+
+_NAMES = {
+    **{"query": "q", "key": "k", "value": "v", "scale": "softmax_scale", "is_causal": "causal"},
+    **{"window": "window_size", "window[0]": "window_size[0]", "window[1]": "window_size[1]"},
+    "page_table": "block_table",
+}
 
 __all__ = [
     "flash_attn_func",
@@ -67,10 +75,12 @@ def flash_attn_func(
     >>> out.shape, lse.shape
     (torch.Size([1, 3, 4, 8]), torch.Size([1, 4, 3]))
     """
-    out, lse = attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
+    with_lse = flag_of("return_attn_probs", return_attn_probs)
+    out, lse = _called(
+        attention,
+        _heads_first("q", q),
+        _heads_first("k", k),
+        _heads_first("v", v),
         dropout_p=dropout_p,
         is_causal=causal,
         scale=softmax_scale,
@@ -83,7 +93,7 @@ def flash_attn_func(
         return_lse=True,
     )
     out = out.transpose(1, 2)
-    return (out, lse, None) if return_attn_probs else out
+    return (out, lse, None) if with_lse else out
 
 
 def flash_attn_qkvpacked_func(
@@ -174,7 +184,9 @@ def flash_attn_varlen_func(
     """
     if block_table is not None:
         k, v = (_gathered(x, block_table, cu_seqlens_k) for x in (k, v))
-    out, lse = attention_varlen(
+    with_lse = flag_of("return_attn_probs", return_attn_probs)
+    out, lse = _called(
+        attention_varlen,
         *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
         dropout_p=dropout_p,
         is_causal=causal,
@@ -186,7 +198,7 @@ def flash_attn_varlen_func(
         deterministic=deterministic,
         return_lse=True,
     )
-    return (out, lse, None) if return_attn_probs else out
+    return (out, lse, None) if with_lse else out
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -298,55 +310,89 @@ def flash_attn_with_kvcache(
     >>> torch.equal(k_cache[:, 3], k[:, 0])
     True
     """
+    check_tensors(q=q, k_cache=k_cache, v_cache=v_cache)
+    check_optional_tensors(k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
+    check_optional_tensors(cache_batch_idx=cache_batch_idx, block_table=block_table)
     if cache_leftpad is not None:
         raise Unsupported("cache_leftpad: not supported; start each sequence of the cache at 0")
     if block_table is not None and cache_batch_idx is not None:
         reject("cache_batch_idx", "none with block_table", "both")
     if (k is None) != (v is None):
         reject("v" if v is None else "k", "k and v together", "one of them")
+    _check_rows(q, k_cache, v_cache, k, v)
+    window, with_lse = _window(window_size), flag_of("return_softmax_lse", return_softmax_lse)
     table = block_table
     if cache_batch_idx is not None:  # an entry of the cache is a page that holds the whole of it
+        given = cache_batch_idx
+        if given.shape != q.shape[:1] or given.dtype not in (torch.int32, torch.int64):
+            expected = f"int32 or int64 [B] = {list(q.shape[:1])}"
+            reject("cache_batch_idx", expected, f"{given.dtype} {list(given.shape)}")
         table = cache_batch_idx[:, None].int()
+    if table is not None and (table.dim() != 2 or len(table) != len(q) or table.dtype != torch.int32):
+        expected = f"int32 [B, max_blocks] with B {len(q)}"
+        reject("block_table", expected, f"{table.dtype} {list(table.shape)}")
     lengths = _lengths(cache_seqlens, q, k_cache, table, appends=k is not None)
     if rotary_cos is not None or rotary_sin is not None:
         if rotary_cos is None or rotary_sin is None or k is None:
             reject("rotary_cos", "rotary_sin, k and v beside it", "only some of them")
-        angles = (rotary_cos, rotary_sin, rotary_interleaved)
-        advances = causal or tuple(window_size) != (-1, -1)
+        _check_angles(rotary_cos, rotary_sin, q)
+        angles = (rotary_cos, rotary_sin, flag_of("rotary_interleaved", rotary_interleaved))
+        advances = flag_of("causal", causal) or window is not None
         q = _rotated(q, _positions(lengths, q.shape[1] if advances else 1), *angles)
         k = _rotated(k, _positions(lengths, k.shape[1]), *angles)
     if k is not None and v is not None:
         new = _positions(lengths, k.shape[1])
+        _check_room(lengths, k.shape[1], k_cache.shape[1] * (1 if table is None else table.shape[1]))
         lengths = lengths + k.shape[1]
-        _check_room(lengths, k_cache.shape[1] * (1 if table is None else table.shape[1]))
         at = _slots(new, k_cache.shape[1], table)
+        _check_pages(at[0], k_cache.shape[0], "cache_batch_idx" if block_table is None else "block_table")
         k_cache[at] = k
         v_cache[at] = v
-    out, lse = attention_decode(
-        q.transpose(1, 2),
-        k_cache.transpose(1, 2),
-        v_cache.transpose(1, 2),
+    out, lse = _called(
+        attention_decode,
+        _heads_first("q", q),
+        _heads_first("k_cache", k_cache),
+        _heads_first("v_cache", v_cache),
         lengths,
         table,
         is_causal=causal,
         scale=softmax_scale,
-        window=_window(window_size),
+        window=window,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
         return_lse=True,
     )
     out = out.transpose(1, 2)
-    return (out, lse) if return_softmax_lse else out
+    return (out, lse) if with_lse else out
+
+
+def _called(attend: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """The call, whose exceptions speak of arguments by flash-attn's names."""
+    try:
+        return attend(*arguments, **options)
+    except (Error, TypeError) as error:
+        raise renamed(error, _NAMES) from None
+
+
+def _heads_first(name: str, rows: Tensor) -> Tensor:
+    """[B, S, H, D] as [B, H, S, D]."""
+    check_tensors(**{name: rows})
+    if rows.dim() != 4:
+        reject(name, "rank 4 [B, S, H, D]", list(rows.shape))
+    return rows.transpose(1, 2)
 
 
 def _window(size: tuple[int, int]) -> Window | None:
     if not isinstance(size, (tuple, list)) or len(size) != 2:
-        reject("window_size", "(left, right), -1 for no end", repr(size))
-    left, right = (None if extent < 0 else extent for extent in size)
+        reject("window_size", "(left, right), -1 for no end", told(size))
+    left, right = (
+        None if whole_of(f"window_size[{side}]", extent) < 0 else extent for side, extent in enumerate(size)
+    )
     return None if left is right is None else (left, right)
 
 
 def _unpacked(name: str, packed: Tensor, shape: str) -> tuple[Tensor, ...]:
+    check_tensors(**{name: packed})
     parts, rank = len(name), shape.count(",") + 1
     if packed.dim() != rank or packed.shape[-3] != parts:
         reject(name, shape, list(packed.shape))
@@ -355,6 +401,11 @@ def _unpacked(name: str, packed: Tensor, shape: str) -> tuple[Tensor, ...]:
 
 def _gathered(pages: Tensor, block_table: Tensor, cu_seqlens: Tensor) -> Tensor:
     """[num_blocks, page, H, D] as [total, H, D], one sequence after another."""
+    check_tensors(k=pages, block_table=block_table, cu_seqlens_k=cu_seqlens)
+    if pages.dim() != 4 or pages.shape[1] == 0:
+        reject("k", "pages [num_blocks, page, H, D]", list(pages.shape))
+    if cu_seqlens.dim() != 1 or block_table.dim() != 2 or len(block_table) + 1 != len(cu_seqlens):
+        reject("block_table", "int32 [B, max_blocks] for cu_seqlens_k [B + 1]", list(block_table.shape))
     token = torch.arange(int(cu_seqlens[-1]), device=pages.device, dtype=cu_seqlens.dtype)
     sequence = torch.searchsorted(cu_seqlens, token, right=True) - 1
     position = token - cu_seqlens[sequence]
@@ -369,16 +420,60 @@ def _lengths(
     if given is None and appends:
         reject("cache_seqlens", "an int or int32 [B] beside k and v", None)
     if isinstance(given, Tensor):
+        if given.dtype != torch.int32 or given.shape != q.shape[:1]:
+            reject("cache_seqlens", f"int32 [B] = {list(q.shape[:1])}", f"{given.dtype} {list(given.shape)}")
         return given
+    if given is not None and not 0 <= whole_of("cache_seqlens", given) < 2**31:
+        reject("cache_seqlens", "0 or above and below 2^31", given)
     if given is None:
         given = cache.shape[1] * (1 if table is None else table.shape[1])
     return torch.full((q.shape[0],), given, dtype=torch.int32, device=q.device)
 
 
-def _check_room(lengths: Tensor, capacity: int) -> None:
-    """Before anything is written. On a device the host cannot look, as everywhere in the library."""
-    if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and (lengths > capacity).any():
-        reject("cache_seqlens", f"at most {capacity} with the new keys", int(lengths.max()))
+def _check_rows(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None) -> None:
+    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        check_dense(name, x)
+        if x.dim() != 4:
+            reject(name, "rank 4 [B, S, H, D]", list(x.shape))
+    for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        if new is None or k is None:
+            continue
+        shape = (q.shape[0], k.shape[1] if k.dim() > 1 else 0, *cache.shape[2:])
+        if tuple(new.shape) != shape or new.dtype != cache.dtype:
+            reject(
+                name, f"{cache.dtype} [B, S_new, Hkv, D] = {list(shape)}", f"{new.dtype} {list(new.shape)}"
+            )
+
+
+def _check_angles(cos: Tensor, sin: Tensor, q: Tensor) -> None:
+    if cos.dim() != 2 or 2 * cos.shape[-1] > q.shape[-1]:
+        reject("rotary_cos", f"[S_rotary, R/2] with R up to {q.shape[-1]}", list(cos.shape))
+    if sin.shape != cos.shape:
+        reject("rotary_sin", f"the shape of rotary_cos, {list(cos.shape)}", list(sin.shape))
+
+
+# Before anything is written. On a device the host cannot look, as everywhere in the library.
+
+
+def _can_be_read(indices: Tensor) -> bool:
+    return indices.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _check_room(lengths: Tensor, new: int, capacity: int) -> None:
+    if not _can_be_read(lengths):
+        return
+    if (lengths < 0).any():
+        reject("cache_seqlens", "0 or above", int(lengths.min()))
+    if (lengths + new > capacity).any():
+        reject("cache_seqlens", f"at most {capacity} with the new keys", int(lengths.max()) + new)
+
+
+def _check_pages(used: Tensor, pages: int, name: str) -> None:
+    if not _can_be_read(used) or used.numel() == 0:
+        return
+    least, most = int(used.min()), int(used.max())
+    if least < 0 or most >= pages:
+        reject(name, f"numbers from 0 to {pages - 1}", least if least < 0 else most)
 
 
 def _positions(lengths: Tensor, count: int) -> Tensor:

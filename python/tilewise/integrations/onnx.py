@@ -25,6 +25,7 @@ import torch
 
 from tilewise._binding import attention_forward
 from tilewise._errors import Unsupported, reject
+from tilewise._scalars import whole_of
 
 __all__ = ["export", "translation_table"]
 
@@ -74,7 +75,7 @@ def export(
     >>> [node.op_type for node in program.model.graph if node.op_type == "Attention"]
     ['Attention']
     """
-    if opset_version < _OPSET:
+    if whole_of("opset_version", opset_version) < _OPSET:
         reject("opset_version", f"at least {_OPSET}, the first with Attention", opset_version)
     if isinstance(model, torch.export.ExportedProgram):
         program = model

@@ -196,7 +196,7 @@ def _routed(
         return _torch_function(*arguments, **options)
     tracing = torch.compiler.is_compiling()
     count = _count_traced if tracing else _count
-    reason = _why_not(query, key, value, attn_mask)
+    reason = _why_not(query, key, value, attn_mask, is_causal)
     if reason is None and tracing:
         count(_BY_FUNCTION)
         return tilewise.scaled_dot_product_attention(*arguments, **options)
@@ -218,7 +218,7 @@ def _routed(
         _given_up.now = False
 
 
-def _why_not(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> str | None:
+def _why_not(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> str | None:
     """Why a call is torch's, where that can be told beforehand; else None."""
     for name, x in (("query", query), ("key", key), ("value", value), ("attn_mask", mask)):
         if x is None or isinstance(x, CausalBias):
@@ -229,8 +229,12 @@ def _why_not(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> 
             return f"{name}: not a dense tensor"
         if is_traceable_wrapper_subclass(x):
             return f"{name}: a subclass of Tensor with its own meaning"
+    if mask is not None and is_causal is not False:
+        return "attn_mask: beside is_causal, which torch documents as an error"
     if query.dtype == torch.float64:
         return "query: float64 has no kernel but the reference"
+    if min(query.dim(), value.dim()) == 0:
+        return "query: no dimensions"
     if not 1 <= query.shape[-1] <= 4096 or not 1 <= value.shape[-1] <= 4096:
         return "query: a head dimension outside 1 to 4096"
     if not torch._C._get_flash_sdp_enabled():  # torch.compile knows it under this name

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tilewise._arguments import Window
 from tilewise._errors import InvalidArgument, Unsupported
+from tilewise._scalars import text_of
 from tilewise.attention import attention
 
 # Names that transformers reads more into than which function to call.
@@ -53,6 +54,7 @@ def register(name: str = "tilewise") -> None:
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    text_of("name", name)
     if any(taken in name for taken in _TAKEN):
         raise InvalidArgument(f"name: expected one without {', '.join(_TAKEN)}, got {name!r}")
     AttentionInterface.register(name, attention_forward)

@@ -32,6 +32,8 @@ def switch(model: nn.Module) -> int:
     Returns:
         How many layers there are. None is an error; those that were switched before are counted.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected torch.nn.Module, got {type(model).__name__}")
     found = [module for module in model.modules() if isinstance(module, _Forward) or _is_theirs(module)]
     if not found:
         reject("model", f"an Attention of {' or '.join(_HOMES)}", f"none in {type(model).__name__}")

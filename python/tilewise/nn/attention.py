@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tilewise._arguments import Alignment, Window
+from tilewise._arguments import Alignment, Window, check_optional_tensors, check_tensors, window_of
+from tilewise._binding import attention_kernels
 from tilewise._errors import reject
+from tilewise._scalars import at_least, flag_of, number_of, text_of, whole_of
 from tilewise.attention import attention
 from tilewise.nn.joint import joint, lay_together
 
@@ -64,21 +67,34 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        for name, given in (
-            ("embed_dim", embed_dim),
-            ("num_heads", num_heads),
-            ("num_kv_heads", num_kv_heads),
-        ):
-            if given < 1:
-                reject(name, "at least 1", given)
+        context_dim = embed_dim if context_dim is None else context_dim
+        at_least(1, embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        at_least(1, context_dim=context_dim)
         if num_heads % num_kv_heads:
             reject("num_kv_heads", f"a divisor of num_heads {num_heads}", num_kv_heads)
         if head_dim is None and embed_dim % num_heads:
             reject("embed_dim", f"a multiple of num_heads {num_heads}, or a head_dim", embed_dim)
-        if head_dim is not None and not 1 <= head_dim <= 4096:
+        if head_dim is not None and not 1 <= whole_of("head_dim", head_dim) <= 4096:
             reject("head_dim", "1 to 4096", head_dim)
-        if not 0.0 <= dropout < 1.0:
-            reject("dropout", "at least 0 and below 1", dropout)
+        if not 0.0 <= number_of("dropout", dropout) <= 1.0:
+            reject("dropout", "a number from 0 to 1", dropout)
+        flags = {
+            "bias": bias,
+            "is_causal": is_causal,
+            "sinks": sinks,
+            "out_bias": bias if out_bias is None else out_bias,
+        }
+        for name, given in flags.items():
+            flag_of(name, given)
+        if scale is not None and not math.isfinite(number_of("scale", scale)):
+            reject("scale", "a finite number", scale)
+        if not 0.0 <= number_of("softcap", softcap) < math.inf:
+            reject("softcap", "a finite number, 0 or above", softcap)
+        for side, extent in enumerate(window_of(window)):
+            if extent is not None and extent < 0:
+                reject(f"window[{side}]", "0 or above, or None", extent)
+        text_of("alignment", alignment, "top_left", "bottom_right")
+        text_of("kernel", kernel, "auto", *attention_kernels())
         super().__init__()
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
@@ -87,7 +103,6 @@ class Attention(nn.Module):
         self.softcap, self.kernel = softcap, kernel
 
         where = {"device": device, "dtype": dtype}
-        context_dim = embed_dim if context_dim is None else context_dim
         self.q_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias, **where)
         self.k_proj = nn.Linear(context_dim, num_kv_heads * self.head_dim, bias, **where)
         self.v_proj = nn.Linear(context_dim, num_kv_heads * self.head_dim, bias, **where)
@@ -110,6 +125,7 @@ class Attention(nn.Module):
         attn_mask broadcasts to [B, Hq, Sq, Sk]: boolean, true where a query attends, or floating and added.
         """
         context = x if context is None else context
+        check_tensors(x=x, context=context)
         for name, tensor, width in (("x", x, self.q_proj), ("context", context, self.k_proj)):
             if tensor.dim() != 3 or tensor.shape[-1] != width.in_features:
                 reject(name, f"[B, S, {width.in_features}]", list(tensor.shape))
@@ -193,6 +209,11 @@ class MultiheadAttention(nn.MultiheadAttention):
             out, shaped as query, and the weights: None, [N, L, S] or, not averaged, [N, H, L, S]; without N
             where query has none.
         """
+        check_tensors(query=query, key=key, value=value)
+        check_optional_tensors(key_padding_mask=key_padding_mask, attn_mask=attn_mask)
+        with_weights = flag_of("need_weights", need_weights)
+        averaged = flag_of("average_attn_weights", average_attn_weights)
+        is_causal = flag_of("is_causal", is_causal)
         appended = (self.bias_k is not None) + self.add_zero_attn
         batched = not query.is_nested and query.dim() == 3
         # Projections are made in the layout that came, where they need no copy; heads are views of it.
@@ -206,12 +227,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         k, v = self._append_keys(k, self.bias_k), self._append_keys(v, self.bias_v)
 
         dropout = self.dropout if self.training else 0.0
-        out = attention(q, k, v, mask, dropout, causal, return_lse=need_weights)
+        out = attention(q, k, v, mask, dropout, causal, return_lse=with_weights)
         weights = None
-        if need_weights:
+        if with_weights:
             out, lse = out
             weights = _weights(q, k, mask, causal, lse)
-            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights.mean(1) if averaged else weights
             weights = weights if batched else weights.squeeze(0)
         out = self.out_proj(out.permute((0, 2, 1, 3) if order[0] == 0 else (2, 0, 1, 3)).flatten(2))
         return out if batched else out.squeeze(1), weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tilewise._errors import reject
-from tilewise.functional import Activation, apply_rope, ffn, layer_norm, rms_norm, rope_tables
+from tilewise._scalars import at_least, flag_of, number_of, text_of, whole_of
+from tilewise.functional import ACTIVATIONS, Activation, apply_rope, ffn, layer_norm, rms_norm, rope_tables
 
 
 class RMSNorm(nn.Module):
@@ -34,7 +36,9 @@ class RMSNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(dim=dim)
+        at_least(1, dim=dim)
+        _check_eps(eps)
+        flag_of("elementwise_affine", elementwise_affine)
         self.dim, self.eps = dim, eps
         self.weight = (
             nn.Parameter(torch.ones(dim, device=device, dtype=dtype)) if elementwise_affine else None
@@ -73,7 +77,10 @@ class LayerNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(dim=dim)
+        at_least(1, dim=dim)
+        _check_eps(eps)
+        flag_of("elementwise_affine", elementwise_affine)
+        flag_of("bias", bias)
         self.dim, self.eps = dim, eps
         where: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight = nn.Parameter(torch.ones(dim, **where)) if elementwise_affine else None
@@ -116,7 +123,11 @@ class FeedForward(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(embed_dim=embed_dim, ffn_dim=ffn_dim)
+        at_least(1, embed_dim=embed_dim, ffn_dim=ffn_dim)
+        at_least(0, max_intermediate_bytes=max_intermediate_bytes)
+        text_of("activation", activation, *ACTIVATIONS)
+        flag_of("bias", bias)
+        flag_of("keep_products", keep_products)
         self.activation, self.max_intermediate_bytes = activation, max_intermediate_bytes
         self.keep_products = keep_products
         where: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -160,7 +171,11 @@ class GatedFeedForward(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(embed_dim=embed_dim, ffn_dim=ffn_dim)
+        at_least(1, embed_dim=embed_dim, ffn_dim=ffn_dim)
+        at_least(0, max_intermediate_bytes=max_intermediate_bytes)
+        text_of("activation", activation, *ACTIVATIONS)
+        flag_of("bias", bias)
+        flag_of("keep_products", keep_products)
         self.activation, self.max_intermediate_bytes = activation, max_intermediate_bytes
         self.keep_products = keep_products
         where: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -218,8 +233,9 @@ class RotaryEmbedding(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        _check_sizes(head_dim=head_dim, max_positions=max_positions)
-        rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        at_least(1, head_dim=head_dim, max_positions=max_positions)
+        flag_of("interleaved", interleaved)
+        rotary_dim = head_dim if rotary_dim is None else whole_of("rotary_dim", rotary_dim)
         if not 0 <= rotary_dim <= head_dim or rotary_dim % 2:
             reject("rotary_dim", f"an even number up to head_dim {head_dim}", rotary_dim)
         self.max_positions, self.rotary_dim, self.base = max_positions, rotary_dim, base
@@ -249,7 +265,6 @@ class RotaryEmbedding(nn.Module):
         return f"rotary_dim={self.rotary_dim}, max_positions={self.max_positions}, base={self.base}"
 
 
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            reject(name, "at least 1", size)
+def _check_eps(eps: float) -> None:
+    if not 0.0 <= number_of("eps", eps) < math.inf:
+        reject("eps", "a finite number, 0 or above", eps)

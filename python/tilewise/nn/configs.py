@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from tilewise._errors import reject
-from tilewise.functional import Activation
+from tilewise._scalars import at_least, flag_of, number_of, text_of
+from tilewise.functional import ACTIVATIONS, Activation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +42,19 @@ class LayerConfig:
     """Rows of the rotary embedding's tables."""
 
     def __post_init__(self) -> None:
-        for name in ("embed_dim", "num_heads", "ffn_dim"):
-            if getattr(self, name) < 1:
-                reject(name, "at least 1", getattr(self, name))
+        at_least(1, embed_dim=self.embed_dim, num_heads=self.num_heads, ffn_dim=self.ffn_dim)
+        at_least(0, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, max_positions=self.max_positions)
+        for name in ("norm_first", "gated", "qkv_bias", "out_bias", "ffn_bias", "is_causal"):
+            flag_of(name, getattr(self, name))
+        if not 0.0 <= number_of("eps", self.eps) < math.inf:
+            reject("eps", "a finite number, 0 or above", self.eps)
+        text_of("activation", self.activation, *ACTIVATIONS)
+        text_of("norm", self.norm, "rms", "layer")
+        if self.rotary_base is not None:
+            number_of("rotary_base", self.rotary_base)
         if self.num_kv_heads == 0:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
-        if self.num_kv_heads < 0 or self.num_heads % self.num_kv_heads:
+        if self.num_heads % self.num_kv_heads:
             reject("num_kv_heads", f"a divisor of num_heads {self.num_heads}", self.num_kv_heads)
         if self.head_dim == 0:
             if self.embed_dim % self.num_heads:
@@ -53,8 +62,6 @@ class LayerConfig:
                     "embed_dim", f"a multiple of num_heads {self.num_heads}, or a head_dim", self.embed_dim
                 )
             object.__setattr__(self, "head_dim", self.embed_dim // self.num_heads)
-        if self.norm not in ("rms", "layer"):
-            reject("norm", "'rms' or 'layer'", repr(self.norm))
         if self.rotary_base is not None and self.max_positions < 1:
             reject("max_positions", "at least 1 with a rotary embedding", self.max_positions)
 
@@ -95,7 +102,10 @@ CONFIGS: dict[str, LayerConfig] = {
 }
 
 
-def config_of(name: str) -> LayerConfig:
+def config_of(name: str | LayerConfig) -> LayerConfig:
+    if isinstance(name, LayerConfig):
+        return name
+    text_of("config", name)
     if name not in CONFIGS:
         reject("config", f"one of {', '.join(CONFIGS)}", repr(name))
     return CONFIGS[name]

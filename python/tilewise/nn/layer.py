@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tilewise import _ops
+from tilewise._arguments import check_optional_tensors, check_tensors
 from tilewise._errors import reject
+from tilewise._scalars import at_least
 from tilewise.attention import attention, attention_decode
 from tilewise.functional import linear, rope_into_cache
 from tilewise.nn.attention import Attention
@@ -70,7 +72,9 @@ class TransformerLayer(nn.Module):
         **changes: Any,
     ) -> None:
         super().__init__()
-        config = config_of(config) if isinstance(config, str) else config
+        config = config_of(config)
+        if rotary is not None and not isinstance(rotary, RotaryEmbedding):
+            raise TypeError(f"rotary: expected RotaryEmbedding, got {type(rotary).__name__}")
         config = replace(config, **changes) if changes else config
         self.config = config
         where: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -118,14 +122,14 @@ class TransformerLayer(nn.Module):
 
     def make_cache(self, batch: int, capacity: int, page_size: int | None = None) -> KVCache:
         """An empty cache of that many tokens a sequence, in pages where a `page_size` is given."""
+        at_least(0, batch=batch, capacity=capacity)
         weight = self.attention.k_proj.weight
         heads, dim = self.config.num_kv_heads, self.config.head_dim
         lengths = torch.zeros(batch, dtype=torch.int32, device=weight.device)
         if page_size is None:
             k, v = (weight.new_zeros(batch, heads, capacity, dim) for _ in range(2))
             return KVCache(k.requires_grad_(False), v.requires_grad_(False), lengths)
-        if page_size < 1:
-            reject("page_size", "at least 1", page_size)
+        at_least(1, page_size=page_size)
         pages = -(-capacity // page_size)
         table = torch.arange(batch * pages, dtype=torch.int32, device=weight.device).view(batch, pages)
         k, v = (weight.new_zeros(batch * pages, heads, page_size, dim) for _ in range(2))
@@ -147,12 +151,17 @@ class TransformerLayer(nn.Module):
             attn_mask: broadcasts to [B, Hq, S, S], see `tilewise.attention`; none with a cache.
             cache: where keys and values are kept. There is no gradient through it.
         """
+        check_tensors(x=x)
+        check_optional_tensors(positions=positions, attn_mask=attn_mask)
         if x.dim() != 3 or x.shape[-1] != self.config.embed_dim:
             reject("x", f"[B, S, {self.config.embed_dim}]", list(x.shape))
         if cache is None:
             return self._forward(x, positions, attn_mask, None)
         if attn_mask is not None:
             reject("attn_mask", "none with a cache", list(attn_mask.shape))
+        if not isinstance(cache, KVCache):
+            raise TypeError(f"cache: expected KVCache, got {type(cache).__name__}")
+        check_tensors(**{"cache.k": cache.k, "cache.v": cache.v, "cache.lengths": cache.lengths})
         cache.lengths += x.shape[1]  # first of all: what follows are kernels that begin one under another
         try:
             return self._forward(x, positions, None, cache)

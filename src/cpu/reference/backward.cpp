@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/arena.h"
 #include "core/parallel.h"
 #include "cpu/reference/reference.h"
 #include "cpu/reference/softmax.h"
@@ -18,20 +19,19 @@ struct RowState {
 
 struct Scratch {
   RowState* rows;   // [B, Hq, Sq]
-  double* workers;  // [threads, doubles_of_backward_worker]
+  double* workers;  // [workers, doubles_of_backward_worker]
 };
 
 std::int64_t doubles_of_backward_worker(const AttentionProblem& problem) {
   return std::max(2 * problem.length_k + problem.dim_qk, problem.dim_qk + problem.dim_v);
 }
 
-std::int64_t row_count(const AttentionProblem& problem) {
-  return problem.batch * problem.heads_q * problem.length_q;
-}
-
-Scratch scratch_of(const AttentionCall& call, const Context& context) {
-  auto* rows = static_cast<RowState*>(context.workspace.data);
-  return {rows, reinterpret_cast<double*>(rows + row_count(call.problem))};
+Scratch take_scratch(Arena& arena, const AttentionCall& call, const Context& context) {
+  const AttentionProblem& problem = call.problem;
+  const std::int64_t tasks = problem.batch * std::max(problem.heads_q, problem.heads_kv);
+  auto* rows = arena.take<RowState>(problem.batch * problem.heads_q, problem.length_q);
+  return {rows,
+          arena.take<double>(workers_for(context.parallel_for, tasks), doubles_of_backward_worker(problem))};
 }
 
 std::int64_t row_index(const Query& query) {
@@ -160,14 +160,15 @@ void differentiate_sinks(const AttentionCall& call, const RowState* rows) {
 }  // namespace
 
 std::size_t backward_workspace(const AttentionCall& call, const Context& context) {
-  const std::int64_t workers = context.parallel_for.threads * doubles_of_backward_worker(call.problem);
-  return static_cast<std::size_t>(row_count(call.problem)) * sizeof(RowState) +
-         static_cast<std::size_t>(workers) * sizeof(double);
+  Arena arena(nullptr);
+  take_scratch(arena, call, context);
+  return arena.used();
 }
 
 void backward(const AttentionCall& call, const Context& context) {
   const AttentionProblem& problem = call.problem;
-  const Scratch scratch = scratch_of(call, context);
+  Arena arena(context.workspace.data);
+  const Scratch scratch = take_scratch(arena, call, context);
   const auto worker_scratch = [&](std::int64_t worker) {
     return scratch.workers + worker * doubles_of_backward_worker(problem);
   };

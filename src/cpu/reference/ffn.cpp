@@ -15,11 +15,11 @@ struct Hidden {
 };
 
 Hidden take_hidden(Arena& arena, const FfnCall& call, std::int64_t tokens) {
-  const std::int64_t count = tokens * call.problem.hidden;
+  const std::int64_t hidden = call.problem.hidden;
   const bool backward = call.problem.pass == Pass::backward;
-  return {.h = arena.take<double>(count),
-          .up = arena.take<double>(backward ? count : 0),
-          .gate = arena.take<double>(backward && call.problem.gated ? count : 0)};
+  return {.h = arena.take<double>(tokens, hidden),
+          .up = arena.take<double>(backward ? tokens : 0, hidden),
+          .gate = arena.take<double>(backward && call.problem.gated ? tokens : 0, hidden)};
 }
 
 void forward_token(const FfnCall& call, std::int64_t m, const Hidden& hidden) {
@@ -125,7 +125,8 @@ std::string supports(const FfnProblem& problem) {
 std::size_t workspace(const FfnCall& call, const Context& context) {
   Arena arena(nullptr);
   const bool forward = call.problem.pass == Pass::forward;
-  take_hidden(arena, call, forward ? context.parallel_for.threads : call.problem.tokens);
+  const std::int64_t tokens = call.problem.tokens;
+  take_hidden(arena, call, forward ? workers_for(context.parallel_for, tokens) : tokens);
   return arena.used();
 }
 
@@ -134,7 +135,7 @@ void launch(const FfnCall& call, const Context& context) {
   if (call.problem.pass == Pass::backward) {
     return backward(call, take_hidden(arena, call, call.problem.tokens), context);
   }
-  const Hidden hidden = take_hidden(arena, call, context.parallel_for.threads);
+  const Hidden hidden = take_hidden(arena, call, workers_for(context.parallel_for, call.problem.tokens));
   for_each_task(context.parallel_for, call.problem.tokens, [&](std::int64_t worker, std::int64_t m) {
     forward_token(call, m, {.h = hidden.h + worker * call.problem.hidden, .up = nullptr, .gate = nullptr});
   });

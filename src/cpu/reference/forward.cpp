@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/arena.h"
 #include "core/parallel.h"
 #include "cpu/reference/reference.h"
 #include "cpu/reference/softmax.h"
@@ -28,8 +29,11 @@ void attend(const Query& query, double* scores, double* o) {
 }  // namespace
 
 std::size_t forward_workspace(const AttentionCall& call, const Context& context) {
-  return static_cast<std::size_t>(context.parallel_for.threads * doubles_of_forward_worker(call.problem)) *
-         sizeof(double);
+  const AttentionProblem& problem = call.problem;
+  Arena arena(nullptr);
+  arena.take<double>(workers_for(context.parallel_for, problem.batch * problem.heads_q),
+                     doubles_of_forward_worker(problem));
+  return arena.used();
 }
 
 void forward(const AttentionCall& call, const Context& context) {

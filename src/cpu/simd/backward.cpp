@@ -61,14 +61,20 @@ std::size_t worker_bytes(const AttentionCall& call, const Plan& plan) {
   return (std::max(panels.used(), mask.used()) + 63) / 64 * 64;
 }
 
-Workspace take_workspace(Arena& arena, const AttentionCall& call, const Plan& plan, int threads) {
+// The most tasks that are run at a time: over key heads, or over parts of the mask.
+std::int64_t tasks_of(const AttentionCall& call, const Plan& plan) {
+  const std::int64_t heads = call.problem.batch * call.problem.heads_kv * plan.splits;
+  return std::max(heads, call.problem.features.mask_gradient ? mask_tasks(call, plan.grid, plan.keys) : 0);
+}
+
+Workspace take_workspace(Arena& arena, const AttentionCall& call, const Plan& plan, const Context& context) {
   const std::int64_t rows = call.problem.heads_q * call.rows_q();
   const std::int64_t key_rows = plan.splits * call.problem.heads_kv * call.rows_k();
   return {.rows = {arena.take<float>(rows), arena.take<double>(rows), arena.take<double>(rows)},
-          .dk = arena.take<float>(call.dk.wanted ? key_rows * padded(call.problem.dim_qk) : 0),
-          .dv = arena.take<float>(call.dv.wanted ? key_rows * padded(call.problem.dim_v) : 0),
-          .workers = arena.take<std::byte>(static_cast<std::int64_t>(worker_bytes(call, plan)) *
-                                           std::int64_t{threads})};
+          .dk = arena.take<float>(call.dk.wanted ? key_rows : 0, padded(call.problem.dim_qk)),
+          .dv = arena.take<float>(call.dv.wanted ? key_rows : 0, padded(call.problem.dim_v)),
+          .workers = arena.take<std::byte>(worker_bytes(call, plan),
+                                           workers_for(context.parallel_for, tasks_of(call, plan)))};
 }
 
 // Rows [width, padded dim] as they stand in memory, widened; the padding is zero.
@@ -205,7 +211,7 @@ void sink_gradient(const AttentionCall& call, const RowStatistics& statistics) {
 
 std::size_t backward_workspace(const AttentionCall& call, const Context& context) {
   Arena arena(nullptr);
-  take_workspace(arena, call, Plan(call), context.parallel_for.threads);
+  take_workspace(arena, call, Plan(call), context);
   return arena.used();
 }
 
@@ -213,7 +219,7 @@ void backward(const AttentionCall& call, const Context& context) {
   const AttentionProblem& problem = call.problem;
   const Plan plan(call);
   Arena arena(context.workspace.data);
-  const Workspace workspace = take_workspace(arena, call, plan, context.parallel_for.threads);
+  const Workspace workspace = take_workspace(arena, call, plan, context);
   const std::size_t stride = worker_bytes(call, plan);
   const auto worker_arena = [&](std::int64_t worker) {
     return Arena(workspace.workers + stride * static_cast<std::size_t>(worker));

@@ -90,6 +90,21 @@ Scratch take_scratch(Arena& arena, const AttentionCall& call, const Plan& plan) 
           .state = arena.take<SoftmaxState>(1)};
 }
 
+struct Workspace {
+  std::byte* workers;  // their scratch
+  std::size_t stride;  // how much of it a worker has, in bytes
+  float* partials;     // [panels, splits, partial floats], where keys are split
+};
+
+Workspace take_workspace(Arena& arena, const AttentionCall& call, const Plan& plan, const Context& context) {
+  Arena own(nullptr);
+  take_scratch(own, call, plan);
+  const std::int64_t tasks = plan.panels(call) * plan.splits;
+  return {.workers = arena.take<std::byte>(own.rounded(), workers_for(context.parallel_for, tasks)),
+          .stride = own.rounded(),
+          .partials = arena.take<float>(plan.splits > 1 ? tasks : 0, plan.partial_floats(call))};
+}
+
 std::byte* query_row(const Rows& rows, const Panel& panel, int lane) {
   return rows.at(panel.b, panel.head[lane], panel.sequence.first_q + panel.query[lane]);
 }
@@ -266,44 +281,38 @@ KeyRange split_range(const Plan& plan, const Panel& panel, std::int64_t split) {
 }  // namespace
 
 std::size_t forward_workspace(const AttentionCall& call, const Context& context) {
-  const Plan plan(call);
   Arena arena(nullptr);
-  for (int worker = 0; worker < context.parallel_for.threads; ++worker) take_scratch(arena, call, plan);
-  if (plan.splits > 1) arena.take<float>(plan.panels(call) * plan.splits * plan.partial_floats(call));
+  take_workspace(arena, call, Plan(call), context);
   return arena.used();
 }
 
 void forward(const AttentionCall& call, const Context& context) {
   const Plan plan(call);
-  Arena arena(nullptr);
-  take_scratch(arena, call, plan);
-  const std::size_t stride = (arena.used() + 63) / 64 * 64;
-  auto* base = static_cast<std::byte*>(context.workspace.data);
-  auto* partials =
-      reinterpret_cast<float*>(base + stride * static_cast<std::size_t>(context.parallel_for.threads));
+  Arena arena(context.workspace.data);
+  const Workspace workspace = take_workspace(arena, call, plan, context);
   const auto states = [&](const Scratch& scratch) {
     const bool blocks = call.problem.features.block_mask;
     return std::span(scratch.block_states, static_cast<std::size_t>(blocks ? call.key_blocks() : 0));
   };
   const auto worker_scratch = [&](std::int64_t worker) {
-    Arena own(base + stride * static_cast<std::size_t>(worker));
+    Arena own(workspace.workers + workspace.stride * static_cast<std::size_t>(worker));
     return take_scratch(own, call, plan);
   };
 
-  for_each_task(context.parallel_for, plan.panels(call) * plan.splits,
-                [&](std::int64_t worker, std::int64_t index) {
-                  Scratch scratch = worker_scratch(worker);
-                  const Task task = task_of(plan, index / plan.splits);
-                  Panel& panel = *scratch.panel;
-                  if (!plan.grid.fill(panel, task.b, task.head, task.panel, lanes, states(scratch))) return;
-                  if (plan.splits == 1) {
-                    attend(call, plan, panel, panel.any, scratch);
-                    finish(call, panel, scratch);
-                  } else {
-                    attend(call, plan, panel, split_range(plan, panel, index % plan.splits), scratch);
-                    save_partial(call, panel, scratch, partials + index * plan.partial_floats(call));
-                  }
-                });
+  for_each_task(
+      context.parallel_for, plan.panels(call) * plan.splits, [&](std::int64_t worker, std::int64_t index) {
+        Scratch scratch = worker_scratch(worker);
+        const Task task = task_of(plan, index / plan.splits);
+        Panel& panel = *scratch.panel;
+        if (!plan.grid.fill(panel, task.b, task.head, task.panel, lanes, states(scratch))) return;
+        if (plan.splits == 1) {
+          attend(call, plan, panel, panel.any, scratch);
+          finish(call, panel, scratch);
+        } else {
+          attend(call, plan, panel, split_range(plan, panel, index % plan.splits), scratch);
+          save_partial(call, panel, scratch, workspace.partials + index * plan.partial_floats(call));
+        }
+      });
   if (plan.splits > 1) {
     for_each_task(context.parallel_for, plan.panels(call), [&](std::int64_t worker, std::int64_t index) {
       Scratch scratch = worker_scratch(worker);
@@ -314,7 +323,7 @@ void forward(const AttentionCall& call, const Context& context) {
       std::fill_n(scratch.o, call.problem.dim_v * panel.width, 0.0f);
       for (std::int64_t split = 0; split < plan.splits; ++split) {
         join_partial(call, panel, scratch,
-                     partials + (index * plan.splits + split) * plan.partial_floats(call));
+                     workspace.partials + (index * plan.splits + split) * plan.partial_floats(call));
       }
       finish(call, panel, scratch);
     });

@@ -86,7 +86,7 @@ std::size_t scratch_stride(const GemmProblem& problem, const Plan& plan) {
 std::int64_t slab_panel(const GemmProblem& problem) { return problem.k * block_rows + pack_slack; }
 
 float* take_slab(Arena& arena, const GemmProblem& problem, const Plan& plan) {
-  return arena.take<float>(plan.slab_rows / block_rows * slab_panel(problem));
+  return arena.take<float>(plan.slab_rows / block_rows, slab_panel(problem));
 }
 
 // sums (+)= a·bᵀ over `depth` of K, for one tile. Panels of a are a_stride apart.
@@ -141,6 +141,21 @@ void compute_tile(const GemmCall& call, const Plan& plan, const float* slab, std
   }
 }
 
+// The most tasks that are run at a time: packing a slab, or its tiles.
+std::int64_t tasks_of(const GemmProblem& problem, const Plan& plan) {
+  const std::int64_t rows = std::min(plan.slab_rows, problem.m);
+  const std::int64_t across = (problem.n + plan.tile_columns - 1) / plan.tile_columns;
+  return std::max((rows + block_rows - 1) / block_rows,
+                  across * ((rows + plan.tile_rows - 1) / plan.tile_rows));
+}
+
+// One for each worker, scratch_stride bytes apart.
+std::byte* take_scratches(Arena& arena, const GemmProblem& problem, const Plan& plan,
+                          const Context& context) {
+  return arena.take<std::byte>(scratch_stride(problem, plan),
+                               workers_for(context.parallel_for, tasks_of(problem, plan)));
+}
+
 // Slab by slab: all threads pack it, then all multiply by it, each packing what it needs of b.
 template <typename Terms>
 void multiply_packed(const GemmCall& call, const Context& context) {
@@ -148,7 +163,7 @@ void multiply_packed(const GemmCall& call, const Context& context) {
   const Plan plan(problem);
   Arena arena(context.workspace.data);
   float* const slab = take_slab(arena, problem, plan);
-  std::byte* const scratches = static_cast<std::byte*>(context.workspace.data) + arena.rounded();
+  std::byte* const scratches = take_scratches(arena, problem, plan, context);
   const std::size_t stride = scratch_stride(problem, plan);
   const auto scratch_of = [&](std::int64_t worker) {
     Arena own(scratches + stride * static_cast<std::size_t>(worker));
@@ -262,27 +277,32 @@ void add_products(const GemmProblem& problem, const Matrix& b, const float* a, c
   }
 }
 
+std::int64_t few_tasks(const GemmProblem& problem) {
+  return (problem.n + gemm_few_columns - 1) / gemm_few_columns;
+}
+
 struct FewLayout {
   float* a;            // [M, K rounded up], as f32 and 0 past K
-  std::size_t first;   // where the workers' scratch begins, in bytes
-  std::size_t stride;  // and how much a worker has
+  std::byte* workers;  // their scratch
+  std::size_t stride;  // how much of it a worker has, in bytes
 };
 
-FewLayout few_layout(const GemmProblem& problem, void* base) {
-  Arena arena(base);
-  FewLayout layout{};
-  layout.a = arena.take<float>(problem.m * few_stride(problem.k));
-  layout.first = arena.rounded();
+FewLayout take_few_layout(Arena& arena, const GemmProblem& problem, const Context& context) {
   Arena own(nullptr);
   take_few_scratch(own, problem);
+  FewLayout layout{};
   layout.stride = own.rounded();
+  layout.a = arena.take<float>(problem.m, few_stride(problem.k));
+  layout.workers =
+      arena.take<std::byte>(layout.stride, workers_for(context.parallel_for, few_tasks(problem)));
   return layout;
 }
 
 template <typename Terms>
 void multiply_few(const GemmCall& call, const Context& context) {
   const GemmProblem& problem = call.problem;
-  const FewLayout layout = few_layout(problem, context.workspace.data);
+  Arena arena(context.workspace.data);
+  const FewLayout layout = take_few_layout(arena, problem, context);
   for (std::int64_t m = 0; m < problem.m; ++m) {
     float* row = layout.a + m * few_stride(problem.k);
     if (call.a.dtype == DType::f32) {  // bit by bit: they may be pairs
@@ -293,10 +313,8 @@ void multiply_few(const GemmCall& call, const Context& context) {
     }
     std::fill(row + problem.k, row + few_stride(problem.k), 0.0f);
   }
-  const std::int64_t tasks = (problem.n + gemm_few_columns - 1) / gemm_few_columns;
-  for_each_task(context.parallel_for, tasks, [&](std::int64_t worker, std::int64_t index) {
-    Arena own(static_cast<std::byte*>(context.workspace.data) + layout.first +
-              layout.stride * static_cast<std::size_t>(worker));
+  for_each_task(context.parallel_for, few_tasks(problem), [&](std::int64_t worker, std::int64_t index) {
+    Arena own(layout.workers + layout.stride * static_cast<std::size_t>(worker));
     FewScratch scratch = take_few_scratch(own, problem);
     scratch.columns.first = index * gemm_few_columns;
     scratch.columns.count = static_cast<int>(std::min(gemm_few_columns, problem.n - scratch.columns.first));
@@ -314,15 +332,15 @@ void multiply_few(const GemmCall& call, const Context& context) {
 std::size_t gemm_workspace(const GemmCall& call, const Context& context) {
   const GemmProblem problem = can_pair(call) ? paired(call).problem : call.problem;
   if (problem.m == 0 || problem.n == 0) return 0;
-  const auto threads = static_cast<std::size_t>(context.parallel_for.threads);
-  if (is_few(problem)) {
-    const FewLayout layout = few_layout(problem, nullptr);
-    return layout.first + layout.stride * threads;
-  }
-  const Plan plan(problem);
   Arena arena(nullptr);
-  take_slab(arena, problem, plan);
-  return arena.rounded() + scratch_stride(problem, plan) * threads;
+  if (is_few(problem)) {
+    take_few_layout(arena, problem, context);
+  } else {
+    const Plan plan(problem);
+    take_slab(arena, problem, plan);
+    take_scratches(arena, problem, plan, context);
+  }
+  return arena.used();
 }
 
 void gemm(const GemmCall& call, const Context& context) {

@@ -199,24 +199,33 @@ inline void row_mask_gradient(const AttentionCall& call, const RowStatistics& st
   }
 }
 
+/// Tasks that need scratch memory; none where the mask has one element for a row of scores.
+inline std::int64_t mask_tasks(const AttentionCall& call, const PanelGrid& grid, int keys) {
+  const MaskView& mask = call.dmask;
+  if (mask.extent[3] == 1) return 0;
+  return mask.extent[0] * mask.extent[1] * MaskTask::panel_tasks(call, grid) *
+         MaskTask::tile_tasks(call, keys);
+}
+
 /// All of dmask. `scratch_of(worker)` gives each worker its own.
 template <typename ScratchOf>
 void mask_gradient(const AttentionCall& call, const Context& context, const PanelGrid& grid, int keys,
                    const RowStatistics& rows, const ScratchOf& scratch_of) {
   const MaskView& mask = call.dmask;
-  if (call.problem.batch * call.problem.heads_q * call.problem.length_q * call.problem.length_k == 0) {
+  if (call.problem.batch * call.problem.heads_q == 0 || call.problem.length_q == 0 ||
+      call.problem.length_k == 0) {
     return clear_mask_gradient(mask);
   }
   if (mask.extent[3] == 1) return row_mask_gradient(call, rows);
   const std::int64_t panels = MaskTask::panel_tasks(call, grid);
   const std::int64_t tiles = MaskTask::tile_tasks(call, keys);
-  const std::int64_t tasks = mask.extent[0] * mask.extent[1] * panels * tiles;
-  for_each_task(context.parallel_for, tasks, [&](std::int64_t worker, std::int64_t index) {
-    const MaskScratch scratch = scratch_of(worker);
-    MaskTask task(call, grid, keys, rows, scratch);
-    task.run(index / tiles / panels / mask.extent[1], index / tiles / panels % mask.extent[1],
-             index / tiles % panels, index % tiles);
-  });
+  for_each_task(context.parallel_for, mask_tasks(call, grid, keys),
+                [&](std::int64_t worker, std::int64_t index) {
+                  const MaskScratch scratch = scratch_of(worker);
+                  MaskTask task(call, grid, keys, rows, scratch);
+                  task.run(index / tiles / panels / mask.extent[1], index / tiles / panels % mask.extent[1],
+                           index / tiles % panels, index % tiles);
+                });
 }
 
 }  // namespace tilewise::cpu::simd::HWY_NAMESPACE

@@ -156,12 +156,16 @@ void backward_row(const NormCall& call, const Shared& shared, const Scratch& scr
   store_row(call.dx, m, dx);
 }
 
+// Tasks of either pass; those that sum up gradients of weights are parts of the sum.
+std::int64_t tasks_of(const NormProblem& problem) {
+  if (problem.weight_gradient) return row_parts(problem.rows);
+  return (problem.rows + rows_per_task(problem.dim) - 1) / rows_per_task(problem.dim);
+}
+
 void backward(const NormCall& call, const Shared& shared, const Context& context, std::byte* scratches) {
   const NormProblem& problem = call.problem;
   const bool sums = problem.weight_gradient;
-  const std::int64_t parts =
-      sums ? row_parts(problem.rows)
-           : (problem.rows + rows_per_task(problem.dim) - 1) / rows_per_task(problem.dim);
+  const std::int64_t parts = tasks_of(problem);
   const std::size_t stride = scratch_stride(problem);
   for_each_task(context.parallel_for, parts, [&](std::int64_t worker, std::int64_t part) {
     Arena own(scratches + stride * static_cast<std::size_t>(worker));
@@ -181,31 +185,35 @@ void backward(const NormCall& call, const Shared& shared, const Context& context
   join_parts(shared.d_bias, parts, problem.dim, call.d_bias);
 }
 
+// One for each worker, scratch_stride bytes apart.
+std::byte* take_scratches(Arena& arena, const NormProblem& problem, const Context& context) {
+  return arena.take<std::byte>(scratch_stride(problem), workers_for(context.parallel_for, tasks_of(problem)));
+}
+
 }  // namespace
 
 std::size_t norm_workspace(const NormCall& call, const Context& context) {
   Arena arena(nullptr);
   take_shared(arena, call.problem);
-  return arena.rounded() +
-         scratch_stride(call.problem) * static_cast<std::size_t>(context.parallel_for.threads);
+  take_scratches(arena, call.problem, context);
+  return arena.used();
 }
 
 void norm(const NormCall& call, const Context& context) {
   const NormProblem& problem = call.problem;
   Arena arena(context.workspace.data);
   const Shared shared = take_shared(arena, problem);
-  std::byte* const scratches = static_cast<std::byte*>(context.workspace.data) + arena.rounded();
+  std::byte* const scratches = take_scratches(arena, problem, context);
   load_weights(call, shared);
   if (problem.pass == Pass::backward) return backward(call, shared, context, scratches);
   const std::size_t stride = scratch_stride(problem);
   const std::int64_t rows = rows_per_task(problem.dim);
-  for_each_task(context.parallel_for, (problem.rows + rows - 1) / rows,
-                [&](std::int64_t worker, std::int64_t task) {
-                  Arena own(scratches + stride * static_cast<std::size_t>(worker));
-                  const Scratch scratch = take_scratch(own, problem);
-                  const std::int64_t last = std::min(problem.rows, (task + 1) * rows);
-                  for (std::int64_t m = task * rows; m < last; ++m) forward_row(call, shared, scratch, m);
-                });
+  for_each_task(context.parallel_for, tasks_of(problem), [&](std::int64_t worker, std::int64_t task) {
+    Arena own(scratches + stride * static_cast<std::size_t>(worker));
+    const Scratch scratch = take_scratch(own, problem);
+    const std::int64_t last = std::min(problem.rows, (task + 1) * rows);
+    for (std::int64_t m = task * rows; m < last; ++m) forward_row(call, shared, scratch, m);
+  });
 }
 
 }  // namespace tilewise::cpu::simd::HWY_NAMESPACE

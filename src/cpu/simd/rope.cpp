@@ -112,27 +112,37 @@ void turn_token(const RopeCall& call, const Scratch& scratch, std::int64_t b, st
   }
 }
 
+std::int64_t tokens_per_task(const RopeProblem& problem) {
+  return rows_per_task((problem.heads_q + problem.heads_kv) * problem.dim);
+}
+
+std::int64_t tasks_of(const RopeProblem& problem) {
+  const std::int64_t chunk = tokens_per_task(problem);
+  return (problem.batch * problem.length + chunk - 1) / chunk;
+}
+
 }  // namespace
 
 std::size_t rope_workspace(const RopeCall& call, const Context& context) {
-  return scratch_stride(call.problem) * static_cast<std::size_t>(context.parallel_for.threads);
+  Arena arena(nullptr);
+  arena.take<std::byte>(scratch_stride(call.problem),
+                        workers_for(context.parallel_for, tasks_of(call.problem)));
+  return arena.used();
 }
 
 void rope(const RopeCall& call, const Context& context) {
   const RopeProblem& problem = call.problem;
   const std::size_t stride = scratch_stride(problem);
   const std::int64_t tokens = problem.batch * problem.length;
-  const std::int64_t chunk = rows_per_task((problem.heads_q + problem.heads_kv) * problem.dim);
-  for_each_task(context.parallel_for, (tokens + chunk - 1) / chunk,
-                [&](std::int64_t worker, std::int64_t task) {
-                  Arena own(static_cast<std::byte*>(context.workspace.data) +
-                            stride * static_cast<std::size_t>(worker));
-                  const Scratch scratch = take_scratch(own, problem);
-                  const std::int64_t last = std::min(tokens, (task + 1) * chunk);
-                  for (std::int64_t token = task * chunk; token < last; ++token) {
-                    turn_token(call, scratch, token / problem.length, token % problem.length);
-                  }
-                });
+  const std::int64_t chunk = tokens_per_task(problem);
+  for_each_task(context.parallel_for, tasks_of(problem), [&](std::int64_t worker, std::int64_t task) {
+    Arena own(static_cast<std::byte*>(context.workspace.data) + stride * static_cast<std::size_t>(worker));
+    const Scratch scratch = take_scratch(own, problem);
+    const std::int64_t last = std::min(tokens, (task + 1) * chunk);
+    for (std::int64_t token = task * chunk; token < last; ++token) {
+      turn_token(call, scratch, token / problem.length, token % problem.length);
+    }
+  });
 }
 
 }  // namespace tilewise::cpu::simd::HWY_NAMESPACE

@@ -62,7 +62,7 @@ Plan plan_of(const FfnCall& call, Arena& arena) {
     chunk = static_cast<std::int64_t>(std::clamp<std::size_t>(most, 1, static_cast<std::size_t>(chunk)));
   }
   return {chunk,
-          {.data = arena.take<std::byte>(chunk * row_bytes),
+          {.data = arena.take<std::byte>(chunk, row_bytes),
            .dtype = problem.dtype,
            .rows = chunk,
            .columns = problem.hidden,

@@ -13,13 +13,9 @@
 namespace tilewise::cuda {
 namespace {
 
-std::string missing_device(const GemmProblem& problem) {
-  return problem.device.type == Device::Type::cuda ? "" : "runs on CUDA devices alone";
-}
-
 // What all kernels for Hopper need.
 std::string unsuited_for_hopper(const GemmProblem& problem) {
-  if (const std::string reason = missing_device(problem); !reason.empty()) return reason;
+  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
 #ifndef TILEWISE_HAS_WGMMA
   return "was built without code for sm_90a";
 #endif
@@ -83,7 +79,7 @@ std::string supports_split(const GemmProblem& problem) {
 }
 
 std::string supports_mma(const GemmProblem& problem) {
-  if (const std::string reason = missing_device(problem); !reason.empty()) return reason;
+  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
     return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
   }
@@ -100,7 +96,7 @@ std::string supports_mma(const GemmProblem& problem) {
 }
 
 std::string supports_simt(const GemmProblem& problem) {
-  if (const std::string reason = missing_device(problem); !reason.empty()) return reason;
+  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
   return {};
 }

@@ -6,7 +6,7 @@ namespace tilewise::cuda {
 namespace {
 
 std::string supports(const NormProblem& problem) {
-  if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
+  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
   return {};
 }
@@ -27,7 +27,7 @@ void launch_on_device(const NormCall& call, const Context& context) {
 
 // Backward of long rows (backward_ring.cu).
 std::string ring_supports(const NormProblem& problem) {
-  if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
+  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.pass == Pass::forward) return "is for backward alone";
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
     return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));

@@ -6,7 +6,7 @@ namespace tilewise::cuda {
 namespace {
 
 std::string supports(const RopeProblem& problem) {
-  if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
+  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
   return {};
 }

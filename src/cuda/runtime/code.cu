@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/runtime/check.h"
+
 namespace tilewise::cuda {
 namespace {
 
@@ -11,9 +13,13 @@ __global__ void any_kernel() {}
 
 int code_architecture() {
   cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, any_kernel) == cudaSuccess) return attributes.ptxVersion;
-  cudaGetLastError();  // which the first launch will meet again, and name
-  return 0;
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, any_kernel);
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {
+    cudaGetLastError();  // or the next call would be blamed for it
+    return 0;
+  }
+  check_cuda(status, "asking which code a CUDA device runs");
+  return attributes.ptxVersion;
 }
 
 }  // namespace tilewise::cuda

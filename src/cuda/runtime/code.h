@@ -12,7 +12,7 @@ namespace tilewise::cuda {
 // driver to say.
 
 /// The architecture that the code which runs on the current device was compiled for: 80 for sm_80 or its PTX.
-/// 0 where there is none.
+/// 0 where there is none. Throws DeviceError where the device cannot be asked.
 int code_architecture();
 
 /// The most shared memory that a block may have on GPUs of an architecture.

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "cuda/runtime/check.h"
+#include "cuda/runtime/device.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -65,6 +66,36 @@ class OutsideOfCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
+// A device's handle, or why there is none: a library that loads may still find too little memory, or a driver
+// that is older than it.
+struct Made {
+  CublasLt::Handle handle = nullptr;
+  std::string reason;
+};
+
+Made make_for(int device) {
+  Made made;
+  const CublasLt* const lt = find_cublaslt(&made.reason);
+  if (lt == nullptr) return made;
+  try {
+    const DeviceGuard guard(device);
+    const OutsideOfCapture outside;
+    made.reason = make_handle(*lt, made.handle);
+  } catch (const DeviceError& error) {
+    made.reason = error.what();
+  }
+  return made;
+}
+
+const Made& made_for(int device) {
+  constexpr std::size_t most_devices = 64;
+  static std::array<Made, most_devices> all;
+  static std::array<std::once_flag, most_devices> once;
+  const auto slot = static_cast<std::size_t>(device);
+  std::call_once(once.at(slot), [&] { all[slot] = make_for(device); });
+  return all[slot];
+}
+
 }  // namespace
 
 const CublasLt* find_cublaslt(std::string* reason) {
@@ -73,19 +104,21 @@ const CublasLt* find_cublaslt(std::string* reason) {
   return found.reason.empty() ? &found.functions : nullptr;
 }
 
+std::string make_handle(const CublasLt& lt, CublasLt::Handle& handle) {
+  const CublasLt::Status status = lt.create(&handle);
+  if (status == 0) return {};
+  handle = nullptr;
+  return "cuBLASLt makes no handle here: status " + std::to_string(status);
+}
+
+std::string missing_cublaslt(int device) { return made_for(device).reason; }
+
 CublasLt::Handle cublaslt_handle() {
-  constexpr std::size_t most_devices = 64;
-  static std::array<CublasLt::Handle, most_devices> handles{};
-  static std::mutex mutex;
   int device = 0;
   check_cuda(cudaGetDevice(&device), "asking for the current CUDA device");
-  const std::lock_guard lock(mutex);
-  CublasLt::Handle& handle = handles.at(static_cast<std::size_t>(device));
-  if (handle == nullptr) {
-    const OutsideOfCapture outside;
-    check_cublaslt(find_cublaslt()->create(&handle), "cublasLtCreate");
-  }
-  return handle;
+  const Made& made = made_for(device);
+  if (made.handle == nullptr) throw DeviceError(made.reason);
+  return made.handle;
 }
 
 void check_cublaslt(CublasLt::Status status, const char* what) {

@@ -53,8 +53,15 @@ struct CublasLt {
 /// Null where there is none; then `reason` says why.
 const CublasLt* find_cublaslt(std::string* reason = nullptr);
 
-/// The handle of the current device, made when first asked for, also while a stream is captured.
+/// Empty where the library has a handle for the device, else why it has none. Both are found out once.
+std::string missing_cublaslt(int device);
+
+/// The handle of the current device, made when first asked for, also while a stream is captured. Throws
+/// DeviceError where it cannot be made.
 CublasLt::Handle cublaslt_handle();
+
+/// Makes a handle with those functions; gives the reason where that fails.
+std::string make_handle(const CublasLt& lt, CublasLt::Handle& handle);
 
 /// Throws DeviceError naming what was tried.
 void check_cublaslt(CublasLt::Status status, const char* what);

@@ -26,6 +26,7 @@ DeviceProperties read_properties(int index) {
       .shared_bytes = static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index))};
   const DeviceGuard guard(index);
   const int code = code_architecture();
+  properties.has_code = code != 0;
   if (code == 0) return properties;
   // With older code it is as good as an older GPU.
   if (code < 90) properties.compute_capability = std::min(properties.compute_capability, code);
@@ -33,17 +34,43 @@ DeviceProperties read_properties(int index) {
   return properties;
 }
 
-}  // namespace
+struct Known {
+  std::once_flag once;
+  DeviceProperties properties;
+};
 
-const DeviceProperties& device_properties(int index) {
-  static std::array<DeviceProperties, max_devices> properties;
-  static std::array<std::once_flag, max_devices> once;
+Known& known_device(int index) {
+  static std::array<Known, max_devices> all;
   if (index < 0 || index >= max_devices) {
     throw DeviceError("cuda:" + std::to_string(index) + ": no such device");
   }
-  const auto slot = static_cast<std::size_t>(index);
-  std::call_once(once[slot], [&] { properties[slot] = read_properties(index); });
-  return properties[slot];
+  return all[static_cast<std::size_t>(index)];
+}
+
+}  // namespace
+
+const DeviceProperties& device_properties(int index) {
+  Known& known = known_device(index);
+  std::call_once(known.once, [&] { known.properties = read_properties(index); });
+  return known.properties;
+}
+
+void assume_device(int index, const DeviceProperties& properties) {
+  Known& known = known_device(index);
+  std::call_once(known.once, [&] { known.properties = properties; });
+}
+
+std::string unsuited_device(Device device) {
+  if (device.type != Device::Type::cuda) return "runs on CUDA devices alone";
+  try {
+    const DeviceProperties& properties = device_properties(device.index);
+    if (properties.has_code) return {};
+    const int capability = properties.compute_capability;
+    return "no code for compute capability " + std::to_string(capability / 10) + "." +
+           std::to_string(capability % 10) + " in this build";
+  } catch (const DeviceError&) {
+    return {};
+  }
 }
 
 DeviceGuard::DeviceGuard(int index) {

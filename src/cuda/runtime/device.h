@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "tilewise/tensor.h"
 
@@ -11,10 +12,19 @@ struct DeviceProperties {
   int multiprocessors = 0;
   int compute_capability = 0;    ///< 90 for sm_90
   std::size_t shared_bytes = 0;  ///< a block may have, when it asks
+  bool has_code = true;          ///< whether this build has code that runs there
 };
 
 /// Throws DeviceError when there is no such device or no driver.
 const DeviceProperties& device_properties(int index);
+
+/// Empty where kernels of this build run on the device, else why none does. A device that cannot be asked is
+/// left to the launch, which throws and says why.
+std::string unsuited_device(Device device);
+
+/// For tests: device_properties(index) gives these from now on, if nobody has asked before. There need not be
+/// such a device.
+void assume_device(int index, const DeviceProperties& properties);
 
 /// Makes a device current for a scope.
 class DeviceGuard {

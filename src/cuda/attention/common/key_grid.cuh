@@ -29,12 +29,11 @@ __device__ __forceinline__ std::int32_t block_state(const AttentionCall& call, s
   const BlockView& blocks = call.blocks;
   if (blocks.full_counts.data != nullptr) {
     const auto index = [&](int slot) { return blocks.full_indices.at(b, h, qb, slot); };
-    if (slot_of<by_warp>(blocks.full_counts.at(b, h, qb), kb, index) >= 0) return block_full;
+    if (slot_of<by_warp>(blocks.full_count(b, h, qb), kb, index) >= 0) return block_full;
   }
   const auto index = [&](int slot) { return blocks.indices.at(b, h, qb, slot); };
-  const int slot = slot_of<by_warp>(blocks.counts.at(b, h, qb), kb, index);
-  if (slot < 0) return block_hidden;
-  return blocks.tile_ids.data == nullptr ? block_full : blocks.tile_ids.at(b, h, qb, slot);
+  const int slot = slot_of<by_warp>(blocks.count(b, h, qb), kb, index);
+  return slot < 0 ? block_hidden : blocks.tile(b, h, qb, slot);
 }
 
 /// Whether a query tile sees anything of a key tile that lies inside one key block; sets keys.tile. All lanes

@@ -105,7 +105,7 @@ class KeyTiles<true> {
       lists_ = 0;
     } else {
       block_row_ = query.first / call.blocks.block_q;
-      remaining_ = call.blocks.counts.at(b_, h_, block_row_);
+      remaining_ = call.blocks.count(b_, h_, block_row_);
       lists_ = call.blocks.full_counts.data != nullptr ? 2 : 1;
     }
   }
@@ -128,13 +128,13 @@ class KeyTiles<true> {
       if (--lists_ == 0) return false;
       full_ = true;
       slot_ = 0;
-      remaining_ = call_.blocks.full_counts.at(b_, h_, block_row_);
+      remaining_ = call_.blocks.full_count(b_, h_, block_row_);
     }
     if (lists_ == 0) return false;
     const BlockView& blocks = call_.blocks;
     const std::int64_t block = (full_ ? blocks.full_indices : blocks.indices).at(b_, h_, block_row_, slot_);
-    tile_ =
-        full_ || blocks.tile_ids.data == nullptr ? block_full : blocks.tile_ids.at(b_, h_, block_row_, slot_);
+    tile_ = full_ ? block_full : blocks.tile(b_, h_, block_row_, slot_);
+    // A block that is none of the keys' leaves nothing of the range.
     next_ = max(range_.first, block * blocks.block_k);
     end_ = min(range_.last, (block + 1) * blocks.block_k);
     ++slot_;

@@ -17,10 +17,13 @@ void tiled_backward(const AttentionCall& call, const Context& context);
 struct ForwardScratch {
   float* scores;  ///< then weights
 
-  ForwardScratch(Arena& arena, const AttentionCall& call) : scores(arena.take<float>(matrix_size(call))) {}
+  ForwardScratch(Arena& arena, const AttentionCall& call) : scores(take_matrix(arena, call)) {}
 
   static constexpr std::int64_t matrix_size(const AttentionCall& call) {
     return call.problem.heads_q * call.rows_q() * call.problem.length_k;
+  }
+  static float* take_matrix(Arena& arena, const AttentionCall& call) {
+    return arena.take<float>(call.problem.heads_q * call.rows_q(), call.problem.length_k);
   }
 };
 
@@ -34,13 +37,12 @@ struct BackwardScratch {
   BackwardScratch(Arena& arena, const AttentionCall& call)
       : sink_parts(arena.take<float>(call.problem.heads_q * call.rows_q())),
         row_sums(arena.take<float>(call.problem.heads_q * call.rows_q())),
-        weights(arena.take<float>(ForwardScratch::matrix_size(call))),
-        dscores(arena.take<float>(ForwardScratch::matrix_size(call))),
+        weights(ForwardScratch::take_matrix(arena, call)),
+        dscores(ForwardScratch::take_matrix(arena, call)),
         dproducts(dscores) {
     // With a softcap and no mask to differentiate, dscores are not kept: one matrix serves.
     const AttentionFeatures& features = call.problem.features;
-    if (features.softcap && features.mask_gradient)
-      dproducts = arena.take<float>(ForwardScratch::matrix_size(call));
+    if (features.softcap && features.mask_gradient) dproducts = ForwardScratch::take_matrix(arena, call);
   }
 };
 

@@ -1,4 +1,5 @@
 #include "attention/kernel.h"
+#include "cuda/attention/common/backward/ordered_starts.h"
 #include "cuda/attention/simt/dense.h"
 #include "cuda/attention/simt/fused.h"
 #include "cuda/runtime/device.h"
@@ -7,7 +8,7 @@ namespace tilewise::cuda {
 namespace {
 
 std::string supports_fused(const AttentionProblem& problem) {
-  if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
+  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
   if (problem.layout == Layout::paged && problem.pass == Pass::backward) return "paged keys have no backward";
   return {};
@@ -24,11 +25,14 @@ std::string supports_dense(const AttentionProblem& problem) {
 template <auto forward, auto backward>
 void launch_on_device(const AttentionCall& call, const Context& context) {
   const DeviceGuard guard(context.device.index);
-  (call.problem.pass == Pass::forward ? forward : backward)(call, context);
+  if (call.problem.pass == Pass::forward) return forward(call, context);
+  Context rest = context;
+  backward(simt::with_ordered_starts(call, rest), rest);
 }
 
 std::size_t fused_workspace(const AttentionCall& call, const Context&) {
-  return call.problem.pass == Pass::forward ? 0 : simt::fused_backward_workspace(call);
+  if (call.problem.pass == Pass::forward) return 0;
+  return simt::ordered_starts_bytes(call) + simt::fused_backward_workspace(call);
 }
 
 std::size_t dense_workspace(const AttentionCall& call, const Context&) {

@@ -44,7 +44,7 @@ struct PagedRowAddress : RowAddress {
       : RowAddress(rows_, dim, b_, h_, row), call(call_), b(b_), h(h_) {}
   __device__ const std::byte* at(std::int64_t row) const {
     if (call.problem.layout != Layout::paged) return RowAddress::at(row);
-    return rows.at(call.page_table.at(b, row / call.page), h, row % call.page);
+    return rows.at(call.page_at(b, row / call.page), h, row % call.page);
   }
 };
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "attention/kernel.h"
+#include "cuda/attention/common/backward/ordered_starts.h"
 #include "cuda/attention/common/f32/limits.h"
 #include "cuda/attention/sm80/backward/backward.h"
 #include "cuda/attention/sm80/backward_f32/backward.h"
@@ -50,7 +51,7 @@ std::string supports_f32(const AttentionProblem& problem) {
 }
 
 std::string supports(const AttentionProblem& problem) {
-  if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
+  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
   if (problem.dim_qk > mma::most_dim || problem.dim_v > mma::most_dim) {
     return "takes head dims to " + std::to_string(mma::most_dim);
@@ -72,20 +73,21 @@ std::string supports(const AttentionProblem& problem) {
 }
 
 std::size_t workspace(const AttentionCall& call, const Context& context) {
-  if (call.problem.dtype == DType::f32) {
-    return (call.problem.pass == Pass::forward ? mma_f32::forward_workspace
-                                               : mma_f32::backward_workspace)(call);
+  const bool f32 = call.problem.dtype == DType::f32;
+  if (call.problem.pass == Pass::forward) {
+    return f32 ? mma_f32::forward_workspace(call) : mma::forward_workspace(call, context);
   }
-  return call.problem.pass == Pass::forward ? mma::forward_workspace(call, context)
-                                            : mma::backward_workspace(call, context);
+  return simt::ordered_starts_bytes(call) +
+         (f32 ? mma_f32::backward_workspace(call) : mma::backward_workspace(call, context));
 }
 
 void launch_on_device(const AttentionCall& call, const Context& context) {
   const DeviceGuard guard(context.device.index);
-  if (call.problem.dtype == DType::f32) {
-    return (call.problem.pass == Pass::forward ? mma_f32::forward : mma_f32::backward)(call, context);
-  }
-  (call.problem.pass == Pass::forward ? mma::forward : mma::backward)(call, context);
+  const bool f32 = call.problem.dtype == DType::f32;
+  if (call.problem.pass == Pass::forward) return (f32 ? mma_f32::forward : mma::forward)(call, context);
+  Context rest = context;
+  const AttentionCall ordered = simt::with_ordered_starts(call, rest);
+  (f32 ? mma_f32::backward : mma::backward)(ordered, rest);
 }
 
 // Backward has seven kernels, of which each takes its microseconds: docs/mma.md has from where on that pays.

@@ -5,6 +5,7 @@
 
 #include "attention/kernel.h"
 #include "cuda/attention/common/backward/backward.h"
+#include "cuda/attention/common/backward/ordered_starts.h"
 #include "cuda/attention/common/f32/limits.h"
 #include "cuda/attention/common/forward/few_results.h"
 #include "cuda/attention/sm90/backward/backward.h"
@@ -49,8 +50,9 @@ std::string unsuited_shape(const AttentionProblem& problem) {
     return "leaves " + std::to_string(wgmma::few_queries) + " queries and fewer to mma, unless they are " +
            std::to_string(wgmma::few_rows) + " with those of heads that share keys";
   }
-  if (problem.heads_q * (problem.queries / 64 + problem.batch + 1) > 0x7fffffff) {
-    return "takes fewer than 2^31 tiles of queries";
+  if (problem.queries > 0x7fffffff ||
+      problem.heads_q * (problem.queries / 64 + problem.batch + 1) > 0x7fffffff) {
+    return "takes fewer than 2^31 queries, and tiles of them";
   }
   if (mma::few_results(problem.heads_q * problem.queries, problem.dim_v)) {
     return "rounds weights, which results are too few for";
@@ -104,7 +106,7 @@ std::string unsuited_backward(const AttentionProblem& problem) {
 }
 
 std::string supports(const AttentionProblem& problem) {
-  if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
+  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
 #ifndef TILEWISE_HAS_WGMMA
   return "was built without code for sm_90a";
@@ -130,7 +132,9 @@ std::string supports(const AttentionProblem& problem) {
 // A word for the tile counter, where some tiles take longer than others, and the partial results of splits.
 std::size_t workspace(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
-  if (call.problem.pass == Pass::backward) return wgmma_backward::backward_workspace(call, context);
+  if (call.problem.pass == Pass::backward) {
+    return simt::ordered_starts_bytes(call) + wgmma_backward::backward_workspace(call, context);
+  }
   if (call.problem.dtype == DType::f32) return wgmma_f32::forward_workspace(call);
 #endif
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
@@ -158,7 +162,11 @@ void launch_as(const AttentionCall& call, const Context& context) {
 void launch_on_device(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
-  if (call.problem.pass == Pass::backward) return wgmma_backward::backward(call, context);
+  if (call.problem.pass == Pass::backward) {
+    Context rest = context;
+    const AttentionCall ordered = simt::with_ordered_starts(call, rest);
+    return wgmma_backward::backward(ordered, rest);
+  }
   if (call.problem.dtype == DType::f32) return wgmma_f32::forward(call, context);
   call.problem.dtype == DType::f16 ? launch_as<__half>(call, context)
                                    : launch_as<__nv_bfloat16>(call, context);

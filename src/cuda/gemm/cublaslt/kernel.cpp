@@ -8,7 +8,7 @@ namespace tilewise::cuda {
 namespace {
 
 std::string supports(const GemmProblem& problem) {
-  if (problem.device.type != Device::Type::cuda) return "runs on CUDA devices alone";
+  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
     return "takes f16 and bf16, not " + std::string(to_string(problem.dtype));
   }
@@ -34,9 +34,7 @@ std::string supports(const GemmProblem& problem) {
   } catch (const DeviceError& error) {
     return error.what();
   }
-  std::string reason;
-  find_cublaslt(&reason);
-  return reason;
+  return missing_cublaslt(problem.device.index);
 }
 
 // What was measured on an H200 (docs/gemm.md): cuBLAS is ahead by what it hides of a tile's beginning and

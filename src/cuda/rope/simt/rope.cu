@@ -166,6 +166,7 @@ __global__ void __launch_bounds__(most_threads)
   }
   if (share.to_cache != nullptr) {
     const CacheSlot slot = call.cache_slot(b, s);
+    if (!slot.inside) return;
     store(share.to_cache + slot.b * share.cache_b + first * share.cache_h + slot.s * share.cache_s,
           share.cache_h);
   }
@@ -209,8 +210,8 @@ __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ R
   const std::int64_t values = problem.dim_v > 0 ? problem.heads_kv * problem.dim_v : 0;
   for (std::int64_t index = threadIdx.x; index < values; index += blockDim.x) {
     const std::int64_t h = index / problem.dim_v, d = index % problem.dim_v;
-    reinterpret_cast<T*>(call.cache_row(call.v_cache, b, h, s))[d] =
-        reinterpret_cast<const T*>(call.v.at(b, h, s))[d];
+    auto* to = reinterpret_cast<T*>(call.cache_row(call.v_cache, b, h, s));
+    if (to != nullptr) to[d] = reinterpret_cast<const T*>(call.v.at(b, h, s))[d];
   }
 }
 

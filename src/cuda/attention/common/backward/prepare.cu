@@ -216,16 +216,16 @@ __global__ void __launch_bounds__(row_threads)
   const std::int64_t heads = call.problem.heads_q;
   const std::int64_t b = row / rows / heads, h = row / rows % heads, qb = row % rows;
   if (b >= call.problem.batch) return;
-  const auto note = [&](const Indices& counts, const Indices& indices) {
-    if (counts.data == nullptr) return;
-    for (int slot = static_cast<int>(threadIdx.x % 32); slot < counts.at(b, h, qb); slot += 32) {
+  const auto note = [&](std::int32_t count, const Indices& indices) {
+    for (int slot = static_cast<int>(threadIdx.x % 32); slot < count; slot += 32) {
       const std::int64_t kb = indices.at(b, h, qb, slot);
       if (kb < 0 || kb >= seen.key_blocks) continue;
       atomicOr(seen.of(call, b, h, kb) + qb / 32, 1u << qb % 32);
     }
   };
-  note(call.blocks.counts, call.blocks.indices);
-  note(call.blocks.full_counts, call.blocks.full_indices);
+  note(call.blocks.count(b, h, qb), call.blocks.indices);
+  if (call.blocks.full_counts.data == nullptr) return;
+  note(call.blocks.full_count(b, h, qb), call.blocks.full_indices);
 }
 
 void note_seen_blocks_of(const AttentionCall& call, const SeenBlocks& seen, cudaStream_t stream) {

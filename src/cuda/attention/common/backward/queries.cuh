@@ -205,17 +205,25 @@ struct QuerySteps {
   }
 };
 
-/// How many blocks of keys before this one meet a tile of queries by a block mask. Not inlined, nor what
-/// follows: in the loop over tiles their registers would be missed.
-inline __device__ __noinline__ std::uint32_t blocks_before(const AttentionCall& call, const KeyGrid& grid,
-                                                           const QueryTile& queries, std::int64_t first_key) {
+/// The words of a turn: the block waits for the first, and leaves the second for the block after it.
+struct TurnWords {
+  std::uint32_t before, after;
+};
+
+/// The words by a block mask: how many blocks of keys before this one, and with it, meet a tile of queries. A
+/// key block that is listed n times counts n times in both, so that nobody waits for a word that nobody
+/// leaves. Not inlined, nor what follows: in the loop over tiles their registers would be missed.
+inline __device__ __noinline__ TurnWords turn_words(const AttentionCall& call, const KeyGrid& grid,
+                                                    const QueryTile& queries, std::int64_t first_key) {
   const KeyRange any = queries.any(call);
   const std::int64_t size = call.blocks.block_k;
   const std::int64_t own = first_key / size;
   const std::int64_t row = queries.first / call.blocks.block_q;
   std::int64_t count = 0;
+  std::uint32_t own_times = 0;
   const auto add = [&](std::int64_t block) {  // its tiles among the keys that are seen, and before this one
     if (block > own) return;
+    if (block == own) ++own_times;
     const std::int64_t first = max(any.first, block * size) - block * size;
     const std::int64_t end = min(any.last, (block + 1) * size) - block * size;
     if (first >= end) return;
@@ -223,15 +231,16 @@ inline __device__ __noinline__ std::uint32_t blocks_before(const AttentionCall& 
     count += last - first / grid.size;
   };
   const BlockView& blocks = call.blocks;
-  for (int slot = 0; slot < blocks.counts.at(queries.b, queries.h, row); ++slot) {
-    add(blocks.indices.at(queries.b, queries.h, row, slot));
-  }
+  const std::int32_t some = blocks.count(queries.b, queries.h, row);
+  for (std::int32_t slot = 0; slot < some; ++slot) add(blocks.indices.at(queries.b, queries.h, row, slot));
   if (blocks.full_counts.data != nullptr) {
-    for (int slot = 0; slot < blocks.full_counts.at(queries.b, queries.h, row); ++slot) {
+    const std::int32_t full = blocks.full_count(queries.b, queries.h, row);
+    for (std::int32_t slot = 0; slot < full; ++slot) {
       add(blocks.full_indices.at(queries.b, queries.h, row, slot));
     }
   }
-  return static_cast<std::uint32_t>(count);
+  const auto before = static_cast<std::uint32_t>(count);
+  return {before, before + own_times};
 }
 
 /// The keys of a block, and the first of the query heads that share them.

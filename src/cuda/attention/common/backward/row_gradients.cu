@@ -30,34 +30,48 @@ __global__ void sink_gradient_kernel(const __grid_constant__ AttentionCall call,
   reinterpret_cast<float*>(call.dsinks)[h * call.dsinks_stride] = static_cast<float>(sum);
 }
 
-// A block a row of a tensor: rows [first, last) of every head of entry b, or of packed rows.
+// Rows of every head of a tensor: packed ones, or keys of an entry.
 struct Unused {
   Rows rows;
   std::int64_t heads = 0;
   std::int64_t dim = 0;
+  std::int64_t capacity = 0;  // rows of a head, or of a head and entry
   bool of_queries = false;
+
+  __device__ bool has(const AttentionCall& call, std::int64_t b, std::int64_t s) const {
+    if (!call.packed()) return s >= call.sequence(b).length_k;
+    return !(of_queries ? call.starts_q() : call.starts_k()).own(s);
+  }
 };
 
-__global__ void clear_unused_rows(const __grid_constant__ AttentionCall call, const Unused what) {
-  const bool packed = call.packed();
-  const std::int64_t capacity =
-      packed ? (what.of_queries ? call.total_q : call.total_k) : call.problem.length_k;
-  const std::int64_t s = blockIdx.x % capacity;
-  const std::int64_t h = blockIdx.x / capacity % what.heads;
-  const std::int64_t b = blockIdx.x / capacity / what.heads;
-  const Indices& cumulative = what.of_queries ? call.cumulative_q : call.cumulative_k;
-  const std::int64_t used = packed ? cumulative.at(call.problem.batch) : call.sequence(b).length_k;
-  if (s < used) return;
-  std::byte* row = what.rows.at(b, h, s);
-  for (std::int64_t d = threadIdx.x; d < what.dim; d += blockDim.x) {
-    store_element(row + d * static_cast<std::int64_t>(size_of(what.rows.dtype)), what.rows.dtype, 0.0f);
+// A block has some rows of a head: each thread looks at one, then they share the clearing.
+constexpr int clear_threads = 64;
+
+__global__ void __launch_bounds__(clear_threads)
+    clear_unused_rows(const __grid_constant__ AttentionCall call, const Unused what) {
+  __shared__ bool unused_smem[clear_threads];
+  const std::int64_t parts = (what.capacity + clear_threads - 1) / clear_threads;
+  const std::int64_t first = blockIdx.x % parts * clear_threads;
+  const std::int64_t h = blockIdx.x / parts % what.heads;
+  const std::int64_t b = blockIdx.x / parts / what.heads;
+  const std::int64_t own = first + threadIdx.x;
+  unused_smem[threadIdx.x] = own < what.capacity && what.has(call, b, own);
+  __syncthreads();  // all rows were looked at
+  for (int r = 0; r < clear_threads; ++r) {
+    if (!unused_smem[r]) continue;
+    std::byte* row = what.rows.at(b, h, first + r);
+    for (std::int64_t d = threadIdx.x; d < what.dim; d += clear_threads) {
+      store_element(row + d * static_cast<std::int64_t>(size_of(what.rows.dtype)), what.rows.dtype, 0.0f);
+    }
   }
 }
 
-__global__ void clear_unused_lse(const __grid_constant__ AttentionCall call) {
-  const std::int64_t s = blockIdx.x % call.total_q;
-  const std::int64_t h = blockIdx.x / call.total_q;
-  if (s < call.cumulative_q.at(call.problem.batch)) return;
+__global__ void __launch_bounds__(clear_threads)
+    clear_unused_lse(const __grid_constant__ AttentionCall call) {
+  const std::int64_t index = std::int64_t{blockIdx.x} * clear_threads + threadIdx.x;
+  const std::int64_t s = index % call.total_q;
+  const std::int64_t h = index / call.total_q;
+  if (h >= call.problem.heads_q || call.starts_q().own(s)) return;
   *reinterpret_cast<float*>(call.lse.at(0, h, s)) = minus_infinity;
 }
 
@@ -67,11 +81,12 @@ void clear(const AttentionCall& call, const Rows& rows, std::int64_t heads, std:
   const std::int64_t entries = call.packed() ? 1 : call.problem.batch;
   const std::int64_t capacity =
       call.packed() ? (of_queries ? call.total_q : call.total_k) : call.problem.length_k;
-  launch<clear_unused_rows>({.name = "tilewise clear unused rows",
-                             .blocks = entries * heads * capacity,
-                             .threads = 64,
-                             .stream = stream},
-                            call, Unused{rows, heads, dim, of_queries});
+  launch<clear_unused_rows>(
+      {.name = "tilewise clear unused rows",
+       .blocks = entries * heads * ((capacity + clear_threads - 1) / clear_threads),
+       .threads = clear_threads,
+       .stream = stream},
+      call, Unused{rows, heads, dim, capacity, of_queries});
 }
 
 }  // namespace
@@ -89,8 +104,8 @@ void clear_unused_outputs(const AttentionCall& call, cudaStream_t stream) {
   clear(call, call.o, call.problem.heads_q, call.problem.dim_v, true, stream);
   if (!call.lse.wanted) return;
   launch<clear_unused_lse>({.name = "tilewise clear unused lse",
-                            .blocks = call.problem.heads_q * call.total_q,
-                            .threads = 1,
+                            .blocks = (call.problem.heads_q * call.total_q + clear_threads - 1) / clear_threads,
+                            .threads = clear_threads,
                             .stream = stream},
                            call);
 }

@@ -32,7 +32,7 @@ void sink_gradient(const AttentionCall& call, const RowStates& states, cudaStrea
 void mask_gradient(const AttentionCall& call, const RowStates& states, const float* row_sums,
                    const Context& context);
 
-/// Rows of packed tensors that no sequence owns: o = 0, lse = −inf.
+/// Rows of packed tensors that no sequence owns, and those beyond its longest: o = 0, lse = −inf.
 void clear_unused_outputs(const AttentionCall& call, cudaStream_t stream);
 
 /// The same for gradients, and for keys past an entry's length: 0.

@@ -155,8 +155,10 @@ struct BackwardBlock {
     return weights_smem + (c.weights_stages() > 1 ? pair_stage * c.pair_bytes() : 0);
   }
   /// The row of the first key in k and v. Not kept, nor is the sequence: registers are scarcer than time
-  /// here.
-  __device__ std::int64_t first_key_row() const { return call.sequence(b).first_k + first_key; }
+  /// here. Cumulative lengths are those of ordered_starts.h, which need not be brought into range.
+  __device__ std::int64_t first_key_row() const {
+    return std::int64_t{first_key} + (call.packed() ? call.cumulative_k.at(b) : 0);
+  }
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
   }
@@ -221,15 +223,17 @@ struct BackwardBlock {
   __device__ QueryTile query_tile(const QuerySteps& steps) const {
     return blocks.queries.tile(call, b, h * call.group() + steps.head, steps.at);
   }
-  /// How many blocks of keys before this one meet a tile of queries.
-  __device__ std::uint32_t blocks_before(const QuerySteps& steps) const {
+  /// By how many blocks of keys before this one meet a tile of queries.
+  __device__ TurnWords turn_words(const QuerySteps& steps) const {
     if constexpr (general) {
       if (call.problem.features.block_mask) {
-        return mma::blocks_before(call, blocks.keys, query_tile(steps), first_key);
+        return mma::turn_words(call, blocks.keys, query_tile(steps), first_key);
       }
     }
     const std::int64_t first_seen = max(std::int64_t{0}, facts_smem->low + first_query(steps) + first_key);
-    return static_cast<std::uint32_t>(first_key / c.keys - static_cast<int>(first_seen) / c.keys);
+    const auto before =
+        static_cast<std::uint32_t>(first_key / c.keys - static_cast<int>(first_seen) / c.keys);
+    return {before, before + 1};
   }
   /// With a block mask, moves on to a tile of queries that sees something of the keys.
   __device__ void settle(QuerySteps& steps) const {

@@ -39,9 +39,9 @@ template <typename Block>
 __device__ __forceinline__ void await_turn(const Block& block, const QuerySteps& steps) {
   if (block.lane == 0) {
     std::uint32_t* flag = block.space.order.done + block.sums_tile(steps);
-    const std::uint32_t before = block.blocks_before(steps);
-    await_flag(flag, before);
-    if (block.warp == 0) *block.turn_smem = {flag, before + 1};
+    const TurnWords words = block.turn_words(steps);
+    await_flag(flag, words.before);
+    if (block.warp == 0) *block.turn_smem = {flag, words.after};
   }
   __syncwarp();  // what lane 0 saw is to be seen by the warp
 }

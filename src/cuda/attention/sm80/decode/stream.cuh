@@ -170,7 +170,8 @@ struct StreamKeys {
   /// The page of the warp's next keys.
   __device__ std::int32_t page() const {
     if constexpr (!paged) return 0;
-    return call.page_table.at(b, static_cast<std::uint32_t>(step) / static_cast<std::uint32_t>(call.page));
+    const std::uint32_t slot = static_cast<std::uint32_t>(step) / static_cast<std::uint32_t>(call.page);
+    return static_cast<std::int32_t>(call.page_at(b, slot));
   }
   __device__ const std::byte* row(const std::byte* head, const Rows& rows, std::int32_t page_) const {
     if constexpr (!paged) return head + step * (rows.stride_s * 2);

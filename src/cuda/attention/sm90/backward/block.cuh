@@ -131,8 +131,8 @@ struct Block {
   __device__ int dim_qk() const { return static_cast<int>(call.problem.dim_qk); }
   __device__ int dim_v() const { return static_cast<int>(call.problem.dim_v); }
   __device__ int key_count() const { return facts_smem->key_count; }
-  __device__ std::int64_t first_key_row() const {
-    return call.sequence(facts_smem->b).first_k + facts_smem->first_key;
+  __device__ std::int64_t first_key_row() const {  // cumulative lengths are those of ordered_starts.h
+    return std::int64_t{facts_smem->first_key} + (call.packed() ? call.cumulative_k.at(facts_smem->b) : 0);
   }
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));

@@ -107,7 +107,7 @@ struct GeneralArguments {
   HeadValues alibi_slopes, sinks;
   Alignment alignment = Alignment::top_left;
   int batch = 0;
-  int total_q = 0;  ///< rows of packed queries
+  int total_q = 0, total_k = 0;  ///< rows of packed queries and keys
   bool packed = false, softcap = false, alibi = false;
   float cap = 0;
   float score_scale = 1;  ///< scale / cap with softcap, scale with ALiBi; S is in natural units then
@@ -123,6 +123,7 @@ struct GeneralArguments {
             .alignment = call.alignment,
             .batch = static_cast<int>(call.problem.batch),
             .total_q = static_cast<int>(call.total_q),
+            .total_k = static_cast<int>(std::min<std::int64_t>(call.total_k, 0x7fffffff)),
             .packed = call.packed(),
             .softcap = features.softcap,
             .alibi = features.alibi,

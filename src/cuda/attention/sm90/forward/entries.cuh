@@ -1,27 +1,12 @@
 #pragma once
 
 #include "cuda/attention/common/score.cuh"
-#include "cuda/attention/sm90/forward/arguments.h"
+#include "cuda/attention/sm90/forward/packed.h"
 #include "cuda/attention/sm90/forward/pipeline.cuh"
 
 namespace tilewise::cuda::wgmma {
 
 // Entries of a general call: their lengths are in memory, and packed ones lie behind one another.
-
-/// The sequence that a number belongs to.
-__device__ __forceinline__ int sequence_of(const GeneralArguments& general, int number, int rows) {
-  int low = 0;
-  int high = general.batch + 1;  // numbers of sequence b begin at cumulative / rows + b
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (general.cumulative_q.at(middle) / rows + middle <= number) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
 
 /// Fills in a work item, but for what follows from its band; false where it has no queries.
 template <ForwardConfig c>
@@ -37,14 +22,14 @@ __device__ __forceinline__ bool find_item_of_entry(const ForwardArguments& argum
   int length_k = found.band.length_k;
   if (general.packed) {
     found.h = turn.head;
-    found.b = sequence_of(general, number, c.rows() >> heads_log2);
-    found.row_q = general.cumulative_q.at(found.b);
-    found.row_k = general.cumulative_k.at(found.b);
-    tile -= found.row_q / (c.rows() >> heads_log2) + found.b;
-    const bool owned = found.b < general.batch;
-    length_q = (owned ? general.cumulative_q.at(found.b + 1) : general.total_q) - found.row_q;
-    length_k = owned ? general.cumulative_k.at(found.b + 1) - found.row_k : 0;
-    if (!owned) {
+    const PackedTile own = PackedTile::of(general, number, c.rows() >> heads_log2, length_k);
+    found.b = own.b;
+    found.row_q = own.row_q;
+    found.row_k = own.row_k;
+    tile = own.number;
+    length_q = own.length_q;
+    length_k = own.length_k;
+    if (own.b == general.batch) {  // nobody's rows
       found.band.set_lengths(length_q, 0, general.alignment);
       found.first = tile * c.rows();
       found.sink = minus_infinity;
@@ -54,7 +39,9 @@ __device__ __forceinline__ bool find_item_of_entry(const ForwardArguments& argum
     found.b = found.map_b = quotient(turn.head, arguments.heads);
     found.h = turn.head - found.b * arguments.heads;
   }
-  if (general.key_lengths.data != nullptr) length_k = general.key_lengths.at(found.b);
+  if (general.key_lengths.data != nullptr) {
+    length_k = max(0, min(general.key_lengths.at(found.b), length_k));
+  }
   found.band.set_lengths(length_q, length_k, general.alignment);
   found.first = tile * c.rows();
   found.slope = general.alibi ? static_cast<float>(general.alibi_slopes.at(found.b, found.h)) : 0.0f;

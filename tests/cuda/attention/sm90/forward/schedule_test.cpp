@@ -9,7 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/attention/sm90/forward/arguments.h"
+#include "cuda/attention/sm90/forward/packed.h"
+#include "support/garbage.h"
 
 namespace tilewise::test::schedule_test {
 namespace {
@@ -158,6 +159,53 @@ TEST(WgmmaBand, IsTheCalls) {
             EXPECT_GE(all.last, tiles.last);
           }
         }
+      }
+    }
+  }
+}
+
+// Whatever cumulative lengths hold: rows that tiles of packed sequences have are inside the tensors, and each
+// row of queries is some tile's.
+TEST(WgmmaSchedule, TilesOfPackedSequencesHaveEveryRow) {
+  for (std::uint64_t seed = 1; seed <= 3000; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Random rng(seed);
+    const auto sequences = static_cast<int>(rng.between(0, 9));
+    const auto total_q = static_cast<int>(rng.between(0, 700)),
+               total_k = static_cast<int>(rng.between(0, 90));
+    const auto size = static_cast<std::size_t>(sequences + 1);
+    std::vector<std::int32_t> q(size), k(size);
+    for (std::int32_t& number : q) number = static_cast<std::int32_t>(garbage_index(rng, total_q));
+    for (std::int32_t& number : k) number = static_cast<std::int32_t>(garbage_index(rng, total_k));
+    const bool valid = rng.chance(0.3);
+    if (valid) {
+      for (std::int32_t& number : q) number = static_cast<std::int32_t>(rng.between(0, total_q));
+      std::sort(q.begin(), q.end());
+      q[0] = 0;
+    }
+    const cuda::wgmma::GeneralArguments general{.cumulative_q = {q.data(), {1}},
+                                                .cumulative_k = {k.data(), {1}},
+                                                .batch = sequences,
+                                                .total_q = total_q,
+                                                .total_k = total_k,
+                                                .packed = true};
+    const auto longest_k = static_cast<int>(rng.between(0, 90));
+    for (const int rows : {1, 16, 64, 128}) {
+      std::vector<int> times(static_cast<std::size_t>(total_q));
+      for (int number = 0; number < cuda::wgmma::packed_tiles(total_q, sequences, rows); ++number) {
+        const auto tile = cuda::wgmma::PackedTile::of(general, number, rows, longest_k);
+        ASSERT_TRUE(tile.b >= 0 && tile.b <= sequences);
+        ASSERT_GE(tile.number, 0);
+        ASSERT_TRUE(tile.row_q >= 0 && tile.length_q >= 0 && tile.row_q + tile.length_q <= total_q);
+        ASSERT_TRUE(tile.row_k >= 0 && tile.length_k >= 0 && tile.row_k + tile.length_k <= total_k);
+        ASSERT_LE(tile.length_k, longest_k);
+        for (int r = tile.number * rows; r < std::min((tile.number + 1) * rows, tile.length_q); ++r) {
+          ++times[static_cast<std::size_t>(tile.row_q + r)];
+        }
+      }
+      for (const int count : times) {
+        ASSERT_GE(count, 1);
+        ASSERT_TRUE(!valid || count == 1);
       }
     }
   }

@@ -1,0 +1,79 @@
+#include <gtest/gtest.h>
+
+#include "layer/rope_case.h"
+#include "rope/validate.h"
+#include "support/garbage.h"
+
+namespace tilewise::test::rope_indices_test {
+namespace {
+
+using namespace rope_case;
+
+constexpr Device device{Device::Type::cuda, 0};
+
+// As kernels on a device read them, where nobody has looked at the numbers. Here all is in the host's memory.
+TEST(RopeIndices, RowsOfAnglesAndPlacesInTheCacheAreInside) {
+  int inside = 0, outside = 0;
+  for (std::uint64_t seed = 1; seed <= 600; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Random random(seed);
+    const Sizes n{random.between(1, 3), 2, 1, random.between(1, 9), 8, 4, 4};
+    Problem p = random_problem(random, n, DType::f32);
+    add_cache(p, random, n, random.chance(0.5));
+    garble(random, p.positions, table_rows);
+    garble(random, p.cache_starts, p.k_cache.extent(2));
+    garble(random, p.page_table, p.k_cache.extent(0));
+    RopeInputs in = p.inputs();
+    RopeOutputs out = p.outputs();
+    if (random.chance(0.5)) std::swap(in.cache_starts, in.cache_ends);
+    for (Tensor* tensor : {&in.q, &in.k, &in.v, &in.cos, &in.sin, &in.positions, &in.cache_starts,
+                           &in.cache_ends, &in.page_table, &out.q, &out.k, &out.k_cache, &out.v_cache}) {
+      tensor->device = device;
+    }
+    const RopeCall call = checked_rope(in, p.options, out, {.device = device});
+    for (std::int64_t b = 0; b < n.batch; ++b) {
+      for (std::int64_t s = 0; s < n.length; ++s) {
+        const std::int64_t row = call.angle_row(b, s);
+        ASSERT_TRUE(row >= 0 && row < in.cos.extent(in.cos.rank - 2));
+        const CacheSlot slot = call.cache_slot(b, s);
+        const bool there =
+            slot.b >= 0 && slot.b < p.k_cache.extent(0) && slot.s >= 0 && slot.s < p.k_cache.extent(2);
+        ASSERT_TRUE(there || !slot.inside);
+        ASSERT_EQ(call.cache_row(call.k_cache, b, 0, s) != nullptr, slot.inside);
+        ++(slot.inside ? inside : outside);
+      }
+    }
+  }
+  EXPECT_GT(inside, 500);
+  EXPECT_GT(outside, 500);
+}
+
+TEST(RopeIndices, ACacheThatIsTooSmallWithoutStartsIsRefusedOnDevicesToo) {
+  Random random(1);
+  const Sizes n{1, 2, 1, 6, 8, 4, 4};
+  Problem p = random_problem(random, n, DType::f32);
+  add_cache(p, random, n, false);
+  p.k_cache = Buffer(DType::f32, {1, 1, 5, 8});
+  p.v_cache = Buffer(DType::f32, {1, 1, 5, 4});
+  RopeInputs in = p.inputs();
+  RopeOutputs out = p.outputs();
+  in.cache_starts = {};
+  const auto message = [&](const Context& context) -> std::string {
+    try {
+      checked_rope(in, p.options, out, context);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "none";
+  };
+  const std::string expected = "k_cache: expected room for 6 tokens from 0 on, got a cache of 5 for entry 0";
+  EXPECT_EQ(message({}), expected);
+  for (Tensor* tensor :
+       {&in.q, &in.k, &in.v, &in.cos, &in.sin, &in.positions, &out.q, &out.k, &out.k_cache, &out.v_cache}) {
+    tensor->device = device;
+  }
+  EXPECT_EQ(message({.device = device}), expected);
+}
+
+}  // namespace
+}  // namespace tilewise::test::rope_indices_test

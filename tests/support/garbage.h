@@ -1,0 +1,62 @@
+#pragma once
+
+#include <limits>
+#include <vector>
+
+#include "support/random_problem.h"
+
+namespace tilewise::test {
+
+// What index tensors may hold where nobody looks at them.
+
+/// A number near 0, near a bound, or anywhere.
+inline double garbage_index(Random& rng, std::int64_t bound) {
+  constexpr std::int64_t lowest = std::numeric_limits<std::int32_t>::min();
+  constexpr std::int64_t highest = std::numeric_limits<std::int32_t>::max();
+  const auto number =
+      rng.pick<std::int64_t>({lowest, lowest + 1, highest - 1, highest, rng.between(-3, 3),
+                              bound + rng.between(-3, 3), rng.between(-bound - 1, 2 * bound + 1),
+                              rng.between(0, bound), rng.between(0, bound), rng.between(lowest, highest)});
+  return static_cast<double>(std::min(std::max(number, lowest), highest));
+}
+
+/// Puts such numbers in the place of some, or of all.
+inline void garble(Random& rng, Buffer& indices, std::int64_t bound) {
+  if (!indices.given()) return;
+  const double share = rng.pick({0.05, 0.3, 1.0});
+  std::vector<double> numbers = indices.values();
+  for (double& number : numbers) {
+    if (rng.chance(share)) number = garbage_index(rng, bound);
+  }
+  indices.set_values(numbers);
+}
+
+inline bool has_indices(const RandomProblem& p) {
+  return p.key_lengths.given() || p.cumulative_q.given() || p.blocks.counts.given();
+}
+
+/// A problem with garbage in its index tensors, and where it is packed sometimes a longest length that is
+/// not.
+inline RandomProblem garbled(RandomProblem p) {
+  Random rng(p.seed + 7);
+  const auto extent = [](const Buffer& buffer, int dim) { return buffer.given() ? buffer.extent(dim) : 0; };
+  garble(rng, p.key_lengths, p.length_k);
+  garble(rng, p.page_table, extent(p.k, 0));
+  garble(rng, p.cumulative_q, extent(p.q, 0));
+  garble(rng, p.cumulative_k, extent(p.k, 0));
+  if (p.layout == Layout::packed && rng.chance(0.5)) {
+    p.length_q = rng.between(1, std::max<std::int64_t>(p.length_q, 1));
+    p.length_k = rng.between(1, std::max<std::int64_t>(p.length_k, 1));
+  }
+  RandomBlocks& blocks = p.blocks;
+  if (!blocks.counts.given()) return p;
+  const std::int64_t key_blocks = (p.length_k + blocks.block_k - 1) / blocks.block_k;
+  garble(rng, blocks.counts, extent(blocks.indices, 3));
+  garble(rng, blocks.indices, key_blocks);
+  garble(rng, blocks.full_counts, extent(blocks.full_indices, 3));
+  garble(rng, blocks.full_indices, key_blocks);
+  garble(rng, blocks.tile_ids, extent(blocks.tiles, 0));
+  return p;
+}
+
+}  // namespace tilewise::test
