@@ -28,17 +28,16 @@ using namespace sweep;
 
 struct Candidates {
   static constexpr ForwardConfig rows[] = {
-      trimmed(staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_places = 6})),
-      ordered(trimmed(
-          staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_places = 6}))),
-      trimmed(staged({.dim = 64, .dim_v = 64, .consumers = 4, .keys = 64, .stages = 6, .query_places = 8})),
-      ordered(trimmed(
-          staged({.dim = 64, .dim_v = 64, .consumers = 4, .keys = 64, .stages = 6, .query_places = 8}))),
-      ordered(staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6})),
-      staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_places = 6}),
-      staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4}),
+      trimmed(staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .q_stages = 6})),
       ordered(
-          staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4})),
+          trimmed(staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .q_stages = 6}))),
+      trimmed(staged({.dim = 64, .dim_v = 64, .consumers = 4, .keys = 64, .stages = 6, .q_stages = 8})),
+      ordered(
+          trimmed(staged({.dim = 64, .dim_v = 64, .consumers = 4, .keys = 64, .stages = 6, .q_stages = 8}))),
+      ordered(staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .q_stages = 6})),
+      staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .q_stages = 6}),
+      staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .q_stages = 4}),
+      ordered(staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .q_stages = 4})),
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2},
       {.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2},
@@ -166,11 +165,11 @@ struct Sweep {
       const auto word = [](bool yes) { return yes ? "true" : "false"; };
       std::printf(
           "{\"d\": %d, \"s\": %lld, \"causal\": %s, \"window\": %lld, \"consumers\": %d, \"keys\": %d, "
-          "\"stages\": %d, \"query_places\": %d, \"staged\": %s, \"ordered\": %s, \"paneled\": %s, "
+          "\"stages\": %d, \"q_stages\": %d, \"staged\": %s, \"ordered\": %s, \"paneled\": %s, "
           "\"chosen\": %s, \"shared\": %d, \"ms\": %.4f, \"tflops\": %.1f, \"difference\": %g}\n",
           c.dim, static_cast<long long>(length), word(causal), static_cast<long long>(window), c.consumers,
-          c.keys, c.stages, c.query_places, word(c.staged), word(c.ordered), word(c.paneled),
-          word(chosen == c), static_cast<int>(c.shared_bytes()), times[n], flops / times[n] * 1e-9,
+          c.keys, c.stages, c.q_stages, word(c.staged), word(c.ordered), word(c.paneled), word(chosen == c),
+          static_cast<int>(c.shared_bytes()), times[n], flops / times[n] * 1e-9,
           static_cast<double>(differences[n]));
     }
     std::fflush(stdout);
@@ -240,8 +239,8 @@ struct Check {
     if (c.dim < n.d || c.dim_v < n.dv || c.dim > n.d + 192) return;
     std::printf(
         "{\"check\": \"%s\", \"dim\": %d, \"dim_v\": %d, \"consumers\": %d, \"keys\": %d, \"stages\": %d, "
-        "\"query_places\": %d",
-        to_string(call.problem).c_str(), c.dim, c.dim_v, c.consumers, c.keys, c.stages, c.query_places);
+        "\"q_stages\": %d",
+        to_string(call.problem).c_str(), c.dim, c.dim_v, c.consumers, c.keys, c.stages, c.q_stages);
     std::fflush(stdout);  // so that a kernel that does not end is known
     cudaMemset(o.data, 0xFF, static_cast<std::size_t>(o_size) * 2);
     cudaMemset(lse.data, 0xFF, static_cast<std::size_t>(n.b * n.hq * n.sq) * 4);

@@ -1,10 +1,11 @@
 """Fingerprints of the kernels' sources, by which a record says what it measured.
 
 A kernel is made of units: the sources that are compiled for it and the files they include. Its fingerprint is
-the hash of all declarations in these files. It does not depend on which file a declaration is in, or on their
-order; comments, blank space, include lines and namespaces do not count. So moving or renaming a file, or
-splitting a header, changes no fingerprint. A changed declaration changes the fingerprints of those kernels
-that include its file. No compiler is needed.
+the hash of declarations: of all in its operation's folder of src/cuda, and of those in other files that these
+use, directly or through others. Files that only concern the host (HOST) do not count. It does not matter in
+which file a declaration is, nor in which order they come; comments, blank space, include lines and namespaces
+do not count. So moving or renaming a file, or splitting a header, changes no fingerprint. A change counts for
+those kernels that use what has changed. No compiler is needed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 SUFFIXES = (".h", ".cpp", ".cuh", ".cu")
@@ -21,59 +23,64 @@ OPERATIONS = ("attention", "ffn", "gemm", "layer", "norm", "rope")
 FOLDERS = ("include", *(f"src/{name}" for name in (*OPERATIONS, "core", "cuda")))
 TEST_FOLDERS = tuple(f"tests/{name}" for name in ("attention", "core", "cpu", "cuda", "property", "support"))
 
+# Files below include/ and src/ that say nothing of what runs on a GPU, as beginnings of their names.
+HOST = (
+    "include/tilewise/context",
+    "include/tilewise/error",
+    "src/core/arena",
+    "src/core/debug",
+    "src/core/kernel_list",
+    *(f"src/cuda/runtime/{name}" for name in ("check", "code.cu", "cublaslt", "device", "owner", "range")),
+)
+
 # The units of each kernel, as paths below src/. A folder stands for all sources in it. A `+` marks a file
-# that counts without what it includes: host code that decides if the kernel is taken. If a header of src/cuda
-# is included, the source of the same name, which defines what the header declares, is a unit, too.
+# that counts without what it includes. If a header of src/cuda is included, the source of the same name is a
+# unit, too: it defines what the header declares.
 _SIMT, _SM80, _SM90 = (f"cuda/attention/{name}" for name in ("simt", "sm80", "sm90"))
-_FUSED_FORWARD = (f"{_SIMT}/forward", f"+{_SIMT}/kernels.cpp")
-_FUSED_BACKWARD = (f"{_SIMT}/backward", f"+{_SIMT}/kernels.cpp")
-_TILES_OF_BACKWARD = ("cuda/attention/common/backward/prepare.cu", "cuda/attention/common/backward/finish.cu")
-_LIMITS = "+cuda/attention/common/f32/limits.h"
-_GEMM = "+cuda/gemm/kernels.cpp"
+_COMMON = "cuda/attention/common"
+_FUSED_FORWARD = (f"{_SIMT}/forward",)
+_STARTS = f"{_COMMON}/backward/ordered_starts.cu"  # of packed calls
+_FUSED_BACKWARD = (f"{_SIMT}/backward", _STARTS)
+_TILES_OF_BACKWARD = (f"{_COMMON}/backward/prepare.cu", f"{_COMMON}/backward/finish.cu", _STARTS)
 UNITS: dict[str, tuple[str, ...]] = {
-    "attention naive": (f"{_SIMT}/naive.cu", f"+{_SIMT}/kernels.cpp"),
-    "attention tiled": (f"{_SIMT}/tiled.cu", f"+{_SIMT}/kernels.cpp"),
+    "attention naive": (f"{_SIMT}/naive.cu",),
+    "attention tiled": (f"{_SIMT}/tiled.cu",),
     "attention fused forward": _FUSED_FORWARD,
     "attention fused backward": _FUSED_BACKWARD,
-    "attention mma forward": (f"{_SM80}/forward", f"{_SM80}/decode", f"+{_SM80}/kernels.cpp"),
+    "attention mma forward": (f"{_SM80}/forward", f"{_SM80}/decode"),
     "attention mma backward": (
         f"{_SM80}/backward",
         *_TILES_OF_BACKWARD,
         f"{_SIMT}/backward/row_states.cu",
         f"{_SIMT}/backward/mask_gradient.cu",
-        f"+{_SM80}/kernels.cpp",
     ),
     # Heads whose numbers do not fit are left to fused.
-    "attention mma f32 forward": (f"{_SM80}/forward_f32", _LIMITS, f"+{_SM80}/kernels.cpp", *_FUSED_FORWARD),
-    "attention mma f32 backward": (
-        f"{_SM80}/backward_f32",
-        _LIMITS,
-        f"+{_SM80}/kernels.cpp",
-        *_FUSED_BACKWARD,
-    ),
-    "attention wgmma forward": (f"{_SM90}/forward", f"{_SM90}/decode", f"+{_SM90}/kernels.cpp"),
-    "attention wgmma backward": (f"{_SM90}/backward", *_TILES_OF_BACKWARD, f"+{_SM90}/kernels.cpp"),
-    "attention wgmma f32 forward": (
-        f"{_SM90}/forward_f32",
-        _LIMITS,
-        f"+{_SM90}/kernels.cpp",
-        *_FUSED_FORWARD,
-    ),
-    "gemm simt": ("cuda/gemm/simt", _GEMM),
-    "gemm mma": ("cuda/gemm/sm80", _GEMM),
-    "gemm wgmma": ("cuda/gemm/sm90/tiles", _GEMM),
-    "gemm few_rows": ("cuda/gemm/sm90/few_rows", _GEMM),
-    "gemm split": ("cuda/gemm/sm90/split", "cuda/gemm/simt", _GEMM),
-    "gemm cublaslt": ("cuda/gemm/cublaslt",),
-    "norm": ("cuda/norm/simt", "cuda/norm/sm90", "+cuda/norm/kernels.cpp"),
-    "rope": ("cuda/rope/simt", "+cuda/rope/kernels.cpp"),
-    "ffn": ("cuda/ffn/simt", "+cuda/ffn/kernels.cpp"),
+    "attention mma f32 forward": (f"{_SM80}/forward_f32", *_FUSED_FORWARD),
+    "attention mma f32 backward": (f"{_SM80}/backward_f32", *_FUSED_BACKWARD),
+    "attention wgmma forward": (f"{_SM90}/forward", f"{_SM90}/decode"),
+    "attention wgmma backward": (f"{_SM90}/backward", *_TILES_OF_BACKWARD),
+    "attention wgmma f32 forward": (f"{_SM90}/forward_f32", *_FUSED_FORWARD),
+    "gemm simt": ("cuda/gemm/simt",),
+    "gemm mma": ("cuda/gemm/sm80",),
+    "gemm wgmma": ("cuda/gemm/sm90/tiles",),
+    "gemm few_rows": ("cuda/gemm/sm90/few_rows",),
+    "gemm split": ("cuda/gemm/sm90/split", "cuda/gemm/simt"),
+    "gemm cublaslt": ("cuda/gemm/cublaslt/activate.cu", "+cuda/gemm/cublaslt/cublaslt.cpp"),
+    "norm": ("cuda/norm/simt", "cuda/norm/sm90"),
+    "rope": ("cuda/rope/simt",),
+    "ffn": ("cuda/ffn/simt",),
     # Which kernel takes a call that names none.
-    "choice": tuple(f"+{name}/select.cpp" for name in ("attention", "gemm", "norm", "rope", "ffn")),
+    "choice": (
+        *(f"+{name}/select.cpp" for name in ("attention", "gemm", "norm", "rope", "ffn")),
+        *(f"+cuda/{name}/kernels.cpp" for name in ("gemm", "norm", "rope", "ffn")),
+        *(f"+cuda/attention/{name}/kernels.cpp" for name in ("simt", "sm80", "sm90", "wide")),
+        "+cuda/gemm/cublaslt/kernel.cpp",
+        f"+{_COMMON}/f32/limits.h",
+    ),
 }
 # Kernels that run others: wide leaves its products to gemm.
 UNITS["attention wide"] = (
-    "cuda/attention/wide",
+    "cuda/attention/wide/wide.cu",
     *(unit for name in UNITS if name.startswith("gemm") for unit in UNITS[name]),
 )
 
@@ -147,18 +154,66 @@ def _opens_namespace(item: list[str]) -> bool:
     return item[0] == "namespace" or item[:2] == ["inline", "namespace"]
 
 
+@dataclass(frozen=True)
+class Item:
+    """A declaration: its hash, all names in it, and those by which others can use it."""
+
+    digest: str
+    names: frozenset[str]
+    declares: frozenset[str]
+    by_macro: bool  # a directive, or what a macro declares, whose names cannot be seen
+
+    @staticmethod
+    def of(text: str) -> Item:
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        by_macro = text.startswith("#") or re.match(r"[A-Z][A-Z0-9_]+ \(", text) is not None
+        return Item(digest, frozenset(_WORDS.findall(text)), frozenset(_declared(text)), by_macro)
+
+    def is_used(self, names: set[str]) -> bool:
+        return not self.declares.isdisjoint(names)
+
+
+_WORDS = re.compile(r"[A-Za-z_]\w*")
+
+
+def _declared(text: str) -> Iterator[str]:
+    """The names that a declaration gives to others; rather too many than too few."""
+    if text.startswith("#"):
+        yield from _WORDS.findall(text)[1:2]  # of a macro
+        return
+    head = text.split(" {")[0] if re.search(r"\) [^=;]*{", text) else text
+    tokens = head.split(" ")
+    if "operator" in tokens or tokens[0] in ("using", "typedef", "friend"):
+        yield from _WORDS.findall(head)  # an operator is used without its name
+        return
+    depth = 0
+    for at, token in enumerate(tokens):
+        following = tokens[at + 1] if at + 1 < len(tokens) else ""
+        before = tokens[at - 1] if at > 0 else ""
+        ends = following in ("(", "=", ";", "[", "{", "<", "") or before in (
+            "struct",
+            "class",
+            "enum",
+            "union",
+        )
+        if depth == 0 and ends and _WORDS.fullmatch(token):
+            yield token
+        depth += (token in ("(", "[", "{")) - (token in (")", "]", "}"))
+
+
 @functools.cache
-def _digests(data: bytes, with_strings: bool) -> tuple[str, ...]:
-    return tuple(
-        hashlib.sha256(item.encode()).hexdigest() for item in declarations(data.decode(), with_strings)
-    )
+def _items(data: bytes, with_strings: bool) -> tuple[Item, ...]:
+    return tuple(Item.of(text) for text in declarations(data.decode(), with_strings))
 
 
-def digest_of(sources: Sources, names: Iterable[str]) -> str:
-    """Of all declarations in some files. Strings of a .cpp file are names and messages: they do not count, as
-    those of device code do, which has instructions in them."""
-    items = sorted(item for name in set(names) for item in _digests(sources[name], not name.endswith(".cpp")))
-    return hashlib.sha256("\n".join(items).encode()).hexdigest()[:16]
+def items_of(sources: Sources, name: str) -> tuple[Item, ...]:
+    """Strings of a .cpp file are names and messages, which do not count. In device code strings count: they
+    hold instructions."""
+    return _items(sources[name], not name.endswith(".cpp"))
+
+
+def digest_of(items: Iterable[Item]) -> str:
+    return hashlib.sha256("\n".join(sorted(item.digest for item in items)).encode()).hexdigest()[:16]
 
 
 def _included(sources: Sources, name: str) -> Iterator[str]:
@@ -190,7 +245,40 @@ def files_of(sources: Sources, units: Iterable[str]) -> set[str]:
     return found
 
 
+def _own(name: str) -> bool:
+    """Whether all declarations of a file count: it is in the folder of an operation."""
+    return name.startswith(tuple(f"src/cuda/{operation}/" for operation in OPERATIONS))
+
+
+def used_items(sources: Sources, units: Iterable[str]) -> list[Item]:
+    """The declarations that units are made of."""
+    units = tuple(units)
+    alone = {f"src/{unit.removeprefix('+')}" for unit in units}
+    found: list[Item] = []
+    left: list[tuple[str, Item]] = []  # and the file of each
+    for name in sorted(files_of(sources, units)):
+        if _own(name) or name in alone:
+            found.extend(items_of(sources, name))
+        elif not name.startswith(HOST):
+            left.extend((name, item) for item in items_of(sources, name))
+    names: set[str] = set()
+    files: set[str] = set()  # of which something is used
+    fresh = found
+    while fresh:
+        names.update(*(item.names for item in fresh))
+        files |= {file for file, item in left if item.is_used(names)}
+        used = [item.is_used(names) or (item.by_macro and file in files) for file, item in left]
+        fresh = [item for (_, item), take in zip(left, used, strict=True) if take]
+        left = [entry for entry, take in zip(left, used, strict=True) if not take]
+        found = found + fresh
+    return found
+
+
 def kernels_of(sources: Sources) -> dict[str, str]:
     """The fingerprint of each kernel, and of all sources together."""
-    prints = {name: digest_of(sources, files_of(sources, units)) for name, units in sorted(UNITS.items())}
-    return {**prints, "everything": digest_of(sources, sources)}
+    prints = {name: digest_of(used_items(sources, units)) for name, units in sorted(UNITS.items())}
+    return {**prints, "everything": of_all(sources)}
+
+
+def of_all(sources: Sources) -> str:
+    return digest_of(item for name in sources for item in items_of(sources, name))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import compare_code
-from kernel_sources import TEST_FOLDERS, UNITS, Sources, digest_of, kernels_of, sources_of
+from kernel_sources import TEST_FOLDERS, UNITS, Sources, kernels_of, of_all, sources_of
 
 ROOT = Path(__file__).resolve().parent.parent
 OF_TESTS = ("tests", "sanitizers")  # records
@@ -42,8 +42,7 @@ def listing(sources: Sources) -> str:
 
 
 def tests_of(root: Path) -> str:
-    tests = sources_of(root, TEST_FOLDERS)
-    return digest_of(tests, tests)
+    return of_all(sources_of(root, TEST_FOLDERS))
 
 
 def of_operation(*operations: str) -> set[str]:
@@ -105,7 +104,9 @@ def status(record: Path, now: dict[str, str], tests: str) -> str:
         return "does not say which sources it was made from"
     changed = sorted(name for name in measured if environment["kernels"].get(name) != now.get(name))
     if changed:
-        return f"OLDER than the sources of {', '.join(changed)}, from {date}"
+        few = 4  # more are counted
+        more = f" and {len(changed) - few} more" if len(changed) > few else ""
+        return f"OLDER than the sources of {', '.join(changed[:few])}{more}, from {date}"
     if record.stem in OF_TESTS and environment.get("tests") != tests:
         return f"OLDER than the tests, from {date}"
     return f"current, from {date}"

@@ -38,12 +38,13 @@ def write(root: Path, name: str, text: str) -> None:
 
 
 NORM = """#include "cuda/norm/common/rows.h"
+#include "cuda/ptx/add.cuh"
 
 namespace tilewise::cuda::norm {
 
 // Sums a row.
 __global__ void forward(Rows rows) {
-  for (int i = 0; i < rows.count; ++i) asm("add %0, 1;" ::"r"(i));
+  for (int i = 0; i < rows.count; ++i) asm("add %0, 1;" ::"r"(add(i)));
 }
 
 }  // namespace tilewise::cuda::norm
@@ -51,11 +52,13 @@ __global__ void forward(Rows rows) {
 ROWS = """#pragma once
 
 #include "tilewise/error.h"
+#include "tilewise/norm.h"
 
 namespace tilewise::cuda::norm {
 
 struct Rows {
   int count = 0;
+  Norm norm = Norm::rms;
 };
 
 inline constexpr int warps = 4;
@@ -71,6 +74,8 @@ FILES = {
     "src/cuda/attention/sm80/backward/plain_bf16.cu": "int mma_backward() { return 1; }\n",
     "src/attention/call.h": "struct Call { int n; };\n",
     "include/tilewise/error.h": "struct Error { int code; };\n",
+    "include/tilewise/norm.h": "enum class Norm { rms };\nvoid norm_forward(Norm norm);\n",
+    "src/cuda/ptx/add.cuh": "#define ADD(n) int add_##n() { return n; }\nADD(2)\nint add(int n);\n",
     "tests/cuda/norm/norm_test.cpp": "int test() { return 1; }\n",
 }
 
@@ -135,13 +140,30 @@ def test_a_header_may_move_and_be_split(kernel_sources: Any, tree: Path) -> None
     before = kernels(kernel_sources, tree)
     (tree / "src/cuda/norm/common/rows.h").unlink()
     (tree / "src/cuda/norm/common/rows.cpp").unlink()
-    write(tree, "src/cuda/tile/rows.h", ROWS.replace("inline constexpr int warps = 4;\n", ""))
-    write(tree, "src/cuda/tile/rows.cpp", FILES["src/cuda/norm/common/rows.cpp"])
-    write(tree, "src/cuda/tile/warps.h", "inline constexpr int warps = 4;\n")
-    includes = '#include "cuda/tile/warps.h"\n#include "cuda/tile/rows.h"\n'
+    write(tree, "src/cuda/norm/sm90/rows.h", ROWS.replace("inline constexpr int warps = 4;\n", ""))
+    write(tree, "src/cuda/norm/sm90/rows.cpp", FILES["src/cuda/norm/common/rows.cpp"])
+    write(tree, "src/cuda/norm/warps.h", "inline constexpr int warps = 4;\n")
+    includes = '#include "cuda/norm/warps.h"\n#include "cuda/norm/sm90/rows.h"\n'
     moved = NORM.replace('#include "cuda/norm/common/rows.h"\n', includes)
     write(tree, "src/cuda/norm/simt/forward.cu", moved)
     assert changed(kernel_sources, tree, before) == set()
+
+
+UNUSED = {
+    "src/cuda/norm/kernels.cpp": ("n > 4", "n > 5", {"choice"}),  # it counts where a call names no kernel
+    "include/tilewise/error.h": ("int code", "long code", set()),  # of the host alone
+    "include/tilewise/norm.h": ("Norm norm", "Norm kind", set()),  # in a function that no kernel names
+    "src/attention/call.h": ("int n", "long n", set()),
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_what_no_kernel_uses_does_not_count(kernel_sources: Any, tree: Path, name: str) -> None:
+    old, new, expected = UNUSED[name]
+    before = kernels(kernel_sources, tree)
+    assert old in FILES[name]
+    write(tree, name, FILES[name].replace(old, new))
+    assert changed(kernel_sources, tree, before) == {"everything", *expected}
 
 
 CHANGED = {
@@ -152,8 +174,8 @@ CHANGED = {
     ],
     "src/cuda/norm/common/rows.h": [("count = 0", "count = 1"), ("warps = 4", "warps = 8")],
     "src/cuda/norm/common/rows.cpp": [("return n", "return -n")],
-    "src/cuda/norm/kernels.cpp": [("n > 4", "n > 5")],
-    "include/tilewise/error.h": [("int code", "long code")],
+    "include/tilewise/norm.h": [("rms", "layer")],
+    "src/cuda/ptx/add.cuh": [("add(int n)", "add(long n)"), ("return n", "return -n"), ("ADD(2)", "ADD(3)")],
 }
 
 
@@ -200,7 +222,8 @@ using A = B;
 def test_every_source_is_part_of_a_kernel(kernel_sources: Any) -> None:
     sources = kernel_sources.sources_of(ROOT)
     known = set().union(*(kernel_sources.files_of(sources, units) for units in kernel_sources.UNITS.values()))
-    assert sorted(name for name in sources if name.startswith("src/cuda/") and name not in known) == []
+    of_cuda = {name for name in sources if name.startswith("src/cuda/")}
+    assert sorted(name for name in of_cuda - known if not name.startswith(kernel_sources.HOST)) == []
     for name, units in kernel_sources.UNITS.items():
         for unit in units:
             assert kernel_sources.files_of(sources, [unit]), f"{name}: nothing is at {unit}"
@@ -275,6 +298,9 @@ def test_records_of_tests_are_of_everything(results_status: Any, kernel_sources:
     assert found == "OLDER than the tests, from a day"
     found = results_status.status(path, {**now, "everything": "0"}, tests)
     assert found == "OLDER than the sources of everything, from a day"
+    found = results_status.status(path, {}, tests)
+    assert found.startswith("OLDER than the sources of attention fused backward, ")
+    assert found.endswith(f" and {len(now) - 4} more, from a day")
 
 
 def test_records_say_what_they_lack(results_status: Any, tmp_path: Path) -> None:

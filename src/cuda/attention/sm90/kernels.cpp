@@ -46,7 +46,7 @@ std::string unsuited_shape(const AttentionProblem& problem) {
   }
   if (problem.length_k == 0) return "takes no less than one key";
   if (problem.length_q <= wgmma::few_queries &&
-      problem.length_q * wgmma::heads_together(problem) < wgmma::few_rows) {
+      problem.length_q * wgmma::packed_heads(problem) < wgmma::few_rows) {
     return "leaves " + std::to_string(wgmma::few_queries) + " queries and fewer to mma, unless they are " +
            std::to_string(wgmma::few_rows) + " with those of heads that share keys";
   }
@@ -129,7 +129,7 @@ std::string supports(const AttentionProblem& problem) {
   return {};
 }
 
-// A word to count tiles by, where some take longer than others, and what shares of keys leave.
+// A word for the tile counter, where some tiles take longer than others, and the partial results of splits.
 std::size_t workspace(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   if (call.problem.pass == Pass::backward) {
@@ -139,7 +139,7 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
 #endif
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const wgmma::Choice choice = wgmma::choose(call, multiprocessors);
-  if (choice.few.shares > 0) return wgmma::ShareSpace::of(call, choice.few).bytes();
+  if (choice.decode.splits > 0) return wgmma::SplitSpace::of(call, choice.decode).bytes();
   const wgmma::ForwardConfig& c = wgmma::masked(call)    ? wgmma::MaskedForward::rows[choice.row]
                                   : wgmma::general(call) ? wgmma::GeneralForward::rows[choice.row]
                                                          : wgmma::Forward::rows[choice.row];
@@ -150,11 +150,11 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
 template <typename T>
 void launch_as(const AttentionCall& call, const Context& context) {
   const wgmma::Choice choice = wgmma::choose(call, device_properties(context.device.index).multiprocessors);
-  const auto launch = choice.few.shares > 0  ? nullptr
-                      : wgmma::masked(call)  ? wgmma::masked_forward_of<T>
-                      : wgmma::general(call) ? wgmma::general_forward_of<T>
-                                             : wgmma::forward_of<T>;
-  launch == nullptr ? wgmma::few_forward_of<T>(call, context, choice.row, choice.few)
+  const auto launch = choice.decode.splits > 0 ? nullptr
+                      : wgmma::masked(call)    ? wgmma::masked_forward_of<T>
+                      : wgmma::general(call)   ? wgmma::general_forward_of<T>
+                                               : wgmma::forward_of<T>;
+  launch == nullptr ? wgmma::decode_forward_of<T>(call, context, choice.row, choice.decode)
                     : launch(call, context, choice.row);
 }
 #endif

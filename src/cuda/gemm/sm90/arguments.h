@@ -10,14 +10,15 @@
 
 namespace tilewise::cuda::gemm {
 
-/// What becomes of sums: out = act(a·bᵀ + bias) + residual. Where gated, act(the gate's) · (the others).
+/// The epilogue: out = act(A·Bᵀ + bias) + residual. If gated, out = act(A·gateᵀ + gate_bias) · (A·Bᵀ + bias)
+/// + residual.
 struct Epilogue {
   Activation activation = Activation::none;
-  Vector bias, gate_bias;  ///< in the type of a or f32
-  Matrix residual;         ///< by rows, in the type of out, which it may be; data is null where there is none
-  Matrix out;              ///< by rows, in the type of a or f32
+  Vector bias, gate_bias;  ///< in the type of A or f32
+  Matrix residual;  ///< row-major, in the type of out; may be out itself; data is null if there is none
+  Matrix out;       ///< row-major, in the type of A or f32
 
-  /// Where a call accumulates, out is the residual.
+  /// If the call accumulates, out is the residual.
   static Epilogue of(const GemmCall& call) {
     return {.activation = call.problem.activation,
             .bias = call.bias,
@@ -27,18 +28,18 @@ struct Epilogue {
   }
 };
 
-/// What the kernel reads, beside the tensors' maps.
+/// The kernel's parameters, beside the tensor maps.
 struct GemmArguments {
   TileOrder order;
   int m = 0, n = 0, k = 0;
   Epilogue epilogue;
 };
 
-/// a, b and the gate's b in boxes of one panel of 64 columns, out, where it is of 16 bits, in those of a
-/// slab.
+/// Tensor maps of A, B and the gate's B, with boxes of one panel of 64 columns; and of out, if it has 16-bit
+/// elements, with boxes of a staging slab.
 struct GemmMaps {
   CUtensorMap a, b, gate, out;
-  CUtensorMap out_rest;  ///< of a tile's last columns, where they are fewer than 64
+  CUtensorMap out_rest;  ///< for a tile's last columns, if they are fewer than 64
 };
 
 }  // namespace tilewise::cuda::gemm

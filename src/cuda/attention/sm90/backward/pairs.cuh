@@ -116,7 +116,8 @@ __device__ __forceinline__ int weigh(const OfQueries& tops, float unit, int high
   return highest;
 }
 
-/// Puts the peaks among a lane's pairs aside (common/backward/tile_peaks.cuh): p are weights, x is d_o·v + shift.
+/// Puts the peaks among a lane's pairs aside (common/backward/tile_peaks.cuh): p are weights, x is d_o·v +
+/// shift.
 template <typename Block>
 __device__ __forceinline__ void take_peaks(const Block& block, const TileFacts& queries, Pairs& p,
                                            const Pairs& x) {

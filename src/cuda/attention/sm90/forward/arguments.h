@@ -11,37 +11,37 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// Tiles of keys [first, last).
+/// K tiles [first, last).
 struct TileSpan {
   int first = 0;
   int last = 0;
   constexpr int count() const { return last - first; }
-  /// What is in both; count 0 where that is nothing.
+  /// The tiles in both spans; count 0 if there are none.
   constexpr TileSpan cut(const TileSpan& other) const {
     const TileSpan both{std::max(first, other.first), std::min(last, other.last)};
     return both.first < both.last ? both : TileSpan{};
   }
-  /// Share n of so many that are as equal as may be.
-  constexpr TileSpan share(int n, int shares) const {
+  /// Split n of `splits` that are as equal as possible.
+  constexpr TileSpan split(int n, int splits) const {
     const auto at = [&](int number) {
-      return first + static_cast<int>(static_cast<long long>(count()) * number / shares);
+      return first + static_cast<int>(static_cast<long long>(count()) * number / splits);
     };
     return at(n) < at(n + 1) ? TileSpan{at(n), at(n + 1)} : TileSpan{};
   }
 };
 
-/// The keys that queries see, as the call has it, in 32 bits.
+/// The keys that queries see: the call's band, in 32 bits.
 struct BandOfKeys {
-  /// Lengths below it and what a band is cut to: sums of three of them fit.
+  /// Lengths are below this and bands are clamped to it, so that sums of three fit 32 bits.
   static constexpr int most = 1 << 29;
 
   int length_q = 0;
   int length_k = 0;
-  int left = 0;  ///< a query at p sees keys p - left up to p + right
+  int left = 0;  ///< a query at position p sees keys p − left to p + right
   int right = 0;
-  int offset = 0;  ///< query i stands at key i + offset
+  int offset = 0;  ///< query i is at position i + offset
 
-  /// That of entries as long as the problem says: all, or the longest.
+  /// The band of entries with the problem's lengths: of all entries, or of the longest.
   static BandOfKeys of(const AttentionCall& call) {
     const auto cut = [](std::int64_t side) {
       return static_cast<int>(std::min<std::int64_t>(side, 2 * std::int64_t{most} - 2));
@@ -60,36 +60,36 @@ struct BandOfKeys {
   constexpr int first(int query) const { return std::max(0, query + offset - left); }
   constexpr int last(int query) const { return std::min(length_k, query + offset + right + 1); }
 
-  /// Tiles of `keys` that each of queries [begin, end), of which there is one, sees all of.
-  constexpr TileSpan whole_tiles(int begin, int end, int keys) const {
-    return {(first(end - 1) + keys - 1) / keys, std::max(last(begin), 0) / keys};
+  /// Tiles of `keys` keys that all queries of [begin, end), which is not empty, see as a whole.
+  constexpr TileSpan whole_tiles(int load_first, int end, int keys) const {
+    return {(first(end - 1) + keys - 1) / keys, std::max(last(load_first), 0) / keys};
   }
-  /// Tiles of `keys` that any of queries [begin, end) sees something of; count 0 where there are none.
-  constexpr TileSpan tiles(int begin, int end, int keys) const {
-    if (begin >= end || first(begin) >= last(end - 1)) return {};
-    return {first(begin) / keys, (last(end - 1) + keys - 1) / keys};
+  /// Tiles of `keys` keys that some query of [begin, end) sees a key of; count 0 if there are none.
+  constexpr TileSpan tiles(int load_first, int end, int keys) const {
+    if (load_first >= end || first(load_first) >= last(end - 1)) return {};
+    return {first(load_first) / keys, (last(end - 1) + keys - 1) / keys};
   }
 };
 
-/// What blocks count by where a block that is done takes the next tile: a word of the workspace, and a number
-/// that no other launch has.
-struct TurnCounter {
+/// From which CTAs draw tile indices, where a CTA that is done takes the next tile: a word of the workspace,
+/// and a number that no other launch has.
+struct TileCounter {
   unsigned long long* word = nullptr;
   std::uint32_t owner = 0;
 };
 
-/// The part of a product of q and k that tensor cores cut off where others round: on average 1.5e-8 of it for
-/// each step of 16 dims (docs/wgmma.md). It matters to lse alone, which is in f32, and to long sums.
+/// The part of Q·Kᵀ that tensor cores truncate where other units round: on average 1.5e-8 of it for each step
+/// of 16 dims (docs/wgmma.md). It matters for LSE alone, which is in f32, and for long sums.
 inline double cut_off(const AttentionCall& call) {
   const std::int64_t steps = (call.problem.dim_qk + 15) / 16;
   return steps > 8 ? 1.5e-8 * static_cast<double>(steps + 1) : 0.0;
 }
 
-/// From the largest score of a row to lse.
+/// How the largest score of a row is scaled for LSE.
 struct LseScale {
   float scale = 1;    ///< to natural units
-  float rest = 0;     ///< what f32 leaves of it
-  float cut_off = 0;  ///< of scores, where these are bare products
+  float rest = 0;     ///< the rounding error of `scale`
+  float cut_off = 0;  ///< see cut_off(), where S is the bare product
 
   static LseScale of(const AttentionCall& call, bool natural) {
     if (natural) return {};
@@ -100,7 +100,7 @@ struct LseScale {
   }
 };
 
-/// What calls have that are more than scale, causal and window.
+/// For calls with more features than scale, causal and window.
 struct GeneralArguments {
   Indices cumulative_q, cumulative_k;  ///< of packed sequences
   Indices key_lengths;
@@ -110,7 +110,7 @@ struct GeneralArguments {
   int total_q = 0, total_k = 0;  ///< rows of packed queries and keys
   bool packed = false, softcap = false, alibi = false;
   float cap = 0;
-  float score_scale = 1;  ///< with softcap scale / cap, with ALiBi scale; scores are in natural units then
+  float score_scale = 1;  ///< scale / cap with softcap, scale with ALiBi; S is in natural units then
 
   bool changes_scores() const { return softcap || alibi; }
   static GeneralArguments of(const AttentionCall& call) {
@@ -133,21 +133,21 @@ struct GeneralArguments {
   }
 };
 
-/// How few queries are computed: rows of a tile are those of several heads, and keys are cut into shares.
-struct FewArguments {
-  int heads_log2 = 0;  ///< of heads that share keys, which stand together: row r is query r >> heads_log2
-  int shares = 1;
-  Rows o, lse;            ///< of a share, f32, where there are several
-  std::int64_t rows = 0;  ///< of a share
+/// For decoding: the rows of a Q tile belong to several heads (packed GQA), and keys are split (split-KV).
+struct DecodeArguments {
+  int heads_log2 = 0;  ///< of packed heads, which share a KV head: row r is query r >> heads_log2
+  int splits = 1;
+  Rows o, lse;            ///< partial results of split 0, f32, if there are several splits
+  std::int64_t rows = 0;  ///< of a split
 };
 
-/// A mask, whose elements come by a map, and dropout.
+/// A mask, which is loaded by TMA, and dropout.
 struct MaskArguments {
   enum class Kind : std::uint8_t { none, boolean, half, single };
   Kind kind = Kind::none;
   int bytes_log2 = 0;     ///< of an element
-  float score_scale = 1;  ///< with an additive mask, whose sums with scores are in natural units
-  int rows = 64;          ///< of a box: where queries share a mask's row 8, a period of the swizzling
+  float score_scale = 1;  ///< with an additive mask, whose sum with S is in natural units
+  int rows = 64;          ///< of a box; 8, the period of the swizzle, if all queries share a row of the mask
   DropoutMask dropout;
 
   static int rows_of(const AttentionCall& call) { return call.mask.stride[2] == 0 ? 8 : 64; }
@@ -165,29 +165,29 @@ struct MaskArguments {
   }
 };
 
-/// What the kernel reads, beside the tensors' maps.
+/// The kernel's parameters, beside the tensor maps.
 struct ForwardArguments {
   Schedule schedule;
-  TurnCounter counter;
+  TileCounter counter;
   BandOfKeys band;
-  int heads = 0;  ///< of queries, or of keys where those that share them stand together
-  int group = 1;  ///< such heads that share a key head
+  int heads = 0;  ///< of Q, a packed group counting as one
+  int group = 1;  ///< such heads for each KV head
   int dim_v = 0;
-  float scale_log2 = 1;  ///< of scores: scale·log2 e
+  float scale_log2 = 1;  ///< scale · log2 e
   LseScale scale_lse;
-  bool aligned_o = false;  ///< rows of o begin at multiples of 16 bytes
-  bool mapped_o = false;   ///< there is a map of o
+  bool aligned_o = false;  ///< rows of O begin at multiples of 16 bytes
+  bool mapped_o = false;   ///< O has a tensor map
   Rows o, lse;
   GeneralArguments general;
-  FewArguments few;
+  DecodeArguments decode;
   MaskArguments mask;
 };
 
-/// q, k and v as boxes of one panel: 64 queries, or the keys of a tile; o as boxes of a warp's 16 rows.
+/// Boxes of a panel: 64 rows of Q, a tile's rows of K and V, a warp's 16 rows of O.
 struct ForwardMaps {
   CUtensorMap q, k, v, o;
 };
-/// And a mask's, of 64 queries or 8 and up to 128 bytes of a tile's keys.
+/// And of the mask: 64 or 8 rows, with up to 128 bytes of a tile's keys.
 struct MaskedMaps : ForwardMaps {
   CUtensorMap mask;
 };

@@ -4,41 +4,42 @@
 #include <iterator>
 #include <utility>
 
-#include "cuda/attention/sm90/decode/few.h"
+#include "cuda/attention/sm90/decode/plan.h"
 #include "cuda/attention/sm90/forward/arguments.h"
 #include "cuda/runtime/check.h"
 
 namespace tilewise::cuda::wgmma {
 
-// Which row of a tuning table a call runs by.
+// Which row of a tuning table a call uses.
 
-/// Whether the call has more than scale, causal and window.
+/// Whether the call has more features than scale, causal and window.
 inline bool general(const AttentionCall& call) {
   const AttentionFeatures& features = call.problem.features;
   return call.packed() || features.key_lengths || features.sinks || features.softcap || features.alibi;
 }
 
-/// Whether it has a mask or dropout, for which there are kernels of their own.
+/// Whether it has a mask or dropout, which have kernels of their own.
 inline bool masked(const AttentionCall& call) {
   return call.problem.features.mask != MaskKind::none || call.problem.features.dropout;
 }
 
-/// Whether some queries see more keys than others: with a window the first, or the last, fewer.
+/// Whether some queries see more keys than others. With a window, the first or the last ones see fewer.
 inline bool uneven(const AttentionCall& call) {
   return call.packed() || call.problem.features.key_lengths || call.band.bounded();
 }
 
-/// Whether keys are hidden on both sides of those a query sees.
+/// Whether the band hides keys on both sides of those that a query sees.
 inline bool windowed(const AttentionCall& call) {
   return call.band.left < Band::unbounded && call.band.right < Band::unbounded;
 }
 
-/// Whether a query sees all keys that the one before it sees.
+/// Whether each query sees all keys that the one before it sees.
 inline bool grows(const AttentionCall& call) {
   return call.band.left >= Band::unbounded && call.band.right < Band::unbounded;
 }
 
-/// Whether the last of few tiles has few queries: with every 132nd the same blocks would have all of these.
+/// Whether the last of a few Q tiles is mostly padding. With static striding the same CTAs would get all of
+/// these.
 inline bool short_last_tile(std::int64_t length_q, int queries) {
   constexpr std::int64_t few_tiles = 8;
   const std::int64_t last = length_q % queries;
@@ -46,18 +47,18 @@ inline bool short_last_tile(std::int64_t length_q, int queries) {
 }
 
 inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, int multiprocessors,
-                            const FewPlan& plan = {.shares = 1}) {
+                            const DecodePlan& plan = {.splits = 1}) {
   const AttentionProblem& problem = call.problem;
   const auto heads = static_cast<int>(problem.heads_q) >> plan.heads_log2;
   const auto batch = static_cast<int>(problem.batch);
-  const int queries = c.rows() >> plan.heads_log2;  // a tile
+  const int queries = c.rows() >> plan.heads_log2;  // of a tile
   if (call.packed()) {
     return Schedule::of(multiprocessors, heads,
-                        packed_tiles(static_cast<int>(call.total_q), batch, queries) * plan.shares, heads);
+                        packed_tiles(static_cast<int>(call.total_q), batch, queries) * plan.splits, heads);
   }
-  const auto tiles = static_cast<int>((problem.length_q + queries - 1) / queries) * plan.shares;
+  const auto tiles = static_cast<int>((problem.length_q + queries - 1) / queries) * plan.splits;
   const std::int64_t group = call.group() >> plan.heads_log2;
-  // Blocks that run together are at about the same queries of their heads.
+  // CTAs that run at the same time are at about the same queries of their heads.
   const std::int64_t keys_together =
       windowed(call) ? std::min(problem.length_k, call.band.left + call.band.right + 2 * queries)
                      : problem.length_k;
@@ -65,7 +66,7 @@ inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, i
   if (!c.general && grows(call) && batch * heads * tiles <= multiprocessors) {
     return Schedule::of_mixed(batch * heads, tiles);
   }
-  const bool ends_short = !uneven(call) && plan.shares == 1 && short_last_tile(problem.length_q, queries);
+  const bool ends_short = !uneven(call) && plan.splits == 1 && short_last_tile(problem.length_q, queries);
   int section = 0;
   if (uneven(call) || ends_short) {
     section = Schedule::section_of(batch * heads, head_bytes, windowed(call) ? window_heads : batch * heads);
@@ -73,10 +74,10 @@ inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, i
   return Schedule::of(multiprocessors, batch * heads, tiles, section, uneven(call));
 }
 
-// Rows are constants in what follows: divisions by their numbers take a third of the time then, and a call
-// makes a hundred.
+// Rows are template parameters in what follows. Divisions by their numbers take a third of the time then, and
+// a call makes a hundred of them.
 
-/// Tiles of keys that so many queries see something of, on average; of all entries as of the longest.
+/// How many K tiles a tile of `queries` sees on average; all entries count as the longest.
 template <int queries, int keys>
 float mean_key_tiles(const BandOfKeys& band) {
   constexpr int most_samples = 16;
@@ -89,13 +90,13 @@ float mean_key_tiles(const BandOfKeys& band) {
   }
   return static_cast<float>(sum) / static_cast<float>(samples);
 }
-/// Those of the last queries, which where bands grow are the most.
+/// How many the last Q tile sees. If each query sees more keys than the one before, these are the most.
 template <int queries, int keys>
 float last_key_tiles(const BandOfKeys& band) {
   return static_cast<float>(band.tiles(std::max(0, band.length_q - queries), band.length_q, keys).count());
 }
 
-/// About how long a row of a table takes, in microseconds of the GPU it was tuned on.
+/// About how long a row of a table takes, in microseconds on the GPU it was tuned for.
 template <ForwardConfig c>
 double time_of(const AttentionCall& call, int multiprocessors) {
   const Schedule schedule = schedule_of(call, c, multiprocessors);
@@ -105,7 +106,7 @@ double time_of(const AttentionCall& call, int multiprocessors) {
     return static_cast<double>(of_row.start + of_row.step * key_tiles);
   };
   constexpr int part = 64;
-  if (schedule.mixed) {  // between what consumers have on average and what the first has
+  if (schedule.mixed) {  // between the average of the consumers and the first consumer
     const int parts = (band.length_q + part - 1) / part;
     const float filled = static_cast<float>(parts) / static_cast<float>(schedule.tiles * c.consumers);
     return time((filled * mean_key_tiles<part, c.keys>(band) + last_key_tiles<part, c.keys>(band)) / 2);
@@ -113,7 +114,7 @@ double time_of(const AttentionCall& call, int multiprocessors) {
   if (!uneven(call)) {
     double rounds = schedule.rounds();
     if (schedule.counted()) {
-      // A tile of few queries takes less, but more than its share: about half of what it lacks.
+      // A tile that lacks queries takes less time, but saves only about half of what it lacks.
       const double filled = static_cast<double>(band.length_q) / (schedule.tiles * c.rows());
       rounds = (0.5 + 0.5 * filled) * schedule.total() / schedule.blocks;
     }
@@ -124,7 +125,7 @@ double time_of(const AttentionCall& call, int multiprocessors) {
   return grows(call) ? std::max(all, time(last_key_tiles<c.rows(), c.keys>(band))) : all;
 }
 
-/// The row of a table that suits a call, and about how long it takes.
+/// The row of a table for a call, and about how long it takes.
 struct ChosenRow {
   int row = -1;
   double time = 0;
@@ -151,9 +152,9 @@ ChosenRow choose_row(const AttentionCall& call, int multiprocessors) {
   return chosen;
 }
 
-/// How a call is computed: by a row of a table, which is that for few queries where the plan has shares.
+/// How a call is computed: by a row of a table. It is a row of DecodeForward if the plan has splits.
 struct Choice {
-  FewPlan few;
+  DecodePlan decode;
   int row = 0;
 };
 Choice choose(const AttentionCall& call, int multiprocessors);

@@ -8,35 +8,35 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// A warpgroup that computes. It has 64 queries of each of the block's tiles and keeps their scores, weights
-/// and o in registers. Tensor cores make the scores of a tile of keys and add the values of the one before
-/// while other consumers do softmax:
+/// A consumer warpgroup. It owns 64 query rows of each work item of the CTA and keeps S, P and O of these
+/// rows in registers. Tensor cores compute S = Q·Kᵀ of K tile n and add P·V of tile n + 1, which came before
+/// it, while the other consumers compute their softmax:
 ///
-///   scores[n]   start ── wait ─ hide ─ raise ─ weigh ──────────────── round
-///   output[n+1]      start ─────────────────────────────────── wait ─────── rescale
+///   S[n]        start ── wait ─ mask ─ raise maxima ─ exponentiate ──── round to P
+///   O += P·V[n+1]    start ──────────────────────────────────── wait ─ rescale O
 ///
-/// Tiles of keys come from the last to the first. Those of the block that none of its own queries sees it
-/// lets go unread, so that it computes no tile that is hidden as a whole. From one tile of queries to the
-/// next the same goes on: the first scores of the next are made while o of this one is written.
+/// K tiles are walked from the last to the first. A consumer skips tiles that none of its rows sees: it waits
+/// for them and releases them unread. The pipeline does not drain between work items: the first S of the next
+/// item is computed while O of this one is written.
 template <typename T, ForwardConfig c>
 struct Consumer {
   const ForwardArguments& arguments;
   const CUtensorMap& map_o;
   const SharedMemory<c>& shared;
   Barriers<c>& barriers;
-  const int index;                              ///< of the consumers
-  const int first_row;                          ///< of the warp's, among the consumer's
-  const TileDescriptor q_tile, k_tile, v_tile;  ///< the first place of each
-  Ring<c.query_places, c.consumers> q, q_left;
+  const int index;                              ///< of this consumer
+  const int first_row;                          ///< of this warp among the consumer's 64
+  const TileDescriptor q_tile, k_tile, v_tile;  ///< of stage 0
+  Ring<c.q_stages, c.consumers> q, q_staged;
   Ring<c.stages> k, v;
-  Ring<c.turn_stages> turn;
-  Ring<c.mask_places> mask;
+  Ring<c.work_stages> item;
+  Ring<c.mask_stages> mask;
 
   Scores<c> s;
-  Weights<c> weights;
+  Probabilities<c> p;
   Output<c> o;
   Softmax<c> softmax;
-  KeptScores kept;  ///< by dropout
+  KeptScores kept;  ///< elements of P that dropout keeps
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -62,42 +62,43 @@ struct Consumer {
   }
 
   /// One lane arrives for its warp.
-  static __device__ __forceinline__ void let_go(Mbarrier* empty) {
+  static __device__ __forceinline__ void release(Mbarrier* empty) {
     if (threadIdx.x % 32 == 0) arrive(empty);
   }
-  __device__ __forceinline__ void let_go_of_queries() {
-    let_go(&barriers.q_empty[q.stage()]);
+  __device__ __forceinline__ void release_queries() {
+    release(&barriers.q_empty[q.stage()]);
     q.advance();
   }
-  __device__ __forceinline__ void let_go_of_keys() {
-    let_go(&barriers.k_empty[k.stage()]);
+  __device__ __forceinline__ void release_keys() {
+    release(&barriers.k_empty[k.stage()]);
     k.advance();
   }
-  __device__ __forceinline__ void let_go_of_values() {
-    let_go(&barriers.v_empty[v.stage()]);
+  __device__ __forceinline__ void release_values() {
+    release(&barriers.v_empty[v.stage()]);
     v.advance();
   }
-  // Lets tiles go unread. They are waited for: an arrival belongs to its phase.
-  __device__ __forceinline__ void pass_by_keys(int tiles) {
+  // Skipping a tile releases it unread. It must be waited for first, so that the arrival counts for its
+  // phase.
+  __device__ __forceinline__ void skip_keys(int tiles) {
 #pragma unroll 1
     for (int n = 0; n < tiles; ++n) {
       wait(&barriers.k_full[k.stage()], k.parity());
-      let_go_of_keys();
+      release_keys();
     }
   }
-  __device__ __forceinline__ void pass_by_values(int tiles) {
+  __device__ __forceinline__ void skip_values(int tiles) {
 #pragma unroll 1
     for (int n = 0; n < tiles; ++n) {
       wait(&barriers.v_full[v.stage()], v.parity());
-      let_go_of_values();
+      release_values();
     }
   }
-  /// Both in turn, as the others take them.
-  __device__ __forceinline__ void pass_by(int tiles) {
+  /// K and V of each tile alternately, the order in which the other consumers release them.
+  __device__ __forceinline__ void skip(int tiles) {
 #pragma unroll 1
     for (int n = 0; n < tiles; ++n) {
-      pass_by_keys(1);
-      pass_by_values(1);
+      skip_keys(1);
+      skip_values(1);
     }
   }
 
@@ -109,132 +110,134 @@ struct Consumer {
     start_scores<T, c>(s, q_tile + q.stage() * (c.query_bytes() / 16),
                        k_tile + k.stage() * (c.key_bytes() / 16));
   }
-  /// To o so far, or to none.
+  /// Starts O += P·V, or O = P·V where not `add`.
   template <bool waits = true>
   __device__ __forceinline__ void start_output_of_next_values(bool add) {
     if (waits) wait_for_values();
-    start_output<T, c>(o, weights, v_tile + v.stage() * (c.value_bytes() / 16), add);
+    start_output<T, c>(o, p, v_tile + v.stage() * (c.value_bytes() / 16), add);
   }
 
-  /// A tile of queries as it concerns this consumer.
-  struct Part {
-    bool more;       ///< false: there was no further tile
-    int first;       ///< its own first query
-    TileSpan seen;   ///< tiles of keys that its own queries see something of
-    TileSpan whole;  ///< those that all of them see all of
+  /// The current work item, as far as it concerns this consumer.
+  struct Work {
+    bool more;       ///< false: there are no further items
+    int first;       ///< of this consumer's rows
+    TileSpan seen;   ///< K tiles that some of these rows see a key of
+    TileSpan whole;  ///< K tiles of which all of these rows see all keys: they need no mask
   };
-  /// The part of the turn at hand, once that is known.
-  __device__ __forceinline__ Part part() {
-    wait(&barriers.turn_full[turn.stage()], turn.parity());
-    const HandedTurn& handed = barriers.turns[turn.stage()];
-    const HandedPart own = barriers.parts[turn.stage()][index];
-    return {handed.more != 0, own.first, own.seen, own.whole};
+  /// Waits until the scheduler has published the current item.
+  __device__ __forceinline__ Work current_work() {
+    wait(&barriers.work_full[item.stage()], item.parity());
+    const WorkItem& published = barriers.items[item.stage()];
+    const ConsumerItem own = barriers.consumer_items[item.stage()][index];
+    return {published.more != 0, own.first, own.seen, own.whole};
   }
-  /// Tiles that are loaded before the first it sees, and after the last, for other consumers.
-  __device__ __forceinline__ int ahead() const {
-    return barriers.turns[turn.stage()].loaded.last - barriers.parts[turn.stage()][index].seen.last;
+  /// K tiles of the item that are loaded for other consumers alone: before the first that this one sees, and
+  /// after its last.
+  __device__ __forceinline__ int tiles_before() const {
+    return barriers.items[item.stage()].loaded.last - barriers.consumer_items[item.stage()][index].seen.last;
   }
-  __device__ __forceinline__ int left() const {
-    return barriers.parts[turn.stage()][index].seen.first - barriers.turns[turn.stage()].loaded.first;
+  __device__ __forceinline__ int tiles_after() const {
+    return barriers.consumer_items[item.stage()][index].seen.first -
+           barriers.items[item.stage()].loaded.first;
   }
-  __device__ __forceinline__ const BandOfKeys& band_of(const Ring<c.turn_stages>& at) const {
-    if constexpr (c.general) return barriers.turns[at.stage()].band;
+  __device__ __forceinline__ const BandOfKeys& band_of(const Ring<c.work_stages>& at) const {
+    if constexpr (c.general) return barriers.items[at.stage()].band;
     return arguments.band;
   }
-  __device__ __forceinline__ WarpRows rows_of(const Ring<c.turn_stages>& at) const {
-    const HandedTurn& handed = barriers.turns[at.stage()];
-    const int first = barriers.parts[at.stage()][index].first + first_row;
-    const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
-    return {.b = handed.b,
-            .h = handed.h,
+  __device__ __forceinline__ WarpRows rows_of(const Ring<c.work_stages>& at) const {
+    const WorkItem& published = barriers.items[at.stage()];
+    const int first = barriers.consumer_items[at.stage()][index].first + first_row;
+    const int heads_log2 = c.decode ? arguments.decode.heads_log2 : 0;
+    return {.b = published.b,
+            .h = published.h,
             .first = first,
             .count = min((band_of(at).length_q << heads_log2) - first, 16),
-            .sink = c.general ? handed.sink : minus_infinity,
-            .row_q = c.general ? handed.row_q : 0,
+            .sink = c.general ? published.sink : minus_infinity,
+            .row_q = c.general ? published.row_q : 0,
             .heads_log2 = heads_log2,
-            .share = c.few ? handed.more - 1 : 0};
+            .split = c.decode ? published.more - 1 : 0};
   }
-  __device__ __forceinline__ void let_go_of_turn(Ring<c.turn_stages>& at) {
+  __device__ __forceinline__ void release_item(Ring<c.work_stages>& at) {
     __syncwarp();  // all lanes have read it
-    let_go(&barriers.turn_empty[at.stage()]);
+    release(&barriers.work_empty[at.stage()]);
     at.advance();
   }
 
-  /// Goes on to the next part with something to see, and is done with those before it.
-  __device__ __forceinline__ Part find_part() {
+  /// Advances to the next item in which this consumer sees a key, and finishes the items before it.
+  __device__ __forceinline__ Work next_work() {
     while (true) {
-      const Part found = part();
+      const Work found = current_work();
       if (!found.more || found.seen.count() > 0) return found;
-      const int tiles = barriers.turns[turn.stage()].loaded.count();
+      const int tiles = barriers.items[item.stage()].loaded.count();
       if (tiles > 0) {
         wait(&barriers.q_full[q.stage()], q.parity());
-        let_go_of_queries();
-        pass_by(tiles);
+        release_queries();
+        skip(tiles);
       }
-      write_nothing<c>(arguments, rows_of(turn));
-      let_go_of_turn(turn);
+      write_unseen<c>(arguments, rows_of(item));
+      release_item(item);
     }
   }
-  /// Whether the values that are ahead may be let go when the first weights are there. No longer than so many
-  /// places are the others able to go on without.
-  static __device__ __forceinline__ bool few(int tiles) { return tiles <= c.stages; }
+  /// Whether the V tiles before the first one seen may be released after the first P is there. At most
+  /// `stages` V tiles may be released late; more would deadlock the other consumers.
+  static __device__ __forceinline__ bool may_release_late(int tiles) { return tiles <= c.stages; }
   __device__ __forceinline__ void start_first_scores() {
     wait(&barriers.q_full[q.stage()], q.parity());
-    const int tiles = ahead();
-    few(tiles) ? pass_by_keys(tiles) : pass_by(tiles);
+    const int tiles = tiles_before();
+    may_release_late(tiles) ? skip_keys(tiles) : skip(tiles);
     start_scores_of_next_keys();
   }
 
-  /// What is due as soon as the scores of tile n of keys are there.
-  __device__ __forceinline__ void take_scores(const Part& at, int n) {
+  /// To be called as soon as S of K tile n is there.
+  __device__ __forceinline__ void take_scores(const Work& at, int n) {
     pin(s);
-    let_go_of_keys();
-    if (c.scarce_queries() && n == at.seen.first) let_go_of_queries();
+    release_keys();
+    if (c.scarce_queries() && n == at.seen.first) release_queries();
   }
-  /// Draws what dropout keeps of tile n of keys.
+  /// Draws which elements of P dropout keeps in K tile n.
   __device__ __forceinline__ void draw(int n) {
     if constexpr (c.drops) {
-      const HandedTurn& handed = barriers.turns[turn.stage()];
-      const int row = barriers.parts[turn.stage()][index].first + first_row + lane_now() / 4;
-      const int head = handed.b * arguments.heads + handed.h;
+      const WorkItem& published = barriers.items[item.stage()];
+      const int row = barriers.consumer_items[item.stage()][index].first + first_row + lane_now() / 4;
+      const int head = published.b * arguments.heads + published.h;
       draw_kept<c>(kept, arguments.mask.dropout, static_cast<std::uint32_t>(head), row, n * c.keys);
     }
   }
-  /// What the mask makes of scores, once its tile is there.
+  /// Applies the mask to S, once its tile has arrived.
   __device__ __forceinline__ void take_mask() {
     if constexpr (c.masked) {
       if (arguments.mask.kind == MaskArguments::Kind::none) return;
       wait(&barriers.mask_full[index][mask.stage()], mask.parity());
       add_mask<T, c>(s, arguments.mask, address(shared.mask(index, mask.stage())), first_row);
       __syncwarp();  // all lanes have read it
-      let_go(&barriers.mask_empty[index][mask.stage()]);
+      release(&barriers.mask_empty[index][mask.stage()]);
       mask.advance_by(1 << arguments.mask.bytes_log2);
     }
   }
-  /// What softcap, ALiBi, the mask and the band make of them.
-  __device__ __forceinline__ void finish_scores(const Part& at, int n) {
+  /// Applies the mask, softcap, ALiBi and the band to S.
+  __device__ __forceinline__ void finish_scores(const Work& at, int n) {
     take_mask();
     const bool changes = c.general && (arguments.general.softcap || arguments.general.alibi);
-    // Registers are short in these kernels: they read this again.
+    // Registers are short in these kernels, so they read the item again.
     constexpr bool again = c.general || c.masked;
-    const TileSpan whole = again ? barriers.parts[turn.stage()][index].whole : at.whole;
-    const int first = again ? barriers.parts[turn.stage()][index].first : at.first;
+    const TileSpan whole = again ? barriers.consumer_items[item.stage()][index].whole : at.whole;
+    const int first = again ? barriers.consumer_items[item.stage()][index].first : at.first;
     if (!changes && n >= whole.first && n < whole.last) return;
     const int lane = lane_now();
     const int row = first + first_row + lane / 4;
-    const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
+    const int heads_log2 = c.decode ? arguments.decode.heads_log2 : 0;
     const int key = n * c.keys + lane % 4 * 2;
-    const BandOfKeys& band = band_of(turn);
+    const BandOfKeys& band = band_of(item);
     if (changes) {
-      change<c>(s, arguments.general, barriers.turns[turn.stage()].slope,
-                row + band.length_k - band.length_q - key);
+      apply_score_rules<c>(s, arguments.general, barriers.items[item.stage()].slope,
+                           row + band.length_k - band.length_q - key);
     }
     if (n >= whole.last) hide_after<c>(s, band, row, heads_log2, key);
     if (n < whole.first) hide_before<c>(s, band, row, heads_log2, key);
   }
 
-  /// Clears values past the entry's last key. Their weights are 0, but they may be anything, another entry's
-  /// or nobody's, and 0 times infinity is none. Each consumer clears the rows for itself.
+  /// Zeroes rows of V past the entry's last key. Their P is 0, but the rows may hold anything, such as
+  /// another entry's values, and 0 times infinity is NaN. Each consumer zeroes them for itself.
   __device__ __forceinline__ void clear_values_behind(int keys) {
     wait(&barriers.v_full[v.stage()], v.parity());
     std::byte* values_smem = shared.values(v.stage());
@@ -248,153 +251,157 @@ struct Consumer {
     }
     fence_async_proxy();
     if (index == 0) {
-      sync_some<1, 128>();
+      sync_some<consumer_barrier(0), 128>();
     } else {
-      sync_some<2, 128>();
+      sync_some<consumer_barrier(1), 128>();
     }
   }
 
-  /// Of tile n of keys all but 16 are past the last key: a class token's, often.
-  __device__ __forceinline__ bool short_tile(const Part& at, int n) const {
+  /// Whether K tile n holds at most 16 keys, often those past a class token: its softmax is cut to 16
+  /// columns.
+  __device__ __forceinline__ bool short_tile(const Work& at, int n) const {
     return c.trims && arguments.band.length_k - n * c.keys <= 16 && n >= at.whole.first;
   }
 
-  /// Weights that are in the sums go on to the product with values, if dropout lets them.
-  __device__ __forceinline__ void round_scores() {
+  /// Rounds P for the product with V. The row sums have P already, dropout applies to the product alone.
+  __device__ __forceinline__ void round_p_for_product() {
     if constexpr (c.drops) drop<c>(s, kept);
-    round_weights<T, c>(weights, s);
+    round_p<T, c>(p, s);
   }
 
-  __device__ __forceinline__ void weigh_first_scores(const Part& at) {
+  __device__ __forceinline__ void exponentiate_first_scores(const Work& at) {
     const int n = at.seen.last - 1;
     if (short_tile(at, n)) {
       const int lane = lane_now();
       hide_after<c, 16>(s, arguments.band, at.first + first_row + lane / 4, 0, n * c.keys + lane % 4 * 2);
       softmax.template start<16>(s);
-      softmax.template weigh<16>(s);
-      round_weights<T, c, 16>(weights, s);
+      softmax.template exponentiate<16>(s);
+      round_p<T, c, 16>(p, s);
     } else {
       finish_scores(at, n);
       softmax.start(s);
-      softmax.weigh(s);
-      round_scores();
+      softmax.exponentiate(s);
+      round_p_for_product();
     }
     softmax.set_limits();
   }
 
-  /// The first weights of a part, from scores that are there.
-  __device__ __forceinline__ void weigh_first(const Part& at) {
+  /// P of the item's first K tile, whose S is there.
+  __device__ __forceinline__ void exponentiate_first(const Work& at) {
     take_scores(at, at.seen.last - 1);
     draw(at.seen.last - 1);
-    weigh_first_scores(at);
-    if (few(ahead())) pass_by_values(ahead());
+    exponentiate_first_scores(at);
+    if (may_release_late(tiles_before())) skip_values(tiles_before());
     if constexpr (c.general) {
       static_assert(c.consumers == 2);
-      const int keys = band_of(turn).length_k - (at.seen.last - 1) * c.keys;
+      const int keys = band_of(item).length_k - (at.seen.last - 1) * c.keys;
       if (keys < c.keys) clear_values_behind(keys);
     }
   }
 
-  // Where consumers start products as they please, those of several run at once and end together, and so
-  // their softmaxes come together, beside idle tensor cores. So they take turns at starting: the last
-  // consumer, which with causal and windows is the first to need a tile, then the one before it and so on,
-  // each a tile of keys. Of a turn's tiles as many are started that way as each consumer has, the last ones
-  // of each, so that nobody waits for one that is done.
-  __device__ __forceinline__ void wait_turn() { sync_with_arrivals(1 + index); }
-  __device__ __forceinline__ void pass_turn() { arrive_for_sync(index == 0 ? c.consumers : index); }
+  // Without an order, the products of several consumers run at once and end together. Then their softmaxes
+  // coincide while the tensor cores are idle. So consumers start the products of a K tile one after another:
+  // first the last consumer, which with causal and windows is the first to need a tile, then the one before
+  // it, and so on. This applies to as many tiles of an item as every consumer has, the last ones of each, so
+  // that no consumer waits for one that is done.
+  __device__ __forceinline__ void wait_to_start() { sync_with_arrivals(consumer_barrier(index)); }
+  __device__ __forceinline__ void let_next_start() {
+    arrive_for_sync(consumer_barrier(index == 0 ? c.consumers - 1 : index - 1));
+  }
 
-  /// Goes on until the last weights are there, whose values are still to be added.
-  __device__ __forceinline__ void walk(const Part& at) {
-    int ordered = 0;  // tiles before it are started in turn
-    if constexpr (c.ordered) ordered = at.seen.first + barriers.steps[turn.stage()];
+  /// The loop over K tiles. It ends when the last P is there; its product with V is still to be started.
+  __device__ __forceinline__ void walk(const Work& at) {
+    int ordered = 0;  // tiles below it are started one consumer after another
+    if constexpr (c.ordered) ordered = at.seen.first + barriers.steps[item.stage()];
 #pragma unroll 1
     for (int n = at.seen.last - 2; n >= at.seen.first; --n) {
-      const bool in_turn = c.ordered && n < ordered;
-      if (c.ordered) {  // not while others wait
+      const bool in_order = c.ordered && n < ordered;
+      if (c.ordered) {  // wait for data before holding up the other consumers
         wait_for_keys();
         wait_for_values();
       }
-      if (in_turn) wait_turn();
+      if (in_order) wait_to_start();
       start_scores_of_next_keys<!c.ordered>();
       start_output_of_next_values<!c.ordered>(n < at.seen.last - 2);
-      if (in_turn) pass_turn();
+      if (in_order) let_next_start();
       draw(n);
-      wait_products<1>();  // for the scores
+      wait_products<1>();  // S is here
       take_scores(at, n);
       finish_scores(at, n);
-      const bool raised = softmax.raise(s);
-      softmax.weigh(s);
+      const bool raised = softmax.raise_maxima(s);
+      softmax.exponentiate(s);
       pin(s);
-      wait_products<0>();  // o is here, and weights are free
+      wait_products<0>();  // O is here, and P is free
       pin(o);
-      let_go_of_values();
+      release_values();
       if (raised) softmax.rescale(o);
-      round_scores();
+      round_p_for_product();
       if (raised) softmax.set_limits();
     }
   }
 
-  /// When o of a part is complete.
-  __device__ __forceinline__ void finish(Ring<c.turn_stages>& done, int left) {
+  /// Writes O and LSE of item `done`, whose products are complete.
+  __device__ __forceinline__ void finish(Ring<c.work_stages>& done, int tiles_left) {
     pin(o);
-    let_go_of_values();
-    pass_by_values(left);
+    release_values();
+    skip_values(tiles_left);
     const WarpRows rows = rows_of(done);
-    if (c.few && arguments.few.shares > 1) {
-      write_share<c>(arguments, rows, softmax, o);
-      let_go_of_turn(done);
+    if (c.decode && arguments.decode.splits > 1) {
+      write_split<c>(arguments, rows, softmax, o);
+      release_item(done);
       return;
     }
     float inverse[2];
     finish_sums<c>(arguments, rows, softmax, inverse);
     if constexpr (c.staged) {
       stage_output<T, c>(arguments, map_o, rows, inverse, o,
-                         shared.queries(q_left.stage()) + first_row * 128);
+                         shared.queries(q_staged.stage()) + first_row * 128);
     } else if constexpr (c.paneled) {
       stage_output_by_panels<T, c>(arguments, map_o, rows, inverse, o, shared.output(index, first_row / 16));
     } else {
       write_output<T, c>(arguments, rows, inverse, o);
     }
-    let_go_of_turn(done);
+    release_item(done);
   }
 
-  /// The queries of the part before, in whose place its o was.
-  __device__ __forceinline__ void let_go_of_queries_left() {
+  /// Releases the Q stage of the item before, through which its O left.
+  __device__ __forceinline__ void release_staged_queries() {
     if (threadIdx.x % 32 == 0) {
       wait_stores_read();
-      arrive(&barriers.q_empty[q_left.stage()]);
+      arrive(&barriers.q_empty[q_staged.stage()]);
     }
   }
 
-  /// All parts. Whatever it sees, each place of the block's tiles is waited for and let go once.
+  /// All work items. Whatever this consumer sees, it waits for every stage of the CTA's tiles once and
+  /// releases it once.
   ///
-  /// The first scores of a part are started before o of the one before is written, so that tensor cores have
-  /// work meanwhile. Values that it holds until then, its last and those of tiles that only other consumers
-  /// see, must be few: a consumer that waits for one of their places holds keys that this one waits for.
+  /// The first S of an item is started before O of the item before is written, so that the tensor cores have
+  /// work meanwhile. The V tiles held until then, the last one and those that only other consumers see, must
+  /// be few: a consumer that waits for one of their stages holds K tiles that this one waits for.
   __device__ __forceinline__ void compute_all() {
-    if (c.ordered && index == 0) pass_turn();  // the last one's is the first
-    Part at = find_part();
+    if (c.ordered && index == 0) let_next_start();  // the last consumer starts first
+    Work at = next_work();
     if (!at.more) return;
     start_first_scores();
     wait_products<0>();
-    bool o_leaves = false;  // and the queries in whose place it was are to be let go
+    bool o_leaves = false;  // through a Q stage, which is to be released
     while (true) {
-      weigh_first(at);
-      if (c.staged && o_leaves) let_go_of_queries_left();
+      exponentiate_first(at);
+      if (c.staged && o_leaves) release_staged_queries();
       walk(at);
       const bool add = at.seen.count() > 1;
       if (c.staged) {
-        q_left = q;
+        q_staged = q;
         q.advance();
       } else if (!c.scarce_queries()) {
-        let_go_of_queries();
+        release_queries();
       }
-      const int passed = left();
-      Ring<c.turn_stages> done = turn;
-      pass_by_keys(passed);
-      turn.advance();
-      at = part();
-      if (at.more && at.seen.count() > 0 && few(passed + ahead())) {
+      const int passed = tiles_after();
+      Ring<c.work_stages> done = item;
+      skip_keys(passed);
+      item.advance();
+      at = current_work();
+      if (at.more && at.seen.count() > 0 && may_release_late(passed + tiles_before())) {
         start_output_of_next_values(add);
         start_first_scores();
         wait_products<1>();
@@ -405,11 +412,11 @@ struct Consumer {
         start_output_of_next_values(add);
         wait_products<0>();
         finish(done, passed);
-        if (c.staged) let_go_of_queries_left();
+        if (c.staged) release_staged_queries();
         o_leaves = false;
-        at = find_part();
+        at = next_work();
         if (!at.more) {
-          if (c.paneled && threadIdx.x % 32 == 0) wait_stores_read();  // before the block is gone
+          if (c.paneled && threadIdx.x % 32 == 0) wait_stores_read();  // before the CTA exits
           return;
         }
         start_first_scores();

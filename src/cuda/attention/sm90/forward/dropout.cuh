@@ -4,13 +4,13 @@
 
 namespace tilewise::cuda::wgmma {
 
-// Which weights dropout keeps. Four keys of a query share a draw, and two lanes have two of them each, of two
-// rows: one draws for the one row, the other for the other, and they exchange what they have for each other.
+// Which elements of P dropout keeps. A Philox draw covers four keys of a query. Two neighbouring lanes hold
+// two of these keys each, for two rows: each lane draws for one of the rows, and they exchange halves.
 
-/// Of row half h, bit 2j + e for score 4j + 2h + e.
+/// Bit 2j + e of word h is for element 4j + 2h + e of P.
 using KeptScores = std::uint32_t[2];
 
-/// `row` is the lane's row g and `key` the tile's first; `head` counts those of all batch entries.
+/// `row` is the lane's row g, `key` the tile's first key, and `head` counts the heads of all batch entries.
 template <ForwardConfig c>
 __device__ __forceinline__ void draw_kept(KeptScores& kept, const DropoutMask& of_call, std::uint32_t head,
                                           int row, int key) {
@@ -19,10 +19,10 @@ __device__ __forceinline__ void draw_kept(KeptScores& kept, const DropoutMask& o
   const auto lane = static_cast<std::uint32_t>(lane_now());
   const bool odd = lane % 2 != 0;
   const auto own_row = static_cast<std::uint32_t>(odd ? row + 8 : row);
-  std::uint32_t low = 0;  // of the even lane's two keys of four
+  std::uint32_t low = 0;  // for the even lane's two keys of four
   std::uint32_t high = 0;
-  // Draws at a time. All of 128 keys would take registers that scores and o are in; of 64 they do not, and a
-  // loop takes 1 to 3 % longer.
+  // Draws at a time. To unroll all of 128 keys would take registers that S and O need. For 64 keys there are
+  // enough, and a loop takes 1 to 3 % longer.
   constexpr int together = c.keys > 64 ? 4 : c.keys / 8;
 #pragma unroll 1
   for (int j = 0; j < c.keys / 8; j += together) {
@@ -48,12 +48,12 @@ __device__ __forceinline__ void draw_kept(KeptScores& kept, const DropoutMask& o
   kept[1] = odd ? high : other;
 }
 
-/// Weights that are not kept become 0, once they are in the sums.
+/// Zeroes the elements of P that are dropped, after P was added to the row sums.
 template <ForwardConfig c>
-__device__ __forceinline__ void drop(Scores<c>& weights, const KeptScores& kept) {
+__device__ __forceinline__ void drop(Scores<c>& p, const KeptScores& kept) {
 #pragma unroll
   for (int n = 0; n < c.keys / 2; ++n) {
-    if ((kept[n / 2 % 2] & (1u << (n / 4 * 2 + n % 2))) == 0) weights[n] = 0;
+    if ((kept[n / 2 % 2] & (1u << (n / 4 * 2 + n % 2))) == 0) p[n] = 0;
   }
 }
 

@@ -8,15 +8,15 @@ namespace tilewise::cuda::wgmma {
 
 // Entries of a general call: their lengths are in memory, and packed ones lie behind one another.
 
-/// Fills in a turn, but for what follows from its band; false where it has no queries.
+/// Fills in a work item, but for what follows from its band; false where it has no queries.
 template <ForwardConfig c>
-__device__ __forceinline__ bool find_tile_of_entry(const ForwardArguments& arguments, const Turn& turn,
-                                                   HandedTurn& found) {
+__device__ __forceinline__ bool find_item_of_entry(const ForwardArguments& arguments, const WorkTile& turn,
+                                                   WorkItem& found) {
   const GeneralArguments& general = arguments.general;
-  const int heads_log2 = c.few ? arguments.few.heads_log2 : 0;
-  const int number = c.few ? turn.tile / arguments.few.shares : turn.tile;
+  const int heads_log2 = c.decode ? arguments.decode.heads_log2 : 0;
+  const int number = c.decode ? turn.tile / arguments.decode.splits : turn.tile;
   int tile = number;
-  found.more = c.few ? 1 + turn.tile % arguments.few.shares : 1;
+  found.more = c.decode ? 1 + turn.tile % arguments.decode.splits : 1;
   found.band = arguments.band;
   int length_q = found.band.length_q;
   int length_k = found.band.length_k;

@@ -7,24 +7,25 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// A barrier of the whole block whose threads come to it in two branches of a kernel, as __syncthreads has it
-/// not: each side arrives at the other's barrier and waits at its own.
+/// A barrier of the whole CTA for two branches of the kernel, which __syncthreads does not allow: each side
+/// arrives at the other's barrier and waits at its own.
 template <int threads>
 __device__ __forceinline__ void meet_loaders() {
-  arrive_some<8, threads>();
-  sync_some<9, threads>();
+  arrive_some<loaders_may_start, threads>();
+  sync_some<consumers_may_start, threads>();
 }
 template <int threads>
 __device__ __forceinline__ void meet_consumers() {
-  arrive_some<9, threads>();
-  sync_some<8, threads>();
+  arrive_some<consumers_may_start, threads>();
+  sync_some<loaders_may_start, threads>();
 }
 
-/// The number of the warp: the same in all lanes, which the compiler cannot see in threadIdx.
+/// The warp's number. The shuffle tells the compiler that it is the same in all lanes.
 __device__ __forceinline__ int this_warp() { return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0); }
 
-/// Attention on tensor cores by wgmma. The first warpgroup of a block has the loaders, the others compute;
-/// docs/wgmma.md draws who waits for whom. Compiled for sm_90a alone.
+/// Attention on tensor cores by wgmma, for sm_90a alone. Warpgroup 0 of a CTA loads: warp 0 loads K, warp 1
+/// Q, warp 2 V and the mask, and warp 3 is the tile scheduler. The other warpgroups are the consumers, which
+/// compute. docs/wgmma.md draws who waits for whom.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     forward_kernel(const __grid_constant__ MapsOf<Table> maps,
@@ -34,31 +35,31 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   extern __shared__ __align__(1024) std::byte first_smem[];
   const SharedMemory<c> shared{first_smem};
   Barriers<c>& barriers = shared.barriers();
-  // ptxas puts the second branch first, and there loaders belong: instructions near a kernel's beginning are
-  // at hand, others are waited for. They give registers away before the block meets, so that nobody waits for
-  // it.
+  // ptxas places the else branch first, near the kernel's beginning, where instructions are fetched soonest.
+  // The loaders are there because the CTA's first copies are theirs. They give registers away before the CTA
+  // meets, so that no consumer waits for them.
   if (this_warp() >= 4) {
     if (this_warp() == 4 && elected()) prefetch_map(maps.k);
     if (this_warp() == 5 && elected()) prefetch_map(maps.q);
     barriers.init(this_warp());
-    meet_loaders<c.threads()>();  // barriers and the first turn are there; the last one for all
+    meet_loaders<c.threads()>();  // mbarriers and the first work item are there; the last CTA-wide barrier
     take_registers<c.consumer_registers()>();
     const int warp = this_warp();
     Consumer<T, c> consumer(arguments, maps.o, shared, warp / 4 - 1, warp % 4);
     consumer.compute_all();
   } else {
-    TurnKeeper<c> turns{arguments, barriers};
-    bool begun = false;
-    if (this_warp() == 0) begun = begin<c>(arguments, maps.q, maps.k, shared);
+    TileScheduler<c> scheduler{arguments, barriers};
+    bool first_loaded = false;
+    if (this_warp() == 0) first_loaded = load_first<c>(arguments, maps.q, maps.k, shared);
     if (this_warp() == 2 && elected()) prefetch_map(maps.v);
     barriers.init(this_warp());
-    if (this_warp() == 3) turns.leave_first();
+    if (this_warp() == 3) scheduler.publish_first();
     keep_registers<c.producer_registers()>();
     meet_consumers<c.threads()>();  // as above
     const int warp = this_warp();
     if (warp == 0 && elected()) {
       load_tiles<c, c.dim>(arguments.group, maps.k, shared, shared.keys(0), barriers.k_full, barriers.k_empty,
-                           true, begun, [](const HandedTurn&, int) {});
+                           true, first_loaded, [](const WorkItem&, int) {});
     }
     if (warp == 1 && elected()) load_queries<c>(arguments, maps.q, shared);
     if (warp == 2 && elected()) {
@@ -68,12 +69,12 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
       };
       if constexpr (c.masked) {
         MaskLoader<c> mask{arguments, maps.mask, shared};
-        load_values([&](const HandedTurn& turn, int n) { mask.load(turn, n); });
+        load_values([&](const WorkItem& item, int n) { mask.load(item, n); });
       } else {
-        load_values([](const HandedTurn&, int) {});
+        load_values([](const WorkItem&, int) {});
       }
     }
-    if (warp == 3) turns.hand_out();
+    if (warp == 3) scheduler.publish_all();
   }
 #endif
 }

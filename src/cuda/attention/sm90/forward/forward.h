@@ -1,12 +1,12 @@
 #pragma once
 
 #include "attention/call.h"
-#include "cuda/attention/sm90/decode/few.h"
+#include "cuda/attention/sm90/decode/plan.h"
 #include "tilewise/context.h"
 
 namespace tilewise::cuda::wgmma {
 
-/// The kernels of a storage type, by a row of their table; each compiled in a file of its own.
+/// The kernels of a storage type, by a row of their table. Each is compiled in a file of its own.
 template <typename T>
 void forward_of(const AttentionCall& call, const Context& context, int row);
 template <typename T>
@@ -14,6 +14,6 @@ void general_forward_of(const AttentionCall& call, const Context& context, int r
 template <typename T>
 void masked_forward_of(const AttentionCall& call, const Context& context, int row);
 template <typename T>
-void few_forward_of(const AttentionCall& call, const Context& context, int row, const FewPlan& plan);
+void decode_forward_of(const AttentionCall& call, const Context& context, int row, const DecodePlan& plan);
 
 }  // namespace tilewise::cuda::wgmma

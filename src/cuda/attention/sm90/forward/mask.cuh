@@ -1,7 +1,7 @@
 #pragma once
 
+#include "cuda/attention/sm90/forward/scheduler.cuh"
 #include "cuda/attention/sm90/forward/scores.cuh"
-#include "cuda/attention/sm90/forward/turns.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/tensor_copy.cuh"
@@ -9,35 +9,36 @@
 
 namespace tilewise::cuda::wgmma {
 
-// A mask's elements for 64 queries and a tile of keys come as q, k and v do: by boxes of 128 bytes of each
-// row, swizzled, to places that are a consumer's own. A tile of booleans takes one of four places, of 16 bits
-// two, of f32 all. Where queries share a row, eight of them come, and are every eight queries'.
+// A mask's elements for 64 queries and a K tile are loaded as Q, K and V are: by TMA, in swizzled boxes with
+// up to 128 bytes of each row, into stages of the consumer's own. A tile of booleans takes one of four
+// stages, one of 16-bit elements two, one of f32 all four. If all queries share a row of the mask, eight
+// copies of it are loaded, and every eight queries read these.
 
 constexpr int mask_row_bytes(const ForwardConfig& c, int bytes_log2) {
   return std::min(128, c.keys << bytes_log2);
 }
 
-/// Part of the loader of values, which asks for a tile's mask before its values. Consumers want them in that
-/// order, so that none waits for what is behind something that waits for it.
+/// Part of the loader of V, which loads a tile's mask before its V. Consumers release them in this order, so
+/// that there is no deadlock.
 template <ForwardConfig c>
 struct MaskLoader {
   const ForwardArguments& arguments;
   const CUtensorMap& map;
   const SharedMemory<c>& shared;
-  Ring<c.mask_places> rings[c.consumers];
+  Ring<c.mask_stages> rings[c.consumers];
 
-  /// For those consumers that see something of tile n of keys.
-  __device__ __forceinline__ void load(const HandedTurn& turn, int n) {
+  /// Loads the mask of K tile n, for those consumers that see a key of it.
+  __device__ __forceinline__ void load(const WorkItem& item, int n) {
     if (arguments.mask.kind == MaskArguments::Kind::none) return;
 #pragma unroll
     for (int w = 0; w < c.consumers; ++w) {
-      const int first = first_row_of<c>(arguments, turn, w);
+      const int first = first_row_of<c>(arguments, item, w);
       const TileSpan seen =
           tiles_of_rows<c>(arguments.band, 0, first, min(first + 64, arguments.band.length_q));
-      if (n >= seen.first && n < seen.last) load_tile(w, rings[w], first, n * c.keys, turn.h, turn.b);
+      if (n >= seen.first && n < seen.last) load_tile(w, rings[w], first, n * c.keys, item.h, item.b);
     }
   }
-  __device__ __forceinline__ void load_tile(int consumer, Ring<c.mask_places>& ring, int row, int key, int h,
+  __device__ __forceinline__ void load_tile(int consumer, Ring<c.mask_stages>& ring, int row, int key, int h,
                                             int b) {
     const int bytes_log2 = arguments.mask.bytes_log2;
     const int row_bytes = mask_row_bytes(c, bytes_log2);
@@ -53,11 +54,11 @@ struct MaskLoader {
   }
 };
 
-// What is added to scores, by lanes as they have these: of row half h, element 4j + 2h + e is key 8j + 2t +
-// e. A lane's address has the chunk of 16 bytes that it begins with, and others of its row follow by an
-// exclusive or, as chunks are swizzled.
+// How a lane adds the mask to its elements of S: element 4j + 2h + e is key 8j + 2t + e of row half h. A lane
+// keeps the address of its first chunk of 16 bytes. Because of the swizzle, the other chunks of the row
+// follow from it by an exclusive or.
 
-/// Eight scores of 16 keys, a matrix a load of 8 x 8.
+/// S = S · scale + mask, of 16-bit elements. ldmatrix loads four 8 x 8 matrices: 16 keys of 16 rows.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void add_halves(Scores<c>& s, std::uint32_t rows_smem, int eight_rows, float scale,
                                            int lane) {
@@ -101,7 +102,7 @@ __device__ __forceinline__ void add_floats(Scores<c>& s, std::uint32_t rows_smem
   }
 }
 
-/// Scores that a boolean mask hides; the others stay bare products.
+/// S = −inf where a boolean mask is false; the others stay bare products.
 template <ForwardConfig c>
 __device__ __forceinline__ void hide_where_false(Scores<c>& s, std::uint32_t rows_smem, int eight_rows,
                                                  int lane) {
@@ -118,7 +119,7 @@ __device__ __forceinline__ void hide_where_false(Scores<c>& s, std::uint32_t row
   }
 }
 
-/// What a mask makes of scores; `tile_smem` is the consumer's place, `first_row` the warp's first row of it.
+/// Applies a mask to S. `tile_smem` is the consumer's stage, `first_row` the warp's first row in it.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void add_mask(Scores<c>& s, const MaskArguments& mask, std::uint32_t tile_smem,
                                          int first_row) {

@@ -7,17 +7,17 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// A warp's 16 of a consumer's 64 queries.
+/// A warp's 16 of a consumer's 64 rows.
 struct WarpRows {
   int b, h;
-  int first;       ///< of the entry's rows
-  int count;       ///< of those that are there, up to 16
-  float sink;      ///< -inf where there is none
-  int row_q;       ///< where the entry begins in the tensors
-  int heads_log2;  ///< of those that stand together
-  int share;       ///< of the keys
+  int first;       ///< among the entry's rows
+  int count;       ///< of rows that exist, up to 16
+  float sink;      ///< −inf if there is none
+  int row_q;       ///< where the entry's rows begin in the tensors
+  int heads_log2;  ///< of packed heads
+  int split;       ///< its number
 
-  /// Where a row is in the tensors.
+  /// Head and query of a row.
   __device__ int head(int row) const { return (h << heads_log2) + ((first + row) & ((1 << heads_log2) - 1)); }
   __device__ int query(int row) const { return row_q + ((first + row) >> heads_log2); }
   __device__ std::byte* row_of_o(const ForwardArguments& arguments, int row) const {
@@ -28,28 +28,31 @@ struct WarpRows {
       *reinterpret_cast<float*>(arguments.lse.at(b, head(row), query(row))) = lse;
     }
   }
-  /// The same of a share.
-  __device__ float* row_of_share(const FewArguments& few, int row) const {
-    return reinterpret_cast<float*>(few.o.at(b, head(row), query(row))) + share * few.rows * few.o.stride_s;
+  /// Where a split's partial O and LSE go.
+  __device__ float* row_of_split(const DecodeArguments& decode, int row) const {
+    return reinterpret_cast<float*>(decode.o.at(b, head(row), query(row))) +
+           split * decode.rows * decode.o.stride_s;
   }
-  __device__ void write_lse_of_share(const FewArguments& few, int row, float lse) const {
-    if (row < count) reinterpret_cast<float*>(few.lse.at(b, head(row), query(row)))[share * few.rows] = lse;
+  __device__ void write_lse_of_split(const DecodeArguments& decode, int row, float lse) const {
+    if (row < count)
+      reinterpret_cast<float*>(decode.lse.at(b, head(row), query(row)))[split * decode.rows] = lse;
   }
 };
 
-/// Lets a sink, a score without a value, join a row of that lse; returns what o is multiplied by.
+/// Adds a sink, a score without a value, to a row's LSE. Returns the factor for O.
 __device__ __forceinline__ float join_sink(float sink, float& lse) {
   if (lse == minus_infinity) {
     lse = sink;
     return 0;
   }
-  const float share = 1.0f / (1.0f + expf(sink - lse));
+  const float split = 1.0f / (1.0f + expf(sink - lse));
   lse = fmaxf(sink, lse) + log1pf(expf(-fabsf(sink - lse)));
-  return share;
+  return split;
 }
 
-/// Writes 16 columns of a row of o, of which four lanes have 2 and 2 each: two lanes exchange, so that each
-/// has 4 that lie together and the four fill 32 bytes. `row_gmem` begins at the lane's own place.
+/// Writes 16 columns of a row of O. Four lanes hold 2 + 2 columns each; pairs of lanes exchange two, so that
+/// each has 4 neighbouring columns and the four lanes fill 32 bytes. `row_gmem` points at the lane's own
+/// columns.
 template <typename T>
 __device__ __forceinline__ void store_sixteen(std::byte* row_gmem, bool store, bool odd, std::uint32_t low,
                                               std::uint32_t high) {
@@ -57,7 +60,7 @@ __device__ __forceinline__ void store_sixteen(std::byte* row_gmem, bool store, b
   if (store) *reinterpret_cast<uint2*>(row_gmem) = odd ? uint2{other, high} : uint2{low, other};
 }
 
-/// Divides what o is to be divided by, and writes lse.
+/// Computes 1/rowsum, times dropout's scale and the sink's factor, for both rows; writes LSE.
 template <ForwardConfig c>
 __device__ __forceinline__ void finish_sums(const ForwardArguments& arguments, const WarpRows& rows,
                                             const Softmax<c>& softmax, float (&inverse)[2]) {
@@ -70,19 +73,19 @@ __device__ __forceinline__ void finish_sums(const ForwardArguments& arguments, c
     inverse[1] *= arguments.mask.dropout.keep_scale;
   }
   if (!arguments.lse.wanted && !c.general) return;
-  const bool upper = lane % 2 != 0;  // one lane has row g, another row g + 8
+  const bool upper = lane % 2 != 0;  // even lanes write row g, odd ones row g + 8
   float lse = softmax.lse(upper ? softmax.maximum[1] : softmax.maximum[0], upper ? sums[1] : sums[0],
                           arguments.scale_lse);
   if (c.general && rows.sink > minus_infinity) {
-    const float share = join_sink(rows.sink, lse);
-    inverse[0] *= __shfl_sync(~0u, share, lane & ~1);
-    inverse[1] *= __shfl_sync(~0u, share, lane | 1);
+    const float split = join_sink(rows.sink, lse);
+    inverse[0] *= __shfl_sync(~0u, split, lane & ~1);
+    inverse[1] *= __shfl_sync(~0u, split, lane | 1);
   }
   if (lane % 4 < 2) rows.write_lse(arguments, lane / 4 + (upper ? 8 : 0), lse);
 }
 
-/// Puts 16 columns of a warp's o, rounded, into a panel of 16 rows; `row_smem` is the lane's, of rows g and
-/// g + 8, then of columns + 8.
+/// Rounds 16 columns of a warp's O and puts them into a panel of 16 rows, by stmatrix. `row_smem` is the row
+/// that the lane addresses.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void stage_sixteen(std::uint32_t row_smem, int n, const float (&inverse)[2],
                                               const Output<c>& o) {
@@ -95,8 +98,9 @@ __device__ __forceinline__ void stage_sixteen(std::uint32_t row_smem, int n, con
   store_matrices(row_smem + chunk * 16, four);
 }
 
-/// Has the 16 rows of a panel leave for columns from `column` on: one lane has them stored, and nobody waits.
-/// Where o has no map, which is rare, the warp copies them; that takes little code, which is what matters.
+/// Stores the 16 rows of a panel to columns from `column` on. One lane starts a TMA store, and nobody waits
+/// for it. If O has no tensor map, which is rare, the warp copies the rows, by code that is short rather than
+/// fast.
 __device__ __forceinline__ void send_panel(const ForwardArguments& arguments, const CUtensorMap& map,
                                            const WarpRows& rows, const std::byte* panel_smem, int column) {
   const int lane = lane_now();
@@ -115,7 +119,7 @@ __device__ __forceinline__ void send_panel(const ForwardArguments& arguments, co
   }
 }
 
-/// Writes o by way of a place in shared memory, of which a warp takes its own 16 rows.
+/// Writes O through a Q stage in shared memory, of which each warp uses its own 16 rows.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void stage_output(const ForwardArguments& arguments, const CUtensorMap& map,
                                              const WarpRows& rows, const float (&inverse)[2],
@@ -125,7 +129,7 @@ __device__ __forceinline__ void stage_output(const ForwardArguments& arguments, 
 #pragma unroll
   for (int n = 0; n < c.dim_v / 16; ++n) stage_sixteen<T, c>(place + n / 4 * (64 * 128), n, inverse, o);
   fence_async_proxy();
-  __syncwarp();  // the warp's rows are there
+  __syncwarp();  // the warp's rows are complete
 #pragma unroll 1
   for (int panel = 0; panel < c.dim_v / 64; ++panel) {
     send_panel(arguments, map, rows, rows_smem + panel * (64 * 128), panel * 64);
@@ -133,7 +137,7 @@ __device__ __forceinline__ void stage_output(const ForwardArguments& arguments, 
   if (lane == 0) commit_stores();
 }
 
-/// The same by way of two panels of the warp's own, of which one is filled while the other leaves.
+/// Writes O through two panels of the warp's own: one is filled while the other is stored.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void stage_output_by_panels(const ForwardArguments& arguments,
                                                        const CUtensorMap& map, const WarpRows& rows,
@@ -145,19 +149,19 @@ __device__ __forceinline__ void stage_output_by_panels(const ForwardArguments& a
 #pragma unroll
   for (int panel = 0; panel < c.dim_v / 64; ++panel) {
     if (lane == 0) wait_stores_read<1>();
-    __syncwarp();  // the panel before the last has left
+    __syncwarp();  // the panel before the last has been read
 #pragma unroll
     for (int n = 4 * panel; n < 4 * panel + 4; ++n) {
       stage_sixteen<T, c>(place + panel % 2 * panel_bytes, n, inverse, o);
     }
     fence_async_proxy();
-    __syncwarp();  // this one is there
+    __syncwarp();  // this panel is complete
     send_panel(arguments, map, rows, panels_smem + panel % 2 * panel_bytes, panel * 64);
     if (lane == 0) commit_stores();
   }
 }
 
-/// Writes o from registers to memory. Nothing waits for the stores.
+/// Writes O from registers to global memory. Nothing waits for the stores.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void write_output(const ForwardArguments& arguments, const WarpRows& rows,
                                              const float (&inverse)[2], const Output<c>& o) {
@@ -189,9 +193,9 @@ __device__ __forceinline__ void write_output(const ForwardArguments& arguments, 
   }
 }
 
-/// Writes what a share of the keys makes of o, in f32, and its lse.
+/// Writes the partial O of a split, in f32, and its LSE.
 template <ForwardConfig c>
-__device__ __forceinline__ void write_share(const ForwardArguments& arguments, const WarpRows& rows,
+__device__ __forceinline__ void write_split(const ForwardArguments& arguments, const WarpRows& rows,
                                             const Softmax<c>& softmax, const Output<c>& o) {
   const int lane = lane_now();
 #pragma unroll
@@ -200,13 +204,13 @@ __device__ __forceinline__ void write_share(const ForwardArguments& arguments, c
     const float sum = softmax.row_sum(half);
     const float inverse = sum == 0 ? 0.0f : __fdividef(1.0f, sum);
     if (lane % 4 == 0) {
-      rows.write_lse_of_share(arguments.few, row,
+      rows.write_lse_of_split(arguments.decode, row,
                               softmax.lse(softmax.maximum[half], sum, arguments.scale_lse));
     }
     if (row >= rows.count) continue;
-    float* const row_gmem = rows.row_of_share(arguments.few, row);
+    float* const row_gmem = rows.row_of_split(arguments.decode, row);
 #pragma unroll
-    for (int n = 0; n < c.dim_v / 8; ++n) {  // columns are filled up to even ones
+    for (int n = 0; n < c.dim_v / 8; ++n) {  // rows are padded to an even number of columns
       const int column = n * 8 + lane % 4 * 2;
       if (column < arguments.dim_v) {
         *reinterpret_cast<float2*>(row_gmem + column) = {o[4 * n + 2 * half] * inverse,
@@ -216,12 +220,12 @@ __device__ __forceinline__ void write_share(const ForwardArguments& arguments, c
   }
 }
 
-/// The same for rows that see nothing.
+/// Writes O = 0 and LSE of rows that see no key.
 template <ForwardConfig c>
-__device__ __forceinline__ void write_nothing(const ForwardArguments& arguments, const WarpRows& rows) {
+__device__ __forceinline__ void write_unseen(const ForwardArguments& arguments, const WarpRows& rows) {
   const int lane = lane_now();
-  if (c.few && arguments.few.shares > 1) {
-    if (lane < 16) rows.write_lse_of_share(arguments.few, lane, minus_infinity);
+  if (c.decode && arguments.decode.splits > 1) {
+    if (lane < 16) rows.write_lse_of_split(arguments.decode, lane, minus_infinity);
     return;
   }
   if (lane < 16) rows.write_lse(arguments, lane, rows.sink);

@@ -7,68 +7,73 @@
 
 namespace tilewise::cuda::wgmma {
 
-// What loaders and consumers share: places for tiles, each with two barriers. `full` ends a phase when a tile
-// has come, `empty` when every warp that reads it has let it go. Both sides go round the places in the same
-// order and never start anew, from one tile of queries to the next either: a phase too many or too few would
-// be waited for without end.
+// What loaders and consumers share: stages for tiles in shared memory, each with two mbarriers. `full`
+// completes a phase when a tile has arrived, `empty` when every warp that reads it has released it. Both
+// sides go round the stages in the same order and never start over, not even between work items: one phase
+// too many or too few would be a deadlock.
 
-/// What is handed out at a place of turns: a tile of queries, or that there is no more.
-struct alignas(16) HandedTurn {
+/// Named barriers. Number 0 is that of __syncthreads. A consumer has one of its own, at which it waits for
+/// the signal to start products.
+enum NamedBarrier : int { first_consumer_barrier = 1, loaders_may_start = 8, consumers_may_start = 9 };
+constexpr int consumer_barrier(int consumer) { return first_consumer_barrier + consumer; }
+
+/// What the scheduler publishes: a Q tile of a head, or that there are no more.
+struct alignas(16) WorkItem {
   int b, h, first;
-  int more;         ///< 0: no; else 1 and the number of the share of its keys
-  TileSpan loaded;  ///< tiles of keys that some of its queries see; where there are none, nothing is loaded
-  // Of a general call alone.
+  int more;         ///< 0: there are no more items; else 1 + the number of the split
+  TileSpan loaded;  ///< K tiles that some row sees; if there are none, nothing is loaded, not even Q
+  // Only for general calls:
   float slope, sink;
-  BandOfKeys band;          ///< of the entry
-  int map_b, row_q, row_k;  ///< where its rows begin in the tensors
+  BandOfKeys band;          ///< of the batch entry
+  int map_b, row_q, row_k;  ///< where the entry's rows begin in the tensor maps
 };
-/// What of it concerns a consumer, which has 64 of the queries.
-struct alignas(16) HandedPart {
-  int first;       ///< of these
-  TileSpan seen;   ///< tiles of keys that some of these see something of
-  TileSpan whole;  ///< those that all see all of
+/// The 64 rows of a work item that a consumer owns.
+struct alignas(16) ConsumerItem {
+  int first;       ///< of the 64 rows
+  TileSpan seen;   ///< K tiles that some of these rows see a key of
+  TileSpan whole;  ///< K tiles of which all of these rows see all keys
 };
 
-/// Those of a mask's tiles, which are a consumer's own.
+/// Barriers of the mask's tiles. Each consumer has its own.
 template <ForwardConfig c, bool masked = c.masked>
 struct MaskBarriers {};
 template <ForwardConfig c>
 struct MaskBarriers<c, true> {
-  Mbarrier mask_full[c.consumers][c.mask_places], mask_empty[c.consumers][c.mask_places];
+  Mbarrier mask_full[c.consumers][c.mask_stages], mask_empty[c.consumers][c.mask_stages];
 };
 
-/// Where consumers start products in turn: of how many tiles of keys they do, for each place of turns.
+/// For how many K tiles of each published item consumers start products one after another.
 template <ForwardConfig c, bool ordered = c.ordered>
 struct OrderedSteps {};
 template <ForwardConfig c>
 struct OrderedSteps<c, true> {
-  int steps[c.turn_stages];
+  int steps[c.work_stages];
 };
 
-/// The barriers, as they stand in shared memory.
+/// The mbarriers, as they lie in shared memory.
 template <ForwardConfig c>
 struct Barriers : MaskBarriers<c>, OrderedSteps<c> {
-  Mbarrier q_full[c.query_places], q_empty[c.query_places];  ///< queries are a consumer's own
+  Mbarrier q_full[c.q_stages], q_empty[c.q_stages];  ///< a Q stage belongs to one consumer
   Mbarrier k_full[c.stages], k_empty[c.stages];
   Mbarrier v_full[c.stages], v_empty[c.stages];
-  Mbarrier turn_full[c.turn_stages], turn_empty[c.turn_stages];
-  Mbarrier turn_wanted;  ///< a phase a turn: all its keys have been asked for
-  Mbarrier keys_came;    ///< once: the block's first keys
-  HandedTurn turns[c.turn_stages];
-  HandedPart parts[c.turn_stages][c.consumers];
+  Mbarrier work_full[c.work_stages], work_empty[c.work_stages];
+  Mbarrier work_wanted;      ///< a phase an item: copies of all its K tiles have been issued
+  Mbarrier first_keys_full;  ///< one phase: the CTA's first K tile has arrived
+  WorkItem items[c.work_stages];
+  ConsumerItem consumer_items[c.work_stages][c.consumers];
 
-  /// Those that the block's first copies come to, by the warp that asks for these.
+  /// Initialises the barriers of the CTA's first copies, by the warp that issues these.
   __device__ __forceinline__ void init_first() {
     if (!elected()) return;
     init_all(q_full, 1);
     init_all(k_full, 1);
     fence_barrier_inits();
   }
-  /// The others, by other warps, before a barrier of the block: one lane of some, so that each has few.
-  /// (The instruction takes its address from a uniform register. Lanes with barriers of their own would take
-  /// turns: 2,500 clocks for 24.)
+  /// Initialises the others, before a CTA-wide barrier. The work is spread over one lane of several warps.
+  /// (The instruction takes its address from a uniform register, so the lanes of one warp would run one after
+  /// another: 2,500 clocks for 24 barriers.)
   __device__ __forceinline__ void init(int warp) {
-    constexpr int warps = 4;  // that let go, of a consumer
+    constexpr int warps = 4;  // of a consumer; each releases by itself
     constexpr int loaders = 3;
     if (warp == 0 || warp == 3 || warp > (c.masked ? 6 : 5) || !elected()) return;
     if (warp == 1) {
@@ -84,10 +89,10 @@ struct Barriers : MaskBarriers<c>, OrderedSteps<c> {
         for (auto& empty : this->mask_empty) init_all(empty, warps);
       }
     } else {
-      init_all(turn_full, 1);
-      init_all(turn_empty, loaders + warps * c.consumers);
-      init_barrier(&turn_wanted, 1);
-      init_barrier(&keys_came, 1);
+      init_all(work_full, 1);
+      init_all(work_empty, loaders + warps * c.consumers);
+      init_barrier(&work_wanted, 1);
+      init_barrier(&first_keys_full, 1);
     }
     fence_barrier_inits();
   }
@@ -98,29 +103,29 @@ struct Barriers : MaskBarriers<c>, OrderedSteps<c> {
   }
 };
 
-/// A block's shared memory: tiles in panels of 64 columns, then the barriers.
+/// A CTA's shared memory: tiles, in panels of 64 columns with the 128-byte swizzle, then the barriers.
 template <ForwardConfig c>
 struct SharedMemory {
   static_assert(sizeof(Barriers<c>) == c.barrier_bytes());
-  static_assert(!c.staged || (c.query_places > c.consumers && !c.general && c.dim_v <= c.dim));
+  static_assert(!c.staged || (c.q_stages > c.consumers && !c.general && c.dim_v <= c.dim));
   static_assert(!c.paneled || (!c.staged && !c.general && !c.masked));
   static_assert(c.key_bytes() % 1024 == 0 && c.value_bytes() % 1024 == 0 && c.query_bytes() % 1024 == 0);
-  static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
+  static_assert(c.shared_bytes() <= 232448);  // the most a CTA can have on Hopper
 
   std::byte* first;
 
   __device__ std::byte* queries(int place) const { return first + place * c.query_bytes(); }
   __device__ std::byte* keys(int stage) const {
-    return first + c.query_places * c.query_bytes() + stage * c.key_bytes();
+    return first + c.q_stages * c.query_bytes() + stage * c.key_bytes();
   }
   __device__ std::byte* values(int stage) const { return keys(c.stages) + stage * c.value_bytes(); }
-  /// A warp's two panels of o, where it has such.
+  /// A warp's two panels of O, where `paneled`.
   __device__ std::byte* output(int consumer, int warp) const {
     return values(c.stages) + consumer * c.output_bytes() + warp * (c.output_bytes() / 4);
   }
-  /// Of a consumer, where there are masks.
+  /// A consumer's mask stages, where `masked`.
   __device__ std::byte* mask(int consumer, int place) const {
-    return values(c.stages) + (consumer * c.mask_places + place) * c.mask_place_bytes();
+    return values(c.stages) + (consumer * c.mask_stages + place) * c.mask_stage_bytes();
   }
   __device__ Barriers<c>& barriers() const { return *reinterpret_cast<Barriers<c>*>(first + c.tile_bytes()); }
 };

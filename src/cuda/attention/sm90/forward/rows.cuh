@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "cuda/attention/sm90/decode/shares.cuh"
+#include "cuda/attention/sm90/decode/combine.cuh"
 #include "cuda/attention/sm90/forward/choice.h"
 #include "cuda/attention/sm90/forward/forward.cuh"
 #include "cuda/attention/sm90/forward/forward.h"
@@ -13,19 +13,21 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// Whether rows can be mapped: they begin at multiples of 16 bytes, in order of their indices.
+/// Whether a tensor map can describe the rows: they begin at multiples of 16 bytes, and no stride is
+/// negative.
 inline bool increasing(const Rows& rows) {
   return aligned_chunks(rows) && rows.stride_b >= 0 && rows.stride_h >= 0 && rows.stride_s >= 0;
 }
 
-/// What the kernel for few queries is told beside the others: shares' results are in the workspace.
-inline FewArguments few_arguments(const AttentionCall& call, const Context& context, const FewPlan& plan) {
-  const ShareSpace space = ShareSpace::of(call, plan);
-  auto* const first = static_cast<std::byte*>(context.workspace.data) + ShareSpace::counter_bytes;
+/// The decoding kernel's own parameters. Partial results of splits are in the workspace.
+inline DecodeArguments decode_arguments(const AttentionCall& call, const Context& context,
+                                        const DecodePlan& plan) {
+  const SplitSpace space = SplitSpace::of(call, plan);
+  auto* const first = static_cast<std::byte*>(context.workspace.data) + SplitSpace::counter_bytes;
   const std::int64_t entry_rows = call.packed() ? 0 : call.problem.heads_q * call.problem.length_q;
   const std::int64_t head_rows = call.packed() ? call.total_q : call.problem.length_q;
   return {.heads_log2 = plan.heads_log2,
-          .shares = plan.shares,
+          .splits = plan.splits,
           .o = {first, DType::f32, entry_rows * space.row_floats, head_rows * space.row_floats,
                 space.row_floats, true},
           .lse = {first + space.o_bytes(), DType::f32, entry_rows, head_rows, 1, true},
@@ -33,7 +35,7 @@ inline FewArguments few_arguments(const AttentionCall& call, const Context& cont
 }
 
 template <typename T, typename Table, int row>
-void run_row(const AttentionCall& call, const Context& context, const FewPlan& plan = {.shares = 1}) {
+void run_row(const AttentionCall& call, const Context& context, const DecodePlan& plan = {.splits = 1}) {
   constexpr ForwardConfig c = Table::rows[row];
   const AttentionProblem& problem = call.problem;
   const std::int64_t entries = call.packed() ? 1 : problem.batch;
@@ -41,13 +43,13 @@ void run_row(const AttentionCall& call, const Context& context, const FewPlan& p
   const std::int64_t rows_k = call.packed() ? call.total_k : problem.length_k;
   const std::int64_t together = std::int64_t{1} << plan.heads_log2;
   MapsOf<Table> maps{};
-  if constexpr (c.few) {
+  if constexpr (c.decode) {
     maps.q = map_of_groups(call.q, entries, problem.heads_q, together, rows_q, problem.dim_qk,
                            64 >> plan.heads_log2);
   } else {
     maps.q = map_of(call.q, entries, problem.heads_q, rows_q, problem.dim_qk, 64);
   }
-  if (rows_k > 0) {  // else there is nothing to load
+  if (rows_k > 0) {  // otherwise nothing is loaded
     maps.k = map_of(call.k, entries, problem.heads_kv, rows_k, problem.dim_qk, c.keys);
     maps.v = map_of(call.v, entries, problem.heads_kv, rows_k, problem.dim_v, c.keys);
   }
@@ -62,36 +64,37 @@ void run_row(const AttentionCall& call, const Context& context, const FewPlan& p
   constexpr double log2_e = 1.4426950408889634;
   const bool natural = c.masked ? problem.features.mask == MaskKind::additive
                                 : c.general && (problem.features.softcap || problem.features.alibi);
-  const ForwardArguments arguments{.schedule = schedule_of(call, c, multiprocessors, plan),
-                                   .counter = {counter, new_owner()},
-                                   .band = BandOfKeys::of(call),
-                                   .heads = static_cast<int>(problem.heads_q / together),
-                                   .group = static_cast<int>(call.group() / together),
-                                   .dim_v = static_cast<int>(problem.dim_v),
-                                   .scale_log2 = static_cast<float>((natural ? 1.0 : call.scale) * log2_e),
-                                   .scale_lse = LseScale::of(call, natural),
-                                   .aligned_o = aligned_chunks(call.o),
-                                   .mapped_o = mapped_o,
-                                   .o = call.o,
-                                   .lse = call.lse,
-                                   .general = c.general ? GeneralArguments::of(call) : GeneralArguments{},
-                                   .few = c.few ? few_arguments(call, context, plan) : FewArguments{},
-                                   .mask = c.masked ? MaskArguments::of(call) : MaskArguments{}};
+  const ForwardArguments arguments{
+      .schedule = schedule_of(call, c, multiprocessors, plan),
+      .counter = {counter, new_owner()},
+      .band = BandOfKeys::of(call),
+      .heads = static_cast<int>(problem.heads_q / together),
+      .group = static_cast<int>(call.group() / together),
+      .dim_v = static_cast<int>(problem.dim_v),
+      .scale_log2 = static_cast<float>((natural ? 1.0 : call.scale) * log2_e),
+      .scale_lse = LseScale::of(call, natural),
+      .aligned_o = aligned_chunks(call.o),
+      .mapped_o = mapped_o,
+      .o = call.o,
+      .lse = call.lse,
+      .general = c.general ? GeneralArguments::of(call) : GeneralArguments{},
+      .decode = c.decode ? decode_arguments(call, context, plan) : DecodeArguments{},
+      .mask = c.masked ? MaskArguments::of(call) : MaskArguments{}};
   launch<forward_kernel<T, Table, row>>({.name = "tilewise wgmma forward",
                                          .blocks = arguments.schedule.blocks,
                                          .threads = c.threads(),
                                          .shared_bytes = c.shared_bytes(),
                                          .stream = static_cast<cudaStream_t>(context.stream)},
                                         maps, arguments);
-  if constexpr (c.few) {
-    if (plan.shares > 1) join_shares<T>(call, arguments, context);
+  if constexpr (c.decode) {
+    if (plan.splits > 1) combine_splits<T>(call, arguments, context);
   }
 }
 
-/// Runs the row that was chosen; all of the table is compiled.
+/// Runs the chosen row. All rows of the table are compiled.
 template <typename T, typename Table>
 void run_chosen(const AttentionCall& call, const Context& context, int chosen,
-                const FewPlan& plan = {.shares = 1}) {
+                const DecodePlan& plan = {.splits = 1}) {
   [&]<int... row>(std::integer_sequence<int, row...>) {
     ((row == chosen ? run_row<T, Table, row>(call, context, plan) : void()), ...);
   }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});

@@ -7,18 +7,18 @@
 
 namespace tilewise::cuda::wgmma {
 
-// A consumer's scores, weights and o. A lane has two rows of its warp's 16, g and g + 8, and columns 8j + 2t
-// and 8j + 2t + 1 of each: of row half h, element 4j + 2h + e (wgmma.cuh).
+// S, P and O of a consumer. A lane holds two rows of its warp's 16, g and g + 8, and columns 8j + 2t and
+// 8j + 2t + 1 of each. Element 4j + 2h + e is column 8j + 2t + e of row half h (ptx/wgmma.cuh).
 
 template <ForwardConfig c>
 using Scores = float[c.keys / 2];
 template <ForwardConfig c>
 using Output = float[c.dim_v / 2];
-/// Weights as factors of a product, 16 keys after another.
+/// P as the A operand of P·V, 16 keys a step.
 template <ForwardConfig c>
-using Weights = std::uint32_t[c.keys / 16][4];
+using Probabilities = std::uint32_t[c.keys / 16][4];
 
-/// Starts s = q·k; both in panels of 64 dims.
+/// Starts S = Q·Kᵀ. Both operands lie in panels of 64 columns.
 template <typename T, ForwardConfig c>
 __device__ __forceinline__ void start_scores(Scores<c>& s, TileDescriptor q, TileDescriptor k) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -35,31 +35,30 @@ __device__ __forceinline__ void start_scores(Scores<c>& s, TileDescriptor q, Til
 #endif
 }
 
-/// Starts o += weights·v, or o = weights·v where not `add`.
+/// Starts O += P·V, or O = P·V where not `add`.
 template <typename T, ForwardConfig c>
-__device__ __forceinline__ void start_output(Output<c>& o, Weights<c>& weights, TileDescriptor v, bool add) {
+__device__ __forceinline__ void start_output(Output<c>& o, Probabilities<c>& p, TileDescriptor v, bool add) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   pin(o);
-  pin(weights);
+  pin(p);
   fence_products();
 #pragma unroll
   for (int step = 0; step < c.keys / 16; ++step) {
-    WarpgroupProduct<T, c.dim_v>::from_registers(o, weights[step], v + step * (16 * 128 / 16),
-                                                 step > 0 || add);
+    WarpgroupProduct<T, c.dim_v>::from_registers(o, p[step], v + step * (16 * 128 / 16), step > 0 || add);
   }
   commit_products();
 #endif
 }
 
-/// Of a lane's columns of a row, 0, 1, 8, 9, 16 and so on, a bit for each that is before column `end`, from
-/// number `from` on.
+/// A lane's columns of a row are 0, 1, 8, 9, 16 and so on. Gives a bit for each of the 32 from the `from`-th
+/// on: set if the column is before `end`.
 __device__ __forceinline__ std::uint32_t columns_before(int end, int from) {
   const int count = max(end, 0) / 8 * 2 + min(max(end, 0) % 8, 2) - from;
   return count >= 32 ? ~0u : (1u << max(count, 0)) - 1;
 }
 
-/// Hides of row half `half` what has no bit in what `shown` gives for the columns from a number on, 32 at a
-/// time. Bits go to predicates several at once, where comparisons would take an instruction each.
+/// Masks S of row half `half`: an element stays if its bit is set in `shown(from)`, which covers 32 columns.
+/// Bits become several predicates at once, where comparisons would take an instruction each.
 template <ForwardConfig c, int keys, typename Shown>
 __device__ __forceinline__ void show(Scores<c>& s, int half, const Shown& shown) {
 #pragma unroll
@@ -72,8 +71,8 @@ __device__ __forceinline__ void show(Scores<c>& s, int half, const Shown& shown)
   }
 }
 
-/// Hides the keys before, or from, a row's end of the band on. `key` is the lane's first of the tile, `row`
-/// the number of row g; `heads_log2` where heads stand together.
+/// Masks the keys before a row's band, or those after it. `key` is the lane's first key of the tile and `row`
+/// the number of row g; with packed heads, `heads_log2` tells how many rows a query has.
 template <ForwardConfig c, int keys = c.keys>
 __device__ __forceinline__ void hide_before(Scores<c>& s, const BandOfKeys& band, int row, int heads_log2,
                                             int key) {
@@ -93,11 +92,11 @@ __device__ __forceinline__ void hide_after(Scores<c>& s, const BandOfKeys& band,
   }
 }
 
-/// What softcap and ALiBi make of products: scores in natural units. `distance` is that of row g from the
-/// lane's first key of the tile, which ALiBi counts.
+/// Applies scale, softcap and ALiBi; S is in natural units then. `distance` is that of row g from the lane's
+/// first key of the tile, for ALiBi.
 template <ForwardConfig c>
-__device__ __forceinline__ void change(Scores<c>& s, const GeneralArguments& rules, float slope,
-                                       int distance) {
+__device__ __forceinline__ void apply_score_rules(Scores<c>& s, const GeneralArguments& rules, float slope,
+                                                  int distance) {
   if (c.softcap() && rules.softcap) {
 #pragma unroll
     for (int n = 0; n < c.keys / 2; ++n) s[n] = rules.cap * tanh_of(s[n] * rules.score_scale);
@@ -115,12 +114,11 @@ __device__ __forceinline__ void change(Scores<c>& s, const GeneralArguments& rul
   }
 }
 
-/// The weights, rounded.
+/// Rounds P to T; columns from `keys` on become 0.
 template <typename T, ForwardConfig c, int keys = c.keys>
-__device__ __forceinline__ void round_weights(Weights<c>& weights, const Scores<c>& s) {
+__device__ __forceinline__ void round_p(Probabilities<c>& p, const Scores<c>& s) {
 #pragma unroll
-  for (int n = 0; n < c.keys / 4; ++n)
-    weights[n / 4][n % 4] = n < keys / 4 ? pack<T>(s[2 * n], s[2 * n + 1]) : 0;
+  for (int n = 0; n < c.keys / 4; ++n) p[n / 4][n % 4] = n < keys / 4 ? pack<T>(s[2 * n], s[2 * n + 1]) : 0;
 }
 
 }  // namespace tilewise::cuda::wgmma

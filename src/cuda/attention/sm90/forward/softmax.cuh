@@ -8,28 +8,28 @@ namespace tilewise::cuda::wgmma {
 /// Finite: a row that saw nothing needs no special case.
 inline constexpr float lowest = -3.402823466e38f;
 
-/// The online softmax of a lane's two rows. Scores are bare products; a weight is 2^(unit · s − reference).
-/// With a mask it is 2^(unit · (s − reference)), an instruction more: the lowest finite number, which masks
-/// have, times log2 e is infinite, and differences from it would be lost in the product.
+/// The online softmax of a lane's two rows. S is the bare product Q·Kᵀ, and P = 2^(scale_log2 · S −
+/// reference). With a mask P = 2^(scale_log2 · (S − reference)), which takes one more instruction: masks may
+/// hold the lowest finite number, which overflows when it is multiplied by log2 e.
 ///
-/// The reference is unit · maximum, or the maximum itself, but the maximum is raised only where a score is
-/// above `limit`: weights may grow up to what is less than a third of their row's sum then, and to 2^8. o is
-/// hardly ever rescaled that way (an idea of FlashAttention-4), and a weight that alone makes up much of its
-/// row is 1, which rounding leaves as it is: so o may be divided by the sum of weights that are not rounded,
-/// which lse needs. (What rounding does to o is the sum over keys of share · rounding · value. Where many
-/// keys have their shares, roundings cancel; where one has a third, it is less than a third of 2^-8, beside
-/// half of 2^-8 by which o itself is rounded at best.)
+/// The reference is scale_log2 · maximum, or with a mask the maximum. The maximum is raised only if a score
+/// exceeds `limit`. Until then an element of P may grow to less than a third of its row sum, and to 2^8 at
+/// most. So O is hardly ever rescaled (an idea of FlashAttention-4). An element that makes up much of its row
+/// is 1, which rounding does not change. Therefore O may be divided by the sum of P before rounding, which
+/// LSE needs anyway. (The error of O is the sum over keys of share · rounding error · V. With many keys these
+/// errors cancel; a key with a third of the row adds less than a third of 2^-8, beside the half of 2^-8 by
+/// which O itself is rounded.)
 template <ForwardConfig c>
 struct Softmax {
-  const float& unit;  ///< in the kernel's parameters, where it takes no register
-  float maximum[2];   ///< of each row, or a little less
-  float limit[2];     ///< of scores, before the maximum is raised
-  float sum[2];       ///< of the lane's own weights
-  float factor[2];    ///< what o is to be multiplied by since the maximum was raised
+  const float& scale_log2;  ///< in the kernel's parameters, so it takes no register
+  float maximum[2];         ///< of each row, or up to `limit` below it
+  float limit[2];           ///< the maximum is raised if a score exceeds it
+  float sum[2];             ///< of the lane's own elements of P
+  float factor[2];          ///< for O, after the maximum was raised
 
-  __device__ explicit Softmax(const float& unit_) : unit(unit_) {}
+  __device__ explicit Softmax(const float& unit_) : scale_log2(unit_) {}
 
-  /// With the first scores of the rows.
+  /// Takes the first scores of the rows.
   template <int keys = c.keys>
   __device__ __forceinline__ void start(const Scores<c>& s) {
 #pragma unroll
@@ -38,7 +38,7 @@ struct Softmax {
       sum[half] = 0;
     }
   }
-  /// The largest of a row's scores and `most`, in all its lanes.
+  /// The largest of a row's scores and `most`, in all four lanes of the row.
   template <int keys = c.keys>
   static __device__ __forceinline__ float largest(const Scores<c>& s, int half, float most) {
 #pragma unroll
@@ -46,19 +46,19 @@ struct Softmax {
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
     return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
   }
-  /// unit · maximum, rounded; with a mask the maximum.
+  /// scale_log2 · maximum, rounded; with a mask the maximum.
   __device__ __forceinline__ float reference(int half) const {
-    return c.masked ? maximum[half] : fmaxf(maximum[half] * unit, lowest);
+    return c.masked ? maximum[half] : fmaxf(maximum[half] * scale_log2, lowest);
   }
-  __device__ __forceinline__ float weight(float s, float of) const {
-    return exp2_approx(c.masked ? (s - of) * unit : fmaf(s, unit, -of));
+  __device__ __forceinline__ float exponential(float s, float of) const {
+    return exp2_approx(c.masked ? (s - of) * scale_log2 : fmaf(s, scale_log2, -of));
   }
 
-  /// Raises the maxima where needed; true, in all lanes of a warp, where they were: o must be rescaled and
-  /// the limits set.
-  __device__ __forceinline__ bool raise(const Scores<c>& s) {
-    // Floats that are not negative compare as their bits do, two at a time; below 0 is 0, which is more and
-    // leads to the exact comparison at worst.
+  /// Raises the maxima where needed. Returns, in all lanes of a warp, whether they were raised: then O must
+  /// be rescaled and the limits set.
+  __device__ __forceinline__ bool raise_maxima(const Scores<c>& s) {
+    // Non-negative floats compare as their bits do, which takes one instruction for two. Negative ones count
+    // as 0, which at worst leads to the exact comparison below.
     int high[2] = {0, 0};
 #pragma unroll
     for (int n = 0; n < c.keys / 2; n += 2) {
@@ -71,32 +71,32 @@ struct Softmax {
     for (int half = 0; half < 2; ++half) {
       const float before = reference(half);
       maximum[half] = largest(s, half, maximum[half]);
-      factor[half] = exp2_approx((before - reference(half)) * (c.masked ? unit : 1.0f));
+      factor[half] = exp2_approx((before - reference(half)) * (c.masked ? scale_log2 : 1.0f));
       sum[half] *= factor[half];
     }
     return true;
   }
 
-  /// Scores become weights and join the sums.
+  /// Turns S into P and adds it to the sums.
   template <int keys = c.keys>
-  __device__ __forceinline__ void weigh(Scores<c>& s) {
+  __device__ __forceinline__ void exponentiate(Scores<c>& s) {
     const float references[2] = {reference(0), reference(1)};
 #pragma unroll
     for (int n = 0; n < keys / 2; n += 2) {
       const int half = n / 2 % 2;
-      s[n] = weight(s[n], references[half]);
-      s[n + 1] = weight(s[n + 1], references[half]);
+      s[n] = exponential(s[n], references[half]);
+      s[n + 1] = exponential(s[n + 1], references[half]);
       sum[half] += s[n] + s[n + 1];
     }
   }
 
-  /// Sets the limits after sums were made with raised maxima. A lane's own sum is a fourth of its row's, more
-  /// or less.
+  /// Sets the limits, after sums were made with raised maxima. A lane's own sum is about a fourth of its
+  /// row's.
   __device__ __forceinline__ void set_limits() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float slack = fminf(fmaxf(__log2f(sum[half]) + 1.0f, 0.0f), 8.0f);
-      limit[half] = maximum[half] + __fdividef(slack, unit);
+      limit[half] = maximum[half] + __fdividef(slack, scale_log2);
     }
   }
 
@@ -105,19 +105,19 @@ struct Softmax {
     for (int n = 0; n < c.dim_v / 2; ++n) o[n] *= factor[n / 2 % 2];
   }
 
-  /// The sum of a row's weights, in all its lanes.
+  /// The sum of a row of P, in all four lanes of the row.
   __device__ __forceinline__ float row_sum(int half) const {
     const float two = sum[half] + __shfl_xor_sync(~0u, sum[half], 1);
     return two + __shfl_xor_sync(~0u, two, 2);
   }
-  /// lse of a row of that maximum and sum. The reference was rounded; the maximum in natural units is not.
+  /// LSE of a row with this maximum and sum. The correction makes up for the rounding of the reference.
   __device__ __forceinline__ float lse(float most, float row, const LseScale& to) const {
     if (row == 0) return minus_infinity;
     if (c.masked) return fmaf(most, to.scale, logf(row));
-    const float correction = exp2f(fmaf(-most, unit, fmaxf(most * unit, lowest)));
-    const float spread = logf(row * correction);  // 0 where one key has all the weight
-    // What was cut off of scores is missing as it is from their mean by weight, which lies about a third of
-    // the spread below the largest.
+    const float correction = exp2f(fmaf(-most, scale_log2, fmaxf(most * scale_log2, lowest)));
+    const float spread = logf(row * correction);  // 0 if one key has all of P
+    // Tensor cores truncate S (cut_off). LSE lacks what the mean of S weighted by P lacks, and this mean lies
+    // about a third of the spread below the largest score.
     const float peak = most * to.scale;
     const float mean = fmaxf(peak - 0.35f * spread, fminf(peak, 0.0f));
     const float rest = fmaf(most, to.rest, mean * to.cut_off);

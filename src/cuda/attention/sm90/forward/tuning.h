@@ -5,83 +5,80 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// The largest head dims there are rows for.
+/// The largest head dims that the tables below have rows for.
 inline constexpr int most_dim = 256;
 inline constexpr int most_dim_with_softcap = 128;
 inline constexpr int most_dim_with_mask = 128;
 
-/// What a tile of queries takes in microseconds on an H200: `start`, and `step` for each of its tiles of
-/// keys.
+/// Microseconds that a Q tile takes on an H200: `start`, and `step` for each of its K tiles.
 struct TileTime {
   float start = 1;
   float step = 1;
   friend constexpr bool operator==(const TileTime&, const TileTime&) = default;
 };
 
-/// How many queries, and fewer, `mma` is better for, measured on an H200: by a factor of 2 at one query of 32
-/// heads over 8 and batch 64, by 1.1 at 16 queries; at 64 it takes 1.4 times as long.
+/// Up to so many queries `mma` is faster, measured on an H200 with 32 heads over 8 KV heads and batch 64: by
+/// a factor of 2 with one query, by 1.1 with 16 queries; with 64 queries it takes 1.4 times as long.
 inline constexpr int few_queries = 16;
-/// Unless there are so many with those of heads that share keys.
+/// Unless there are so many rows together with those of the heads that share a KV head.
 inline constexpr int few_rows = 64;
 
-/// How a block of the forward kernel is cut: a warpgroup that loads, and `consumers` that have 64 queries
-/// each and walk over tiles of keys. It is alone on its multiprocessor.
+/// The shape of a CTA of the forward kernel: a warpgroup that loads, and `consumers` warpgroups that own 64
+/// query rows each and walk over K tiles. There is one CTA on an SM.
 struct ForwardConfig {
-  int dim = 0;           ///< the head dim of queries and keys is filled up to it, in panels of 64
-  int dim_v = 0;         ///< that of values
+  int dim = 0;           ///< the head dim of Q and K is padded to it; a multiple of 64
+  int dim_v = 0;         ///< the same for V
   int consumers = 2;     ///< 2 to 4
-  int keys = 0;          ///< a tile
-  int stages = 2;        ///< tiles of keys in shared memory, and as many of values
-  int query_places = 2;  ///< for a consumer's queries there, which take them in turn
-  int turn_stages =
-      3;  ///< tiles of queries that are known: one computed, one whose scores start, one to come
-  bool staged =
-      false;  ///< o leaves through the place of its queries, of which there must be more than consumers
-  bool paneled =
-      false;           ///< o leaves through two panels of each warp's own, where its queries' place is scarce
-  bool trims = false;  ///< where a last tile has 16 keys or fewer, the rest costs no softmax: a class token's
-  bool ordered = false;  ///< consumers start the products of a tile of keys one after another
-  bool general = false;  ///< for calls with more than scale, causal and window
-  bool few = false;      ///< and for few queries: heads in one tile, keys in shares
-  bool masked = false;   ///< for calls with a mask, and otherwise no more than the first kind
-  bool drops = false;    ///< and for dropout
-  TileTime even{};       ///< where all tiles of queries have as many keys
-  TileTime uneven{};     ///< where they have not: with causal
+  int keys = 0;          ///< of a K tile
+  int stages = 2;        ///< of K in shared memory, and as many of V
+  int q_stages = 2;      ///< of Q, of which each holds 64 rows; consumers use them round robin
+  int work_stages = 3;   ///< work items that are known: one computed, one whose S starts, one to come
+  bool staged = false;   ///< O is stored through its Q's stage; there must be more of these than consumers
+  bool paneled = false;  ///< O is stored through two panels of each warp's own, where Q stages are scarce
+  bool trims = false;    ///< a last K tile of 16 keys or fewer, as with a class token, costs no more softmax
+  bool ordered = false;  ///< consumers start the products of a K tile one after another
+  bool general = false;  ///< for calls with more features than scale, causal and window
+  bool decode = false;   ///< and for decoding: packed GQA and split-KV
+  bool masked = false;   ///< for calls with a mask, and otherwise scale, causal and window alone
+  bool drops = false;    ///< and with dropout
+  TileTime even{};       ///< if all Q tiles see equally many keys
+  TileTime uneven{};     ///< if they do not, as with causal
 
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int rows() const { return consumers * 64; }
   constexpr int query_bytes() const { return 64 * dim * 2; }  ///< of a consumer
   constexpr int key_bytes() const { return keys * dim * 2; }
   constexpr int value_bytes() const { return keys * dim_v * 2; }
-  /// Whether there are registers for it.
+  /// Whether there are registers for softcap.
   constexpr bool softcap() const { return general && dim_v <= most_dim_with_softcap; }
-  /// Whether queries are let go as soon as they have been read: the next are waited for.
-  constexpr bool scarce_queries() const { return !staged && query_places < 2 * consumers; }
-  /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
+  /// Whether Q is released as soon as it has been read, because the next Q waits for its stage.
+  constexpr bool scarce_queries() const { return !staged && q_stages < 2 * consumers; }
+  /// Registers of a thread after setmaxnreg. Together they are those that the CTA is launched with.
   constexpr int producer_registers() const {
-    if (few) return 56;
+    if (decode) return 56;
     return consumers == 4 ? 24 : consumers == 3 ? 32 : 40;
   }
   constexpr int consumer_registers() const {
-    if (few) return 224;
+    if (decode) return 224;
     return consumers == 4 ? 112 : consumers == 3 ? 160 : 232;
   }
-  /// Where barriers stand: behind queries, keys and values, each of which begins at a multiple of 1024.
+  /// Where the mbarriers begin: behind Q, K and V, each of which begins at a multiple of 1024 bytes.
   constexpr int tile_bytes() const {
-    return query_places * query_bytes() + stages * (key_bytes() + value_bytes()) +
+    return q_stages * query_bytes() + stages * (key_bytes() + value_bytes()) +
            (paneled ? consumers * output_bytes() : 0) +
-           (masked ? consumers * mask_places * mask_place_bytes() : 0);
+           (masked ? consumers * mask_stages * mask_stage_bytes() : 0);
   }
-  /// A consumer's panels of o: two of 16 rows for each of its warps.
+  /// A consumer's panels of O: two of 16 rows for each of its warps.
   constexpr int output_bytes() const { return 4 * 2 * 16 * 128; }
-  /// A consumer's places for a mask: each has a tile of booleans; one of 16 bits takes two, of f32 four.
-  static constexpr int mask_places = 4;
-  constexpr int mask_place_bytes() const { return 64 * keys; }
+  /// A consumer's stages for a mask. Each holds a tile of booleans; a tile of 16-bit elements takes two, of
+  /// f32 four.
+  static constexpr int mask_stages = 4;
+  constexpr int mask_stage_bytes() const { return 64 * keys; }
   constexpr int barriers() const {
-    return 2 * query_places + 4 * stages + 2 * turn_stages + 2 + (masked ? 2 * mask_places * consumers : 0);
+    return 2 * q_stages + 4 * stages + 2 * work_stages + 2 + (masked ? 2 * mask_stages * consumers : 0);
   }
   constexpr int barrier_bytes() const {
-    return (8 * barriers() + 15) / 16 * 16 + (64 + 32 * consumers) * turn_stages + (ordered ? 16 : 0);
+    return (8 * barriers() + 15) / 16 * 16 + (64 + 32 * consumers) * work_stages + (ordered ? 16 : 0);
   }
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(tile_bytes() + barrier_bytes());
@@ -112,25 +109,23 @@ constexpr ForwardConfig timed(ForwardConfig config, TileTime even, TileTime unev
   return config;
 }
 
-/// One row after another, by dims. Of those with the smallest sufficient dims the one is taken whose tiles
-/// take the least time on all multiprocessors. Times are fitted to what was measured of 16k tokens of hidden
-/// size 2048; where two rows come out about equal, so that the one is taken that was faster in turns with the
-/// other (sweep_wgmma).
+/// Rows by rising dims. Of the rows with the smallest sufficient dims, the one is taken whose tiles take the
+/// least time on all SMs. Times are fitted to measurements of 16k tokens of hidden size 2048. Where two rows
+/// come out about equal, they are set so that the faster one of an interleaved run is taken (sweep_wgmma).
 struct Forward {
   static constexpr ForwardConfig rows[] = {
-      timed(ordered(trimmed(staged(
-                {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .query_places = 6}))),
+      timed(ordered(trimmed(
+                staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .q_stages = 6}))),
             {1.46f, 1.430f}, {1.30f, 1.498f}),
-      timed(trimmed(
-                staged({.dim = 64, .dim_v = 64, .consumers = 4, .keys = 64, .stages = 6, .query_places = 8})),
+      timed(trimmed(staged({.dim = 64, .dim_v = 64, .consumers = 4, .keys = 64, .stages = 6, .q_stages = 8})),
             {1.75f, 1.020f}, {2.00f, 0.930f}),
-      timed(ordered(staged(
-                {.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .query_places = 6})),
-            {3.25f, 1.200f}, {3.25f, 1.421f}),
-      timed(staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .query_places = 6}),
+      timed(
+          ordered(staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 80, .stages = 3, .q_stages = 6})),
+          {3.25f, 1.200f}, {3.25f, 1.421f}),
+      timed(staged({.dim = 128, .dim_v = 128, .consumers = 3, .keys = 64, .stages = 4, .q_stages = 6}),
             {2.90f, 1.065f}, {2.08f, 1.210f}),
-      timed(ordered(staged(
-                {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .query_places = 4})),
+      timed(ordered(
+                staged({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .q_stages = 4})),
             {1.60f, 1.390f}, {3.10f, 1.647f}),
       {.dim = 192, .dim_v = 128, .consumers = 2, .keys = 112, .stages = 2},
       timed(ordered({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 80, .stages = 2}), {4.40f, 1.595f},
@@ -140,48 +135,33 @@ struct Forward {
   };
 };
 
-/// The same for calls with softcap, ALiBi, sinks, key lengths or packed sequences. There is one row for each
-/// head dim; times are rough, for the comparison with those for few queries.
+/// For calls with softcap, ALiBi, sinks, key lengths or packed sequences. There is one row for each head dim.
+/// Times are rough; they serve the comparison with DecodeForward.
 struct GeneralForward {
   static constexpr ForwardConfig rows[] = {
-      timed({.dim = 64,
-             .dim_v = 64,
-             .consumers = 2,
-             .keys = 128,
-             .stages = 3,
-             .query_places = 4,
-             .general = true},
-            {1.7f, 1.25f}, {1.7f, 1.25f}),
-      timed({.dim = 128,
-             .dim_v = 128,
-             .consumers = 2,
-             .keys = 80,
-             .stages = 3,
-             .query_places = 4,
-             .general = true},
-            {2.5f, 1.2f}, {2.5f, 1.2f}),
+      timed(
+          {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .q_stages = 4, .general = true},
+          {1.7f, 1.25f}, {1.7f, 1.25f}),
+      timed(
+          {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 80, .stages = 3, .q_stages = 4, .general = true},
+          {2.5f, 1.2f}, {2.5f, 1.2f}),
       timed({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2, .general = true},
             {6.5f, 1.6f}, {6.5f, 1.6f}),
   };
 };
 
-/// The same for calls with a mask, and with dropout, of which each has one row for each head dim.
+/// For calls with a mask and calls with dropout; each has one row for each head dim.
 struct MaskedForward {
   static constexpr ForwardConfig rows[] = {
-      staged({.dim = 64,
-              .dim_v = 64,
-              .consumers = 3,
-              .keys = 128,
-              .stages = 2,
-              .query_places = 6,
-              .masked = true}),
+      staged(
+          {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 2, .q_stages = 6, .masked = true}),
       {.dim = 128, .dim_v = 128, .consumers = 2, .keys = 128, .stages = 2, .masked = true},
       staged({.dim = 64,
               .dim_v = 64,
               .consumers = 2,
               .keys = 128,
               .stages = 2,
-              .query_places = 4,
+              .q_stages = 4,
               .masked = true,
               .drops = true}),
       staged({.dim = 128,
@@ -189,26 +169,33 @@ struct MaskedForward {
               .consumers = 2,
               .keys = 64,
               .stages = 3,
-              .query_places = 4,
+              .q_stages = 4,
               .masked = true,
               .drops = true}),
   };
 };
 
-/// The same for few queries. (Head dim 256 would spill registers.)
-struct FewForward {
+/// For decoding. (Head dim 256 would spill registers.)
+struct DecodeForward {
   static constexpr ForwardConfig rows[] = {
-      timed({.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 4, .general = true, .few = true},
-            {3.0f, 1.2f}, {3.0f, 1.2f}),
-      timed({.dim = 128, .dim_v = 128, .consumers = 2, .keys = 80, .stages = 4, .general = true, .few = true},
+      timed(
+          {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 4, .general = true, .decode = true},
+          {3.0f, 1.2f}, {3.0f, 1.2f}),
+      timed({.dim = 128,
+             .dim_v = 128,
+             .consumers = 2,
+             .keys = 80,
+             .stages = 4,
+             .general = true,
+             .decode = true},
             {3.0f, 1.2f}, {3.0f, 1.2f}),
   };
 };
 
-inline constexpr int most_dim_of_few = 128;
-/// The most shares that the keys of a tile of queries are cut into: a lane each, where they are joined.
-inline constexpr int most_shares = 32;
-/// What joining them takes, in microseconds.
-inline constexpr float joining_time = 4;
+inline constexpr int most_dim_of_decode = 128;
+/// The most splits of the keys of a Q tile: combine_splits_kernel has a lane for each.
+inline constexpr int most_splits = 32;
+/// What combining them takes, in microseconds.
+inline constexpr float combine_time = 4;
 
 }  // namespace tilewise::cuda::wgmma

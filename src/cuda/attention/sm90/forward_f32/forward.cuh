@@ -12,15 +12,15 @@
 
 namespace tilewise::cuda::wgmma_f32 {
 
-// Attention for f32 by wgmma: numbers are split as for mma (mma_f32), and what is done with scores is the
-// same. A warpgroup makes all products of a tile, three for one, before it goes on; meanwhile the tensor
-// cores are the other's.
+// Attention for f32 by wgmma. Numbers are split as for mma (common/f32), and the softmax is the same. A
+// warpgroup computes all products of a tile, three for one, and waits for them; meanwhile the other warpgroup
+// computes its softmax.
 
 using mma_f32::QueryState;
 using mma_f32::SplitRows;
 using mma_f32::Unfit;
 
-/// Products of parts, small ones first: the sum loses less.
+/// Products of parts. The small ones come first, so that the sum loses less.
 struct Term {
   int a = 0, b = 0;
 };
@@ -32,10 +32,10 @@ constexpr Term term_of(int index) {
 template <int parts>
 inline constexpr int terms = parts == 2 ? 3 : 1;
 
-/// A block's shared memory.
+/// A CTA's shared memory.
 template <ForwardConfig c>
 struct Shared {
-  static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
+  static_assert(c.shared_bytes() <= 232448);  // the most a CTA can have on Hopper
 
   std::byte* first;
 
@@ -46,12 +46,12 @@ struct Shared {
   __device__ int* exponents() const { return reinterpret_cast<int*>(buffer(c.buffers)); }
   __device__ Mbarrier* full() const { return reinterpret_cast<Mbarrier*>(exponents() + c.rows()); }
   __device__ Mbarrier* empty() const { return full() + c.buffers; }
-  /// Here and not in registers, of which there are none to spare.
+  /// In shared memory, because no registers can be spared.
   __device__ mma::QueryRows& rows() const {
     static_assert(sizeof(mma::QueryRows) <= c.rows_bytes);
     return *reinterpret_cast<mma::QueryRows*>(empty() + c.buffers);
   }
-  /// By one thread, before a barrier of the block.
+  /// By one thread, before a CTA-wide barrier.
   __device__ void init_barriers() const {
     for (int n = 0; n < c.buffers; ++n) {
       init_barrier(full() + n, 1);
@@ -61,10 +61,10 @@ struct Shared {
   }
 };
 
-/// The tiles of keys a block walks over.
+/// The K tiles that a CTA walks over.
 template <ForwardConfig c>
 struct Tiles {
-  std::int64_t place;  ///< of the sequence's first, among all that were split
+  std::int64_t place;  ///< of the sequence's first tile among all split tiles
   int first, end;
 
   __device__ Tiles(const AttentionCall& call, const mma::QueryRows& rows, const SplitRows& k)
@@ -75,7 +75,7 @@ struct Tiles {
   }
 };
 
-/// The lane that loads keys and values of tiles by turns.
+/// The lane that loads K and V of each tile alternately.
 template <ForwardConfig c>
 __device__ void load_tiles(const Shared<c>& shared, const Tiles<c>& tiles, const SplitRows& k,
                            const SplitRows& v) {
@@ -94,7 +94,7 @@ __device__ void load_tiles(const Shared<c>& shared, const Tiles<c>& tiles, const
   }
 }
 
-/// A warpgroup that computes.
+/// A consumer warpgroup.
 template <ForwardConfig c>
 struct Consumer : QueryState<c> {
   using State = QueryState<c>;
@@ -102,7 +102,7 @@ struct Consumer : QueryState<c> {
   const Shared<c>& shared;
   const int index;
   TileDescriptor q_tile;
-  Ring<c.buffers, 2> k_at{0}, v_at{1};  ///< the next keys' buffer, and the next values'
+  Ring<c.buffers, 2> k_at{0}, v_at{1};  ///< the stages of the next K tile and the next V tile
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -114,12 +114,12 @@ struct Consumer : QueryState<c> {
         index(place.warp / 4),
         q_tile(describe_tile(address(shared.queries()) + index * 64 * 128, 0)) {}
 
-  /// Splits the warpgroup's queries. Gives whether the warp's fit.
+  /// Splits the warpgroup's rows of Q. Returns whether this warp's rows fit.
   __device__ __forceinline__ bool load_queries() {
     const bool fit =
         State::template load_queries<PanelTile<c.dim, c.rows()>>(shared.queries(), shared.exponents());
-    fence_async_proxy();  // before products read them
-    sync_warpgroup();     // the other warps' are there too
+    fence_async_proxy();  // wgmma reads them by the async proxy
+    sync_warpgroup();     // the other warps' rows are complete, too
     return fit;
   }
   __device__ __forceinline__ void sync_warpgroup() const {
@@ -133,23 +133,25 @@ struct Consumer : QueryState<c> {
     wait(shared.full() + at.stage(), at.parity());
   }
   template <typename Place>
-  __device__ __forceinline__ void let_go(Place& at) {
+  __device__ __forceinline__ void release(Place& at) {
     if (place.lane == 0) arrive(shared.empty() + at.stage());
     at.advance();
   }
-  /// Tiles that only others see are waited for, too: or the next copy would begin before their end.
-  __device__ __forceinline__ void pass_by(int tiles) {
+  /// Releases tiles that only other consumers see. It waits for them first, so that the arrival counts for
+  /// their phase.
+  __device__ __forceinline__ void skip(int tiles) {
 #pragma unroll 1
     for (int n = 0; n < tiles; ++n) {
       wait_for(k_at);
-      let_go(k_at);
+      release(k_at);
       wait_for(v_at);
-      let_go(v_at);
+      release(v_at);
     }
   }
 
-  /// s = q·k of the next tile. With two parts, sums of 32 dims are made by themselves and added up in f32.
-  __device__ __forceinline__ void multiply_keys(mma::Scores<c>& s) {
+  /// S = Q·Kᵀ of the next tile. With two parts, tensor cores sum 32 dims at a time; these sums are added in
+  /// f32.
+  __device__ __forceinline__ void compute_scores(mma::Scores<c>& s) {
     constexpr int steps = c.parts == 2 ? 2 : c.dim / 16;  // of a sum
     constexpr int count = c.dim / 16 / steps;
     wait_for(k_at);
@@ -176,7 +178,7 @@ struct Consumer : QueryState<c> {
     wait_products<0>();
 #pragma unroll
     for (int p = 0; p < count; ++p) pin(sums[p]);
-    let_go(k_at);
+    release(k_at);
 #pragma unroll
     for (int n = 0; n < c.keys / 2; ++n) {
       float all = sums[0][n];
@@ -186,8 +188,8 @@ struct Consumer : QueryState<c> {
     }
   }
 
-  /// Begins sum (+)= weights·v of the next tile.
-  __device__ __forceinline__ void start_values(float (&sum)[c.dim / 2], const mma_f32::Weights<c>& weights,
+  /// Starts sum = P·V of the next tile, or sum += P·V where `add`.
+  __device__ __forceinline__ void start_output(float (&sum)[c.dim / 2], const mma_f32::Weights<c>& p,
                                                bool add) {
     wait_for(v_at);
     const TileDescriptor v_tile = describe_tile(address(shared.buffer(v_at.stage())), c.keys * 128);
@@ -199,31 +201,31 @@ struct Consumer : QueryState<c> {
 #pragma unroll
       for (int step = 0; step < c.keys / 16; ++step) {
         const int v_from = term(n).b * c.key_part_bytes() + step * 16 * 128;
-        WarpgroupProduct<__half, c.dim>::from_registers(sum, weights[step][0][term(n).a],
-                                                        v_tile + v_from / 16, add || n > 0 || step > 0);
+        WarpgroupProduct<__half, c.dim>::from_registers(sum, p[step][0][term(n).a], v_tile + v_from / 16,
+                                                        add || n > 0 || step > 0);
       }
     }
     commit_products();
   }
 
-  __device__ __forceinline__ void multiply_values(const mma_f32::Weights<c>& weights, float factor) {
+  __device__ __forceinline__ void add_values(const mma_f32::Weights<c>& p, float factor) {
     auto& all = reinterpret_cast<float(&)[c.dim / 2]>(o.sum);
-    if constexpr (c.parts == 1) {  // the factor is in the weights
-      start_values(all, weights, true);
+    if constexpr (c.parts == 1) {  // P includes the factor
+      start_output(all, p, true);
       wait_products<0>();
       pin(all);
     } else {
       float sum[c.dim / 2];
-      start_values(sum, weights, false);
+      start_output(sum, p, false);
       wait_products<0>();
       pin(sum);
 #pragma unroll
       for (int n = 0; n < c.dim / 2; ++n) all[n] = fmaf(sum[n], factor, all[n]);
     }
-    let_go(v_at);
+    release(v_at);
   }
 
-  /// Keys that some query of the warpgroup sees.
+  /// Keys that some row of the warpgroup sees.
   __device__ KeyRange seen() const {
     const QueryTile& queries = rows.queries;
     const int first = index * 64;
@@ -233,13 +235,13 @@ struct Consumer : QueryState<c> {
             call.keys_of(queries.sequence, queries.first + rows.query(last)).last};
   }
 
-  /// All tiles, one after another. Gives whether they fit; if not, o is of no use.
+  /// The loop over K tiles. Returns whether all tiles fit; if not, O must not be used.
   __device__ __forceinline__ bool walk(const Tiles<c>& tiles, const SplitRows& k, const SplitRows& v) {
     const KeyRange all = rows.queries.all(call), own = seen();
     const int first = own.empty() ? tiles.end : static_cast<int>(own.first / c.keys);
     const int end = own.empty() ? tiles.end : static_cast<int>((own.last + c.keys - 1) / c.keys);
-    pass_by(first - tiles.first);
-    // Exponents of 32 tiles, a lane each: a load for every tile would be waited for.
+    skip(first - tiles.first);
+    // A lane loads the exponents of one of 32 tiles: a load for each tile would be waited for.
     int k_exponents = 0, v_exponents = 0;
     bool fit = true;
 #pragma unroll 1
@@ -255,7 +257,7 @@ struct Consumer : QueryState<c> {
       const int k_exponent = __shfl_sync(~0u, k_exponents, tile - first);
       const int v_exponent = __shfl_sync(~0u, v_exponents, tile - first);
       mma::Scores<c> s;
-      multiply_keys(s);
+      compute_scores(s);
       const int first_key = tile * c.keys;
       if (first_key < all.first || first_key + c.keys > all.last) {
         const std::int64_t left = rows.queries.sequence.length_k - first_key;
@@ -266,23 +268,23 @@ struct Consumer : QueryState<c> {
       this->find_units(units, k_exponent);
       this->raise_maxima(s, units);
       const float factor = o.follow(v_exponent);
-      mma_f32::Weights<c> weights;
+      mma_f32::Weights<c> p;
       fit &= c.parts == 2 || factor >= mma_f32::least_factor;
-      this->weigh(weights, s, units, factor);
-      multiply_values(weights, factor);
+      this->weigh(p, s, units, factor);
+      add_values(p, factor);
     }
-    pass_by(tiles.end - end);
+    skip(tiles.end - end);
     return __all_sync(~0u, fit);
   }
 
-  /// Where eight columns of one of eight rows of o are, in what the warp's queries had of each panel.
-  /// Exclusive-ored with the row's number: so lanes write pairs, and read rows, of all banks.
+  /// Where eight columns of one of eight rows of O are staged, in the shared memory of the warp's Q. The
+  /// exclusive or with the row's number avoids bank conflicts when lanes write pairs and read rows.
   static __device__ __forceinline__ unsigned staged(unsigned row, unsigned eight) {
     return eight / 8 * (c.rows() * 128) + row * 256 + ((eight % 8 * 32) ^ (row * 32));
   }
 
-  /// Joins the sink, divides, writes lse and o. Lanes have two columns of eight rows; written as they are,
-  /// that would be eight lines a store.
+  /// Adds the sink, divides by the row sums, writes LSE and O. O is staged in shared memory, because a lane
+  /// holds two columns of a row: a direct store of a warp would touch eight cache lines.
   __device__ __forceinline__ void finish() {
     constexpr int lanes = c.dim / 4;  // of a row
     const auto dims = static_cast<int>(call.problem.dim_v);
@@ -295,7 +297,7 @@ struct Consumer : QueryState<c> {
     const float factors[2] = {this->end_row(0, 0) * powers.first, this->end_row(0, 1) * powers.first};
     std::byte* smem = shared.queries() + place.first_row() * 128;
     const auto lane = static_cast<unsigned>(place.lane);
-    sync_warpgroup();  // no product reads queries any more
+    sync_warpgroup();  // no product reads Q any more
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -304,7 +306,7 @@ struct Consumer : QueryState<c> {
             o.sum[0][n][2 * half] * factors[half] * powers.second,
             o.sum[0][n][2 * half + 1] * factors[half] * powers.second};
       }
-      __syncwarp();  // the eight rows are there
+      __syncwarp();  // the eight rows are complete
       if (usual) {
 #pragma unroll
         for (int n = 0; n < 8; n += 32 / lanes) {
@@ -316,11 +318,11 @@ struct Consumer : QueryState<c> {
       } else {
         write_slowly(smem, 8 * half + place.lane / lanes, column, dims);
       }
-      __syncwarp();  // they are read, and the next may come
+      __syncwarp();  // they have been read
     }
   }
 
-  /// The same rows from `first` on, wherever they lie.
+  /// Writes the staged rows from `first` on, for any strides of O.
   __device__ __forceinline__ void write_slowly(const std::byte* smem, int first, int column, int dims) const {
     constexpr int lanes = c.dim / 4;
 #pragma unroll 1
@@ -352,9 +354,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
     shared.rows() = rows;
   }
   const Tiles<c> tiles(call, rows, k);
-  // The same in all lanes, which the compiler cannot see in threadIdx.
+  // The shuffle tells the compiler that the number is the same in all lanes.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-  __syncthreads();  // barriers and rows are there; the last one for all
+  __syncthreads();  // mbarriers and rows are there; the last CTA-wide barrier
 
   if (warp >= 4 * c.consumers) {
     keep_registers<c.producer_registers()>();
@@ -366,7 +368,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
     take_registers<c.consumer_registers()>();
     Consumer<c> consumer(call, shared.rows(), shared);
     const bool queries_fit = consumer.load_queries();
-    wait_for_kernel_ahead();  // queries did not, for it splits keys and values alone
+    wait_for_kernel_ahead();  // it splits only K and V, so Q was loaded before this wait
     const bool keys_fit = consumer.walk(tiles, k, v);
     if (!queries_fit || !keys_fit) {
       for (int n = consumer.place.lane; n < rows.heads; n += 32) {

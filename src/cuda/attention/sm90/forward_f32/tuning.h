@@ -4,27 +4,27 @@
 
 namespace tilewise::cuda::wgmma_f32 {
 
-/// What calls a row of a table is for.
+/// Which calls a row of a table is for.
 enum class Use {
   any,
-  few_uneven,  ///< whose blocks by the row before are all under way at once, and of unlike length: smaller
-               ///< ones end together
-  few_keys,    ///< four tiles at most: more blocks beside one another hide what is done before and after them
+  few_uneven,  ///< calls whose CTAs, by the row before, would all run at once and take unequally long:
+               ///< smaller CTAs end together
+  few_keys,    ///< four K tiles at most: more CTAs on an SM hide prologue and epilogue
 };
 
-/// How a block of the forward kernel is cut: `consumers`, warpgroups of 64 queries each, which walk over all
-/// keys at their own pace, and a warp that loads.
+/// The shape of a CTA of the forward kernel: `consumers` warpgroups of 64 query rows each, which walk over
+/// all keys at their own pace, and a warp that loads.
 struct ForwardConfig {
-  int dim = 0;  ///< the head dims, both, are filled up to it
+  int dim = 0;  ///< both head dims are padded to it
   int parts = 2;
   int consumers = 1;
-  int blocks = 2;   ///< a multiprocessor
-  int keys = 64;    ///< a tile
-  int buffers = 2;  ///< each for a tile of keys or of values
+  int blocks = 2;   ///< CTAs on an SM
+  int keys = 64;    ///< of a K tile
+  int buffers = 2;  ///< stages, each for a K tile or a V tile
 
   Use use = Use::any;
 
-  int row_tiles = 1;  ///< of 16 queries, a warp
+  int row_tiles = 1;  ///< of 16 rows, in a warp
 
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int warp_rows() const { return 16; }
@@ -32,14 +32,14 @@ struct ForwardConfig {
   constexpr int query_part_bytes() const { return rows() * dim * 2; }
   constexpr int key_part_bytes() const { return keys * dim * 2; }
   constexpr int key_bytes() const { return parts * key_part_bytes(); }  ///< of a buffer
-  /// Registers of a thread: the same for all at the start, then what the warp that loads gives back is the
-  /// consumers'.
+  /// Registers of a thread: all threads start with the same number; then consumers take over what the loading
+  /// warpgroup gives back.
   constexpr int first_registers() const { return 65536 / (threads() * blocks) / 8 * 8; }
   constexpr int producer_registers() const { return consumers == 3 ? 32 : 24; }
   constexpr int consumer_registers() const {
     return (first_registers() * (consumers + 1) - producer_registers()) / consumers / 8 * 8;
   }
-  /// Queries, the buffers, queries' exponents, barriers, and what rows the block has.
+  /// Q, the stages, the exponents of Q, mbarriers, and which rows the CTA has.
   static constexpr int rows_bytes = 128;
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(parts * query_part_bytes() + buffers * key_bytes() + rows() * 4 +
@@ -48,9 +48,9 @@ struct ForwardConfig {
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
 
-// One row a line. Of those with a call's head dim the last is taken that is for it.
+// Of the rows with a call's head dim, the last one that is for the call is taken.
 
-/// Two parts a number: f32's own error.
+/// Two parts for each number: the error of f32.
 struct FullForward {
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .parts = 2, .buffers = 5},
@@ -58,7 +58,7 @@ struct FullForward {
       {.dim = 128, .parts = 2, .consumers = 2, .blocks = 1, .buffers = 5},
   };
 };
-/// One part, where the caller allowed TF32: f16 has as many digits.
+/// One part, if the caller allowed TF32, which has as many digits as f16.
 struct Tf32Forward {
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .parts = 1, .consumers = 2, .buffers = 8},
@@ -67,9 +67,9 @@ struct Tf32Forward {
   };
 };
 
-/// Tiles of all rows have as many keys: they are split before.
+/// The K tiles of all rows have the same size, because keys are split before a row is chosen.
 inline constexpr int tile_keys = 64;
-/// The largest head dim there is a row for.
+/// The largest head dim that has a row.
 inline constexpr int most_dim = 128;
 
 }  // namespace tilewise::cuda::wgmma_f32

@@ -109,7 +109,7 @@ struct SplitConsumer {
         a_tile(describe_tile(address(shared.a(0, 0)) + index * 64 * 128, 0)),
         b_tile(describe_tile(address(shared.b(0, 0)), 0)) {}
 
-  __device__ __forceinline__ void let_go(int stage) {
+  __device__ __forceinline__ void release(int stage) {
     if (threadIdx.x % 32 == 0) arrive(&barriers.empty[stage]);
   }
 
@@ -153,13 +153,13 @@ struct SplitConsumer {
         wait(&barriers.full[ring.stage()], ring.parity());
         start_products<T>(sums, true);
         wait_products<1>();
-        let_go(before);
+        release(before);
         before = ring.stage();
         ring.advance();
       }
       wait_products<0>();
       pin(sums);
-      let_go(before);
+      release(before);
 #pragma unroll
       for (int n = 0; n < c.columns / 2; ++n) totals[0][n] += sums[n];
     }

@@ -179,7 +179,7 @@ template <int parts>
 __global__ void __launch_bounds__(across_threads)
     split_by_columns(const __grid_constant__ Splitting splitting) {
   constexpr int rows = across_rows, depth = across_threads / rows * 8, lines = across_threads / rows;
-  __shared__ float turned[depth][rows + 1];
+  __shared__ float transposed[depth][rows + 1];
   __shared__ int all_largest[rows];
   __shared__ int all_counts[rows][Spread::grades + 1];
   const Splitting::Factor& factor = splitting.of_block(blockIdx.x);
@@ -224,14 +224,14 @@ __global__ void __launch_bounds__(across_threads)
 #pragma unroll
     for (int n = 0; n < depth / lines; ++n) x[n] = load(column + line + n * lines);
 #pragma unroll
-    for (int n = 0; n < depth / lines; ++n) turned[line + n * lines][lane] = x[n];
+    for (int n = 0; n < depth / lines; ++n) transposed[line + n * lines][lane] = x[n];
     __syncthreads();  // as many summands are there
     const std::int64_t own = column + 8 * chunk;
     if (first_row + row < factor.matrix.rows && own < columns) {
       float eight[8];
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        eight[n] = turned[8 * chunk + n][row] * power;
+        eight[n] = transposed[8 * chunk + n][row] * power;
         if (own + n < columns) counts.add<parts>(eight[n]);
       }
       store_parts<parts>(factor, first_row + row, own, eight);
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(split_threads)
   constexpr int square = 32;
   constexpr int lines = split_threads / square;
   if (fits_f16(findings->a, findings->b, splitting.factors[0].matrix.columns, tf32)) return;
-  __shared__ float turned[square][square + 1];
+  __shared__ float transposed[square][square + 1];
   const int lane = static_cast<int>(threadIdx.x) % square, line = static_cast<int>(threadIdx.x) / square;
 #pragma unroll 1
   for (std::int64_t block = blockIdx.x; block < splitting.blocks; block += gridDim.x) {
@@ -279,14 +279,14 @@ __global__ void __launch_bounds__(split_threads)
     for (int n = line; n < square; n += lines) {
       const std::int64_t row = first_row + (by_rows ? n : lane), column = first_column + (by_rows ? lane : n);
       const bool there = row < matrix.rows && column < matrix.columns;
-      turned[by_rows ? n : lane][by_rows ? lane : n] = there ? from[matrix.offset(row, column)] : 0.0f;
+      transposed[by_rows ? n : lane][by_rows ? lane : n] = there ? from[matrix.offset(row, column)] : 0.0f;
     }
     __syncthreads();  // the square is there
 #pragma unroll
     for (int n = line; n < square; n += lines) {
       const std::int64_t row = first_row + n, column = first_column + lane;
       if (row >= matrix.rows || column >= matrix.columns) continue;
-      float rest = turned[n][lane];
+      float rest = transposed[n][lane];
       for (int part = 0; part < factor.parts.count; ++part) {
         const __nv_bfloat16 piece = narrow<__nv_bfloat16>(rest);
         factor.parts.data[(part * matrix.rows + row) * factor.parts.stride + column] =

@@ -8,23 +8,23 @@
 
 namespace tilewise::cuda::gemm {
 
-/// The sums of a consumer's part of a tile, as wgmma leaves them.
+/// The accumulators of a consumer's part of a tile, in wgmma's layout.
 template <GemmConfig c>
 using Sums = float[c.row_tiles][c.columns / 2];
 
-/// What a consumer does under products where it has nothing to do.
+/// For multiply(), where nothing is to be done beside the products.
 struct Nothing {
   static constexpr int parts = 0;
   template <int>
   __device__ void part() {}
 };
 
-/// A warpgroup that multiplies. Products of a stage run while the next is waited for; a stage is let go when
-/// those after it have begun.
+/// A consumer warpgroup. The products of a stage run while it waits for the next stage. A stage is released
+/// when the products of the one after it have been started.
 template <typename T, GemmConfig c>
 struct Consumer {
   Barriers<c>& barriers;
-  const TileDescriptor a_tile, b_tile;  ///< the first stage
+  const TileDescriptor a_tile, b_tile;  ///< of stage 0
   Ring<c.stages> ring;
   Sums<c> sums;
 
@@ -32,26 +32,26 @@ struct Consumer {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
   }
 
-  // 64 rows of a are 8 KB, turned or not: 64 rows of 64 summands, or the other way round.
+  // 64 rows of A are 8 KB, transposed or not: 64 rows by 64 of K, or the other way round.
   __device__ __forceinline__ Consumer(const SharedMemory<c>& shared, int index)
       : barriers(shared.barriers()),
         a_tile(describe_tile(address(shared.a(0)) + index * c.consumer_rows() * 128, 0)),
         b_tile(describe_tile(address(shared.b(0)), c.depth * 128)) {}
 
-  __device__ __forceinline__ void let_go(int stage) {
+  __device__ __forceinline__ void release(int stage) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if constexpr (c.pair == Pair::none) {
       if (lane == 0) arrive(&barriers.empty[stage]);
     } else {
-      if (lane < c.blocks()) arrive_in(lane, &barriers.empty[stage]);  // one lane in either block
+      if (lane < c.blocks()) arrive_in(lane, &barriers.empty[stage]);  // one lane for each CTA
     }
   }
 
   __device__ __forceinline__ void start_products(bool add) {
     const TileDescriptor a = a_tile + ring.stage() * (c.a_bytes() / 16);
     const TileDescriptor b = b_tile + ring.stage() * (c.b_bytes() / 16);
-    constexpr int a_step = c.turned_a ? 16 * 128 / 16 : 32 / 16;  // 16 summands on: rows, or columns
-    constexpr int b_step = c.turned_b ? 16 * 128 / 16 : 32 / 16;
+    constexpr int a_step = c.transposed_a ? 16 * 128 / 16 : 32 / 16;  // to the next 16 of K
+    constexpr int b_step = c.transposed_b ? 16 * 128 / 16 : 32 / 16;
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
     fence_products();
@@ -59,25 +59,26 @@ struct Consumer {
     for (int step = 0; step < c.depth / 16; ++step) {
 #pragma unroll
       for (int r = 0; r < c.row_tiles; ++r) {
-        WarpgroupProduct<T, c.columns>::template from_shared<c.turned_a, c.turned_b>(
+        WarpgroupProduct<T, c.columns>::template from_shared<c.transposed_a, c.transposed_b>(
             sums[r], a + r * (64 * 128 / 16) + step * a_step, b + step * b_step, add || step > 0);
       }
     }
     commit_products();
   }
 
-  /// Products of one more stage; the one before is let go.
+  /// Starts the products of one more stage and releases the stage before.
   __device__ __forceinline__ void multiply_stage(int& before) {
     wait(&barriers.full[ring.stage()], ring.parity());
     start_products(true);
     wait_products<1>();
-    let_go(before);
+    release(before);
     before = ring.stage();
     ring.advance();
   }
 
-  /// The products of some stages, one after the other, from 0. Under those of the first the warp does
-  /// first(), and under those of the first `aside.parts` stages aside.part<0>() and so on.
+  /// The products of some stages, with accumulators that start from 0. While the first stage's products run,
+  /// the warp calls first(), and while those of the first `aside.parts` stages run, aside.part<0>() and so
+  /// on.
   template <typename Aside, typename First>
   __device__ __forceinline__ void multiply_piece(int stages, Aside& aside, const First& first) {
     wait(&barriers.full[ring.stage()], ring.parity());
@@ -93,10 +94,10 @@ struct Consumer {
     wait_products<0>();
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) pin(sums[r]);
-    let_go(before);
+    release(before);
   }
 
-  /// All of a tile; first() comes under its products.
+  /// All of a tile; first() is called while its products run.
   template <typename Aside, typename First>
   __device__ __forceinline__ void multiply(int stages, Aside& aside, const First& first) {
     if constexpr (!c.wide) {

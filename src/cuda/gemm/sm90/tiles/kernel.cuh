@@ -8,8 +8,8 @@
 
 namespace tilewise::cuda::gemm {
 
-/// Until the barriers are there, which the first thread has made. The warp that loads is that one's, and does
-/// not wait for the others to have started; in a pair it loads into the other block, too.
+/// Waits until thread 0 has initialised the mbarriers. The loader warp, whose thread that is, does not wait
+/// for the other warps to start, except in a pair, where it also loads into the other CTA.
 template <GemmConfig c>
 __device__ __forceinline__ void wait_for_barriers(int warp) {
   constexpr int threads = 32 + c.consumers * 128;
@@ -23,12 +23,12 @@ __device__ __forceinline__ void wait_for_barriers(int warp) {
   }
 }
 
-/// What a block does; docs/gemm.md says who waits for whom.
+/// What a CTA does. docs/gemm.md says who waits for whom.
 template <typename T, GemmConfig c>
 __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmArguments& arguments) {
   extern __shared__ __align__(1024) std::byte first_smem[];
   const SharedMemory<c> shared{first_smem};
-  // The same in all lanes, which the compiler cannot see in threadIdx.
+  // The shuffle tells the compiler that the number is the same in all lanes.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x == 0) {
     prefetch_map(maps.a);
@@ -36,7 +36,7 @@ __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmA
     if constexpr (c.gated) prefetch_map(maps.gate);
     shared.barriers().init();
   }
-  // The kernel behind may stand by: it waits for this one's results itself.
+  // PDL: the next kernel may be launched now, because it waits for this one's results itself.
   let_kernel_behind_begin();
   wait_for_kernel_ahead();
   wait_for_barriers<c>(warp);
@@ -69,11 +69,11 @@ __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmA
     }
     writer.end();
   }
-  // The other block of a pair may have to arrive at this one's barriers yet.
+  // The other CTA of a pair may still have to arrive at this one's mbarriers.
   if constexpr (c.pair != Pair::none) sync_pair();
 }
 
-/// Products of matrices on tensor cores by wgmma. Compiled for sm_90a alone.
+/// Matrix products on tensor cores by wgmma, for sm_90a alone.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ GemmArguments arguments) {
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
 #endif
 }
 
-/// The same of blocks that work in pairs.
+/// The same, with CTAs in clusters of two.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), 1) __cluster_dims__(2)
     gemm_pair_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ GemmArguments arguments) {

@@ -12,22 +12,24 @@
 
 namespace tilewise::cuda::gemm {
 
-/// How a warp finishes and writes its rows of sums, 16 rows of 64 columns at a time: by way of slabs in
-/// shared memory, in swizzled chunks of 16 bytes, from where they are copied while the warp is at the next
-/// tile. Nobody else is waited for. It has two slabs: the next residual comes into one while the other is in
-/// use, and the first of a tile comes under its products. Where registers do, results are rounded when the
-/// sums are there and go to the slabs under the next tile's first products, and residuals come into the same
-/// registers: in narrow tiles as each piece has gone, in others when all have, as what orders a slab before
-/// its copy waits for all that the warp loads.
+/// The epilogue of a warp. It finishes and stores a piece of 16 rows by 64 columns at a time, through slabs
+/// in shared memory (swizzled chunks of 16 bytes), from which TMA stores the piece while the warp works on
+/// the next tile. A warp waits for no other warp. It has two slabs: the next residual is loaded into one
+/// while the other is in use, and the first residual of a tile is loaded while the tile's products run.
+///
+/// If there are enough registers, results are rounded when the sums are complete, kept, and put into the
+/// slabs during the next tile's first stages. Residuals are then loaded into the same registers: in narrow
+/// tiles after each piece, in others after all pieces, because the fence before a TMA store waits for all
+/// loads of the warp.
 template <typename T, GemmConfig c>
 struct Writer {
   static_assert(c.out_columns() % 8 == 0);
-  static constexpr int slabs = (c.out_columns() + 63) / 64;  ///< in 16 rows
-  static constexpr int pieces = slabs * c.row_tiles;         ///< a tile's
+  static constexpr int slabs = (c.out_columns() + 63) / 64;  ///< pieces along the columns
+  static constexpr int pieces = slabs * c.row_tiles;         ///< of a tile
 
-  /// Chunks of a row of a piece: the last slab of a tile may be narrower.
+  /// Chunks in a row of a piece. The last piece of a row of pieces may be narrower.
   static constexpr int chunks_of(int piece) { return std::min(8, c.out_columns() / 8 - piece % slabs * 8); }
-  /// What a lane has of a piece.
+  /// A lane's elements of a piece.
   template <int piece>
   using Values = float[4 * chunks_of(piece)];
 
@@ -35,10 +37,10 @@ struct Writer {
   const GemmArguments& arguments;
   std::byte* slabs_smem;
   const int lane;
-  int row = 0;     ///< the first of the tile's
-  int column = 0;  ///< the tile's first
+  int row = 0;     ///< the warp's first, in the result
+  int column = 0;  ///< the tile's first, in the result
 
-  /// Whether there are registers for a tile's results beside the next one's sums.
+  /// Whether there are registers for a tile's results beside the next tile's accumulators.
   static constexpr bool keeps = !c.wide && c.row_tiles * (c.columns / 2 + c.out_columns() / 4) <= 192;
   static constexpr int parts = keeps ? (c.hides_end() ? 2 : 1) * pieces : 0;
   static constexpr int kept_words = keeps ? 2 * chunks_of(0) : 1;  ///< of a piece
@@ -57,14 +59,14 @@ struct Writer {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(slab_of(piece))) +
            chunk_at(lane % 16, 2 * group + lane / 16);
   }
-  /// Waits until at most `copies` of the warp's copies from slabs are to be read yet.
+  /// Waits until all but `copies` of the warp's TMA stores have read their slabs.
   template <int copies>
   __device__ __forceinline__ void wait_for_slabs() const {
     if (lane == 0) wait_stores_read<copies>();
     __syncwarp();
   }
 
-  /// Starts to load a residual into its slab, from which what was there has been copied.
+  /// Starts to load a residual into its slab, after the slab's last TMA store has read it.
   template <int piece>
   __device__ __forceinline__ void fetch_residual() const {
     const Matrix& residual = arguments.epilogue.residual;
@@ -102,7 +104,7 @@ struct Writer {
   template <int piece>
   __device__ __forceinline__ void add_residual(Values<piece>& x) const {
     if (arguments.epilogue.residual.data == nullptr) return;
-    wait_copies<(piece + 1 < pieces ? 1 : 0)>();  // for all but the next
+    wait_copies<(piece + 1 < pieces ? 1 : 0)>();  // all but the next piece's
     __syncwarp();                                 // other lanes' too
 #pragma unroll
     for (int group = 0; group < (chunks_of(piece) + 1) / 2; ++group) {
@@ -118,7 +120,7 @@ struct Writer {
     __syncwarp();  // the residual was read
   }
 
-  /// What a lane has of a piece, rounded.
+  /// A lane's elements of a piece, rounded.
   template <int piece>
   using Words = std::uint32_t[2 * chunks_of(piece)];
 
@@ -130,7 +132,7 @@ struct Writer {
 
   template <int piece>
   __device__ __forceinline__ void write(const std::uint32_t* words) const {
-    // The piece before last was copied from this slab; at a tile's first, the last may have been.
+    // The piece before the last used this slab; at a tile's first piece, it may have been the last one.
     wait_for_slabs<(piece == 0 && pieces % 2 == 1 ? 0 : 1)>();
 #pragma unroll
     for (int group = 0; group < (chunks_of(piece) + 1) / 2; ++group) {
@@ -148,7 +150,7 @@ struct Writer {
     }
   }
 
-  /// The same in f32, half the columns at a time; residuals are added on the way out.
+  /// Writes a piece in f32, half the columns at a time, and adds the residual.
   __device__ __forceinline__ void write_wide(const float (&x)[32], int piece) const {
     std::byte* slab = slab_of(piece);
     const Epilogue& epilogue = arguments.epilogue;
@@ -163,7 +165,7 @@ struct Writer {
                                      lane % 2 * 8) = {at[0], at[1]};
         }
       }
-      __syncwarp();  // 16 rows of 32 columns are there
+      __syncwarp();  // 16 rows of 32 columns are complete
       const int chunk = lane % 8;
       const int at_column = column_of(piece) + 32 * half + 4 * chunk;
 #pragma unroll 1
@@ -191,7 +193,7 @@ struct Writer {
     }
   }
 
-  /// A piece of the tile from its sums; a residual is to come.
+  /// Bias, activation and gate of a piece; the residual is added later.
   template <int piece>
   __device__ __forceinline__ void finish_values(Values<piece>& x, const Sums<c>& all_sums) const {
     const Epilogue& epilogue = arguments.epilogue;
@@ -212,7 +214,7 @@ struct Writer {
     }
   }
 
-  /// Where sums are the result, or a residual is all that comes to them, and that is told apart.
+  /// Whether the epilogue is at most a residual, in configurations that treat this case apart.
   __device__ __forceinline__ bool bare() const {
     const Epilogue& epilogue = arguments.epilogue;
     return c.hides_end() && !c.gated && epilogue.bias.data == nullptr &&
@@ -247,7 +249,7 @@ struct Writer {
     }
   }
 
-  /// The lane's residuals of a piece of the tile to come: two of every eight columns, in two rows.
+  /// Loads the lane's residuals of a piece of the next tile: two of every eight columns, in two rows.
   template <int piece>
   __device__ __forceinline__ void load_residual() {
     const Matrix& residual = arguments.epilogue.residual;
@@ -285,7 +287,7 @@ struct Writer {
     finish_values<piece>(x, sums);
     keep_sum<piece>(x, arguments.epilogue.residual.data != nullptr);
   }
-  /// The same of sums that are results, or the residual is added to.
+  /// The same where the epilogue is at most a residual.
   template <int piece>
   __device__ __forceinline__ void keep_bare_piece(const Sums<c>& sums, bool residual) {
     Values<piece> x;
@@ -300,7 +302,7 @@ struct Writer {
     }(std::make_integer_sequence<int, pieces>{});
   }
 
-  /// Under products: writes pieces of the tile before, and loads what is added to this one's.
+  /// While products run: stores a piece of the tile before, and loads residuals of this one.
   template <int number>
   __device__ __forceinline__ void part() {
     constexpr int piece = number % pieces;
@@ -323,8 +325,8 @@ struct Writer {
       fetch_residual<0>();
     }
   }
-  /// After them. Nothing is multiplied meanwhile: what is bare goes past all the rest in a row, without
-  /// branches. Narrow tiles know of nothing bare.
+  /// After them. The tensor cores are idle meanwhile, so the bare case has straight code without branches,
+  /// except in narrow tiles.
   __device__ __forceinline__ void finish(const Sums<c>& sums) {
     const bool residual = arguments.epilogue.residual.data != nullptr;
     if constexpr (keeps) {
@@ -346,7 +348,7 @@ struct Writer {
       for_each_piece([&]<int piece>() { finish_piece<piece>(sums); });
     }
   }
-  /// Before the block ends: its shared memory has been read.
+  /// Before the CTA exits: stores what is kept, and waits until shared memory has been read.
   __device__ __forceinline__ void end() {
     if constexpr (keeps) {
       if (is_kept) for_each_piece([&]<int piece>() { write<piece>(kept[piece]); });

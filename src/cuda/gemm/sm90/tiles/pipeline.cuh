@@ -8,14 +8,14 @@
 
 namespace tilewise::cuda::gemm {
 
-/// `full` ends a phase when tiles of a and b have come, `empty` when every warp that reads them, of both
-/// blocks of a pair, has let them go. Loader and consumers go round the stages without starting anew at tiles
-/// of the result, so that the next one's are loaded while this one is written.
+/// `full` completes a phase when tiles of A and B have arrived, `empty` when every warp that reads them, in
+/// both CTAs of a pair, has released them. Loader and consumers go round the stages without starting over
+/// between tiles of the result, so that the next tile is loaded while this one is stored.
 template <GemmConfig c>
 struct Barriers {
   Mbarrier full[c.stages], empty[c.stages];
 
-  /// By one thread, before a barrier of the block.
+  /// By one thread, before a CTA-wide barrier.
   __device__ void init() {
     for (int stage = 0; stage < c.stages; ++stage) {
       init_barrier(&full[stage], 1);
@@ -25,12 +25,12 @@ struct Barriers {
   }
 };
 
-/// A block's shared memory: stages of a and b, the warps' slabs, the barriers.
+/// A CTA's shared memory: stages of A and B, the warps' slabs, the mbarriers.
 template <GemmConfig c>
 struct SharedMemory {
   static_assert(sizeof(Barriers<c>) == c.barrier_bytes());
   static_assert(c.a_bytes() % 1024 == 0 && c.b_bytes() % 1024 == 0);
-  static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
+  static_assert(c.shared_bytes() <= 232448);  // the most a CTA can have on Hopper
 
   std::byte* first;
 
@@ -42,18 +42,18 @@ struct SharedMemory {
   }
 };
 
-/// Stages a tile of the result takes.
+/// How many stages a tile of the result takes.
 template <GemmConfig c>
 __device__ __forceinline__ int stages_of(const GemmArguments& arguments) {
   return (arguments.k + c.depth - 1) / c.depth;
 }
 
-/// The block's tiles in order. Where one lies takes two divisions, hundreds of clocks, so whoever goes
-/// through them says when it is found out.
+/// The CTA's tiles in order. To find a tile's place takes two divisions, which are hundreds of clocks, so the
+/// caller decides when find() is called.
 template <GemmConfig c>
 class Tiles {
  public:
-  int row = 0, column = 0;  ///< the tile's first of the result
+  int row = 0, column = 0;  ///< the tile's first, in the result
 
   __device__ __forceinline__ explicit Tiles(const GemmArguments& arguments)
       : order_(arguments.order), index_(static_cast<int>(blockIdx.x) / c.blocks()) {}
@@ -72,7 +72,7 @@ class Tiles {
   int index_;
 };
 
-/// Calls `body` with each of the block's tiles: the first row and the first column of the result.
+/// Calls `body` with the first row and column of each of the CTA's tiles.
 template <GemmConfig c, typename Body>
 __device__ __forceinline__ void for_each_tile(const GemmArguments& arguments, const Body& body) {
 #pragma unroll 1

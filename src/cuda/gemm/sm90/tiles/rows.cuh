@@ -11,12 +11,12 @@
 
 namespace tilewise::cuda::gemm {
 
-// From a product to the row of a tuning table that it runs by.
+// From a call to the row of a tuning table that it uses.
 
-/// A factor [length, k] of a product, or its gate's, in boxes of `rows` of its rows; where turned, of 64
-/// summands.
-inline CUtensorMap map_of_factor(const Matrix& factor, bool turned, int rows) {
-  return turned
+/// The tensor map of an operand [length, K], with boxes of `rows` of its rows; if transposed, with boxes of
+/// 64 of K.
+inline CUtensorMap map_of_factor(const Matrix& factor, bool transposed, int rows) {
+  return transposed
              ? map_of_matrix(factor.data, factor.dtype, factor.columns, factor.rows, factor.stride_column,
                              GemmConfig::depth)
              : map_of_matrix(factor.data, factor.dtype, factor.rows, factor.columns, factor.stride_row, rows);
@@ -26,9 +26,9 @@ template <typename T, typename Table, int row>
 void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   constexpr GemmConfig c = Table::rows[row];
   const GemmProblem& problem = call.problem;
-  GemmMaps maps{.a = map_of_factor(call.a, c.turned_a, c.a_box()),
-                .b = map_of_factor(call.b, c.turned_b, c.b_box())};
-  maps.gate = c.gated ? map_of_factor(call.gate, c.turned_b, c.b_box()) : maps.b;
+  GemmMaps maps{.a = map_of_factor(call.a, c.transposed_a, c.a_box()),
+                .b = map_of_factor(call.b, c.transposed_b, c.b_box())};
+  maps.gate = c.gated ? map_of_factor(call.gate, c.transposed_b, c.b_box()) : maps.b;
   const auto map_of_out = [&](int columns) {
     return c.wide ? maps.b
                   : map_of_matrix(call.out.data, call.out.dtype, problem.m, problem.n, call.out.stride_row,
@@ -36,7 +36,7 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   };
   maps.out = map_of_out(64);
   maps.out_rest = c.out_columns() % 64 == 0 ? maps.out : map_of_out(c.out_columns() % 64);
-  // A pair of blocks, where there are such, takes a tile of the order together.
+  // A pair of CTAs takes two neighbouring tiles, which count as one in the order.
   const int tiles_m = tiles_of(problem.m, c.rows_together());
   const int tiles_n = tiles_of(problem.n, c.columns_together());
   const int pairs =
@@ -60,7 +60,7 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   }
 }
 
-/// Runs the row that suits; all of the table is compiled.
+/// Runs the row that is chosen. All rows of the table are compiled.
 template <typename T, typename Table>
 void run_suited(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   const int chosen = choose_row<Table>(call.problem, multiprocessors);
@@ -90,10 +90,10 @@ void run_by_layout(const GemmCall& call, const Context& context) {
   if (problem.gated) return run_suited<T, Gated>(call, multiprocessors, stream);
   if (problem.a_by_rows) {
     return problem.b_by_rows ? run_suited<T, Plain>(call, multiprocessors, stream)
-                             : run_suited<T, TurnedB>(call, multiprocessors, stream);
+                             : run_suited<T, TransposedB>(call, multiprocessors, stream);
   }
-  return problem.b_by_rows ? run_suited<T, TurnedA>(call, multiprocessors, stream)
-                           : run_suited<T, TurnedBoth>(call, multiprocessors, stream);
+  return problem.b_by_rows ? run_suited<T, TransposedA>(call, multiprocessors, stream)
+                           : run_suited<T, TransposedBoth>(call, multiprocessors, stream);
 }
 
 }  // namespace tilewise::cuda::gemm

@@ -4,43 +4,43 @@
 
 namespace tilewise::cuda::gemm {
 
-/// Whether two blocks work side by side (a cluster): on two tiles of the same rows, which share what is read
-/// of a, or of the same columns, which share b. Each loads half of that, into both.
+/// Whether two CTAs form a cluster: for two tiles of the same rows, which share A, or of the same columns,
+/// which share B. Each CTA loads half of what they share and multicasts it to both.
 enum class Pair { none, shares_a, shares_b };
 
-/// How a block of the wgmma kernel is cut: a warp that loads, and `consumers`, warpgroups that have row_tiles
-/// times 64 rows each of a tile. It is alone on its multiprocessor.
+/// The shape of a CTA of the wgmma kernel: a warp that loads, and `consumers` warpgroups that own row_tiles ·
+/// 64 rows of a tile each. There is one CTA on an SM.
 struct GemmConfig {
   int consumers = 2;  ///< 2 or 3
   int row_tiles = 1;  ///< 1 or 2
-  int columns = 256;  ///< a tile, of b; where gated, half of them are the gate's
-  int stages = 4;     ///< tiles of a and b in shared memory, each of 64 summands
+  int columns = 256;  ///< of a tile; if gated, half of them are the gate's
+  int stages = 4;     ///< of A and B in shared memory, each with `depth` of K
   Pair pair = Pair::none;
-  bool gated = false;     ///< the first half of the columns gates the second
-  bool turned_a = false;  ///< a is [k, m] in memory
-  bool turned_b = false;  ///< b is [k, n] in memory
-  /// The result is in f32. Tensor cores truncate their sums, an error that grows with their length: sums are
-  /// taken out of them every `piece` stages and added up in f32.
+  bool gated = false;         ///< the first half of the columns gates the second
+  bool transposed_a = false;  ///< A is [K, M] in memory
+  bool transposed_b = false;  ///< B is [K, N] in memory
+  /// The result is in f32. Tensor cores truncate their sums, with an error that grows with the length of a
+  /// sum. So the accumulators are added to f32 totals every `piece` stages.
   bool wide = false;
   int piece = 2;
-  float speed = 1;  ///< products, with the multiprocessor busy
-  int rest = 340;   ///< what is not hidden of a tile's beginning and end, in summands
+  float speed = 1;  ///< relative rate of products in the main loop
+  int rest = 340;   ///< time of prologue and epilogue that is not hidden, in units of K
 
-  static constexpr int depth = 64;  ///< summands a stage: a panel of 128 bytes
+  static constexpr int depth = 64;  ///< of K in a stage: 128 bytes, the width of the swizzle
 
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int consumer_rows() const { return 64 * row_tiles; }
   constexpr int rows() const { return consumers * consumer_rows(); }
-  /// Whether as much of a tile's end as can be is done under the next one's products (docs/gemm.md). Narrow
-  /// tiles lost by it: a stage of theirs takes half as long as one of 256 columns.
+  /// Whether as much of a tile's epilogue as possible overlaps with the next tile's main loop (docs/gemm.md).
+  /// It made narrow tiles slower: their stages take half as long as those of 256 columns.
   constexpr bool hides_end() const { return columns > 128; }
-  /// Of the result.
+  /// Columns of the result.
   constexpr int out_columns() const { return gated ? columns / 2 : columns; }
-  constexpr int blocks() const { return pair == Pair::none ? 1 : 2; }  ///< that work together
-  /// What they have of the result.
+  constexpr int blocks() const { return pair == Pair::none ? 1 : 2; }  ///< CTAs of a cluster
+  /// Rows and columns of the result that a cluster computes at a time.
   constexpr int rows_together() const { return pair == Pair::shares_b ? 2 * rows() : rows(); }
   constexpr int columns_together() const { return (pair == Pair::shares_a ? 2 : 1) * out_columns(); }
-  /// Rows of a box of a, and of b. Halves of b begin at multiples of 8 rows: those of 168 overlap.
+  /// Rows of a box of A, and of B. Halves of B begin at multiples of 8 rows, so those of 168 columns overlap.
   constexpr int a_box() const { return pair == Pair::shares_a ? rows() / 2 : rows(); }
   constexpr int b_box() const {
     if (gated) return columns / 2;
@@ -48,15 +48,15 @@ struct GemmConfig {
   }
   constexpr int a_bytes() const { return rows() * depth * 2; }
   constexpr int b_bytes() const { return columns * depth * 2; }
-  /// What comes into a stage.
+  /// Bytes that are copied into a stage.
   constexpr int loaded_bytes() const {
     const int b_rows = gated || pair == Pair::shares_b ? 2 * b_box() : columns;
     return a_bytes() + b_rows * depth * 2;
   }
-  /// Registers of a thread; together they are what a block of one a multiprocessor starts with.
+  /// Registers of a thread after setmaxnreg. Together they are those that the CTA is launched with.
   constexpr int producer_registers() const { return consumers == 3 ? 32 : 40; }
   constexpr int consumer_registers() const { return consumers == 3 ? 160 : 232; }
-  /// Slabs of the result on their way out, 16 rows of 64 columns, two a warp, stand behind the tiles.
+  /// Behind the stages are slabs, through which results are stored: 16 rows of 64 columns, two for each warp.
   constexpr int slab_bytes() const { return 16 * 128; }
   constexpr int tile_bytes() const { return stages * (a_bytes() + b_bytes()); }
   constexpr int slabs_bytes() const { return consumers * 4 * 2 * slab_bytes(); }
@@ -68,8 +68,8 @@ struct GemmConfig {
   friend constexpr bool operator==(const GemmConfig&, const GemmConfig&) = default;
 };
 
-/// One row a line, by how factors lie in memory. The one is taken whose tiles take the least time on all
-/// multiprocessors. bench/sweep_gemm.cu measures candidates.
+/// A table for each memory layout of A and B. The row is taken whose tiles take the least time on all SMs.
+/// bench/sweep_gemm.cu measures candidates.
 struct Plain {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4},
@@ -89,46 +89,46 @@ struct Gated {
   };
 };
 /// dx = dy · w.
-struct TurnedB {
+struct TransposedB {
   static constexpr GemmConfig rows[] = {
-      {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .turned_b = true},
+      {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .transposed_b = true},
       {.row_tiles = 1,
        .columns = 128,
        .stages = 6,
        .pair = Pair::shares_b,
-       .turned_b = true,
+       .transposed_b = true,
        .speed = 0.89f,
        .rest = 180},
   };
 };
 /// dw = dyᵀ · x.
-struct TurnedBoth {
+struct TransposedBoth {
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1,
        .columns = 256,
        .stages = 4,
        .pair = Pair::shares_b,
-       .turned_a = true,
-       .turned_b = true},
+       .transposed_a = true,
+       .transposed_b = true},
       {.row_tiles = 1,
        .columns = 128,
        .stages = 5,
-       .turned_a = true,
-       .turned_b = true,
+       .transposed_a = true,
+       .transposed_b = true,
        .speed = 0.85f,
        .rest = 180},
   };
 };
-struct TurnedA {
+struct TransposedA {
   static constexpr GemmConfig rows[] = {
-      {.row_tiles = 1, .columns = 128, .stages = 5, .turned_a = true},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .transposed_a = true},
   };
 };
-/// Results in f32, by whether a, and whether b is turned.
+/// Results in f32, by whether A and B are transposed.
 template <bool a, bool b>
 struct Wide {
   static constexpr GemmConfig rows[] = {
-      {.row_tiles = 1, .columns = 128, .stages = 5, .turned_a = a, .turned_b = b, .wide = true},
+      {.row_tiles = 1, .columns = 128, .stages = 5, .transposed_a = a, .transposed_b = b, .wide = true},
   };
 };
 struct WideGated {

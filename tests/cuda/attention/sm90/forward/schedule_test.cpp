@@ -18,7 +18,7 @@ namespace {
 using cuda::wgmma::BandOfKeys;
 using cuda::wgmma::Schedule;
 using cuda::wgmma::TileSpan;
-using cuda::wgmma::Turn;
+using cuda::wgmma::WorkTile;
 
 // These need no device.
 
@@ -32,9 +32,9 @@ TEST(WgmmaSchedule, HasEveryTileOnce) {
           EXPECT_EQ(schedule.blocks, std::min(multiprocessors, heads * tiles));
           std::set<std::pair<int, int>> seen;
           for (int index = 0; index < schedule.total(); ++index) {
-            const Turn turn = schedule.turn(index);
-            EXPECT_TRUE(seen.insert({turn.head, turn.tile}).second);
-            EXPECT_TRUE(turn.head >= 0 && turn.head < heads && turn.tile >= 0 && turn.tile < tiles);
+            const WorkTile work = schedule.work_tile(index);
+            EXPECT_TRUE(seen.insert({work.head, work.tile}).second);
+            EXPECT_TRUE(work.head >= 0 && work.head < heads && work.tile >= 0 && work.tile < tiles);
           }
           EXPECT_EQ(seen.size(), static_cast<std::size_t>(heads) * static_cast<std::size_t>(tiles))
               << multiprocessors << " " << heads << " " << tiles << " " << section;
@@ -72,16 +72,16 @@ TEST(WgmmaSchedule, MixedTilesHaveEveryRowOnceAndAreAboutEqual) {
   }
 }
 
-TEST(WgmmaSchedule, SharesOfKeysAreAllOfThem) {
+TEST(WgmmaSchedule, SplitsCoverAllKeys) {
   for (const TileSpan span : {TileSpan{0, 0}, {0, 1}, {3, 10}, {5, 200}}) {
-    for (const int shares : {1, 2, 7, 32}) {
+    for (const int splits : {1, 2, 7, 32}) {
       int end = span.first;
-      for (int n = 0; n < shares; ++n) {
-        const TileSpan share = span.share(n, shares);
-        EXPECT_LE(share.count(), (span.count() + shares - 1) / shares);
-        if (share.count() == 0) continue;
-        EXPECT_EQ(share.first, end);
-        end = share.last;
+      for (int n = 0; n < splits; ++n) {
+        const TileSpan split = span.split(n, splits);
+        EXPECT_LE(split.count(), (span.count() + splits - 1) / splits);
+        if (split.count() == 0) continue;
+        EXPECT_EQ(split.first, end);
+        end = split.last;
       }
       EXPECT_EQ(end, span.last);
     }
@@ -100,7 +100,7 @@ double imbalance(int length, int dim, int rows) {
   double all = 0;
   double last = 0;
   for (int index = 0; index < schedule.total(); ++index) {
-    const int first = schedule.turn(index).tile * rows;
+    const int first = schedule.work_tile(index).tile * rows;
     double keys = 0;
     for (int row = first; row < std::min(first + rows, length); row += 64) keys += row + 64;
     const double end = done.top() + keys;

@@ -1,4 +1,4 @@
-#include "cuda/attention/sm90/decode/few.h"
+#include "cuda/attention/sm90/decode/plan.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,48 +8,48 @@
 namespace tilewise::cuda::wgmma {
 namespace {
 
-constexpr std::int64_t rows_a_tile = FewForward::rows[0].rows();
+constexpr std::int64_t rows_a_tile = DecodeForward::rows[0].rows();
 
 std::int64_t tiles_of(std::int64_t rows) { return (rows + rows_a_tile - 1) / rows_a_tile; }
 
-/// Heads stand together where tiles are fuller for it, by a fifth at least.
-int heads_together_log2(const AttentionProblem& problem) {
-  const std::int64_t heads = heads_together(problem);
+/// Heads are packed if that fills tiles better by at least a fifth.
+int packed_heads_log2(const AttentionProblem& problem) {
+  const std::int64_t heads = packed_heads(problem);
   const bool fuller = 6 * tiles_of(problem.length_q * heads) <= 5 * tiles_of(problem.length_q) * heads;
   return fuller ? std::countr_zero(static_cast<std::uint64_t>(heads)) : 0;
 }
 
-/// The row for these head dims: there is one for each.
-int row_of_few(const AttentionProblem& problem) {
+/// The row for these head dims.
+int decode_row_of(const AttentionProblem& problem) {
   int row = 0;
-  while (FewForward::rows[row].dim < std::max(problem.dim_qk, problem.dim_v)) ++row;
+  while (DecodeForward::rows[row].dim < std::max(problem.dim_qk, problem.dim_v)) ++row;
   return row;
 }
 
-/// How a call is cut if that takes less than `time_alone`.
-FewPlan few_plan(const AttentionCall& call, int multiprocessors, double time_alone) {
+/// How a call is cut, if that takes less than `time_alone`, the time of the other kernels.
+DecodePlan decode_plan(const AttentionCall& call, int multiprocessors, double time_alone) {
   const AttentionProblem& problem = call.problem;
-  if (std::max(problem.dim_qk, problem.dim_v) > most_dim_of_few || masked(call)) return {};
-  FewPlan plan{.heads_log2 = heads_together_log2(problem)};
-  const ForwardConfig& c = FewForward::rows[row_of_few(problem)];
+  if (std::max(problem.dim_qk, problem.dim_v) > most_dim_of_decode || masked(call)) return {};
+  DecodePlan plan{.heads_log2 = packed_heads_log2(problem)};
+  const ForwardConfig& c = DecodeForward::rows[decode_row_of(problem)];
   const Schedule whole = schedule_of(call, c, multiprocessors, {plan.heads_log2, 1});
   if (plan.heads_log2 == 0 && whole.total() >= multiprocessors) return {};
 
-  // The last queries see the most keys, or as many as others.
+  // The last queries see the most keys.
   const BandOfKeys band = BandOfKeys::of(call);
   const int last_queries = std::max(1, c.rows() >> plan.heads_log2);
   const int key_tiles = band.tiles(std::max(0, band.length_q - last_queries), band.length_q, c.keys).count();
-  const double row_time = static_cast<double>(ShareSpace::of(call, plan).rows * problem.dim_v) * 8 / 3e6;
+  const double row_time = static_cast<double>(SplitSpace::of(call, plan).rows * problem.dim_v) * 8 / 3e6;
   double least = 0;
-  for (int shares = 1; shares <= std::min(most_shares, std::max(1, key_tiles)); ++shares) {
-    const int rounds = (whole.total() * shares + multiprocessors - 1) / multiprocessors;
-    const double joining = shares > 1 ? static_cast<double>(joining_time) + shares * row_time : 0.0;
-    const int most_tiles = (key_tiles + shares - 1) / shares;
+  for (int splits = 1; splits <= std::min(most_splits, std::max(1, key_tiles)); ++splits) {
+    const int rounds = (whole.total() * splits + multiprocessors - 1) / multiprocessors;
+    const double joining = splits > 1 ? static_cast<double>(combine_time) + splits * row_time : 0.0;
+    const int most_tiles = (key_tiles + splits - 1) / splits;
     const double time =
         rounds * static_cast<double>(c.even.start + c.even.step * static_cast<float>(most_tiles)) + joining;
-    if (plan.shares == 0 || time < least) {
+    if (plan.splits == 0 || time < least) {
       least = time;
-      plan.shares = shares;
+      plan.splits = splits;
     }
   }
   if (least > 0.9 * time_alone) return {};
@@ -58,7 +58,7 @@ FewPlan few_plan(const AttentionCall& call, int multiprocessors, double time_alo
 
 }  // namespace
 
-std::int64_t heads_together(const AttentionProblem& problem) {
+std::int64_t packed_heads(const AttentionProblem& problem) {
   constexpr std::int64_t most = 64;  // a consumer's rows
   const std::int64_t group = problem.heads_q / std::max<std::int64_t>(problem.heads_kv, 1);
   const AttentionFeatures& features = problem.features;
@@ -73,11 +73,11 @@ Choice choose_anew(const AttentionCall& call, int multiprocessors) {
   const ChosenRow alone = masked(call)    ? choose_row<MaskedForward>(call, multiprocessors)
                           : general(call) ? choose_row<GeneralForward>(call, multiprocessors)
                                           : choose_row<Forward>(call, multiprocessors);
-  const FewPlan few = few_plan(call, multiprocessors, alone.time);
-  return {few, few.shares > 0 ? row_of_few(call.problem) : alone.row};
+  const DecodePlan decode = decode_plan(call, multiprocessors, alone.time);
+  return {decode, decode.splits > 0 ? decode_row_of(call.problem) : alone.row};
 }
 
-/// What a choice follows from.
+/// What a choice depends on.
 struct Asked {
   AttentionProblem problem;
   std::int64_t left = 0, right = 0;  ///< of the band
@@ -89,7 +89,7 @@ struct Asked {
 
 }  // namespace
 
-// A call asks twice, for its workspace and for its launch, and the next is often like it.
+// A call asks twice, for its workspace and for its launch, and the next call is often the same.
 Choice choose(const AttentionCall& call, int multiprocessors) {
   thread_local Asked last;
   thread_local Choice answer;
