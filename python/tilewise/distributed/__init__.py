@@ -1,5 +1,6 @@
 """Attention over sequences that several ranks hold together, on torch.distributed."""
 
+from tilewise.distributed import strategies
 from tilewise.distributed.attention import attention, attention_varlen
 from tilewise.distributed.layout import (
     Layout,
@@ -23,6 +24,7 @@ __all__ = [
     "count_pairs",
     "documents",
     "shard",
+    "strategies",
     "striped",
     "unshard",
     "zigzag",

@@ -19,10 +19,11 @@ from tilewise.distributed.messages import Mailbox, naming_failures
 
 @dataclass(frozen=True)
 class Given:
-    """What a call was given on one rank. All but the lengths and the seed must be the same everywhere."""
+    """What a call was given on one rank. All but the first four must be the same everywhere."""
 
     length_q: int
     length_k: int
+    mask_rows: int
     seed: tuple[int, int] | None
     query: str  # shape without the length, type and device
     key: str
@@ -52,12 +53,14 @@ def agree(boxes: Sequence[Mailbox], look: Callable[[], Given], exchange: bool) -
         with naming_failures():
             dist.all_gather_object(lists, everyone, group=box.group)
         everyone = [given for found in lists for given in found]
+    if failure is not None and all(given == own for given in everyone):
+        raise failure
     for rank, given in enumerate(everyone):
         if isinstance(given, str):
             raise InvalidArgument(f"rank {rank} raised {given}") from failure
     for field in fields(Given):
         values = [getattr(given, field.name) for given in everyone]
-        if field.name in ("length_q", "length_k", "seed"):
+        if field.name in ("length_q", "length_k", "mask_rows", "seed"):
             continue
         for rank, value in enumerate(values):
             if value != values[0]:

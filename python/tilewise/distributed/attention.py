@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, Literal
+from functools import lru_cache, wraps
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -27,8 +27,25 @@ from tilewise.distributed.ring import Ring
 Method = Literal["ring", "ulysses", "hybrid", "gather"]
 Mesh = DeviceMesh | dist.ProcessGroup | None
 METHODS = ("ring", "ulysses", "hybrid", "gather")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def _outside_graphs(function: Function) -> Function:
+    """Runs between two graphs where torch.compile traces: messages are no part of one.
+
+    torch.compiler.disable does that, but loads the compiler at once.
+    """
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*arguments, **options)
+        return function(*arguments, **options)
+
+    return cast(Function, call)
+
+
+@_outside_graphs
 def attention(
     query: Tensor,
     key: Tensor,
@@ -85,6 +102,7 @@ def attention(
     def look() -> Given:
         _check_rows(given, query, key, value, rank=4)
         _check_heads(query, key, enable_gqa)
+        _check_per_head(query, alibi_slopes, sinks, query.shape[0])
         _check_mask(attn_mask, query)
         settings.update(
             _settings(dropout_p, is_causal, scale, alignment, window, softcap, kernel, deterministic)
@@ -97,10 +115,12 @@ def attention(
     _check_mask_keys(attn_mask, layouts[1].length)
     starts = ((0, layouts[0].length), (0, layouts[1].length))
     call = _call(query, key, boxes, method, layouts, starts, settings, everyone[0].seed, packed=False)
+    call.mask_of_rows = _mask_of_rows(everyone)
     out, lse = _apply((query, key, value, attn_mask, alibi_slopes, sinks, call), DENSE_NAMES)
     return (wrap(out), wrap(lse)) if return_lse else wrap(out)
 
 
+@_outside_graphs
 def attention_varlen(
     query: Tensor,
     key: Tensor,
@@ -144,6 +164,7 @@ def attention_varlen(
         _check_rows((query, key, value), query, key, value, rank=3)
         _check_starts(starts_q, starts_k)
         _check_heads(query, key, enable_gqa)
+        _check_per_head(query, alibi_slopes, sinks, len(starts_q) - 1)
         settings.update(
             _settings(dropout_p, is_causal, scale, alignment, window, softcap, kernel, deterministic)
         )
@@ -263,6 +284,14 @@ def _check_heads(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
         reject("query", f"a multiple of key's {heads_k} heads", heads_q)
 
 
+def _check_per_head(query: Tensor, slopes: Tensor | None, sinks: Tensor | None, entries: int) -> None:
+    heads = query.shape[1]
+    if sinks is not None and list(sinks.shape) != [heads]:
+        reject("sinks", f"[{heads}], one for each head of query", list(sinks.shape))
+    if slopes is not None and list(slopes.shape) not in ([heads], [entries, heads]):
+        reject("alibi_slopes", f"[{heads}] or [{entries}, {heads}]", list(slopes.shape))
+
+
 def _check_mask(mask: Tensor | None, query: Tensor) -> None:
     if mask is None:
         return
@@ -276,6 +305,14 @@ def _check_mask(mask: Tensor | None, query: Tensor) -> None:
 def _check_mask_keys(mask: Tensor | None, keys: int) -> None:
     if mask is not None and mask.shape[-1] not in (1, keys):
         reject("attn_mask", f"all {keys} keys of the sequence, or 1", list(mask.shape))
+
+
+def _mask_of_rows(everyone: Sequence[Given]) -> bool:
+    """Whether the mask has a row for each query; else it has one for all. A rank may have a single query."""
+    lengths, rows = [x.length_q for x in everyone], [x.mask_rows for x in everyone]
+    if rows != lengths and any(n != 1 for n in rows):
+        reject("attn_mask", f"a row for each query on all ranks, {lengths}, or one on all", rows)
+    return rows == lengths
 
 
 def _check_starts(*cumulative: tuple[int, ...]) -> None:
@@ -341,13 +378,14 @@ def _given(
     if settings["dropout_p"] > 0:
         words = draw_seed(device).tolist()
         seed = (words[0], words[1])
-    of_mask = None
+    of_mask, mask_rows = None, 1
     if mask is not None:
-        shape = [1] * (4 - mask.dim()) + list(mask.shape)
-        of_mask = (shape[:2], "one row" if shape[2] == 1 else "own rows", shape[3], mask.dtype)
+        *leading, mask_rows, keys = [1] * (4 - mask.dim()) + list(mask.shape)
+        of_mask = (leading, keys, mask.dtype)
     shapes = [None if x is None else (list(x.shape), x.dtype) for x in others]
     return Given(
         **rows,
+        mask_rows=mask_rows,
         seed=seed,
         attn_mask=repr(of_mask),
         layout=repr(layouts),

@@ -28,6 +28,7 @@ class Call:
     exchange: HeadExchange | None = None  # of queries
     key_exchange: HeadExchange | None = None
     heads: tuple[Heads, ...] = ()  # of each rank, where they are exchanged
+    mask_of_rows: bool = True  # a row for each query, not one for all
 
     def _spread(self, x: Tensor) -> Tensor:
         return x if self.exchange is None else self.exchange.spread(x, [h.at for h in self.heads])
@@ -50,7 +51,7 @@ class Call:
             return mask
         mask = mask[(None,) * (4 - mask.dim())]
         slices = self._mask_slices(mask)
-        if mask.shape[2] == 1:  # the same row for all queries
+        if not self.mask_of_rows:
             return mask[:, slices[self.exchange.box.rank]]
         return self.exchange.spread(mask, slices)
 
@@ -62,7 +63,7 @@ class Call:
         shape = mask.shape
         mask = mask[(None,) * (4 - mask.dim())]
         slices = self._mask_slices(mask)
-        if mask.shape[2] == 1:
+        if not self.mask_of_rows:
             whole = torch.zeros_like(mask, dtype=gradient.dtype)
             whole[:, slices[self.exchange.box.rank]] = gradient
             return whole.view(shape)
