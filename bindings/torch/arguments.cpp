@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "attention/kernel.h"
 #include "core/check.h"
 
 namespace tilewise::torch_binding {
@@ -169,6 +170,11 @@ AttentionOptions AttentionArguments::options() const {
       .precision = allow_tf32 ? Precision::allow_tf32 : Precision::full,
       .kernel = kernel_name ? std::string_view(*kernel_name) : "auto",
   };
+}
+
+void run(const AttentionCall& call, const AttentionOptions& options, Runtime& runtime) {
+  const AttentionKernel& kernel = choose_attention_kernel(call.problem, options.kernel);
+  run_kernel(kernel, call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
 }
 
 double work_of(const AttentionInputs& inputs) {

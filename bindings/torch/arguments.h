@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "attention/call.h"
 #include "runtime.h"
 #include "tilewise/tilewise.h"
 
@@ -68,6 +69,10 @@ struct AttentionArguments {
       : query(std::move(q)), key(std::move(k)), value(std::move(v)) {}
   void unpack_options();
 };
+
+/// Runs a checked call. The library's own functions would check it once more, to say how much workspace it
+/// needs; on tiny tensors a check is a tenth of the whole.
+void run(const AttentionCall& call, const AttentionOptions& options, Runtime& runtime);
 
 /// Multiply-adds of a forward pass in which nothing is hidden, roughly.
 double work_of(const AttentionInputs& inputs);

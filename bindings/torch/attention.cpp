@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "arguments.h"
-#include "attention/kernel.h"
 #include "attention/validate.h"
 #include "kinds.h"
 
@@ -40,13 +39,6 @@ struct Outputs {
   OptionalTensor o, lse;
   AttentionOutputs views;
 };
-
-/// Runs a checked call. The library's own functions would check it once more, to say how much workspace it
-/// needs; on tiny tensors a check is a tenth of the whole.
-void run(const AttentionCall& call, const AttentionOptions& options, Runtime& runtime) {
-  const AttentionKernel& kernel = choose_attention_kernel(call.problem, options.kernel);
-  run_kernel(kernel, call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
-}
 
 Outputs run_forward(AttentionArguments& arguments, bool with_lse) {
   const AttentionInputs inputs = arguments.inputs();

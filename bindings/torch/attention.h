@@ -13,6 +13,8 @@ void attention_inference_op(StableIValue* stack, std::uint64_t arguments, std::u
 void attention_training_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void attention_backward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void attention_training_backward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void attention_piece_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void attention_piece_backward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void explain_attention_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 /// The checks of a call, for tensors without data.
 void check_attention_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);

@@ -31,6 +31,8 @@ void implement(torch::stable::detail::StableLibrary& library) {
   library.impl("attention_training.masked", tilewise::torch_binding::attention_training_op);
   library.impl("attention_backward", tilewise::torch_binding::attention_backward_op);
   library.impl("attention_training_backward", tilewise::torch_binding::attention_training_backward_op);
+  library.impl("attention_piece", tilewise::torch_binding::attention_piece_op);
+  library.impl("attention_piece_backward", tilewise::torch_binding::attention_piece_backward_op);
   library.impl("explain_attention", tilewise::torch_binding::explain_attention_op);
   library.impl("gemm", tilewise::torch_binding::gemm_op);
   library.impl("explain_gemm", tilewise::torch_binding::explain_gemm_op);
@@ -61,6 +63,15 @@ STABLE_TORCH_LIBRARY(tilewise, library) {
   library.def(schema("attention_training_backward", backward_own,
                      plain + ", Tensor? attn_mask, bool deterministic", "Tensor[]")
                   .c_str());
+  // A piece of a whole: place has the fields of tilewise::Piece, wide asks for f32 results and an f64 lse.
+  const std::string piece = "int[] place, bool wide, ";
+  library.def(schema("attention_piece", piece, attention_schema, "(Tensor out, Tensor lse)").c_str());
+  library.def(
+      schema("attention_piece_backward",
+             "Tensor grad_out, Tensor? grad_lse, Tensor? out, Tensor lse, Tensor? delta, bool[] needed, " +
+                 piece,
+             attention_schema, "Tensor[]")
+          .c_str());
   library.def(schema("explain_attention", "bool[] needed, ", attention_schema, "str").c_str());
   using namespace tilewise::torch_binding;
   const std::string gemm = gemm_schema;

@@ -82,6 +82,20 @@ struct Dropout {
   std::uint64_t offset = 0;
 };
 
+/// Where the tensors of a dense call stand in a whole of which they are a piece: query i is query
+/// q_offset + i·step of the whole, key j is key k_offset + j·step, entry b is entry batch_offset + b and
+/// query head h is head head_offset + h. Band, ALiBi and dropout are those of the whole.
+struct Piece {
+  std::int64_t q_offset = 0;
+  std::int64_t k_offset = 0;
+  std::int64_t step = 1;
+  std::int64_t length_q = 0;  ///< of the whole
+  std::int64_t length_k = 0;
+  std::int64_t batch_offset = 0;
+  std::int64_t head_offset = 0;
+  std::int64_t heads_q = 0;  ///< of the whole
+};
+
 struct AttentionOptions {
   std::optional<float> scale{};  ///< 1/√D when absent
   bool causal = false;
@@ -92,6 +106,9 @@ struct AttentionOptions {
   bool deterministic = false;  ///< backward bitwise repeatable; forward always is
   Precision precision = Precision::full;
   std::string_view kernel = "auto";
+  /// Pieces are joined without another rounding: with one, o and the gradients of 16-bit rows may be f32, and
+  /// lse may be f64. Dense tensors alone, without key lengths and block masks.
+  std::optional<Piece> piece{};
 };
 
 struct AttentionOutputs {
@@ -105,6 +122,10 @@ struct AttentionGradients {
   Tensor lse{};
   Tensor d_o{};    ///< gradient of o
   Tensor d_lse{};  ///< gradient of lse; optional, type of lse
+  /// Of a piece: Σ d_o·o of each row, shape and type of lse. Then lse and delta are those of rows that saw
+  /// more keys than the call has, sinks among them, and the gradients are this call's share of the sums. o
+  /// and sinks are not given.
+  Tensor delta{};
   Tensor dq{};
   Tensor dk{};
   Tensor dv{};

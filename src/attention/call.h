@@ -119,6 +119,25 @@ struct Starts {
   }
 };
 
+/// Where a piece stands in its whole; of a call that is a whole, as these are.
+struct Place {
+  bool of_piece = false;
+  std::int64_t q_offset = 0;
+  std::int64_t k_offset = 0;
+  std::int64_t step = 1;
+  std::int64_t more_keys = 0;  ///< keys of the whole beyond its queries
+  std::int64_t batch_offset = 0;
+  std::int64_t head_offset = 0;
+  std::int64_t heads = 0;  ///< query heads an entry of the whole has
+
+  constexpr std::int64_t query(std::int64_t i) const { return q_offset + i * step; }
+  constexpr std::int64_t key(std::int64_t j) const { return k_offset + j * step; }
+  /// The number of a head among those of all entries: what dropout counts.
+  constexpr std::uint32_t head_index(std::int64_t b, std::int64_t h) const {
+    return static_cast<std::uint32_t>((batch_offset + b) * heads + head_offset + h);
+  }
+};
+
 /// A checked call: the problem, and every argument in the form kernels read. It is passed to CUDA kernels by
 /// value, and its small functions are constexpr so that they may be called there.
 struct AttentionCall {
@@ -148,6 +167,8 @@ struct AttentionCall {
   bool deterministic = false;
   std::int64_t heads_together = 1;  ///< see group()
   bool allow_tf32 = false;          ///< f32 results need be no better than TF32 products would make them
+  Place place;                      ///< read by kernels that take pieces, those of the CPU
+  Rows delta;                       ///< of a piece's rows, like lse; not wanted: backward sums it up itself
 
   /// Query heads that share a key head.
   constexpr std::int64_t group() const { return heads_together; }
@@ -188,6 +209,12 @@ struct AttentionCall {
   constexpr KeyRange keys_of(const Sequence& s, std::int64_t i) const {
     const std::int64_t position = i + s.band_offset;
     return {std::max<std::int64_t>(0, position - band.left), std::min(s.length_k, position + band.right + 1)};
+  }
+
+  /// How far query i is from key j: what ALiBi multiplies.
+  constexpr std::int64_t distance(const Sequence& s, std::int64_t i, std::int64_t j) const {
+    const std::int64_t more_keys = place.of_piece ? place.more_keys : s.length_k - s.length_q;
+    return place.query(i) + more_keys - place.key(j);
   }
 
   constexpr std::byte* key_row(const Rows& rows, const Sequence& s, std::int64_t b, std::int64_t h_kv,

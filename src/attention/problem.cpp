@@ -34,7 +34,17 @@ std::string to_string(const AttentionProblem& problem) {
   if (features.dropout) text << ", dropout";
   if (features.key_lengths) text << ", key lengths";
   if (features.block_mask) text << ", block mask";
+  if (problem.piece != PieceDetails{}) text << ", piece";
   return text.str();
+}
+
+std::string unsuited_piece(const AttentionProblem& problem) {
+  const PieceDetails& piece = problem.piece;
+  if (piece.placed) return "counts positions of ALiBi and dropout from the first query, key and head alone";
+  if (piece.off_diagonal) return "takes bands that hold a query's own key alone";
+  if (piece.wide_results) return "takes results in the type of q, and lse in f32, alone";
+  if (piece.share_of_keys) return "takes backward of rows whose keys are all given alone";
+  return {};
 }
 
 }  // namespace tilewise

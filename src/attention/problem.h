@@ -42,6 +42,15 @@ struct BackwardDetails {
   friend bool operator==(const BackwardDetails&, const BackwardDetails&) = default;
 };
 
+/// What a piece asks that no whole problem does.
+struct PieceDetails {
+  bool placed = false;         ///< ALiBi or dropout count from elsewhere than the first query, key and head
+  bool off_diagonal = false;   ///< the band begins after a query's own key, or ends before it
+  bool wide_results = false;   ///< rows or gradients in f32 of 16-bit rows, or statistics in f64
+  bool share_of_keys = false;  ///< backward by lse and delta of rows that saw other keys too
+  friend bool operator==(const PieceDetails&, const PieceDetails&) = default;
+};
+
 /// What is asked, apart from how it is done: everything a kernel needs to say whether it can.
 struct AttentionProblem {
   Pass pass = Pass::forward;
@@ -63,6 +72,7 @@ struct AttentionProblem {
   bool usual_scale = true;   ///< above 1e-20: products are in the order of their scores, and none overflows
   bool aligned_mask = true;  ///< a mask's rows begin at multiples of 16 bytes, and its keys lie together
   BackwardDetails backward{};
+  PieceDetails piece{};
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;
 };
 
@@ -70,5 +80,8 @@ struct AttentionProblem {
 std::string to_string(const AttentionProblem& problem);
 /// What a log says before it.
 constexpr const char* operation_of(const AttentionProblem&) { return "attention "; }
+
+/// Why a kernel that knows of no pieces cannot take the problem; empty where it can.
+std::string unsuited_piece(const AttentionProblem& problem);
 
 }  // namespace tilewise

@@ -10,25 +10,52 @@
 namespace tilewise {
 namespace {
 
+// The type of the inputs, or f32 where a piece asks for it.
+void check_result_dtype(const Tensor& tensor, std::string_view name, DType inputs, bool piece) {
+  if (piece && inputs != DType::f64 && tensor.dtype == DType::f32) return;
+  check_dtype(tensor, name, inputs);
+}
+
 // A tensor that stands beside q or o: same rows, its own last extent.
 void check_beside_q(const Tensor& tensor, std::string_view name, std::int64_t dim, std::string_view meaning,
-                    const Tensor& q, const Context& context) {
+                    const Tensor& q, const Context& context, bool piece = false) {
   if (q.rank == 3) {
     check_shape(tensor, name, {q.extent(0), q.extent(1), dim}, meaning, context);
   } else {
     check_shape(tensor, name, {q.extent(0), q.extent(1), q.extent(2), dim}, meaning, context);
   }
-  check_dtype(tensor, name, q.dtype);
+  check_result_dtype(tensor, name, q.dtype, piece);
   check_contiguous_last(tensor, name);
 }
 
-void check_lse(const Tensor& tensor, std::string_view name, const Tensor& q, const Context& context) {
+// f32; f64 where q is, or where a piece asks for it.
+void check_lse(const Tensor& tensor, std::string_view name, const Tensor& q, const Context& context,
+               bool piece) {
   if (q.rank == 3) {
     check_shape(tensor, name, {q.extent(1), q.extent(0)}, "[Hq, total_q]", context);
   } else {
     check_shape(tensor, name, {q.extent(0), q.extent(1), q.extent(2)}, "[B, Hq, Sq]", context);
   }
-  check_dtype(tensor, name, q.dtype == DType::f64 ? DType::f64 : DType::f32);
+  const bool wide = q.dtype == DType::f64 || (piece && tensor.dtype == DType::f64);
+  check_dtype(tensor, name, wide ? DType::f64 : DType::f32);
+}
+
+// Backward of a share of the keys: what it needs, and what it must not be given.
+void check_delta(const AttentionInputs& inputs, const AttentionOptions& options,
+                 const AttentionGradients& gradients, const Context& context) {
+  check(options.piece.has_value(), "delta", "none but of a piece", gradients.delta);
+  check(!inputs.sinks.given(), "sinks", "none beside delta, as lse has them", inputs.sinks);
+  check(!gradients.o.given(), "o", "none beside delta", gradients.o);
+  check_lse(gradients.delta, "delta", inputs.q, context, true);
+  check_dtype(gradients.delta, "delta", gradients.lse.dtype);
+}
+
+bool wide_results(const AttentionCall& call) {
+  const DType dtype = call.problem.dtype;
+  for (const Rows* rows : {&call.o, &call.dq, &call.dk, &call.dv}) {
+    if (rows->wanted && rows->dtype != dtype) return true;
+  }
+  return dtype != DType::f64 && call.lse.wanted && call.lse.dtype == DType::f64;
 }
 
 void check_written(std::initializer_list<Named> written, const AttentionInputs& inputs) {
@@ -83,13 +110,14 @@ BackwardDetails backward_details(const AttentionCall& call) {
 AttentionCall checked_forward(const AttentionInputs& inputs, const AttentionOptions& options,
                               const AttentionOutputs& outputs, const Context& context, ResultMemory memory) {
   AttentionCall call = checked_inputs(Pass::forward, inputs, options, context);
-  const AttentionProblem& problem = call.problem;
+  AttentionProblem& problem = call.problem;
   check_beside_q(outputs.o, "o", problem.dim_v, inputs.q.rank == 3 ? "[total_q, Hq, Dv]" : "[B, Hq, Sq, Dv]",
-                 inputs.q, context);
-  if (outputs.lse.given()) check_lse(outputs.lse, "lse", inputs.q, context);
+                 inputs.q, context, options.piece.has_value());
+  if (outputs.lse.given()) check_lse(outputs.lse, "lse", inputs.q, context, options.piece.has_value());
   if (memory == ResultMemory::callers) check_written({{"o", &outputs.o}, {"lse", &outputs.lse}}, inputs);
   call.o = rows_of(outputs.o, problem.layout);
   call.lse = statistics_of(outputs.lse, problem.layout);
+  problem.piece.wide_results = wide_results(call);
   return call;
 }
 
@@ -100,11 +128,19 @@ AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOpt
   AttentionProblem& problem = call.problem;
   const Tensor& q = inputs.q;
   const std::string_view o_meaning = q.rank == 3 ? "[total_q, Hq, Dv]" : "[B, Hq, Sq, Dv]";
-  check_beside_q(gradients.o, "o", problem.dim_v, o_meaning, q, context);
+  const bool piece = options.piece.has_value();
+  const bool share = gradients.delta.given();
+  if (!share) check_beside_q(gradients.o, "o", problem.dim_v, o_meaning, q, context);
   check_beside_q(gradients.d_o, "d_o", problem.dim_v, o_meaning, q, context);
-  check_lse(gradients.lse, "lse", q, context);
-  if (gradients.d_lse.given()) check_lse(gradients.d_lse, "d_lse", q, context);
-  if (gradients.dq.given()) check_beside_q(gradients.dq, "dq", problem.dim_qk, "the shape of q", q, context);
+  check_lse(gradients.lse, "lse", q, context, piece);
+  if (share) check_delta(inputs, options, gradients, context);
+  if (gradients.d_lse.given()) {
+    check_lse(gradients.d_lse, "d_lse", q, context, piece);
+    check_dtype(gradients.d_lse, "d_lse", gradients.lse.dtype);
+  }
+  if (gradients.dq.given()) {
+    check_beside_q(gradients.dq, "dq", problem.dim_qk, "the shape of q", q, context, piece);
+  }
   const auto check_like = [&](const Tensor& tensor, std::string_view name, const Tensor& like,
                               std::string_view like_name) {
     if (!tensor.given()) return;
@@ -117,7 +153,7 @@ AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOpt
        {std::tuple(&gradients.dk, "dk", &inputs.k, "k"), std::tuple(&gradients.dv, "dv", &inputs.v, "v")}) {
     check_like(*tensor, name, *like, like_name);
     if (!tensor->given()) continue;
-    check_dtype(*tensor, name, problem.dtype);
+    check_result_dtype(*tensor, name, problem.dtype, piece);
     check_contiguous_last(*tensor, name);
   }
   if (gradients.dmask.given()) {
@@ -143,9 +179,11 @@ AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOpt
                                                 {"dsinks", &gradients.dsinks}};
   if (memory == ResultMemory::callers) {
     check_written(written, inputs);
-    check_written(
-        written,
-        {{"o", &gradients.o}, {"lse", &gradients.lse}, {"d_o", &gradients.d_o}, {"d_lse", &gradients.d_lse}});
+    check_written(written, {{"o", &gradients.o},
+                            {"lse", &gradients.lse},
+                            {"d_o", &gradients.d_o},
+                            {"d_lse", &gradients.d_lse},
+                            {"delta", &gradients.delta}});
   }
 
   problem.features.mask_gradient = gradients.dmask.given();
@@ -156,6 +194,9 @@ AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOpt
   call.dq = rows_of(gradients.dq, problem.layout);
   call.dk = rows_of(gradients.dk, problem.layout);
   call.dv = rows_of(gradients.dv, problem.layout);
+  call.delta = statistics_of(gradients.delta, problem.layout);
+  problem.piece.wide_results = wide_results(call);
+  problem.piece.share_of_keys = share;
   problem.backward = backward_details(call);
   call.dmask = mask_view(gradients.dmask);
   call.dsinks = static_cast<std::byte*>(gradients.dsinks.data);

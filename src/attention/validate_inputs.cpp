@@ -160,6 +160,35 @@ void check_paged(const AttentionInputs& inputs, const Context& context, Attentio
   problem.length_k = bounded_product(table.extent(1), inputs.k.extent(2));
 }
 
+void check_piece(const Piece& piece, const AttentionInputs& inputs, const AttentionProblem& problem) {
+  const auto check_none = [](bool given, std::string_view name) {
+    check(!given, name, "none in a piece of a whole", "some");
+  };
+  check(problem.layout == Layout::dense, "piece", "dense tensors", "packed or paged ones");
+  check_none(inputs.key_lengths.given(), "key_lengths");
+  check_none(inputs.blocks.given(), "blocks");
+  check(piece.step >= 1 && piece.step < max_length, "piece.step", "1 or above and below 2^31", piece.step);
+  const auto check_within = [](std::int64_t offset, std::int64_t step, std::int64_t count, std::int64_t whole,
+                               std::string_view name, std::string_view whole_name) {
+    check(whole >= 0 && whole < max_length, whole_name, "0 or above and below 2^31", whole);
+    check(
+        offset >= 0 && offset <= whole && (count == 0 || offset + (count - 1) * step < whole), name,
+        [&] { return "a place within the whole's " + std::to_string(whole); },
+        [&] {
+          return std::to_string(count) + " from " + std::to_string(offset) + " on in steps of " +
+                 std::to_string(step);
+        });
+  };
+  check_within(piece.q_offset, piece.step, problem.length_q, piece.length_q, "piece.q_offset",
+               "piece.length_q");
+  check_within(piece.k_offset, piece.step, problem.length_k, piece.length_k, "piece.k_offset",
+               "piece.length_k");
+  check_within(piece.head_offset, 1, problem.heads_q, piece.heads_q, "piece.head_offset", "piece.heads_q");
+  check(piece.batch_offset >= 0 &&
+            (piece.batch_offset + problem.batch) * std::max<std::int64_t>(piece.heads_q, 1) < 2 * max_length,
+        "piece.batch_offset", "0 or above, with fewer than 2^32 heads in all", piece.batch_offset);
+}
+
 void check_mask(const Tensor& mask, const Context& context, const AttentionProblem& problem) {
   check(mask.dtype == DType::boolean || is_floating(mask.dtype), "mask", "boolean or floating",
         to_string(mask.dtype));
@@ -255,6 +284,46 @@ Band band_of(const AttentionOptions& options) {
   return band;
 }
 
+// ⌊a / b⌋ for b above 0.
+std::int64_t floor_of(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+
+// The band of the whole as the piece's own indices have it. Query i stands `ahead` positions before its own
+// index among the keys, so it sees the key of index i + n where (n·step − ahead) is from −left to right.
+Band band_of_piece(const Band& whole, std::int64_t ahead, std::int64_t step) {
+  Band band;
+  if (whole.left < Band::unbounded) band.left = floor_of(whole.left - ahead, step);
+  if (whole.right < Band::unbounded) band.right = floor_of(whole.right + ahead, step);
+  return band;
+}
+
+void set_piece(const Piece& piece, AttentionCall& call) {
+  AttentionProblem& problem = call.problem;
+  const std::int64_t more_keys = piece.length_k - piece.length_q;
+  call.place = {.of_piece = true,
+                .q_offset = piece.q_offset,
+                .k_offset = piece.k_offset,
+                .step = piece.step,
+                .more_keys = more_keys,
+                .batch_offset = piece.batch_offset,
+                .head_offset = piece.head_offset,
+                .heads = piece.heads_q};
+  const std::int64_t shift = call.alignment == Alignment::bottom_right ? more_keys : 0;
+  Band& band = call.band;
+  band = band_of_piece(band, piece.q_offset + shift - piece.k_offset, piece.step);
+  if (band.left >= problem.length_q - 1) band.left = Band::unbounded;  // it hides nothing
+  if (band.right >= problem.length_k - 1) band.right = Band::unbounded;
+  call.alignment = Alignment::top_left;
+  AttentionFeatures& features = problem.features;
+  features.causal = features.causal && band.right == 0;
+  features.window = band.left < Band::unbounded || (band.right < Band::unbounded && !features.causal);
+  const bool own_distances =
+      piece.step == 1 && call.distance({}, 0, 0) == problem.length_k - problem.length_q;
+  const bool own_counters = piece.step == 1 && piece.q_offset == 0 && piece.k_offset == 0 &&
+                            call.place.head_index(0, 0) == 0 && piece.heads_q == problem.heads_q;
+  problem.piece.placed = (features.alibi && !own_distances) || (features.dropout && !own_counters);
+  problem.piece.off_diagonal = band.left < 0 || band.right < 0;
+}
+
 }  // namespace
 
 AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const AttentionOptions& options,
@@ -276,6 +345,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   check(bounded_product(problem.batch, std::max<std::int64_t>(problem.heads_q, 1)) < 2 * max_length, "q",
         "fewer than 2^32 heads in all", inputs.q);
 
+  if (options.piece) check_piece(*options.piece, inputs, problem);
   if (inputs.mask.given()) check_mask(inputs.mask, context, problem);
   if (inputs.blocks.given()) check_blocks(inputs.blocks, context, problem);
   if (inputs.alibi_slopes.given()) {
@@ -334,6 +404,8 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
       .key_lengths = inputs.key_lengths.given(),
       .block_mask = inputs.blocks.given(),
   };
+  call.place.heads = problem.heads_q;
+  if (options.piece) set_piece(*options.piece, call);
   const Band& band = call.band;
   const bool window = band.left < Band::unbounded && band.right < Band::unbounded;
   problem.most_keys =

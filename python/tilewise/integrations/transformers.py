@@ -12,7 +12,8 @@ torch.Size([1, 3, 16])
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,10 @@ from tilewise._arguments import Window
 from tilewise._errors import InvalidArgument, Unsupported
 from tilewise._scalars import text_of
 from tilewise.attention import attention
+
+if TYPE_CHECKING:  # it brings DTensor with it
+    from tilewise.distributed.attention import Method
+    from tilewise.distributed.layout import Layout
 
 # Names that transformers reads more into than which function to call.
 _TAKEN = ("flash", "sdpa", "flex_attention", "eager", "paged|")
@@ -170,3 +175,69 @@ def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     if bias is None or mask is None:
         return mask if bias is None else bias
     return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
+
+
+def context_parallel(
+    model: Any, mesh: Any = None, *, method: Method = "ring", layout: Layout | str = "zigzag"
+) -> None:
+    """Makes a decoder attend over a sequence that the ranks of a mesh hold together.
+
+    Every rank then calls the model on its own tokens, with `position_ids` that say where they stand in the
+    sequence: `layout.positions(rank)` of a `tilewise.distributed.Layout`. Logits are those of its tokens.
+    Gradients of weights are each rank's share: sum them over the mesh.
+
+    Args:
+        model: a causal decoder without padding, called without a cache.
+        mesh, method, layout: those of `tilewise.distributed.attention`.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    from tilewise.distributed import attention as attend
+
+    def over_ranks(
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        _refuse(others, attention_mask)
+        if others.get("position_bias") is not None:
+            raise Unsupported("position_bias: a bias of positions is not sharded; attend in one process")
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        window = None if sliding_window is None else (sliding_window - 1, None)
+        out = attend(
+            *(query, key, value),
+            dropout_p=dropout if module.training else 0.0,
+            is_causal=bool(causal),
+            scale=scaling,
+            enable_gqa=True,
+            mesh=mesh,
+            method=method,
+            layout=layout,
+            window=window,
+            softcap=softcap or 0.0,
+            sinks=None if s_aux is None else s_aux.float(),
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+    name = f"tilewise_ranks_{next(_numbers)}"
+    AttentionInterface.register(name, over_ranks)
+    AttentionMaskInterface.register(name, _no_mask)
+    model.set_attn_implementation(name)
+
+
+_numbers = count()
+
+
+def _no_mask(*sizes: Any, attention_mask: Tensor | None = None, **options: Any) -> None:
+    """Ranks know causality and windows from positions, and nothing of padding."""
+    if attention_mask is not None and not bool(attention_mask.all()):
+        raise Unsupported("attention_mask: padding is not taken over several ranks; pack sequences instead")

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "core/arena.h"
 #include "core/parallel.h"
@@ -9,7 +10,8 @@
 namespace tilewise::cpu::reference {
 namespace {
 
-// The gradient from the inputs and d_o alone: o and lse, which may be rounded, are not read.
+// The gradient from the inputs and d_o alone: o and lse, which may be rounded, are not read. Of a share of
+// the keys it cannot be made from these: there lse and delta are read.
 
 // Per query, in f64, kept for the passes over keys and mask elements.
 struct RowState {
@@ -58,19 +60,29 @@ PairGradient pair_gradient(const Query& query, std::int64_t j, const RowState& r
   return {p * query.dropout_factor(j), p * (weight_gradient(query, j) + row.shift)};
 }
 
+// The softmax of a row that saw more keys than there are here. One that saw nothing has no weights.
+Softmax softmax_of_share(const Query& query, double* scores) {
+  for (std::int64_t j = 0; j < query.sequence.length_k; ++j) scores[j] = query.score(j);
+  const double lse = load_element(query.row(query.call.lse), query.call.lse.dtype, 0);
+  if (lse == nothing) return {.maximum = 0, .sum = std::numeric_limits<double>::infinity()};
+  return {.maximum = lse, .sum = 1};
+}
+
 // Statistics of one row, and its dq.
 void differentiate_query(const Query& query, RowState& row, double* scratch) {
   const AttentionCall& call = query.call;
   const std::int64_t length = query.sequence.length_k;
+  const bool share = call.delta.wanted;
   double* scores = scratch;
   double* dweights = scores + call.problem.length_k;
   double* dq = dweights + call.problem.length_k;
-  row.softmax = softmax_row(query, scores);
+  row.softmax = share ? softmax_of_share(query, scores) : softmax_row(query, scores);
   row.shift = call.d_lse.wanted ? load_element(query.row(call.d_lse), call.d_lse.dtype, 0) : 0.0;
+  if (share) row.shift -= load_element(query.row(call.delta), call.delta.dtype, 0);
   for (std::int64_t j = 0; j < length; ++j) {
     const double p = row.softmax.weight(scores[j]);
     dweights[j] = p == 0 ? 0.0 : weight_gradient(query, j);
-    row.shift -= p * dweights[j];
+    if (!share) row.shift -= p * dweights[j];
   }
   if (!call.dq.wanted) return;
   std::fill_n(dq, call.problem.dim_qk, 0.0);

@@ -92,7 +92,7 @@ struct Query {
     double s = product(j);
     if (features.softcap) s = call.softcap * std::tanh(s / call.softcap);
     if (features.alibi) {
-      const std::int64_t distance = i + sequence.length_k - sequence.length_q - j;
+      const std::int64_t distance = call.distance(sequence, i, j);
       s -= call.alibi_slopes.at(b, h) * std::abs(static_cast<double>(distance));
     }
     if (features.mask == MaskKind::additive) s += load_element(call.mask.at(b, h, i, j), call.mask.dtype, 0);
@@ -109,9 +109,9 @@ struct Query {
   /// What dropout makes of a weight: 0, or the factor of the kept ones.
   double dropout_factor(std::int64_t j) const {
     if (!call.problem.features.dropout) return 1;
-    const auto head_index = static_cast<std::uint32_t>(b * call.problem.heads_q + h);
-    const bool kept =
-        call.dropout.keeps(head_index, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j));
+    const Place& place = call.place;
+    const bool kept = call.dropout.keeps(place.head_index(b, h), static_cast<std::uint32_t>(place.query(i)),
+                                         static_cast<std::uint32_t>(place.key(j)));
     return kept ? static_cast<double>(call.dropout.keep_scale) : 0.0;
   }
 

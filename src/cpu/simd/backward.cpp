@@ -70,7 +70,8 @@ std::int64_t tasks_of(const AttentionCall& call, const Plan& plan) {
 Workspace take_workspace(Arena& arena, const AttentionCall& call, const Plan& plan, const Context& context) {
   const std::int64_t rows = call.problem.heads_q * call.rows_q();
   const std::int64_t key_rows = plan.splits * call.problem.heads_kv * call.rows_k();
-  return {.rows = {arena.take<float>(rows), arena.take<double>(rows), arena.take<double>(rows)},
+  return {.rows = {arena.take<float>(rows), arena.take<double>(rows), arena.take<double>(rows),
+                   arena.take<double>(rows)},
           .dk = arena.take<float>(call.dk.wanted ? key_rows : 0, padded(call.problem.dim_qk)),
           .dv = arena.take<float>(call.dv.wanted ? key_rows : 0, padded(call.problem.dim_v)),
           .workers = arena.take<std::byte>(worker_bytes(call, plan),
@@ -198,9 +199,7 @@ void sink_gradient(const AttentionCall& call, const RowStatistics& statistics) {
       const RowStatistics rows = statistics + (h * call.rows_q() + call.first_row_q(b));
       for (std::int64_t i = 0; i < sequence.length_q; ++i) {
         const double sink = sink_weight(call, b, h, rows.maximum[i]);
-        if (sink == 0) continue;
-        const double shift = d_lse_of(call, b, h, sequence.first_q + i) - rows.delta[i];
-        sum += sink / (rows.sum[i] + sink) * shift;
+        if (sink != 0) sum += sink * rows.inverse[i] * rows.shift[i];
       }
     }
     store_element(call.dsinks, call.sinks.dtype, h * call.dsinks_stride, sum);

@@ -49,24 +49,44 @@ template <typename Body>
 HWY_INLINE void for_each_dropout_factor(const AttentionCall& call, const Panel& panel, const KeyTile& keys,
                                         const Body& body) {
   const DropoutMask& dropout = call.dropout;
-  const auto first_head = static_cast<std::uint32_t>(panel.b * call.problem.heads_q);
+  const Place& place = call.place;
+  const std::int64_t first = place.key(keys.first);
   // Unsigned comparison by flipping the sign bits of both sides.
   const VU flip = hn::Set(U(), 0x80000000u);
   const VI threshold = hn::Set(I(), static_cast<std::int32_t>(dropout.threshold ^ 0x80000000u));
+  const VU step = hn::Set(U(), static_cast<std::uint32_t>(place.step));
   for (int lane = 0; lane < panel.width; lane += lanes) {
-    const VU query = hn::BitCast(U(), hn::Load(I(), panel.query + lane));
-    const VU head = hn::Add(hn::BitCast(U(), hn::Load(I(), panel.head + lane)), hn::Set(U(), first_head));
-    // Groups of four keys that share a counter; the first may begin before the tile.
-    for (std::int64_t four = keys.first / 4; four * 4 < keys.first + keys.count; ++four) {
-      VU words[4] = {hn::Set(U(), static_cast<std::uint32_t>(four)), query, head,
-                     hn::Set(U(), dropout.stream)};
+    const VU query = hn::Add(hn::Mul(hn::BitCast(U(), hn::Load(I(), panel.query + lane)), step),
+                             hn::Set(U(), static_cast<std::uint32_t>(place.q_offset)));
+    const VU head = hn::Add(hn::BitCast(U(), hn::Load(I(), panel.head + lane)),
+                            hn::Set(U(), place.head_index(panel.b, 0)));
+    const auto draw = [&](std::int64_t four, VU(&words)[4]) HWY_ATTR {
+      words[0] = hn::Set(U(), static_cast<std::uint32_t>(four));
+      words[1] = query;
+      words[2] = head;
+      words[3] = hn::Set(U(), dropout.stream);
       philox_vectors(words, dropout.key);
-      for (int word = 0; word < 4; ++word) {
-        const std::int64_t j = four * 4 + word - keys.first;
-        if (j < 0 || j >= keys.count) continue;
-        const VI value = hn::BitCast(I(), hn::Xor(words[word], flip));
-        const auto dropped = hn::RebindMask(F(), hn::Lt(value, threshold));
-        body(static_cast<int>(j), lane, hn::IfThenZeroElse(dropped, set(dropout.keep_scale)));
+    };
+    const auto give = [&](std::int64_t j, VU word) HWY_ATTR {
+      const VI value = hn::BitCast(I(), hn::Xor(word, flip));
+      const auto dropped = hn::RebindMask(F(), hn::Lt(value, threshold));
+      body(static_cast<int>(j), lane, hn::IfThenZeroElse(dropped, set(dropout.keep_scale)));
+    };
+    VU words[4];
+    if (place.step == 1) {
+      // Groups of four keys that share a counter; the first may begin before the tile.
+      for (std::int64_t four = first / 4; four * 4 < first + keys.count; ++four) {
+        draw(four, words);
+        for (int word = 0; word < 4; ++word) {
+          const std::int64_t j = four * 4 + word - first;
+          if (j >= 0 && j < keys.count) give(j, words[word]);
+        }
+      }
+    } else {
+      for (std::int64_t j = 0; j < keys.count; ++j) {
+        const std::int64_t key = place.key(keys.first + j);
+        draw(key / 4, words);
+        give(j, words[key % 4]);
       }
     }
   }

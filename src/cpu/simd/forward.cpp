@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "core/arena.h"
+#include "core/load.h"
 #include "core/parallel.h"
 #include "cpu/simd/dropout-inl.h"
 #include "cpu/simd/few-inl.h"
@@ -219,8 +220,8 @@ void finish(const AttentionCall& call, const Panel& panel, Scratch& scratch) {
     if (call.lse.wanted && lane < panel.rows) {
       const double lse = static_cast<double>(maximum) + std::log(static_cast<double>(sum));
       const std::int64_t row = panel.sequence.first_q + panel.query[lane];
-      *reinterpret_cast<float*>(call.lse.at(panel.b, panel.head[lane], row)) =
-          empty ? minus_infinity : static_cast<float>(lse);
+      store_element(call.lse.at(panel.b, panel.head[lane], row), call.lse.dtype, 0,
+                    empty ? static_cast<double>(minus_infinity) : lse);
     }
   }
   map_tile(scratch.o, dim_v, panel.width,

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "core/arena.h"
+#include "core/load.h"
 #include "cpu/simd/dropout-inl.h"
 #include "cpu/simd/multiply-inl.h"
 #include "cpu/simd/panel.h"
@@ -24,11 +25,14 @@ namespace tilewise::cpu::simd::HWY_NAMESPACE {
 /// What is known of a query once all its scores are; [Hq, rows_q] each. In f64, to be rounded
 /// once.
 struct RowStatistics {
-  float* maximum;  // of its scores and its sink; the lowest number when it sees nothing
-  double* sum;     // Σ_j exp(s_j − maximum), without the sink
-  double* delta;   // Σ_j p_j·dp_j
+  float* maximum;     // of its scores and its sink: p_j = exp(s_j − maximum)·inverse
+  double* inverse;    // 1 / Σ exp(s − maximum), over the keys and the sink; 0 where it sees nothing
+  double* shift;      // d_lse − delta
+  double* gradients;  // Σ_j p_j·(dp_j + shift), over the keys of this call
 
-  RowStatistics operator+(std::int64_t rows) const { return {maximum + rows, sum + rows, delta + rows}; }
+  RowStatistics operator+(std::int64_t rows) const {
+    return {maximum + rows, inverse + rows, shift + rows, gradients + rows};
+  }
 };
 
 /// What a worker recomputes scores in. A strip has a row for each of `keys` keys.
@@ -38,8 +42,8 @@ struct GradientScratch {
   float* q;        // [D, width]: transposed and scaled
   float* d_o;      // [Dv, width]: transposed
   float* maximum;  // [width], as in RowStatistics
-  float* inverse;  // [width]: 1 / (sum + sink); 0 for a row that sees nothing
-  float* shift;    // [width]: d_lse − delta
+  float* inverse;  // [width], likewise
+  float* shift;    // [width], likewise
   float* weights;  // [keys, width]
   float* dscores;  // [keys, width]
   float* k_rows;   // [tile keys, D]: keys that cannot be read where they lie
@@ -89,9 +93,8 @@ inline void load_panel(const AttentionCall& call, const Panel& panel, const Grad
                 scratch.score.staging, row_of(call.d_o));
 }
 
-inline double d_lse_of(const AttentionCall& call, std::int64_t b, std::int64_t head, std::int64_t row) {
-  if (!call.d_lse.wanted) return 0;
-  return static_cast<double>(*reinterpret_cast<const float*>(call.d_lse.at(b, head, row)));
+inline double statistic(const Rows& rows, std::int64_t b, std::int64_t head, std::int64_t row) {
+  return rows.wanted ? load_element(rows.at(b, head, row), rows.dtype, 0) : 0.0;
 }
 
 /// What the sink adds to the sum of a row's weights.
@@ -104,14 +107,10 @@ inline double sink_weight(const AttentionCall& call, std::int64_t b, std::int64_
 inline void load_statistics(const AttentionCall& call, const Panel& panel, const RowStatistics& rows,
                             const GradientScratch& scratch) {
   for (int lane = 0; lane < panel.width; ++lane) {
-    const std::int64_t head = panel.head[lane];
-    const std::int64_t row = head * call.rows_q() + call.first_row_q(panel.b) + panel.query[lane];
-    const double total = rows.sum[row] + sink_weight(call, panel.b, head, rows.maximum[row]);
-    const double shift =
-        d_lse_of(call, panel.b, head, panel.sequence.first_q + panel.query[lane]) - rows.delta[row];
+    const std::int64_t row = panel.head[lane] * call.rows_q() + call.first_row_q(panel.b) + panel.query[lane];
     scratch.maximum[lane] = rows.maximum[row];
-    scratch.inverse[lane] = total == 0 ? 0.0f : static_cast<float>(1 / total);
-    scratch.shift[lane] = static_cast<float>(shift);
+    scratch.inverse[lane] = static_cast<float>(rows.inverse[row]);
+    scratch.shift[lane] = static_cast<float>(rows.shift[row]);
   }
 }
 
@@ -214,25 +213,62 @@ inline void weigh_tile(const AttentionCall& call, int keys, int width, float* we
   }
 }
 
+/// Σ_j exp(s_j − maximum) and Σ_j exp(s_j − maximum)·dp_j of a row.
+struct RowSums {
+  double weights;
+  double gradients;
+};
+
+/// What a row's statistics are where the call has all of its keys. delta is made as the sum of p·dp, not as
+/// d_o·o, which is the same number: where a few keys have all the weight, gradients are small differences
+/// dp − delta, and only this delta has the roundings that dp has.
+inline void write_statistics(const RowStatistics& row, float maximum, const RowSums& sums, double sink,
+                             double d_lse) {
+  const double total = sums.weights + sink;
+  const double delta = total == 0 ? 0 : sums.gradients / total;
+  *row.maximum = maximum;
+  *row.inverse = total == 0 ? 0 : 1 / total;
+  *row.shift = d_lse - delta;
+  // Σ_j p_j·(dp_j − delta + d_lse): what of it is nothing is not computed.
+  *row.gradients = sums.weights == 0 ? 0 : (sums.weights * d_lse + sink * delta) / total;
+}
+
+/// And where it has a share of them, lse and delta being known.
+inline void write_share(const RowStatistics& row, float maximum, double lse, const RowSums& sums,
+                        double shift) {
+  const bool unseen = lse == static_cast<double>(minus_infinity);
+  *row.maximum = maximum;
+  *row.inverse = unseen ? 0 : std::exp(static_cast<double>(maximum) - lse);
+  *row.shift = shift;
+  *row.gradients = *row.inverse * (sums.gradients + shift * sums.weights);
+}
+
+/// Where a lane's maximum starts: at its sink, or at the lse of a row that saw other keys too, above which no
+/// score is. Beside the highest number all weights are 0: those of a row that saw nothing.
+inline float first_maximum(const AttentionCall& call, const Panel& panel, int lane) {
+  constexpr float highest = std::numeric_limits<float>::max();
+  if (call.delta.wanted) {
+    const double lse =
+        statistic(call.lse, panel.b, panel.head[lane], panel.sequence.first_q + panel.query[lane]);
+    return lse == static_cast<double>(minus_infinity) ? highest : static_cast<float>(lse);
+  }
+  if (!call.problem.features.sinks) return -highest;
+  return std::max(-highest, static_cast<float>(call.sinks.at(panel.b, panel.head[lane])));
+}
+
 /// The softmax of all that a panel sees, in two sweeps over the keys: the scores, then what weigh_tile makes
-/// of them. delta is made as the sum of p·dp, not as d_o·o, which is the same number: where a few keys have
-/// all the weight, gradients are small differences dp − delta, and only this delta has the roundings that dp
-/// has.
+/// of them.
 inline void weigh_panel(const AttentionCall& call, const Panel& panel, int tile_keys,
                         const GradientScratch& scratch, const RowStatistics& rows) {
   const int width = panel.width;
+  const bool share = call.delta.wanted;
   LaneSums sum;
   LaneSums delta;
-  for (int lane = 0; lane < width; ++lane) {
-    scratch.maximum[lane] = std::numeric_limits<float>::lowest();
-    if (call.problem.features.sinks) {
-      scratch.maximum[lane] =
-          std::max(scratch.maximum[lane], static_cast<float>(call.sinks.at(panel.b, panel.head[lane])));
-    }
-  }
+  for (int lane = 0; lane < width; ++lane) scratch.maximum[lane] = first_maximum(call, panel, lane);
   for_each_key_tile(call, panel, panel.any, tile_keys, [&](const KeyTile& tile) {
     float* scores = scratch.weights + strip_offset(panel, tile);
     gradient_scores(call, panel, tile, scores, strip_tangents(call, panel, tile, scratch), scratch);
+    if (share) return;  // the maximum is known
     for (int lane = 0; lane < width; lane += lanes) {
       const VF before = load(scratch.maximum + lane);
       store(highest_score(scores + lane, tile.count, width, before), scratch.maximum + lane);
@@ -244,11 +280,18 @@ inline void weigh_panel(const AttentionCall& call, const Panel& panel, int tile_
     weigh_tile(call, tile.count, width, scratch.weights + strip_offset(panel, tile), dp, scratch, sum, delta);
   });
   for (int lane = 0; lane < panel.rows; ++lane) {
-    const std::int64_t row = panel.head[lane] * call.rows_q() + call.first_row_q(panel.b) + panel.query[lane];
-    const double total = sum.at(lane) + sink_weight(call, panel.b, panel.head[lane], scratch.maximum[lane]);
-    rows.maximum[row] = scratch.maximum[lane];
-    rows.sum[row] = sum.at(lane);
-    rows.delta[row] = total == 0 ? 0 : delta.at(lane) / total;
+    const std::int64_t head = panel.head[lane];
+    const std::int64_t at = panel.sequence.first_q + panel.query[lane];
+    const RowStatistics row = rows + (head * call.rows_q() + call.first_row_q(panel.b) + panel.query[lane]);
+    const RowSums sums{.weights = sum.at(lane), .gradients = delta.at(lane)};
+    const double d_lse = statistic(call.d_lse, panel.b, head, at);
+    if (share) {
+      write_share(row, scratch.maximum[lane], statistic(call.lse, panel.b, head, at), sums,
+                  d_lse - statistic(call.delta, panel.b, head, at));
+    } else {
+      write_statistics(row, scratch.maximum[lane], sums,
+                       sink_weight(call, panel.b, head, scratch.maximum[lane]), d_lse);
+    }
   }
 }
 

@@ -171,15 +171,11 @@ inline void clear_mask_gradient(const MaskView& mask) {
   }
 }
 
-/// The gradient of a mask with one element a row of scores. A row's gradients sum to
-/// Σ_j p_j · (dp_j − delta + d_lse) = (1 − p_sink) · d_lse + p_sink · delta, so nothing is recomputed.
+/// The gradient of a mask with one element a row of scores: their gradients are summed up already.
 inline void row_mask_gradient(const AttentionCall& call, const RowStatistics& statistics) {
   const MaskView& mask = call.dmask;
-  const auto row_sum = [&](std::int64_t b, std::int64_t h, std::int64_t i) -> double {
-    const RowStatistics row = statistics + (h * call.rows_q() + call.first_row_q(b) + i);
-    const double sink = sink_weight(call, b, h, *row.maximum);
-    if (*row.sum == 0) return 0;
-    return (*row.sum * d_lse_of(call, b, h, i) + sink * *row.delta) / (*row.sum + sink);
+  const auto row_sum = [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    return statistics.gradients[h * call.rows_q() + call.first_row_q(b) + i];
   };
   for (std::int64_t mask_b = 0; mask_b < mask.extent[0]; ++mask_b) {
     const MaskRange entries = mask_range(mask, 0, mask_b, call.problem.batch);

@@ -39,14 +39,13 @@ inline void cap_scores(const AttentionCall& call, int keys, int width, float* ti
 inline void add_alibi(const AttentionCall& call, const Panel& panel, const KeyTile& keys, float* tile) {
   alignas(64) float slopes[max_panel_width];
   alignas(64) std::int32_t positions[max_panel_width];  // where each query stands among the keys
-  const Sequence& sequence = panel.sequence;
+  const auto step = static_cast<std::int32_t>(call.place.step);
   for (int lane = 0; lane < panel.width; ++lane) {
     slopes[lane] = static_cast<float>(call.alibi_slopes.at(panel.b, panel.head[lane]));
-    positions[lane] =
-        static_cast<std::int32_t>(panel.query[lane] + sequence.length_k - sequence.length_q - keys.first);
+    positions[lane] = static_cast<std::int32_t>(call.distance(panel.sequence, panel.query[lane], keys.first));
   }
   map_tile(tile, keys.count, panel.width, [&](int j, int lane, VF s) HWY_ATTR {
-    const VI distance = hn::Abs(hn::Sub(hn::Load(I(), positions + lane), hn::Set(I(), j)));
+    const VI distance = hn::Abs(hn::Sub(hn::Load(I(), positions + lane), hn::Set(I(), j * step)));
     // Not fused: PyTorch adds a bias that is rounded, and keys that are alike then have roundings that are
     // alike.
     return hn::Sub(s, hn::Mul(hn::Load(F(), slopes + lane), hn::ConvertTo(F(), distance)));

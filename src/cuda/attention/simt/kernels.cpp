@@ -11,7 +11,7 @@ std::string supports_fused(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
   if (problem.layout == Layout::paged && problem.pass == Pass::backward) return "paged keys have no backward";
-  return {};
+  return unsuited_piece(problem);
 }
 
 std::string supports_dense(const AttentionProblem& problem) {

@@ -53,6 +53,7 @@ std::string supports_f32(const AttentionProblem& problem) {
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
   if (problem.dim_qk > mma::most_dim || problem.dim_v > mma::most_dim) {
     return "takes head dims to " + std::to_string(mma::most_dim);
   }

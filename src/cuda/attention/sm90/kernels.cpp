@@ -108,6 +108,7 @@ std::string unsuited_backward(const AttentionProblem& problem) {
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
 #ifndef TILEWISE_HAS_WGMMA
   return "was built without code for sm_90a";
 #endif

@@ -11,6 +11,7 @@ constexpr std::int64_t least_work = std::int64_t{1} << 25;
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
+  if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
   if (problem.layout != Layout::dense) return "takes dense tensors alone, not packed or paged ones";
   if (problem.features.block_mask) return "takes no block mask";
   if (problem.features.key_lengths) return "takes no key lengths: it would read the keys past them";

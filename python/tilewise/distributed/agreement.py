@@ -1,0 +1,70 @@
+"""All ranks look at what each of them was given before anything else is sent.
+
+So a wrong argument on one rank is the same error on every rank, and nobody waits for a message that never
+comes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch.distributed as dist
+
+from tilewise._errors import Error, InvalidArgument, reject
+from tilewise.distributed.messages import Mailbox, naming_failures
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a call was given on one rank. All but the first four must be the same everywhere."""
+
+    length_q: int
+    length_k: int
+    mask_rows: int
+    seed: tuple[int, int] | None
+    query: str  # shape without the length, type and device
+    key: str
+    value: str
+    attn_mask: str
+    layout: str
+    method: str
+    options: str
+
+
+def agree(boxes: Sequence[Mailbox], look: Callable[[], Given], exchange: bool) -> list[Given]:
+    """What every rank was given, those of the last box next to each other. Raises on all what one raised.
+
+    Without an exchange all are taken to be given what this rank is.
+    """
+    if not exchange:
+        return [look()] * math.prod(box.size for box in boxes)
+    own: Given | str
+    failure: Exception | None = None
+    try:
+        own = look()
+    except (Error, TypeError, ValueError) as error:
+        own, failure = f"{type(error).__name__}: {error}", error
+    everyone: list[Any] = [own]
+    for box in reversed(boxes):
+        lists: list[Any] = [None] * box.size
+        with naming_failures():
+            dist.all_gather_object(lists, everyone, group=box.group)
+        everyone = [given for found in lists for given in found]
+    if failure is not None and all(given == own for given in everyone):
+        raise failure
+    for rank, given in enumerate(everyone):
+        if isinstance(given, str):
+            raise InvalidArgument(f"rank {rank} raised {given}") from failure
+    for field in fields(Given):
+        values = [getattr(given, field.name) for given in everyone]
+        if field.name in ("length_q", "length_k", "mask_rows", "seed"):
+            continue
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                reject(
+                    field.name, f"the same on all ranks, {values[0]} as on rank 0", f"{value} on rank {rank}"
+                )
+    return everyone

@@ -1,0 +1,476 @@
+"""Attention over a sequence that several ranks hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from tilewise._arguments import Alignment, Window, number_of, scale_of, tf32_allowed
+from tilewise._errors import DENSE_NAMES, VARLEN_NAMES, Unsupported, reject, translated
+from tilewise._seeds import draw_seed
+from tilewise.distributed.agreement import Given, agree
+from tilewise.distributed.function import Attention, Call
+from tilewise.distributed.gather import Gather
+from tilewise.distributed.heads import HeadExchange, share_heads
+from tilewise.distributed.layout import Layout, documents, layout_of
+from tilewise.distributed.messages import Mailbox
+from tilewise.distributed.pieces import Heads, Problem
+from tilewise.distributed.plan import INFINITE, Band, Plan, Rows, in_order, rows_of_ranks
+from tilewise.distributed.ring import Ring
+
+Method = Literal["ring", "ulysses", "hybrid", "gather"]
+Mesh = DeviceMesh | dist.ProcessGroup | None
+METHODS = ("ring", "ulysses", "hybrid", "gather")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _outside_graphs(function: Function) -> Function:
+    """Runs between two graphs where torch.compile traces: messages are no part of one.
+
+    torch.compiler.disable does that, but loads the compiler at once.
+    """
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(function)(*arguments, **options)
+        return function(*arguments, **options)
+
+    return cast(Function, call)
+
+
+@_outside_graphs
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    mesh: Mesh = None,
+    method: Method = "ring",
+    layout: Layout | str = "contiguous",
+    key_layout: Layout | str | None = None,
+    alignment: Alignment = "top_left",
+    window: Window | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    kernel: str = "auto",
+    deterministic: bool = False,
+    return_lse: bool = False,
+    validate: bool = True,
+) -> Any:
+    """`tilewise.attention` of a sequence that is spread over the ranks of a mesh. All of them call it.
+
+    Args:
+        query: this rank's queries, [B, Hq, Sq of this rank, D]; or a DTensor, sharded along dimension 2.
+        key: this rank's keys, [B, Hkv, Sk of this rank, D]. So is value, with Dv.
+        attn_mask: rows of this rank's queries (or one for all), and all keys in the order of the sequence.
+        mesh: a DeviceMesh of one dimension, or for "hybrid" of two (ring, heads); a process group; or all.
+        method: how queries and keys meet. "ring": keys go round, the least memory. "gather": all keys that a
+            rank sees are brought to it at once. "ulysses": each rank takes all positions of some heads.
+            "hybrid": heads within the mesh's second dimension, a ring along the first.
+        layout: which tokens each rank has: a Layout, or "contiguous", "zigzag" or "striped".
+        key_layout: likewise of keys, where they are others than the queries' tokens.
+        validate: whether ranks compare what they were given, with a small message before the others. Without
+            it all must have as many tokens, and the same seed for dropout.
+
+    The others are those of `tilewise.attention` and mean the same for the sequence as a whole: the result is
+    that of one process. dropout is drawn from rank 0's generator.
+
+    Returns:
+        out of this rank's queries, or (out, lse). Gradients of query, key, value and rows of the mask are
+        those of one process. Of what every rank has a copy (sinks, a mask row for all queries) each rank gets
+        the share of its own queries or heads: sum them over the mesh, as gradients of weights.
+    """
+    given = (query, key, value)
+    query, key, value, mesh, wrap = _local_of(query, key, value, mesh)
+    boxes = _boxes(mesh, method)
+
+    settings: dict[str, Any] = {}
+
+    def look() -> Given:
+        _check_rows(given, query, key, value, rank=4)
+        _check_heads(query, key, enable_gqa)
+        _check_per_head(query, alibi_slopes, sinks, query.shape[0])
+        _check_mask(attn_mask, query)
+        settings.update(
+            _settings(dropout_p, is_causal, scale, alignment, window, softcap, kernel, deterministic)
+        )
+        described = _described_rows(query, key, value, 2)
+        return _given(described, attn_mask, settings, (layout, key_layout), method, (alibi_slopes, sinks))
+
+    everyone = agree(boxes, look, validate)
+    layouts = _layouts(layout, key_layout, everyone)
+    _check_mask_keys(attn_mask, layouts[1].length)
+    starts = ((0, layouts[0].length), (0, layouts[1].length))
+    call = _call(query, key, boxes, method, layouts, starts, settings, everyone[0].seed, packed=False)
+    call.mask_of_rows = _mask_of_rows(everyone)
+    out, lse = _apply((query, key, value, attn_mask, alibi_slopes, sinks, call), DENSE_NAMES)
+    return (wrap(out), wrap(lse)) if return_lse else wrap(out)
+
+
+@_outside_graphs
+def attention_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor | Sequence[int],
+    cu_seqlens_k: Tensor | Sequence[int] | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = True,
+    *,
+    mesh: Mesh = None,
+    method: Method = "ring",
+    layout: Layout | str = "documents",
+    key_layout: Layout | str | None = None,
+    alignment: Alignment = "top_left",
+    window: Window | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    kernel: str = "auto",
+    deterministic: bool = False,
+    return_lse: bool = False,
+    validate: bool = True,
+) -> Any:
+    """`attention` of packed sequences: query [Sq of this rank, Hq, D], key and value likewise.
+
+    cu_seqlens_q and cu_seqlens_k are those of the whole, the same on every rank; the latter is the former
+    unless given. The layout is of the packed tokens; "documents" cuts every sequence in zigzag.
+
+    Returns:
+        out [Sq of this rank, Hq, Dv], or (out, lse) with lse [Hq, Sq of this rank].
+    """
+    starts_q = tuple(int(x) for x in cu_seqlens_q)
+    starts_k = starts_q if cu_seqlens_k is None else tuple(int(x) for x in cu_seqlens_k)
+    boxes = _boxes(mesh, method)
+
+    settings: dict[str, Any] = {}
+
+    def look() -> Given:
+        _check_rows((query, key, value), query, key, value, rank=3)
+        _check_starts(starts_q, starts_k)
+        _check_heads(query, key, enable_gqa)
+        _check_per_head(query, alibi_slopes, sinks, len(starts_q) - 1)
+        settings.update(
+            _settings(dropout_p, is_causal, scale, alignment, window, softcap, kernel, deterministic)
+        )
+        described = _described_rows(query, key, value, 0)
+        layouts = (layout, key_layout, starts_q, starts_k)
+        return _given(described, None, settings, layouts, method, (alibi_slopes, sinks))
+
+    everyone = agree(boxes, look, validate)
+    ranks = len(everyone)
+    if layout == "documents":
+        layout = documents(starts_q, ranks)
+        key_layout = documents(starts_k, ranks) if key_layout is None else key_layout
+    if key_layout == "documents":
+        key_layout = documents(starts_k, ranks)
+    layouts = _layouts(layout, key_layout, everyone)
+    for name, of, cumulative in zip(
+        ("cu_seqlens_q", "cu_seqlens_k"), layouts, (starts_q, starts_k), strict=True
+    ):
+        if cumulative[-1] != of.length:
+            reject(name, f"an end at the {of.length} tokens of all ranks", cumulative[-1])
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+    starts = (starts_q, starts_k)
+    call = _call(q, k, boxes, method, layouts, starts, settings, everyone[0].seed, packed=True)
+    out, lse = _apply((q, k, v, None, alibi_slopes, sinks, call), VARLEN_NAMES)
+    out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
+    return (out, lse) if return_lse else out
+
+
+def _apply(arguments: tuple[Any, ...], names: dict[str, str]) -> tuple[Tensor, Tensor]:
+    slopes = arguments[4]
+    if slopes is not None and slopes.requires_grad:
+        raise Unsupported("alibi_slopes: no gradient is computed for them; detach them")
+    try:
+        return Attention.apply(*arguments)
+    except RuntimeError as error:
+        raise translated(error, {}, names) from error
+
+
+def _world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None  # torch.distributed is initialised
+    return group
+
+
+def _boxes(mesh: Mesh, method: str) -> tuple[Mailbox, ...]:
+    """The mesh's dimensions: one, or for "hybrid" the ring's and the heads'."""
+    if method not in METHODS:
+        reject("method", f"one of {', '.join(map(repr, METHODS))}", repr(method))
+    if not dist.is_initialized():
+        reject("mesh", "an initialised torch.distributed", "none: call init_process_group first")
+    if isinstance(mesh, DeviceMesh):
+        wanted = 2 if method == "hybrid" else 1
+        if mesh.ndim != wanted:
+            reject("mesh", f"{wanted} dimension{'s' * (wanted > 1)} for method {method!r}", f"{mesh.ndim}")
+        groups = [mesh.get_group(n) for n in range(wanted)]
+    elif method == "hybrid":
+        reject("mesh", "a DeviceMesh of 2 dimensions for method 'hybrid'", type(mesh).__name__)
+    else:
+        groups = [_world() if mesh is None else mesh]
+    boxes = tuple(Mailbox(group) for group in groups)
+    if any(box.rank < 0 for box in boxes):
+        reject("mesh", "one that this rank is part of", "another")
+    return boxes
+
+
+def _local_of(
+    query: Any, key: Any, value: Any, mesh: Mesh
+) -> tuple[Tensor, Tensor, Tensor, Mesh, Callable[[Tensor], Tensor]]:
+    """Local tensors of DTensors along the sequence, their mesh, and what makes DTensors of results."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    if not isinstance(query, DTensor):
+        return query, key, value, mesh, lambda x: x
+    device_mesh, placements = query.device_mesh, query.placements
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, DTensor) or x.placements != placements:
+            found = x.placements if isinstance(x, DTensor) else type(x).__name__
+            reject(name, f"a DTensor placed as query, {placements}", found)
+    along = [n for n, placement in enumerate(placements) if placement == Shard(2)]
+    if not along:
+        reject("query", "a DTensor sharded along dimension 2", placements)
+    if mesh is None:
+        mesh = device_mesh if len(along) == device_mesh.ndim else device_mesh.get_group(along[0])
+
+    def wrap(local: Tensor) -> Tensor:
+        shape = torch.Size((*query.shape[:3], *local.shape[3:]))
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(local, device_mesh, placements, run_check=False, shape=shape, stride=stride)
+
+    return query.to_local(), key.to_local(), value.to_local(), mesh, wrap
+
+
+def _check_rows(given: Sequence[Any], query: Tensor, key: Tensor, value: Tensor, rank: int) -> None:
+    for name, x in zip(("query", "key", "value"), given, strict=True):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: expected Tensor, got {type(x).__name__}")
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dim() != rank:
+            reject(name, f"rank {rank}", f"rank {x.dim()}")
+        if x.dtype != query.dtype:
+            reject(name, f"the type of query, {query.dtype}", x.dtype)
+    if key.shape[:-1] != value.shape[:-1]:
+        reject(
+            "value", f"the shape of key but for its last extent, {list(key.shape[:-1])}", list(value.shape)
+        )
+    if key.shape[-1] != query.shape[-1]:
+        reject("key", f"the head dim of query, {query.shape[-1]}", key.shape[-1])
+    if rank == 4 and key.shape[0] != query.shape[0]:
+        reject("key", f"the batch of query, {query.shape[0]}", key.shape[0])
+
+
+def _check_heads(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
+    heads_q, heads_k = query.shape[1], key.shape[1]
+    if heads_q != heads_k and not enable_gqa:
+        reject("enable_gqa", f"True where query has {heads_q} heads and key {heads_k}", "False")
+    if heads_k == 0 or heads_q % heads_k:
+        reject("query", f"a multiple of key's {heads_k} heads", heads_q)
+
+
+def _check_per_head(query: Tensor, slopes: Tensor | None, sinks: Tensor | None, entries: int) -> None:
+    heads = query.shape[1]
+    if sinks is not None and list(sinks.shape) != [heads]:
+        reject("sinks", f"[{heads}], one for each head of query", list(sinks.shape))
+    if slopes is not None and list(slopes.shape) not in ([heads], [entries, heads]):
+        reject("alibi_slopes", f"[{heads}] or [{entries}, {heads}]", list(slopes.shape))
+
+
+def _check_mask(mask: Tensor | None, query: Tensor) -> None:
+    if mask is None:
+        return
+    shape = [1] * (4 - mask.dim()) + list(mask.shape)
+    for n, whole in enumerate(query.shape[:3]):
+        if len(shape) != 4 or shape[n] not in (1, whole):
+            expected = f"a shape that broadcasts to {list(query.shape[:3])} and all keys"
+            reject("attn_mask", expected, list(mask.shape))
+
+
+def _check_mask_keys(mask: Tensor | None, keys: int) -> None:
+    if mask is not None and mask.shape[-1] not in (1, keys):
+        reject("attn_mask", f"all {keys} keys of the sequence, or 1", list(mask.shape))
+
+
+def _mask_of_rows(everyone: Sequence[Given]) -> bool:
+    """Whether the mask has a row for each query; else it has one for all. A rank may have a single query."""
+    lengths, rows = [x.length_q for x in everyone], [x.mask_rows for x in everyone]
+    if rows != lengths and any(n != 1 for n in rows):
+        reject("attn_mask", f"a row for each query on all ranks, {lengths}, or one on all", rows)
+    return rows == lengths
+
+
+def _check_starts(*cumulative: tuple[int, ...]) -> None:
+    for name, starts in zip(("cu_seqlens_q", "cu_seqlens_k"), cumulative, strict=True):
+        if not starts or starts[0] != 0 or list(starts) != sorted(starts):
+            reject(name, "a start at 0 and lengths that do not decrease", starts)
+        if len(starts) != len(cumulative[0]):
+            reject(name, f"as many entries as cu_seqlens_q, {len(cumulative[0])}", len(starts))
+
+
+def _settings(
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    alignment: str,
+    window: Window | None,
+    softcap: float,
+    kernel: str,
+    deterministic: bool,
+) -> dict[str, Any]:
+    """Attention's options as the operator takes them."""
+    if alignment not in ("top_left", "bottom_right"):
+        reject("alignment", "'top_left' or 'bottom_right'", repr(alignment))
+    sides = (None, None) if window is None else window
+    valid = isinstance(sides, Sequence) and len(sides) == 2
+    if not valid or any(side is not None and side < 0 for side in sides):
+        reject("window", "(left, right), each None or at least 0", repr(window))
+    if not 0 <= number_of("dropout_p", dropout_p) < 1:
+        reject("dropout_p", "a number in [0, 1)", dropout_p)
+    return dict(
+        dropout_p=float(dropout_p),
+        is_causal=bool(is_causal),
+        scale=scale_of(scale),
+        bottom_right=alignment == "bottom_right",
+        window_left=sides[0],
+        window_right=sides[1],
+        softcap=number_of("softcap", softcap),
+        kernel_name=None if kernel == "auto" else kernel,
+        deterministic=deterministic,
+    )
+
+
+def _described_rows(query: Tensor, key: Tensor, value: Tensor, along: int) -> dict[str, Any]:
+    def text(x: Tensor) -> str:
+        shape = [n for dim, n in enumerate(x.shape) if dim != along]
+        return f"{x.dtype} {shape} beside its length, on {x.device.type}"
+
+    found: dict[str, Any] = dict(query=text(query), key=text(key), value=text(value))
+    return dict(found, length_q=query.shape[along], length_k=key.shape[along], device=query.device)
+
+
+def _given(
+    rows: dict[str, Any],
+    mask: Tensor | None,
+    settings: dict[str, Any],
+    layouts: tuple[Any, ...],
+    method: str,
+    others: tuple[Tensor | None, ...],
+) -> Given:
+    """What the ranks compare."""
+    device = rows.pop("device")
+    seed = None
+    if settings["dropout_p"] > 0:
+        words = draw_seed(device).tolist()
+        seed = (words[0], words[1])
+    of_mask, mask_rows = None, 1
+    if mask is not None:
+        *leading, mask_rows, keys = [1] * (4 - mask.dim()) + list(mask.shape)
+        of_mask = (leading, keys, mask.dtype)
+    shapes = [None if x is None else (list(x.shape), x.dtype) for x in others]
+    return Given(
+        **rows,
+        mask_rows=mask_rows,
+        seed=seed,
+        attn_mask=repr(of_mask),
+        layout=repr(layouts),
+        method=method,
+        options=repr((settings, shapes)),
+    )
+
+
+def _layouts(
+    layout: Layout | str, key_layout: Layout | str | None, everyone: Sequence[Given]
+) -> tuple[Layout, Layout]:
+    """Of queries and keys, which the ranks' tensors fit."""
+    lengths_q, lengths_k = (tuple(x.length_q for x in everyone), tuple(x.length_k for x in everyone))
+    of_queries = layout_of(layout, sum(lengths_q), len(everyone))
+    if key_layout is None and isinstance(layout, Layout) and lengths_k == layout.lengths:
+        of_keys = of_queries
+    else:
+        of_keys = layout_of(layout if key_layout is None else key_layout, sum(lengths_k), len(everyone))
+    for name, of, lengths in (("layout", of_queries, lengths_q), ("key_layout", of_keys, lengths_k)):
+        if len(of.ranks) != len(everyone):
+            reject(name, f"a layout of the mesh's {len(everyone)} ranks", f"one of {len(of.ranks)}")
+        if of.lengths != lengths:
+            tensor = "query" if name == "layout" else "key"
+            reject(tensor, f"lengths {list(of.lengths)} on the ranks, as {name} has them", list(lengths))
+    return of_queries, of_keys
+
+
+@lru_cache(maxsize=64)
+def _plan(
+    layouts: tuple[Layout, Layout], starts: tuple[tuple[int, ...], ...], band: Band, together: int, rank: int
+) -> tuple[Plan, list[list[Rows]], list[list[Rows]], tuple[Tensor | None, ...]]:
+    """Of a ring whose ranks are `together` ranks of the layouts each: its plan, rows, and their orders."""
+    rows, orders = [], []
+    for layout, cumulative in zip(layouts, starts, strict=True):
+        of_ranks = rows_of_ranks(layout, cumulative)
+        groups = [of_ranks[n : n + together] for n in range(0, len(of_ranks), together)]
+        merged = [in_order(group) if together > 1 else (None, group[0]) for group in groups]
+        rows.append([list(found) for _, found in merged])
+        orders.append(merged[rank][0])
+    return Plan.of(rank, rows[0], rows[1], band), rows[0], rows[1], tuple(orders)
+
+
+def _call(
+    query: Tensor,
+    key: Tensor,
+    boxes: tuple[Mailbox, ...],
+    method: str,
+    layouts: tuple[Layout, Layout],
+    starts: tuple[tuple[int, ...], ...],
+    settings: dict[str, Any],
+    seed: tuple[int, int] | None,
+    packed: bool,
+) -> Call:
+    """How this rank takes part."""
+    lengths = tuple(
+        (end_q - begin_q, end_k - begin_k)
+        for begin_q, end_q, begin_k, end_k in zip(
+            starts[0][:-1], starts[0][1:], starts[1][:-1], starts[1][1:], strict=True
+        )
+    )
+    left, right = settings["window_left"], 0 if settings["is_causal"] else settings["window_right"]
+    band = Band(
+        left=INFINITE if left is None else left,
+        right=INFINITE if right is None else right,
+        shifts=tuple(k - q if settings["bottom_right"] else 0 for q, k in lengths),
+    )
+    heads_box = boxes[-1] if method in ("ulysses", "hybrid") else None
+    ring_box = Mailbox(None) if method == "ulysses" else boxes[0]
+    together = 1 if heads_box is None else heads_box.size
+    plan, queries, keys, orders = _plan(layouts, starts, band, together, ring_box.rank)
+    tf32 = query.is_cuda and query.dtype == torch.float32 and tf32_allowed()
+    heads = Heads(0, query.shape[1], query.shape[1], query.shape[1] // key.shape[1])
+    problem = Problem(heads, lengths, packed, tuple(dict(settings, allow_tf32=tf32).items()), seed)
+    inner: Ring | Gather
+    if method in ("gather", "ulysses"):
+        inner = Gather(plan, ring_box, queries[ring_box.rank], keys[ring_box.rank], band)
+    else:
+        inner = Ring(plan, ring_box)
+    if heads_box is None:
+        return Call(problem, inner)
+    shared = share_heads(heads.whole, heads.group, heads_box.size)
+    first = ring_box.rank * together
+    exchange, key_exchange = (
+        HeadExchange(heads_box, layout.lengths[first : first + together], order, query.device)
+        for layout, order in zip(layouts, orders, strict=True)
+    )
+    own = problem.with_heads(shared[heads_box.rank])
+    return Call(own, inner, exchange, key_exchange, tuple(shared))

@@ -1,0 +1,161 @@
+"""Both passes of attention over several ranks, as one function that autograd records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewise._errors import Unsupported
+from tilewise.distributed.gather import Gather
+from tilewise.distributed.heads import HeadExchange
+from tilewise.distributed.pieces import Heads, Inputs, Problem, Shares
+from tilewise.distributed.ring import Ring
+
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that all ranks agree on: how its rows meet, and whether heads are exchanged before."""
+
+    problem: Problem
+    inner: Ring | Gather
+    exchange: HeadExchange | None = None  # of queries
+    key_exchange: HeadExchange | None = None
+    heads: tuple[Heads, ...] = ()  # of each rank, where they are exchanged
+    mask_of_rows: bool = True  # a row for each query, not one for all
+
+    def _spread(self, x: Tensor) -> Tensor:
+        return x if self.exchange is None else self.exchange.spread(x, [h.at for h in self.heads])
+
+    def _spread_keys(self, x: Tensor) -> Tensor:
+        return x if self.key_exchange is None else self.key_exchange.spread(x, [h.keys for h in self.heads])
+
+    def _collect(self, x: Tensor, heads: int) -> Tensor:
+        return x if self.exchange is None else self.exchange.collect(x, [h.at for h in self.heads], heads)
+
+    def _collect_keys(self, x: Tensor, heads: int) -> Tensor:
+        slices = [h.keys for h in self.heads]
+        return x if self.key_exchange is None else self.key_exchange.collect(x, slices, heads)
+
+    def _mask_slices(self, mask: Tensor) -> list[slice]:
+        return [slice(0, 1) if mask.shape[1] == 1 else heads.at for heads in self.heads]
+
+    def _spread_mask(self, mask: Tensor | None) -> Tensor | None:
+        if mask is None or self.exchange is None:
+            return mask
+        mask = mask[(None,) * (4 - mask.dim())]
+        slices = self._mask_slices(mask)
+        if not self.mask_of_rows:
+            return mask[:, slices[self.exchange.box.rank]]
+        return self.exchange.spread(mask, slices)
+
+    def _collect_mask(self, gradient: Tensor | None, mask: Tensor | None) -> Tensor | None:
+        if gradient is None or mask is None:
+            return None
+        if self.exchange is None:
+            return gradient
+        shape = mask.shape
+        mask = mask[(None,) * (4 - mask.dim())]
+        slices = self._mask_slices(mask)
+        if not self.mask_of_rows:
+            whole = torch.zeros_like(mask, dtype=gradient.dtype)
+            whole[:, slices[self.exchange.box.rank]] = gradient
+            return whole.view(shape)
+        return self.exchange.collect(gradient, slices, mask.shape[1]).view(shape)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        slopes: Tensor | None,
+        sinks: Tensor | None,
+    ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+        """out, lse, and what backward wants to have."""
+        heads = q.shape[1]
+        dtype, statistics = q.dtype, torch.float64 if q.dtype == torch.float64 else torch.float32
+        q, k, v = self._spread(q), self._spread_keys(k), self._spread_keys(v)
+        mask = self._spread_mask(mask)
+        with _naming_device(q):
+            o, lse = self.inner.forward(self.problem, Inputs(q, mask, slopes, sinks), k, v)
+        out = self._collect(o.to(dtype), heads)
+        return out, self._collect(lse.to(statistics), heads), (q, k, v, mask, slopes, sinks, o, lse)
+
+    def backward(
+        self,
+        saved: tuple[Tensor | None, ...],
+        whole_mask: Tensor | None,
+        heads: tuple[int, int],
+        grad_out: Tensor,
+        grad_lse: Tensor | None,
+        mask_gradient: bool,
+    ) -> Gradients:
+        q, k, v, mask, slopes, sinks, o, lse = saved
+        assert q is not None and k is not None and v is not None and o is not None and lse is not None
+        grad_out = self._spread(grad_out)
+        grad_lse = None if grad_lse is None else self._spread(grad_lse)
+        inputs = Inputs(q, mask, slopes, sinks)
+        with _naming_device(q):
+            if isinstance(self.inner, Ring):
+                shares = Shares.of(inputs, o, lse, grad_out, grad_lse, mask_gradient)
+                dk, dv = self.inner.backward(self.problem, inputs, k, v, shares)
+                dq, dmask = shares.dq, shares.dmask
+                dsinks = None if sinks is None else shares.sinks(self.problem, inputs)
+            else:
+                dq, dk, dv, dmask, dsinks = self.inner.backward(
+                    self.problem, inputs, k, v, (o, lse), (grad_out, grad_lse), mask_gradient
+                )
+        dq = self._collect(dq, heads[0])
+        dk, dv = (self._collect_keys(x, heads[1]) for x in (dk, dv))
+        return dq, dk, dv, self._collect_mask(dmask, whole_mask), dsinks
+
+
+@contextmanager
+def _naming_device(rows: Tensor) -> Iterator[None]:
+    """Says what to do where a device's kernels take no pieces."""
+    try:
+        yield
+    except RuntimeError as error:
+        _, found, reason = str(error).partition("tilewise.Unsupported: ")
+        if not found:
+            raise
+        advice = (
+            "" if rows.device.type == "cpu" else "; methods 'ulysses' and 'gather' need no pieces of rows"
+        )
+        text = f"on {rows.device} no kernel takes a piece of this attention{advice}: {reason}"
+        raise Unsupported(text) from None
+
+
+class Attention(torch.autograd.Function):
+    """out and lse of query, key, value, mask, slopes and sinks, by the call that comes last."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        *tensors, call = arguments
+        out, lse, saved = call.forward(*tensors)
+        ctx.set_materialize_grads(False)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(*tensors, *saved)
+        ctx.call = call
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, mask, _, sinks, *saved = ctx.saved_tensors
+        if grad_out is None:
+            grad_out = q.new_zeros((*q.shape[:3], v.shape[3]))
+        found = ctx.call.backward(
+            tuple(saved), mask, (q.shape[1], k.shape[1]), grad_out, grad_lse, ctx.needs_input_grad[3]
+        )
+        dq, dk, dv, dmask, dsinks = (
+            None if x is None else x.to(like.dtype)
+            for x, like in zip(found, (q, k, v, mask, sinks), strict=True)
+        )
+        return dq, dk, dv, dmask, None, dsinks, None

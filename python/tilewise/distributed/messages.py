@@ -1,0 +1,70 @@
+"""Messages between the ranks of a group, over torch.distributed's point-to-point calls.
+
+Sizes are known to both sides from the plan, so that none is sent, and an empty message is none at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tilewise._errors import DeviceError
+
+
+class Pending:
+    """Messages under way. What is sent is kept until it has left."""
+
+    def __init__(self, works: Sequence[Any], sent: Sequence[Tensor], received: dict[int, Tensor]) -> None:
+        self._works, self._sent, self._received = list(works), list(sent), received
+
+    def wait(self) -> dict[int, Tensor]:
+        """What came, by its sender. On CUDA the current stream waits, not the host."""
+        for work in self._works:
+            with naming_failures():
+                work.wait()
+        self._works, self._sent = [], []
+        return self._received
+
+
+class Mailbox:
+    """One rank's place in a group."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        """Without a group a rank is alone."""
+        self.group = group
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+
+    def post(
+        self, sent: dict[int, Tensor], received: dict[int, int], dtype: torch.dtype, device: torch.device
+    ) -> Pending:
+        """Sends flat tensors to ranks, and receives as many numbers as said from others.
+
+        All ranks post in the same order, and a pair of ranks has one message each way in a call.
+        """
+        sent = {to: x.contiguous() for to, x in sent.items() if x.numel()}
+        coming = {
+            of: torch.empty(count, dtype=dtype, device=device) for of, count in received.items() if count
+        }
+        operations = [dist.P2POp(dist.isend, x, group=self.group, group_peer=to) for to, x in sent.items()]
+        operations += [dist.P2POp(dist.irecv, x, group=self.group, group_peer=of) for of, x in coming.items()]
+        with naming_failures():
+            works = dist.batch_isend_irecv(operations) if operations else []
+        return Pending(works, list(sent.values()), coming)
+
+
+@contextmanager
+def naming_failures() -> Iterator[None]:
+    """Says of a failed message what most likely happened, with torch's own words."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise DeviceError(
+            "a message between ranks failed: another rank raised, ended or took longer than the process "
+            f"group's time-out ({error})"
+        ) from error

@@ -1,0 +1,318 @@
+"""Attention of single pieces, and how their results are joined. Rows are [B, H, S, D] throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewise.distributed.plan import Pair, Rows
+
+_forward = torch.ops.tilewise.attention_piece.default
+_backward = torch.ops.tilewise.attention_piece_backward.default
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Which heads of the whole are here, and in which runs queries share them evenly."""
+
+    first: int
+    count: int
+    whole: int  # query heads of the whole
+    group: int  # of them share a key head
+
+    @property
+    def first_key(self) -> int:
+        return self.first // self.group
+
+    @property
+    def keys(self) -> slice:
+        """The key heads of the whole that are needed."""
+        end = -(-(self.first + self.count) // self.group)
+        return slice(self.first_key, end if self.count else self.first_key)
+
+    @property
+    def at(self) -> slice:
+        return slice(self.first, self.first + self.count)
+
+    def runs(self) -> list[tuple[slice, slice]]:
+        """Heads here of queries and keys: whole groups together, a group that is cut by itself."""
+        found: list[tuple[slice, slice]] = []
+        head, end = self.first, self.first + self.count
+        while head < end:
+            whole = head % self.group == 0 and end - head >= self.group
+            stop = end - end % self.group if whole else min(end, head - head % self.group + self.group)
+            key = head // self.group - self.first_key
+            keys = (stop - head) // self.group if whole else 1
+            found.append((slice(head - self.first, stop - self.first), slice(key, key + keys)))
+            head = stop
+        return found
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What all pieces of a call have in common."""
+
+    heads: Heads
+    lengths: tuple[tuple[int, int], ...]  # queries and keys of each document
+    packed: bool  # documents are sequences of one batch entry, not parts of every one
+    settings: tuple[tuple[str, Any], ...]  # attention's other options, as the operator calls them
+    seed: tuple[int, int] | None
+
+    def with_heads(self, heads: Heads) -> Problem:
+        return Problem(heads, self.lengths, self.packed, self.settings, self.seed)
+
+    def place(self, pair: Pair, head: int) -> list[int]:
+        q, k = pair.q, pair.k
+        length_q, length_k = self.lengths[q.document]
+        entry = q.document if self.packed else 0
+        return [
+            q.begin,
+            k.begin,
+            pair.step,
+            length_q,
+            length_k,
+            entry,
+            self.heads.first + head,
+            self.heads.whole,
+        ]
+
+
+@dataclass
+class Inputs:
+    """Tensors of a call: rows, and what is added to their scores."""
+
+    q: Tensor
+    mask: Tensor | None = None  # these queries, and all keys in the order of the whole
+    slopes: Tensor | None = None  # of all heads, [Hq] or [B or documents, Hq]
+    sinks: Tensor | None = None  # [Hq], of all heads
+
+    @property
+    def wide(self) -> torch.dtype:
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+
+def _mask_of(mask: Tensor, pair: Pair, heads: slice) -> Tensor:
+    """The part of a mask, or of its gradient, that a pair is added to."""
+    mask = mask[(None,) * (4 - mask.dim())]
+    k = pair.k
+    keys = slice(k.begin, k.last + 1, k.step) if k.count else slice(0, 0)
+    if mask.shape[1] != 1:
+        mask = mask[:, heads]
+    if mask.shape[2] != 1:
+        mask = mask[:, :, pair.q_rows]
+    return mask if mask.shape[3] == 1 else mask[..., keys]
+
+
+def _options(problem: Problem, inputs: Inputs, pair: Pair, heads: slice) -> dict[str, Any]:
+    first = problem.heads.first
+    of_whole = slice(first + heads.start, first + heads.stop)
+    slopes = inputs.slopes
+    if slopes is not None and slopes.dim() == 2 and problem.packed:
+        slopes = slopes[pair.q.document]
+    return dict(
+        problem.settings,
+        attn_mask=None if inputs.mask is None else _mask_of(inputs.mask, pair, heads),
+        alibi_slopes=None if slopes is None else slopes[..., of_whole],
+        dropout_seed=None if problem.seed is None else torch.tensor(problem.seed, dtype=torch.int64),
+    )
+
+
+def _sinks(problem: Problem, inputs: Inputs, heads: slice) -> Tensor | None:
+    first = problem.heads.first
+    return None if inputs.sinks is None else inputs.sinks[first + heads.start : first + heads.stop]
+
+
+class Joined:
+    """Rows of which every piece has seen some keys: o and lse so far, neither rounded to the rows' type."""
+
+    def __init__(self, inputs: Inputs, dim: int) -> None:
+        rows = inputs.q.shape[:3]
+        self.o = inputs.q.new_zeros((*rows, dim), dtype=inputs.wide)
+        self.lse = inputs.q.new_full(rows, -torch.inf, dtype=torch.float64)
+
+    def attend(self, problem: Problem, inputs: Inputs, k: Tensor, v: Tensor, pairs: Iterable[Pair]) -> None:
+        for pair in pairs:
+            for heads, keys in problem.heads.runs():
+                o, lse = _forward(
+                    problem.place(pair, heads.start),
+                    True,
+                    *(inputs.q[:, heads, pair.q_rows], k[:, keys, pair.k_rows], v[:, keys, pair.k_rows]),
+                    **_options(problem, inputs, pair, heads),
+                )
+                self._join((slice(None), heads, pair.q_rows), o, lse)
+
+    def add_sinks(self, problem: Problem, inputs: Inputs) -> None:
+        if inputs.sinks is not None:
+            sinks = inputs.sinks[problem.heads.at].double()[:, None]
+            self._join((slice(None),), torch.zeros((), dtype=self.o.dtype, device=self.o.device), sinks)
+
+    def _join(self, at: tuple[slice, ...], o: Tensor, lse: Tensor) -> None:
+        before = self.lse[at]
+        joined = torch.logaddexp(before, lse)
+        unseen = joined == -torch.inf
+        kept, added = (
+            torch.where(unseen, 0.0, torch.exp(x - joined)).to(o.dtype).unsqueeze(-1) for x in (before, lse)
+        )
+        self.o[at] = self.o[at] * kept + o * added
+        self.lse[at] = joined
+
+
+@dataclass
+class Shares:
+    """Gradients of joined rows, summed piece by piece in f32 or wider."""
+
+    grad_out: Tensor
+    grad_lse: Tensor | None
+    lse: Tensor
+    delta: Tensor
+    dq: Tensor
+    dmask: Tensor | None
+
+    @staticmethod
+    def of(
+        inputs: Inputs, o: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None, mask_gradient: bool
+    ) -> Shares:
+        dmask = None
+        if mask_gradient and inputs.mask is not None:
+            dmask = torch.zeros_like(inputs.mask, dtype=inputs.wide)
+        return Shares(
+            grad_out,
+            None if grad_lse is None else grad_lse.double(),
+            lse,
+            (grad_out.double() * o.double()).sum(-1),
+            torch.zeros_like(inputs.q, dtype=inputs.wide),
+            dmask,
+        )
+
+    def differentiate(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        k: Tensor,
+        v: Tensor,
+        pairs: Iterable[Pair],
+        dk: Tensor,
+        dv: Tensor,
+    ) -> None:
+        """Adds the gradients of the pairs; dk and dv stand beside k and v."""
+        needed = [True, True, True, self.dmask is not None, False]
+        for pair in pairs:
+            for heads, keys in problem.heads.runs():
+                q_at, k_at = (slice(None), heads, pair.q_rows), (slice(None), keys, pair.k_rows)
+                found = _backward(
+                    self.grad_out[q_at],
+                    None if self.grad_lse is None else self.grad_lse[q_at],
+                    None,
+                    self.lse[q_at],
+                    self.delta[q_at],
+                    needed,
+                    problem.place(pair, heads.start),
+                    True,
+                    *(inputs.q[q_at], k[k_at], v[k_at]),
+                    **_options(problem, inputs, pair, heads),
+                )
+                self.dq[q_at] += found[0]
+                dk[k_at] += found[1]
+                dv[k_at] += found[2]
+                if self.dmask is not None:
+                    _mask_of(self.dmask, pair, heads).add_(found[3])
+
+    def sinks(self, problem: Problem, inputs: Inputs) -> Tensor:
+        """Gradients of all heads' sinks, of the rows here."""
+        assert inputs.sinks is not None
+        sinks = inputs.sinks[problem.heads.at].double()[:, None]
+        weight = torch.where(self.lse == -torch.inf, 0.0, torch.exp(sinks - self.lse))
+        shift = -self.delta if self.grad_lse is None else self.grad_lse - self.delta
+        gradient = torch.zeros_like(inputs.sinks, dtype=torch.float64)
+        gradient[problem.heads.at] = (weight * shift).sum((0, 2))
+        return gradient.to(inputs.sinks.dtype)
+
+
+# Rows that find all their keys in one piece need no joining: they are attention itself, on any device.
+
+
+def whole_pairs(queries: Sequence[Rows], pairs: Sequence[Pair]) -> list[Pair] | None:
+    """One pair for every run of queries, all of it; None where some have several."""
+    found = []
+    for q in queries:
+        own = [pair for pair in pairs if pair.q.document == q.document and _inside(pair.q_rows, q)]
+        if len(own) > 1 or (own and own[0].q.step != q.step and own[0].q.count > 1):
+            return None
+        nothing = Rows(0, 0, q.document, 0, 1)
+        k_rows, k = (own[0].k_rows, own[0].k) if own else (slice(0, 0), nothing)
+        found.append(Pair(q.at, k_rows, q, k))
+    return found
+
+
+def _inside(rows: slice, q: Rows) -> bool:
+    return q.first <= rows.start < q.first + q.count
+
+
+def attend_whole(
+    problem: Problem, inputs: Inputs, k: Tensor, v: Tensor, pairs: Sequence[Pair]
+) -> tuple[Tensor, Tensor]:
+    """out in the rows' type, and lse."""
+    out = inputs.q.new_zeros((*inputs.q.shape[:3], v.shape[-1]))
+    lse = inputs.q.new_full(inputs.q.shape[:3], -torch.inf, dtype=inputs.wide)
+    for pair in pairs:
+        for heads, keys in problem.heads.runs():
+            at = (slice(None), heads, pair.q_rows)
+            out[at], lse[at] = _forward(
+                problem.place(pair, heads.start),
+                False,
+                *(inputs.q[at], k[:, keys, pair.k_rows], v[:, keys, pair.k_rows]),
+                sinks=_sinks(problem, inputs, heads),
+                **_options(problem, inputs, pair, heads),
+            )
+    return out, lse
+
+
+def differentiate_whole(
+    problem: Problem,
+    inputs: Inputs,
+    k: Tensor,
+    v: Tensor,
+    pairs: Sequence[Pair],
+    saved: tuple[Tensor, Tensor],
+    grads: tuple[Tensor, Tensor | None],
+    mask_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of query, key, value, mask and sinks, in f32 or wider."""
+    wide = inputs.wide
+    dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (inputs.q, k, v))
+    mask, sinks = inputs.mask, inputs.sinks
+    dmask = torch.zeros_like(mask, dtype=wide) if mask_gradient and mask is not None else None
+    dsinks = None if sinks is None else torch.zeros_like(sinks)
+    (out, lse), (grad_out, grad_lse) = saved, grads
+    needed = [True, True, True, dmask is not None, dsinks is not None]
+    for pair in pairs:
+        for heads, keys in problem.heads.runs():
+            q_at, k_at = (slice(None), heads, pair.q_rows), (slice(None), keys, pair.k_rows)
+            found = iter(
+                _backward(
+                    grad_out[q_at],
+                    None if grad_lse is None else grad_lse[q_at],
+                    out[q_at],
+                    lse[q_at],
+                    None,
+                    needed,
+                    problem.place(pair, heads.start),
+                    inputs.q.device.type == "cpu",
+                    *(inputs.q[q_at], k[k_at], v[k_at]),
+                    sinks=_sinks(problem, inputs, heads),
+                    **_options(problem, inputs, pair, heads),
+                )
+            )
+            dq[q_at] = next(found).to(wide)
+            dk[k_at] += next(found)
+            dv[k_at] += next(found)
+            if dmask is not None:
+                _mask_of(dmask, pair, heads).add_(next(found))
+            if dsinks is not None:
+                first = problem.heads.first
+                dsinks[first + heads.start : first + heads.stop] += next(found)
+    return dq, dk, dv, dmask, dsinks

@@ -1,0 +1,511 @@
+"""Random problems for several ranks, and what one process makes of them. Runs in every worker process."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import tilewise
+import torch
+import torch.distributed as dist
+from conftest import gradients
+from contract import Tensors, assert_twice, moved
+from test_properties import scaled_like_torch
+from tilewise import distributed, reference
+from tilewise.distributed import Layout, Span
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+FACTORS = {2: (2, 1), 4: (2, 2), 3: (3, 1), 6: (3, 2)}  # of a mesh for hybrid
+_meshes: dict[tuple[int, ...], DeviceMesh] = {}
+
+
+def mesh_of(shape: tuple[int, ...]) -> DeviceMesh:
+    if shape not in _meshes:
+        _meshes[shape] = init_device_mesh("cpu", shape)
+    return _meshes[shape]
+
+
+@dataclass
+class Case:
+    """A problem of the whole, its layouts and options. A function of its seed and of the number of ranks."""
+
+    seed: int
+    size: int
+    dtype: torch.dtype
+    method: str
+    layout: Layout
+    key_layout: Layout
+    rows: list[Tensor]
+    extra: dict[str, Tensor]  # with a gradient
+    fixed: dict[str, Tensor]  # without
+    options: dict[str, Any]
+    starts: tuple[list[int], list[int]] | None = None  # of packed sequences
+
+    def __str__(self) -> str:
+        shapes = [list(x.shape) for x in self.rows]
+        return (
+            f"seed {self.seed} on {self.size} ranks: {self.dtype} {self.method} {shapes} {self.options} "
+            f"{[*self.extra, *self.fixed]} {self.starts} {self.layout.ranks}"
+        )
+
+
+def _random_layout(rng: random.Random, length: int, size: int) -> Layout:
+    kind = rng.choice(["contiguous", "zigzag", "striped", "balanced", "ragged"])
+    if kind == "balanced":
+        block = rng.choice([1, 3, 8])
+        pairs = distributed.count_pairs(length, block, is_causal=rng.random() < 0.5)
+        return distributed.balanced(pairs, block, length, size)
+    if kind == "ragged":  # any cut, ranks without tokens too
+        cuts = sorted(rng.randint(0, length) for _ in range(2 * size - 1))
+        spans = [Span(a, b) for a, b in zip([0, *cuts], [*cuts, length], strict=True)]
+        rng.shuffle(spans)
+        return Layout(length, tuple(tuple(spans[rank::size]) for rank in range(size)))
+    return getattr(distributed, kind)(length, size)
+
+
+def _random_starts(rng: random.Random, length: int, count: int) -> list[int]:
+    return [0, *sorted(rng.randint(0, length) for _ in range(count - 1)), length]
+
+
+def draw_case(seed: int, size: int, dtype: torch.dtype) -> Case:
+    rng = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    packed = rng.random() < 0.3
+    heads_k = rng.choice([1, 2, 3])
+    heads_q = heads_k * rng.choice([1, 2, 3])
+    batch, dim, dim_v = rng.choice([1, 2]), rng.choice([5, 8, 16]), rng.choice([4, 8, 13])
+    length_q = rng.randint(16, 48)
+    other = rng.random() < 0.3
+    length_k = rng.randint(16, 48) if other else length_q
+
+    def numbers(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(kind)
+
+    statistics = torch.float64 if dtype == torch.float64 else torch.float32
+    causal = rng.random() < 0.5
+    options: dict[str, Any] = dict(
+        is_causal=causal,
+        alignment=rng.choice(["top_left", "bottom_right"]),
+        scale=rng.choice([None, 0.3]),
+        softcap=rng.choice([0.0, 0.0, 4.0]),
+        dropout_p=rng.choice([0.0, 0.0, 0.25]),
+    )
+    if rng.random() < 0.4:
+        options["window"] = (rng.choice([None, 0, 3, 9]), rng.choice([None, 2, 7]))
+    extra, fixed = {}, {}
+    if rng.random() < 0.3:
+        extra["sinks"] = numbers(heads_q, kind=statistics)
+    if rng.random() < 0.3:
+        fixed["alibi_slopes"] = numbers(heads_q, kind=statistics).abs() / 4
+    starts = None
+    if packed:
+        count = rng.randint(1, 4)
+        starts = (_random_starts(rng, length_q, count), _random_starts(rng, length_k, count))
+        if not other:
+            starts = (starts[0], starts[0])
+        shapes = [(length_q, heads_q, dim), (length_k, heads_k, dim), (length_k, heads_k, dim_v)]
+    else:
+        shapes = [
+            (batch, heads_q, length_q, dim),
+            (batch, heads_k, length_k, dim),
+            (batch, heads_k, length_k, dim_v),
+        ]
+        kind = rng.choice([None, None, "boolean", "additive", "additive"])
+        of_mask = [rng.choice([1, n]) for n in (batch, heads_q, length_q, length_k)]
+        if kind == "boolean":
+            fixed["attn_mask"] = numbers(*of_mask, kind=torch.float64) > -0.8
+        elif kind == "additive":
+            # Shares of what all ranks have are summed up in the type they come in.
+            kinds = [statistics] if of_mask[2] == 1 else [dtype, statistics]
+            extra["attn_mask"] = numbers(*of_mask, kind=rng.choice(kinds))
+    layout = _random_layout(rng, length_q, size)
+    if packed and rng.random() < 0.5:
+        assert starts is not None
+        layout = distributed.documents(starts[0], size)
+    key_layout = layout
+    if other or rng.random() < 0.2:
+        key_layout = _random_layout(rng, length_k, size)
+    steps = {span.step for of in (layout, key_layout) for spans in of.ranks for span in spans}
+    assert steps <= {1, size}
+    method = rng.choice(["ring", "ring", "gather", "ulysses", "hybrid"])
+    if method == "hybrid" and size not in FACTORS:
+        method = "ring"
+    rows = [numbers(*shape) for shape in shapes]
+    return Case(seed, size, dtype, method, layout, key_layout, rows, extra, fixed, options, starts)
+
+
+def attend_whole(case: Case, attend: Any, rows: list[Tensor], extra: dict[str, Tensor], **more: Any) -> Any:
+    """One process's (out, lse), by attention or by a function of the reference."""
+    options = {**case.options, **case.fixed, **extra, **more}
+    if case.starts is None:
+        return attend(*rows, enable_gqa=True, return_lse=True, **options)
+    starts = [torch.tensor(x, dtype=torch.int32) for x in case.starts]
+    longest = [int(x.diff().max()) for x in starts]
+    return attend(*rows, *starts, *longest, return_lse=True, **options)
+
+
+def attend_ranks(case: Case, rank: int, rows: list[Tensor], extra: dict[str, Tensor]) -> Any:
+    """This rank's (out, lse)."""
+    named = {**case.fixed, **extra}
+    mask = named.pop("attn_mask", None)
+    shape = FACTORS.get(case.size, (case.size,)) if case.method == "hybrid" else (case.size,)
+    common = dict(
+        mesh=mesh_of(shape),
+        method=case.method,
+        layout=case.layout,
+        key_layout=case.key_layout,
+        return_lse=True,
+        **case.options,
+        **named,
+    )
+    if case.starts is None:
+        return distributed.attention(*rows, mask, enable_gqa=True, **common)
+    return distributed.attention_varlen(*rows, *case.starts, **common)
+
+
+def _shared(case: Case, name: str) -> bool:
+    """Whether every rank has a copy."""
+    named = {**case.extra, **case.fixed}
+    return name in ("sinks", "alibi_slopes") or (name == "attn_mask" and named[name].shape[-2] == 1)
+
+
+def _sharded(case: Case, name: str, x: Tensor, rank: int) -> Tensor:
+    """A rank's part of what the whole was given, or of a gradient of it."""
+    if _shared(case, name):
+        return x
+    layout = case.key_layout if name in ("key", "value") else case.layout
+    along = 2 if name == "attn_mask" or case.starts is None else 0
+    if name == "lse":
+        along = -1
+    return distributed.shard(x, layout, rank, along)
+
+
+def _unsharded(case: Case, name: str, x: Tensor) -> Tensor:
+    if _shared(case, name):
+        whole = x.detach().clone()
+        dist.all_reduce(whole)  # each rank has a share
+        return whole
+    layout = case.key_layout if name in ("key", "value") else case.layout
+    along = 2 if name == "attn_mask" or case.starts is None else 0
+    return distributed.unshard(x, layout, 2 if name == "lse" and case.starts is None else along)
+
+
+def _cotangents(case: Case, out: Tensor, lse: Tensor) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(case.seed + 1)
+    found = [
+        torch.randn(x.shape, generator=generator, dtype=torch.float64).to(case.dtype) for x in (out, lse)
+    ]
+    return [found[0], torch.where(lse.isinf(), 0.0, found[1]).detach()]
+
+
+def run_ranks(case: Case, rank: int) -> Tensors:
+    """out, lse and all gradients of the ranks, as whole tensors."""
+    names = ["query", "key", "value", *case.extra]
+    given = [*case.rows, *case.extra.values()]
+    leaves = [
+        _sharded(case, name, x, rank).detach().clone().requires_grad_()
+        for name, x in zip(names, given, strict=True)
+    ]
+    fixed = dict(case.fixed)
+    if "attn_mask" in fixed:
+        fixed["attn_mask"] = _sharded(case, "attn_mask", fixed["attn_mask"], rank)
+    local = Case(**{**case.__dict__, "fixed": fixed})
+    torch.manual_seed(case.seed + 17 * rank)  # dropout is rank 0's
+    out, lse = attend_ranks(local, rank, leaves[:3], dict(zip(case.extra, leaves[3:], strict=True)))
+    whole = [_unsharded(case, "out", out), _unsharded_lse(case, lse)]
+    cotangents = _cotangents(case, *whole)
+    local_cotangents = [
+        _sharded(case, "out", cotangents[0], rank),
+        distributed.shard(cotangents[1], case.layout, rank, cotangents[1].dim() - 1),
+    ]
+    found = gradients((out, lse), leaves, local_cotangents)
+    results = dict(out=whole[0], lse=whole[1])
+    for name, x in zip(names, found, strict=True):
+        results[name] = _unsharded(case, name, x)
+    return results
+
+
+def _unsharded_lse(case: Case, lse: Tensor) -> Tensor:
+    return distributed.unshard(lse, case.layout, lse.dim() - 1)
+
+
+def run_whole(
+    case: Case, attend: Any, values: list[Tensor], wide: torch.dtype | None, **more: Any
+) -> Tensors:
+    leaves = [x.detach().to(wide or x.dtype).requires_grad_() for x in values]
+    torch.manual_seed(case.seed)
+    out, lse = attend_whole(case, attend, leaves[:3], dict(zip(case.extra, leaves[3:], strict=True)), **more)
+    found = gradients((out, lse), leaves, _cotangents(case, out, lse))
+    names = ["out", "lse", "query", "key", "value", *case.extra]
+    return {name: x.detach() for name, x in zip(names, (out, lse, *found), strict=True)}
+
+
+def check_exact(seed: int, size: int) -> str | None:
+    """In float64 the ranks' results are those of one process. Gives what is wrong, if anything."""
+    case = draw_case(seed, size, torch.float64)
+    rank = dist.get_rank()
+    actual = run_ranks(case, rank)
+    if rank != 0:
+        return None
+    attend = tilewise.attention if case.starts is None else tilewise.attention_varlen
+    expected = run_whole(case, attend, [*case.rows, *case.extra.values()], None)
+    for name, x in expected.items():
+        if not torch.equal(actual[name].isinf(), x.isinf()):
+            return f"{case}: {name} has other infinities"
+        error = (actual[name] - x)[x.isfinite()].abs()
+        if error.numel() and not error.max() <= 1e-12 * max(1.0, float(x[x.isfinite()].abs().max())):
+            return f"{case}: {name} is off by {error.max():.3g}"
+    return None
+
+
+def check_contract(seed: int, size: int, dtype: torch.dtype) -> str | None:
+    """In other types they are as near to the truth as the contract asks of one process."""
+    case = draw_case(seed, size, dtype)
+    if case.starts is not None:
+        case.options["dropout_p"] = 0.0  # the reference draws each sequence a mask of its own
+    if case.options.get("window", (None,))[0] == 0:
+        # Where a query sees one key its weight is 1 without any error, but exp(score - lse) in a piece.
+        case.options["window"] = (3, case.options["window"][1])
+    rank = dist.get_rank()
+    actual = run_ranks(case, rank)
+    if rank != 0:
+        return None
+    theirs = reference.attention if case.starts is None else reference.attention_varlen
+
+    def draw(n: int) -> tuple[Tensors, Tensors]:
+        values = [moved(x, n) if n else x for x in (*case.rows, *case.extra.values())]
+        exact = run_whole(case, theirs, values, torch.float64, dtype=torch.float64)
+        return exact, run_whole(case, scaled_like_torch(theirs), values, torch.float32, dtype=torch.float32)
+
+    try:
+        assert_twice(actual, draw)
+    except AssertionError as error:
+        return f"{case}: {error}"
+    return None
+
+
+# Wrong use
+
+
+def _small(batch: int = 2, length: int = 2, **options: Any) -> Any:
+    x = torch.randn(batch, 2, length, 4)
+    return distributed.attention(x, x, x, **options)
+
+
+def _error_of(call: Any) -> str:
+    try:
+        call()
+    except tilewise.Error as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def wrong_use(name: str) -> str:
+    """The error that a wrong call raises on this rank."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+    size = dist.get_world_size()
+    calls: dict[str, Any] = {
+        "batch": lambda: _small(batch=3 if last else 2),
+        "length": lambda: _small(length=5 if last else 2, layout=distributed.contiguous(2 * size, size)),
+        "option": lambda: _small(is_causal=last),
+        "method": lambda: _small(method="gather" if last else "ring"),
+        "window": lambda: _small(window=(-1, 2) if last else None),
+        "type": lambda: distributed.attention(*([None] * 3 if last else [torch.zeros(1, 1, 2, 4)] * 3)),
+        "layout size": lambda: _small(layout=distributed.contiguous(8, size + 1)),
+        "mesh": lambda: _small(mesh=mesh_of(FACTORS[size])),
+        "mask": lambda: _small(attn_mask=torch.ones(1, 1, 1, 5, dtype=torch.bool)),
+        "sinks": lambda: _small(sinks=torch.zeros(3)),
+        "cut": lambda: distributed.unshard(torch.zeros(2), distributed.contiguous(8, size + 1), 0),
+    }
+    text = _error_of(calls[name])
+    dist.barrier()  # all are still in step
+    return text
+
+
+def silent_rank() -> str:
+    """Of a rank that never calls, the others hear after the time-out."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    if dist.get_rank() == 0:
+        return "did not call"
+    return _error_of(lambda: _small(mesh=group))
+
+
+# Other ways to call
+
+
+def alone_like_attention() -> bool:
+    """In a group of one, bit for bit."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 20, 8, dtype=torch.bfloat16) for _ in range(3))
+    mine = groups[dist.get_rank()]
+    same = True
+    for method in ("gather", "ulysses"):
+        found = distributed.attention(q, k, v, is_causal=True, mesh=mine, method=method)
+        same = same and torch.equal(found, tilewise.attention(q, k, v, is_causal=True))
+    return same
+
+
+def of_dtensors(method: str) -> bool:
+    """DTensors along the sequence in and out, with their gradients."""
+    size = dist.get_world_size()
+    mesh = mesh_of((size,))
+    torch.manual_seed(0)
+    whole = [torch.randn(1, 4, 5 * size + 1, 8, dtype=torch.float64) for _ in range(3)]
+    given = [distribute_tensor(x, mesh, [Shard(2)]).requires_grad_() for x in whole]
+    lengths = [x.to_local().shape[2] for x in given[:1]]
+    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(counts, torch.tensor(lengths))
+    ends = torch.cat(counts).cumsum(0).tolist()
+    layout = Layout(ends[-1], tuple((Span(a, b),) for a, b in zip([0, *ends], ends, strict=False)))
+    out = distributed.attention(*given, is_causal=True, layout=layout, method=method)
+    leaves = [x.requires_grad_() for x in whole]
+    expected = tilewise.attention(*leaves, is_causal=True)
+    cotangent = torch.randn(expected.shape, dtype=torch.float64)
+    out.backward(distribute_tensor(cotangent, mesh, [Shard(2)]))
+    expected.backward(cotangent)
+    pairs = [(out, expected), *((a.grad, b.grad) for a, b in zip(given, leaves, strict=True))]
+    return all(torch.allclose(a.full_tensor(), b, rtol=0, atol=1e-12) for a, b in pairs)
+
+
+def without_validation() -> bool:
+    """Ranks with as many tokens each need no message before the others."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 4 * size, 8, dtype=torch.float64)
+    layout = distributed.zigzag(4 * size, size)
+    local = distributed.shard(x, layout, rank, 2)
+    out = distributed.attention(local, local, local, is_causal=True, layout="zigzag", validate=False)
+    expected = distributed.shard(tilewise.attention(x, x, x, is_causal=True), layout, rank, 2)
+    return torch.allclose(out, expected, rtol=0, atol=1e-12)
+
+
+# Tensor parallelism
+
+
+def _numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def _operators() -> dict[str, tuple[Any, list[Tensor], list[Placement]]]:
+    """Operators on tensors and how these are placed."""
+    q, k, v = _numbers(4, 8, 9, 8), _numbers(4, 4, 9, 8), _numbers(4, 4, 9, 8)
+    tables = [x.double() for x in tilewise.rope_tables(9, 8)]
+    whole, split = Replicate(), Shard(0)
+    attend = partial(tilewise.attention, enable_gqa=True, is_causal=True, return_lse=True)
+    biased = partial(tilewise.attention, enable_gqa=True)
+    x, up, down, residual = _numbers(2, 4, 8), _numbers(16, 8), _numbers(8, 16), _numbers(2, 4, 8)
+
+    def ffn(x: Tensor, up: Tensor, down: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+        return tilewise.ffn(x, up, down, down_bias=bias, residual=residual, keep_products=True)
+
+    return {
+        "entries": (attend, [q, k, v], [Shard(0)] * 3),
+        "heads": (attend, [q, k, v], [Shard(1)] * 3),
+        "mask": (biased, [q, k, v, _numbers(1, 1, 9, 9)], [Shard(1)] * 3 + [whole]),
+        "mask of heads": (biased, [q, k, v, _numbers(8, 9, 1)], [Shard(1)] * 3 + [split]),
+        "sinks": (
+            lambda q, k, v, sinks: biased(q, k, v, sinks=sinks),
+            [q, k, v, _numbers(8)],
+            [Shard(0)] * 3 + [whole],
+        ),
+        "rope": (tilewise.apply_rope, [q, k, *tables], [Shard(1)] * 2 + [whole] * 2),
+        "rms_norm": (tilewise.rms_norm, [_numbers(4, 6, 8), _numbers(8)], [split, whole]),
+        "layer_norm": (
+            lambda x, w, b, r: tilewise.layer_norm(x, w, b, residual=r),
+            [_numbers(4, 6, 8), _numbers(8), _numbers(8), _numbers(4, 6, 8)],
+            [split, whole, whole, split],
+        ),
+        "columns": (partial(tilewise.linear, activation="gelu"), [x, up], [whole, split]),
+        "summands": (tilewise.linear, [_numbers(2, 4, 16), down], [Shard(2), Shard(1)]),
+        "ffn": (ffn, [x, up, down, _numbers(8), residual], [whole, split, Shard(1), whole, whole]),
+    }
+
+
+def sharded_operator(name: str) -> list[str]:
+    """What differs where an operator runs on DTensors."""
+    torch.manual_seed(0)
+    mesh = mesh_of((dist.get_world_size(),))
+    function, tensors, placements = _operators()[name]
+    tables = 2 if name == "rope" else 0  # which have no gradient
+    whole = [x.requires_grad_(n < len(tensors) - tables) for n, x in enumerate(tensors)]
+    ours = [
+        distribute_tensor(x.detach(), mesh, [placed]).requires_grad_(x.requires_grad)
+        for x, placed in zip(tensors, placements, strict=True)
+    ]
+    results = [function(*x) for x in (whole, ours)]
+    expected, found = ([x] if isinstance(x, Tensor) else list(x) for x in results)
+    cotangents = [torch.randn_like(x) for x in expected]
+    torch.autograd.backward(expected, cotangents)
+    torch.autograd.backward(found, [distribute_tensor(x, mesh, [Replicate()]) for x in cotangents])
+    expected += [x.grad for x in whole if x.requires_grad]
+    found += [x.grad for x in ours if x.requires_grad]
+    pairs = enumerate(zip(found, expected, strict=True))
+    return [
+        f"{name} {n}" for n, (a, b) in pairs if not torch.allclose(a.full_tensor(), b, rtol=0, atol=1e-12)
+    ]
+
+
+def parallelized_attention() -> bool:
+    """torch's parallelize_module over the heads of a layer."""
+    torch.manual_seed(0)
+    mesh = mesh_of((dist.get_world_size(),))
+    alone = tilewise.nn.Attention(32, 8, 4, is_causal=True, sinks=False, dtype=torch.float64)
+    layer = copy.deepcopy(alone)
+    plan: dict[str, Any] = {
+        x: ColwiseParallel(use_local_output=False) for x in ("q_proj", "k_proj", "v_proj")
+    }
+    parallelize_module(layer, mesh, plan | {"out_proj": RowwiseParallel()})
+    x = _numbers(2, 7, 32)
+    out, expected = layer(x), alone(x)
+    cotangent = torch.randn_like(expected)
+    out.backward(cotangent)
+    expected.backward(cotangent)
+    gradients = zip(layer.parameters(), alone.parameters(), strict=True)
+    pairs = [(out, expected), *((a.grad.full_tensor(), b.grad) for a, b in gradients)]
+    return all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in pairs)
+
+
+# Models
+
+
+def _small_llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50}
+    config = LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)
+    return LlamaForCausalLM(config).double()
+
+
+def hugging_face_decoder(method: str, compiled: bool) -> bool:
+    """Logits and gradients of a decoder over the ranks, against one process.
+
+    transformers computes norms and angles in f32 whatever the model's type is.
+    """
+    from tilewise.integrations.transformers import context_parallel
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    layout = distributed.zigzag(4 * size + 3, size)
+    tokens = torch.randint(50, (2, layout.length), generator=torch.Generator().manual_seed(1))
+    alone, model = _small_llama(), _small_llama()
+    context_parallel(model, mesh_of((size,)), method=method, layout=layout)
+    positions = layout.positions(rank).unsqueeze(0)
+    call = torch.compile(model, backend="eager") if compiled else model
+    local = call(input_ids=distributed.shard(tokens, layout, rank, 1), position_ids=positions).logits
+    expected = alone(input_ids=tokens).logits
+    cotangent = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    local.backward(distributed.shard(cotangent, layout, rank, 1))
+    expected.backward(cotangent)
+    near = [torch.allclose(local, distributed.shard(expected, layout, rank, 1), rtol=0, atol=1e-5)]
+    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        dist.all_reduce(ours.grad)
+        near.append(torch.allclose(ours.grad, theirs.grad, rtol=0, atol=1e-5))
+    return all(near)

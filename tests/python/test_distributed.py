@@ -1,0 +1,157 @@
+"""Attention over several processes against one. gloo stands in for NCCL; the code above it is the same."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+import distributed_cases as cases
+import pytest
+import tilewise
+import torch
+from ranks import Ranks
+from tilewise import distributed
+from tilewise.distributed.plan import Band, Plan, rows_of_ranks
+
+LONG = "TILEWISE_LONG_TESTS" in os.environ
+SIZES = [2, 4, 3, 6] if LONG else [2, 4]
+CASES = 200 if LONG else 30
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    pool = Ranks(request.param, str(tmp_path_factory.mktemp("store") / "store"))
+    yield pool
+    pool.close()
+
+
+def _fails(found: list[str | None]) -> list[str]:
+    return [text for text in found if text is not None]
+
+
+def test_ranks_give_what_one_process_gives(ranks: Ranks) -> None:
+    for seed in range(CASES):
+        assert not _fails(ranks.run(cases.check_exact, seed, ranks.size))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_ranks_are_within_the_contract(ranks: Ranks, dtype: torch.dtype) -> None:
+    for seed in range(1000, 1000 + CASES // 3):
+        assert not _fails(ranks.run(cases.check_contract, seed, ranks.size, dtype))
+
+
+WRONG = {
+    "batch": r"InvalidArgument: query: expected the same on all .*\[2, 2, 4\].*, got .*\[3, 2, 4\].* on rank",
+    "length": r"InvalidArgument: query: expected lengths \[2, .*\] on the ranks, as layout has them, got",
+    "option": r"InvalidArgument: options: expected the same on all ranks, .*'is_causal': False.*, got .*True",
+    "method": r"InvalidArgument: method: expected the same on all ranks, ring as on rank 0, got gather on",
+    "window": r"InvalidArgument: rank \d raised InvalidArgument: window: expected \(left, right\)",
+    "type": r"InvalidArgument: rank \d raised TypeError: query: expected Tensor, got NoneType",
+    "layout size": r"InvalidArgument: layout: expected a layout of the mesh's \d ranks, got one of \d",
+    "mesh": r"InvalidArgument: mesh: expected 1 dimension for method 'ring', got 2",
+    "mask": r"InvalidArgument: attn_mask: expected all \d+ keys of the sequence, or 1, got \[1, 1, 1, 5\]",
+    "sinks": r"InvalidArgument: sinks: expected \[2\], one for each head of query, got \[3\]",
+    "cut": r"InvalidArgument: layout: expected a layout of the mesh's \d ranks, got one of \d",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_use_is_one_error_on_every_rank(ranks: Ranks, name: str) -> None:
+    texts = ranks.run(cases.wrong_use, name)
+    assert len(set(texts)) == 1, texts
+    assert re.match(WRONG[name], texts[0]), texts[0]
+
+
+def test_a_rank_that_never_calls_is_a_time_out_with_its_cause(ranks: Ranks) -> None:
+    _, *others = ranks.run(cases.silent_rank)
+    for text in others:
+        assert text.startswith(
+            "DeviceError: a message between ranks failed: another rank raised, ended or"
+        ), text
+
+
+def test_a_group_of_one_is_attention_bit_for_bit(ranks: Ranks) -> None:
+    assert all(ranks.run(cases.alone_like_attention))
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_dtensors_along_the_sequence(ranks: Ranks, method: str) -> None:
+    assert all(ranks.run(cases.of_dtensors, method))
+
+
+def test_ranks_need_not_compare_what_they_were_given(ranks: Ranks) -> None:
+    assert all(ranks.run(cases.without_validation))
+
+
+OF_ATTENTION = ["entries", "heads", "mask", "mask of heads", "sinks"]
+OF_LAYERS = ["rope", "rms_norm", "layer_norm", "columns", "summands", "ffn"]
+
+
+@pytest.mark.parametrize("name", OF_ATTENTION + OF_LAYERS)
+def test_operators_run_on_shards(ranks: Ranks, name: str) -> None:
+    if ranks.size not in (2, 4):
+        pytest.skip("heads do not divide")
+    assert not any(ranks.run(cases.sharded_operator, name))
+
+
+def test_parallelize_module_splits_a_layer_over_its_heads(ranks: Ranks) -> None:
+    if ranks.size not in (2, 4):
+        pytest.skip("heads do not divide")
+    assert all(ranks.run(cases.parallelized_attention))
+
+
+@pytest.mark.parametrize(("method", "compiled"), [("ring", False), ("gather", True)])
+def test_a_hugging_face_decoder_over_ranks(ranks: Ranks, method: str, compiled: bool) -> None:
+    pytest.importorskip("transformers")
+    assert all(ranks.run(cases.hugging_face_decoder, method, compiled))
+
+
+# Plans, which need no ranks
+
+
+def _plan(layout: distributed.Layout, rank: int, band: Band) -> Plan:
+    rows = rows_of_ranks(layout, (0, layout.length))
+    return Plan.of(rank, rows, rows, band)
+
+
+def test_a_window_talks_to_its_neighbour_alone() -> None:
+    plan = _plan(distributed.contiguous(64, 8), 3, Band(left=5, right=0))
+    assert [parcel.count for parcel in plan.received] == [0, 0, 5, 0, 0, 0, 0, 0]
+    assert [parcel.count for parcel in plan.sent] == [0, 0, 0, 0, 5, 0, 0, 0]
+
+
+def test_what_sees_nothing_is_neither_sent_nor_computed() -> None:
+    plan = _plan(distributed.contiguous(64, 4), 1, Band(right=0))
+    assert [parcel.count for parcel in plan.received] == [16, 0, 0, 0]
+    assert [len(pairs) for pairs in plan.pairs] == [1, 0, 0, 0]
+
+
+def _pairs(plan: Plan, causal: bool) -> int:
+    pairs = [pair for of in (plan.own, *plan.pairs) for pair in of]
+    positions = [
+        (range(p.q.begin, p.q.last + 1, p.q.step), range(p.k.begin, p.k.last + 1, p.k.step)) for p in pairs
+    ]
+    return sum(j <= i or not causal for queries, keys in positions for i in queries for j in keys)
+
+
+@pytest.mark.parametrize("layout", [distributed.zigzag(64, 4), distributed.striped(64, 4)])
+def test_causal_work_is_the_same_for_all_ranks(layout: distributed.Layout) -> None:
+    work = [_pairs(_plan(layout, rank, Band(right=0)), causal=True) for rank in range(4)]
+    assert sum(work) == 64 * 65 // 2
+    assert max(work) - min(work) <= 64 // 4 * 3  # in stripes ranks differ by one key a query
+
+
+def test_balanced_layouts_are_balanced_by_pairs() -> None:
+    cu_seqlens = [0, 50, 60, 128]
+    pairs = distributed.count_pairs(128, 8, is_causal=True, cu_seqlens=cu_seqlens)
+    assert sum(pairs) == sum(n * (n + 1) // 2 for n in (50, 10, 68))
+    layout = distributed.balanced(pairs, 8, 128, 4)
+    work = [sum(pairs[p // 8] for p in layout.positions(rank)[::8].tolist()) for rank in range(4)]
+    assert layout.lengths == (32,) * 4
+    assert max(work) <= 1.1 * sum(pairs) / 4
+
+
+def test_a_layout_with_a_token_twice_is_refused() -> None:
+    with pytest.raises(tilewise.InvalidArgument, match="layout: expected each of 4 tokens on one rank"):
+        distributed.Layout(4, ((distributed.Span(0, 3),), (distributed.Span(2, 4),)))

@@ -1,0 +1,413 @@
+#include "support/pieces.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "core/load.h"
+#include "support/buffer.h"
+#include "support/random.h"
+
+namespace tilewise::test {
+namespace {
+
+// `count` of the elements 0, step, 2·step, ... from `first` on.
+struct Part {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+  std::int64_t step = 1;
+};
+
+// A part of one dimension; a broadcast one stays as it is.
+Tensor part_of(Tensor tensor, int dim, const Part& part) {
+  if (!tensor.given() || tensor.extent(dim) == 1) return tensor;
+  const auto n = static_cast<std::size_t>(dim);
+  auto* bytes = static_cast<std::byte*>(tensor.data);
+  const std::int64_t offset =
+      part.first * tensor.stride(dim) * static_cast<std::int64_t>(size_of(tensor.dtype));
+  tensor.data = bytes + offset;
+  tensor.shape[n] = part.count;
+  tensor.strides[n] *= part.step;
+  return tensor;
+}
+
+// A dimension that extends over one element is cut, too, where the tensor is not broadcast along it.
+Tensor rows_of_part(Tensor tensor, int dim, const Part& part) {
+  if (tensor.given() && tensor.extent(dim) == 1 && part.count == 0) {
+    tensor.shape[static_cast<std::size_t>(dim)] = 0;
+    return tensor;
+  }
+  return part_of(tensor, dim, part);
+}
+
+std::vector<Part> ranges(Random& rng, std::int64_t length, std::int64_t most) {
+  std::vector<std::int64_t> cuts = {0, length};
+  for (std::int64_t n = rng.between(1, most); n > 1; --n) cuts.push_back(rng.between(0, length));
+  std::sort(cuts.begin(), cuts.end());
+  std::vector<Part> parts;
+  for (std::size_t n = 0; n + 1 < cuts.size(); ++n) parts.push_back({cuts[n], cuts[n + 1] - cuts[n], 1});
+  return parts;
+}
+
+std::vector<Part> stripes(std::int64_t length, std::int64_t step) {
+  std::vector<Part> parts;
+  for (std::int64_t first = 0; first < step; ++first) {
+    parts.push_back(
+        {std::min(first, length), std::max<std::int64_t>(0, (length - first + step - 1) / step), step});
+  }
+  return parts;
+}
+
+struct Cuts {
+  std::vector<Part> entries, key_heads, queries, keys;
+};
+
+Cuts draw_cuts(std::uint64_t seed, const AttentionInputs& inputs) {
+  Random rng(seed + 11);
+  const std::int64_t step = rng.pick<std::int64_t>({1, 1, 2, 3, 5});
+  const std::int64_t queries = inputs.q.extent(2);
+  const std::int64_t keys = inputs.k.extent(2);
+  return {.entries = ranges(rng, inputs.q.extent(0), 2),
+          .key_heads = ranges(rng, inputs.k.extent(1), 2),
+          .queries = step == 1 ? ranges(rng, queries, 3) : stripes(queries, step),
+          .keys = step == 1 ? ranges(rng, keys, 3) : stripes(keys, step)};
+}
+
+// One piece: what of the whole it has, and the call for it.
+struct CutPiece {
+  Part entries, heads, key_heads, queries, keys;
+  AttentionInputs inputs;
+  AttentionOptions options;
+  bool first_keys = false;  // of its queries
+};
+
+CutPiece cut(const AttentionInputs& whole, const AttentionOptions& options, const Part& entries,
+             const Part& key_heads, const Part& queries, const Part& keys) {
+  const std::int64_t group = whole.k.extent(1) == 0 ? 1 : whole.q.extent(1) / whole.k.extent(1);
+  CutPiece piece{.entries = entries,
+                 .heads = {key_heads.first * group, key_heads.count * group, 1},
+                 .key_heads = key_heads,
+                 .queries = queries,
+                 .keys = keys,
+                 .inputs = {},
+                 .options = options,
+                 .first_keys = false};
+  const auto rows = [&](const Tensor& tensor, const Part& heads, const Part& positions) {
+    return rows_of_part(rows_of_part(rows_of_part(tensor, 0, entries), 1, heads), 2, positions);
+  };
+  AttentionInputs& inputs = piece.inputs;
+  inputs.q = rows(whole.q, piece.heads, queries);
+  inputs.k = rows(whole.k, key_heads, keys);
+  inputs.v = rows(whole.v, key_heads, keys);
+  inputs.mask = whole.mask;
+  const Part parts[] = {entries, piece.heads, queries, keys};
+  for (int dim = 0; dim < whole.mask.rank; ++dim) {
+    inputs.mask = part_of(inputs.mask, dim, parts[dim + 4 - whole.mask.rank]);
+  }
+  inputs.alibi_slopes = whole.alibi_slopes;
+  if (whole.alibi_slopes.rank == 2) inputs.alibi_slopes = rows_of_part(inputs.alibi_slopes, 0, entries);
+  if (whole.alibi_slopes.given()) {
+    inputs.alibi_slopes = rows_of_part(inputs.alibi_slopes, whole.alibi_slopes.rank - 1, piece.heads);
+  }
+  if (whole.sinks.given()) inputs.sinks = rows_of_part(whole.sinks, 0, piece.heads);
+  inputs.dropout_seed = whole.dropout_seed;
+  piece.options.piece = {.q_offset = queries.first,
+                         .k_offset = keys.first,
+                         .step = queries.step,
+                         .length_q = whole.q.extent(2),
+                         .length_k = whole.k.extent(2),
+                         .batch_offset = entries.first,
+                         .head_offset = piece.heads.first,
+                         .heads_q = whole.q.extent(1)};
+  return piece;
+}
+
+template <typename Body>
+void for_each_piece(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
+                    const Body& body) {
+  const Cuts cuts = draw_cuts(seed, inputs);
+  for (const Part& entries : cuts.entries) {
+    for (const Part& heads : cuts.key_heads) {
+      for (const Part& queries : cuts.queries) {
+        for (const Part& keys : cuts.keys) {
+          CutPiece piece = cut(inputs, options, entries, heads, queries, keys);
+          piece.first_keys = &keys == cuts.keys.data();
+          body(piece);
+        }
+      }
+    }
+  }
+}
+
+// A tensor [B, H, S, last] in f64, of which pieces are parts.
+struct Sums {
+  std::int64_t extent[4];
+  std::vector<double> values;
+
+  Sums(std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t last, double start)
+      : extent{b, h, s, last}, values(static_cast<std::size_t>(b * h * s * last), start) {}
+  double& at(std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d = 0) {
+    return values[static_cast<std::size_t>(((b * extent[1] + h) * extent[2] + s) * extent[3] + d)];
+  }
+};
+
+double element(const Tensor& tensor, std::int64_t b, std::int64_t h, std::int64_t s, std::int64_t d) {
+  const std::int64_t index[] = {b, h, s, d};
+  std::int64_t offset = 0;
+  for (int dim = 0; dim < tensor.rank; ++dim) {
+    const std::int64_t n = index[dim + (tensor.rank == 3 ? 0 : 4 - tensor.rank)];
+    if (tensor.extent(dim) != 1) offset += n * tensor.stride(dim);
+  }
+  return load_element(static_cast<const std::byte*>(tensor.data), tensor.dtype, offset);
+}
+
+void write(const Tensor& tensor, const Sums& sums) {
+  const std::int64_t extents[] = {tensor.extent(0), tensor.extent(1), tensor.extent(2),
+                                  tensor.rank == 4 ? tensor.extent(3) : 1};
+  std::size_t next = 0;
+  for (std::int64_t b = 0; b < extents[0]; ++b) {
+    for (std::int64_t h = 0; h < extents[1]; ++h) {
+      for (std::int64_t s = 0; s < extents[2]; ++s) {
+        for (std::int64_t d = 0; d < extents[3]; ++d) {
+          const std::int64_t offset = b * tensor.stride(0) + h * tensor.stride(1) + s * tensor.stride(2) +
+                                      (tensor.rank == 4 ? d * tensor.stride(3) : 0);
+          store_element(static_cast<std::byte*>(tensor.data), tensor.dtype, offset, sums.values[next++]);
+        }
+      }
+    }
+  }
+}
+
+DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+constexpr double nothing = -std::numeric_limits<double>::infinity();
+
+struct Joined {
+  Sums o, lse;
+};
+
+// Adds what a piece found for one row to what was known of it.
+void join_row(Joined& joined, const std::int64_t (&row)[3], const Buffer& o, double lse,
+              const std::int64_t (&at)[3]) {
+  double& known = joined.lse.at(row[0], row[1], row[2]);
+  if (lse == nothing) return;
+  const double highest = std::max(known, lse);
+  const double total = highest + std::log(std::exp(known - highest) + std::exp(lse - highest));
+  for (std::int64_t d = 0; d < joined.o.extent[3]; ++d) {
+    double& element = joined.o.at(row[0], row[1], row[2], d);
+    element = element * std::exp(known - total) + o.at(at[0], at[1], at[2], d) * std::exp(lse - total);
+  }
+  known = total;
+}
+
+Joined join(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
+            const Context& context) {
+  const Tensor& q = inputs.q;
+  Joined joined{Sums(q.extent(0), q.extent(1), q.extent(2), inputs.v.extent(3), 0),
+                Sums(q.extent(0), q.extent(1), q.extent(2), 1, nothing)};
+  for_each_piece(seed, inputs, options, [&](CutPiece piece) {
+    if (!piece.first_keys) piece.inputs.sinks = {};  // a sink counts once
+    const Shape rows = {piece.entries.count, piece.heads.count, piece.queries.count};
+    const Buffer o(wide(q.dtype), {rows[0], rows[1], rows[2], inputs.v.extent(3)});
+    const Buffer lse(DType::f64, rows);
+    run_forward(piece.inputs, piece.options, {o.view(), lse.view()}, context);
+    for (std::int64_t b = 0; b < rows[0]; ++b) {
+      for (std::int64_t h = 0; h < rows[1]; ++h) {
+        for (std::int64_t i = 0; i < rows[2]; ++i) {
+          join_row(
+              joined,
+              {piece.entries.first + b, piece.heads.first + h, piece.queries.first + i * piece.queries.step},
+              o, lse.at(b, h, i), {b, h, i});
+        }
+      }
+    }
+  });
+  return joined;
+}
+
+// Adds the gradient of a piece's rows to those of the whole.
+void add_rows(Sums& sums, const Buffer& gradient, const Part& entries, const Part& heads, const Part& rows) {
+  for (std::int64_t b = 0; b < entries.count; ++b) {
+    for (std::int64_t h = 0; h < heads.count; ++h) {
+      for (std::int64_t s = 0; s < rows.count; ++s) {
+        for (std::int64_t d = 0; d < sums.extent[3]; ++d) {
+          sums.at(entries.first + b, heads.first + h, rows.first + s * rows.step, d) +=
+              gradient.at(b, h, s, d);
+        }
+      }
+    }
+  }
+}
+
+// Statistics of a piece's rows, out of those of the whole.
+Buffer rows_of_piece(const CutPiece& piece, DType dtype, Sums& whole) {
+  Buffer part(dtype, {piece.entries.count, piece.heads.count, piece.queries.count});
+  for (std::int64_t b = 0; b < piece.entries.count; ++b) {
+    for (std::int64_t h = 0; h < piece.heads.count; ++h) {
+      for (std::int64_t i = 0; i < piece.queries.count; ++i) {
+        part.set({b, h, i}, whole.at(piece.entries.first + b, piece.heads.first + h,
+                                     piece.queries.first + i * piece.queries.step));
+      }
+    }
+  }
+  return part;
+}
+
+// A mask's gradient [B, H, Sq, Sk], extents of 1 where it is broadcast.
+struct MaskSums {
+  Sums sums;
+  int missing;
+
+  explicit MaskSums(const Tensor& dmask)
+      : sums(extent(dmask, 0), extent(dmask, 1), extent(dmask, 2), extent(dmask, 3), 0),
+        missing(4 - dmask.rank) {}
+
+  static std::int64_t extent(const Tensor& dmask, int dim) {
+    const int n = dim - (4 - dmask.rank);
+    return n < 0 ? 1 : dmask.extent(n);
+  }
+
+  void add(const CutPiece& piece, const Tensor& gradient) {
+    const Part parts[] = {piece.entries, piece.heads, piece.queries, piece.keys};
+    std::int64_t index[4];
+    const auto place = [&](int dim) {
+      return sums.extent[dim] == 1 ? 0 : parts[dim].first + index[dim] * parts[dim].step;
+    };
+    for (index[0] = 0; index[0] < extent(gradient, 0); ++index[0]) {
+      for (index[1] = 0; index[1] < extent(gradient, 1); ++index[1]) {
+        for (index[2] = 0; index[2] < extent(gradient, 2); ++index[2]) {
+          for (index[3] = 0; index[3] < extent(gradient, 3); ++index[3]) {
+            std::int64_t offset = 0;
+            for (int dim = 0; dim < gradient.rank; ++dim)
+              offset += index[dim + missing] * gradient.stride(dim);
+            sums.at(place(0), place(1), place(2), place(3)) +=
+                load_element(static_cast<const std::byte*>(gradient.data), gradient.dtype, offset);
+          }
+        }
+      }
+    }
+  }
+
+  void write(const Tensor& dmask) const {
+    const Sums& all = sums;
+    std::size_t next = 0;
+    for (std::int64_t b = 0; b < all.extent[0]; ++b) {
+      for (std::int64_t h = 0; h < all.extent[1]; ++h) {
+        for (std::int64_t i = 0; i < all.extent[2]; ++i) {
+          for (std::int64_t j = 0; j < all.extent[3]; ++j) {
+            const std::int64_t index[] = {b, h, i, j};
+            std::int64_t offset = 0;
+            for (int dim = 0; dim < dmask.rank; ++dim) offset += index[dim + missing] * dmask.stride(dim);
+            store_element(static_cast<std::byte*>(dmask.data), dmask.dtype, offset, all.values[next++]);
+          }
+        }
+      }
+    }
+  }
+};
+
+// Σ d_o·o of every row.
+Sums delta_of(Joined& joined, const Tensor& d_o) {
+  Sums delta(d_o.extent(0), d_o.extent(1), d_o.extent(2), 1, 0);
+  for (std::int64_t b = 0; b < d_o.extent(0); ++b) {
+    for (std::int64_t h = 0; h < d_o.extent(1); ++h) {
+      for (std::int64_t i = 0; i < d_o.extent(2); ++i) {
+        for (std::int64_t d = 0; d < d_o.extent(3); ++d) {
+          delta.at(b, h, i) += joined.o.at(b, h, i, d) * element(d_o, b, h, i, d);
+        }
+      }
+    }
+  }
+  return delta;
+}
+
+void write_sinks(const AttentionInputs& inputs, const AttentionGradients& gradients, Joined& joined,
+                 Sums& delta) {
+  for (std::int64_t h = 0; h < inputs.q.extent(1); ++h) {
+    const double sink = load_element(static_cast<const std::byte*>(inputs.sinks.data), inputs.sinks.dtype,
+                                     h * inputs.sinks.stride(0));
+    double sum = 0;
+    for (std::int64_t b = 0; b < inputs.q.extent(0); ++b) {
+      for (std::int64_t i = 0; i < inputs.q.extent(2); ++i) {
+        const double lse = joined.lse.at(b, h, i);
+        if (lse == nothing) continue;
+        const double d_lse = gradients.d_lse.given() ? element(gradients.d_lse, b, h, i, 0) : 0;
+        sum += std::exp(sink - lse) * (d_lse - delta.at(b, h, i));
+      }
+    }
+    store_element(static_cast<std::byte*>(gradients.dsinks.data), gradients.dsinks.dtype,
+                  h * gradients.dsinks.stride(0), sum);
+  }
+}
+
+}  // namespace
+
+void forward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
+                       const AttentionOutputs& outputs, const Context& context) {
+  const Joined joined = join(seed, inputs, options, context);
+  write(outputs.o, joined.o);
+  if (outputs.lse.given()) write(outputs.lse, joined.lse);
+}
+
+void backward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
+                        const AttentionGradients& gradients, const Context& context) {
+  const auto [q, k, v] = std::tuple(inputs.q, inputs.k, inputs.v);
+  Joined joined = join(seed, inputs, options, context);
+  Sums delta = delta_of(joined, gradients.d_o);
+  Sums d_lse(q.extent(0), q.extent(1), q.extent(2), 1, 0);
+  if (gradients.d_lse.given()) {
+    for (std::int64_t b = 0; b < q.extent(0); ++b) {
+      for (std::int64_t h = 0; h < q.extent(1); ++h) {
+        for (std::int64_t i = 0; i < q.extent(2); ++i)
+          d_lse.at(b, h, i) = element(gradients.d_lse, b, h, i, 0);
+      }
+    }
+  }
+  Sums dq(q.extent(0), q.extent(1), q.extent(2), q.extent(3), 0);
+  Sums dk(k.extent(0), k.extent(1), k.extent(2), k.extent(3), 0);
+  Sums dv(v.extent(0), v.extent(1), v.extent(2), v.extent(3), 0);
+  MaskSums dmask(gradients.dmask);
+  for_each_piece(seed, inputs, options, [&](CutPiece piece) {
+    piece.inputs.sinks = {};
+    const DType dtype = wide(q.dtype);
+    const auto shape = [](const Tensor& x) {
+      return Shape{x.extent(0), x.extent(1), x.extent(2), x.extent(3)};
+    };
+    const Buffer lse = rows_of_piece(piece, DType::f64, joined.lse);
+    const Buffer deltas = rows_of_piece(piece, DType::f64, delta);
+    const Buffer d_lses = rows_of_piece(piece, DType::f64, d_lse);
+    const Buffer piece_dq(dtype, shape(piece.inputs.q));
+    const Buffer piece_dk(dtype, shape(piece.inputs.k));
+    const Buffer piece_dv(dtype, shape(piece.inputs.v));
+    Buffer piece_dmask;
+    if (gradients.dmask.given()) {
+      Shape mask_shape;
+      for (int dim = 0; dim < piece.inputs.mask.rank; ++dim)
+        mask_shape.push_back(piece.inputs.mask.extent(dim));
+      piece_dmask = Buffer(inputs.mask.dtype == DType::f64 ? DType::f64 : DType::f32, mask_shape);
+    }
+    const auto d_o_part = rows_of_part(
+        rows_of_part(rows_of_part(gradients.d_o, 0, piece.entries), 1, piece.heads), 2, piece.queries);
+    run_backward(piece.inputs, piece.options,
+                 {.lse = lse.view(),
+                  .d_o = d_o_part,
+                  .d_lse = d_lses.view(),
+                  .delta = deltas.view(),
+                  .dq = gradients.dq.given() ? piece_dq.view() : Tensor(),
+                  .dk = gradients.dk.given() ? piece_dk.view() : Tensor(),
+                  .dv = gradients.dv.given() ? piece_dv.view() : Tensor(),
+                  .dmask = piece_dmask.view()},
+                 context);
+    if (gradients.dq.given()) add_rows(dq, piece_dq, piece.entries, piece.heads, piece.queries);
+    if (gradients.dk.given()) add_rows(dk, piece_dk, piece.entries, piece.key_heads, piece.keys);
+    if (gradients.dv.given()) add_rows(dv, piece_dv, piece.entries, piece.key_heads, piece.keys);
+    if (gradients.dmask.given()) dmask.add(piece, piece_dmask.view());
+  });
+  if (gradients.dq.given()) write(gradients.dq, dq);
+  if (gradients.dk.given()) write(gradients.dk, dk);
+  if (gradients.dv.given()) write(gradients.dv, dv);
+  if (gradients.dmask.given()) dmask.write(gradients.dmask);
+  if (gradients.dsinks.given()) write_sinks(inputs, gradients, joined, delta);
+}
+
+}  // namespace tilewise::test
