@@ -271,6 +271,7 @@ def bare_machine(variant: Variant, python: str) -> Iterator[Machine]:
         machine.mount("/proc", "-t", "proc")
         machine.mount("/sys", "-t", "sysfs", "-o", "ro")
         machine.mount("/dev/shm", "-t", "tmpfs")
+        machine.mount("/dev/pts", "-t", "devpts", "-o", "ptmxmode=666,mode=620")
         connect(machine)
         if variant.cuda:
             machine.show(toolkit())
