@@ -27,8 +27,8 @@ struct Rows {
   }
 };
 
-/// A number brought into [low, high], and to `low` where that is empty. Kernels pass what they read from index
-/// tensors on a device through it, where nobody has looked at the numbers: see docs/debugging.md.
+/// A number brought into [low, high], and to `low` where that is empty. Kernels pass what they read from
+/// index tensors on a device through it, where nobody has looked at the numbers: see docs/debugging.md.
 constexpr std::int64_t within(std::int64_t number, std::int64_t low, std::int64_t high) {
   return std::max(low, std::min(number, high));
 }
