@@ -6,7 +6,7 @@ LIBRARY = build/release/bindings/torch/_tilewise.so
 PACKAGE = PYTHONPATH=python TILEWISE_TORCH_LIBRARY=$(LIBRARY) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help build test asan bench figures lint format install stage results-status bare setup clean
+.PHONY: help build test asan tsan coverage bench figures lint format install stage results-status bare setup clean
 # Ninja and ctest use all cores by themselves, and the targets share build trees.
 .NOTPARALLEL:
 
@@ -21,6 +21,12 @@ test: about-test setup ## lint, build and run every test, then again with saniti
 
 asan: setup ## build and run the tests with AddressSanitizer and UBSan
 	@.venv/bin/python scripts/test.py asan
+
+tsan: setup ## build and run the CPU's tests with ThreadSanitizer
+	@.venv/bin/python scripts/test.py tsan
+
+coverage: setup ## say which lines and branches the tests run, and fail below the floors (ARGS: cpp, python)
+	@.venv/bin/python scripts/coverage.py $(ARGS)
 
 bench: about-bench setup ## measure our kernels and their peers, and write a report (ARGS="--help" for options)
 	@scripts/build.sh release --target tilewise_torch

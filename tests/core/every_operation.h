@@ -142,6 +142,19 @@ inline Operation paged_attention_operation() {
       });
 }
 
+/// So few queries and so many keys that workers share the keys of one query.
+inline Operation long_attention_operation() {
+  return operation<AttentionInputs, AttentionOptions, AttentionOutputs>(
+      "attention to many keys", attention_forward_workspace, attention_forward, [](Operation& made, auto& a) {
+        made.add("q", a.inputs.q, {1, 1, 4, 8});
+        made.add("k", a.inputs.k, {1, 1, 2100, 8});
+        made.add("v", a.inputs.v, {1, 1, 2100, 8});
+        Random rng(5);
+        for (Buffer& buffer : *made.memory) buffer.fill_random(rng);
+        made.add("o", a.outputs.o, {1, 1, 4, 8});
+      });
+}
+
 inline Operation gemm_operation() {
   return operation<GemmInputs, GemmOptions, GemmOutputs>("gemm", gemm_workspace, gemm,
                                                          [](Operation& made, auto& a) {
@@ -245,6 +258,19 @@ inline Operation rope_operation() {
       });
 }
 
+/// With the angles of places in a dense cache.
+inline Operation rope_to_ends_operation() {
+  return operation<RopeInputs, RopeOptions, RopeOutputs>(
+      "rope to cache_ends", rope_workspace, rope, [](Operation& made, auto& a) {
+        made.add("k", a.inputs.k, {2, 2, 3, 8});
+        made.add("cos", a.inputs.cos, {9, 4});
+        made.add("sin", a.inputs.sin, {9, 4});
+        made.add("cache_ends", a.inputs.cache_ends, DType::i32, {2});
+        made.memory->back().set_values(std::vector<double>{3, 5});
+        made.add("k_cache", a.outputs.k_cache, {2, 2, 5, 8});
+      });
+}
+
 struct LayerArguments {
   LayerConfig config{.embed_dim = 8,
                      .heads_q = 2,
@@ -337,12 +363,14 @@ inline std::vector<Operation (*)()> every_operation() {
           attention_backward_operation,
           packed_attention_operation,
           paged_attention_operation,
+          long_attention_operation,
           gemm_operation,
           ffn_forward_operation,
           ffn_backward_operation,
           norm_forward_operation,
           norm_backward_operation,
           rope_operation,
+          rope_to_ends_operation,
           layer_forward_operation,
           layer_backward_operation};
 }

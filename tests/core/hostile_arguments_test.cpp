@@ -60,6 +60,14 @@ void expect_refusal(const Operation& made, const std::string& argument, const st
   EXPECT_EQ(made.bytes(), before) << "something was written";
 }
 
+TEST(HostileArguments, every_list_of_kernels_ends_with_the_reference) {
+  for (const auto& names :
+       {attention_kernels(), gemm_kernels(), ffn_kernels(), norm_kernels(), rope_kernels()}) {
+    ASSERT_GE(names.size(), 2u);
+    EXPECT_EQ(names.back(), "reference");
+  }
+}
+
 TEST(HostileArguments, every_operation_is_sound_before_it_is_spoilt) {
   for (const auto make : every_operation()) {
     const Operation made = make();

@@ -104,8 +104,10 @@ void sum_rows(const Matrix& x, const Vector& sums, const Context& context) {
 
 void round(const Matrix& from, const Matrix& to, const Context& context) {
   for_each_task(context.parallel_for, from.rows, [&](std::int64_t, std::int64_t m) {
-    narrow(to.at(m, 0), to.dtype, reinterpret_cast<const float*>(from.at(m, 0)),
-           static_cast<int>(from.columns));
+    for (std::int64_t first = 0; first < from.columns; first += piece) {
+      narrow(to.at(m, first), to.dtype, reinterpret_cast<const float*>(from.at(m, first)),
+             static_cast<int>(std::min(piece, from.columns - first)));
+    }
   });
 }
 

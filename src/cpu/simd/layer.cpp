@@ -1,3 +1,4 @@
+#include <limits>
 #include <string>
 
 #include "cpu/simd/levels.h"
@@ -20,8 +21,14 @@ std::string supports_device(Device device, DType dtype) {
   return {};
 }
 
+// Elements of the rows that are read as a whole, which kernels count in 32 bits.
+std::int64_t row_length(const GemmProblem& problem) { return problem.k; }
+std::int64_t row_length(const NormProblem& problem) { return problem.dim; }
+std::int64_t row_length(const RopeProblem& problem) { return problem.dim; }
+
 template <typename Problem>
 std::string supports(const Problem& problem) {
+  if (row_length(problem) > std::numeric_limits<int>::max()) return "takes rows of fewer than 2^31 elements";
   return supports_device(problem.device, problem.dtype);
 }
 
