@@ -20,8 +20,8 @@ def repeated(*shape: int, device: Any) -> Tensor:
 
 
 def attention(device: Any, **options: Any) -> Tensor:
-    q = repeated(2**19, 2**20, 16, 16, device=device)
-    k = repeated(2**19, 2**20, 1, 16, device=device)
+    q = repeated(2**10, 2**10, 2**23, 16, device=device)
+    k = repeated(2**10, 2**10, 1, 16, device=device)
     return tilewise.attention(q, k, k, **options)
 
 
@@ -36,7 +36,7 @@ def copied(device: Any) -> Tensor:
 
 
 def turned(device: Any) -> Tensor:
-    x = repeated(2**19, 2**20, 16, 16, device=device)
+    x = repeated(2**10, 2**10, 2**23, 16, device=device)
     return tilewise.apply_rope(x, None, *tilewise.rope_tables(16, 16, device=device))
 
 
