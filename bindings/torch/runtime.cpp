@@ -95,7 +95,7 @@ TorchTensor empty_strided(std::span<const std::int64_t> shape, const std::int64_
   const AOTITorchError error = aoti_torch_empty_strided(
       static_cast<std::int64_t>(shape.size()), shape.data(), strides, torch_dtype(dtype),
       on_cpu ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda(), device.index, &handle);
-  if (error != TORCH_SUCCESS) out_of_memory(shape, size_of(dtype), device);
+  if (error != AOTI_TORCH_SUCCESS) out_of_memory(shape, size_of(dtype), device);
   return TorchTensor(handle);
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import sys
 from collections.abc import Callable, Sequence
@@ -279,7 +280,7 @@ def _bench(options: Any) -> int:
         ("--within", options.within or 0.0, 0.0),
         ("--threads", 1 if options.threads is None else options.threads, 1),
     ):
-        if value < least:
+        if not value >= least or (name == "--seconds" and math.isinf(value)):
             raise BadInput(f"{name}: expected {least:g} or more, got {value:g}")
     if options.threads:
         try:

@@ -48,7 +48,12 @@ def test_bench_writes_records_and_a_report(
             ["explain", "--shape", "hq=1 sq=999999999 d=999999999"],
             "--shape: cannot make the tensors of h1 s999",
         ),
-        (["explain", "--shape", f"hq=1 sq={10**30} d=8"], "--shape: cannot make the tensors of h1 s1000"),
+        (["explain", "--shape", f"hq=1 sq={10**30} d=8"], "--shape: sq: expected at most 281474976710656"),
+        (["bench", "--shape", f"op=gemm m={10**30} n=1 k=1"], "--shape: m: expected at most 281474976710656"),
+        (["bench", "--seconds", "nan"], "--seconds: expected 0 or more, got nan"),
+        (["bench", "--seconds", "inf"], "--seconds: expected 0 or more, got inf"),
+        (["bench", "--limit-ms", "nan"], "--limit-ms: expected 0 or more, got nan"),
+        (["bench", "--within", "nan"], "--within: expected 0 or more, got nan"),
         (
             ["check", "--shape", "hq=1 sq=999999999 d=999999999", "--device", "cpu"],
             "--shape: cannot make the",

@@ -20,8 +20,8 @@ def repeated(*shape: int, device: Any) -> Tensor:
 
 
 def attention(device: Any, **options: Any) -> Tensor:
-    q = repeated(2**19, 2**20, 16, 16, device=device)
-    k = repeated(2**19, 2**20, 1, 16, device=device)
+    q = repeated(2**10, 2**10, 2**23, 16, device=device)
+    k = repeated(2**10, 2**10, 1, 16, device=device)
     return tilewise.attention(q, k, k, **options)
 
 
@@ -36,7 +36,7 @@ def copied(device: Any) -> Tensor:
 
 
 def turned(device: Any) -> Tensor:
-    x = repeated(2**19, 2**20, 16, 16, device=device)
+    x = repeated(2**10, 2**10, 2**23, 16, device=device)
     return tilewise.apply_rope(x, None, *tilewise.rope_tables(16, 16, device=device))
 
 
@@ -90,3 +90,10 @@ def test_memory_that_came_back_is_said_to_have_been_missing(device: torch.device
     )
     assert type(error) is (torch.OutOfMemoryError if device.type == "cuda" else RuntimeError)
     assert "64 bytes" in str(error)
+
+
+def test_compiled_code_says_the_same_in_an_exception_it_can_raise(device: torch.device) -> None:
+    torch._dynamo.reset()
+    q, k = (repeated(2**10, 2**10, n, 16, device=device) for n in (2**23, 1))
+    with pytest.raises(RuntimeError, match=f"^tilewise.OutOfMemory: tried to allocate {64 * HUGE} bytes on"):
+        torch.compile(tilewise.attention, backend="aot_eager", dynamic=False)(q, k, k)

@@ -14,7 +14,7 @@ Line = dict[str, Any]
 Rule = Callable[[Any], str]
 
 _LARGEST_FIGURE, _SMALLEST_FIGURE = 1e15, 1e-30  # a line with others was not measured on this earth
-_LARGEST_SIZE = 2**48
+LARGEST_SIZE = 2**48
 
 
 def _text(value: Any) -> str:
@@ -26,7 +26,7 @@ def _flag(value: Any) -> str:
 
 
 def _count(value: Any, least: int = 0) -> str:
-    fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST_SIZE
+    fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST_SIZE
     return "" if fits else f"a whole number, {least} or above"
 
 

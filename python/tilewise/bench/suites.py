@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.bench.kinds import AnyProblem
+from tilewise.bench.lines import LARGEST_SIZE
 from tilewise.bench.operations import OPERATIONS, Operation
 from tilewise.bench.problem import ITEM_BYTES, MASKS, PASSES, BadInput, Problem
 
@@ -163,8 +164,8 @@ def _operations(
             raise BadInput(f"{kind.op}: expected {', '.join(kind.size_names())}, got no {key}")
         if key in kind.choices:
             check_each(key, [sizes[key]], kind.choices[key])
-        elif not (_whole(sizes[key]) and sizes[key] >= 1):
-            raise BadInput(f"{key}: expected 1 or above, got {sizes[key]!r}")
+        else:
+            _check_size(key, sizes[key], 1)
     check_each("dtypes", row.get("dtypes", ()), tuple(ITEM_BYTES))
     check_each("passes", row.get("passes", ()), kind.passes)
     passes = [x for x in selection.passes if x in kind.passes] if selection.passes else row.get("passes")
@@ -199,8 +200,8 @@ def _check(row: dict[str, Any]) -> None:
         if key not in row:
             raise BadInput(f"expected at least hq, sq and d, got no {key}")
     for key in (*_SIZES, "window"):
-        if key in row and not (_whole(row[key]) and row[key] >= (key != "window")):
-            raise BadInput(f"{key}: expected {'0' if key == 'window' else '1'} or above, got {row[key]!r}")
+        if key in row:
+            _check_size(key, row[key], 0 if key == "window" else 1)
     for key in ("blocks", "dropout"):
         if key in row and not (isinstance(row[key], (int, float)) and 0 <= row[key] <= 1):
             raise BadInput(f"{key}: expected a number from 0 to 1, got {row[key]!r}")
@@ -218,6 +219,13 @@ def check_each(name: str, given: Sequence[Any], known: Sequence[Any]) -> None:
     for value in given:
         if value not in known:
             raise BadInput(f"{name}: expected {', '.join(map(str, known))}, got {value!r}")
+
+
+def _check_size(key: str, size: Any, least: int) -> None:
+    if not (_whole(size) and size >= least):
+        raise BadInput(f"{key}: expected {least} or above, got {size!r}")
+    if size > LARGEST_SIZE:  # a record would not hold it, and no machine its tensors
+        raise BadInput(f"{key}: expected at most {LARGEST_SIZE}, got {size!r}")
 
 
 def _whole(value: Any) -> bool:
