@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
-    *("README.md", "docs/hugging_face.md", "docs/layer.md", "docs/models.md"),
-    *("docs/pytorch.md", "docs/text_models.md"),
+    *("README.md", "docs/distributed.md", "docs/hugging_face.md", "docs/layer.md"),
+    *("docs/models.md", "docs/pytorch.md", "docs/text_models.md"),
 )
 OTHERS = ("transformers", "timm", "vit_pytorch")  # packages that some snippets need
 
