@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import random
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import tilewise
@@ -509,3 +511,16 @@ def hugging_face_decoder(method: str, compiled: bool) -> bool:
         dist.all_reduce(ours.grad)
         near.append(torch.allclose(ours.grad, theirs.grad, rtol=0, atol=1e-5))
     return all(near)
+
+
+def example_losses(method: str) -> tuple[list[float], list[float]]:
+    """Losses of the example's training on all ranks, and on this one alone."""
+    path = Path(__file__).parents[2] / "examples" / "context_parallel" / "train.py"
+    spec = importlib.util.spec_from_file_location("context_parallel_train", path)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    alone = DeviceMesh.from_group(groups[dist.get_rank()], "cpu")
+    settings = dict(steps=4, length=64, batch=2, method=method)
+    return example.train(mesh_of((dist.get_world_size(),)), **settings), example.train(alone, **settings)

@@ -107,6 +107,12 @@ def test_a_hugging_face_decoder_over_ranks(ranks: Ranks, method: str, compiled: 
     assert all(ranks.run(cases.hugging_face_decoder, method, compiled))
 
 
+def test_the_example_learns_as_one_process_does(ranks: Ranks) -> None:
+    for together, alone in ranks.run(cases.example_losses, "ring"):
+        assert together == pytest.approx(alone, rel=1e-5)
+        assert together[-1] < together[0]
+
+
 # Plans, which need no ranks
 
 

@@ -161,6 +161,13 @@ class Joined:
         self.lse[at] = joined
 
 
+def _delta(grad_out: Tensor, o: Tensor) -> Tensor:
+    """Σ grad_out·o of each row, in f64: one head after another, as products of all would take much memory."""
+    heads = zip(grad_out.unbind(1), o.unbind(1), strict=True)
+    sums = [(grad.double() * rows.double()).sum(-1) for grad, rows in heads]
+    return torch.stack(sums, 1) if sums else o.new_zeros(o.shape[:3], dtype=torch.float64)
+
+
 @dataclass
 class Shares:
     """Gradients of joined rows, summed piece by piece in f32 or wider."""
@@ -183,7 +190,7 @@ class Shares:
             grad_out,
             None if grad_lse is None else grad_lse.double(),
             lse,
-            (grad_out.double() * o.double()).sum(-1),
+            _delta(grad_out, o),
             torch.zeros_like(inputs.q, dtype=inputs.wide),
             dmask,
         )

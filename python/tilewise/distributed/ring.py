@@ -57,6 +57,11 @@ class Ring:
         flat = torch.cat([x.flatten() for x in found])
         return self.box.post({to: flat}, {of: numbers(self.plan.sent[of], *like)}, flat.dtype, flat.device)
 
+    def _add(self, pending: Pending | None, dk: Tensor, dv: Tensor) -> None:
+        """Adds the gradients of own keys that came from another rank."""
+        for of, flat in ({} if pending is None else pending.wait()).items():
+            add_parcel(self.plan.sent[of], flat, dk, dv)
+
     def forward(self, problem: Problem, inputs: Inputs, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """o and lse of the local queries, in f32 and f64."""
         joined = Joined(inputs, v.shape[-1])
@@ -79,11 +84,11 @@ class Ring:
 
         Gradients of others' keys go back a step behind the keys.
         """
-        size, rank = self.box.size, self.box.rank
+        size = self.box.size
         dk, dv = (torch.zeros_like(x, dtype=inputs.wide) for x in (k, v))
         coming = self._keys(1, k, v) if size > 1 else None
         shares.differentiate(problem, inputs, k, v, self.plan.own, dk, dv)
-        behind: list[Pending] = []
+        behind: Pending | None = None
         for distance in range(1, size):
             assert coming is not None
             here = coming.wait()
@@ -92,12 +97,11 @@ class Ring:
             for of, flat in here.items():
                 keys, values = unpack(self.plan.received[of], flat, k, v)
                 found = [torch.zeros_like(x, dtype=inputs.wide) for x in (keys, values)]
-                shares.differentiate(problem, inputs, keys, values, self.plan.pairs[of], found[0], found[1])
-            behind.append(self._gradients(distance, found, (k, v)))
-        for distance, pending in enumerate(behind, 1):
-            parcel = self.plan.sent[(rank + distance) % size]
-            for flat in pending.wait().values():
-                add_parcel(parcel, flat, dk, dv)
+                pairs = self.plan.pairs[of]
+                shares.differentiate(problem, inputs, keys, values, pairs, found[0], found[1])
+            self._add(behind, dk, dv)
+            behind = self._gradients(distance, found, (k, v))
+        self._add(behind, dk, dv)
         return dk, dv
 
 

@@ -25,7 +25,8 @@ from tilewise._binding import (
 )
 
 # Acceptable placements: those of the results, and those of the arguments, None for what is no tensor.
-Strategy = tuple[list[Placement | None], list[Placement | None]]
+Placements = list[Placement | None]
+Strategy = tuple[Placements, Placements]
 _ops = torch.ops.tilewise
 
 
@@ -144,7 +145,7 @@ def _(*given: Any) -> list[Strategy]:
     rows[0] = Shard(0)
     if _given(residual):
         rows[1] = Shard(0)
-    results = [
+    results: Placements = [
         Shard(0),
         Shard(0) if _given(residual) else Replicate(),
         Shard(0),
@@ -161,7 +162,9 @@ def _(*given: Any) -> list[Strategy]:
         rows[n] = Replicate() if _given(given[n]) else None
     if mean.shape[0] == 0:
         rows[6] = Replicate()
-    results = [part for part, need in zip([Shard(0), Partial(), Partial()], needed, strict=True) if need]
+    results: Placements = [
+        part for part, need in zip([Shard(0), Partial(), Partial()], needed, strict=True) if need
+    ]
     return [_replicated(sum(needed), given), (results, rows)]
 
 
@@ -175,7 +178,7 @@ def _(*given: Any) -> list[Strategy]:
         return found[: len(given)] + [None] * (len(given) - len(names))
 
     outputs = dict(b=Shard(0), bias=Shard(0), gate=Shard(0), gate_bias=Shard(0), residual=Shard(1))
-    found = [
+    found: list[Strategy] = [
         _replicated(1, given),
         ([Shard(0)], placed(a=Shard(0), residual=Shard(0))),  # rows
         ([Shard(1)], placed(**outputs)),  # columns of the result
@@ -198,7 +201,8 @@ def _ffn_placed(given: Sequence[Any], **placements: Placement) -> list[Placement
 
 def _ffn_splits(backward: bool = False) -> list[tuple[str, dict[str, Placement]]]:
     """By tokens, and by hidden features: then what is added to the sum comes from one rank."""
-    hidden = dict(up=Shard(0), gate=Shard(0), up_bias=Shard(0), gate_bias=Shard(0), down=Shard(1))
+    hidden: dict[str, Placement] = {name: Shard(0) for name in ("up", "gate", "up_bias", "gate_bias")}
+    hidden["down"] = Shard(1)
     if not backward:
         hidden |= dict(down_bias=Partial(), residual=Partial())
     return [("tokens", dict(x=Shard(0), residual=Shard(0))), ("hidden", hidden)]
@@ -230,7 +234,7 @@ def _(*given: Any) -> list[Strategy]:
     found = [_replicated(len(asked), given)]
     for kind, placements in _ffn_splits(backward=True):
         if kind == "tokens":
-            results = [Shard(0) if name == "x" else Partial() for name in asked]
+            results: Placements = [Shard(0) if name == "x" else Partial() for name in asked]
             of_own = [Shard(0), None, *_placed(own[2:], Shard(0))]
         else:
             results = [Partial() if name == "x" else placements.get(name, Replicate()) for name in asked]
