@@ -6,6 +6,8 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import fuzz
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -21,6 +23,8 @@ def run_lint() -> list[tuple[str, str]]:
 
 def run_preset(preset: str) -> list[tuple[str, str]]:
     """Builds a preset and runs its tests; returns each one's name and the status ctest gave it."""
+    if preset == "fuzz" and (reason := fuzz.missing()):
+        return [(f"fuzz: {reason}", "skip")]
     if not run("scripts/build.sh", preset):
         return [(f"{preset}: build", "fail")]
     report = ROOT / "build" / preset / "tests.xml"
