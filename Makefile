@@ -6,7 +6,8 @@ LIBRARY = build/release/bindings/torch/_tilewise.so
 PACKAGE = PYTHONPATH=python TILEWISE_TORCH_LIBRARY=$(LIBRARY) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help build test asan tsan coverage bench figures lint format install stage results-status bare setup clean
+.PHONY: help build test asan tsan coverage fuzz bench figures docs wheel hub lint format install stage
+.PHONY: results-status bare setup clean
 # Ninja and ctest use all cores by themselves, and the targets share build trees.
 .NOTPARALLEL:
 
@@ -16,8 +17,8 @@ help: ## show the targets
 build: setup ## build the library, the tests and the benchmark into build/release
 	@scripts/build.sh release
 
-test: about-test setup ## lint, build and run every test, then again with sanitizers
-	@.venv/bin/python scripts/test.py lint release python asan
+test: about-test setup ## lint, build and run every test, then again with sanitizers, then fuzz
+	@.venv/bin/python scripts/test.py lint release python asan fuzz
 
 asan: setup ## build and run the tests with AddressSanitizer and UBSan
 	@.venv/bin/python scripts/test.py asan
@@ -27,6 +28,9 @@ tsan: setup ## build and run the CPU's tests with ThreadSanitizer
 
 coverage: setup ## say which lines and branches the tests run, and fail below the floors (ARGS: cpp, python)
 	@.venv/bin/python scripts/coverage.py $(ARGS)
+
+fuzz: setup ## fuzz the library on the CPU with Clang (ARGS="--seconds 60" for each target; else 600)
+	@.venv/bin/python scripts/fuzz.py $(ARGS)
 
 bench: about-bench setup ## measure our kernels and their peers, and write a report (ARGS="--help" for options)
 	@scripts/build.sh release --target tilewise_torch

@@ -48,7 +48,8 @@ function(tilewise_target target)
     set(sanitize -fsanitize=${TILEWISE_SANITIZE})
     # The sanitizers' own code in the optimiser's way gives false maybe-uninitialized warnings.
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${sanitize} -fno-sanitize-recover=all
-                                             -fno-omit-frame-pointer -Wno-maybe-uninitialized>)
+                                             -fno-omit-frame-pointer
+                                             $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>>)
     target_link_options(${target} PUBLIC ${sanitize})
   endif()
 endfunction()

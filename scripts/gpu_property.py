@@ -35,6 +35,7 @@ DOMAINS = {
     "property mma": Domain(("--domain=mma", "--kernel=mma")),
     "property mma f32": Domain(("--domain=mma-f32", "--kernel=mma,fused"), 0.1),
     "property plain": Domain(("--domain=plain", "--kernel=fused,mma"), 0.2),
+    "property operations": Domain(("--domain=operations",), 0.4),  # gemm, ffn, norm, rope and layers
 }
 
 

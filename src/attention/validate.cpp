@@ -145,8 +145,8 @@ AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOpt
                               std::string_view like_name) {
     if (!tensor.given()) return;
     check(
-        tensor.rank == like.rank && std::equal(like.shape.begin(), like.shape.end(), tensor.shape.begin()),
-        name, [&] { return "the shape of " + std::string(like_name) + ", " + shape_string(like); }, tensor);
+        same_shape(tensor, like), name,
+        [&] { return "the shape of " + std::string(like_name) + ", " + shape_string(like); }, tensor);
     check_memory(tensor, name, context);
   };
   for (const auto& [tensor, name, like, like_name] :

@@ -1,7 +1,6 @@
 #include <array>
 #include <cmath>
 #include <string>
-#include <tuple>
 
 #include "attention/kernel.h"
 #include "attention/validate.h"
@@ -58,7 +57,9 @@ Layout layout_of(const AttentionInputs& inputs) {
 
 // q, k, v: rank, type and agreement; fills the problem's shape.
 void check_qkv(const AttentionInputs& inputs, const Context& context, AttentionProblem& problem) {
-  const auto& [q, k, v] = std::tie(inputs.q, inputs.k, inputs.v);
+  const Tensor& q = inputs.q;
+  const Tensor& k = inputs.k;
+  const Tensor& v = inputs.v;
   const bool packed = problem.layout == Layout::packed;
   const bool paged = problem.layout == Layout::paged;
   const int rank = packed ? 3 : 4;

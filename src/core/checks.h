@@ -27,6 +27,11 @@ inline bool has_shape(const Tensor& tensor, Shape shape) {
          std::equal(shape.begin(), shape.end(), tensor.shape.begin());
 }
 
+/// Whether two tensors have the same extents. What stands past their rank does not count.
+inline bool same_shape(const Tensor& a, const Tensor& b) {
+  return a.rank == b.rank && std::equal(a.shape.begin(), a.shape.begin() + a.rank, b.shape.begin());
+}
+
 /// That the tensor is a view as tensor.h describes it, on the device of the call.
 void check_memory(const Tensor& tensor, std::string_view name, const Context& context);
 

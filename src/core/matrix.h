@@ -66,6 +66,8 @@ inline Matrix matrix_of(const Tensor& tensor) {
   if (matrix.rows <= 1) {
     matrix.stride_row = matrix.stride_column == 1 ? std::max<std::int64_t>(matrix.columns, 1) : 1;
   }
+  // An empty matrix may have null data, which no offset may be added to.
+  if (matrix.data == nullptr) (matrix.by_rows() ? matrix.stride_row : matrix.stride_column) = 0;
   return matrix;
 }
 

@@ -82,7 +82,7 @@ void check_gradient(const Tensor& gradient, std::string_view name, const Tensor&
   if (!gradient.given()) return;
   check(of.given(), name, [&] { return "a " + std::string(of_name) + " to differentiate"; }, "none");
   check(
-      gradient.rank == of.rank && std::equal(of.shape.begin(), of.shape.end(), gradient.shape.begin()), name,
+      same_shape(gradient, of), name,
       [&] { return "the shape of " + std::string(of_name) + ", " + shape_string(of); }, gradient);
   check_memory(gradient, name, context);
   check_dtype(gradient, name, of.dtype);

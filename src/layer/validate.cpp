@@ -164,10 +164,8 @@ void check_gradient(const Tensor& gradient, const WeightName& names, const Tenso
   if (!gradient.given()) return;
   check(of.given(), names.gradient, [&] { return std::string(names.name) + " to differentiate"; }, "none");
   check(
-      gradient.rank == of.rank &&
-          std::equal(of.shape.begin(), of.shape.begin() + of.rank, gradient.shape.begin()),
-      names.gradient, [&] { return "the shape of " + std::string(names.name) + ", " + shape_string(of); },
-      gradient);
+      same_shape(gradient, of), names.gradient,
+      [&] { return "the shape of " + std::string(names.name) + ", " + shape_string(of); }, gradient);
   check_memory(gradient, names.gradient, context);
   check_dtype(gradient, names.gradient, of.dtype);
   check_contiguous_last(gradient, names.gradient);

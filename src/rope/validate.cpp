@@ -24,6 +24,8 @@ Rows rows_of(const Tensor& tensor) {
 
 Angles angles_of(const Tensor& tensor) {
   const bool table = tensor.rank == 2;
+  // Tables without angles may have null data, which no offset may be added to.
+  if (tensor.data == nullptr) return {.dtype = tensor.dtype};
   return {.data = static_cast<std::byte*>(tensor.data),
           .dtype = tensor.dtype,
           .stride_b = table || tensor.extent(0) == 1 ? 0 : tensor.stride(0),
@@ -81,9 +83,7 @@ void check_angles(const RopeInputs& inputs, const Context& context, RopeProblem&
   check_memory(cos, "cos", context);
   check_contiguous_last(cos, "cos");
   const Tensor& sin = inputs.sin;
-  check(
-      sin.rank == cos.rank && std::equal(cos.shape.begin(), cos.shape.end(), sin.shape.begin()), "sin",
-      [&] { return "the shape of cos, " + shape_string(cos); }, sin);
+  check(same_shape(sin, cos), "sin", [&] { return "the shape of cos, " + shape_string(cos); }, sin);
   check_dtype(sin, "sin", cos.dtype);
   check_memory(sin, "sin", context);
   check_contiguous_last(sin, "sin");
@@ -135,8 +135,8 @@ void check_output(const Tensor& output, std::string_view name, const Tensor& inp
   if (!output.given()) return;
   check(input.given(), name, "an input to turn", "none");
   check(
-      output.rank == 4 && std::equal(input.shape.begin(), input.shape.end(), output.shape.begin()), name,
-      [&] { return "the shape of its input, " + shape_string(input); }, output);
+      same_shape(output, input), name, [&] { return "the shape of its input, " + shape_string(input); },
+      output);
   check_dtype(output, name, input.dtype);
   check_memory(output, name, context);
   check_contiguous_last(output, name);

@@ -26,7 +26,8 @@ inline Problem random_problem(Random& random, Sizes n, DType dtype, Activation a
   p.a = random_buffer(random, dtype, {n.m, n.k}, 1, random_placement(random, random.chance(0.3)));
   p.b = random_buffer(random, dtype, {n.n, n.k}, deviation, weights);
   const auto bias = [&] {
-    return random_buffer(random, random.chance(0.3) ? DType::f32 : dtype, {n.n}, 1, random_placement(random));
+    const Placement placement = random_placement(random);
+    return random_buffer(random, random.chance(0.3) ? DType::f32 : dtype, {n.n}, 1, placement);
   };
   if (random.chance(0.5)) p.bias = bias();
   if (gated) {

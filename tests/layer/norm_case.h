@@ -28,7 +28,8 @@ inline Problem random_problem(Random& random, std::int64_t rows, std::int64_t di
   const Shape shape = {rows, dim};
   p.options.norm = norm;
   p.options.epsilon = 1e-5f;
-  p.x = random_buffer(random, dtype, shape, random.log_uniform(0.1, 10), random_placement(random));
+  const Placement placement = random_placement(random);
+  p.x = random_buffer(random, dtype, shape, random.log_uniform(0.1, 10), placement);
   if (random.chance(0.5)) {
     p.residual = random_buffer(random, dtype, shape, 1, random_placement(random));
     p.sum = Buffer(dtype, shape, random_placement(random));

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <source_location>
 #include <string>
 #include <vector>
 
@@ -21,9 +20,8 @@ namespace tilewise::test {
 
 /// Random numbers whose seed stands in the message of every failure while they live.
 struct SeededRandom : Random {
-  explicit SeededRandom(std::uint64_t seed, std::source_location where = std::source_location::current())
-      : Random(seed),
-        trace(where.file_name(), static_cast<int>(where.line()), "seed " + std::to_string(seed)) {}
+  explicit SeededRandom(std::uint64_t seed, const char* file = __builtin_FILE(), int line = __builtin_LINE())
+      : Random(seed), trace(file, line, "seed " + std::to_string(seed)) {}
   testing::ScopedTrace trace;
 };
 

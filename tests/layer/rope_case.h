@@ -60,15 +60,15 @@ inline Problem random_problem(Random& random, const Sizes& n, DType dtype) {
   p.sin = Buffer(angles, shape);
   std::vector<double> cos(static_cast<std::size_t>(p.cos.size())), sin = cos;
   for (std::size_t i = 0; i < cos.size(); ++i) {
-    const double angle = random.uniform(-4, 4);
+    const double angle = 8 * random.noise() - 4;
     cos[i] = std::cos(angle);
     sin[i] = std::sin(angle);
   }
   p.cos.set_values(cos);
   p.sin.set_values(sin);
   if (!of_tokens && random.chance(0.6)) {
-    p.positions =
-        Buffer(random.chance(0.5) ? DType::i32 : DType::i64, {random.chance(0.5) ? 1 : n.batch, n.length});
+    const std::int64_t entries = random.chance(0.5) ? 1 : n.batch;
+    p.positions = Buffer(random.chance(0.5) ? DType::i32 : DType::i64, {entries, n.length});
     std::vector<double> rows(static_cast<std::size_t>(p.positions.size()));
     for (double& row : rows) row = static_cast<double>(random.between(0, table_rows - 1));
     p.positions.set_values(rows);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "property/check.h"
+#include "property/operations.h"
 #include "property/self_test.h"
 
 namespace {
@@ -49,6 +50,13 @@ std::string hexadecimal(std::uint64_t value) {
 
 std::vector<std::string> strings(const std::vector<std::string_view>& names) {
   return {names.begin(), names.end()};
+}
+
+std::vector<std::string> all_kernels() {
+  std::vector<std::string> names = strings(attention_kernels());
+  const std::vector<std::string> more = operation_kernels();
+  names.insert(names.end(), more.begin(), more.end());
+  return names;
 }
 
 bool chosen(const Settings& settings, std::string_view kernel) {
@@ -177,11 +185,29 @@ class Progress {
   Clock::time_point start_ = Clock::now();
 };
 
-void report(const Settings& settings, const RandomProblem& problem,
-            const std::vector<std::string>& failures) {
-  std::cout << "\nFAILED " << to_string(problem) << '\n';
-  for (const std::string& failure : failures) std::cout << "  " << failure << '\n';
-  std::cout << "  reproduce: tilewise_property --only " << hexadecimal(problem.seed) << " --threads "
+// One problem of the domain: what it is, and what is wrong with what was made of it.
+struct Checked {
+  std::string problem;
+  std::vector<std::string> failures;
+};
+
+Checked check_seed(const Settings& settings, std::uint64_t seed, TakenBy& taken_by) {
+  if (settings.domain == "operations") {
+    const Device device = settings.cuda ? Device{Device::Type::cuda, 0} : Device{};
+    const CheckedOperation checked = check_operation(seed, device, settings.kernels);
+    for (const auto& [kernel, passes] : checked.taken) {
+      taken_by[kernel][checked.dtype].add({passes.forward, passes.backward, 0});
+    }
+    return {checked.problem, checked.failures};
+  }
+  const RandomProblem problem = draw(settings.domain, seed);
+  return {to_string(problem), failures_of(settings, problem, taken_by)};
+}
+
+void report(const Settings& settings, std::uint64_t seed, const Checked& checked) {
+  std::cout << "\nFAILED " << checked.problem << '\n';
+  for (const std::string& failure : checked.failures) std::cout << "  " << failure << '\n';
+  std::cout << "  reproduce: tilewise_property --only " << hexadecimal(seed) << " --threads "
             << settings.threads << " --domain " << settings.domain << " --rule " << settings.rule
             << (settings.cuda ? " --cuda" : "") << std::endl;
 }
@@ -202,12 +228,11 @@ int run(const Settings& settings) {
   std::int64_t failed = 0;
   TakenBy taken_by;
   for (const std::uint64_t seed : seeds) {
-    const RandomProblem problem = draw(settings.domain, seed);
-    if (settings.verbose) std::cout << hexadecimal(seed) << ' ' << to_string(problem) << std::endl;
-    const std::vector<std::string> failures = failures_of(settings, problem, taken_by);
-    if (!failures.empty()) {
+    const Checked checked = check_seed(settings, seed, taken_by);
+    if (settings.verbose) std::cout << hexadecimal(seed) << ' ' << checked.problem << std::endl;
+    if (!checked.failures.empty()) {
       ++failed;
-      report(settings, problem, failures);
+      report(settings, seed, checked);
     }
     progress.show(++done, failed);
     if (failed == most_failures) {
@@ -232,7 +257,7 @@ int run(const Settings& settings) {
 
 int main(int argc, char** argv) {
   Settings settings;
-  CLI::App app("Checks every attention kernel against the reference on random problems.");
+  CLI::App app("Checks every kernel against the reference on random problems.");
   app.add_option("--count", settings.count, "number of problems")
       ->envname("TILEWISE_PROPERTY_COUNT")
       ->check(CLI::PositiveNumber)
@@ -243,12 +268,14 @@ int main(int argc, char** argv) {
   app.add_option("--only", settings.only, "the seed of one problem, as a failure prints it");
   app.add_option("--kernel", settings.kernels, "check this kernel alone, or these: one,another")
       ->delimiter(',')
-      ->check(CLI::IsMember(strings(attention_kernels())));
-  app.add_option("--domain", settings.domain,
-                 "what is drawn: the whole contract, or what wgmma, wgmma in f32, the backwards of wgmma and "
-                 "mma, mma in "
-                 "f32 or kernels for nothing but a band take")
-      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-f32", "wgmma-backward", "mma", "mma-f32", "plain"}))
+      ->check(CLI::IsMember(all_kernels()));
+  app.add_option(
+         "--domain", settings.domain,
+         "what is drawn: attention's whole contract, or what wgmma, wgmma in f32, the backwards of "
+         "wgmma and mma, mma in f32 or kernels for nothing but a band take of it; or gemm, ffn, norm, "
+         "rope and layers")
+      ->check(CLI::IsMember(
+          {"whole", "wgmma", "wgmma-f32", "wgmma-backward", "mma", "mma-f32", "plain", "operations"}))
       ->capture_default_str();
   app.add_option(
          "--rule", settings.rule,

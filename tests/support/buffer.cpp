@@ -195,7 +195,7 @@ void Buffer::fill(double value) {
 void Buffer::fill_random(Random& rng, double scale) {
   const bool boolean = dtype_ == DType::boolean;
   for_each_offset(
-      [&](std::int64_t offset) { store(offset, boolean ? rng.chance(0.5) : scale * rng.normal()); });
+      [&](std::int64_t offset) { store(offset, boolean ? rng.noise() < 0.5 : scale * rng.normal()); });
 }
 
 void Buffer::poison() {

@@ -1,5 +1,6 @@
 #include "support/device.h"
 
+#include <algorithm>
 #include <cstring>
 #include <initializer_list>
 #include <vector>
@@ -120,7 +121,14 @@ class Mirror {
                "to the device");
     tensor.data = tensor.data == nullptr ? nullptr : device_ - low;
     tensor.device = device;
+    view_ = tensor;
   }
+
+  // Whether another tensor is this one, so that it has its memory.
+  bool is(const Tensor& tensor) const {
+    return tensor.data != nullptr && tensor.data == host_.data && tensor.size() == host_.size();
+  }
+  const Tensor& view() const { return view_; }
 
   // Brings the elements back; everything else must be as it was.
   void download() {
@@ -146,6 +154,7 @@ class Mirror {
 
  private:
   Tensor host_;
+  Tensor view_;
   std::byte* first_ = nullptr;
   std::byte* device_ = nullptr;
   std::vector<std::byte> bytes_;  // guards, elements and gaps as they should be
@@ -217,7 +226,34 @@ void run_backward_on_cuda(const AttentionInputs& inputs_, const AttentionOptions
   for (Mirror& tensor : statistics) tensor.download();
 }
 
+void call_on_cuda(const Context& context, const std::vector<Tensor*>& tensors,
+                  const std::function<std::size_t(const Context&)>& workspace,
+                  const std::function<void(const Context&)>& call) {
+  device_memory().reset();
+  std::vector<Mirror> mirrors;
+  for (Tensor* tensor : tensors) {
+    if (!tensor->given()) continue;
+    const auto same = std::find_if(mirrors.begin(), mirrors.end(),
+                                   [&](const Mirror& mirror) { return mirror.is(*tensor); });
+    if (same != mirrors.end()) {
+      *tensor = same->view();
+    } else {
+      mirrors.emplace_back(*tensor);
+    }
+  }
+  Context there = context;
+  there.device = device;
+  with_device_workspace(workspace(there), there, call);
+  for (Mirror& tensor : mirrors) tensor.download();
+}
+
 #else
+
+void call_on_cuda(const Context&, const std::vector<Tensor*>&,
+                  const std::function<std::size_t(const Context&)>&,
+                  const std::function<void(const Context&)>&) {
+  throw std::logic_error("built without CUDA");
+}
 
 CudaPresence cuda_presence() { return {false, "built without CUDA"}; }
 

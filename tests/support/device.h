@@ -1,5 +1,10 @@
 #pragma once
 
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "tilewise/attention.h"
 
 namespace tilewise::test {
@@ -18,6 +23,12 @@ void run_forward_on_cuda(const AttentionInputs& inputs, const AttentionOptions& 
                          const AttentionOutputs& outputs, Context context = {});
 void run_backward_on_cuda(const AttentionInputs& inputs, const AttentionOptions& options,
                           const AttentionGradients& gradients, Context context = {});
+
+/// Any call likewise: `tensors` are moved to the device, which the call and its workspace are then asked on.
+/// Tensors that are the same on the host are the same there.
+void call_on_cuda(const Context& context, const std::vector<Tensor*>& tensors,
+                  const std::function<std::size_t(const Context&)>& workspace,
+                  const std::function<void(const Context&)>& call);
 
 /// The same arguments as if their memory were on `device`: for explain, which looks at no data there.
 AttentionInputs on_device(AttentionInputs inputs, Device device);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
+#include <span>
 #include <utility>
 
 namespace tilewise::test {
@@ -14,8 +15,17 @@ namespace tilewise::test {
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
+  /// What a fuzzer decides: choices are taken from its bytes, two for each, and from the seed after the last.
+  /// Noise comes from the seed alone.
+  Random(std::span<const std::uint8_t> choices, std::uint64_t seed) : state_(seed), choices_(choices) {}
 
   std::uint64_t bits() {
+    if (choices_.size() < 2) return noise_bits();
+    const std::uint64_t choice = choices_[0] | std::uint64_t{choices_[1]} << 8;
+    choices_ = choices_.subspan(2);
+    return choice * 0x0001000100010001u;  // seen by those who look at the upper bits and at the lower ones
+  }
+  std::uint64_t noise_bits() {
     std::uint64_t z = state_ += 0x9E3779B97F4A7C15u;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
@@ -24,6 +34,8 @@ class Random {
 
   /// In [0, 1).
   double unit() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
+  /// The same for the values of tensors, of which there are many and none is a choice.
+  double noise() { return static_cast<double>(noise_bits() >> 11) * 0x1p-53; }
   double uniform(double low, double high) { return low + (high - low) * unit(); }
   /// From low to high, both included.
   std::int64_t between(std::int64_t low, std::int64_t high) {
@@ -31,8 +43,8 @@ class Random {
   }
   bool chance(double probability) { return unit() < probability; }
   double normal() {
-    const double radius = std::sqrt(-2 * std::log(1 - unit()));
-    return radius * std::cos(6.283185307179586 * unit());
+    const double radius = std::sqrt(-2 * std::log(1 - noise()));
+    return radius * std::cos(6.283185307179586 * noise());
   }
   /// The same chance for every factor between the two.
   double log_uniform(double low, double high) { return std::exp(uniform(std::log(low), std::log(high))); }
@@ -50,6 +62,7 @@ class Random {
 
  private:
   std::uint64_t state_;
+  std::span<const std::uint8_t> choices_;
 };
 
 }  // namespace tilewise::test

@@ -38,7 +38,7 @@ void for_each_element(Random& rng, const Buffer& mask, double hidden_rows, const
   Shape index(shape.size());
   bool row_hidden = false;
   for (std::int64_t n = mask.size(); n > 0; --n) {
-    if (index.back() == 0) row_hidden = rng.chance(hidden_rows);
+    if (index.back() == 0) row_hidden = rng.noise() < hidden_rows;
     body(index, row_hidden);
     for (std::size_t dim = shape.size(); dim-- > 0;) {
       if (++index[dim] < shape[dim]) break;
@@ -52,7 +52,7 @@ void make_boolean_mask(Random& rng, RandomProblem& p) {
   const Density hidden = random_density(rng);
   const bool all_ones = rng.chance(0.3);  // true as 0xFF, as the poison left it, and not as 1
   for_each_element(rng, p.mask, hidden.rows, [&](const Shape& index, bool row_hidden) {
-    const bool hide = row_hidden || rng.chance(hidden.elements);
+    const bool hide = row_hidden || rng.noise() < hidden.elements;
     if (hide || !all_ones) p.mask.set(index, hide ? 0 : 1);
   });
 }
@@ -85,7 +85,7 @@ void make_additive_mask(Random& rng, RandomProblem& p, const Magnitudes& magnitu
   const double hides = rng.chance(0.8) ? no_score : lowest;
   const double density = hides == lowest ? std::min(hidden.elements, 0.5) : hidden.elements;
   for_each_element(rng, p.mask, hidden.rows, [&](const Shape& index, bool row_hidden) {
-    const double value = row_hidden ? no_score : rng.chance(density) ? hides : scale * rng.normal();
+    const double value = row_hidden ? no_score : rng.noise() < density ? hides : scale * rng.normal();
     p.mask.set(index, value);
   });
   poison_past_lengths(p);

@@ -12,7 +12,7 @@ namespace tilewise::test {
 namespace {
 
 // Bound on B·Hq·Sq·Sk·(D+Dv). Below it Sq·Sk is log-uniform, so that most problems are small.
-constexpr double max_cost = 2e6;
+constexpr double usual_cost = 2e6;
 
 // One under, at and over the tiles that kernels use, and primes.
 constexpr std::array<std::int64_t, 62> tried_lengths = {
@@ -36,7 +36,7 @@ std::int64_t random_head_dim(Random& rng) {
       {1, 2, 3, 5, 7, 8, 16, 17, 31, 32, 33, 40, 64, 64, 65, 80, 96, 100, 128, 128, 129});
 }
 
-void choose_shape(Random& rng, RandomProblem& p) {
+void choose_shape(Random& rng, RandomProblem& p, double max_cost) {
   p.dtype = rng.pick({DType::f32, DType::f32, DType::f16, DType::bf16});
   p.layout = rng.pick({Layout::dense, Layout::dense, Layout::dense, Layout::packed, Layout::paged});
   p.batch = rng.chance(0.03) ? 0 : rng.between(1, p.layout == Layout::packed ? 5 : 3);
@@ -129,9 +129,13 @@ void make_head_values(Random& rng, RandomProblem& p, const Magnitudes& magnitude
 
 RandomProblem random_problem(std::uint64_t seed) {
   Random rng(seed);
+  return random_problem(rng, seed, usual_cost);
+}
+
+RandomProblem random_problem(Random& rng, std::uint64_t seed, double max_cost) {
   RandomProblem problem;
   problem.seed = seed;
-  choose_shape(rng, problem);
+  choose_shape(rng, problem, max_cost);
   choose_options(rng, problem);
   const Magnitudes magnitudes = choose_magnitudes(rng, problem);
   make_tensors(rng, problem, magnitudes);

@@ -61,6 +61,9 @@ struct RandomProblem {
 };
 
 RandomProblem random_problem(std::uint64_t seed);
+/// The same from somebody else's choices, of which the seed draws where results lie; the cost bounds
+/// B·Hq·Sq·Sk·(D+Dv).
+RandomProblem random_problem(Random& rng, std::uint64_t seed, double max_cost);
 
 /// One of those that the wgmma kernel takes, of which random_problem() has few: 16 bits, aligned rows, many
 /// results; masks have such rows too. Forward alone. In f32 the head dims are 32 to 64, and nothing but a

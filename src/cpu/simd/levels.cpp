@@ -2,6 +2,10 @@
 
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace tilewise {
 namespace cpu::simd {
 namespace {
@@ -17,9 +21,18 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512cd");
 }
+// Clang 14's __builtin_cpu_supports does not know this one. Asked once: a virtual machine traps the
+// instruction.
+bool has_f16c() {
+  static const bool present = [] {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  }();
+  return present;
+}
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-         __builtin_cpu_supports("f16c");
+         has_f16c();
 }
 bool has_sse4() { return __builtin_cpu_supports("sse4.2"); }
 #else
