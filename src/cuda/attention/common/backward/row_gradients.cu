@@ -81,12 +81,11 @@ void clear(const AttentionCall& call, const Rows& rows, std::int64_t heads, std:
   const std::int64_t entries = call.packed() ? 1 : call.problem.batch;
   const std::int64_t capacity =
       call.packed() ? (of_queries ? call.total_q : call.total_k) : call.problem.length_k;
-  launch<clear_unused_rows>(
-      {.name = "tilewise clear unused rows",
-       .blocks = entries * heads * ((capacity + clear_threads - 1) / clear_threads),
-       .threads = clear_threads,
-       .stream = stream},
-      call, Unused{rows, heads, dim, capacity, of_queries});
+  launch<clear_unused_rows>({.name = "tilewise clear unused rows",
+                             .blocks = entries * heads * ((capacity + clear_threads - 1) / clear_threads),
+                             .threads = clear_threads,
+                             .stream = stream},
+                            call, Unused{rows, heads, dim, capacity, of_queries});
 }
 
 }  // namespace
@@ -103,11 +102,12 @@ void clear_unused_outputs(const AttentionCall& call, cudaStream_t stream) {
   if (!call.packed()) return;
   clear(call, call.o, call.problem.heads_q, call.problem.dim_v, true, stream);
   if (!call.lse.wanted) return;
-  launch<clear_unused_lse>({.name = "tilewise clear unused lse",
-                            .blocks = (call.problem.heads_q * call.total_q + clear_threads - 1) / clear_threads,
-                            .threads = clear_threads,
-                            .stream = stream},
-                           call);
+  launch<clear_unused_lse>(
+      {.name = "tilewise clear unused lse",
+       .blocks = (call.problem.heads_q * call.total_q + clear_threads - 1) / clear_threads,
+       .threads = clear_threads,
+       .stream = stream},
+      call);
 }
 
 void clear_unused_gradients(const AttentionCall& call, cudaStream_t stream) {
