@@ -181,7 +181,9 @@ def _declared(text: str) -> Iterator[str]:
     if text.startswith("#"):
         yield from _WORDS.findall(text)[1:2]  # of a macro
         return
-    head = text.split(" {")[0] if re.search(r"\) [^=;]*{", text) else text
+    if text.endswith(") ;") and "{" not in text and "__device__" not in text:
+        return  # a function of the host, which is defined elsewhere
+    head = text.split(" {")[0]
     tokens = head.split(" ")
     if "operator" in tokens or tokens[0] in ("using", "typedef", "friend"):
         yield from _WORDS.findall(head)  # an operator is used without its name

@@ -74,8 +74,8 @@ FILES = {
     "src/cuda/attention/sm80/backward/plain_bf16.cu": "int mma_backward() { return 1; }\n",
     "src/attention/call.h": "struct Call { int n; };\n",
     "include/tilewise/error.h": "struct Error { int code; };\n",
-    "include/tilewise/norm.h": "enum class Norm { rms };\nvoid norm_forward(Norm norm);\n",
-    "src/cuda/ptx/add.cuh": "#define ADD(n) int add_##n() { return n; }\nADD(2)\nint add(int n);\n",
+    "include/tilewise/norm.h": "enum class Norm { rms };\nvoid forward(Norm norm);\n",
+    "src/cuda/ptx/add.cuh": "#define ADD(n) int a_##n() { return n; }\nADD(2)\nint add(int n) {}\n",
     "tests/cuda/norm/norm_test.cpp": "int test() { return 1; }\n",
 }
 
@@ -152,7 +152,7 @@ def test_a_header_may_move_and_be_split(kernel_sources: Any, tree: Path) -> None
 UNUSED = {
     "src/cuda/norm/kernels.cpp": ("n > 4", "n > 5", {"choice"}),  # it counts where a call names no kernel
     "include/tilewise/error.h": ("int code", "long code", set()),  # of the host alone
-    "include/tilewise/norm.h": ("Norm norm", "Norm kind", set()),  # in a function that no kernel names
+    "include/tilewise/norm.h": ("Norm norm", "Norm kind", set()),  # in a prototype
     "src/attention/call.h": ("int n", "long n", set()),
 }
 
@@ -175,7 +175,11 @@ CHANGED = {
     "src/cuda/norm/common/rows.h": [("count = 0", "count = 1"), ("warps = 4", "warps = 8")],
     "src/cuda/norm/common/rows.cpp": [("return n", "return -n")],
     "include/tilewise/norm.h": [("rms", "layer")],
-    "src/cuda/ptx/add.cuh": [("add(int n)", "add(long n)"), ("return n", "return -n"), ("ADD(2)", "ADD(3)")],
+    "src/cuda/ptx/add.cuh": [
+        ("add(int n)", "add(long n)"),
+        ("() { return n", "() { return -n"),
+        ("ADD(2)", "ADD(3)"),
+    ],
 }
 
 
