@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import os
 import re
 from collections.abc import Iterator
@@ -163,3 +165,9 @@ def test_balanced_layouts_are_balanced_by_pairs() -> None:
 def test_a_layout_with_a_token_twice_is_refused() -> None:
     with pytest.raises(tilewise.InvalidArgument, match="layout: expected each of 4 tokens on one rank"):
         distributed.Layout(4, ((distributed.Span(0, 3),), (distributed.Span(2, 4),)))
+
+
+@pytest.mark.parametrize("module", ["layout", "sharding"])
+def test_docstrings_run(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(f"tilewise.distributed.{module}"))
+    assert found.attempted and not found.failed
