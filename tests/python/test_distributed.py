@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import os
 import re
 from collections.abc import Iterator
@@ -104,6 +106,8 @@ def test_parallelize_module_splits_a_layer_over_its_heads(ranks: Ranks) -> None:
 @pytest.mark.parametrize(("method", "compiled"), [("ring", False), ("gather", True)])
 def test_a_hugging_face_decoder_over_ranks(ranks: Ranks, method: str, compiled: bool) -> None:
     pytest.importorskip("transformers")
+    if compiled and ranks.size != 2:
+        pytest.skip("compiling takes long, and is the same for any number of ranks")
     assert all(ranks.run(cases.hugging_face_decoder, method, compiled))
 
 
@@ -161,3 +165,9 @@ def test_balanced_layouts_are_balanced_by_pairs() -> None:
 def test_a_layout_with_a_token_twice_is_refused() -> None:
     with pytest.raises(tilewise.InvalidArgument, match="layout: expected each of 4 tokens on one rank"):
         distributed.Layout(4, ((distributed.Span(0, 3),), (distributed.Span(2, 4),)))
+
+
+@pytest.mark.parametrize("module", ["layout", "sharding"])
+def test_docstrings_run(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(f"tilewise.distributed.{module}"))
+    assert found.attempted and not found.failed
