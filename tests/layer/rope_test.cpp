@@ -123,6 +123,7 @@ TEST(Rope, bad_input_is_named_and_nothing_is_written) {
          p.k_cache = Buffer(DType::f32, {2, 1, 5, 8});
          p.v = Buffer(DType::f32, {2, 1, 3, 8});
        }},
+      {"k: expected an input to turn, got none", [](Problem& p) { p.k = {}; }},
       {"q: expected both an input and an output, or neither, got an input alone",
        [](Problem& p) { p.out_q = {}; }},
       {"output q: expected memory apart from k, got an overlap", [](Problem& p) { p.k = p.out_q; }},
