@@ -40,7 +40,6 @@ figures: setup ## draw the documents' pictures and tables from the records in re
 	@scripts/build.sh release --target tilewise_torch
 	@$(PACKAGE) -m tilewise.bench.figures
 
-.PHONY: docs wheel hub
 docs: ## build the site from docs/ into build/site
 	@scripts/docs.sh
 
