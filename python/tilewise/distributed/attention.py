@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from tilewise._arguments import Alignment, Window, number_of, scale_of, tf32_allowed
+from tilewise._arguments import Alignment, Window, tf32_allowed
 from tilewise._errors import DENSE_NAMES, VARLEN_NAMES, Unsupported, reject, translated
+from tilewise._scalars import number_of, scale_of
 from tilewise._seeds import draw_seed
 from tilewise.distributed.agreement import Given, agree
 from tilewise.distributed.function import Attention, Call
