@@ -21,7 +21,9 @@ SUFFIXES = (".h", ".cpp", ".cuh", ".cu")
 COMPILED = (".cpp", ".cu")
 OPERATIONS = ("attention", "ffn", "gemm", "layer", "norm", "rope")
 FOLDERS = ("include", *(f"src/{name}" for name in (*OPERATIONS, "core", "cuda")))
-TEST_FOLDERS = tuple(f"tests/{name}" for name in ("attention", "core", "cpu", "cuda", "property", "support"))
+TEST_FOLDERS = tuple(
+    f"tests/{name}" for name in ("attention", "core", "cpu", "cuda", "layer", "property", "support")
+)
 
 # Files below include/ and src/ that say nothing of what runs on a GPU, as beginnings of their names.
 HOST = (

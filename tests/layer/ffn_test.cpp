@@ -193,5 +193,23 @@ TEST(Ffn, bad_input_is_named_and_nothing_is_written) {
             "d_gate: expected a gate to differentiate, got none");
 }
 
+TEST(Ffn, gradients_have_the_type_of_what_they_are_of_and_contiguous_rows) {
+  SeededRandom random(7);
+  Problem p = random_problem(random, {3, 4, 6, 4}, DType::f32, Activation::gelu, false);
+  p.make_gradients();
+  p.d_up = Buffer(DType::bf16, {6, 4});
+  EXPECT_EQ(thrown<InvalidArgument>([&] { backward(p); }), "d_up: expected f32, got bf16");
+
+  p.make_gradients();
+  std::vector<float> apart(6 * 4 * 2);
+  FfnGradients gradients = p.gradients();
+  gradients.d_up =
+      Tensor(apart.data(), DType::f32, std::array<std::int64_t, 2>{6, 4}, std::array<std::int64_t, 2>{8, 2});
+  const Context context{.parallel_for = serial_parallel_for()};
+  EXPECT_EQ(
+      thrown<InvalidArgument>([&] { ffn_backward_workspace(p.inputs(), p.options, gradients, context); }),
+      "d_up: expected a contiguous last dimension, got stride 2");
+}
+
 }  // namespace
 }  // namespace tilewise::test::ffn_test

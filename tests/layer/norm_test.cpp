@@ -183,5 +183,21 @@ TEST(Norm, bad_input_is_named_and_nothing_is_written) {
   EXPECT_EQ(thrown<InvalidArgument>([&] { backward(p); }), "rstd: expected that of forward, got none");
 }
 
+TEST(Norm, a_sum_may_be_x_or_residual_but_no_part_of_them) {
+  std::vector<float> memory(16, 1.0f), other(12, 1.0f), y(12);
+  const auto run = [&](float* x, float* residual, float* sum) {
+    const NormInputs inputs{.x = Tensor::of(x, {3, 4}), .residual = Tensor::of(residual, {3, 4})};
+    const NormOutputs outputs{.y = Tensor::of(y.data(), {3, 4}), .sum = Tensor::of(sum, {3, 4})};
+    const Context context{.parallel_for = serial_parallel_for()};
+    norm_forward_workspace(inputs, {}, outputs, context);  // which checks, and writes nothing
+  };
+  run(memory.data(), other.data(), memory.data());
+  run(other.data(), memory.data(), memory.data());
+  EXPECT_EQ(thrown<InvalidArgument>([&] { run(memory.data(), other.data(), memory.data() + 1); }),
+            "sum: expected memory apart from x, got an overlap");
+  EXPECT_EQ(thrown<InvalidArgument>([&] { run(other.data(), memory.data(), memory.data() + 4); }),
+            "sum: expected memory apart from residual, got an overlap");
+}
+
 }  // namespace
 }  // namespace tilewise::test::norm_test
