@@ -34,7 +34,7 @@ venv_python() {
 }
 
 # The key covers the path too: a virtual environment does not survive a move.
-key=$({ pwd && cat scripts/setup.sh scripts/requirements-*.txt; } | sha256sum)
+key=$({ pwd && cat scripts/setup.sh scripts/requirements-{torch,cuda,dev,models}.txt; } | sha256sum)
 venv_ready() {
   [ "$(cat .venv/tilewise-setup 2>/dev/null)" = "$key" ] && [ -x .venv/bin/python ]
 }
