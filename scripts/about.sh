@@ -13,6 +13,7 @@ tests_cuda=20
 binding=2
 run_tests=7
 sanitized=10
+fuzzed=3
 bench=2
 
 total=0
@@ -47,6 +48,7 @@ test)
   build release "the library$cuda, the PyTorch binding, the tests and the benchmark" $((library + binding + tests))
   line "run the tests in C++ and in Python" $run_tests
   build asan "the library and the C++ tests with AddressSanitizer and UBSan, and run them" $sanitized
+  build fuzz "the fuzzers, and let them run" $fuzzed
   ;;
 bench)
   set_up

@@ -18,6 +18,7 @@ import re
 import resource
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -370,6 +371,8 @@ def enter_namespace() -> None:
         options = ["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]
         os.execvp("unshare", ["unshare", *options, sys.executable, *sys.argv])
     subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
+    # The first process of a namespace ignores what it does not handle.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit("make bare: ended by a signal"))
 
 
 def main() -> int:

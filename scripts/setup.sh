@@ -78,6 +78,7 @@ lacking() {
   need libclang-rt-dev "libFuzzer and sanitizers of clang" has_fuzzer
   need python3-venv "Python 3.11 or newer that can make .venv" can_make_venv
   need python3-dev "Python.h, for torch.compile" has_python_header
+  need openssl "checksums, for torch.compile" command -v openssl
 }
 
 # Whether the system may be changed. Somebody at a terminal is asked.

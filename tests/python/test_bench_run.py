@@ -31,7 +31,8 @@ SCHEMA = {
 
 
 def settings(device: torch.device = CPU, **more: Any) -> measure.Settings:
-    return measure.Settings(device, seconds=0.0, **more)
+    # On a busy machine anything may take longer than the usual limit.
+    return measure.Settings(device, seconds=0.0, **({"limit_ms": 60_000.0} | more))
 
 
 def suite(*problems: Problem) -> Suite:
@@ -162,7 +163,7 @@ def test_flex_is_exact_and_compiled_once_for_all_windows() -> None:
     for window in (3, 7):
         torch._dynamo.utils.counters.clear()
         problem = replace(SMALL, sq=200, sk=200, d=16, dv=16, window=window, causal=True)
-        (line,) = measure.measure(problem, flex, settings(limit_ms=60_000), Record())
+        (line,) = measure.measure(problem, flex, settings(), Record())
         assert line["ms"] and line["error"] < 1e-5, line
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 0
 
