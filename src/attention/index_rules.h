@@ -49,20 +49,25 @@ class AttentionIndices {
  public:
   explicit AttentionIndices(const AttentionCall& call) : call_(call) {
     const AttentionProblem& problem = call.problem;
-    const auto rows_of = [&](const Indices& counts) {
+    // A list may repeat its counts and not its blocks, or the other way round: both strides say whether
+    // entries or heads are the same.
+    const auto rows_of = [&](const Indices& counts, const Indices& beside) {
+      const auto extent = [&](int dim, std::int64_t all) {
+        return counts.stride[dim] == 0 && beside.stride[dim] == 0 ? 1 : all;
+      };
       return ListRows{
-          counts.stride[0] == 0 ? 1 : problem.batch, counts.stride[1] == 0 ? 1 : problem.heads_q,
+          extent(0, problem.batch), extent(1, problem.heads_q),
           problem.length_q == 0 ? 0 : (problem.length_q + call.blocks.block_q - 1) / call.blocks.block_q};
     };
     if (call.packed()) cumulative_ = problem.batch + 1;
     if (problem.features.key_lengths) entries_ = problem.batch;
     if (!problem.features.block_mask || problem.batch == 0 || problem.heads_q == 0) return;
-    some_ = rows_of(call.blocks.counts);
+    some_ = rows_of(call.blocks.counts, call.blocks.indices);
     if (call.blocks.full_counts.data != nullptr) {
-      full_ = rows_of(call.blocks.full_counts);
+      full_ = rows_of(call.blocks.full_counts, call.blocks.full_indices);
       both_ = {std::max(some_.batch, full_.batch), std::max(some_.heads, full_.heads), some_.rows};
     }
-    if (call.blocks.tile_ids.data != nullptr) ids_ = some_;
+    if (call.blocks.tile_ids.data != nullptr) ids_ = rows_of(call.blocks.counts, call.blocks.tile_ids);
   }
 
   std::int64_t items() const {

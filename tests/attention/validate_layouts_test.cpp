@@ -119,6 +119,12 @@ const Refusal pages[] = {
 };
 INSTANTIATE_TEST_SUITE_P(Paged, ValidateLayouts, testing::ValuesIn(pages), name_of);
 
+/// A list of one entry as one of two that are the same memory.
+void repeat_entry(Tensor& tensor) {
+  tensor.shape[0] = 2;
+  tensor.strides[0] = 0;
+}
+
 const Refusal blocks[] = {
     {"BlockQ", dense_with_everything, [](Scene& s) { s.inputs.blocks.block_q = 0; }, "blocks.block_q",
      "1 or above", "0"},
@@ -165,6 +171,27 @@ const Refusal blocks[] = {
     {"IndexNegative", dense_with_everything,
      [](Scene& s) { s.inputs.blocks.indices = s.indices({1, 1, 2, 2}, {1, 0, -1, 0}); }, "blocks.indices",
      "key blocks from 0 to 1", "-1"},
+    // Counts that both entries share through a stride of 0, and lists that they do not.
+    {"IndexBesideRepeatedCounts", dense_with_everything,
+     [](Scene& s) {
+       repeat_entry(s.inputs.blocks.counts);
+       s.inputs.blocks.indices = s.indices({2, 1, 2, 2}, {1, 0, 1, 0, 1, 0, 9, 0});
+       s.inputs.blocks.tile_ids = s.zeros(DType::i32, {2, 1, 2, 2});
+     },
+     "blocks.indices", "key blocks from 0 to 1", "9"},
+    {"FullIndexBesideRepeatedCounts", dense_with_everything,
+     [](Scene& s) {
+       repeat_entry(s.inputs.blocks.full_counts);
+       s.inputs.blocks.full_indices = s.indices({2, 1, 2, 2}, {0, 0, 0, 0, 0, 0, -1, 0});
+     },
+     "blocks.full_indices", "key blocks from 0 to 1", "-1"},
+    {"TileIdBesideRepeatedCounts", dense_with_everything,
+     [](Scene& s) {
+       repeat_entry(s.inputs.blocks.counts);
+       repeat_entry(s.inputs.blocks.indices);
+       s.inputs.blocks.tile_ids = s.indices({2, 1, 2, 2}, {0, 0, 0, 0, 0, 0, 9, 0});
+     },
+     "blocks.tile_ids", "ids from 0 to ", "9"},
     {"FullCountsAlone", dense_with_everything, [](Scene& s) { s.inputs.blocks.full_indices = {}; },
      "blocks.full_indices", "both full_counts and full_indices, or neither", "one of them"},
     {"FullIndicesAlone", dense_with_everything, [](Scene& s) { s.inputs.blocks.full_counts = {}; },

@@ -61,13 +61,13 @@ struct BandOfKeys {
   constexpr int last(int query) const { return std::min(length_k, query + offset + right + 1); }
 
   /// Tiles of `keys` keys that all queries of [begin, end), which is not empty, see as a whole.
-  constexpr TileSpan whole_tiles(int load_first, int end, int keys) const {
-    return {(first(end - 1) + keys - 1) / keys, std::max(last(load_first), 0) / keys};
+  constexpr TileSpan whole_tiles(int begin, int end, int keys) const {
+    return {(first(end - 1) + keys - 1) / keys, std::max(last(begin), 0) / keys};
   }
   /// Tiles of `keys` keys that some query of [begin, end) sees a key of; count 0 if there are none.
-  constexpr TileSpan tiles(int load_first, int end, int keys) const {
-    if (load_first >= end || first(load_first) >= last(end - 1)) return {};
-    return {first(load_first) / keys, (last(end - 1) + keys - 1) / keys};
+  constexpr TileSpan tiles(int begin, int end, int keys) const {
+    if (begin >= end || first(begin) >= last(end - 1)) return {};
+    return {first(begin) / keys, (last(end - 1) + keys - 1) / keys};
   }
 };
 

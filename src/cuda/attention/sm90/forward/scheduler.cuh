@@ -43,10 +43,9 @@ __device__ __forceinline__ bool find_item(const ForwardArguments& arguments, int
 
 /// K tiles that some of an entry's rows [begin, end) see a key of.
 template <ForwardConfig c>
-__device__ __forceinline__ TileSpan tiles_of_rows(const BandOfKeys& band, int heads_log2, int load_first,
+__device__ __forceinline__ TileSpan tiles_of_rows(const BandOfKeys& band, int heads_log2, int begin,
                                                   int end) {
-  return load_first < end ? band.tiles(load_first >> heads_log2, ((end - 1) >> heads_log2) + 1, c.keys)
-                          : TileSpan{};
+  return begin < end ? band.tiles(begin >> heads_log2, ((end - 1) >> heads_log2) + 1, c.keys) : TileSpan{};
 }
 
 /// The first of the 64 rows of an item that a consumer owns.
@@ -65,9 +64,9 @@ __device__ __forceinline__ TileSpan key_tiles_of(const ForwardArguments& argumen
   const BandOfKeys& band = c.general ? item.band : arguments.band;
   const int heads_log2 = c.decode ? arguments.decode.heads_log2 : 0;
   const bool mixed = !c.general && arguments.schedule.mixed;
-  const int load_first = mixed ? first_row_of<c>(arguments, item, 0) : item.first;
-  const int end = min(load_first + (mixed ? 64 : c.rows()), band.length_q << heads_log2);
-  const TileSpan all = tiles_of_rows<c>(band, heads_log2, load_first, end);
+  const int begin = mixed ? first_row_of<c>(arguments, item, 0) : item.first;
+  const int end = min(begin + (mixed ? 64 : c.rows()), band.length_q << heads_log2);
+  const TileSpan all = tiles_of_rows<c>(band, heads_log2, begin, end);
   return c.decode ? all.split(item.more - 1, arguments.decode.splits) : all;
 }
 
