@@ -351,7 +351,7 @@ void forward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const 
 
 void backward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
                         const AttentionGradients& gradients, const Context& context) {
-  const auto [q, k, v] = std::tuple(inputs.q, inputs.k, inputs.v);
+  const Tensor &q = inputs.q, &k = inputs.k, &v = inputs.v;
   Joined joined = join(seed, inputs, options, context);
   Sums delta = delta_of(joined, gradients.d_o);
   Sums d_lse(q.extent(0), q.extent(1), q.extent(2), 1, 0);
