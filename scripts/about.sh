@@ -4,8 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 command=$1
 
-# Minutes on two cores without a compiler cache: half the CPU time of a run of `make test` on a server of 2024 (AMD EPYC,
-# Zen 4), and for the Python tests, which keep one core busy, all of it.
+# Rough minutes on two cores without a compiler cache, on an AMD EPYC server. Those of builds are half of the CPU time that
+# they took, the others are by the clock of single runs.
 set_up=3
 library=1
 library_cuda=8
