@@ -6,7 +6,7 @@ LIBRARY = build/release/bindings/torch/_tilewise.so
 PACKAGE = PYTHONPATH=python TILEWISE_TORCH_LIBRARY=$(LIBRARY) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help build test asan tsan coverage fuzz bench figures docs wheel hub lint format install stage
+.PHONY: help build test asan emulate tsan coverage fuzz bench figures docs wheel hub lint format install stage
 .PHONY: results-status bare setup clean
 # Ninja and ctest use all cores by themselves, and the targets share build trees.
 .NOTPARALLEL:
@@ -17,8 +17,11 @@ help: ## show the targets
 build: setup ## build the library, the tests and the benchmark into build/release
 	@scripts/build.sh release
 
-test: about-test setup ## lint, build and run every test, then again with sanitizers, then fuzz
-	@.venv/bin/python scripts/test.py lint release python asan fuzz
+test: about-test setup ## lint, build and run every test, then again with sanitizers, CUDA kernels on the CPU, then fuzz
+	@.venv/bin/python scripts/test.py lint release python asan emulated fuzz
+
+emulate: setup ## run the CUDA kernels on the CPU: random problems and fixed tests on tests/emulator
+	@.venv/bin/python scripts/test.py emulated
 
 asan: setup ## build and run the tests with AddressSanitizer and UBSan
 	@.venv/bin/python scripts/test.py asan

@@ -18,7 +18,7 @@ endforeach()
 
 function(tilewise_code)
   cmake_parse_arguments(PARSE_ARGV 0 code "SINCE_80;NOTHING_OF_90" "" "")
-  if(NOT TILEWISE_CODE_BY_SOURCE)
+  if(NOT TILEWISE_CODE_BY_SOURCE OR TILEWISE_EMULATOR)
     return()
   endif()
   list(SORT TILEWISE_CUDA_ARCHITECTURES COMPARE NATURAL)
@@ -57,7 +57,7 @@ endfunction()
 # Replaces small sources of a list, of the same passes, by one that includes them, with TILEWISE_UNITY: every file pays
 # for its headers once a pass and once more for the host. Names in their unnamed namespaces have to differ.
 function(tilewise_together list)
-  if(NOT TILEWISE_UNITY)
+  if(NOT TILEWISE_UNITY OR TILEWISE_EMULATOR)
     return()
   endif()
   list(GET ARGN 0 first)
@@ -78,4 +78,16 @@ function(tilewise_together list)
     set_source_files_properties(${together} PROPERTIES COMPILE_OPTIONS "${options}")
   endif()
   set(${list} ${${list}} ${together} PARENT_SCOPE)
+endfunction()
+
+# For the emulator: the sources are C++ behind what nvcc gives every source. Of unrolled loops and of what kernels leave
+# unused g++ would have much to say.
+function(tilewise_emulated target)
+  get_target_property(sources ${target} SOURCES)
+  list(FILTER sources INCLUDE REGEX "\\.cu$")
+  set(emulator ${PROJECT_SOURCE_DIR}/tests/emulator)
+  set_source_files_properties(${sources} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS
+                                                    "-w;-O1;-ffp-contract=off;-include;${emulator}/prelude.h")
+  target_compile_definitions(${target} PRIVATE TILEWISE_EMULATOR)
+  target_include_directories(${target} BEFORE PRIVATE ${emulator} ${emulator}/include)
 endfunction()

@@ -14,6 +14,7 @@ tests_cuda=2
 binding=1
 run_tests=7
 sanitized=4
+emulated=5
 fuzzed=4
 bench=2
 
@@ -49,6 +50,7 @@ test)
   build release "the library$cuda, the PyTorch binding, the tests and the benchmark" $((library + binding + tests))
   line "run the tests in C++ and in Python" $run_tests
   build asan "the library and the C++ tests with AddressSanitizer and UBSan, and run them" $sanitized
+  [ -z "$cuda" ] || build emulated "the CUDA kernels for the CPU, and run them there" $emulated
   build fuzz "the fuzzers, and let them run" $fuzzed
   ;;
 bench)

@@ -47,7 +47,11 @@ void wait_or_abort(const Stream& stream, std::uint64_t seed) {
 
 class GarbageIndices : public CudaKernelTest {
  protected:
+#ifdef TILEWISE_EMULATOR
+  static constexpr int problems = 25;
+#else
   static constexpr int problems = 250;  // two calls each, where there is a backward
+#endif
   static constexpr std::uint64_t most_seeds = 20'000;
 
   /// Calls body with as many problems as a kernel takes.

@@ -114,21 +114,6 @@ __device__ __forceinline__ float2 unpack<__nv_bfloat16>(std::uint32_t two) {
 #endif
 }
 
-/// The larger of each of two pairs.
-template <typename T>
-__device__ __forceinline__ std::uint32_t maximum_of_pairs(std::uint32_t a, std::uint32_t b);
-template <>
-__device__ __forceinline__ std::uint32_t maximum_of_pairs<__half>(std::uint32_t a, std::uint32_t b) {
-  const __half2 two = __hmax2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
-  return reinterpret_cast<const std::uint32_t&>(two);
-}
-template <>
-__device__ __forceinline__ std::uint32_t maximum_of_pairs<__nv_bfloat16>(std::uint32_t a, std::uint32_t b) {
-  const __nv_bfloat162 two =
-      __hmax2(reinterpret_cast<const __nv_bfloat162&>(a), reinterpret_cast<const __nv_bfloat162&>(b));
-  return reinterpret_cast<const std::uint32_t&>(two);
-}
-
 /// Two ones.
 template <typename T>
 inline constexpr std::uint32_t two_ones = 0;

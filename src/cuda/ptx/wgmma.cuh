@@ -59,6 +59,13 @@ __device__ __forceinline__ void pin(std::uint32_t (&registers)[m][n]) {
   for (int i = 0; i < m * n; ++i) asm volatile("" : "+r"(registers[i / n][i % n])::"memory");
 }
 
+/// Registers whose values nobody needs: products that begin anew are not taken to add to them.
+template <int n>
+__device__ __forceinline__ void forget(float (&registers)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "=f"(registers[i]));
+}
+
 /// The instructions for c of n columns and 16 summands, by the type of a and b.
 ///   from_shared: c = a b, or c += a b where `add`; of a the rows, of b the columns lie in panels along what
 ///     is summed over (K-major); where turned, of a the columns, of b the rows do (MN-major)

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cuda/device_tensors.h"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/fault.h"
 #include "cuda/runtime/launch.cuh"
 
@@ -13,7 +14,7 @@ using cuda::launch;
 
 // Thread 0 of each block counts itself after a word has passed through the last of the dynamic shared memory.
 __global__ void count_blocks(int* count, int shared_words) {
-  extern __shared__ int words[];
+  TILEWISE_DYNAMIC_SHARED(int, words, 16);
   if (threadIdx.x != 0) return;
   int* last = shared_words > 0 ? words + shared_words - 1 : nullptr;
   if (last != nullptr) *last = 1;
@@ -75,7 +76,7 @@ TEST_F(CudaLaunchErrors, NameTheKernel) {
 
 // A kernel of its own: the limit is raised once for each.
 __global__ void touch_shared() {
-  extern __shared__ int words[];
+  TILEWISE_DYNAMIC_SHARED(int, words, 16);
   words[threadIdx.x] = 0;
 }
 

@@ -21,7 +21,7 @@ constexpr int threads = 256;
 constexpr int pitch = tile + 4;
 constexpr int own = tile * depth / threads;  // elements of a factor's tile that a thread loads: 8
 
-struct Tiles {
+struct alignas(16) Tiles {  // read four floats at a time
   float a[depth][pitch];
   float b[depth][pitch];
 };
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(threads)
   const auto multiply = [&](const Tiles& now) {
 #pragma unroll
     for (int k = 0; k < depth; ++k) {
-      float left[8], right[8];
+      alignas(16) float left[8], right[8];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         *reinterpret_cast<float4*>(left + 4 * half) =

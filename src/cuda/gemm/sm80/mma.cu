@@ -5,6 +5,7 @@
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/runtime/device.h"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 
@@ -91,7 +92,7 @@ using Sums = float[4][4][4];  // 16 x 8 fragments of a warp's tile
 template <typename T, bool a_by_rows, bool b_by_rows>
 __global__ void __launch_bounds__(threads, 2)
     mma_kernel(const __grid_constant__ GemmCall call, const __grid_constant__ TileOrder order, bool aligned) {
-  extern __shared__ __align__(128) std::byte tiles_smem[];
+  TILEWISE_DYNAMIC_SHARED(std::byte, tiles_smem, 128);
   using TileA = FactorTile<a_by_rows>;
   using TileB = FactorTile<b_by_rows>;
   const GemmProblem& problem = call.problem;

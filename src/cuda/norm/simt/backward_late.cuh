@@ -2,6 +2,7 @@
 
 #include "cuda/norm/common/backward_passes.cuh"
 #include "cuda/ptx/async_copy.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 
 namespace tilewise::cuda::norm {
 
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(late_threads)
       load_vector_chunk<T>(columns.weight[c], call.weight, (thread + c * threads) * size);
     }
   }
-  extern __shared__ __align__(16) uint4 slots_smem[];
+  TILEWISE_DYNAMIC_SHARED(uint4, slots_smem, 16);
   __shared__ float of_warps[2][32];  // by turns: sums of g·n of up to 16 warps, and of g
   LateRows<T> rows(call, slots_smem);
   // There are no more blocks than rows.

@@ -2,6 +2,7 @@
 
 #include "cuda/norm/common/backward_partials.cuh"
 #include "cuda/ptx/async_copy.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 
 namespace tilewise::cuda::norm {
 
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(resident_threads)
   const int count = static_cast<int>(call.problem.dim) / size;
   const auto inverse = 1.0f / static_cast<float>(call.problem.dim);
   float d_weight[chunks][size] = {}, d_bias[chunks][size] = {};
-  extern __shared__ __align__(16) uint4 slots_smem[];
+  TILEWISE_DYNAMIC_SHARED(uint4, slots_smem, 16);
   const RowsAhead<T, chunks, one_warp, stages> ahead{slots_smem};
 #pragma unroll
   for (int stage = 0; stage < stages - 1; ++stage) {

@@ -3,6 +3,7 @@
 #include "cuda/norm/common/backward_passes.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/tensor_copy.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/tile/bias.cuh"
 
 namespace tilewise::cuda::norm {
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(late_threads)
     ring_kernel(const __grid_constant__ NormCall call, const __grid_constant__ Partials partials) {
 #if __CUDA_ARCH__ >= 900
   constexpr int size = chunk_size<T>, chunks = late_chunks;
-  extern __shared__ __align__(16) uint4 ring_smem[];
+  TILEWISE_DYNAMIC_SHARED(uint4, ring_smem, 16);
   __shared__ Mbarrier full_smem[late_stages];
   __shared__ float2 statistics_smem[RowStatistics::rows];
   __shared__ float of_warps[2][32];  // by turns: sums of g·n of up to 16 warps, and of g

@@ -6,6 +6,7 @@
 #include "cuda/attention/simt/fused.h"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/runtime/code.h"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 
@@ -142,7 +143,7 @@ template <typename C, bool general, Gradients gradients>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_backward(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
                    const Peaks peaks, const Rows dq_sum) {
-  extern __shared__ __align__(16) float shared[];
+  TILEWISE_DYNAMIC_SHARED(float, shared, 16);
   let_kernel_behind_begin();
   wait_for_kernel_ahead();
   if constexpr (runs_in_code(C::shared_bytes)) {
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_backward_of_some(const __grid_constant__ AttentionCall call, const Blocks blocks,
                            const RowStates states, const Peaks peaks, const Rows dq_sum,
                            const SomeHeads heads, std::uint32_t count) {
-  extern __shared__ __align__(16) float shared[];
+  TILEWISE_DYNAMIC_SHARED(float, shared, 16);
   let_kernel_behind_begin();
   wait_for_kernel_ahead();
   if (heads.none()) return;

@@ -1,6 +1,7 @@
 #include "cuda/attention/common/backward/row_gradients.h"
 #include "cuda/attention/simt/backward/stage.cuh"
 #include "cuda/runtime/code.h"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace tilewise::cuda::simt {
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     mask_gradient_tiles(const __grid_constant__ AttentionCall call, const MaskBlocks blocks,
                         const RowStates states) {
   if constexpr (runs_in_code(C::shared_bytes)) {
-    extern __shared__ __align__(16) float shared[];
+    TILEWISE_DYNAMIC_SHARED(float, shared, 16);
     const MaskView& mask = call.dmask;
     const bool keeps_queries = mask.extent[2] != 1;
     std::int64_t index = blockIdx.x;

@@ -4,6 +4,7 @@
 #include "cuda/attention/common/backward/row_gradients.h"
 #include "cuda/attention/simt/backward/tile_pairs.cuh"
 #include "cuda/runtime/code.h"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace tilewise::cuda::simt {
@@ -221,7 +222,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
                      float* row_sums, const Rows dq_sum, const Whose whose, std::uint32_t tiles) {
   if (whose.heads.none()) return;
   if constexpr (runs_in_code(C::shared_bytes)) {
-    extern __shared__ __align__(16) float shared[];
+    TILEWISE_DYNAMIC_SHARED(float, shared, 16);
     for (std::uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       find_states<C, general>(call, blocks, states, row_sums, dq_sum, whose, tile, shared);
       __syncthreads();  // everyone is done with shared memory

@@ -15,6 +15,7 @@
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/runtime/code.h"
 #include "cuda/runtime/device.h"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 
@@ -278,7 +279,7 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
 template <typename C, bool general>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_forward(const __grid_constant__ AttentionCall call, const Blocks blocks) {
-  extern __shared__ __align__(16) float shared[];
+  TILEWISE_DYNAMIC_SHARED(float, shared, 16);
   if constexpr (runs_in_code(C::shared_bytes)) attend<C, general>(call, blocks, {}, blockIdx.x, shared);
 }
 
@@ -287,7 +288,7 @@ template <typename C, bool general>
 __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_forward_of_some(const __grid_constant__ AttentionCall call, const Blocks blocks,
                           const SomeHeads heads, std::uint32_t count) {
-  extern __shared__ __align__(16) float shared[];
+  TILEWISE_DYNAMIC_SHARED(float, shared, 16);
   wait_for_kernel_ahead();
   if (heads.none()) return;
   for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {

@@ -6,6 +6,7 @@
 #include "cuda/attention/simt/forward/few_keys_softmax.cuh"
 #include "cuda/runtime/code.h"
 #include "cuda/runtime/device.h"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/launch.cuh"
 
 namespace tilewise::cuda::simt {
@@ -94,7 +95,7 @@ __device__ __forceinline__ void attend(const ShortCall& call, float* shared) {
 }
 
 __global__ void __launch_bounds__(threads, 1) fused_short(const __grid_constant__ ShortCall call) {
-  extern __shared__ __align__(16) float shared[];
+  TILEWISE_DYNAMIC_SHARED(float, shared, 16);
   if constexpr (runs_in_code(shared_bytes)) attend(call, shared);
 }
 

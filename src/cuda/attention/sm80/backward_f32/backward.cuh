@@ -3,6 +3,7 @@
 #include "cuda/attention/sm80/backward_f32/gradients.cuh"
 #include "cuda/attention/sm80/backward_f32/pairs.cuh"
 #include "cuda/attention/sm80/backward_f32/peaks.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 
 namespace tilewise::cuda::mma_f32 {
 
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   let_kernel_behind_begin();
   wait_for_kernel_ahead();
   constexpr BackwardConfig c = Table::rows[row];
-  extern __shared__ __align__(128) std::byte shared[];
+  TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
   const auto share = static_cast<int>(blockIdx.x % static_cast<unsigned>(shares));
   const Turn turn = Turns::of(call, call.problem.batch * call.problem.heads_kv, head_blocks)
                         .turn(blockIdx.x / static_cast<unsigned>(shares));

@@ -5,6 +5,7 @@
 #include "cuda/attention/sm80/forward/paired.cuh"
 #include "cuda/attention/sm80/forward/parts.h"
 #include "cuda/attention/sm80/forward/tuning.h"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 
 namespace tilewise::cuda::mma {
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(!Table::general);
-  extern __shared__ __align__(128) std::byte shared[];
+  TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
   const QueryRows rows = blocks.rows(call, blockIdx.x);
   if (rows.queries.count <= 0) return;
   KeyTiles<false> tiles(call, rows.queries, c.keys);

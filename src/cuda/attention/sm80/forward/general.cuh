@@ -7,6 +7,7 @@
 #include "cuda/attention/sm80/forward/forward.cuh"
 #include "cuda/attention/sm80/forward/general_scores.cuh"
 #include "cuda/attention/sm80/forward/key_order.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 
 namespace tilewise::cuda::mma {
 
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(Table::general && c.stages == 2);
-  extern __shared__ __align__(128) std::byte shared[];
+  TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
   auto& facts_smem = *reinterpret_cast<ForwardFacts*>(shared + c.shared_bytes(false));
   const auto part = static_cast<int>(blockIdx.y);
   if (threadIdx.x == 0) {

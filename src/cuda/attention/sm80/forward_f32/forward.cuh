@@ -2,6 +2,7 @@
 
 #include "cuda/attention/common/f32/query_state.cuh"
 #include "cuda/attention/sm80/forward_f32/tuning.h"
+#include "cuda/runtime/dynamic_shared.cuh"
 
 namespace tilewise::cuda::mma_f32 {
 
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(c.keys == Table::keys && c.parts == Table::parts);
-  extern __shared__ __align__(128) std::byte shared[];
+  TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
   const QueryRows rows = blocks.rows(call, blockIdx.x);
   if (rows.queries.count <= 0) return;
   if (unfit.keys[rows.queries.b * call.problem.heads_kv + rows.head_kv] != 0) return;

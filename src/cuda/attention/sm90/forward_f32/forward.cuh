@@ -8,6 +8,7 @@
 #include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/tile/ring.cuh"
 
 namespace tilewise::cuda::wgmma_f32 {
@@ -344,7 +345,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(c.keys == tile_keys);
-  extern __shared__ __align__(1024) std::byte first_smem[];
+  TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
   let_kernel_behind_begin();
   const mma::QueryRows rows = blocks.rows(call, blockIdx.x);
   if (rows.queries.count <= 0) return wait_for_kernel_ahead();

@@ -10,6 +10,7 @@
 #include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/tile/activation.cuh"
 #include "cuda/tile/bias.cuh"
 #include "cuda/tile/element.cuh"
@@ -344,7 +345,7 @@ __global__ void __launch_bounds__(FewTileConfig::threads, Table::rows[row].leave
                     const __grid_constant__ FewTileArguments arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr FewTileConfig c = Table::rows[row];
-  extern __shared__ __align__(1024) std::byte first_smem[];
+  TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
   const FewTileMemory<c> memory{first_smem};
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   const bool loads = warp == 4 * c.consumers && elected();

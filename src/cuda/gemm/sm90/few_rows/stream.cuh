@@ -9,6 +9,7 @@
 #include "cuda/gemm/sm90/few_rows/stream_tuning.h"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/load_once.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/chunk.cuh"
 
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(StreamConfig::threads, 2)
     stream_kernel(const __grid_constant__ StreamArguments arguments) {
   constexpr StreamConfig c = Streams::rows[row_of_table];
   using Stream = WeightStream<T, gated, c>;
-  extern __shared__ float of_warps_smem[];  // [rows][pitch]
+  TILEWISE_DYNAMIC_SHARED(float, of_warps_smem, alignof(float));  // [rows][pitch]
   const GemmCall& call = arguments.call;
   Stream stream(arguments);
   if (arguments.turn == FewTurn::second) {

@@ -6,6 +6,7 @@
 #include "cuda/gemm/sm90/tiles/pipeline.cuh"
 #include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 
 namespace tilewise::cuda::gemm {
 
@@ -174,8 +175,8 @@ __device__ __forceinline__ float scaled(float x, int exponent) {
 
 /// Takes back the exponents of rows and columns, which lie as wgmma leaves sums (wgmma.cuh). `row` and
 /// `column` are the lane's first.
-template <SplitConfig c>
-__device__ __forceinline__ void scale_back(Sums<c.output()>& totals, const GemmArguments& arguments,
+template <SplitConfig c, typename Totals>  // Sums<c.output()>, of which GCC makes no name
+__device__ __forceinline__ void scale_back(Totals& totals, const GemmArguments& arguments,
                                            const SplitSpace& space, int row, int column) {
   int of_rows[2];
 #pragma unroll
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(Table::rows[row].output().threads(), 1)
                       const __grid_constant__ SplitSpace space) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr SplitConfig c = Table::rows[row];
-  extern __shared__ __align__(1024) std::byte first_smem[];
+  TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
   const SplitShared<c> shared{first_smem};
   // The same in all lanes, which the compiler cannot see in threadIdx.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);

@@ -5,6 +5,7 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/warpgroup.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 
 namespace tilewise::cuda::gemm {
 
@@ -26,7 +27,7 @@ __device__ __forceinline__ void wait_for_barriers(int warp) {
 /// What a CTA does. docs/gemm.md says who waits for whom.
 template <typename T, GemmConfig c>
 __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmArguments& arguments) {
-  extern __shared__ __align__(1024) std::byte first_smem[];
+  TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
   const SharedMemory<c> shared{first_smem};
   // The shuffle tells the compiler that the number is the same in all lanes.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);

@@ -7,6 +7,7 @@
 
 #include "cuda/attention/device_problem.h"
 #include "cuda/attention/simt/forward/softmax.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "support/random.h"
 
@@ -30,7 +31,7 @@ struct Rows {
 template <typename C, bool general>
 __global__ void weigh_rows(const Rows rows) {
   using namespace cuda::simt;
-  extern __shared__ float handed_smem[];
+  TILEWISE_DYNAMIC_SHARED(float, handed_smem, 16);
   const ForwardPlace<C> place;
   constexpr float log2e = 1.44269504f;
   const float unit = general ? log2e : scale * log2e;

@@ -1,0 +1,844 @@
+#include "emulator.h"
+
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include "fiber.h"
+#include "graph.h"
+#include "tilewise/error.h"
+
+namespace tilewise::emulator {
+
+thread_local Thread* self = nullptr;
+thread_local Index block_index, block_extent, grid_extent;
+
+// What lanes of a mask give each other. Two sets of slots: nobody is a call ahead of one who still reads.
+struct Exchange {
+  unsigned mask = 0;
+  int arrived = 0;
+  unsigned generation = 0;
+  alignas(16) std::byte slots[2][32][most_bytes] = {};
+};
+
+struct Warp {
+  unsigned alive = 0;
+  std::deque<Exchange> exchanges;  // by mask
+  int warpgroup = 0;
+};
+
+// Four warps: their products, each complete when all 128 threads have asked for it.
+struct Warpgroup {
+  struct Asked {
+    std::array<Product, 128> of;
+    int arrived = 0;
+  };
+  std::deque<Asked> asked;  // from number `first` on
+  std::uint64_t first = 0;  // all before are done
+};
+
+struct NamedBarrier {
+  int arrived = 0, threads = 0;
+  unsigned generation = 0;
+  bool any = false, any_of[2] = {};
+};
+
+struct Block {
+  unsigned number = 0;
+  std::unique_ptr<std::byte, decltype(&std::free)> memory{nullptr, &std::free};
+  std::byte* dynamic = nullptr;
+  std::size_t dynamic_bytes = 0;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  std::vector<Warpgroup> warpgroups;
+  NamedBarrier barriers[16];
+  int alive = 0;
+  std::deque<std::function<void()>> pending;  // copies under way
+};
+
+namespace {
+
+bool setting(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' && *value != '0';
+}
+std::atomic<bool>& late() {
+  static std::atomic<bool> value = setting("TILEWISE_EMULATOR_LATE");
+  return value;
+}
+
+// The order in which threads go on: by number, or drawn anew every round (TILEWISE_EMULATOR_SEED).
+class Order {
+ public:
+  Order() {
+    if (const char* seed = std::getenv("TILEWISE_EMULATOR_SEED")) {
+      random_.seed(static_cast<unsigned>(std::strtoul(seed, nullptr, 10)));
+      drawn_ = true;
+    }
+  }
+  // First thread of a round, and a step that is prime to every count of threads there can be.
+  std::pair<std::size_t, std::size_t> next(std::size_t count) {
+    if (!drawn_) return {0, 1};
+    static constexpr std::array<std::size_t, 4> steps = {1, 7, 31, 1021};
+    return {random_() % count, steps[random_() % steps.size()]};
+  }
+
+ private:
+  std::mt19937 random_;
+  bool drawn_ = false;
+};
+
+struct PairBarrier {
+  std::atomic<unsigned> arrived{0}, generation{0};
+};
+
+struct Grid {
+  Grid(const Launched& launched, const std::function<void()>& function)
+      : how(launched), kernel(function), total(launched.grid.x * launched.grid.y) {}
+
+  const Launched& how;
+  const std::function<void()>& kernel;
+  unsigned total;
+  std::atomic<unsigned> next{0};
+  std::atomic<std::uint64_t> progress{0};
+  std::atomic<int> workers{0}, stuck{0};
+  std::atomic<bool> failed{false};
+  std::mutex lock;
+  std::string error;
+  std::vector<std::thread> more;
+  std::map<unsigned, Block*> running;
+  std::map<unsigned, PairBarrier> pairs;
+
+  void work();
+  void run_block(unsigned number);
+  void wait_for_others(Block& block, std::uint64_t& seen, int& polls);
+  void start_worker();
+  void set_error(const std::string& message) {
+    const std::lock_guard guard(lock);
+    if (error.empty()) error = message;
+    failed = true;
+  }
+};
+
+thread_local Grid* grid = nullptr;
+thread_local char anchor;  // of static shared memory, which is the thread's
+thread_local void* scheduler_stack = nullptr;
+thread_local FiberStacks stacks;
+thread_local Order order;
+
+Block& block_of(const Thread* thread) { return *thread->block; }
+
+void leave(Thread& thread) {
+  Block& block = block_of(&thread);
+  for (auto& [group, work] : thread.stores.work) work();
+  thread.stores.work.clear();
+  --block.alive;
+  thread.warp->alive &= ~(1u << thread.lane);
+  NamedBarrier& all = block.barriers[0];
+  if (block.alive > 0 && all.arrived == block.alive) {
+    all.arrived = 0;
+    ++all.generation;
+  }
+  thread.done = true;
+}
+
+void run_thread() {
+  finish_switch(self->fake_stack);
+  grid->kernel();
+  Thread& thread = *self;
+  leave(thread);
+  switch_fiber(&thread.stack_pointer, scheduler_stack, nullptr, stacks);
+  std::abort();
+}
+
+std::string described(const Block& block) {
+  std::map<std::string, std::vector<std::size_t>> waits;
+  for (std::size_t n = 0; n < block.threads.size(); ++n) {
+    if (!block.threads[n].done) waits[block.threads[n].waits_at].push_back(n);
+  }
+  std::ostringstream text;
+  text << "block " << block.number << ":";
+  for (const auto& [at, threads] : waits) {
+    text << " " << threads.size() << " threads (" << threads.front() << " to " << threads.back() << ") at "
+         << at << ";";
+  }
+  return text.str();
+}
+
+}  // namespace
+
+void set_late(bool value) { late() = value; }
+
+void wait_until(bool (*ready)(const void*), const void* state, const char* at) {
+  if (ready(state)) return;
+  Thread& thread = *self;
+  thread.ready = ready;
+  thread.waits_for = state;
+  thread.waits_at = at;
+  switch_fiber(&thread.stack_pointer, scheduler_stack, &thread.fake_stack, stacks);
+  thread.ready = nullptr;
+}
+
+void fail(const char* what) {
+  Thread& thread = *self;
+  grid->set_error(std::string(grid->how.name) + ": " + what + " (block " +
+                  std::to_string(block_of(&thread).number) + ", thread " + std::to_string(thread.index.x) +
+                  ")");
+  static const int never = 0;
+  wait_until([](const void*) { return false; }, &never, what);
+  std::abort();
+}
+
+void Grid::start_worker() {
+  ++workers;
+  const std::lock_guard guard(lock);
+  more.emplace_back([this] { work(); });
+}
+
+// No thread of the block can go on: another block has to, one that runs or one that has not begun.
+void Grid::wait_for_others(Block& block, std::uint64_t& seen, int& polls) {
+  constexpr int enough = 50;
+  if (progress != seen) {
+    seen = progress;
+    polls = 0;
+  }
+  ++stuck;
+  const bool alone = workers == 1;
+  if (stuck == workers && (alone || ++polls > enough)) {
+    if (next < total) {
+      start_worker();
+      polls = 0;
+    } else {
+      set_error(std::string(how.name) + ": threads wait for each other for ever. " + described(block));
+    }
+  }
+  if (!alone) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  --stuck;
+}
+
+void Grid::run_block(unsigned number) {
+  Block block;
+  block.number = number;
+  block_index = {number % how.grid.x, number / how.grid.x, 0};
+  block_extent = {how.threads, 1, 1};
+  grid_extent = how.grid;
+  constexpr std::size_t alignment = 1024;
+  block.dynamic_bytes = how.shared_bytes;
+  // Of exactly that size, for AddressSanitizer; no number until it is written.
+  block.memory.reset(static_cast<std::byte*>(
+      std::aligned_alloc(alignment, (how.shared_bytes + alignment) / alignment * alignment)));
+  block.dynamic = block.memory.get();
+  std::memset(block.dynamic, 0xFF, how.shared_bytes);
+  poison_behind(block.dynamic + how.shared_bytes,
+                (how.shared_bytes + alignment) / alignment * alignment - how.shared_bytes);
+  block.threads.resize(how.threads);
+  block.warps.resize((how.threads + 31) / 32);
+  block.warpgroups.resize((how.threads + 127) / 128);
+  block.alive = static_cast<int>(how.threads);
+  for (unsigned n = 0; n < how.threads; ++n) {
+    Thread& thread = block.threads[n];
+    thread.index = {n, 0, 0};
+    thread.lane = static_cast<int>(n % 32);
+    thread.warp = &block.warps[n / 32];
+    thread.warp->alive |= 1u << thread.lane;
+    thread.warp->warpgroup = static_cast<int>(n / 128);
+    thread.block = &block;
+    thread.stack_pointer = stacks.begin(n, &run_thread);
+  }
+  {
+    const std::lock_guard guard(lock);
+    running[number] = &block;
+  }
+  std::uint64_t seen = 0;
+  int polls = 0;
+  while (block.alive > 0 && !failed) {
+    bool moved = false;
+    const std::size_t count = block.threads.size();
+    auto [at, step] = order.next(count);
+    for (std::size_t n = 0; n < count; ++n, at = (at + step) % count) {
+      Thread& thread = block.threads[at];
+      if (thread.done || (thread.ready != nullptr && !thread.ready(thread.waits_for))) continue;
+      moved = true;
+      self = &thread;
+      resume_fiber(&scheduler_stack, thread.stack_pointer, thread.fake_stack, stacks, thread.index.x);
+      if (failed) break;
+    }
+    if (moved) {
+      ++progress;
+      continue;
+    }
+    if (!block.pending.empty()) {
+      const auto work = std::move(block.pending.front());
+      block.pending.pop_front();
+      work();
+      ++progress;
+      continue;
+    }
+    wait_for_others(block, seen, polls);
+  }
+  for (auto& work : block.pending) work();
+  unpoison_behind(block.dynamic + how.shared_bytes,
+                  (how.shared_bytes + alignment) / alignment * alignment - how.shared_bytes);
+  const std::lock_guard guard(lock);
+  running.erase(number);
+}
+
+void Grid::work() {
+  grid = this;
+  for (unsigned number = next++; number < total && !failed; number = next++) run_block(number);
+  --workers;
+  grid = nullptr;
+}
+
+namespace {
+
+void run(const Launched& how, const std::function<void()>& kernel) {
+  Grid launched(how, kernel);
+  launched.workers = 1;
+  launched.work();
+  for (std::size_t n = 0; n < launched.more.size(); ++n) launched.more[n].join();
+  if (launched.failed) report_fault(launched.error);
+}
+
+}  // namespace
+
+void launch(const Launched& how, void* stream, std::function<void()> kernel) {
+  const std::string name = how.name;
+  if (how.grid.x > 0x7FFFFFFF || how.grid.y > 0xFFFF || how.threads > 1024 || how.shared_bytes > 232448) {
+    throw DeviceError(name + ": cudaErrorInvalidConfiguration (the emulator)");
+  }
+  if (const std::string fault = take_fault(); !fault.empty()) {
+    throw DeviceError(name + ": cudaErrorLaunchFailure (" + fault + ")");
+  }
+  if (capturing(stream)) {
+    record(stream, [how, kernel = std::move(kernel)] { run(how, kernel); });
+  } else {
+    run(how, kernel);
+  }
+}
+
+// Shared memory. Addresses of 32 bits: from 1024 on what is dynamic, as on sm_90; from 2^31 on what is
+// static.
+
+namespace {
+
+constexpr std::uint32_t first_dynamic = 1024, first_static = 0x80000000u;
+
+bool is_dynamic(const Block& block, const void* pointer) {
+  const auto* at = static_cast<const std::byte*>(pointer);
+  return at >= block.dynamic && at <= block.dynamic + block.dynamic_bytes;
+}
+
+}  // namespace
+
+std::byte* dynamic_shared() { return block_of(self).dynamic; }
+
+std::uint32_t shared_address(const void* pointer) {
+  const Block& block = block_of(self);
+  if (is_dynamic(block, pointer)) {
+    return first_dynamic + static_cast<std::uint32_t>(static_cast<const std::byte*>(pointer) - block.dynamic);
+  }
+  return first_static + static_cast<std::uint32_t>(static_cast<const char*>(pointer) - &anchor);
+}
+
+std::byte* shared_pointer(std::uint32_t address, std::size_t bytes) {
+  const Block& block = block_of(self);
+  if (address >= first_static / 2) {
+    return reinterpret_cast<std::byte*>(&anchor) + static_cast<std::int32_t>(address - first_static);
+  }
+  if (address < first_dynamic || address - first_dynamic + bytes > block.dynamic_bytes) {
+    fail("an address outside the block's shared memory");
+  }
+  return block.dynamic + (address - first_dynamic);
+}
+
+std::byte* shared_pointer_in(unsigned number, const void* pointer) {
+  const std::lock_guard guard(grid->lock);
+  const auto found = grid->running.find(number);
+  if (found == grid->running.end()) fail("shared memory of a block that does not run");
+  return found->second->dynamic + (static_cast<const std::byte*>(pointer) - block_of(self).dynamic);
+}
+
+// Barriers.
+
+namespace {
+
+bool pass(NamedBarrier& barrier, int threads, bool value, bool waits, const char* at) {
+  barrier.any |= value;
+  const unsigned generation = barrier.generation;
+  if (barrier.arrived == 0) {
+    barrier.threads = threads;
+  } else if (barrier.threads != threads && &barrier != &block_of(self).barriers[0]) {
+    fail("a barrier that threads enter with different counts");
+  }
+  if (++barrier.arrived == threads) {
+    barrier.any_of[generation % 2] = barrier.any;
+    barrier.any = false;
+    barrier.arrived = 0;
+    ++barrier.generation;
+  } else if (waits) {
+    wait_for([&] { return barrier.generation != generation; }, at);
+  }
+  return barrier.any_of[generation % 2];
+}
+
+}  // namespace
+
+void sync_block() {
+  Block& block = block_of(self);
+  pass(block.barriers[0], block.alive, false, true, "__syncthreads");
+}
+
+void sync_named(int number, int threads) {
+  static constexpr std::array names = {"barrier 0",  "barrier 1",  "barrier 2",  "barrier 3",
+                                       "barrier 4",  "barrier 5",  "barrier 6",  "barrier 7",
+                                       "barrier 8",  "barrier 9",  "barrier 10", "barrier 11",
+                                       "barrier 12", "barrier 13", "barrier 14", "barrier 15"};
+  if (number < 0 || number > 15) fail("a barrier above 15");
+  pass(block_of(self).barriers[number], threads, false, true, names[static_cast<std::size_t>(number)]);
+}
+void arrive_named(int number, int threads) {
+  if (number < 0 || number > 15) fail("a barrier above 15");
+  pass(block_of(self).barriers[number], threads, false, false, "");
+}
+bool any_of_named(int number, int threads, bool value) {
+  return pass(block_of(self).barriers[number], threads, value, true, "bar.red");
+}
+
+void sync_pair_of_blocks() {
+  PairBarrier* barrier = nullptr;
+  {
+    const std::lock_guard guard(grid->lock);
+    barrier = &grid->pairs[block_of(self).number / 2];
+  }
+  const unsigned generation = barrier->generation;
+  if (++barrier->arrived == 2 * grid->how.threads) {
+    barrier->arrived = 0;
+    ++barrier->generation;
+  } else {
+    wait_for([&] { return barrier->generation != generation; }, "the barrier of two blocks");
+  }
+}
+
+namespace {
+
+// `complete(slots)` is called once, by the lane that comes last.
+template <typename Complete>
+std::byte* meet(unsigned mask, const void* own, std::size_t bytes, const Complete& complete) {
+  Thread& thread = *self;
+  Warp& warp = *thread.warp;
+  if (!(mask >> thread.lane & 1)) fail("a lane outside the mask it gives");
+  Exchange* found = nullptr;
+  for (Exchange& one : warp.exchanges) {
+    if (one.mask == mask) found = &one;
+  }
+  if (found == nullptr) found = &warp.exchanges.emplace_back(Exchange{.mask = mask});
+  Exchange& all = *found;
+  const unsigned generation = all.generation;
+  std::memcpy(all.slots[generation % 2][thread.lane], own, bytes);
+  ++all.arrived;
+  const auto met = [&] { return all.arrived >= __builtin_popcount(mask & warp.alive); };
+  if (!met()) wait_for([&] { return all.generation != generation || met(); }, "lanes of its warp");
+  if (all.generation == generation) {
+    complete(all.slots[generation % 2]);
+    all.arrived = 0;
+    ++all.generation;
+  }
+  return all.slots[generation % 2][0];
+}
+
+}  // namespace
+
+const std::byte* exchange_bytes(unsigned mask, const void* own, std::size_t bytes) {
+  return meet(mask, own, bytes, [](const auto&) {});
+}
+
+// Copies and stores by groups.
+
+namespace {
+
+void ask(Groups& groups, std::function<void()> work) {
+  if (late()) {
+    groups.work.emplace_back(groups.committed, std::move(work));
+  } else {
+    work();
+  }
+}
+void wait_groups(Groups& groups, int under_way) {
+  while (!groups.work.empty() &&
+         groups.work.front().first + static_cast<std::uint64_t>(under_way) < groups.committed) {
+    groups.work.front().second();
+    groups.work.pop_front();
+  }
+}
+void do_later(std::function<void()> work) {
+  if (late()) {
+    block_of(self).pending.push_back(std::move(work));
+  } else {
+    work();
+  }
+}
+
+}  // namespace
+
+void copy_later(void* to_shared, const void* from, int bytes, int size) {
+  ask(self->copies, [=] {
+    std::memset(to_shared, 0, static_cast<std::size_t>(size));
+    std::memcpy(to_shared, from, static_cast<std::size_t>(bytes));
+  });
+}
+void commit_copies() { ++self->copies.committed; }
+void wait_copies(int groups) { wait_groups(self->copies, groups); }
+
+void add_floats(float* to, const float* from_shared, int bytes) {
+  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0 ||
+      reinterpret_cast<std::uintptr_t>(from_shared) % 16 != 0 || bytes % 16 != 0) {
+    fail("cp.reduce.async.bulk of odd addresses or bytes");
+  }
+  ask(self->stores, [=] {
+    for (int n = 0; n < bytes / 4; ++n) {
+      std::atomic_ref<float> word(to[n]);
+      float before = word.load();
+      while (!word.compare_exchange_weak(before, before + from_shared[n])) {
+      }
+    }
+  });
+}
+void commit_stores() { ++self->stores.committed; }
+void wait_stores(int groups) { wait_groups(self->stores, groups); }
+
+// Barriers in shared memory: phase, bytes that are to come, arrivals of a phase and those that are to come.
+
+namespace {
+
+struct Mbarrier {
+  std::int32_t bytes;
+  std::uint16_t arrivals;
+  std::uint16_t state;  // phase in the highest bit, arrivals to come in the others
+};
+static_assert(sizeof(Mbarrier) == 8);
+constexpr std::uint16_t phase_bit = 0x8000;
+
+template <typename Change>
+void change(std::uint64_t* barrier, const Change& by) {
+  std::atomic_ref<std::uint64_t> word(*barrier);
+  std::uint64_t before = word.load(), after = 0;
+  do {
+    auto now = std::bit_cast<Mbarrier>(before);
+    by(now);
+    if ((now.state & ~phase_bit) == 0 && now.bytes == 0) {
+      now.state = static_cast<std::uint16_t>((now.state ^ phase_bit) | now.arrivals);
+    }
+    after = std::bit_cast<std::uint64_t>(now);
+  } while (!word.compare_exchange_weak(before, after));
+}
+
+}  // namespace
+
+void mbarrier_init(std::uint64_t* barrier, std::uint32_t arrivals) {
+  const auto count = static_cast<std::uint16_t>(arrivals);
+  *barrier = std::bit_cast<std::uint64_t>(Mbarrier{.bytes = 0, .arrivals = count, .state = count});
+}
+
+void mbarrier_arrive(std::uint64_t* barrier, std::uint32_t expected_bytes) {
+  if ((std::bit_cast<Mbarrier>(std::atomic_ref(*barrier).load()).state & ~phase_bit) == 0) {
+    fail("more arrivals at an mbarrier than it was made for, or none was made");
+  }
+  change(barrier, [&](Mbarrier& now) {
+    now.bytes += static_cast<std::int32_t>(expected_bytes);
+    --now.state;
+  });
+}
+
+void mbarrier_complete(std::uint64_t* barrier, std::uint32_t bytes) {
+  change(barrier, [&](Mbarrier& now) { now.bytes -= static_cast<std::int32_t>(bytes); });
+}
+
+void mbarrier_wait(const std::uint64_t* barrier, std::uint32_t parity) {
+  const auto over = [=] {
+    const auto now = std::bit_cast<Mbarrier>(__atomic_load_n(barrier, __ATOMIC_ACQUIRE));
+    return ((now.state & phase_bit) != 0) == ((parity & 1) == 0);
+  };
+  static thread_local std::map<std::uint32_t, std::string> names;
+  const std::uint32_t address = shared_address(barrier);
+  std::string& name = names[address];
+  if (name.empty()) name = "the mbarrier at shared address " + std::to_string(address);
+  wait_for(over, name.c_str());
+}
+
+// Boxes of tensors.
+
+namespace {
+
+struct Copied {
+  TensorMap map;
+  std::int32_t place[5] = {};
+};
+
+// The 16 bytes of a place in a box that stands in swizzled rows: by the address itself.
+std::size_t swizzled(std::size_t address, int swizzle) {
+  const std::size_t bits = swizzle == 128 ? 7 : swizzle == 64 ? 3 : swizzle == 32 ? 1 : 0;
+  return address ^ ((address >> 7) & bits) << 4;
+}
+
+// Calls body(shared offset, global pointer or null) for every element of the box.
+template <typename Body>
+void for_each_element(const Copied& copied, std::uint32_t shared, const Body& body) {
+  const TensorMap& map = copied.map;
+  std::int64_t at[5] = {};
+  std::size_t count = 1;
+  for (int dim = 0; dim < map.rank; ++dim) count *= map.box[dim];
+  std::size_t offset = 0;
+  for (std::size_t n = 0; n < count; ++n) {
+    bool inside = true;
+    const std::byte* from = static_cast<const std::byte*>(map.data);
+    for (int dim = 0; dim < map.rank; ++dim) {
+      const std::int64_t i = copied.place[dim] + at[dim];
+      inside &= i >= 0 && i < static_cast<std::int64_t>(map.extents[dim]);
+      from += i * (dim == 0 ? map.element_bytes : static_cast<std::int64_t>(map.strides[dim - 1]));
+    }
+    body(swizzled(shared + offset, map.swizzle) - shared, inside ? from : nullptr);
+    offset += static_cast<std::size_t>(map.element_bytes);
+    for (int dim = 0; dim < map.rank; ++dim) {
+      if (++at[dim] < static_cast<std::int64_t>(map.box[dim])) break;
+      at[dim] = 0;
+    }
+  }
+}
+
+Copied copied_from(const void* map, const std::int32_t* place, int rank) {
+  Copied copied{.map = tensor_map(map)};
+  if (copied.map.rank != rank) fail("a tensor map of another rank than the copy");
+  std::memcpy(copied.place, place, static_cast<std::size_t>(rank) * sizeof *place);
+  return copied;
+}
+
+std::uint32_t box_bytes(const TensorMap& map) {
+  std::uint32_t bytes = static_cast<std::uint32_t>(map.element_bytes);
+  for (int dim = 0; dim < map.rank; ++dim) bytes *= map.box[dim];
+  return bytes;
+}
+
+void check_shared(const void* shared, std::uint32_t bytes, std::uint32_t alignment) {
+  const std::uint32_t address = shared_address(shared);
+  if (address % alignment != 0) fail("a bulk copy at an address of shared memory that is not aligned");
+  shared_pointer(address, bytes);
+}
+
+void load(std::byte* to, std::uint32_t shared, const Copied& copied, std::uint64_t* barrier) {
+  const auto width = static_cast<std::size_t>(copied.map.element_bytes);
+  for_each_element(copied, shared, [&](std::size_t offset, const std::byte* from) {
+    if (from != nullptr) {
+      std::memcpy(to + offset, from, width);
+    } else {
+      std::memset(to + offset, 0, width);
+    }
+  });
+  mbarrier_complete(barrier, box_bytes(copied.map));
+}
+
+}  // namespace
+
+void load_box(void* to_shared, const void* map, std::uint64_t* barrier, const std::int32_t* place, int rank) {
+  const Copied copied = copied_from(map, place, rank);
+  check_shared(to_shared, box_bytes(copied.map), 128);
+  const std::uint32_t shared = shared_address(to_shared);
+  do_later([=] { load(static_cast<std::byte*>(to_shared), shared, copied, barrier); });
+}
+
+void load_box_to_pair(void* to_shared, const void* map, std::uint64_t* barrier, const std::int32_t* place,
+                      int rank) {
+  const Copied copied = copied_from(map, place, rank);
+  check_shared(to_shared, box_bytes(copied.map), 128);
+  const std::uint32_t shared = shared_address(to_shared);
+  for (unsigned of = 0; of < 2; ++of) {
+    const unsigned block = block_index.x / 2 * 2 + of;
+    std::byte* to = shared_pointer_in(block, to_shared);
+    auto* there = reinterpret_cast<std::uint64_t*>(shared_pointer_in(block, barrier));
+    do_later([=] { load(to, shared, copied, there); });
+  }
+}
+
+void store_box(const void* map, const void* from_shared, const std::int32_t* place, int rank) {
+  const Copied copied = copied_from(map, place, rank);
+  check_shared(from_shared, box_bytes(copied.map), 128);
+  const std::uint32_t shared = shared_address(from_shared);
+  ask(self->stores, [=] {
+    const auto width = static_cast<std::size_t>(copied.map.element_bytes);
+    for_each_element(copied, shared, [&](std::size_t offset, const std::byte* to) {
+      if (to != nullptr) {
+        std::memcpy(const_cast<std::byte*>(to), static_cast<const std::byte*>(from_shared) + offset, width);
+      }
+    });
+  });
+}
+
+void load_bytes(void* to_shared, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
+  if (bytes % 16 != 0 || reinterpret_cast<std::uintptr_t>(from) % 16 != 0) {
+    fail("cp.async.bulk of odd addresses or bytes");
+  }
+  check_shared(to_shared, bytes, 16);
+  do_later([=] {
+    std::memcpy(to_shared, from, bytes);
+    mbarrier_complete(barrier, bytes);
+  });
+}
+
+// Tensor cores.
+
+namespace {
+
+float half_number(std::uint32_t bits) {
+  const std::uint32_t sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31u, fraction = bits & 0x3FFu;
+  if (exponent == 31) return std::bit_cast<float>(sign | 0x7F800000u | fraction << 13);
+  if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+  const float tiny = static_cast<float>(fraction) * 0x1p-24f;
+  return sign != 0 ? -tiny : tiny;
+}
+
+float number(std::uint16_t bits, bool bf16) {
+  static const std::vector<float> halves = [] {
+    std::vector<float> all(65536);
+    for (std::uint32_t n = 0; n < all.size(); ++n) all[n] = half_number(n);
+    return all;
+  }();
+  return bf16 ? std::bit_cast<float>(std::uint32_t{bits} << 16) : halves[bits];
+}
+
+// Element (m, k) of a tile of rows or columns m and summands k.
+float element(std::uint64_t tile, bool turned, int m, int k, bool bf16) {
+  const auto first = static_cast<std::uint32_t>(tile & 0x3FFF) << 4;
+  const auto panels = static_cast<std::uint32_t>(tile >> 16 & 0x3FFF) << 4;
+  const auto eights = static_cast<std::uint32_t>(tile >> 32 & 0x3FFF) << 4;
+  const auto row = static_cast<std::uint32_t>(turned ? k : m),
+             column = static_cast<std::uint32_t>(turned ? m : k);
+  const std::uint32_t address =
+      first + column / 64 * panels + row / 8 * eights + row % 8 * 128 + column % 64 * 2;
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, shared_pointer(static_cast<std::uint32_t>(swizzled(address, 128)), 2), 2);
+  return number(bits, bf16);
+}
+
+void multiply_all(const std::array<Product, 128>& of) {
+  const Product& first = of[0];
+  const int n = first.n;
+  static thread_local float a[64][16], b[16][256], c[64][256];
+  for (int m = 0; m < 64; ++m) {
+    for (int k = 0; k < 16; ++k) {
+      if (first.a_in_registers) {
+        const Product& lane = of[static_cast<std::size_t>(m / 16 * 32 + m % 8 * 4 + k % 8 / 2)];
+        const std::uint32_t two = lane.a[(m % 16 / 8) + 2 * (k / 8)];
+        a[m][k] = number(static_cast<std::uint16_t>(two >> (16 * (k % 2))), first.bf16);
+      } else {
+        a[m][k] = element(first.a_tile, first.turned_a, m, k, first.bf16);
+      }
+    }
+  }
+  for (int j = 0; j < n; ++j) {
+    for (int k = 0; k < 16; ++k) b[k][j] = element(first.b_tile, first.turned_b, j, k, first.bf16);
+  }
+  for (int m = 0; m < 64; ++m) {
+    for (int j = 0; j < n; ++j) c[m][j] = 0;
+    for (int k = 0; k < 16; ++k) {
+      const float factor = a[m][k];
+      for (int j = 0; j < n; ++j) c[m][j] += factor * b[k][j];
+    }
+  }
+  for (std::size_t t = 0; t < 128; ++t) {
+    const Product& lane = of[t];
+    for (int i = 0; i < n / 2; ++i) {
+      const std::size_t row = t / 32 * 16 + t % 32 / 4 + static_cast<std::size_t>(i % 4 / 2 * 8);
+      const std::size_t column = static_cast<std::size_t>(i / 4 * 8 + i % 2) + t % 4 * 2;
+      lane.c[i] = (first.add ? lane.c[i] : 0.0f) + c[row][column];
+    }
+  }
+}
+
+void run_products(Warpgroup& group, std::uint64_t until) {
+  for (; group.first < until; ++group.first) {
+    multiply_all(group.asked.front().of);
+    group.asked.pop_front();
+  }
+}
+
+}  // namespace
+
+void multiply_by_warp(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], bool bf16) {
+  const std::uint32_t own[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  constexpr std::size_t results = 32;  // behind what a lane gave
+  const std::byte* all = meet(~0u, own, sizeof own, [&](std::byte(&slots)[32][most_bytes]) {
+    float rows[16][16], columns[16][8];
+    for (int lane = 0; lane < 32; ++lane) {
+      std::uint16_t of[12];
+      std::memcpy(of, slots[lane], sizeof of);
+      const int g = lane / 4, t = lane % 4;
+      for (int n = 0; n < 8; ++n) rows[g + n % 4 / 2 * 8][n / 4 * 8 + 2 * t + n % 2] = number(of[n], bf16);
+      for (int n = 0; n < 4; ++n) columns[n / 2 * 8 + 2 * t + n % 2][g] = number(of[8 + n], bf16);
+    }
+    float sums[16][8] = {};
+    for (int m = 0; m < 16; ++m) {
+      for (int k = 0; k < 16; ++k) {
+        for (int n = 0; n < 8; ++n) sums[m][n] += rows[m][k] * columns[k][n];
+      }
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      const int g = lane / 4, t = lane % 4;
+      std::memcpy(slots[lane] + results, &sums[g][2 * t], 8);
+      std::memcpy(slots[lane] + results + 8, &sums[g + 8][2 * t], 8);
+    }
+  });
+  float sums[4];
+  std::memcpy(sums, all + static_cast<std::size_t>(self->lane) * most_bytes + results, sizeof sums);
+  for (int n = 0; n < 4; ++n) c[n] += sums[n];
+}
+
+void multiply(const Product& own) {
+  Thread& thread = *self;
+  Warpgroup& group = block_of(self).warpgroups[static_cast<std::size_t>(thread.warp->warpgroup)];
+  const std::uint64_t place = thread.products++ - group.first;
+  while (group.asked.size() <= place) group.asked.emplace_back();
+  Warpgroup::Asked& asked = group.asked[place];
+  asked.of[thread.index.x % 128] = own;
+  if (asked.arrived > 0) {
+    for (std::size_t n = 0; n < 128; ++n) {
+      const Product& other = asked.of[n];
+      if (other.c != nullptr &&
+          (other.n != own.n || other.b_tile != own.b_tile || other.a_tile != own.a_tile ||
+           other.add != own.add || other.a_in_registers != own.a_in_registers)) {
+        fail("wgmma with operands that differ within the warpgroup");
+      }
+    }
+  }
+  if (++asked.arrived == 128 && !late()) run_products(group, group.first + place + 1);
+}
+
+void commit_products() { self->product_groups.push_back(self->products); }
+
+void wait_products(int groups) {
+  Thread& thread = *self;
+  const auto committed = static_cast<std::int64_t>(thread.product_groups.size());
+  if (committed <= groups) return;
+  const std::uint64_t until = thread.product_groups[static_cast<std::size_t>(committed - groups - 1)];
+  Warpgroup& group = block_of(self).warpgroups[static_cast<std::size_t>(thread.warp->warpgroup)];
+  wait_for(
+      [&] {
+        return group.first >= until ||
+               (group.asked.size() >= until - group.first &&
+                group.asked[static_cast<std::size_t>(until - group.first - 1)].arrived == 128);
+      },
+      "wgmma of its warpgroup");
+  run_products(group, until);
+}
+
+}  // namespace tilewise::emulator
