@@ -2,8 +2,7 @@
 
 #include <array>
 
-#include "attention/kernel.h"
-#include "core/check.h"
+#include "check.h"
 
 namespace tilewise::torch_binding {
 namespace {
@@ -38,14 +37,10 @@ Tensor rows_of_attention(TorchTensor& rows, std::string_view name) {
 }
 
 void check_heads(const Tensor& q, const Tensor& k, bool enable_gqa) {
-  if (enable_gqa || q.rank != 4 || k.rank != 4) return;
-  check(
-      q.extent(1) == k.extent(1), "enable_gqa",
-      [&] {
-        return "True where query has " + std::to_string(q.extent(1)) + " heads and key " +
-               std::to_string(k.extent(1));
-      },
-      "False");
+  if (enable_gqa || q.rank != 4 || k.rank != 4 || q.extent(1) == k.extent(1)) return;
+  const std::string expected =
+      "True where query has " + std::to_string(q.extent(1)) + " heads and key " + std::to_string(k.extent(1));
+  reject("enable_gqa", expected, "False");
 }
 
 // A seed beside the queries is left to the kernels to read, so that a CUDA graph may draw it anew. One on the
@@ -105,7 +100,8 @@ AttentionArguments::AttentionArguments(ArgumentStack& stack)
       block_k(stack.take<std::int64_t>()),
       kernel_name(stack.take<std::optional<std::string>>()),
       deterministic(stack.take<bool>()),
-      allow_tf32(stack.take<bool>()) {}
+      allow_tf32(stack.take<bool>()),
+      strict(stack.take<bool>()) {}
 
 AttentionArguments AttentionArguments::plain(ArgumentStack& stack, PlainMask mask) {
   auto q = stack.take<TorchTensor>();
@@ -167,14 +163,11 @@ AttentionOptions AttentionArguments::options() const {
       .softcap = static_cast<float>(softcap),
       .dropout = dropout_of(dropout_p, dropout_seed),
       .deterministic = deterministic,
-      .precision = allow_tf32 ? Precision::allow_tf32 : Precision::full,
+      .precision = strict       ? Precision::strict
+                   : allow_tf32 ? Precision::allow_tf32
+                                : Precision::standard,
       .kernel = kernel_name ? std::string_view(*kernel_name) : "auto",
   };
-}
-
-void run(const AttentionCall& call, const AttentionOptions& options, Runtime& runtime) {
-  const AttentionKernel& kernel = choose_attention_kernel(call.problem, options.kernel);
-  run_kernel(kernel, call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
 }
 
 double work_of(const AttentionInputs& inputs) {

@@ -6,7 +6,6 @@
 #include <string>
 #include <string_view>
 
-#include "attention/call.h"
 #include "runtime.h"
 #include "tilewise/tilewise.h"
 
@@ -58,6 +57,7 @@ struct AttentionArguments {
   std::optional<std::string> kernel_name;
   bool deterministic = false;
   bool allow_tf32 = false;
+  bool strict = false;
   OptionalTensor packed_options;  // of `plain_attention_schema`
 
   /// In the library's form, as views that last as long as this. Rows that are not contiguous are copied.
@@ -69,10 +69,6 @@ struct AttentionArguments {
       : query(std::move(q)), key(std::move(k)), value(std::move(v)) {}
   void unpack_options();
 };
-
-/// Runs a checked call. The library's own functions would check it once more, to say how much workspace it
-/// needs; on tiny tensors a check is a tenth of the whole.
-void run(const AttentionCall& call, const AttentionOptions& options, Runtime& runtime);
 
 /// Multiply-adds of a forward pass in which nothing is hidden, roughly.
 double work_of(const AttentionInputs& inputs);
@@ -86,7 +82,7 @@ inline constexpr const char* attention_schema =
     "Tensor? block_counts=None, Tensor? block_indices=None, Tensor? block_full_counts=None, "
     "Tensor? block_full_indices=None, Tensor? block_tile_ids=None, Tensor? block_tiles=None, "
     "SymInt block_q=128, SymInt block_k=128, str? kernel_name=None, bool deterministic=False, "
-    "bool allow_tf32=False";
+    "bool allow_tf32=False, bool strict=False";
 // The common call is best short. torch looks an argument it was not given up by name, and asks of one that is
 // not a tensor whether it might be one, some 800 instructions each time; so a call with a mask has an
 // overload of its own, and the options are a tensor: f64 [5] on the CPU with is_causal, enable_gqa,

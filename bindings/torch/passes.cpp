@@ -1,12 +1,8 @@
 #include <array>
 #include <string>
 
-#include "core/check.h"
+#include "check.h"
 #include "layer.h"
-#include "norm/kernel.h"
-#include "norm/validate.h"
-#include "rope/kernel.h"
-#include "rope/validate.h"
 #include "rows.h"
 
 namespace tilewise::torch_binding {
@@ -157,8 +153,7 @@ void norm_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
                               .rstd = view(rstd, "rstd", floating),
                               .mean = layer ? view(mean, "mean", floating) : Tensor()};
     Runtime runtime(inputs.x.device, passing_work(inputs.x));
-    run(norm_kernel_list(), checked_norm_forward(inputs, options, outputs, runtime.context()), options.kernel,
-        runtime);
+    runtime.run(plan_norm_forward(inputs, options, outputs, runtime.context()));
     stack[0] = from(y);
     stack[1] = from(sum);
     stack[2] = from(rstd);
@@ -171,7 +166,7 @@ void check_norm_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     ArgumentStack taken(stack);
     NormArguments arguments(taken);
     const NormInputs inputs = arguments.inputs();
-    checked_norm_forward(inputs, arguments.options(), {.y = unwritten_like(inputs.x)}, unused(inputs.x));
+    check_norm_forward(inputs, arguments.options(), {.y = unwritten_like(inputs.x)}, unused(inputs.x));
   });
 }
 
@@ -199,8 +194,7 @@ void norm_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     gradients.d_weight = memory.next(inputs.weight, "d_weight");
     gradients.d_bias = memory.next(inputs.bias, "d_bias");
     Runtime runtime(inputs.x.device, passing_work(inputs.x));
-    run(norm_kernel_list(), checked_norm_backward(inputs, options, gradients, runtime.context()),
-        options.kernel, runtime);
+    runtime.run(plan_norm_backward(inputs, options, gradients, runtime.context()));
     stack[0] = from(std::move(memory.memory()));
   });
 }
@@ -217,8 +211,7 @@ void rope_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     const RopeOutputs outputs{.q = view(results[0], "q", floating),
                               .k = with_key ? view(results[1], "k", floating) : Tensor()};
     Runtime runtime(inputs.q.device, passing_work(inputs.q));
-    run(rope_kernel_list(), checked_rope(inputs, options, outputs, runtime.context()), options.kernel,
-        runtime);
+    runtime.run(plan_rope(inputs, options, outputs, runtime.context()));
     stack[0] = from(std::move(results));
   });
 }
@@ -230,7 +223,7 @@ void check_rope_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     const RopeInputs inputs = arguments.inputs();
     const RopeOutputs outputs{.q = unwritten_like(inputs.q),
                               .k = inputs.k.given() ? unwritten_like(inputs.k) : Tensor()};
-    checked_rope(inputs, arguments.options(), outputs, unused(inputs.q));
+    check_rope(inputs, arguments.options(), outputs, unused(inputs.q));
   });
 }
 
@@ -243,8 +236,7 @@ void rope_into_cache_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     const TorchTensor out = empty_beside(inputs.q, inputs.q.extent(3));
     const RopeOutputs outputs = arguments.outputs(view(out, "q", floating));
     Runtime runtime(inputs.q.device, passing_work(inputs.q));
-    run(rope_kernel_list(), checked_rope(inputs, options, outputs, runtime.context()), options.kernel,
-        runtime);
+    runtime.run(plan_rope(inputs, options, outputs, runtime.context()));
     stack[0] = from(out);
   });
 }
@@ -255,7 +247,7 @@ void check_rope_into_cache_op(StableIValue* stack, std::uint64_t, std::uint64_t)
     CacheArguments arguments(taken);
     const RopeInputs inputs = arguments.inputs();
     const RopeOutputs outputs = arguments.outputs(unwritten_like(inputs.q));
-    checked_rope(inputs, arguments.options(), outputs, unused(inputs.q));
+    check_rope(inputs, arguments.options(), outputs, unused(inputs.q));
   });
 }
 

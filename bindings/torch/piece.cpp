@@ -2,8 +2,7 @@
 
 #include "arguments.h"
 #include "attention.h"
-#include "attention/validate.h"
-#include "core/check.h"
+#include "check.h"
 #include "kinds.h"
 
 // Attention of a piece of a whole, for tilewise.distributed: dense, and recorded by nobody but that.
@@ -82,8 +81,7 @@ std::pair<TorchTensor, TorchTensor> forward(PieceCall& call) {
   TorchTensor o = results.rows(inputs.q, inputs.v.extent(inputs.v.rank - 1));
   TorchTensor lse = results.lse();
   const AttentionOutputs outputs{.o = view(o, "o", floating), .lse = view(lse, "lse", statistics)};
-  run(checked_forward(inputs, call.options, outputs, runtime.context(), ResultMemory::fresh), call.options,
-      runtime);
+  runtime.run(plan_attention_forward(inputs, call.options, outputs, runtime.context(), ResultMemory::fresh));
   return {std::move(o), std::move(lse)};
 }
 
@@ -133,8 +131,8 @@ std::vector<TorchTensor> backward(const Given& given, PieceCall& call) {
     memory.push_back(empty_like(inputs.sinks));
     gradients.dsinks = view(memory.back(), "dsinks", floating);
   }
-  run(checked_backward(inputs, call.options, gradients, runtime.context(), ResultMemory::fresh), call.options,
-      runtime);
+  runtime.run(
+      plan_attention_backward(inputs, call.options, gradients, runtime.context(), ResultMemory::fresh));
   return memory;
 }
 

@@ -1,11 +1,7 @@
 #include <array>
 #include <string>
 
-#include "core/check.h"
-#include "ffn/kernel.h"
-#include "ffn/validate.h"
-#include "gemm/kernel.h"
-#include "gemm/validate.h"
+#include "check.h"
 #include "layer.h"
 #include "rows.h"
 
@@ -35,7 +31,7 @@ Activation activation_of(std::string_view name) {
   reject("activation", "none, relu, gelu, gelu_tanh or silu", "'" + std::string(name) + "'");
 }
 
-Precision precision_of(bool allow_tf32) { return allow_tf32 ? Precision::allow_tf32 : Precision::full; }
+Precision precision_of(bool allow_tf32) { return allow_tf32 ? Precision::allow_tf32 : Precision::standard; }
 
 double product_work(const Tensor& a, const Tensor& b) {
   return b.rank == 2 ? static_cast<double>(a.size()) * static_cast<double>(b.extent(0)) : 0;
@@ -139,8 +135,7 @@ void gemm_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     const OptionalTensor out = empty_rows(inputs.a, inputs.b);
     Runtime runtime(inputs.a.device, product_work(inputs.a, inputs.b));
     const GemmOutputs outputs{optional_view(out, "out")};
-    run(gemm_kernel_list(), checked_gemm(inputs, options, outputs, runtime.context()), options.kernel,
-        runtime);
+    runtime.run(plan_gemm(inputs, options, outputs, runtime.context()));
     stack[0] = from(*out);
   });
 }
@@ -162,7 +157,7 @@ void check_gemm_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     ArgumentStack taken(stack);
     GemmArguments arguments(taken);
     const GemmInputs inputs = arguments.inputs();
-    checked_gemm(inputs, arguments.options(), {unwritten_rows(inputs.a, inputs.b)}, unused(inputs.a));
+    check_gemm(inputs, arguments.options(), {unwritten_rows(inputs.a, inputs.b)}, unused(inputs.a));
   });
 }
 
@@ -175,8 +170,7 @@ void ffn_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     const OptionalTensor out = empty_rows(inputs.x, inputs.down);
     Runtime runtime(inputs.x.device, 2 * product_work(inputs.x, inputs.up));
     const FfnOutputs outputs{optional_view(out, "out")};
-    run(ffn_kernel_list(), checked_ffn_forward(inputs, options, outputs, runtime.context()), options.kernel,
-        runtime);
+    runtime.run(plan_ffn_forward(inputs, options, outputs, runtime.context()));
     stack[0] = from(*out);
   });
 }
@@ -196,8 +190,7 @@ void ffn_forward_kept_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     const FfnOutputs outputs{.out = optional_view(out, "out"),
                              .up_product = optional_view(up_product, "up_product"),
                              .gate_product = optional_view(gate_product, "gate_product")};
-    run(ffn_kernel_list(), checked_ffn_forward(inputs, options, outputs, runtime.context()), options.kernel,
-        runtime);
+    runtime.run(plan_ffn_forward(inputs, options, outputs, runtime.context()));
     stack[0] = from(*out);
     stack[1] = from(*up_product);
     // What there is none of is empty: an operator's results are all tensors.
@@ -211,8 +204,8 @@ void check_ffn_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     ArgumentStack taken(stack);
     FfnArguments arguments(taken);
     const FfnInputs inputs = arguments.inputs();
-    checked_ffn_forward(inputs, arguments.options(), {.out = unwritten_rows(inputs.x, inputs.down)},
-                        unused(inputs.x));
+    check_ffn_forward(inputs, arguments.options(), {.out = unwritten_rows(inputs.x, inputs.down)},
+                      unused(inputs.x));
   });
 }
 
@@ -249,8 +242,7 @@ void ffn_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     gradients.up_product = row_view(up_product, "up_product");
     gradients.gate_product = row_view(gate_product, "gate_product");
     Runtime runtime(inputs.x.device, 4 * product_work(inputs.x, inputs.up));
-    run(ffn_kernel_list(), checked_ffn_backward(inputs, options, gradients, runtime.context()),
-        options.kernel, runtime);
+    runtime.run(plan_ffn_backward(inputs, options, gradients, runtime.context()));
     stack[0] = from(std::move(memory.memory()));
   });
 }

@@ -1,12 +1,10 @@
 #pragma once
 
 #include <optional>
-#include <span>
 #include <string_view>
 #include <vector>
 
 #include "arguments.h"
-#include "core/kernel_list.h"
 #include "kinds.h"
 #include "runtime.h"
 
@@ -27,13 +25,6 @@ inline Tensor row_view(OptionalTensor& rows, std::string_view name) {
 
 /// Where a call beside that tensor would run, if it were made.
 inline Context unused(const Tensor& tensor) { return {.device = tensor.device, .parallel_for = {}}; }
-
-/// Runs a checked call by the kernel of that name.
-template <typename K>
-void run(std::span<const K> kernels, const typename K::Call& call, std::string_view name, Runtime& runtime) {
-  const K& kernel = choose_kernel(kernels, call.problem, name);
-  run_kernel(kernel, call, runtime.with_workspace(kernel.workspace(call, runtime.context())));
-}
 
 /// The gradients asked for, in order; the others are not given.
 class GradientMemory {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-#include "core/check.h"
+#include "check.h"
 #ifdef TILEWISE_HAS_CUDA
 #include <cuda_runtime_api.h>
 #endif
@@ -196,11 +196,9 @@ const Context& Runtime::with_workspace(std::size_t bytes) {
   if (context_.device.type == Device::Type::cpu && bytes <= small_.size()) {
     context_.workspace = {small_.data(), bytes};
   } else if (bytes > 0) {
-    const std::array shape = {static_cast<std::int64_t>(bytes + workspace_alignment - 1)};
+    const std::array shape = {static_cast<std::int64_t>(bytes)};
     workspace_ = empty(shape, DType::boolean, context_.device);
-    auto* memory = static_cast<std::byte*>(workspace_->data_ptr());
-    const std::uintptr_t padding = -reinterpret_cast<std::uintptr_t>(memory) % workspace_alignment;
-    context_.workspace = {memory + padding, bytes};
+    context_.workspace = {workspace_->data_ptr(), bytes};
   }
   return context_;
 }

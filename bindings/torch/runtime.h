@@ -42,9 +42,6 @@ TorchTensor empty_beside(const Tensor& like, std::int64_t last_extent);
 /// A row-major view for a result of a call that is checked and not made.
 Tensor unwritten(std::span<const std::int64_t> shape, DType dtype, Device device);
 
-/// What kernels expect of their workspace. torch's allocators align as much, but one set by a user need not.
-inline constexpr std::size_t workspace_alignment = 64;
-
 /// Where and how a call runs: torch's current stream, thread pool and allocator. The device is torch's
 /// current one for as long as this lives.
 class Runtime {
@@ -52,14 +49,19 @@ class Runtime {
   /// `work` counts multiply-adds, and decides whether waking other threads pays.
   Runtime(Device device, double work);
   const Context& context() const { return context_; }
-  /// The context with that much workspace, aligned as kernels expect it.
-  const Context& with_workspace(std::size_t bytes);
+  /// Runs a plan made with this context, in workspace of torch's allocator.
+  template <typename Inputs, typename Outputs>
+  void run(const Plan<Inputs, Outputs>& plan) {
+    plan.run(with_workspace(plan.workspace_bytes()));
+  }
 
  private:
+  const Context& with_workspace(std::size_t bytes);
+
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;
   std::optional<TorchTensor> workspace_;
   // Asking torch's allocator costs more than a small attention itself.
-  alignas(workspace_alignment) std::array<std::byte, std::size_t{1} << 16> small_;
+  alignas(64) std::array<std::byte, std::size_t{1} << 16> small_;
   Context context_;
 };
 

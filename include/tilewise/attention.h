@@ -104,7 +104,7 @@ struct AttentionOptions {
   float softcap = 0;  ///< 0: none
   Dropout dropout{};
   bool deterministic = false;  ///< backward bitwise repeatable; forward always is
-  Precision precision = Precision::full;
+  Precision precision = Precision::standard;
   std::string_view kernel = "auto";
   /// Pieces are joined without another rounding: with one, o and the gradients of 16-bit rows may be f32, and
   /// lse may be f64. Dense tensors alone, without key lengths and block masks.

@@ -11,8 +11,11 @@ namespace tilewise {
 /// i64 is the type of dropout's seed.
 enum class DType : std::uint8_t { f32, f16, bf16, f64, boolean, i32, i64 };
 
-/// What f32 inputs may lose on tensor cores.
-enum class Precision : std::uint8_t { full, allow_tf32 };
+/// How exact results are. In `standard`, f32 is computed as f32; f16 and bf16 may round what goes into a
+/// product to 16 bits, as kernels on tensor cores do. `allow_tf32` lets f32 be as inexact as TF32 products.
+/// `strict` has attention of f16 and bf16 as exact as if it were computed in f32 and rounded at the end; for
+/// all else it is `standard`.
+enum class Precision : std::uint8_t { standard, allow_tf32, strict };
 
 /// Bytes one element takes.
 constexpr std::size_t size_of(DType dtype) {

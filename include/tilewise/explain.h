@@ -13,7 +13,7 @@ struct Explanation {
   struct Entry {
     std::string kernel;
     Verdict verdict;
-    std::string reason;  ///< why it is unable, or leaves the problem to a later kernel; else empty
+    std::string reason;  ///< why it is unable or leaves the problem to a later kernel, or what is on trial
   };
   std::string problem;
   std::vector<Entry> entries;

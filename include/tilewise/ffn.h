@@ -35,7 +35,7 @@ struct FfnOptions {
   /// 64 hidden features of all tokens); 0: as much as runs best. Results do not depend on it, but for the
   /// rounding of sums over tokens in the gradients of weights.
   std::size_t max_intermediate_bytes = 0;
-  Precision precision = Precision::full;
+  Precision precision = Precision::standard;
   std::string_view kernel = "auto";
 };
 

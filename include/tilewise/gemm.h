@@ -35,7 +35,7 @@ struct GemmInputs {
 struct GemmOptions {
   Activation activation = Activation::none;
   bool accumulate = false;  ///< out += instead of out =
-  Precision precision = Precision::full;
+  Precision precision = Precision::standard;
   std::string_view kernel = "auto";
 };
 

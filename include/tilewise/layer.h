@@ -69,7 +69,7 @@ struct LayerInputs {
 };
 
 struct LayerOptions {
-  Precision precision = Precision::full;
+  Precision precision = Precision::standard;
   std::size_t max_intermediate_bytes = 0;  ///< as in ffn.h
   bool deterministic = false;              ///< backward bitwise repeatable; forward always is
 };

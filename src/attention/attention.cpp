@@ -1,20 +1,121 @@
 #include "tilewise/attention.h"
 
+#include <cstring>
+#include <new>
+#include <type_traits>
+
 #include "attention/kernel.h"
 #include "attention/validate.h"
+#include "core/plan.h"
 
 namespace tilewise {
+namespace {
+
+AttentionCall checked_call(const AttentionInputs& inputs, const AttentionOptions& options,
+                           const AttentionOutputs& outputs, const Context& context, ResultMemory memory) {
+  return checked_forward(inputs, options, outputs, context, memory, Contents::unread);
+}
+AttentionCall checked_call(const AttentionInputs& inputs, const AttentionOptions& options,
+                           const AttentionGradients& gradients, const Context& context, ResultMemory memory) {
+  return checked_backward(inputs, options, gradients, context, memory, Contents::unread);
+}
+
+template <typename Outputs>
+PlannedCall<AttentionKernel> planned_call(const AttentionInputs& inputs, const AttentionOptions& options,
+                                          const Outputs& outputs, const Context& context,
+                                          ResultMemory memory) {
+  return {attention_kernel_list(), options.kernel, context,
+          [&] { return checked_call(inputs, options, outputs, context, memory); }};
+}
+
+}  // namespace
+
+/// A copy made byte by byte: member by member, a call's tensors take ten times as many instructions.
+template <typename T>
+class Kept {
+ public:
+  explicit Kept(const T& from) { std::memcpy(bytes_, &from, sizeof(T)); }
+  const T& operator*() const { return *std::launder(reinterpret_cast<const T*>(bytes_)); }
+
+ private:
+  static_assert(std::is_trivially_copyable_v<T>);
+  alignas(T) std::byte bytes_[sizeof(T)];
+};
+
+/// A plan keeps the tensors that it was made with, so that others can be compared with them.
+template <typename Outputs>
+struct AttentionState {
+  PlannedCall<AttentionKernel> planned;
+  Kept<AttentionInputs> inputs;
+  Kept<Outputs> outputs;
+  ResultMemory memory;
+
+  AttentionState(const AttentionInputs& inputs_, const AttentionOptions& options, const Outputs& outputs_,
+                 const Context& context, ResultMemory memory_)
+      : planned(planned_call(inputs_, options, outputs_, context, memory_)),
+        inputs(inputs_),
+        outputs(outputs_),
+        memory(memory_) {}
+
+  /// The same call on other tensors.
+  PlannedCall<AttentionKernel> on(const AttentionInputs& other_inputs, const Outputs& other_outputs) const {
+    check_same_form(*inputs, other_inputs);
+    check_same_form(*outputs, other_outputs);
+    if (memory == ResultMemory::callers) check_apart(other_inputs, other_outputs);
+    PlannedCall<AttentionKernel> other = planned;
+    set_views(other_inputs, other.call);
+    set_views(other_outputs, other.call);
+    return other;
+  }
+};
+
+template <>
+struct AttentionPlan::State : AttentionState<AttentionOutputs> {
+  using AttentionState::AttentionState;
+};
+template <>
+struct AttentionBackwardPlan::State : AttentionState<AttentionGradients> {
+  using AttentionState::AttentionState;
+};
+
+template <typename Inputs, typename Outputs>
+void Plan<Inputs, Outputs>::run(const Inputs& inputs, const Outputs& outputs, const Context& context) const
+  requires std::same_as<Inputs, AttentionInputs>
+{
+  const PlannedCall<AttentionKernel> call = state().on(inputs, outputs);
+  call.run(context);
+}
+
+template class Plan<AttentionInputs, AttentionOutputs>;
+template class Plan<AttentionInputs, AttentionGradients>;
+
+AttentionPlan plan_attention_forward(const AttentionInputs& inputs, const AttentionOptions& options,
+                                     const AttentionOutputs& outputs, const Context& context,
+                                     ResultMemory memory) {
+  return PlanAccess::make<AttentionPlan>(inputs, options, outputs, context, memory);
+}
+
+AttentionBackwardPlan plan_attention_backward(const AttentionInputs& inputs, const AttentionOptions& options,
+                                              const AttentionGradients& gradients, const Context& context,
+                                              ResultMemory memory) {
+  return PlanAccess::make<AttentionBackwardPlan>(inputs, options, gradients, context, memory);
+}
+
+// A plan and its run. Nobody will ask for other tensors, so these are not kept.
 
 void attention_forward(const AttentionInputs& inputs, const AttentionOptions& options,
                        const AttentionOutputs& outputs, const Context& context) {
-  launch_kernel(attention_kernel_list(), checked_forward(inputs, options, outputs, context), options.kernel,
-                context);
+  planned_call(inputs, options, outputs, context, ResultMemory::callers).run(context);
 }
 
 void attention_backward(const AttentionInputs& inputs, const AttentionOptions& options,
                         const AttentionGradients& gradients, const Context& context) {
-  launch_kernel(attention_kernel_list(), checked_backward(inputs, options, gradients, context),
-                options.kernel, context);
+  planned_call(inputs, options, gradients, context, ResultMemory::callers).run(context);
+}
+
+void check_attention_inputs(const AttentionInputs& inputs, const AttentionOptions& options,
+                            const Context& context) {
+  checked_inputs(Pass::forward, inputs, options, context);
 }
 
 std::size_t attention_forward_workspace(const AttentionInputs& inputs, const AttentionOptions& options,

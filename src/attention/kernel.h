@@ -18,14 +18,24 @@ std::span<const AttentionKernel> attention_kernel_list();
 /// there is none that can.
 const AttentionKernel& choose_attention_kernel(const AttentionProblem& problem, std::string_view name);
 
-/// Where asked, has a kernel look at the index tensors of a CUDA device, and throws what a CPU call would.
-/// It waits for the stream.
-void check_device_indices(const AttentionCall& call, const Context& context);
+/// Looks at what index tensors hold, and throws what is wrong. Those of a CUDA device are looked at where
+/// that was asked for: by a kernel, and the call waits for the stream.
+void check_indices(const AttentionCall& call, const Context& context);
+
+/// The call with dropout's seed and offset read, where they are in memory: for kernels of the CPU, which read
+/// them when they begin.
+inline AttentionCall with_drawn_dropout(const AttentionCall& call) {
+  AttentionCall drawn = call;
+  drawn.dropout = call.dropout.drawn();
+  return drawn;
+}
 
 #ifdef TILEWISE_HAS_CUDA
 namespace cuda {
 extern const AttentionKernel wgmma_attention;
+extern const AttentionKernel wgmma_tma_attention;
 extern const AttentionKernel mma_attention;
+extern const AttentionKernel widened_attention;
 extern const AttentionKernel wide_attention;
 extern const AttentionKernel fused_attention;
 extern const AttentionKernel tiled_attention;

@@ -34,11 +34,10 @@ struct AttentionFeatures {
 /// What backward is asked beyond shapes and features, and how its tensors lie.
 struct BackwardDetails {
   bool deterministic = false;
-  bool aligned_rows = true;      ///< every row of every tensor of rows begins at a multiple of 16 bytes
-  bool repeated_keys = false;    ///< k or v has one row for all keys
-  bool alike_queries = false;    ///< q has one row for all queries, or the scale is 0
-  bool thinned_queries = false;  ///< a mask may hide a key from most of them
-  std::int64_t elements = 0;     ///< of the smallest of dq, dk and dv
+  bool aligned_rows = true;    ///< every row of every tensor of rows begins at a multiple of 16 bytes
+  bool ordered_rows = true;    ///< no stride of d_o is negative
+  bool repeated_keys = false;  ///< k or v has one row for all keys
+  std::int64_t elements = 0;   ///< of the smallest of dq, dk and dv
   friend bool operator==(const BackwardDetails&, const BackwardDetails&) = default;
 };
 
@@ -69,8 +68,12 @@ struct AttentionProblem {
   AttentionFeatures features{};
   bool aligned = false;  ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
   bool repeated_values = false;  ///< v has one row for all keys
-  bool usual_scale = true;   ///< above 1e-20: products are in the order of their scores, and none overflows
-  bool aligned_mask = true;  ///< a mask's rows begin at multiples of 16 bytes, and its keys lie together
+  bool usual_scale = true;    ///< above 1e-20: products are in the order of their scores, and none overflows
+  bool aligned_mask = true;   ///< a mask's rows begin at multiples of 16 bytes, and its keys lie together
+  std::int64_t block_q = 0;   ///< queries of a block mask's blocks, or all that there are
+  std::int64_t block_k = 0;   ///< likewise of keys
+  bool aligned_tiles = true;  ///< as aligned_mask, of the rows of a block mask's tiles
+  bool strict = false;        ///< f16 or bf16 is to be as exact as f32 that is rounded at the end
   BackwardDetails backward{};
   PieceDetails piece{};
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;

@@ -1,6 +1,7 @@
 #include "attention/validate.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <tuple>
 
@@ -58,24 +59,36 @@ bool wide_results(const AttentionCall& call) {
   return dtype != DType::f64 && call.lse.wanted && call.lse.dtype == DType::f64;
 }
 
-void check_written(std::initializer_list<Named> written, const AttentionInputs& inputs) {
-  check_written(written, {{"q", &inputs.q},
-                          {"k", &inputs.k},
-                          {"v", &inputs.v},
-                          {"mask", &inputs.mask},
-                          {"alibi_slopes", &inputs.alibi_slopes},
-                          {"sinks", &inputs.sinks},
-                          {"key_lengths", &inputs.key_lengths},
-                          {"page_table", &inputs.page_table},
-                          {"dropout_seed", &inputs.dropout_seed},
-                          {"packed.cumulative_q", &inputs.packed.cumulative_q},
-                          {"packed.cumulative_k", &inputs.packed.cumulative_k},
-                          {"blocks.counts", &inputs.blocks.counts},
-                          {"blocks.indices", &inputs.blocks.indices},
-                          {"blocks.full_counts", &inputs.blocks.full_counts},
-                          {"blocks.full_indices", &inputs.blocks.full_indices},
-                          {"blocks.tile_ids", &inputs.blocks.tile_ids},
-                          {"blocks.tiles", &inputs.blocks.tiles}});
+// The tensors by their names, in the order of the structs.
+auto named(const AttentionInputs& inputs) {
+  return std::array{Named{"q", &inputs.q},
+                    Named{"k", &inputs.k},
+                    Named{"v", &inputs.v},
+                    Named{"mask", &inputs.mask},
+                    Named{"alibi_slopes", &inputs.alibi_slopes},
+                    Named{"sinks", &inputs.sinks},
+                    Named{"key_lengths", &inputs.key_lengths},
+                    Named{"page_table", &inputs.page_table},
+                    Named{"dropout_seed", &inputs.dropout_seed},
+                    Named{"packed.cumulative_q", &inputs.packed.cumulative_q},
+                    Named{"packed.cumulative_k", &inputs.packed.cumulative_k},
+                    Named{"blocks.counts", &inputs.blocks.counts},
+                    Named{"blocks.indices", &inputs.blocks.indices},
+                    Named{"blocks.full_counts", &inputs.blocks.full_counts},
+                    Named{"blocks.full_indices", &inputs.blocks.full_indices},
+                    Named{"blocks.tile_ids", &inputs.blocks.tile_ids},
+                    Named{"blocks.tiles", &inputs.blocks.tiles}};
+}
+auto named(const AttentionOutputs& outputs) {
+  return std::array{Named{"o", &outputs.o}, Named{"lse", &outputs.lse}};
+}
+auto named_read(const AttentionGradients& gradients) {
+  return std::array{Named{"o", &gradients.o}, Named{"lse", &gradients.lse}, Named{"d_o", &gradients.d_o},
+                    Named{"d_lse", &gradients.d_lse}, Named{"delta", &gradients.delta}};
+}
+auto named_written(const AttentionGradients& gradients) {
+  return std::array{Named{"dq", &gradients.dq}, Named{"dk", &gradients.dk}, Named{"dv", &gradients.dv},
+                    Named{"dmask", &gradients.dmask}, Named{"dsinks", &gradients.dsinks}};
 }
 
 bool aligned_rows(const Rows& rows) {
@@ -98,33 +111,78 @@ BackwardDetails backward_details(const AttentionCall& call) {
       .deterministic = call.deterministic,
       .aligned_rows =
           std::all_of(tensors.begin(), tensors.end(), [](const Rows* rows) { return aligned_rows(*rows); }),
+      .ordered_rows = std::min({call.d_o.stride_b, call.d_o.stride_h, call.d_o.stride_s}) >= 0,
       .repeated_keys = call.problem.repeated_values || (call.problem.length_k > 1 && call.k.stride_s == 0),
-      .alike_queries = call.problem.length_q > 1 && (call.q.stride_s == 0 || call.scale == 0),
-      .thinned_queries =
-          call.problem.features.block_mask || (call.mask.data != nullptr && call.mask.stride[2] != 0),
       .elements = smallest_gradient(call)};
 }
 
 }  // namespace
 
+void check_same_form(const AttentionInputs& planned, const AttentionInputs& inputs) {
+  check_same_forms(named(planned), named(inputs));
+  const auto check_same = [](std::int64_t planned_value, std::int64_t value, std::string_view name) {
+    check(
+        value == planned_value, name, [&] { return std::to_string(planned_value) + ", as planned"; }, value);
+  };
+  check_same(planned.packed.max_length_q, inputs.packed.max_length_q, "packed.max_length_q");
+  check_same(planned.packed.max_length_k, inputs.packed.max_length_k, "packed.max_length_k");
+  check_same(planned.blocks.block_q, inputs.blocks.block_q, "blocks.block_q");
+  check_same(planned.blocks.block_k, inputs.blocks.block_k, "blocks.block_k");
+}
+void check_same_form(const AttentionOutputs& planned, const AttentionOutputs& outputs) {
+  check_same_forms(named(planned), named(outputs));
+}
+void check_same_form(const AttentionGradients& planned, const AttentionGradients& gradients) {
+  check_same_forms(named_read(planned), named_read(gradients));
+  check_same_forms(named_written(planned), named_written(gradients));
+}
+
+void check_apart(const AttentionInputs& inputs, const AttentionOutputs& outputs) {
+  check_written(named(outputs), named(inputs));
+}
+void check_apart(const AttentionInputs& inputs, const AttentionGradients& gradients) {
+  check_written(named_written(gradients), named(inputs));
+  check_written(named_written(gradients), named_read(gradients));
+}
+
+void set_views(const AttentionOutputs& outputs, AttentionCall& call) {
+  const Layout layout = call.problem.layout;
+  call.o = rows_of(outputs.o, layout);
+  call.lse = statistics_of(outputs.lse, layout);
+}
+void set_views(const AttentionGradients& gradients, AttentionCall& call) {
+  const Layout layout = call.problem.layout;
+  call.o = rows_of(gradients.o, layout);
+  call.lse = statistics_of(gradients.lse, layout);
+  call.d_o = rows_of(gradients.d_o, layout);
+  call.d_lse = statistics_of(gradients.d_lse, layout);
+  call.dq = rows_of(gradients.dq, layout);
+  call.dk = rows_of(gradients.dk, layout);
+  call.dv = rows_of(gradients.dv, layout);
+  call.delta = statistics_of(gradients.delta, layout);
+  call.dmask = mask_view(gradients.dmask);
+  call.dsinks = static_cast<std::byte*>(gradients.dsinks.data);
+  call.dsinks_stride = gradients.dsinks.stride(0);
+}
+
 AttentionCall checked_forward(const AttentionInputs& inputs, const AttentionOptions& options,
-                              const AttentionOutputs& outputs, const Context& context, ResultMemory memory) {
-  AttentionCall call = checked_inputs(Pass::forward, inputs, options, context);
+                              const AttentionOutputs& outputs, const Context& context, ResultMemory memory,
+                              Contents contents) {
+  AttentionCall call = checked_inputs(Pass::forward, inputs, options, context, contents);
   AttentionProblem& problem = call.problem;
   check_beside_q(outputs.o, "o", problem.dim_v, inputs.q.rank == 3 ? "[total_q, Hq, Dv]" : "[B, Hq, Sq, Dv]",
                  inputs.q, context, options.piece.has_value());
   if (outputs.lse.given()) check_lse(outputs.lse, "lse", inputs.q, context, options.piece.has_value());
-  if (memory == ResultMemory::callers) check_written({{"o", &outputs.o}, {"lse", &outputs.lse}}, inputs);
-  call.o = rows_of(outputs.o, problem.layout);
-  call.lse = statistics_of(outputs.lse, problem.layout);
+  if (memory == ResultMemory::callers) check_apart(inputs, outputs);
+  set_views(outputs, call);
   problem.piece.wide_results = wide_results(call);
   return call;
 }
 
 AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOptions& options,
                                const AttentionGradients& gradients, const Context& context,
-                               ResultMemory memory) {
-  AttentionCall call = checked_inputs(Pass::backward, inputs, options, context);
+                               ResultMemory memory, Contents contents) {
+  AttentionCall call = checked_inputs(Pass::backward, inputs, options, context, contents);
   AttentionProblem& problem = call.problem;
   const Tensor& q = inputs.q;
   const std::string_view o_meaning = q.rank == 3 ? "[total_q, Hq, Dv]" : "[B, Hq, Sq, Dv]";
@@ -172,35 +230,13 @@ AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOpt
     check_dtype(gradients.dsinks, "dsinks", inputs.sinks.dtype);
   }
 
-  const std::initializer_list<Named> written = {{"dq", &gradients.dq},
-                                                {"dk", &gradients.dk},
-                                                {"dv", &gradients.dv},
-                                                {"dmask", &gradients.dmask},
-                                                {"dsinks", &gradients.dsinks}};
-  if (memory == ResultMemory::callers) {
-    check_written(written, inputs);
-    check_written(written, {{"o", &gradients.o},
-                            {"lse", &gradients.lse},
-                            {"d_o", &gradients.d_o},
-                            {"d_lse", &gradients.d_lse},
-                            {"delta", &gradients.delta}});
-  }
+  if (memory == ResultMemory::callers) check_apart(inputs, gradients);
 
   problem.features.mask_gradient = gradients.dmask.given();
-  call.o = rows_of(gradients.o, problem.layout);
-  call.lse = statistics_of(gradients.lse, problem.layout);
-  call.d_o = rows_of(gradients.d_o, problem.layout);
-  call.d_lse = statistics_of(gradients.d_lse, problem.layout);
-  call.dq = rows_of(gradients.dq, problem.layout);
-  call.dk = rows_of(gradients.dk, problem.layout);
-  call.dv = rows_of(gradients.dv, problem.layout);
-  call.delta = statistics_of(gradients.delta, problem.layout);
+  set_views(gradients, call);
   problem.piece.wide_results = wide_results(call);
   problem.piece.share_of_keys = share;
   problem.backward = backward_details(call);
-  call.dmask = mask_view(gradients.dmask);
-  call.dsinks = static_cast<std::byte*>(gradients.dsinks.data);
-  call.dsinks_stride = gradients.dsinks.stride(0);
   return call;
 }
 

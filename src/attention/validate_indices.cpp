@@ -37,22 +37,6 @@ class MarkedBlocks {
   std::int32_t marked_ = 0;
 };
 
-// The lists of blocks broadcast with their counts.
-void check_broadcast(const BlockMask& blocks) {
-  const auto check_beside = [](const Tensor& counts, std::string_view counts_name, const Tensor& beside,
-                               std::string_view name) {
-    check(
-        beside.extent(0) == counts.extent(0) && beside.extent(1) == counts.extent(1), name,
-        [&] { return "the leading extents of " + std::string(counts_name) + ", " + shape_string(counts); },
-        beside);
-  };
-  check_beside(blocks.counts, "its counts", blocks.indices, "blocks.indices");
-  if (blocks.full_counts.given()) {
-    check_beside(blocks.full_counts, "its counts", blocks.full_indices, "blocks.full_indices");
-  }
-  if (blocks.tile_ids.given()) check_beside(blocks.counts, "counts", blocks.tile_ids, "blocks.tile_ids");
-}
-
 std::string value_at(const AttentionFault& fault) {
   return std::to_string(fault.value) + " at index " + std::to_string(fault.place[0]);
 }
@@ -102,20 +86,18 @@ void raise(const AttentionFault& fault, const AttentionCall& call) {
   }
 }
 
-void check_indices(const AttentionInputs& inputs, const AttentionCall& call) {
-  const bool has_blocks = call.problem.features.block_mask;
-  if (has_blocks) check_broadcast(inputs.blocks);
-  const AttentionIndices indices(call);
-  MarkedBlocks blocks(has_blocks ? call.key_blocks() : 0);
-  const std::int64_t items = indices.items();
-  for (std::int64_t item = 0; item < items; ++item) raise(indices.fault(item, blocks), call);
-}
-
-void check_device_indices([[maybe_unused]] const AttentionCall& call,
-                          [[maybe_unused]] const Context& context) {
+void check_indices(const AttentionCall& call, const Context& context) {
+  const AttentionFeatures& features = call.problem.features;
+  if (!call.packed() && !features.key_lengths && !features.block_mask) return;
+  if (context.device.type == Device::Type::cpu) {
+    const AttentionIndices indices(call);
+    MarkedBlocks blocks(features.block_mask ? call.key_blocks() : 0);
+    const std::int64_t items = indices.items();
+    for (std::int64_t item = 0; item < items; ++item) raise(indices.fault(item, blocks), call);
+    return;
+  }
 #ifdef TILEWISE_HAS_CUDA
-  if (context.device.type != Device::Type::cuda || !checks_indices(context)) return;
-  raise(cuda::first_fault(AttentionIndices(call), context), call);
+  if (checks_indices(context)) raise(cuda::first_fault(AttentionIndices(call), context), call);
 #endif
 }
 

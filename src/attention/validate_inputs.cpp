@@ -43,13 +43,6 @@ bool has_boxes(const Tensor& mask, std::int64_t keys) {
          has_aligned_rows(mask);
 }
 
-// A CPU call reads the words here and now; what a CUDA kernel reads may not have been written yet.
-DropoutMask dropout_mask(const Dropout& dropout, const Tensor& seed, const Context& context) {
-  DropoutMask mask(dropout);
-  if (seed.given()) mask.words = static_cast<const std::int64_t*>(seed.data);
-  return context.device.type == Device::Type::cpu ? mask.drawn() : mask;
-}
-
 Layout layout_of(const AttentionInputs& inputs) {
   if (inputs.packed.given()) return Layout::packed;
   return inputs.page_table.given() ? Layout::paged : Layout::dense;
@@ -261,6 +254,22 @@ void check_blocks(const BlockMask& blocks, const Context& context, const Attenti
   }
 }
 
+// The lists of blocks broadcast with their counts.
+void check_broadcast(const BlockMask& blocks) {
+  const auto check_beside = [](const Tensor& counts, std::string_view counts_name, const Tensor& beside,
+                               std::string_view name) {
+    check(
+        beside.extent(0) == counts.extent(0) && beside.extent(1) == counts.extent(1), name,
+        [&] { return "the leading extents of " + std::string(counts_name) + ", " + shape_string(counts); },
+        beside);
+  };
+  check_beside(blocks.counts, "its counts", blocks.indices, "blocks.indices");
+  if (blocks.full_counts.given()) {
+    check_beside(blocks.full_counts, "its counts", blocks.full_indices, "blocks.full_indices");
+  }
+  if (blocks.tile_ids.given()) check_beside(blocks.counts, "counts", blocks.tile_ids, "blocks.tile_ids");
+}
+
 BlockView block_view(const BlockMask& blocks, const AttentionProblem& problem) {
   BlockView view{.block_q = within_length(blocks.block_q, problem.length_q),
                  .block_k = within_length(blocks.block_k, problem.length_k),
@@ -327,8 +336,24 @@ void set_piece(const Piece& piece, AttentionCall& call) {
 
 }  // namespace
 
+void set_views(const AttentionInputs& inputs, AttentionCall& call) {
+  const AttentionProblem& problem = call.problem;
+  call.q = rows_of(inputs.q, problem.layout);
+  call.k = rows_of(inputs.k, problem.layout);
+  call.v = rows_of(inputs.v, problem.layout);
+  call.mask = mask_view(inputs.mask);
+  call.alibi_slopes = head_values(inputs.alibi_slopes);
+  call.sinks = head_values(inputs.sinks);
+  call.key_lengths = indices_of(inputs.key_lengths);
+  call.cumulative_q = indices_of(inputs.packed.cumulative_q);
+  call.cumulative_k = indices_of(inputs.packed.cumulative_k);
+  call.page_table = indices_of(inputs.page_table);
+  call.blocks = block_view(inputs.blocks, problem);
+  call.dropout.words = static_cast<const std::int64_t*>(inputs.dropout_seed.data);
+}
+
 AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const AttentionOptions& options,
-                             const Context& context) {
+                             const Context& context, Contents contents) {
   check_options(options);
   check_context(context);
 
@@ -369,29 +394,21 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   if (inputs.dropout_seed.given()) check_dropout_seed(inputs.dropout_seed, context);
 
   const double dim = static_cast<double>(problem.dim_qk);
-  call.q = rows_of(inputs.q, problem.layout);
-  call.k = rows_of(inputs.k, problem.layout);
-  call.v = rows_of(inputs.v, problem.layout);
-  call.mask = mask_view(inputs.mask);
-  call.alibi_slopes = head_values(inputs.alibi_slopes);
-  call.sinks = head_values(inputs.sinks);
-  call.key_lengths = indices_of(inputs.key_lengths);
-  call.cumulative_q = indices_of(inputs.packed.cumulative_q);
-  call.cumulative_k = indices_of(inputs.packed.cumulative_k);
-  call.page_table = indices_of(inputs.page_table);
+  call.dropout = DropoutMask(options.dropout);
+  set_views(inputs, call);
   call.total_q = problem.layout == Layout::packed ? inputs.q.extent(0) : 0;
   call.total_k = problem.layout == Layout::packed ? inputs.k.extent(0) : 0;
   call.page = problem.layout == Layout::paged ? inputs.k.extent(2) : 0;
   call.pages = problem.layout == Layout::paged ? inputs.k.extent(0) : 0;
   call.most_length = problem.layout == Layout::paged && call.pages == 0 ? 0 : problem.length_k;
-  call.blocks = block_view(inputs.blocks, problem);
   call.scale = options.scale ? static_cast<double>(*options.scale) : 1.0 / std::sqrt(dim);
   call.softcap = static_cast<double>(options.softcap);
   call.band = band_of(options);
   call.alignment = options.alignment;
-  call.dropout = dropout_mask(options.dropout, inputs.dropout_seed, context);
   call.deterministic = options.deterministic;
   call.allow_tf32 = options.precision == Precision::allow_tf32;
+  problem.strict =
+      options.precision == Precision::strict && (problem.dtype == DType::f16 || problem.dtype == DType::bf16);
   problem.features = {
       .mask = !inputs.mask.given()                  ? MaskKind::none
               : inputs.mask.dtype == DType::boolean ? MaskKind::boolean
@@ -413,10 +430,17 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
       window ? std::clamp<std::int64_t>(band.left + band.right + 1, 0, problem.length_k) : problem.length_k;
   problem.aligned = has_aligned_rows(inputs.q) && has_aligned_rows(inputs.k) && has_aligned_rows(inputs.v);
   problem.aligned_mask = !inputs.mask.given() || has_boxes(inputs.mask, problem.length_k);
+  problem.block_q = call.blocks.block_q;
+  problem.block_k = call.blocks.block_k;
+  problem.aligned_tiles =
+      !inputs.blocks.tiles.given() || has_boxes(inputs.blocks.tiles, inputs.blocks.block_k);
   problem.repeated_values = problem.length_k > 1 && call.v.stride_s == 0;
   problem.usual_scale = call.scale >= 1e-20;
   problem.queries = call.rows_q();
-  if (context.device.type == Device::Type::cpu) check_indices(inputs, call);
+  if (context.device.type == Device::Type::cpu) {
+    if (inputs.blocks.given()) check_broadcast(inputs.blocks);
+    if (contents == Contents::checked) check_indices(call, context);
+  }
   return call;
 }
 

@@ -43,6 +43,11 @@ struct Span {
   }
 };
 
+bool same_form(const Tensor& planned, const Tensor& tensor) {
+  return planned.dtype == tensor.dtype && planned.device == tensor.device && same_shape(planned, tensor) &&
+         std::equal(planned.strides.begin(), planned.strides.begin() + planned.rank, tensor.strides.begin());
+}
+
 std::string with_strides(const Tensor& tensor) {
   Tensor strides = tensor;
   strides.shape = tensor.strides;
@@ -96,6 +101,29 @@ void check_context(const Context& context) {
     check(context.parallel_for.run != nullptr, "parallel_for.run", "a function", "none");
   }
   check_simd_level(context.simd_level);
+}
+
+void check_same_forms(std::span<const Named> planned, std::span<const Named> given) {
+  constexpr std::uintptr_t most_alignment = 16;
+  for (std::size_t n = 0; n < planned.size(); ++n) {
+    const Tensor& before = *planned[n].tensor;
+    const Tensor& now = *given[n].tensor;
+    const std::string_view name = given[n].name;
+    if (!before.given() && !now.given()) continue;
+    check(before.given(), name, "none, as planned", now);
+    check(now.given(), name, [&] { return to_string(before) + ", as planned"; }, now);
+    check(
+        same_form(before, now), name,
+        [&] { return with_strides(before) + " on " + to_string(before.device) + ", as planned"; },
+        [&] { return with_strides(now) + " on " + to_string(now.device); });
+    if (before.data == nullptr) continue;  // it has no elements
+    const auto address = reinterpret_cast<std::uintptr_t>(before.data) | most_alignment;
+    const std::uintptr_t alignment = address & -address;
+    check(now.data != nullptr, name, "data", [&] { return "null data with " + to_string(now); });
+    check((reinterpret_cast<std::uintptr_t>(now.data) & (alignment - 1)) == 0, name,
+          [&] { return "memory aligned to " + std::to_string(alignment) + " bytes, as planned"; },
+          "an address between");
+  }
 }
 
 void check_written(std::span<const Named> written, std::span<const Named> read) {

@@ -41,7 +41,7 @@ void check_enumerator(Enum value, Enum last, std::string_view name, std::string_
   check(value <= last, name, known, [&] { return std::to_string(static_cast<int>(value)); });
 }
 inline void check_precision(Precision precision) {
-  check_enumerator(precision, Precision::allow_tf32, "precision", "full or allow_tf32");
+  check_enumerator(precision, Precision::strict, "precision", "standard, allow_tf32 or strict");
 }
 inline void check_activation(Activation activation, std::string_view name = "activation") {
   check_enumerator(activation, Activation::silu, name, "none, relu, gelu, gelu_tanh or silu");
@@ -82,6 +82,10 @@ struct Named {
   std::string_view name;
   const Tensor* tensor;
 };
+
+/// That tensors stand in for those a plan was made with: as many of them given, of the same types, shapes and
+/// strides, and at addresses that are multiples of 2, 4, 8 or 16 where the planned ones are. Lists agree.
+void check_same_forms(std::span<const Named> planned, std::span<const Named> given);
 
 /// What is written must not overlap with itself, with what is read, or with what else is written. Tensors
 /// that are not given do not count.

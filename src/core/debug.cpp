@@ -20,6 +20,8 @@ std::string_view environment(const char* name) {
   return value == nullptr ? std::string_view() : value;
 }
 
+bool is_set(const char* name) { return !environment(name).empty() && environment(name) != "0"; }
+
 // Where lines go: a file, opened to append and never closed, or standard error; below 0 nowhere.
 int open_log() {
   const std::string name(environment("TILEWISE_LOG"));
@@ -53,9 +55,11 @@ std::string time_now() {
 }  // namespace
 
 bool checks_indices(const Context& context) {
-  static const bool asked = !environment("TILEWISE_CHECK").empty() && environment("TILEWISE_CHECK") != "0";
+  static const bool asked = is_set("TILEWISE_CHECK");
   return asked || context.check_indices;
 }
+
+bool allows_trials() { return is_set("TILEWISE_TRIAL"); }
 
 bool logs_launches() { return log_file() >= 0; }
 

@@ -6,6 +6,12 @@ namespace tilewise {
 
 void reject_workspace_size() { reject("workspace", "a size below 2^63 bytes", "a problem that needs more"); }
 
+bool has_aligned_workspace(const Context& context, std::size_t needed) {
+  if (needed == 0) return true;
+  const auto address = reinterpret_cast<std::uintptr_t>(context.workspace.data);
+  return address != 0 && address % workspace_alignment == 0 && context.workspace.bytes >= needed;
+}
+
 Context with_aligned_workspace(const Context& context, std::size_t needed) {
   check(
       context.workspace.bytes >= needed && (needed == 0 || context.workspace.data != nullptr), "workspace",
@@ -28,7 +34,9 @@ std::string to_string(const Explanation& explanation) {
   for (const Explanation::Entry& entry : explanation.entries) {
     text += "  " + entry.kernel + ": ";
     switch (entry.verdict) {
-      case Explanation::Verdict::chosen: text += "chosen"; break;
+      case Explanation::Verdict::chosen:
+        text += entry.reason.empty() ? "chosen" : "chosen, " + entry.reason;
+        break;
       case Explanation::Verdict::able:
         text += entry.reason.empty() ? "able" : "able, but " + entry.reason;
         break;

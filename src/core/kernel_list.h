@@ -31,6 +31,9 @@ struct Kernel {
   void (*launch)(const Call&, const Context&);
   /// Why "auto" takes a later kernel that can instead; empty, or null, where it does not.
   std::string (*yields)(const Problem&) = nullptr;
+  /// What of the problem no GPU has run yet; empty, or null, where there is nothing. Such a problem is on
+  /// trial: the kernel takes it only by its name, and only with TILEWISE_TRIAL=1.
+  std::string (*trial)(const Problem&) = nullptr;
 };
 
 // An operation's kernels stand in one list, fastest first, the plain reference last. Choosing walks it.
@@ -38,6 +41,9 @@ struct Kernel {
 /// The caller's workspace may stand anywhere; kernels get it aligned to a cache line.
 inline constexpr std::size_t workspace_alignment = 64;
 
+/// Whether a context's workspace holds `needed` bytes and is aligned already. Then it needs no copy, and a
+/// copy of a context is not cheap.
+bool has_aligned_workspace(const Context& context, std::size_t needed);
 /// A context whose workspace is aligned and holds `needed` bytes, of which alignment may take a part. Throws
 /// InvalidArgument where the caller's is too small.
 Context with_aligned_workspace(const Context& context, std::size_t needed);
@@ -54,6 +60,22 @@ void check_kernel_name(std::span<const K> kernels, std::string_view name) {
   reject("kernel", "one of " + names, "'" + std::string(name) + "'");
 }
 
+/// What a kernel that can take the problem has on trial; empty where that is nothing.
+template <typename K>
+std::string trial_of(const K& kernel, const typename K::Problem& problem) {
+  return kernel.trial == nullptr ? std::string() : kernel.trial(problem);
+}
+
+/// Why a kernel is not to be taken, where the caller asked for `name`; empty where it may be.
+template <typename K>
+std::string reason_against(const K& kernel, const typename K::Problem& problem, std::string_view name) {
+  std::string reason = kernel.supports(problem);
+  if (!reason.empty()) return reason;
+  const std::string trial = trial_of(kernel, problem);
+  if (trial.empty() || (name == kernel.name && allows_trials())) return {};
+  return "trial: takes " + trial + " by its name and with TILEWISE_TRIAL=1 alone";
+}
+
 /// The kernel of that name, or for "auto" the first able one that does not yield to another. Null where there
 /// is none that can; then `reasons` say why.
 template <typename K>
@@ -62,7 +84,7 @@ const K* find_kernel(std::span<const K> kernels, const typename K::Problem& prob
   const K* yielding = nullptr;
   for (const K& kernel : kernels) {
     if (name != "auto" && name != kernel.name) continue;
-    const std::string reason = kernel.supports(problem);
+    const std::string reason = reason_against(kernel, problem, name);
     if (!reason.empty()) {
       reasons += "\n  " + std::string(kernel.name) + ": " + reason;
     } else if (name == "auto" && kernel.yields != nullptr && !kernel.yields(problem).empty()) {
@@ -98,26 +120,6 @@ std::size_t kernel_workspace(std::span<const K> kernels, const typename K::Call&
   return workspace_for(choose_kernel(kernels, call.problem, name), call, context);
 }
 
-/// The one way to run a call by a kernel; context.workspace is as the kernel wants it. Where an operation has
-/// check_device_indices() for its calls, that comes first; then what is launched is logged, where asked.
-template <typename K>
-void run_kernel(const K& kernel, const typename K::Call& call, const Context& context) {
-  if constexpr (requires { check_device_indices(call, context); }) check_device_indices(call, context);
-  if (logs_launches()) {
-    const char* operation = "";
-    if constexpr (requires { operation_of(call.problem); }) operation = operation_of(call.problem);
-    log_launch(operation, to_string(call.problem), kernel.name);
-  }
-  kernel.launch(call, context);
-}
-
-template <typename K>
-void launch_kernel(std::span<const K> kernels, const typename K::Call& call, std::string_view name,
-                   const Context& context) {
-  const K& kernel = choose_kernel(kernels, call.problem, name);
-  run_kernel(kernel, call, with_aligned_workspace(context, workspace_for(kernel, call, context)));
-}
-
 template <typename K>
 Explanation explain_kernels(std::span<const K> kernels, const typename K::Problem& problem,
                             std::string_view name) {
@@ -126,12 +128,13 @@ Explanation explain_kernels(std::span<const K> kernels, const typename K::Proble
   std::string reasons;
   const K* chosen = find_kernel(kernels, problem, name, reasons);
   for (const K& kernel : kernels) {
-    std::string reason = kernel.supports(problem);
+    std::string reason = reason_against(kernel, problem, name);
     auto verdict = Explanation::Verdict::able;
     if (!reason.empty()) {
       verdict = Explanation::Verdict::unable;
     } else if (&kernel == chosen) {
       verdict = Explanation::Verdict::chosen;
+      if (const std::string trial = trial_of(kernel, problem); !trial.empty()) reason = "trial: " + trial;
     } else if (kernel.yields != nullptr) {
       reason = kernel.yields(problem);
     }

@@ -1,14 +1,36 @@
 #include "tilewise/ffn.h"
 
+#include "core/plan.h"
 #include "ffn/kernel.h"
 #include "ffn/validate.h"
 
 namespace tilewise {
 
+template <>
+struct FfnPlan::State : PlanState<FfnKernel> {
+  using PlanState::PlanState;
+};
+template <>
+struct FfnBackwardPlan::State : PlanState<FfnKernel> {
+  using PlanState::PlanState;
+};
+template class Plan<FfnInputs, FfnOutputs>;
+template class Plan<FfnInputs, FfnGradients>;
+
+FfnPlan plan_ffn_forward(const FfnInputs& inputs, const FfnOptions& options, const FfnOutputs& outputs,
+                         const Context& context) {
+  return PlanAccess::make<FfnPlan>(ffn_kernel_list(), options.kernel, context,
+                                   [&] { return checked_ffn_forward(inputs, options, outputs, context); });
+}
+
 void ffn_forward(const FfnInputs& inputs, const FfnOptions& options, const FfnOutputs& outputs,
                  const Context& context) {
-  launch_kernel(ffn_kernel_list(), checked_ffn_forward(inputs, options, outputs, context), options.kernel,
-                context);
+  plan_ffn_forward(inputs, options, outputs, context).run(context);
+}
+
+void check_ffn_forward(const FfnInputs& inputs, const FfnOptions& options, const FfnOutputs& outputs,
+                       const Context& context) {
+  checked_ffn_forward(inputs, options, outputs, context);
 }
 
 std::size_t ffn_forward_workspace(const FfnInputs& inputs, const FfnOptions& options,
@@ -23,10 +45,16 @@ Explanation explain_ffn_forward(const FfnInputs& inputs, const FfnOptions& optio
                          options.kernel);
 }
 
+FfnBackwardPlan plan_ffn_backward(const FfnInputs& inputs, const FfnOptions& options,
+                                  const FfnGradients& gradients, const Context& context) {
+  return PlanAccess::make<FfnBackwardPlan>(ffn_kernel_list(), options.kernel, context, [&] {
+    return checked_ffn_backward(inputs, options, gradients, context);
+  });
+}
+
 void ffn_backward(const FfnInputs& inputs, const FfnOptions& options, const FfnGradients& gradients,
                   const Context& context) {
-  launch_kernel(ffn_kernel_list(), checked_ffn_backward(inputs, options, gradients, context), options.kernel,
-                context);
+  plan_ffn_backward(inputs, options, gradients, context).run(context);
 }
 
 std::size_t ffn_backward_workspace(const FfnInputs& inputs, const FfnOptions& options,

@@ -1,4 +1,3 @@
-#include "core/kernel_list.h"
 #include "layer/validate.h"
 #include "layer/walk.h"
 
@@ -168,41 +167,34 @@ class Backward {
   const BackwardPlaces& at_;
 };
 
+auto backward_pass(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
+                   const LayerOptions& options, const LayerGradients& gradients) {
+  return LayerPass{[&](Arena& arena) { return take_places(arena, config, inputs); },
+                   [&]<typename Visitor>(const BackwardPlaces& at, Visitor& visit) {
+                     Backward(Walk<Visitor>{config, weights, inputs, options, visit}, gradients, at).run();
+                   }};
+}
+
 }  // namespace
 
 void layer_backward(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
                     const LayerOptions& options, const LayerGradients& gradients, const Context& context) {
-  const std::size_t needed = layer_backward_workspace(config, weights, inputs, options, gradients, context);
-  Context inner = with_aligned_workspace(context, needed);
-  Arena arena(inner.workspace.data);
-  const BackwardPlaces at = take_places(arena, config, inputs);
-  inner.workspace.data = static_cast<std::byte*>(inner.workspace.data) + arena.rounded();
-  inner.workspace.bytes -= arena.rounded();
-  Launch launch{inner};
-  Backward(Walk<Launch>{config, weights, inputs, options, launch}, gradients, at).run();
+  check_layer_backward(config, weights, inputs, gradients, context);
+  backward_pass(config, weights, inputs, options, gradients).run(context);
 }
 
 std::size_t layer_backward_workspace(const LayerConfig& config, const LayerWeights& weights,
                                      const LayerInputs& inputs, const LayerOptions& options,
                                      const LayerGradients& gradients, const Context& context) {
   check_layer_backward(config, weights, inputs, gradients, context);
-  Arena arena = absent_arena();
-  const BackwardPlaces at = take_places(arena, config, inputs);
-  Measure measure{context};
-  Backward(Walk<Measure>{config, weights, inputs, options, measure}, gradients, at).run();
-  arena.take<std::byte>(measure.bytes);
-  return arena.used() + workspace_alignment - 1;
+  return backward_pass(config, weights, inputs, options, gradients).workspace(context);
 }
 
 std::vector<Explanation> explain_layer_backward(const LayerConfig& config, const LayerWeights& weights,
                                                 const LayerInputs& inputs, const LayerOptions& options,
                                                 const LayerGradients& gradients, const Context& context) {
   check_layer_backward(config, weights, inputs, gradients, context);
-  Arena arena = absent_arena();
-  const BackwardPlaces at = take_places(arena, config, inputs);
-  Explain explain{context};
-  Backward(Walk<Explain>{config, weights, inputs, options, explain}, gradients, at).run();
-  return explain.found;
+  return backward_pass(config, weights, inputs, options, gradients).explain(context);
 }
 
 }  // namespace tilewise

@@ -1,6 +1,5 @@
 #include "tilewise/layer.h"
 
-#include "core/kernel_list.h"
 #include "layer/validate.h"
 #include "layer/walk.h"
 
@@ -37,41 +36,34 @@ void walk_forward(const Walk<Visitor>& walk, const Places& at, const Tensor& out
   }
 }
 
+auto forward_pass(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
+                  const LayerOptions& options, const LayerOutputs& outputs) {
+  return LayerPass{[&](Arena& arena) { return take_places(arena, config, inputs, outputs.out); },
+                   [&]<typename Visitor>(const Places& at, Visitor& visit) {
+                     walk_forward(Walk<Visitor>{config, weights, inputs, options, visit}, at, outputs.out);
+                   }};
+}
+
 }  // namespace
 
 void layer_forward(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
                    const LayerOptions& options, const LayerOutputs& outputs, const Context& context) {
-  const std::size_t needed = layer_workspace(config, weights, inputs, options, outputs, context);
-  Context inner = with_aligned_workspace(context, needed);
-  Arena arena(inner.workspace.data);
-  const Places at = take_places(arena, config, inputs, outputs.out);
-  inner.workspace.data = static_cast<std::byte*>(inner.workspace.data) + arena.rounded();
-  inner.workspace.bytes -= arena.rounded();
-  Launch launch{inner};
-  walk_forward(Walk<Launch>{config, weights, inputs, options, launch}, at, outputs.out);
+  check_layer(config, weights, inputs, outputs, context);
+  forward_pass(config, weights, inputs, options, outputs).run(context);
 }
 
 std::size_t layer_workspace(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
                             const LayerOptions& options, const LayerOutputs& outputs,
                             const Context& context) {
   check_layer(config, weights, inputs, outputs, context);
-  Arena arena = absent_arena();
-  const Places at = take_places(arena, config, inputs, outputs.out);
-  Measure measure{context};
-  walk_forward(Walk<Measure>{config, weights, inputs, options, measure}, at, outputs.out);
-  arena.take<std::byte>(measure.bytes);
-  return arena.used() + workspace_alignment - 1;
+  return forward_pass(config, weights, inputs, options, outputs).workspace(context);
 }
 
 std::vector<Explanation> explain_layer(const LayerConfig& config, const LayerWeights& weights,
                                        const LayerInputs& inputs, const LayerOptions& options,
                                        const LayerOutputs& outputs, const Context& context) {
   check_layer(config, weights, inputs, outputs, context);
-  Arena arena = absent_arena();
-  const Places at = take_places(arena, config, inputs, outputs.out);
-  Explain explain{context};
-  walk_forward(Walk<Explain>{config, weights, inputs, options, explain}, at, outputs.out);
-  return explain.found;
+  return forward_pass(config, weights, inputs, options, outputs).explain(context);
 }
 
 }  // namespace tilewise

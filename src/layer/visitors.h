@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "core/matrix.h"
+#include "core/plan_access.h"
 #include "tilewise/attention.h"
 #include "tilewise/ffn.h"
 #include "tilewise/gemm.h"
@@ -13,7 +15,7 @@
 
 namespace tilewise {
 
-// What may be done with the operations of a layer: a pass walks over them, and what is launched, measured and
+// What may be done with the operations of a layer: a pass walks over them, and what is planned and what is
 // explained is the same walk. Besides the operations of the public face there are two small ones, which need
 // no explanation.
 
@@ -32,71 +34,84 @@ void launch_step(const RowSum& step, const Context& context);
 void launch_step(const Addition& step, const Context& context);
 std::size_t step_workspace(const RowSum& step, const Context& context);
 
-/// The most that any of the operations needs.
-struct Measure {
-  const Context& context;
-  std::size_t bytes = 0;
+/// The operations of a pass, each checked and planned once, in their order.
+class PlannedSteps {
+ public:
+  explicit PlannedSteps(const Context& context) : context_(context) {}
 
   void operator()(const NormInputs& i, const NormOptions& o, const NormOutputs& to) {
-    most(norm_forward_workspace(i, o, to, context));
+    add(plan_norm_forward(i, o, to, context_));
   }
   void operator()(const NormInputs& i, const NormOptions& o, const NormGradients& to) {
-    most(norm_backward_workspace(i, o, to, context));
+    add(plan_norm_backward(i, o, to, context_));
   }
   void operator()(const GemmInputs& i, const GemmOptions& o, const GemmOutputs& to) {
-    most(gemm_workspace(i, o, to, context));
+    add(plan_gemm(i, o, to, context_));
   }
   void operator()(const FfnInputs& i, const FfnOptions& o, const FfnOutputs& to) {
-    most(ffn_forward_workspace(i, o, to, context));
+    add(plan_ffn_forward(i, o, to, context_));
   }
   void operator()(const FfnInputs& i, const FfnOptions& o, const FfnGradients& to) {
-    most(ffn_backward_workspace(i, o, to, context));
+    add(plan_ffn_backward(i, o, to, context_));
   }
   void operator()(const RopeInputs& i, const RopeOptions& o, const RopeOutputs& to) {
-    most(rope_workspace(i, o, to, context));
+    add(plan_rope(i, o, to, context_));
   }
   void operator()(const AttentionInputs& i, const AttentionOptions& o, const AttentionOutputs& to) {
-    most(attention_forward_workspace(i, o, to, context));
+    add(plan_attention_forward(i, o, to, context_));
   }
   void operator()(const AttentionInputs& i, const AttentionOptions& o, const AttentionGradients& to) {
-    most(attention_backward_workspace(i, o, to, context));
+    add(plan_attention_backward(i, o, to, context_));
   }
-  void operator()(const RowSum& step) { most(step_workspace(step, context)); }
-  void operator()(const Addition&) {}
+  void operator()(const RowSum& step) { add_small(step, step_workspace(step, context_)); }
+  void operator()(const Addition& step) { add_small(step, 0); }
+
+  /// The most that any of them needs.
+  std::size_t workspace_bytes() const { return bytes_; }
+  /// Looks at what index tensors hold, as PlannedCall::check does.
+  void check(const Context& context) const {
+    for (const auto& step : steps_) step->check(context);
+  }
+  /// Runs steps that were checked.
+  void launch(const Context& context) const {
+    for (const auto& step : steps_) step->launch(context);
+  }
 
  private:
-  void most(std::size_t needed) { bytes = std::max(bytes, needed); }
-};
+  struct Step {
+    virtual ~Step() = default;
+    virtual void check(const Context& context) const = 0;
+    virtual void launch(const Context& context) const = 0;
+  };
+  template <typename P>
+  struct PlanStep final : Step {
+    P plan;
+    explicit PlanStep(const P& plan_) : plan(plan_) {}
+    void check(const Context& context) const override { PlanAccess::check(plan, context); }
+    void launch(const Context& context) const override { PlanAccess::launch(plan, context); }
+  };
+  template <typename S>
+  struct SmallStep final : Step {
+    S step;
+    explicit SmallStep(const S& step_) : step(step_) {}
+    void check(const Context&) const override {}
+    void launch(const Context& context) const override { launch_step(step, context); }
+  };
 
-struct Launch {
-  const Context& context;
+  template <typename P>
+  void add(const P& plan) {
+    bytes_ = std::max(bytes_, plan.workspace_bytes());
+    steps_.push_back(std::make_unique<PlanStep<P>>(plan));
+  }
+  template <typename S>
+  void add_small(const S& step, std::size_t needed) {
+    bytes_ = std::max(bytes_, needed);
+    steps_.push_back(std::make_unique<SmallStep<S>>(step));
+  }
 
-  void operator()(const NormInputs& i, const NormOptions& o, const NormOutputs& to) {
-    norm_forward(i, o, to, context);
-  }
-  void operator()(const NormInputs& i, const NormOptions& o, const NormGradients& to) {
-    norm_backward(i, o, to, context);
-  }
-  void operator()(const GemmInputs& i, const GemmOptions& o, const GemmOutputs& to) {
-    gemm(i, o, to, context);
-  }
-  void operator()(const FfnInputs& i, const FfnOptions& o, const FfnOutputs& to) {
-    ffn_forward(i, o, to, context);
-  }
-  void operator()(const FfnInputs& i, const FfnOptions& o, const FfnGradients& to) {
-    ffn_backward(i, o, to, context);
-  }
-  void operator()(const RopeInputs& i, const RopeOptions& o, const RopeOutputs& to) {
-    rope(i, o, to, context);
-  }
-  void operator()(const AttentionInputs& i, const AttentionOptions& o, const AttentionOutputs& to) {
-    attention_forward(i, o, to, context);
-  }
-  void operator()(const AttentionInputs& i, const AttentionOptions& o, const AttentionGradients& to) {
-    attention_backward(i, o, to, context);
-  }
-  void operator()(const RowSum& step) { launch_step(step, context); }
-  void operator()(const Addition& step) { launch_step(step, context); }
+  const Context& context_;
+  std::vector<std::unique_ptr<Step>> steps_;
+  std::size_t bytes_ = 0;
 };
 
 struct Explain {

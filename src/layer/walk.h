@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/arena.h"
+#include "core/kernel_list.h"
 #include "layer/joint.h"
 #include "layer/visitors.h"
 #include "tilewise/layer.h"
@@ -42,6 +43,57 @@ inline Arena absent_arena() {
   constexpr std::uintptr_t address = std::uintptr_t{1} << 60;
   return Arena(reinterpret_cast<void*>(address));
 }
+
+/// A pass over a layer: `take_places(arena)` lays out what stands between the operations, `walk(places,
+/// visitor)` goes over them.
+template <typename TakePlaces, typename WalkSteps>
+struct LayerPass {
+  TakePlaces take_places;
+  WalkSteps walk;
+
+  std::size_t workspace(const Context& context) const {
+    Arena arena = absent_arena();
+    PlannedSteps steps(context);
+    walk(take_places(arena), steps);
+    steps.check(context);
+    return needed(arena, steps);
+  }
+
+  /// Plans all operations in the workspace where they will run; then nothing is left to check, and they run.
+  void run(const Context& context) const {
+    Arena counted = absent_arena();
+    take_places(counted);
+    Arena arena = arena_in(context.workspace, counted.rounded());
+    PlannedSteps steps(context);
+    walk(take_places(arena), steps);
+    steps.check(context);
+    Context inner = with_aligned_workspace(context, needed(arena, steps));
+    inner.workspace.data = static_cast<std::byte*>(inner.workspace.data) + arena.rounded();
+    inner.workspace.bytes -= arena.rounded();
+    steps.launch(inner);
+  }
+
+  std::vector<Explanation> explain(const Context& context) const {
+    Arena arena = absent_arena();
+    Explain explanations{context};
+    walk(take_places(arena), explanations);
+    return explanations.found;
+  }
+
+ private:
+  static std::size_t needed(Arena arena, const PlannedSteps& steps) {
+    arena.take<std::byte>(steps.workspace_bytes());
+    return arena.used() + workspace_alignment - 1;
+  }
+  /// In a workspace that is too small there is nothing; the pass then ends with an error.
+  static Arena arena_in(const Workspace& workspace, std::size_t bytes) {
+    const std::uintptr_t padding = -reinterpret_cast<std::uintptr_t>(workspace.data) % workspace_alignment;
+    if (workspace.data == nullptr || workspace.bytes < padding + bytes) return absent_arena();
+    return Arena(static_cast<std::byte*>(workspace.data) + padding);
+  }
+};
+template <typename TakePlaces, typename WalkSteps>
+LayerPass(TakePlaces, WalkSteps) -> LayerPass<TakePlaces, WalkSteps>;
 
 /// What a norm leaves for its backward.
 struct Statistics {

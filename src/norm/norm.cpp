@@ -1,14 +1,36 @@
 #include "tilewise/norm.h"
 
+#include "core/plan.h"
 #include "norm/kernel.h"
 #include "norm/validate.h"
 
 namespace tilewise {
 
+template <>
+struct NormPlan::State : PlanState<NormKernel> {
+  using PlanState::PlanState;
+};
+template <>
+struct NormBackwardPlan::State : PlanState<NormKernel> {
+  using PlanState::PlanState;
+};
+template class Plan<NormInputs, NormOutputs>;
+template class Plan<NormInputs, NormGradients>;
+
+NormPlan plan_norm_forward(const NormInputs& inputs, const NormOptions& options, const NormOutputs& outputs,
+                           const Context& context) {
+  return PlanAccess::make<NormPlan>(norm_kernel_list(), options.kernel, context,
+                                    [&] { return checked_norm_forward(inputs, options, outputs, context); });
+}
+
 void norm_forward(const NormInputs& inputs, const NormOptions& options, const NormOutputs& outputs,
                   const Context& context) {
-  launch_kernel(norm_kernel_list(), checked_norm_forward(inputs, options, outputs, context), options.kernel,
-                context);
+  plan_norm_forward(inputs, options, outputs, context).run(context);
+}
+
+void check_norm_forward(const NormInputs& inputs, const NormOptions& options, const NormOutputs& outputs,
+                        const Context& context) {
+  checked_norm_forward(inputs, options, outputs, context);
 }
 
 std::size_t norm_forward_workspace(const NormInputs& inputs, const NormOptions& options,
@@ -23,10 +45,16 @@ Explanation explain_norm_forward(const NormInputs& inputs, const NormOptions& op
                          options.kernel);
 }
 
+NormBackwardPlan plan_norm_backward(const NormInputs& inputs, const NormOptions& options,
+                                    const NormGradients& gradients, const Context& context) {
+  return PlanAccess::make<NormBackwardPlan>(norm_kernel_list(), options.kernel, context, [&] {
+    return checked_norm_backward(inputs, options, gradients, context);
+  });
+}
+
 void norm_backward(const NormInputs& inputs, const NormOptions& options, const NormGradients& gradients,
                    const Context& context) {
-  launch_kernel(norm_kernel_list(), checked_norm_backward(inputs, options, gradients, context),
-                options.kernel, context);
+  plan_norm_backward(inputs, options, gradients, context).run(context);
 }
 
 std::size_t norm_backward_workspace(const NormInputs& inputs, const NormOptions& options,

@@ -14,7 +14,7 @@ using RopeKernel = Kernel<RopeProblem, RopeCall>;
 std::span<const RopeKernel> rope_kernel_list();
 
 /// As attention's (attention/kernel.h).
-void check_device_indices(const RopeCall& call, const Context& context);
+void check_indices(const RopeCall& call, const Context& context);
 
 #ifdef TILEWISE_HAS_CUDA
 namespace cuda {

@@ -1,13 +1,32 @@
 #include "tilewise/rope.h"
 
+#include "core/plan.h"
 #include "rope/kernel.h"
 #include "rope/validate.h"
 
 namespace tilewise {
 
+template <>
+struct RopePlan::State : PlanState<RopeKernel> {
+  using PlanState::PlanState;
+};
+template class Plan<RopeInputs, RopeOutputs>;
+
+RopePlan plan_rope(const RopeInputs& inputs, const RopeOptions& options, const RopeOutputs& outputs,
+                   const Context& context) {
+  return PlanAccess::make<RopePlan>(rope_kernel_list(), options.kernel, context, [&] {
+    return checked_rope(inputs, options, outputs, context, Contents::unread);
+  });
+}
+
 void rope(const RopeInputs& inputs, const RopeOptions& options, const RopeOutputs& outputs,
           const Context& context) {
-  launch_kernel(rope_kernel_list(), checked_rope(inputs, options, outputs, context), options.kernel, context);
+  plan_rope(inputs, options, outputs, context).run(context);
+}
+
+void check_rope(const RopeInputs& inputs, const RopeOptions& options, const RopeOutputs& outputs,
+                const Context& context) {
+  checked_rope(inputs, options, outputs, context);
 }
 
 std::size_t rope_workspace(const RopeInputs& inputs, const RopeOptions& options, const RopeOutputs& outputs,

@@ -225,23 +225,22 @@ void raise(const RopeFault& fault, const RopeCall& call) {
   }
 }
 
-void check_indices(const RopeCall& call) {
-  const RopeIndices indices(call);
-  const std::int64_t items = indices.items();
-  for (std::int64_t item = 0; item < items; ++item) raise(indices.fault(item), call);
-}
-
 }  // namespace
 
-void check_device_indices([[maybe_unused]] const RopeCall& call, [[maybe_unused]] const Context& context) {
+void check_indices(const RopeCall& call, const Context& context) {
+  if (context.device.type == Device::Type::cpu) {
+    const RopeIndices indices(call);
+    const std::int64_t items = indices.items();
+    for (std::int64_t item = 0; item < items; ++item) raise(indices.fault(item), call);
+    return;
+  }
 #ifdef TILEWISE_HAS_CUDA
-  if (context.device.type != Device::Type::cuda || !checks_indices(context)) return;
-  raise(cuda::first_fault(RopeIndices(call), context), call);
+  if (checks_indices(context)) raise(cuda::first_fault(RopeIndices(call), context), call);
 #endif
 }
 
 RopeCall checked_rope(const RopeInputs& inputs, const RopeOptions& options, const RopeOutputs& outputs,
-                      const Context& context) {
+                      const Context& context, Contents contents) {
   check_kernel_name(rope_kernel_list(), options.kernel);
   check_context(context);
   check_enumerator(options.pairs, RopePairs::interleaved, "pairs", "halves or interleaved");
@@ -291,7 +290,7 @@ RopeCall checked_rope(const RopeInputs& inputs, const RopeOptions& options, cons
   }
   const bool begins_at_0 = problem.cache != CacheLayout::none && call.cache_starts.data == nullptr;
   if (context.device.type == Device::Type::cpu) {
-    check_indices(call);
+    if (contents == Contents::checked) check_indices(call, context);
   } else if (begins_at_0 && problem.batch > 0 && problem.length > call.capacity) {
     raise({.rule = RopeRule::room}, call);
   }

@@ -232,19 +232,21 @@ TEST(HostileArguments, unknown_enumerators_are_refused_by_name) {
   EXPECT_EQ(attention_with({.alignment = unknown<Alignment>}),
             "alignment: expected top_left or bottom_right, got 77");
   EXPECT_EQ(attention_with({.precision = unknown<Precision>}),
-            "precision: expected full or allow_tf32, got 77");
+            "precision: expected standard, allow_tf32 or strict, got 77");
   const auto gemm_with = [&](const GemmOptions& options) {
     return refusal([&] { gemm_workspace({.a = rows, .b = rows}, options, {rows}, context); });
   };
   const std::string activation = "activation: expected none, relu, gelu, gelu_tanh or silu, got 77";
   EXPECT_EQ(gemm_with({.activation = unknown<Activation>}), activation);
-  EXPECT_EQ(gemm_with({.precision = unknown<Precision>}), "precision: expected full or allow_tf32, got 77");
+  EXPECT_EQ(gemm_with({.precision = unknown<Precision>}),
+            "precision: expected standard, allow_tf32 or strict, got 77");
   const auto ffn_with = [&](const FfnOptions& options) {
     const FfnInputs inputs{.x = rows, .up = rows, .down = rows};
     return refusal([&] { ffn_forward_workspace(inputs, options, {.out = rows}, context); });
   };
   EXPECT_EQ(ffn_with({.activation = unknown<Activation>}), activation);
-  EXPECT_EQ(ffn_with({.precision = unknown<Precision>}), "precision: expected full or allow_tf32, got 77");
+  EXPECT_EQ(ffn_with({.precision = unknown<Precision>}),
+            "precision: expected standard, allow_tf32 or strict, got 77");
   EXPECT_EQ(
       refusal([&] { norm_forward_workspace({.x = rows}, {.norm = unknown<Norm>}, {.y = rows}, context); }),
       "norm: expected rms or layer, got 77");
@@ -274,7 +276,7 @@ TEST(HostileArguments, unknown_enumerators_of_a_layer_are_refused_by_name) {
   EXPECT_EQ(layer_with([](LayerArguments& a) { a.config.pairs = unknown<RopePairs>; }),
             "config.pairs: expected halves or interleaved, got 77");
   EXPECT_EQ(layer_with([](LayerArguments& a) { a.options.precision = unknown<Precision>; }),
-            "precision: expected full or allow_tf32, got 77");
+            "precision: expected standard, allow_tf32 or strict, got 77");
 }
 
 // An argument of a call, and where in memory it is said to be; nothing looks there.

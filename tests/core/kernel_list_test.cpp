@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
 #include <string>
 
 namespace tilewise::test {
@@ -60,6 +61,58 @@ TEST(KernelList, ExplainsTheSameChoice) {
   EXPECT_EQ(explanation.entries[0].reason, "leaves small ones");
   EXPECT_EQ(explanation.entries[1].verdict, Explanation::Verdict::chosen);
   EXPECT_EQ(explanation.entries[2].verdict, Explanation::Verdict::unable);
+}
+
+// Sizes from 100 on are on trial in the first kernel of a list; the second takes all sizes.
+class Trial : public testing::Test {
+ protected:
+  static constexpr std::array<ListKernel, 2> trial_kernels = {{
+      {.name = "new",
+       .supports = [](const Problem& p) -> std::string { return p.size > 1000 ? "takes no huge sizes" : ""; },
+       .workspace = no_workspace,
+       .launch = do_nothing,
+       .trial = [](const Problem& p) -> std::string { return p.size < 100 ? "" : "large sizes"; }},
+      {.name = "old",
+       .supports = [](const Problem&) -> std::string { return ""; },
+       .workspace = no_workspace,
+       .launch = do_nothing},
+  }};
+  static constexpr std::span<const ListKernel> list = trial_kernels;
+
+  void SetUp() override { unsetenv("TILEWISE_TRIAL"); }
+  void TearDown() override { unsetenv("TILEWISE_TRIAL"); }
+
+  static std::string chosen(int size, std::string_view name = "auto") {
+    return std::string(choose_kernel(list, Problem{size}, name).name);
+  }
+  static Explanation::Entry explained(int size, std::string_view name) {
+    return explain_kernels(list, Problem{size}, name).entries[0];
+  }
+};
+
+TEST_F(Trial, IsTakenByNameAndWithTheVariableAlone) {
+  EXPECT_EQ(chosen(99), "new");
+  EXPECT_EQ(chosen(100), "old");
+  EXPECT_THROW(chosen(100, "new"), Unsupported);
+  setenv("TILEWISE_TRIAL", "0", 1);
+  EXPECT_THROW(chosen(100, "new"), Unsupported);
+  setenv("TILEWISE_TRIAL", "1", 1);
+  EXPECT_EQ(chosen(100, "new"), "new");
+  EXPECT_EQ(chosen(100), "old");
+  EXPECT_THROW(chosen(2000, "new"), Unsupported);
+}
+
+TEST_F(Trial, IsNamedInExplanations) {
+  const std::string alone = "trial: takes large sizes by its name and with TILEWISE_TRIAL=1 alone";
+  EXPECT_EQ(explained(100, "new").verdict, Explanation::Verdict::unable);
+  EXPECT_EQ(explained(100, "new").reason, alone);
+  setenv("TILEWISE_TRIAL", "1", 1);
+  EXPECT_EQ(explained(100, "auto").verdict, Explanation::Verdict::unable);
+  EXPECT_EQ(explained(100, "auto").reason, alone);
+  EXPECT_EQ(explained(100, "new").verdict, Explanation::Verdict::chosen);
+  EXPECT_EQ(to_string(explain_kernels(list, Problem{100}, "new")),
+            "size 100\n  new: chosen, trial: large sizes\n  old: able\n");
+  EXPECT_EQ(explained(99, "new").reason, "");
 }
 
 TEST(KernelList, SaysWhyNoneCan) {

@@ -135,7 +135,66 @@ TEST_P(GraphCapture, DrawsDropoutAnewWhereItsSeedInMemoryChanges) {
   EXPECT_GT(with_dropout, 0);
 }
 
+// A plan is made once, on tensors of its own, and run on those of others.
+TEST_P(GraphCapture, HoldsThePlanOfOtherTensors) {
+  for (const DType dtype : types) {
+    const RandomProblem first = suited_problem(GetParam(), 25, dtype);
+    const auto problem_of = [&](std::uint64_t seed) {
+      RandomProblem problem = suited_problem(GetParam(), seed, dtype);
+      problem.options = first.options;
+      return problem;
+    };
+    const DeviceProblem planned(first, GetParam());
+    const AttentionPlan forward = planned.forward_plan();
+    const std::optional<AttentionBackwardPlan> backward = planned.backward_plan();
+    EXPECT_EQ(forward.kernel(), GetParam());
+    const DeviceProblem captured(problem_of(26), GetParam());
+    const Stream stream;
+    const Graph graph(stream, [&] { captured.run(forward, backward, stream); });
+    for (const std::uint64_t seed : {26, 27}) {
+      const std::vector<std::byte> expected = DeviceProblem(problem_of(seed), GetParam()).run(stream);
+      captured.upload(problem_of(seed));
+      captured.poison(stream);
+      graph.replay(stream);
+      stream.wait();
+      EXPECT_TRUE(captured.results() == expected) << to_string(dtype) << ", seed " << seed;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, GraphCapture, testing::ValuesIn(cuda_kernels()), kernel_name);
+
+// A decoding loop: one plan, one graph, and keys that become more.
+TEST(DecodingGraph, ReplaysThePlanWithOtherKeyLengths) {
+  if (const CudaPresence cuda = cuda_presence(); !cuda.present) GTEST_SKIP() << cuda.reason;
+  const auto problem_of = [](const std::vector<double>& lengths) {
+    RandomProblem problem =
+        dense_problem(28, DType::bf16, {.b = 3, .hq = 8, .hkv = 2, .sq = 1, .sk = 200, .d = 64, .dv = 64});
+    problem.options.alignment = Alignment::bottom_right;
+    problem.options.causal = true;
+    problem.key_lengths = Buffer(DType::i32, {3});
+    problem.key_lengths.set_values(lengths);
+    problem.asked.backward = false;
+    return problem;
+  };
+  for (const std::string kernel : {"auto", "fused"}) {
+    const DeviceProblem captured(problem_of({1, 1, 1}), kernel);
+    const AttentionPlan plan = captured.forward_plan();
+    const Stream stream;
+    const Graph graph(stream, [&] { captured.run(plan, {}, stream); });
+    for (const double more : {0, 1, 64, 130}) {
+      const RandomProblem problem = problem_of({1 + more, 70 + more, more});
+      const DeviceProblem direct(problem, kernel);
+      direct.poison(stream);
+      direct.forward(stream);
+      captured.upload(problem);
+      captured.poison(stream);
+      graph.replay(stream);
+      stream.wait();
+      EXPECT_TRUE(captured.outputs() == direct.outputs()) << kernel << ", " << more << " keys more";
+    }
+  }
+}
 
 class PlainF32Graph : public CudaKernelFixture<80>, public testing::WithParamInterface<std::string> {};
 

@@ -1,0 +1,136 @@
+#pragma once
+
+#include <algorithm>
+#include <new>
+#include <span>
+#include <string_view>
+
+#include "core/debug.h"
+#include "core/kernel_list.h"
+#include "core/plan_access.h"
+
+namespace tilewise {
+
+/// What a plan depends on besides the call.
+struct PlannedContext {
+  Device device;
+  int threads;
+  std::string_view simd_level;  ///< a text of the library's own
+
+  explicit PlannedContext(const Context& context)
+      : device(context.device),
+        threads(counted(context)),
+        simd_level(context.simd_level.empty() ? std::string_view() : lasting(context.simd_level)) {}
+
+  /// Throws InvalidArgument unless a plan may run with that context.
+  void check(const Context& context) const {
+    const bool same_device = context.device == device;
+    if (same_device && (device.type != Device::Type::cpu || suits_cpu(context))) return;
+    reject(context);
+  }
+
+ private:
+  static int counted(const Context& context) {
+    return std::min(context.parallel_for.threads, ParallelFor::most_threads);
+  }
+  static std::string_view lasting(std::string_view level);
+  bool suits_cpu(const Context& context) const {
+    return counted(context) >= 1 && counted(context) <= threads && context.parallel_for.run != nullptr &&
+           context.simd_level == simd_level;
+  }
+  [[noreturn]] void reject(const Context& context) const;
+};
+
+/// A checked call and the kernel that was chosen for it.
+template <typename K>
+struct PlannedCall {
+  typename K::Call call;
+  std::span<const K> kernels;
+  const K* kernel;
+  bool automatic;               ///< whether the caller named no kernel
+  std::size_t workspace_bytes;  ///< of the caller, at any address
+  PlannedContext planned;
+
+  /// Of the call that `checked()` gives, which is made in its place: calls are large. Throws Unsupported,
+  /// with the reasons, when there is no kernel of that name that can take it.
+  template <typename Checked>
+  PlannedCall(std::span<const K> list, std::string_view name, const Context& context, const Checked& checked)
+      : call(checked()),
+        kernels(list),
+        kernel(&choose_kernel(list, call.problem, name)),
+        automatic(name == "auto"),
+        workspace_bytes(workspace_for(*kernel, call, context)),
+        planned(context) {}
+
+  Explanation explain() const {
+    return explain_kernels(kernels, call.problem, automatic ? "auto" : kernel->name);
+  }
+
+  /// Looks at the context and at what index tensors hold, and throws what is wrong. Nothing is written.
+  void check(const Context& context) const {
+    planned.check(context);
+    if constexpr (requires { check_indices(call, context); }) check_indices(call, context);
+  }
+  void run(const Context& context) const {
+    check(context);
+    launch(context);
+  }
+  /// Runs a call that was checked. What is launched is logged, where asked.
+  void launch(const Context& context) const {
+    if (logs_launches()) {
+      const char* operation = "";
+      if constexpr (requires { operation_of(call.problem); }) operation = operation_of(call.problem);
+      log_launch(operation, to_string(call.problem), kernel->name);
+    }
+    if (has_aligned_workspace(context, workspace_bytes)) {
+      kernel->launch(call, context);
+    } else {
+      kernel->launch(call, with_aligned_workspace(context, workspace_bytes));
+    }
+  }
+};
+
+// The members of Plan, for the file of an operation: it defines Plan<…>::State, with a member `planned` that
+// is a PlannedCall, and instantiates Plan<…>.
+
+template <typename Inputs, typename Outputs>
+const typename Plan<Inputs, Outputs>::State& Plan<Inputs, Outputs>::state() const {
+  return *std::launder(reinterpret_cast<const State*>(state_));
+}
+template <typename Inputs, typename Outputs>
+std::string_view Plan<Inputs, Outputs>::kernel() const {
+  return state().planned.kernel->name;
+}
+template <typename Inputs, typename Outputs>
+std::size_t Plan<Inputs, Outputs>::workspace_bytes() const {
+  return state().planned.workspace_bytes;
+}
+template <typename Inputs, typename Outputs>
+Explanation Plan<Inputs, Outputs>::explain() const {
+  return state().planned.explain();
+}
+template <typename Inputs, typename Outputs>
+void Plan<Inputs, Outputs>::check(const Context& context) const {
+  state().planned.check(context);
+}
+template <typename Inputs, typename Outputs>
+void Plan<Inputs, Outputs>::launch(const Context& context) const {
+  state().planned.launch(context);
+}
+template <typename Inputs, typename Outputs>
+void Plan<Inputs, Outputs>::run(const Context& context) const {
+  check(context);
+  launch(context);
+}
+
+/// What a plan of an operation holds whose tensors cannot be changed later.
+template <typename K>
+struct PlanState {
+  PlannedCall<K> planned;
+
+  template <typename Checked>
+  PlanState(std::span<const K> kernels, std::string_view name, const Context& context, const Checked& checked)
+      : planned(kernels, name, context, checked) {}
+};
+
+}  // namespace tilewise
