@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from tilewise._block_picture import described, shown_part
+from tilewise._documents import Documents
 from tilewise._errors import reject, told
 from tilewise._scalars import at_least, whole_of
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BlockMask:
     """Which blocks of the score matrix are computed, for `attention(..., block_mask=)`.
 
@@ -28,9 +30,18 @@ class BlockMask:
     Shapes: counts, full_counts int32 [B, Hq, query blocks]; indices, full_indices, tile_ids int32
     [B, Hq, query blocks, slots]; tiles bool [tiles, block_q, block_k].
 
+    `length_q` and `length_k` are the queries and keys it was made for, where that is known; attention of
+    other lengths is then an error. `tilewise.masks` makes masks of documents, prefixes, images and the like.
+
     >>> causal = BlockMask.from_mask_mod(lambda b, h, q, k: q >= k, 256, 256, block_size=64)
     >>> causal.counts.tolist(), causal.full_counts.tolist(), tuple(causal.tiles.shape)
     ([[[1, 1, 1, 1]]], [[[0, 1, 2, 3]]], (1, 64, 64))
+    >>> causal
+    BlockMask of 256 x 256, blocks of 64 x 64, 49.8 % hidden
+    + . . .
+    # + . .
+    # # + .
+    # # # +
     """
 
     counts: Tensor
@@ -41,6 +52,11 @@ class BlockMask:
     tiles: Tensor | None = None
     block_q: int = 128
     block_k: int = 128
+    length_q: int | None = None
+    length_k: int | None = None
+
+    # What `masks.documents` says of its mask. No field: a mask that `dataclasses.replace` makes has none.
+    _documents: ClassVar[Documents | None] = None
 
     @staticmethod
     def from_dense(mask: Tensor, block_size: int | tuple[int, int] = 128) -> BlockMask:
@@ -53,7 +69,7 @@ class BlockMask:
         """
         if not isinstance(mask, Tensor):
             raise TypeError(f"mask: expected Tensor, got {type(mask).__name__}")
-        block_q, block_k = _sizes(block_size)
+        block_q, block_k = sizes_of(block_size)
         if mask.dtype != torch.bool or mask.dim() != 4:
             reject("mask", "bool [B|1, Hq|1, Sq, Sk]", f"{mask.dtype} {list(mask.shape)}")
         length_q, length_k = mask.shape[2:]
@@ -71,7 +87,10 @@ class BlockMask:
         tiles, ids = _distinct(seen[partial])
         tile_ids = torch.zeros_like(indices)
         tile_ids[_used(counts, indices)] = ids
-        return BlockMask(counts, indices, full_counts, full_indices, tile_ids, tiles, block_q, block_k)
+        return BlockMask(
+            *(counts, indices, full_counts, full_indices, tile_ids, tiles),
+            *(block_q, block_k, length_q, length_k),
+        )
 
     @staticmethod
     def from_mask_mod(
@@ -142,14 +161,17 @@ class BlockMask:
             columns.block,
         )
 
-    def to_dense(self, length_q: int, length_k: int) -> Tensor:
+    def to_dense(self, length_q: int | None = None, length_k: int | None = None) -> Tensor:
         """The boolean mask [B|1, Hq|1, length_q, length_k] it stands for.
 
+        The lengths are those it was made for by default.
+
         >>> mask = torch.rand(1, 2, 50, 70) < 0.3
-        >>> torch.equal(BlockMask.from_dense(mask, block_size=16).to_dense(50, 70), mask)
+        >>> torch.equal(BlockMask.from_dense(mask, block_size=16).to_dense(), mask)
         True
         """
-        at_least(0, length_q=length_q, length_k=length_k)
+        length_q = _length("length_q", length_q, self.length_q)
+        length_k = _length("length_k", length_k, self.length_k)
         batch, heads, rows = self.counts.shape
         block_q, block_k = min(self.block_q, max(length_q, 1)), min(self.block_k, max(length_k, 1))
         columns = -(-length_k // block_k)
@@ -166,6 +188,42 @@ class BlockMask:
             b, h, row, _ = used.nonzero(as_tuple=True)
             seen[b, h, row, self.full_indices[used]] = True
         return seen.transpose(3, 4).flatten(4, 5).flatten(2, 3)[:, :, :length_q, :length_k]
+
+    def to(self, device: torch.device | str) -> BlockMask:
+        """The same mask on a device.
+
+        >>> BlockMask.from_dense(torch.ones(1, 1, 8, 8, dtype=torch.bool)).to("meta").counts.device.type
+        'meta'
+        """
+        fields = ("counts", "indices", "full_counts", "full_indices", "tile_ids", "tiles")
+        tensors = {name: getattr(self, name) for name in fields}
+        moved = replace(self, **{name: x.to(device) for name, x in tensors.items() if x is not None})
+        if self._documents is not None:
+            object.__setattr__(moved, "_documents", self._documents.to(device))
+        return moved
+
+    @property
+    def sparsity(self) -> float:
+        """Which part of all pairs of query and key is hidden, from 0 to 1. On a GPU it waits for the device.
+
+        >>> BlockMask.from_mask_mod(lambda b, h, q, k: q >= k, 4, 4).sparsity
+        0.375
+        """
+        length_q = _length("length_q", None, self.length_q)
+        length_k = _length("length_k", None, self.length_k)
+        return 1 - shown_part(self, length_q, length_k)
+
+    def __repr__(self) -> str:
+        return described(self)
+
+
+def _length(name: str, given: Any, own: int | None) -> int:
+    """What is given, or what the mask was made for."""
+    length = own if given is None else given
+    if length is None:
+        reject(name, "the length, where the mask was not made for one", None)
+    at_least(0, **{name: length})
+    return length
 
 
 _TORCHS_ONE_BLOCK = 1 << 30  # torch's size of a block that holds everything, however long
@@ -206,7 +264,7 @@ def _hides_nothing(mask_mod: MaskMod) -> bool:
     return mask_mod is noop_mask
 
 
-def _sizes(block_size: Any) -> tuple[int, int]:
+def sizes_of(block_size: Any) -> tuple[int, int]:
     """(block_q, block_k)"""
     sizes = block_size if isinstance(block_size, tuple) else (block_size, block_size)
     if len(sizes) != 2:

@@ -1,9 +1,12 @@
 #include <algorithm>
 #include <limits>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "support/random_parts.h"
 #include "support/random_placement.h"
+#include "tilewise/masks.h"
 
 namespace tilewise::test {
 namespace {
@@ -112,12 +115,10 @@ void make_lists(Random& rng, const BlockRows& rows, const Shape& shape, Buffer& 
   indices.set_values(entries);
 }
 
-// Each key block of each row of query blocks is hidden, full or partial.
+}  // namespace
+
 void make_blocks(Random& rng, RandomProblem& p) {
   RandomBlocks& blocks = p.blocks;
-  blocks.block_q = rng.pick<std::int64_t>({1, 2, 3, 5, 8, 16, 31, 32, 64, 100, 128});
-  blocks.block_k = rng.pick<std::int64_t>({1, 2, 3, 5, 8, 16, 31, 32, 64, 100, 128});
-  while (p.length_k / blocks.block_k > 64) blocks.block_k *= 2;  // the reference searches the lists
   const std::int64_t blocks_q = (p.length_q + blocks.block_q - 1) / blocks.block_q;
   const std::int64_t blocks_k = (p.length_k + blocks.block_k - 1) / blocks.block_k;
   const std::int64_t entries = rng.chance(0.5) ? 1 : p.batch;
@@ -152,6 +153,52 @@ void make_blocks(Random& rng, RandomProblem& p) {
   blocks.tile_ids.set_values(ids);
 }
 
+namespace {
+
+Buffer filled(Random& rng, DType dtype, const Shape& shape, const auto& values) {
+  Buffer buffer = random_buffer(rng, dtype, shape, dtype == DType::i32 ? input_indices : input_values);
+  buffer.set_values(std::vector<double>(values.begin(), values.end()));
+  return buffer;
+}
+
+// The block mask of ranges: a few slices for each entry, bounded by diagonals or not.
+void make_blocks_of_slices(Random& rng, RandomProblem& p) {
+  RandomBlocks& blocks = p.blocks;
+  const auto range = [&](std::int64_t length) {
+    const std::int64_t a = rng.between(0, length), b = rng.between(0, length);
+    return std::pair(std::min(a, b), std::max(a, b));
+  };
+  const BlockGrid grid{.masks = rng.chance(0.5) ? 1 : p.batch,
+                       .length_q = p.length_q,
+                       .length_k = p.length_k,
+                       .block_q = blocks.block_q,
+                       .block_k = blocks.block_k};
+  std::vector<MaskSlice> slices(static_cast<std::size_t>(rng.between(0, 5)));
+  for (MaskSlice& slice : slices) {
+    std::tie(slice.q_begin, slice.q_end) = range(p.length_q);
+    std::tie(slice.k_begin, slice.k_end) = range(p.length_k);
+    if (rng.chance(0.5)) slice.highest = rng.between(-p.length_q, p.length_k);
+    if (rng.chance(0.3)) slice.lowest = std::min(slice.highest, rng.between(-p.length_q, p.length_k));
+    if (grid.masks > 0) slice.mask = rng.between(0, grid.masks - 1);
+  }
+  if (grid.masks == 0) slices.clear();
+  const BlockLists lists = make_block_lists(slices, grid);
+  const Shape counts = {lists.masks, 1, lists.rows};
+  const Shape indices = {lists.masks, 1, lists.rows, lists.slots};
+  blocks.block_q = lists.block_q;
+  blocks.block_k = lists.block_k;
+  blocks.counts = filled(rng, DType::i32, counts, lists.counts);
+  blocks.indices = filled(rng, DType::i32, indices, lists.indices);
+  blocks.full_counts = filled(rng, DType::i32, counts, lists.full_counts);
+  blocks.full_indices =
+      filled(rng, DType::i32, {lists.masks, 1, lists.rows, lists.full_slots}, lists.full_indices);
+  blocks.tile_ids = filled(rng, DType::i32, indices, lists.tile_ids);
+  const Shape tiles = {lists.tile_count(), lists.block_q, lists.block_k};
+  std::vector<std::uint8_t> elements(static_cast<std::size_t>(tiles[0] * tiles[1] * tiles[2]));
+  lists.write_tiles(elements.data());
+  blocks.tiles = filled(rng, DType::boolean, tiles, elements);
+}
+
 }  // namespace
 
 void make_masks(Random& rng, RandomProblem& p, const Magnitudes& magnitudes) {
@@ -161,7 +208,13 @@ void make_masks(Random& rng, RandomProblem& p, const Magnitudes& magnitudes) {
   } else if (rng.chance(0.4)) {
     make_additive_mask(rng, p, magnitudes);
   }
-  if (rng.chance(0.2)) make_blocks(rng, p);
+  if (!rng.chance(0.2)) return;
+  p.blocks.block_q = rng.pick<std::int64_t>({1, 2, 3, 5, 8, 16, 31, 32, 64, 100, 128});
+  p.blocks.block_k = rng.pick<std::int64_t>({1, 2, 3, 5, 8, 16, 31, 32, 64, 100, 128});
+  while (p.length_k / p.blocks.block_k > 64) p.blocks.block_k *= 2;  // the reference searches the lists
+  make_blocks(rng, p);
+  Random own(p.seed + 3);  // so that a seed's other draws stay as they were
+  if (own.chance(0.4)) make_blocks_of_slices(own, p);
 }
 
 }  // namespace tilewise::test

@@ -9,9 +9,10 @@ namespace {
 // Bounds on B·Hq·Sq·Sk·(D+Dv): gradients must have many elements, and the reference must come to an end.
 constexpr double mma_min_cost = 1e6;
 constexpr double mma_max_cost = 1e7;
-constexpr std::int64_t least_keys = 65;  // fewer backward leaves to others
+constexpr std::int64_t least_keys = 65;  // but for a share of few
+constexpr double few_keys_share = 0.12;
 constexpr std::int64_t mma_least_results = 16384;
-constexpr std::int64_t many_results = std::int64_t{1} << 18;  // from here on backward rounds weights
+constexpr std::int64_t many_results = std::int64_t{1} << 18;
 constexpr double many_results_share = 0.15;
 constexpr std::int64_t chunk_dims = 8;  // of 16 bytes
 constexpr double narrow_share = 0.06;   // head dims below that
@@ -28,6 +29,12 @@ void choose_narrow_dims(RandomProblem& p) {
   if (!rng.chance(narrow_share)) return;
   p.dim_qk = rng.between(1, chunk_dims - 1);
   p.dim_v = rng.chance(0.7) ? p.dim_qk : rng.between(1, chunk_dims - 1);
+}
+
+/// The same.
+void choose_few_keys(RandomProblem& p) {
+  Random rng(p.seed + 7);
+  if (rng.chance(few_keys_share)) p.length_k = rng.between(1, least_keys - 1);
 }
 
 void choose_mma_shape(Random& rng, RandomProblem& p) {
@@ -105,6 +112,7 @@ RandomProblem random_wgmma_backward_problem(std::uint64_t seed) {
   problem.dim_qk = std::min<std::int64_t>(problem.dim_qk, 128);
   choose_many_results(rng, problem);
   if (rng.chance(long_share)) choose_long_walks(rng, problem);
+  choose_few_keys(problem);
   choose_options(rng, problem);
   problem.options.deterministic = false;
   const Magnitudes magnitudes = choose_magnitudes(rng, problem);
@@ -124,6 +132,7 @@ RandomProblem random_mma_problem(std::uint64_t seed) {
   Random other(seed + 5);
   const bool many = other.chance(many_results_share);
   if (many) choose_many_results(other, problem);
+  if (!many) choose_few_keys(problem);
   choose_options(rng, problem);
   const Magnitudes magnitudes = choose_magnitudes(rng, problem);
   make_tensors(rng, problem, magnitudes);

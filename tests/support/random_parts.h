@@ -20,6 +20,11 @@ Magnitudes choose_magnitudes(Random& rng, const RandomProblem& problem);
 void make_tensors(Random& rng, RandomProblem& problem, const Magnitudes& magnitudes);
 /// mask and blocks.
 void make_masks(Random& rng, RandomProblem& problem, const Magnitudes& magnitudes);
+/// The lists and tiles of blocks, whose sizes have been chosen: each key block of each row of query blocks is
+/// hidden, full or partial.
+void make_blocks(Random& rng, RandomProblem& problem);
+/// The same contents, of rows that begin at multiples of 16 bytes.
+Buffer with_aligned_rows(const Buffer& buffer);
 /// ALiBi's slopes and sinks.
 void make_head_values(Random& rng, RandomProblem& problem, const Magnitudes& magnitudes);
 /// Which gradients are wanted, and in what form.

@@ -70,12 +70,17 @@ RandomProblem random_problem(Random& rng, std::uint64_t seed, double max_cost);
 /// band hides.
 RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32 = false);
 
+/// One with a block mask for the forward of wgmma, which has these on trial: blocks of multiples of 128
+/// queries and keys, or of all, and otherwise nothing but a band.
+RandomProblem random_wgmma_block_problem(std::uint64_t seed);
+
 /// In f16 or bf16 and larger than those of random_problem(), as tiles of the mma kernel's backward are: more
 /// than 64 keys, and gradients of 16384 elements or, one in seven, of so many that it rounds weights; with
 /// everything else. Half of those with many have nothing but a band and aligned rows, as its plain kernel.
 RandomProblem random_mma_problem(std::uint64_t seed);
 
-/// One for the backward of wgmma: many results, of aligned rows, of which only a band and lengths hide keys.
+/// One for the backward of wgmma: mostly many results, of aligned rows, of which only a band and lengths hide
+/// keys.
 RandomProblem random_wgmma_backward_problem(std::uint64_t seed);
 
 /// One for the plain kernels: dense, of aligned rows, of which only a band hides keys, with more than 64 of

@@ -4,6 +4,15 @@
 #include "support/random_parts.h"
 
 namespace tilewise::test {
+
+Buffer with_aligned_rows(const Buffer& buffer) {
+  Shape padding(buffer.shape().size(), 0);
+  padding.back() = (16 - buffer.shape().back() % 16) % 16;
+  Buffer aligned(buffer.dtype(), buffer.shape(), {.padding = padding});
+  aligned.set_values(buffer.values());
+  return aligned;
+}
+
 namespace {
 
 // Bounds on B·Hq·Sq·Sk·(D+Dv): there must be many results, and the reference must come to an end.
@@ -11,9 +20,10 @@ constexpr double wgmma_min_cost = 2e6;
 constexpr double wgmma_max_cost = 2e7;
 constexpr std::int64_t wgmma_least_results = 16384;  // fewer the kernel leaves to others
 constexpr std::int64_t least_queries = 8;
-constexpr std::int64_t least_rows_of_large_dims = 1024;  // the same
-constexpr double least_pairs_of_largest_dims = 0x1p20;   // the same, above 192
-constexpr std::int64_t largest_dim_with_mask = 128;      // or dropout
+constexpr std::int64_t least_rows_of_large_dims = 1024;    // the same
+constexpr std::int64_t least_rows_of_largest_dims = 8192;  // the same, above 192 and with a block mask
+constexpr double least_pairs_of_largest_dims = 0x1p20;     // the same, above 192
+constexpr std::int64_t largest_dim_with_mask = 128;        // or dropout
 
 std::int64_t wgmma_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
@@ -71,15 +81,61 @@ void keep_mask_alone(RandomProblem& p) {
   p.options.softcap = 0;
   p.alibi_slopes = p.sinks = {};
   if (!p.mask.given()) return;
-  const Shape& shape = p.mask.shape();
-  Shape padding(shape.size(), 0);
-  padding.back() = (16 - shape.back() % 16) % 16;
-  Buffer aligned(p.mask.dtype(), shape, {.padding = padding});
-  aligned.set_values(p.mask.values());
-  p.mask = aligned;
+  p.mask = with_aligned_rows(p.mask);
+}
+
+// Few heads, and with them several rows of query blocks.
+void choose_block_shape(Random& rng, RandomProblem& p) {
+  p.aligned = true;
+  p.dtype = rng.pick({DType::f16, DType::bf16});
+  p.batch = rng.between(1, 2);
+  p.heads_kv = rng.between(1, 2);
+  p.heads_q = p.heads_kv * rng.between(1, 2);
+  p.dim_qk = wgmma_head_dim(rng);
+  p.dim_v = rng.chance(0.7) ? p.dim_qk : wgmma_head_dim(rng);
+  const bool largest = p.dim_qk > 192;
+  if (largest) p.heads_q *= 8;
+  const std::int64_t heads = p.batch * p.heads_q;
+  const std::int64_t least_rows = largest ? least_rows_of_largest_dims
+                                  : std::max(p.dim_qk, p.dim_v) > 128
+                                      ? least_rows_of_large_dims
+                                      : (wgmma_least_results + p.dim_v - 1) / p.dim_v;
+  const std::int64_t least = std::max<std::int64_t>(17, (least_rows + heads - 1) / heads);
+  p.length_q = std::max(least, wgmma_length(rng, 700.0 / static_cast<double>(heads)));
+  p.length_k = wgmma_length(rng, rng.log_uniform(100, 1500));
+  if (largest) p.length_k = rng.between(128, 300);
 }
 
 }  // namespace
+
+RandomProblem random_wgmma_block_problem(std::uint64_t seed) {
+  Random rng(seed);
+  RandomProblem problem;
+  problem.seed = seed;
+  choose_block_shape(rng, problem);
+  choose_options(rng, problem);
+  problem.options.dropout = {};
+  problem.options.softcap = 0;
+  if (problem.options.scale.has_value()) {
+    problem.options.scale = std::max(std::abs(*problem.options.scale), 0.01f);
+  }
+  const Magnitudes magnitudes = choose_magnitudes(rng, problem);
+  make_tensors(rng, problem, magnitudes);
+  if (problem.key_lengths.given()) {  // what they hide may be anything
+    problem.key_lengths = {};
+    problem.k.fill_random(rng, magnitudes.qk);
+    problem.v.fill_random(rng, magnitudes.v);
+  }
+  const auto block = [&](std::int64_t length) {
+    return rng.pick<std::int64_t>({128, 128, 128, 128, 256, 384, length, 4 * length});
+  };
+  problem.blocks.block_q = block(problem.length_q);
+  problem.blocks.block_k = block(problem.length_k);
+  make_blocks(rng, problem);
+  if (problem.blocks.tiles.given()) problem.blocks.tiles = with_aligned_rows(problem.blocks.tiles);
+  problem.asked.backward = false;
+  return problem;
+}
 
 RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32) {
   Random rng(seed);

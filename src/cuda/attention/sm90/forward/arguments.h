@@ -165,6 +165,25 @@ struct MaskArguments {
   }
 };
 
+/// A block mask. Its Q tiles are inside one row of query blocks and its K tiles inside one key block.
+struct BlockArguments {
+  BlockView view;
+  int queries = 1;     ///< of a query block
+  int tiles = 1;       ///< K tiles of a key block
+  int key_blocks = 0;  ///< of the mask
+  bool tiled =
+      false;  ///< what is visible in the blocks of `view.indices` is in tiles, which have a tensor map
+
+  static BlockArguments of(const AttentionCall& call, int keys) {
+    const BlockView& view = call.blocks;
+    return {.view = view,
+            .queries = static_cast<int>(view.block_q),
+            .tiles = static_cast<int>((view.block_k + keys - 1) / keys),
+            .key_blocks = static_cast<int>(call.key_blocks()),
+            .tiled = view.tile_ids.data != nullptr && view.tile_count > 0};
+  }
+};
+
 /// The kernel's parameters, beside the tensor maps.
 struct ForwardArguments {
   Schedule schedule;
@@ -181,17 +200,18 @@ struct ForwardArguments {
   GeneralArguments general;
   DecodeArguments decode;
   MaskArguments mask;
+  BlockArguments blocks;
 };
 
 /// Boxes of a panel: 64 rows of Q, a tile's rows of K and V, a warp's 16 rows of O.
 struct ForwardMaps {
   CUtensorMap q, k, v, o;
 };
-/// And of the mask: 64 or 8 rows, with up to 128 bytes of a tile's keys.
+/// And of the mask, or of a block mask's tiles: 64 or 8 rows, with up to 128 bytes of a tile's keys.
 struct MaskedMaps : ForwardMaps {
   CUtensorMap mask;
 };
 template <typename Table>
-using MapsOf = std::conditional_t<Table::rows[0].masked, MaskedMaps, ForwardMaps>;
+using MapsOf = std::conditional_t<Table::rows[0].mask_tiles(), MaskedMaps, ForwardMaps>;
 
 }  // namespace tilewise::cuda::wgmma

@@ -23,9 +23,13 @@ inline bool masked(const AttentionCall& call) {
   return call.problem.features.mask != MaskKind::none || call.problem.features.dropout;
 }
 
+/// Whether a block mask lists the keys; it has kernels of its own, too.
+inline bool listed(const AttentionCall& call) { return call.problem.features.block_mask; }
+
 /// Whether some queries see more keys than others. With a window, the first or the last ones see fewer.
 inline bool uneven(const AttentionCall& call) {
-  return call.packed() || call.problem.features.key_lengths || call.band.bounded();
+  const AttentionFeatures& features = call.problem.features;
+  return call.packed() || features.key_lengths || features.block_mask || call.band.bounded();
 }
 
 /// Whether the band hides keys on both sides of those that a query sees.
@@ -63,7 +67,7 @@ inline Schedule schedule_of(const AttentionCall& call, const ForwardConfig& c, i
       windowed(call) ? std::min(problem.length_k, call.band.left + call.band.right + 2 * queries)
                      : problem.length_k;
   const std::int64_t head_bytes = keys_together * (problem.dim_qk + problem.dim_v) * 2 / group;
-  if (!c.general && grows(call) && batch * heads * tiles <= multiprocessors) {
+  if (!c.general && !c.blocks && grows(call) && batch * heads * tiles <= multiprocessors) {
     return Schedule::of_mixed(batch * heads, tiles);
   }
   const bool ends_short = !uneven(call) && plan.splits == 1 && short_last_tile(problem.length_q, queries);

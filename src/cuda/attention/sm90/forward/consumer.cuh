@@ -37,6 +37,7 @@ struct Consumer {
   Output<c> o;
   Softmax<c> softmax;
   KeptScores kept;  ///< elements of P that dropout keeps
+  int listed;       ///< the K tile of S, as the loader gave it, where a block mask lists them
 
   static __device__ std::uint32_t address(const std::byte* smem) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
@@ -191,6 +192,10 @@ struct Consumer {
   /// To be called as soon as S of K tile n is there.
   __device__ __forceinline__ void take_scores(const Work& at, int n) {
     pin(s);
+    if constexpr (c.blocks) {
+      listed = barriers.listed[k.stage()];
+      __syncwarp();  // all lanes have read it
+    }
     release_keys();
     if (c.scarce_queries() && n == at.seen.first) release_queries();
   }
@@ -205,21 +210,28 @@ struct Consumer {
   }
   /// Applies the mask to S, once its tile has arrived.
   __device__ __forceinline__ void take_mask() {
-    if constexpr (c.masked) {
-      if (arguments.mask.kind == MaskArguments::Kind::none) return;
+    if constexpr (c.mask_tiles()) {
+      if (c.blocks ? listed % 2 == 0 : arguments.mask.kind == MaskArguments::Kind::none) return;
       wait(&barriers.mask_full[index][mask.stage()], mask.parity());
-      add_mask<T, c>(s, arguments.mask, address(shared.mask(index, mask.stage())), first_row);
+      const std::uint32_t tile_smem = address(shared.mask(index, mask.stage()));
+      if constexpr (c.blocks) {
+        constexpr int row_bytes = mask_row_bytes(c, 0);
+        hide_where_false<c>(s, tile_smem + first_row * row_bytes, 8 * row_bytes, lane_now());
+      } else {
+        add_mask<T, c>(s, arguments.mask, tile_smem, first_row);
+      }
       __syncwarp();  // all lanes have read it
       release(&barriers.mask_empty[index][mask.stage()]);
       mask.advance_by(1 << arguments.mask.bytes_log2);
     }
   }
-  /// Applies the mask, softcap, ALiBi and the band to S.
+  /// Applies the mask, softcap, ALiBi and the band to S of K tile n.
   __device__ __forceinline__ void finish_scores(const Work& at, int n) {
     take_mask();
+    if constexpr (c.blocks) n = listed / 2;
     const bool changes = c.general && (arguments.general.softcap || arguments.general.alibi);
     // Registers are short in these kernels, so they read the item again.
-    constexpr bool again = c.general || c.masked;
+    constexpr bool again = c.general || c.mask_tiles();
     const TileSpan whole = again ? barriers.consumer_items[item.stage()][index].whole : at.whole;
     const int first = again ? barriers.consumer_items[item.stage()][index].first : at.first;
     if (!changes && n >= whole.first && n < whole.last) return;

@@ -1,9 +1,11 @@
 #pragma once
 
+#include "cuda/attention/sm90/forward/block_loaders.cuh"
 #include "cuda/attention/sm90/forward/consumer.cuh"
 #include "cuda/attention/sm90/forward/mask.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 
 namespace tilewise::cuda::wgmma {
 
@@ -32,7 +34,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
                    const __grid_constant__ ForwardArguments arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr ForwardConfig c = Table::rows[row];
-  extern __shared__ __align__(1024) std::byte first_smem[];
+  TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
   const SharedMemory<c> shared{first_smem};
   Barriers<c>& barriers = shared.barriers();
   // ptxas places the else branch first, near the kernel's beginning, where instructions are fetched soonest.
@@ -58,8 +60,12 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     meet_consumers<c.threads()>();  // as above
     const int warp = this_warp();
     if (warp == 0 && elected()) {
-      load_tiles<c, c.dim>(arguments.group, maps.k, shared, shared.keys(0), barriers.k_full, barriers.k_empty,
-                           true, first_loaded, [](const WorkItem&, int) {});
+      if constexpr (c.blocks) {
+        load_listed_keys<c>(arguments, maps.k, shared);
+      } else {
+        load_tiles<c, c.dim>(arguments.group, maps.k, shared, shared.keys(0), barriers.k_full,
+                             barriers.k_empty, true, first_loaded, [](const WorkItem&, int) {});
+      }
     }
     if (warp == 1 && elected()) load_queries<c>(arguments, maps.q, shared);
     if (warp == 2 && elected()) {
@@ -67,7 +73,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
         load_tiles<c, c.dim_v>(arguments.group, maps.v, shared, shared.values(0), barriers.v_full,
                                barriers.v_empty, false, false, ahead);
       };
-      if constexpr (c.masked) {
+      if constexpr (c.blocks) {
+        load_listed_values<c>(arguments, maps.v, maps.mask, shared);
+      } else if constexpr (c.masked) {
         MaskLoader<c> mask{arguments, maps.mask, shared};
         load_values([&](const WorkItem& item, int n) { mask.load(item, n); });
       } else {

@@ -35,7 +35,7 @@ struct alignas(16) ConsumerItem {
 };
 
 /// Barriers of the mask's tiles. Each consumer has its own.
-template <ForwardConfig c, bool masked = c.masked>
+template <ForwardConfig c, bool masked = c.mask_tiles()>
 struct MaskBarriers {};
 template <ForwardConfig c>
 struct MaskBarriers<c, true> {
@@ -50,9 +50,19 @@ struct OrderedSteps<c, true> {
   int steps[c.work_stages];
 };
 
+/// Which K tile each K stage holds, where a block mask lists them: twice its number, plus 1 if the tile has a
+/// mask. The loader of K writes it before it arrives at `k_full`.
+template <ForwardConfig c, bool blocks = c.blocks>
+struct ListedTiles {};
+template <ForwardConfig c>
+struct alignas(16) ListedTiles<c, true> {
+  static_assert(c.stages <= 4);
+  int listed[4];
+};
+
 /// The mbarriers, as they lie in shared memory.
 template <ForwardConfig c>
-struct Barriers : MaskBarriers<c>, OrderedSteps<c> {
+struct Barriers : MaskBarriers<c>, OrderedSteps<c>, ListedTiles<c> {
   Mbarrier q_full[c.q_stages], q_empty[c.q_stages];  ///< a Q stage belongs to one consumer
   Mbarrier k_full[c.stages], k_empty[c.stages];
   Mbarrier v_full[c.stages], v_empty[c.stages];
@@ -75,7 +85,7 @@ struct Barriers : MaskBarriers<c>, OrderedSteps<c> {
   __device__ __forceinline__ void init(int warp) {
     constexpr int warps = 4;  // of a consumer; each releases by itself
     constexpr int loaders = 3;
-    if (warp == 0 || warp == 3 || warp > (c.masked ? 6 : 5) || !elected()) return;
+    if (warp == 0 || warp == 3 || warp > (c.mask_tiles() ? 6 : 5) || !elected()) return;
     if (warp == 1) {
       init_all(k_empty, warps * c.consumers);
     } else if (warp == 2) {
@@ -83,8 +93,8 @@ struct Barriers : MaskBarriers<c>, OrderedSteps<c> {
       init_all(v_empty, warps * c.consumers);
     } else if (warp == 4) {
       init_all(q_empty, warps);
-    } else if (c.masked && warp == 6) {
-      if constexpr (c.masked) {
+    } else if (c.mask_tiles() && warp == 6) {
+      if constexpr (c.mask_tiles()) {
         for (auto& full : this->mask_full) init_all(full, 1);
         for (auto& empty : this->mask_empty) init_all(empty, warps);
       }
@@ -108,7 +118,9 @@ template <ForwardConfig c>
 struct SharedMemory {
   static_assert(sizeof(Barriers<c>) == c.barrier_bytes());
   static_assert(!c.staged || (c.q_stages > c.consumers && !c.general && c.dim_v <= c.dim));
-  static_assert(!c.paneled || (!c.staged && !c.general && !c.masked));
+  static_assert(!c.paneled || (!c.staged && !c.general && !c.mask_tiles()));
+  static_assert(!c.blocks || (!c.general && !c.masked && !c.trims && block_multiple % c.keys == 0 &&
+                              block_multiple % c.rows() == 0));
   static_assert(c.key_bytes() % 1024 == 0 && c.value_bytes() % 1024 == 0 && c.query_bytes() % 1024 == 0);
   static_assert(c.shared_bytes() <= 232448);  // the most a CTA can have on Hopper
 
@@ -123,7 +135,7 @@ struct SharedMemory {
   __device__ std::byte* output(int consumer, int warp) const {
     return values(c.stages) + consumer * c.output_bytes() + warp * (c.output_bytes() / 4);
   }
-  /// A consumer's mask stages, where `masked`.
+  /// A consumer's mask stages, where there are any.
   __device__ std::byte* mask(int consumer, int place) const {
     return values(c.stages) + (consumer * c.mask_stages + place) * c.mask_stage_bytes();
   }

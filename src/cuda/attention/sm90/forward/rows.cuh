@@ -55,6 +55,10 @@ void run_row(const AttentionCall& call, const Context& context, const DecodePlan
   }
   const bool mapped_o = (c.staged || c.paneled) && increasing(call.o);
   if (mapped_o) maps.o = map_of(call.o, entries, problem.heads_q, rows_q, problem.dim_v, 16);
+  if constexpr (c.blocks) {
+    if (problem.features.block_mask && call.blocks.tile_count > 0)
+      maps.mask = map_of_tiles(call.blocks, c.keys);
+  }
   if constexpr (c.masked) {
     if (problem.features.mask != MaskKind::none)
       maps.mask = map_of_mask(call.mask, problem, MaskArguments::rows_of(call), c.keys);
@@ -79,7 +83,8 @@ void run_row(const AttentionCall& call, const Context& context, const DecodePlan
       .lse = call.lse,
       .general = c.general ? GeneralArguments::of(call) : GeneralArguments{},
       .decode = c.decode ? decode_arguments(call, context, plan) : DecodeArguments{},
-      .mask = c.masked ? MaskArguments::of(call) : MaskArguments{}};
+      .mask = c.masked ? MaskArguments::of(call) : MaskArguments{},
+      .blocks = c.blocks ? BlockArguments::of(call, c.keys) : BlockArguments{}};
   launch<forward_kernel<T, Table, row>>({.name = "tilewise wgmma forward",
                                          .blocks = arguments.schedule.blocks,
                                          .threads = c.threads(),

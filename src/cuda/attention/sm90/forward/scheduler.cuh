@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/attention/sm90/forward/block_lists.cuh"
 #include "cuda/attention/sm90/forward/entries.cuh"
 #include "cuda/attention/sm90/forward/pipeline.cuh"
 
@@ -75,7 +76,9 @@ template <ForwardConfig c>
 __device__ __forceinline__ int common_steps(const ForwardArguments& arguments, const WorkItem& item) {
   const int own = first_row_of<c>(arguments, item, lane_now() % c.consumers);
   const int end = min(own + 64, arguments.band.length_q);
-  return max(__reduce_min_sync(~0u, tiles_of_rows<c>(arguments.band, 0, own, end).count() - 1), 0);
+  const int seen = tiles_of_rows<c>(arguments.band, 0, own, end).count();
+  const int tiles = c.blocks && seen > 0 ? item.loaded.count() : seen;
+  return max(__reduce_min_sync(~0u, tiles - 1), 0);
 }
 
 /// Writes an item, or that there are no more, to shared memory. A whole warp does it: one lane for each
@@ -86,6 +89,7 @@ __device__ __forceinline__ void publish(const ForwardArguments& arguments, Barri
   const BandOfKeys& band = c.general ? item.band : arguments.band;
   const int heads_log2 = c.decode ? arguments.decode.heads_log2 : 0;
   item.loaded = key_tiles_of<c>(arguments, item);
+  if constexpr (c.blocks) item.loaded = listed_tiles<c>(arguments.blocks, item, item.loaded);
   if constexpr (c.ordered) barriers.steps[stage] = common_steps<c>(arguments, item);
   const int lane = lane_now();
   if (lane < c.consumers) {
@@ -93,6 +97,7 @@ __device__ __forceinline__ void publish(const ForwardArguments& arguments, Barri
     const int end = min(own + 64, band.length_q << heads_log2);
     TileSpan seen = tiles_of_rows<c>(band, heads_log2, own, end);
     if constexpr (c.decode) seen = seen.cut(item.loaded);
+    if constexpr (c.blocks) seen = seen.count() > 0 ? item.loaded : TileSpan{};
     barriers.consumer_items[stage][lane] = {
         .first = own,
         .seen = seen,

@@ -41,8 +41,12 @@ struct ForwardConfig {
   bool decode = false;   ///< and for decoding: packed GQA and split-KV
   bool masked = false;   ///< for calls with a mask, and otherwise scale, causal and window alone
   bool drops = false;    ///< and with dropout
-  TileTime even{};       ///< if all Q tiles see equally many keys
-  TileTime uneven{};     ///< if they do not, as with causal
+  bool blocks = false;   ///< for calls with a block mask, and otherwise scale, causal and window alone
+  /// A consumer's stages for tiles of a mask. Each holds a tile of booleans; a tile of 16-bit elements takes
+  /// two, of f32 four.
+  int mask_stages = 4;
+  TileTime even{};    ///< if all Q tiles see equally many keys
+  TileTime uneven{};  ///< if they do not, as with causal
 
   constexpr int threads() const { return (consumers + 1) * 128; }
   constexpr int rows() const { return consumers * 64; }
@@ -55,30 +59,30 @@ struct ForwardConfig {
   constexpr bool scarce_queries() const { return !staged && q_stages < 2 * consumers; }
   /// Registers of a thread after setmaxnreg. Together they are those that the CTA is launched with.
   constexpr int producer_registers() const {
-    if (decode) return 56;
+    if (decode || blocks) return 56;
     return consumers == 4 ? 24 : consumers == 3 ? 32 : 40;
   }
   constexpr int consumer_registers() const {
-    if (decode) return 224;
+    if (decode || blocks) return 224;
     return consumers == 4 ? 112 : consumers == 3 ? 160 : 232;
   }
   /// Where the mbarriers begin: behind Q, K and V, each of which begins at a multiple of 1024 bytes.
   constexpr int tile_bytes() const {
     return q_stages * query_bytes() + stages * (key_bytes() + value_bytes()) +
            (paneled ? consumers * output_bytes() : 0) +
-           (masked ? consumers * mask_stages * mask_stage_bytes() : 0);
+           (mask_tiles() ? consumers * mask_stages * mask_stage_bytes() : 0);
   }
   /// A consumer's panels of O: two of 16 rows for each of its warps.
   constexpr int output_bytes() const { return 4 * 2 * 16 * 128; }
-  /// A consumer's stages for a mask. Each holds a tile of booleans; a tile of 16-bit elements takes two, of
-  /// f32 four.
-  static constexpr int mask_stages = 4;
+  /// Whether consumers have stages for tiles of a mask.
+  constexpr bool mask_tiles() const { return masked || blocks; }
   constexpr int mask_stage_bytes() const { return 64 * keys; }
   constexpr int barriers() const {
-    return 2 * q_stages + 4 * stages + 2 * work_stages + 2 + (masked ? 2 * mask_stages * consumers : 0);
+    return 2 * q_stages + 4 * stages + 2 * work_stages + 2 + (mask_tiles() ? 2 * mask_stages * consumers : 0);
   }
   constexpr int barrier_bytes() const {
-    return (8 * barriers() + 15) / 16 * 16 + (64 + 32 * consumers) * work_stages + (ordered ? 16 : 0);
+    return (8 * barriers() + 15) / 16 * 16 + (64 + 32 * consumers) * work_stages + (ordered ? 16 : 0) +
+           (blocks ? 16 : 0);
   }
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(tile_bytes() + barrier_bytes());
@@ -174,6 +178,38 @@ struct MaskedForward {
               .drops = true}),
   };
 };
+
+/// For calls with a block mask, one row for each head dim. A Q tile is inside one row of query blocks and a K
+/// tile inside one key block, since both divide `block_multiple`.
+struct BlockForward {
+  static constexpr ForwardConfig rows[] = {
+      ordered(staged({.dim = 64,
+                      .dim_v = 64,
+                      .consumers = 2,
+                      .keys = 128,
+                      .stages = 3,
+                      .q_stages = 4,
+                      .blocks = true,
+                      .mask_stages = 2})),
+      ordered(staged({.dim = 128,
+                      .dim_v = 128,
+                      .consumers = 2,
+                      .keys = 128,
+                      .stages = 2,
+                      .q_stages = 4,
+                      .blocks = true,
+                      .mask_stages = 2})),
+      ordered({.dim = 256,
+               .dim_v = 256,
+               .consumers = 2,
+               .keys = 64,
+               .stages = 2,
+               .blocks = true,
+               .mask_stages = 2}),
+  };
+};
+/// Blocks have a multiple of so many queries and keys, or all that there are.
+inline constexpr int block_multiple = 128;
 
 /// For decoding. (Head dim 256 would spill registers.)
 struct DecodeForward {

@@ -1,0 +1,186 @@
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "cuda/attention/device_problem.h"
+#include "property/check.h"
+#include "support/garbage.h"
+#include "support/random_parts.h"
+
+namespace tilewise::test::blocks_test {
+namespace {
+
+// Block masks of `wgmma`, which are on trial.
+
+class WgmmaBlocks : public CudaKernelFixture<90, 90> {
+ protected:
+  void SetUp() override {
+    CudaKernelFixture<90, 90>::SetUp();
+    setenv("TILEWISE_TRIAL", "1", 1);
+  }
+  void TearDown() override { unsetenv("TILEWISE_TRIAL"); }
+
+  static void expect_within_contract(RandomProblem problem) {
+    problem.asked.backward = false;
+    SCOPED_TRACE(to_string(problem));
+    ASSERT_EQ(reason_against(problem, "wgmma"), "");
+    const Checker checker(problem, all_cores());
+    const Subject subject{.kernel = "wgmma",
+                          .device = first_device,
+                          .forward = run_forward_on_cuda,
+                          .backward = run_backward_on_cuda};
+    for (const std::string& failure : checker.check(subject)) ADD_FAILURE() << failure;
+  }
+
+  static DType dtype_of(std::uint64_t seed) { return seed % 2 == 0 ? DType::bf16 : DType::f16; }
+
+  /// Random lists of blocks of these sizes, and random tiles of aligned rows.
+  static RandomProblem block_problem(std::uint64_t seed, const Sizes& n, std::int64_t block_q = 128,
+                                     std::int64_t block_k = 128) {
+    RandomProblem problem = dense_problem(seed, dtype_of(seed), n);
+    Random rng(seed + 1);
+    problem.blocks.block_q = block_q;
+    problem.blocks.block_k = block_k;
+    make_blocks(rng, problem);
+    if (problem.blocks.tiles.given()) problem.blocks.tiles = with_aligned_rows(problem.blocks.tiles);
+    return problem;
+  }
+};
+
+TEST_F(WgmmaBlocks, AreWithinTheContractAtEveryHeadDim) {
+  std::uint64_t seed = 600;
+  for (const std::int64_t dim : {40, 64, 128, 192, 256}) {
+    for (const bool causal : {false, true}) {
+      Sizes sizes{.b = 2, .hq = 2, .hkv = 1, .sq = 300, .sk = 397, .d = dim, .dv = dim};
+      if (dim > 192) sizes = {.b = 2, .hq = 16, .hkv = 2, .sq = 260, .sk = 200, .d = dim, .dv = dim};
+      RandomProblem problem = block_problem(seed, sizes);
+      problem.options.causal = causal;
+      problem.options.alignment = seed % 3 == 0 ? Alignment::bottom_right : Alignment::top_left;
+      expect_within_contract(problem);
+      ++seed;
+    }
+  }
+}
+
+TEST_F(WgmmaBlocks, TakeLengthsAroundBlocks) {
+  std::uint64_t seed = 620;
+  for (const std::int64_t queries : {65, 127, 128, 129, 257}) {
+    for (const std::int64_t keys : {1, 127, 128, 129, 513}) {
+      const Sizes sizes{.b = 1, .hq = 4, .hkv = 2, .sq = queries, .sk = keys, .d = 64, .dv = 64};
+      expect_within_contract(block_problem(seed, sizes));
+      ++seed;
+    }
+  }
+}
+
+TEST_F(WgmmaBlocks, TakeBlocksOfSeveralTilesAndOfAllQueriesAndKeys) {
+  std::uint64_t seed = 650;
+  const Sizes sizes{.b = 1, .hq = 2, .hkv = 1, .sq = 520, .sk = 1000, .d = 128, .dv = 128};
+  for (const std::int64_t block_q : {128, 256, 520, 4096}) {
+    for (const std::int64_t block_k : {128, 384, 1000, 4096}) {
+      expect_within_contract(block_problem(seed, sizes, block_q, block_k));
+      ++seed;
+    }
+  }
+}
+
+TEST_F(WgmmaBlocks, TakeWindows) {
+  std::uint64_t seed = 670;
+  for (const std::int64_t dim : {64, 128}) {
+    for (const auto& [left, right] : {std::pair{0, 0}, {100, 30}, {300, 0}}) {
+      const Sizes sizes{.b = 1, .hq = 2, .hkv = 2, .sq = 400, .sk = 500, .d = dim, .dv = dim};
+      RandomProblem problem = block_problem(seed, sizes);
+      problem.options.window = {.left = left, .right = right};
+      expect_within_contract(problem);
+      ++seed;
+    }
+  }
+}
+
+// More rows of query blocks than there are multiprocessors, so that a CTA has several, and short ones.
+TEST_F(WgmmaBlocks, AreWithinTheContractWhereCtasHaveManyRows) {
+  std::uint64_t seed = 680;
+  for (const std::int64_t dim : {64, 128}) {
+    const Sizes sizes{.b = 4, .hq = 64, .hkv = 8, .sq = 140, .sk = 260, .d = dim, .dv = dim};
+    expect_within_contract(block_problem(seed, sizes));
+    ++seed;
+  }
+}
+
+TEST_F(WgmmaBlocks, OfRowsWithoutBlocksGiveZeros) {
+  const Sizes sizes{.b = 1, .hq = 2, .hkv = 1, .sq = 300, .sk = 300, .d = 64, .dv = 64};
+  RandomProblem problem = block_problem(690, sizes);
+  for (const bool all : {false, true}) {
+    for (Buffer* counts : {&problem.blocks.counts, &problem.blocks.full_counts}) {
+      if (!counts->given()) continue;
+      std::vector<double> numbers = counts->values();
+      for (std::size_t n = 0; n < numbers.size(); ++n) {
+        if (all || n % 3 == 1) numbers[n] = 0;
+      }
+      counts->set_values(numbers);
+    }
+    expect_within_contract(problem);
+  }
+}
+
+TEST_F(WgmmaBlocks, OfGarbageStayInsideTheirTensors) {
+  int taken = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    const RandomProblem problem = garbled(random_wgmma_block_problem(seed));
+    SCOPED_TRACE(to_string(problem));
+    if (!reason_against(problem, "wgmma").empty()) continue;
+    ++taken;
+    AttentionOptions options = problem.options;
+    options.kernel = "wgmma";
+    const OutputBuffers outputs = make_outputs(problem);
+    EXPECT_NO_THROW(run_forward_on_cuda(problem.inputs(), options, outputs.view()));
+  }
+  EXPECT_GE(taken, 15);
+}
+
+TEST_F(WgmmaBlocks, AreOnTrial) {
+  const Sizes sizes{.b = 1, .hq = 2, .hkv = 1, .sq = 300, .sk = 300, .d = 64, .dv = 64};
+  RandomProblem problem = block_problem(700, sizes);
+  problem.asked.backward = false;
+  const auto explained = [&](std::string_view kernel) {
+    const OutputBuffers outputs = make_outputs(problem);
+    AttentionOptions options = problem.options;
+    options.kernel = kernel;
+    const Explanation explanation =
+        explain_attention_forward(on_device(problem.inputs(), first_device), options,
+                                  on_device(outputs.view(), first_device), {.device = first_device});
+    for (const Explanation::Entry& entry : explanation.entries) {
+      if (entry.kernel == "wgmma") return entry;
+    }
+    return Explanation::Entry{};
+  };
+  const std::string by_name_alone = "trial: takes block masks by its name and with TILEWISE_TRIAL=1 alone";
+  EXPECT_EQ(explained("wgmma").verdict, Explanation::Verdict::chosen);
+  EXPECT_EQ(explained("wgmma").reason, "trial: block masks");
+  EXPECT_EQ(explained("auto").verdict, Explanation::Verdict::unable);
+  EXPECT_EQ(explained("auto").reason, by_name_alone);
+  unsetenv("TILEWISE_TRIAL");
+  EXPECT_EQ(explained("wgmma").verdict, Explanation::Verdict::unable);
+  EXPECT_EQ(explained("wgmma").reason, by_name_alone);
+}
+
+TEST_F(WgmmaBlocks, OfOtherKindsAreRefused) {
+  const Sizes sizes{.b = 1, .hq = 2, .hkv = 1, .sq = 300, .sk = 300, .d = 64, .dv = 64};
+  const std::string sizes_alone =
+      "takes block masks of blocks of multiples of 128 queries and keys, or of all";
+  EXPECT_EQ(reason_against(block_problem(710, sizes, 64, 128), "wgmma"), sizes_alone);
+  EXPECT_EQ(reason_against(block_problem(710, sizes, 128, 192), "wgmma"), sizes_alone);
+  RandomProblem problem = block_problem(711, sizes);
+  problem.options.softcap = 5;
+  EXPECT_EQ(reason_against(problem, "wgmma"), "takes block masks with causal and windows alone");
+  problem = block_problem(711, sizes, 300, 300);
+  problem.blocks.tiles = Buffer(DType::boolean, {1, 300, 300});
+  problem.blocks.tile_ids = Buffer(DType::i32, problem.blocks.indices.shape());
+  EXPECT_EQ(reason_against(problem, "wgmma"),
+            "copies rows of a block mask's tiles from multiples of 16 bytes, with such strides, alone");
+}
+
+}  // namespace
+}  // namespace tilewise::test::blocks_test
