@@ -93,7 +93,7 @@ struct Problem {
     if (random.chance(0.1)) drawn = widened(drawn);  // f64
     inputs = drawn.inputs();
     options = drawn.options;
-    options.precision = random.pick({Precision::full, Precision::allow_tf32});
+    options.precision = random.pick({Precision::standard, Precision::allow_tf32, Precision::strict});
     if (random.chance(0.2)) {
       seed = test::seed_words(options.dropout);
       inputs.dropout_seed = seed.view();

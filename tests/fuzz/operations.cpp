@@ -42,7 +42,7 @@ void fuzz_gemm(Random& random, const Input& input) {
   const Activation activation = any_activation(random, gated);
   const test::gemm_case::Sizes sizes{small_extent(random), small_extent(random), small_extent(random)};
   test::gemm_case::Problem p = test::gemm_case::random_problem(random, sizes, dtype, activation, gated);
-  p.options.precision = random.pick({Precision::full, Precision::allow_tf32});
+  p.options.precision = random.pick({Precision::standard, Precision::allow_tf32, Precision::strict});
   GemmInputs in = p.inputs();
   GemmOutputs out{p.out.view()};
   if (random.chance(0.2)) in.residual = out.out;  // in place

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,10 +32,15 @@ struct Passes {
   bool backward_again = false;  ///< which must give the same bits
 };
 
+/// The rule that a kernel is held to: kernels with products of 16 bits to the standard one, unless strict
+/// precision is asked for; all others to the strict one, since they compute in f32.
+Rule rule_of(const std::string& kernel, const AttentionOptions& options);
+
 /// One problem, its truth by the reference kernel in f64, and what kernels may be off.
 class Checker {
  public:
-  Checker(const RandomProblem& problem, int threads, Rule rule = Rule::strict);
+  /// Without a rule, a kernel is held to its own (rule_of).
+  Checker(const RandomProblem& problem, int threads, std::optional<Rule> rule = {});
 
   /// Failures of the reference itself: it must agree with the formula as the tests have written it down.
   const std::vector<std::string>& reference_failures() const { return reference_failures_; }
@@ -49,6 +55,7 @@ class Checker {
 
  private:
   struct Run;
+  MathPathErrors& errors_of(Rule rule) const;
   void compare(Run& run, const char* pass, const char* name, std::vector<double> Results::* result,
                const Buffer& got) const;
   void check_forward(Run& run) const;
@@ -60,7 +67,8 @@ class Checker {
   std::vector<std::string> reference_failures_;
   Results sizes_;
   Results truth_;
-  mutable MathPathErrors math_errors_;  // draws more where that is needed
+  std::optional<Rule> rule_;
+  mutable std::optional<MathPathErrors> strict_errors_, standard_errors_;  // draw more where that is needed
 };
 
 }  // namespace tilewise::test

@@ -239,7 +239,7 @@ bool self_test() {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     const std::string type = std::string(to_string(dtype)) + ": ";
     const RandomProblem problem = plain_problem(dtype, 29, 31);
-    const Checker strict(problem, 2);
+    const Checker strict(problem, 2, Rule::strict);
     const Checker standard(problem, 2, Rule::standard);
     const auto expect_found = [&](const std::vector<std::string>& found, const std::string& what,
                                   std::initializer_list<const char*> names) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string>
 
 #include "cuda/runtime/check.h"
@@ -120,6 +121,22 @@ CUtensorMap map_of_mask(const MaskView& mask, const AttentionProblem& problem, i
                   .strides = {bytes(mask.stride[2]), bytes(mask.stride[1]), bytes(mask.stride[0])},
                   .box = {static_cast<cuuint32_t>(row_bytes / size), static_cast<cuuint32_t>(box_rows), 1, 1},
                   .swizzle = row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B});
+}
+
+CUtensorMap map_of_tiles(const BlockView& blocks, int box_keys) {
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();  // ids are no larger
+  const auto bytes = [](std::int64_t stride, std::int64_t extent) {
+    return static_cast<cuuint64_t>(extent > 1 ? stride : 0);
+  };
+  const std::int64_t tiles = std::min(blocks.tile_count, most);
+  return encoded(
+      {.data = const_cast<std::byte*>(blocks.tiles),
+       .dtype = DType::boolean,
+       .rank = 4,
+       .extents = {extent(blocks.block_k), extent(blocks.block_q), extent(tiles), 1},
+       .strides = {bytes(blocks.tile_stride[1], blocks.block_q), bytes(blocks.tile_stride[0], tiles), 0},
+       .box = {static_cast<cuuint32_t>(std::min(128, box_keys)), 64, 1, 1},
+       .swizzle = box_keys >= 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B});
 }
 
 CUtensorMap map_of_matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,

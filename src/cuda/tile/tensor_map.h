@@ -23,6 +23,10 @@ CUtensorMap map_of_groups(const Rows& rows, std::int64_t batch, std::int64_t hea
 /// `box_keys` keys, or what of them 128 bytes hold.
 CUtensorMap map_of_mask(const MaskView& mask, const AttentionProblem& problem, int box_rows, int box_keys);
 
+/// The tiles of a block mask [tiles, block_q, block_k] as [1, tiles, block_q, block_k]; boxes as above, of 64
+/// queries.
+CUtensorMap map_of_tiles(const BlockView& blocks, int box_keys);
+
 /// A matrix [rows, columns] whose rows lie `stride` elements apart.
 CUtensorMap map_of_matrix(const void* data, DType dtype, std::int64_t rows, std::int64_t columns,
                           std::int64_t stride, int box_rows, int box_columns = 64);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "cuda/device_tensors.h"
 #include "cuda/runtime/device.h"
 #include "support/random_problem.h"
+#include "tilewise/plan.h"
 
 namespace tilewise::test {
 
@@ -78,11 +80,12 @@ inline AttentionGradients backward_arguments(const RandomProblem& problem, const
           .dsinks = gradients.dsinks.view()};
 }
 
-/// The kernels of the library that may run on CUDA devices, as parameters of tests.
+/// The kernels of the library that may run on CUDA devices, as parameters of tests. `widened` is for strict
+/// precision, and has tests of its own.
 inline std::vector<std::string> cuda_kernels() {
   std::vector<std::string> names;
   for (const std::string_view name : attention_kernels()) {
-    if (name != "simd" && name != "reference") names.emplace_back(name);
+    if (name != "simd" && name != "reference" && name != "widened") names.emplace_back(name);
   }
   return names;
 }
@@ -219,6 +222,20 @@ class DeviceProblem {
     if (has_backward_) attention_backward(inputs_, options(), gradients_, context(stream));
   }
 
+  AttentionPlan forward_plan() const {
+    return plan_attention_forward(inputs_, options(), outputs_, context(nullptr));
+  }
+  std::optional<AttentionBackwardPlan> backward_plan() const {
+    if (!has_backward_) return {};
+    return plan_attention_backward(inputs_, options(), gradients_, context(nullptr));
+  }
+  /// Both passes by plans, which may be those of another problem of the same shapes and options.
+  void run(const AttentionPlan& forward, const std::optional<AttentionBackwardPlan>& backward,
+           cudaStream_t stream) const {
+    forward.run(inputs_, outputs_, context(stream));
+    if (backward) backward->run(inputs_, gradients_, context(stream));
+  }
+
   /// Poisons the results and the workspace.
   void poison(cudaStream_t stream) const {
     for (const DeviceTensor& result : results_) result.poison(stream);
@@ -227,13 +244,12 @@ class DeviceProblem {
   /// o, lse and, where there is a backward, all gradients. The caller has waited for them.
   std::vector<std::byte> results() const {
     AttentionOutputs outputs = outputs_;
-    const std::size_t written = has_backward_ ? results_.size() : given_of(tensors_of(outputs));
-    std::vector<std::byte> all;
-    for (std::size_t n = 0; n < written; ++n) {
-      const std::vector<std::byte> bytes = results_[n].bytes();
-      all.insert(all.end(), bytes.begin(), bytes.end());
-    }
-    return all;
+    return bytes_of(has_backward_ ? results_.size() : given_of(tensors_of(outputs)));
+  }
+  /// o and lse.
+  std::vector<std::byte> outputs() const {
+    AttentionOutputs outputs = outputs_;
+    return bytes_of(given_of(tensors_of(outputs)));
   }
   /// The same to host tensors of a problem of the same shapes.
   void download(AttentionOutputs outputs) const { download(tensors_of(outputs), 0); }
@@ -251,6 +267,15 @@ class DeviceProblem {
   }
 
  private:
+  /// Of the first so many results.
+  std::vector<std::byte> bytes_of(std::size_t count) const {
+    std::vector<std::byte> all;
+    for (std::size_t n = 0; n < count; ++n) {
+      const std::vector<std::byte> bytes = results_[n].bytes();
+      all.insert(all.end(), bytes.begin(), bytes.end());
+    }
+    return all;
+  }
   static std::size_t given_of(const std::vector<Tensor*>& tensors) {
     return static_cast<std::size_t>(
         std::count_if(tensors.begin(), tensors.end(), [](const Tensor* tensor) { return tensor->given(); }));

@@ -32,7 +32,9 @@ TEST_P(EveryKernel, IsWithinTheContractInItsTypesAndPasses) {
       Passes ran;
       for (const std::string& failure : checker.check(subject_of(GetParam()), &ran)) ADD_FAILURE() << failure;
       EXPECT_TRUE(ran.forward);
-      EXPECT_EQ(ran.backward, GetParam() != "wgmma");
+      // wgmma has one for f16 and bf16, without mask and dropout.
+      const bool refused = GetParam() == "wgmma" && (dtype == DType::f32 || problem.mask.given());
+      EXPECT_EQ(ran.backward, !refused);
     }
   }
 }
@@ -72,7 +74,7 @@ TEST_P(EveryKernel, StaysNearFullPrecisionWhereTf32IsAllowed) {
     std::memcpy(floats.data(), bytes.data(), bytes.size());
     return floats;
   };
-  const std::vector<float> full = values(Precision::full);
+  const std::vector<float> full = values(Precision::standard);
   const std::vector<float> allowed = values(Precision::allow_tf32);
   ASSERT_EQ(full.size(), allowed.size());
   double error = 0;

@@ -91,7 +91,7 @@ void launch_on_device(const AttentionCall& call, const Context& context) {
   (f32 ? mma_f32::backward : mma::backward)(ordered, rest);
 }
 
-// Backward has seven kernels, of which each takes its microseconds: docs/mma.md has from where on that pays.
+// Backward has three kernels, of which each takes its microseconds: docs/mma.md has from where on that pays.
 std::string yields(const AttentionProblem& problem) {
   if (problem.dtype == DType::f32) return mma_f32::too_few_pairs(problem);
   constexpr std::int64_t few_pairs = 64 * 64;

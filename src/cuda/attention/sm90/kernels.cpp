@@ -10,6 +10,7 @@
 #include "cuda/attention/common/forward/few_results.h"
 #include "cuda/attention/sm90/backward/backward.h"
 #include "cuda/attention/sm90/backward/tuning.h"
+#include "cuda/attention/sm90/backward_tma/backward.h"
 #include "cuda/attention/sm90/forward/choice.h"
 #include "cuda/attention/sm90/forward/forward.h"
 #include "cuda/attention/sm90/forward_f32/forward.h"
@@ -19,10 +20,29 @@
 namespace tilewise::cuda {
 namespace {
 
+std::string unsuited_blocks(const AttentionProblem& problem) {
+  const AttentionFeatures& features = problem.features;
+  if (features.mask != MaskKind::none || features.dropout || features.softcap || features.alibi ||
+      features.sinks || features.key_lengths) {
+    return "takes block masks with causal and windows alone";
+  }
+  const auto suits = [](std::int64_t block, std::int64_t all) {
+    return block % wgmma::block_multiple == 0 || block >= all;
+  };
+  if (!suits(problem.block_q, problem.length_q) || !suits(problem.block_k, problem.length_k)) {
+    const std::string multiple = std::to_string(wgmma::block_multiple);
+    return "takes block masks of blocks of multiples of " + multiple + " queries and keys, or of all";
+  }
+  if (!problem.aligned_tiles) {
+    return "copies rows of a block mask's tiles from multiples of 16 bytes, with such strides, alone";
+  }
+  return {};
+}
+
 std::string missing_feature(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (problem.layout == Layout::paged) return "takes no pages";
-  if (features.block_mask) return "takes no block mask";
+  if (features.block_mask) return unsuited_blocks(problem);
   const bool masked = features.mask != MaskKind::none || features.dropout;
   if (masked && (features.softcap || features.alibi || features.sinks || features.key_lengths)) {
     return "takes masks and dropout without softcap, ALiBi, sinks and key lengths";
@@ -33,6 +53,30 @@ std::string missing_feature(const AttentionProblem& problem) {
   }
   if (features.softcap && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_softcap) {
     return "takes softcap with head dims to " + std::to_string(wgmma::most_dim_with_softcap);
+  }
+  return {};
+}
+
+// What has to be exact, and would not be.
+std::string too_inexact(const AttentionProblem& problem) {
+  if (mma::few_results(problem.heads_q * problem.queries, problem.dim_v)) {
+    return "rounds weights, which results are too few for in strict precision";
+  }
+  // Tensor cores cut sums off, and what is mended of that is an average. In 9 of 2,876 random problems, all
+  // of them of 256 dims and 99 to 544 rows, the errors of lse came out above twice the math path's.
+  constexpr std::int64_t few_rows = 1024;
+  if (std::max(problem.dim_qk, problem.dim_v) > 128 && problem.heads_q * problem.queries < few_rows) {
+    return "takes head dims beyond 128 in strict precision from " + std::to_string(few_rows) +
+           " rows of queries on";
+  }
+  // The same in 7 of 3,577 with more rows, of 256 dims once more and few keys: at most 94,000 pairs, and
+  // 240,000 in a test. Nobody has counted the pairs that a block mask leaves: a block for each query.
+  constexpr std::int64_t few_pairs = std::int64_t{1} << 20;
+  const std::int64_t keys = problem.features.block_mask
+                                ? std::min<std::int64_t>(problem.most_keys, wgmma::block_multiple)
+                                : problem.most_keys;
+  if (problem.dim_qk > 192 && problem.heads_q * problem.queries < few_pairs / keys) {
+    return "takes head dims beyond 192 in strict precision from 2^20 pairs of queries and keys on";
   }
   return {};
 }
@@ -54,20 +98,8 @@ std::string unsuited_shape(const AttentionProblem& problem) {
       problem.heads_q * (problem.queries / 64 + problem.batch + 1) > 0x7fffffff) {
     return "takes fewer than 2^31 queries, and tiles of them";
   }
-  if (mma::few_results(problem.heads_q * problem.queries, problem.dim_v)) {
-    return "rounds weights, which results are too few for";
-  }
-  // Tensor cores cut sums off, and what is mended of that is an average. In 9 of 2,876 random problems, all
-  // of them of 256 dims and 99 to 544 rows, the errors of lse came out above twice the math path's.
-  constexpr std::int64_t few_rows = 1024;
-  if (std::max(problem.dim_qk, problem.dim_v) > 128 && problem.heads_q * problem.queries < few_rows) {
-    return "takes head dims beyond 128 from " + std::to_string(few_rows) + " rows of queries on";
-  }
-  // The same in 7 of 3,577 with more rows, of 256 dims once more and few keys: at most 94,000 pairs, and
-  // 240,000 in a test.
-  constexpr std::int64_t few_pairs = std::int64_t{1} << 20;
-  if (problem.dim_qk > 192 && problem.heads_q * problem.queries < few_pairs / problem.most_keys) {
-    return "takes head dims beyond 192 from 2^20 pairs of queries and keys on";
+  if (problem.strict) {
+    if (const std::string reason = too_inexact(problem); !reason.empty()) return reason;
   }
   if (!problem.aligned)
     return "copies rows of q, k and v from multiples of 16 bytes, with such strides, alone";
@@ -96,13 +128,24 @@ std::string unsuited_backward(const AttentionProblem& problem) {
   }
   if (problem.backward.deterministic) return "backward is not deterministic";
   if (mma::general_backward(problem)) {
-    return "backward takes causal, windows and lengths alone, of aligned rows and many results";
+    return "backward takes causal, windows and lengths alone, of aligned rows";
   }
   constexpr std::int64_t most_length = 0x7fffffff - 256;  // positions, tiles past the end too, fit 32 bits
   if (problem.length_q > most_length || problem.length_k > most_length) {
     return "takes sequences to 2^31 - 257";
   }
   return mma::unsuited_backward(problem);
+}
+
+std::string unsuited_capability(const AttentionProblem& problem) {
+  try {
+    if (device_properties(problem.device.index).compute_capability != 90) {
+      return "needs compute capability 9.0, which alone has its instructions";
+    }
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+  return {};
 }
 
 std::string supports(const AttentionProblem& problem) {
@@ -120,14 +163,7 @@ std::string supports(const AttentionProblem& problem) {
     if (const std::string reason = missing_feature(problem); !reason.empty()) return reason;
     if (const std::string reason = unsuited_shape(problem); !reason.empty()) return reason;
   }
-  try {
-    if (device_properties(problem.device.index).compute_capability != 90) {
-      return "needs compute capability 9.0, which alone has its instructions";
-    }
-  } catch (const DeviceError& error) {
-    return error.what();
-  }
-  return {};
+  return unsuited_capability(problem);
 }
 
 // A word for the tile counter, where some tiles take longer than others, and the partial results of splits.
@@ -141,7 +177,8 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const wgmma::Choice choice = wgmma::choose(call, multiprocessors);
   if (choice.decode.splits > 0) return wgmma::SplitSpace::of(call, choice.decode).bytes();
-  const wgmma::ForwardConfig& c = wgmma::masked(call)    ? wgmma::MaskedForward::rows[choice.row]
+  const wgmma::ForwardConfig& c = wgmma::listed(call)    ? wgmma::BlockForward::rows[choice.row]
+                                  : wgmma::masked(call)  ? wgmma::MaskedForward::rows[choice.row]
                                   : wgmma::general(call) ? wgmma::GeneralForward::rows[choice.row]
                                                          : wgmma::Forward::rows[choice.row];
   return wgmma::schedule_of(call, c, multiprocessors).counted() ? sizeof(std::uint64_t) : 0;
@@ -152,6 +189,7 @@ template <typename T>
 void launch_as(const AttentionCall& call, const Context& context) {
   const wgmma::Choice choice = wgmma::choose(call, device_properties(context.device.index).multiprocessors);
   const auto launch = choice.decode.splits > 0 ? nullptr
+                      : wgmma::listed(call)    ? wgmma::block_forward_of<T>
                       : wgmma::masked(call)    ? wgmma::masked_forward_of<T>
                       : wgmma::general(call)   ? wgmma::general_forward_of<T>
                                                : wgmma::forward_of<T>;
@@ -212,12 +250,56 @@ std::string yields(const AttentionProblem& problem) {
   return mma_f32::too_few_pairs(problem);
 }
 
+// What of the forward pass is on trial.
+std::string trial(const AttentionProblem& problem) {
+  return problem.pass == Pass::forward && problem.features.block_mask ? "block masks" : "";
+}
+
+// The backward by TMA (sm90/backward_tma), on trial.
+std::string trial_supports(const AttentionProblem& problem) {
+  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
+  if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
+#ifdef TILEWISE_HAS_WGMMA
+  if (problem.pass != Pass::backward) return "has no forward";
+  if (const std::string reason = wgmma_tma::unsuited(problem); !reason.empty()) return reason;
+  if (const std::string reason = mma::unsuited_backward(problem); !reason.empty()) return reason;
+  return unsuited_capability(problem);
+#else
+  return "was built without code for sm_90a";
+#endif
+}
+std::size_t trial_workspace(const AttentionCall& call, const Context&) {
+#ifdef TILEWISE_HAS_WGMMA
+  return wgmma_tma::backward_workspace(call);
+#else
+  static_cast<void>(call);
+  return 0;
+#endif
+}
+void trial_launch(const AttentionCall& call, const Context& context) {
+#ifdef TILEWISE_HAS_WGMMA
+  const DeviceGuard guard(context.device.index);
+  wgmma_tma::backward(call, context);
+#else
+  static_cast<void>(call);
+  static_cast<void>(context);
+#endif
+}
+std::string on_trial(const AttentionProblem&) { return "backward"; }
+
 }  // namespace
+
+constinit const AttentionKernel wgmma_tma_attention = {.name = "wgmma_tma",
+                                                       .supports = trial_supports,
+                                                       .workspace = trial_workspace,
+                                                       .launch = trial_launch,
+                                                       .trial = on_trial};
 
 constinit const AttentionKernel wgmma_attention = {.name = "wgmma",
                                                    .supports = supports,
                                                    .workspace = workspace,
                                                    .launch = launch_on_device,
-                                                   .yields = yields};
+                                                   .yields = yields,
+                                                   .trial = trial};
 
 }  // namespace tilewise::cuda

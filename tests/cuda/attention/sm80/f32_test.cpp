@@ -52,7 +52,7 @@ class MmaF32 : public CudaKernelFixture<80> {
   }
 
   static std::vector<double> forward(const RandomProblem& problem, const char* kernel,
-                                     Precision precision = Precision::full) {
+                                     Precision precision = Precision::standard) {
     const OutputBuffers outputs = make_outputs(problem);
     AttentionOptions options = problem.options;
     options.kernel = kernel;

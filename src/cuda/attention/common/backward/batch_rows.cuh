@@ -14,8 +14,9 @@ template <int lanes_>
 struct RowLanes {
   static constexpr int lanes = lanes_;
   int lane = static_cast<int>(threadIdx.x) % lanes;
-  std::int64_t row = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / lanes;
+  std::int64_t row;
 
+  __device__ explicit RowLanes(std::int64_t block) : row((block * row_threads + threadIdx.x) / lanes) {}
   static std::int64_t blocks(std::int64_t rows) { return (rows * lanes + row_threads - 1) / row_threads; }
   __device__ static float sum(float x) {
 #pragma unroll

@@ -37,24 +37,13 @@ struct BackwardConfig {
   constexpr int state_bytes() const { return queries * 4; }        ///< a stage of one number a query
   constexpr int dscores_stages() const { return pairs_ahead ? 2 : 1; }
   constexpr int weights_stages() const { return weights_stay ? 0 : pairs_ahead && stages > 2 ? 2 : 1; }
-  constexpr int rounds() const { return queries / (warps / key_warps) / queries_at_once; }  ///< of a warp
   constexpr int slope_bytes() const { return threads() * pair_key_tiles() * pair_query_tiles() * 32; }
-  /// What rounding takes from pairs, where these are kept whole: of score gradients, and of weights that do
-  /// not stay.
-  constexpr int rest_bytes() const { return (weights_stay ? 1 : 2) * pair_bytes(); }
-  /// The general kernel has one number a query more, one for each pair that is in registers, and sums of
-  /// those which take the latters' place where a warp has one round.
+  /// The general kernel has one number a query more, and one for each pair that is in registers.
   constexpr std::size_t shared_bytes(bool general) const {
-    const int more =
-        stages * state_bytes() + slope_bytes() + (rounds() > 1 ? 2 * rounds() * threads() * 4 : 0);
+    const int more = stages * state_bytes() + slope_bytes();
     return static_cast<std::size_t>(2 * key_bytes() + 2 * stages * (query_bytes() + state_bytes()) +
-                                    (dscores_stages() + weights_stages()) * pair_bytes() + keys * 4 +
-                                    fact_bytes + (general ? more : 0));
-  }
-  /// Where the general kernel keeps what rounding takes.
-  constexpr std::size_t first_rest() const { return (shared_bytes(true) + 127) / 128 * 128; }
-  constexpr std::size_t whole_shared_bytes() const {
-    return first_rest() + static_cast<std::size_t>(rest_bytes());
+                                    (dscores_stages() + weights_stages()) * pair_bytes() + fact_bytes +
+                                    (general ? more : 0));
   }
   friend constexpr bool operator==(const BackwardConfig&, const BackwardConfig&) = default;
 };

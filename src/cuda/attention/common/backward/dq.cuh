@@ -1,7 +1,6 @@
 #pragma once
 
 #include "cuda/attention/common/backward/batch_rows.cuh"
-#include "cuda/attention/common/backward/tile_peaks.cuh"
 
 namespace tilewise::cuda::mma {
 
@@ -52,13 +51,6 @@ __device__ __forceinline__ void exchange_words(std::uint32_t (&word)[4]) {
   }
 }
 
-/// Two elements of a row from `first` on, those past its end 0.
-template <typename T>
-__device__ __forceinline__ float2 load_two(const std::byte* row, int first, int dims) {
-  const T* from = reinterpret_cast<const T*>(row) + first;
-  return {first < dims ? widen(from[0]) : 0.0f, first + 1 < dims ? widen(from[1]) : 0.0f};
-}
-
 /// What a warp writes of a tile: `parts` of four eights of dims from `first_part` on.
 struct DqWork {
   std::int64_t head, tile;
@@ -73,12 +65,8 @@ __device__ __forceinline__ void finish_dq(const AttentionCall& call, const Backw
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const auto dims = static_cast<int>(call.problem.dim_qk);
   const std::int64_t b = call.packed() ? 0 : queries.b;
-  const std::int64_t first_row = call.first_row_q(queries.b);
-  const std::int64_t s = (call.packed() ? first_row : 0) + queries.first + lane / 4;
-  const std::int64_t row = work.head * call.rows_q() + first_row + queries.first + lane / 4;
+  const std::int64_t s = (call.packed() ? call.first_row_q(queries.b) : 0) + queries.first + lane / 4;
   const bool there[2] = {lane / 4 < queries.count, lane / 4 + 8 < queries.count};  // queries a lane has
-  const RowPeaks peaks[2] = {{space.rows, row, there[0]}, {space.rows, row + 8, there[1]}};
-  const std::byte* keys = row_of_halves(call.k, b, call.key_head(work.head), 0);
   std::byte* to = row_of_halves(call.dq, b, work.head, s);
   const bool aligned = aligned_chunks(call.dq);
   const float factor = static_cast<float>(call.scale) * gradient_scale<T>(call, space).down;
@@ -98,21 +86,9 @@ __device__ __forceinline__ void finish_dq(const AttentionCall& call, const Backw
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-#pragma unroll 1
-      for (int f = 0; f < peaks[half].count; ++f) {
-        const Peak peak = peaks[half].at(f);
-        const std::byte* k = keys + std::int64_t{peak.key} * call.k.stride_s * 2;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float2 two = load_two<T>(k, (eight + e) * 8 + lane % 4 * 2, dims);
-          sum[half][e][0] = fmaf(peak.x, two.x, sum[half][e][0]);
-          sum[half][e][1] = fmaf(peak.x, two.y, sum[half][e][1]);
-        }
-      }
       std::uint32_t word[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) word[e] = pack<T>(sum[half][e][0] * factor, sum[half][e][1] * factor);
-      __syncwarp();  // some lanes had no peak
       exchange_words(word);
       const int first = (eight + lane % 4) * 8;
       if (!there[half] || first >= dims) continue;

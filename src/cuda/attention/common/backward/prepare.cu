@@ -20,13 +20,13 @@ __device__ void raise(int* largest, float value) {
   if (threadIdx.x == 0) atomicMax(largest, highest);
 }
 
-// Clears what is added to.
-__device__ void clear_sums(const AttentionCall& call, const BackwardSpace& space) {
+// Clears what is added to, by so many blocks.
+__device__ void clear_sums(const AttentionCall& call, const BackwardSpace& space, std::int64_t blocks) {
   if (space.dq.data == nullptr) return;
   auto* dq = reinterpret_cast<float4*>(space.dq.data);
   const std::int64_t count =
       call.problem.heads_q * space.dq.tiles * space.dq.eights * (QuerySums::fragment / 4);
-  const std::int64_t step = std::int64_t{gridDim.x} * row_threads;
+  const std::int64_t step = blocks * row_threads;
   for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < count; n += step) {
     dq[n] = {};
   }
@@ -45,11 +45,32 @@ __device__ __forceinline__ void advance(const AttentionCall& call, std::int64_t 
   }
 }
 
+// The norms of values, which f16 needs for the scale of score gradients.
+template <typename T, int lanes>
+__device__ void raise_value_norms(const AttentionCall& call, const BackwardSpace& space, std::int64_t block) {
+  const RowLanes<lanes> at(block);
+  const BatchRow row = BatchRow::of_key(call, at.row);
+  const auto dims = static_cast<int>(call.problem.dim_v);
+  float norm = 0;
+  if (row.owned && at.lane * 8 < dims) {
+    float v[8];
+    load_eight<T>(v, row_of_halves(call.v, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.v));
+#pragma unroll
+    for (int n = 0; n < 8; ++n) norm = fmaf(v[n], v[n], norm);
+  }
+  raise(&space.largest->v, sqrtf(at.sum(norm)));
+}
+
+// The first `query_blocks` blocks have rows of queries, the others rows of values.
 template <typename T, int lanes>
 __global__ void __launch_bounds__(row_threads)
-    row_values(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
+    row_values(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
+               std::int64_t query_blocks) {
   take_turn_in_chain();
-  const RowLanes<lanes> at;
+  if (weight_bits<T> > 0 && blockIdx.x >= query_blocks) {
+    return raise_value_norms<T, lanes>(call, space, blockIdx.x - query_blocks);
+  }
+  const RowLanes<lanes> at(blockIdx.x);
   const std::int64_t first = at.row * rows_together;
   const auto dims = static_cast<int>(call.problem.dim_v);
   uint4 o[rows_together] = {}, d_o[rows_together] = {};
@@ -64,7 +85,7 @@ __global__ void __launch_bounds__(row_threads)
           eight_of(row_of_halves(call.d_o, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.d_o));
     }
   }
-  clear_sums(call, space);
+  clear_sums(call, space, query_blocks);
   float product = 0;  // of the row whose numbers the lane writes
   float largest = 0;
 #pragma unroll
@@ -100,31 +121,8 @@ __global__ void __launch_bounds__(row_threads)
   const bool unseen = lse == minus_infinity;
   const bool general = rows.offset != nullptr;
   rows.top[index] = unseen ? -minus_infinity : general ? lse : lse * log2e;
-  if (general) rows.offset[index] = rows.rest_weight[index] = 0;
+  if (general) rows.offset[index] = 0;
   rows.shift[index] = unseen ? 0.0f : d_lse - product;
-  for (int part = 0; part < RowValues::rest_parts; ++part) rows.rest[part * rows.count + index] = 0;
-  if (rows.sink_weight != nullptr) {
-    const std::int64_t b = row.in_sequence(call).b;
-    rows.sink_weight[index] = unseen ? 0.0f : expf(static_cast<float>(call.sinks.at(b, row.h)) - lse);
-  }
-  rows.peak_count[index] = 0;
-}
-
-template <typename T, int lanes>
-__global__ void __launch_bounds__(row_threads)
-    value_norms(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
-  take_turn_in_chain();
-  const RowLanes<lanes> at;
-  const BatchRow row = BatchRow::of_key(call, at.row);
-  const auto dims = static_cast<int>(call.problem.dim_v);
-  float norm = 0;
-  if (row.owned && at.lane * 8 < dims) {
-    float v[8];
-    load_eight<T>(v, row_of_halves(call.v, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.v));
-#pragma unroll
-    for (int n = 0; n < 8; ++n) norm = fmaf(v[n], v[n], norm);
-  }
-  raise(&space.largest->v, sqrtf(at.sum(norm)));
 }
 
 // A mask of large negative numbers that covers a whole row makes an lse of which f32 keeps nothing but that
@@ -164,7 +162,7 @@ template <typename T>
 __global__ void __launch_bounds__(row_threads)
     anchor_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
   take_turn_in_chain();
-  const RowLanes<32> at;
+  const RowLanes<32> at(blockIdx.x);
   const BatchRow row = BatchRow::of_query(call, at.row);
   if (!row.owned) return;
   const float lse = *reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.s));
@@ -198,14 +196,10 @@ __global__ void __launch_bounds__(row_threads)
     const float top = __shfl_xor_sync(~0u, softmax.top, other);
     softmax.add(top, __shfl_xor_sync(~0u, softmax.sum, other));
   }
-  const RowValues& rows = space.rows;
-  if (rows.sink_weight != nullptr) softmax.add(static_cast<float>(call.sinks.at(b, row.h)), 1);
+  if (call.problem.features.sinks) softmax.add(static_cast<float>(call.sinks.at(b, row.h)), 1);
   if (at.lane != 0 || !(softmax.sum > 0)) return;
-  rows.top[at.row] = softmax.top;
-  rows.offset[at.row] = -log2f(softmax.sum);
-  if (rows.sink_weight != nullptr) {
-    rows.sink_weight[at.row] = expf(static_cast<float>(call.sinks.at(b, row.h)) - softmax.top) / softmax.sum;
-  }
+  space.rows.top[at.row] = softmax.top;
+  space.rows.offset[at.row] = -log2f(softmax.sum);
 }
 
 /// A warp a row of query blocks: its bit, in the words of all blocks of keys that it lists.
@@ -245,13 +239,11 @@ template <typename T, int lanes>
 void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t stream) {
   const AttentionFeatures& features = call.problem.features;
   const std::int64_t queries = call.problem.heads_q * call.rows_q();
+  const std::int64_t query_blocks = RowLanes<lanes>::blocks((queries + rows_together - 1) / rows_together);
+  std::int64_t value_blocks = 0;
   if constexpr (weight_bits<T> > 0) {
     check_cuda(cudaMemsetAsync(space.largest, 0, sizeof(Largest), stream), "tilewise mma backward");
-    launch<value_norms<T, lanes>>({.name = "tilewise mma backward, norms",
-                                   .blocks = RowLanes<lanes>::blocks(call.problem.heads_kv * call.rows_k()),
-                                   .threads = row_threads,
-                                   .stream = stream},
-                                  call, space);
+    value_blocks = RowLanes<lanes>::blocks(call.problem.heads_kv * call.rows_k());
   }
   note_seen_blocks_of(call, space.seen, stream);
   if (space.order.kept()) {
@@ -259,11 +251,11 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
   }
   launch<row_values<T, lanes>>(
       {.name = "tilewise mma backward, rows",
-       .blocks = RowLanes<lanes>::blocks((queries + rows_together - 1) / rows_together),
+       .blocks = query_blocks + value_blocks,
        .threads = row_threads,
        .stream = stream,
-       .early = !space.order.kept() && begins_early(call.problem.device)},
-      call, space);
+       .early = value_blocks == 0 && !space.order.kept() && begins_early(call.problem.device)},
+      call, space, query_blocks);
   if (features.mask != MaskKind::additive && !features.alibi) return;
   launch<anchor_rows<T>>({.name = "tilewise mma backward, far rows",
                           .blocks = RowLanes<32>::blocks(queries),
@@ -276,12 +268,13 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
 }  // namespace
 
 std::string unsuited_backward(const AttentionProblem& problem) {
-  constexpr std::int64_t few_keys = 64;
   if (problem.layout == Layout::paged) return "paged keys have no backward";
+  // The score gradients of keys that are alike sum up to 0, and that of an only key is 0. Here they would be
+  // what d_o·v and d_o·o differ by.
   if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
-  if (problem.length_k <= few_keys) {
-    return "backward takes more than " + std::to_string(few_keys) + " keys";
-  }
+  if (problem.most_keys <= 1) return "backward takes queries that may see more than one key";
+  if (problem.strict)
+    return "backward rounds weights and score gradients, which strict precision does not allow";
   return {};
 }
 

@@ -15,75 +15,13 @@ namespace tilewise::cuda::mma {
 
 // What the kernels of a backward call share, in its workspace.
 
-/// A pair with a high weight, which is left out of the products: see tile_peaks.cuh.
-struct Peak {
-  int key;       ///< in the sequence; at the end its row in k
-  float weight;  ///< negative where dropout drops it
-  float x;       ///< d_o·v + shift; at the end the gradient
-};
-/// Which weights are high, and how many of them a row can have, even with weights that are a little off.
-/// Those up to `sure` are so only where their score gradient is large beside d_o·v as it mostly is: then it
-/// may be most of one of the largest results, in which rounding it would show. Of few results the largest may
-/// have no high weight in it at all.
-struct PeakLimits {
-  float least = 0.08f;
-  float sure = 0.15f;
-  int most = 12;
-  static constexpr float gradient = 0.16f;  ///< of what d_o·v + shift is in the square mean
-
-  static PeakLimits of(const AttentionCall& call) {
-    return few_gradients(call.problem) ? PeakLimits{.least = 0.052f, .sure = 0.052f, .most = 19}
-                                       : PeakLimits{};
-  }
-};
-
-/// Says which of a lane's pairs are peaks. All lanes of a warp are here.
-struct PeakTest {
-  float least, sure;
-  float gradient;
-
-  /// Weights are `weight_scale` times as large as they are, x is in any scale.
-  template <int count, typename Pairs>
-  __device__ __forceinline__ PeakTest(const PeakLimits& limits, float weight_scale,
-                                      std::integral_constant<int, count>, const Pairs& x)
-      : least(limits.least * weight_scale), sure(limits.sure * weight_scale) {
-    float squares = 0;
-#pragma unroll
-    for (int index = 0; index < count; ++index) squares = fmaf(x(index), x(index), squares);
-#pragma unroll
-    for (int other = 16; other > 0; other /= 2) squares += __shfl_xor_sync(~0u, squares, other);
-    gradient = PeakLimits::gradient * weight_scale * sqrtf(squares / static_cast<float>(32 * count));
-  }
-  __device__ __forceinline__ bool operator()(float p, float x) const {
-    return p > least && (p > sure || fabsf(p * x) > gradient);
-  }
-};
-
 /// Of every query, [Hq, rows_q] each.
 struct RowValues {
-  static constexpr int rest_parts = 4;
   float* top =
       nullptr;  ///< lse, in exponents of 2 where the kernel is plain; infinite for a query that saw nothing
   float* offset = nullptr;  ///< what joins exponents of 2, in the general kernel: see anchor_rows
   float* shift = nullptr;   ///< d_lse − d_o·o
-  /// Σ weight·x over keys that are no peaks, times the score gradients' scale: [rest_parts, Hq, rows_q],
-  /// parts that different warps add to.
-  float* rest = nullptr;
-  float* rest_weight = nullptr;  ///< Σ weight over the same, in the general kernel
-  float* sink_weight = nullptr;  ///< where there are sinks
-  PeakLimits limits{};
-  int* peak_count = nullptr;
-  Peak* peaks = nullptr;        ///< [Hq, rows_q, limits.most]
-  float* peak_slope = nullptr;  ///< the same: of the softcap, where there is one
-  std::int64_t count = 0;       ///< Hq · rows_q
 };
-
-/// Puts a peak of a row aside. Gives its place among the row's; from limits.most on it has none.
-__device__ __forceinline__ int put_aside(const RowValues& rows, std::int64_t row, const Peak& peak) {
-  const int slot = atomicAdd(rows.peak_count + row, 1);
-  if (slot < rows.limits.most) rows.peaks[row * rows.limits.most + slot] = peak;
-  return slot;
-}
 
 /// f16 cannot hold what is below 6e-5 as well as what is above, and weights and score gradients often are. So
 /// they are scaled there by powers of two: weights by a constant, score gradients by what the largest of d_o,
@@ -141,17 +79,6 @@ struct QuerySums {
   __device__ static std::int64_t first_tile(const AttentionCall& call, std::int64_t b) {
     return call.packed() ? call.cumulative_q.at(b) / 16 + b : b * entry_tiles(call);
   }
-  /// Which of those query s of a sequence is in, and as what row of it.
-  struct Place {
-    std::int64_t tile;
-    int row;
-  };
-  __device__ static Place place(const AttentionCall& call, std::int64_t s) {
-    if (!call.problem.features.block_mask) return {s / 16, static_cast<int>(s % 16)};
-    const std::int64_t block = s / call.blocks.block_q;
-    const std::int64_t in_block = s - block * call.blocks.block_q;
-    return {block * ((call.blocks.block_q + 15) / 16) + in_block / 16, static_cast<int>(in_block % 16)};
-  }
   __device__ float* at(std::int64_t head, std::int64_t tile, int eight) const {
     return data + ((head * tiles + tile) * eights + eight) * fragment;
   }
@@ -163,30 +90,9 @@ struct Order {
   std::uint32_t* ticket = nullptr;  ///< blocks that have begun: they wait for those alone that began before
   std::uint32_t* done =
       nullptr;            ///< [Hq, tiles of 16 queries], for the first of a block's tile: how many were
-  std::size_t bytes = 0;  ///< of both, and of the count of keys with a peak, which lies between them
+  std::size_t bytes = 0;  ///< of both
 
   constexpr bool kept() const { return ticket != nullptr; }
-};
-
-/// Where peaks are, for keys that look for theirs in one order: which keys have one, and of every 32 queries
-/// of [Hq, rows_q] at which parts of the keys they point. Neither depends on the order in which it was noted.
-struct PeakPlaces {
-  static constexpr int queries = 32;  ///< a mark
-  static constexpr int parts = 64;    ///< of a sequence's keys, a bit each
-
-  std::uint32_t* key_count = nullptr;
-  std::uint32_t* keys = nullptr;  ///< of [Hkv, rows_k], in whatever order
-  std::uint64_t* marks = nullptr;
-  int part_bits = 0;  ///< a part has so many keys, as a power of two
-
-  static int part_bits_of(std::int64_t length_k) {
-    int bits = 0;
-    while ((length_k - 1) >> bits >= parts) ++bits;
-    return bits;
-  }
-  /// Which part a key of a sequence is in.
-  __device__ int part_of(std::int64_t key) const { return static_cast<int>(key >> part_bits); }
-  __device__ bool marked(std::int64_t mark, int part) const { return (marks[mark] >> part & 1) != 0; }
 };
 
 /// Sums of dk and dv of several blocks that share a tile of keys, a row each of [shares, Hkv, rows_k]. They
@@ -196,7 +102,6 @@ struct KeyShares {
   std::int64_t keys = 0;  ///< Hkv · rows_k
   float* dk = nullptr;    ///< rows of row_floats(dim_qk)
   float* dv = nullptr;
-  std::uint8_t* has_peak = nullptr;
 
   /// Rows are filled up to 16 bytes.
   static constexpr std::int64_t row_floats(std::int64_t dims) { return (dims + 3) / 4 * 4; }
@@ -234,63 +139,36 @@ struct BackwardSpace {
   RowValues rows;
   Largest* largest = nullptr;
   QuerySums dq;  ///< before the score's scale
-  Order order;
-  float* dk = nullptr;  ///< [Hkv, rows_k, dim_qk]: of keys with a peak alone, as the kernel sums it
-  float* dv = nullptr;  ///< [Hkv, rows_k, dim_v]: the same
-  std::uint8_t* key_has_peak = nullptr;  ///< [Hkv, rows_k]
-  PeakPlaces places;                     ///< where dk or dv is to be the same each time
+  Order order;   ///< where dq is to be the same each time
   KeyShares shares;
   SeenBlocks seen;
-  bool whole = false;        ///< see whole_pairs
   simt::RowStates states{};  ///< for the gradients of mask and sinks, which are exact to f32
   float* row_sums = nullptr;
   std::size_t bytes = 0;
 
   BackwardSpace(const AttentionCall& call, void* data, int share_count) {
     Arena arena(data);
-    const AttentionFeatures& features = call.problem.features;
     const std::int64_t queries = call.problem.heads_q * call.rows_q();
     const std::int64_t keys = call.problem.heads_kv * call.rows_k();
-    const PeakLimits limits = PeakLimits::of(call);
     rows = {.top = arena.take<float>(queries),
             .offset = general_backward(call) ? arena.take<float>(queries) : nullptr,
-            .shift = arena.take<float>(queries),
-            .rest = arena.take<float>(queries * RowValues::rest_parts),
-            .rest_weight = general_backward(call) ? arena.take<float>(queries) : nullptr,
-            .sink_weight = features.sinks ? arena.take<float>(queries) : nullptr,
-            .limits = limits,
-            .peak_count = arena.take<int>(queries),
-            .peaks = arena.take<Peak>(queries * limits.most),
-            .peak_slope = features.softcap ? arena.take<float>(queries * limits.most) : nullptr,
-            .count = queries};
+            .shift = arena.take<float>(queries)};
     largest = arena.take<Largest>(1);
     dq.tiles = QuerySums::tiles_of(call);
     if (call.dq.wanted) {
       dq.eights = static_cast<int>((call.problem.dim_qk + 7) / 8);
       dq.data = arena.take<float>(call.problem.heads_q * dq.tiles * dq.eights * QuerySums::fragment);
     }
-    if (call.deterministic) {
-      const std::int64_t words = 2 + call.problem.heads_q * dq.tiles;
+    if (call.deterministic && call.dq.wanted) {
+      const std::int64_t words = 1 + call.problem.heads_q * dq.tiles;
       auto* first = arena.take<std::uint32_t>(words);
-      order = {.ticket = first, .done = first + 2, .bytes = static_cast<std::size_t>(words) * 4};
-      if (call.dk.wanted || call.dv.wanted) {
-        places = {
-            .key_count = first + 1,
-            .keys = arena.take<std::uint32_t>(keys),
-            .marks = arena.take<std::uint64_t>((queries + PeakPlaces::queries - 1) / PeakPlaces::queries),
-            .part_bits = PeakPlaces::part_bits_of(call.problem.length_k)};
-      }
+      order = {.ticket = first, .done = first + 1, .bytes = static_cast<std::size_t>(words) * 4};
     }
-    whole = whole_pairs(call.problem);
-    if (call.dk.wanted) dk = arena.take<float>(keys * call.problem.dim_qk);
-    if (call.dv.wanted) dv = arena.take<float>(keys * call.problem.dim_v);
-    if (call.dk.wanted || call.dv.wanted) key_has_peak = arena.take<std::uint8_t>(keys);
     shares = {.count = share_count, .keys = keys};
     if (share_count > 1) {
       const std::int64_t count = share_count * keys;
       if (call.dk.wanted) shares.dk = arena.take<float>(count * KeyShares::row_floats(call.problem.dim_qk));
       if (call.dv.wanted) shares.dv = arena.take<float>(count * KeyShares::row_floats(call.problem.dim_v));
-      shares.has_peak = arena.take<std::uint8_t>(count);
     }
     seen = SeenBlocks(arena, call);
     if (needs_states(call)) {

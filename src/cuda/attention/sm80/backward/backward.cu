@@ -13,7 +13,7 @@ std::size_t least_shared_bytes(const AttentionProblem& problem) {
   const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
   std::size_t least = 0;
   for (const BackwardConfig& c : Table::rows) {
-    const std::size_t bytes = shared_bytes_of<Table>(c, problem);
+    const std::size_t bytes = c.shared_bytes(Table::general);
     if (c.dim >= dim && (least == 0 || bytes < least)) least = bytes;
   }
   return least;

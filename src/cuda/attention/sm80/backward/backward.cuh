@@ -4,6 +4,7 @@
 #include "cuda/attention/sm80/backward/sums.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/runtime/code.h"
+#include "cuda/runtime/dynamic_shared.cuh"
 
 namespace tilewise::cuda::mma {
 
@@ -102,9 +103,6 @@ __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
 /// All that the queries add.
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void add_all(Block& block, int share) {
-  for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) {
-    block.has_peak_smem[r] = 0;
-  }
   if (threadIdx.x == 0) {
     *block.facts_smem = GroupFacts::of<c.queries, c.keys>(block.call, block.blocks, block.space, block.b,
                                                           block.h, block.first_key, block.key_count, share);
@@ -138,7 +136,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
 #if __CUDA_ARCH__ >= 800
   constexpr BackwardConfig c = Table::rows[row];
   if constexpr (runs_in_code(c.shared_bytes(Table::general))) {
-    extern __shared__ __align__(128) std::byte shared[];
+    TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
     take_turn_in_chain();
     using Block = BackwardBlock<T, c, Table::general>;
     const std::uint32_t index = block_index(space.order, *Block::facts_of(shared));
@@ -147,7 +145,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
     Block block(call, blocks, space, shared, turn);
     if (block.key_count <= 0) return;
     add_all<c>(block, static_cast<int>(index % shares));
-    __syncthreads();  // everyone is done with keys and values, and peaks are known
+    __syncthreads();  // everyone is done with keys and values
     if (space.order.kept()) end_turn(block);
     space.shares.count > 1 ? store_shares<c>(block) : store_own<c>(block);
   }

@@ -48,7 +48,6 @@ struct BackwardBlock {
   std::byte* weights_smem;  ///< pair stages x [keys, queries], unless they stay
   float* top_smem;          ///< stages x [queries]
   float* shift_smem;        ///< stages x [queries]
-  int* has_peak_smem;       ///< [keys]
   GroupFacts* facts_smem;
   OpenTurn* turn_smem;
   // Of the facts, what every tile needs, a number a warp.
@@ -82,7 +81,6 @@ struct BackwardBlock {
         weights_smem(dscores_smem + c.dscores_stages() * c.pair_bytes()),
         top_smem(reinterpret_cast<float*>(weights_smem + c.weights_stages() * c.pair_bytes())),
         shift_smem(top_smem + c.stages * c.queries),
-        has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages * c.queries)),
         facts_smem(&facts_of(shared)->group),
         turn_smem(&facts_of(shared)->turn) {
     const KeyTile keys = blocks.keys.tile(call, call.sequence(b), turn.tile);
@@ -115,7 +113,7 @@ struct BackwardBlock {
 
   // What the general kernel has besides.
   __device__ float* offset_smem() const {  ///< stages x [queries]
-    return reinterpret_cast<float*>(has_peak_smem + c.keys) + c.fact_bytes / 4;
+    return reinterpret_cast<float*>(k_smem + c.shared_bytes(false));
   }
   __device__ float* slopes_smem() const { return offset_smem() + c.stages * c.queries; }
   /// [pairs of a lane, threads]: the softcap's derivative of a pair of sums.
@@ -123,35 +121,13 @@ struct BackwardBlock {
     const int index = (n * c.pair_key_tiles() + m) * 4 + e;
     return slopes_smem()[index * c.threads() + static_cast<int>(threadIdx.x)];
   }
-  /// Sums over the keys of one of key_warps, of score gradients and of weights, a query each. With one round
-  /// they are where the slopes were, which the warp is done with.
-  struct RowSums {
-    float* rests_smem;
-    float* weights_smem;
-  };
-  __device__ RowSums row_sums(int key_warp, int query) const {
-    constexpr int side = c.warps / c.key_warps;
-    constexpr int queries_each = c.queries / side;
-    const int own_warp = key_warp * side + query / queries_each;
-    const int round = query % queries_each / c.queries_at_once;
-    float* first = slopes_smem() + (c.rounds() > 1 ? c.slope_bytes() / 4 : 0) + 2 * round * c.threads() +
-                   own_warp * 32 + query % c.queries_at_once;
-    return {first, first + c.threads()};
-  }
-
   __device__ float keep_scale() const {
     return general && call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
   }
-  /// Pairs are rounded, which is their first part. Where they are kept whole, the second is what that took.
-  __device__ int parts() const {
-    if constexpr (general) return space.whole ? 2 : 1;
-    return 1;
+  __device__ std::byte* dscores_at(int pair_stage) const {
+    return dscores_smem + pair_stage * c.pair_bytes();
   }
-  __device__ std::byte* dscores_at(int pair_stage, int part = 0) const {
-    return part == 0 ? dscores_smem + pair_stage * c.pair_bytes() : k_smem + c.first_rest();
-  }
-  __device__ std::byte* weights_at(int pair_stage, int part = 0) const {
-    if (part > 0) return k_smem + c.first_rest() + c.pair_bytes();
+  __device__ std::byte* weights_at(int pair_stage) const {
     return weights_smem + (c.weights_stages() > 1 ? pair_stage * c.pair_bytes() : 0);
   }
   /// The row of the first key in k and v. Not kept, nor is the sequence: registers are scarcer than time

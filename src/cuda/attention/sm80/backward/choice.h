@@ -11,12 +11,6 @@ namespace tilewise::cuda::mma {
 // Which row of a table a call runs by, and how many blocks share a tile of keys: what the workspace and the
 // launches agree on.
 
-/// What a row takes of shared memory.
-template <typename Table>
-std::size_t shared_bytes_of(const BackwardConfig& c, const AttentionProblem& problem) {
-  return Table::general && whole_pairs(problem) ? c.whole_shared_bytes() : c.shared_bytes(Table::general);
-}
-
 /// The first row that is large enough and fits.
 template <typename Table>
 int choose_backward_row(const AttentionCall& call, const DeviceProperties& device) {
@@ -24,7 +18,7 @@ int choose_backward_row(const AttentionCall& call, const DeviceProperties& devic
   constexpr int rows = static_cast<int>(std::size(Table::rows));
   for (int row = 0; row < rows; ++row) {
     const BackwardConfig& c = Table::rows[row];
-    if (c.dim >= dim && shared_bytes_of<Table>(c, call.problem) <= device.shared_bytes) return row;
+    if (c.dim >= dim && c.shared_bytes(Table::general) <= device.shared_bytes) return row;
   }
   throw DeviceError("tilewise mma backward: too little shared memory for its tiles");
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "cuda/attention/common/backward/tile_peaks.cuh"
 #include "cuda/attention/sm80/backward/scores.cuh"
 
 namespace tilewise::cuda::mma {
@@ -36,17 +35,6 @@ __device__ __forceinline__ void drop(std::uint32_t (&weights)[query_tiles][key_t
   });
 }
 
-/// What rounding took from pairs, in the place of the rounded ones. What is 0 among them was dropped, or put
-/// aside.
-template <typename T, int query_tiles, int key_tiles>
-__device__ __forceinline__ void keep_rest(std::uint32_t (&rounded)[query_tiles][key_tiles][4],
-                                          const Sums<key_tiles, query_tiles>& pairs) {
-  for_each_two(rounded, pairs, [](std::uint32_t& two, float2 own, int, int, int) {
-    const float2 part = unpack<T>(two);
-    two = pack<T>(part.x == 0 ? 0.0f : own.x - part.x, part.y == 0 ? 0.0f : own.y - part.y);
-  });
-}
-
 /// Fragments of pairs to their place in shared memory.
 template <typename Block, int query_tiles, int key_tiles>
 __device__ __forceinline__ void store_pairs(const Block& block, std::byte* to_smem, int first_query,
@@ -76,58 +64,6 @@ __device__ __forceinline__ void store_pairs(const Block& block, std::byte* to_sm
         *reinterpret_cast<std::uint32_t*>(to_smem + step) = pairs[n / 2][m][n % 2 * 2 + half];
       }
     }
-  }
-}
-
-/// Puts the peaks among a lane's pairs aside: `p` are weights, `weights` the same rounded, x is d_o·v +
-/// shift. They are few, so that the code for one is there once.
-template <typename Block>
-__device__ __forceinline__ void take_peaks(const Block& block, const typename Block::Queries& queries,
-                                           int first_query, int first_key, typename Block::PairSums& p,
-                                           typename Block::PairFragments& weights,
-                                           const typename Block::PairSums& x) {
-  using T = typename Block::T;
-  constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
-  constexpr int count = 4 * key_tiles * static_cast<int>(std::extent_v<typename Block::PairSums, 1>);
-  static_assert(count <= 32, "a bit each");
-  constexpr float weight_unit = 1.0f / static_cast<float>(1 << weight_bits<T>);
-  const RowValues& rows = block.space.rows;
-  const auto m_of = [](int index) { return index / 4 % key_tiles; };
-  const auto n_of = [](int index) { return index / 4 / key_tiles; };
-  unsigned peaks = 0;
-  const PeakTest is_peak(rows.limits, 1 / weight_unit, std::integral_constant<int, count>{},
-                         [&](int index) { return x[m_of(index)][n_of(index)][index % 4]; });
-#pragma unroll
-  for (int index = 0; index < count; ++index) {
-    const int m = m_of(index), n = n_of(index);
-    if (is_peak(p[m][n][index % 4], x[m][n][index % 4])) peaks |= 1u << index;
-  }
-#pragma unroll 1
-  for (; peaks != 0; peaks &= peaks - 1) {
-    const int chosen = __ffs(static_cast<int>(peaks)) - 1;
-    Peak peak{};
-#pragma unroll
-    for (int index = 0; index < count; ++index) {
-      if (index != chosen) continue;
-      const int m = m_of(index), n = n_of(index);
-      const unsigned half = index % 2 == 0 ? 0xFFFFu : 0xFFFF0000u;
-      std::uint32_t& two = weights[n / 2][m][n % 2 * 2 + index % 4 / 2];
-      peak.weight = p[m][n][index % 4] * ((two & half) != 0 ? weight_unit : -weight_unit);
-      peak.x = x[m][n][index % 4] * (block.scale.down / weight_unit);
-      p[m][n][index % 4] = 0;
-      two &= ~half;
-    }
-    const int e = chosen % 4;
-    const int m = m_of(chosen), n = n_of(chosen);
-    const int key = first_key + 16 * m + block.lane / 4 + 8 * (e / 2);
-    const std::int64_t row = queries.row + first_query + 8 * n + 2 * (block.lane % 4) + e % 2;
-    peak.key = block.first_key + key;
-    const int slot = put_aside(rows, row, peak);
-    if constexpr (Block::general) {
-      if (slot < rows.limits.most && rows.peak_slope != nullptr)
-        rows.peak_slope[row * rows.limits.most + slot] = block.slope_smem(m, n, e);
-    }
-    block.has_peak_smem[key] = 1;
   }
 }
 
@@ -186,39 +122,6 @@ __device__ __forceinline__ void set_shifts(const float* shifts, float (&x)[key_t
   }
 }
 
-/// The sum over a warp's keys of a query, of which a lane then has the one that row_of_sum says. Lanes with
-/// the same queries hand each other half of what they have, until each has one.
-template <typename Block>
-__device__ __forceinline__ float row_sum(const Block& block, const typename Block::PairSums& x) {
-  constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
-  constexpr int count = 2 * std::extent_v<typename Block::PairSums, 1>;
-  static_assert(count == 8 || count == 4);
-  float sum[count];
-#pragma unroll
-  for (int q = 0; q < count; ++q) {
-    sum[q] = 0;
-#pragma unroll
-    for (int m = 0; m < key_tiles; ++m) sum[q] += x[m][q / 2][q % 2] + x[m][q / 2][2 + q % 2];
-  }
-#pragma unroll
-  for (int left = count / 2, distance = 16; left > 0; left /= 2, distance /= 2) {
-    const bool upper = (block.lane & distance) != 0;
-#pragma unroll
-    for (int q = 0; q < left; ++q) {
-      const float given = upper ? sum[q] : sum[q + left];
-      const float stays = upper ? sum[q + left] : sum[q];
-      sum[q] = stays + __shfl_xor_sync(~0u, given, distance);
-    }
-  }
-  return count == 8 ? sum[0] : sum[0] + __shfl_xor_sync(~0u, sum[0], 4);
-}
-template <typename Block>
-__device__ __forceinline__ int row_of_sum(const Block& block) {
-  constexpr int count = 2 * std::extent_v<typename Block::PairSums, 1>;
-  const int q = block.lane / (count == 8 ? 4 : 8);  // the n-th of the lane's queries 8n + 2t + e
-  return q / 2 * 8 + 2 * (block.lane % 4) + q % 2;
-}
-
 /// What weights of two neighbouring queries are relative to.
 template <typename Block>
 struct References {
@@ -249,11 +152,10 @@ struct References {
   }
 };
 
-/// x times its weight, which is the score gradient. The general kernel keeps what both sum up to over the
-/// warp's keys, and has the slopes of softcap.
+/// x times its weight and, with softcap, its slope: the score gradient.
 template <typename Block>
-__device__ __forceinline__ void make_dscores(const Block& block, int key_warp, int first_query,
-                                             const typename Block::PairSums& p, typename Block::PairSums& x) {
+__device__ __forceinline__ void make_dscores(const Block& block, const typename Block::PairSums& p,
+                                             typename Block::PairSums& x) {
   constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
   constexpr int query_eights = std::extent_v<typename Block::PairSums, 1>;
 #pragma unroll
@@ -265,22 +167,15 @@ __device__ __forceinline__ void make_dscores(const Block& block, int key_warp, i
     }
   }
   if constexpr (Block::general) {
-    const float weight_sum = row_sum(block, p);
-    const float rest_sum = row_sum(block, x);
-    if (block.call.problem.features.softcap) {
+    if (!block.call.problem.features.softcap) return;
 #pragma unroll
-      for (int m = 0; m < key_tiles; ++m) {
+    for (int m = 0; m < key_tiles; ++m) {
 #pragma unroll
-        for (int n = 0; n < query_eights; ++n) {
+      for (int n = 0; n < query_eights; ++n) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) x[m][n][e] *= block.slope_smem(m, n, e);
-        }
+        for (int e = 0; e < 4; ++e) x[m][n][e] *= block.slope_smem(m, n, e);
       }
     }
-    __syncwarp();  // the warp is done with its slopes
-    const auto [rest, weight] = block.row_sums(key_warp, first_query + row_of_sum(block));
-    *rest = rest_sum;
-    *weight = weight_sum;
   }
 }
 
@@ -301,16 +196,6 @@ __device__ __forceinline__ void add_to_own(OwnSums& sum, const typename Block::P
       b_turned(Block::RowPointer::by_rows(Block::address(rows_smem)).from(first_query, 0)));
 }
 
-/// Whether the higher of two rounded weights may be a peak.
-template <typename Block>
-__device__ __forceinline__ bool may_be_peak(const Block& block, std::uint32_t highest) {
-  using T = typename Block::T;
-  const float2 two_highest = unpack<T>(highest);
-  // They were rounded.
-  const float least = 0.99f * block.space.rows.limits.least * static_cast<float>(1 << weight_bits<T>);
-  return fmaxf(two_highest.x, two_highest.y) > least;
-}
-
 /// Weights and score gradients of a warp's pairs, some queries at once; with weights that stay, their part of
 /// dv and dk too.
 template <BackwardConfig c, typename Block>
@@ -329,15 +214,9 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
   const auto queries = [&] { return block.queries_of(steps); };  // seldom asked for in the plain kernel
   if (edge && !seen(queries(), first_query, c.queries_at_once, first_key, 16 * key_tiles)) {
     const typename Block::PairFragments none = {};
-    for (int part = 0; part < block.parts(); ++part) {
-      if constexpr (!c.weights_stay)
-        store_pairs(block, block.weights_at(pair_stage, part), first_query, first_key, none);
-      store_pairs(block, block.dscores_at(pair_stage, part), first_query, first_key, none);
-    }
-    if constexpr (Block::general) {
-      const auto [rest, weight] = block.row_sums(key_warp, first_query + block.lane % c.queries_at_once);
-      *rest = *weight = 0;
-    }
+    if constexpr (!c.weights_stay)
+      store_pairs(block, block.weights_at(pair_stage), first_query, first_key, none);
+    store_pairs(block, block.dscores_at(pair_stage), first_query, first_key, none);
     return;
   }
 
@@ -362,13 +241,10 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
 
   const int own_query = stage * c.queries + first_query + 2 * (block.lane % 4);
   if constexpr (shifts_first<Block>) set_shifts(block.shift_smem + own_query, x);
-  std::uint32_t highest = 0;
   References<Block> references;
   const auto weigh = [&](int n, int m, int half) {
     if (m == 0 && half == 0) references.load(block, own_query + 8 * n);
-    const std::uint32_t two = references.weigh(block, p[m][n][2 * half], p[m][n][2 * half + 1]);
-    weights[n / 2][m][n % 2 * 2 + half] = two;
-    highest = maximum_of_pairs<T>(highest, two);
+    weights[n / 2][m][n % 2 * 2 + half] = references.weigh(block, p[m][n][2 * half], p[m][n][2 * half + 1]);
   };
   // Weights are made beside the product that does not need them.
   constexpr int product_steps = c.dim / 16;
@@ -386,31 +262,17 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
       make_scores);
   if (dropout) drop<T>(weights, p, kept);
   if constexpr (!shifts_first<Block>) add_shifts(block, block.shift_smem + own_query, kept, x);
-  if (__any_sync(~0u, may_be_peak(block, highest))) {
-    take_peaks(block, queries(), first_query, first_key, p, weights, x);
-    __syncwarp();  // lanes had different numbers of them, and products want the whole warp together
-  }
-#pragma unroll 1
-  for (int part = 0; part < block.parts(); ++part) {
-    if (part > 0) keep_rest<T>(weights, p);
-    if constexpr (c.weights_stay) {
-      add_to_own<c, Block>(block.dv, weights, d_o_tile, first_query);
-    } else {
-      store_pairs(block, block.weights_at(pair_stage, part), first_query, first_key, weights);
-    }
+  if constexpr (c.weights_stay) {
+    add_to_own<c, Block>(block.dv, weights, d_o_tile, first_query);
+  } else {
+    store_pairs(block, block.weights_at(pair_stage), first_query, first_key, weights);
   }
 
-  make_dscores(block, key_warp, first_query, p, x);
+  make_dscores(block, p, x);
   for_each_two(dscores, x,
                [](std::uint32_t& two, float2 own, int, int, int) { two = pack<T>(own.x, own.y); });
-#pragma unroll 1
-  for (int part = 0; part < block.parts(); ++part) {
-    if (part > 0) keep_rest<T>(dscores, x);
-    store_pairs(block, block.dscores_at(pair_stage, part), first_query, first_key, dscores);
-    if constexpr (c.weights_stay) {
-      add_to_own<c, Block>(block.dk, dscores, q_tile, first_query);
-    }
-  }
+  store_pairs(block, block.dscores_at(pair_stage), first_query, first_key, dscores);
+  if constexpr (c.weights_stay) add_to_own<c, Block>(block.dk, dscores, q_tile, first_query);
 }
 
 }  // namespace tilewise::cuda::mma

@@ -21,7 +21,7 @@ void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int
   launch<backward_kernel<T, Table, row>>({.name = "tilewise mma backward",
                                           .blocks = blocks.count() * space.shares.count,
                                           .threads = c.threads(),
-                                          .shared_bytes = shared_bytes_of<Table>(c, call.problem),
+                                          .shared_bytes = c.shared_bytes(Table::general),
                                           .stream = stream,
                                           .early = begins_early(call.problem.device)},
                                          call, blocks, space);

@@ -23,15 +23,12 @@ __device__ __forceinline__ void add_to_keys(Block& block, int stage, int pair_st
   const auto pairs_at = [&](const std::byte* smem) {
     return a_by_rows<key_tiles>(PairPointer::by_rows(address(smem)).from(first_key, 0));
   };
-#pragma unroll 1
-  for (int part = 0; part < block.parts(); ++part) {
-    multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
-        block.dv, pairs_at(block.weights_at(pair_stage, part)),
-        b_turned(RowPointer::by_rows(address(block.d_o_smem + stage * c.query_bytes())).from(0, first_dim)));
-    multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
-        block.dk, pairs_at(block.dscores_at(pair_stage, part)),
-        b_turned(RowPointer::by_rows(address(block.q_smem + stage * c.query_bytes())).from(0, first_dim)));
-  }
+  multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
+      block.dv, pairs_at(block.weights_at(pair_stage)),
+      b_turned(RowPointer::by_rows(address(block.d_o_smem + stage * c.query_bytes())).from(0, first_dim)));
+  multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
+      block.dk, pairs_at(block.dscores_at(pair_stage)),
+      b_turned(RowPointer::by_rows(address(block.q_smem + stage * c.query_bytes())).from(0, first_dim)));
 }
 
 /// Waits until it is the block's turn to add to a tile of queries.
@@ -53,61 +50,7 @@ __device__ __forceinline__ void end_turn(const Block& block) {
   block.turn_smem->flag = nullptr;
 }
 
-/// Each query's sum of score gradients over keys that are no peaks: of the fragments, by a product with ones.
-template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void add_row_sums(const Block& block, std::int64_t row, int rows, int first_query,
-                                             const typename Block::PairPointer& dscores) {
-  constexpr int query_tiles = c.dq_query_tiles();
-  const WarpPlace<c.dq_dim_warps> place(block.warp);
-  static_assert(c.dq_dim_warps <= RowValues::rest_parts);
-  // The warps of the same queries share the keys.
-  constexpr int keys_each = c.keys / c.dq_dim_warps;
-  const auto load = a_turned<query_tiles>(dscores.from(place.n * keys_each, first_query / 16));
-  float rest[query_tiles][4] = {};
-#pragma unroll
-  for (int step = 0; step < keys_each / 16; ++step) {
-    std::uint32_t a[query_tiles][4];
-    load(a, step);
-#pragma unroll
-    for (int m = 0; m < query_tiles; ++m) {
-      multiply_matrices<typename Block::T>(rest[m], a[m], two_ones<typename Block::T>,
-                                           two_ones<typename Block::T>);
-    }
-  }
-  float* to = block.space.rows.rest + place.n * block.space.rows.count + row + first_query + block.lane / 4;
-  if (rows >= 16 * query_tiles) {
-    if (block.lane % 4 != 0) return;
-#pragma unroll
-    for (int index = 0; index < 2 * query_tiles; ++index) {
-      atomicAdd(to + 8 * index, rest[index / 2][index % 2 * 2]);
-    }
-  } else {
-#pragma unroll
-    for (int index = 0; index < 2 * query_tiles; ++index) {
-      const bool present = block.lane % 4 == 0 && 8 * index + block.lane / 4 < rows;
-      if (present) atomicAdd(to + 8 * index, rest[index / 2][index % 2 * 2]);
-    }
-  }
-}
-/// The same in the general kernel, where each warp has made the sum of its keys, before a softcap's
-/// derivative.
-template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void add_whole_row_sums(const Block& block, std::int64_t row, int count) {
-  const int r = static_cast<int>(threadIdx.x);
-  if (r >= count) return;
-  float rest_sum = 0, weight_sum = 0;
-#pragma unroll
-  for (int part = 0; part < c.key_warps; ++part) {
-    const auto [rest, weight] = block.row_sums(part, r);
-    rest_sum += *rest;
-    weight_sum += *weight;
-  }
-  constexpr float weight_unit = 1.0f / static_cast<float>(1 << weight_bits<typename Block::T>);
-  atomicAdd(block.space.rows.rest + row + r, rest_sum);
-  atomicAdd(block.space.rows.rest_weight + row + r, weight_sum * weight_unit);
-}
-
-/// dq += dscores·k, and each query's sum of score gradients.
+/// dq += dscores·k.
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void add_to_queries(const Block& block, const QuerySteps& steps, int pair_stage) {
   using T = typename Block::T;
@@ -116,30 +59,18 @@ __device__ __forceinline__ void add_to_queries(const Block& block, const QuerySt
   constexpr int query_tiles = c.dq_query_tiles();
   constexpr int dim_tiles = c.dq_dim_tiles();
   const BackwardSpace& space = block.space;
+  if (space.dq.data == nullptr) return;
   const WarpPlace<c.dq_dim_warps> place(block.warp);
   const int first_query = place.m * query_tiles * 16;
   const int first_dim = place.n * dim_tiles;
   Sums<query_tiles, dim_tiles> dq = {};
-  const auto dscores = [&](int part) {
-    return PairPointer::by_columns(Block::address(block.dscores_at(pair_stage, part)));
-  };
-#pragma unroll 1
-  for (int part = 0; part < block.parts(); ++part) {
-    multiply_tiles<T, c.keys / 16, query_tiles, dim_tiles>(
-        dq, a_turned<query_tiles>(dscores(part).from(0, first_query / 16)),
-        b_turned(RowPointer::by_rows(Block::address(block.k_smem)).from(0, first_dim)), Nothing{}, [&] {
-          if (part == 0 && space.order.kept()) await_turn(block, steps);  // here registers are to be had
-        });
-  }
-  const int at = block.first_query(steps);
-  const int count = block.query_count(steps, at);
-  const int rows = count - first_query;
-  if constexpr (Block::general) {
-    add_whole_row_sums<c>(block, block.row_of(steps, at), count);
-  } else {
-    add_row_sums<c>(block, block.row_of(steps, at), rows, first_query, dscores(0));
-  }
-  if (space.dq.data == nullptr) return;
+  const auto dscores = PairPointer::by_columns(Block::address(block.dscores_at(pair_stage)));
+  multiply_tiles<T, c.keys / 16, query_tiles, dim_tiles>(
+      dq, a_turned<query_tiles>(dscores.from(0, first_query / 16)),
+      b_turned(RowPointer::by_rows(Block::address(block.k_smem)).from(0, first_dim)), Nothing{}, [&] {
+        if (space.order.kept()) await_turn(block, steps);  // here registers are to be had
+      });
+  const int rows = block.query_count(steps, block.first_query(steps)) - first_query;
   const std::int64_t tile = block.sums_tile(steps) + first_query / 16;
   float* first_dq =
       space.dq.data + (tile * space.dq.eights + 2 * first_dim) * QuerySums::fragment + 4 * block.lane;
@@ -202,31 +133,6 @@ __device__ __forceinline__ void store_rows(const Block& block, const Rows& rows,
                 *reinterpret_cast<const uint4*>(from_smem + Tile::offset(row, chunk)));
   }
 }
-/// Rows that are still to be mended, in f32.
-template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void store_unfinished(const Block& block, float* to, int dims,
-                                                 const typename Block::OwnSums& sums) {
-  if (to == nullptr) return;
-  const WarpPlace<c.dim_warps> place(block.warp);
-  const std::int64_t first_row = BackwardSpace::key_row(block.call, block.b, block.h, block.first_key_row());
-#pragma unroll
-  for (int m = 0; m < c.own_key_tiles(); ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = place.m * c.own_key_tiles() * 16 + 16 * m + 8 * half + block.lane / 4;
-      if (r >= block.key_count || block.has_peak_smem[r] == 0) continue;
-#pragma unroll
-      for (int n = 0; n < 2 * c.own_dim_tiles(); ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int d = place.n * c.own_dim_tiles() * 16 + 8 * n + 2 * (block.lane % 4) + e;
-          if (d < dims) to[(first_row + r) * dims + d] = sums[m][n][2 * half + e];
-        }
-      }
-    }
-  }
-}
-
 /// A share's sums of all rows.
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void store_share(const Block& block, float* to, int dims,
@@ -254,30 +160,16 @@ __device__ __forceinline__ void store_share(const Block& block, float* to, int d
 }
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void store_shares(const Block& block) {
-  const KeyShares& shares = block.space.shares;
-  const std::int64_t first = block.facts_smem->share * shares.keys +
-                             BackwardSpace::key_row(block.call, block.b, block.h, block.first_key_row());
-  for (int r = static_cast<int>(threadIdx.x); r < block.key_count; r += c.threads()) {
-    shares.has_peak[first + r] = static_cast<std::uint8_t>(block.has_peak_smem[r]);
-  }
-  store_share<c>(block, shares.dk, block.dim_qk, block.dk);
-  store_share<c>(block, shares.dv, block.dim_v, block.dv);
+  store_share<c>(block, block.space.shares.dk, block.dim_qk, block.dk);
+  store_share<c>(block, block.space.shares.dv, block.dim_v, block.dv);
 }
 
-/// dk and dv from their sums; everyone is done with keys and values, and peaks are known.
+/// dk and dv from their sums; everyone is done with keys and values.
 template <BackwardConfig c, typename Block>
 __device__ __forceinline__ void store_own(const Block& block) {
   const float weight_unit = block.keep_scale() / static_cast<float>(1 << weight_bits<typename Block::T>);
   stage_own<c>(block, block.k_smem, block.dk, static_cast<float>(block.call.scale) * block.scale.down);
   stage_own<c>(block, block.v_smem, block.dv, weight_unit);
-  if (block.space.key_has_peak != nullptr) {
-    const std::int64_t first = BackwardSpace::key_row(block.call, block.b, block.h, block.first_key_row());
-    for (int r = static_cast<int>(threadIdx.x); r < block.key_count; r += c.threads()) {
-      block.space.key_has_peak[first + r] = static_cast<std::uint8_t>(block.has_peak_smem[r]);
-    }
-  }
-  store_unfinished<c>(block, block.space.dk, block.dim_qk, block.dk);
-  store_unfinished<c>(block, block.space.dv, block.dim_v, block.dv);
   __syncthreads();  // the rows are there
   store_rows<c>(block, block.call.dk, block.dim_qk, block.k_smem);
   store_rows<c>(block, block.call.dv, block.dim_v, block.v_smem);

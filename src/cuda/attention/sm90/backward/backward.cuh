@@ -3,6 +3,7 @@
 #include "cuda/attention/sm90/backward/sums.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/warpgroup.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/tile/ring.cuh"
 
 namespace tilewise::cuda::wgmma_backward {
@@ -108,18 +109,13 @@ struct Walk {
     pin(s);
     if constexpr (c.turns) sync_with_arrivals(2 + block.group());  // the other one is not at its pairs
     if (edge) hide(block, queries, s);
-    int highest = weigh<T, 0, 16>(tops, block.unit, 0, s);
+    weigh<T, 0, 16>(tops, block.unit, s);
     asm volatile("" ::: "memory");  // not before: registers
     shifts.load(own(block.shift_smem, stage));
-    highest = weigh<T, 16, 32>(tops, block.unit, highest, s);
+    weigh<T, 16, 32>(tops, block.unit, s);
     wait_products<0>();  // d_o·v
     pin(x);
     add_shifts<T>(shifts, block.facts_smem->scale.up, x);
-    const float least = block.space.rows.limits.least * static_cast<float>(1 << mma::weight_bits<T>);
-    if (__any_sync(~0u, __int_as_float(highest) > least)) {
-      take_peaks(block, queries, s, x);
-      __syncwarp();
-    }
     round_pairs<T>(s, x, weights, dscores);
     const int pair_stage = number % 2;
     wait(block.used_smem + pair_stage, number / 2 % 2 ^ 1);
@@ -185,16 +181,6 @@ __device__ __forceinline__ void load_tiles(const Block<T, c>& block, QuerySteps 
     at.advance();
   }
 }
-/// Adds the sums of score gradients in global memory.
-template <typename T, Config c>
-__device__ __forceinline__ void add_sums(const Block<T, c>& block, int count) {
-#pragma unroll 1
-  for (int number = 0; number < count; ++number) {
-    wait(block.made_smem + number % 2, number / 2 % 2);
-    add_row_sums(block, block.tile(number), number % 2, block.warp() % c.sum_warps);
-    block.arrive_once(block.used_smem + number % 2);
-  }
-}
 
 template <typename T, int row>
 __global__ void __launch_bounds__(rows[row].threads(), 1)
@@ -202,7 +188,7 @@ __global__ void __launch_bounds__(rows[row].threads(), 1)
                     const __grid_constant__ BackwardSpace space) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr Config c = rows[row];
-  extern __shared__ __align__(1024) std::byte shared[];
+  TILEWISE_DYNAMIC_SHARED(std::byte, shared, 1024);
   take_turn_in_chain();
   const auto shares = static_cast<std::uint32_t>(space.shares.count);
   const Turn turn = blocks.turns.turn(blockIdx.x / shares);
@@ -214,7 +200,6 @@ __global__ void __launch_bounds__(rows[row].threads(), 1)
   if (block.warp() >= c.warps) {
     keep_registers<c.producer_registers>();
     if (block.warp() < c.warps + c.load_warps) load_tiles(block, steps);
-    if (block.warp() >= c.warps + c.load_warps) add_sums(block, steps.left);
     return;
   }
   take_registers<c.consumer_registers>();
@@ -225,7 +210,7 @@ __global__ void __launch_bounds__(rows[row].threads(), 1)
   sync_some<1, c.consumer_threads()>();  // keys and values are there
   Walk<T, c> walk(block);
   steps.more() ? walk.all(steps.left) : walk.none();
-  sync_some<1, c.consumer_threads()>();  // everyone is done with keys and values, and peaks are known
+  sync_some<1, c.consumer_threads()>();  // everyone is done with keys and values
   store_own(block, walk.dk, walk.dv);
 #endif
 }

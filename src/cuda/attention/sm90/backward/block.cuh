@@ -63,7 +63,6 @@ static_assert(sizeof(Facts) <= Config::fact_bytes);
 
 /// And of a tile of queries, from when it is asked for until its dq is made.
 struct TileFacts {
-  std::int64_t row;   ///< where its queries' values are
   std::int64_t sums;  ///< its first tile among the sums of dq
   int count;          ///< queries
   int low, high;      ///< keys that query r sees: r + low to r + high of the block's
@@ -93,7 +92,6 @@ struct Block {
   float* dq_smem;           ///< [warps, eights of dims, 128]: of 16 queries
   float* top_smem;          ///< stages x [queries]
   float* shift_smem;        ///< stages x [queries]
-  int* has_peak_smem;       ///< [keys]
   Facts* facts_smem;
   TileFacts* tiles_smem;  ///< by the tile's number
   Mbarrier* full_smem;    ///< [stages]: queries are there
@@ -115,8 +113,7 @@ struct Block {
         dq_smem(reinterpret_cast<float*>(dscores_smem + c.pair_stages * c.pair_bytes())),
         top_smem(dq_smem + c.consumers * c.dq_bytes() / 4),
         shift_smem(top_smem + c.stages * c.queries),
-        has_peak_smem(reinterpret_cast<int*>(shift_smem + c.stages * c.queries)),
-        facts_smem(reinterpret_cast<Facts*>(has_peak_smem + c.keys)),
+        facts_smem(reinterpret_cast<Facts*>(shift_smem + c.stages * c.queries)),
         tiles_smem(reinterpret_cast<TileFacts*>(reinterpret_cast<std::byte*>(facts_smem) + c.fact_bytes)),
         full_smem(reinterpret_cast<Mbarrier*>(reinterpret_cast<std::byte*>(tiles_smem) + c.tile_bytes)),
         empty_smem(full_smem + c.stages),
@@ -139,7 +136,6 @@ struct Block {
   }
   /// Facts and barriers, by the first thread; before a barrier of the block.
   __device__ void prepare(const Turn& turn, int share) const {
-    for (int r = static_cast<int>(threadIdx.x); r < c.keys; r += c.threads()) has_peak_smem[r] = 0;
     if (threadIdx.x != 0) return;
     const auto among = turn.among(call.problem.heads_kv);
     const auto b = static_cast<int>(among.b);
@@ -159,7 +155,7 @@ struct Block {
     }
     for (int n = 0; n < c.pair_stages; ++n) {
       init_barrier(made_smem + n, c.warps);
-      init_barrier(used_smem + n, c.warps + c.sum_warps);
+      init_barrier(used_smem + n, c.warps);
     }
     fence_barrier_inits();
   }
@@ -229,7 +225,6 @@ struct Block {
     if (r > 0) return;
     constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
     tiles_smem[number % c.tile_facts] = {
-        .row = row,
         .sums = facts.tile + opaque(steps.head) * space.dq.tiles + steps.at * (c.queries / 16),
         .count = count,
         .low = static_cast<int>(max(-far, min(far, facts.low + at))),

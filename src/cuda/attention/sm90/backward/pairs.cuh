@@ -11,13 +11,6 @@ namespace tilewise::cuda::wgmma_backward {
 using Pairs = float[32];
 using Fragments = std::uint32_t[4][4];  ///< the same rounded, for products over queries, 16 of these each
 
-/// Registers whose values nobody needs: products that begin anew are not taken to add to them.
-template <int n>
-__device__ __forceinline__ void forget(float (&registers)[n]) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) asm volatile("" : "=f"(registers[i]));
-}
-
 /// Rows of keys or values in registers, as one factor.
 template <int dim>
 using RowFragments = std::uint32_t[dim / 16][4];
@@ -101,53 +94,12 @@ __device__ __forceinline__ void hide(const Block& block, const TileFacts& querie
   }
 }
 
-/// Scores to weights, in the scale of weights. Gives the highest.
+/// Scores to weights, in the scale of weights.
 template <typename T, int first, int end>
-__device__ __forceinline__ int weigh(const OfQueries& tops, float unit, int highest, Pairs& s) {
+__device__ __forceinline__ void weigh(const OfQueries& tops, float unit, Pairs& s) {
 #pragma unroll
-  for (int index = first; index < end; index += 2) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      s[index + e] = exp2_approx(fmaf(s[index + e], unit, mma::weight_bits<T> - tops.at(index + e)));
-    }
-    // Floats that are not negative compare as their bits do.
-    highest = __vimax3_s32(highest, __float_as_int(s[index]), __float_as_int(s[index + 1]));
-  }
-  return highest;
-}
-
-/// Puts the peaks among a lane's pairs aside (common/backward/tile_peaks.cuh): p are weights, x is d_o·v +
-/// shift.
-template <typename Block>
-__device__ __forceinline__ void take_peaks(const Block& block, const TileFacts& queries, Pairs& p,
-                                           const Pairs& x) {
-  using T = typename Block::T;
-  constexpr float weight_unit = 1.0f / static_cast<float>(1 << mma::weight_bits<T>);
-  const mma::RowValues& rows = block.space.rows;
-  unsigned peaks = 0;
-  const mma::PeakTest is_peak(rows.limits, 1 / weight_unit, std::integral_constant<int, 32>{},
-                              [&](int index) { return x[index]; });
-#pragma unroll
-  for (int index = 0; index < 32; ++index) {
-    if (is_peak(p[index], x[index])) peaks |= 1u << index;
-  }
-#pragma unroll 1
-  for (; peaks != 0; peaks &= peaks - 1) {
-    const int chosen = __ffs(static_cast<int>(peaks)) - 1;
-    mma::Peak peak{};
-#pragma unroll
-    for (int index = 0; index < 32; ++index) {
-      if (index != chosen) continue;
-      peak.weight = p[index] * weight_unit;
-      peak.x = x[index] * (block.facts_smem->scale.down / weight_unit);
-      p[index] = 0;
-    }
-    const int e = chosen % 4, j = chosen / 4;
-    const int key = block.first_own_key() + block.lane() / 4 + 8 * (e / 2);
-    const std::int64_t row = queries.row + 8 * j + 2 * (block.lane() % 4) + e % 2;
-    peak.key = block.facts_smem->first_key + key;
-    mma::put_aside(rows, row, peak);
-    block.has_peak_smem[key] = 1;
+  for (int index = first; index < end; ++index) {
+    s[index] = exp2_approx(fmaf(s[index], unit, mma::weight_bits<T> - tops.at(index)));
   }
 }
 

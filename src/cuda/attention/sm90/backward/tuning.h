@@ -7,7 +7,7 @@
 namespace tilewise::cuda::wgmma_backward {
 
 /// How a block is cut: two warpgroups that compute, with 64 keys each, walk over tiles of 64 queries; of a
-/// third one some warps bring these, and one adds what is left to be added.
+/// third one two warps bring these.
 struct Config {
   int dim = 0;                         ///< the head dims, both, are filled up to it: 64 or 128
   int stages = 2;                      ///< of queries
@@ -16,7 +16,6 @@ struct Config {
   static constexpr int consumers = 2;  ///< warpgroups
   static constexpr int warps = 4 * consumers;
   static constexpr int load_warps = 2;
-  static constexpr int sum_warps = 2;
   static constexpr int keys = 64 * consumers;
   static constexpr int queries = 64;
   static constexpr int pair_stages = 2;  ///< of score gradients
@@ -31,12 +30,12 @@ struct Config {
   static constexpr int dq_bytes() { return queries * 64 * 4; }  ///< of a warpgroup
   static constexpr int fact_bytes = 144;
   static constexpr int tile_facts = 8;
-  static constexpr int tile_bytes = tile_facts * 40;
+  static constexpr int tile_bytes = tile_facts * 24;
   constexpr int barriers() const { return 2 * stages + 2 * pair_stages; }
   constexpr std::size_t shared_bytes() const {
-    return static_cast<std::size_t>(
-        2 * key_bytes() + 2 * stages * query_bytes() + pair_stages * pair_bytes() + consumers * dq_bytes() +
-        2 * stages * queries * 4 + keys * 4 + fact_bytes + tile_bytes + barriers() * 8);
+    return static_cast<std::size_t>(2 * key_bytes() + 2 * stages * query_bytes() +
+                                    pair_stages * pair_bytes() + consumers * dq_bytes() +
+                                    2 * stages * queries * 4 + fact_bytes + tile_bytes + barriers() * 8);
   }
   /// The same cut as mma's kernel has it, for what both share.
   constexpr mma::BackwardConfig cut() const {

@@ -62,14 +62,15 @@ std::int64_t packed_heads(const AttentionProblem& problem) {
   constexpr std::int64_t most = 64;  // a consumer's rows
   const std::int64_t group = problem.heads_q / std::max<std::int64_t>(problem.heads_kv, 1);
   const AttentionFeatures& features = problem.features;
-  const bool alike =
-      !features.alibi && !features.sinks && features.mask == MaskKind::none && !features.dropout;
+  const bool alike = !features.alibi && !features.sinks && features.mask == MaskKind::none &&
+                     !features.dropout && !features.block_mask;
   return alike && group <= most && std::has_single_bit(static_cast<std::uint64_t>(group)) ? group : 1;
 }
 
 namespace {
 
 Choice choose_anew(const AttentionCall& call, int multiprocessors) {
+  if (listed(call)) return {DecodePlan{}, choose_row<BlockForward>(call, multiprocessors).row};
   const ChosenRow alone = masked(call)    ? choose_row<MaskedForward>(call, multiprocessors)
                           : general(call) ? choose_row<GeneralForward>(call, multiprocessors)
                                           : choose_row<Forward>(call, multiprocessors);

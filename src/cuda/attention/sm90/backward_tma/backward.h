@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+#include "attention/call.h"
+#include "tilewise/context.h"
+
+namespace tilewise::cuda::wgmma_tma {
+
+/// Empty where backward() takes the problem, else why not.
+std::string unsuited(const AttentionProblem& problem);
+std::size_t backward_workspace(const AttentionCall& call);
+void backward(const AttentionCall& call, const Context& context);
+
+}  // namespace tilewise::cuda::wgmma_tma

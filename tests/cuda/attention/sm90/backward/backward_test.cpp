@@ -1,0 +1,113 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "cuda/attention/device_problem.h"
+#include "property/check.h"
+
+namespace tilewise::test::wgmma_backward_test {
+namespace {
+
+// tilewise_property has a domain for wgmma's backward. Here each of its rows of tiles has its turn, with few
+// keys and results, with keys that blocks share, and with weights near 1.
+
+class WgmmaBackward : public CudaKernelFixture<90, 90> {
+ protected:
+  static void expect_within_contract(const RandomProblem& problem) {
+    SCOPED_TRACE(to_string(problem));
+    ASSERT_EQ(reason_against(problem, "wgmma", Pass::backward), "");
+    const Checker checker(problem, all_cores());
+    const Subject subject{.kernel = "wgmma",
+                          .device = first_device,
+                          .forward = run_forward_on_cuda,
+                          .backward = run_backward_on_cuda};
+    for (const std::string& failure : checker.check(subject)) ADD_FAILURE() << failure;
+  }
+};
+
+TEST_F(WgmmaBackward, IsWithinTheContractAtEveryHeadDim) {
+  std::uint64_t seed = 500;
+  for (const std::int64_t dim : {8, 40, 64, 72, 128}) {
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+      RandomProblem problem = dense_problem(
+          seed++, dtype, {.b = 1, .hq = 4, .hkv = 2, .sq = 140, .sk = 270, .d = dim, .dv = dim});
+      problem.options.causal = dtype == DType::f16;
+      expect_within_contract(problem);
+    }
+  }
+}
+
+TEST_F(WgmmaBackward, OfFewKeysAndResultsIsWithinTheContract) {
+  std::uint64_t seed = 520;
+  for (const std::int64_t keys : {2, 3, 17, 64, 65}) {
+    for (const std::int64_t dim : {64, 128}) {
+      const Sizes sizes{.b = 1, .hq = 2, .hkv = 1, .sq = 70, .sk = keys, .d = dim, .dv = dim};
+      expect_within_contract(dense_problem(seed, seed % 2 == 0 ? DType::bf16 : DType::f16, sizes));
+      ++seed;
+    }
+  }
+}
+
+// Rows in which one weight is all but 1, and all of which look at the same key.
+TEST_F(WgmmaBackward, OfHighWeightsIsWithinTheContract) {
+  for (const std::int64_t dim : {64, 128}) {
+    const Sizes sizes{.b = 1, .hq = 4, .hkv = 2, .sq = 130, .sk = 200, .d = dim, .dv = dim};
+    RandomProblem problem = dense_problem(540, DType::bf16, sizes);
+    const double part = std::sqrt(8 * std::sqrt(static_cast<double>(dim)));
+    for (std::int64_t h = 0; h < sizes.hq; ++h) {
+      for (std::int64_t i = 0; i < sizes.sq; ++i) problem.q.set({0, h, i, 0}, part);
+    }
+    for (std::int64_t h = 0; h < sizes.hkv; ++h) {
+      for (std::int64_t j = 0; j < sizes.sk; ++j) problem.k.set({0, h, j, 0}, j == 3 ? part : 0);
+    }
+    expect_within_contract(problem);
+  }
+}
+
+TEST_F(WgmmaBackward, SaysWhatItDoesNotTake) {
+  const Sizes sizes{.b = 1, .hq = 2, .hkv = 1, .sq = 70, .sk = 80, .d = 64, .dv = 64};
+  RandomProblem problem = dense_problem(550, DType::bf16, sizes);
+  problem.options.precision = Precision::strict;
+  EXPECT_NE(reason_against(problem, "wgmma", Pass::backward).find("strict"), std::string::npos);
+  problem = dense_problem(551, DType::bf16, sizes);
+  problem.options.causal = true;
+  problem.options.window = {.left = 0, .right = {}};
+  EXPECT_NE(reason_against(problem, "wgmma", Pass::backward).find("more than one key"), std::string::npos);
+}
+
+// Without asking for it: dk and dv are summed in one order. dq need not be.
+class KeyGradients : public CudaKernelTest {};
+
+TEST_P(KeyGradients, HaveTheSameBitsEachTime) {
+  const Stream stream;
+  for (const std::int64_t dim : {64, 128}) {
+    for (const std::int64_t heads : {1, 8}) {  // blocks share keys, or need not
+      const Sizes sizes{.b = heads, .hq = 8, .hkv = heads, .sq = 300, .sk = 340, .d = dim, .dv = dim};
+      for (const DType dtype : {DType::f16, DType::bf16}) {
+        RandomProblem problem = dense_problem(560, dtype, sizes);
+        problem.options.causal = true;
+        ASSERT_EQ(reason_against(problem, GetParam(), Pass::backward), "");
+        const DeviceProblem on_device(problem, GetParam(), Bits::any);
+        std::vector<std::byte> dk, dv;
+        for (int run = 0; run < 4; ++run) {
+          on_device.run(stream);
+          const OutputBuffers outputs = make_outputs(problem);
+          const GradientBuffers gradients = make_gradients(problem);
+          on_device.download(backward_arguments(problem, outputs, gradients));
+          if (run == 0) {
+            dk = gradients.dk.bytes();
+            dv = gradients.dv.bytes();
+          }
+          EXPECT_TRUE(gradients.dk.bytes() == dk && gradients.dv.bytes() == dv) << dim << ' ' << heads;
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, KeyGradients, testing::Values("mma", "wgmma"), kernel_name);
+
+}  // namespace
+}  // namespace tilewise::test::wgmma_backward_test
