@@ -61,6 +61,14 @@ def test_options_the_operator_has(name: str, tmp_path: Path) -> None:
     assert check(Attend(**OPTIONS[name]), rows(), tmp_path / "model.onnx") == ["Attention"]
 
 
+def test_the_node_is_one_that_tensorrts_parser_takes(tmp_path: Path) -> None:
+    """It refuses nodes with a second output, past keys or past values."""
+    mask = torch.randn(SQ, SK)
+    program = onnx.export(Attend(is_causal=True), (*rows(), mask), tmp_path / "model.onnx", verbose=False)
+    (node,) = (node for node in program.model.graph if node.op_type == "Attention")
+    assert len(node.outputs) == 1 and len(node.inputs) == 4
+
+
 @pytest.mark.parametrize("shape", [(SQ, SK), (SK,), (B, 1, 1, SK), (HQ, SQ, 1), (B, HQ, SQ, SK)], ids=str)
 @pytest.mark.parametrize("boolean", [False, True])
 def test_masks_of_any_shape(shape: tuple[int, ...], boolean: bool, tmp_path: Path) -> None:
