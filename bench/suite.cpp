@@ -145,6 +145,12 @@ void add_row(const json& row, const std::string& suite, const Selection& selecti
   }
 }
 
+// Whether some rows are of attention itself, which this program measures.
+bool has_attention(const json& rows) {
+  return rows.empty() ||
+         std::any_of(rows.begin(), rows.end(), [](const json& row) { return !row.contains("op"); });
+}
+
 }  // namespace
 
 std::vector<Problem> load_suite(const std::string& name_or_file, const Selection& selection) {
@@ -153,7 +159,12 @@ std::vector<Problem> load_suite(const std::string& name_or_file, const Selection
   try {
     std::ifstream stream(file);
     const json suite = json::parse(stream);
-    for (const json& row : suite.at("rows")) add_row(row, file.stem().string(), selection, problems);
+    const json& rows = suite.at("rows");
+    const bool some_of_attention = has_attention(rows);  // other rows are left to `tilewise bench` then
+    for (const json& row : rows) {
+      if (some_of_attention && row.contains("op")) continue;
+      add_row(row, file.stem().string(), selection, problems);
+    }
   } catch (const std::exception& error) {
     throw InvalidArgument(file.filename().string() + ": " + error.what());
   }
@@ -181,13 +192,12 @@ std::vector<Problem> parse_shape(const std::string& text, const Selection& selec
 
 namespace {
 
-// Of attention, which is what this program measures.
+// Whether a suite has rows for this program.
 bool is_of_attention(const fs::path& file) {
   std::ifstream stream(file);
   const json suite = json::parse(stream, nullptr, /*allow_exceptions=*/false);
   if (!suite.is_object() || !suite.contains("rows") || !suite.at("rows").is_array()) return false;
-  const json& rows = suite.at("rows");
-  return std::none_of(rows.begin(), rows.end(), [](const json& row) { return row.contains("op"); });
+  return has_attention(suite.at("rows"));
 }
 
 }  // namespace

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import tilewise
 from tilewise import _binding
 from tilewise.bench import (
     check,
+    compare,
     environment,
     files,
     implementations,
@@ -23,6 +26,7 @@ from tilewise.bench import (
     measure,
     operands,
     profile,
+    profile_all,
     rates,
     records,
     report,
@@ -33,10 +37,11 @@ from tilewise.bench import (
     table,
     timing,
 )
+from tilewise.bench.implementations import Implementation
 from tilewise.bench.kinds import AnyProblem
 from tilewise.bench.operations import OPERATIONS
 from tilewise.bench.plots import all_files
-from tilewise.bench.problem import ITEM_BYTES, PASSES, BadInput, Problem
+from tilewise.bench.problem import ITEM_BYTES, PASSES, PRECISIONS, BadInput, Problem
 
 LIMIT_MS = {"cpu": 300.0, "cuda": 100.0}
 DEFAULT_SHAPE = "hq=8 sq=1024 d=64"
@@ -52,7 +57,9 @@ def default_out() -> Path:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; `arguments` are those of the process unless given."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = _parser().parse_args(given)
+    options.line = shlex.join(["tilewise", *given])
     try:
         return options.command(options)
     except BadInput as error:
@@ -95,6 +102,8 @@ def _parser() -> argparse.ArgumentParser:
     _problem_options(command, several=True)
     _selection_options(command)
     command.add_argument("--kernels", type=_words, default=(), help="names or parts of them, by comma (all)")
+    rule = "of f16 and bf16: standard, PyTorch with 16-bit products is the measure, or strict, f32 is"
+    command.add_argument("--precision", choices=PRECISIONS, help=rule)
 
     command = add("bench", _bench, "measure our kernels and their peers, and write a report")
     _problem_options(command, several=True)
@@ -104,7 +113,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--runs", type=int, default=timing.LEAST_RUNS, help="rounds on a GPU (%(default)s)")
     command.add_argument("--seconds", type=float, default=0.3, help="for each on a CPU (%(default)s)")
-    limits = f"what is slower is left out ({', '.join(f'{ms:g} on {on}' for on, ms in LIMIT_MS.items())})"
+    defaults = ", ".join(f"{ms:g} on {on}" for on, ms in LIMIT_MS.items())
+    limits = f"what is slower is left out (the suite's, or {defaults})"
     command.add_argument("--limit-ms", type=float, help=limits)
     within = "seconds, after which no other problem is begun; the same command goes on (no limit)"
     command.add_argument("--within", type=float, metavar="SECONDS", help=within)
@@ -119,14 +129,21 @@ def _parser() -> argparse.ArgumentParser:
     command = add("roofline", _roofline, "hold every row of records against the measured ceilings")
     _record_arguments(command)
 
-    command = add("profile", _profile, "run one kernel under ncu or nsys and say what bounds it")
+    command = add("profile", _profile, "run kernels under ncu or nsys and say what bounds them")
     _problem_options(command, several=False)
+    command.set_defaults(dtype=None, direction=None)
     command.add_argument("--kernel", default="auto", help="one of ours or a peer (the one chosen)")
     command.add_argument("--tool", choices=("ncu", "nsys", "torch"), help="the first of these that is there")
+    every = "every kernel and peer, in f32 and bf16, forward and backward where none is named; with --out"
+    command.add_argument("--all", action="store_true", help=every)
+    kept = "folder for the reports of ncu and nsys and for the counters, which `tilewise report` shows"
+    command.add_argument("--out", type=Path, metavar="DIR", help=kept)
     command.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
 
     command = add("report", _report, "draw an HTML page and plots from records")
     _record_arguments(command)
+    earlier = "an earlier run, files or folders by comma: what became faster or slower since"
+    command.add_argument("--against", type=_words, default=(), metavar="OLD", help=earlier)
     command.add_argument("--out", type=Path, help="the page (report.html beside the records)")
     command.add_argument("--plots", type=Path, metavar="FOLDER", help="also every plot as SVG")
     command.add_argument("--png", action="store_true", help="with --plots: as PNG, too (needs matplotlib)")
@@ -172,11 +189,15 @@ def _selection(options: Any) -> suites.Selection:
 
 
 def _one_problem(options: Any) -> AnyProblem:
-    causal = (options.causal == "yes",)
-    found = suites.shape(options.shape, suites.Selection((options.dtype,), (options.direction,), causal))
+    return _problems(options, (options.dtype or "f32",), (options.direction or "forward",))[0]
+
+
+def _problems(options: Any, dtypes: tuple[str, ...], passes: tuple[str, ...]) -> list[AnyProblem]:
+    """Those of the options' one shape."""
+    found = suites.shape(options.shape, suites.Selection(dtypes, passes, (options.causal == "yes",)))
     if not found:
         raise BadInput(f"--pass: expected one that the operation has, got {options.direction!r}")
-    return found[0]
+    return found
 
 
 # Commands
@@ -200,6 +221,8 @@ def info(measured: bool = False) -> str:
         f"cpu       {environment.cpu_name()}, {environment.cores()} cores, {torch.get_num_threads()} threads",
         f"simd      {', '.join(_binding.simd_levels()) or 'none'}",
     ]
+    built = environment.cuda_build(_binding.cuda_code(), _binding.attention_kernels())
+    lines += [f"{'cuda' if n == 0 else '':10}{line}" for n, line in enumerate(built)]
     devices = [torch.device("cpu")]
     for number in range(torch.cuda.device_count()):
         of = torch.cuda.get_device_properties(number)
@@ -264,6 +287,11 @@ def _check(options: Any) -> int:
     if not (names or options.passes):
         selection = suites.Selection(selection.dtypes, ("forward", "backward"), selection.causal)
     problems += [problem for text in shapes for problem in suites.shape(text, selection)]
+    if options.precision:
+        problems = [
+            replace(problem, precision=options.precision) if isinstance(problem, Problem) else problem
+            for problem in problems
+        ]
     run.check_kernels(options.kernels, problems, device)
     flops = measure.Settings(device).checked_flops
     with timing.precision(tf32=False):
@@ -294,6 +322,7 @@ def _bench(options: Any) -> int:
     settings = measure.Settings(device, options.runs, options.seconds, limit_ms)
     plan = run.Plan(settings, chosen, options.kernels, options.out, options.fresh)
     plan.compiled, plan.within, plan.report = options.compile, options.within, not options.no_report
+    plan.own_limits, plan.command = options.limit_ms is None, options.line
     written, finished = run.run(plan)
     found = [record for record in map(records.read, written) if record.rows]
     if found:
@@ -302,7 +331,7 @@ def _bench(options: Any) -> int:
         if not options.no_report:
             page = written[0].with_name(run.REPORT)
             with files.writing("--out", page):
-                files.replace(page, report.page(found))
+                files.replace(page, report.page(found, command=options.line))
             print(f"report    {page}")
     if finished is False:
         return 130
@@ -344,16 +373,70 @@ def _roofline(options: Any) -> int:
 
 def _profile(options: Any) -> int:
     device = environment.choose_device(options.device)
-    problem = _one_problem(options)
-    every = kinds.taking_part(problem.op, device)
-    name = kinds.chosen(problem, device) if options.kernel == "auto" else options.kernel
-    found = [x for x in every if x.name == name]
-    if not found:
-        raise BadInput(f"--kernel: expected one of {', '.join(x.name for x in every)}, got {name!r}")
-    if options.watched:
-        profile.watched(found[0], problem, device)
+    if options.all and not (options.out or options.watched):
+        raise BadInput("--all: expected --out with it, got none")
+    if options.out and options.tool:
+        raise BadInput("--tool: expected no --out with it, which takes all tools that are there")
+    targets = _profile_targets(options, device)
+    if options.out:
+        return _profile_into(options, targets, device)
+    if options.watched and options.all:
+        profile_all.watch(targets, device)
+    elif options.watched:
+        profile.watched(*targets[0], device)
     else:
-        print(profile.run(found[0], problem, device, options.tool))
+        print(profile.run(*targets[0], device, options.tool))
+    return 0
+
+
+def _profile_targets(options: Any, device: torch.device) -> list[tuple[Implementation, AnyProblem]]:
+    problems = [_one_problem(options)]
+    if options.all:
+        dtypes = (options.dtype,) if options.dtype else ("f32", "bf16")
+        problems = _problems(
+            options, dtypes, (options.direction,) if options.direction else ("forward", "backward")
+        )
+    every = kinds.taking_part(problems[0].op, device)
+    if options.all and options.kernel == "auto":
+        return [(x, problem) for problem in problems for x in every if not x.on_demand]
+    found = []
+    for problem in problems:
+        name = kinds.chosen(problem, device) if options.kernel == "auto" else options.kernel
+        if not (of_name := [x for x in every if x.name == name]):
+            raise BadInput(f"--kernel: expected one of {', '.join(x.name for x in every)}, got {name!r}")
+        found.append((of_name[0], problem))
+    return found
+
+
+def _profile_into(
+    options: Any, targets: Sequence[tuple[Implementation, AnyProblem]], device: torch.device
+) -> int:
+    here = environment.describe(device) | {"command": options.line}
+    folder = options.out / environment.slug(here)
+    files.check_writable("--out", folder / profile_all.RECORD)
+    by_target = {profile_all.Target(x.name, problem): x for x, problem in targets}
+    if device.type == "cpu":
+        found = profile_all.on_cpu(by_target)
+    else:
+        first = targets[0][1]
+        given = {"--dtype": options.dtype, "--pass": options.direction}
+        if not options.all:
+            given = {"--dtype": first.dtype, "--pass": first.direction}
+        chosen = [word for pair in given.items() if pair[1] for word in pair]
+        if not options.all or options.kernel != "auto":
+            chosen += ["--kernel", targets[0][0].name]
+
+        def by_torch(target: profile_all.Target) -> profile_all.Kernels:
+            kernels = profile.torch_kernels(by_target[target], target.problem, device)
+            return [(kernel["name"], profile.torch_figures(kernel)) for kernel in kernels]
+
+        chosen += ["--shape", options.shape, "--causal", options.causal]
+        found = profile_all.run(list(by_target), folder, chosen, by_torch)
+    with files.writing("--out", folder):
+        files.replace(folder / profile_all.RECORD, found.record(here))
+        files.replace(folder / profile_all.TEXT, found.text() + "\n")
+    print(found.text())
+    print(f"\nkept      {folder}")
     return 0
 
 
@@ -361,6 +444,7 @@ def _report(options: Any) -> int:
     if options.png and not options.plots:
         raise BadInput("--png: expected --plots with it, got none")
     found = records.read_all(options.records)
+    earlier = records.read_all([Path(path) for path in options.against]) if options.against else []
     first = options.records[0]
     page = options.out or (first if first.is_dir() else first.parent) / "report.html"
     files.check_writable("--out", page)
@@ -369,9 +453,12 @@ def _report(options: Any) -> int:
 
         png.check()
     with files.writing("--out", page):
-        files.replace(page, report.page(found))
+        files.replace(page, report.page(found, earlier, options.line))
     machines = summary.by_machine(found)
     print(summary.text(machines))
+    if earlier:
+        for comparison in compare.against(machines, summary.by_machine(earlier)):
+            print("\n".join(["", *(compare.sentences(comparison) if comparison else ())]))
     print(f"\nreport    {page}")
     for record in machines if options.plots else ():
         folder = options.plots / environment.slug(record.environment)

@@ -206,7 +206,7 @@ def sound_records() -> list[list[dict[str, Any]]]:
     """Hand-made ones and the beginnings of real ones."""
     found = [[{"environment": bench_rows.ENVIRONMENT}, *bench_rows.RATES, *bench_rows.rows()]]
     for path in sorted(RESULTS.glob("*/*.jsonl")):
-        if path.stem in ("layer", "decode", "cpu"):
+        if path.stem in ("layer", "decode", "cpu", "mma-profile", "tf32"):
             found.append([json.loads(line) for line in path.read_text().splitlines()[:12]])
     return found
 

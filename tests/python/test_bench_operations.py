@@ -17,6 +17,7 @@ from tilewise.bench.operations.decode_step import DecodeStep
 from tilewise.bench.operations.ffn import Ffn
 from tilewise.bench.operations.gemm import Gemm
 from tilewise.bench.operations.layer import MODELS, Layer
+from tilewise.bench.operations.masked import MaskedAttention
 from tilewise.bench.operations.norm import Norm
 from tilewise.bench.operations.rope import Rope
 from tilewise.bench.problem import BadInput
@@ -36,6 +37,12 @@ PROBLEMS = [
     Layer(model="llama-small", batch=2, tokens=9, direction="both"),
     Layer(model="bert-base", tokens=5),
     DecodeStep(model="llama-small", batch=2, context=12),
+    MaskedAttention(kind="sinks", heads=2, length=40, dim=8, direction="both"),
+    MaskedAttention(kind="softcap", heads=2, length=40, dim=8),
+    MaskedAttention(kind="alibi", heads=2, length=40, dim=8, direction="backward"),
+    MaskedAttention(kind="documents", heads=2, length=600, dim=8, direction="both"),
+    MaskedAttention(kind="neighbourhood", heads=2, length=196, dim=8, dtype="bf16"),
+    MaskedAttention(kind="pair-bias", batch=5, heads=2, length=24, dim=8, direction="both"),
 ]
 
 
@@ -78,6 +85,10 @@ def test_a_pass_that_an_operation_lacks_is_left_out() -> None:
         ("op=gemm m=1 n=2 k=0", "k: expected 1 or above, got 0"),
         ("op=gemm m=1 n=2 k=4 hq=8", "expected keys among .*, got 'hq'"),
         ("op=ffn kind=odd tokens=1 embed=2 hidden=2", "kind: expected gelu, swiglu, got 'odd'"),
+        (
+            "op=masked-attention kind=neighbourhood heads=1 length=200 dim=8",
+            "length: expected a square of 13 or above, got 200",
+        ),
         ("op=layer model=mine tokens=4", "model: expected vit-b/16, .*, got 'mine'"),
         ("op=layer model=llama-2-7b tokens=5000", "tokens: expected at most llama-2-7b's 4096, got 5000"),
     ],

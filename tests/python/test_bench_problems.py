@@ -25,7 +25,9 @@ MODULES = (
     "table",
     "charts",
     "profile",
+    "profile_all",
     "run",
+    "words",
     "options",
 )
 
@@ -45,9 +47,38 @@ def test_suite_parses(name: str) -> None:
 
 
 def test_there_is_a_suite_for_every_purpose() -> None:
-    expected = {"quick", "cpu", "ladder", "fa3-grid", "vit", "llama", "f32", "head-dims", "decode", "window"}
-    assert expected | {"seed-tables", "gemm", "ffn", "norm", "layer", "deterministic"} <= set(suites.names())
-    assert suites.names("cpu") == ["cpu", "cpu-layer", "quick"] and suites.names()[0] == "fa3-grid"
+    expected = {"quick", "cpu", "ladder", "flash-attention-grid", "vit", "llama", "f32", "head-dims"}
+    expected |= {"decode", "sparse", "common-shapes", "gemm", "ffn", "norm", "layer", "deterministic"}
+    assert expected <= set(suites.names())
+    assert suites.names("cpu") == ["cpu", "cpu-layer", "quick"]
+    assert suites.names()[0] == "flash-attention-grid"
+
+
+@pytest.mark.parametrize(("before", "now"), suites.RENAMED.items())
+def test_a_suite_is_found_by_the_name_it_had(before: str, now: str) -> None:
+    assert suites.load(before) == suites.load(now) and before not in suites.names()
+
+
+def test_tables_of_lengths_and_dims_are_complete() -> None:
+    """In f32: short and long sequences, one head by its dim, and a whole layer with its parts."""
+    plain = [p for p in suites.load("common-shapes").problems if isinstance(p, Problem) and not p.features]
+    lengths = {p.sq for p in plain if (p.b, p.hq, p.d, p.causal) == (1, 8, 64, False)}
+    assert lengths == {128, 256, 512, 1024, 2048, 4096}
+    heads = {(p.sq, p.d) for p in plain if p.hq == 1 and not p.causal}
+    assert heads == {(sq, 2**n) for sq in (1024, 2048, 4096) for n in range(7, 13)}
+    for suite, size in (("llama", "sq"), ("ffn", "tokens"), ("layer", "tokens")):
+        of = [p for p in suites.load(suite).problems if p.dtype == "f32" and p.direction == "forward"]
+        assert {512, 1024, 2048, 4096} <= {getattr(p, size) for p in of}, suite
+
+
+def test_a_suites_own_limit_has_to_be_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    for limit in ("soon", 0, True):
+        path.write_text(json.dumps({"rows": [{"hq": 1, "sq": 4, "d": 8}], "limit_ms": limit}))
+        with pytest.raises(BadInput, match=rf"mine\.json: limit_ms: expected milliseconds, got {limit!r}"):
+            suites.load(str(path))
+    path.write_text(json.dumps({"rows": [{"hq": 1, "sq": 4, "d": 8}], "limit_ms": 250}))
+    assert suites.load(str(path)).limit_ms == 250 and suites.load("vit").limit_ms is None
 
 
 def test_selection_replaces_the_suites_own_choices() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bench_rows import row, write
 from tilewise import cli
-from tilewise.bench import profile
+from tilewise.bench import profile, profile_all, records, report
 from tilewise.bench.problem import Problem
+from tilewise.bench.profile_all import Kernels, Target
 
 pytestmark = pytest.mark.usefixtures("quick_rates")
 
@@ -80,3 +83,147 @@ def test_the_watched_program_is_this_one_again() -> None:
     words = profile.command(problem, "fused")[3:]
     options = cli._parser().parse_args(words)
     assert options.watched and replace(cli._one_problem(options), suite="small") == problem
+
+
+# Reports that stay, by stand-ins for ncu and nsys that write what they were asked to
+
+SMALL = Problem(hq=2, hkv=2, sq=64, sk=64)
+TARGETS = [Target("mma", SMALL), Target("tiled", SMALL)]
+OPTIONS = ["--shape", "hq=2 sq=64 d=64"]
+NCU = """#!/bin/sh
+echo "$@" >> CALLS
+if [ "$1" = --import ]; then
+  printf '"ID","Kernel Name","gpu__time_duration.sum","sm__warps_active.avg.pct_of_peak_sustained_active"\\n'
+  printf '"","","ns","%%"\\n"0","void mma::forward_kernel<float>(Call)","2500","12.5"\\n'
+  exit 0
+fi
+case "$*" in
+  *"--kernel tiled"*) echo 'tilewise: tiled: is for other problems'; exit 1 ;;
+esac
+while [ "$1" != --export ]; do shift; done
+touch "$2"
+"""
+NSYS = """#!/bin/sh
+echo "$@" >> CALLS
+while [ "$1" != --output ]; do shift; done
+touch "$2.nsys-rep"
+"""
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is the whole PATH. It has what the stand-ins need, and neither ncu nor nsys."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    (folder / "touch").symlink_to("/bin/touch")
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def put(folder: Path, name: str, script: str) -> Path:
+    """A program that may write its arguments to a file, which is returned."""
+    calls = folder / f"{name}.calls"
+    (folder / name).write_text(script.replace("CALLS", str(calls)))
+    (folder / name).chmod(0o755)
+    return calls
+
+
+def by_torch(target: Target) -> Kernels:
+    if target.impl == "tiled":
+        raise RuntimeError("kernel 'tiled' is for other problems")
+    return [("void mma::forward_kernel<float>(Call)", {"time": 3.0, "occupancy": 25.0})]
+
+
+def test_reports_of_ncu_and_nsys_are_kept(tmp_path: Path, tools: Path) -> None:
+    ncu, nsys, out = put(tools, "ncu", NCU), put(tools, "nsys", NSYS), tmp_path / "out"
+    found = profile_all.run(TARGETS, out, OPTIONS, by_torch)
+    assert (out / "timeline.nsys-rep").exists() and (out / "mma-h2-s64-d64-f32-forward.ncu-rep").exists()
+    assert found.tools == [
+        f"nsys: a timeline with a range for each kernel, {out / 'timeline.nsys-rep'}",
+        f"ncu: 1 of 2 reports, {out}/*.ncu-rep",
+    ]
+    assert found.kernels[TARGETS[0]][0][1] == {"time": 2.5, "occupancy": 12.5}
+    assert found.refused == {TARGETS[1]: "tilewise: tiled: is for other problems"}
+    asked = nsys.read_text()
+    assert "--trace=cuda,nvtx" in asked and "profile --watched --all --shape hq=2 sq=64 d=64" in asked
+    first, imported, second = ncu.read_text().splitlines()
+    assert "--set detailed" in first and "--kernel mma" in first and imported.startswith("--import ")
+    assert "--kernel tiled" in second
+    text = found.text()
+    assert "mma, h2 s64 d64 f32 forward\nmma::forward_kernel\n" in text and "occupancy" in text
+
+
+def test_a_tool_that_is_not_there_is_named(tmp_path: Path, tools: Path) -> None:
+    found = profile_all.run(TARGETS, tmp_path / "out", OPTIONS, by_torch)
+    assert found.tools == [
+        "nsys is not in PATH: no timeline",
+        "ncu is not in PATH: torch's profiler gives times and estimated occupancy instead",
+    ]
+    assert found.kernels == {TARGETS[0]: by_torch(TARGETS[0])}
+    assert found.refused == {TARGETS[1]: "kernel 'tiled' is for other problems"}
+    put(tools, "nsys", "#!/bin/sh\necho no such option\n")
+    failed = profile_all.run(TARGETS, tmp_path / "out", OPTIONS, by_torch)
+    assert failed.tools[0] == "nsys wrote no timeline: no such option"
+
+
+def test_counters_that_are_reserved_are_not_asked_for_again(tmp_path: Path, tools: Path) -> None:
+    complaint = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"
+    calls = put(tools, "ncu", f"#!/bin/sh\necho x >> CALLS\necho '{complaint}'\necho bye\n")
+    found = profile_all.run(TARGETS, tmp_path / "out", OPTIONS, by_torch)
+    assert found.tools[1].startswith("ncu may not read counters here (ERR_NVGPUCTRPERM): torch's profiler")
+    assert calls.read_text() == "x\n" and list(found.kernels) == TARGETS[:1]
+
+
+def test_the_report_shows_occupancy(tmp_path: Path, tools: Path) -> None:
+    put(tools, "ncu", NCU)
+    found = profile_all.run(TARGETS, tmp_path, OPTIONS, by_torch)
+    environment = {"device": "cuda", "gpu": "Example GPU"}
+    (tmp_path / profile_all.RECORD).write_text(found.record(environment))
+    write(tmp_path / "ladder.jsonl", [row("mma", 1.0)])
+    page = report.page(records.read_all([tmp_path]))
+    assert "What the counters say" in page and "<th>occupancy, %</th>" in page and "<td>12.5</td>" in page
+    assert "batch 1, 2 heads, 64 tokens, head dim 64; f32 forward" in page
+    assert "<code>mma::forward_kernel</code>" in page
+    alone = records.read(tmp_path / profile_all.RECORD)
+    assert not alone.rows and len(alone.profiles) == 1
+    assert "What the counters say" in report.page([alone])
+
+
+def test_all_kernels_are_profiled_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["profile", "--all", "--shape", "hq=1 sq=16 d=8", "--dtype", "f32", "--device", "cpu"]
+    assert cli.main([*arguments, "--pass", "forward", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "ncu and nsys look at GPUs" in printed
+    assert "with simd: " in printed and "with torch math: " in printed
+    (text,) = tmp_path.glob("*/profile.txt")
+    assert text.read_text() in printed
+    (record,) = tmp_path.glob("*/profile.jsonl")
+    (line,) = record.read_text().splitlines()
+    assert json.loads(line)["environment"]["command"].startswith("tilewise profile --all")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--all"], "--all: expected --out with it, got none"),
+        (["--out", "x", "--tool", "ncu"], "--tool: expected no --out with it"),
+        (["--kernel", "none"], "--kernel: expected one of "),
+    ],
+)
+def test_wrong_options_of_profile(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["profile", "--device", "cpu", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_nsys_watches_has_the_same_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program that the options make, read by the parser again, on the device that is here."""
+    seen: list[str] = []
+    monkeypatch.setattr(
+        profile_all, "watch", lambda targets, _: seen.extend(str(Target(x.name, p)) for x, p in targets)
+    )
+    words = profile_all.program(["--shape", "hq=1 sq=16 d=8", "--causal", "yes", "--dtype", "bf16"])[3:]
+    assert cli.main([*words, "--device", "cpu"]) == 0
+    assert seen[0] == "reference, h1 s16 d8 causal bf16 forward"
+    assert "simd, h1 s16 d8 causal bf16 backward" in seen and not any("flex" in name for name in seen)

@@ -63,13 +63,12 @@ def test_races_compare_the_best_of_both(record: records.Record) -> None:
     assert stand.median == pytest.approx(1.65)
 
 
-def test_conclusion_is_three_sentences_from_the_numbers(record: records.Record) -> None:
-    speed, use, exactness = summary.conclusion(record)
-    assert speed == (
-        "On Example GPU, Tilewise is 1.65 times as fast as the fastest peer in the median of 8 problems "
-        "(1.00 to 2.00) and ahead in 6 of them."
-    )
-    assert "fused, h8 s" in use and "TFLOP/s" in use
+def test_conclusion_is_a_few_sentences_from_the_numbers(record: records.Record) -> None:
+    where, speed, behind, use, exactness = summary.conclusion(record)
+    assert where == "On Example GPU, times as fast as the fastest peer of each problem, in the median:"
+    assert speed == "Attention: f32 forward 1.65 (ahead in 3 of 4); f32 backward 1.65 (ahead in 3 of 4)."
+    assert behind == "It is behind the fastest peer in none of 8 problems."
+    assert "(fused: batch 1, 8 heads, 128 tokens, head dim 64; f32 forward)" in use and "TFLOP/s" in use
     assert "0.50 times that of PyTorch's math path" in exactness
     assert summary.busy(record) is None
     for line in record.rows:
@@ -77,13 +76,94 @@ def test_conclusion_is_three_sentences_from_the_numbers(record: records.Record) 
     assert "50 % or more" in str(summary.busy(record))
 
 
+def test_conclusion_of_one_kind_of_problem_is_one_sentence_on_speed(record: records.Record) -> None:
+    record.rows = [line for line in record.rows if line["pass"] == "forward"]
+    assert summary.conclusion(record)[0] == (
+        "On Example GPU, Tilewise is 1.65 times as fast as the fastest peer in the median of 4 problems "
+        "(1.00 to 2.00) and ahead in 3 of them."
+    )
+
+
 def test_conclusion_without_peers_or_figures() -> None:
     alone = records.Record(rows=[row("fused", 1.0)])
-    assert "measured on 1 problems, and nothing else" in summary.conclusion(alone)[0]
+    assert "measured on 1 problem, and nothing else" in summary.conclusion(alone)[0]
     nothing = records.Record(rows=[row("fused", None)])
     assert (
         len(summary.conclusion(nothing)) == 3 and "None of its kernels ran" in summary.conclusion(nothing)[1]
     )
+
+
+def test_where_we_are_behind_is_a_sentence() -> None:
+    lines = [
+        row("mma", 2.0, suite="masks", dtype="bf16"),
+        row("torch cudnn", 1.0, suite="masks", dtype="bf16"),
+    ]
+    lines += [row("mma", 1.0, sq=sq) for sq in (1, 2, 3)]
+    lines += [row("torch math", ms, sq=sq) for sq, ms in ((1, 0.9), (2, 2.0), (3, 3.0))]
+    assert summary.behind(summary.races(lines)) == [
+        "It is behind the fastest peer in 2 of 4 problems. In the median of a suite it is behind in masks "
+        "bf16 forward (0.50). It is furthest behind at batch 1, 8 heads, 1024 tokens, head dim 64; bf16 "
+        "forward: 0.50 times as fast as torch cudnn."
+    ]
+    assert summary.behind(summary.races([row("mma", 1.0)])) == []
+
+
+def test_tf32_stands_apart_from_f32(tmp_path: Path) -> None:
+    """A record from before lines said so has it in the name of the suite."""
+    lines = [row("mma", 4.0, error=1e-6), row("torch math", 8.0, error=1e-6)]
+    allowed = [row("mma", 1.0, suite="tf32", error=1e-3), row("torch math", 8.0, suite="tf32", error=1e-6)]
+    own = [line | {"suite": "mine", "tf32": True} for line in allowed]
+    record = records.read(write(tmp_path / "f32.jsonl", lines + allowed + own))
+    (merged,) = summary.by_machine([record])
+    of = summary.races(merged.rows)
+    assert [key[2] for key in summary.by_suite(of)] == ["tf32", "f32", "tf32"]
+    assert [key[1:] for key in summary.by_kind(of)] == [("f32", "forward"), ("tf32", "forward")]
+    assert "is 1.0 times that of PyTorch's math path in the median of 1 problem," in summary.exactness(of)
+    chart = plots.exactness(of)
+    assert chart and [len(series.points) for series in chart.series] == [1]
+    titles = [chart.title.partition(":")[0] for chart in plots.roofline(merged, of)]
+    assert titles == ["f32", "TF32"]
+    text = report.page([record])
+    assert "<b>1.0e-06</b>" in text and "1.0e-03</b>" not in text and "TF32 forward, ahead in 2 of 2" in text
+
+
+def test_split_products_have_a_roof_of_their_own() -> None:
+    rates = [*RATES, {"op": "rate", "impl": "gemm", "dtype": "f16", "tflops": 750.0}]
+    record = records.Record(rates=rates)
+    expected = {"fused": 40.0, "torch math": 40.0, "mma": 250.0, "wgmma": 250.0, "torch efficient": 125.0}
+    found = {impl: record.ceiling(row(impl, 1.0)) for impl in expected}
+    assert {impl: ceiling.tflops for impl, ceiling in found.items() if ceiling} == expected
+    allowed = {impl: record.ceiling(row(impl, 1.0, tf32=True)) for impl in expected}
+    assert [x.tflops for x in allowed.values() if x] == [40.0, 40.0, 750.0, 750.0, 375.0]
+    assert (half := record.ceiling(row("mma", 1.0, dtype="bf16"))) and half.tflops == 800.0
+    # Without f16's rate that of bf16 serves; a record with neither has no such roof.
+    assert (other := records.Record(rates=RATES).ceiling(row("mma", 1.0))) and other.tflops == 800.0 / 3
+    assert records.Record(rates=RATES[:1]).ceiling(row("mma", 1.0)) is None
+    record.rows = [row("mma", 4 * 8 * 1024**2 * 64 / 200e9), row("fused", 4 * 8 * 1024**2 * 64 / 30e9)]
+    (merged,) = summary.by_machine([record])
+    assert [round(line["percent_of_peak"]) for line in merged.rows] == [80, 75]
+    (chart,) = plots.roofline(merged, summary.races(merged.rows))
+    labels = [label for label, _ in chart.rules]
+    assert labels == ["multiply-adds 40.0 TFLOP/s", "split products 250 TFLOP/s"]
+
+
+def test_a_ceiling_of_another_run_serves_where_there_is_none(tmp_path: Path) -> None:
+    """The ladder's own run has no rate in f16, from which that of split products follows."""
+    first = records.Record(environment={"gpu": "x"}, rates=RATES[:1], rows=[row("mma", 1.0)])
+    second = records.Record(environment={"gpu": "x"}, rates=RATES, rows=[row("mma", 1.0, suite="other")])
+    (merged,) = summary.by_machine([first, second])
+    assert [line["peak_tflops"] for line in merged.rows] == [pytest.approx(800.0 / 3)] * 2
+
+
+def test_suites_are_shown_in_their_order(tmp_path: Path) -> None:
+    names = ("decode", "mine", "llama", "flash-attention-grid")
+    for name in names:
+        of = [{"suite": name, "sq": sq, "sk": sq} for sq in (128, 256, 512)]
+        write(tmp_path / f"{name}.jsonl", [row("fused", 1.0, **x) for x in of])
+    text = report.page(records.read_all([tmp_path]))
+    options = [part.partition("<")[0] for part in text.split("<option")[1:]]
+    assert [x.partition(">")[2] for x in options] == ["flash-attention-grid", "llama", "decode", "mine"]
+    assert "The grid of FlashAttention&#x27;s papers" in options[0]
 
 
 def test_roof_is_the_lower_ceiling() -> None:
@@ -123,6 +203,11 @@ def test_records_of_one_machine_are_one(tmp_path: Path) -> None:
     (tmp_path / "tests.jsonl").write_text('{"environment": {}}\n{"suite": "core_test", "passed": 3}\n')
     (merged,) = summary.by_machine(records.read_all([tmp_path]))
     assert len(merged.rows) == len(rows()) + 1
+
+
+def test_a_suite_of_an_older_record_has_its_present_name(tmp_path: Path) -> None:
+    record = records.read(write(tmp_path / "fa3-grid.jsonl", [row("mma", 1.0, suite="fa3-grid")]))
+    assert [line["suite"] for line in record.rows] == ["flash-attention-grid"]
 
 
 def test_a_broken_record_is_named(tmp_path: Path) -> None:
@@ -183,6 +268,7 @@ def test_page_needs_nothing_from_elsewhere(record: records.Record) -> None:
     page.feed(text)
     assert all(link.startswith("data:") for link in page.links) and "@import" not in text
     assert page.tags.count("tr") == 1 + len(rows()) and page.tags.count("svg") > 20
+    assert "How to make it again" in text and "<code>tilewise bench --suite ladder</code>" in text
     assert "prefers-color-scheme:dark" in text and "width=device-width" in text
     assert "&lt;this&gt; &amp; that" in text  # reasons are escaped
 
@@ -190,7 +276,7 @@ def test_page_needs_nothing_from_elsewhere(record: records.Record) -> None:
 def test_report_command_writes_page_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "ladder.jsonl")
     assert cli.main(["report", str(path), "--plots", str(tmp_path / "plots")]) == 0
-    assert "1.65 times as fast" in capsys.readouterr().out
+    assert "f32 forward 1.65 (ahead in 3 of 4)" in capsys.readouterr().out
     assert (tmp_path / "report.html").exists() and len(list(tmp_path.glob("plots/*/*.svg"))) > 10
 
 
@@ -233,52 +319,67 @@ out.latency = seen('.panel [data-metric=latency]').length;
 out.throughput = seen('.panel [data-metric=throughput]').length;
 document.querySelector('[data-growth] input').click();
 out.slow = seen('.panel [data-slow=no]').length;
-const header = [...document.querySelectorAll('thead th')].find(x => x.textContent === 'ms');
+const header = [...document.querySelectorAll('[data-rows] thead th')].find(x => x.textContent === 'ms');
 const column = header.cellIndex, cells = () =>
-  [...document.querySelectorAll('tbody tr')].map(r => r.cells[column].dataset.v).map(parseFloat);
+  [...document.querySelectorAll('[data-rows] tbody tr')].map(r => r.cells[column].dataset.v).map(parseFloat);
 header.querySelector('button').click(); out.up = cells();
 header.querySelector('button').click(); out.down = cells();
 const search = document.querySelector('input[type=search]');
 search.value = 'fused backward'; search.dispatchEvent(new Event('input'));
-out.found = seen('tbody tr').length;
+out.found = seen('[data-rows] tbody tr').length;
 out.wide = document.documentElement.scrollWidth <= window.innerWidth;
-document.body.innerHTML = '<pre id="probe">' + JSON.stringify(out) + '</pre>';
+search.value = ''; search.dispatchEvent(new Event('input'));
+const shown = [...document.querySelectorAll('td, th, .card, svg, p')].filter(x => x.checkVisibility());
+out.inside = Math.max(...shown.map(x => x.getBoundingClientRect().right)) <= window.innerWidth;
+out.legend = seen('[data-growth] .legend span').map(x => x.textContent);
+const made = []; URL.createObjectURL = blob => { made.push(blob); return 'data:,'; };
+for (const button of document.querySelectorAll('[data-download] button')) button.click();
+out.kinds = made.length;
+const data = JSON.parse(document.querySelector('[data-download] script').textContent);
+out.data = [data.columns.length, data.rows.length];
+parent.postMessage(JSON.stringify(out), '*');
 </script>"""
+# A window is never as narrow as a phone, a frame may be.
+FRAME = """<!doctype html><body><script>
+addEventListener('message', event => { document.body.innerHTML = `<pre id="probe">${event.data}</pre>`; });
+</script><iframe src="probed.html" style="width:WIDTHpx;height:2000px;border:0"></iframe></body>"""
+
+
+def browse(profile: Path, path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    fixed = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--hide-scrollbars"]
+    fixed += [f"--user-data-dir={profile}", "--virtual-time-budget=2000"]
+    done = subprocess.run(
+        [str(CHROMIUM), *fixed, *options, path.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return done
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium in PATH to open the report with")
-def test_page_works_in_a_browser(record: records.Record, tmp_path: Path) -> None:
-    page, probed = tmp_path / "report.html", tmp_path / "probed.html"
-    page.write_text(report.page([record]))
+@pytest.mark.parametrize("width", [390, 1280])
+def test_page_works_in_a_browser(record: records.Record, tmp_path: Path, width: int) -> None:
+    """Beside an earlier run, so that all columns are there: none may be out of sight."""
+    page, probed, framed = (tmp_path / name for name in ("report.html", "probed.html", "framed.html"))
+    page.write_text(report.page([record], [record]))
     probed.write_text(page.read_text().replace("</body>", f"{PROBE}</body>"))
-
-    def browse(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-        fixed = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-            "--hide-scrollbars",
-        ]
-        profile = f"--user-data-dir={tmp_path / 'profile'}"
-        return subprocess.run(
-            [str(CHROMIUM), *fixed, profile, "--virtual-time-budget=2000", *options, path.as_uri()],
-            capture_output=True, text=True, timeout=120, check=True,
-        )  # fmt: skip
-
-    shot = tmp_path / "phone.png"
-    done = browse(page, "--window-size=400,2000", f"--screenshot={shot}")
-    assert "CONSOLE" not in done.stderr, done.stderr
+    framed.write_text(FRAME.replace("WIDTH", str(width)))
+    shot = tmp_path / "page.png"
+    browse(tmp_path / "profile", page, f"--window-size={width},2000", f"--screenshot={shot}")
     assert shot.read_bytes()[:4] == b"\x89PNG" and shot.stat().st_size > 40_000  # far from blank
 
-    done = browse(probed, "--window-size=500,2000", "--dump-dom")
-    assert "CONSOLE" not in done.stderr, done.stderr
+    done = browse(tmp_path / "profile", framed, "--window-size=1400,2100", "--dump-dom")
     found = json.loads(done.stdout.partition('<pre id="probe">')[2].partition("</pre>")[0])
     assert found["panels"] == found["latency"] == 2 and found["throughput"] == 0 and found["slow"] == 2
     timed = [x for x in found["up"] if x is not None]
     assert timed == sorted(timed) and found["up"][-8:] == [None] * 8
     assert [x for x in found["down"] if x is not None] == timed[::-1] and found["down"][-8:] == [None] * 8
-    assert found["found"] == 4 and found["wide"]
+    assert found["found"] == 4 and found["wide"] and found["inside"]
+    assert set(found["legend"]) == {"naive", "fused", "torch math", "torch efficient"}
+    assert found["kinds"] == 2 and found["data"][1] == len(rows())
 
 
 # Documents
@@ -287,15 +388,16 @@ def test_page_works_in_a_browser(record: records.Record, tmp_path: Path) -> None
 def test_overview_compares_with_the_fastest_peer_and_draws_the_grid(tmp_path: Path) -> None:
     lines = []
     for sq in (512, 1024):
-        size = {"suite": "fa3-grid", "dtype": "bf16", "causal": True, "sq": sq, "sk": sq}
+        size = {"suite": "flash-attention-grid", "dtype": "bf16", "causal": True, "sq": sq, "sk": sq}
         lines += [row("wgmma", 1.0, **size), row("mma", 2.0, **size)]
         lines += [row("torch cudnn", 1.5, **size), row("torch flash", 3.0, **size)]
     lines += [row("wgmma", 1.0, suite="vit"), row("torch efficient", 4.0, suite="vit")]  # f32
-    record = records.read(write(tmp_path / "fa3-grid.jsonl", lines))
+    record = records.read(write(tmp_path / "flash-attention-grid.jsonl", lines))
     text = overview_figures.standing_section([record])
     assert "models, FlashAttention's grid | bf16 | **1.50** (1.50 to 1.50), ahead in 2 of 2 | - |" in text
     assert "| attention in f32 | f32 | **4.00** (4.00 to 4.00), ahead in 1 of 1 | - |" in text
-    assert "| fa3-grid | forward | bf16 | 2 | 2 | 1.50 |" in overview_figures.suites_section([record])
+    table = overview_figures.suites_section([record])
+    assert "| flash-attention-grid | forward | bf16 | 2 | 2 | 1.50 |" in table
     assert "docs/speed-example-gpu.svg" in overview_figures.picture_section([record])
     svg = overview_figures.speed_plot(record)
     assert svg is not None and "forward, head dim 64" in svg
@@ -352,7 +454,7 @@ def test_the_grid_ends_with_the_geometric_mean_of_each_pass(tmp_path: Path) -> N
         for sq, gain in ((512, 1.0), (1024, 4.0 if direction == "forward" else 1.0)):
             of = {"pass": direction, "dtype": "bf16", "sq": sq, "sk": sq}
             lines += [row("mma", 1.0, **of), row("torch flash", gain, **of)]
-    write(tmp_path / "fa3-grid.jsonl", lines)
+    write(tmp_path / "flash-attention-grid.jsonl", lines)
     text = grid_figures.section(tmp_path, "mma", "torch flash")
     assert "forward 2.000 over 2 shapes, 1.00 to 4.00; backward 1.000 over 2 shapes, 1.00 to 1.00." in text
 
@@ -399,7 +501,7 @@ def test_f32_is_shown_with_tf32_and_both_passes_together(tmp_path: Path) -> None
     assert rows[1] == "| h8 sq7 sk1024 d64 | - | 5.000 | - | - | - | - | 8.000 | 4.000 | - | - | 0.50 | - |"
 
 
-@pytest.mark.parametrize("suite", ["f32", "ladder", "seed-tables"])
+@pytest.mark.parametrize("suite", ["f32", "ladder", "common-shapes"])
 def test_recorded_f32_has_the_error_of_f32(suite: str) -> None:
     """At most twice that of PyTorch's math path, and 2e-6 of the results at 1024 tokens of 128 dims."""
     if not (ROOT / "README.md").exists():

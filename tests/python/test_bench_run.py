@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -114,6 +115,7 @@ def test_packages_of_peers_are_called_as_they_want(monkeypatch: pytest.MonkeyPat
     modules = {
         "flash_attn": SimpleNamespace(flash_attn_func=attend),
         "flash_attn_interface": SimpleNamespace(flash_attn_func=lambda *a, **k: (attend(*a, **k), None)),
+        "flash_attn.cute": SimpleNamespace(flash_attn_func=lambda *a, **k: (attend(*a, **k), None)),
         "xformers": SimpleNamespace(ops=xformers),
         "xformers.ops": xformers,
         "flashinfer": SimpleNamespace(single_prefill_with_kv_cache=attend),
@@ -124,6 +126,7 @@ def test_packages_of_peers_are_called_as_they_want(monkeypatch: pytest.MonkeyPat
     binds = [
         lambda p, o: implementations.bind_flash_attn("flash_attn", p, o),
         lambda p, o: implementations.bind_flash_attn("flash_attn_interface", p, o),
+        implementations.bind_flash_attn_4,
         implementations.bind_xformers,
         implementations.bind_flashinfer,
     ]
@@ -132,6 +135,51 @@ def test_packages_of_peers_are_called_as_they_want(monkeypatch: pytest.MonkeyPat
         assert line["ms"] is not None and line["error"] < 0.05, line
     masked = measure.measure(replace(problem, mask="additive"), every, settings(), Record())
     assert all("is not asked for mask" in line["skipped"] for line in masked)
+
+
+@pytest.mark.parametrize(
+    ("window", "causal", "expected"),
+    [(None, False, (None, None)), (None, True, (None, None)), (6, False, (6, 6)), (6, True, (6, 0))],
+)
+def test_flash_attention_4_has_windows_in_its_own_words(
+    window: int | None, causal: bool, expected: tuple[int | None, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def attend(q: torch.Tensor, k: Any, v: Any, **options: Any) -> torch.Tensor:
+        seen.update(options)
+        return q
+
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=attend))
+    problem = replace(SMALL, window=window, causal=causal, dtype="bf16", deterministic=True)
+    implementations.bind_flash_attn_4(problem, Operands.random(problem, CPU))()
+    assert seen == {"window_size": expected, "causal": causal, "deterministic": True}
+
+
+def test_flash_attention_4_alone_is_not_taken_for_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its package has the same name at the top, with nothing of FlashAttention-2 in it."""
+    folder = tmp_path / "flash_attn" / "cute"
+    folder.mkdir(parents=True)
+    for path in (folder, folder.parent):
+        (path / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = [x.name for x in implementations._peers(torch.device("cuda"))]
+    assert "flash-attn 4" in names and "flash-attn" not in names
+    (folder.parent / "flash_attn_interface.py").touch()
+    importlib.invalidate_caches()
+    assert "flash-attn" in [x.name for x in implementations._peers(torch.device("cuda"))]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "flash_attn"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_a_suites_own_limit_counts_on_a_gpu_where_none_is_given(tmp_path: Path) -> None:
+    slow = Suite("slow", "", ("cuda",), (), limit_ms=400.0)
+    for device, own, expected in (("cuda", True, 400.0), ("cuda", False, 100.0), ("cpu", True, 100.0)):
+        given = measure.Settings(torch.device(device), limit_ms=100.0)
+        plan = running.Plan(given, [slow], (), tmp_path, own_limits=own)
+        found = plan.settings_of(slow)
+        assert found.limit_ms == expected and found.seen_rates is given.seen_rates
+        assert plan.settings_of(replace(slow, limit_ms=None)) is given
 
 
 def test_deterministic_is_asked_of_each_in_its_own_way() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tilewise import cli
-from tilewise.bench import environment, exact, files, rates
+from tilewise import _binding, cli
+from tilewise.bench import environment, exact, files, rates, records
 from tilewise.bench.problem import BadInput
 
 pytestmark = pytest.mark.usefixtures("quick_rates")
@@ -25,6 +27,10 @@ def test_bench_writes_records_and_a_report(
     assert "times as fast as the fastest peer" in printed and "report" in printed
     (page,) = tmp_path.glob("*/report.html")
     assert "Tilewise on" in page.read_text()
+    (written,) = tmp_path.glob("*/shape.jsonl")
+    command = str(records.read(written).environment["command"])
+    assert command == shlex.join(["tilewise", *arguments]) and "--shape 'hq=2 sq=16 d=8'" in command
+    assert f"Measured by <code>{html.escape(command)}</code>." in page.read_text()
     assert cli.main(["roofline", str(tmp_path)]) == 0
     assert "bound by" in capsys.readouterr().out
 
@@ -154,6 +160,29 @@ def test_info_lists_kernels_and_simd(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["info"]) == 0
     printed = capsys.readouterr().out
     assert "simd  " in printed and "kernels on cpu" in printed and "reference   usable" in printed
+    if _binding.cuda_code():
+        assert "cuda      machine code for " in printed and "attention: wgmma 9.0a" in printed
+    else:
+        assert "cuda      none: this build has no CUDA kernels\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (["80"], ["machine code for 8.0; PTX for 8.0", "mma 8.0 and newer", "wgmma not built"]),
+        (["75-real"], ["machine code for 7.5", "fused 7.5 and newer", "mma not built", "wgmma not built"]),
+        (["native", "90a-real"], ["machine code for native, 9.0a", "mma native", "wgmma 9.0a"]),
+        (
+            ["100-real", "90a-real"],
+            ["machine code for 10.0, 9.0a", "fused 10.0 and newer", "mma 10.0 and newer"],
+        ),
+    ],
+)
+def test_info_says_for_which_gpus_kernels_were_built(code: list[str], expected: list[str]) -> None:
+    first, attention, products = environment.cuda_build(code, ["wgmma", "mma", "fused", "simd", "reference"])
+    assert first == expected[0] and all(words in attention for words in expected[1:])
+    assert attention.startswith("attention: wgmma ") and "simd" not in attention
+    assert products.startswith("products: simt ")
 
 
 def test_explain_takes_options_and_saved_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

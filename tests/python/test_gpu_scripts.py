@@ -65,6 +65,8 @@ def test_domains_have_their_counts(scripts: SimpleNamespace) -> None:
         "property mma": 5000,
         "property mma f32": 500,
         "property plain": 1000,
+        "property strict": 1500,
+        "property mma strict": 500,
         "property operations": 2000,
     }
 

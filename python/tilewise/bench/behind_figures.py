@@ -9,7 +9,7 @@ from tilewise.bench.summary import Race, name_of, races
 
 NOTHING = "Nothing has been recorded yet."
 KERNEL, PEER = "mma", "torch flash"
-SUITES = ("fa3-grid", "head-dims", "llama", "vit", "decode", "masks", "seed-tables")
+SUITES = ("flash-attention-grid", "head-dims", "llama", "vit", "decode", "masks", "common-shapes")
 LEAST = 1.01  # nearer ones are as fast
 
 

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from tilewise.bench.table import digits
-
 # Colours that those who see few can tell apart (after Okabe and Ito), for light and for dark paper, and a
 # marker, so that no series is told by its colour alone.
 STYLES: dict[str, tuple[str, str, str]] = {
     "naive": ("#d55e00", "#ff8a3d", "circle"),
     "reference": ("#d55e00", "#ff8a3d", "circle"),
     "tiled": ("#b98500", "#f0b93a", "square"),
+    "triton": ("#6b5b95", "#b8a9e0", "cross"),
     "fused": ("#0b63b0", "#5db4ff", "diamond"),
     "simd": ("#0b63b0", "#5db4ff", "diamond"),
     "mma": ("#00805c", "#35d0a0", "triangle"),
@@ -47,6 +46,7 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "torch flex": ("#8c4a63", "#e3a1b8", "cross"),
     "flash-attn": ("#7a2f2f", "#e08a8a", "plus"),
     "flash-attn 3": ("#a02f5a", "#f08ab5", "plus"),
+    "flash-attn 4": ("#c2410c", "#ffb38a", "cross"),
     "xformers": ("#2f6f7a", "#8ad0dd", "cross"),
     "flashinfer": ("#5a5a1f", "#cfcf6a", "plus"),
 }
@@ -78,6 +78,7 @@ CHART_CSS = (
     ".chart .axis{stroke:var(--soft);stroke-width:1}"
     ".chart .rule{stroke:var(--soft);stroke-width:1;stroke-dasharray:2 3}"
     ".chart .value{fill:var(--ink)}"
+    ".chart .name{fill:var(--ink);paint-order:stroke;stroke:var(--paper);stroke-width:4px}"
     ".chart .line{fill:none;stroke-width:1.8;stroke-linejoin:round}"
 )
 
@@ -257,13 +258,15 @@ def _body(chart: Chart, width: float, height: float) -> str:
     parts.append(f'<path class="axis" d="M{left:.1f} {top + plot_h:.1f}h{plot_w:.1f}"/>')
     x, y = left + plot_w, height - 8
     parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="end">{escape(chart.x.label)}</text>')
-    for label, line in chart.rules:
+    for _, line in chart.rules:
         path = "L".join("{:.1f} {:.1f}".format(*at(*point)) for point in line)
         parts.append(f'<path class="rule" fill="none" d="M{path}"/>')
-        x, y = at(*line[-1])
-        parts.append(f'<text x="{x - 2:.1f}" y="{y - 5:.1f}" text-anchor="end">{escape(label)}</text>')
     for series in chart.series:
         parts.append(_series(series, at))
+    for label, line in chart.rules:  # above the marks, or they would hide it
+        x, y = at(*line[-1])
+        place = f'x="{x - 2:.1f}" y="{y - 5:.1f}"'
+        parts += [f'<text class="name" {place} text-anchor="end">{escape(label)}</text>'] if label else []
     return "".join(parts)
 
 
@@ -286,7 +289,8 @@ def _dash(series: Series) -> str:
 def legend(names: Sequence[str]) -> str:
     """As HTML: each name with its marker."""
     items = "".join(
-        f'<span><svg class="chart" viewBox="0 0 22 12" width="22" height="12" aria-hidden="true">'
+        f'<span data-name="{escape(name, quote=True)}">'
+        f'<svg class="chart" viewBox="0 0 22 12" width="22" height="12" aria-hidden="true">'
         f'<path class="line" stroke="{colour(name)}" d="M1 6h20"/>{marker(name, 11, 6)}</svg>'
         f"{escape(name)}</span>"
         for name in names
@@ -305,12 +309,13 @@ class Bar:
     text: str
 
 
-def bars(title: str, rows: Sequence[Bar], width: int = 460) -> str:
+def bars(title: str, rows: Sequence[Bar], about: str = "", width: int = 420) -> str:
     """Horizontal bars from 0, a value behind each."""
-    step, top, left = 24, 30, 112
+    step, top, left = 24, 46 if about else 30, 112
     high = max(row.value for row in rows) or 1.0
     room = width - left - 96
     parts = [f'<text class="title" x="6" y="16">{escape(title)}</text>']
+    parts += [f'<text x="6" y="33">{escape(about)}</text>'] if about else []
     for n, row in enumerate(rows):
         y, length = top + n * step, max(1.0, room * row.value / high)
         parts.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(row.label)}</text>')
@@ -332,9 +337,15 @@ class Strip:
 
 
 def strips(title: str, x_label: str, rows: Sequence[Strip], width: int = 640) -> str:
-    """A row of marks for each strip on one logarithmic axis, with a line at 1 and a tick at the median."""
-    step, top, right = 32, 30, 52
-    left = 20 + round(6.4 * max((len(row.label) for row in rows), default=0))
+    """A row of marks for each strip on one logarithmic axis, with a line at 1 and a tick at the median.
+
+    Labels stand to the left of the marks or, where that leaves them too little room, above them.
+    """
+    longest = round(6.4 * max((len(row.label) for row in rows), default=0))
+    above = width < longest + 300
+    left, right = (10, 10) if above else (20 + longest, 52)
+    step, label, marks = (52, 12, 35) if above else (32, 16, 16)  # the last two below a strip's upper edge
+    top = 30
     scale = axis(x_label, [value for row in rows for value, *_ in row.values] + [0.8, 1.25], log=True)
     room = width - left - right
     bottom = top + step * len(rows)
@@ -351,15 +362,15 @@ def strips(title: str, x_label: str, rows: Sequence[Strip], width: int = 640) ->
     parts.append(f'<path class="axis" d="M{at(1):.1f} {top - 4}V{bottom}"/>')
     parts.append(f'<text x="{width - 6}" y="{bottom + 31}" text-anchor="end">{escape(x_label)}</text>')
     for n, row in enumerate(rows):
-        y = top + step * n + step // 2
-        parts.append(f'<text class="value" x="6" y="{y + 4}">{escape(row.label)}</text>')
+        text, y = top + step * n + label + 4, top + step * n + marks
+        parts.append(f'<text class="value" x="6" y="{text}">{escape(row.label)}</text>')
         for index, (value, name, tip) in enumerate(row.values):
             offset = (index % 3 - 1) * 5  # beside each other where they would lie on each other
             parts.append(f'<g opacity=".8">{marker(name, at(value), y + offset, tip, size=3.6)}</g>')
         x = at(row.median)
         parts.append(f'<path stroke="var(--ink)" stroke-width="2" d="M{x:.1f} {y - 11:.1f}v22"/>')
-        text = f"{digits(row.median)}×"
-        parts.append(f'<text class="value" x="{width - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+        median = f"{row.median:.2f}×"
+        parts.append(f'<text class="value" x="{width - 6}" y="{text}" text-anchor="end">{median}</text>')
     return _svg(width, bottom + 38, "".join(parts), title)
 
 

@@ -35,7 +35,6 @@ def check(problems: Sequence[AnyProblem], kernels: Sequence[str], device: torch.
         with measure.making(problem):
             inputs = kinds.inputs(problem, device)
         errors_of = kinds.check(problem, inputs, flops)
-        math = errors_of.of_torch()
         print(f"{problem}, {errors_of.about}\n{HEADER}")
         for kernel in ours(problem.op, device, kernels):
             try:
@@ -43,6 +42,7 @@ def check(problems: Sequence[AnyProblem], kernels: Sequence[str], device: torch.
             except (CannotTake, RuntimeError, ValueError) as error:
                 print(f"  {kernel.name:12}{measure.reason_of(error)}")
                 continue
+            math = errors_of.of_torch(kernel.name)
             for name, us, torchs in zip(errors_of.names, errors_of(results), math, strict=True):
                 checked += 1
                 fine = exact.within_contract(us, torchs, torch.finfo(DTYPES[problem.dtype]).eps)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from tilewise import reference
 from tilewise.bench.operands import DTYPES, Operands, visible
 from tilewise.bench.problem import Problem
 
 Group = tuple[int, int]  # an entry and one of its key heads, with all query heads that share it
+ROUNDING = ("mma", "wgmma", "wgmma_tma")  # kernels that round what goes into products of f16 and bf16
 MOST_GROUPS = 16  # one after another; a GPU is far from busy with the short ones
 NAMES = {"forward": ("o",), "backward": ("dq", "dk", "dv"), "both": ("o", "dq", "dk", "dv")}
 
@@ -98,6 +101,30 @@ def _mask(
     return added if seen is None else added.masked_fill(~seen, -torch.inf)
 
 
+class SixteenBitProducts(TorchFunctionMode):
+    """Rounds both factors of a product and what it gives to a type, and so their gradients.
+
+    In f32 that is PyTorch with products of 16 bits: P, S and their gradients are rounded, softmax is not.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if function not in (Tensor.matmul, Tensor.__matmul__, torch.matmul):
+            return function(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():
+            factors = [_rounded(x, self.dtype) for x in args]
+            return _rounded(factors[0] @ factors[1], self.dtype)
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype).to(x.dtype)  # so are gradients on their way back
+
+
 class Check:
     """A result's errors, on as many heads as there is time for."""
 
@@ -108,6 +135,7 @@ class Check:
         self.about = f"{len(self.groups)} of {problem.b * problem.hkv} key heads"
         drawn = problem.dropout > 0  # every implementation draws a mask of its own
         self.exact = None if drawn else compute(problem, operands, self.groups)
+        self._of_torch: dict[bool, list[Error]] = {}
 
     def __call__(self, results: Sequence[Tensor]) -> list[Error]:
         """None with dropout."""
@@ -115,10 +143,15 @@ class Check:
             return []
         return errors([of_groups(x, self.groups, self.problem.hkv) for x in results], self.exact)
 
-    def of_torch(self) -> list[Error]:
+    def of_torch(self, kernel: str) -> list[Error]:
+        """Of the path that a kernel is measured by, made once."""
         if self.exact is None:
             return []
-        return errors(math_path(self.problem, self.operands, self.groups), self.exact)
+        rounds = kernel in ROUNDING and self.problem.precision == "standard" and self.problem.dtype != "f32"
+        if rounds not in self._of_torch:
+            path = half_path if rounds else math_path
+            self._of_torch[rounds] = errors(path(self.problem, self.operands, self.groups), self.exact)
+        return self._of_torch[rounds]
 
 
 def errors(results: Sequence[Tensor], exact: Sequence[Tensor]) -> list[Error]:
@@ -143,6 +176,12 @@ def _error(result: Tensor, exact: Tensor) -> Error:
 def math_path(problem: Problem, operands: Operands, groups: Sequence[Group]) -> list[Tensor]:
     """What PyTorch's own arithmetic gives in the same precision: f32 throughout, rounded at the end."""
     return [x.to(DTYPES[problem.dtype]) for x in compute(problem, operands, groups, torch.float32)]
+
+
+def half_path(problem: Problem, operands: Operands, groups: Sequence[Group]) -> list[Tensor]:
+    """The same with products of 16 bits."""
+    with SixteenBitProducts(DTYPES[problem.dtype]):
+        return math_path(problem, operands, groups)
 
 
 def within_contract(ours: Error, math: Error, epsilon: float) -> bool:

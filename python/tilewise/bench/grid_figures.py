@@ -14,7 +14,7 @@ NOTHING = "Nothing has been recorded yet."
 
 def section(folder: Path, kernel: str, peer: str) -> str:
     """TFLOP/s of both, by head dim and length, for each pass that the kernel has."""
-    path = folder / "fa3-grid.jsonl"
+    path = folder / "flash-attention-grid.jsonl"
     if not path.exists():
         return NOTHING
     record = read(path)

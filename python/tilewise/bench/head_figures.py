@@ -17,7 +17,7 @@ LARGE = 256  # head dims above this are of interest whatever the number of heads
 def section(folder: Path) -> str:
     """One head by its dim, then several heads."""
     records = [
-        read(path) for name in ("seed-tables", "head-dims") if (path := folder / f"{name}.jsonl").exists()
+        read(path) for name in ("common-shapes", "head-dims") if (path := folder / f"{name}.jsonl").exists()
     ]
     if not records:
         return NOTHING

@@ -21,6 +21,7 @@ from tilewise.bench.operands import DTYPES, Operands, block_grid, visible
 from tilewise.bench.problem import BLOCK, Problem
 
 Attend = Callable[[], Tensor]
+FLASH_ATTN_4 = "flash_attn.cute"
 REFERENCE_FLOPS = 0.6e9  # a tenth of a second on two cores
 
 
@@ -138,6 +139,7 @@ def bind_tilewise(kernel: str, problem: Problem, operands: Operands) -> Attend:
         raise CannotTake(f"slow, and not asked for more than {REFERENCE_FLOPS * 1e-9:g} GFLOP")
     options: dict[str, Any] = {"kernel": kernel, "alignment": problem.alignment}
     options["deterministic"] = problem.deterministic
+    options["precision"] = problem.precision
     if problem.window is not None:
         options["window"] = (problem.window, problem.window)
     if problem.blocks < 1:
@@ -277,6 +279,21 @@ def bind_flash_attn(module: str, problem: Problem, operands: Operands) -> Attend
     return lambda: _first(function(*rows, **options)).transpose(1, 2)
 
 
+def bind_flash_attn_4(problem: Problem, operands: Operands) -> Attend:
+    """It compiles for every other kind of problem, which takes seconds: before the timing, as all warm up."""
+    _refuse(problem, "FlashAttention-4", mask=True, blocks=True, dropout=True, f32=True)
+    function = importlib.import_module(FLASH_ATTN_4).flash_attn_func
+    left = problem.window  # None is no bound
+    right = 0 if problem.causal and left is not None else left
+    rows = _swapped(operands)
+    options = {
+        "causal": problem.causal,
+        "window_size": (left, right),
+        "deterministic": problem.deterministic,
+    }
+    return lambda: _first(function(*rows, **options)).transpose(1, 2)
+
+
 def bind_xformers(problem: Problem, operands: Operands) -> Attend:
     unable = dict.fromkeys(("mask", "blocks", "dropout", "window", "gqa", "dv", "deterministic"), True)
     _refuse(problem, "xFormers", **unable)
@@ -331,11 +348,13 @@ def _peers(device: torch.device) -> Iterator[Implementation]:
     yield Implementation("torch flex", False, bind_flex, on_demand=True)  # compiles for every problem
     if device.type != "cuda":
         return
-    if _installed("flash_attn"):
+    if _installed("flash_attn.flash_attn_interface"):  # FlashAttention-4 alone brings a flash_attn as well
         yield Implementation("flash-attn", False, functools.partial(bind_flash_attn, "flash_attn"))
     if _installed("flash_attn_interface"):
         bind = functools.partial(bind_flash_attn, "flash_attn_interface")
         yield Implementation("flash-attn 3", False, bind)
+    if _installed(FLASH_ATTN_4):
+        yield Implementation("flash-attn 4", False, bind_flash_attn_4)
     if _installed("xformers"):
         yield Implementation("xformers", False, bind_xformers)
     if _installed("flashinfer"):
@@ -343,6 +362,7 @@ def _peers(device: torch.device) -> Iterator[Implementation]:
 
 
 def _installed(module: str) -> bool:
+    """Whether a module is there. Of a submodule, whether its package can be imported, too."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

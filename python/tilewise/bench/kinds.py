@@ -31,8 +31,8 @@ class Check(Protocol):
         """Of the results."""
 
     def __call__(self, results: Sequence[Tensor]) -> list[exact.Error]: ...
-    def of_torch(self) -> list[exact.Error]:
-        """Of PyTorch's own arithmetic."""
+    def of_torch(self, kernel: str) -> list[exact.Error]:
+        """Of PyTorch's own arithmetic, by which the kernel is measured."""
 
 
 def inputs(problem: AnyProblem, device: torch.device) -> Any:

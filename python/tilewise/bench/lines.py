@@ -80,8 +80,14 @@ def _by_threads(value: Any) -> str:
     return "" if fits and not any(_figure(x) for x in value.values()) else "figures by numbers of threads"
 
 
+def _by_name(value: Any) -> str:
+    fits = isinstance(value, dict) and not any(_figure(x) for x in value.values())
+    return "" if fits else "figures by name"
+
+
 _ENVIRONMENT: dict[str, Rule] = {
-    **dict.fromkeys(("device", "gpu", "cpu", "driver", "torch", "tilewise", "version", "date"), _text),
+    **dict.fromkeys(("device", "gpu", "cpu", "driver", "torch", "tilewise", "version"), _text),
+    **dict.fromkeys(("date", "commit", "command"), _text),
     "threads": _count,
     "peak_gflops": _by_threads,
     "copy_gbps": _by_threads,
@@ -92,9 +98,16 @@ _RATE: dict[str, Rule] = {
 }
 FIGURES = ("ms", "spread", "tflops", "gbps", "peak_mb", "error")
 _SHAPE = ("b", "hq", "hkv", "sq", "sk", "d", "dv")
+# Counters of one kernel that an implementation launched.
+_PROFILE: dict[str, Rule] = {
+    **dict.fromkeys(("impl", "kernel", "dtype", "direction", "of", "features"), _text),
+    **{"figures": _by_name, "sizes": _sizes, "causal": _flag},
+    **dict.fromkeys(_SHAPE, _size),
+}
+_EVERY_PROFILE = ("impl", "kernel", "dtype", "direction", "figures")
 _ROW: dict[str, Rule] = {
     **dict.fromkeys(("suite", "op", "impl", "device", "dtype", "features", "skipped"), _text),
-    **{"pass": _pass, "causal": _flag, "window": _optional(_window), "sizes": _sizes},
+    **{"pass": _pass, "causal": _flag, "tf32": _flag, "window": _optional(_window), "sizes": _sizes},
     **dict.fromkeys(_SHAPE, _size),
     **dict.fromkeys(FIGURES, _optional(_figure)),
     **dict.fromkeys(("relative_error", "peak_tflops", "peak_gflops", "ms_min"), _optional(_figure)),
@@ -136,6 +149,9 @@ def wrong_with(line: Line) -> str:
         return _first_wrong(given, _ENVIRONMENT, (), "environment.")
     if line.get("op") == "rate":
         return _first_wrong(line, _RATE, ("impl",))
+    if line.get("op") == "profile":
+        required = _EVERY_PROFILE if "sizes" in line else (*_EVERY_PROFILE, "b", "hq", "sq", "d")
+        return _first_wrong(line, _PROFILE, required)
     return _wrong_with_row(line) if is_row(line) else ""
 
 

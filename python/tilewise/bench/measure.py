@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tilewise._arguments import tf32_allowed
 from tilewise.bench import exact, kinds, rates, timing
 from tilewise.bench.implementations import Implementation, call_of
 from tilewise.bench.kinds import AnyProblem, Check
@@ -48,6 +49,7 @@ def measure(
             "device": device.type,
             **dict.fromkeys(FIGURES),
             "threads": torch.get_num_threads() if device.type == "cpu" else None,
+            **({"tf32": True} if device.type == "cuda" and problem.dtype == "f32" and tf32_allowed() else {}),
         }
         for implementation in implementations
     }
@@ -83,9 +85,10 @@ def measure(
         return [{"skipped": reason_of(error)} | line for line in lines.values()]
     if gemm_time := timings.pop(rates.GEMM, None):
         ceilings.rates.append(rates.gemm_line(device, problem.dtype, gemm_time.best_ms))
-    compute, copy = ceilings.compute_ceiling(problem.dtype), ceilings.copy_ceiling
     for name, result in timings.items():
-        lines[name] |= derived(problem, result, compute, copy)
+        ceiling = ceilings.ceiling(lines[name])
+        compute = ceiling.tflops if ceiling else None
+        lines[name] |= derived(problem, result, compute, ceilings.copy_ceiling)
         key = (problem.op, name, problem.dtype, problem.direction)
         if result.ms >= SAYS_A_RATE_MS:
             settings.seen_rates[key] = max(lines[name]["tflops"], settings.seen_rates.get(key, 0.0))

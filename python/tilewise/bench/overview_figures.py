@@ -8,9 +8,10 @@ from tilewise.bench import charts, summary
 from tilewise.bench.charts import Chart, Series
 from tilewise.bench.records import Line, Record
 from tilewise.bench.summary import Race, races
+from tilewise.bench.words import type_words
 
 NOTHING = "Nothing has been recorded beside a peer yet."
-GRID = "fa3-grid"
+GRID = "flash-attention-grid"
 MODELS = ("llama", "vit")
 PEERS = ("torch cudnn", "torch flash")
 OURS = "tilewise"
@@ -26,13 +27,13 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("the same, TF32 allowed", ("tf32",)),
     ("attention, one query over a cache", ("decode",)),
     ("attention with masks or dropout", ("masks",)),
-    ("attention with windows or block masks", ("window",)),
+    ("attention with windows or block masks", ("sparse",)),
     ("attention, head dims 16 to 4096", ("head-dims",)),
     ("deterministic gradients, beside FlashAttention-2", ("deterministic",)),
     ("whole layers and decode steps", ("layer",)),
     ("feed-forward networks", ("ffn",)),
     ("norms and rotary embedding", ("norm",)),
-    ("layer and network, against compiled PyTorch", ("compiled",)),
+    ("layer and network, against compiled PyTorch", ("compiled-pytorch",)),
 )
 
 
@@ -44,9 +45,8 @@ def about(record: Record) -> str:
     """The machine, the software and the day, to begin a sentence with."""
     environment = record.environment
     date = str(environment.get("date", "an unknown day"))[:10]
-    return ", ".join(
-        part for part in (record.machine, f"PyTorch {environment.get('torch', 'of unknown version')}", date)
-    )
+    version = str(environment.get("torch", "of unknown version")).partition("+")[0]
+    return f"{record.machine}, PyTorch {version}, {date}"
 
 
 # The picture
@@ -160,7 +160,7 @@ def suites_section(machines: Sequence[Record]) -> str:
         rows = [
             row
             for (suite, direction, dtype), members in summary.by_suite(of).items()
-            for row in _row(suite, direction, dtype, members)
+            for row in _row(suite, direction, type_words(dtype), members)
         ]
         if rows:
             parts.append(

@@ -15,12 +15,12 @@ from tilewise.bench.summary import (
     Race,
     by_suite,
     is_peer,
-    name_of,
     ours,
     races,
     standing,
 )
 from tilewise.bench.table import digits, rate, unit
+from tilewise.bench.words import line_words, problem_words, type_of, type_words
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Growth:
                 value = metric.value(race, line) if line else None
                 if line and value:
                     points.append((self._size(line), value))
-                    tips.append(f"{impl}, {name_of(line)}: {digits(value)} {self._unit(metric)}")
+                    tips.append(f"{impl}: {digits(value)} {self._unit(metric)} at {problem_words(line)}")
             if points:
                 series.append(Series(impl, tuple(points), tuple(tips), dashed=is_peer(impl)))
         if not series:
@@ -117,7 +117,7 @@ def growths(of: Sequence[Race]) -> list[Growth]:
         line = race.first
         if "sizes" in line:
             continue
-        shared = (line["suite"], line["pass"], line["dtype"], line["causal"], line.get("features", ""))
+        shared = (line["suite"], line["pass"], type_of(line), line["causal"], line.get("features", ""))
         batch = line["b"] if line["sq"] == 1 else None
         threads = line.get("threads")
         families.setdefault(
@@ -143,7 +143,7 @@ def _operation_growths(of: Sequence[Race]) -> list[Growth]:
         line = race.first
         if size := next((size for size in ("m", "tokens") if size in line["sizes"]), None):
             same = words(line["op"], {key: x for key, x in line["sizes"].items() if key != size})
-            title = f"{line['pass']} · {line['dtype']} · {same}"
+            title = f"{line['pass']} · {type_words(type_of(line))} · {same}"
             families.setdefault((line["suite"], title, size), []).append(race)
     found = []
     for (suite, title, size), members in families.items():
@@ -156,7 +156,8 @@ def _operation_growths(of: Sequence[Race]) -> list[Growth]:
 def _family_title(line: Line, size: str) -> str:
     heads = str(line["hq"]) if line["hq"] == line["hkv"] else f"{line['hq']}/{line['hkv']}"
     sizes = f"{heads} heads × {line['d']}" if size != "d" else f"length {line['sq']}"
-    words = [line["pass"], "causal" if line["causal"] else "", line["dtype"], sizes, line.get("features", "")]
+    dtype = type_words(type_of(line))
+    words = [line["pass"], "causal" if line["causal"] else "", dtype, sizes, line.get("features", "")]
     if line.get("threads") and line["device"] == "cpu" and "level" in line:
         words.append(f"{line['threads']} thread{'s' if line['threads'] > 1 else ''}")
     return " · ".join(word for word in words if word)
@@ -184,15 +185,15 @@ def ladders(of: Sequence[Race]) -> list[str]:
         )
         lines = sorted(race.timed(True) + race.timed(False), key=lambda line: -line["ms"])
         rows = [Bar(line["impl"], line["impl"], line["tflops"], rate(line["tflops"])) for line in lines]
-        title = f"{direction}, {name_of(race.first)}, {race.first['dtype']}"
-        drawings.append(charts.bars(title, rows))
+        dtype = type_words(type_of(race.first))
+        drawings.append(charts.bars(f"{dtype} {direction}", rows, problem_words(race.first)))
     return drawings
 
 
 # Against peers
 
 
-def against_peers(of: Sequence[Race]) -> str | None:
+def against_peers(of: Sequence[Race], width: int = 640) -> str | None:
     """Every problem a mark: the fastest peer's time over that of our fastest kernel."""
     rows = []
     for (suite, direction, dtype), members in by_suite(of).items():
@@ -204,50 +205,75 @@ def against_peers(of: Sequence[Race]) -> str | None:
             us, peer, gain = race.best_ours, race.best_peer, race.speed_up
             if us and peer and gain:
                 times = [f"{line['impl']} {digits(line['ms'])} ms" for line in (us, peer)]
-                tip = f"{name_of(us)}: {', '.join(times)}"
+                tip = f"{line_words(us)}: {', '.join(times)}"
                 values.append((gain, us["impl"], tip))
-        rows.append(Strip(f"{suite} · {direction} · {dtype}", tuple(values), stand.median))
+        rows.append(Strip(f"{suite} · {direction} · {type_words(dtype)}", tuple(values), stand.median))
     if not rows:
         return None
-    return charts.strips("Speed against the fastest peer, problem by problem", "times as fast", rows)
+    title = "Speed against the fastest peer" + (", problem by problem" if width >= 400 else "")
+    return charts.strips(title, "times as fast", rows, width)
 
 
 # Roofline
 
 
 def roofline(record: Record, of: Sequence[Race]) -> list[Chart]:
-    """For each type: FLOPs a byte against the rate, under the machine's two ceilings."""
+    """For each type, TF32 apart: FLOPs a byte against the rate, under the machine's ceilings.
+
+    On a GPU f32 has two roofs: that of multiply-adds, and that of numbers split for the tensor cores.
+    """
     found = []
-    for dtype in ("f32", "f16", "bf16"):
+    for dtype in ("f32", "tf32", "f16", "bf16"):
         lines = [
             line
             for race in of
-            if race.first["dtype"] == dtype
+            if type_of(race.first) == dtype
             for line in race.lines
             if line.get("ms") and line.get("gbps") and line["impl"] not in SLOW_KERNELS
         ]
-        compute, copy = record.compute_ceiling(dtype), record.copy_ceiling
-        if not lines or not compute or not copy:
+        roofs, copy = _roofs(record, dtype, lines), record.copy_ceiling
+        if not lines or not roofs or not copy:
             continue
         series = []
         for impl in order({line["impl"] for line in lines}):
             own = [line for line in lines if line["impl"] == impl]
             points = tuple((intensity(line), line["tflops"] * unit(line)[1]) for line in own)
             tips = tuple(
-                f"{impl}, {name_of(line)}, {line['pass']}: {digits(intensity(line))} FLOP a byte, "
-                f"{rate(line['tflops'])}"
+                f"{impl}: {digits(intensity(line))} FLOP a byte, {rate(line['tflops'])} at {line_words(line)}"
                 for line in own
             )
             series.append(Series(impl, points, tips, joined=False))
         name, scale = unit(lines[0])
-        ridge = 1e3 * compute / copy
+        highest = max(roofs.values())
         values = [intensity(line) for line in lines]
-        x = charts.axis("FLOP for each byte of inputs and results", [*values, ridge], log=True)
-        y = charts.axis(name, [line["tflops"] * scale for line in lines] + [compute * scale], log=True)
+        x = charts.axis("FLOP for each byte of inputs and results", [*values, 1e3 * highest / copy], log=True)
+        y = charts.axis(name, [line["tflops"] * scale for line in lines] + [highest * scale], log=True)
         start = max(x.low, 1e3 * y.low / scale / copy)
-        roof = ((start, start * copy * 1e-3 * scale), (ridge, compute * scale), (x.high, compute * scale))
-        title = f"{dtype}: {rate(compute)}, copy {digits(copy)} GB/s"
-        found.append(Chart(title, x, y, tuple(series), (("", roof),)))
+        slope = (start, start * copy * 1e-3 * scale)
+        rules = tuple((label, _roof(slope, roof, scale, copy, x.high)) for label, roof in roofs.items())
+        title = f"{type_words(dtype)}: {rate(highest)}, copy {digits(copy)} GB/s"
+        found.append(Chart(title, x, y, tuple(series), rules))
+    return found
+
+
+def _roof(
+    start: tuple[float, float], roof: float, scale: float, copy: float, end: float
+) -> tuple[tuple[float, float], ...]:
+    """From where the drawing begins, up to the ridge and on; flat alone where the ridge is left of it."""
+    ridge, height = 1e3 * roof / copy, roof * scale
+    rising = (start, (ridge, height)) if ridge > start[0] else ((start[0], height),)
+    return (*rising, (end, height))
+
+
+def _roofs(record: Record, dtype: str, lines: Sequence[Line]) -> dict[str, float]:
+    """The flat roofs over lines of a type, by what they are called in the drawing."""
+    compute = record.compute_ceiling("f32" if dtype == "tf32" else dtype)
+    if dtype not in ("f32", "tf32") or not any(line["device"] == "cuda" for line in lines):
+        return {"": compute} if compute else {}
+    found = {f"multiply-adds {rate(compute)}": compute} if compute else {}
+    if split := record.split_ceiling:
+        tensor = split.tflops * (1 if dtype == "f32" else 3)
+        found[f"{'split' if dtype == 'f32' else 'f16'} products {rate(tensor)}"] = tensor
     return found
 
 
@@ -258,8 +284,8 @@ def intensity(line: Line) -> float:
 
 def roof_of(record: Record, line: Line) -> tuple[float, str] | None:
     """What the ceilings allow at the line's intensity, in TFLOP/s, and which of them it is."""
-    compute = line.get("peak_tflops") or record.compute_ceiling(line["dtype"])
-    copy = record.copy_ceiling
+    ceiling, copy = record.ceiling(line), record.copy_ceiling
+    compute = line["peak_tflops"] if "ceiling" in line else ceiling.tflops if ceiling else None
     if not compute or not copy:
         return None
     by_memory = intensity(line) * copy * 1e-3
@@ -274,13 +300,12 @@ def exactness(of: Sequence[Race]) -> Chart | None:
     points: dict[str, list[tuple[float, float]]] = {}
     tips: dict[str, list[str]] = {}
     for race in of:
-        math = race.math
+        math = race.math if type_of(race.first) != "tf32" else None  # TF32 is meant to have less digits
         for line in race.timed(True):
             if math and math.get("error") and line.get("error"):
                 points.setdefault(line["impl"], []).append((math["error"], line["error"]))
                 tips.setdefault(line["impl"], []).append(
-                    f"{line['impl']}, {name_of(line)}, {line['dtype']} {line['pass']}: "
-                    f"{line['error']:.1e}, math {math['error']:.1e}"
+                    f"{line['impl']}: {line['error']:.1e}, math {math['error']:.1e} at {line_words(line)}"
                 )
     if not points:
         return None

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 PASSES = ("forward", "backward", "both")
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 MASKS = ("additive", "padding")
+PRECISIONS = ("standard", "strict")
 BLOCK = 128  # side of a block of the block mask
 _LOW_64 = 2**64 - 1
 
@@ -36,6 +37,7 @@ class Problem:
     blocks: float = 1.0  # fraction of blocks that a block mask keeps; 1 is no block mask
     dropout: float = 0.0
     deterministic: bool = False  # gradients that are the same bits each time; forward always is
+    precision: str = "standard"  # of f16 and bf16
 
     op: ClassVar[str] = "attention"
 
@@ -67,7 +69,8 @@ class Problem:
         parts += [f"window={self.window}"] if self.window is not None else []
         parts += [f"blocks={self.blocks:g}"] if self.blocks < 1 else []
         parts += [f"dropout={self.dropout:g}"] if self.dropout > 0 else []
-        return " ".join(parts + (["deterministic=true"] if self.deterministic else []))
+        parts += ["deterministic=true"] if self.deterministic else []
+        return " ".join(parts + (["precision=strict"] if self.precision == "strict" else []))
 
     def __str__(self) -> str:
         words = [self.shape, self.features, "causal" if self.causal else "", self.dtype, self.direction]

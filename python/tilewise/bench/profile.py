@@ -117,33 +117,46 @@ def by_ncu(program: list[str]) -> str:
     return "\n\n".join(ncu_text(name, figures) for name, figures in ncu_kernels(program))
 
 
+NCU_TABLE = ("--csv", "--page", "raw", "--print-units", "base")
+
+
 def ncu_kernels(program: list[str], *options: str) -> list[tuple[str, dict[str, float]]]:
     """Kernels that a program launches while it is watched, and their figures."""
-    said, metrics = _ncu(list(METRICS), [*options, *program]), list(METRICS)
-    if not parse_ncu(said) and any(metric in said for metric in metrics):
-        # It complains of metrics that this GPU has not, and looks at nothing then.
-        said = _ncu([metric for metric in metrics if metric not in said], [*options, *program])
+    said = _ncu([*NCU_TABLE, *options], program, lambda said: bool(parse_ncu(said)))
     kernels = parse_ncu(said)
     if not kernels:
-        raise RuntimeError(_last_line(said))
+        raise RuntimeError(_ncu_complaint(said))
     return kernels
 
 
-def _ncu(metrics: Sequence[str], program: list[str]) -> str:
-    asked = [
-        "ncu",
-        "--csv",
-        "--page",
-        "raw",
-        "--print-units",
-        "base",
-        "--profile-from-start",
-        "off",
-    ]
-    done = subprocess.run(
-        [*asked, "--metrics", ",".join(metrics), *program], capture_output=True, text=True, check=False
-    )
+def ncu_report(program: list[str], *options: str) -> None:
+    """Lets ncu write a report, which `--export` in `options` names."""
+    path = Path(options[options.index("--export") + 1])
+    said = _ncu(options, program, lambda _: path.exists())
+    if not path.exists():
+        raise RuntimeError(_ncu_complaint(said))
+
+
+def _ncu(options: Sequence[str], program: list[str], done: Callable[[str], bool]) -> str:
+    """What ncu says. It complains of metrics that this GPU has not, and looks at nothing then: without them
+    it is asked again.
+    """
+    said = _ncu_once(list(METRICS), options, program)
+    if not done(said) and any(metric in said for metric in METRICS):
+        said = _ncu_once([metric for metric in METRICS if metric not in said], options, program)
+    return said
+
+
+def _ncu_once(metrics: Sequence[str], options: Sequence[str], program: list[str]) -> str:
+    asked = ["ncu", "--profile-from-start", "off", "--metrics", ",".join(metrics), *options]
+    done = subprocess.run([*asked, *program], capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
+
+
+def _ncu_complaint(said: str) -> str:
+    """The line that has its error; a program's own words may come after it."""
+    errors = [line.strip() for line in said.splitlines() if line.startswith("==ERROR==")]
+    return errors[0].removeprefix("==ERROR==").strip() if errors else last_line(said)
 
 
 def parse_ncu(output: str) -> list[tuple[str, dict[str, float]]]:
@@ -167,6 +180,18 @@ def parse_ncu(output: str) -> list[tuple[str, dict[str, float]]]:
             figures[name] = value * factor.get(units.get(metric, ""), 1.0)
         kernels.append((row.get("Kernel Name", "kernel"), figures))
     return kernels
+
+
+def kernel_name(declared: str) -> str:
+    """A kernel's own name, without types and arguments.
+
+    >>> kernel_name("void mma::forward_kernel<__nv_bfloat16, mma::Plain, 0>(tilewise::AttentionCall, Parts)")
+    'mma::forward_kernel'
+    >>> kernel_name("copy")
+    'copy'
+    """
+    name = declared.partition("<")[0].partition("(")[0].split()
+    return name[-1] if name else declared
 
 
 def ncu_text(name: str, figures: dict[str, float]) -> str:
@@ -217,7 +242,7 @@ def by_nsys(program: list[str]) -> str:
         done = subprocess.run(table, capture_output=True, text=True, check=False)
     start = done.stdout.find("Time (%)")
     if start < 0:
-        raise RuntimeError(_last_line(made.stdout + made.stderr + done.stdout + done.stderr))
+        raise RuntimeError(last_line(made.stdout + made.stderr + done.stdout + done.stderr))
     rows = list(csv.DictReader(io.StringIO(done.stdout[start:])))
     return "\n".join(
         f"{row['Time (%)']:>6} %  {float(row['Avg (ns)']) / 1e3:10.1f} us  {row['Name']}" for row in rows
@@ -228,6 +253,30 @@ def by_nsys(program: list[str]) -> str:
 
 
 def by_torch(implementation: Implementation, problem: AnyProblem, device: torch.device) -> str:
+    kernels = torch_kernels(implementation, problem, device)
+    return kernel_table(kernels) if kernels else "torch's profiler saw no kernel."
+
+
+def torch_figures(kernel: dict[str, Any]) -> dict[str, float]:
+    """What torch's profiler knows of a kernel, under the names that ncu's figures have.
+
+    >>> torch_figures({"dur": 2.5, "args": {"est. achieved occupancy %": 25, "registers per thread": 96}})
+    {'time': 2.5, 'occupancy': 25.0, 'registers a thread': 96.0}
+    """
+    launch = kernel.get("args", {})
+    names = {
+        "est. achieved occupancy %": "occupancy",
+        "registers per thread": "registers a thread",
+        "shared memory": "shared memory a block",
+    }
+    known = {name: float(launch[key]) for key, name in names.items() if launch.get(key) is not None}
+    return {"time": float(kernel["dur"]), **known}
+
+
+def torch_kernels(
+    implementation: Implementation, problem: AnyProblem, device: torch.device
+) -> list[dict[str, Any]]:
+    """The kernels that torch's profiler sees in a call, in order."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with implementation.around(problem):
         call = warmed(implementation, problem, device)
@@ -237,8 +286,7 @@ def by_torch(implementation: Implementation, problem: AnyProblem, device: torch.
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
-        kernels = parse_trace(json.loads(path.read_text()))
-    return kernel_table(kernels) if kernels else "torch's profiler saw no kernel."
+        return parse_trace(json.loads(path.read_text()))
 
 
 def parse_trace(trace: dict[str, Any]) -> list[dict[str, Any]]:
@@ -293,6 +341,6 @@ def on_cpu(implementation: Implementation, problem: AnyProblem, device: torch.de
     return words + f"Bound by arithmetic: {line['percent_of_peak']:.0f} % of the matrix product's rate."
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"

@@ -15,6 +15,7 @@ from typing import Any
 from tilewise.bench import files, lines
 from tilewise.bench.lines import FIGURES, Line
 from tilewise.bench.problem import BadInput
+from tilewise.bench.suites import RENAMED
 
 __all__ = ["FIGURES", "Line", "Record", "Writer", "find", "identity", "problem_of", "read", "read_all"]
 
@@ -24,6 +25,12 @@ IDENTITY = (
 )
 # Names that rates had in earlier records.
 _RATE_NAMES = {"torch matmul, no TF32": "gemm"}
+# What one f32 product costs in f16 products, where tensor cores make it. Our kernels split each number into
+# two of f16. PyTorch's memory-efficient kernel and xFormers split it into two of TF32, whose products take
+# twice as long.
+_OURS_SPLIT = ("mma", "wgmma", "wide", "split", "chunked", "tilewise", "tilewise graph", "products kept")
+_SPLIT = {**dict.fromkeys(_OURS_SPLIT, 3), **dict.fromkeys(("torch efficient", "xformers"), 6)}
+_WITH_PRODUCTS = ("attention", "gemm", "ffn", "layer", "decode-step")
 
 
 def identity(line: Line) -> str:
@@ -36,6 +43,14 @@ def problem_of(line: Line) -> str:
     return json.dumps([line.get(key) or None for key in (*IDENTITY, "threads") if key != "impl"])
 
 
+@dataclass(frozen=True)
+class Ceiling:
+    """The rate that the machine allows to the arithmetic of a kernel."""
+
+    tflops: float
+    what: str
+
+
 @dataclass
 class Record:
     """What a file holds."""
@@ -43,6 +58,7 @@ class Record:
     environment: dict[str, Any] = field(default_factory=dict)
     rates: list[Line] = field(default_factory=list)
     rows: list[Line] = field(default_factory=list)
+    profiles: list[Line] = field(default_factory=list)  # counters of kernels
     finished: bool = False
     source: str = ""
 
@@ -58,8 +74,37 @@ class Record:
     def compute_ceiling(self, dtype: str) -> float | None:
         """TFLOP/s: the highest of matrix product and, for f32 on a GPU, bare multiply-adds."""
         rates = [self.rate("gemm", dtype, "tflops"), self.rate("multiply-adds", dtype, "tflops")]
-        rates += [line.get("peak_tflops") for line in self.rows if line["dtype"] == dtype]
+        rates += [
+            line.get("peak_tflops")
+            for line in self.rows
+            if line["dtype"] == dtype and (line["device"] == "cpu" or dtype != "f32")
+        ]
         return max((rate for rate in rates if rate), default=None)
+
+    @property
+    def split_ceiling(self) -> Ceiling | None:
+        """That of f32 numbers which tensor cores multiply as two of f16."""
+        tensor = self.rate("gemm", "f16", "tflops") or self.rate("gemm", "bf16", "tflops")
+        return Ceiling(tensor / 3, "split products, three of f16 for one") if tensor else None
+
+    def ceiling(self, line: Line) -> Ceiling | None:
+        """What a line is held against. In f32 on a GPU that depends on the kernel's way to multiply."""
+        dtype = line["dtype"]
+        if line["device"] != "cuda" or dtype != "f32":
+            rate = line.get("peak_tflops") or self.compute_ceiling(dtype)
+            return Ceiling(rate, f"matrix product in {dtype}") if rate else None
+        products = _SPLIT.get(line["impl"], 0) if line["op"] in _WITH_PRODUCTS else 0
+        if not products:
+            rate = self.compute_ceiling(dtype)
+            return Ceiling(rate, "multiply-adds") if rate else None
+        if not (split := self.split_ceiling):
+            return None
+        if line.get("tf32"):
+            one = products // 3
+            return Ceiling(
+                3 * split.tflops / one, "f16 products, one for one (TF32)" if one == 1 else "TF32 products"
+            )
+        return split if products == 3 else Ceiling(split.tflops / 2, "split products, three of TF32 for one")
 
     @property
     def copy_ceiling(self) -> float | None:
@@ -80,6 +125,12 @@ class Record:
     def machine(self) -> str:
         return self.environment.get("gpu") or self.environment.get("cpu") or "unknown machine"
 
+    @property
+    def machine_and_device(self) -> tuple[str, str]:
+        """Records in which both are the same belong together."""
+        device = self.environment.get("device") or ("cuda" if "gpu" in self.environment else "cpu")
+        return self.machine, device
+
 
 def read(path: Path) -> Record:
     """A record, however it was made. What it says last about a measurement counts."""
@@ -91,10 +142,15 @@ def read(path: Path) -> Record:
             record.rates += _cpu_rates(line["environment"])
         elif line.get("op") == "rate":
             record.rates.append({**line, "impl": _RATE_NAMES.get(line["impl"], line["impl"])})
+        elif line.get("op") == "profile":
+            record.profiles.append(line)
         elif "finished" in line:
             record.finished = True
         elif lines.is_row(line):
-            rows[identity(line), line.get("threads")] = {"features": "", **line}
+            line = {"features": "", **line, "suite": RENAMED.get(line["suite"], line["suite"])}
+            if line["suite"] == "tf32" and line["dtype"] == "f32":  # older records do not say more
+                line["tf32"] = True
+            rows[identity(line), line.get("threads")] = line
     record.rows = list(rows.values())
     return record
 
@@ -148,9 +204,9 @@ def find(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_all(paths: Sequence[Path]) -> list[Record]:
-    """Records that have rows; a folder may hold others, such as those of tests."""
-    records = [record for record in map(read, find(paths)) if record.rows]
-    if not records:
+    """Records that have rows or counters; a folder may hold others, such as those of tests."""
+    records = [record for record in map(read, find(paths)) if record.rows or record.profiles]
+    if not any(record.rows for record in records):
         raise BadInput(f"records: nothing measured in {', '.join(map(str, paths))}")
     return records
 

@@ -8,6 +8,7 @@ from tilewise.bench.plots import intensity, roof_of
 from tilewise.bench.records import Record
 from tilewise.bench.summary import by_machine, name_of
 from tilewise.bench.table import ceilings, digits, machine, rate
+from tilewise.bench.words import type_of
 
 
 def text(records: Sequence[Record]) -> str:
@@ -20,7 +21,7 @@ def text(records: Sequence[Record]) -> str:
         for line in record.rows:
             if not line.get("ms") or not line.get("gbps"):
                 continue
-            words = f"{name_of(line):36}{line['dtype']:6}{line['pass']:10}{line['impl']:16}"
+            words = f"{name_of(line):36}{type_of(line):6}{line['pass']:10}{line['impl']:16}"
             words += f"{digits(intensity(line)):>10}{rate(line['tflops']):>15}"
             if roof := roof_of(record, line):
                 words += f"{100 * line['tflops'] / roof[0]:>10.0f}  {roof[1]}"

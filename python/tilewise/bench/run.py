@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,6 +37,14 @@ class Plan:
     compiled: bool = False  # whether compiled PyTorch takes part in the operations around attention
     within: float | None = None  # seconds after which no other problem is begun
     report: bool = False  # whether a page is written beside the records
+    command: str = ""  # that the records say they were made by
+    own_limits: bool = False  # whether a suite's own limit_ms counts
+
+    def settings_of(self, suite: Suite) -> measure.Settings:
+        """The settings, on a GPU with the suite's own limit where it has one that counts."""
+        if self.own_limits and suite.limit_ms and self.settings.device.type == "cuda":
+            return replace(self.settings, limit_ms=suite.limit_ms)
+        return self.settings
 
     def implementations(self, suite: Suite, op: str) -> list[Implementation]:
         """Who takes part in the suite's problems of one kind."""
@@ -97,7 +105,7 @@ def run(plan: Plan) -> tuple[list[Path], bool | None]:
     """Measures; returns the records' files, and whether it came to its end: None where time was up before."""
     device = plan.settings.device
     check_kernels(plan.kernels, [problem for suite in plan.suites for problem in suite.problems], device)
-    here = environment.describe(device)
+    here = environment.describe(device) | ({"command": plan.command} if plan.command else {})
     ceilings = Record(environment=here)
     folder = plan.out / environment.slug(here)
     if plan.report:
@@ -140,14 +148,14 @@ def _run_suite(suite: Suite, writer: Writer, plan: Plan, ceilings: Record, progr
         print(f"{writer.resumed} rows of an interrupted run are kept")
     for line in ceilings.highest():
         writer.add({"suite": suite.name, **line})
-    printer = table.Printer()
+    printer, settings = table.Printer(), plan.settings_of(suite)
     for problem in suite.problems:
         taking_part = plan.implementations(suite, problem.op)
         missing = [x for x in taking_part if not writer.has(_key(problem, x, plan.settings.device))]
         if missing:
             progress.check(plan.within)
             progress.show(problem)
-            lines = measure.measure(problem, missing, plan.settings, ceilings)
+            lines = measure.measure(problem, missing, settings, ceilings)
             progress.clear()
             for line in lines:
                 writer.add(line)

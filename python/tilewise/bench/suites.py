@@ -2,12 +2,13 @@
 
 A suite is {"about": text, "devices": ["cpu", "cuda"], "rows": [row, …]}. "leave_out" lists implementations
 that would only cost time, "also" those that take part only where they are named; "tf32": true lets products
-of f32 be TF32 in all of it.
+of f32 be TF32 in all of it. "limit_ms" is its --limit-ms on a GPU where none is given.
 
 A row has sizes b, hq, hkv, sq, sk, d, dv (hkv, sk and dv follow hq, sq and d; b is 1), features (mask
-"additive" or "padding", window, blocks, dropout), and lists of dtypes, passes, causal and deterministic,
-which are multiplied out; without them it is f32, forward, not causal, not deterministic. Forward always gives
-the same bits, so it is there once. One value may stand for a list of it in causal and deterministic.
+"additive" or "padding", window, blocks, dropout, precision), and lists of dtypes, passes, causal and
+deterministic, which are multiplied out; without them it is f32, forward, not causal, not deterministic.
+Forward always gives the same bits, so it is there once. One value may stand for a list of it in causal and
+deterministic. The C++ benchmark knows no precision.
 
 Without --suite all run that are for the device; one for none runs where it is asked for.
 
@@ -26,17 +27,25 @@ from typing import Any
 from tilewise.bench.kinds import AnyProblem
 from tilewise.bench.lines import LARGEST_SIZE
 from tilewise.bench.operations import OPERATIONS, Operation
-from tilewise.bench.problem import ITEM_BYTES, MASKS, PASSES, BadInput, Problem
+from tilewise.bench.problem import ITEM_BYTES, MASKS, PASSES, PRECISIONS, BadInput, Problem
 
 FOLDER = Path(__file__).parent / "suites"
 # The order in which they run, what matters most first: a run may have to end early.
 _FIRST = (
-    *("fa3-grid", "vit", "llama", "decode", "ffn", "layer", "gemm", "norm", "f32", "tf32", "window", "masks"),
-    *("deterministic", "ladder"),
+    *("flash-attention-grid", "vit", "llama", "decode", "ffn", "layer", "gemm", "norm", "f32", "tf32"),
+    *("sparse", "masks", "deterministic", "ladder"),
 )
+# Names from before, which records may have and the command line takes.
+RENAMED = {
+    "fa3-grid": "flash-attention-grid",
+    "seed-tables": "common-shapes",
+    "compiled": "compiled-pytorch",
+    "window": "sparse",
+}
 _SWITCHES = ("causal", "deterministic")
 _SIZES = ("b", "hq", "hkv", "sq", "sk", "d", "dv")
-_KEYS = {"op", *_SIZES, "mask", "window", "blocks", "dropout", "dtypes", "passes", "causal", "deterministic"}
+_FEATURES = ("mask", "window", "blocks", "dropout", "precision")
+_KEYS = {"op", *_SIZES, *_FEATURES, "dtypes", "passes", *_SWITCHES}
 
 
 @dataclass(frozen=True)
@@ -57,21 +66,37 @@ class Suite:
     also: tuple[str, ...] = ()
     leave_out: tuple[str, ...] = ()
     tf32: bool = False
+    limit_ms: float | None = None  # on a GPU, in place of the default of --limit-ms
 
 
 def names(device: str | None = None) -> list[str]:
     """Suites that come with the package, or those of them that are for a device.
 
-    >>> "quick" in names("cpu"), "fa3-grid" in names("cpu")
+    >>> "quick" in names("cpu"), "flash-attention-grid" in names("cpu")
     (True, False)
     """
-    found = sorted(path.stem for path in FOLDER.glob("*.json"))
-    found.sort(key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    found = sorted(sorted(path.stem for path in FOLDER.glob("*.json")), key=rank)
     return found if device is None else [name for name in found if device in _read(find(name))["devices"]]
 
 
+def rank(name: str) -> int:
+    """A suite's place in the order in which they run and are shown."""
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+
+
+def about(name: str) -> str:
+    """What a suite that comes with the package is for; empty for another.
+
+    >>> about("tf32"), about("mine")
+    ('f32 whose products may be TF32', '')
+    """
+    return str(_read(find(name)).get("about", "")) if name in names() else ""
+
+
 def find(name_or_file: str) -> Path:
-    for path in (Path(name_or_file), FOLDER / f"{name_or_file}.json"):
+    """The file of a suite, whose name may be one from before."""
+    name = RENAMED.get(name_or_file, name_or_file)
+    for path in (Path(name_or_file), FOLDER / f"{name}.json"):
         if os.path.isfile(path):  # False, too, for what can be no file's name
             return path
     raise BadInput(f"--suite: expected a file, all, or one of {', '.join(names())}, got {name_or_file!r}")
@@ -93,6 +118,7 @@ def load(name_or_file: str, selection: Selection = Selection()) -> Suite:  # noq
         also=tuple(read.get("also", ())),
         leave_out=tuple(read.get("leave_out", ())),
         tf32=read.get("tf32", False),
+        limit_ms=read.get("limit_ms"),
     )
 
 
@@ -135,6 +161,7 @@ def expand(row: dict[str, Any], suite: str, selection: Selection) -> Sequence[An
         window=row.get("window"),
         blocks=row.get("blocks", 1.0),
         dropout=row.get("dropout", 0.0),
+        precision=row.get("precision", "standard"),
     )
     return [
         replace(
@@ -189,6 +216,9 @@ def _read(path: Path) -> dict[str, Any]:
         words = read.get(key, [])
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise BadInput(f"--suite: {path.name}: {key}: expected a list of names, got {words!r}")
+    limit = read.get("limit_ms")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit <= 0):
+        raise BadInput(f"--suite: {path.name}: limit_ms: expected milliseconds, got {limit!r}")
     return read
 
 
@@ -205,6 +235,7 @@ def _check(row: dict[str, Any]) -> None:
     for key in ("blocks", "dropout"):
         if key in row and not (isinstance(row[key], (int, float)) and 0 <= row[key] <= 1):
             raise BadInput(f"{key}: expected a number from 0 to 1, got {row[key]!r}")
+    check_each("precision", [row.get("precision", "standard")], PRECISIONS)
     if row.get("mask") not in (None, *MASKS):
         raise BadInput(f"mask: expected {' or '.join(MASKS)}, got {row['mask']!r}")
     for key, known in (("dtypes", tuple(ITEM_BYTES)), ("passes", PASSES)):

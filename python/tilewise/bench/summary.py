@@ -1,4 +1,4 @@
-"""What the rows of records say together: who is faster where, and a conclusion in three sentences."""
+"""What the rows of records say together: who is faster where, and a conclusion in a few sentences."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tilewise.bench import suites
 from tilewise.bench.operations.operation import words
 from tilewise.bench.records import Line, Record, problem_of
 from tilewise.bench.table import digits, machine, rate
+from tilewise.bench.words import line_words, type_of, type_words
 
 LADDER = (  # slowest first
-    *("reference", "simd", "naive", "tiled", "fused", "wide", "simt", "split", "mma", "wgmma"),
+    *("reference", "simd", "naive", "tiled", "triton", "fused", "wide", "simt", "split", "mma", "wgmma"),
     *("cublaslt", "chunked", "few_rows", "tilewise", "tilewise graph"),
 )
-PEERS = ("flash-attn", "flash-attn 3", "xformers", "flashinfer")  # and all of torch's
+PEERS = (  # and all of torch's
+    *("flash-attn", "flash-attn 3", "flash-attn 4", "xformers", "flashinfer"),
+    "hugging face",
+)
 SLOW_KERNELS = ("naive", "reference")  # there to be read: plots come with and without them
 MATH = ("torch math", "torch eager")  # PyTorch's arithmetic, of attention and of the other operations
 
@@ -38,7 +43,7 @@ def shape_of(line: Line) -> str:
 
 
 def name_of(line: Line) -> str:
-    """The problem of a line, in words."""
+    """The problem of a line, as short as it can be said."""
     words = [shape_of(line), line.get("features", ""), "causal" if line["causal"] else ""]
     return " ".join(word for word in words if word)
 
@@ -92,6 +97,7 @@ class Standing:
 
     count: int
     faster: int
+    slower: int
     median: float
     low: float
     high: float
@@ -101,17 +107,36 @@ def standing(of: Sequence[Race]) -> Standing | None:
     gains = [race.speed_up for race in of if race.speed_up]
     if not gains:
         return None
-    faster = sum(gain > 1 for gain in gains)
-    return Standing(len(gains), faster, statistics.median(gains), min(gains), max(gains))
+    faster, slower = sum(gain > 1 for gain in gains), sum(gain < 1 for gain in gains)
+    return Standing(len(gains), faster, slower, statistics.median(gains), min(gains), max(gains))
 
 
 def by_suite(of: Sequence[Race]) -> dict[tuple[str, str, str], list[Race]]:
-    """Races by suite, pass and type, in the order of the record."""
+    """Races by suite, pass and type (TF32 apart from f32), in the order of the record."""
     found: dict[tuple[str, str, str], list[Race]] = {}
     for race in of:
-        key = race.first["suite"], race.first["pass"], race.first["dtype"]
+        key = race.first["suite"], race.first["pass"], type_of(race.first)
         found.setdefault(key, []).append(race)
     return found
+
+
+ATTENTION, LAYER = "Attention", "The layer around attention"
+_TYPES, _PASSES = ("bf16", "f16", "f32", "tf32"), ("forward", "backward", "both")
+
+
+def by_kind(of: Sequence[Race]) -> dict[tuple[str, str, str], Standing]:
+    """Standings by what is computed (attention, or the layer around it), type and pass."""
+    found: dict[tuple[str, str, str], list[Race]] = {}
+    for race in of:
+        what = ATTENTION if race.first["op"] == "attention" else LAYER
+        found.setdefault((what, type_of(race.first), race.first["pass"]), []).append(race)
+
+    def place(key: tuple[str, str, str]) -> tuple[int, ...]:
+        what, dtype, direction = key
+        types = _TYPES.index(dtype) if dtype in _TYPES else len(_TYPES)
+        return what != ATTENTION, types, _PASSES.index(direction) if direction in _PASSES else len(_PASSES)
+
+    return {key: stand for key in sorted(found, key=place) if (stand := standing(found[key]))}
 
 
 def busy(record: Record) -> str | None:
@@ -127,51 +152,101 @@ def busy(record: Record) -> str | None:
     return f"The machine was busy with something else: {sign}. Measure again in a quieter moment."
 
 
-# Three sentences
+# The conclusion
 
 
 def conclusion(record: Record) -> list[str]:
-    """Speed against peers; what of the machine is used; exactness and memory. From one machine's rows."""
+    """Speed against peers; where it is behind; what of the machine is used; exactness and memory."""
     of = races(record.rows)
-    return [_speed(record, of), _use(record, of), _exactness(of)]
+    return [*_speeds(record, of), *behind(of), use(of), exactness(of)]
 
 
-def _speed(record: Record, of: Sequence[Race]) -> str:
+def _speeds(record: Record, of: Sequence[Race]) -> list[str]:
     where = record.machine
     if record.environment.get("device") == "cpu" and (threads := record.environment.get("threads")):
         where += f" with {threads} threads"
     stand = standing(of)
     if stand is None:
         count = sum(race.best_ours is not None for race in of)
-        return f"On {where}, Tilewise was measured on {count} problems, and nothing else beside it."
-    times = f"{digits(stand.median)} times as fast as the fastest peer"
+        problems = "1 problem" if count == 1 else f"{count} problems"
+        return [f"On {where}, Tilewise was measured on {problems}, and nothing else beside it."]
+    times = f"{stand.median:.2f} times as fast as the fastest peer"
     if stand.count == 1:
-        return f"On {where}, Tilewise is {times} on the one problem measured."
-    return (
-        f"On {where}, Tilewise is {times} in the median of {stand.count} problems "
-        f"({digits(stand.low)} to {digits(stand.high)}) and ahead in {stand.faster} of them."
-    )
+        return [f"On {where}, Tilewise is {times} on the one problem measured."]
+    kinds = by_kind(of)
+    if len(kinds) == 1:
+        return [
+            f"On {where}, Tilewise is {times} in the median of {stand.count} problems "
+            f"({stand.low:.2f} to {stand.high:.2f}) and ahead in {stand.faster} of them."
+        ]
+    sentences = [f"On {where}, times as fast as the fastest peer of each problem, in the median:"]
+    for what in (ATTENTION, LAYER):
+        parts = [
+            f"{type_words(dtype)} {direction} {one.median:.2f} (ahead in {one.faster} of {one.count})"
+            for (kind, dtype, direction), one in kinds.items()
+            if kind == what
+        ]
+        sentences += [f"{what}: {'; '.join(parts)}."] if parts else []
+    return sentences
 
 
-def _use(record: Record, of: Sequence[Race]) -> str:
+MOST_GROUPS = 6  # that a sentence names
+
+
+def behind(of: Sequence[Race]) -> list[str]:
+    """A sentence about the problems in which a peer is faster; none where nothing was compared."""
+    gains = [(race.speed_up, race) for race in of if race.speed_up]
+    slower = [race for gain, race in gains if gain < 1]
+    if not gains:
+        return []
+    if not slower:
+        return [f"It is behind the fastest peer in none of {len(gains)} problems."]
+    worst = min(slower, key=lambda race: race.speed_up or 0.0)
+    assert worst.best_peer is not None
+    sentence = f"It is behind the fastest peer in {len(slower)} of {len(gains)} problems"
+    groups = [
+        (stand.median, f"{suite} {type_words(dtype)} {direction} ({stand.median:.2f})")
+        for (suite, direction, dtype), members in by_suite(of).items()
+        if (stand := standing(members)) and stand.median < 1
+    ]
+    if groups:
+        named = [words for _, words in sorted(groups)]
+        more = f" and {len(named) - MOST_GROUPS} more" if len(named) > MOST_GROUPS else ""
+        sentence += f". In the median of a suite it is behind in {', '.join(named[:MOST_GROUPS])}{more}"
+    furthest = f"{worst.speed_up:.2f} times as fast as {worst.best_peer['impl']}"
+    return [f"{sentence}. It is furthest behind at {line_words(worst.first)}: {furthest}."]
+
+
+def use(of: Sequence[Race]) -> str:
+    """The highest rates, against the machine's ceilings."""
     best = [race.best_ours for race in of if race.best_ours]
     if not best:
         return "None of its kernels ran, so there is no rate to hold against the machine's."
     top = max(best, key=lambda line: line["tflops"])
-    sentence = f"Its highest rate is {rate(top['tflops'])} ({top['impl']}, {_words(top)})"
-    if top.get("percent_of_peak"):
-        against = "matrix product" if top["dtype"] != "f32" or "cpu" in record.environment else "arithmetic"
-        sentence += f", {digits(top['percent_of_peak'], 2)} % of the {against} rate measured beside it"
+    sentence = f"Its highest rate is {_rate_of(top)}"
+    split = [x for x in best if type_of(x) == "f32" and "split" in x.get("ceiling", "") and x is not top]
+    if split and (most := max(split, key=lambda line: line["tflops"])):
+        sentence += f"; in f32 it is {_rate_of(most)}"
     read = max(best, key=lambda line: line.get("percent_of_copy") or 0.0)
     if (read.get("percent_of_copy") or 0) >= 5 and read is not top:
         sentence += (
-            f"; where bytes count most ({_words(read)}) it moves {digits(read['gbps'])} GB/s, "
+            f"; where bytes count most ({line_words(read)}) it moves {digits(read['gbps'])} GB/s, "
             f"{digits(read['percent_of_copy'], 2)} % of a copy"
         )
     return sentence + "."
 
 
-def _exactness(of: Sequence[Race]) -> str:
+def _rate_of(line: Line) -> str:
+    sentence = f"{rate(line['tflops'])} ({line['impl']}: {line_words(line)})"
+    if line.get("percent_of_peak"):
+        sentence += f", {digits(line['percent_of_peak'], 2)} % of the ceiling"
+        sentence += f" ({line['ceiling']})" if line.get("ceiling") else ""
+    return sentence
+
+
+def exactness(every: Sequence[Race]) -> str:
+    """Errors beside PyTorch's, and the memory that is saved."""
+    of = [race for race in every if type_of(race.first) != "tf32"]  # whose error is that of TF32
     pairs = [
         (race.best_ours["error"], math["error"])
         for race in of
@@ -184,7 +259,7 @@ def _exactness(of: Sequence[Race]) -> str:
     ratio = statistics.median(us / math for us, math in pairs)
     sentence = (
         f"Against float64 its largest error is {digits(ratio, 2)} times that of PyTorch's math path "
-        f"in the median of {len(pairs)} problems"
+        f"in the median of {len(pairs)} {'problem' if len(pairs) == 1 else 'problems'}"
     )
     saved = [
         (math["peak_mb"], race.best_ours["peak_mb"], race.best_ours)
@@ -194,13 +269,9 @@ def _exactness(of: Sequence[Race]) -> str:
     if saved:
         math_mb, our_mb, line = max(saved, key=lambda entry: entry[0])
         sentence += (
-            f", and it takes {digits(our_mb)} MB where that takes {digits(math_mb)} MB ({_words(line)})"
+            f", and it takes {digits(our_mb)} MB where that takes {digits(math_mb)} MB ({line_words(line)})"
         )
     return sentence + "."
-
-
-def _words(line: Line) -> str:
-    return f"{name_of(line)}, {line['dtype']} {line['pass']}"
 
 
 # Text
@@ -210,35 +281,56 @@ def text(records: Sequence[Record]) -> str:
     """The conclusion and a table: how each suite stands."""
     lines: list[str] = []
     for record in records:
+        if not record.rows:
+            continue
         lines += ["", machine(record.environment), *conclusion(record)]
         lines += [warning, ""] if (warning := busy(record)) else [""]
         title = "suite, pass, type"
         lines.append(
-            f"{title:34}{'problems':>9}{'ahead':>7}{'median':>8}{'low':>7}{'high':>7}  times as fast as"
+            f"{title:38}{'problems':>9}{'ahead':>7}{'median':>8}{'low':>7}{'high':>7}  times as fast as"
         )
         for (suite, direction, dtype), of in by_suite(races(record.rows)).items():
             stand = standing(of)
-            name = f"{suite}, {direction}, {dtype}"
+            name = f"{suite}, {direction}, {type_words(dtype)}"
             if stand is None:
-                lines.append(f"{name:34}{len(of):>9}  nothing to compare with")
+                lines.append(f"{name:38}{len(of):>9}  nothing to compare with")
                 continue
             peers = sorted({race.best_peer["impl"] for race in of if race.best_peer})
             lines.append(
-                f"{name:34}{stand.count:>9}{stand.faster:>7}{stand.median:>8.2f}{stand.low:>7.2f}"
+                f"{name:38}{stand.count:>9}{stand.faster:>7}{stand.median:>8.2f}{stand.low:>7.2f}"
                 f"{stand.high:>7.2f}  {', '.join(peers)}"
             )
     return "\n".join(lines[1:])
 
 
 def by_machine(records: Sequence[Record]) -> list[Record]:
-    """Records of one machine as one, with every rate and row."""
-    merged: dict[tuple[str, str], Record] = {}
+    """Records of one machine as one, with every rate and row, in the order in which suites are shown.
+
+    Each row says what it is held against: a ceiling of its own run, or of another one on the machine.
+    """
+    parts: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        key = (
-            record.machine,
-            record.environment.get("device") or ("cuda" if "gpu" in record.environment else "cpu"),
-        )
-        into = merged.setdefault(key, Record(environment=record.environment, source=record.source))
+        parts.setdefault(record.machine_and_device, []).append(record)
+    return [_merged(of) for of in parts.values()]
+
+
+def _merged(records: Sequence[Record]) -> Record:
+    first = next((record for record in records if record.rows), records[0])
+    into = Record(environment=first.environment, source=first.source)
+    for record in records:
         into.rates += record.rates
+        into.profiles += record.profiles
         into.rows += record.rows
-    return list(merged.values())
+    into.rows = sorted(
+        (_against_ceiling(line, record, into) for record in records for line in record.rows),
+        key=lambda line: suites.rank(line["suite"]),
+    )
+    return into
+
+
+def _against_ceiling(line: Line, own: Record, every: Record) -> Line:
+    ceiling = own.ceiling(line) or every.ceiling(line) if line.get("ms") else None
+    if ceiling is None:
+        return line
+    percent = 100 * line["tflops"] / ceiling.tflops
+    return {**line, "peak_tflops": ceiling.tflops, "percent_of_peak": percent, "ceiling": ceiling.what}

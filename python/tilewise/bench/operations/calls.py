@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tilewise.bench import exact
 from tilewise.bench.implementations import REFERENCE_FLOPS, CannotTake, Implementation, call_of
-from tilewise.bench.operations import hugging_face
+from tilewise.bench.operations import hugging_face, masked
 from tilewise.bench.operations.operation import Arguments, Operation, widened
 
 EAGER, COMPILED = "torch eager", "torch compiled"
@@ -29,6 +29,8 @@ def all_for(kind: type[Operation], device: torch.device) -> list[Implementation]
         found.append(Implementation("torch graph", False, functools.partial(bind_graph, EAGER)))
         compiled = functools.partial(bind_graph, COMPILED)
         found.append(Implementation(COMPILED_GRAPH, False, compiled, on_demand=True))
+    if kind is masked.MaskedAttention:
+        found.append(Implementation(masked.FLEX, False, masked.bind_flex, on_demand=True))
     if kind.op == "layer":
         found.append(Implementation(hugging_face.NAME, False, hugging_face.bind, on_demand=True))
     return [*found, Implementation(COMPILED, False, bind_compiled, on_demand=True)]
@@ -97,7 +99,7 @@ class Check:
     def __call__(self, results: Sequence[Tensor]) -> list[exact.Error]:
         return exact.errors(results, self.exact)
 
-    def of_torch(self) -> list[exact.Error]:
+    def of_torch(self, kernel: str) -> list[exact.Error]:
         """Of PyTorch in the problem's own type."""
         return self(self._theirs(self.arguments))
 
