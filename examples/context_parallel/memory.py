@@ -12,9 +12,12 @@ import ctypes
 import os
 from pathlib import Path
 
+try:
+    from tilewise import distributed
+except ImportError as error:
+    raise SystemExit(f"{error}: run `pip install .` in the checkout, where torch is installed") from None
 import torch
 import torch.distributed as dist
-from tilewise import distributed
 
 
 def resident(field: str) -> float:

@@ -14,10 +14,13 @@ import argparse
 import os
 from pathlib import Path
 
+try:
+    from tilewise import distributed
+except ImportError as error:
+    raise SystemExit(f"{error}: run `pip install .` in the checkout, where torch is installed") from None
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from tilewise import distributed
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 

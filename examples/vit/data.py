@@ -12,6 +12,11 @@ import torch
 from torch import Tensor
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package puts it
+SAMPLE = Path(__file__).with_name("sample")  # the first 200 of its images to test on
+CLASSES = (
+    *("T-shirt", "trousers", "pullover", "dress", "coat"),
+    *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+)
 SHIFT = 2  # pixels that an image may be moved by, to each side
 CIFAR_TRAIN = tuple(f"data_batch_{n}.bin" for n in range(1, 6))
 CIFAR_TEST = ("test_batch.bin",)
@@ -49,16 +54,26 @@ def name_of(folder: Path | None) -> str:
     return "CIFAR-10" if folder is not None and is_cifar(folder) else "Fashion-MNIST"
 
 
+def is_fashion_mnist(folder: Path) -> bool:
+    return os.path.exists(folder / "t10k-images-idx3-ubyte.gz")
+
+
 def load(folder: Path | None) -> tuple[Images, Images]:
     """Training and test images: CIFAR-10 or Fashion-MNIST, by the files in the folder."""
     folder = FASHION_MNIST if folder is None else folder
+    test = load_test(folder)
+    train = _cifar(folder, CIFAR_TRAIN) if is_cifar(folder) else _idx(folder, "train")
+    if train.shape != test.shape:
+        raise Missing(f"{folder}: images to train on are {train.shape}, to test on {test.shape}")
+    return train, test
+
+
+def load_test(folder: Path) -> Images:
+    """Images to test on."""
     if is_cifar(folder):
-        return _cifar(folder, CIFAR_TRAIN), _cifar(folder, CIFAR_TEST)
-    if os.path.exists(folder / "t10k-images-idx3-ubyte.gz"):
-        train, test = _idx(folder, "train"), _idx(folder, "t10k")
-        if train.shape != test.shape:
-            raise Missing(f"{folder}: images to train on are {train.shape}, to test on {test.shape}")
-        return train, test
+        return _cifar(folder, CIFAR_TEST)
+    if is_fashion_mnist(folder):
+        return _idx(folder, "t10k")
     if folder == FASHION_MNIST:
         raise Missing("Fashion-MNIST is not here: apt-get install dataset-fashion-mnist, or --data FOLDER")
     raise Missing(

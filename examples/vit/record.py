@@ -14,7 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tilewise
+try:
+    import tilewise
+except ImportError as error:
+    raise SystemExit(f"{error}: run `pip install .` in the checkout, where torch is installed") from None
 import torch
 from data import Images, Missing, load, name_of
 from infer import explanation, images_a_second
@@ -146,7 +149,7 @@ def record(asked: argparse.Namespace) -> None:
     train = train.first(asked.images)
     described = environment.describe(device)
     path = asked.out / environment.slug(described) / "vit-train.jsonl"
-    config = config_for(train, asked.patch)
+    config = config_for(train, asked.patch, dim=192, depth=6, heads=3)
     writer = Writer(path, described, (), fresh=True)
     base: Line = {"suite": "vit-train", "device": device.type, "dtype": precision, "batch": settings.batch}
     base |= {"tokens": config.tokens, "data": name_of(asked.data), "epochs": settings.epochs}
@@ -155,7 +158,7 @@ def record(asked: argparse.Namespace) -> None:
     for kernel in ("sdpa", "auto", *usable) if asked.steps else ():
         if kernel == "reference":
             continue  # float64, a kernel to be believed and not waited for
-        few = Settings(epochs=asked.steps, batch=settings.batch, precision=precision)
+        few = Settings(epochs=asked.steps, batch=settings.batch, precision=precision, lr=1e-3)
         line = few_steps(config, train, few, asked.steps, kernel, base)
         writer.add(line)
         print({key: line[key] for key in line if key not in base}, flush=True)

@@ -18,7 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tilewise
+try:
+    import tilewise
+except ImportError as error:
+    raise SystemExit(f"{error}: run `pip install .` in the checkout, where torch is installed") from None
 import torch
 import torch.nn.functional as F
 from model import ViT, ViTConfig

@@ -17,6 +17,8 @@ from data import Missing
 from model import ViT, ViTConfig
 from torch import Tensor
 
+TRAINED = Path(__file__).with_name("fashion-mnist.safetensors")  # by train.py --half
+
 
 def check_package() -> None:
     """Before a training, rather than after it."""
@@ -38,11 +40,13 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def save(path: Path, model: ViT) -> None:
+def save(path: Path, model: ViT, half: bool = False) -> None:
+    """In f32, or in f16 and so half the size."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    dtype = torch.float16 if half else torch.float32
+    tensors = {name: x.detach().to("cpu", dtype).contiguous() for name, x in model.state_dict().items()}
     with replacing(path) as partial:
         try:
             save_file(tensors, partial, metadata={"config": json.dumps(asdict(model.config))})

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LONGEST = 1500  # words of a design page; what is measured goes to docs/lab
-DESIGN = ("cpu", "gemm", "ladder", "layer", "mma", "mma_f32", "wgmma", "wgmma_backward", "wide")
+DESIGN = ("cpu", "gemm", "ladder", "layer", "mma", "mma_f32", "triton", "wgmma", "wgmma_backward", "wide")
 
 
 def pages() -> list[Path]:
@@ -109,3 +109,18 @@ def test_the_cpp_pages_have_every_type_and_function_of_the_headers() -> None:
             r"^(?!template|struct|class|enum|using|//| )\w[^=;{\n]*?(\w+)\(", text, re.MULTILINE
         )
         assert set(declared) - names <= {"dtype_of"}, header
+
+
+def test_pictures_of_masks_show_what_the_functions_make() -> None:
+    path = ROOT / "scripts" / "mask_pictures.py"
+    if not path.exists():
+        pytest.skip("a staged tree has no scripts")
+    spec = importlib.util.spec_from_file_location("mask_pictures", path)
+    assert spec is not None and spec.loader is not None
+    pictures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    page = (ROOT / "docs" / "masks.md").read_text()
+    for name, make in pictures.PICTURES.items():
+        drawn = pictures.drawn(name, make())
+        assert (ROOT / "docs" / f"mask-{name}.svg").read_text() == drawn, "run scripts/mask_pictures.py"
+        assert f"(mask-{name}.svg)" in page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,13 +143,25 @@ def test_sizes_are_the_published_ones(llama: Any) -> None:
         assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(expected, abs=0.01)
 
 
+def check_table(printed: str) -> None:
+    """Of two prefills and one decoding, four routes each: figures stand under the names of their columns."""
+    lines = printed.splitlines()
+    assert lines[0].startswith("tiny: layers 2, float32, batch 1, ") and lines[0].endswith(" on cpu")
+    assert re.match(r"logits, .*: tilewise \d\.\de-\d\d \(same token\), hf eager ", lines[1])
+    heads = [line for line in lines if line.endswith("peak MB")]
+    assert [line.split("  ")[0] for line in heads] == ["prefill", "decode, one step"]
+    rows = [line for line in lines if re.match(r" +\d+  \w", line)]
+    assert len(rows) == 12 and len(lines) == 16
+    assert {len(line) for line in (*heads, *rows)} == {len(heads[0])}
+
+
 def test_script_compares_on_the_cpu(llama: Any, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("transformers")
     given = ["--model", "tiny", "--prefill", "16,32", "--decode", "3", "--context", "8", "--runs", "2"]
     given += ["--decode-runs", "3"]
     against = ["--against", "sdpa,eager,tilewise", "--device", "cpu", "--out", str(tmp_path)]
     llama.compare.main([*given, *against])
-    capsys.readouterr()
+    check_table(capsys.readouterr().out)
     (path,) = tmp_path.rglob("llama-model.jsonl")
     first, *lines, last = (json.loads(line) for line in path.read_text().splitlines())
     assert first["environment"]["device"] == "cpu" and "finished" in last
@@ -327,8 +340,9 @@ def test_a_damaged_record_is_one_line(llama: Any, tmp_path: Path, content: str) 
 
 
 def test_its_words_are_true(llama: Any) -> None:
-    found = doctest.testmod(llama.routes)
-    assert found.attempted and not found.failed
+    for module in (llama.routes, llama.compare):
+        found = doctest.testmod(module)
+        assert found.attempted and not found.failed
 
 
 def test_script_says_what_is_missing(llama: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -337,7 +351,7 @@ def test_script_says_what_is_missing(llama: Any, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SystemExit, match=r"pip install transformers.*\(import of transformers halted"):
         llama.compare.main([*small, "--device", "cpu"])
     llama.compare.main([*small, "--device", "cpu", "--against", ""])
-    assert "'impl': 'tilewise'" in capsys.readouterr().out
+    assert re.search(r"^ +8  tilewise +\d+\.\d{3} ", capsys.readouterr().out, re.MULTILINE)
     with pytest.raises(SystemExit):
         llama.compare.main(["--model", "llama-9"])
     assert "--model: expected some of llama-2-7b" in capsys.readouterr().err

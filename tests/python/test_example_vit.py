@@ -53,7 +53,7 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(vit: Any, folder: Pa
 
     def fit(checkpoint: Path | None, stop: str | None = None) -> Any:
         def say(text: str, kept: bool) -> None:
-            if text == stop:
+            if stop and text.startswith(stop):
                 raise KeyboardInterrupt
 
         model = vit.train.make_model(config, "auto", 0, torch.device("cpu"))
@@ -89,6 +89,37 @@ def test_scripts_train_then_infer(vit: Any, folder: Path, tmp_path: Path, capsys
     assert accuracies[0] == accuracies[1]
     with pytest.raises(SystemExit, match=r"kernel: .*expected.*nonsense"):
         vit.infer.main([*path, *data, "--attention", "nonsense"])
+
+
+def test_inference_works_at_once(
+    vit: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the weights and the images in the repository; how right they are, docs/models.md says."""
+    pytest.importorskip("safetensors")
+    assert vit.weights.TRAINED.stat().st_size < 1_000_000
+    monkeypatch.setattr(vit.data, "FASHION_MNIST", tmp_path / "nowhere")
+    found = {}
+    for attention in ("auto", "sdpa"):
+        vit.infer.main(["--device", "cpu", "--attention", attention, "--seconds", "0.1", "--show", "3"])
+        said = capsys.readouterr().out
+        assert "apt-get install dataset-fashion-mnist for all 10,000" in said
+        assert "image 0: ankle boot" in said and "image 3" not in said
+        found[attention] = float(said.split("accuracy: ")[1].split("%")[0])
+    assert found["auto"] == found["sdpa"] and found["auto"] >= 85.0
+
+
+def test_half_saves_weights_of_half_the_size(vit: Any, folder: Path, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("safetensors")
+    given = ["--data", str(folder), "--epochs", "1", "--batch", "64", *SMALL]
+    for name, more in (("whole", []), ("half", ["--half"])):
+        vit.train.main([*given, "--out", str(tmp_path / name), *more])
+    capsys.readouterr()
+    whole, half = (tmp_path / name / "auto.safetensors" for name in ("whole", "half"))
+    assert half.stat().st_size < 0.6 * whole.stat().st_size
+    left, right = (vit.weights.load(path, "auto").state_dict() for path in (whole, half))
+    for name in left:
+        assert right[name].dtype == torch.float32
+        assert torch.equal(left[name].half().float(), right[name]), name
 
 
 def test_script_trains_in_bf16(vit: Any, folder: Path, tmp_path: Path, capsys: Any) -> None:
@@ -149,7 +180,8 @@ def test_cifar_is_read_from_its_records(vit: Any, tmp_path: Path) -> None:
     train, test = vit.data.load(tmp_path)
     assert train.pixels.shape == (10, 3, 32, 32) and test.labels.tolist() == records[10:, 0].tolist()
     assert train.pixels[3, 1, 4, 5] == records[3, 1 + 1024 + 4 * 32 + 5]
-    assert vit.train.config_for(train).channels == 3
+    config = vit.train.config_for(train)
+    assert config.channels == 3 and config.patch_size == 8
     assert vit.data.name_of(tmp_path) == "CIFAR-10" and vit.data.name_of(None) == "Fashion-MNIST"
     (tmp_path / "data_batch_3.bin").unlink()
     with pytest.raises(vit.data.Missing, match=r"data_batch_3\.bin"):

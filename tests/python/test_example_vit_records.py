@@ -16,7 +16,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def test_record_has_epochs_and_steps(vit: Any, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     small = vit.model.ViTConfig(28, 7, 1, 10, 24, 1, 2)
-    monkeypatch.setattr(vit.record, "config_for", lambda images, patch: small)
+    monkeypatch.setattr(vit.record, "config_for", lambda images, patch, **sizes: small)
     monkeypatch.setattr(vit.record, "TURN_SECONDS", 0.02)
     given = ["--data", str(folder), "--device", "cpu", "--epochs", "1", "--steps", "5", "--batch", "32"]
     vit.record.main([*given, "--images", "64", "--out", str(tmp_path)])
