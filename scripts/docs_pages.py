@@ -15,12 +15,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "docs"
 FROM_ROOT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 HEADERS = (
-    *("attention", "gemm", "ffn", "norm", "rope", "layer", "tensor", "context", "explain", "error"),
+    *("attention", "masks", "gemm", "ffn", "norm", "rope", "layer", "tensor", "context", "explain", "error"),
     *("dtype", "half", "activation"),
 )
 PYTHON = {
     "attention": "attention scaled_dot_product_attention attention_varlen attention_decode "
-    "merge_states explain BlockMask",
+    "merge_states explain BlockMask masks triangle_attention",
     "layer": "linear ffn rms_norm layer_norm rope_tables apply_rope rope_into_cache",
     "nn": "nn.Attention nn.MultiheadAttention nn.FeedForward nn.GatedFeedForward nn.RMSNorm nn.LayerNorm "
     "nn.RotaryEmbedding nn.TransformerLayer nn.KVCache nn.LayerConfig",

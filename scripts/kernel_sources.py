@@ -61,6 +61,7 @@ UNITS: dict[str, tuple[str, ...]] = {
     "attention mma f32 backward": (f"{_SM80}/backward_f32", *_FUSED_BACKWARD),
     "attention wgmma forward": (f"{_SM90}/forward", f"{_SM90}/decode"),
     "attention wgmma backward": (f"{_SM90}/backward", *_TILES_OF_BACKWARD),
+    "attention wgmma_tma backward": (f"{_SM90}/backward_tma",),
     "attention wgmma f32 forward": (f"{_SM90}/forward_f32", *_FUSED_FORWARD),
     "gemm simt": ("cuda/gemm/simt",),
     "gemm mma": ("cuda/gemm/sm80",),
@@ -75,7 +76,7 @@ UNITS: dict[str, tuple[str, ...]] = {
     "choice": (
         *(f"+{name}/select.cpp" for name in ("attention", "gemm", "norm", "rope", "ffn")),
         *(f"+cuda/{name}/kernels.cpp" for name in ("gemm", "norm", "rope", "ffn")),
-        *(f"+cuda/attention/{name}/kernels.cpp" for name in ("simt", "sm80", "sm90", "wide")),
+        *(f"+cuda/attention/{name}/kernels.cpp" for name in ("simt", "sm80", "sm90", "wide", "widened")),
         "+cuda/gemm/cublaslt/kernel.cpp",
         f"+{_COMMON}/f32/limits.h",
     ),

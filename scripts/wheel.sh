@@ -3,6 +3,10 @@
 # 3.10 and every torch from 2.10 on, with a GPU or without: the binding uses torch's stable ABI, CUDA's runtime is linked
 # in, and bindings/torch/older_systems.cpp keeps to what older systems have.
 #
+# The drivers a wheel runs with depend on nvcc: binaries of nvcc 12 run with drivers of CUDA 12 and of all later ones,
+# those of nvcc 13 need a driver of CUDA 13. So nvcc 12.8 or 12.9 is taken where it is installed, even if PATH has another;
+# CUDACXX names one outright. PyPI has no nvcc of CUDA 12 (its package holds ptxas alone) and no static runtime of it.
+#
 #   scripts/wheel.sh [-D NAME=VALUE]...     options of cmake; -D TILEWISE_CUDA=OFF leaves the GPU out
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +26,8 @@ if [ "$(cat .venv-wheel/tilewise-setup 2>/dev/null)" != "$key" ]; then
   echo "Making .venv-wheel"
   rm -rf .venv-wheel # perhaps half made
   python3 -m venv .venv-wheel
-  .venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/requirements-wheel.txt
+  .venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+    --only-binary :all: -r scripts/requirements-wheel.txt
   echo "$key" >.venv-wheel/tilewise-setup
 fi
 python=$PWD/.venv-wheel/bin/python
@@ -33,8 +38,25 @@ options=(-C "cmake.define.TILEWISE_TORCH_DIR=$torch" -C cmake.define.TILEWISE_OL
 for option in "$@"; do
   [ "$option" = -D ] || options+=(-C "cmake.define.${option#-D}")
 done
+for nvcc in "${CUDACXX:-}" /usr/local/cuda-12.{8,9}/bin/nvcc "$(command -v nvcc || true)"; do
+  [ ! -x "$nvcc" ] || break
+done
+cuda=
+case "$*" in
+*TILEWISE_CUDA=OFF*) ;;
+*) [ ! -x "$nvcc" ] || cuda=$("$nvcc" --version | sed -nE 's/.*release ([0-9]+)\..*/\1/p') ;;
+esac
+if [ -n "$cuda" ]; then
+  echo "nvcc      $nvcc, of CUDA $cuda"
+  export CUDACXX=$nvcc
+fi
+# A driver older than nvcc does not read its PTX, so drivers of CUDA 12 need machine code for 7.5, too.
+case "$cuda $*" in
+*TILEWISE_CUDA_ARCHITECTURES*) ;;
+12*) options+=(-C "cmake.define.TILEWISE_CUDA_ARCHITECTURES=75-real;80-real;90-real;90-virtual") ;;
+esac
 
-rm -rf build/wheel
+rm -rf build/wheel build/wheel-tree # a tree keeps the nvcc that it was configured with
 mkdir -p build/wheel
 "$python" -m build --no-isolation --sdist --outdir build/wheel .
 "$python" -m build --no-isolation --wheel --outdir build/wheel/here -C build-dir=build/wheel-tree "${options[@]}" .
@@ -47,3 +69,8 @@ wheel=$(echo build/wheel/*.whl)
 megabytes=$(($(stat -c %s "$wheel") / 1000000))
 [ "$megabytes" -lt "$most_megabytes" ] || { echo "$wheel has $megabytes MB, more than $most_megabytes" >&2; exit 1; }
 ls -l build/wheel/* | awk '{ printf "built     %s, %.1f MB\n", $NF, $5 / 1e6 }'
+if [ -n "$cuda" ]; then
+  echo "runs      on CPUs, and on GPUs with a driver of CUDA $cuda or newer"
+else
+  echo "runs      on CPUs alone: it was built without CUDA"
+fi

@@ -1,11 +1,11 @@
 #include "attention.h"
 
 #include <array>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "arguments.h"
-#include "attention/validate.h"
 #include "kinds.h"
 
 namespace tilewise::torch_binding {
@@ -45,8 +45,7 @@ Outputs run_forward(AttentionArguments& arguments, bool with_lse) {
   const AttentionOptions options = arguments.options();
   Runtime runtime(inputs.q.device, work_of(inputs));
   Outputs outputs(inputs, with_lse);
-  run(checked_forward(inputs, options, outputs.views, runtime.context(), ResultMemory::fresh), options,
-      runtime);
+  runtime.run(plan_attention_forward(inputs, options, outputs.views, runtime.context(), ResultMemory::fresh));
   return outputs;
 }
 
@@ -99,8 +98,8 @@ std::vector<TorchTensor> run_backward(const BackwardArguments& backward, Attenti
   gradients.views.lse = statistics_view(backward.lse, "lse");
   gradients.views.d_o = view(grad_out, "d_o", floating);
   if (backward.grad_lse) gradients.views.d_lse = statistics_view(*backward.grad_lse, "d_lse");
-  run(checked_backward(inputs, options, gradients.views, runtime.context(), ResultMemory::fresh), options,
-      runtime);
+  runtime.run(
+      plan_attention_backward(inputs, options, gradients.views, runtime.context(), ResultMemory::fresh));
   return std::move(gradients.memory);
 }
 
@@ -194,14 +193,22 @@ void check_attention_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     ArgumentStack taken(stack);
     AttentionArguments arguments(taken);
     const AttentionInputs inputs = arguments.inputs();
-    checked_inputs(Pass::forward, inputs, arguments.options(),
-                   {.device = inputs.q.device, .parallel_for = {}});
+    check_attention_inputs(inputs, arguments.options(), {.device = inputs.q.device, .parallel_for = {}});
   });
 }
 
 void attention_kernels_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   std::vector<std::string> names;
   for (std::string_view name : attention_kernels()) names.emplace_back(name);
+  stack[0] = from(names);
+}
+
+void cuda_code_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
+  std::vector<std::string> names;
+#ifdef TILEWISE_CUDA_CODE
+  std::istringstream listed(TILEWISE_CUDA_CODE);
+  for (std::string name; std::getline(listed, name, ',');) names.push_back(name);
+#endif
   stack[0] = from(names);
 }
 

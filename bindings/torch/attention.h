@@ -18,7 +18,16 @@ void attention_piece_backward_op(StableIValue* stack, std::uint64_t arguments, s
 void explain_attention_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 /// The checks of a call, for tensors without data.
 void check_attention_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+/// Masks by ranges.
+void block_lists_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void document_slices_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void prefix_slices_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void shared_prompt_slices_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void block_causal_slices_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+void neighbourhood_slices_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void attention_kernels_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
+/// The architectures that the CUDA kernels were compiled for, in CMake's words; none without CUDA.
+void cuda_code_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void simd_levels_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void version_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 

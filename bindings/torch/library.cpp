@@ -96,7 +96,17 @@ STABLE_TORCH_LIBRARY(tilewise, library) {
   library.def(norm_backward_schema);
   library.def(rope_schema);
   library.def(rope_into_cache_schema);
+  // Masks by ranges: slices are int64 [slices, 7], with the fields of tilewise::MaskSlice.
+  library.def(
+      "block_lists(Tensor slices, int masks, int length_q, int length_k, int block_q, int block_k) -> "
+      "Tensor[]");
+  library.def("document_slices(int[] lengths, bool causal) -> Tensor");
+  library.def("prefix_slices(int length, int prefix) -> Tensor");
+  library.def("shared_prompt_slices(int prompt, int[] responses) -> Tensor");
+  library.def("block_causal_slices(int length, int block) -> Tensor");
+  library.def("neighbourhood_slices(int[] extents, int[] kernel) -> Tensor");
   library.def("attention_kernels() -> str[]");
+  library.def("cuda_code() -> str[]");
   library.def("simd_levels() -> str[]");
   library.def("version() -> str");
 }
@@ -112,7 +122,14 @@ STABLE_TORCH_LIBRARY_IMPL(tilewise, Meta, library) {
   library.impl("check_rope_into_cache", tilewise::torch_binding::check_rope_into_cache_op);
 }
 STABLE_TORCH_LIBRARY_IMPL(tilewise, CompositeExplicitAutograd, library) {
+  library.impl("block_lists", tilewise::torch_binding::block_lists_op);
+  library.impl("document_slices", tilewise::torch_binding::document_slices_op);
+  library.impl("prefix_slices", tilewise::torch_binding::prefix_slices_op);
+  library.impl("shared_prompt_slices", tilewise::torch_binding::shared_prompt_slices_op);
+  library.impl("block_causal_slices", tilewise::torch_binding::block_causal_slices_op);
+  library.impl("neighbourhood_slices", tilewise::torch_binding::neighbourhood_slices_op);
   library.impl("attention_kernels", tilewise::torch_binding::attention_kernels_op);
+  library.impl("cuda_code", tilewise::torch_binding::cuda_code_op);
   library.impl("simd_levels", tilewise::torch_binding::simd_levels_op);
   library.impl("version", tilewise::torch_binding::version_op);
 }

@@ -12,10 +12,12 @@ from torch import Tensor
 from tilewise._errors import check_dense, reject, told
 from tilewise._scalars import flag_of, number_of, text_of, whole_of
 from tilewise._seeds import draw_seed
-from tilewise.block_mask import block_mask_of
+from tilewise._triton import NAMES as KERNELS
+from tilewise.block_mask import BlockMask, block_mask_of
 
 Alignment = Literal["top_left", "bottom_right"]
 Window = tuple[int | None, int | None]
+Precision = Literal["standard", "strict"]
 
 NO_LENGTHS = (None, None, None, None, 0, 0)
 NO_BLOCKS = (None, None, None, None, None, None, 128, 128)
@@ -66,18 +68,37 @@ def blocks_of(block_mask: Any, query: Tensor, key: Tensor) -> tuple[Any, ...]:
     for field in ("counts", "indices", "full_counts", "full_indices", "tile_ids", "tiles"):
         check_optional_tensors(**{f"block_mask.{field}": getattr(mask, field)})
     check_tensors(**{"block_mask.counts": mask.counts, "block_mask.indices": mask.indices})
+    sizes = whole_of("block_mask.block_q", mask.block_q), whole_of("block_mask.block_k", mask.block_k)
+    _check_lengths(mask, query, key)
     return (
         *(mask.counts, mask.indices, mask.full_counts, mask.full_indices, mask.tile_ids, mask.tiles),
-        *(whole_of("block_mask.block_q", mask.block_q), whole_of("block_mask.block_k", mask.block_k)),
+        *sizes,
     )
 
 
-def how_of(query: Tensor, kernel: str, deterministic: bool) -> tuple[Any, ...]:
+def _check_lengths(mask: BlockMask, query: Tensor, key: Tensor) -> None:
+    """Whether a mask was made for other lengths, where its blocks do not tell."""
+    if min(query.dim(), key.dim(), mask.counts.dim()) < 2 or mask.block_q < 1:
+        return
+    if mask.counts.shape[-1] * mask.block_q < query.shape[-2]:
+        return  # the library says how many rows of blocks there should be
+    for name, rows, length in (("q", query, mask.length_q), ("k", key, mask.length_k)):
+        if length is not None and whole_of(f"block_mask.length_{name}", length) != rows.shape[-2]:
+            reject(f"block_mask.length_{name}", f"that of the attention, {rows.shape[-2]}", length)
+
+
+def how_of(query: Tensor, kernel: str, deterministic: bool, precision: str) -> tuple[Any, ...]:
     """The operator's arguments from kernel on."""
     check_tensors(query=query)
     name = None if text_of("kernel", kernel) == "auto" else kernel
+    if name is not None and name not in KERNELS:
+        reject("kernel", f"one of auto, {', '.join(KERNELS)}", repr(name))
     tf32 = query.is_cuda and query.dtype == torch.float32 and tf32_allowed()
-    return name, flag_of("deterministic", deterministic), tf32
+    return name, flag_of("deterministic", deterministic), tf32, is_strict(precision)
+
+
+def is_strict(precision: Any) -> bool:
+    return text_of("precision", precision, "standard", "strict") == "strict"
 
 
 def four_dims(
@@ -110,7 +131,10 @@ def four_dims(
         check_dense("attn_mask", mask)
         if broadcast("attn_mask", mask.shape[:-3], outer) != outer:
             reject("attn_mask", f"leading dimensions that broadcast to {list(outer)}", list(mask.shape))
-        mask = mask.expand(*outer, *mask.shape[-3:]).reshape(batch, *mask.shape[-3:])
+        # A mask that all entries share stays one: neither it nor its gradient is made for each of them.
+        shared = mask.shape[:-3].numel() == 1
+        whole = mask if shared else mask.expand(*outer, *mask.shape[-3:])
+        mask = whole.reshape(1 if shared else batch, *mask.shape[-3:])
     return flat(query), flat(key), flat(value), mask, result
 
 

@@ -39,6 +39,19 @@ attention_training_masked = torch.ops.tilewise.attention_training.masked
 attention_training_backward = torch.ops.tilewise.attention_training_backward.default
 explain_attention = torch.ops.tilewise.explain_attention.default
 attention_kernels = torch.ops.tilewise.attention_kernels.default
+cuda_code = torch.ops.tilewise.cuda_code.default
+block_lists = torch.ops.tilewise.block_lists.default
+document_slices = torch.ops.tilewise.document_slices.default
+prefix_slices = torch.ops.tilewise.prefix_slices.default
+shared_prompt_slices = torch.ops.tilewise.shared_prompt_slices.default
+block_causal_slices = torch.ops.tilewise.block_causal_slices.default
+neighbourhood_slices = torch.ops.tilewise.neighbourhood_slices.default
+# The same two by the kernel in Triton, which is in Python (`_triton`).
+LIBRARY = torch.library.Library("tilewise", "FRAGMENT")  # its registrations end with it
+for _operator in (attention_forward, attention_backward):
+    LIBRARY.define(str(_operator._schema).replace("tilewise::attention_", "triton_"))
+triton_forward = torch.ops.tilewise.triton_forward.default
+triton_backward = torch.ops.tilewise.triton_backward.default
 simd_levels = torch.ops.tilewise.simd_levels.default
 version = torch.ops.tilewise.version.default
 

@@ -33,7 +33,7 @@ def call(operator: torch._ops.OpOverload, *arguments: Any) -> Any:
     What register_autograd makes of it serves tracing. It takes every argument through Python more than once,
     does not know torch.func, and gives a forward-mode derivative of 0; so other calls go round it.
     """
-    if torch.compiler.is_compiling():
+    if _ops.traced():
         return operator(*arguments)
     if not _ops.eager():
         return _TRANSFORMED[operator](*arguments) if operator in _TRANSFORMED else operator(*arguments)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewise import _triton
 from tilewise._binding import (
     BACKWARD_OWN,
     DIFFERENTIABLE,
@@ -70,6 +71,13 @@ def _check(operator: torch._ops.OpOverload, arguments: Sequence[Any]) -> None:
         operator(**given)
 
 
+def check_attention(arguments: Sequence[Any]) -> None:
+    """The library's own checks of a call, whoever computes it."""
+    given = list(arguments)
+    given[INDEX["kernel_name"]] = None
+    _check(_check_attention, given)
+
+
 def _check_plain(query: Tensor, key: Tensor, value: Tensor, options: Tensor, mask: Tensor | None) -> None:
     if type(options) is not Tensor:  # without data itself
         return
@@ -82,10 +90,19 @@ def _check_plain(query: Tensor, key: Tensor, value: Tensor, options: Tensor, mas
 
 
 def empty_beside(like: Tensor, last_extent: int) -> Tensor:
-    """What the binding allocates: heads outside positions in memory or inside, as in `like`."""
+    """What the binding allocates."""
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow to load, so only to trace
 
-    if like.dim() == 4 and guard_or_false(like.stride(1) < like.stride(2)):
+    return laid_out_beside(like, last_extent, like.dim() == 4 and guard_or_false(_heads_inside(like)))
+
+
+def _heads_inside(like: Tensor) -> Any:
+    return like.stride(1) < like.stride(2)
+
+
+def laid_out_beside(like: Tensor, last_extent: int, heads_inside: bool | None = None) -> Tensor:
+    """Empty, with heads outside positions in memory or inside, as in `like`."""
+    if _heads_inside(like) if heads_inside is None else heads_inside:
         batch, heads, length = like.shape[:3]
         return like.new_empty((batch, length, heads, last_extent)).transpose(1, 2)
     return like.new_empty((*like.shape[:-1], last_extent))
@@ -114,6 +131,14 @@ def _empty_needed(tensors: Sequence[Any], needed: Sequence[bool]) -> list[Tensor
 # Attention
 
 
+@torch.library.register_fake("tilewise::triton_forward")
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    arguments = complete(arguments)
+    check_attention(arguments)
+    _triton.check(arguments)
+    return _empty_outputs(arguments[0], arguments[2], packed=False)
+
+
 @torch.library.register_fake("tilewise::attention_forward")
 def _(*arguments: Any) -> tuple[Tensor, Tensor]:
     arguments = complete(arguments)
@@ -138,6 +163,7 @@ def _(
 
 
 @torch.library.register_fake("tilewise::attention_backward")
+@torch.library.register_fake("tilewise::triton_backward")
 def _(*arguments: Any) -> list[Tensor]:
     needed = arguments[BACKWARD_OWN - 1]
     arguments = complete(arguments[BACKWARD_OWN:])

@@ -13,12 +13,16 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tilewise import _meta  # noqa: F401  its registrations
+from tilewise import (
+    _meta,  # noqa: F401  its registrations
+    _triton,
+)
 from tilewise._binding import (
     BACKWARD_OWN,
     DEFAULTS,
     DIFFERENTIABLE,
     INDEX,
+    LIBRARY,
     attention_backward,
     attention_forward,
     attention_inference,
@@ -27,7 +31,8 @@ from tilewise._binding import (
     attention_training_backward,
     attention_training_masked,
     complete,
-    explain_attention,
+    triton_backward,
+    triton_forward,
 )
 from tilewise._errors import DENSE_NAMES, Unsupported, translated
 from tilewise._vmap import complete_dims, vmap_backward, vmap_forward
@@ -83,8 +88,11 @@ def _no_forward_derivative(ctx: Any, *_: Any) -> None:
     raise Unsupported("attention has no forward-mode derivative: take grad, vjp or jacrev for jvp or jacfwd")
 
 
-torch.library.register_autograd("tilewise::attention_forward", _differentiate, setup_context=_setup_context)
-torch.library.register_autograd("tilewise::attention_backward", _no_second_derivative)
+for _name in ("attention", "triton"):
+    torch.library.register_autograd(
+        f"tilewise::{_name}_forward", _differentiate, setup_context=_setup_context
+    )
+    torch.library.register_autograd(f"tilewise::{_name}_backward", _no_second_derivative)
 
 
 # Calls. What register_autograd makes of an operator serves tracing and direct use. It takes every argument
@@ -92,9 +100,14 @@ torch.library.register_autograd("tilewise::attention_backward", _no_second_deriv
 # eager calls go round it.
 
 
+def traced() -> bool:
+    """Whether the call becomes part of a graph: that of torch.compile, torch.export or torch.jit.trace."""
+    return torch.compiler.is_compiling() or torch._C._is_tracing()
+
+
 def eager() -> bool:
     """Whether a call is not being traced, transformed or differentiated forward."""
-    return not (torch.compiler.is_compiling() or _transformed())
+    return not (traced() or _transformed())
 
 
 def _transformed() -> bool:
@@ -106,10 +119,18 @@ def _below_autograd(operator: torch._ops.OpOverload, arguments: Sequence[Any]) -
         return operator._op(*arguments)
 
 
+def _forward_operator(arguments: Sequence[Any]) -> torch._ops.OpOverload:
+    return triton_forward if _triton.chosen(arguments) else attention_forward
+
+
+def _backward_operator(arguments: Sequence[Any]) -> torch._ops.OpOverload:
+    return triton_backward if _triton.chosen(arguments[BACKWARD_OWN:]) else attention_backward
+
+
 def forward(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """attention_forward, by the shortest way that is right."""
-    if torch.compiler.is_compiling():
-        return attention_forward(*arguments)
+    if traced():
+        return _forward_operator(arguments)(*arguments)
     if _transformed():
         return _TransformedForward.apply(*autocast(arguments))
     if torch.is_grad_enabled():
@@ -119,17 +140,18 @@ def forward(arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         ):
             arguments = autocast(arguments)  # a gradient belongs to what was cast, so before it is recorded
             return _EagerForward.apply(*(arguments[index] for index in DIFFERENTIABLE), arguments)
-    return _below_autograd(attention_forward, arguments)
+    return _below_autograd(_forward_operator(arguments), arguments)
 
 
 def backward(arguments: tuple[Any, ...]) -> Sequence[Tensor]:
     """attention_backward, likewise. It raises the library's exceptions, as nothing round it makes them."""
-    if torch.compiler.is_compiling():
-        return attention_backward(*arguments)
+    operator = _backward_operator(arguments)
+    if traced():
+        return operator(*arguments)
     try:
         if _transformed() or torch.is_grad_enabled():
             return _TransformedBackward.apply(*arguments)
-        return _below_autograd(attention_backward, arguments)
+        return _below_autograd(operator, arguments)
     except RuntimeError as error:
         raise translated(error, {}, DENSE_NAMES) from None
 
@@ -140,7 +162,7 @@ class _EagerForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         arguments = inputs[-1]
-        out, lse = _below_autograd(attention_forward, arguments)
+        out, lse = _below_autograd(_forward_operator(arguments), arguments)
         _save(ctx, arguments, out, lse)
         return out, lse
 
@@ -164,7 +186,7 @@ class _PlainCalls(dict[tuple[Any, ...], tuple[Tensor, Callable[..., Tensor]]]):
         if not known or not isinstance(scale, (float, int, NoneType)):
             raise TypeError  # the general way says what is wrong
         options = torch.tensor([*flags, scale is not None, scale or 0.0], dtype=torch.float64, device="cpu")
-        if type(options) is not Tensor or torch._C._is_tracing():  # fake or part of a trace: not to be kept
+        if type(options) is not Tensor:  # a fake one is not to be kept
             raise TypeError
         if len(self) >= self.most:
             self.clear()
@@ -231,7 +253,7 @@ class _TransformedForward(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-        return _below_autograd(attention_forward, arguments)
+        return _below_autograd(_forward_operator(arguments), arguments)
 
     setup_context = staticmethod(_setup_context)
     backward = staticmethod(_differentiate)
@@ -247,7 +269,7 @@ class _TransformedBackward(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
-        return tuple(_below_autograd(attention_backward, arguments))
+        return tuple(_below_autograd(_backward_operator(arguments), arguments))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -268,9 +290,9 @@ def explain(arguments: tuple[Any, ...]) -> str:
         raise Unsupported("explain gives text, which cannot be compiled: call it outside the graph")
     tensors = [arguments[index] for index in DIFFERENTIABLE]
     needed = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
-    text = explain_attention([], *arguments)
+    text = _triton.explained([], arguments)
     if any(needed):
-        text += explain_attention(needed, *arguments)
+        text += _triton.explained(needed, arguments)
     return text.rstrip()
 
 
@@ -301,7 +323,7 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
     if not torch._C._is_any_autocast_enabled():  # the common case, at a fraction of the cost
         return None
     kind = tensor.device.type
-    known = kind in ("cpu", "cuda")  # torch raises for those without autocast, such as meta
+    known = kind in ("cpu", "cuda", "xpu")  # torch raises for those without autocast, such as meta
     return torch.get_autocast_dtype(kind) if known and torch.is_autocast_enabled(kind) else None
 
 
@@ -326,30 +348,35 @@ def _register_autocast(operator: torch._ops.OpOverload, device_type: str, key: s
         with torch._C._ExcludeDispatchKeyGuard(keyset):
             return operator(query, key, value, *rest)
 
-    _LIBRARY.impl(operator.name().removeprefix("tilewise::"), kernel, key)
+    LIBRARY.impl(operator.name().removeprefix("tilewise::"), kernel, key)
 
 
-_LIBRARY = torch.library.Library("tilewise", "FRAGMENT")  # its registrations end with it
 for _key in ("AutogradCPU", "AutogradCUDA"):  # the gradient is recorded round them, in _Training
     for _name in ("attention_training", "attention_training.masked", "attention_training_backward"):
-        _LIBRARY.impl(_name, torch.library.fallthrough_kernel, _key)
-for _operator in (attention_forward, attention_inference, attention_inference_masked):
+        LIBRARY.impl(_name, torch.library.fallthrough_kernel, _key)
+for _operator in (attention_forward, triton_forward, attention_inference, attention_inference_masked):
     _register_autocast(_operator, "cpu", "AutocastCPU")
     _register_autocast(_operator, "cuda", "AutocastCUDA")
+_register_autocast(triton_forward, "xpu", "AutocastXPU")
 
 
 # vmap
 
 
-@torch.library.register_vmap("tilewise::attention_forward")
-def _(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
-    dims, arguments = complete_dims(dims), complete(arguments)
-    return vmap_forward(lambda a: attention_forward(*a), info.batch_size, dims, arguments)
+def _register_vmap(forward: torch._ops.OpOverload, backward: torch._ops.OpOverload) -> None:
+    def mapped_forward(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
+        dims, arguments = complete_dims(dims), complete(arguments)
+        return vmap_forward(lambda a: forward(*a), info.batch_size, dims, arguments)
+
+    def mapped_backward(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
+        own = arguments[:BACKWARD_OWN]
+        dims = (*dims[:BACKWARD_OWN], *complete_dims(dims[BACKWARD_OWN:]))
+        arguments = (*own, *complete(arguments[BACKWARD_OWN:]))
+        return vmap_backward(lambda a: backward(*a), info.batch_size, dims, arguments)
+
+    torch.library.register_vmap(forward, mapped_forward)
+    torch.library.register_vmap(backward, mapped_backward)
 
 
-@torch.library.register_vmap("tilewise::attention_backward")
-def _(info: Any, dims: tuple[Any, ...], *arguments: Any) -> Any:
-    own = arguments[:BACKWARD_OWN]
-    dims = (*dims[:BACKWARD_OWN], *complete_dims(dims[BACKWARD_OWN:]))
-    arguments = (*own, *complete(arguments[BACKWARD_OWN:]))
-    return vmap_backward(lambda a: attention_backward(*a), info.batch_size, dims, arguments)
+_register_vmap(attention_forward, attention_backward)
+_register_vmap(triton_forward, triton_backward)

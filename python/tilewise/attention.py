@@ -14,6 +14,7 @@ from tilewise._arguments import (
     NO_BLOCKS,
     NO_LENGTHS,
     Alignment,
+    Precision,
     Window,
     blocks_of,
     causal_bias,
@@ -25,14 +26,17 @@ from tilewise._arguments import (
     options_of,
     tf32_allowed,
 )
+from tilewise._documents import Documents, as_packed, from_packed
 from tilewise._errors import DECODE_NAMES, DENSE_NAMES, VARLEN_NAMES, reject, told, translated
 from tilewise._scalars import flag_of, number_of, scale_of, whole_of
+from tilewise.block_mask import BlockMask
 
 _inference = _binding.attention_inference._op  # OpOverload.__call__ would only call it
 _inference_masked = _binding.attention_inference_masked._op
 _plain_calls = _ops.plain_calls
 _compiler = torch.compiler
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+_is_tracing = torch._C._is_tracing
 _is_grad_enabled = torch.is_grad_enabled
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
@@ -56,6 +60,7 @@ def attention(
     block_mask: Any = None,
     kernel: str = "auto",
     deterministic: bool = False,
+    precision: Precision = "standard",
     return_lse: bool = False,
 ) -> Any:
     """Exact attention: softmax(score(query, key)) value, with everything that may change the score.
@@ -79,7 +84,11 @@ def attention(
         block_mask: `tilewise.BlockMask` or torch's BlockMask, with its meaning.
         kernel: name of the kernel, or "auto"; see `explain`.
         deterministic: makes the gradient bitwise repeatable, as torch.use_deterministic_algorithms does.
-            The output always is.
+            The output always is, and in f16 and bf16 the gradients of key and value are.
+        precision: how exact f16 and bf16 are. "standard": GPUs round what goes into products to 16 bits, as
+            other attention kernels do. "strict": as exact as if computed in f32 and rounded at the end, at
+            the speed of f32 in the backward pass. CPUs are always that exact. f32 is computed as f32 in both;
+            "strict" does so where torch allows TF32, too.
         return_lse: also returns the logarithm of the softmax's denominator.
 
     Returns:
@@ -104,6 +113,7 @@ def attention(
             and softcap == 0.0
             and alignment == "top_left"
             and kernel == "auto"
+            and precision == "standard"
             and return_lse is False
             and (deterministic is False or deterministic is True)
             and (out := _plain(query, key, value, attn_mask, is_causal, scale, enable_gqa, deterministic))
@@ -122,9 +132,14 @@ def attention(
         *options_of(query, probability, alignment, window, softcap, alibi_slopes, sinks),
         *NO_LENGTHS,
         *blocks_of(block_mask, query, key),
-        *how_of(query, kernel, deterministic),
+        *how_of(query, kernel, deterministic, precision),
     )
-    out, lse = _run(_ops.forward, arguments, DENSE_NAMES)
+    documents = _documents_of(block_mask, arguments)
+    if documents is None:
+        out, lse = _run(_ops.forward, arguments, DENSE_NAMES)
+    else:
+        out, lse = _run(_ops.forward, as_packed(arguments, documents), VARLEN_NAMES)
+        out, lse = from_packed(out, lse, query.shape[0])
     return (out, lse) if with_lse else out
 
 
@@ -188,6 +203,7 @@ def attention_varlen(
     sinks: Tensor | None = None,
     kernel: str = "auto",
     deterministic: bool = False,
+    precision: Precision = "standard",
     return_lse: bool = False,
 ) -> Any:
     """Attention within sequences of different lengths, packed one after another without padding.
@@ -226,7 +242,7 @@ def attention_varlen(
         *(None, None, cu_seqlens_q, cu_seqlens_k),
         *(whole_of("max_seqlen_q", max_seqlen_q), whole_of("max_seqlen_k", max_seqlen_k)),
         *NO_BLOCKS,
-        *how_of(query, kernel, deterministic),
+        *how_of(query, kernel, deterministic, precision),
     )
     out, lse = _run(_ops.forward, arguments, VARLEN_NAMES)
     return (out, lse) if with_lse else out
@@ -250,6 +266,7 @@ def attention_decode(
     sinks: Tensor | None = None,
     kernel: str = "auto",
     deterministic: bool = False,
+    precision: Precision = "standard",
     return_lse: bool = False,
 ) -> Any:
     """Attention from the newest tokens to a cache that already holds their keys and values.
@@ -288,7 +305,7 @@ def attention_decode(
         *options_of(query, probability, alignment, window, softcap, alibi_slopes, sinks),
         *(cache_seqlens, page_table, None, None, 0, 0),
         *NO_BLOCKS,
-        *how_of(query, kernel, deterministic),
+        *how_of(query, kernel, deterministic, precision),
     )
     out, lse = _run(_ops.forward, arguments, DECODE_NAMES)
     return (out, lse) if with_lse else out
@@ -359,6 +376,7 @@ def explain(
     block_mask: Any = None,
     kernel: str = "auto",
     deterministic: bool = False,
+    precision: Precision = "standard",
     return_lse: bool = False,
 ) -> str:
     """Which kernel `attention` would run for these arguments, and why the others would not.
@@ -382,9 +400,28 @@ def explain(
         *options_of(query, probability, alignment, window, softcap, alibi_slopes, sinks, draws=False),
         *NO_LENGTHS,
         *blocks_of(block_mask, query, key),
-        *how_of(query, kernel, deterministic),
+        *how_of(query, kernel, deterministic, precision),
     )
-    return _run(_ops.explain, arguments, DENSE_NAMES)
+    documents = _documents_of(block_mask, arguments)
+    if documents is None:
+        return _run(_ops.explain, arguments, DENSE_NAMES)
+    text = _run(_ops.explain, as_packed(arguments, documents), VARLEN_NAMES)
+    return f"documents as packed sequences, without a block mask\n{text}"
+
+
+def _documents_of(block_mask: Any, arguments: tuple[Any, ...]) -> Documents | None:
+    """The documents of a mask, where attention can have them as packed sequences.
+
+    A mask of another kind has to be kept, and dropout counts positions from the sequence's first.
+    """
+    documents = block_mask._documents if isinstance(block_mask, BlockMask) else None
+    if documents is None or _transforms_active():
+        return None
+    given = _ops.named(arguments)
+    if given["attn_mask"] is not None or given["dropout_p"] != 0.0:
+        return None
+    rows = (given["query"], given["key"], given["value"])
+    return documents if documents.fit(*rows, given["alibi_slopes"], given["enable_gqa"]) else None
 
 
 def _run(call: Callable[[tuple[Any, ...]], Any], arguments: tuple[Any, ...], names: Mapping[str, str]) -> Any:
@@ -412,7 +449,7 @@ def _plain(
     try:
         if _is_dynamo_compiling() or _compiler._is_compiling_flag:  # is_compiling(), at a quarter of its cost
             return None
-        if _transforms_active() or forward_ad._current_level >= 0:
+        if _is_tracing() or _transforms_active() or forward_ad._current_level >= 0:
             return None
         options, training = _plain_calls[is_causal, scale, enable_gqa, query.is_cuda and tf32_allowed()]
         if _is_grad_enabled() and (

@@ -409,6 +409,32 @@ def test_deterministic_gradients_repeat_bit_by_bit(switch: str, device: torch.de
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_strict_precision_is_what_cpus_have_anyway(dtype: torch.dtype) -> None:
+    q, k, v = rows(dtype=dtype)
+    results = [
+        (out, *torch.autograd.grad(out.sum(), (q, k, v)))
+        for out in (attention(q, k, v, enable_gqa=True, precision=x) for x in ("standard", "strict"))
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_precision_is_explained_where_it_changes_something() -> None:
+    q, k, v = rows(dtype=torch.bfloat16)
+    assert tilewise.explain(q, k, v, enable_gqa=True, precision="strict").splitlines()[0].endswith(", strict")
+    assert "strict" not in tilewise.explain(q, k, v, enable_gqa=True).splitlines()[0]
+    x = leaf(1, 2, 8, 8)
+    assert "strict" not in tilewise.explain(x, x, x, precision="strict").splitlines()[0]
+
+
+@pytest.mark.parametrize("wrong", ["exact", "", None, 1, b"strict"])
+def test_precision_is_standard_or_strict(wrong: Any) -> None:
+    x = leaf(1, 2, 8, 8)
+    for attend in (attention, tilewise.explain):
+        with pytest.raises((tilewise.InvalidArgument, TypeError), match="precision: expected"):
+            attend(x, x, x, precision=wrong)
+
+
 # Words
 
 

@@ -252,7 +252,7 @@ def test_set_up_changes_the_system_only_where_that_was_agreed_to(
 
 
 def test_every_pinned_file_has_a_hash() -> None:
-    for name in ("torch", "cuda", "dev", "models"):
+    for name in ("torch", "cuda", "dev", "models", "wheel", "coverage"):
         text = (ROOT / f"scripts/requirements-{name}.txt").read_text()
         packages = re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]
         assert packages, name

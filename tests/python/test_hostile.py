@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tilewise
 import torch
-from tilewise import BlockMask, nn
+from tilewise import BlockMask, masks, nn
 from tilewise.integrations import flash_attn, onnx, transformers, vit_pytorch
 from torch import Tensor
 
@@ -123,6 +123,11 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         BlockMask.from_mask_mod,
         {"mask_mod": keys_up_to, "length_q": 8, "length_k": 8},
     ),
+    "masks.documents": (masks.documents, {"lengths": [3, 5]}),
+    "masks.prefix": (masks.prefix, {"length": 8, "prefix": 3}),
+    "masks.shared_prompt": (masks.shared_prompt, {"prompt": 3, "responses": [2, 3]}),
+    "masks.block_causal": (masks.block_causal, {"length": 8, "block": 3}),
+    "masks.neighbourhood": (masks.neighbourhood, {"extents": (3, 4), "kernel": (2, 3)}),
     "nn.Attention": (nn.Attention, {"embed_dim": 32, "num_heads": 4}),
     "nn.RMSNorm": (nn.RMSNorm, {"dim": 8}),
     "nn.LayerNorm": (nn.LayerNorm, {"dim": 8}),

@@ -13,7 +13,7 @@ OPERATIONS = {"attention", "ffn", "gemm", "norm", "rope"}
 SHARED = {"ptx", "runtime", "tile"}  # by all operations
 ARCHITECTURES = ("sm80", "sm90")
 # What is neither an architecture's nor common to several, by operation.
-BESIDE = {"attention": {"simt", "common", "wide"}, "gemm": {"simt", "common", "cublaslt"}}
+BESIDE = {"attention": {"simt", "common", "wide", "widened"}, "gemm": {"simt", "common", "cublaslt"}}
 
 
 def architectures_of(path: str) -> set[str]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from tilewise._arguments import Alignment, Window, tf32_allowed
+from tilewise._arguments import Alignment, Precision, Window, is_strict, tf32_allowed
 from tilewise._errors import DENSE_NAMES, VARLEN_NAMES, Unsupported, reject, translated
 from tilewise._scalars import number_of, scale_of
 from tilewise._seeds import draw_seed
@@ -68,6 +68,7 @@ def attention(
     sinks: Tensor | None = None,
     kernel: str = "auto",
     deterministic: bool = False,
+    precision: Precision = "standard",
     return_lse: bool = False,
     validate: bool = True,
 ) -> Any:
@@ -106,7 +107,9 @@ def attention(
         _check_per_head(query, alibi_slopes, sinks, query.shape[0])
         _check_mask(attn_mask, query)
         settings.update(
-            _settings(dropout_p, is_causal, scale, alignment, window, softcap, kernel, deterministic)
+            _settings(
+                *(dropout_p, is_causal, scale, alignment, window, softcap, kernel, deterministic, precision)
+            )
         )
         described = _described_rows(query, key, value, 2)
         return _given(described, attn_mask, settings, (layout, key_layout), method, (alibi_slopes, sinks))
@@ -144,6 +147,7 @@ def attention_varlen(
     sinks: Tensor | None = None,
     kernel: str = "auto",
     deterministic: bool = False,
+    precision: Precision = "standard",
     return_lse: bool = False,
     validate: bool = True,
 ) -> Any:
@@ -167,7 +171,9 @@ def attention_varlen(
         _check_heads(query, key, enable_gqa)
         _check_per_head(query, alibi_slopes, sinks, len(starts_q) - 1)
         settings.update(
-            _settings(dropout_p, is_causal, scale, alignment, window, softcap, kernel, deterministic)
+            _settings(
+                *(dropout_p, is_causal, scale, alignment, window, softcap, kernel, deterministic, precision)
+            )
         )
         described = _described_rows(query, key, value, 0)
         layouts = (layout, key_layout, starts_q, starts_k)
@@ -333,6 +339,7 @@ def _settings(
     softcap: float,
     kernel: str,
     deterministic: bool,
+    precision: str,
 ) -> dict[str, Any]:
     """Attention's options as the operator takes them."""
     if alignment not in ("top_left", "bottom_right"):
@@ -353,6 +360,7 @@ def _settings(
         softcap=number_of("softcap", softcap),
         kernel_name=None if kernel == "auto" else kernel,
         deterministic=deterministic,
+        strict=is_strict(precision),
     )
 
 

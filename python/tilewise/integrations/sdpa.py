@@ -42,7 +42,7 @@ from torch.nn.attention.bias import CausalBias
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import tilewise
-from tilewise import _binding, _ops
+from tilewise import _binding, _ops, _triton
 from tilewise._errors import InvalidArgument, Unsupported
 
 __all__ = ["calls", "disable", "enable", "explain", "is_enabled", "use"]
@@ -52,7 +52,12 @@ _BY_HOOK = "tilewise, by torch's hook for flash attention"
 _TORCH = "torch"
 
 _torch_function = F.scaled_dot_product_attention
-_DEVICES = ("cpu", "meta", "cuda") if {*tilewise.kernels()} - {"simd", "reference"} else ("cpu", "meta")
+# Where some kernel is: the library's own, or the one in Triton.
+_DEVICES: tuple[str, ...] = ("cpu", "meta")
+if {*_binding.attention_kernels()} - {"simd", "reference"}:
+    _DEVICES += ("cuda",)
+if _triton.installed():
+    _DEVICES += ("cuda", "xpu")
 _lock = threading.RLock()
 _counts: Counter[tuple[str, str]] = Counter()
 _given_up = threading.local()  # .now: torch's function is running what Tilewise did not take

@@ -1,5 +1,6 @@
 """Layers on Tilewise: attention, and the transformer layer around it."""
 
+from tilewise._scripting import refuse_scripting
 from tilewise.nn.attention import Attention, MultiheadAttention
 from tilewise.nn.blocks import FeedForward, GatedFeedForward, LayerNorm, RMSNorm, RotaryEmbedding
 from tilewise.nn.configs import CONFIGS, LayerConfig
@@ -18,3 +19,6 @@ __all__ = [
     "RotaryEmbedding",
     "TransformerLayer",
 ]
+
+refuse_scripting(Attention, MultiheadAttention, TransformerLayer)
+refuse_scripting(FeedForward, GatedFeedForward, LayerNorm, RMSNorm, RotaryEmbedding)

@@ -9,10 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tilewise._arguments import Alignment, Window, check_optional_tensors, check_tensors, window_of
-from tilewise._binding import attention_kernels
+from tilewise._arguments import (
+    Alignment,
+    Precision,
+    Window,
+    check_optional_tensors,
+    check_tensors,
+    window_of,
+)
 from tilewise._errors import reject
 from tilewise._scalars import at_least, flag_of, number_of, text_of, whole_of
+from tilewise._triton import NAMES as KERNELS
 from tilewise.attention import attention
 from tilewise.nn.joint import joint, lay_together
 
@@ -32,7 +39,7 @@ class Attention(nn.Module):
         is_causal: a query sees keys up to its own position.
         dropout: probability of dropping a weight in training.
         context_dim: width of the context, `embed_dim` by default.
-        scale, alignment, window, softcap, kernel: those of `tilewise.attention`.
+        scale, alignment, window, softcap, kernel, precision: those of `tilewise.attention`.
         sinks: whether each head learns a logit that joins its denominator alone.
 
     >>> layer = Attention(embed_dim=64, num_heads=8, num_kv_heads=2, is_causal=True)
@@ -63,6 +70,7 @@ class Attention(nn.Module):
         softcap: float = 0.0,
         sinks: bool = False,
         kernel: str = "auto",
+        precision: Precision = "standard",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -94,13 +102,14 @@ class Attention(nn.Module):
             if extent is not None and extent < 0:
                 reject(f"window[{side}]", "0 or above, or None", extent)
         text_of("alignment", alignment, "top_left", "bottom_right")
-        text_of("kernel", kernel, "auto", *attention_kernels())
+        text_of("kernel", kernel, "auto", *KERNELS)
+        text_of("precision", precision, "standard", "strict")
         super().__init__()
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         self.is_causal, self.dropout = is_causal, dropout
         self.scale, self.alignment, self.window = scale, alignment, window
-        self.softcap, self.kernel = softcap, kernel
+        self.softcap, self.kernel, self.precision = softcap, kernel, precision
 
         where = {"device": device, "dtype": dtype}
         self.q_proj = nn.Linear(embed_dim, num_heads * self.head_dim, bias, **where)
@@ -142,6 +151,7 @@ class Attention(nn.Module):
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.float(),
             kernel=self.kernel,
+            precision=self.precision,
         )
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
@@ -154,6 +164,7 @@ class Attention(nn.Module):
             "window": (self.window, None),
             "softcap": (self.softcap, 0.0),
             "kernel": (self.kernel, "auto"),
+            "precision": (self.precision, "standard"),
         }
         changed = [f"{name}={value}" for name, (value, default) in options.items() if value != default]
         shape = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}"

@@ -17,6 +17,7 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
 }
 
 void launch(const AttentionCall& call, const Context& context) {
+  if (call.dropout.words != nullptr) return launch(with_drawn_dropout(call), context);
   if (call.problem.pass == Pass::forward) {
     reference::forward(call, context);
   } else {

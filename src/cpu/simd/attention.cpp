@@ -28,6 +28,7 @@ std::size_t workspace(const AttentionCall& call, const Context& context) {
 }
 
 void launch(const AttentionCall& call, const Context& context) {
+  if (call.dropout.words != nullptr) return launch(with_drawn_dropout(call), context);
   at_level(call.problem.pass == Pass::forward ? forward : backward, context)(call, context);
 }
 
