@@ -90,6 +90,16 @@ def test_the_built_site_fetches_nothing_from_elsewhere() -> None:
         assert not found, f"{page.relative_to(site)}: {found}"
 
 
+def test_examples_of_docstrings_are_blocks_of_code_in_the_built_site() -> None:
+    folder = ROOT / "build" / "site" / "api" / "python"
+    if not folder.exists():
+        pytest.skip("no site; make docs builds it")
+    for page in folder.glob("*.html"):
+        text = page.read_text()
+        assert "&gt;&gt;&gt;" in text or page.stem in ("integrations", "distributed"), page.name
+        assert not re.search(r"<blockquote|<h\d[^>]*>[#+. ]+<", text), f"{page.name}: an example is no code"
+
+
 def test_the_cpp_pages_have_every_type_and_function_of_the_headers() -> None:
     script = ROOT / "scripts" / "docs_pages.py"
     if not script.exists():
