@@ -26,6 +26,7 @@ MODULES = (
     "charts",
     "profile",
     "profile_all",
+    "earlier_figures",
     "run",
     "words",
     "options",

@@ -22,6 +22,13 @@ from tilewise.bench.problem import BLOCK, Problem
 
 Attend = Callable[[], Tensor]
 FLASH_ATTN_4 = "flash_attn.cute"
+PACKAGES = {  # peers on CUDA devices, and the module by which each is found
+    "flash-attn": "flash_attn.flash_attn_interface",  # FlashAttention-4 alone brings a flash_attn as well
+    "flash-attn 3": "flash_attn_interface",
+    "flash-attn 4": FLASH_ATTN_4,
+    "xformers": "xformers",
+    "flashinfer": "flashinfer",
+}
 REFERENCE_FLOPS = 0.6e9  # a tenth of a second on two cores
 
 
@@ -348,17 +355,28 @@ def _peers(device: torch.device) -> Iterator[Implementation]:
     yield Implementation("torch flex", False, bind_flex, on_demand=True)  # compiles for every problem
     if device.type != "cuda":
         return
-    if _installed("flash_attn.flash_attn_interface"):  # FlashAttention-4 alone brings a flash_attn as well
-        yield Implementation("flash-attn", False, functools.partial(bind_flash_attn, "flash_attn"))
-    if _installed("flash_attn_interface"):
-        bind = functools.partial(bind_flash_attn, "flash_attn_interface")
-        yield Implementation("flash-attn 3", False, bind)
-    if _installed(FLASH_ATTN_4):
-        yield Implementation("flash-attn 4", False, bind_flash_attn_4)
-    if _installed("xformers"):
-        yield Implementation("xformers", False, bind_xformers)
-    if _installed("flashinfer"):
-        yield Implementation("flashinfer", False, bind_flashinfer)
+    binds = {
+        "flash-attn": functools.partial(bind_flash_attn, "flash_attn"),
+        "flash-attn 3": functools.partial(bind_flash_attn, "flash_attn_interface"),
+        "flash-attn 4": bind_flash_attn_4,
+        "xformers": bind_xformers,
+        "flashinfer": bind_flashinfer,
+    }
+    for name, module in PACKAGES.items():
+        if _installed(module):
+            yield Implementation(name, False, binds[name])
+
+
+def absent() -> list[str]:
+    """Peers on CUDA devices whose packages are not installed."""
+    return [name for name, module in PACKAGES.items() if not _installed(module)]
+
+
+def missing(device: torch.device) -> str:
+    """Which of these take no part, in a sentence."""
+    if device.type != "cuda":
+        return f"peers for CUDA devices alone: {', '.join(PACKAGES)}"
+    return f"peers that are not installed: {', '.join(absent()) or 'none'}"
 
 
 def _installed(module: str) -> bool:
