@@ -27,8 +27,8 @@ PYTHON = {
     "integrations": "integrations.sdpa integrations.transformers integrations.flash_attn "
     "integrations.vit_pytorch integrations.onnx",
     "distributed": "distributed.attention distributed.attention_varlen distributed.Layout distributed.Span "
-    "distributed.contiguous distributed.zigzag distributed.striped distributed.documents distributed.balanced "
-    "distributed.count_pairs distributed.shard distributed.unshard",
+    "distributed.contiguous distributed.zigzag distributed.striped distributed.documents "
+    "distributed.balanced distributed.count_pairs distributed.shard distributed.unshard",
     "reference": "reference Error InvalidArgument Unsupported DeviceError",
 }
 TITLES = {

@@ -114,10 +114,8 @@ def _span(found: Sequence[float | None], places: int = 2) -> str:
     ('2.00 to 3.50', '2.00', '')
     """
     values = [value for value in found if value is not None]
-    ends = (
-        list(dict.fromkeys(f"{value:.{places}f}" for value in (min(values), max(values)))) if values else []
-    )
-    return " to ".join(ends)
+    ends = (min(values), max(values)) if values else ()
+    return " to ".join(dict.fromkeys(f"{value:.{places}f}" for value in ends))
 
 
 def _errors(of: Sequence[Race]) -> str:
@@ -127,14 +125,11 @@ def _errors(of: Sequence[Race]) -> str:
 
 
 def _values(of: Sequence[Race], key: str) -> str:
-    """The values of a field, in order: one, or the least and the largest."""
-    found = sorted({race.first[key] for race in of})
-    return " to ".join(str(value) for value in dict.fromkeys((found[0], found[-1]))) if found else ""
+    """The values of a field: one, or the least and the largest."""
+    return _span([race.first[key] for race in of], 0)
 
 
 def _lengths(of: Sequence[Race]) -> str:
     """The numbers of tokens, which other operations have among their sizes."""
-    found = sorted(
-        {race.first["sizes"]["tokens"] if "sizes" in race.first else race.first["sq"] for race in of}
-    )
-    return " to ".join(str(value) for value in dict.fromkeys((found[0], found[-1]))) if found else ""
+    firsts = [race.first for race in of]
+    return _span([line["sizes"]["tokens"] if "sizes" in line else line["sq"] for line in firsts], 0)

@@ -355,7 +355,7 @@ def _peers(device: torch.device) -> Iterator[Implementation]:
     yield Implementation("torch flex", False, bind_flex, on_demand=True)  # compiles for every problem
     if device.type != "cuda":
         return
-    binds = {
+    binds: dict[str, Callable[[Any, Any], Attend]] = {
         "flash-attn": functools.partial(bind_flash_attn, "flash_attn"),
         "flash-attn 3": functools.partial(bind_flash_attn, "flash_attn_interface"),
         "flash-attn 4": bind_flash_attn_4,
