@@ -13,7 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LONGEST = 1500  # words of a design page; what is measured goes to docs/lab
-DESIGN = ("cpu", "gemm", "ladder", "layer", "mma", "mma_f32", "triton", "wgmma", "wgmma_backward", "wide")
+DESIGN = (
+    *("cpu", "gemm", "ladder", "layer", "mma", "mma_f32", "numerics", "triton", "wgmma", "wgmma_backward"),
+    "wide",
+)
 
 
 def pages() -> list[Path]:
