@@ -1,0 +1,88 @@
+#pragma once
+
+#include "cuda/attention/sm90/backward_tma/config.h"
+#include "cuda/attention/sm90/panel_tile.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
+namespace tilewise::cuda::wgmma_tma {
+
+enum NamedBarrier { both_consumers = 1, all_producers = 2 };
+
+/// A CTA's shared memory. What begins with TMA or feeds wgmma stands at multiples of 1024 bytes.
+template <Config c>
+struct Shared {
+  using KeyPanels = PanelTile<c.dim, c.keys>;
+  using QueryPanels = PanelTile<c.dim, c.queries>;
+  using DsPanels = PanelTile<c.queries, c.keys>;
+
+  std::byte* k;         ///< [keys, dim]; in the end dK
+  std::byte* v;         ///< [keys, dim]; in the end dV
+  std::byte* q;         ///< stages x [queries, dim]
+  std::byte* d_o;       ///< stages x [queries, dim]
+  std::byte* ds;        ///< ds_stages x [keys, queries]
+  float* dq;            ///< [consumer warps, warp_dq_floats]
+  std::byte* mask;      ///< general: boxes of [queries, 128 bytes of keys]
+  std::uint32_t* kept;  ///< general: stages x [kept_words, queries], a bit per key: dropout keeps the pair
+  float* lse;           ///< stages x [queries]
+  float* delta;         ///< stages x [queries]
+  float* offset;        ///< general: stages x [queries]
+  Mbarrier* q_full;     ///< [stages]: Q and the values of its rows are there
+  Mbarrier* d_o_full;   ///< [stages]: dO and delta are there
+  Mbarrier* q_empty;    ///< [stages]: all consumers are done with them
+  Mbarrier* d_o_empty;  ///< [stages]
+  Mbarrier* keys_full;
+  Mbarrier* mask_full;
+  Mbarrier* mask_empty;
+  Mbarrier* kept_full;   ///< [2]
+  Mbarrier* kept_empty;  ///< [2]
+  std::uint32_t* index;  ///< of the CTA, where CTAs are counted as they begin
+
+  __device__ Shared(std::byte* first, int mask_bytes, int kept_stages)
+      : k(first),
+        v(k + c.key_bytes()),
+        q(v + c.key_bytes()),
+        d_o(q + c.stages * c.query_bytes()),
+        ds(d_o + c.stages * c.query_bytes()),
+        dq(reinterpret_cast<float*>(ds + c.ds_stages * c.ds_bytes())),
+        mask(reinterpret_cast<std::byte*>(dq + c.consumer_warps * c.warp_dq_floats)),
+        kept(reinterpret_cast<std::uint32_t*>(mask + mask_bytes)),
+        lse(reinterpret_cast<float*>(kept + kept_stages * c.kept_words * c.queries)),
+        delta(lse + c.stages * c.queries),
+        offset(delta + c.stages * c.queries),
+        q_full(reinterpret_cast<Mbarrier*>(lse + c.row_values() * c.stages * c.queries)),
+        d_o_full(q_full + c.stages),
+        q_empty(d_o_full + c.stages),
+        d_o_empty(q_empty + c.stages),
+        keys_full(d_o_empty + c.stages),
+        mask_full(keys_full + 1),
+        mask_empty(mask_full + 1),
+        kept_full(mask_empty + 1),
+        kept_empty(kept_full + 2),
+        index(reinterpret_cast<std::uint32_t*>(q_full + c.barriers())) {}
+
+  /// `drawing_warps` fill `kept`.
+  __device__ void init_barriers(int drawing_warps) const {
+    for (int n = 0; n < c.stages; ++n) {
+      init_barrier(q_full + n, 1);
+      init_barrier(d_o_full + n, 1);
+      init_barrier(q_empty + n, c.consumer_warps);
+      init_barrier(d_o_empty + n, c.consumer_warps);
+    }
+    init_barrier(keys_full, 1);
+    if constexpr (c.general) {
+      init_barrier(mask_full, 1);
+      init_barrier(mask_empty, c.consumer_warps);
+      for (int n = 0; n < 2; ++n) {
+        init_barrier(kept_full + n, drawing_warps);
+        init_barrier(kept_empty + n, c.consumer_warps);
+      }
+    }
+    fence_barrier_inits();
+  }
+  static __device__ TileDescriptor tile(const std::byte* smem, int panel_bytes) {
+    return describe_tile(static_cast<std::uint32_t>(__cvta_generic_to_shared(smem)), panel_bytes);
+  }
+};
+
+}  // namespace tilewise::cuda::wgmma_tma
