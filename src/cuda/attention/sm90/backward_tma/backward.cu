@@ -80,14 +80,21 @@ ScoreParams score_of_call(const AttentionCall& call) {
                     .dropout = features.dropout,
                     .kept_stages = 0,
                     .kept = call.dropout,
-                    .dmask = {},
-                    .dmask_adds = call.problem.backward.summed_dmask};
+                    .dmask = {}};
   if (features.mask == MaskKind::boolean) score.mask = MaskForm::boolean;
   if (features.mask == MaskKind::additive) {
     score.mask = call.mask.dtype == DType::f32 ? MaskForm::single : MaskForm::half;
   }
   if (features.dropout) score.kept_stages = score.mask == MaskForm::single ? 1 : 2;
-  if (features.mask_gradient) score.dmask = call.dmask;
+  if (features.mask_gradient) {
+    score.dmask = {.data = call.dmask.data,
+                   .dtype = call.dmask.dtype,
+                   .adds = call.problem.backward.summed_dmask,
+                   .one_query = call.dmask.extent[2] == 1,
+                   .stride = {}};
+    const auto size = static_cast<std::int64_t>(size_of(call.dmask.dtype));
+    for (int n = 0; n < 4; ++n) score.dmask.stride[n] = call.dmask.stride[n] * size;
+  }
   return score;
 }
 
@@ -112,9 +119,9 @@ void run(const AttentionCall& call, const Context& context) {
     if (features.mask_gradient) {
       const std::int64_t(&extent)[4] = call.dmask.extent;
       const std::int64_t elements = extent[0] * extent[1] * extent[2] * extent[3];
-      launch<clear_dmask_kernel>(start("tilewise wgmma backward, clear dmask",
-                                       std::min((elements + row_threads - 1) / row_threads, some_blocks)),
-                                 call.dmask);
+      launch<clear_dmask_kernel<>>(start("tilewise wgmma backward, clear dmask",
+                                         std::min((elements + row_threads - 1) / row_threads, some_blocks)),
+                                   call.dmask);
     }
   }
   launch<delta_kernel<T, row>>(start("tilewise wgmma backward, delta",

@@ -21,9 +21,10 @@ struct Config {
   static constexpr int warp_dq_floats = 16 * 64;
   static constexpr int kept_words = keys / 32;  ///< bits of the keys of a query
 
-  /// Producers of the general kernel draw dropout.
-  constexpr int producer_registers() const { return general ? 40 : 24; }
-  constexpr int consumer_registers() const { return general ? 232 : 240; }
+  static constexpr int producer_registers = 24;
+  static constexpr int consumer_registers = 240;
+  /// A CTA begins with 168 registers per thread, as many as 384 threads can have. More cannot be handed out.
+  static_assert(128 * producer_registers + consumer_threads * consumer_registers <= 168 * threads);
 
   /// Who computes dQ of 64 dims and 64 queries. At dim 128 each consumer has half of the dims, at dim 64 half
   /// of 128 queries. With 64 queries there is nothing to share: consumers take turns, tile by tile.
@@ -39,12 +40,16 @@ struct Config {
   }  ///< LSE, delta, and the general kernel's offset
   constexpr int barriers() const { return 4 * stages + 1 + (general ? 6 : 0); }
 
-  /// `mask_bytes` and `kept_stages` of the general kernel depend on the call, as SharedParts has it.
+  /// Values of rows, barriers and Words, up to where a mask may begin.
+  constexpr int value_bytes() const {
+    return (row_values() * stages * queries * 4 + barriers() * 8 + 16 + 1023) / 1024 * 1024;
+  }
+
+  /// `mask_bytes` and `kept_stages` of the general kernel depend on the call.
   constexpr std::size_t shared_bytes(int mask_bytes = 0, int kept_stages = 0) const {
     return static_cast<std::size_t>(2 * key_bytes() + 2 * stages * query_bytes() + ds_stages * ds_bytes() +
-                                    consumer_warps * warp_dq_floats * 4 + mask_bytes +
-                                    kept_stages * kept_bytes() + row_values() * stages * queries * 4 +
-                                    barriers() * 8 + 8);
+                                    consumer_warps * warp_dq_floats * 4 + value_bytes() + mask_bytes +
+                                    kept_stages * kept_bytes());
   }
 };
 

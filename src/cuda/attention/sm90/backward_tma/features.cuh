@@ -64,26 +64,26 @@ __device__ void load_masks(const TileParams& params, const Shared<c>& shared, co
 template <Config c>
 __device__ void draw_kept(const TileParams& params, const Shared<c>& shared, const Walk& walk, int warp,
                           int warps) {
-  const DropoutMask kept = params.score.kept.drawn();
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const volatile Words& words = *shared.words;
+  const std::uint32_t first_head = static_cast<std::uint32_t>(walk.entry.b * params.sizes.heads_q);
+  const auto four = static_cast<std::uint32_t>(walk.first_key / 4 + lane);
   for_each_tile(params.sizes, walk, [&](int head_q, int tile, int n) {
     const FewStages at(n, params.score.kept_stages);
     wait(shared.kept_empty + at.stage, at.parity ^ 1);
-    std::uint32_t* to = shared.kept + at.stage * c.kept_words * c.queries;
-    const auto head = static_cast<std::uint32_t>(walk.entry.b * params.sizes.heads_q + head_q);
-    const auto four = static_cast<std::uint32_t>(walk.first_key / 4 + lane);
+    std::uint32_t* to = shared.kept + at.stage * c.kept_words * c.queries + lane / 8 * c.queries;
 #pragma unroll 1
     for (int r = warp; r < c.queries; r += warps) {
-      const auto words =
-          philox({four, static_cast<std::uint32_t>(tile * c.queries + r), head, kept.stream}, kept.key);
+      const auto drawn = philox({four, static_cast<std::uint32_t>(tile * c.queries + r),
+                                 first_head + static_cast<std::uint32_t>(head_q), words.stream},
+                                {words.key_low, words.key_high});
       std::uint32_t bits = 0;
 #pragma unroll
-      for (int key = 0; key < 4; ++key) {
-        if (words[key] >= kept.threshold) bits |= 1u << (lane % 8 * 4 + key);
-      }
+      for (int key = 0; key < 4; ++key) bits |= (drawn[key] >= params.score.kept.threshold ? 1u : 0u) << key;
+      bits <<= lane % 8 * 4;
 #pragma unroll
       for (int other = 1; other < 8; other *= 2) bits |= __shfl_xor_sync(~0u, bits, other);
-      if (lane % 8 == 0) to[lane / 8 * c.queries + r] = bits;
+      if (lane % 8 == 0) to[r] = bits;
     }
     __syncwarp();  // all lanes' words are there
     if (lane == 0) arrive(shared.kept_full + at.stage);
@@ -221,39 +221,31 @@ __device__ __forceinline__ std::uint32_t kept_pairs(const Shared<c>& shared, int
 
 /// The mask's gradient takes dS before it is rounded.
 struct MaskGradient {
-  std::byte* first;  ///< of the lane's first key and the tile's first query; null where nobody wants it
-  DType dtype;
-  bool adds, one_query;
-  std::int64_t stride_q, stride_k;  ///< in bytes
+  const DmaskParams& params;
+  std::byte* first;   ///< of the lane's first key and the tile's first query
   int keys, queries;  ///< how far the lane's may go: key g + 8h below `keys`, query r below `queries`
 
-  __device__ MaskGradient(const ScoreParams& score, const Walk& walk, int head_q, int first_query, int warp,
+  __device__ MaskGradient(const DmaskParams& params_, const Walk& walk, int head_q, int first_query, int warp,
                           int lane)
-      : first(nullptr),
-        dtype(score.dmask.dtype),
-        adds(score.dmask_adds),
-        one_query(score.dmask.extent[2] == 1) {
-    if (score.dmask.data == nullptr) return;
+      : params(params_) {
     const int key = 16 * warp + lane / 4;
-    const auto size = static_cast<std::int64_t>(size_of(dtype));
-    stride_q = score.dmask.stride[2] * size;
-    stride_k = score.dmask.stride[3] * size;
-    first = score.dmask.at(walk.entry.b, head_q, first_query, walk.first_key + key);
+    first = params.data + walk.entry.b * params.stride[0] + head_q * params.stride[1] +
+            first_query * params.stride[2] + (walk.first_key + key) * params.stride[3];
     keys = walk.key_count - key;
     queries = walk.entry.length_q - first_query;
   }
   __device__ __forceinline__ void put(int key, int query, float ds) const {
-    std::byte* to = first + key * stride_k + query * stride_q;
-    if (adds) {
+    std::byte* to = first + key * params.stride[3] + query * params.stride[2];
+    if (params.adds) {
       atomicAdd(reinterpret_cast<float*>(to), ds);
     } else {
-      store_element(to, dtype, ds);
+      store_element(to, params.dtype, ds);
     }
   }
 };
 
-/// dS from P and dP, rounded; of dropped pairs dP is 0.
-template <typename T, Config c>
+/// dS from P and dP, rounded; of dropped pairs dP is 0. `wants_dmask`: adds it to the mask's gradient, too.
+template <typename T, bool wants_dmask, Config c>
 __device__ __forceinline__ void differentiate_general(std::uint32_t (&ds)[c.queries / 16][4],
                                                       const float (&p)[c.queries / 2],
                                                       const float (&dp)[c.queries / 2],
@@ -269,12 +261,12 @@ __device__ __forceinline__ void differentiate_general(std::uint32_t (&ds)[c.quer
       const float own = (kept >> (4 * j + e) & 1) == 0 ? 0.0f : dp[4 * j + e];
       x[e] = p[4 * j + e] * fmaf(own, keep_scale, e % 2 == 0 ? -delta.x : -delta.y);
     }
-    if (dmask.first != nullptr) {
+    if constexpr (wants_dmask) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int query = 8 * j + lane % 4 * 2 + e % 2;
         if (8 * (e / 2) >= dmask.keys || query >= dmask.queries) continue;
-        if (dmask.one_query) {
+        if (dmask.params.one_query) {
           sums[e / 2] += x[e];
         } else {
           dmask.put(8 * (e / 2), query, x[e]);
@@ -284,12 +276,14 @@ __device__ __forceinline__ void differentiate_general(std::uint32_t (&ds)[c.quer
     ds[j / 2][j % 2 * 2] = pack<T>(x[0], x[1]);
     ds[j / 2][j % 2 * 2 + 1] = pack<T>(x[2], x[3]);
   }
-  if (dmask.first == nullptr || !dmask.one_query) return;
+  if constexpr (wants_dmask) {
+    if (!dmask.params.one_query) return;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    sums[half] += __shfl_xor_sync(~0u, sums[half], 1);
-    sums[half] += __shfl_xor_sync(~0u, sums[half], 2);
-    if (lane % 4 == 0 && 8 * half < dmask.keys) dmask.put(8 * half, 0, sums[half]);
+    for (int half = 0; half < 2; ++half) {
+      sums[half] += __shfl_xor_sync(~0u, sums[half], 1);
+      sums[half] += __shfl_xor_sync(~0u, sums[half], 2);
+      if (lane % 4 == 0 && 8 * half < dmask.keys) dmask.put(8 * half, 0, sums[half]);
+    }
   }
 }
 

@@ -339,31 +339,43 @@ struct Consumer {
     }
     start_scores(s, shared.k, q);
     wait(shared.d_o_full + stage, at.parity());
-    start_scores(dp, shared.v, d_o);
-    wait_products<1>();  // S
-    pin(s);
     const float* delta_smem = shared.delta + stage * c.queries;
     if constexpr (c.general) {
+      // Beside the rules of scores there are no registers for dP. It is computed together with dV.
+      wait_products<0>();  // S
+      pin(s);
       const std::uint32_t kept = weigh_with_features(s, weights, visible, head_q, tile, stage, n);
-      wait_products<0>();  // dP
+      pin(weights);
+      start_scores(dp, shared.v, d_o);
+      start_sums(dv, weights, d_o, n > 0);
+      wait_products<1>();  // dP
       pin(dp);
-      differentiate_general<T, c>(ds, s, dp, delta_smem, kept, params.dv_scale,
-                                  MaskGradient(params.score, walk, head_q, tile * c.queries, warp, lane),
-                                  lane);
+      const MaskGradient dmask(params.score.dmask, walk, head_q, tile * c.queries, warp, lane);
+      if (params.score.dmask.data == nullptr) {
+        differentiate_general<T, false, c>(ds, s, dp, delta_smem, kept, params.dv_scale, dmask, lane);
+      } else {
+        differentiate_general<T, true, c>(ds, s, dp, delta_smem, kept, params.dv_scale, dmask, lane);
+      }
+      store_ds(ds_smem, ds);
+      fence_async_proxy();
+      pin(ds);
+      fence_products();
     } else {
+      start_scores(dp, shared.v, d_o);
+      wait_products<1>();  // S
+      pin(s);
       if (!visible.all) hide(s, visible);
       weigh(s, shared.lse + stage * c.queries, weights);
       wait_products<0>();  // dP
       pin(dp);
       differentiate(s, dp, delta_smem, ds);
+      store_ds(ds_smem, ds);
+      fence_async_proxy();
+      pin(weights);
+      pin(ds);
+      fence_products();
+      start_sums(dv, weights, d_o, n > 0);
     }
-    store_ds(ds_smem, ds);
-    fence_async_proxy();
-    pin(weights);
-    pin(ds);
-
-    fence_products();
-    start_sums(dv, weights, d_o, n > 0);
     // dS of both consumers is there, and both are done with dQ of the tile before, whose dS the next tile
     // overwrites.
     sync_some<both_consumers, c.consumer_threads>();
@@ -439,28 +451,38 @@ __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_c
   constexpr Config c = rows[row];
   constexpr int drawing_warps = 2;
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
-  const Shared<c> shared(first_smem, c.general ? params.score.mask_bytes() : 0,
-                         c.general ? params.score.kept_stages : 0);
+  const Shared<c> shared(first_smem, c.general ? params.score.mask_bytes() : 0);
   const bool counted = params.workspace.ticket != nullptr;
   if (threadIdx.x == 0) {
     shared.init_barriers(drawing_warps);
+    if constexpr (c.general) {
+      const DropoutMask kept = params.score.kept.drawn();
+      *shared.words = {0, kept.key.low, kept.key.high, kept.stream};
+    }
     if (counted) {
       wait_for_kernel_ahead();  // which clears the ticket
-      *shared.index = atomicAdd(params.workspace.ticket, 1u);
+      shared.words->index = atomicAdd(params.workspace.ticket, 1u);
     }
   }
   let_kernel_behind_begin();
-  __syncthreads();  // barriers and index are there
-  const Walk walk = Walk::of<c.queries>(params.sizes, params.turns, counted ? *shared.index : blockIdx.x);
+  __syncthreads();  // barriers and words are there
+  const Walk walk =
+      Walk::of<c.queries>(params.sizes, params.turns, counted ? shared.words->index : blockIdx.x);
   if (params.sizes.packed && walk.key_count == 0) return;  // keys of no sequence
   if (threadIdx.x >= c.consumer_threads) {
-    keep_registers<c.producer_registers()>();
+    keep_registers<c.producer_registers>();
     load_keys<c>(params, shared, walk);
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32) - c.consumer_warps;
     const bool first_lane = threadIdx.x % 32 == 0;
     if constexpr (c.general) {
-      if (warp == 1 && first_lane && params.score.mask != MaskForm::none) load_masks<c>(params, shared, walk);
-      if (warp >= 2 && params.score.dropout) draw_kept<c>(params, shared, walk, warp - 2, drawing_warps);
+      if (warp >= 2) {
+        if (params.score.dropout) draw_kept<c>(params, shared, walk, warp - 2, drawing_warps);
+        return;
+      }
+      if (warp == 1) {
+        if (first_lane && params.score.mask != MaskForm::none) load_masks<c>(params, shared, walk);
+        return;
+      }
     }
     // Q, K, V, dO and masks are older than the kernel ahead, which waited for them; the rows' values are what
     // it writes.
@@ -469,7 +491,7 @@ __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_c
     load_queries<c>(params, shared, walk);
     return;
   }
-  take_registers<c.consumer_registers()>();
+  take_registers<c.consumer_registers>();
   Consumer<T, c> consumer(params, shared, walk);
   wait(shared.keys_full, 0);
   consumer.run();

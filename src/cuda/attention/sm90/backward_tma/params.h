@@ -47,6 +47,15 @@ struct DeltaParams {
 /// How the elements of a mask stand in shared memory.
 enum class MaskForm : std::uint8_t { none, boolean, half, single };
 
+/// The gradient of a mask.
+struct DmaskParams {
+  std::byte* data;  ///< null where it is not wanted
+  DType dtype;
+  bool adds;               ///< pairs share elements, which are in f32 then
+  bool one_query;          ///< all queries share a row
+  std::int64_t stride[4];  ///< in bytes, 0 along what is broadcast
+};
+
 /// What scores have beside the scale and the band. For the general kernel.
 struct ScoreParams {
   float scale;  ///< with softcap scale / c
@@ -58,8 +67,7 @@ struct ScoreParams {
   bool dropout;
   int kept_stages;  ///< of dropout's bits: 0, 1 or 2
   DropoutMask kept;
-  MaskView dmask;   ///< its data is null where it is not wanted
-  bool dmask_adds;  ///< pairs share elements of dmask, which is in f32 then
+  DmaskParams dmask;
 
   constexpr int mask_bytes_log2() const {
     return mask == MaskForm::single ? 2 : mask == MaskForm::half ? 1 : 0;

@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant
 }
 
 /// Clears a mask's gradient, of any strides: pairs that nobody sees have none.
-__global__ void __launch_bounds__(row_threads) inline clear_dmask_kernel(
-    const __grid_constant__ MaskView dmask) {
+template <typename Unused = void>
+__global__ void __launch_bounds__(row_threads) clear_dmask_kernel(const __grid_constant__ MaskView dmask) {
   wait_for_kernel_ahead();
   let_kernel_behind_begin();
   const std::int64_t count = dmask.extent[0] * dmask.extent[1] * dmask.extent[2] * dmask.extent[3];

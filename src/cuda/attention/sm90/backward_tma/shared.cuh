@@ -9,6 +9,12 @@ namespace tilewise::cuda::wgmma_tma {
 
 enum NamedBarrier { both_consumers = 1, all_producers = 2 };
 
+struct Words {
+  std::uint32_t index;  ///< of the CTA, where CTAs are counted as they begin
+  // Dropout's key and stream. Producers have too few registers to keep them.
+  std::uint32_t key_low, key_high, stream;
+};
+
 /// A CTA's shared memory. What begins with TMA or feeds wgmma stands at multiples of 1024 bytes.
 template <Config c>
 struct Shared {
@@ -36,18 +42,18 @@ struct Shared {
   Mbarrier* mask_empty;
   Mbarrier* kept_full;   ///< [2]
   Mbarrier* kept_empty;  ///< [2]
-  std::uint32_t* index;  ///< of the CTA, where CTAs are counted as they begin
+  Words* words;
 
-  __device__ Shared(std::byte* first, int mask_bytes, int kept_stages)
+  __device__ Shared(std::byte* first, int mask_bytes)
       : k(first),
         v(k + c.key_bytes()),
         q(v + c.key_bytes()),
         d_o(q + c.stages * c.query_bytes()),
         ds(d_o + c.stages * c.query_bytes()),
         dq(reinterpret_cast<float*>(ds + c.ds_stages * c.ds_bytes())),
-        mask(reinterpret_cast<std::byte*>(dq + c.consumer_warps * c.warp_dq_floats)),
+        mask(reinterpret_cast<std::byte*>(dq + c.consumer_warps * c.warp_dq_floats) + c.value_bytes()),
         kept(reinterpret_cast<std::uint32_t*>(mask + mask_bytes)),
-        lse(reinterpret_cast<float*>(kept + kept_stages * c.kept_words * c.queries)),
+        lse(dq + c.consumer_warps * c.warp_dq_floats),
         delta(lse + c.stages * c.queries),
         offset(delta + c.stages * c.queries),
         q_full(reinterpret_cast<Mbarrier*>(lse + c.row_values() * c.stages * c.queries)),
@@ -59,7 +65,7 @@ struct Shared {
         mask_empty(mask_full + 1),
         kept_full(mask_empty + 1),
         kept_empty(kept_full + 2),
-        index(reinterpret_cast<std::uint32_t*>(q_full + c.barriers())) {}
+        words(reinterpret_cast<Words*>(q_full + c.barriers())) {}
 
   /// `drawing_warps` fill `kept`.
   __device__ void init_barriers(int drawing_warps) const {
