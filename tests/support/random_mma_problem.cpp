@@ -130,7 +130,7 @@ RandomProblem random_wgmma_features_problem(std::uint64_t seed) {
   problem.seed = seed;
   choose_mma_shape(rng, problem);
   problem.aligned = problem.aligned_results = true;
-  const auto chunks = [](std::int64_t dim) { return std::min<std::int64_t>((dim + 7) / 8 * 8, 128); };
+  const auto chunks = [](std::int64_t dim) { return std::min<std::int64_t>((dim + 7) / 8 * 8, 256); };
   problem.dim_qk = chunks(problem.dim_qk);
   problem.dim_v = chunks(problem.dim_v);
   choose_few_keys(problem);

@@ -23,7 +23,9 @@ bool is_general(const AttentionProblem& problem) {
 }
 
 int row_of(const AttentionProblem& problem) {
-  return (is_general(problem) ? 2 : 0) + (std::max(problem.dim_qk, problem.dim_v) <= rows[0].dim ? 0 : 1);
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  const int by_dim = dim <= rows[0].dim ? 0 : dim <= rows[1].dim ? 1 : 2;
+  return (is_general(problem) ? plain_rows : 0) + by_dim;
 }
 
 Sizes sizes_of(const AttentionCall& call) {
@@ -64,7 +66,7 @@ Workspace workspace_of(const AttentionCall& call, Arena& arena) {
   if (call.dq.wanted) workspace.dq = arena.take<float>(tiles, c.queries, c.dim);
   if (call.dq.wanted && call.deterministic) {
     workspace.ticket = arena.take<std::uint32_t>(1);
-    workspace.added = arena.take<std::uint32_t>(tiles, 8);
+    workspace.added = arena.take<std::uint32_t>(tiles, c.dq_chunks());
   }
   return workspace;
 }
@@ -124,9 +126,9 @@ void run(const AttentionCall& call, const Context& context) {
                                    call.dmask);
     }
   }
-  launch<delta_kernel<T, row>>(start("tilewise wgmma backward, delta",
-                                     std::min(query_tiles * c.queries * 16 / row_threads, some_blocks)),
-                               DeltaParams{sizes, call.o, call.d_o, call.lse, call.d_lse, workspace});
+  launch<delta_kernel<T, row>>(
+      start("tilewise wgmma backward, delta", std::min(query_tiles * c.queries / 16, some_blocks)),
+      DeltaParams{sizes, call.o, call.d_o, call.lse, call.d_lse, workspace});
   if constexpr (c.general) {
     if (features.mask == MaskKind::additive || features.alibi) {
       launch<far_rows_kernel<T, row>>(
@@ -166,8 +168,8 @@ void run(const AttentionCall& call, const Context& context) {
   if constexpr (c.general) {
     params.score = score_of_call(call);
     const ScoreParams& score = params.score;
-    if (score.mask != MaskForm::none) params.mask = map_of_mask(call.mask, problem, score.mask_rows, c.keys);
-    shared_bytes = c.shared_bytes(score.mask_bytes(), score.kept_stages);
+    if (score.mask != MaskForm::none) params.mask = map_of_mask(call.mask, problem, score.mask_rows, 128);
+    shared_bytes = c.shared_bytes(score.mask_bytes(c), score.kept_stages);
   }
   launch<tile_kernel<T, row>>({.name = "tilewise wgmma backward, tiles",
                                .blocks = heads * key_tiles,
@@ -249,7 +251,9 @@ void backward(const AttentionCall& call, const Context& context) {
     case 0: return run_row<0>(call, context);
     case 1: return run_row<1>(call, context);
     case 2: return run_row<2>(call, context);
-    default: return run_row<3>(call, context);
+    case 3: return run_row<3>(call, context);
+    case 4: return run_row<4>(call, context);
+    default: return run_row<5>(call, context);
   }
 }
 

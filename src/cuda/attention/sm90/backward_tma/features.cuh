@@ -52,28 +52,29 @@ __device__ void load_masks(const TileParams& params, const Shared<c>& shared, co
   for_each_tile(params.sizes, walk, [&](int head_q, int tile, int n) {
     const FewStages at(n, 1);
     wait(shared.mask_empty, at.parity ^ 1);
-    arrive_expecting(shared.mask_full, (c.keys * score.mask_rows) << bytes_log2);
-    for (int bytes = 0; bytes < c.keys << bytes_log2; bytes += 128) {
+    arrive_expecting(shared.mask_full, max(c.keys << bytes_log2, 128) * score.mask_rows);
+    for (int bytes = 0; bytes < max(c.keys << bytes_log2, 128); bytes += 128) {
       copy_box(shared.mask + bytes * 64, params.mask, shared.mask_full,
                walk.first_key + (bytes >> bytes_log2), tile * c.queries, head_q, walk.entry.b);
     }
   });
 }
 
-/// By `warps` warps. A lane draws four keys of a query, a warp all 128.
+/// By `warps` warps. A lane draws four keys of a query, a warp all keys of one query or two.
 template <Config c>
 __device__ void draw_kept(const TileParams& params, const Shared<c>& shared, const Walk& walk, int warp,
                           int warps) {
+  constexpr int lanes = c.keys / 4;  // of a query
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const volatile Words& words = *shared.words;
-  const std::uint32_t first_head = static_cast<std::uint32_t>(walk.entry.b * params.sizes.heads_q);
-  const auto four = static_cast<std::uint32_t>(walk.first_key / 4 + lane);
+  const auto first_head = static_cast<std::uint32_t>(walk.entry.b * params.sizes.heads_q);
+  const auto four = static_cast<std::uint32_t>(walk.first_key / 4 + lane % lanes);
   for_each_tile(params.sizes, walk, [&](int head_q, int tile, int n) {
     const FewStages at(n, params.score.kept_stages);
     wait(shared.kept_empty + at.stage, at.parity ^ 1);
-    std::uint32_t* to = shared.kept + at.stage * c.kept_words * c.queries + lane / 8 * c.queries;
+    std::uint32_t* to = shared.kept + (at.stage * c.kept_words() + lane % lanes / 8) * c.queries;
 #pragma unroll 1
-    for (int r = warp; r < c.queries; r += warps) {
+    for (int r = warp * (32 / lanes) + lane / lanes; r < c.queries; r += warps * (32 / lanes)) {
       const auto drawn = philox({four, static_cast<std::uint32_t>(tile * c.queries + r),
                                  first_head + static_cast<std::uint32_t>(head_q), words.stream},
                                 {words.key_low, words.key_high});
@@ -90,27 +91,46 @@ __device__ void draw_kept(const TileParams& params, const Shared<c>& shared, con
   });
 }
 
+/// Which of a tile's pairs a consumer's lane has.
+template <Config c>
+struct LanePlace {
+  int lane;
+  int key;    ///< the warp's first
+  int query;  ///< the consumer's first
+
+  __device__ LanePlace(int warp, int lane_)
+      : lane(lane_),
+        key(16 * (c.wide() ? warp % 4 : warp)),
+        query(c.wide() ? warp / 4 * c.own_queries() : 0) {}
+  /// The lane's first key and query.
+  __device__ int first_key() const { return key + lane / 4; }
+  __device__ int first_query() const { return query + lane % 4 * 2; }
+};
+
 /// What a consumer's lane knows of the tile at hand.
 template <Config c>
 struct TileFacts {
   const Shared<c>& shared;
   const ScoreParams& score;
-  int warp, lane;
-  int eight_rows;  ///< bytes from a query of the mask's boxes to that eight queries behind
-  float slope;     ///< ALiBi's, of the head
-  int distance;    ///< i + Sk − Sq − j of the lane's first key and the tile's first query
+  LanePlace<c> place;
+  float slope;   ///< ALiBi's, of the head
+  int distance;  ///< i + Sk − Sq − j of the lane's first key and query
   Visible visible;
   int key_count;
+
+  /// Bytes from a query of the mask's boxes to that eight queries behind.
+  __device__ int eight_rows() const { return score.mask_rows == 64 ? 8 * 128 : 0; }
 
   /// Elements 8·two to 8·two + 7 of the mask: 16 queries.
   template <typename T, MaskForm form>
   __device__ __forceinline__ void load_mask(float (&to)[8], int two) const {
+    const int lane = place.lane;
+    const std::byte* rows = shared.mask + (place.query / 8 + 2 * two) * eight_rows();
     if constexpr (form == MaskForm::half) {
-      const std::byte* row = shared.mask + warp / 4 * 8192 + lane % 8 * 128 + lane / 16 * eight_rows +
-                             ((warp % 4 * 2 + lane / 8 % 2) ^ (lane % 8)) * 16;
+      const std::byte* row = rows + place.key / 64 * 8192 + lane % 8 * 128 + lane / 16 * eight_rows() +
+                             ((place.key % 64 / 8 + lane / 8 % 2) ^ (lane % 8)) * 16;
       std::uint32_t words[4];
-      load_matrices_turned(words,
-                           static_cast<std::uint32_t>(__cvta_generic_to_shared(row + two * 2 * eight_rows)));
+      load_matrices_turned(words, static_cast<std::uint32_t>(__cvta_generic_to_shared(row)));
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const float2 pair = unpack<T>(words[n]);
@@ -122,12 +142,13 @@ struct TileFacts {
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         const int row = lane % 4 * 2 + n % 2, half = n / 2 % 2;
-        const std::byte* eight = shared.mask + (2 * two + n / 4) * eight_rows + row * 128;
+        const std::byte* eight = rows + n / 4 * eight_rows() + row * 128;
         if constexpr (form == MaskForm::single) {
-          const int chunk = warp % 2 * 4 + half * 2 + g / 4;
-          to[n] = *reinterpret_cast<const float*>(eight + warp / 2 * 8192 + (chunk ^ row) * 16 + g % 4 * 4);
+          const int chunk = place.key % 32 / 4 + half * 2 + g / 4;
+          to[n] =
+              *reinterpret_cast<const float*>(eight + place.key / 32 * 8192 + (chunk ^ row) * 16 + g % 4 * 4);
         } else {
-          const std::byte seen = eight[(warp ^ row) * 16 + half * 8 + g];
+          const std::byte seen = eight[((place.key / 16) ^ row) * 16 + half * 8 + g];
           to[n] = seen == std::byte{0} ? minus_infinity : 0.0f;
         }
       }
@@ -135,8 +156,8 @@ struct TileFacts {
   }
 
   __device__ __forceinline__ bool hidden(int j, int e) const {
-    const int key = 16 * warp + lane / 4 + e / 2 * 8;
-    const int r = 8 * j + lane % 4 * 2 + e % 2;
+    const int key = place.first_key() + e / 2 * 8;
+    const int r = place.first_query() + 8 * j + e % 2;
     return key < r + visible.low || key >= r + visible.high || key >= key_count;
   }
 };
@@ -144,14 +165,14 @@ struct TileFacts {
 /// P in place of S, times the slope of softcap where there is one; and rounded, without what dropout drops.
 /// Steps of a score are rounded as far_rows() rounds them.
 template <typename T, MaskForm form, Config c>
-__device__ __forceinline__ void weigh_general(float (&s)[c.queries / 2],
-                                              std::uint32_t (&weights)[c.queries / 16][4],
+__device__ __forceinline__ void weigh_general(float (&s)[c.own_queries() / 2],
+                                              std::uint32_t (&weights)[c.own_queries() / 16][4],
                                               const TileFacts<c>& tile, int stage, std::uint32_t kept) {
   const ScoreParams& score = tile.score;
-  const float* lse_smem = tile.shared.lse + stage * c.queries + tile.lane % 4 * 2;
-  const float* offset_smem = tile.shared.offset + stage * c.queries + tile.lane % 4 * 2;
+  const float* lse_smem = tile.shared.lse + stage * c.queries + tile.place.first_query();
+  const float* offset_smem = tile.shared.offset + stage * c.queries + tile.place.first_query();
 #pragma unroll
-  for (int two = 0; two < c.queries / 16; ++two) {
+  for (int two = 0; two < c.own_queries() / 16; ++two) {
     float mask[8];
     if constexpr (form != MaskForm::none) tile.template load_mask<T, form>(mask, two);
 #pragma unroll
@@ -203,13 +224,15 @@ __device__ __forceinline__ void weigh_general(float (&s)[c.queries / 2],
 
 /// A lane's bits of a tile's pairs, in the order of its elements.
 template <Config c>
-__device__ __forceinline__ std::uint32_t kept_pairs(const Shared<c>& shared, int stage, int warp, int lane) {
-  static_assert(c.queries / 2 <= 32);
-  const std::uint32_t* words = shared.kept + (stage * c.kept_words + warp / 2) * c.queries + lane % 4 * 2;
-  const int first = warp % 2 * 16 + lane / 4;
+__device__ __forceinline__ std::uint32_t kept_pairs(const Shared<c>& shared, int stage,
+                                                    const LanePlace<c>& place) {
+  static_assert(c.own_queries() / 2 <= 32);
+  const std::uint32_t* words =
+      shared.kept + (stage * c.kept_words() + place.key / 32) * c.queries + place.first_query();
+  const int first = place.first_key() % 32;
   std::uint32_t kept = 0;
 #pragma unroll
-  for (int j = 0; j < c.queries / 8; ++j) {
+  for (int j = 0; j < c.own_queries() / 8; ++j) {
     const uint2 queries = *reinterpret_cast<const uint2*>(words + 8 * j);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -222,17 +245,18 @@ __device__ __forceinline__ std::uint32_t kept_pairs(const Shared<c>& shared, int
 /// The mask's gradient takes dS before it is rounded.
 struct MaskGradient {
   const DmaskParams& params;
-  std::byte* first;   ///< of the lane's first key and the tile's first query
-  int keys, queries;  ///< how far the lane's may go: key g + 8h below `keys`, query r below `queries`
+  std::byte* first;   ///< of the lane's first key and query
+  int keys, queries;  ///< how far the lane's may go, from its first
 
-  __device__ MaskGradient(const DmaskParams& params_, const Walk& walk, int head_q, int first_query, int warp,
-                          int lane)
+  template <Config c>
+  __device__ MaskGradient(const DmaskParams& params_, const Walk& walk, int head_q, int tile_query,
+                          const LanePlace<c>& place)
       : params(params_) {
-    const int key = 16 * warp + lane / 4;
+    const int key = place.first_key(), query = tile_query + place.first_query();
     first = params.data + walk.entry.b * params.stride[0] + head_q * params.stride[1] +
-            first_query * params.stride[2] + (walk.first_key + key) * params.stride[3];
+            query * params.stride[2] + (walk.first_key + key) * params.stride[3];
     keys = walk.key_count - key;
-    queries = walk.entry.length_q - first_query;
+    queries = walk.entry.length_q - query;
   }
   __device__ __forceinline__ void put(int key, int query, float ds) const {
     std::byte* to = first + key * params.stride[3] + query * params.stride[2];
@@ -244,17 +268,18 @@ struct MaskGradient {
   }
 };
 
-/// dS from P and dP, rounded; of dropped pairs dP is 0. `wants_dmask`: adds it to the mask's gradient, too.
+/// dS from P and dP, rounded; of dropped pairs dP is 0. `delta_smem` is that of the lane's first query. With
+/// `wants_dmask` adds it to the mask's gradient, too.
 template <typename T, bool wants_dmask, Config c>
-__device__ __forceinline__ void differentiate_general(std::uint32_t (&ds)[c.queries / 16][4],
-                                                      const float (&p)[c.queries / 2],
-                                                      const float (&dp)[c.queries / 2],
+__device__ __forceinline__ void differentiate_general(std::uint32_t (&ds)[c.own_queries() / 16][4],
+                                                      const float (&p)[c.own_queries() / 2],
+                                                      const float (&dp)[c.own_queries() / 2],
                                                       const float* delta_smem, std::uint32_t kept,
                                                       float keep_scale, const MaskGradient& dmask, int lane) {
   float sums[2] = {};  // of the lane's keys, where all queries share a row of the mask
 #pragma unroll
-  for (int j = 0; j < c.queries / 8; ++j) {
-    const float2 delta = *reinterpret_cast<const float2*>(delta_smem + 8 * j + lane % 4 * 2);
+  for (int j = 0; j < c.own_queries() / 8; ++j) {
+    const float2 delta = *reinterpret_cast<const float2*>(delta_smem + 8 * j);
     float x[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -264,7 +289,7 @@ __device__ __forceinline__ void differentiate_general(std::uint32_t (&ds)[c.quer
     if constexpr (wants_dmask) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int query = 8 * j + lane % 4 * 2 + e % 2;
+        const int query = 8 * j + e % 2;
         if (8 * (e / 2) >= dmask.keys || query >= dmask.queries) continue;
         if (dmask.params.one_query) {
           sums[e / 2] += x[e];

@@ -84,40 +84,45 @@ __device__ void load_keys(const TileParams& params, const Shared<c>& shared, con
 template <Config c>
 __device__ void load_queries(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
   const Workspace& workspace = params.workspace;
-  Ring<c.stages> at;
+  Ring<c.q_stages> q_at;
+  Ring<c.d_o_stages> d_o_at;
   for_each_tile(params.sizes, walk, [&](int head_q, int tile, int) {
-    const int stage = at.stage();
     const int row = walk.entry.first_q + tile * c.queries;
     const std::int64_t values =
         (walk.entry.template first_tile<c.queries>(params.sizes, workspace.tiles, head_q) + tile) * c.queries;
-    const auto load_values = [&](float* to, const float* from, Mbarrier* full) {
-      copy_bytes(to + stage * c.queries, from + values, c.queries * 4, full);
-    };
     const auto load = [&](std::byte* to, const CUtensorMap& map, int value_bytes, Mbarrier* full,
-                          Mbarrier* empty) {
-      wait(empty + stage, at.parity() ^ 1);
-      arrive_expecting(full + stage, c.query_bytes() + value_bytes);
+                          Mbarrier* empty, std::uint32_t parity) {
+      wait(empty, parity ^ 1);
+      arrive_expecting(full, c.query_bytes() + value_bytes);
       for (int panel = 0; panel < c.dim / 64; ++panel) {
-        copy_box(to + stage * c.query_bytes() + panel * Shared<c>::QueryPanels::panel_bytes, map,
-                 full + stage, 64 * panel, row, head_q, walk.entry.place);
+        copy_box(to + panel * Shared<c>::QueryPanels::panel_bytes, map, full, 64 * panel, row, head_q,
+                 walk.entry.place);
       }
     };
-    load(shared.q, params.q, (c.general ? 8 : 4) * c.queries, shared.q_full, shared.q_empty);
-    load_values(shared.lse, workspace.lse, shared.q_full + stage);
-    if constexpr (c.general) load_values(shared.offset, workspace.offset, shared.q_full + stage);
-    load(shared.d_o, params.d_o, 4 * c.queries, shared.d_o_full, shared.d_o_empty);
-    load_values(shared.delta, workspace.delta, shared.d_o_full + stage);
-    at.advance();
+    const int q = q_at.stage(), d_o = d_o_at.stage();
+    load(shared.q + q * c.query_bytes(), params.q, (c.general ? 8 : 4) * c.queries, shared.q_full + q,
+         shared.q_empty + q, q_at.parity());
+    copy_bytes(shared.lse + q * c.queries, workspace.lse + values, c.queries * 4, shared.q_full + q);
+    if constexpr (c.general) {
+      copy_bytes(shared.offset + q * c.queries, workspace.offset + values, c.queries * 4, shared.q_full + q);
+    }
+    load(shared.d_o + d_o * c.query_bytes(), params.d_o, 4 * c.queries, shared.d_o_full + d_o,
+         shared.d_o_empty + d_o, d_o_at.parity());
+    copy_bytes(shared.delta + d_o * c.queries, workspace.delta + values, c.queries * 4,
+               shared.d_o_full + d_o);
+    q_at.advance();
+    d_o_at.advance();
   });
 }
 
-// Consumers. Of S and dP, 64 keys x queries, lane 4g + t holds elements 4j + e: key g + 8 (e / 2) of its
-// warp's 16, query 8j + 2t + e % 2.
+// Consumers. Of S and dP, 64 keys x own queries, lane 4g + t holds elements 4j + e: key g + 8 (e / 2) of its
+// warp's 16, query 8j + 2t + e % 2 of its consumer's.
 
 template <typename T, Config c>
 struct Consumer {
-  using Scores = float[c.queries / 2];
-  using Fragments = std::uint32_t[c.queries / 16][4];  ///< P or dS rounded, as the first factor of dV and dK
+  using Scores = float[c.own_queries() / 2];
+  using Fragments =
+      std::uint32_t[c.own_queries() / 16][4];  ///< P or dS rounded, as the first factor of dV and dK
 
   const TileParams& params;
   const Shared<c>& shared;
@@ -125,8 +130,9 @@ struct Consumer {
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int group = warp / 4;
+  const LanePlace<c> place{warp, lane};
   const float unit;  ///< from S to exponents of 2
-  float dk[c.dim / 2], dv[c.dim / 2];
+  float dk[c.own_dims() / 2], dv[c.own_dims() / 2];
 
   __device__ Consumer(const TileParams& params_, const Shared<c>& shared_, const Walk& walk_)
       : params(params_), shared(shared_), walk(walk_), unit(exponent_unit(params.scale)) {}
@@ -142,17 +148,18 @@ struct Consumer {
     if (lane == 0) arrive(barrier);
   }
 
-  /// x = own 64 rows of K or V times all rows of Q or dO.
+  /// x = 64 rows of K or V times own rows of Q or dO.
   __device__ __forceinline__ void start_scores(Scores& x, const std::byte* keys_smem,
                                                const std::byte* rows_smem) {
-    const TileDescriptor a = shared.tile(keys_smem + group * 64 * 128, Shared<c>::KeyPanels::panel_bytes);
-    const TileDescriptor b = shared.tile(rows_smem, Shared<c>::QueryPanels::panel_bytes);
+    const int first_key = c.wide() ? 0 : 64 * group;
+    const TileDescriptor a = shared.tile(keys_smem + first_key * 128, Shared<c>::KeyPanels::panel_bytes);
+    const TileDescriptor b = shared.tile(rows_smem + place.query * 128, Shared<c>::QueryPanels::panel_bytes);
     forget(x);
     fence_products();
 #pragma unroll
     for (int step = 0; step < c.dim / 16; ++step) {
       const int inside = step % 4 * 2;
-      WarpgroupProduct<T, c.queries>::from_shared(
+      WarpgroupProduct<T, c.own_queries()>::from_shared(
           x, a + step / 4 * (Shared<c>::KeyPanels::panel_bytes / 16) + inside,
           b + step / 4 * (Shared<c>::QueryPanels::panel_bytes / 16) + inside, step > 0);
     }
@@ -160,7 +167,7 @@ struct Consumer {
   }
 
   /// sums += pairs (64 keys x queries) times rows of dO or Q.
-  __device__ __forceinline__ void start_sums(float (&sums)[c.dim / 2], const Fragments& pairs,
+  __device__ __forceinline__ void start_sums(float (&sums)[c.own_dims() / 2], const Fragments& pairs,
                                              const std::byte* rows_smem, bool add) {
     const TileDescriptor rows = shared.tile(rows_smem, Shared<c>::QueryPanels::panel_bytes);
 #pragma unroll
@@ -169,11 +176,25 @@ struct Consumer {
     }
     commit_products();
   }
+  /// The same of all pairs, in shared memory, and own dims of the rows.
+  __device__ __forceinline__ void start_wide_sums(float (&sums)[c.own_dims() / 2],
+                                                  const std::byte* pairs_smem, const std::byte* rows_smem,
+                                                  bool add) {
+    using Panels = typename Shared<c>::QueryPanels;
+    const TileDescriptor pairs = shared.tile(pairs_smem, Shared<c>::DsPanels::panel_bytes);
+    const TileDescriptor rows =
+        shared.tile(rows_smem + group * (c.own_dims() / 64) * Panels::panel_bytes, Panels::panel_bytes);
+#pragma unroll
+    for (int step = 0; step < c.queries / 16; ++step) {
+      WarpgroupProduct<T, c.own_dims()>::template from_shared<0, 1>(sums, pairs + step * 2, rows + step * 128,
+                                                                    add || step > 0);
+    }
+    commit_products();
+  }
 
-  /// dQᵀ of 64 dims and 64 queries: the consumer's half of the dims or of the queries, or all there is.
-  __device__ __forceinline__ void start_dq(float (&dq)[32], const std::byte* ds_smem) {
-    const int key_panel = c.dq_by_dims() ? group : 0;
-    const int ds_panel = c.dq_by_dims() || c.dq_in_turn() ? 0 : group;
+  /// dQᵀ of 64 dims and 64 queries, from a panel of K and one of dS.
+  __device__ __forceinline__ void start_dq(float (&dq)[32], const std::byte* ds_smem, int key_panel,
+                                           int ds_panel) {
     const TileDescriptor a = shared.tile(shared.k + key_panel * Shared<c>::KeyPanels::panel_bytes,
                                          Shared<c>::KeyPanels::panel_bytes);
     const TileDescriptor b =
@@ -188,22 +209,19 @@ struct Consumer {
 
   __device__ __forceinline__ void hide(Scores& s, const Visible& visible) const {
     const float hidden = unit > 0 ? minus_infinity : -minus_infinity;
-    const int key = 16 * warp + lane / 4;
-    const int query = 2 * (lane % 4);
 #pragma unroll
-    for (int n = 0; n < c.queries / 2; ++n) {
-      const int own_key = key + n % 4 / 2 * 8;
-      const int r = query + n / 4 * 8 + n % 2;
-      if (own_key < r + visible.low || own_key >= r + visible.high || own_key >= walk.key_count)
-        s[n] = hidden;
+    for (int n = 0; n < c.own_queries() / 2; ++n) {
+      const int key = place.first_key() + n % 4 / 2 * 8;
+      const int r = place.first_query() + n / 4 * 8 + n % 2;
+      if (key < r + visible.low || key >= r + visible.high || key >= walk.key_count) s[n] = hidden;
     }
   }
 
   /// P in place of S, and rounded.
   __device__ __forceinline__ void weigh(Scores& s, const float* lse_smem, Fragments& weights) const {
 #pragma unroll
-    for (int j = 0; j < c.queries / 8; ++j) {
-      const float2 lse = *reinterpret_cast<const float2*>(lse_smem + 8 * j + 2 * (lane % 4));
+    for (int j = 0; j < c.own_queries() / 8; ++j) {
+      const float2 lse = *reinterpret_cast<const float2*>(lse_smem + 8 * j);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         s[4 * j + e] = exp2_approx(fmaf(s[4 * j + e], unit, e % 2 == 0 ? -lse.x : -lse.y));
@@ -215,8 +233,8 @@ struct Consumer {
   __device__ __forceinline__ void differentiate(const Scores& p, const Scores& dp, const float* delta_smem,
                                                 Fragments& ds) const {
 #pragma unroll
-    for (int j = 0; j < c.queries / 8; ++j) {
-      const float2 delta = *reinterpret_cast<const float2*>(delta_smem + 8 * j + 2 * (lane % 4));
+    for (int j = 0; j < c.own_queries() / 8; ++j) {
+      const float2 delta = *reinterpret_cast<const float2*>(delta_smem + 8 * j);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int n = 4 * j + 2 * half;
@@ -225,18 +243,20 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void store_ds(std::byte* to_smem, const Fragments& ds) const {
+  /// Pairs to their place among those of both consumers.
+  __device__ __forceinline__ void store_pairs(std::byte* to_smem, const Fragments& pairs) const {
 #pragma unroll
-    for (int step = 0; step < c.queries / 16; ++step) {
+    for (int step = 0; step < c.own_queries() / 16; ++step) {
+      const int chunk = place.query / 8 + 2 * step + lane / 16;
       store_matrices(static_cast<std::uint32_t>(__cvta_generic_to_shared(
-                         to_smem + Shared<c>::DsPanels::offset(16 * warp + lane % 16, 2 * step + lane / 16))),
-                     ds[step]);
+                         to_smem + Shared<c>::DsPanels::offset(place.key + lane % 16, chunk))),
+                     pairs[step]);
     }
   }
 
-  /// Has a warp's part of dQ added to the sums in global memory.
-  __device__ __forceinline__ void send_dq(const float (&dq)[32], int head_q, int tile) const {
-    const int chunk = c.dq_by_dims() ? warp : warp % 4;  // of 16 dims
+  /// Has a warp's part of dQ added to the sums in global memory: 16 dims of a panel, 64 queries.
+  __device__ __forceinline__ void send_dq(const float (&dq)[32], int head_q, int tile, int panel) const {
+    const int chunk = 4 * panel + warp % 4;
     if (!params.wants_dq || 16 * chunk >= params.sizes.dim_qk) return;
     if (lane == 0) wait_stores_read();
     __syncwarp();  // what was there has left
@@ -252,10 +272,12 @@ struct Consumer {
     const Workspace& workspace = params.workspace;
     const std::int64_t at =
         walk.entry.template first_tile<c.queries>(params.sizes, workspace.tiles, head_q) + tile;
-    const int half = c.dq_by_dims() || c.dq_in_turn() ? 0 : group;  // of the queries
+    const int half = c.dq_by_queries() ? group : 0;  // of the queries
     const std::int64_t eights = (at * (c.dim / 16) + chunk) * (c.queries / 8) + 8 * half;
-    std::uint32_t* added = workspace.added == nullptr ? nullptr : workspace.added + at * 8 + 4 * half + chunk;
-    const std::uint32_t rank = added == nullptr ? 0 : walk.template rank<c.queries>(params.sizes, tile);
+    std::uint32_t* added = workspace.added == nullptr
+                               ? nullptr
+                               : workspace.added + at * c.dq_chunks() + c.dim / 16 * half + chunk;
+    const std::uint32_t rank = added == nullptr ? 0 : walk.template rank<c>(params.sizes, tile);
     if (added != nullptr) await_flag(added, rank);
     add_floats(workspace.dq + eights * 128, from, c.warp_dq_floats * 4);
     commit_stores();
@@ -290,19 +312,17 @@ struct Consumer {
     if (score.dropout) {
       const FewStages at(n, score.kept_stages);
       wait(shared.kept_full + at.stage, at.parity);
-      kept = kept_pairs<c>(shared, at.stage, warp, lane);
+      kept = kept_pairs<c>(shared, at.stage, place);
       arrive_once(shared.kept_empty + at.stage);
     }
     const Entry& entry = walk.entry;
     const TileFacts<c> facts{
         .shared = shared,
         .score = score,
-        .warp = warp,
-        .lane = lane,
-        .eight_rows = score.mask_rows == 64 ? 8 * 128 : 0,
+        .place = place,
         .slope = score.alibi ? static_cast<float>(score.alibi_slopes.at(entry.b, head_q)) : 0.0f,
-        .distance = tile * c.queries + lane % 4 * 2 + entry.length_k - entry.length_q -
-                    (walk.first_key + 16 * warp + lane / 4),
+        .distance = tile * c.queries + place.first_query() + entry.length_k - entry.length_q -
+                    (walk.first_key + place.first_key()),
         .visible = visible,
         .key_count = walk.key_count};
     if (score.mask == MaskForm::none) {
@@ -321,102 +341,186 @@ struct Consumer {
     return kept;
   }
 
-  /// Tile n of the walk.
-  __device__ __forceinline__ void run_tile(int head_q, int tile, int n, const Ring<c.stages>& at) {
-    const int stage = at.stage();
-    const std::byte* q = shared.q + stage * c.query_bytes();
-    const std::byte* d_o = shared.d_o + stage * c.query_bytes();
-    std::byte* ds_smem = shared.ds + n % c.ds_stages * c.ds_bytes();
-    const Visible visible = Visible::of<c.queries>(params.sizes, walk, tile);
+  __device__ __forceinline__ void differentiate_with_features(Fragments& ds, const Scores& p,
+                                                              const Scores& dp, const float* delta_smem,
+                                                              std::uint32_t kept, int head_q,
+                                                              int tile) const {
+    const MaskGradient dmask(params.score.dmask, walk, head_q, tile * c.queries, place);
+    if (params.score.dmask.data == nullptr) {
+      differentiate_general<T, false, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
+    } else {
+      differentiate_general<T, true, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
+    }
+  }
+
+  /// Where a tile is.
+  struct At {
+    Ring<c.q_stages> q;
+    Ring<c.d_o_stages> d_o;
+  };
+
+  /// S of tile n, and what the tile's products read.
+  struct Tile {
+    const std::byte* q;
+    const std::byte* d_o;
+    std::byte* ds;
+    std::byte* p;
+    const float* lse;
+    const float* delta;  ///< from the lane's first query on, like LSE
+    Visible visible;
+  };
+  __device__ __forceinline__ Tile begin_tile(Scores& s, int tile, int n, const At& at) {
+    const int q = at.q.stage(), d_o = at.d_o.stage();
+    const Tile of{.q = shared.q + q * c.query_bytes(),
+                  .d_o = shared.d_o + d_o * c.query_bytes(),
+                  .ds = shared.ds + n % c.ds_stages * c.ds_bytes(),
+                  .p = shared.p + n % c.ds_stages * c.ds_bytes(),
+                  .lse = shared.lse + q * c.queries + place.first_query(),
+                  .delta = shared.delta + d_o * c.queries + place.first_query(),
+                  .visible = Visible::of<c>(params.sizes, walk, tile)};
+    wait(shared.q_full + q, at.q.parity());
+    if (params.sizes.packed) {
+      wait(shared.d_o_full + d_o, at.d_o.parity());
+      clear_rows_past_end(of.q, of.d_o, tile);
+    }
+    start_scores(s, shared.k, of.q);
+    wait(shared.d_o_full + d_o, at.d_o.parity());
+    return of;
+  }
+
+  /// Tile n of the walk, where consumers have keys of their own.
+  __device__ __forceinline__ void run_tile(int head_q, int tile, int n, const At& at) {
     const bool has_dq = !c.dq_in_turn() || n % 2 == group;
     Scores s, dp;
     Fragments weights, ds;
-
-    wait(shared.q_full + stage, at.parity());
-    if (params.sizes.packed) {
-      wait(shared.d_o_full + stage, at.parity());
-      clear_rows_past_end(q, d_o, tile);
-    }
-    start_scores(s, shared.k, q);
-    wait(shared.d_o_full + stage, at.parity());
-    const float* delta_smem = shared.delta + stage * c.queries;
+    const Tile of = begin_tile(s, tile, n, at);
     if constexpr (c.general) {
       // Beside the rules of scores there are no registers for dP. It is computed together with dV.
       wait_products<0>();  // S
       pin(s);
-      const std::uint32_t kept = weigh_with_features(s, weights, visible, head_q, tile, stage, n);
+      const std::uint32_t kept = weigh_with_features(s, weights, of.visible, head_q, tile, at.q.stage(), n);
       pin(weights);
-      start_scores(dp, shared.v, d_o);
-      start_sums(dv, weights, d_o, n > 0);
+      start_scores(dp, shared.v, of.d_o);
+      start_sums(dv, weights, of.d_o, n > 0);
       wait_products<1>();  // dP
       pin(dp);
-      const MaskGradient dmask(params.score.dmask, walk, head_q, tile * c.queries, warp, lane);
-      if (params.score.dmask.data == nullptr) {
-        differentiate_general<T, false, c>(ds, s, dp, delta_smem, kept, params.dv_scale, dmask, lane);
-      } else {
-        differentiate_general<T, true, c>(ds, s, dp, delta_smem, kept, params.dv_scale, dmask, lane);
-      }
-      store_ds(ds_smem, ds);
+      differentiate_with_features(ds, s, dp, of.delta, kept, head_q, tile);
+      store_pairs(of.ds, ds);
       fence_async_proxy();
       pin(ds);
       fence_products();
     } else {
-      start_scores(dp, shared.v, d_o);
+      start_scores(dp, shared.v, of.d_o);
       wait_products<1>();  // S
       pin(s);
-      if (!visible.all) hide(s, visible);
-      weigh(s, shared.lse + stage * c.queries, weights);
+      if (!of.visible.all) hide(s, of.visible);
+      weigh(s, of.lse, weights);
       wait_products<0>();  // dP
       pin(dp);
-      differentiate(s, dp, delta_smem, ds);
-      store_ds(ds_smem, ds);
+      differentiate(s, dp, of.delta, ds);
+      store_pairs(of.ds, ds);
       fence_async_proxy();
       pin(weights);
       pin(ds);
       fence_products();
-      start_sums(dv, weights, d_o, n > 0);
+      start_sums(dv, weights, of.d_o, n > 0);
     }
     // dS of both consumers is there, and both are done with dQ of the tile before, whose dS the next tile
     // overwrites.
     sync_some<both_consumers, c.consumer_threads>();
+    const int key_panel = c.dim > 64 ? group : 0;
     float dq[32];
     if (has_dq) {
-      start_dq(dq, ds_smem);
+      start_dq(dq, of.ds, key_panel, c.dq_by_queries() ? group : 0);
     } else {
       commit_products();  // a group without products, so that both consumers count alike
     }
     wait_products<1>();  // dV
-    arrive_once(shared.d_o_empty + stage);
-    start_sums(dk, ds, q, n > 0);
+    arrive_once(shared.d_o_empty + at.d_o.stage());
+    start_sums(dk, ds, of.q, n > 0);
     wait_products<1>();  // dQ
     if (has_dq) {
       pin(dq);
-      send_dq(dq, head_q, tile);
+      send_dq(dq, head_q, tile, key_panel);
     }
     wait_products<0>();  // dK
-    arrive_once(shared.q_empty + stage);
+    arrive_once(shared.q_empty + at.q.stage());
+  }
+
+  /// Tile n of the walk, where consumers have queries of their own for S and dP, and dims for the rest.
+  __device__ __forceinline__ void run_wide_tile(int head_q, int tile, int n, const At& at) {
+    Scores s, dp;
+    Fragments weights, ds;
+    const Tile of = begin_tile(s, tile, n, at);
+    start_scores(dp, shared.v, of.d_o);
+    wait_products<1>();  // S
+    pin(s);
+    std::uint32_t kept = ~0u;
+    if constexpr (c.general) {
+      kept = weigh_with_features(s, weights, of.visible, head_q, tile, at.q.stage(), n);
+    } else {
+      if (!of.visible.all) hide(s, of.visible);
+      weigh(s, of.lse, weights);
+    }
+    store_pairs(of.p, weights);
+    wait_products<0>();  // dP
+    pin(dp);
+    if constexpr (c.general) {
+      differentiate_with_features(ds, s, dp, of.delta, kept, head_q, tile);
+    } else {
+      differentiate(s, dp, of.delta, ds);
+    }
+    store_pairs(of.ds, ds);
+    fence_async_proxy();
+    // P and dS of both consumers are there. Both are done with those of the tile before, which the next one
+    // overwrites.
+    sync_some<both_consumers, c.consumer_threads>();
+    fence_products();
+    start_wide_sums(dv, of.p, of.d_o, n > 0);
+    float dq[32];
+    start_dq(dq, of.ds, 2 * group, 0);
+    wait_products<1>();  // dV
+    arrive_once(shared.d_o_empty + at.d_o.stage());
+    start_wide_sums(dk, of.ds, of.q, n > 0);
+    wait_products<1>();  // dQ
+    pin(dq);
+    send_dq(dq, head_q, tile, 2 * group);
+    fence_products();
+    start_dq(dq, of.ds, 2 * group + 1, 0);
+    wait_products<1>();  // dK
+    arrive_once(shared.q_empty + at.q.stage());
+    wait_products<0>();  // dQ
+    pin(dq);
+    send_dq(dq, head_q, tile, 2 * group + 1);
   }
 
   __device__ __forceinline__ void run() {
 #pragma unroll
-    for (int n = 0; n < c.dim / 2; ++n) dk[n] = dv[n] = 0;
-    Ring<c.stages> at;
+    for (int n = 0; n < c.own_dims() / 2; ++n) dk[n] = dv[n] = 0;
+    At at;
     for_each_tile(params.sizes, walk, [&](int head_q, int tile, int n) {
-      run_tile(head_q, tile, n, at);
-      at.advance();
+      if constexpr (c.wide()) {
+        run_wide_tile(head_q, tile, n, at);
+      } else {
+        run_tile(head_q, tile, n, at);
+      }
+      at.q.advance();
+      at.d_o.advance();
     });
     pin(dk);
     pin(dv);
     if (lane == 0) wait_stores();
   }
 
-  /// A consumer's 64 rows of dK or dV to shared memory, rounded.
-  __device__ __forceinline__ void stage_rows(std::byte* to_smem, const float (&sums)[c.dim / 2],
+  /// A consumer's part of dK or dV to shared memory, rounded.
+  __device__ __forceinline__ void stage_rows(std::byte* to_smem, const float (&sums)[c.own_dims() / 2],
                                              float factor) const {
+    const int first_chunk = c.wide() ? group * (c.own_dims() / 8) : 0;
 #pragma unroll
-    for (int n = 0; n < c.dim / 4; ++n) {  // pairs of dims
-      const int row = 16 * warp + lane / 4 + n % 2 * 8;
-      *reinterpret_cast<std::uint32_t*>(to_smem + Shared<c>::KeyPanels::offset(row, n / 2) + 4 * (lane % 4)) =
+    for (int n = 0; n < c.own_dims() / 4; ++n) {  // pairs of dims
+      const int row = place.first_key() + n % 2 * 8;
+      *reinterpret_cast<std::uint32_t*>(to_smem + Shared<c>::KeyPanels::offset(row, first_chunk + n / 2) +
+                                        4 * (lane % 4)) =
           pack<T>(sums[2 * n] * factor, sums[2 * n + 1] * factor);
     }
   }
@@ -425,7 +529,7 @@ struct Consumer {
     if (!rows.wanted) return;
     std::byte* first =
         row_of_halves(rows, walk.entry.place, walk.head_kv, walk.entry.first_k + walk.first_key);
-    const int count = walk.written(params.sizes);
+    const int count = walk.template written<c>(params.sizes);
 #pragma unroll 1
     for (int index = static_cast<int>(threadIdx.x); index < c.keys * Panels::chunks;
          index += c.consumer_threads) {
@@ -451,7 +555,7 @@ __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_c
   constexpr Config c = rows[row];
   constexpr int drawing_warps = 2;
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
-  const Shared<c> shared(first_smem, c.general ? params.score.mask_bytes() : 0);
+  const Shared<c> shared(first_smem, c.general ? params.score.mask_bytes(c) : 0);
   const bool counted = params.workspace.ticket != nullptr;
   if (threadIdx.x == 0) {
     shared.init_barriers(drawing_warps);
@@ -466,8 +570,7 @@ __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_c
   }
   let_kernel_behind_begin();
   __syncthreads();  // barriers and words are there
-  const Walk walk =
-      Walk::of<c.queries>(params.sizes, params.turns, counted ? shared.words->index : blockIdx.x);
+  const Walk walk = Walk::of<c>(params.sizes, params.turns, counted ? shared.words->index : blockIdx.x);
   if (params.sizes.packed && walk.key_count == 0) return;  // keys of no sequence
   if (threadIdx.x >= c.consumer_threads) {
     keep_registers<c.producer_registers>();

@@ -6,6 +6,7 @@
 
 #include "attention/call.h"
 #include "cuda/attention/common/turns.h"
+#include "cuda/attention/sm90/backward_tma/config.h"
 
 namespace tilewise::cuda::wgmma_tma {
 
@@ -23,7 +24,7 @@ struct Workspace {
   int tiles = 0;  ///< of a head
   // Where dQ is to be the same in every run, CTAs add to it in the order of their keys.
   std::uint32_t* ticket = nullptr;  ///< CTAs that have begun: they wait for those alone that began before
-  std::uint32_t* added = nullptr;   ///< [query tiles, 8]: how many CTAs have added a warp's part
+  std::uint32_t* added = nullptr;   ///< [query tiles, dq_chunks]: how many CTAs have added a warp's part
 };
 
 /// Which keys a query sees, and how long sequences are.
@@ -72,8 +73,10 @@ struct ScoreParams {
   constexpr int mask_bytes_log2() const {
     return mask == MaskForm::single ? 2 : mask == MaskForm::half ? 1 : 0;
   }
-  /// Of a tile of 64 queries and 128 keys.
-  constexpr int mask_bytes() const { return mask == MaskForm::none ? 0 : (64 * 128) << mask_bytes_log2(); }
+  /// Of shared memory.
+  constexpr int mask_bytes(const Config& c) const {
+    return mask == MaskForm::none ? 0 : c.mask_bytes(1 << mask_bytes_log2());
+  }
 };
 
 struct TileParams {

@@ -33,11 +33,11 @@ __device__ inline std::int64_t query_tiles(const Sizes& sizes, const Workspace& 
   return (sizes.packed ? 1 : std::int64_t{sizes.batch}) * sizes.heads_q * workspace.tiles;
 }
 
-/// The values of all rows, 16 lanes each, padding included. Clears what is added to.
+/// The values of all rows, 16 or 32 lanes each, padding included. Clears what is added to.
 template <typename T, int row>
 __global__ void __launch_bounds__(row_threads) delta_kernel(const __grid_constant__ DeltaParams params) {
   constexpr Config c = rows[row];
-  constexpr int lanes = 16;
+  constexpr int lanes = c.dim > 128 ? 32 : 16;
   wait_for_kernel_ahead();
   let_kernel_behind_begin();
   const Sizes& sizes = params.sizes;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(row_threads) delta_kernel(const __grid_constan
   }
   if (workspace.ticket != nullptr) {
     if (thread == 0) *workspace.ticket = 0;
-    for (std::int64_t n = thread; n < tiles * 8; n += threads) workspace.added[n] = 0;
+    for (std::int64_t n = thread; n < tiles * c.dq_chunks(); n += threads) workspace.added[n] = 0;
   }
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const std::int64_t count = tiles * c.queries;

@@ -24,19 +24,20 @@ struct Shared {
 
   std::byte* k;         ///< [keys, dim]; in the end dK
   std::byte* v;         ///< [keys, dim]; in the end dV
-  std::byte* q;         ///< stages x [queries, dim]
-  std::byte* d_o;       ///< stages x [queries, dim]
+  std::byte* q;         ///< q_stages x [queries, dim]
+  std::byte* d_o;       ///< d_o_stages x [queries, dim]
   std::byte* ds;        ///< ds_stages x [keys, queries]
+  std::byte* p;         ///< wide: the same
   float* dq;            ///< [consumer warps, warp_dq_floats]
   std::byte* mask;      ///< general: boxes of [queries, 128 bytes of keys]
   std::uint32_t* kept;  ///< general: stages x [kept_words, queries], a bit per key: dropout keeps the pair
-  float* lse;           ///< stages x [queries]
-  float* delta;         ///< stages x [queries]
-  float* offset;        ///< general: stages x [queries]
-  Mbarrier* q_full;     ///< [stages]: Q and the values of its rows are there
-  Mbarrier* d_o_full;   ///< [stages]: dO and delta are there
-  Mbarrier* q_empty;    ///< [stages]: all consumers are done with them
-  Mbarrier* d_o_empty;  ///< [stages]
+  float* lse;           ///< q_stages x [queries]
+  float* delta;         ///< d_o_stages x [queries]
+  float* offset;        ///< general: q_stages x [queries]
+  Mbarrier* q_full;     ///< [q_stages]: Q and the values of its rows are there
+  Mbarrier* d_o_full;   ///< [d_o_stages]: dO and delta are there
+  Mbarrier* q_empty;    ///< [q_stages]: all consumers are done with them
+  Mbarrier* d_o_empty;  ///< [d_o_stages]
   Mbarrier* keys_full;
   Mbarrier* mask_full;
   Mbarrier* mask_empty;
@@ -48,19 +49,20 @@ struct Shared {
       : k(first),
         v(k + c.key_bytes()),
         q(v + c.key_bytes()),
-        d_o(q + c.stages * c.query_bytes()),
-        ds(d_o + c.stages * c.query_bytes()),
-        dq(reinterpret_cast<float*>(ds + c.ds_stages * c.ds_bytes())),
+        d_o(q + c.q_stages * c.query_bytes()),
+        ds(d_o + c.d_o_stages * c.query_bytes()),
+        p(ds + c.ds_stages * c.ds_bytes()),
+        dq(reinterpret_cast<float*>(c.wide() ? p + c.ds_stages * c.ds_bytes() : p)),
         mask(reinterpret_cast<std::byte*>(dq + c.consumer_warps * c.warp_dq_floats) + c.value_bytes()),
         kept(reinterpret_cast<std::uint32_t*>(mask + mask_bytes)),
         lse(dq + c.consumer_warps * c.warp_dq_floats),
-        delta(lse + c.stages * c.queries),
-        offset(delta + c.stages * c.queries),
-        q_full(reinterpret_cast<Mbarrier*>(lse + c.row_values() * c.stages * c.queries)),
-        d_o_full(q_full + c.stages),
-        q_empty(d_o_full + c.stages),
-        d_o_empty(q_empty + c.stages),
-        keys_full(d_o_empty + c.stages),
+        delta(lse + c.q_stages * c.queries),
+        offset(delta + c.q_stages * c.queries),
+        q_full(reinterpret_cast<Mbarrier*>(lse + c.row_values() * c.q_stages * c.queries)),
+        d_o_full(q_full + c.q_stages),
+        q_empty(d_o_full + c.d_o_stages),
+        d_o_empty(q_empty + c.q_stages),
+        keys_full(d_o_empty + c.d_o_stages),
         mask_full(keys_full + 1),
         mask_empty(mask_full + 1),
         kept_full(mask_empty + 1),
@@ -69,10 +71,12 @@ struct Shared {
 
   /// `drawing_warps` fill `kept`.
   __device__ void init_barriers(int drawing_warps) const {
-    for (int n = 0; n < c.stages; ++n) {
+    for (int n = 0; n < c.q_stages; ++n) {
       init_barrier(q_full + n, 1);
-      init_barrier(d_o_full + n, 1);
       init_barrier(q_empty + n, c.consumer_warps);
+    }
+    for (int n = 0; n < c.d_o_stages; ++n) {
+      init_barrier(d_o_full + n, 1);
       init_barrier(d_o_empty + n, c.consumer_warps);
     }
     init_barrier(keys_full, 1);

@@ -78,11 +78,11 @@ struct Walk {
   Entry entry;
   int head_kv;
   int first_key;  ///< in the entry
-  int key_count;  ///< that some query may see; the others of the 128 count as hidden
+  int key_count;  ///< that some query may see; the other keys of the CTA count as hidden
   int first_tile, end_tile;
   std::int64_t position;  ///< of the first key, as queries count
 
-  template <int queries>
+  template <Config c>
   __device__ static Walk of(const Sizes& sizes, const Turns& turns, unsigned index) {
     const Turn turn = turns.turn(index);
     const auto heads = static_cast<unsigned>(sizes.heads_kv);
@@ -90,37 +90,37 @@ struct Walk {
     auto tile = static_cast<int>(turn.tile);
     int b = static_cast<int>(turn.head / heads);
     if (sizes.packed) {
-      b = sequence_of(sizes.starts_k, Config::keys, tile);
-      tile -= static_cast<int>(sizes.starts_k.at(b)) / Config::keys + b;
+      b = sequence_of(sizes.starts_k, c.keys, tile);
+      tile -= static_cast<int>(sizes.starts_k.at(b)) / c.keys + b;
     }
     walk.entry = Entry::of(sizes, b);
     walk.head_kv = static_cast<int>(turn.head % heads);
-    walk.first_key = tile * Config::keys;
+    walk.first_key = tile * c.keys;
     // Rows before the first sequence are nobody's.
-    walk.key_count = tile < 0 ? 0 : max(0, min(Config::keys, walk.entry.length_k - walk.first_key));
+    walk.key_count = tile < 0 ? 0 : max(0, min(c.keys, walk.entry.length_k - walk.first_key));
     walk.position = std::int64_t{walk.first_key} - walk.entry.offset;
     const std::int64_t first = max(std::int64_t{0}, walk.position - sizes.right);
     const std::int64_t end =
         min(static_cast<std::int64_t>(walk.entry.length_q), walk.position + walk.key_count + sizes.left);
     const bool any = walk.key_count > 0 && first < end;
-    walk.first_tile = any ? static_cast<int>(first / queries) : 0;
-    walk.end_tile = any ? static_cast<int>((end + queries - 1) / queries) : 0;
+    walk.first_tile = any ? static_cast<int>(first / c.queries) : 0;
+    walk.end_tile = any ? static_cast<int>((end + c.queries - 1) / c.queries) : 0;
     return walk;
   }
 
   /// Keys of the tensor that the CTA writes: those past a key length are its own, those of another sequence
   /// not.
+  template <Config c>
   __device__ int written(const Sizes& sizes) const {
-    return sizes.packed ? key_count : min(Config::keys, sizes.length_k - first_key);
+    return sizes.packed ? key_count : min(c.keys, sizes.length_k - first_key);
   }
 
   /// How many CTAs with keys before these meet a tile of queries: those from the first on that its first
   /// query sees.
-  template <int queries>
+  template <Config c>
   __device__ std::uint32_t rank(const Sizes& sizes, int tile) const {
-    const std::int64_t lowest = std::int64_t{tile} * queries + entry.offset - sizes.left;
-    return static_cast<std::uint32_t>(
-        (first_key - max(std::int64_t{0}, lowest) / Config::keys * Config::keys) / Config::keys);
+    const std::int64_t lowest = std::int64_t{tile} * c.queries + entry.offset - sizes.left;
+    return static_cast<std::uint32_t>(first_key / c.keys - max(std::int64_t{0}, lowest) / c.keys);
   }
 };
 
@@ -129,13 +129,13 @@ struct Visible {
   int low, high;
   bool all;  ///< every query sees every key
 
-  template <int queries>
+  template <Config c>
   __device__ static Visible of(const Sizes& sizes, const Walk& walk, int tile) {
     constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
-    const std::int64_t at = std::int64_t{tile} * queries - walk.position;
+    const std::int64_t at = std::int64_t{tile} * c.queries - walk.position;
     const auto low = static_cast<int>(max(-far, min(far, at - sizes.left)));
     const auto high = static_cast<int>(max(-far, min(far, at + sizes.right + 1)));
-    return {low, high, low + queries - 1 <= 0 && high >= Config::keys && walk.key_count == Config::keys};
+    return {low, high, low + c.queries - 1 <= 0 && high >= c.keys && walk.key_count == c.keys};
   }
 };
 
