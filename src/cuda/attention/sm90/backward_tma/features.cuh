@@ -9,6 +9,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/ptx/tensor_copy.cuh"
+#include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/element.cuh"
 
 namespace tilewise::cuda::wgmma_tma {
@@ -60,34 +61,37 @@ __device__ void load_masks(const TileParams& params, const Shared<c>& shared, co
   });
 }
 
-/// By `warps` warps. A lane draws four keys of a query, a warp all keys of one query or two.
+/// By `warps` warps. A lane draws four keys of a query, a warp all keys of one query or two. What follows
+/// from the lane's number is computed where it is used: producers have few registers.
 template <Config c>
 __device__ void draw_kept(const TileParams& params, const Shared<c>& shared, const Walk& walk, int warp,
                           int warps) {
   constexpr int lanes = c.keys / 4;  // of a query
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  constexpr int at_once = 32 / lanes;
   const volatile Words& words = *shared.words;
-  const auto first_head = static_cast<std::uint32_t>(walk.entry.b * params.sizes.heads_q);
-  const auto four = static_cast<std::uint32_t>(walk.first_key / 4 + lane % lanes);
   for_each_tile(params.sizes, walk, [&](int head_q, int tile, int n) {
     const FewStages at(n, params.score.kept_stages);
     wait(shared.kept_empty + at.stage, at.parity ^ 1);
-    std::uint32_t* to = shared.kept + (at.stage * c.kept_words() + lane % lanes / 8) * c.queries;
+    std::uint32_t* to = shared.kept + at.stage * c.kept_words() * c.queries;
 #pragma unroll 1
-    for (int r = warp * (32 / lanes) + lane / lanes; r < c.queries; r += warps * (32 / lanes)) {
-      const auto drawn = philox({four, static_cast<std::uint32_t>(tile * c.queries + r),
-                                 first_head + static_cast<std::uint32_t>(head_q), words.stream},
-                                {words.key_low, words.key_high});
+    for (int r = warp * at_once; r < c.queries; r += warps * at_once) {
+      const auto counter = [&](int lane) -> std::array<std::uint32_t, 4> {
+        return {static_cast<std::uint32_t>(walk.first_key / 4 + lane % lanes),
+                static_cast<std::uint32_t>(tile * c.queries + r + lane / lanes),
+                static_cast<std::uint32_t>(walk.entry.b * params.sizes.heads_q + head_q), words.stream};
+      };
+      const auto drawn = philox(counter(lane_now()), {words.key_low, words.key_high});
       std::uint32_t bits = 0;
 #pragma unroll
       for (int key = 0; key < 4; ++key) bits |= (drawn[key] >= params.score.kept.threshold ? 1u : 0u) << key;
+      const int lane = lane_now();
       bits <<= lane % 8 * 4;
 #pragma unroll
       for (int other = 1; other < 8; other *= 2) bits |= __shfl_xor_sync(~0u, bits, other);
-      if (lane % 8 == 0) to[r] = bits;
+      if (lane % 8 == 0) to[lane % lanes / 8 * c.queries + r + lane / lanes] = bits;
     }
     __syncwarp();  // all lanes' words are there
-    if (lane == 0) arrive(shared.kept_full + at.stage);
+    if (lane_now() == 0) arrive(shared.kept_full + at.stage);
   });
 }
 

@@ -308,6 +308,7 @@ struct Consumer {
                                                                const Visible& visible, int head_q, int tile,
                                                                int stage, int n) const {
     const ScoreParams& score = params.score;
+    const LanePlace<c> place(warp, lane_now());  // what follows from it is not kept beside products
     std::uint32_t kept = ~0u;
     if (score.dropout) {
       const FewStages at(n, score.kept_stages);
@@ -345,6 +346,7 @@ struct Consumer {
                                                               const Scores& dp, const float* delta_smem,
                                                               std::uint32_t kept, int head_q,
                                                               int tile) const {
+    const LanePlace<c> place(warp, lane_now());
     const MaskGradient dmask(params.score.dmask, walk, head_q, tile * c.queries, place);
     if (params.score.dmask.data == nullptr) {
       differentiate_general<T, false, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
@@ -353,10 +355,21 @@ struct Consumer {
     }
   }
 
-  /// Where a tile is.
+  /// Where a tile is. One ring serves Q and dO where they have as many stages.
   struct At {
     Ring<c.q_stages> q;
-    Ring<c.d_o_stages> d_o;
+    Ring<c.d_o_stages> own_d_o;
+    __device__ const auto& d_o() const {
+      if constexpr (c.q_stages == c.d_o_stages) {
+        return q;
+      } else {
+        return own_d_o;
+      }
+    }
+    __device__ void advance() {
+      q.advance();
+      own_d_o.advance();
+    }
   };
 
   /// S of tile n, and what the tile's products read.
@@ -370,7 +383,7 @@ struct Consumer {
     Visible visible;
   };
   __device__ __forceinline__ Tile begin_tile(Scores& s, int tile, int n, const At& at) {
-    const int q = at.q.stage(), d_o = at.d_o.stage();
+    const int q = at.q.stage(), d_o = at.d_o().stage();
     const Tile of{.q = shared.q + q * c.query_bytes(),
                   .d_o = shared.d_o + d_o * c.query_bytes(),
                   .ds = shared.ds + n % c.ds_stages * c.ds_bytes(),
@@ -380,11 +393,11 @@ struct Consumer {
                   .visible = Visible::of<c>(params.sizes, walk, tile)};
     wait(shared.q_full + q, at.q.parity());
     if (params.sizes.packed) {
-      wait(shared.d_o_full + d_o, at.d_o.parity());
+      wait(shared.d_o_full + d_o, at.d_o().parity());
       clear_rows_past_end(of.q, of.d_o, tile);
     }
     start_scores(s, shared.k, of.q);
-    wait(shared.d_o_full + d_o, at.d_o.parity());
+    wait(shared.d_o_full + d_o, at.d_o().parity());
     return of;
   }
 
@@ -436,7 +449,7 @@ struct Consumer {
       commit_products();  // a group without products, so that both consumers count alike
     }
     wait_products<1>();  // dV
-    arrive_once(shared.d_o_empty + at.d_o.stage());
+    arrive_once(shared.d_o_empty + at.d_o().stage());
     start_sums(dk, ds, of.q, n > 0);
     wait_products<1>();  // dQ
     if (has_dq) {
@@ -480,7 +493,7 @@ struct Consumer {
     float dq[32];
     start_dq(dq, of.ds, 2 * group, 0);
     wait_products<1>();  // dV
-    arrive_once(shared.d_o_empty + at.d_o.stage());
+    arrive_once(shared.d_o_empty + at.d_o().stage());
     start_wide_sums(dk, of.ds, of.q, n > 0);
     wait_products<1>();  // dQ
     pin(dq);
@@ -504,8 +517,7 @@ struct Consumer {
       } else {
         run_tile(head_q, tile, n, at);
       }
-      at.q.advance();
-      at.d_o.advance();
+      at.advance();
     });
     pin(dk);
     pin(dv);
