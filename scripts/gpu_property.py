@@ -59,9 +59,7 @@ def property_test(suite: str, domain: Domain, count: int, seed: int, jobs: int, 
         command = ["bin/tilewise_property", "--cuda", *domain.arguments, f"--threads={threads}"]
         command += [f"--count={seeds[own_seed]}", f"--seed={own_seed}"]
         command += ["--no-self-test"] if own_seed != seed else []
-        status, output = run(
-            command, timeout, **SLEEPING, **({"TILEWISE_TRIAL": "1"} if domain.trial else {})
-        )
+        status, output = run(command, timeout, **SLEEPING, **trial)
         # Counted by its closing line. Without one it was stopped or crashed: one more has failed, the one it
         # was at, and what comes after that was not tried.
         found = re.search(r"^(\d+) passed, (\d+) failed$", output, re.MULTILINE)
