@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -125,8 +126,12 @@ def refusal(error: str, kernel: str) -> str:
 
 
 def kernels_on(device: torch.device) -> dict[str, str]:
-    """Every kernel, in order of choice: "usable" on the device for some type, or why not."""
+    """Every kernel, in order of choice: "usable" on the device for some type, or why not.
+
+    What is on trial takes part where the environment has TILEWISE_TRIAL=1.
+    """
     found: dict[str, str] = {}
+    trials = os.environ.get("TILEWISE_TRIAL", "0") not in ("", "0")
     # Some kernels leave small problems to others, or common head dims.
     for dtype, (rows, dim) in itertools.product(DTYPES.values(), ((512, 64), (16, 64), (512, 512))):
         x = torch.zeros(1, 8, rows, dim, dtype=dtype, device=device)
@@ -136,7 +141,8 @@ def kernels_on(device: torch.device) -> dict[str, str]:
             said = dict.fromkeys(tilewise.kernels(), str(error))
         for kernel, verdict in said.items():
             if found.get(kernel) != "usable":
-                usable = verdict == "chosen" or verdict.startswith("able")
+                on_trial = trials and verdict.startswith("cannot: trial: ")
+                usable = verdict == "chosen" or verdict.startswith("able") or on_trial
                 found[kernel] = "usable" if usable else verdict.removeprefix("cannot: ")
     return found
 
