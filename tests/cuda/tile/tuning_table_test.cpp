@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "tilewise/error.h"
+
 namespace tilewise::test::tuning_table_test {
 
 struct Config {
