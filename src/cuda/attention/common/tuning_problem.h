@@ -24,7 +24,7 @@ void describe_problem(const AttentionCall& call, Description<Text>& to) {
   if (call.packed()) to.size("tokens", call.total_q);
   to.number("dim", problem.dim_qk);
   to.number("dim_v", problem.dim_v);
-  to.word(call.deterministic ? "deterministic" : "");
+  to.word(problem.pass == Pass::backward && call.deterministic ? "deterministic" : "");
 }
 inline Device tuning_device(const AttentionCall& call) { return call.problem.device; }
 
