@@ -279,7 +279,7 @@ std::string trial_supports(const AttentionProblem& problem) {
 }
 std::size_t trial_workspace(const AttentionCall& call, const Context&) {
 #ifdef TILEWISE_HAS_WGMMA
-  return wgmma_tma::backward_workspace(call);
+  return simt::ordered_starts_bytes(call) + wgmma_tma::backward_workspace(call);
 #else
   static_cast<void>(call);
   return 0;
@@ -288,7 +288,9 @@ std::size_t trial_workspace(const AttentionCall& call, const Context&) {
 void trial_launch(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
-  wgmma_tma::backward(call, context);
+  Context rest = context;
+  const AttentionCall ordered = simt::with_ordered_starts(call, rest);
+  wgmma_tma::backward(ordered, rest);
 #else
   static_cast<void>(call);
   static_cast<void>(context);
