@@ -30,7 +30,6 @@ struct Candidates {
       {.row_tiles = 1, .columns = 128, .stages = 6, .pair = Pair::shares_b},
   };
 };
-constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
 
 struct Shape {
   std::int64_t m, n, k;
@@ -96,9 +95,7 @@ struct Sweep {
   }
 
   void time_all() const {
-    [&]<int... row>(std::integer_sequence<int, row...>) {
-      (time<row>(), ...);
-    }(std::make_integer_sequence<int, candidates>{});
+    for_each_row<Candidates>([&](auto row) { time<row>(); });
   }
 };
 

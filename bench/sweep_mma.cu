@@ -41,7 +41,6 @@ struct Candidates {
   };
 };
 static_assert(has_rows_of_table<PlainForward, Candidates>());
-constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
 
 struct Sweep {
   Memory q{elements * 2}, k{elements * 2}, v{elements * 2}, o{elements * 2}, truth{elements * 2};
@@ -94,9 +93,7 @@ struct Sweep {
                                    .lse = Tensor(lse.data, DType::f32, std::span(sizes).first(3), device)};
     const AttentionCall call = checked_forward(inputs, options, outputs, context);
     const double flops = 4.0 * static_cast<double>(elements * length) * (causal ? 0.5 : 1.0);
-    [&]<int... row>(std::integer_sequence<int, row...>) {
-      (time<row>(call, flops), ...);
-    }(std::make_integer_sequence<int, candidates>{});
+    for_each_row<Candidates>([&](auto row) { time<row>(call, flops); });
   }
 };
 

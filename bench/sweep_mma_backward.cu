@@ -280,7 +280,6 @@ struct Candidates {
   };
 };
 static_assert(has_rows_of_table<PlainBackward, Candidates>());
-constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
 
 struct Gradients {
   Memory dq{elements * 2}, dk{elements * 2}, dv{elements * 2};
@@ -363,9 +362,7 @@ struct Sweep {
     const double all_ms = median_ms([&] { attention_backward(inputs, options, gradients(got), context); });
     const AttentionCall call = checked_backward(inputs, options, gradients(got), context);
     const double flops = 10.0 * static_cast<double>(elements * length) * (causal ? 0.5 : 1.0);
-    [&]<int... row>(std::integer_sequence<int, row...>) {
-      (time<row>(call, context, flops, all_ms), ...);
-    }(std::make_integer_sequence<int, candidates>{});
+    for_each_row<Candidates>([&](auto row) { time<row>(call, context, flops, all_ms); });
   }
 };
 

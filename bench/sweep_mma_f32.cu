@@ -264,9 +264,7 @@ struct Sweep {
 
   template <typename Table, typename Candidates>
   void time_all(const AttentionCall& call, double flops) {
-    [&]<int... row>(std::integer_sequence<int, row...>) {
-      (time<Table, Candidates, row>(call, flops), ...);
-    }(std::make_integer_sequence<int, static_cast<int>(std::size(Candidates::rows))>{});
+    for_each_row<Candidates>([&](auto row) { time<Table, Candidates, row>(call, flops); });
   }
 
   void shape(std::int64_t dim, std::int64_t length, bool causal) {

@@ -70,7 +70,7 @@ struct Sweep {
     for (const Memory* memory : {&dq, &dk, &dv}) cudaMemset(memory->data, 0xFF, elements * 4);
     const BackwardSpace space = backward_space_of(call, workspace.data);
     const auto all = [&] {
-      run_suited_backward<Candidates>(call, space, row, multiprocessors, nullptr);
+      run_chosen_backward<Candidates>(call, space, row, multiprocessors, nullptr);
       simt::mend_peaks(call, space.peaks, {}, nullptr);
     };
     const double ms = median_ms(all);
@@ -106,9 +106,7 @@ struct Sweep {
     gradients.dv = tensor(dv);
     const AttentionCall call = checked_backward(inputs, options, gradients, context);
     const double flops = 10.0 * static_cast<double>(elements * length) * (causal ? 0.5 : 1.0);
-    [&]<int... row>(std::integer_sequence<int, row...>) {
-      (time<row>(call, flops), ...);
-    }(std::make_integer_sequence<int, static_cast<int>(std::size(Candidates::rows))>{});
+    for_each_row<Candidates>([&](auto row) { time<row>(call, flops); });
   }
 };
 

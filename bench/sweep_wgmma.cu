@@ -46,7 +46,6 @@ struct Candidates {
       ordered(paneled({.dim = 256, .dim_v = 256, .consumers = 2, .keys = 64, .stages = 2})),
   };
 };
-constexpr int candidates = static_cast<int>(std::size(Candidates::rows));
 
 /// Attention of one query, that of blockIdx, in f32; the largest differences of o and lse from those of the
 /// call go to differences[0] and [1].
@@ -97,14 +96,6 @@ int multiprocessors() {
   return count;
 }
 
-/// Calls `body` with each candidate's row as a constant.
-template <typename Body>
-void for_each_candidate(const Body& body) {
-  [&]<int... row>(std::integer_sequence<int, row...>) {
-    (body.template operator()<row>(), ...);
-  }(std::make_integer_sequence<int, candidates>{});
-}
-
 struct Sweep {
   using T = __nv_bfloat16;
   Memory q{elements * 2}, k{elements * 2}, v{elements * 2}, o{elements * 2}, truth{elements * 2};
@@ -151,7 +142,7 @@ struct Sweep {
     std::vector<ForwardConfig> configs;
     std::vector<float> differences;
     std::vector<std::function<void()>> calls;
-    for_each_candidate([&]<int row>() {
+    for_each_row<Candidates>([&](auto row) {
       if (Candidates::rows[row].dim != dim || Candidates::rows[row].dim_v != dim) return;
       configs.push_back(Candidates::rows[row]);
       differences.push_back(difference<row>(call));
@@ -230,7 +221,7 @@ struct Check {
                                    .lse = tensor(lse, DType::f32, {n.b, n.hq, n.sq})};
     const AttentionCall call = checked_forward(inputs, n.options, outputs, context);
     cudaMemset(counter.data, 0xFF, 64);
-    for_each_candidate([&]<int row>() { by_candidate<row>(call); });
+    for_each_row<Candidates>([&](auto row) { by_candidate<row>(call); });
   }
 
   template <int row>

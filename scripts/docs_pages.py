@@ -16,7 +16,7 @@ PAGES = ROOT / "build" / "docs"
 FROM_ROOT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 HEADERS = (
     *("attention", "masks", "gemm", "ffn", "norm", "rope", "layer", "plan", "tensor", "context", "explain"),
-    *("error", "dtype", "half", "activation"),
+    *("error", "dtype", "half", "activation", "tuning"),
 )
 PYTHON = {
     "attention": "attention scaled_dot_product_attention attention_varlen attention_decode "

@@ -3,6 +3,7 @@
 #include "arguments.h"
 #include "attention.h"
 #include "layer.h"
+#include "tuning.h"
 
 // Schemas and kernels. What else an operator of torch needs is written in Python: gradients, autocast and
 // vmap in tilewise/_ops.py, shapes without data in tilewise/_meta.py.
@@ -109,6 +110,10 @@ STABLE_TORCH_LIBRARY(tilewise, library) {
   library.def("cuda_code() -> str[]");
   library.def("simd_levels() -> str[]");
   library.def("version() -> str");
+  library.def("tuning_begin() -> ()");
+  library.def("tuning_end() -> str[]");
+  library.def("use_tuning(str contents) -> ()");
+  library.def("tuning_status() -> str[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tilewise, CPU, library) { implement(library); }
@@ -132,4 +137,8 @@ STABLE_TORCH_LIBRARY_IMPL(tilewise, CompositeExplicitAutograd, library) {
   library.impl("cuda_code", tilewise::torch_binding::cuda_code_op);
   library.impl("simd_levels", tilewise::torch_binding::simd_levels_op);
   library.impl("version", tilewise::torch_binding::version_op);
+  library.impl("tuning_begin", tilewise::torch_binding::tuning_begin_op);
+  library.impl("tuning_end", tilewise::torch_binding::tuning_end_op);
+  library.impl("use_tuning", tilewise::torch_binding::use_tuning_op);
+  library.impl("tuning_status", tilewise::torch_binding::tuning_status_op);
 }

@@ -32,8 +32,9 @@ struct FfnInputs {
 struct FfnOptions {
   Activation activation = Activation::gelu;
   /// Upper bound on the bytes of the intermediate results, rounded up to what one token takes (in backward:
-  /// 64 hidden features of all tokens); 0: as much as runs best. Results do not depend on it, but for the
-  /// rounding of sums over tokens in the gradients of weights.
+  /// 64 hidden features of all tokens); 0: as much as runs best. In forward on a GPU it also bounds the split
+  /// copies that products of f32 keep of their weights, down to those of 128 columns. Results do not depend
+  /// on it, but for the rounding of sums over tokens in the gradients of weights, and of split products.
   std::size_t max_intermediate_bytes = 0;
   Precision precision = Precision::standard;
   std::string_view kernel = "auto";

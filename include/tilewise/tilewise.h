@@ -15,4 +15,5 @@
 #include "tilewise/plan.h"
 #include "tilewise/rope.h"
 #include "tilewise/tensor.h"
+#include "tilewise/tuning.h"
 #include "tilewise/version.h"

@@ -54,6 +54,10 @@ triton_forward = torch.ops.tilewise.triton_forward.default
 triton_backward = torch.ops.tilewise.triton_backward.default
 simd_levels = torch.ops.tilewise.simd_levels.default
 version = torch.ops.tilewise.version.default
+tuning_begin = torch.ops.tilewise.tuning_begin.default
+tuning_end = torch.ops.tilewise.tuning_end.default
+use_tuning = torch.ops.tilewise.use_tuning.default
+tuning_status = torch.ops.tilewise.tuning_status.default
 
 # attention_forward's arguments. attention_backward and explain_attention have some of their own before them.
 _ARGUMENTS = attention_forward._schema.arguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import platform
 import shlex
@@ -36,6 +37,7 @@ from tilewise.bench import (
     summary,
     table,
     timing,
+    tune,
 )
 from tilewise.bench.implementations import Implementation
 from tilewise.bench.kinds import AnyProblem
@@ -47,6 +49,14 @@ LIMIT_MS = {"cpu": 300.0, "cuda": 100.0}
 DEFAULT_SHAPE = "hq=8 sq=1024 d=64"
 DEFAULT_CHECK = ("hq=4 hkv=2 sq=197 d=64", "hq=2 sq=128 sk=200 d=128", "hq=2 sq=150 d=40 mask=padding",
                  "hq=2 sq=300 d=64 window=32", "hq=1 sq=33 d=257", "hq=2 sq=256 d=32 blocks=0.5")  # fmt: skip
+# What `tune` times unless told: shapes of common models, then the products of a Llama layer.
+DEFAULT_TUNE = (
+    *("b=16 hq=16 sq=1024 d=64", "b=8 hq=16 sq=1024 d=128", "b=2 hq=32 hkv=8 sq=4096 d=128"),
+    *("b=16 hq=12 sq=197 d=64", "b=4 hq=16 hkv=4 sq=512 d=128", "b=4 hq=8 sq=2048 d=256"),
+)
+DEFAULT_TUNE_PRODUCTS = tuple(
+    f"op=gemm m={m} n={n} k={k}" for m in (512, 4096) for n, k in ((4096, 4096), (11008, 4096), (4096, 11008))
+)
 
 
 def default_out() -> Path:
@@ -125,6 +135,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--compile", action="store_true", help=compiled)
     command.add_argument("--no-report", action="store_true", help="leave the HTML report out")
     command.add_argument("--list", action="store_true", help="list suites and implementations, run nothing")
+
+    command = add("tune", _tune, "find the fastest configurations on this GPU, and use them from then on")
+    _problem_options(command, several=True)
+    _selection_options(command)
+    command.add_argument("--runs", type=int, default=timing.LEAST_RUNS, help="rounds on a GPU (%(default)s)")
+    where = "the file (TILEWISE_TUNING, or tilewise/tuning.json in the user's cache folder)"
+    command.add_argument("--out", type=Path, metavar="FILE", help=where)
+    command.add_argument("--fresh", action="store_true", help="forget what the file has")
 
     command = add("roofline", _roofline, "hold every row of records against the measured ceilings")
     _record_arguments(command)
@@ -223,6 +241,7 @@ def info(measured: bool = False) -> str:
     ]
     built = environment.cuda_build(_binding.cuda_code(), _binding.attention_kernels())
     lines += [f"{'cuda' if n == 0 else '':10}{line}" for n, line in enumerate(built)]
+    lines.append(f"tuning    {tune.status().text()}")
     devices = [torch.device("cpu")]
     for number in range(torch.cuda.device_count()):
         of = torch.cuda.get_device_properties(number)
@@ -365,6 +384,60 @@ def _list(device: torch.device) -> int:
         print(f"  {op:18}{', '.join(x.name for x in kinds.taking_part(op, device))}")
     print(f"  {implementations.missing(device)}")
     return 0
+
+
+def _tune(options: Any) -> int:
+    device = environment.choose_device(options.device)
+    if options.runs < timing.LEAST_RUNS:
+        raise BadInput(f"--runs: expected {timing.LEAST_RUNS} or more, got {options.runs}")
+    status = tune.status()
+    out = options.out or Path(status.path)
+    if not (options.out or status.path):
+        raise BadInput("--out: expected a file with it, since TILEWISE_TUNING turns tuning off")
+    files.check_writable("--out", out)
+    selection = _selection(options)
+    problems = [problem for name in options.suite for problem in suites.load(name, selection).problems]
+    shapes = options.shape or (() if options.suite else DEFAULT_TUNE)
+    if not options.suite:
+        selection = suites.Selection(
+            selection.dtypes or ("bf16", "f32"),
+            selection.passes or ("forward", "backward"),
+            selection.causal or (False, True),
+        )
+    problems += [problem for text in shapes for problem in suites.shape(text, selection)]
+    if shapes is DEFAULT_TUNE and "bf16" in selection.dtypes:
+        products = suites.Selection(("bf16",), ("forward",))
+        problems += [problem for text in DEFAULT_TUNE_PRODUCTS for problem in suites.shape(text, products)]
+    if options.fresh:
+        tune.use(status.contents | {"choices": []})
+    contents, asked = tune.status().contents, 0
+    for number, problem in enumerate(dict.fromkeys(problems), 1):
+        print(f"[{number}/{len(problems)}] {problem}", flush=True)
+        with measure.making(problem):
+            answers = tune.tune(problem, device, options.runs, 0.3)
+        for answer in answers:
+            asked += 1
+            _print_answer(answer)
+        if not answers:
+            print("    one configuration, nothing to choose")
+            continue
+        contents = tune.merged(contents, [answer.choice() for answer in answers])
+        with files.writing("--out", out):  # after each, so that an interrupted run keeps what it has
+            files.replace(out, json.dumps(contents, indent=1) + "\n")
+    if not asked:
+        print(f"no kernel that was chosen on {device.type} has several configurations; nothing was written")
+        return 0
+    print(f"\nwritten   {out}: {len(contents['choices'])} choices")
+    if out != Path(status.path):
+        print(f"to use it: TILEWISE_TUNING={out}")
+    return 0
+
+
+def _print_answer(answer: tune.Answer) -> None:
+    print(f"    {answer.question.table}: {answer.question.problem}")
+    for row, (text, time) in enumerate(zip(answer.question.rows, answer.times, strict=True)):
+        words = ["default"] * (row == answer.question.default) + ["taken"] * (row == answer.best)
+        print(f"    {1e3 * time.ms:10.1f} us  {text}{'  <- ' if words else ''}{', '.join(words)}", flush=True)
 
 
 def _roofline(options: Any) -> int:

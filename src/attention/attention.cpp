@@ -136,14 +136,14 @@ std::size_t attention_backward_workspace(const AttentionInputs& inputs, const At
 
 Explanation explain_attention_forward(const AttentionInputs& inputs, const AttentionOptions& options,
                                       const AttentionOutputs& outputs, const Context& context) {
-  return explain_kernels(attention_kernel_list(), checked_forward(inputs, options, outputs, context).problem,
-                         options.kernel);
+  return explain_kernels(attention_kernel_list(), checked_forward(inputs, options, outputs, context),
+                         options.kernel, context);
 }
 
 Explanation explain_attention_backward(const AttentionInputs& inputs, const AttentionOptions& options,
                                        const AttentionGradients& gradients, const Context& context) {
-  return explain_kernels(attention_kernel_list(),
-                         checked_backward(inputs, options, gradients, context).problem, options.kernel);
+  return explain_kernels(attention_kernel_list(), checked_backward(inputs, options, gradients, context),
+                         options.kernel, context);
 }
 
 std::vector<std::string_view> attention_kernels() { return kernel_names(attention_kernel_list()); }

@@ -1,6 +1,7 @@
 #include "core/kernel_list.h"
 
 #include "core/arena.h"
+#include "core/tuning.h"
 
 namespace tilewise {
 
@@ -27,6 +28,22 @@ Context with_aligned_workspace(const Context& context, std::size_t needed) {
     aligned.workspace = {static_cast<std::byte*>(context.workspace.data) + padding, needed - padding};
   }
   return aligned;
+}
+
+void reject_stale_plan() {
+  throw DeviceError("the plan was made before the tuning in use, which needs more workspace: plan again");
+}
+
+std::string measured_rows(std::string_view before, const std::function<void()>& ask) {
+  if (tuning_status().choices.empty()) return {};
+  std::string text;
+  for (const TuningQuestion& question : tuning_questions(ask)) {
+    if (question.taken_row == question.default_row) continue;
+    text.append(text.empty() ? before : "; ")
+        .append("tuned here: ")
+        .append(question.rows[question.taken_row]);
+  }
+  return text;
 }
 
 std::string to_string(const Explanation& explanation) {

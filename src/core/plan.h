@@ -47,7 +47,8 @@ struct PlannedCall {
   typename K::Call call;
   std::span<const K> kernels;
   const K* kernel;
-  bool automatic;               ///< whether the caller named no kernel
+  bool automatic;  ///< whether the caller named no kernel
+  Configuration configuration;
   std::size_t workspace_bytes;  ///< of the caller, at any address
   PlannedContext planned;
 
@@ -59,11 +60,15 @@ struct PlannedCall {
         kernels(list),
         kernel(&choose_kernel(list, call.problem, name)),
         automatic(name == "auto"),
-        workspace_bytes(workspace_for(*kernel, call, context)),
+        configuration(configure_kernel(*kernel, call, context)),
+        workspace_bytes(workspace_for(configuration)),
         planned(context) {}
 
   Explanation explain() const {
-    return explain_kernels(kernels, call.problem, automatic ? "auto" : kernel->name);
+    Context context{.device = planned.device, .parallel_for = serial_parallel_for()};
+    context.parallel_for.threads = planned.threads;
+    context.simd_level = planned.simd_level;
+    return explain_kernels(kernels, call, automatic ? "auto" : kernel->name, context);
   }
 
   /// Looks at the context and at what index tensors hold, and throws what is wrong. Nothing is written.
@@ -89,9 +94,9 @@ struct PlannedCall {
       log_launch(operation, to_string(call.problem), kernel->name);
     }
     if (has_aligned_workspace(context, workspace_bytes)) {
-      kernel->launch(call, context);
+      launch_kernel(*kernel, call, configuration, context);
     } else {
-      kernel->launch(call, with_aligned_workspace(context, workspace_bytes));
+      launch_kernel(*kernel, call, configuration, with_aligned_workspace(context, workspace_bytes));
     }
   }
 };

@@ -40,6 +40,19 @@ Matrix rows_matrix(std::byte* data, DType dtype, std::int64_t rows, std::int64_t
           .stride_row = std::max<std::int64_t>(columns, 1)};
 }
 
+Vector part_of(const Vector& vector, std::int64_t first) {
+  Vector part = vector;
+  if (part.data != nullptr) {
+    part.data += first * part.stride * static_cast<std::int64_t>(size_of(part.dtype));
+  }
+  return part;
+}
+
+// `count` columns from `first` on.
+Matrix columns_from(const Matrix& matrix, std::int64_t first, std::int64_t count) {
+  return matrix.transposed().rows_from(first, count).transposed();
+}
+
 struct Forward {
   std::int64_t chunk;  // tokens
   Matrix h;            // [chunk, F]
@@ -78,6 +91,46 @@ GemmCall down_product(const FfnCall& call, const Forward& plan, std::int64_t fir
                     .allow_tf32 = call.problem.allow_tf32});
 }
 
+// `count` columns of a product's result from `first` on.
+GemmCall columns_of(const GemmCall& call, std::int64_t first, std::int64_t count) {
+  const GemmProblem& problem = call.problem;
+  return gemm_call(problem.device, call.a, call.b.rows_from(first, count),
+                   columns_from(call.out, first, count),
+                   {.gate = problem.gated ? call.gate.rows_from(first, count) : Matrix(),
+                    .residual = problem.residual ? columns_from(call.residual, first, count) : Matrix(),
+                    .bias = part_of(call.bias, first),
+                    .gate_bias = part_of(call.gate_bias, first),
+                    .activation = problem.activation,
+                    .accumulate = problem.accumulate,
+                    .allow_tf32 = problem.allow_tf32});
+}
+
+/// The columns of a product that are made at once: as many as need no more workspace than the caller's bound.
+/// Kernels for f32 keep split copies of the weights there. Where fewer columns need as much, all are made.
+std::int64_t columns_at_once(const GemmCall& whole, std::size_t bound, const Products& products) {
+  constexpr std::int64_t least = 128;  // fewer are not worth a launch
+  const std::int64_t n = whole.problem.n;
+  if (bound == 0 || n <= least || whole.problem.device.type != Device::Type::cuda) return n;
+  const auto bytes = [&](std::int64_t count) { return products.workspace(columns_of(whole, 0, count)); };
+  const std::size_t all = bytes(n);
+  if (all <= bound || 2 * bytes(least) > all) return n;
+  std::int64_t count = n;
+  for (std::int64_t pieces = 2; count > least && bytes(count) > bound; pieces *= 2) {
+    count = std::max((n / pieces + least - 1) / least * least, least);
+  }
+  return count;
+}
+
+template <typename Product>
+void walk_columns(const GemmCall& whole, std::size_t bound, const Products& products,
+                  const Product& product) {
+  const std::int64_t n = whole.problem.n, count = columns_at_once(whole, bound, products);
+  if (count == n) return product(whole);
+  for (std::int64_t first = 0; first < n; first += count) {
+    product(columns_of(whole, first, std::min(count, n - first)));
+  }
+}
+
 // Calls product(GemmCall) and activate(ActivationPass) in the order of the pass, for tokens first up to
 // first + count.
 template <typename Product, typename Activate>
@@ -110,7 +163,10 @@ void forward(const FfnCall& call, const Context& context) {
   for (std::int64_t first = 0; first < call.problem.tokens; first += plan.chunk) {
     walk_tokens(
         call, plan, first, std::min(plan.chunk, call.problem.tokens - first),
-        [&](const GemmCall& product) { products.launch(product, arena.rounded()); },
+        [&](const GemmCall& whole) {
+          walk_columns(whole, call.max_intermediate_bytes, products,
+                       [&](const GemmCall& product) { products.launch(product, arena.rounded()); });
+        },
         [&](const ActivationPass& pass) {
           ffn_steps(call.problem.device.type)->activation_pass(pass, context);
         });
@@ -127,7 +183,10 @@ std::size_t forward_workspace(const FfnCall& call, const Context& context) {
   for (const std::int64_t count : {plan.chunk, last == 0 ? plan.chunk : last}) {
     walk_tokens(
         call, plan, 0, count,
-        [&](const GemmCall& product) { most = std::max(most, products.workspace(product)); },
+        [&](const GemmCall& whole) {
+          walk_columns(whole, call.max_intermediate_bytes, products,
+                       [&](const GemmCall& product) { most = std::max(most, products.workspace(product)); });
+        },
         [](const ActivationPass&) {});
   }
   arena.take<std::byte>(most);
@@ -159,19 +218,6 @@ Backward plan_backward(const FfnCall& call, Arena& arena) {
   auto* dx = reinterpret_cast<std::byte*>(arena.take<float>(sums ? problem.tokens * problem.embed : 0));
   plan.dx = sums ? rows_matrix(dx, DType::f32, problem.tokens, problem.embed) : call.dx;
   return plan;
-}
-
-Vector part_of(const Vector& vector, std::int64_t first) {
-  Vector part = vector;
-  if (part.data != nullptr) {
-    part.data += first * part.stride * static_cast<std::int64_t>(size_of(part.dtype));
-  }
-  return part;
-}
-
-// `count` columns from `first` on.
-Matrix columns_from(const Matrix& matrix, std::int64_t first, std::int64_t count) {
-  return matrix.transposed().rows_from(first, count).transposed();
 }
 
 // Calls product(GemmCall), activate(ActivationPass) and sum(Matrix, Vector) in the order of the pass, for

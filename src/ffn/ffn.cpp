@@ -41,8 +41,8 @@ std::size_t ffn_forward_workspace(const FfnInputs& inputs, const FfnOptions& opt
 
 Explanation explain_ffn_forward(const FfnInputs& inputs, const FfnOptions& options, const FfnOutputs& outputs,
                                 const Context& context) {
-  return explain_kernels(ffn_kernel_list(), checked_ffn_forward(inputs, options, outputs, context).problem,
-                         options.kernel);
+  return explain_kernels(ffn_kernel_list(), checked_ffn_forward(inputs, options, outputs, context),
+                         options.kernel, context);
 }
 
 FfnBackwardPlan plan_ffn_backward(const FfnInputs& inputs, const FfnOptions& options,
@@ -65,8 +65,8 @@ std::size_t ffn_backward_workspace(const FfnInputs& inputs, const FfnOptions& op
 
 Explanation explain_ffn_backward(const FfnInputs& inputs, const FfnOptions& options,
                                  const FfnGradients& gradients, const Context& context) {
-  return explain_kernels(ffn_kernel_list(), checked_ffn_backward(inputs, options, gradients, context).problem,
-                         options.kernel);
+  return explain_kernels(ffn_kernel_list(), checked_ffn_backward(inputs, options, gradients, context),
+                         options.kernel, context);
 }
 
 std::vector<std::string_view> ffn_kernels() { return kernel_names(ffn_kernel_list()); }

@@ -36,8 +36,8 @@ std::size_t gemm_workspace(const GemmInputs& inputs, const GemmOptions& options,
 
 Explanation explain_gemm(const GemmInputs& inputs, const GemmOptions& options, const GemmOutputs& outputs,
                          const Context& context) {
-  return explain_kernels(gemm_kernel_list(), checked_gemm(inputs, options, outputs, context).problem,
-                         options.kernel);
+  return explain_kernels(gemm_kernel_list(), checked_gemm(inputs, options, outputs, context), options.kernel,
+                         context);
 }
 
 std::vector<std::string_view> gemm_kernels() { return kernel_names(gemm_kernel_list()); }

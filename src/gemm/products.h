@@ -15,10 +15,11 @@ class Products {
   /// `used` bytes of the workspace are the operation's own.
   void launch(const GemmCall& call, std::size_t used) const {
     const GemmKernel& kernel = choose_kernel(gemm_kernel_list(), call.problem, "auto");
-    kernel.launch(call, rest_of_workspace(used));
+    launch_inner(kernel, call, rest_of_workspace(used));
   }
   std::size_t workspace(const GemmCall& call) const {
-    return choose_kernel(gemm_kernel_list(), call.problem, "auto").workspace(call, context_);
+    return configure_kernel(choose_kernel(gemm_kernel_list(), call.problem, "auto"), call, context_)
+        .workspace_bytes;
   }
   Context rest_of_workspace(std::size_t used) const {
     Context context = context_;

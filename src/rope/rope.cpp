@@ -39,8 +39,8 @@ std::size_t rope_workspace(const RopeInputs& inputs, const RopeOptions& options,
 
 Explanation explain_rope(const RopeInputs& inputs, const RopeOptions& options, const RopeOutputs& outputs,
                          const Context& context) {
-  return explain_kernels(rope_kernel_list(), checked_rope(inputs, options, outputs, context).problem,
-                         options.kernel);
+  return explain_kernels(rope_kernel_list(), checked_rope(inputs, options, outputs, context), options.kernel,
+                         context);
 }
 
 std::vector<std::string_view> rope_kernels() { return kernel_names(rope_kernel_list()); }

@@ -14,7 +14,9 @@ namespace {
 struct Problem {
   int size = 0;
 };
-struct Call {};
+struct Call {
+  Problem problem;
+};
 std::string to_string(const Problem& problem) { return "size " + std::to_string(problem.size); }
 
 using ListKernel = Kernel<Problem, Call>;
@@ -55,7 +57,8 @@ TEST(KernelList, PassesOverOneThatYieldsWhereAnotherCan) {
 }
 
 TEST(KernelList, ExplainsTheSameChoice) {
-  const Explanation explanation = explain_kernels(std::span<const ListKernel>(kernels), Problem{4}, "auto");
+  const Explanation explanation =
+      explain_kernels(std::span<const ListKernel>(kernels), Call{{4}}, "auto", {});
   ASSERT_EQ(explanation.entries.size(), 3u);
   EXPECT_EQ(explanation.entries[0].verdict, Explanation::Verdict::able);
   EXPECT_EQ(explanation.entries[0].reason, "leaves small ones");
@@ -86,7 +89,7 @@ class Trial : public testing::Test {
     return std::string(choose_kernel(list, Problem{size}, name).name);
   }
   static Explanation::Entry explained(int size, std::string_view name) {
-    return explain_kernels(list, Problem{size}, name).entries[0];
+    return explain_kernels(list, Call{{size}}, name, {}).entries[0];
   }
 };
 
@@ -110,9 +113,35 @@ TEST_F(Trial, IsNamedInExplanations) {
   EXPECT_EQ(explained(100, "auto").verdict, Explanation::Verdict::unable);
   EXPECT_EQ(explained(100, "auto").reason, alone);
   EXPECT_EQ(explained(100, "new").verdict, Explanation::Verdict::chosen);
-  EXPECT_EQ(to_string(explain_kernels(list, Problem{100}, "new")),
+  EXPECT_EQ(to_string(explain_kernels(list, Call{{100}}, "new", {})),
             "size 100\n  new: chosen, trial: large sizes\n  old: able\n");
   EXPECT_EQ(explained(99, "new").reason, "");
+}
+
+TEST(KernelList, GivesALaunchTheConfigurationOfItsPlan) {
+  static int launched;
+  launched = 0;
+  const ListKernel kernel = {.name = "configured",
+                             .supports = [](const Problem&) -> std::string { return ""; },
+                             .configure = [](const Call& call, const Context&) -> Configuration {
+                               return {.workspace_bytes = 100, .row = call.problem.size};
+                             },
+                             .launch_configured = [](const Call&, const Configuration& configuration,
+                                                     const Context&) { launched += configuration.row; }};
+  const Configuration configuration = configure_kernel(kernel, Call{{3}}, {});
+  EXPECT_EQ(configuration.row, 3);
+  EXPECT_EQ(workspace_for(configuration), 163u);
+  launch_kernel(kernel, Call{{0}}, configuration, {});
+  EXPECT_EQ(launched, 3);
+  // A kernel inside of another must find its workspace as it was asked for.
+  std::array<std::byte, 100> memory{};
+  launch_inner(kernel, Call{{4}}, {.workspace = {memory.data(), 100}});
+  EXPECT_EQ(launched, 7);
+  EXPECT_THROW(launch_inner(kernel, Call{{4}}, {.workspace = {memory.data(), 99}}), DeviceError);
+  EXPECT_EQ(launched, 7);
+  // One without configurations.
+  EXPECT_EQ(workspace_for(configure_kernel(kernels[0], Call{{4}}, {})), 0u);
+  launch_inner(kernels[0], Call{{4}}, {});
 }
 
 TEST(KernelList, SaysWhyNoneCan) {

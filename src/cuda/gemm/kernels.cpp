@@ -103,13 +103,24 @@ std::string supports_simt(const GemmProblem& problem) {
 
 std::size_t no_workspace(const GemmCall&, const Context&) { return 0; }
 
-void launch_wgmma(const GemmCall& call, const Context& context) {
+Configuration configure_wgmma(const GemmCall& call, const Context& context) {
+  if (call.problem.m == 0 || call.problem.n == 0) return {};
+#ifdef TILEWISE_HAS_WGMMA
+  return {.row = gemm::wgmma_row(call, context)};
+#else
+  static_cast<void>(context);
+  return {};
+#endif
+}
+
+void launch_wgmma(const GemmCall& call, const Configuration& configuration, const Context& context) {
   if (call.problem.m == 0 || call.problem.n == 0) return;
 #ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
-  call.problem.dtype == DType::f16 ? gemm::wgmma_of<__half>(call, context)
-                                   : gemm::wgmma_of<__nv_bfloat16>(call, context);
+  call.problem.dtype == DType::f16 ? gemm::wgmma_of<__half>(call, configuration.row, context)
+                                   : gemm::wgmma_of<__nv_bfloat16>(call, configuration.row, context);
 #else
+  static_cast<void>(configuration);
   static_cast<void>(context);
 #endif
 }
@@ -172,8 +183,10 @@ constinit const GemmKernel few_rows_gemm = {.name = "few_rows",
                                             .workspace = few_workspace,
                                             .launch = launch_few_rows,
                                             .yields = few_rows_yields};
-constinit const GemmKernel wgmma_gemm = {
-    .name = "wgmma", .supports = supports_wgmma, .workspace = no_workspace, .launch = launch_wgmma};
+constinit const GemmKernel wgmma_gemm = {.name = "wgmma",
+                                         .supports = supports_wgmma,
+                                         .configure = configure_wgmma,
+                                         .launch_configured = launch_wgmma};
 constinit const GemmKernel split_gemm = {
     .name = "split", .supports = supports_split, .workspace = split_workspace, .launch = launch_split};
 constinit const GemmKernel mma_gemm = {

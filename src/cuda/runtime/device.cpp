@@ -60,6 +60,15 @@ void assume_device(int index, const DeviceProperties& properties) {
   std::call_once(known.once, [&] { known.properties = properties; });
 }
 
+std::string device_text(int index) {
+  cudaDeviceProp device{};
+  check_cuda(cudaGetDeviceProperties(&device, index), "reading a CUDA device's name");
+  const DeviceProperties& properties = device_properties(index);
+  return std::string(device.name) + ", " + std::to_string(properties.multiprocessors) + " SMs, " +
+         std::to_string(properties.compute_capability / 10) + "." +
+         std::to_string(properties.compute_capability % 10);
+}
+
 std::string unsuited_device(Device device) {
   if (device.type != Device::Type::cuda) return "runs on CUDA devices alone";
   try {

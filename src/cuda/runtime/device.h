@@ -18,6 +18,9 @@ struct DeviceProperties {
 /// Throws DeviceError when there is no such device or no driver.
 const DeviceProperties& device_properties(int index);
 
+/// The device as tuning files name it: "NVIDIA H200, 132 SMs, 9.0".
+std::string device_text(int index);
+
 /// Empty where kernels of this build run on the device, else why none does. A device that cannot be asked is
 /// left to the launch, which throws and says why.
 std::string unsuited_device(Device device);

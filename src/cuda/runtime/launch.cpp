@@ -3,7 +3,6 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
-#include <array>
 #include <atomic>
 #include <mutex>
 #include <string>
@@ -27,31 +26,25 @@ PFN_cuLaunchKernelEx_v11060 driver_launch() {
   return function;
 }
 
-// A kernel as the driver has it, or null. Asking makes the device's context current in the thread, and a
-// thread remembers what it was told.
-CUfunction function_of(const void* kernel, int device) {
-  struct Told {
-    const void* kernel = nullptr;
-    int device = 0;
-    cudaFunction_t function = nullptr;
-  };
-  thread_local std::array<Told, 256> told{};
-  const auto address = reinterpret_cast<std::uintptr_t>(kernel);
-  Told& place = told[((address >> 4) ^ (address >> 12)) % told.size()];
-  if (place.kernel != kernel || place.device != device) {
-    place = {kernel, device, nullptr};
-    if (cudaGetFuncBySymbol(&place.function, kernel) != cudaSuccess) {
+// A kernel as the driver has it, or null. It is the same in all threads. In a thread without a context the
+// driver refuses it; the runtime then launches the kernel and makes the device's context current.
+CUfunction function_of(const void* kernel, KnownKernel& known, int device) {
+  std::atomic<cudaFunction_t>& place = known.function[device % KnownKernel::devices];
+  cudaFunction_t function = place.load(std::memory_order_acquire);
+  if (function == nullptr) {
+    if (cudaGetFuncBySymbol(&function, kernel) != cudaSuccess) {
       cudaGetLastError();  // the launch itself will say what is wrong
-      place = {};
+      return nullptr;
     }
+    place.store(function, std::memory_order_release);
   }
-  return place.function;
+  return function;
 }
 
 // Threads that raise the limit of a kernel to different sizes take turns: it never falls.
-void raise_limit(const void* kernel, SharedLimits& limits, int device, const Launch& how) {
+void raise_limit(const void* kernel, KnownKernel& known, int device, const Launch& how) {
   static std::mutex turns;
-  const std::atomic_ref<std::size_t> limit(limits.bytes[device % 64]);
+  std::atomic<std::size_t>& limit = known.shared_limit[device % KnownKernel::devices];
   if (limit.load() >= how.shared_bytes) return;
   const std::lock_guard turn(turns);
   if (limit.load() >= how.shared_bytes) return;
@@ -86,15 +79,15 @@ bool launch_by_driver(CUfunction function, const Launch& how, const void** argum
 
 }  // namespace
 
-void launch_untyped(const void* kernel, SharedLimits& limits, const Launch& how, const void** arguments) {
+void launch_untyped(const void* kernel, KnownKernel& known, const Launch& how, const void** arguments) {
   if (how.blocks == 0) return;
   if (how.blocks > 0x7fffffff) throw DeviceError(std::string(how.name) + ": more than 2^31 - 1 blocks");
   Range range(how.name);
   int device = 0;
   check_cuda(cudaGetDevice(&device), how.name);
   constexpr std::size_t shared_without_asking = 48 * 1024;
-  if (how.shared_bytes > shared_without_asking) raise_limit(kernel, limits, device, how);
-  const CUfunction function = driver_launch() == nullptr ? nullptr : function_of(kernel, device);
+  if (how.shared_bytes > shared_without_asking) raise_limit(kernel, known, device, how);
+  const CUfunction function = driver_launch() == nullptr ? nullptr : function_of(kernel, known, device);
   if (function != nullptr && launch_by_driver(function, how, arguments)) return;
   // What the driver refuses the runtime refuses too, and says why.
   cudaLaunchAttribute early{};

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -24,16 +25,19 @@ struct Launch {
   bool beside = false;  ///< wants blocks of other kernels to find shared memory beside its own
 };
 
-/// What a kernel's limit of shared memory was raised to, by device.
-struct SharedLimits {
-  std::size_t bytes[64];
+/// What is known of a kernel, by device: what its limit of shared memory was raised to, and the driver's
+/// handle.
+struct KnownKernel {
+  static constexpr int devices = 64;
+  std::atomic<std::size_t> shared_limit[devices];
+  std::atomic<cudaFunction_t> function[devices];
 };
 
 /// launch() without the types, which every file that launches would compile again. An address an argument.
-void launch_untyped(const void* kernel, SharedLimits& limits, const Launch& how, const void** arguments);
+void launch_untyped(const void* kernel, KnownKernel& known, const Launch& how, const void** arguments);
 
 template <typename... Parameters>
-void launch_typed(void (*kernel)(Parameters...), SharedLimits& limits, const Launch& how,
+void launch_typed(void (*kernel)(Parameters...), KnownKernel& known, const Launch& how,
                   const std::type_identity_t<Parameters>&... arguments) {
 #ifdef TILEWISE_EMULATOR
   if (how.blocks == 0) return;
@@ -46,7 +50,7 @@ void launch_typed(void (*kernel)(Parameters...), SharedLimits& limits, const Lau
   return;
 #endif
   const void* addresses[] = {&arguments..., nullptr};
-  launch_untyped(reinterpret_cast<const void*>(kernel), limits, how, addresses);
+  launch_untyped(reinterpret_cast<const void*>(kernel), known, how, addresses);
 }
 
 /// The one way to launch: raises the limit of shared memory where needed (for a kernel and device), marks a
@@ -56,8 +60,8 @@ void launch(const Launch& how, const Arguments&... arguments) {
 #ifdef TILEWISE_EMULATOR
   if (false) kernel(arguments...);  // GCC 12 compiles no template that is only named
 #endif
-  static SharedLimits limits = {};
-  launch_typed(kernel, limits, how, arguments...);
+  static constinit KnownKernel known = {};
+  launch_typed(kernel, known, how, arguments...);
 }
 
 }  // namespace tilewise::cuda

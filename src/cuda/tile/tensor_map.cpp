@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <limits>
 #include <string>
 
@@ -69,19 +70,29 @@ CUtensorMap encode(const Mapped& of) {
   return map;
 }
 
-// The driver takes longer to make a map than it takes to find one that this thread made of the same before:
-// layers of a network, and calls of a loop, have their tensors in the same places.
-const CUtensorMap& encoded(const Mapped& of) {
-  constexpr std::size_t most = 64;
+// The driver takes longer to make a map than it takes to find one that was made of the same before: layers of
+// a network, and calls of a loop, have their tensors in the same places. A map says nothing of a thread, so
+// all threads share those that are kept. Who finds a place in use by another thread makes a map of its own.
+CUtensorMap encoded(const Mapped& of) {
   struct Kept {
+    std::atomic_flag in_use;
     Mapped of;
     CUtensorMap map;
   };
-  thread_local std::array<Kept, most> kept{};
+  static std::array<Kept, 256> kept{};
   const auto address = reinterpret_cast<std::uintptr_t>(of.data);
-  Kept& place = kept[((address >> 8) ^ (address >> 15) ^ of.box[1]) % most];
-  if (place.of != of) place = {of, encode(of)};
-  return place.map;
+  Kept& place = kept[((address >> 8) ^ (address >> 15) ^ of.box[1]) % kept.size()];
+  if (place.in_use.test_and_set(std::memory_order_acquire)) return encode(of);
+  const bool found = place.of == of;
+  CUtensorMap map = place.map;
+  place.in_use.clear(std::memory_order_release);
+  if (found) return map;
+  map = encode(of);
+  if (place.in_use.test_and_set(std::memory_order_acquire)) return map;
+  place.of = of;
+  place.map = map;
+  place.in_use.clear(std::memory_order_release);
+  return map;
 }
 
 }  // namespace

@@ -23,6 +23,15 @@ class CudaFfn : public CudaLayerTest {
     return explanation.entries.front().verdict == Explanation::Verdict::chosen;
   }
 
+  static std::size_t workspace_of(const Problem& p) {
+    FfnInputs in = p.inputs();
+    FfnOutputs out = p.outputs();
+    std::vector<Tensor*> tensors = tensors_of(in);
+    tensors.push_back(&out.out);
+    for (Tensor* tensor : tensors) tensor->device = first_device;
+    return ffn_forward_workspace(in, p.options, out, cuda_context());
+  }
+
   /// A network whose rows begin at multiples of 16 bytes, packed or not.
   static Problem aligned_problem(Random& random, Sizes n, DType dtype, Activation activation, bool gated) {
     Problem p;
@@ -166,6 +175,26 @@ TEST_F(CudaFfn, ABoundOnMemoryChangesNothing) {
     p.options.max_intermediate_bytes = 20000;
     check_forward(p, cuda_context());
     check_backward(p, cuda_context());
+  }
+}
+
+// Products of f32 on Hopper keep split copies of their weights.
+TEST_F(CudaFfn, ABoundOnMemoryCutsSplitWeights) {
+  if (!has_few_rows()) GTEST_SKIP() << "no Hopper GPU";
+  std::uint64_t seed = 4250;
+  for (const bool gated : {false, true}) {
+    for (const std::int64_t hidden : {1024, 1100}) {  // pieces that are all alike, and a rest
+      SeededRandom random(++seed);
+      const std::int64_t tokens = 136;
+      Problem p = aligned_problem(random, {tokens, 64, hidden, 640}, DType::f32, Activation::silu, gated);
+      const std::size_t unbounded = workspace_of(p);
+      const auto h_bytes = static_cast<std::size_t>(tokens * hidden * 4);
+      p.options.max_intermediate_bytes = 3 * h_bytes;
+      const std::size_t bounded = workspace_of(p);
+      EXPECT_LT(bounded, unbounded);
+      EXPECT_LE(bounded, h_bytes + p.options.max_intermediate_bytes + 256);
+      check_forward(p, cuda_context());
+    }
   }
 }
 

@@ -73,22 +73,26 @@ std::string supports(const AttentionProblem& problem) {
   return {};
 }
 
-std::size_t workspace(const AttentionCall& call, const Context& context) {
+Configuration configure(const AttentionCall& call, const Context& context) {
   const bool f32 = call.problem.dtype == DType::f32;
   if (call.problem.pass == Pass::forward) {
-    return f32 ? mma_f32::forward_workspace(call) : mma::forward_workspace(call, context);
+    return (f32 ? mma_f32::configure_forward : mma::configure_forward)(call, context);
   }
-  return simt::ordered_starts_bytes(call) +
-         (f32 ? mma_f32::backward_workspace(call) : mma::backward_workspace(call, context));
+  Configuration found = (f32 ? mma_f32::configure_backward : mma::configure_backward)(call, context);
+  found.workspace_bytes += simt::ordered_starts_bytes(call);
+  return found;
 }
 
-void launch_on_device(const AttentionCall& call, const Context& context) {
+void launch_on_device(const AttentionCall& call, const Configuration& configuration, const Context& context) {
   const DeviceGuard guard(context.device.index);
   const bool f32 = call.problem.dtype == DType::f32;
-  if (call.problem.pass == Pass::forward) return (f32 ? mma_f32::forward : mma::forward)(call, context);
+  if (call.problem.pass == Pass::forward) {
+    return f32 ? mma_f32::forward(call, configuration.row, context)
+               : mma::forward(call, configuration, context);
+  }
   Context rest = context;
   const AttentionCall ordered = simt::with_ordered_starts(call, rest);
-  (f32 ? mma_f32::backward : mma::backward)(ordered, rest);
+  (f32 ? mma_f32::backward : mma::backward)(ordered, configuration.row, rest);
 }
 
 // Backward has three kernels, of which each takes its microseconds: docs/mma.md has from where on that pays.
@@ -106,8 +110,8 @@ std::string yields(const AttentionProblem& problem) {
 
 constinit const AttentionKernel mma_attention = {.name = "mma",
                                                  .supports = supports,
-                                                 .workspace = workspace,
-                                                 .launch = launch_on_device,
-                                                 .yields = yields};
+                                                 .yields = yields,
+                                                 .configure = configure,
+                                                 .launch_configured = launch_on_device};
 
 }  // namespace tilewise::cuda

@@ -167,38 +167,46 @@ std::string supports(const AttentionProblem& problem) {
 }
 
 // A word for the tile counter, where some tiles take longer than others, and the partial results of splits.
-std::size_t workspace(const AttentionCall& call, const Context& context) {
+Configuration configure(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   if (call.problem.pass == Pass::backward) {
-    return simt::ordered_starts_bytes(call) + wgmma_backward::backward_workspace(call, context);
+    return {.workspace_bytes =
+                simt::ordered_starts_bytes(call) + wgmma_backward::backward_workspace(call, context)};
   }
-  if (call.problem.dtype == DType::f32) return wgmma_f32::forward_workspace(call);
+  if (call.problem.dtype == DType::f32) return wgmma_f32::configure_forward(call);
 #endif
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const wgmma::Choice choice = wgmma::choose(call, multiprocessors);
-  if (choice.decode.splits > 0) return wgmma::SplitSpace::of(call, choice.decode).bytes();
+  if (choice.decode.splits > 0) {
+    return {.workspace_bytes = wgmma::SplitSpace::of(call, choice.decode).bytes(),
+            .row = choice.row,
+            .heads_log2 = choice.decode.heads_log2,
+            .splits = choice.decode.splits};
+  }
   const wgmma::ForwardConfig& c = wgmma::listed(call)    ? wgmma::BlockForward::rows[choice.row]
                                   : wgmma::masked(call)  ? wgmma::MaskedForward::rows[choice.row]
                                   : wgmma::general(call) ? wgmma::GeneralForward::rows[choice.row]
                                                          : wgmma::Forward::rows[choice.row];
-  return wgmma::schedule_of(call, c, multiprocessors).counted() ? sizeof(std::uint64_t) : 0;
+  const bool counted = wgmma::schedule_of(call, c, multiprocessors).counted();
+  return {.workspace_bytes = counted ? sizeof(std::uint64_t) : 0, .row = choice.row};
 }
 
 #ifdef TILEWISE_HAS_WGMMA
 template <typename T>
-void launch_as(const AttentionCall& call, const Context& context) {
-  const wgmma::Choice choice = wgmma::choose(call, device_properties(context.device.index).multiprocessors);
-  const auto launch = choice.decode.splits > 0 ? nullptr
-                      : wgmma::listed(call)    ? wgmma::block_forward_of<T>
-                      : wgmma::masked(call)    ? wgmma::masked_forward_of<T>
-                      : wgmma::general(call)   ? wgmma::general_forward_of<T>
-                                               : wgmma::forward_of<T>;
-  launch == nullptr ? wgmma::decode_forward_of<T>(call, context, choice.row, choice.decode)
-                    : launch(call, context, choice.row);
+void launch_as(const AttentionCall& call, const Configuration& configuration, const Context& context) {
+  const int row = configuration.row;
+  if (configuration.splits > 0) {
+    const wgmma::DecodePlan decode{configuration.heads_log2, configuration.splits};
+    return wgmma::decode_forward_of<T>(call, context, row, decode);
+  }
+  if (wgmma::listed(call)) return wgmma::block_forward_of<T>(call, context, row);
+  if (wgmma::masked(call)) return wgmma::masked_forward_of<T>(call, context, row);
+  wgmma::general(call) ? wgmma::general_forward_of<T>(call, context, row)
+                       : wgmma::forward_of<T>(call, context, row);
 }
 #endif
 
-void launch_on_device(const AttentionCall& call, const Context& context) {
+void launch_on_device(const AttentionCall& call, const Configuration& configuration, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
   if (call.problem.pass == Pass::backward) {
@@ -206,11 +214,12 @@ void launch_on_device(const AttentionCall& call, const Context& context) {
     const AttentionCall ordered = simt::with_ordered_starts(call, rest);
     return wgmma_backward::backward(ordered, rest);
   }
-  if (call.problem.dtype == DType::f32) return wgmma_f32::forward(call, context);
-  call.problem.dtype == DType::f16 ? launch_as<__half>(call, context)
-                                   : launch_as<__nv_bfloat16>(call, context);
+  if (call.problem.dtype == DType::f32) return wgmma_f32::forward(call, configuration.row, context);
+  call.problem.dtype == DType::f16 ? launch_as<__half>(call, configuration, context)
+                                   : launch_as<__nv_bfloat16>(call, configuration, context);
 #else
   static_cast<void>(call);
+  static_cast<void>(configuration);
   static_cast<void>(context);
 #endif
 }
@@ -300,9 +309,9 @@ constinit const AttentionKernel wgmma_tma_attention = {.name = "wgmma_tma",
 
 constinit const AttentionKernel wgmma_attention = {.name = "wgmma",
                                                    .supports = supports,
-                                                   .workspace = workspace,
-                                                   .launch = launch_on_device,
                                                    .yields = yields,
-                                                   .trial = trial};
+                                                   .trial = trial,
+                                                   .configure = configure,
+                                                   .launch_configured = launch_on_device};
 
 }  // namespace tilewise::cuda

@@ -30,8 +30,10 @@ const AttentionKernel& forward_kernel(const widened::Copies& copies) {
 
 std::size_t workspace(const AttentionCall& call, const Context& context) {
   const widened::Copies copies(call, nullptr);
-  const std::size_t forward = forward_kernel(copies).workspace(copies.forward, context);
-  const std::size_t backward = is_backward(call) ? mma_attention.workspace(copies.backward, context) : 0;
+  const std::size_t forward =
+      configure_kernel(forward_kernel(copies), copies.forward, context).workspace_bytes;
+  const std::size_t backward =
+      is_backward(call) ? configure_kernel(mma_attention, copies.backward, context).workspace_bytes : 0;
   return copies.bytes + std::max(forward, backward);
 }
 
@@ -42,8 +44,8 @@ void launch(const AttentionCall& call, const Context& context) {
   rest.workspace.data = static_cast<std::byte*>(context.workspace.data) + copies.bytes;
   rest.workspace.bytes -= copies.bytes;
   widened::widen_inputs(call, copies, context);
-  forward_kernel(copies).launch(copies.forward, rest);
-  if (is_backward(call)) mma_attention.launch(copies.backward, rest);
+  launch_inner(forward_kernel(copies), copies.forward, rest);
+  if (is_backward(call)) launch_inner(mma_attention, copies.backward, rest);
   widened::round_results(call, copies, context);
 }
 

@@ -7,8 +7,10 @@ namespace tilewise::cuda::gemm {
 
 // The kernels of a storage type, each compiled in a file of its own.
 
+/// By a row of the table for the call's layout, which wgmma_row() chooses.
 template <typename T>
-void wgmma_of(const GemmCall& call, const Context& context);
+void wgmma_of(const GemmCall& call, int row, const Context& context);
+int wgmma_row(const GemmCall& call, const Context& context);
 
 /// For few rows.
 template <typename T>

@@ -45,6 +45,22 @@ struct BackwardConfig {
                                     (dscores_stages() + weights_stages()) * pair_bytes() + fact_bytes +
                                     (general ? more : 0));
   }
+  template <typename To>
+  constexpr void describe(To& to) const {
+    to.number("dim", dim);
+    to.number("warps", warps);
+    to.number("queries", queries);
+    to.number("keys", keys);
+    to.number("key_warps", key_warps);
+    to.number("queries_at_once", queries_at_once);
+    to.number("dim_warps", dim_warps);
+    to.number("dq_dim_warps", dq_dim_warps);
+    to.number("stages", stages);
+    to.number("blocks", blocks);
+    to.word(weights_stay ? "weights_stay" : "");
+    to.word(pairs_ahead ? "pairs_ahead" : "");
+    to.word(matrix_stores ? "matrix_stores" : "");
+  }
   friend constexpr bool operator==(const BackwardConfig&, const BackwardConfig&) = default;
 };
 

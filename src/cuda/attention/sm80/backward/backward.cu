@@ -21,8 +21,9 @@ std::size_t least_shared_bytes(const AttentionProblem& problem) {
 
 }  // namespace
 
-std::size_t backward_workspace(const AttentionCall& call, const Context& context) {
-  return backward_space(call, context).bytes;
+Configuration configure_backward(const AttentionCall& call, const Context& context) {
+  const int row = backward_row(call, device_properties(context.device.index));
+  return {.workspace_bytes = backward_space(call, row, context).bytes, .row = row};
 }
 
 std::size_t backward_shared_bytes(const AttentionProblem& problem) {
@@ -30,12 +31,12 @@ std::size_t backward_shared_bytes(const AttentionProblem& problem) {
                                    : least_shared_bytes<PlainBackward>(problem);
 }
 
-void backward(const AttentionCall& call, const Context& context) {
-  const BackwardSpace space = backward_space(call, context);
+void backward(const AttentionCall& call, int row, const Context& context) {
+  const BackwardSpace space = backward_space(call, row, context);
   prepare_backward(call, space, context);
   const auto of_type = [&]<typename T>(const T*) {
-    general_backward(call) ? general_backward_of<T>(call, space, context)
-                           : plain_backward_of<T>(call, space, context);
+    general_backward(call) ? general_backward_of<T>(call, space, context, row)
+                           : plain_backward_of<T>(call, space, context, row);
   };
   call.problem.dtype == DType::f16 ? of_type(static_cast<const __half*>(nullptr))
                                    : of_type(static_cast<const __nv_bfloat16*>(nullptr));

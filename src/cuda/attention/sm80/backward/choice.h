@@ -1,10 +1,10 @@
 #pragma once
 
-#include <iterator>
-
 #include "cuda/attention/common/backward/shares.h"
+#include "cuda/attention/common/tuning_problem.h"
 #include "cuda/attention/sm80/backward/tuning.h"
 #include "cuda/runtime/device.h"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::mma {
 
@@ -15,22 +15,25 @@ namespace tilewise::cuda::mma {
 template <typename Table>
 int choose_backward_row(const AttentionCall& call, const DeviceProperties& device) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
-  constexpr int rows = static_cast<int>(std::size(Table::rows));
-  for (int row = 0; row < rows; ++row) {
-    const BackwardConfig& c = Table::rows[row];
-    if (c.dim >= dim && c.shared_bytes(Table::general) <= device.shared_bytes) return row;
-  }
-  throw DeviceError("tilewise mma backward: too little shared memory for its tiles");
+  const auto fits = [&](const BackwardConfig& c) {
+    return c.dim >= dim && c.shared_bytes(Table::general) <= device.shared_bytes;
+  };
+  const int first = first_row<Table>(fits);
+  if (first < 0) throw DeviceError("tilewise mma backward: too little shared memory for its tiles");
+  return tuned_row<Table>(
+      call, [&](const BackwardConfig& c) { return c.dim == Table::rows[first].dim && fits(c); }, first);
 }
 
-/// The workspace of a call.
-inline BackwardSpace backward_space(const AttentionCall& call, const Context& context) {
-  const DeviceProperties& device = device_properties(context.device.index);
-  const auto shares = [&]<typename Table>(const Table&) {
-    return shares_of(call, Table::rows[choose_backward_row<Table>(call, device)], device.multiprocessors);
-  };
-  return {call, context.workspace.data,
-          general_backward(call) ? shares(GeneralBackward{}) : shares(PlainBackward{})};
+inline int backward_row(const AttentionCall& call, const DeviceProperties& device) {
+  return general_backward(call) ? choose_backward_row<GeneralBackward>(call, device)
+                                : choose_backward_row<PlainBackward>(call, device);
+}
+
+/// The workspace of a call by that row.
+inline BackwardSpace backward_space(const AttentionCall& call, int row, const Context& context) {
+  const BackwardConfig& c = general_backward(call) ? GeneralBackward::rows[row] : PlainBackward::rows[row];
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  return {call, context.workspace.data, shares_of(call, c, multiprocessors)};
 }
 
 }  // namespace tilewise::cuda::mma

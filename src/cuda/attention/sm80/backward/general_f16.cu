@@ -4,8 +4,8 @@ namespace tilewise::cuda::mma {
 
 template <>
 void general_backward_of<__half>(const AttentionCall& call, const BackwardSpace& space,
-                                 const Context& context) {
-  run_suited_backward<__half, GeneralBackward>(call, space, context);
+                                 const Context& context, int row) {
+  run_chosen_backward<__half, GeneralBackward>(call, space, context, row);
 }
 
 }  // namespace tilewise::cuda::mma

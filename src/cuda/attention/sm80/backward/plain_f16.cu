@@ -3,9 +3,9 @@
 namespace tilewise::cuda::mma {
 
 template <>
-void plain_backward_of<__half>(const AttentionCall& call, const BackwardSpace& space,
-                               const Context& context) {
-  run_suited_backward<__half, PlainBackward>(call, space, context);
+void plain_backward_of<__half>(const AttentionCall& call, const BackwardSpace& space, const Context& context,
+                               int row) {
+  run_chosen_backward<__half, PlainBackward>(call, space, context, row);
 }
 
 }  // namespace tilewise::cuda::mma

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <iterator>
-#include <utility>
-
 #include "cuda/attention/sm80/backward/backward.cuh"
 #include "cuda/attention/sm80/backward/backward.h"
 #include "cuda/attention/sm80/backward/choice.h"
@@ -27,16 +24,14 @@ void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int
                                          call, blocks, space);
 }
 
-/// Runs the row that suits; all of the table is compiled.
+/// Runs the chosen row; all of the table is compiled.
 template <typename T, typename Table>
-void run_suited_backward(const AttentionCall& call, const BackwardSpace& space, const Context& context) {
-  const DeviceProperties& device = device_properties(context.device.index);
-  const int chosen = choose_backward_row<Table>(call, device);
+void run_chosen_backward(const AttentionCall& call, const BackwardSpace& space, const Context& context,
+                         int chosen) {
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((row == chosen ? run_backward_row<T, Table, row>(call, space, device.multiprocessors, stream) : void()),
-     ...);
-  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+  with_row<Table>(chosen,
+                  [&](auto row) { run_backward_row<T, Table, row>(call, space, multiprocessors, stream); });
 }
 
 }  // namespace tilewise::cuda::mma

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "cuda/attention/common/backward/config.h"
-#include "cuda/attention/common/table.h"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::mma {
 
@@ -10,6 +10,7 @@ namespace tilewise::cuda::mma {
 
 /// For calls whose scores only a band hides, of aligned rows.
 struct PlainBackward {
+  static constexpr std::string_view name = "attention.sm80.backward";
   static constexpr bool general = false;
   static constexpr BackwardConfig rows[] = {
       {.dim = 64,
@@ -71,6 +72,7 @@ struct PlainBackward {
 
 /// For all others.
 struct GeneralBackward {
+  static constexpr std::string_view name = "attention.sm80.backward_general";
   static constexpr bool general = true;
   static constexpr BackwardConfig rows[] = {
       {.dim = 64,

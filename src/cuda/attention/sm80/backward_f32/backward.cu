@@ -14,9 +14,13 @@ std::size_t fused_offset(const AttentionCall& call) {
 
 }  // namespace
 
-std::size_t backward_workspace(const AttentionCall& call) {
+Configuration configure_backward(const AttentionCall& call, const Context& context) {
   const std::size_t fused = simt::fused_backward_workspace(call);
-  return simt::takes_some_heads(call) ? fused_offset(call) + fused : fused;
+  // Without dq, or for dq alone, the fused kernel needs fewer products.
+  if (!simt::takes_some_heads(call)) return {.workspace_bytes = fused};
+  const std::size_t shared_bytes = device_properties(context.device.index).shared_bytes;
+  return {.workspace_bytes = fused_offset(call) + fused,
+          .row = choose_backward_row<FullBackward>(call, shared_bytes)};
 }
 
 std::size_t backward_shared_bytes(std::int64_t dim) {
@@ -27,14 +31,12 @@ std::size_t backward_shared_bytes(std::int64_t dim) {
   return std::max(least, simt::some_heads_shared_bytes(dim));
 }
 
-void backward(const AttentionCall& call, const Context& context) {
-  // Without dq, or for dq alone, the fused kernel needs fewer products.
-  if (!simt::takes_some_heads(call)) return simt::fused_backward(call, context);
+void backward(const AttentionCall& call, int row, const Context& context) {
+  if (row < 0) return simt::fused_backward(call, context);
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const BackwardSpace space = backward_space_of(call, context.workspace.data);
-  const DeviceProperties& device = device_properties(context.device.index);
-  run_suited_backward<FullBackward>(call, space, choose_backward_row<FullBackward>(call, device.shared_bytes),
-                                    device.multiprocessors, stream);
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  run_chosen_backward<FullBackward>(call, space, row, multiprocessors, stream);
   simt::mend_peaks(call, space.peaks, {}, stream);
   Context rest = context;
   rest.workspace.data = static_cast<std::byte*>(context.workspace.data) + fused_offset(call);

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
-#include <utility>
 
+#include "cuda/attention/common/tuning_problem.h"
 #include "cuda/attention/sm80/backward_f32/backward.cuh"
 #include "cuda/attention/sm80/backward_f32/row_values.cuh"
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::mma_f32 {
 
@@ -97,19 +97,18 @@ void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int
 /// The row of a table that suits a call.
 template <typename Table>
 int choose_backward_row(const AttentionCall& call, std::size_t shared_bytes) {
-  for (int row = 0; row < static_cast<int>(std::size(Table::rows)); ++row) {
-    const BackwardConfig& c = Table::rows[row];
-    if (c.dim == backward_dim(call) && c.shared_bytes() <= shared_bytes) return row;
-  }
-  throw DeviceError("tilewise mma backward: too little shared memory for its tiles");
+  const int dim = backward_dim(call);
+  const auto able = [&](const BackwardConfig& c) { return c.dim == dim && c.shared_bytes() <= shared_bytes; };
+  const int chosen = tuned_row<Table>(call, able, first_row<Table>(able));
+  if (chosen < 0) throw DeviceError("tilewise mma backward: too little shared memory for its tiles");
+  return chosen;
 }
 
 template <typename Table>
-void run_suited_backward(const AttentionCall& call, const BackwardSpace& space, int chosen,
+void run_chosen_backward(const AttentionCall& call, const BackwardSpace& space, int chosen,
                          int multiprocessors, cudaStream_t stream) {
-  [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((row == chosen ? run_backward_row<Table, row>(call, space, multiprocessors, stream) : void()), ...);
-  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+  with_row<Table>(chosen,
+                  [&](auto row) { run_backward_row<Table, row>(call, space, multiprocessors, stream); });
 }
 
 }  // namespace tilewise::cuda::mma_f32

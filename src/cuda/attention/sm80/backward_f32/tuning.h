@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/attention/common/table.h"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::mma_f32 {
 
@@ -33,11 +33,19 @@ struct BackwardConfig {
     return static_cast<std::size_t>((2 * own_tiles() + 4) * tile_bytes() + parts * pair_part_bytes() +
                                     (2 * stage_values + 2 * warps * keys + own_tiles()) * 4);
   }
+  template <typename To>
+  constexpr void describe(To& to) const {
+    to.number("dim", dim);
+    to.number("warps", warps);
+    to.number("dims_at_once", dims_at_once);
+    to.number("blocks", blocks);
+  }
   friend constexpr bool operator==(const BackwardConfig&, const BackwardConfig&) = default;
 };
 
 /// One row a line, by head dim. Of those with the smallest sufficient dim the first that fits is taken.
 struct FullBackward {
+  static constexpr std::string_view name = "attention.sm80.backward_f32";
   static constexpr BackwardConfig rows[] = {
       {.dim = 64, .warps = 4, .blocks = 3},
       {.dim = 128, .warps = 8, .dims_at_once = 32, .blocks = 1},
@@ -47,16 +55,13 @@ struct FullBackward {
 
 /// The smallest dim of those rows that is sufficient; 0 where none is.
 constexpr int backward_dim(std::int64_t dim) {
-  int least = 0;
-  for (const BackwardConfig& c : FullBackward::rows) {
-    if (c.dim >= dim && (least == 0 || c.dim < least)) least = c.dim;
-  }
-  return least;
+  return smallest<FullBackward>([&](const BackwardConfig& c) { return c.dim >= dim; },
+                                [](const BackwardConfig& c) { return c.dim; });
 }
 /// The largest there is.
-constexpr int most_backward_dim() { return mma::largest_dim<FullBackward>(); }
+constexpr int most_backward_dim() { return largest_dim<FullBackward>(); }
 
-static_assert(mma::dims_are_powers_of_two<FullBackward>(),
+static_assert(dims_are_powers_of_two<FullBackward>(),
               "lanes of a row are neighbours that halve what they exchange");
 
 }  // namespace tilewise::cuda::mma_f32

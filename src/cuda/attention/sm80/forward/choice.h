@@ -1,11 +1,11 @@
 #pragma once
 
-#include <iterator>
-
 #include "cuda/attention/common/forward/query_rows.cuh"
+#include "cuda/attention/common/tuning_problem.h"
 #include "cuda/attention/sm80/forward/parts.h"
 #include "cuda/attention/sm80/forward/tuning.h"
 #include "cuda/runtime/device.h"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::mma {
 
@@ -15,30 +15,25 @@ namespace tilewise::cuda::mma {
 template <typename Table>
 int choose_row(const AttentionCall& call, const DeviceProperties& device) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
+  const bool additive = call.problem.features.mask == MaskKind::additive;
   const auto fits = [&](const ForwardConfig& c) {
-    return c.dim >= dim && c.shared_bytes(Table::general) <= device.shared_bytes &&
-           (c.additive || call.problem.features.mask != MaskKind::additive);
+    return c.dim >= dim && c.shared_bytes(Table::general) <= device.shared_bytes && (c.additive || !additive);
   };
-  constexpr int count = static_cast<int>(std::size(Table::rows));
-  for (int row = 0; row < count; ++row) {
-    const ForwardConfig& c = Table::rows[row];
-    if (c.warps == 1 && fits(c) &&
-        QueryBlocks::of(call, c.rows(), device.multiprocessors).queries.tiles == 1) {
-      return row;
-    }
-  }
-  int chosen = -1;
-  for (int row = 0; row < count; ++row) {
-    const ForwardConfig& c = Table::rows[row];
-    if (c.warps == 1 || !fits(c)) continue;
-    if (chosen >= 0 && c.dim > Table::rows[chosen].dim) break;
-    chosen = row;
-    // A smaller tile does less work a second, so it pays only where most of the GPU would stand idle.
-    const std::int64_t blocks = QueryBlocks::of(call, c.rows(), device.multiprocessors).count();
-    if (4 * blocks >= 3 * device.multiprocessors) break;
-  }
+  const auto blocks = [&](const ForwardConfig& c) {
+    return QueryBlocks::of(call, c.rows(), device.multiprocessors);
+  };
+  const int alone = first_row<Table>([&](const ForwardConfig& c) { return c.warps == 1 && fits(c); });
+  const bool one_warp = alone >= 0 && blocks(Table::rows[alone]).queries.tiles == 1;
+  const int least_dim = smallest<Table>([&](const ForwardConfig& c) { return c.warps > 1 && fits(c); },
+                                        [](const ForwardConfig& c) { return c.dim; });
+  const auto able = [&](const ForwardConfig& c) {
+    return c.warps == 1 ? one_warp && c == Table::rows[alone] : c.dim == least_dim && fits(c);
+  };
+  const int chosen = one_warp ? alone : least_row<Table>(able, [&](int row) {
+    return fill_cost<Table>(row, 4 * blocks(Table::rows[row]).count() >= 3 * device.multiprocessors);
+  });
   if (chosen < 0) throw DeviceError("tilewise mma forward: too little shared memory for its tiles");
-  return chosen;
+  return tuned_row<Table>(call, able, chosen);
 }
 
 inline Parts parts_for(const AttentionCall& call, const ForwardConfig& c, const DeviceProperties& device,

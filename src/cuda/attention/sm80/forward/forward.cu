@@ -24,28 +24,33 @@ bool plain(const AttentionCall& call) {
 }
 
 template <typename Table>
-std::size_t workspace_of(const AttentionCall& call, const DeviceProperties& device) {
-  return parts_for(call, Table::rows[choose_row<Table>(call, device)], device, nullptr).bytes();
+Configuration configuration_of(const AttentionCall& call, const DeviceProperties& device) {
+  const int row = choose_row<Table>(call, device);
+  return {.workspace_bytes = parts_for(call, Table::rows[row], device, nullptr).bytes(), .row = row};
 }
 
 template <typename T>
-void forward_of(const AttentionCall& call, const Context& context) {
-  plain(call) ? plain_forward_of<T>(call, context) : general_forward_of<T>(call, context);
+void forward_of(const AttentionCall& call, const Context& context, int row) {
+  plain(call) ? plain_forward_of<T>(call, context, row) : general_forward_of<T>(call, context, row);
 }
 
 }  // namespace
 
-std::size_t forward_workspace(const AttentionCall& call, const Context& context) {
+Configuration configure_forward(const AttentionCall& call, const Context& context) {
   const DeviceProperties& device = device_properties(context.device.index);
-  if (suits_stream(call, device)) return stream_parts(call, device.multiprocessors, nullptr).bytes();
-  return plain(call) ? workspace_of<PlainForward>(call, device) : workspace_of<GeneralForward>(call, device);
+  if (suits_stream(call, device)) {
+    return {.workspace_bytes = stream_parts(call, device.multiprocessors, nullptr).bytes()};
+  }
+  return plain(call) ? configuration_of<PlainForward>(call, device)
+                     : configuration_of<GeneralForward>(call, device);
 }
 
-void forward(const AttentionCall& call, const Context& context) {
+void forward(const AttentionCall& call, const Configuration& configuration, const Context& context) {
   simt::clear_unused_outputs(call, static_cast<cudaStream_t>(context.stream));
-  if (suits_stream(call, device_properties(context.device.index))) return stream_forward(call, context);
-  call.problem.dtype == DType::f16 ? forward_of<__half>(call, context)
-                                   : forward_of<__nv_bfloat16>(call, context);
+  const int row = configuration.row;
+  if (row < 0) return stream_forward(call, context);
+  call.problem.dtype == DType::f16 ? forward_of<__half>(call, context, row)
+                                   : forward_of<__nv_bfloat16>(call, context, row);
 }
 
 }  // namespace tilewise::cuda::mma

@@ -3,8 +3,8 @@
 namespace tilewise::cuda::mma {
 
 template <>
-void general_forward_of<__nv_bfloat16>(const AttentionCall& call, const Context& context) {
-  run_suited<__nv_bfloat16, GeneralForward>(call, context);
+void general_forward_of<__nv_bfloat16>(const AttentionCall& call, const Context& context, int row) {
+  run_chosen<__nv_bfloat16, GeneralForward>(call, context, row);
 }
 
 }  // namespace tilewise::cuda::mma

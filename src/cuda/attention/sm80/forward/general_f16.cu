@@ -3,8 +3,8 @@
 namespace tilewise::cuda::mma {
 
 template <>
-void general_forward_of<__half>(const AttentionCall& call, const Context& context) {
-  run_suited<__half, GeneralForward>(call, context);
+void general_forward_of<__half>(const AttentionCall& call, const Context& context, int row) {
+  run_chosen<__half, GeneralForward>(call, context, row);
 }
 
 }  // namespace tilewise::cuda::mma

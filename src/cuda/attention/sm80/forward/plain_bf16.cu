@@ -3,8 +3,8 @@
 namespace tilewise::cuda::mma {
 
 template <>
-void plain_forward_of<__nv_bfloat16>(const AttentionCall& call, const Context& context) {
-  run_suited<__nv_bfloat16, PlainForward>(call, context);
+void plain_forward_of<__nv_bfloat16>(const AttentionCall& call, const Context& context, int row) {
+  run_chosen<__nv_bfloat16, PlainForward>(call, context, row);
 }
 
 }  // namespace tilewise::cuda::mma

@@ -3,8 +3,8 @@
 namespace tilewise::cuda::mma {
 
 template <>
-void plain_forward_of<__half>(const AttentionCall& call, const Context& context) {
-  run_suited<__half, PlainForward>(call, context);
+void plain_forward_of<__half>(const AttentionCall& call, const Context& context, int row) {
+  run_chosen<__half, PlainForward>(call, context, row);
 }
 
 }  // namespace tilewise::cuda::mma

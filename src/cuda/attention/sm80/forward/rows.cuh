@@ -1,8 +1,5 @@
 #pragma once
 
-#include <iterator>
-#include <utility>
-
 #include "cuda/attention/sm80/forward/choice.h"
 #include "cuda/attention/sm80/forward/forward.cuh"
 #include "cuda/attention/sm80/forward/forward.h"
@@ -38,14 +35,11 @@ void run_row(const AttentionCall& call, const DeviceProperties& device, const Co
   if (parts.count > 1) join_parts(call, parts, context.stream);
 }
 
-/// Runs the row that suits; all of the table is compiled.
+/// Runs the chosen row; all of the table is compiled.
 template <typename T, typename Table>
-void run_suited(const AttentionCall& call, const Context& context) {
+void run_chosen(const AttentionCall& call, const Context& context, int chosen) {
   const DeviceProperties& device = device_properties(context.device.index);
-  const int chosen = choose_row<Table>(call, device);
-  [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((row == chosen ? run_row<T, Table, row>(call, device, context) : void()), ...);
-  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+  with_row<Table>(chosen, [&](auto row) { run_row<T, Table, row>(call, device, context); });
 }
 
 }  // namespace tilewise::cuda::mma

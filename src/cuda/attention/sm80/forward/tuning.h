@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "cuda/attention/common/table.h"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::mma {
 
@@ -35,6 +35,20 @@ struct ForwardConfig {
     return static_cast<std::size_t>(query_bytes() + 2 * stages * key_bytes() + (general ? fact_bytes : 0) +
                                     (paired ? pair_weights_bytes() + threads() * 8 : 0));
   }
+  template <typename To>
+  constexpr void describe(To& to) const {
+    to.number("dim", dim);
+    to.number("warps", warps);
+    to.number("row_tiles", row_tiles);
+    to.number("keys", keys);
+    to.number("stages", stages);
+    to.number("blocks", blocks);
+    to.word(queries_stay ? "queries_stay" : "");
+    to.word(paired ? "paired" : "");
+    to.word(old_maxima ? "old_maxima" : "");
+    to.word(in_parts ? "in_parts" : "");
+    to.word(additive ? "" : "not_additive");
+  }
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
 
@@ -45,6 +59,7 @@ struct ForwardConfig {
 
 /// For calls whose scores only a band hides, of aligned rows.
 struct PlainForward {
+  static constexpr std::string_view name = "attention.sm80.forward";
   static constexpr bool general = false;
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .queries_stay = true, .blocks = 2},
@@ -76,6 +91,7 @@ struct PlainForward {
 
 /// For all others.
 struct GeneralForward {
+  static constexpr std::string_view name = "attention.sm80.forward_general";
   static constexpr bool general = true;
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2, .additive = false},

@@ -3,19 +3,13 @@
 #include "cuda/attention/simt/fused.h"
 
 namespace tilewise::cuda::mma_f32 {
-namespace {
 
-ForwardSpace space_of(const AttentionCall& call, void* base) {
-  return (call.allow_tf32 ? tf32_forward_space : full_forward_space)(call, base);
+Configuration configure_forward(const AttentionCall& call, const Context& context) {
+  return (call.allow_tf32 ? configure_tf32_forward : configure_full_forward)(call, context);
 }
 
-}  // namespace
-
-std::size_t forward_workspace(const AttentionCall& call) { return space_of(call, nullptr).bytes; }
-
-void forward(const AttentionCall& call, const Context& context) {
-  const ForwardSpace space = space_of(call, context.workspace.data);
-  (call.allow_tf32 ? tf32_forward : full_forward)(call, space, context);
+void forward(const AttentionCall& call, int row, const Context& context) {
+  const ForwardSpace space = (call.allow_tf32 ? tf32_forward : full_forward)(call, row, context);
   simt::fused_forward_of(
       call, {.queries = space.unfit.queries, .keys = space.unfit.keys, .any = space.unfit.any}, context);
 }

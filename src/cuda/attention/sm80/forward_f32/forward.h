@@ -1,18 +1,19 @@
 #pragma once
 
 #include "attention/call.h"
+#include "core/kernel_list.h"
 #include "cuda/attention/common/f32/split_rows.h"
 #include "tilewise/context.h"
 
 namespace tilewise::cuda::mma_f32 {
 
-void forward(const AttentionCall& call, const Context& context);
-std::size_t forward_workspace(const AttentionCall& call);
+Configuration configure_forward(const AttentionCall& call, const Context& context);
+void forward(const AttentionCall& call, int row, const Context& context);
 
 /// The kernels of a table, each table compiled in a file of its own.
-ForwardSpace full_forward_space(const AttentionCall& call, void* base);
-void full_forward(const AttentionCall& call, const ForwardSpace& space, const Context& context);
-ForwardSpace tf32_forward_space(const AttentionCall& call, void* base);
-void tf32_forward(const AttentionCall& call, const ForwardSpace& space, const Context& context);
+Configuration configure_full_forward(const AttentionCall& call, const Context& context);
+ForwardSpace full_forward(const AttentionCall& call, int row, const Context& context);
+Configuration configure_tf32_forward(const AttentionCall& call, const Context& context);
+ForwardSpace tf32_forward(const AttentionCall& call, int row, const Context& context);
 
 }  // namespace tilewise::cuda::mma_f32

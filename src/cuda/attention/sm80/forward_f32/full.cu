@@ -2,11 +2,11 @@
 
 namespace tilewise::cuda::mma_f32 {
 
-ForwardSpace full_forward_space(const AttentionCall& call, void* base) {
-  return space_of<FullForward>(call, base);
+Configuration configure_full_forward(const AttentionCall& call, const Context& context) {
+  return configuration_of<FullForward>(call, context);
 }
-void full_forward(const AttentionCall& call, const ForwardSpace& space, const Context& context) {
-  run_suited<FullForward>(call, space, context);
+ForwardSpace full_forward(const AttentionCall& call, int row, const Context& context) {
+  return run_chosen<FullForward>(call, row, context);
 }
 
 }  // namespace tilewise::cuda::mma_f32

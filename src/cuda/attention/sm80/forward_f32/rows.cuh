@@ -1,12 +1,11 @@
 #pragma once
 
-#include <iterator>
-#include <utility>
-
+#include "cuda/attention/common/tuning_problem.h"
 #include "cuda/attention/sm80/forward_f32/forward.cuh"
 #include "cuda/attention/sm80/forward_f32/forward.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::mma_f32 {
 
@@ -16,11 +15,8 @@ namespace tilewise::cuda::mma_f32 {
 template <typename Table>
 int table_dim(const AttentionCall& call) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
-  int least = most_dim;
-  for (const ForwardConfig& c : Table::rows) {
-    if (c.dim >= dim) least = std::min(least, c.dim);
-  }
-  return least;
+  return smallest<Table>([&](const ForwardConfig& c) { return c.dim >= dim; },
+                         [](const ForwardConfig& c) { return c.dim; });
 }
 
 template <typename Table>
@@ -59,28 +55,30 @@ void run_row(const AttentionCall& call, const ForwardSpace& space, int multiproc
 template <typename Table>
 int choose_row(const AttentionCall& call, const DeviceProperties& device) {
   const int dim = table_dim<Table>(call);
-  int chosen = -1;
-  for (int row = 0; row < static_cast<int>(std::size(Table::rows)); ++row) {
-    const ForwardConfig& c = Table::rows[row];
-    if (c.dim != dim || c.shared_bytes() > device.shared_bytes) continue;
-    chosen = row;
-    // A smaller tile does less work a second, so it pays only where most of the GPU would stand idle.
-    const QueryBlocks blocks = QueryBlocks::of(call, c.rows(), device.multiprocessors);
-    if (4 * blocks.count() >= 3 * device.multiprocessors) break;
-  }
+  const int chosen = choose_row_of<Table>(
+      call, [&](const ForwardConfig& c) { return c.dim == dim && c.shared_bytes() <= device.shared_bytes; },
+      [&](int row) {
+        const auto blocks = QueryBlocks::of(call, Table::rows[row].rows(), device.multiprocessors);
+        return fill_cost<Table>(row, 4 * blocks.count() >= 3 * device.multiprocessors);
+      });
   if (chosen < 0) throw DeviceError("tilewise mma forward: too little shared memory for its tiles");
   return chosen;
 }
 
-/// Runs the row that suits; all of the table is compiled.
 template <typename Table>
-void run_suited(const AttentionCall& call, const ForwardSpace& space, const Context& context) {
-  const DeviceProperties& device = device_properties(context.device.index);
-  const int chosen = choose_row<Table>(call, device);
+Configuration configuration_of(const AttentionCall& call, const Context& context) {
+  return {.workspace_bytes = space_of<Table>(call, nullptr).bytes,
+          .row = choose_row<Table>(call, device_properties(context.device.index))};
+}
+
+/// Runs the chosen row and returns what it left; all of the table is compiled.
+template <typename Table>
+ForwardSpace run_chosen(const AttentionCall& call, int chosen, const Context& context) {
+  const ForwardSpace space = space_of<Table>(call, context.workspace.data);
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((row == chosen ? run_row<Table, row>(call, space, device.multiprocessors, stream) : void()), ...);
-  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+  with_row<Table>(chosen, [&](auto row) { run_row<Table, row>(call, space, multiprocessors, stream); });
+  return space;
 }
 
 }  // namespace tilewise::cuda::mma_f32

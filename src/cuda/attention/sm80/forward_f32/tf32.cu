@@ -2,11 +2,11 @@
 
 namespace tilewise::cuda::mma_f32 {
 
-ForwardSpace tf32_forward_space(const AttentionCall& call, void* base) {
-  return space_of<Tf32Forward>(call, base);
+Configuration configure_tf32_forward(const AttentionCall& call, const Context& context) {
+  return configuration_of<Tf32Forward>(call, context);
 }
-void tf32_forward(const AttentionCall& call, const ForwardSpace& space, const Context& context) {
-  run_suited<Tf32Forward>(call, space, context);
+ForwardSpace tf32_forward(const AttentionCall& call, int row, const Context& context) {
+  return run_chosen<Tf32Forward>(call, row, context);
 }
 
 }  // namespace tilewise::cuda::mma_f32

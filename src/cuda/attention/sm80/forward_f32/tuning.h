@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "cuda/attention/common/table.h"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::mma_f32 {
 
@@ -32,6 +32,19 @@ struct ForwardConfig {
   constexpr std::size_t shared_bytes() const {
     return static_cast<std::size_t>(parts * query_part_bytes() + buffers * key_bytes() + rows() * 4);
   }
+  template <typename To>
+  constexpr void describe(To& to) const {
+    to.number("dim", dim);
+    to.number("warps", warps);
+    to.number("row_tiles", row_tiles);
+    to.number("keys", keys);
+    to.number("parts", parts);
+    to.number("keys_at_once", keys_at_once);
+    to.number("dims_at_once", dims_at_once);
+    to.number("buffers", buffers);
+    to.number("blocks", blocks);
+    to.word(queries_stay ? "queries_stay" : "");
+  }
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
 
@@ -41,6 +54,7 @@ struct ForwardConfig {
 
 /// Two parts a number: f32's own error.
 struct FullForward {
+  static constexpr std::string_view name = "attention.sm80.forward_f32";
   static constexpr int keys = 32;
   static constexpr int parts = 2;
   static constexpr ForwardConfig rows[] = {
@@ -61,6 +75,7 @@ struct FullForward {
 
 /// One part, where the caller allowed TF32: f16 has as many digits.
 struct Tf32Forward {
+  static constexpr std::string_view name = "attention.sm80.forward_tf32";
   static constexpr int keys = 64;
   static constexpr int parts = 1;
   static constexpr ForwardConfig rows[] = {
@@ -119,9 +134,9 @@ struct Tf32Forward {
 /// The largest head dim there is a row for.
 inline constexpr int most_dim = 256;
 
-static_assert(mma::dims_are_powers_of_two<FullForward>() && mma::dims_are_powers_of_two<Tf32Forward>(),
+static_assert(dims_are_powers_of_two<FullForward>() && dims_are_powers_of_two<Tf32Forward>(),
               "lanes of a row are neighbours that halve what they exchange");
-static_assert(mma::largest_dim<FullForward>() == most_dim && mma::largest_dim<Tf32Forward>() == most_dim,
+static_assert(largest_dim<FullForward>() == most_dim && largest_dim<Tf32Forward>() == most_dim,
               "table_dim() begins at most_dim, whichever table a call takes");
 
 }  // namespace tilewise::cuda::mma_f32

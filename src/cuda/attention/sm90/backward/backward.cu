@@ -4,22 +4,19 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 #include "cuda/attention/common/backward/shares.h"
 #include "cuda/attention/sm90/backward/backward.cuh"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::wgmma_backward {
 namespace {
 
 int row_of(const AttentionCall& call) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
-  int row = 0;
-  while (rows[row].dim < dim) ++row;
-  return row;
+  return first_row<Backward>([&](const Config& c) { return c.dim >= dim; });
 }
 
 BackwardSpace space_of(const AttentionCall& call, const Context& context) {
@@ -43,10 +40,7 @@ void run_row(const AttentionCall& call, const BackwardSpace& space, const Contex
 
 template <typename T>
 void run(const AttentionCall& call, const BackwardSpace& space, const Context& context) {
-  const int chosen = row_of(call);
-  [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((row == chosen ? run_row<T, row>(call, space, context) : void()), ...);
-  }(std::make_integer_sequence<int, static_cast<int>(std::size(rows))>{});
+  with_row<Backward>(row_of(call), [&](auto row) { run_row<T, row>(call, space, context); });
 }
 
 }  // namespace

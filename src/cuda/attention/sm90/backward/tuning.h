@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string_view>
 
 #include "cuda/attention/common/backward/config.h"
 
@@ -46,6 +47,11 @@ struct Config {
 inline constexpr Config rows[] = {
     {.dim = 64, .stages = 3, .rows_stay = true},
     {.dim = 128, .turns = true},
+};
+/// The table of those rows.
+struct Backward {
+  static constexpr std::string_view name = "attention.sm90.backward";
+  static constexpr const auto& rows = wgmma_backward::rows;
 };
 inline constexpr int most_dim = 128;
 

@@ -1,12 +1,12 @@
 #pragma once
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
+#include "cuda/attention/common/tuning_problem.h"
 #include "cuda/attention/sm90/decode/plan.h"
 #include "cuda/attention/sm90/forward/arguments.h"
 #include "cuda/runtime/check.h"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::wgmma {
 
@@ -129,6 +129,19 @@ double time_of(const AttentionCall& call, int multiprocessors) {
   return grows(call) ? std::max(all, time(last_key_tiles<c.rows(), c.keys>(band))) : all;
 }
 
+/// Whether a row of a table can run a call, and has the smallest head dims of those that can.
+template <typename Table>
+auto able_row(const AttentionCall& call) {
+  const std::int64_t dim_qk = call.problem.dim_qk, dim_v = call.problem.dim_v;
+  const bool drops = call.problem.features.dropout;
+  const auto sufficient = [=](const ForwardConfig& c) {
+    return c.dim >= dim_qk && c.dim_v >= dim_v && c.drops == drops;
+  };
+  const auto dims = [](const ForwardConfig& c) { return c.dim + c.dim_v; };
+  const int least = smallest<Table>(sufficient, dims);
+  return [=](const ForwardConfig& c) { return dims(c) == least && sufficient(c); };
+}
+
 /// The row of a table for a call, and about how long it takes.
 struct ChosenRow {
   int row = -1;
@@ -136,24 +149,12 @@ struct ChosenRow {
 };
 template <typename Table>
 ChosenRow choose_row(const AttentionCall& call, int multiprocessors) {
-  ChosenRow chosen;
-  int dims = 0;
-  const auto consider = [&]<int row>() {
-    constexpr ForwardConfig c = Table::rows[row];
-    if (c.dim < call.problem.dim_qk || c.dim_v < call.problem.dim_v) return;
-    if (c.drops != call.problem.features.dropout) return;
-    if (chosen.row >= 0 && c.dim + c.dim_v > dims) return;
-    const double time = time_of<c>(call, multiprocessors);
-    if (chosen.row < 0 || time < chosen.time) {
-      chosen = {row, time};
-      dims = c.dim + c.dim_v;
-    }
-  };
-  [&]<int... row>(std::integer_sequence<int, row...>) {
-    (consider.template operator()<row>(), ...);
-  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
-  if (chosen.row < 0) throw DeviceError("tilewise wgmma forward: no tiles for these head dims");
-  return chosen;
+  double times[row_count<Table>];
+  const int chosen = least_row<Table>(able_row<Table>(call), [&](auto row) {
+    return times[row] = time_of<Table::rows[row]>(call, multiprocessors);
+  });
+  if (chosen < 0) throw DeviceError("tilewise wgmma forward: no tiles for these head dims");
+  return {chosen, times[chosen]};
 }
 
 /// How a call is computed: by a row of a table. It is a row of DecodeForward if the plan has splits.

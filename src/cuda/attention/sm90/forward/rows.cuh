@@ -1,7 +1,5 @@
 #pragma once
 
-#include <utility>
-
 #include "cuda/attention/sm90/decode/combine.cuh"
 #include "cuda/attention/sm90/forward/choice.h"
 #include "cuda/attention/sm90/forward/forward.cuh"
@@ -10,6 +8,7 @@
 #include "cuda/runtime/launch.cuh"
 #include "cuda/runtime/owner.h"
 #include "cuda/tile/tensor_map.h"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::wgmma {
 
@@ -100,9 +99,7 @@ void run_row(const AttentionCall& call, const Context& context, const DecodePlan
 template <typename T, typename Table>
 void run_chosen(const AttentionCall& call, const Context& context, int chosen,
                 const DecodePlan& plan = {.splits = 1}) {
-  [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((row == chosen ? run_row<T, Table, row>(call, context, plan) : void()), ...);
-  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+  with_row<Table>(chosen, [&](auto row) { run_row<T, Table, row>(call, context, plan); });
 }
 
 }  // namespace tilewise::cuda::wgmma

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string_view>
 
 namespace tilewise::cuda::wgmma {
 
@@ -88,6 +89,20 @@ struct ForwardConfig {
     return static_cast<std::size_t>(tile_bytes() + barrier_bytes());
   }
 
+  template <typename To>
+  constexpr void describe(To& to) const {
+    to.number("dim", dim);
+    to.number("dim_v", dim_v);
+    to.number("consumers", consumers);
+    to.number("keys", keys);
+    to.number("stages", stages);
+    to.number("q_stages", q_stages);
+    to.word(staged ? "staged" : "");
+    to.word(paneled ? "paneled" : "");
+    to.word(trims ? "trims" : "");
+    to.word(ordered ? "ordered" : "");
+    to.word(drops ? "drops" : "");
+  }
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
 
@@ -117,6 +132,7 @@ constexpr ForwardConfig timed(ForwardConfig config, TileTime even, TileTime unev
 /// least time on all SMs. Times are fitted to measurements of 16k tokens of hidden size 2048. Where two rows
 /// come out about equal, they are set so that the faster one of an interleaved run is taken (sweep_wgmma).
 struct Forward {
+  static constexpr std::string_view name = "attention.sm90.forward";
   static constexpr ForwardConfig rows[] = {
       timed(ordered(trimmed(
                 staged({.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 3, .q_stages = 6}))),
@@ -142,6 +158,7 @@ struct Forward {
 /// For calls with softcap, ALiBi, sinks, key lengths or packed sequences. There is one row for each head dim.
 /// Times are rough; they serve the comparison with DecodeForward.
 struct GeneralForward {
+  static constexpr std::string_view name = "attention.sm90.forward_general";
   static constexpr ForwardConfig rows[] = {
       timed(
           {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 3, .q_stages = 4, .general = true},
@@ -156,6 +173,7 @@ struct GeneralForward {
 
 /// For calls with a mask and calls with dropout; each has one row for each head dim.
 struct MaskedForward {
+  static constexpr std::string_view name = "attention.sm90.forward_masked";
   static constexpr ForwardConfig rows[] = {
       staged(
           {.dim = 64, .dim_v = 64, .consumers = 3, .keys = 128, .stages = 2, .q_stages = 6, .masked = true}),
@@ -182,6 +200,7 @@ struct MaskedForward {
 /// For calls with a block mask, one row for each head dim. A Q tile is inside one row of query blocks and a K
 /// tile inside one key block, since both divide `block_multiple`.
 struct BlockForward {
+  static constexpr std::string_view name = "attention.sm90.forward_blocks";
   static constexpr ForwardConfig rows[] = {
       ordered(staged({.dim = 64,
                       .dim_v = 64,
@@ -213,6 +232,7 @@ inline constexpr int block_multiple = 128;
 
 /// For decoding. (Head dim 256 would spill registers.)
 struct DecodeForward {
+  static constexpr std::string_view name = "attention.sm90.decode";
   static constexpr ForwardConfig rows[] = {
       timed(
           {.dim = 64, .dim_v = 64, .consumers = 2, .keys = 128, .stages = 4, .general = true, .decode = true},

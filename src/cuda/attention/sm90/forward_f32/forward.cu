@@ -1,44 +1,42 @@
 #include "cuda/attention/sm90/forward_f32/forward.h"
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
+#include "cuda/attention/common/tuning_problem.h"
 #include "cuda/attention/simt/fused.h"
 #include "cuda/attention/sm90/forward_f32/forward.cuh"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::wgmma_f32 {
 namespace {
-
-bool suits(const AttentionCall& call, const ForwardConfig& c, const ForwardConfig& before) {
-  if (c.use == Use::few_keys) return call.problem.most_keys <= 4 * c.keys;
-  if (c.use == Use::any) return true;
-  const int multiprocessors = device_properties(call.problem.device.index).multiprocessors;
-  const std::int64_t room = std::int64_t{before.blocks} * multiprocessors;
-  return Turns::uneven(call) && mma::QueryBlocks::of(call, before.rows(), multiprocessors).count() <= room;
-}
 
 /// Which row of a table a call runs by.
 template <typename Table>
 int row_of(const AttentionCall& call) {
   const int dim = std::max(call.problem.dim_qk, call.problem.dim_v) <= 64 ? 64 : 128;
-  int chosen = 0;
-  for (int row = 0; row < static_cast<int>(std::size(Table::rows)); ++row) {
+  const auto able = [&](const ForwardConfig& c) { return c.dim == dim; };
+  const ForwardConfig& usual = Table::rows[first_row<Table>(able)];
+  const auto cost = [&](int row) {
     const ForwardConfig& c = Table::rows[row];
-    if (c.dim == dim && suits(call, c, Table::rows[chosen])) chosen = row;
-  }
-  return chosen;
+    if (c.use == Use::any) return 1;
+    if (c.use == Use::few_keys) return call.problem.most_keys <= 4 * c.keys ? 0 : 2;
+    const int multiprocessors = device_properties(call.problem.device.index).multiprocessors;
+    const std::int64_t room = std::int64_t{usual.blocks} * multiprocessors;
+    const bool few = mma::QueryBlocks::of(call, usual.rows(), multiprocessors).count() <= room;
+    return Turns::uneven(call) && few ? 0 : 2;
+  };
+  return choose_row_of<Table>(call, able, cost);
 }
 
 template <typename Table>
-mma_f32::ForwardSpace space_in(const AttentionCall& call, void* base) {
-  const ForwardConfig& c = Table::rows[row_of<Table>(call)];
+mma_f32::ForwardSpace space_in(const AttentionCall& call, int row, void* base) {
+  const ForwardConfig& c = Table::rows[row];
   return {call, base, tile_keys, c.parts, c.dim};
 }
-mma_f32::ForwardSpace space_of(const AttentionCall& call, void* base) {
-  return (call.allow_tf32 ? space_in<Tf32Forward> : space_in<FullForward>)(call, base);
+mma_f32::ForwardSpace space_of(const AttentionCall& call, int row, void* base) {
+  return (call.allow_tf32 ? space_in<Tf32Forward> : space_in<FullForward>)(call, row, base);
 }
 
 template <typename Table, int row>
@@ -63,15 +61,15 @@ void run_row(const AttentionCall& call, const mma_f32::ForwardSpace& space, cons
 
 }  // namespace
 
-std::size_t forward_workspace(const AttentionCall& call) { return space_of(call, nullptr).bytes; }
+Configuration configure_forward(const AttentionCall& call) {
+  const int row = call.allow_tf32 ? row_of<Tf32Forward>(call) : row_of<FullForward>(call);
+  return {.workspace_bytes = space_of(call, row, nullptr).bytes, .row = row};
+}
 
-void forward(const AttentionCall& call, const Context& context) {
-  const mma_f32::ForwardSpace space = space_of(call, context.workspace.data);
+void forward(const AttentionCall& call, int chosen, const Context& context) {
+  const mma_f32::ForwardSpace space = space_of(call, chosen, context.workspace.data);
   const auto run = [&]<typename Table>() {
-    const int chosen = row_of<Table>(call);
-    [&]<int... row>(std::integer_sequence<int, row...>) {
-      ((row == chosen ? run_row<Table, row>(call, space, context) : void()), ...);
-    }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+    with_row<Table>(chosen, [&](auto row) { run_row<Table, row>(call, space, context); });
   };
   call.allow_tf32 ? run.template operator()<Tf32Forward>() : run.template operator()<FullForward>();
   simt::fused_forward_of(

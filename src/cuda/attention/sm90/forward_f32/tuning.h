@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string_view>
 
 namespace tilewise::cuda::wgmma_f32 {
 
@@ -45,6 +46,15 @@ struct ForwardConfig {
     return static_cast<std::size_t>(parts * query_part_bytes() + buffers * key_bytes() + rows() * 4 +
                                     16 * buffers + rows_bytes);
   }
+  template <typename To>
+  constexpr void describe(To& to) const {
+    to.number("dim", dim);
+    to.number("parts", parts);
+    to.number("consumers", consumers);
+    to.number("blocks", blocks);
+    to.number("keys", keys);
+    to.number("buffers", buffers);
+  }
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
 
@@ -52,6 +62,7 @@ struct ForwardConfig {
 
 /// Two parts for each number: the error of f32.
 struct FullForward {
+  static constexpr std::string_view name = "attention.sm90.forward_f32";
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .parts = 2, .buffers = 5},
       {.dim = 64, .parts = 2, .blocks = 3, .buffers = 3, .use = Use::few_keys},
@@ -60,6 +71,7 @@ struct FullForward {
 };
 /// One part, if the caller allowed TF32, which has as many digits as f16.
 struct Tf32Forward {
+  static constexpr std::string_view name = "attention.sm90.forward_tf32";
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .parts = 1, .consumers = 2, .buffers = 8},
       {.dim = 128, .parts = 1, .buffers = 5},

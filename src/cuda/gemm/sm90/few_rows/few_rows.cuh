@@ -1,8 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 #include "cuda/gemm/sm90/few_rows/few.cuh"
 #include "cuda/gemm/sm90/few_rows/few_tile_rows.cuh"
@@ -42,13 +40,9 @@ void run_few_row(const GemmCall& call, const FewSpace& space, int multiprocessor
 template <typename T, typename Table>
 void run_few_suited(const GemmCall& call, const FewSpace& space, int multiprocessors, FewTurn turn,
                     cudaStream_t stream) {
-  bool done = false;
-  [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((!done && call.problem.m <= Table::rows[row].tokens
-          ? (done = true, run_few_row<T, Table, row>(call, space, multiprocessors, turn, stream))
-          : void()),
-     ...);
-  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+  const int suited = first_row<Table>([&](const FewConfig& c) { return call.problem.m <= c.tokens; });
+  with_row<Table>(suited,
+                  [&](auto row) { run_few_row<T, Table, row>(call, space, multiprocessors, turn, stream); });
 }
 
 template <typename T>

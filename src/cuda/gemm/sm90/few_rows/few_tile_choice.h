@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 
 #include "cuda/gemm/sm90/few_rows/few_tile_tuning.h"
 #include "cuda/gemm/sm90/few_rows/few_tiles.h"
+#include "cuda/tile/tuning_table.h"
 #include "gemm/problem.h"
 
 namespace tilewise::cuda::gemm {
@@ -43,9 +43,7 @@ inline bool suits_tiles(const GemmProblem& problem, const FewTileConfig& c, int 
 /// The row of a table that a product suits, or none.
 template <typename Table>
 int suited_row(const GemmProblem& problem, int multiprocessors) {
-  const auto suits = [&](const FewTileConfig& c) { return suits_tiles(problem, c, multiprocessors); };
-  const auto* const found = std::find_if(std::begin(Table::rows), std::end(Table::rows), suits);
-  return found == std::end(Table::rows) ? -1 : static_cast<int>(found - std::begin(Table::rows));
+  return first_row<Table>([&](const FewTileConfig& c) { return suits_tiles(problem, c, multiprocessors); });
 }
 
 /// Whether a product with few rows runs by tiles.

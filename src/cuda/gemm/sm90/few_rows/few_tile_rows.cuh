@@ -1,8 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 #include "cuda/gemm/sm90/few_rows/few_tile.cuh"
 #include "cuda/gemm/sm90/few_rows/few_tile_choice.h"
@@ -41,10 +39,8 @@ template <typename T, typename Table>
 bool run_few_tile(const GemmCall& call, const FewSpace& space, int multiprocessors, FewTurn turn,
                   cudaStream_t stream) {
   const int suited = suited_row<Table>(call.problem, multiprocessors);
-  [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((row == suited ? run_few_tile_row<T, Table, row>(call, space, multiprocessors, turn, stream) : void()),
-     ...);
-  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+  with_row<Table>(
+      suited, [&](auto row) { run_few_tile_row<T, Table, row>(call, space, multiprocessors, turn, stream); });
   return suited >= 0;
 }
 

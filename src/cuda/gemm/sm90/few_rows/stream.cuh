@@ -1,8 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 #include "cuda/gemm/common/finish.cuh"
 #include "cuda/gemm/sm90/few_rows/few_turn.h"
@@ -12,6 +10,7 @@
 #include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/chunk.cuh"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::gemm {
 
@@ -205,15 +204,11 @@ void run_stream(const GemmCall& call, int multiprocessors, FewTurn turn, cudaStr
                                   .turn = turn,
                                   .rows = static_cast<int>(problem.n / blocks),
                                   .longer = static_cast<int>(problem.n % blocks)};
-  bool done = false;
-  [&]<int... row>(std::integer_sequence<int, row...>) {
-    const auto run = [&]<int suited>() {
-      done = true;
-      problem.gated ? launch<stream_kernel<T, true, suited>>(how, arguments)
-                    : launch<stream_kernel<T, false, suited>>(how, arguments);
-    };
-    ((!done && problem.k <= Streams::rows[row].summands() ? run.template operator()<row>() : void()), ...);
-  }(std::make_integer_sequence<int, static_cast<int>(std::size(Streams::rows))>{});
+  const int suited = first_row<Streams>([&](const StreamConfig& c) { return problem.k <= c.summands(); });
+  with_row<Streams>(suited, [&](auto row) {
+    problem.gated ? launch<stream_kernel<T, true, row>>(how, arguments)
+                  : launch<stream_kernel<T, false, row>>(how, arguments);
+  });
 }
 
 }  // namespace tilewise::cuda::gemm

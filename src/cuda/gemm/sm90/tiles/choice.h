@@ -1,8 +1,8 @@
 #pragma once
 
-#include <iterator>
-
+#include "cuda/gemm/common/tuning_problem.h"
 #include "cuda/gemm/sm90/tiles/tuning.h"
+#include "cuda/tile/tuning_table.h"
 #include "gemm/problem.h"
 
 namespace tilewise::cuda::gemm {
@@ -38,14 +38,9 @@ inline double time_of(const GemmProblem& problem, const GemmConfig& c, int multi
 
 template <typename Table>
 int choose_row(const GemmProblem& problem, int multiprocessors) {
-  int chosen = 0;
-  for (int row = 1; row < static_cast<int>(std::size(Table::rows)); ++row) {
-    if (time_of(problem, Table::rows[row], multiprocessors) <
-        time_of(problem, Table::rows[chosen], multiprocessors)) {
-      chosen = row;
-    }
-  }
-  return chosen;
+  return choose_row_of<Table>(
+      problem, [](const GemmConfig&) { return true; },
+      [&](int row) { return time_of(problem, Table::rows[row], multiprocessors); });
 }
 
 }  // namespace tilewise::cuda::gemm

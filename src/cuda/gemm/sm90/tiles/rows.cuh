@@ -1,8 +1,5 @@
 #pragma once
 
-#include <iterator>
-#include <utility>
-
 #include "cuda/gemm/sm90/tiles/choice.h"
 #include "cuda/gemm/sm90/tiles/kernel.cuh"
 #include "cuda/runtime/device.h"
@@ -60,13 +57,15 @@ void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
   }
 }
 
-/// Runs the row that is chosen. All rows of the table are compiled.
-template <typename T, typename Table>
-void run_suited(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
-  const int chosen = choose_row<Table>(call.problem, multiprocessors);
-  [&]<int... row>(std::integer_sequence<int, row...>) {
-    ((row == chosen ? run_row<T, Table, row>(call, multiprocessors, stream) : void()), ...);
-  }(std::make_integer_sequence<int, static_cast<int>(std::size(Table::rows))>{});
+/// Calls body.operator()<Table>() with the table for a product of 16-bit results.
+template <typename Body>
+auto with_table(const GemmProblem& problem, const Body& body) {
+  if (problem.gated) return body.template operator()<Gated>();
+  if (problem.a_by_rows) {
+    return problem.b_by_rows ? body.template operator()<Plain>() : body.template operator()<TransposedB>();
+  }
+  return problem.b_by_rows ? body.template operator()<TransposedA>()
+                           : body.template operator()<TransposedBoth>();
 }
 
 template <typename T>
@@ -81,19 +80,21 @@ void run_wide(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
                            : run_row<T, Wide<true, true>, 0>(call, multiprocessors, stream);
 }
 
+/// Runs the chosen row. All rows of the tables are compiled.
 template <typename T>
-void run_by_layout(const GemmCall& call, const Context& context) {
+void run_chosen(const GemmCall& call, int chosen, const Context& context) {
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* stream = static_cast<cudaStream_t>(context.stream);
-  const GemmProblem& problem = call.problem;
-  if (problem.out_dtype == DType::f32) return run_wide<T>(call, multiprocessors, stream);
-  if (problem.gated) return run_suited<T, Gated>(call, multiprocessors, stream);
-  if (problem.a_by_rows) {
-    return problem.b_by_rows ? run_suited<T, Plain>(call, multiprocessors, stream)
-                             : run_suited<T, TransposedB>(call, multiprocessors, stream);
-  }
-  return problem.b_by_rows ? run_suited<T, TransposedA>(call, multiprocessors, stream)
-                           : run_suited<T, TransposedBoth>(call, multiprocessors, stream);
+  if (call.problem.out_dtype == DType::f32) return run_wide<T>(call, multiprocessors, stream);
+  with_table(call.problem, [&]<typename Table>() {
+    with_row<Table>(chosen, [&](auto row) { run_row<T, Table, row>(call, multiprocessors, stream); });
+  });
+}
+
+/// The row that suits a product.
+inline int chosen_row(const GemmProblem& problem, int multiprocessors) {
+  if (problem.out_dtype == DType::f32) return 0;
+  return with_table(problem, [&]<typename Table>() { return choose_row<Table>(problem, multiprocessors); });
 }
 
 }  // namespace tilewise::cuda::gemm

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string_view>
 
 namespace tilewise::cuda::gemm {
 
@@ -65,12 +66,21 @@ struct GemmConfig {
     return static_cast<std::size_t>(tile_bytes() + slabs_bytes() + barrier_bytes());
   }
 
+  template <typename To>
+  constexpr void describe(To& to) const {
+    to.number("consumers", consumers);
+    to.number("row_tiles", row_tiles);
+    to.number("columns", columns);
+    to.number("stages", stages);
+    to.word(pair == Pair::none ? "" : pair == Pair::shares_a ? "shares_a" : "shares_b");
+  }
   friend constexpr bool operator==(const GemmConfig&, const GemmConfig&) = default;
 };
 
 /// A table for each memory layout of A and B. The row is taken whose tiles take the least time on all SMs.
 /// bench/sweep_gemm.cu measures candidates.
 struct Plain {
+  static constexpr std::string_view name = "gemm.sm90.plain";
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4},
       {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .speed = 1.02f, .rest = 320},
@@ -81,6 +91,7 @@ struct Plain {
   };
 };
 struct Gated {
+  static constexpr std::string_view name = "gemm.sm90.gated";
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4, .gated = true},
       {.row_tiles = 2, .columns = 128, .stages = 4, .gated = true},
@@ -90,6 +101,7 @@ struct Gated {
 };
 /// dx = dy · w.
 struct TransposedB {
+  static constexpr std::string_view name = "gemm.sm90.transposed_b";
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 256, .stages = 4, .pair = Pair::shares_b, .transposed_b = true},
       {.row_tiles = 1,
@@ -103,6 +115,7 @@ struct TransposedB {
 };
 /// dw = dyᵀ · x.
 struct TransposedBoth {
+  static constexpr std::string_view name = "gemm.sm90.transposed_both";
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1,
        .columns = 256,
@@ -120,6 +133,7 @@ struct TransposedBoth {
   };
 };
 struct TransposedA {
+  static constexpr std::string_view name = "gemm.sm90.transposed_a";
   static constexpr GemmConfig rows[] = {
       {.row_tiles = 1, .columns = 128, .stages = 5, .transposed_a = true},
   };

@@ -4,8 +4,12 @@
 namespace tilewise::cuda::gemm {
 
 template <>
-void wgmma_of<__nv_bfloat16>(const GemmCall& call, const Context& context) {
-  run_by_layout<__nv_bfloat16>(call, context);
+void wgmma_of<__nv_bfloat16>(const GemmCall& call, int row, const Context& context) {
+  run_chosen<__nv_bfloat16>(call, row, context);
+}
+
+int wgmma_row(const GemmCall& call, const Context& context) {
+  return chosen_row(call.problem, device_properties(context.device.index).multiprocessors);
 }
 
 }  // namespace tilewise::cuda::gemm

@@ -4,8 +4,8 @@
 namespace tilewise::cuda::gemm {
 
 template <>
-void wgmma_of<__half>(const GemmCall& call, const Context& context) {
-  run_by_layout<__half>(call, context);
+void wgmma_of<__half>(const GemmCall& call, int row, const Context& context) {
+  run_chosen<__half>(call, row, context);
 }
 
 }  // namespace tilewise::cuda::gemm
