@@ -82,6 +82,9 @@ struct CutPiece {
   AttentionInputs inputs;
   AttentionOptions options;
   bool first_keys = false;  // of its queries
+  // Whether queries have all their keys here, or keys all their queries: what is summed over them needs no
+  // joining, and may be rounded to the type of the rows.
+  bool all_keys = false, all_queries = false;
 };
 
 CutPiece cut(const AttentionInputs& whole, const AttentionOptions& options, const Part& entries,
@@ -94,7 +97,9 @@ CutPiece cut(const AttentionInputs& whole, const AttentionOptions& options, cons
                  .keys = keys,
                  .inputs = {},
                  .options = options,
-                 .first_keys = false};
+                 .first_keys = false,
+                 .all_keys = false,
+                 .all_queries = false};
   const auto rows = [&](const Tensor& tensor, const Part& heads, const Part& positions) {
     return rows_of_part(rows_of_part(rows_of_part(tensor, 0, entries), 1, heads), 2, positions);
   };
@@ -135,6 +140,8 @@ void for_each_piece(std::uint64_t seed, const AttentionInputs& inputs, const Att
         for (const Part& keys : cuts.keys) {
           CutPiece piece = cut(inputs, options, entries, heads, queries, keys);
           piece.first_keys = &keys == cuts.keys.data();
+          piece.all_keys = cuts.keys.size() == 1;
+          piece.all_queries = cuts.queries.size() == 1;
           body(piece);
         }
       }
@@ -210,7 +217,7 @@ Joined join(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOp
   for_each_piece(seed, inputs, options, [&](CutPiece piece) {
     if (!piece.first_keys) piece.inputs.sinks = {};  // a sink counts once
     const Shape rows = {piece.entries.count, piece.heads.count, piece.queries.count};
-    const Buffer o(wide(q.dtype), {rows[0], rows[1], rows[2], inputs.v.extent(3)});
+    const Buffer o(piece.all_keys ? q.dtype : wide(q.dtype), {rows[0], rows[1], rows[2], inputs.v.extent(3)});
     const Buffer lse(q.dtype == DType::f64 ? DType::f64 : runner.statistics, rows);
     runner.forward(piece.inputs, piece.options, {o.view(), lse.view()}, context);
     for (std::int64_t b = 0; b < rows[0]; ++b) {
@@ -459,7 +466,7 @@ void backward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const
   MaskSums dmask(gradients.dmask);
   for_each_piece(seed, inputs, options, [&](CutPiece piece) {
     piece.inputs.sinks = {};
-    const DType dtype = wide(q.dtype);
+    const auto joined_type = [&](bool whole) { return whole ? q.dtype : wide(q.dtype); };
     const auto shape = [](const Tensor& x) {
       return Shape{x.extent(0), x.extent(1), x.extent(2), x.extent(3)};
     };
@@ -467,9 +474,9 @@ void backward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const
     const Buffer lse = rows_of_piece(piece, statistics, joined.lse);
     const Buffer deltas = rows_of_piece(piece, statistics, delta);
     const Buffer d_lses = rows_of_piece(piece, statistics, d_lse);
-    const Buffer piece_dq(dtype, shape(piece.inputs.q));
-    const Buffer piece_dk(dtype, shape(piece.inputs.k));
-    const Buffer piece_dv(dtype, shape(piece.inputs.v));
+    const Buffer piece_dq(joined_type(piece.all_keys), shape(piece.inputs.q));
+    const Buffer piece_dk(joined_type(piece.all_queries), shape(piece.inputs.k));
+    const Buffer piece_dv(joined_type(piece.all_queries), shape(piece.inputs.v));
     Buffer piece_dmask;
     if (gradients.dmask.given()) {
       Shape mask_shape;

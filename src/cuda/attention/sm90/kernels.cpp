@@ -166,6 +166,8 @@ std::string supports(const AttentionProblem& problem) {
 #endif
   if (problem.pass == Pass::backward) {
     if (const std::string reason = unsuited_backward(problem); !reason.empty()) return reason;
+  } else if (problem.heads_q * problem.queries == 0) {
+    return "takes no less than one query";  // an empty tensor has no map
   } else if (problem.dtype == DType::f32) {
     if (const std::string reason = unsuited_f32(problem); !reason.empty()) return reason;
   } else {
@@ -215,7 +217,6 @@ void launch_on_device(const AttentionCall& call, const Context& context) {
     const AttentionCall ordered = simt::with_ordered_starts(call, rest);
     return wgmma_backward::backward(ordered, rest);
   }
-  if (call.problem.batch * call.problem.heads_q == 0) return;  // there is no map of an empty tensor
   if (call.problem.dtype == DType::f32) return wgmma_f32::forward(call, context);
   call.problem.dtype == DType::f16 ? launch_as<__half>(call, context)
                                    : launch_as<__nv_bfloat16>(call, context);
