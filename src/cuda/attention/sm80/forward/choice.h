@@ -17,7 +17,8 @@ int choose_row(const AttentionCall& call, const DeviceProperties& device) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
   const bool additive = call.problem.features.mask == MaskKind::additive;
   const auto fits = [&](const ForwardConfig& c) {
-    return c.dim >= dim && c.shared_bytes(Table::general) <= device.shared_bytes && (c.additive || !additive);
+    return c.dim >= dim && c.shared_bytes(Table::general) <= device.shared_bytes &&
+           (c.additive || !additive) && (c.in_parts || !call.problem.piece.wide_rows);
   };
   const auto blocks = [&](const ForwardConfig& c) {
     return QueryBlocks::of(call, c.rows(), device.multiprocessors);
