@@ -1,18 +1,32 @@
 #pragma once
 
 #include "attention/call.h"
+#include "cuda/attention/common/accumulator.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/element.cuh"
 
 namespace tilewise::cuda {
 
-inline constexpr float log2e = 1.4426950408889634f;
-inline constexpr float minus_infinity = -__builtin_huge_valf();
+/// tanh to f32 accuracy; tanhf of the device library.
+__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
 
-/// What turns a product q·k of one entry and head into a score. Scores are in natural units: in units of log2
-/// e, which exp2 would like, a mask of the lowest finite number would overflow. Calls that have nothing but
-/// the scale may use `scale_log2` instead and stay in those.
-struct ScoreRules {
+/// tanh of x, and its derivative: 1 − 2 / (e^2x + 1), and 4 e^2x / (e^2x + 1)². Off by 2e-7 at most, which is
+/// nothing in a score whose weight goes into a product of 16 bits.
+__device__ __forceinline__ float tanh_of(float x, float& derivative) {
+  const float power = exp2_approx(fminf(x, 40.0f) * (2 * log2e));
+  const float inverse = __fdividef(1.0f, power + 1);
+  derivative = 4 * inverse * (power * inverse);
+  return fmaf(-2.0f, inverse, 1.0f);
+}
+
+/// What turns a product q·k of one entry and head into its score S: scale, softcap, ALiBi, mask, in this
+/// order. Scores are in natural units: in units of log2 e, which exp2 would like, a mask of the lowest finite
+/// number would overflow. Calls that have nothing but the scale may use `scale_log2` instead and stay in
+/// those.
+///
+/// Kernels apply it to a whole accumulator (scale_and_cap, add_alibi) or to one pair (score_of). The mask is
+/// added by each kernel in the way in which its elements come: from memory, by TMA, or four at a time.
+struct ScoreRule {
   float scale;       ///< with softcap scale / c
   float scale_log2;  ///< scale·log2 e
   float cap;         ///< c
@@ -20,7 +34,7 @@ struct ScoreRules {
   bool softcap, alibi, mask, boolean_mask;
 
   /// Of a call that has nothing but the scale.
-  __device__ explicit ScoreRules(const AttentionCall& call)
+  __device__ explicit ScoreRule(const AttentionCall& call)
       : scale(static_cast<float>(call.scale)),
         scale_log2(static_cast<float>(call.scale * 1.4426950408889634)),
         cap(0),
@@ -29,7 +43,7 @@ struct ScoreRules {
         alibi(false),
         mask(false),
         boolean_mask(false) {}
-  __device__ ScoreRules(const AttentionCall& call, std::int64_t b, std::int64_t h) {
+  __device__ ScoreRule(const AttentionCall& call, std::int64_t b, std::int64_t h) {
     const AttentionFeatures& features = call.problem.features;
     softcap = features.softcap;
     alibi = features.alibi;
@@ -42,11 +56,31 @@ struct ScoreRules {
   }
 };
 
-/// tanh to f32 accuracy; tanhf of the device library.
-__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
+/// Scale and softcap, of a whole accumulator. Every step is rounded by itself, as score_of() has it.
+template <typename View, typename S>
+__device__ __forceinline__ void scale_and_cap(S& s, float scale, bool softcap, float cap) {
+  if (softcap) {
+    View::each([&](int q, int k) {
+      float& score = View::at(s, q, k);
+      score = __fmul_rn(tanh_of(__fmul_rn(score, scale)), cap);
+    });
+  } else {
+    View::each([&](int q, int k) { View::at(s, q, k) = __fmul_rn(View::at(s, q, k), scale); });
+  }
+}
+
+/// ALiBi: S −= slope · distance, of a whole accumulator. `slope(q)` and `distance(q)` are those of the lane's
+/// query q, the distance that from its first key.
+template <typename View, typename S, typename Slope, typename Distance>
+__device__ __forceinline__ void add_alibi(S& s, const Slope& slope, const Distance& distance) {
+  View::each([&](int q, int k) {
+    float& score = View::at(s, q, k);
+    score = __fsub_rn(score, __fmul_rn(slope(q), static_cast<float>(abs(distance(q) - View::step(k)))));
+  });
+}
 
 /// What ALiBi and the mask add at (i, j); −inf where a boolean mask hides.
-__device__ __forceinline__ float score_bias(const AttentionCall& call, const ScoreRules& rules,
+__device__ __forceinline__ float score_bias(const AttentionCall& call, const ScoreRule& rules,
                                             const Sequence& sequence, std::int64_t b, std::int64_t h,
                                             std::int64_t i, std::int64_t j) {
   float bias = 0;
@@ -68,7 +102,7 @@ __device__ __forceinline__ float score_bias(const AttentionCall& call, const Sco
 /// The score of a pair from its product. `tangent` receives tanh of the capped score, for its derivative.
 /// Every step is rounded by itself: a score is the same number in every kernel, whatever is done with it
 /// next.
-__device__ __forceinline__ float score_of(const AttentionCall& call, const ScoreRules& rules,
+__device__ __forceinline__ float score_of(const AttentionCall& call, const ScoreRule& rules,
                                           const Sequence& sequence, std::int64_t b, std::int64_t h,
                                           std::int64_t i, std::int64_t j, float product, float& tangent) {
   float s = __fmul_rn(product, rules.scale);

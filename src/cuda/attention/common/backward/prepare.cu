@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(row_threads)
 constexpr float far_lse = 1024;
 
 struct Softmax {
-  float top = -3.402823466e38f;
+  float top = lowest;
   float sum = 0;
 
   __device__ void add(float s, float weight) {
@@ -144,10 +144,10 @@ struct Softmax {
 
 // A score as backward's pairs have it: the mask comes last, where score_of() has it meet ALiBi first. Beside
 // a mask of -65504 these are two numbers, and their weights 0.4 % apart.
-__device__ __forceinline__ float pair_score(const AttentionCall& call, const ScoreRules& rules,
+__device__ __forceinline__ float pair_score(const AttentionCall& call, const ScoreRule& rules,
                                             const Sequence& sequence, std::int64_t b, std::int64_t h,
                                             std::int64_t i, std::int64_t j, float product) {
-  ScoreRules without_mask = rules;
+  ScoreRule without_mask = rules;
   without_mask.mask = false;
   float tangent;
   const float score = score_of(call, without_mask, sequence, b, h, i, j, product, tangent);
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(row_threads)
   if (!(fabsf(lse) > far_lse) || isinf(lse)) return;
   const auto [b, i] = row.in_sequence(call);
   const Sequence sequence = call.sequence(b);
-  const ScoreRules rules(call, b, row.h);
+  const ScoreRule rules(call, b, row.h);
   const KeyRange range = call.keys_of(sequence, i);
   const auto dims = static_cast<int>(call.problem.dim_qk);
   const std::byte* q_row = row_of_halves(call.q, row.b, row.h, row.s);

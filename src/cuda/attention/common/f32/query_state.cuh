@@ -4,18 +4,16 @@
 #include "cuda/attention/common/f32/split_rows.cuh"
 #include "cuda/attention/common/forward/query_rows.cuh"
 #include "cuda/attention/common/forward/scores.cuh"
+#include "cuda/ptx/math.cuh"
 
 namespace tilewise::cuda::mma_f32 {
 
 // What warps do with their queries, whichever instructions make the products.
 
 using mma::hide;
-using mma::lowest;
 using mma::Place;
 using mma::QueryBlocks;
 using mma::QueryRows;
-using mma::row_maximum;
-using mma::row_sum;
 using mma::Scores;
 using mma::seen_by_warp;
 

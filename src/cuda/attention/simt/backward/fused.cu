@@ -63,7 +63,7 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
     }
     wait_copies<0>();
     __syncthreads();  // what was loaded is there
-    const ScoreRules rules(call, query.b, query.h);
+    const ScoreRule rules(call, query.b, query.h);
     differentiate(stage, rules, query, keys, true, place, [&](float highest) {
       if constexpr (!general && gradients == Gradients::all) {
         if (mends && highest > peak_weight) take_peaks<C>(stage, peaks, query, keys, place);

@@ -161,7 +161,7 @@ __device__ __forceinline__ float weight_of(float s, float top) { return exp2_app
 
 /// Products to weights, by the first half. Of a query that saw nothing all are 0.
 template <typename C, Side side, bool general>
-__device__ __forceinline__ void store_weights(const Stage<C, side, general>& stage, const ScoreRules& rules,
+__device__ __forceinline__ void store_weights(const Stage<C, side, general>& stage, const ScoreRule& rules,
                                               const QueryTile& query, const KeyTile& keys, bool edge,
                                               const Place<C>& place, const float (&products)[C::M][C::N]) {
   const AttentionCall& call = stage.call;
@@ -203,7 +203,7 @@ __device__ __forceinline__ void store_weights(const Stage<C, side, general>& sta
 /// softcap where `through_softcap`, in `dscores`.
 template <typename C, Side side, bool general>
 __device__ __forceinline__ void store_general_weights(const Stage<C, side, general>& stage,
-                                                      const ScoreRules& rules, const QueryTile& query,
+                                                      const ScoreRule& rules, const QueryTile& query,
                                                       const KeyTile& keys, bool edge, bool through_softcap,
                                                       const Place<C>& place,
                                                       const float (&products)[C::M][C::N]) {
@@ -345,7 +345,7 @@ __device__ __forceinline__ bool has_edge(const AttentionCall& call, const QueryT
 /// half makes, after the next barrier of the block. A lane of the second half may look at its pairs before:
 /// `look` is given the highest weight of them.
 template <typename C, Side side, bool general, typename Look>
-__device__ __forceinline__ void differentiate(const Stage<C, side, general>& stage, const ScoreRules& rules,
+__device__ __forceinline__ void differentiate(const Stage<C, side, general>& stage, const ScoreRule& rules,
                                               const QueryTile& query, const KeyTile& keys,
                                               bool through_softcap, const Place<C>& place, const Look& look) {
   float products[C::M][C::N] = {};

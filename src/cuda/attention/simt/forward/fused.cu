@@ -49,7 +49,7 @@ __device__ __forceinline__ float pick(const float (&x)[count], int n) {
 // arithmetic of one row: code that runs once is mostly waited for, so it is kept short.
 template <typename C, bool general>
 __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTile& query, int first_dim,
-                                       const ScoreRules& rules, float sign, const ForwardPlace<C>& place,
+                                       const ScoreRule& rules, float sign, const ForwardPlace<C>& place,
                                        float (&o)[C::M][C::V], SoftmaxRow<C>& row) {
   static_assert(C::M <= C::C);
 #pragma unroll
@@ -169,7 +169,7 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
   if (query.count <= 0) return;
 
   const ForwardPlace<C> place;
-  const ScoreRules rules = general ? ScoreRules(call, b, h) : ScoreRules(call);
+  const ScoreRule rules = general ? ScoreRule(call, b, h) : ScoreRule(call);
   const Loader<C, general> load(call, query, first_dim);
   const int pieces = load.pieces();
   const KeyRange all = query.all(call);
