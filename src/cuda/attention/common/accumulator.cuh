@@ -96,8 +96,8 @@ struct WgmmaTransposedView : ByQueries<columns / 4, 2> {
 /// where the lane's first key is `own`. The loop over queries, in which the bounds are worked out, is the
 /// kernel's.
 template <typename View, typename S>
-__device__ __forceinline__ void hide_outside(S& s, int q, int first, int last,
-                                             float hidden = minus_infinity, int own = 0) {
+__device__ __forceinline__ void hide_outside(S& s, int q, int first, int last, float hidden = minus_infinity,
+                                             int own = 0) {
 #pragma unroll
   for (int k = 0; k < View::keys; ++k) {
     const int key = own + View::step(k);  // with the call in it the condition would become a branch

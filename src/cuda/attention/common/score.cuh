@@ -19,6 +19,13 @@ __device__ __forceinline__ float tanh_of(float x, float& derivative) {
   return fmaf(-2.0f, inverse, 1.0f);
 }
 
+/// What dS is multiplied by on the way to dQ, for a head's logit scale. It is divided out again for the
+/// scale's own gradient, Σ dS·scale·q·k = q·dQ over it, so it is 1 in the place of 0, or of what is no larger
+/// than `least`. Then dQ is multiplied by the scale at its end, and dK gets nothing of the head.
+__device__ __forceinline__ float differentiable(float logit, float least = 0) {
+  return fabsf(logit) <= least ? 1.0f : logit;
+}
+
 /// What turns a product q·k of one entry and head into its score S: scale, softcap, ALiBi, mask, in this
 /// order. Scores are in natural units: in units of log2 e, which exp2 would like, a mask of the lowest finite
 /// number would overflow. Calls that have nothing but the scale may use `scale_log2` instead and stay in
@@ -27,10 +34,12 @@ __device__ __forceinline__ float tanh_of(float x, float& derivative) {
 /// Kernels apply it to a whole accumulator (scale_and_cap, add_alibi) or to one pair (score_of). The mask is
 /// added by each kernel in the way in which its elements come: from memory, by TMA, or four at a time.
 struct ScoreRule {
-  float scale;       ///< with softcap scale / c
+  float scale;       ///< the head's logit scale included; with softcap over c
   float scale_log2;  ///< scale·log2 e
   float cap;         ///< c
   float slope;       ///< ALiBi's
+  float logit;       ///< what dS is multiplied by for the head's logit scale
+  bool adds_dk;      ///< see differentiable()
   bool softcap, alibi, mask, boolean_mask;
 
   /// Of a call that has nothing but the scale.
@@ -39,6 +48,8 @@ struct ScoreRule {
         scale_log2(static_cast<float>(call.scale * 1.4426950408889634)),
         cap(0),
         slope(0),
+        logit(1),
+        adds_dk(true),
         softcap(false),
         alibi(false),
         mask(false),
@@ -49,10 +60,19 @@ struct ScoreRule {
     alibi = features.alibi;
     mask = features.mask != MaskKind::none;
     boolean_mask = features.mask == MaskKind::boolean;
-    scale = static_cast<float>(softcap ? call.scale / call.softcap : call.scale);
+    const double of_head = call.scale_of(h);
+    scale = static_cast<float>(softcap ? of_head / call.softcap : of_head);
+    logit = features.logit_scale ? static_cast<float>(call.logit_scale.at(b, h)) : 1.0f;
+    adds_dk = logit != 0;
+    if (call.dlogit_scale != nullptr) logit = differentiable(logit);
     scale_log2 = static_cast<float>(call.scale * 1.4426950408889634);
     cap = static_cast<float>(call.softcap);
     slope = alibi ? static_cast<float>(call.alibi_slopes.at(b, h)) : 0.0f;
+  }
+
+  /// d score / d (scale·q·k), `tangent` being tanh of the capped score.
+  __device__ float derivative(float tangent) const {
+    return (softcap ? 1 - tangent * tangent : 1.0f) * logit;
   }
 };
 

@@ -18,6 +18,7 @@ std::string supports_dense(const AttentionProblem& problem) {
   const std::string reason = supports_fused(problem);
   if (!reason.empty()) return reason;
   if (problem.layout != Layout::dense) return "takes dense tensors alone, not packed or paged ones";
+  if (problem.features.logit_scale) return "takes no logit scale";
   return problem.features.block_mask ? "takes no block mask" : "";
 }
 

@@ -121,6 +121,17 @@ struct BackwardBlock {
     const int index = (n * c.pair_key_tiles() + m) * 4 + e;
     return slopes_smem()[index * c.threads() + static_cast<int>(threadIdx.x)];
   }
+  /// The query head of the steps.
+  __device__ int head_of(const QuerySteps& steps) const {
+    return h * static_cast<int>(call.group()) + steps.head;
+  }
+  /// Whether it adds to dk: not where its logit scale is 0, see differentiable().
+  __device__ bool adds_dk(const QuerySteps& steps) const {
+    if constexpr (general) {
+      return !call.problem.features.logit_scale || logit_factor<T>(call, head_of(steps)).own;
+    }
+    return true;
+  }
   __device__ float keep_scale() const {
     return general && call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;
   }

@@ -78,10 +78,10 @@ __device__ __forceinline__ void finish_scores(const Block& block, const typename
   using T = typename Block::T;
   const AttentionCall& call = block.call;
   const AttentionFeatures& features = call.problem.features;
-  const int head = block.h * static_cast<int>(call.group()) + steps.head;
+  const int head = block.head_of(steps);
   using View = PairView<Block>;
   if (features.softcap) {
-    const auto inner = static_cast<float>(call.scale / call.softcap);
+    const auto inner = static_cast<float>(call.scale_of(head) / call.softcap);
     const auto cap = static_cast<float>(call.softcap);
     View::each([&](int q, int k) {
       float& score = View::at(s, q, k);
@@ -89,7 +89,7 @@ __device__ __forceinline__ void finish_scores(const Block& block, const typename
       score = cap * tanh_of(score * inner, derivative);
     });
   } else {
-    const auto factor = static_cast<float>(call.scale);
+    const auto factor = static_cast<float>(call.scale_of(head));
     View::each([&](int q, int k) { View::at(s, q, k) *= factor; });
   }
   if (features.alibi) {

@@ -28,8 +28,8 @@ __device__ __forceinline__ void make_scores(const AttentionCall& call, const Sco
       const std::int64_t i = queries.first + rows.query(row);
       distance[q] =
           static_cast<int>(i + queries.sequence.length_k - queries.sequence.length_q - keys.first - own);
-      slope[q] = rows.heads > 1 ? static_cast<float>(call.alibi_slopes.at(queries.b, rows.head(row)))
-                                : rules.slope;
+      slope[q] =
+          rows.heads > 1 ? static_cast<float>(call.alibi_slopes.at(queries.b, rows.head(row))) : rules.slope;
     }
     add_alibi<View>(s, [&](int q) { return slope[q]; }, [&](int q) { return distance[q]; });
   }

@@ -93,13 +93,15 @@ __device__ __forceinline__ void hide_after(Scores<c>& s, const BandOfKeys& band,
   }
 }
 
-/// Applies scale, softcap and ALiBi; S is in natural units then. `distance` is that of row g from the lane's
-/// first key of the tile, for ALiBi.
+/// Applies scale, softcap and ALiBi to S of head h; S is in natural units then. `distance` is that of row g
+/// from the lane's first key of the tile, for ALiBi.
 template <ForwardConfig c>
-__device__ __forceinline__ void apply_score_rules(Scores<c>& s, const GeneralArguments& rules, float slope,
-                                                  int distance) {
+__device__ __forceinline__ void apply_score_rules(Scores<c>& s, const GeneralArguments& rules, int h,
+                                                  float slope, int distance) {
   using View = WgmmaView<c.keys>;
-  scale_and_cap<View>(s, rules.score_scale, c.softcap() && rules.softcap, rules.cap);
+  float scale = rules.score_scale;
+  if (rules.logit_scale.data != nullptr) scale *= static_cast<float>(rules.logit_scale.at(0, h));
+  scale_and_cap<View>(s, scale, c.softcap() && rules.softcap, rules.cap);
   if (rules.alibi) {
     add_alibi<View>(s, [&](int) { return slope; }, [&](int half) { return distance + 8 * half; });
   }

@@ -102,9 +102,7 @@ struct Softmax {
   }
 
   /// The sum of a row of P, in all four lanes of the row.
-  __device__ __forceinline__ float row_sum(int half) const {
-    return cuda::row_sum(sum[half]);
-  }
+  __device__ __forceinline__ float row_sum(int half) const { return cuda::row_sum(sum[half]); }
   /// LSE of a row with this maximum and sum. The correction makes up for the rounding of the reference.
   __device__ __forceinline__ float lse(float most, float row, const LseScale& to) const {
     if (row == 0) return minus_infinity;
