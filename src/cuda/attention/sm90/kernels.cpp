@@ -262,7 +262,7 @@ std::string trial_supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
 #ifdef TILEWISE_HAS_WGMMA
   if (problem.pass != Pass::backward) return "has no forward";
-  if (problem.features.logit_scale) return "takes causal, windows and key lengths alone";
+  if (problem.features.logit_scale) return "takes no logit scale";
   if (const std::string reason = wgmma_tma::unsuited(problem); !reason.empty()) return reason;
   if (const std::string reason = mma::unsuited_backward(problem); !reason.empty()) return reason;
   return unsuited_capability(problem);
@@ -272,7 +272,7 @@ std::string trial_supports(const AttentionProblem& problem) {
 }
 std::size_t trial_workspace(const AttentionCall& call, const Context&) {
 #ifdef TILEWISE_HAS_WGMMA
-  return wgmma_tma::backward_workspace(call);
+  return simt::ordered_starts_bytes(call) + wgmma_tma::backward_workspace(call);
 #else
   static_cast<void>(call);
   return 0;
@@ -281,7 +281,9 @@ std::size_t trial_workspace(const AttentionCall& call, const Context&) {
 void trial_launch(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
-  wgmma_tma::backward(call, context);
+  Context rest = context;
+  const AttentionCall ordered = simt::with_ordered_starts(call, rest);
+  wgmma_tma::backward(ordered, rest);
 #else
   static_cast<void>(call);
   static_cast<void>(context);
