@@ -2,6 +2,7 @@
 
 #include "attention/call.h"
 #include "cuda/attention/common/accumulator.cuh"
+#include "cuda/attention/common/dropout.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/element.cuh"
 
@@ -99,26 +100,6 @@ __device__ __forceinline__ void add_alibi(S& s, const Slope& slope, const Distan
   });
 }
 
-/// What ALiBi and the mask add at (i, j); −inf where a boolean mask hides.
-__device__ __forceinline__ float score_bias(const AttentionCall& call, const ScoreRule& rules,
-                                            const Sequence& sequence, std::int64_t b, std::int64_t h,
-                                            std::int64_t i, std::int64_t j) {
-  float bias = 0;
-  if (rules.alibi) {
-    const std::int64_t distance = i + sequence.length_k - sequence.length_q - j;
-    bias = -__fmul_rn(rules.slope, static_cast<float>(distance < 0 ? -distance : distance));
-  }
-  if (rules.mask) {
-    const std::byte* at = call.mask.at(b, h, i, j);
-    if (rules.boolean_mask) {
-      if (*at == std::byte{0}) bias = minus_infinity;
-    } else {
-      bias += load_element(at, call.mask.dtype);
-    }
-  }
-  return bias;
-}
-
 /// The score of a pair from its product. `tangent` receives tanh of the capped score, for its derivative.
 /// Every step is rounded by itself: a score is the same number in every kernel, whatever is done with it
 /// next.
@@ -130,31 +111,26 @@ __device__ __forceinline__ float score_of(const AttentionCall& call, const Score
     tangent = tanh_of(s);
     s = __fmul_rn(tangent, rules.cap);
   }
-  const float bias = score_bias(call, rules, sequence, b, h, i, j);
-  return bias == minus_infinity ? bias : __fadd_rn(s, bias);
+  if (rules.alibi) {
+    const std::int64_t distance = i + sequence.length_k - sequence.length_q - j;
+    s = __fsub_rn(s, __fmul_rn(rules.slope, static_cast<float>(distance < 0 ? -distance : distance)));
+  }
+  if (!rules.mask) return s;
+  const std::byte* at = call.mask.at(b, h, i, j);
+  if (rules.boolean_mask) return *at == std::byte{0} ? minus_infinity : s;
+  const float bias = load_element(at, call.mask.dtype);
+  return bias == minus_infinity ? bias : __fadd_rn(s, bias);  // whatever the score is
 }
 
-/// What dropout makes of the weight of (i, j): 0 or keep_scale. Four keys that share a counter are drawn at
-/// once.
-struct DropoutFactors {
-  float factor[4];
-
-  __device__ DropoutFactors(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t i,
-                            std::int64_t first_key) {
-    const DropoutMask dropout = call.dropout.drawn();
-    const auto words = philox({static_cast<std::uint32_t>(first_key / 4), static_cast<std::uint32_t>(i),
-                               static_cast<std::uint32_t>(b * call.problem.heads_q + h), dropout.stream},
-                              dropout.key);
-    for (int n = 0; n < 4; ++n) factor[n] = words[n] >= dropout.threshold ? dropout.keep_scale : 0.0f;
-  }
-};
-
-__device__ __forceinline__ float dropout_factor(const AttentionCall& call, std::int64_t b, std::int64_t h,
-                                                std::int64_t i, std::int64_t j) {
-  const auto head = static_cast<std::uint32_t>(b * call.problem.heads_q + h);
-  const bool kept =
-      call.dropout.drawn().keeps(head, static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j));
-  return kept ? call.dropout.keep_scale : 0.0f;
+/// Joins a sink, a score without a value, to a row's softmax of that maximum, which becomes the higher of the
+/// two. Gives what the row's weights are to be multiplied by; `weight` is the sink's own. The sink may dwarf
+/// every weight, so that all of O hangs on the factor: it is not the approximate exponential.
+__device__ __forceinline__ float join_sink(float sink, float& maximum, float& weight) {
+  const float highest = fmaxf(maximum, sink);
+  const float factor = expf(maximum - highest);
+  weight = expf(sink - highest);
+  maximum = highest;
+  return factor;
 }
 
 }  // namespace tilewise::cuda

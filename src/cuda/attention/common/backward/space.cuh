@@ -56,15 +56,15 @@ struct GradientScale {
   float down = 1;
 };
 template <typename T>
-__device__ __forceinline__ GradientScale gradient_scale(const Largest* largest, float keep_scale) {
+__device__ __forceinline__ GradientScale gradient_scale(const Largest* largest, float keep_scale,
+                                                        bool logit_scale = false) {
   if constexpr (weight_bits<T> == 0) {
     return {};
   } else {
-    // |d_o·v − d_o·o| is at most twice the product of the norms, and what dropout multiplies it by; then
-    // comes the logit scale.
-    const float bound = fmaf(2 * keep_scale * __int_as_float(largest->d_o), __int_as_float(largest->v),
-                             __int_as_float(largest->d_lse)) *
-                        fmaxf(1.0f, __int_as_float(largest->logit));
+    // |d_o·v − d_o·o| is at most twice the product of the norms, and what dropout multiplies it by.
+    float bound = fmaf(2 * keep_scale * __int_as_float(largest->d_o), __int_as_float(largest->v),
+                       __int_as_float(largest->d_lse));
+    if (logit_scale) bound *= fmaxf(1.0f, __int_as_float(largest->logit));
     if (!(bound > 0) || isinf(bound)) return {};
     const int bits = max(-100, min(100, 14 - ilogbf(bound)));  // below 2^15, half of what f16 holds
     return {exp2f(static_cast<float>(bits)), exp2f(static_cast<float>(-bits))};

@@ -62,12 +62,9 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
   if constexpr (!general)
     maximum = fmaxf(maximum * rules.scale * sign, lowest);  // natural units from here on
   if (call.problem.features.sinks) {
-    const float sink = static_cast<float>(call.sinks.at(query.b, query.h));
-    const float highest = fmaxf(maximum, sink);
-    // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
-    factor = expf(maximum - highest);
-    sum = sum * factor + expf(sink - highest);
-    maximum = highest;
+    float sink_weight;
+    factor = join_sink(static_cast<float>(call.sinks.at(query.b, query.h)), maximum, sink_weight);
+    sum = sum * factor + sink_weight;
   }
   const float own_inverse = sum == 0 ? 0.0f : factor / sum;
   const std::int64_t first = query.sequence.first_q + query.first;

@@ -72,7 +72,7 @@ struct BackwardBlock {
         dim_qk(static_cast<int>(call.problem.dim_qk)),
         dim_v(static_cast<int>(call.problem.dim_v)),
         unit(exponent_unit(call.scale)),
-        scale(gradient_scale<T>(space.largest, keep_scale())),
+        scale(gradient_scale<T>(space.largest, keep_scale(), general && call.problem.features.logit_scale)),
         k_smem(shared),
         v_smem(k_smem + c.key_bytes()),
         q_smem(v_smem + c.key_bytes()),

@@ -157,11 +157,11 @@ __device__ __forceinline__ unsigned kept_pairs(const Block& block, const typenam
   unsigned drawn = 0;
 #pragma unroll 1
   for (int n = 0; n < draws; ++n) {
-    const auto words = philox(
-        {static_cast<std::uint32_t>(j + 8 * eight) / 4, query(first + n), row, dropout.stream}, dropout.key);
+    const KeptFour kept_four =
+        draw_four(dropout, static_cast<std::uint32_t>(j + 8 * eight) / 4, query(first + n), row);
     unsigned four = 0;
 #pragma unroll
-    for (int word = 0; word < 4; ++word) four |= words[word] >= dropout.threshold ? 1u << word : 0u;
+    for (int word = 0; word < 4; ++word) four |= kept_four.keeps[word] ? 1u << word : 0u;
     drawn |= four << (4 * n);
   }
 #pragma unroll

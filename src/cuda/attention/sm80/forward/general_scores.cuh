@@ -46,17 +46,16 @@ __device__ __forceinline__ void make_scores(const AttentionCall& call, const Sco
 /// What dropout keeps of a lane's pairs in a tile of keys.
 template <ForwardConfig c>
 struct DropoutRows {
-  PhiloxKey key;
-  std::uint32_t stream, threshold;
+  DropoutMask mask;
   std::uint32_t query[c.row_tiles][2], head[c.row_tiles][2];
   std::uint32_t first;  ///< the lane's first key
 
   __device__ DropoutRows(const AttentionCall& call, const DropoutMask& drawn, const QueryRows& rows,
                          const Place<c>& place, const KeyTile& keys)
-      : key{uniform(drawn.key.low), uniform(drawn.key.high)},
-        stream(uniform(drawn.stream)),
-        threshold(uniform(drawn.threshold)),
-        first(static_cast<std::uint32_t>(keys.first + KeyOrder::first(place.lane))) {
+      : first(static_cast<std::uint32_t>(keys.first + KeyOrder::first(place.lane))) {
+    mask.key = {uniform(drawn.key.low), uniform(drawn.key.high)};
+    mask.stream = uniform(drawn.stream);
+    mask.threshold = uniform(drawn.threshold);
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
@@ -75,9 +74,9 @@ struct DropoutRows {
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const auto words = philox({four, query[r][half], head[r][half], stream}, key);
-        bits[r][half] = two(words[0] >= threshold, words[1] >= threshold);
-        bits[r][2 + half] = two(words[2] >= threshold, words[3] >= threshold);
+        const KeptFour kept = draw_four(mask, four, query[r][half], head[r][half]);
+        bits[r][half] = two(kept.keeps[0], kept.keeps[1]);
+        bits[r][2 + half] = two(kept.keeps[2], kept.keeps[3]);
       }
     }
   }
@@ -91,10 +90,10 @@ struct DropoutRows {
 #pragma unroll 1
         for (unsigned n = 0; n < 4; ++n) {
           const std::uint32_t j = first + 16 * static_cast<std::uint32_t>(step) + n;
-          const auto words = philox({j / 4, query[r][half], head[r][half], stream}, key);
-          const std::uint32_t low = j % 2 == 0 ? words[0] : words[1];
-          const std::uint32_t high = j % 2 == 0 ? words[2] : words[3];
-          kept |= (j % 4 < 2 ? low : high) >= threshold ? 1u << n : 0u;
+          const KeptFour four = draw_four(mask, j / 4, query[r][half], head[r][half]);
+          const bool low = j % 2 == 0 ? four.keeps[0] : four.keeps[1];
+          const bool high = j % 2 == 0 ? four.keeps[2] : four.keeps[3];
+          kept |= (j % 4 < 2 ? low : high) ? 1u << n : 0u;
         }
         bits[r][half] = two((kept & 1) != 0, (kept & 2) != 0);
         bits[r][2 + half] = two((kept & 4) != 0, (kept & 8) != 0);
