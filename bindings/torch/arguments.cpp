@@ -101,7 +101,8 @@ AttentionArguments::AttentionArguments(ArgumentStack& stack)
       kernel_name(stack.take<std::optional<std::string>>()),
       deterministic(stack.take<bool>()),
       allow_tf32(stack.take<bool>()),
-      strict(stack.take<bool>()) {}
+      strict(stack.take<bool>()),
+      logit_scale(stack.take<OptionalTensor>()) {}
 
 AttentionArguments AttentionArguments::plain(ArgumentStack& stack, PlainMask mask) {
   auto q = stack.take<TorchTensor>();
@@ -134,6 +135,7 @@ AttentionInputs AttentionArguments::inputs() {
       .mask = mask_view(attn_mask),
       .alibi_slopes = optional_view(alibi_slopes, "alibi_slopes", "f32"),
       .sinks = optional_view(sinks, "sinks", "f32"),
+      .logit_scale = optional_view(logit_scale, "logit_scale", "f32"),
       .key_lengths = i32_view(key_lengths, "key_lengths"),
       .page_table = i32_view(page_table, "page_table"),
       .packed = {.cumulative_q = i32_view(cumulative_q, "packed.cumulative_q"),

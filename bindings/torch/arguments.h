@@ -58,6 +58,7 @@ struct AttentionArguments {
   bool deterministic = false;
   bool allow_tf32 = false;
   bool strict = false;
+  OptionalTensor logit_scale;
   OptionalTensor packed_options;  // of `plain_attention_schema`
 
   /// In the library's form, as views that last as long as this. Rows that are not contiguous are copied.
@@ -82,7 +83,7 @@ inline constexpr const char* attention_schema =
     "Tensor? block_counts=None, Tensor? block_indices=None, Tensor? block_full_counts=None, "
     "Tensor? block_full_indices=None, Tensor? block_tile_ids=None, Tensor? block_tiles=None, "
     "SymInt block_q=128, SymInt block_k=128, str? kernel_name=None, bool deterministic=False, "
-    "bool allow_tf32=False, bool strict=False";
+    "bool allow_tf32=False, bool strict=False, Tensor? logit_scale=None";
 // The common call is best short. torch looks an argument it was not given up by name, and asks of one that is
 // not a tensor whether it might be one, some 800 instructions each time; so a call with a mask has an
 // overload of its own, and the options are a tensor: f64 [5] on the CPU with is_causal, enable_gqa,

@@ -50,7 +50,14 @@ Outputs run_forward(AttentionArguments& arguments, bool with_lse) {
 }
 
 /// The gradients backward can give, in the order of its `needed`.
-enum Gradient : std::size_t { gradient_q, gradient_k, gradient_v, gradient_mask, gradient_sinks };
+enum Gradient : std::size_t {
+  gradient_q,
+  gradient_k,
+  gradient_v,
+  gradient_mask,
+  gradient_sinks,
+  gradient_logit_scale
+};
 
 /// Memory for the gradients asked for.
 struct Gradients {
@@ -66,9 +73,15 @@ struct Gradients {
     add(gradient_v, inputs.v, views.dv, "dv");
     add(gradient_mask, inputs.mask, views.dmask, "dmask");
     add(gradient_sinks, inputs.sinks, views.dsinks, "dsinks");
+    add(gradient_logit_scale, inputs.logit_scale, views.dlogit_scale, "dlogit_scale");
+    if (views.dlogit_scale.given() && !views.dq.given()) {
+      unasked_dq = empty_beside(inputs.q, inputs.q.extent(inputs.q.rank - 1));
+      views.dq = view(*unasked_dq, "dq", floating);
+    }
   }
 
   std::vector<TorchTensor> memory;
+  OptionalTensor unasked_dq;  // from which dlogit_scale is made
   AttentionGradients views;
 };
 

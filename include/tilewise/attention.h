@@ -55,6 +55,7 @@ struct AttentionInputs {
   Tensor mask{};          ///< broadcast to [B, Hq, Sq, Sk]: boolean (true attends), or added to the score
   Tensor alibi_slopes{};  ///< [Hq] or [B, Hq], f32 (f64 allowed when q is f64)
   Tensor sinks{};         ///< [Hq], likewise: a logit that joins the denominator alone
+  Tensor logit_scale{};   ///< [Hq], likewise: multiplies the scale, a factor for each query head
   Tensor key_lengths{};   ///< i32 [B]: how many keys of each entry are in use; required when paged
   Tensor page_table{};    ///< i32 [B, max_pages]
   /// i64 [2]: dropout's seed and offset, in place of those in the options. Kernels read it as they run, so
@@ -129,8 +130,9 @@ struct AttentionGradients {
   Tensor dq{};
   Tensor dk{};
   Tensor dv{};
-  Tensor dmask{};   ///< shape of mask, in mask's type or f32: summed over broadcast dimensions
-  Tensor dsinks{};  ///< shape and type of sinks
+  Tensor dmask{};         ///< shape of mask, in mask's type or f32: summed over broadcast dimensions
+  Tensor dsinks{};        ///< shape and type of sinks
+  Tensor dlogit_scale{};  ///< shape and type of logit_scale; made from dq, which is to be given with it
 };
 
 /// Every check is made before anything is written.

@@ -51,7 +51,7 @@ class Plan {
   void launch(const Context& context) const;
 
   static constexpr bool keeps_tensors = std::same_as<Inputs, AttentionInputs>;
-  static constexpr std::size_t state_bytes = keeps_tensors ? sizeof(Inputs) + sizeof(Outputs) + 1664 : 1536;
+  static constexpr std::size_t state_bytes = keeps_tensors ? sizeof(Inputs) + sizeof(Outputs) + 1728 : 1536;
   alignas(std::max_align_t) std::byte state_[state_bytes];
 };
 

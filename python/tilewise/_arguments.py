@@ -86,14 +86,17 @@ def _check_lengths(mask: BlockMask, query: Tensor, key: Tensor) -> None:
             reject(field, f"the length of {name}, {rows.shape[-2]}", length)
 
 
-def how_of(query: Tensor, kernel: str, deterministic: bool, precision: str) -> tuple[Any, ...]:
+def how_of(
+    query: Tensor, kernel: str, deterministic: bool, precision: str, logit_scale: Tensor | None
+) -> tuple[Any, ...]:
     """The operator's arguments from kernel on."""
     check_tensors(query=query)
+    check_optional_tensors(logit_scale=logit_scale)
     name = None if text_of("kernel", kernel) == "auto" else kernel
     if name is not None and name not in KERNELS:
         reject("kernel", f"one of auto, {', '.join(KERNELS)}", repr(name))
     tf32 = query.is_cuda and query.dtype == torch.float32 and tf32_allowed()
-    return name, flag_of("deterministic", deterministic), tf32, is_strict(precision)
+    return name, flag_of("deterministic", deterministic), tf32, is_strict(precision), logit_scale
 
 
 def is_strict(precision: Any) -> bool:

@@ -64,7 +64,7 @@ _ARGUMENTS = attention_forward._schema.arguments
 INDEX = {argument.name: index for index, argument in enumerate(_ARGUMENTS)}
 DEFAULTS = tuple(argument.default_value for argument in _ARGUMENTS)
 # Those with a gradient, in the order of attention_backward's `needed`.
-DIFFERENTIABLE = tuple(INDEX[name] for name in ("query", "key", "value", "attn_mask", "sinks"))
+DIFFERENTIABLE = tuple(INDEX[name] for name in ("query", "key", "value", "attn_mask", "sinks", "logit_scale"))
 BACKWARD_OWN = len(attention_backward._schema.arguments) - len(_ARGUMENTS)
 
 

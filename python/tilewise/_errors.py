@@ -46,6 +46,7 @@ _TYPES = {
 
 _TENSORS = {
     *("query", "key", "value", "attn_mask", "alibi_slopes", "sinks", "key_lengths", "page_table"),
+    "logit_scale",
     *("cumulative_q", "cumulative_k"),
     *("block_counts", "block_indices", "block_full_counts", "block_full_indices"),
     *("block_tile_ids", "block_tiles"),

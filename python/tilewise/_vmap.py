@@ -83,7 +83,7 @@ def vmap_backward(
 ) -> tuple[list[Tensor], list[int]]:
     own, own_dims = arguments[:BACKWARD_OWN], (*dims[: BACKWARD_OWN - 1], None)
     rest, rest_dims = arguments[BACKWARD_OWN:], dims[BACKWARD_OWN:]
-    sums_over_batch = any(own[-1][3:])  # the gradients of mask and sinks
+    sums_over_batch = any(own[-1][3:])  # the gradients of mask, sinks and logit_scale
     if _folds(rest, rest_dims) and not sums_over_batch:
         rest = _fold_arguments(rest, rest_dims, size)
         batch = rest[0].shape[0] // size

@@ -57,6 +57,7 @@ def attention(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    logit_scale: Tensor | None = None,
     block_mask: Any = None,
     kernel: str = "auto",
     deterministic: bool = False,
@@ -81,6 +82,8 @@ def attention(
         softcap: c > 0 replaces each score s by c·tanh(s/c).
         alibi_slopes: f32 [Hq] or [B, Hq]: subtracts slope·abs(i + Sk - Sq - j) from the score.
         sinks: f32 [Hq]: a logit for each head that joins the denominator alone. Has a gradient.
+        logit_scale: f32 [Hq]: a factor for each head that multiplies `scale`, as Swin v2 learns it. Has a
+            gradient.
         block_mask: `tilewise.BlockMask` or torch's BlockMask, with its meaning.
         kernel: name of the kernel, or "auto"; see `explain`.
         deterministic: makes the gradient bitwise repeatable, as torch.use_deterministic_algorithms does.
@@ -109,6 +112,7 @@ def attention(
             and window is None
             and alibi_slopes is None
             and sinks is None
+            and logit_scale is None
             and block_mask is None
             and softcap == 0.0
             and alignment == "top_left"
@@ -132,7 +136,7 @@ def attention(
         *options_of(query, probability, alignment, window, softcap, alibi_slopes, sinks),
         *NO_LENGTHS,
         *blocks_of(block_mask, query, key),
-        *how_of(query, kernel, deterministic, precision),
+        *how_of(query, kernel, deterministic, precision, logit_scale),
     )
     documents = _documents_of(block_mask, arguments)
     if documents is None:
@@ -201,6 +205,7 @@ def attention_varlen(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    logit_scale: Tensor | None = None,
     kernel: str = "auto",
     deterministic: bool = False,
     precision: Precision = "standard",
@@ -242,7 +247,7 @@ def attention_varlen(
         *(None, None, cu_seqlens_q, cu_seqlens_k),
         *(whole_of("max_seqlen_q", max_seqlen_q), whole_of("max_seqlen_k", max_seqlen_k)),
         *NO_BLOCKS,
-        *how_of(query, kernel, deterministic, precision),
+        *how_of(query, kernel, deterministic, precision, logit_scale),
     )
     out, lse = _run(_ops.forward, arguments, VARLEN_NAMES)
     return (out, lse) if with_lse else out
@@ -264,6 +269,7 @@ def attention_decode(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    logit_scale: Tensor | None = None,
     kernel: str = "auto",
     deterministic: bool = False,
     precision: Precision = "standard",
@@ -305,7 +311,7 @@ def attention_decode(
         *options_of(query, probability, alignment, window, softcap, alibi_slopes, sinks),
         *(cache_seqlens, page_table, None, None, 0, 0),
         *NO_BLOCKS,
-        *how_of(query, kernel, deterministic, precision),
+        *how_of(query, kernel, deterministic, precision, logit_scale),
     )
     out, lse = _run(_ops.forward, arguments, DECODE_NAMES)
     return (out, lse) if with_lse else out
@@ -373,6 +379,7 @@ def explain(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    logit_scale: Tensor | None = None,
     block_mask: Any = None,
     kernel: str = "auto",
     deterministic: bool = False,
@@ -400,7 +407,7 @@ def explain(
         *options_of(query, probability, alignment, window, softcap, alibi_slopes, sinks, draws=False),
         *NO_LENGTHS,
         *blocks_of(block_mask, query, key),
-        *how_of(query, kernel, deterministic, precision),
+        *how_of(query, kernel, deterministic, precision, logit_scale),
     )
     documents = _documents_of(block_mask, arguments)
     if documents is None:

@@ -30,6 +30,7 @@ def attention(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    logit_scale: Tensor | None = None,
     block_mask: Any = None,
     kernel: str = "auto",
     deterministic: bool = False,
@@ -56,6 +57,8 @@ def attention(
     j = torch.arange(length_k, device=q.device)
 
     score = (q @ k.transpose(-2, -1)) * (1 / math.sqrt(dim) if scale is None else scale)
+    if logit_scale is not None:
+        score = score * logit_scale.to(dtype)[:, None, None]
     if softcap > 0:
         score = softcap * torch.tanh(score / softcap)
     if alibi_slopes is not None:

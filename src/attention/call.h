@@ -169,6 +169,14 @@ struct AttentionCall {
   bool allow_tf32 = false;          ///< f32 results need be no better than TF32 products would make them
   Place place;                      ///< read by kernels that take pieces
   Rows delta;                       ///< of a piece's rows, like lse; not wanted: backward sums it up itself
+  HeadValues logit_scale;
+  std::byte* dlogit_scale = nullptr;  ///< [Hq] with stride dlogit_scale_stride, in the type of logit_scale
+  std::int64_t dlogit_scale_stride = 0;
+
+  /// What multiplies q·k of a head: the scale, times the head's logit scale.
+  constexpr double scale_of(std::int64_t h) const {
+    return problem.features.logit_scale ? scale * logit_scale.at(0, h) : scale;
+  }
 
   /// Query heads that share a key head.
   constexpr std::int64_t group() const { return heads_together; }

@@ -34,6 +34,7 @@ std::string to_string(const AttentionProblem& problem) {
   if (features.dropout) text << ", dropout";
   if (features.key_lengths) text << ", key lengths";
   if (features.block_mask) text << ", block mask";
+  if (features.logit_scale) text << ", logit scale";
   if (problem.strict) text << ", strict";
   if (problem.piece != PieceDetails{}) text << ", piece";
   return text.str();

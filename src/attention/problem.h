@@ -23,10 +23,11 @@ struct AttentionFeatures {
   bool dropout = false;
   bool key_lengths = false;
   bool block_mask = false;
+  bool logit_scale = false;
 
   /// Whether a score depends on more than scale, band and lengths. Sinks do not count: they join at the end.
   constexpr bool needs_more_than_band() const {
-    return mask != MaskKind::none || softcap || alibi || dropout || block_mask;
+    return mask != MaskKind::none || softcap || alibi || dropout || block_mask || logit_scale;
   }
   friend bool operator==(const AttentionFeatures&, const AttentionFeatures&) = default;
 };

@@ -70,6 +70,7 @@ auto named(const AttentionInputs& inputs) {
                     Named{"mask", &inputs.mask},
                     Named{"alibi_slopes", &inputs.alibi_slopes},
                     Named{"sinks", &inputs.sinks},
+                    Named{"logit_scale", &inputs.logit_scale},
                     Named{"key_lengths", &inputs.key_lengths},
                     Named{"page_table", &inputs.page_table},
                     Named{"dropout_seed", &inputs.dropout_seed},
@@ -90,8 +91,9 @@ auto named_read(const AttentionGradients& gradients) {
                     Named{"d_lse", &gradients.d_lse}, Named{"delta", &gradients.delta}};
 }
 auto named_written(const AttentionGradients& gradients) {
-  return std::array{Named{"dq", &gradients.dq}, Named{"dk", &gradients.dk}, Named{"dv", &gradients.dv},
-                    Named{"dmask", &gradients.dmask}, Named{"dsinks", &gradients.dsinks}};
+  return std::array{Named{"dq", &gradients.dq},         Named{"dk", &gradients.dk},
+                    Named{"dv", &gradients.dv},         Named{"dmask", &gradients.dmask},
+                    Named{"dsinks", &gradients.dsinks}, Named{"dlogit_scale", &gradients.dlogit_scale}};
 }
 
 bool aligned_rows(const Rows& rows) {
@@ -175,6 +177,8 @@ void set_views(const AttentionGradients& gradients, AttentionCall& call) {
   call.dmask = mask_view(gradients.dmask);
   call.dsinks = static_cast<std::byte*>(gradients.dsinks.data);
   call.dsinks_stride = gradients.dsinks.stride(0);
+  call.dlogit_scale = static_cast<std::byte*>(gradients.dlogit_scale.data);
+  call.dlogit_scale_stride = gradients.dlogit_scale.stride(0);
 }
 
 AttentionCall checked_forward(const AttentionInputs& inputs, const AttentionOptions& options,
@@ -240,6 +244,12 @@ AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOpt
     check(problem.features.sinks, "dsinks", "sinks to differentiate", "no sinks");
     check_like(gradients.dsinks, "dsinks", inputs.sinks, "sinks");
     check_dtype(gradients.dsinks, "dsinks", inputs.sinks.dtype);
+  }
+  if (gradients.dlogit_scale.given()) {
+    check(problem.features.logit_scale, "dlogit_scale", "logit_scale to differentiate", "no logit_scale");
+    check_like(gradients.dlogit_scale, "dlogit_scale", inputs.logit_scale, "logit_scale");
+    check_dtype(gradients.dlogit_scale, "dlogit_scale", inputs.logit_scale.dtype);
+    check(gradients.dq.given(), "dq", "a tensor beside dlogit_scale, which is made from it", "none");
   }
 
   if (memory == ResultMemory::callers) check_apart(inputs, gradients);

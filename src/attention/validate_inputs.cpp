@@ -346,6 +346,7 @@ void set_views(const AttentionInputs& inputs, AttentionCall& call) {
   call.mask = mask_view(inputs.mask);
   call.alibi_slopes = head_values(inputs.alibi_slopes);
   call.sinks = head_values(inputs.sinks);
+  call.logit_scale = head_values(inputs.logit_scale);
   call.key_lengths = indices_of(inputs.key_lengths);
   call.cumulative_q = indices_of(inputs.packed.cumulative_q);
   call.cumulative_k = indices_of(inputs.packed.cumulative_k);
@@ -389,6 +390,10 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
     check_statistics_dtype(inputs.sinks, "sinks", problem.dtype);
     check_shape(inputs.sinks, "sinks", {problem.heads_q}, "[Hq]", context);
   }
+  if (inputs.logit_scale.given()) {
+    check_statistics_dtype(inputs.logit_scale, "logit_scale", problem.dtype);
+    check_shape(inputs.logit_scale, "logit_scale", {problem.heads_q}, "[Hq]", context);
+  }
   if (inputs.key_lengths.given()) {
     check_dtype(inputs.key_lengths, "key_lengths", DType::i32);
     check_shape(inputs.key_lengths, "key_lengths", {problem.batch}, "[B]", context);
@@ -423,6 +428,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
       .dropout = options.dropout.probability > 0,
       .key_lengths = inputs.key_lengths.given(),
       .block_mask = inputs.blocks.given(),
+      .logit_scale = inputs.logit_scale.given(),
   };
   call.place.heads = problem.heads_q;
   if (options.piece) set_piece(*options.piece, call);

@@ -37,7 +37,8 @@ std::vector<float> values_of(const Tensor& tensor) {
 
 std::vector<Tensor*> written(Scene& s) {
   if (s.pass == Pass::forward) return {&s.outputs.o, &s.outputs.lse};
-  return {&s.gradients.dq, &s.gradients.dk, &s.gradients.dv, &s.gradients.dmask, &s.gradients.dsinks};
+  return {&s.gradients.dq,    &s.gradients.dk,     &s.gradients.dv,
+          &s.gradients.dmask, &s.gradients.dsinks, &s.gradients.dlogit_scale};
 }
 
 void expect_the_same(Scene (*base)(), void (*move)(Scene&)) {

@@ -24,7 +24,8 @@ AttentionProblem backward_of(const RandomProblem& p) {
                            .dk = gradients.dk.view(),
                            .dv = gradients.dv.view(),
                            .dmask = gradients.dmask.view(),
-                           .dsinks = gradients.dsinks.view()},
+                           .dsinks = gradients.dsinks.view(),
+                           .dlogit_scale = gradients.dlogit_scale.view()},
                           Context{})
       .problem;
 }

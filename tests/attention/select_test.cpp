@@ -183,7 +183,7 @@ TEST(Explain, ProblemFollowsTheArguments) {
   EXPECT_EQ(
       scene.explain().problem,
       "backward f32 dense B2 Hq4 Hkv2 Sq3 Sk5 D4 Dv6 on cpu, additive mask, mask gradient, causal, window, "
-      "softcap, alibi, sinks, dropout, key lengths, block mask");
+      "softcap, alibi, sinks, dropout, key lengths, block mask, logit scale");
 }
 
 TEST(Problem, PrintsEveryFeature) {

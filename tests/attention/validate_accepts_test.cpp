@@ -131,7 +131,7 @@ const Sound sound[] = {
     {"NoGradientAsked", backward,
      [](Scene& s) {
        for (Tensor* output : {&s.gradients.dq, &s.gradients.dk, &s.gradients.dv, &s.gradients.dmask,
-                              &s.gradients.dsinks, &s.gradients.d_lse}) {
+                              &s.gradients.dsinks, &s.gradients.dlogit_scale, &s.gradients.d_lse}) {
          *output = {};
        }
      }},

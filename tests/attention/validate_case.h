@@ -94,6 +94,7 @@ inline Scene dense_with_everything() {
   s.inputs.mask = s.zeros(DType::f32, {2, 4, 3, 5});
   s.inputs.alibi_slopes = s.zeros(DType::f32, {4});
   s.inputs.sinks = s.zeros(DType::f32, {4});
+  s.inputs.logit_scale = s.zeros(DType::f32, {4});
   s.inputs.key_lengths = s.indices({2}, {5, 4});
   s.inputs.blocks = {.block_q = 2,
                      .block_k = 3,
@@ -146,6 +147,7 @@ inline Scene backward_of(Scene s) {
   s.gradients.dv = like(s.inputs.v);
   if (s.inputs.mask.given()) s.gradients.dmask = like(s.inputs.mask);
   if (s.inputs.sinks.given()) s.gradients.dsinks = like(s.inputs.sinks);
+  if (s.inputs.logit_scale.given()) s.gradients.dlogit_scale = like(s.inputs.logit_scale);
   return s;
 }
 inline Scene backward() { return backward_of(dense_with_everything()); }

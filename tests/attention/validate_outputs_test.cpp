@@ -117,6 +117,14 @@ const Refusal gradients[] = {
      "f16"},
     {"DsinksNull", backward, [](Scene& s) { s.gradients.dsinks.data = nullptr; }, "dsinks", "data",
      "null data with f32[4]"},
+    {"DlogitScaleOfNone", backward, [](Scene& s) { s.inputs.logit_scale = {}; }, "dlogit_scale",
+     "logit_scale to differentiate", "no logit_scale"},
+    {"DlogitScaleShape", backward, [](Scene& s) { s.gradients.dlogit_scale = s.make(DType::f32, {2, 4}); },
+     "dlogit_scale", "the shape of logit_scale, [4]", "f32[2, 4]"},
+    {"DlogitScaleType", backward, [](Scene& s) { s.gradients.dlogit_scale = s.make(DType::f16, {4}); },
+     "dlogit_scale", "f32", "f16"},
+    {"DlogitScaleWithoutDq", backward, [](Scene& s) { s.gradients.dq = {}; }, "dq",
+     "a tensor beside dlogit_scale", "none"},
     {"PackedDqShape", packed_backward, [](Scene& s) { s.gradients.dq = s.make(DType::f32, {5, 4, 4}); }, "dq",
      "[6, 4, 4]", "f32[5, 4, 4]"},
     {"PackedDkShape", packed_backward, [](Scene& s) { s.gradients.dk = s.make(DType::f32, {7, 2, 4}); }, "dk",
@@ -141,6 +149,7 @@ const Place inputs_of_dense[] = {
     {"mask", [](Scene& s) -> Tensor& { return s.inputs.mask; }},
     {"alibi_slopes", [](Scene& s) -> Tensor& { return s.inputs.alibi_slopes; }},
     {"sinks", [](Scene& s) -> Tensor& { return s.inputs.sinks; }},
+    {"logit_scale", [](Scene& s) -> Tensor& { return s.inputs.logit_scale; }},
     {"key_lengths", [](Scene& s) -> Tensor& { return s.inputs.key_lengths; }},
     {"blocks.counts", [](Scene& s) -> Tensor& { return s.inputs.blocks.counts; }},
     {"blocks.indices", [](Scene& s) -> Tensor& { return s.inputs.blocks.indices; }},
@@ -161,11 +170,13 @@ const Place inputs_of_backward[] = {{"o", [](Scene& s) -> Tensor& { return s.gra
                                     {"lse", [](Scene& s) -> Tensor& { return s.gradients.lse; }},
                                     {"d_o", [](Scene& s) -> Tensor& { return s.gradients.d_o; }},
                                     {"d_lse", [](Scene& s) -> Tensor& { return s.gradients.d_lse; }}};
-const Place outputs_of_backward[] = {{"dq", [](Scene& s) -> Tensor& { return s.gradients.dq; }},
-                                     {"dk", [](Scene& s) -> Tensor& { return s.gradients.dk; }},
-                                     {"dv", [](Scene& s) -> Tensor& { return s.gradients.dv; }},
-                                     {"dmask", [](Scene& s) -> Tensor& { return s.gradients.dmask; }},
-                                     {"dsinks", [](Scene& s) -> Tensor& { return s.gradients.dsinks; }}};
+const Place outputs_of_backward[] = {
+    {"dq", [](Scene& s) -> Tensor& { return s.gradients.dq; }},
+    {"dk", [](Scene& s) -> Tensor& { return s.gradients.dk; }},
+    {"dv", [](Scene& s) -> Tensor& { return s.gradients.dv; }},
+    {"dmask", [](Scene& s) -> Tensor& { return s.gradients.dmask; }},
+    {"dsinks", [](Scene& s) -> Tensor& { return s.gradients.dsinks; }},
+    {"dlogit_scale", [](Scene& s) -> Tensor& { return s.gradients.dlogit_scale; }}};
 
 // Moves `output` and `other` to the same place: the call must name both and write nothing.
 void expect_overlap(Scene scene, const Place& output, const Place& other) {

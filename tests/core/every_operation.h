@@ -73,6 +73,7 @@ inline void add_attention_inputs(Operation& made, AttentionInputs& in) {
   made.add("mask", in.mask, {2, 1, 6, 5});
   made.add("alibi_slopes", in.alibi_slopes, {4});
   made.add("sinks", in.sinks, {4});
+  made.add("logit_scale", in.logit_scale, {4});
   made.add("dropout_seed", in.dropout_seed, DType::i64, {2});
   made.add("key_lengths", in.key_lengths, DType::i32, {2});
   made.memory->back().fill(4);
@@ -111,6 +112,7 @@ inline Operation attention_backward_operation() {
         made.add("dv", a.outputs.dv, {2, 2, 5, 8});
         made.add("dmask", a.outputs.dmask, {2, 1, 6, 5});
         made.add("dsinks", a.outputs.dsinks, {4});
+        made.add("dlogit_scale", a.outputs.dlogit_scale, {4});
       });
 }
 

@@ -156,7 +156,7 @@ TEST(HostileArguments, what_is_written_overlaps_with_nothing_else) {
   }
   const Written all[] = {
       {attention_forward_operation, {"o", "lse"}},
-      {attention_backward_operation, {"dq", "dk", "dv", "dmask", "dsinks"}},
+      {attention_backward_operation, {"dq", "dk", "dv", "dmask", "dsinks", "dlogit_scale"}},
       {packed_attention_operation, {"o"}},
       {paged_attention_operation, {"o"}},
       {gemm_operation, {"out"}},

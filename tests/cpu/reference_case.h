@@ -35,7 +35,7 @@ inline AttentionOptions reference_options() {
 /// A call of the reference kernel that owns its tensors, all f64 unless a test says otherwise.
 struct Case {
   Buffer q, k, v;
-  Buffer mask, alibi_slopes, sinks;
+  Buffer mask, alibi_slopes, sinks, logit_scale;
   Buffer key_lengths, page_table, cumulative_q, cumulative_k;
   Buffer dropout_seed;
   std::int64_t max_length_q = 0, max_length_k = 0;
@@ -53,6 +53,7 @@ struct Case {
     in.mask = mask.view();
     in.alibi_slopes = alibi_slopes.view();
     in.sinks = sinks.view();
+    in.logit_scale = logit_scale.view();
     in.key_lengths = key_lengths.view();
     in.page_table = page_table.view();
     in.dropout_seed = dropout_seed.view();
@@ -166,7 +167,7 @@ inline Results forward(const Case& c, const Context& context = serial_context())
 }
 
 struct Gradients {
-  Buffer dq, dk, dv, dmask, dsinks;
+  Buffer dq, dk, dv, dmask, dsinks, dlogit_scale;
 };
 
 inline Gradients backward(const Case& c, const Buffer& d_o, const Buffer& d_lse,
@@ -176,9 +177,11 @@ inline Gradients backward(const Case& c, const Buffer& d_o, const Buffer& d_lse,
                 .dk = Buffer(c.k.dtype(), c.k.shape()),
                 .dv = Buffer(c.v.dtype(), c.v.shape()),
                 .dmask = {},
-                .dsinks = {}};
+                .dsinks = {},
+                .dlogit_scale = {}};
   if (c.mask.given() && c.mask.dtype() != DType::boolean) out.dmask = Buffer(c.mask.dtype(), c.mask.shape());
   if (c.sinks.given()) out.dsinks = Buffer(c.sinks.dtype(), c.sinks.shape());
+  if (c.logit_scale.given()) out.dlogit_scale = Buffer(c.logit_scale.dtype(), c.logit_scale.shape());
   AttentionGradients gradients;
   gradients.o = results.o.view();
   gradients.lse = results.lse.view();
@@ -189,8 +192,9 @@ inline Gradients backward(const Case& c, const Buffer& d_o, const Buffer& d_lse,
   gradients.dv = out.dv.view();
   gradients.dmask = out.dmask.view();
   gradients.dsinks = out.dsinks.view();
+  gradients.dlogit_scale = out.dlogit_scale.view();
   run_backward(c.inputs(), c.options, gradients, context);
-  for (const Buffer* written : {&out.dq, &out.dk, &out.dv, &out.dmask, &out.dsinks}) {
+  for (const Buffer* written : {&out.dq, &out.dk, &out.dv, &out.dmask, &out.dsinks, &out.dlogit_scale}) {
     EXPECT_TRUE(!written->given() || (written->all_written() && written->guards_intact()));
   }
   return out;

@@ -78,6 +78,8 @@ void expect_gradients(Case& c, Random& random) {
     expect_gradient(c, c.v, gradients.dv, objective, "dv");
     if (gradients.dmask.given()) expect_gradient(c, c.mask, gradients.dmask, objective, "dmask");
     if (gradients.dsinks.given()) expect_gradient(c, c.sinks, gradients.dsinks, objective, "dsinks");
+    if (gradients.dlogit_scale.given())
+      expect_gradient(c, c.logit_scale, gradients.dlogit_scale, objective, "dlogit_scale");
   }
 }
 
@@ -204,6 +206,19 @@ const Feature features[] = {
        c.options.alignment = Alignment::bottom_right;
        return c;
      }},
+    {"LogitScale",
+     [](Random& random) {
+       Case c = random_case(random);
+       c.logit_scale = random_buffer(random, {4});
+       return c;
+     }},
+    {"LogitScaleOfZero",
+     [](Random& random) {
+       Case c = random_case(random);
+       c.logit_scale = tabulate({4}, [](const Shape& x) { return x[0] == 2 ? 0.0 : 1.5; });
+       c.options.softcap = 2;
+       return c;
+     }},
     {"Dropout",
      [](Random& random) {
        Case c = random_case(random);
@@ -224,6 +239,7 @@ const Feature features[] = {
        Case c = packed_case(random);
        c.alibi_slopes = random_buffer(random, {5, 4}, 0.5);
        c.sinks = random_buffer(random, {4});
+       c.logit_scale = random_buffer(random, {4});
        c.options.causal = true;
        c.options.alignment = Alignment::bottom_right;
        c.options.window.left = 2;
@@ -237,6 +253,7 @@ const Feature features[] = {
        c.mask = random_buffer(random, {1, 4, 5, 7});
        c.alibi_slopes = random_buffer(random, {2, 4}, 0.5);
        c.sinks = random_buffer(random, {4});
+       c.logit_scale = random_buffer(random, {4});
        c.key_lengths = indices_buffer({2}, {7, 5});
        c.options.scale = 0.7f;
        c.options.causal = true;
@@ -302,6 +319,7 @@ TEST(ReferenceGradients, AreTheSameWhicheverAreAsked) {
   SeededRandom random(305);
   Case c = additive_mask(random, {4, 1, 5});
   c.sinks = random_buffer(random, {4});
+  c.logit_scale = random_buffer(random, {4});
   const Buffer d_o = random_buffer(random, {2, 4, 3, 2});
   const Results results = forward(c);
   const Gradients all = backward(c, d_o, {});

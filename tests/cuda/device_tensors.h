@@ -155,6 +155,7 @@ inline std::vector<Tensor*> tensors_of(AttentionInputs& in) {
           &in.mask,
           &in.alibi_slopes,
           &in.sinks,
+          &in.logit_scale,
           &in.key_lengths,
           &in.page_table,
           &in.dropout_seed,
@@ -172,7 +173,8 @@ inline std::vector<Tensor*> read_by(AttentionGradients& gradients) {
   return {&gradients.o, &gradients.lse, &gradients.d_o, &gradients.d_lse};
 }
 inline std::vector<Tensor*> written_by(AttentionGradients& gradients) {
-  return {&gradients.dq, &gradients.dk, &gradients.dv, &gradients.dmask, &gradients.dsinks};
+  return {&gradients.dq,    &gradients.dk,     &gradients.dv,
+          &gradients.dmask, &gradients.dsinks, &gradients.dlogit_scale};
 }
 
 /// Puts copies on the device in the place of host tensors, and keeps them.

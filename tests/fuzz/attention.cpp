@@ -19,6 +19,7 @@ void add_inputs(Call& call, AttentionInputs& in) {
   call.add("mask", in.mask);
   call.add("alibi_slopes", in.alibi_slopes);
   call.add("sinks", in.sinks);
+  call.add("logit_scale", in.logit_scale);
   call.add("key_lengths", in.key_lengths);
   call.add("page_table", in.page_table);
   call.add("dropout_seed", in.dropout_seed);
@@ -133,7 +134,8 @@ void fuzz_backward(Problem& problem, const Input& input) {
                                .dk = buffers.dk.view(),
                                .dv = buffers.dv.view(),
                                .dmask = buffers.dmask.view(),
-                               .dsinks = buffers.dsinks.view()};
+                               .dsinks = buffers.dsinks.view(),
+                               .dlogit_scale = buffers.dlogit_scale.view()};
   AttentionInputs& in = problem.inputs;
   AttentionOptions& options = problem.options;
   Call call{.name = "attention backward", .kernel = &options.kernel};
@@ -147,6 +149,7 @@ void fuzz_backward(Problem& problem, const Input& input) {
   call.add("dv", gradients.dv, Use::written);
   call.add("dmask", gradients.dmask, Use::written);
   call.add("dsinks", gradients.dsinks, Use::written);
+  call.add("dlogit_scale", gradients.dlogit_scale, Use::written);
   call.workspace = [&](const Context& c) { return attention_backward_workspace(in, options, gradients, c); };
   call.run = [&](const Context& c) { attention_backward(in, options, gradients, c); };
   call.explain = [&](const Context& c) {

@@ -56,15 +56,16 @@ AttentionGradients view(const RandomProblem& problem, const OutputBuffers& outpu
           .dk = gradients.dk.view(),
           .dv = gradients.dv.view(),
           .dmask = gradients.dmask.view(),
-          .dsinks = gradients.dsinks.view()};
+          .dsinks = gradients.dsinks.view(),
+          .dlogit_scale = gradients.dlogit_scale.view()};
 }
 
 std::vector<std::byte> input_bytes(const RandomProblem& p) {
   std::vector<std::byte> all;
   for (const Buffer* buffer :
-       {&p.q, &p.k, &p.v, &p.mask, &p.alibi_slopes, &p.sinks, &p.key_lengths, &p.page_table, &p.cumulative_q,
-        &p.cumulative_k, &p.blocks.counts, &p.blocks.indices, &p.blocks.full_counts, &p.blocks.full_indices,
-        &p.blocks.tile_ids, &p.blocks.tiles, &p.d_o, &p.d_lse}) {
+       {&p.q, &p.k, &p.v, &p.mask, &p.alibi_slopes, &p.sinks, &p.logit_scale, &p.key_lengths, &p.page_table,
+        &p.cumulative_q, &p.cumulative_k, &p.blocks.counts, &p.blocks.indices, &p.blocks.full_counts,
+        &p.blocks.full_indices, &p.blocks.tile_ids, &p.blocks.tiles, &p.d_o, &p.d_lse}) {
     if (!buffer->given()) continue;
     const std::vector<std::byte> bytes = buffer->bytes();
     all.insert(all.end(), bytes.begin(), bytes.end());
@@ -110,6 +111,7 @@ Results reference_truth(const RandomProblem& problem, const OpenProblem& open, c
   take("dv", gradients.dv, &Results::dv);
   take("dmask", gradients.dmask, &Results::dmask);
   take("dsinks", gradients.dsinks, &Results::dsinks);
+  take("dlogit_scale", gradients.dlogit_scale, &Results::dlogit_scale);
   return truth;
 }
 
@@ -246,6 +248,7 @@ void Checker::check_backward(Run& run) const {
   take("dv", &Results::dv, buffers.dv);
   take("dmask", &Results::dmask, buffers.dmask);
   take("dsinks", &Results::dsinks, buffers.dsinks);
+  take("dlogit_scale", &Results::dlogit_scale, buffers.dlogit_scale);
 
   // On the CPU all gradients are the same each time. Elsewhere they are on request; without it, those of f16
   // and bf16 are but for dq, which some of the problems look at.
@@ -256,7 +259,8 @@ void Checker::check_backward(Run& run) const {
   for (Written& result : written) result.buffer.poison();
   run.subject.backward(inputs, run.options, gradients, run.other);
   for (const Written& result : written) {
-    if (!all && result.name == std::string_view("dq")) continue;
+    const std::string_view name = result.name;
+    if (!all && (name == "dq" || name == "dlogit_scale")) continue;
     if (result.buffer.bytes() != result.bytes) {
       run.fail("backward", std::string(result.name) + ": another run gives other bits");
     }

@@ -36,12 +36,15 @@ RandomProblem plain_problem(DType dtype, std::int64_t length_q = 5, std::int64_t
   p.d_lse = Buffer(DType::f32, {2, 4, length_q});
   p.mask = Buffer(DType::f32, {length_q, length_k});
   p.sinks = Buffer(DType::f32, {4});
-  for (Buffer* buffer : {&p.q, &p.k, &p.v, &p.d_o, &p.d_lse, &p.mask, &p.sinks}) buffer->fill_random(rng);
+  p.logit_scale = Buffer(DType::f32, {4});
+  for (Buffer* buffer : {&p.q, &p.k, &p.v, &p.d_o, &p.d_lse, &p.mask, &p.sinks, &p.logit_scale})
+    buffer->fill_random(rng);
   p.options.causal = true;
   p.options.alignment = Alignment::bottom_right;
   p.options.dropout = {.probability = 0.2f, .seed = 5};
   p.asked.dmask = true;
   p.asked.dsinks = true;
+  p.asked.dlogit_scale = true;
   return p;
 }
 
@@ -132,6 +135,9 @@ std::vector<Fault> faults() {
       {.name = "sinks ignored",
        .found_as = "forward: lse[",
        .before = [](Inputs& in, Options&) { in.sinks = {}; }},
+      {.name = "logit scale ignored",
+       .found_as = "forward: lse[",
+       .before = [](Inputs& in, Options&) { in.logit_scale = {}; }},
       {.name = "another dropout",
        .found_as = "forward: o[",
        .before = [](Inputs&, Options& options) { ++options.dropout.seed; }},
@@ -150,6 +156,9 @@ std::vector<Fault> faults() {
       {.name = "dsinks off",
        .found_as = "backward: dsinks[",
        .after_backward = [](const Gradients& out) { shift_last(out.dsinks, 0.2); }},
+      {.name = "dlogit_scale off",
+       .found_as = "backward: dlogit_scale[",
+       .after_backward = [](const Gradients& out) { shift_last(out.dlogit_scale, 0.2); }},
       {.name = "dk not written",
        .found_as = "dk: not all",
        .after_backward = [](const Gradients& out) { leave_last_unwritten(out.dk); }},
@@ -199,6 +208,7 @@ Subject amplified(const RandomProblem& problem, double factor, Results (*path)(c
                 set_elements(gradients.dv, results.dv);
                 set_elements(gradients.dmask, results.dmask);
                 set_elements(gradients.dsinks, results.dsinks);
+                set_elements(gradients.dlogit_scale, results.dlogit_scale);
               }};
 }
 
@@ -238,7 +248,9 @@ bool self_test() {
   }
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     const std::string type = std::string(to_string(dtype)) + ": ";
-    const RandomProblem problem = plain_problem(dtype, 29, 31);
+    RandomProblem problem = plain_problem(dtype, 29, 31);
+    problem.logit_scale = {};  // one head's large factor would make one draw's errors unlike another's
+    problem.asked.dlogit_scale = false;
     const Checker strict(problem, 2, Rule::strict);
     const Checker standard(problem, 2, Rule::standard);
     const auto expect_found = [&](const std::vector<std::string>& found, const std::string& what,

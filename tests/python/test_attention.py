@@ -110,6 +110,38 @@ def test_sinks_have_their_gradient(dtype: torch.dtype, device: torch.device) -> 
     check_against(**both(is_causal=True), rows=rows(dtype, device), extra={"sinks": sinks})
 
 
+@dtypes
+@pytest.mark.parametrize("options", [{}, {"is_causal": True, "softcap": 2.0}, {"window": (4, 2)}], ids=str)
+def test_a_learned_scale_has_its_gradient(
+    options: dict[str, Any], dtype: torch.dtype, device: torch.device
+) -> None:
+    logit_scale = torch.rand(HQ, device=device).mul(3).requires_grad_()
+    check_against(**both(**options), rows=rows(dtype, device), extra={"logit_scale": logit_scale})
+
+
+def test_a_learned_scale_of_zero_still_has_a_gradient(device: torch.device) -> None:
+    q, k, v = rows(device=device)
+    logit_scale = torch.ones(HQ, device=device)
+    logit_scale[0] = 0
+    logit_scale.requires_grad_()
+    grads = [
+        torch.autograd.grad(
+            call(q, k, v, enable_gqa=True, logit_scale=logit_scale).pow(2).sum(), logit_scale
+        )[0]
+        for call in (attention, reference.attention)
+    ]
+    assert grads[0][0] != 0
+    torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
+
+
+def test_a_learned_scale_is_that_of_its_query_head(device: torch.device) -> None:
+    q, k, v = rows(device=device)
+    logit_scale = torch.rand(HQ, device=device) * 3
+    out = attention(q, k, v, enable_gqa=True, logit_scale=logit_scale)
+    same = attention(q * logit_scale[:, None, None], k, v, enable_gqa=True)
+    torch.testing.assert_close(out, same, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("kernel", ["simd", "reference"])
 @pytest.mark.parametrize(
     "sizes", [{"sq": 0}, {"sk": 0}, {"b": 0}, {"sq": 1}, {"d": 1, "dv": 1}, {"d": 257, "dv": 3}]
@@ -237,7 +269,7 @@ def test_varlen_is_attention_within_each_sequence(
         functools.partial(attention_varlen, **options),
         functools.partial(reference.attention_varlen, **options),
         (q, k, v),
-        {"sinks": leaf(HQ, device=device)},
+        {"sinks": leaf(HQ, device=device), "logit_scale": leaf(HQ, device=device)},
     )
 
 
@@ -334,13 +366,13 @@ def test_merging_parts_that_see_nothing_gives_nothing() -> None:
 # Gradients
 
 
-@pytest.mark.parametrize("asked", list(itertools.product([False, True], repeat=5)))
+@pytest.mark.parametrize("asked", list(itertools.product([False, True], repeat=6)))
 def test_only_the_gradients_asked_for_are_given(asked: tuple[bool, ...]) -> None:
-    tensors = [*rows(), leaf(SQ, SK), leaf(HQ)]
+    tensors = [*rows(), leaf(SQ, SK), leaf(HQ), leaf(HQ)]
     for tensor, ask in zip(tensors, asked, strict=True):
         tensor.requires_grad_(ask)
-    q, k, v, mask, sinks = tensors
-    out = attention(q, k, v, mask, enable_gqa=True, sinks=sinks)
+    q, k, v, mask, sinks, logit_scale = tensors
+    out = attention(q, k, v, mask, enable_gqa=True, sinks=sinks, logit_scale=logit_scale)
     assert out.requires_grad == any(asked)
     if any(asked):
         out.sum().backward()
@@ -358,12 +390,15 @@ def test_only_the_gradients_asked_for_are_given(asked: tuple[bool, ...]) -> None
     ids=str,
 )
 def test_gradcheck(options: dict[str, Any]) -> None:
-    tensors = [leaf(1, 4, 3, 2), leaf(1, 2, 5, 2), leaf(1, 2, 5, 3), leaf(4, 3, 5), leaf(4)]
+    tensors = [leaf(1, 4, 3, 2), leaf(1, 2, 5, 2), leaf(1, 2, 5, 3), leaf(4, 3, 5), leaf(4), leaf(4)]
     tensors = [x.detach().double().requires_grad_() for x in tensors]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sinks: Tensor, logit_scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
         torch.manual_seed(7)
-        return attention(q, k, v, mask, enable_gqa=True, sinks=sinks, return_lse=True, **options)
+        heads = {"sinks": sinks, "logit_scale": logit_scale}
+        return attention(q, k, v, mask, enable_gqa=True, return_lse=True, **heads, **options)
 
     assert torch.autograd.gradcheck(attend, tensors)
 

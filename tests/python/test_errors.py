@@ -193,6 +193,8 @@ CASES: dict[str, Case] = {
     "sinks of rank 2": dense("sinks", "[Hq]", "[2, 4]", sinks=torch.ones(2, 4)),
     "integer sinks": dense("sinks", "f32", "", sinks=torch.ones(4, dtype=torch.int64)),
     "sinks elsewhere": dense("sinks", "cpu", "meta", sinks=torch.ones(4, device="meta")),
+    "logit scale for other heads": dense("logit_scale", "[Hq]", "[5]", logit_scale=torch.ones(5)),
+    "logit scale in half": dense("logit_scale", "f32", "f16", logit_scale=torch.ones(4).half()),
     # torch's function
     "sdpa: rank 1": Case(
         lambda: scaled_dot_product_attention(*[torch.zeros(8)] * 3), "query", "at least rank 2", "rank 1"

@@ -213,6 +213,7 @@ NEVER: dict[str, tuple[str, ...]] = {
     "alignment": ("text", "2", "None", "vector"),
     "sinks": ("text", "2", "vector", "meta", "sparse"),
     "alibi_slopes": ("text", "2", "vector", "meta", "sparse"),
+    "logit_scale": ("text", "2", "vector", "meta", "sparse"),
 }
 
 

@@ -46,6 +46,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "dropout": (tilewise.attention, rows(), {"dropout_p": 1.5}),
     "kernel": (tilewise.attention, rows(), {"kernel": "fast"}),
     "sinks": (tilewise.attention, rows(), {"sinks": floats(3)}),
+    "logit scale": (tilewise.attention, rows(), {"logit_scale": floats(3)}),
     "slopes": (tilewise.attention, rows(), {"alibi_slopes": floats(3)}),
     "blocks": (tilewise.attention, rows(), blocks()),
     "sdpa": (tilewise.scaled_dot_product_attention, (floats(4, 5, 8), floats(4, 7, 9), floats(4, 7, 8)), {}),

@@ -123,6 +123,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "window ": {"window": (None, 2)},
     "alibi_slopes": {"alibi_slopes": torch.ones(HQ)},
     "sinks": {"sinks": torch.ones(HQ)},
+    "logit_scale": {"logit_scale": torch.ones(HQ)},
     "return_lse": {"return_lse": True},
     "block_mask": {
         "block_mask": tilewise.BlockMask.from_dense(torch.rand(1, 1, SQ, SK) < 0.5, block_size=4),

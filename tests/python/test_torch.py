@@ -42,6 +42,7 @@ def opcheck_samples() -> dict[str, tuple[Any, ...]]:
             q, k, v, None, 0.0, False, None, True, None, False, None, None, 0.0, *none, None, None, 0, 0,
             mask.counts, mask.indices, mask.full_counts, mask.full_indices, mask.tile_ids, mask.tiles, 4, 4,
         ),
+        "logit scale": (q, k, v, *_binding.DEFAULTS[3:-1], leaf(2)),
     }  # fmt: skip
 
 
@@ -58,7 +59,8 @@ def test_opcheck_of_backward(name: str) -> None:
     arguments = tuple(x.detach() if isinstance(x, Tensor) else x for x in arguments)
     additive = len(arguments) > 3 and isinstance(arguments[3], Tensor)
     sinks = len(arguments) > 14 and isinstance(arguments[14], Tensor)
-    for needed in ([True] * 3 + [additive, sinks], [False, True, False, additive, False]):
+    scaled = len(arguments) == len(_binding.DEFAULTS) and isinstance(arguments[-1], Tensor)
+    for needed in ([True] * 3 + [additive, sinks, scaled], [False, True, False, additive, False, scaled]):
         sample = (torch.randn_like(out), torch.randn_like(lse), out, lse, needed, *arguments)
         torch.library.opcheck(torch.ops.tilewise.attention_backward.default, sample)
 

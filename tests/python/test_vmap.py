@@ -68,6 +68,17 @@ def test_vmap_over_masks_and_sinks(mask_shape: tuple[int, ...], mapped: bool) ->
         torch.testing.assert_close(ours, torch.stack(theirs), atol=1e-5, rtol=1e-5)
 
 
+def test_vmap_over_learned_scales() -> None:
+    q, k, v = rows()
+    factors = torch.rand(3, HQ)
+
+    def loss(logit_scale: Tensor) -> Tensor:
+        return attention(q, k, v, enable_gqa=True, logit_scale=logit_scale).pow(2).sum()
+
+    found = torch.vmap(torch.func.grad(loss))(factors)
+    torch.testing.assert_close(found, torch.stack([torch.func.grad(loss)(x) for x in factors]))
+
+
 def test_the_gradient_of_a_vmap() -> None:
     q, k, v = (torch.randn(3, *x.shape, requires_grad=True) for x in rows())
     attend = functools.partial(attention, enable_gqa=True)

@@ -23,6 +23,7 @@ std::vector<Tensor*> tensors_of(AttentionInputs& inputs) {
           &inputs.mask,
           &inputs.alibi_slopes,
           &inputs.sinks,
+          &inputs.logit_scale,
           &inputs.key_lengths,
           &inputs.page_table,
           &inputs.dropout_seed,
@@ -40,7 +41,8 @@ std::vector<Tensor*> read_tensors_of(AttentionGradients& gradients) {
   return {&gradients.o, &gradients.lse, &gradients.d_o, &gradients.d_lse, &gradients.delta};
 }
 std::vector<Tensor*> written_tensors_of(AttentionGradients& gradients) {
-  return {&gradients.dq, &gradients.dk, &gradients.dv, &gradients.dmask, &gradients.dsinks};
+  return {&gradients.dq,    &gradients.dk,     &gradients.dv,
+          &gradients.dmask, &gradients.dsinks, &gradients.dlogit_scale};
 }
 
 template <typename Tensors>

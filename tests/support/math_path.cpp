@@ -66,6 +66,8 @@ class MathPath {
     return value;
   }
 
+  bool scales_by_head() const { return open_.problem.logit_scale.given(); }
+
   // a·b + c with one rounding.
   static Real multiply_add(Real a, Real b, Real c) {
     return static_cast<Real>(static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(c));
@@ -213,7 +215,8 @@ class MathPath {
     for (std::size_t j = 0; j < head.keys; ++j) {
       const std::size_t pair = head.pair(i, j);
       if (!head.visible[pair]) continue;
-      Real s = narrow(products_[j]);
+      Real s = products_[j] = narrow(products_[j]);
+      if (scales_by_head()) s = narrow(s * static_cast<Real>(head.logit_scale));
       if (softcap_ > 0) {
         const Real t = std::tanh(s / softcap_);
         s = softcap_ * t;
@@ -267,7 +270,12 @@ class MathPath {
       // Long sums of one tensor are made by cascades in PyTorch, and have no error to speak of.
       if (!head.mask_index.empty())
         results_.dmask[head.mask_index[head.pair(i, j)]] += static_cast<double>(ds);
-      const Real d_product = narrow(ds * slope_[j]);
+      Real d_product = narrow(ds * slope_[j]);
+      if (scales_by_head() && head.visible[head.pair(i, j)]) {
+        results_.dlogit_scale[head.head] +=
+            static_cast<double>(d_product) * static_cast<double>(products_[j]);
+        d_product = narrow(d_product * static_cast<Real>(head.logit_scale));
+      }
       dq.add(0, d_product, &k_[j * dim_qk_], dim_qk_);
       dq.end_term();
       dk.add(j * dim_qk_, d_product, &q_[i * dim_qk_], dim_qk_);
@@ -306,6 +314,7 @@ Results run_in_f32(const OpenProblem& open, Scales scales, DType products) {
     round_to(open.problem.dtype, *rows);
   round_to(open.problem.asked.dmask_dtype, results.dmask);
   round_to(DType::f32, results.dsinks);
+  round_to(DType::f32, results.dlogit_scale);
   return results;
 }
 

@@ -65,7 +65,8 @@ Results::Results(const RandomProblem& p)
       dk(count(p.k.size())),
       dv(count(p.v.size())),
       dmask(count(p.mask.given() ? p.mask.size() : 0)),
-      dsinks(count(p.sinks.given() ? p.sinks.size() : 0)) {}
+      dsinks(count(p.sinks.given() ? p.sinks.size() : 0)),
+      dlogit_scale(count(p.logit_scale.given() ? p.logit_scale.size() : 0)) {}
 
 OpenProblem::OpenProblem(const RandomProblem& p)
     : problem(p),
@@ -80,7 +81,8 @@ OpenProblem::OpenProblem(const RandomProblem& p)
       d_lse_(values_of(p.d_lse)),
       mask_(values_of(p.mask)),
       alibi_(values_of(p.alibi_slopes)),
-      sinks_(values_of(p.sinks)) {}
+      sinks_(values_of(p.sinks)),
+      logit_scale_(values_of(p.logit_scale)) {}
 
 OpenProblem OpenProblem::neighbour(std::uint64_t seed) const {
   OpenProblem moved = *this;
@@ -100,6 +102,7 @@ OpenProblem OpenProblem::neighbour(std::uint64_t seed) const {
   move(moved.mask_, problem.mask);
   move(moved.alibi_, problem.alibi_slopes);
   move(moved.sinks_, problem.sinks);
+  move(moved.logit_scale_, problem.logit_scale);
   const std::vector<std::int64_t> order_qk = listed(problem.dim_qk, seed);
   const std::vector<std::int64_t> order_v = listed(problem.dim_v, seed);
   reorder(moved.q_, order_qk);
@@ -209,6 +212,7 @@ Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
   head.keys = count(entry.keys);
   head.head = count(h);
   head.sink = p.sinks.given() ? sinks_[count(h)] : -infinity;
+  head.logit_scale = p.logit_scale.given() ? logit_scale_[count(h)] : 1;
   const std::vector<std::int64_t> queries = listed(entry.queries, order_);
   const std::vector<std::int64_t> keys = listed(entry.keys, order_);
   for (const std::int64_t i : queries) {

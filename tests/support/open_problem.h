@@ -11,8 +11,8 @@ namespace tilewise::test {
 
 /// All that the two passes give, each with the last index fastest.
 struct Results {
-  std::vector<double> o, lse, dq, dk, dv, dmask, dsinks;
-  static const std::array<std::vector<double> Results::*, 7> members;
+  std::vector<double> o, lse, dq, dk, dv, dmask, dsinks, dlogit_scale;
+  static const std::array<std::vector<double> Results::*, 8> members;
 
   /// As if every row were empty.
   explicit Results(const RandomProblem& problem);
@@ -33,6 +33,7 @@ struct Head {
   std::vector<double> mask;           ///< [queries, keys] likewise
   std::vector<double> keep;           ///< [queries, keys] dropout's factor; empty where there is none
   double sink = 0;                    ///< -inf when there is none
+  double logit_scale = 1;             ///< of scale·q·k
 
   // Where in Results things belong.
   std::vector<std::size_t> query_row;   ///< [queries] row of o and dq
@@ -46,8 +47,9 @@ struct Head {
   double keep_at(std::size_t pair) const { return keep.empty() ? 1 : keep[pair]; }
 };
 
-inline constexpr std::array<std::vector<double> Results::*, 7> Results::members = {
-    &Results::o, &Results::lse, &Results::dq, &Results::dk, &Results::dv, &Results::dmask, &Results::dsinks};
+inline constexpr std::array<std::vector<double> Results::*, 8> Results::members = {
+    &Results::o,  &Results::lse,   &Results::dq,     &Results::dk,
+    &Results::dv, &Results::dmask, &Results::dsinks, &Results::dlogit_scale};
 
 class OpenProblem {
  public:
@@ -81,7 +83,7 @@ class OpenProblem {
   bool block_shows(BlockTable& table, std::int64_t i, std::int64_t j) const;
   std::size_t mask_index(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
 
-  std::vector<double> q_, k_, v_, d_o_, d_lse_, mask_, alibi_, sinks_;
+  std::vector<double> q_, k_, v_, d_o_, d_lse_, mask_, alibi_, sinks_, logit_scale_;
   std::uint64_t order_ = 0;  // seed of the order that a head lists its queries and keys in; 0: as they are
 };
 

@@ -118,6 +118,7 @@ CutPiece cut(const AttentionInputs& whole, const AttentionOptions& options, cons
     inputs.alibi_slopes = rows_of_part(inputs.alibi_slopes, whole.alibi_slopes.rank - 1, piece.heads);
   }
   if (whole.sinks.given()) inputs.sinks = rows_of_part(whole.sinks, 0, piece.heads);
+  if (whole.logit_scale.given()) inputs.logit_scale = rows_of_part(whole.logit_scale, 0, piece.heads);
   inputs.dropout_seed = whole.dropout_seed;
   piece.options.piece = {.q_offset = queries.first,
                          .k_offset = keys.first,
@@ -464,6 +465,7 @@ void backward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const
   Sums dk(k.extent(0), k.extent(1), k.extent(2), k.extent(3), 0);
   Sums dv(v.extent(0), v.extent(1), v.extent(2), v.extent(3), 0);
   MaskSums dmask(gradients.dmask);
+  std::vector<double> dlogit_scale(static_cast<std::size_t>(q.extent(1)));
   for_each_piece(seed, inputs, options, [&](CutPiece piece) {
     piece.inputs.sinks = {};
     const auto joined_type = [&](bool whole) { return whole ? q.dtype : wide(q.dtype); };
@@ -484,6 +486,10 @@ void backward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const
         mask_shape.push_back(piece.inputs.mask.extent(dim));
       piece_dmask = Buffer(inputs.mask.dtype == DType::f64 ? DType::f64 : DType::f32, mask_shape);
     }
+    Buffer piece_dlogit;
+    if (gradients.dlogit_scale.given()) {
+      piece_dlogit = Buffer(inputs.logit_scale.dtype, {piece.heads.count});
+    }
     const auto d_o_part = rows_of_part(
         rows_of_part(rows_of_part(gradients.d_o, 0, piece.entries), 1, piece.heads), 2, piece.queries);
     runner.backward(piece.inputs, piece.options,
@@ -494,17 +500,25 @@ void backward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const
                      .dq = gradients.dq.given() ? piece_dq.view() : Tensor(),
                      .dk = gradients.dk.given() ? piece_dk.view() : Tensor(),
                      .dv = gradients.dv.given() ? piece_dv.view() : Tensor(),
-                     .dmask = piece_dmask.view()},
+                     .dmask = piece_dmask.view(),
+                     .dlogit_scale = piece_dlogit.view()},
                     context);
     if (gradients.dq.given()) add_rows(dq, piece_dq, piece.entries, piece.heads, piece.queries);
     if (gradients.dk.given()) add_rows(dk, piece_dk, piece.entries, piece.key_heads, piece.keys);
     if (gradients.dv.given()) add_rows(dv, piece_dv, piece.entries, piece.key_heads, piece.keys);
     if (gradients.dmask.given()) dmask.add(piece, piece_dmask.view());
+    for (std::int64_t h = 0; gradients.dlogit_scale.given() && h < piece.heads.count; ++h) {
+      dlogit_scale[static_cast<std::size_t>(piece.heads.first + h * piece.heads.step)] += piece_dlogit.at(h);
+    }
   });
   if (gradients.dq.given()) write(gradients.dq, dq);
   if (gradients.dk.given()) write(gradients.dk, dk);
   if (gradients.dv.given()) write(gradients.dv, dv);
   if (gradients.dmask.given()) dmask.write(gradients.dmask);
+  for (std::int64_t h = 0; gradients.dlogit_scale.given() && h < q.extent(1); ++h) {
+    store_element(static_cast<std::byte*>(gradients.dlogit_scale.data), gradients.dlogit_scale.dtype,
+                  h * gradients.dlogit_scale.stride(0), dlogit_scale[static_cast<std::size_t>(h)]);
+  }
   if (gradients.dsinks.given()) write_sinks(inputs, gradients, joined, delta);
 }
 

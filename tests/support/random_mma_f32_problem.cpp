@@ -49,7 +49,7 @@ RandomProblem random_mma_f32_problem(std::uint64_t seed) {
   const Magnitudes magnitudes = choose_magnitudes(rng, problem);
   make_tensors(rng, problem, magnitudes);
   make_head_values(rng, problem, magnitudes);
-  problem.alibi_slopes = {};
+  problem.alibi_slopes = problem.logit_scale = {};
   if (rng.chance(0.75)) problem.sinks = {};
   choose_asked(rng, problem);
   // Some gradients alone are another kernel's work.

@@ -98,7 +98,7 @@ void choose_long_walks(Random& rng, RandomProblem& p) {
 void drop_features(RandomProblem& p) {
   p.options.softcap = 0;
   p.options.dropout = {};
-  p.mask = p.alibi_slopes = {};
+  p.mask = p.alibi_slopes = p.logit_scale = {};
   p.blocks = {};
 }
 

@@ -66,6 +66,7 @@ void choose_asked(Random& rng, RandomProblem& p) {
   asked.dmask = p.mask.given() && p.mask.dtype() != DType::boolean && rng.chance(0.7);
   if (asked.dmask) asked.dmask_dtype = rng.pick({DType::f32, p.mask.dtype()});
   asked.dsinks = p.sinks.given() && rng.chance(0.8);
+  asked.dlogit_scale = p.logit_scale.given() && asked.dq && rng.chance(0.8);
   asked.own_forward = rng.chance(0.5);
   const bool same_tokens =
       p.layout == Layout::packed ? p.q.extent(0) == p.k.extent(0) : p.length_q == p.length_k;
@@ -125,6 +126,14 @@ void make_head_values(Random& rng, RandomProblem& p, const Magnitudes& magnitude
     }
     p.sinks.set_values(logits);
   }
+  if (rng.chance(0.2)) {
+    p.logit_scale = random_buffer(rng, DType::f32, {p.heads_q}, input_values);
+    std::vector<double> factors(static_cast<std::size_t>(p.heads_q));
+    for (double& factor : factors) {
+      factor = rng.chance(0.05) ? 0 : rng.log_uniform(0.25, 4) * (rng.chance(0.1) ? -1 : 1);
+    }
+    p.logit_scale.set_values(factors);
+  }
 }
 
 RandomProblem random_problem(std::uint64_t seed) {
@@ -148,7 +157,8 @@ RandomProblem random_problem(Random& rng, std::uint64_t seed, double max_cost) {
 RandomProblem widened(const RandomProblem& problem) {
   RandomProblem wide = problem;
   wide.dtype = DType::f64;
-  for (Buffer* buffer : {&wide.q, &wide.k, &wide.v, &wide.mask, &wide.sinks, &wide.d_o, &wide.d_lse}) {
+  for (Buffer* buffer :
+       {&wide.q, &wide.k, &wide.v, &wide.mask, &wide.sinks, &wide.logit_scale, &wide.d_o, &wide.d_lse}) {
     if (!buffer->given() || buffer->dtype() == DType::boolean) continue;
     Buffer copy(DType::f64, buffer->shape());
     copy.set_values(buffer->values());
@@ -157,6 +167,7 @@ RandomProblem widened(const RandomProblem& problem) {
   wide.asked = {.backward = wide.asked.backward,
                 .dmask = wide.mask.given() && wide.mask.dtype() == DType::f64,
                 .dsinks = wide.sinks.given(),
+                .dlogit_scale = wide.logit_scale.given(),
                 .dmask_dtype = DType::f64};
   return wide;
 }
@@ -168,6 +179,7 @@ AttentionInputs RandomProblem::inputs() const {
           .mask = mask.view(),
           .alibi_slopes = alibi_slopes.view(),
           .sinks = sinks.view(),
+          .logit_scale = logit_scale.view(),
           .key_lengths = key_lengths.view(),
           .page_table = page_table.view(),
           .dropout_seed = dropout_seed.view(),
@@ -230,6 +242,9 @@ GradientBuffers make_gradients(const RandomProblem& p) {
     gradients.dmask = random_buffer(rng, p.asked.dmask_dtype, p.mask.shape(), output_values);
   }
   if (p.asked.dsinks) gradients.dsinks = random_buffer(rng, p.sinks.dtype(), p.sinks.shape(), output_values);
+  if (p.asked.dlogit_scale) {
+    gradients.dlogit_scale = random_buffer(rng, p.logit_scale.dtype(), p.logit_scale.shape(), output_values);
+  }
   return gradients;
 }
 

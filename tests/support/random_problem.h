@@ -23,6 +23,7 @@ struct Asked {
   bool dv = true;
   bool dmask = false;
   bool dsinks = false;
+  bool dlogit_scale = false;
   DType dmask_dtype = DType::f32;
   bool own_forward = true;  ///< backward gets o and lse from the kernel's own forward, not the reference's
   bool packed_outputs = false;  ///< dq, dk and dv are slices of one buffer
@@ -46,7 +47,7 @@ struct RandomProblem {
   bool aligned_results = false;  ///< and so do those of o, d_o, dq, dk and dv
 
   Buffer q, k, v;
-  Buffer mask, alibi_slopes, sinks;
+  Buffer mask, alibi_slopes, sinks, logit_scale;
   Buffer key_lengths, page_table, cumulative_q, cumulative_k;
   RandomBlocks blocks;
   Buffer dropout_seed;  ///< none in random problems: tests that give one say so
@@ -106,7 +107,7 @@ struct OutputBuffers {
   AttentionOutputs view(bool with_lse = true) const;
 };
 struct GradientBuffers {
-  Buffer dq, dk, dv, dmask, dsinks;
+  Buffer dq, dk, dv, dmask, dsinks, dlogit_scale;
 };
 OutputBuffers make_outputs(const RandomProblem& problem);
 GradientBuffers make_gradients(const RandomProblem& problem);

@@ -57,11 +57,13 @@ std::string to_string(const RandomProblem& p) {
   if (options.softcap > 0) text << "; softcap " << options.softcap;
   if (p.alibi_slopes.given()) text << "; alibi " << text_of(p.alibi_slopes);
   if (p.sinks.given()) text << "; sinks " << listed(p.sinks);
+  if (p.logit_scale.given()) text << "; logit scale " << listed(p.logit_scale);
   if (options.dropout.probability > 0) text << "; dropout " << options.dropout.probability;
   if (options.deterministic) text << "; deterministic";
   text << "; asks" << (p.asked.dq ? " dq" : "") << (p.asked.dk ? " dk" : "") << (p.asked.dv ? " dv" : "");
   if (p.asked.dmask) text << " dmask:" << to_string(p.asked.dmask_dtype);
-  text << (p.asked.dsinks ? " dsinks" : "") << (p.d_lse.given() ? "; d_lse" : "")
+  text << (p.asked.dsinks ? " dsinks" : "") << (p.asked.dlogit_scale ? " dlogit_scale" : "")
+       << (p.d_lse.given() ? "; d_lse" : "")
        << (p.asked.own_forward ? "; own o and lse" : "; reference's o and lse")
        << (p.asked.packed_outputs ? "; packed gradients" : "");
   return text.str();

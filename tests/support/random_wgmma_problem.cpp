@@ -79,7 +79,7 @@ void keep_mask_alone(RandomProblem& p) {
   if (lengths || p.mask.shape().empty() || p.mask.shape().back() != p.length_k) p.mask = {};
   if (!p.mask.given() && p.options.dropout.probability == 0) return;
   p.options.softcap = 0;
-  p.alibi_slopes = p.sinks = {};
+  p.alibi_slopes = p.sinks = p.logit_scale = {};
   if (!p.mask.given()) return;
   p.mask = with_aligned_rows(p.mask);
 }

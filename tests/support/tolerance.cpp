@@ -135,6 +135,7 @@ Results term_sizes(const OpenProblem& open) {
   Results sizes(open.problem);
   std::fill(sizes.lse.begin(), sizes.lse.end(), 0.0);
   open.for_each_head([&](const Head& head) {
+    const double scale = std::abs(open.scale * head.logit_scale);
     const double q = largest_of(head.q, open.dim_qk) * std::abs(open.scale);
     const double k = largest_of(head.k, open.dim_qk);
     const double v = largest_of(head.v, open.dim_v);
@@ -160,19 +161,22 @@ Results term_sizes(const OpenProblem& open) {
       }
       const bool sink = std::isfinite(head.sink);
       if (sees || sink)
-        sizes.lse[head.statistic[i]] =
-            1 + bias + static_cast<double>(open.dim_qk) * q * k + std::abs(sink ? head.sink : 0);
+        sizes.lse[head.statistic[i]] = 1 + bias +
+                                       static_cast<double>(open.dim_qk) * q * k * std::abs(head.logit_scale) +
+                                       std::abs(sink ? head.sink : 0);
       if (sink && !sizes.dsinks.empty()) sizes.dsinks[head.head] += dp + d_lse;
       if (!sees) continue;
       fill(sizes.o, head.query_row[i], open.dim_v, keep * v);
-      fill(sizes.dq, head.query_row[i], open.dim_qk, (dp + d_lse) * k * std::abs(open.scale));
+      fill(sizes.dq, head.query_row[i], open.dim_qk, (dp + d_lse) * k * scale);
+      if (!sizes.dlogit_scale.empty())
+        sizes.dlogit_scale[head.head] += (dp + d_lse) * static_cast<double>(open.dim_qk) * q * k;
       for (std::size_t j = 0; j < head.keys && !head.mask_index.empty(); ++j) {
         if (head.visible[head.pair(i, j)]) sizes.dmask[head.mask_index[head.pair(i, j)]] += dp + d_lse;
       }
     }
     for (std::size_t j = 0; j < head.keys; ++j) {
       if (!key_seen[j]) continue;
-      fill(sizes.dk, head.key_row[j], open.dim_qk, queries * (dp + d_lse) * q);
+      fill(sizes.dk, head.key_row[j], open.dim_qk, queries * (dp + d_lse) * q * std::abs(head.logit_scale));
       fill(sizes.dv, head.key_row[j], open.dim_v, queries * keep * d_o);
     }
   });

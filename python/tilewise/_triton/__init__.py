@@ -80,6 +80,7 @@ def refusal(arguments: Sequence[Any]) -> Refusal | None:
         ("page_table", "takes no pages"),
         ("key_lengths", "takes no lengths of keys"),
         ("block_counts", "takes no block masks"),
+        ("logit_scale", "takes no factor for each head"),
     ):
         if arguments[INDEX[argument]] is not None:
             return Refusal("block_mask" if argument == "block_counts" else argument, reason)

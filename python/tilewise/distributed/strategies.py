@@ -95,8 +95,9 @@ def _attention_inputs(arguments: Sequence[Any], dim: int) -> list[Placement | No
     mask, slopes = arguments[INDEX["attn_mask"]], arguments[INDEX["alibi_slopes"]]
     if _given(mask):
         placed[INDEX["attn_mask"]] = _mask_shard(mask, dim)
-    if _given(arguments[INDEX["sinks"]]) and dim == 1:
-        placed[INDEX["sinks"]] = Shard(0)
+    for name in ("sinks", "logit_scale"):
+        if _given(arguments[INDEX[name]]) and dim == 1:
+            placed[INDEX[name]] = Shard(0)
     if _given(slopes) and (dim == 1 or len(slopes.shape) == 2):
         placed[INDEX["alibi_slopes"]] = Shard(len(slopes.shape) - 1 if dim == 1 else 0)
     if _given(arguments[INDEX["key_lengths"]]) and dim == 0:
@@ -132,7 +133,7 @@ def _(*given: Any) -> list[Strategy]:
         of_own = _placed(own, Shard(dim))
         for n in (1, 3):  # grad_lse and lse
             of_own[n] = _lse(arguments, dim) if _given(own[n]) else None
-        # Ranks that share a mask or sinks have a part of their gradient each.
+        # Ranks that share a mask, sinks or logit_scale have a part of their gradient each.
         results = [Partial() if isinstance(placed[index], Replicate) else placed[index] for index in asked]
         found.append((results, of_own + placed[: len(rest)]))
     return found

@@ -8,9 +8,9 @@ or, with options of one's own, `torch.onnx.export(..., dynamo=True, opset_versio
 custom_translation_table=onnx.translation_table())`.
 
 What the operator expresses: masks, top-left causality, scale, softcap, shared heads, Dv ≠ D. What it does not
-(sinks, ALiBi, windows, block masks, packed or cached sequences, dropout, bottom-right alignment, lse) raises
-`tilewise.Unsupported`. A query that sees no key gives zeros in ONNX too, but runtimes were not always sure of
-it.
+(sinks, logit_scale, ALiBi, windows, block masks, packed or cached sequences, dropout, bottom-right alignment,
+lse) raises `tilewise.Unsupported`. A query that sees no key gives zeros in ONNX too, but runtimes were not
+always sure of it.
 
 Needs the packages onnx and onnxscript.
 """
@@ -43,6 +43,7 @@ _WITHOUT_A_WORD = {
     "window_right": "window: ONNX's Attention has none in opset 23",
     "alibi_slopes": "alibi_slopes: ONNX's Attention has none; pass them as an additive attn_mask",
     "sinks": "sinks: ONNX's Attention has none",
+    "logit_scale": "logit_scale: ONNX's Attention has none; multiply query by it",
 }
 
 

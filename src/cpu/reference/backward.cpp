@@ -92,7 +92,7 @@ void differentiate_query(const Query& query, RowState& row, double* scratch) {
     const double ds = p * (dweights[j] + row.shift) * query.score_slope(j);
     add_scaled(dq, ds, call.k.dtype, query.key_row(call.k, j), call.problem.dim_qk);
   }
-  store_row(query.row(call.dq), call.dq.dtype, dq, call.scale, call.problem.dim_qk);
+  store_row(query.row(call.dq), call.dq.dtype, dq, call.scale_of(query.h), call.problem.dim_qk);
 }
 
 // dk and dv of one key, over the queries of every head that shares it.
@@ -109,11 +109,12 @@ void differentiate_key(const AttentionCall& call, std::int64_t b, std::int64_t h
       const PairGradient pair = pair_gradient(query, j, rows[row_index(query)]);
       if (pair.weight != 0) add_scaled(dv, pair.weight, call.d_o.dtype, query.row(call.d_o), problem.dim_v);
       if (pair.score == 0) continue;
-      add_scaled(dk, pair.score * query.score_slope(j), call.q.dtype, query.row(call.q), problem.dim_qk);
+      const double dproduct = pair.score * query.score_slope(j);
+      add_scaled(dk, dproduct * call.scale_of(h), call.q.dtype, query.row(call.q), problem.dim_qk);
     }
   }
   if (call.dk.wanted) {
-    store_row(call.key_row(call.dk, sequence, b, h_kv, j), call.dk.dtype, dk, call.scale, problem.dim_qk);
+    store_row(call.key_row(call.dk, sequence, b, h_kv, j), call.dk.dtype, dk, 1.0, problem.dim_qk);
   }
   if (call.dv.wanted)
     store_row(call.key_row(call.dv, sequence, b, h_kv, j), call.dv.dtype, dv, 1.0, problem.dim_v);
@@ -169,6 +170,22 @@ void differentiate_sinks(const AttentionCall& call, const RowState* rows) {
   }
 }
 
+void differentiate_logit_scale(const AttentionCall& call, const Context& context, const RowState* rows) {
+  for_each_task(context.parallel_for, call.problem.heads_q, [&](std::int64_t, std::int64_t h) {
+    double sum = 0;
+    for (std::int64_t b = 0; b < call.problem.batch; ++b) {
+      for (std::int64_t i = 0; i < call.sequence(b).length_q; ++i) {
+        const Query query{call, b, h, i};
+        for (std::int64_t j = 0; j < query.sequence.length_k; ++j) {
+          const double ds = pair_gradient(query, j, rows[row_index(query)]).score;
+          if (ds != 0) sum += ds * query.score_slope(j) * call.scale * query.dot_of(j);
+        }
+      }
+    }
+    store_element(call.dlogit_scale, call.logit_scale.dtype, h * call.dlogit_scale_stride, sum);
+  });
+}
+
 }  // namespace
 
 std::size_t backward_workspace(const AttentionCall& call, const Context& context) {
@@ -202,6 +219,7 @@ void backward(const AttentionCall& call, const Context& context) {
   clear_unused_gradients(call);
   if (problem.features.mask_gradient) differentiate_mask(call, context, scratch.rows);
   if (call.dsinks != nullptr) differentiate_sinks(call, scratch.rows);
+  if (call.dlogit_scale != nullptr) differentiate_logit_scale(call, context, scratch.rows);
 }
 
 }  // namespace tilewise::cpu::reference

@@ -81,9 +81,10 @@ struct Query {
     return !call.problem.features.block_mask || block_shows(j);
   }
 
-  double product(std::int64_t j) const {
-    return call.scale * dot(call.q.dtype, row(call.q), key_row(call.k, j), call.problem.dim_qk);
+  double dot_of(std::int64_t j) const {
+    return dot(call.q.dtype, row(call.q), key_row(call.k, j), call.problem.dim_qk);
   }
+  double product(std::int64_t j) const { return call.scale_of(h) * dot_of(j); }
 
   /// The score of key j; −inf when it is hidden.
   double score(std::int64_t j) const {
@@ -99,7 +100,7 @@ struct Query {
     return s;
   }
 
-  /// d score / d (scale·q·k): 1, or what softcap makes of it.
+  /// d score / d product(j): 1, or what softcap makes of it.
   double score_slope(std::int64_t j) const {
     if (!call.problem.features.softcap) return 1;
     const double t = std::tanh(product(j) / call.softcap);

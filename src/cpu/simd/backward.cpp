@@ -71,26 +71,46 @@ Workspace take_workspace(Arena& arena, const AttentionCall& call, const Plan& pl
   const std::int64_t rows = call.problem.heads_q * call.rows_q();
   const std::int64_t key_rows = plan.splits * call.problem.heads_kv * call.rows_k();
   return {.rows = {arena.take<float>(rows), arena.take<double>(rows), arena.take<double>(rows),
-                   arena.take<double>(rows)},
+                   arena.take<double>(rows), arena.take<double>(call.dlogit_scale != nullptr ? rows : 0)},
           .dk = arena.take<float>(call.dk.wanted ? key_rows : 0, padded(call.problem.dim_qk)),
           .dv = arena.take<float>(call.dv.wanted ? key_rows : 0, padded(call.problem.dim_v)),
           .workers = arena.take<std::byte>(worker_bytes(call, plan),
                                            workers_for(context.parallel_for, tasks_of(call, plan)))};
 }
 
-// Rows [width, padded dim] as they stand in memory, widened; the padding is zero.
-void load_rows(const Panel& panel, const Rows& rows, std::int64_t dim, float* to) {
+// Rows [width, padded dim] as they stand in memory, widened, times factor(lane); the padding is zero.
+template <typename Factor>
+void load_rows(const Panel& panel, const Rows& rows, std::int64_t dim, float* to, const Factor& factor) {
   const std::int64_t stride = padded(dim);
   for (int lane = 0; lane < panel.rows; ++lane) {
     float* row = to + lane * stride;
     widen(row, rows.at(panel.b, panel.head[lane], panel.sequence.first_q + panel.query[lane]), rows.dtype,
-          static_cast<int>(dim), 1.0f);
+          static_cast<int>(dim), factor(lane));
     std::fill_n(row + dim, stride - dim, 0.0f);
+  }
+}
+
+// What each row gives to the gradient of its head's logit scale l: Σ_j dS_j·scale·q·k_j = scale·q·Σ_j
+// dS_j·k_j. That is q·dq, before dq is multiplied by l.
+void sum_logit_rows(const AttentionCall& call, const Panel& panel, const Scratch& scratch,
+                    const RowStatistics& statistics) {
+  const std::int64_t dim = call.problem.dim_qk;
+  const std::int64_t stride = padded(dim);
+  load_rows(panel, call.q, dim, scratch.q_rows, [](int) { return 1.0f; });
+  for (int lane = 0; lane < panel.rows; ++lane) {
+    double sum = 0;
+    for (std::int64_t d = 0; d < dim; ++d) {
+      sum += static_cast<double>(scratch.q_rows[lane * stride + d]) *
+             static_cast<double>(scratch.dq[d * panel.width + lane]);
+    }
+    const std::int64_t row = panel.head[lane] * call.rows_q() + call.first_row_q(panel.b) + panel.query[lane];
+    statistics.logit[row] = call.scale * sum;
   }
 }
 
 void write_dq(const AttentionCall& call, const Panel& panel, const Scratch& scratch) {
   const auto dim = static_cast<int>(call.problem.dim_qk);
+  scale_by_head(call, panel, dim, scratch.dq);
   const VF scale = set(static_cast<float>(call.scale));
   map_tile(scratch.dq, dim, panel.width, [&](int, int, VF dq) HWY_ATTR { return hn::Mul(dq, scale); });
   panel_to_rows(scratch.dq, panel.width, dim, panel.rows, call.dq.dtype, scratch.tile.score.staging,
@@ -132,8 +152,13 @@ void differentiate_panel(const AttentionCall& call, const Plan& plan, const Pane
   weigh_panel(call, panel, plan.keys, scratch.tile, statistics);
   if (!call.dq.wanted && !call.dk.wanted && !call.dv.wanted) return;
   load_statistics(call, panel, statistics, scratch.tile);
-  if (call.dk.wanted) load_rows(panel, call.q, call.problem.dim_qk, scratch.q_rows);
-  if (call.dv.wanted) load_rows(panel, call.d_o, call.problem.dim_v, scratch.d_o_rows);
+  if (call.dk.wanted) {
+    load_rows(panel, call.q, call.problem.dim_qk, scratch.q_rows,
+              [&](int lane) { return logit_scale_of(call, panel, lane); });
+  }
+  if (call.dv.wanted) {
+    load_rows(panel, call.d_o, call.problem.dim_v, scratch.d_o_rows, [](int) { return 1.0f; });
+  }
   std::fill_n(scratch.dq, dim_qk * width, 0.0f);
   for_each_key_tile(call, panel, panel.any, plan.keys, [&](const KeyTile& tile) {
     const std::int64_t at = strip_offset(panel, tile);
@@ -170,6 +195,7 @@ void differentiate_panel(const AttentionCall& call, const Plan& plan, const Pane
                                             dim_qk, width);
     }
   });
+  if (call.dlogit_scale != nullptr) sum_logit_rows(call, panel, scratch, statistics);
   if (call.dq.wanted) write_dq(call, panel, scratch);
 }
 
@@ -203,6 +229,17 @@ void sink_gradient(const AttentionCall& call, const RowStatistics& statistics) {
       }
     }
     store_element(call.dsinks, call.sinks.dtype, h * call.dsinks_stride, sum);
+  }
+}
+
+void logit_scale_gradient(const AttentionCall& call, const RowStatistics& statistics) {
+  for (std::int64_t h = 0; h < call.problem.heads_q; ++h) {
+    double sum = 0;
+    for (std::int64_t b = 0; b < call.problem.batch; ++b) {
+      const double* rows = statistics.logit + h * call.rows_q() + call.first_row_q(b);
+      for (std::int64_t i = 0; i < call.sequence(b).length_q; ++i) sum += rows[i];
+    }
+    store_element(call.dlogit_scale, call.logit_scale.dtype, h * call.dlogit_scale_stride, sum);
   }
 }
 
@@ -273,6 +310,7 @@ void backward(const AttentionCall& call, const Context& context) {
     });
   }
   if (call.dsinks != nullptr) sink_gradient(call, workspace.rows);
+  if (call.dlogit_scale != nullptr) logit_scale_gradient(call, workspace.rows);
 }
 
 }  // namespace tilewise::cpu::simd::HWY_NAMESPACE

@@ -132,6 +132,7 @@ void attend_many(const AttentionCall& call, const Plan& plan, const Panel& panel
   std::fill_n(scratch.o, dim_v * width, 0.0f);
   rows_to_panel(scratch.q, width, dim_qk, call.q.dtype, static_cast<float>(call.scale), scratch.score.staging,
                 [&](int lane) { return query_row(call.q, panel, lane); });
+  scale_by_head(call, panel, dim_qk, scratch.q);
   for_each_key_tile(call, panel, range, plan.keys, [&](const KeyTile& tile) {
     const RowBlock k = load_key_rows(call, panel, call.k, tile, dim_qk, scratch.kv_rows);
     multiply_deep({.a = k.data,
@@ -170,7 +171,7 @@ void attend_few(const AttentionCall& call, const Plan& plan, const Panel& panel,
   std::fill_n(scratch.scores, keys * panel.width, 0.0f);  // lanes without a query stay finite
   for (int row = 0; row < panel.rows; ++row) {
     widen(scratch.few_q + row * q_stride, query_row(call.q, panel, row), call.q.dtype, dim_qk,
-          static_cast<float>(call.scale));
+          static_cast<float>(call.scale_of(panel.head[row])));
   }
   for_each_key_tile(call, panel, range, plan.keys, [&](const KeyTile& tile) {
     const RowBlock k = load_key_rows(call, panel, call.k, tile, dim_qk, scratch.kv_rows);

@@ -29,9 +29,10 @@ struct RowStatistics {
   double* inverse;    // 1 / Σ exp(s − maximum), over the keys and the sink; 0 where it sees nothing
   double* shift;      // d_lse − delta
   double* gradients;  // Σ_j p_j·(dp_j + shift), over the keys of this call
+  double* logit;      // what the row gives to the gradient of its head's logit scale; may be null
 
   RowStatistics operator+(std::int64_t rows) const {
-    return {maximum + rows, inverse + rows, shift + rows, gradients + rows};
+    return {maximum + rows, inverse + rows, shift + rows, gradients + rows, logit + rows};
   }
 };
 
@@ -89,6 +90,7 @@ inline void load_panel(const AttentionCall& call, const Panel& panel, const Grad
   };
   rows_to_panel(scratch.q, panel.width, static_cast<int>(call.problem.dim_qk), call.q.dtype,
                 static_cast<float>(call.scale), scratch.score.staging, row_of(call.q));
+  scale_by_head(call, panel, static_cast<int>(call.problem.dim_qk), scratch.q);
   rows_to_panel(scratch.d_o, panel.width, static_cast<int>(call.problem.dim_v), call.d_o.dtype, 1.0f,
                 scratch.score.staging, row_of(call.d_o));
 }

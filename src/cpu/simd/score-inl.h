@@ -26,6 +26,20 @@ HWY_INLINE void map_tile(float* tile, int keys, int width, const Body& body) {
   }
 }
 
+/// The logit scale of a lane's head; 1 if there is none.
+inline float logit_scale_of(const AttentionCall& call, const Panel& panel, int lane) {
+  if (!call.problem.features.logit_scale) return 1;
+  return static_cast<float>(call.logit_scale.at(panel.b, panel.head[lane]));
+}
+/// Multiplies a panel's rows, [dim, width], by it.
+inline void scale_by_head(const AttentionCall& call, const Panel& panel, int dim, float* rows) {
+  if (!call.problem.features.logit_scale) return;
+  alignas(64) float factors[max_panel_width];
+  for (int lane = 0; lane < panel.width; ++lane) factors[lane] = logit_scale_of(call, panel, lane);
+  map_tile(rows, dim, panel.width,
+           [&](int, int lane, VF x) HWY_ATTR { return hn::Mul(x, hn::Load(F(), factors + lane)); });
+}
+
 inline void cap_scores(const AttentionCall& call, int keys, int width, float* tile, float* tangents) {
   const VF cap = set(static_cast<float>(call.softcap));
   const VF inverse = set(static_cast<float>(1 / call.softcap));

@@ -77,7 +77,8 @@ inline AttentionGradients backward_arguments(const RandomProblem& problem, const
           .dk = gradients.dk.view(),
           .dv = gradients.dv.view(),
           .dmask = gradients.dmask.view(),
-          .dsinks = gradients.dsinks.view()};
+          .dsinks = gradients.dsinks.view(),
+          .dlogit_scale = gradients.dlogit_scale.view()};
 }
 
 /// The kernels of the library that may run on CUDA devices, as parameters of tests. `widened` is for strict

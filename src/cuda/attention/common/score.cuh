@@ -1,71 +1,103 @@
 #pragma once
 
 #include "attention/call.h"
+#include "cuda/attention/common/accumulator.cuh"
+#include "cuda/attention/common/dropout.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/element.cuh"
 
 namespace tilewise::cuda {
 
-inline constexpr float log2e = 1.4426950408889634f;
-inline constexpr float minus_infinity = -__builtin_huge_valf();
+/// tanh to f32 accuracy; tanhf of the device library.
+__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
 
-/// What turns a product q·k of one entry and head into a score. Scores are in natural units: in units of log2
-/// e, which exp2 would like, a mask of the lowest finite number would overflow. Calls that have nothing but
-/// the scale may use `scale_log2` instead and stay in those.
-struct ScoreRules {
-  float scale;       ///< with softcap scale / c
+/// tanh of x, and its derivative: 1 − 2 / (e^2x + 1), and 4 e^2x / (e^2x + 1)². Off by 2e-7 at most, which is
+/// nothing in a score whose weight goes into a product of 16 bits.
+__device__ __forceinline__ float tanh_of(float x, float& derivative) {
+  const float power = exp2_approx(fminf(x, 40.0f) * (2 * log2e));
+  const float inverse = __fdividef(1.0f, power + 1);
+  derivative = 4 * inverse * (power * inverse);
+  return fmaf(-2.0f, inverse, 1.0f);
+}
+
+/// What dS is multiplied by on the way to dQ, for a head's logit scale. It is divided out again for the
+/// scale's own gradient, Σ dS·scale·q·k = q·dQ over it, so it is 1 in the place of 0, or of what is no larger
+/// than `least`. Then dQ is multiplied by the scale at its end, and dK gets nothing of the head.
+__device__ __forceinline__ float differentiable(float logit, float least = 0) {
+  return fabsf(logit) <= least ? 1.0f : logit;
+}
+
+/// What turns a product q·k of one entry and head into its score S: scale, softcap, ALiBi, mask, in this
+/// order. Scores are in natural units: in units of log2 e, which exp2 would like, a mask of the lowest finite
+/// number would overflow. Calls that have nothing but the scale may use `scale_log2` instead and stay in
+/// those.
+///
+/// Kernels apply it to a whole accumulator (scale_and_cap, add_alibi) or to one pair (score_of). The mask is
+/// added by each kernel in the way in which its elements come: from memory, by TMA, or four at a time.
+struct ScoreRule {
+  float scale;       ///< the head's logit scale included; with softcap over c
   float scale_log2;  ///< scale·log2 e
   float cap;         ///< c
   float slope;       ///< ALiBi's
+  float logit;       ///< what dS is multiplied by for the head's logit scale
+  bool adds_dk;      ///< see differentiable()
   bool softcap, alibi, mask, boolean_mask;
 
   /// Of a call that has nothing but the scale.
-  __device__ explicit ScoreRules(const AttentionCall& call)
+  __device__ explicit ScoreRule(const AttentionCall& call)
       : scale(static_cast<float>(call.scale)),
         scale_log2(static_cast<float>(call.scale * 1.4426950408889634)),
         cap(0),
         slope(0),
+        logit(1),
+        adds_dk(true),
         softcap(false),
         alibi(false),
         mask(false),
         boolean_mask(false) {}
-  __device__ ScoreRules(const AttentionCall& call, std::int64_t b, std::int64_t h) {
+  __device__ ScoreRule(const AttentionCall& call, std::int64_t b, std::int64_t h) {
     const AttentionFeatures& features = call.problem.features;
     softcap = features.softcap;
     alibi = features.alibi;
     mask = features.mask != MaskKind::none;
     boolean_mask = features.mask == MaskKind::boolean;
-    scale = static_cast<float>(softcap ? call.scale / call.softcap : call.scale);
+    const double of_head = call.scale_of(h);
+    scale = static_cast<float>(softcap ? of_head / call.softcap : of_head);
+    logit = features.logit_scale ? static_cast<float>(call.logit_scale.at(b, h)) : 1.0f;
+    adds_dk = logit != 0;
+    if (call.dlogit_scale != nullptr) logit = differentiable(logit);
     scale_log2 = static_cast<float>(call.scale * 1.4426950408889634);
     cap = static_cast<float>(call.softcap);
     slope = alibi ? static_cast<float>(call.alibi_slopes.at(b, h)) : 0.0f;
   }
+
+  /// d score / d (scale·q·k), `tangent` being tanh of the capped score.
+  __device__ float derivative(float tangent) const {
+    return (softcap ? 1 - tangent * tangent : 1.0f) * logit;
+  }
 };
 
-/// tanh to f32 accuracy; tanhf of the device library.
-__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
+/// Scale and softcap, of a whole accumulator. Every step is rounded by itself, as score_of() has it.
+template <typename View, typename S>
+__device__ __forceinline__ void scale_and_cap(S& s, float scale, bool softcap, float cap) {
+  if (softcap) {
+    View::each([&](int q, int k) {
+      float& score = View::at(s, q, k);
+      score = __fmul_rn(tanh_of(__fmul_rn(score, scale)), cap);
+    });
+  } else {
+    View::each([&](int q, int k) { View::at(s, q, k) = __fmul_rn(View::at(s, q, k), scale); });
+  }
+}
 
-/// What ALiBi and the mask add at (i, j); −inf where a boolean mask hides. `placed`, here and below: the call
-/// may be a piece whose positions count from elsewhere (PieceDetails::placed).
-template <bool placed = false>
-__device__ __forceinline__ float score_bias(const AttentionCall& call, const ScoreRules& rules,
-                                            const Sequence& sequence, std::int64_t b, std::int64_t h,
-                                            std::int64_t i, std::int64_t j) {
-  float bias = 0;
-  if (rules.alibi) {
-    const std::int64_t distance =
-        placed ? call.distance(sequence, i, j) : i + sequence.length_k - sequence.length_q - j;
-    bias = -__fmul_rn(rules.slope, static_cast<float>(distance < 0 ? -distance : distance));
-  }
-  if (rules.mask) {
-    const std::byte* at = call.mask.at(b, h, i, j);
-    if (rules.boolean_mask) {
-      if (*at == std::byte{0}) bias = minus_infinity;
-    } else {
-      bias += load_element(at, call.mask.dtype);
-    }
-  }
-  return bias;
+/// ALiBi: S −= slope · distance, of a whole accumulator. `slope(q)` and `distance(q)` are those of the lane's
+/// query q, the distance that from its first key.
+template <typename View, typename S, typename Slope, typename Distance>
+__device__ __forceinline__ void add_alibi(S& s, const Slope& slope, const Distance& distance) {
+  View::each([&](int q, int k) {
+    float& score = View::at(s, q, k);
+    score = __fsub_rn(score, __fmul_rn(slope(q), static_cast<float>(abs(distance(q) - View::step(k)))));
+  });
 }
 
 /// lse, d_lse or delta of a row, in f32 or f64.
@@ -79,8 +111,9 @@ __device__ __forceinline__ double statistic_of(const Rows& rows, std::int64_t b,
 /// The score of a pair from its product. `tangent` receives tanh of the capped score, for its derivative.
 /// Every step is rounded by itself: a score is the same number in every kernel, whatever is done with it
 /// next.
+/// `placed`: the call may be a piece whose positions count from elsewhere (PieceDetails::placed).
 template <bool placed = false>
-__device__ __forceinline__ float score_of(const AttentionCall& call, const ScoreRules& rules,
+__device__ __forceinline__ float score_of(const AttentionCall& call, const ScoreRule& rules,
                                           const Sequence& sequence, std::int64_t b, std::int64_t h,
                                           std::int64_t i, std::int64_t j, float product, float& tangent) {
   float s = __fmul_rn(product, rules.scale);
@@ -88,40 +121,27 @@ __device__ __forceinline__ float score_of(const AttentionCall& call, const Score
     tangent = tanh_of(s);
     s = __fmul_rn(tangent, rules.cap);
   }
-  const float bias = score_bias<placed>(call, rules, sequence, b, h, i, j);
-  return bias == minus_infinity ? bias : __fadd_rn(s, bias);
+  if (rules.alibi) {
+    const std::int64_t distance =
+        placed ? call.distance(sequence, i, j) : i + sequence.length_k - sequence.length_q - j;
+    s = __fsub_rn(s, __fmul_rn(rules.slope, static_cast<float>(distance < 0 ? -distance : distance)));
+  }
+  if (!rules.mask) return s;
+  const std::byte* at = call.mask.at(b, h, i, j);
+  if (rules.boolean_mask) return *at == std::byte{0} ? minus_infinity : s;
+  const float bias = load_element(at, call.mask.dtype);
+  return bias == minus_infinity ? bias : __fadd_rn(s, bias);  // whatever the score is
 }
 
-/// What dropout makes of the weight of (i, j): 0 or keep_scale. Four keys that share a counter are drawn at
-/// once. The call may be a placed piece.
-struct DropoutFactors {
-  float factor[4];
-
-  /// Whether four keys from `first_key` on share a counter, as they and all later fours then do.
-  __device__ static bool share_counters(const AttentionCall& call, std::int64_t first_key) {
-    return call.place.key(first_key) % 4 == 0 && call.place.step == 1;
-  }
-
-  __device__ DropoutFactors(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t i,
-                            std::int64_t first_key) {
-    const DropoutMask dropout = call.dropout.drawn();
-    const auto words =
-        philox({static_cast<std::uint32_t>(call.place.key(first_key) / 4),
-                static_cast<std::uint32_t>(call.place.query(i)), call.place.head_index(b, h), dropout.stream},
-               dropout.key);
-    for (int n = 0; n < 4; ++n) factor[n] = words[n] >= dropout.threshold ? dropout.keep_scale : 0.0f;
-  }
-};
-
-template <bool placed = false>
-__device__ __forceinline__ float dropout_factor(const AttentionCall& call, std::int64_t b, std::int64_t h,
-                                                std::int64_t i, std::int64_t j) {
-  const std::uint32_t head =
-      placed ? call.place.head_index(b, h) : static_cast<std::uint32_t>(b * call.problem.heads_q + h);
-  const auto query = static_cast<std::uint32_t>(placed ? call.place.query(i) : i);
-  const auto key = static_cast<std::uint32_t>(placed ? call.place.key(j) : j);
-  const bool kept = call.dropout.drawn().keeps(head, query, key);
-  return kept ? call.dropout.keep_scale : 0.0f;
+/// Joins a sink, a score without a value, to a row's softmax of that maximum, which becomes the higher of the
+/// two. Gives what the row's weights are to be multiplied by; `weight` is the sink's own. The sink may dwarf
+/// every weight, so that all of O hangs on the factor: it is not the approximate exponential.
+__device__ __forceinline__ float join_sink(float sink, float& maximum, float& weight) {
+  const float highest = fmaxf(maximum, sink);
+  const float factor = expf(maximum - highest);
+  weight = expf(sink - highest);
+  maximum = highest;
+  return factor;
 }
 
 }  // namespace tilewise::cuda

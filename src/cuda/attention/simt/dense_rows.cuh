@@ -34,7 +34,7 @@ struct QueryRow {
 };
 
 /// The score of key j; −inf where it is hidden.
-__device__ __forceinline__ float pair_score(const AttentionCall& call, const ScoreRules& rules,
+__device__ __forceinline__ float pair_score(const AttentionCall& call, const ScoreRule& rules,
                                             const QueryRow& row, std::int64_t j, float product) {
   float tangent;
   return row.sees(j) ? score_of(call, rules, row.sequence, row.b, row.h, row.i, j, product, tangent)
@@ -68,7 +68,7 @@ __global__ void softmax_rows(const __grid_constant__ AttentionCall call,
   const float sink =
       problem.features.sinks ? static_cast<float>(call.sinks.at(row.b, row.h)) : minus_infinity;
   // From the lowest finite number, so that no difference is NaN in a row that sees nothing.
-  float maximum = fmaxf(sink, -3.402823466e38f);
+  float maximum = fmaxf(sink, lowest);
   for (std::int64_t j = lane; j < problem.length_k; j += lanes) maximum = fmaxf(maximum, row_gmem[j]);
   maximum = maximum_over<lanes>(maximum);
   double sum = 0;
@@ -136,7 +136,7 @@ __global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
   const int lane = threadIdx.x % lanes;
   const std::int64_t index = rows.first + own;
   const QueryRow row(call, index);
-  const ScoreRules rules(call, row.b, row.h);
+  const ScoreRule rules(call, row.b, row.h);
   const std::int64_t begin = own * rows.pitch - rows.keys.first;  // where key 0 would be
   const float* products_gmem = rows.products + begin;
   const float* dweights_gmem = rows.dweights + begin;
@@ -147,7 +147,7 @@ __global__ void differentiate_rows(const __grid_constant__ AttentionCall call,
   const auto dweight = [&](std::int64_t j, float kept) { return __fmul_rn(dweights_gmem[j], kept); };
 
   const double sink = problem.features.sinks ? call.sinks.at(row.b, row.h) : -__builtin_huge_val();
-  float top = fmaxf(static_cast<float>(sink), -3.402823466e38f);
+  float top = fmaxf(static_cast<float>(sink), lowest);
   for (std::int64_t j = rows.keys.first + lane; j < rows.keys.last; j += lanes) {
     top = fmaxf(top, pair_score(call, rules, row, j, products_gmem[j]));
   }

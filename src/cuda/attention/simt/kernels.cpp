@@ -18,6 +18,7 @@ std::string supports_dense(const AttentionProblem& problem) {
   if (const std::string reason = supports_fused(problem); !reason.empty()) return reason;
   if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
   if (problem.layout != Layout::dense) return "takes dense tensors alone, not packed or paged ones";
+  if (problem.features.logit_scale) return "takes no logit scale";
   return problem.features.block_mask ? "takes no block mask" : "";
 }
 

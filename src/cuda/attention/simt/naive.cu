@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(threads) naive_scores(const __grid_constant__ 
     const T* k_gmem = row_of<T>(call.k, row.b, call.key_head(row.h), j);
     product = dot(q_gmem, k_gmem, call.problem.dim_qk);
   }
-  scores_gmem[at] = pair_score(call, ScoreRules(call, row.b, row.h), row, j, product);
+  scores_gmem[at] = pair_score(call, ScoreRule(call, row.b, row.h), row, j, product);
 }
 
 // A thread a pair: q·k and d_o·v, where its weight and the gradient of its score will be.

@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(threads, 2) tiled_scores(const __grid_constant
                                                            float* scores_gmem) {  // [B, Hq, Sq, Sk]
   __shared__ SharedFactors shared;
   const PairTile pairs(call, blockIdx.x);
-  const ScoreRules rules(call, pairs.query.b, pairs.query.h);
+  const ScoreRule rules(call, pairs.query.b, pairs.query.h);
   Sums product = {};
   if (pairs.seen(call))
     pairs.template add_products<T>(product, shared, call, call.q, call.k, call.problem.dim_qk);

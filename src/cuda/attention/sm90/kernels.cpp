@@ -24,7 +24,7 @@ namespace {
 std::string unsuited_blocks(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (features.mask != MaskKind::none || features.dropout || features.softcap || features.alibi ||
-      features.sinks || features.key_lengths) {
+      features.sinks || features.key_lengths || features.logit_scale) {
     return "takes block masks with causal and windows alone";
   }
   const auto suits = [](std::int64_t block, std::int64_t all) {
@@ -45,8 +45,9 @@ std::string missing_feature(const AttentionProblem& problem) {
   if (problem.layout == Layout::paged) return "takes no pages";
   if (features.block_mask) return unsuited_blocks(problem);
   const bool masked = features.mask != MaskKind::none || features.dropout;
-  if (masked && (features.softcap || features.alibi || features.sinks || features.key_lengths)) {
-    return "takes masks and dropout without softcap, ALiBi, sinks and key lengths";
+  if (masked && (features.softcap || features.alibi || features.sinks || features.key_lengths ||
+                 features.logit_scale)) {
+    return "takes masks and dropout without softcap, ALiBi, sinks, key lengths and logit scale";
   }
   if (problem.piece.wide_rows) {
     if (masked) return "takes masks and dropout with results in the type of q alone";
@@ -282,6 +283,7 @@ std::string trial_supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
 #ifdef TILEWISE_HAS_WGMMA
+  if (problem.features.logit_scale) return "takes no logit scale";
   if (const std::string reason = wgmma_tma::unsuited(problem); !reason.empty()) return reason;
   if (const std::string reason = mma::unsuited_backward(problem); !reason.empty()) return reason;
   return unsuited_capability(problem);

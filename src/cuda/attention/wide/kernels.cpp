@@ -14,6 +14,7 @@ std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
   if (problem.layout != Layout::dense) return "takes dense tensors alone, not packed or paged ones";
   if (problem.features.block_mask) return "takes no block mask";
+  if (problem.features.logit_scale) return "takes no logit scale: its products have one scale for all heads";
   if (problem.features.key_lengths) return "takes no key lengths: it would read the keys past them";
   if (problem.features.mask_gradient) return "keeps no score gradients for a mask's";
   if (std::max(problem.dim_qk, problem.dim_v) <= 128) return "is for head dims above 128";

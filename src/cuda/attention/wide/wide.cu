@@ -94,13 +94,13 @@ __global__ void __launch_bounds__(threads)
   const int lane = threadIdx.x % warp;
   const AttentionFeatures& features = call.problem.features;
   const simt::QueryRow row(call, chunk.b, chunk.h, chunk.first + own);
-  const ScoreRules rules(call, row.b, row.h);
+  const ScoreRule rules(call, row.b, row.h);
   float* row_gmem = products_gmem + own * pitch - chunk.keys.first;
   T* out_gmem = weights_gmem + own * pitch - chunk.keys.first;
 
   const float sink = features.sinks ? static_cast<float>(call.sinks.at(row.b, row.h)) : minus_infinity;
   // From the lowest finite number, so that no difference is NaN in a row that sees nothing.
-  float maximum = fmaxf(sink, -3.402823466e38f);
+  float maximum = fmaxf(sink, lowest);
   for (std::int64_t j = chunk.keys.first + lane; j < chunk.keys.last; j += warp) {
     const float score = simt::pair_score(call, rules, row, j, row_gmem[j]);
     row_gmem[j] = score;

@@ -121,7 +121,9 @@ __device__ __forceinline__ float d_lse_of(const AttentionCall& call, const Batch
 template <typename T>
 __device__ __forceinline__ GradientScale gradient_scale(const AttentionCall& call,
                                                         const BackwardSpace& space) {
-  return gradient_scale<T>(space.largest, call.problem.features.dropout ? call.dropout.keep_scale : 1.0f);
+  const AttentionFeatures& features = call.problem.features;
+  return gradient_scale<T>(space.largest, features.dropout ? call.dropout.keep_scale : 1.0f,
+                           features.logit_scale);
 }
 
 /// Calls body with a call's type and as many lanes as its rows need.

@@ -87,7 +87,13 @@ __device__ __forceinline__ void finish_dq(const AttentionCall& call, const Backw
   const bool there[2] = {lane / 4 < queries.count, lane / 4 + 8 < queries.count};  // queries a lane has
   std::byte* to = row_of_halves(call.dq, b, work.head, s);
   const bool aligned = aligned_chunks(call.dq);
-  const float factor = static_cast<float>(call.scale) * gradient_scale<T>(call, space).down;
+  const float scale = static_cast<float>(call.scale) * gradient_scale<T>(call, space).down;
+  float factor = scale, logit = 1;
+  if (call.problem.features.logit_scale) {
+    logit = logit_factor<T>(call, work.head).factor;
+    factor *= static_cast<float>(call.logit_scale.at(0, work.head)) / logit;  // sums have this one
+  }
+  float logit_rows[2] = {};  // q·dq / logit, of the lane's dims
   const int end = min(space.dq.eights, (work.first_part + work.parts) * 4);
 #pragma unroll 1
   for (int eight = work.first_part * 4; eight < end; eight += 4) {
@@ -101,6 +107,16 @@ __device__ __forceinline__ void finish_dq(const AttentionCall& call, const Backw
       sum[0][e][1] = four.y;
       sum[1][e][0] = four.z;
       sum[1][e][1] = four.w;
+    }
+    if (space.logit_rows != nullptr) {
+      const std::byte* q_row = row_of_halves(call.q, b, work.head, s);
+#pragma unroll
+      for (int n = 0; n < 16; ++n) {
+        const int d = 8 * (eight + n / 2 % 4) + 2 * (lane % 4) + n % 2;
+        if (!there[n / 8] || d >= dims) continue;
+        const auto* q = reinterpret_cast<const T*>(q_row + n / 8 * 8 * call.q.stride_s * 2);
+        logit_rows[n / 8] = fmaf(sum[n / 8][n / 2 % 4][n % 2], widen(q[d]), logit_rows[n / 8]);
+      }
     }
     if constexpr (wide) {
       store_sums(call.dq, b, work.head, s, there, eight * 8 + lane % 4 * 2, dims, factor, sum);
@@ -117,6 +133,14 @@ __device__ __forceinline__ void finish_dq(const AttentionCall& call, const Backw
                     {word[0], word[1], word[2], word[3]});
       }
     }
+  }
+  if (space.logit_rows == nullptr) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float row = row_sum(logit_rows[half]) * scale / logit;
+    if (!there[half] || lane % 4 != 0) continue;
+    const std::int64_t first = work.head * call.rows_q() + call.first_row_q(queries.b) + queries.first;
+    space.logit_rows[first + lane / 4 + 8 * half] = row;
   }
 }
 

@@ -13,7 +13,7 @@ namespace tilewise::cuda {
 __device__ __forceinline__ bool is_far(float lse) { return fabsf(lse) > 1024 && !isinf(lse); }
 
 struct FarSoftmax {
-  float top = -3.402823466e38f;
+  float top = lowest;
   float sum = 0;
 
   __device__ void add(float s, float weight) {
@@ -24,29 +24,13 @@ struct FarSoftmax {
   }
 };
 
-/// A score as backward's pairs have it: the mask comes last, where score_of() has it meet ALiBi first. Beside
-/// a mask of -65504 these are two numbers, and their weights 0.4 % apart.
-__device__ __forceinline__ float pair_score(const AttentionCall& call, const ScoreRules& rules,
-                                            const Sequence& sequence, std::int64_t b, std::int64_t h,
-                                            std::int64_t i, std::int64_t j, float product) {
-  ScoreRules without_mask = rules;
-  without_mask.mask = false;
-  float tangent;
-  const float score = score_of(call, without_mask, sequence, b, h, i, j, product, tangent);
-  if (!rules.mask) return score;
-  const std::byte* mask = call.mask.at(b, h, i, j);
-  if (rules.boolean_mask) return *mask == std::byte{0} ? minus_infinity : score;
-  const float bias = load_element(mask, call.mask.dtype);
-  return bias == minus_infinity ? bias : __fadd_rn(score, bias);
-}
-
 /// Of query i of entry b; by a warp.
 template <typename T>
 __device__ FarSoftmax far_softmax(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t i,
                                   int lane) {
   const Sequence sequence = call.sequence(b);
   const std::int64_t place = call.packed() ? 0 : b;
-  const ScoreRules rules(call, b, h);
+  const ScoreRule rules(call, b, h);
   const KeyRange range = call.keys_of(sequence, i);
   const auto dims = static_cast<int>(call.problem.dim_qk);
   const std::byte* q_row = row_of_halves(call.q, place, h, sequence.first_q + i);
@@ -66,7 +50,8 @@ __device__ FarSoftmax far_softmax(const AttentionCall& call, std::int64_t b, std
 #pragma unroll
       for (int n = 0; n < 8; ++n) product = fmaf(q[n], k[n], product);
     }
-    softmax.add(pair_score(call, rules, sequence, b, h, i, j, product), 1);
+    float tangent;
+    softmax.add(score_of(call, rules, sequence, b, h, i, j, product, tangent), 1);
   }
 #pragma unroll
   for (int other = 16; other > 0; other /= 2) {

@@ -87,10 +87,10 @@ struct FinishBlocks {
     const bool shared = space.shares.count > 1 && (call.dk.wanted || call.dv.wanted);
     blocks.joining = shared ? RowLanes<lanes>::blocks(space.shares.keys) : 0;
     // A warp has a whole tile, since what it needs to know of that is the same for all dims; where that
-    // leaves places free, a part.
+    // leaves places free, a part. Rows of dlogit_scale are summed over all dims.
     const int parts = (space.dq.eights + 3) / 4;
     const std::int64_t tiles = call.problem.heads_q * space.dq.tiles;
-    blocks.dq_parts = tiles < 24 * multiprocessors ? parts : 1;
+    blocks.dq_parts = tiles < 24 * multiprocessors && space.logit_rows == nullptr ? parts : 1;
     blocks.dq_part = blocks.dq_parts == 1 ? parts : 1;
     blocks.dq_warps = call.dq.wanted && call.problem.batch > 0 ? tiles * blocks.dq_parts : 0;
     return blocks;
@@ -133,6 +133,7 @@ void finish_backward(const AttentionCall& call, const BackwardSpace& space, cons
   if (space.needs_states(call)) simt::row_states(call, space.states, space.row_sums, {}, context);
   if (call.problem.features.mask_gradient) simt::mask_gradient(call, space.states, space.row_sums, context);
   if (call.dsinks != nullptr) simt::sink_gradient(call, space.states, stream);
+  if (call.dlogit_scale != nullptr) simt::logit_scale_gradient(call, space.logit_rows, stream);
   simt::clear_unused_gradients(call, stream);
 }
 

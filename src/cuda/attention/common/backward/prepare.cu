@@ -119,6 +119,10 @@ __global__ void __launch_bounds__(row_threads)
     raise(&space.largest->d_o, sqrtf(largest));
     __syncthreads();  // it was read
     raise(&space.largest->d_lse, fabsf(d_lse));
+    if (call.problem.features.logit_scale) {
+      __syncthreads();  // it was read
+      raise(&space.largest->logit, row.owned ? fabsf(logit_factor<T>(call, row.h).factor) : 0.0f);
+    }
   }
   if (!row.owned) return;
   if constexpr (share) product = *reinterpret_cast<const float*>(call.delta.at(row.b, row.h, row.s));

@@ -8,26 +8,65 @@ namespace {
 
 constexpr int sum_threads = 256;
 
-// A block a head; each thread sums every sum_threads-th query, then the threads' sums are added in order.
-__global__ void sink_gradient_kernel(const __grid_constant__ AttentionCall call, const RowStates states) {
+// The sum of value(b, row) over all queries of head h, whose rows are those of [Hq, rows_q], in the first
+// thread of a CTA. Each thread sums every sum_threads-th query, then the threads' sums are added in order.
+template <typename Value>
+__device__ double sum_of_head(const AttentionCall& call, std::int64_t h, const Value& value) {
   __shared__ double sums[sum_threads];
-  const std::int64_t h = blockIdx.x;
   double sum = 0;
   for (std::int64_t b = 0; b < call.problem.batch; ++b) {
-    const double sink = call.sinks.at(b, h);
     const std::int64_t first = h * call.rows_q() + call.first_row_q(b);
     const std::int64_t length = call.sequence(b).length_q;
     for (std::int64_t row = first + threadIdx.x; row < first + length; row += sum_threads) {
-      if (states.inverse[row] == 0) continue;  // saw nothing
-      sum += exp(sink - static_cast<double>(states.top[row])) * static_cast<double>(states.inverse[row]) *
-             static_cast<double>(states.shift[row]);
+      sum += value(b, row);
     }
   }
   sums[threadIdx.x] = sum;
   __syncthreads();  // all sums are there
+  for (int n = 1; threadIdx.x == 0 && n < sum_threads; ++n) sum += sums[n];
+  return sum;
+}
+
+__global__ void sink_gradient_kernel(const __grid_constant__ AttentionCall call, const RowStates states) {
+  const std::int64_t h = blockIdx.x;
+  const double sum = sum_of_head(call, h, [&](std::int64_t b, std::int64_t row) {
+    if (states.inverse[row] == 0) return 0.0;  // saw nothing
+    return exp(call.sinks.at(b, h) - static_cast<double>(states.top[row])) *
+           static_cast<double>(states.inverse[row]) * static_cast<double>(states.shift[row]);
+  });
   if (threadIdx.x != 0) return;
-  for (int n = 1; n < sum_threads; ++n) sum += sums[n];
   reinterpret_cast<float*>(call.dsinks)[h * call.dsinks_stride] = static_cast<float>(sum);
+}
+
+__global__ void logit_scale_kernel(const __grid_constant__ AttentionCall call, const float* rows) {
+  const std::int64_t h = blockIdx.x;
+  const double sum =
+      sum_of_head(call, h, [&](std::int64_t, std::int64_t row) { return static_cast<double>(rows[row]); });
+  if (threadIdx.x != 0) return;
+  reinterpret_cast<float*>(call.dlogit_scale)[h * call.dlogit_scale_stride] = static_cast<float>(sum);
+}
+
+// A warp per query. Rows that no sequence owns are not read afterwards.
+__global__ void logit_scale_rows_kernel(const __grid_constant__ AttentionCall call, const Rows dq,
+                                        float* rows) {
+  const std::int64_t row = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+  if (row >= call.problem.heads_q * call.rows_q()) return;
+  const std::int64_t h = row / call.rows_q();
+  const std::int64_t at = row % call.rows_q();
+  const std::int64_t b = call.packed() ? 0 : at / call.problem.length_q;
+  const std::int64_t s = call.packed() ? at : at % call.problem.length_q;
+  const std::byte* q_row = call.q.at(b, h, s);
+  auto* dq_row = reinterpret_cast<float*>(dq.at(b, h, s));
+  const auto size = static_cast<std::int64_t>(size_of(call.q.dtype));
+  float sum = 0;
+  for (std::int64_t d = threadIdx.x % 32; d < call.problem.dim_qk; d += 32) {
+    sum = fmaf(load_element(q_row + d * size, call.q.dtype), dq_row[d], sum);
+  }
+  for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+  const auto logit = static_cast<float>(call.logit_scale.at(b, h));
+  if (threadIdx.x % 32 == 0) rows[row] = sum / differentiable(logit);
+  if (logit == differentiable(logit)) return;
+  for (std::int64_t d = threadIdx.x % 32; d < call.problem.dim_qk; d += 32) dq_row[d] *= logit;
 }
 
 // Rows of every head of a tensor: packed ones, or keys of an entry.
@@ -96,6 +135,23 @@ void sink_gradient(const AttentionCall& call, const RowStates& states, cudaStrea
                                 .threads = sum_threads,
                                 .stream = stream},
                                call, states);
+}
+
+void logit_scale_rows(const AttentionCall& call, const Rows& dq, float* rows, cudaStream_t stream) {
+  launch<logit_scale_rows_kernel>(
+      {.name = "tilewise logit scale gradient, rows",
+       .blocks = (call.problem.heads_q * call.rows_q() * 32 + sum_threads - 1) / sum_threads,
+       .threads = sum_threads,
+       .stream = stream},
+      call, dq, rows);
+}
+
+void logit_scale_gradient(const AttentionCall& call, const float* rows, cudaStream_t stream) {
+  launch<logit_scale_kernel>({.name = "tilewise logit scale gradient",
+                              .blocks = call.problem.heads_q,
+                              .threads = sum_threads,
+                              .stream = stream},
+                             call, rows);
 }
 
 void clear_unused_outputs(const AttentionCall& call, cudaStream_t stream) {

@@ -27,6 +27,12 @@ void row_states_of_short(const AttentionCall& call, const RowStates& states, con
 /// dsinks[h]: the sink's weight times the shift, over entries and queries.
 void sink_gradient(const AttentionCall& call, const RowStates& states, cudaStream_t stream);
 
+/// What each query gives to the gradient of its head's logit scale, [Hq, rows_q]: q·dq over it, from dq in
+/// f32. Finishes dq where the scale is 0 (differentiable() in score.cuh).
+void logit_scale_rows(const AttentionCall& call, const Rows& dq, float* rows, cudaStream_t stream);
+/// dlogit_scale[h]: these, over entries and queries.
+void logit_scale_gradient(const AttentionCall& call, const float* rows, cudaStream_t stream);
+
 /// dmask: score gradients recomputed for each element of the mask and summed over what it was broadcast
 /// along.
 void mask_gradient(const AttentionCall& call, const RowStates& states, const float* row_sums,

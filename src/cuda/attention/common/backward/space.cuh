@@ -30,11 +30,25 @@ struct Largest {
   int d_o = 0;  ///< norm of a row, as the bits of a float, which compare as it does
   int v = 0;
   int d_lse = 0;
+  int logit = 0;  ///< a head's logit scale, where there are any
 };
 template <typename T>
 inline constexpr int weight_bits = 0;
 template <>
 inline constexpr int weight_bits<__half> = 14;
+
+/// What dS is multiplied by for the logit scale of a head, and whether that is the scale. f16 has no room for
+/// small ones.
+struct LogitFactor {
+  float factor;
+  bool own;
+};
+template <typename T>
+__device__ __forceinline__ LogitFactor logit_factor(const AttentionCall& call, std::int64_t head) {
+  const auto logit = static_cast<float>(call.logit_scale.at(0, head));
+  const float factor = differentiable(logit, weight_bits<T> > 0 ? 0x1p-20f : 0.0f);
+  return {factor, factor == logit};
+}
 
 /// The power of two by which score gradients are multiplied.
 struct GradientScale {
@@ -42,13 +56,15 @@ struct GradientScale {
   float down = 1;
 };
 template <typename T>
-__device__ __forceinline__ GradientScale gradient_scale(const Largest* largest, float keep_scale) {
+__device__ __forceinline__ GradientScale gradient_scale(const Largest* largest, float keep_scale,
+                                                        bool logit_scale = false) {
   if constexpr (weight_bits<T> == 0) {
     return {};
   } else {
     // |d_o·v − d_o·o| is at most twice the product of the norms, and what dropout multiplies it by.
-    const float bound = fmaf(2 * keep_scale * __int_as_float(largest->d_o), __int_as_float(largest->v),
-                             __int_as_float(largest->d_lse));
+    float bound = fmaf(2 * keep_scale * __int_as_float(largest->d_o), __int_as_float(largest->v),
+                       __int_as_float(largest->d_lse));
+    if (logit_scale) bound *= fmaxf(1.0f, __int_as_float(largest->logit));
     if (!(bound > 0) || isinf(bound)) return {};
     const int bits = max(-100, min(100, 14 - ilogbf(bound)));  // below 2^15, half of what f16 holds
     return {exp2f(static_cast<float>(bits)), exp2f(static_cast<float>(-bits))};
@@ -144,6 +160,7 @@ struct BackwardSpace {
   SeenBlocks seen;
   simt::RowStates states{};  ///< for the gradients of mask and sinks, which are exact to f32
   float* row_sums = nullptr;
+  float* logit_rows = nullptr;  ///< [Hq, rows_q]: what queries give to dlogit_scale
   std::size_t bytes = 0;
 
   BackwardSpace(const AttentionCall& call, void* data, int share_count) {
@@ -175,6 +192,7 @@ struct BackwardSpace {
       states = {arena.take<float>(queries), arena.take<float>(queries), arena.take<float>(queries)};
       if (simt::sums_rows(call)) row_sums = arena.take<float>(queries);
     }
+    if (call.dlogit_scale != nullptr) logit_rows = arena.take<float>(queries);
     bytes = arena.used();
   }
   static bool needs_states(const AttentionCall& call) {

@@ -4,18 +4,17 @@
 #include "cuda/attention/common/f32/split_rows.cuh"
 #include "cuda/attention/common/forward/query_rows.cuh"
 #include "cuda/attention/common/forward/scores.cuh"
+#include "cuda/attention/common/score.cuh"
+#include "cuda/ptx/math.cuh"
 
 namespace tilewise::cuda::mma_f32 {
 
 // What warps do with their queries, whichever instructions make the products.
 
 using mma::hide;
-using mma::lowest;
 using mma::Place;
 using mma::QueryBlocks;
 using mma::QueryRows;
-using mma::row_maximum;
-using mma::row_sum;
 using mma::Scores;
 using mma::seen_by_warp;
 
@@ -255,11 +254,10 @@ struct QueryState {
     float inverse = own_sum == 0 ? 0.0f : 1 / (own_sum * weight_scale);
     if (call.problem.features.sinks) {
       const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(row)));
-      const float highest = fmaxf(lse, sink);
-      if (highest > minus_infinity) {
-        // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
-        const float own = expf(lse - highest);
-        const float total = own + expf(sink - highest);
+      if (fmaxf(lse, sink) > minus_infinity) {
+        float highest = lse, sink_weight;
+        const float own = join_sink(sink, highest, sink_weight);
+        const float total = own + sink_weight;
         inverse *= own / total;
         lse = highest + logf(total);
       }

@@ -40,9 +40,10 @@ struct QueryBlocks {
 
   static QueryBlocks of(const AttentionCall& call, int rows, int multiprocessors) {
     const std::int64_t group = call.group();
-    // A block takes a whole group where one head would leave half of it empty.
-    const bool together =
-        group > 1 && group <= rows && 2 * call.problem.length_q <= rows && !call.problem.features.block_mask;
+    // A block takes a whole group where one head would leave half of it empty. It has one scale.
+    const AttentionFeatures& features = call.problem.features;
+    const bool together = group > 1 && group <= rows && 2 * call.problem.length_q <= rows &&
+                          !features.block_mask && !features.logit_scale;
     const int heads = together ? static_cast<int>(group) : 1;
     const QueryGrid queries = QueryGrid::of(call, rows / heads);
     const std::int64_t key_bytes = call.problem.length_k * (call.problem.dim_qk + call.problem.dim_v) * 2;

@@ -1,8 +1,8 @@
 #pragma once
 
+#include "cuda/attention/common/accumulator.cuh"
 #include "cuda/attention/common/forward/fragments.cuh"
 #include "cuda/attention/common/forward/query_rows.cuh"
-#include "cuda/attention/common/score.cuh"
 
 namespace tilewise::cuda::mma {
 
@@ -32,27 +32,23 @@ inline __device__ KeyRange seen_by_warp(const Warp& warp) {
 }
 
 /// Hides what the band hides, and what is past the tile: all there is to do in plain kernels, and only at the
-/// band's edge.
+/// band's edge. `own` is the lane's first key of the tile.
+template <auto c, typename View = MmaView<c.row_tiles, c.keys / 8>>
+__device__ __forceinline__ void hide(const AttentionCall& call, const QueryRows& rows, const KeyTile& keys,
+                                     const Place<c>& place, int own, Scores<c>& s) {
+#pragma unroll
+  for (int q = 0; q < View::queries; ++q) {
+    const std::int64_t i = rows.queries.first + rows.query(place.row(q / 2, q % 2));
+    const KeyRange range = call.keys_of(rows.queries.sequence, i);
+    const int first = static_cast<int>(range.first - keys.first) - own;
+    const int last = min(static_cast<int>(range.last - keys.first), keys.count) - own;
+    hide_outside<View>(s, q, first, last);
+  }
+}
 template <auto c>
 __device__ __forceinline__ void hide(const AttentionCall& call, const QueryRows& rows, const KeyTile& keys,
                                      const Place<c>& place, Scores<c>& s) {
-#pragma unroll
-  for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const std::int64_t i = rows.queries.first + rows.query(place.row(r, half));
-      const KeyRange range = call.keys_of(rows.queries.sequence, i);
-      const int first = static_cast<int>(range.first - keys.first) - place.column();
-      const int last = min(static_cast<int>(range.last - keys.first), keys.count) - place.column();
-#pragma unroll
-      for (int n = 0; n < c.keys / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (8 * n + e < first || 8 * n + e >= last) s[r][n][2 * half + e] = minus_infinity;
-        }
-      }
-    }
-  }
+  hide<c>(call, rows, keys, place, place.column(), s);
 }
 
 }  // namespace tilewise::cuda::mma

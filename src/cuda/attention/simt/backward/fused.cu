@@ -63,7 +63,7 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
     }
     wait_copies<0>();
     __syncthreads();  // what was loaded is there
-    const ScoreRules rules(call, query.b, query.h);
+    const ScoreRule rules(call, query.b, query.h);
     differentiate(stage, rules, query, keys, true, place, [&](float highest) {
       if constexpr (!general && gradients == Gradients::all) {
         if (mends && highest > peak_weight) take_peaks<C>(stage, peaks, query, keys, place);
@@ -80,8 +80,9 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
       __syncthreads();  // score gradients are there
     }
     if constexpr (side == Side::keys) {
-      add_to_own(sum, place.second ? stage.dscores : stage.weights,
-                 place.second ? stage.other : stage.other_v, query.count, own_place);
+      if (!general || !place.second || rules.adds_dk)
+        add_to_own(sum, place.second ? stage.dscores : stage.weights,
+                   place.second ? stage.other : stage.other_v, query.count, own_place);
     } else {
       const int first = place.second ? C::tile / 2 : 0;
       add_to_own(sum, stage.dscores + first * C::pair_stride, stage.other + first * C::row_stride,
@@ -134,8 +135,8 @@ __device__ __forceinline__ void differentiate_tile(const AttentionCall& call, co
 #pragma unroll
       for (int n = 0; n < 8; ++n) sum[m][n] += partial[(m * 8 + n) * (C::threads / 2) + thread];
     }
-    store_own<C, general>(call.dq, sum, scale, query.count, first_dim, stage.dim_qk, own_place, query.b,
-                          query.h, query.sequence.first_q + query.first);
+    store_own<C, general>(dq_sum.wanted ? dq_sum : call.dq, sum, scale, query.count, first_dim, stage.dim_qk,
+                          own_place, query.b, query.h, query.sequence.first_q + query.first);
   }
 }
 
@@ -186,11 +187,17 @@ void states_from_outputs(const AttentionCall& call, const RowStates& states, con
   if (some_may_be_short) row_states_of_short(call, states, heads, context);
 }
 
+// Whether dq is added up beside the gradients of keys. dq alone is cheaper without their products.
+bool adds_dq(const AttentionCall& call) {
+  return call.dq.wanted && (call.dk.wanted || call.dv.wanted) && !call.deterministic;
+}
+
 struct Workspace {
   RowStates states;
   float* row_sums =
       nullptr;  // [Hq, rows_q]: score gradients summed over keys, where a mask has one element a row
   Rows dq_sum;  // f32, where dq is summed; dq itself where it can be
+  float* logit_rows = nullptr;  // [Hq, rows_q]: what rows give to dlogit_scale
   Peaks peaks;
   std::size_t bytes;
 
@@ -199,8 +206,8 @@ struct Workspace {
     const std::int64_t rows = call.problem.heads_q * call.rows_q();
     states = {arena.take<float>(rows), arena.take<float>(rows), arena.take<float>(rows)};
     if (sums_rows(call)) row_sums = arena.take<float>(rows);
-    // dq alone is cheaper without the products of the keys.
-    if (call.dq.wanted && (call.dk.wanted || call.dv.wanted) && !call.deterministic) {
+    if (call.dlogit_scale != nullptr) logit_rows = arena.take<float>(rows);
+    if (adds_dq(call) || call.dlogit_scale != nullptr) {
       dq_sum = call.dq;
       if (call.dq.dtype != DType::f32) {
         const std::int64_t stride = (call.problem.dim_qk + 3) / 4 * 4;
@@ -254,7 +261,7 @@ void run(const AttentionCall& call, const Workspace& workspace, cudaStream_t str
 template <typename C, bool general>
 void run(const AttentionCall& call, const Workspace& workspace, cudaStream_t stream) {
   const bool of_keys = call.dk.wanted || call.dv.wanted;
-  if (workspace.dq_sum.wanted) return run<C, general, Gradients::all>(call, workspace, stream);
+  if (adds_dq(call)) return run<C, general, Gradients::all>(call, workspace, stream);
   if (call.dq.wanted) run<C, general, Gradients::queries>(call, workspace, stream);
   if (of_keys) run<C, general, Gradients::keys>(call, workspace, stream);
 }
@@ -320,6 +327,10 @@ void fused_backward(const AttentionCall& call, const Context& context) {
   }
   plain_backward(call) ? run_for<false>(call, workspace, context) : run_for<true>(call, workspace, context);
   if (from_outputs(call)) mend_peaks(call, workspace.peaks, {}, stream);
+  if (call.dlogit_scale != nullptr) {
+    logit_scale_rows(call, dq_sum, workspace.logit_rows, stream);
+    logit_scale_gradient(call, workspace.logit_rows, stream);
+  }
   if (dq_sum.wanted && dq_sum.data != call.dq.data) {
     launch<narrow_dq>({.name = "tilewise narrow dq",
                        .blocks = (call.problem.heads_q * call.rows_q() * call.problem.dim_qk + 255) / 256,

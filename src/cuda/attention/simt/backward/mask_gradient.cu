@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
           commit_copies();
           wait_copies<0>();
           __syncthreads();  // what was loaded is there
-          differentiate(stage, ScoreRules(call, b, h), query, keys, false, place, [](float) {});
+          differentiate(stage, ScoreRule(call, b, h), query, keys, false, place, [](float) {});
           __syncthreads();  // score gradients are there for all
 #pragma unroll
           for (int n = 0; n < each; ++n) sums[n].add(pair(n));

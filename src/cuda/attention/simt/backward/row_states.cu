@@ -16,7 +16,7 @@ namespace {
 
 // One thread's share of a row's keys.
 struct PartialRow {
-  float top = -3.402823466e38f;
+  float top = lowest;
   double sum = 0;       // of exp(s − top)
   double weighted = 0;  // of exp(s − top)·(d_o·v), after dropout
 };
@@ -100,7 +100,7 @@ __device__ __forceinline__ void add_tile(PartialRow& row, const float* scores, c
 // The first half leaves scores, −inf where hidden, in place of weights.
 template <typename C, bool general>
 __device__ __forceinline__ void store_scores(const Stage<C, Side::queries, general>& stage,
-                                             const ScoreRules& rules, const QueryTile& query,
+                                             const ScoreRule& rules, const QueryTile& query,
                                              const KeyTile& keys, const Place<C>& place,
                                              const float (&products)[C::M][C::N]) {
   const AttentionCall& call = stage.call;
@@ -176,7 +176,7 @@ __device__ __forceinline__ void find_states(const AttentionCall& call, const Blo
   Pairs<Side::queries, general> pairs(call, blocks, tile);
   const QueryTile& query = pairs.query;
   if (query.count <= 0 || !whose.has(call, query)) return;
-  const ScoreRules rules(call, query.b, query.h);
+  const ScoreRule rules(call, query.b, query.h);
   constexpr int parts = C::threads / C::tile;  // threads that share a query
   constexpr int part_keys = C::tile / parts;
   const int r = static_cast<int>(threadIdx.x) % C::tile;

@@ -164,7 +164,7 @@ __device__ __forceinline__ float weight_of(float s, float top) { return exp2_app
 
 /// Products to weights, by the first half. Of a query that saw nothing all are 0.
 template <typename C, Side side, bool general>
-__device__ __forceinline__ void store_weights(const Stage<C, side, general>& stage, const ScoreRules& rules,
+__device__ __forceinline__ void store_weights(const Stage<C, side, general>& stage, const ScoreRule& rules,
                                               const QueryTile& query, const KeyTile& keys, bool edge,
                                               const Place<C>& place, const float (&products)[C::M][C::N]) {
   const AttentionCall& call = stage.call;
@@ -202,12 +202,12 @@ __device__ __forceinline__ void store_weights(const Stage<C, side, general>& sta
 }
 
 /// The same in the general kernel, by way of shared memory, where a loop can reach the pairs: the code for
-/// one, with all it may have to do, is there once. Leaves the weight before dropout, times the slope of the
-/// softcap where `through_softcap`, in `dscores`.
+/// one, with all it may have to do, is there once. Leaves the weight before dropout, times the derivative of
+/// the score where `through_rule`, in `dscores`.
 template <typename C, Side side, bool general>
 __device__ __forceinline__ void store_general_weights(const Stage<C, side, general>& stage,
-                                                      const ScoreRules& rules, const QueryTile& query,
-                                                      const KeyTile& keys, bool edge, bool through_softcap,
+                                                      const ScoreRule& rules, const QueryTile& query,
+                                                      const KeyTile& keys, bool edge, bool through_rule,
                                                       const Place<C>& place,
                                                       const float (&products)[C::M][C::N]) {
   const AttentionCall& call = stage.call;
@@ -250,7 +250,7 @@ __device__ __forceinline__ void store_general_weights(const Stage<C, side, gener
         factor[n] = dropout_factor<true>(call, query.b, query.h, i, j);
       }
       weight[n] = p * factor[n];
-      sloped[n] = through_softcap && rules.softcap ? p * (1 - tangent * tangent) : p;
+      sloped[n] = through_rule ? p * rules.derivative(tangent) : p;
     }
     const int at = row * C::pair_stride + first;
     *reinterpret_cast<float4*>(stage.weights + at) = {weight[0], weight[1], weight[2], weight[3]};
@@ -350,15 +350,15 @@ __device__ __forceinline__ bool has_edge(const AttentionCall& call, const QueryT
 /// half makes, after the next barrier of the block. A lane of the second half may look at its pairs before:
 /// `look` is given the highest weight of them.
 template <typename C, Side side, bool general, typename Look>
-__device__ __forceinline__ void differentiate(const Stage<C, side, general>& stage, const ScoreRules& rules,
-                                              const QueryTile& query, const KeyTile& keys,
-                                              bool through_softcap, const Place<C>& place, const Look& look) {
+__device__ __forceinline__ void differentiate(const Stage<C, side, general>& stage, const ScoreRule& rules,
+                                              const QueryTile& query, const KeyTile& keys, bool through_rule,
+                                              const Place<C>& place, const Look& look) {
   float products[C::M][C::N] = {};
   multiply_pairs(stage, query, keys, place, products);
   if (!place.second) {
     const bool edge = has_edge<C>(stage.call, query, keys);
     if constexpr (general) {
-      store_general_weights(stage, rules, query, keys, edge, through_softcap, place, products);
+      store_general_weights(stage, rules, query, keys, edge, through_rule, place, products);
     } else {
       store_weights(stage, rules, query, keys, edge, place, products);
     }

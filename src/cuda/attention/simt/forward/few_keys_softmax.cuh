@@ -8,7 +8,13 @@ namespace tilewise::cuda::simt::few_keys {
 
 // From scores to weights.
 
-constexpr float lowest = -3.402823466e38f;  // finite: a row that saw nothing needs no special case
+// A lane's S (accumulator.cuh).
+struct View {
+  static constexpr int queries = M;
+  static constexpr int keys = N;
+  static __device__ __forceinline__ float& at(float (&s)[M][N], int q, int k) { return s[q][k]; }
+  static __device__ __forceinline__ constexpr int step(int k) { return in_runs<8>(0, k); }
+};
 
 // Hides what the band and the end of the keys hide.
 __device__ __forceinline__ void hide(const ShortCall& call, const Work& work, const Place& place,
@@ -25,10 +31,7 @@ __device__ __forceinline__ void hide(const ShortCall& call, const Work& work, co
     const int i = work.first_query - work.first_key + place.query(m);
     const int first = i - call.left - place.key(0);
     const int last = min(i + call.right + 1, work.key_count) - place.key(0);
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-      if (in_runs<8>(0, n) < first || in_runs<8>(0, n) >= last) s[m][n] = minus_infinity;
-    }
+    hide_outside<View>(s, m, first, last);
   }
 }
 

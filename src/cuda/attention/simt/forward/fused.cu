@@ -49,7 +49,7 @@ __device__ __forceinline__ float pick(const float (&x)[count], int n) {
 // arithmetic of one row: code that runs once is mostly waited for, so it is kept short.
 template <typename C, bool general>
 __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTile& query, int first_dim,
-                                       const ScoreRules& rules, float sign, const ForwardPlace<C>& place,
+                                       const ScoreRule& rules, float sign, const ForwardPlace<C>& place,
                                        float (&o)[C::M][C::V], SoftmaxRow<C>& row) {
   static_assert(C::M <= C::C);
 #pragma unroll
@@ -62,12 +62,9 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
   if constexpr (!general)
     maximum = fmaxf(maximum * rules.scale * sign, lowest);  // natural units from here on
   if (call.problem.features.sinks) {
-    const float sink = static_cast<float>(call.sinks.at(query.b, query.h));
-    const float highest = fmaxf(maximum, sink);
-    // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
-    factor = expf(maximum - highest);
-    sum = sum * factor + expf(sink - highest);
-    maximum = highest;
+    float sink_weight;
+    factor = join_sink(static_cast<float>(call.sinks.at(query.b, query.h)), maximum, sink_weight);
+    sum = sum * factor + sink_weight;
   }
   const float own_inverse = sum == 0 ? 0.0f : factor / sum;
   const std::int64_t first = query.sequence.first_q + query.first;
@@ -177,7 +174,7 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
   if (query.count <= 0) return;
 
   const ForwardPlace<C> place;
-  const ScoreRules rules = general ? ScoreRules(call, b, h) : ScoreRules(call);
+  const ScoreRule rules = general ? ScoreRule(call, b, h) : ScoreRule(call);
   const Loader<C, general> load(call, query, first_dim);
   const int pieces = load.pieces();
   const KeyRange all = query.all(call);

@@ -40,6 +40,15 @@ __device__ __forceinline__ void load_weights(float (&s)[C::M][C::N], const float
   }
 }
 
+/// A lane's S (accumulator.cuh): its keys are C::C apart.
+template <typename C>
+struct SimtView {
+  static constexpr int queries = C::M;
+  static constexpr int keys = C::N;
+  static __device__ __forceinline__ float& at(float (&s)[C::M][C::N], int q, int k) { return s[q][k]; }
+  static __device__ __forceinline__ constexpr int step(int k) { return C::C * k; }
+};
+
 /// Hides what the band hides: in the plain kernel all there is between a product and exp2.
 template <typename C>
 __device__ __forceinline__ void hide(const AttentionCall& call, const QueryTile& query, const KeyTile& keys,
@@ -49,17 +58,14 @@ __device__ __forceinline__ void hide(const AttentionCall& call, const QueryTile&
     const KeyRange range = call.keys_of(query.sequence, query.first + place.query(m));
     const int first = static_cast<int>(range.first - keys.first) - place.lane.column;
     const int last = static_cast<int>(range.last - keys.first) - place.lane.column;
-#pragma unroll
-    for (int n = 0; n < C::N; ++n) {
-      if (C::C * n < first || C::C * n >= last) s[m][n] = minus_infinity;
-    }
+    hide_outside<SimtView<C>>(s, m, first, last);
   }
 }
 
 /// Products to scores by way of shared memory, where a loop can reach them: the code for a pair, with all it
 /// may have to do, is there once.
 template <typename C>
-__device__ __forceinline__ void finish_scores(const AttentionCall& call, const ScoreRules& rules,
+__device__ __forceinline__ void finish_scores(const AttentionCall& call, const ScoreRule& rules,
                                               const QueryTile& query, const KeyTile& keys, bool edge,
                                               const ForwardPlace<C>& place, float* p_smem,
                                               float (&s)[C::M][C::N]) {

@@ -8,8 +8,6 @@ namespace tilewise::cuda::simt {
 
 // The online softmax of a lane's queries.
 
-inline constexpr float lowest = -3.402823466e38f;  // finite: a row that saw nothing needs no special case
-
 template <typename C>
 struct SoftmaxRow {
   float maximum[C::M];  // from the lowest on

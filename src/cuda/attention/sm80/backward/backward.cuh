@@ -43,7 +43,7 @@ __device__ __forceinline__ void walk(Block& block, QuerySteps steps) {
     commit_copies();
     make_pairs<c>(block, steps, stage, 0);
     __syncthreads();  // weights and score gradients are there
-    if constexpr (!c.weights_stay) add_to_keys<c>(block, stage, 0);
+    if constexpr (!c.weights_stay) add_to_keys<c>(block, steps, stage, 0);
     add_to_queries<c>(block, steps, 0);
     steps = next;
   }
@@ -70,7 +70,7 @@ __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
     const int later_stage = next_stage == c.stages - 1 ? 0 : next_stage + 1;
     const QuerySteps later = next.more() ? block.after(next) : next;
     if constexpr (c.stages == 2) {
-      if (now.more()) add_to_keys<c>(block, stage, pair_stage);
+      if (now.more()) add_to_keys<c>(block, now, stage, pair_stage);
       __syncthreads();  // everyone is done with this tile's rows and weights
       if (later.more()) block.load_queries(later, later_stage);
       commit_copies();
@@ -89,7 +89,7 @@ __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
         // Not by all warps at once: the others multiply.
         if (loaded.more()) block.load_queries(loaded, later_stage);
         commit_copies();
-        if (own.more()) add_to_keys<c>(block, stage, pair_stage);
+        if (own.more()) add_to_keys<c>(block, own, stage, pair_stage);
       }
       if (own.more()) add_to_queries<c>(block, own, pair_stage);
     }

@@ -72,7 +72,7 @@ struct BackwardBlock {
         dim_qk(static_cast<int>(call.problem.dim_qk)),
         dim_v(static_cast<int>(call.problem.dim_v)),
         unit(exponent_unit(call.scale)),
-        scale(gradient_scale<T>(space.largest, keep_scale())),
+        scale(gradient_scale<T>(space.largest, keep_scale(), general && call.problem.features.logit_scale)),
         k_smem(shared),
         v_smem(k_smem + c.key_bytes()),
         q_smem(v_smem + c.key_bytes()),
@@ -120,6 +120,17 @@ struct BackwardBlock {
   __device__ float& slope_smem(int m, int n, int e) const {
     const int index = (n * c.pair_key_tiles() + m) * 4 + e;
     return slopes_smem()[index * c.threads() + static_cast<int>(threadIdx.x)];
+  }
+  /// The query head of the steps.
+  __device__ int head_of(const QuerySteps& steps) const {
+    return h * static_cast<int>(call.group()) + steps.head;
+  }
+  /// Whether it adds to dk: not where its logit scale is 0, see differentiable().
+  __device__ bool adds_dk(const QuerySteps& steps) const {
+    if constexpr (general) {
+      return !call.problem.features.logit_scale || logit_factor<T>(call, head_of(steps)).own;
+    }
+    return true;
   }
   __device__ float keep_scale() const {
     return general && call.problem.features.dropout ? call.dropout.keep_scale : 1.0f;

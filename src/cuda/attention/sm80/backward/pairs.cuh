@@ -152,10 +152,11 @@ struct References {
   }
 };
 
-/// x times its weight and, with softcap, its slope: the score gradient.
+/// dS: x times its weight and, in the general kernel, the derivative of the score: the softcap's slope, and
+/// the logit scale of the steps' head.
 template <typename Block>
-__device__ __forceinline__ void make_dscores(const Block& block, const typename Block::PairSums& p,
-                                             typename Block::PairSums& x) {
+__device__ __forceinline__ void make_dscores(const Block& block, const QuerySteps& steps,
+                                             const typename Block::PairSums& p, typename Block::PairSums& x) {
   constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
   constexpr int query_eights = std::extent_v<typename Block::PairSums, 1>;
 #pragma unroll
@@ -167,14 +168,22 @@ __device__ __forceinline__ void make_dscores(const Block& block, const typename 
     }
   }
   if constexpr (Block::general) {
-    if (!block.call.problem.features.softcap) return;
+    const auto multiply = [&](const auto& factor) {
 #pragma unroll
-    for (int m = 0; m < key_tiles; ++m) {
+      for (int m = 0; m < key_tiles; ++m) {
 #pragma unroll
-      for (int n = 0; n < query_eights; ++n) {
+        for (int n = 0; n < query_eights; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) x[m][n][e] *= block.slope_smem(m, n, e);
+          for (int e = 0; e < 4; ++e) x[m][n][e] *= factor(m, n, e);
+        }
       }
+    };
+    if (block.call.problem.features.softcap) {
+      multiply([&](int m, int n, int e) { return block.slope_smem(m, n, e); });
+    }
+    if (block.call.problem.features.logit_scale) {
+      const float logit = logit_factor<typename Block::T>(block.call, block.head_of(steps)).factor;
+      multiply([&](int, int, int) { return logit; });
     }
   }
 }
@@ -230,8 +239,7 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
     if constexpr (Block::general) {
       finish_scores(block, queries(), steps, edge, first_query, first_key, p);
       if (dropout) {
-        const int head = block.h * static_cast<int>(block.call.group()) + steps.head;
-        kept = kept_pairs(block, queries(), head, first_query, first_key);
+        kept = kept_pairs(block, queries(), block.head_of(steps), first_query, first_key);
       }
       __syncwarp();  // masks may have parted the lanes
     } else if (edge) {
@@ -268,11 +276,13 @@ __device__ __forceinline__ void differentiate(Block& block, const QuerySteps& st
     store_pairs(block, block.weights_at(pair_stage), first_query, first_key, weights);
   }
 
-  make_dscores(block, p, x);
+  make_dscores(block, steps, p, x);
   for_each_two(dscores, x,
                [](std::uint32_t& two, float2 own, int, int, int) { two = pack<T>(own.x, own.y); });
   store_pairs(block, block.dscores_at(pair_stage), first_query, first_key, dscores);
-  if constexpr (c.weights_stay) add_to_own<c, Block>(block.dk, dscores, q_tile, first_query);
+  if constexpr (c.weights_stay) {
+    if (block.adds_dk(steps)) add_to_own<c, Block>(block.dk, dscores, q_tile, first_query);
+  }
 }
 
 }  // namespace tilewise::cuda::mma

@@ -9,65 +9,32 @@ namespace tilewise::cuda::mma {
 // score. What a call does not have is passed over by all lanes at once; the code for each part is there once
 // a pair, in registers.
 
-/// Calls body(m, n, half, e, r, key) for all pairs of a lane: query r of the tile, key `key` of the block.
-template <typename Block, typename Body>
-__device__ __forceinline__ void for_each_pair(const Block& block, int first_query, int first_key,
-                                              const Body& body) {
-  constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
-  constexpr int query_eights = std::extent_v<typename Block::PairSums, 1>;
-#pragma unroll
-  for (int n = 0; n < query_eights; ++n) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int r = first_query + 8 * n + 2 * (block.lane % 4) + e;
-#pragma unroll
-      for (int m = 0; m < key_tiles; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          body(m, n, half, e, r, first_key + 16 * m + 8 * half + block.lane / 4);
-        }
-      }
-    }
-  }
+/// The view of a block's pairs, and where they are: query 8n + 2t + e of the tile, key 16m + 8h + g.
+template <typename Block>
+using PairView = MmaTransposedView<typename Block::PairSums>;
+template <typename Block>
+__device__ __forceinline__ int query_of(const Block& block, int first_query, int q) {
+  return first_query + 8 * (q / 2) + 2 * (block.lane % 4) + q % 2;
+}
+template <typename Block>
+__device__ __forceinline__ int key_of(const Block& block, int first_key, int k) {
+  return first_key + PairView<Block>::step(k) + block.lane / 4;
 }
 
 /// Hides what the band hides, and keys past the end.
 template <typename Block>
 __device__ __forceinline__ void hide(const Block& block, const typename Block::Queries& queries,
                                      int first_query, int first_key, typename Block::PairSums& s) {
-  constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
-  constexpr int query_eights = std::extent_v<typename Block::PairSums, 1>;
   // What has an exponent of minus infinity.
   const float hidden = Block::general || block.unit > 0 ? minus_infinity : -minus_infinity;
   const int own = opaque(first_key + block.lane / 4);
   const int low = opaque(queries.low);
   const int high = opaque(queries.high);
 #pragma unroll
-  for (int n = 0; n < query_eights; ++n) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int r = first_query + 8 * n + 2 * (block.lane % 4) + e;
-      const int first = r + low - own;
-      const int last = min(r + high, block.key_count) - own;
-#pragma unroll
-      for (int m = 0; m < key_tiles; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int key = 16 * m + 8 * half;
-          if (key < first || key >= last) s[m][n][2 * half + e] = hidden;
-        }
-      }
-    }
+  for (int q = 0; q < PairView<Block>::queries; ++q) {
+    const int r = query_of(block, first_query, q);
+    hide_outside<PairView<Block>>(s, q, r + low - own, min(r + high, block.key_count) - own, hidden);
   }
-}
-
-/// tanh of x, and its derivative: 1 − 2 / (e^2x + 1), and 4 e^2x / (e^2x + 1)². Off by 2e-7 at most, which is
-/// nothing in a score whose weight goes into a product of 16 bits.
-__device__ __forceinline__ float tangent_of(float x, float& slope) {
-  const float power = exp2_approx(fminf(x, 40.0f) * (2 * log2e));
-  const float inverse = __fdividef(1.0f, power + 1);
-  slope = 4 * inverse * (power * inverse);
-  return fmaf(-2.0f, inverse, 1.0f);
 }
 
 /// Adds what the mask has for each pair. `Element` is its type, or std::byte for a boolean one. Pairs that
@@ -75,39 +42,29 @@ __device__ __forceinline__ float tangent_of(float x, float& slope) {
 template <typename Element, typename Block>
 __device__ __forceinline__ void add_mask(const Block& block, const typename Block::Queries& queries, int head,
                                          int first_query, int first_key, typename Block::PairSums& s) {
-  constexpr int key_tiles = std::extent_v<typename Block::PairSums, 0>;
-  constexpr int query_eights = std::extent_v<typename Block::PairSums, 1>;
+  using View = PairView<Block>;
   const MaskView& mask = block.call.mask;
   const auto* first = reinterpret_cast<const Element*>(mask.data) + block.b * mask.stride[0] +
                       head * mask.stride[1] + queries.first * mask.stride[2] +
                       block.first_key * mask.stride[3];
-  std::int64_t column[key_tiles][2];
+  std::int64_t column[View::keys];
 #pragma unroll
-  for (int m = 0; m < key_tiles; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int key = first_key + 16 * m + 8 * half + block.lane / 4;
-      column[m][half] = min(key, block.key_count - 1) * mask.stride[3];
-    }
+  for (int k = 0; k < View::keys; ++k) {
+    const int key = key_of(block, first_key, k);
+    column[k] = min(key, block.key_count - 1) * mask.stride[3];
   }
 #pragma unroll
-  for (int n = 0; n < query_eights; ++n) {
+  for (int q = 0; q < View::queries; ++q) {
+    const int r = query_of(block, first_query, q);
+    const Element* row = first + min(r, queries.count - 1) * mask.stride[2];
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int r = first_query + 8 * n + 2 * (block.lane % 4) + e;
-      const Element* row = first + min(r, queries.count - 1) * mask.stride[2];
-#pragma unroll
-      for (int m = 0; m < key_tiles; ++m) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float& score = s[m][n][2 * half + e];
-          if constexpr (std::is_same_v<Element, std::byte>) {
-            if (row[column[m][half]] == std::byte{0}) score = minus_infinity;
-          } else {
-            const float bias = widen(row[column[m][half]]);
-            score = bias == minus_infinity ? bias : score + bias;  // whatever the score is
-          }
-        }
+    for (int k = 0; k < View::keys; ++k) {
+      float& score = View::at(s, q, k);
+      if constexpr (std::is_same_v<Element, std::byte>) {
+        if (row[column[k]] == std::byte{0}) score = minus_infinity;
+      } else {
+        const float bias = widen(row[column[k]]);
+        score = bias == minus_infinity ? bias : score + bias;  // whatever the score is
       }
     }
   }
@@ -121,26 +78,28 @@ __device__ __forceinline__ void finish_scores(const Block& block, const typename
   using T = typename Block::T;
   const AttentionCall& call = block.call;
   const AttentionFeatures& features = call.problem.features;
-  const int head = block.h * static_cast<int>(call.group()) + steps.head;
+  const int head = block.head_of(steps);
+  using View = PairView<Block>;
   if (features.softcap) {
-    const auto inner = static_cast<float>(call.scale / call.softcap);
+    const auto inner = static_cast<float>(call.scale_of(head) / call.softcap);
     const auto cap = static_cast<float>(call.softcap);
-    for_each_pair(block, first_query, first_key, [&](int m, int n, int half, int e, int, int) {
-      float& score = s[m][n][2 * half + e];
-      score = cap * tangent_of(score * inner, block.slope_smem(m, n, 2 * half + e));
+    View::each([&](int q, int k) {
+      float& score = View::at(s, q, k);
+      float& derivative = block.slope_smem(k / 2, q / 2, 2 * (k % 2) + q % 2);
+      score = cap * tanh_of(score * inner, derivative);
     });
   } else {
-    const auto factor = static_cast<float>(call.scale);
-    for_each_pair(block, first_query, first_key,
-                  [&](int m, int n, int half, int e, int, int) { s[m][n][2 * half + e] *= factor; });
+    const auto factor = static_cast<float>(call.scale_of(head));
+    View::each([&](int q, int k) { View::at(s, q, k) *= factor; });
   }
   if (features.alibi) {
     const auto slope = static_cast<float>(call.alibi_slopes.at(block.b, head));
     const Sequence sequence = call.sequence(block.b);
     const auto distance =
         static_cast<int>(queries.first + sequence.length_k - sequence.length_q - block.first_key);
-    for_each_pair(block, first_query, first_key, [&](int m, int n, int half, int e, int r, int key) {
-      s[m][n][2 * half + e] -= slope * static_cast<float>(abs(distance + r - key));
+    View::each([&](int q, int k) {
+      const int r = query_of(block, first_query, q), key = key_of(block, first_key, k);
+      View::at(s, q, k) -= slope * static_cast<float>(abs(distance + r - key));
     });
   }
   if (features.mask == MaskKind::boolean) {
@@ -154,9 +113,10 @@ __device__ __forceinline__ void finish_scores(const Block& block, const typename
   if (steps.tile >= 0) {
     const std::int64_t i = queries.first % call.blocks.block_q;
     const std::int64_t j = block.first_key % call.blocks.block_k;
-    for_each_pair(block, first_query, first_key, [&](int m, int n, int half, int e, int r, int key) {
+    View::each([&](int q, int k) {
+      const int r = query_of(block, first_query, q), key = key_of(block, first_key, k);
       if (r >= queries.count || key >= block.key_count) return;
-      if (!call.blocks.tile_shows(steps.tile, i + r, j + key)) s[m][n][2 * half + e] = minus_infinity;
+      if (!call.blocks.tile_shows(steps.tile, i + r, j + key)) View::at(s, q, k) = minus_infinity;
     });
   }
 }
@@ -197,11 +157,11 @@ __device__ __forceinline__ unsigned kept_pairs(const Block& block, const typenam
   unsigned drawn = 0;
 #pragma unroll 1
   for (int n = 0; n < draws; ++n) {
-    const auto words = philox(
-        {static_cast<std::uint32_t>(j + 8 * eight) / 4, query(first + n), row, dropout.stream}, dropout.key);
+    const KeptFour kept_four =
+        draw_four(dropout, static_cast<std::uint32_t>(j + 8 * eight) / 4, query(first + n), row);
     unsigned four = 0;
 #pragma unroll
-    for (int word = 0; word < 4; ++word) four |= words[word] >= dropout.threshold ? 1u << word : 0u;
+    for (int word = 0; word < 4; ++word) four |= kept_four.keeps[word] ? 1u << word : 0u;
     drawn |= four << (4 * n);
   }
 #pragma unroll

@@ -8,9 +8,10 @@ namespace tilewise::cuda::mma {
 
 // What pairs of a tile, which are in shared memory, add to the gradients.
 
-/// dv += weightsᵀ·d_o and dk += dscoresᵀ·q.
+/// dv += weightsᵀ·d_o and dk += dscoresᵀ·q, of the steps' queries.
 template <BackwardConfig c, typename Block>
-__device__ __forceinline__ void add_to_keys(Block& block, int stage, int pair_stage) {
+__device__ __forceinline__ void add_to_keys(Block& block, const QuerySteps& steps, int stage,
+                                            int pair_stage) {
   using T = typename Block::T;
   using RowPointer = typename Block::RowPointer;
   using PairPointer = typename Block::PairPointer;
@@ -26,6 +27,7 @@ __device__ __forceinline__ void add_to_keys(Block& block, int stage, int pair_st
   multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
       block.dv, pairs_at(block.weights_at(pair_stage)),
       b_turned(RowPointer::by_rows(address(block.d_o_smem + stage * c.query_bytes())).from(0, first_dim)));
+  if (!block.adds_dk(steps)) return;
   multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
       block.dk, pairs_at(block.dscores_at(pair_stage)),
       b_turned(RowPointer::by_rows(address(block.q_smem + stage * c.query_bytes())).from(0, first_dim)));

@@ -29,19 +29,14 @@ template <auto c>
 __device__ __forceinline__ void hide(const BackwardBlock<c>& block, float (&s)[1][c.keys / 8][4],
                                      int first_query) {
   const int key = block.warp * 16 + block.lane / 4;  // the first of two, of the block's
+  using View = MmaTransposedView<float[1][c.keys / 8][4]>;
 #pragma unroll
-  for (int n = 0; n < c.keys / 8; ++n) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const KeyRange range =
-          block.call.keys_of(block.sequence, first_query + 8 * n + 2 * (block.lane % 4) + e);
-      const auto first = static_cast<int>(max(range.first - block.first_key, std::int64_t{0}));
-      const auto last = static_cast<int>(min(range.last - block.first_key, std::int64_t{c.own()}));
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (key + 8 * half < first || key + 8 * half >= last) s[0][n][2 * half + e] = 0;
-      }
-    }
+  for (int q = 0; q < View::queries; ++q) {
+    const KeyRange range =
+        block.call.keys_of(block.sequence, first_query + 8 * (q / 2) + 2 * (block.lane % 4) + q % 2);
+    const auto first = static_cast<int>(max(range.first - block.first_key, std::int64_t{0}));
+    const auto last = static_cast<int>(min(range.last - block.first_key, std::int64_t{c.own()}));
+    hide_outside<View>(s, q, first, last, 0.0f, key);
   }
 }
 

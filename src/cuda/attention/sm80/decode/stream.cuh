@@ -258,11 +258,9 @@ __device__ __forceinline__ void finish_stream(const AttentionCall& call, const Q
     float factor = 1;
     if (call.problem.features.sinks) {
       const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(r)));
-      const float highest = fmaxf(maximum, sink);
-      // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
-      factor = expf(maximum - highest);
-      total = total * factor + expf(sink - highest);
-      maximum = highest;
+      float sink_weight;
+      factor = join_sink(sink, maximum, sink_weight);
+      total = total * factor + sink_weight;
     }
     if (call.lse.wanted && d == 0) {
       *rows.float_of(call.lse, r) = total == 0 ? minus_infinity : maximum + logf(total);

@@ -54,11 +54,7 @@ __device__ __forceinline__ float finish_row(const AttentionCall& call, const Que
   float sink_weight = 0;
   if (call.problem.features.sinks && own.row < rows.count()) {
     const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(own.row)));
-    const float highest = fmaxf(maximum, sink);
-    // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
-    factor *= expf(maximum - highest);
-    sink_weight = expf(sink - highest);
-    maximum = highest;
+    factor *= join_sink(sink, maximum, sink_weight);
   }
   if (call.lse.wanted && own.row < rows.count() && own.first) {
     const float total = own.sum * factor + sink_weight;

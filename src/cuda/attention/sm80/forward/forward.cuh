@@ -96,7 +96,7 @@ struct Block {
       : call(call_),
         rows(rows_),
         load(call, rows),
-        exponents{ScoreRules(call).scale_log2},
+        exponents{ScoreRule(call).scale_log2},
         all(call, rows),
         space(shared) {}
 

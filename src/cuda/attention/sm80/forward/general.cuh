@@ -65,7 +65,7 @@ struct GeneralBlock {
   const AttentionCall& call;
   const QueryRows& rows;
   const GeneralLoader<c> load;
-  const ScoreRules rules;
+  const ScoreRule rules;
   const Exponents<true> exponents;
   const SeenByAll all;
   const bool few;  ///< results, so that weights are to be whole

@@ -7,83 +7,34 @@ namespace tilewise::cuda::mma {
 // Between a product q·k and its weight in the general kernel: what hides a pair or changes its score, and
 // dropout.
 
-/// Hides what the band hides, and what is past the tile. As hide() of plain kernels, but of keys in fours.
-template <ForwardConfig c>
-__device__ __forceinline__ void hide_band(const AttentionCall& call, const QueryRows& rows,
-                                          const KeyTile& keys, const Place<c>& place, Scores<c>& s) {
-  using Order = KeyOrder;
-  const int own = Order::first(place.lane);
-#pragma unroll
-  for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const std::int64_t i = rows.queries.first + rows.query(place.row(r, half));
-      const KeyRange range = call.keys_of(rows.queries.sequence, i);
-      const int first = static_cast<int>(range.first - keys.first) - own;
-      const int last = min(static_cast<int>(range.last - keys.first), keys.count) - own;
-#pragma unroll
-      for (int n = 0; n < c.keys / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          if (Order::step(n, e) < first || Order::step(n, e) >= last) s[r][n][2 * half + e] = minus_infinity;
-        }
-      }
-    }
-  }
-}
-
-/// Calls body(score, r, half, step) for all scores of a lane in a general kernel: `step` is how far the key
-/// is from the lane's first.
-template <ForwardConfig c, typename Body>
-__device__ __forceinline__ void for_each_score(Scores<c>& s, const Body& body) {
-#pragma unroll
-  for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-    for (int n = 0; n < c.keys / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) body(s[r][n][e], r, e / 2, KeyOrder::step(n, e % 2));
-    }
-  }
-}
-
 /// Products to scores in natural units, in place. What a call does not have is passed over by all lanes at
 /// once. Every step is rounded by itself, as score_of() has it. `fours` is what was loaded ahead: the mask's,
 /// or without a mask the block mask's.
 template <ForwardConfig c, typename T>
-__device__ __forceinline__ void make_scores(const AttentionCall& call, const ScoreRules& rules,
+__device__ __forceinline__ void make_scores(const AttentionCall& call, const ScoreRule& rules,
                                             const QueryRows& rows, const KeyTile& keys, bool edge,
                                             const Place<c>& place, const MaskRows<c, T>& mask,
                                             const Fours<c>& fours, Scores<c>& s) {
-  if (rules.softcap) {
-    for_each_score<c>(s, [&](float& score, int, int, int) {
-      score = __fmul_rn(tanh_of(__fmul_rn(score, rules.scale)), rules.cap);
-    });
-  } else {
-    for_each_score<c>(s, [&](float& score, int, int, int) { score = __fmul_rn(score, rules.scale); });
-  }
+  using View = FoursView<c.row_tiles, c.keys / 8>;
+  const int own = KeyOrder::first(place.lane);
+  scale_and_cap<View>(s, rules.scale, rules.softcap, rules.cap);
   if (rules.alibi) {
     const QueryTile& queries = rows.queries;
-    const int first = KeyOrder::first(place.lane);
-    int distance[c.row_tiles][2];
-    float slope[c.row_tiles][2];
+    int distance[View::queries];
+    float slope[View::queries];
 #pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = min(place.row(r, half), rows.count() - 1);
-        const std::int64_t i = queries.first + rows.query(row);
-        distance[r][half] =
-            static_cast<int>(i + queries.sequence.length_k - queries.sequence.length_q - keys.first - first);
-        slope[r][half] = rows.heads > 1 ? static_cast<float>(call.alibi_slopes.at(queries.b, rows.head(row)))
-                                        : rules.slope;
-      }
+    for (int q = 0; q < View::queries; ++q) {
+      const int row = min(place.row(q / 2, q % 2), rows.count() - 1);
+      const std::int64_t i = queries.first + rows.query(row);
+      distance[q] =
+          static_cast<int>(i + queries.sequence.length_k - queries.sequence.length_q - keys.first - own);
+      slope[q] =
+          rows.heads > 1 ? static_cast<float>(call.alibi_slopes.at(queries.b, rows.head(row))) : rules.slope;
     }
-    for_each_score<c>(s, [&](float& score, int r, int half, int step) {
-      score = __fsub_rn(score, __fmul_rn(slope[r][half], static_cast<float>(abs(distance[r][half] - step))));
-    });
+    add_alibi<View>(s, [&](int q) { return slope[q]; }, [&](int q) { return distance[q]; });
   }
   if (rules.mask) mask.add(fours, s);
-  if (edge) hide_band<c>(call, rows, keys, place, s);
+  if (edge) hide<c, View>(call, rows, keys, place, own, s);
   if (keys.tile >= 0) {
     if (!rules.mask) return hide_fours<c>(fours, s);
     Fours<c> shown;
@@ -95,17 +46,16 @@ __device__ __forceinline__ void make_scores(const AttentionCall& call, const Sco
 /// What dropout keeps of a lane's pairs in a tile of keys.
 template <ForwardConfig c>
 struct DropoutRows {
-  PhiloxKey key;
-  std::uint32_t stream, threshold;
+  DropoutMask mask;
   std::uint32_t query[c.row_tiles][2], head[c.row_tiles][2];
   std::uint32_t first;  ///< the lane's first key
 
   __device__ DropoutRows(const AttentionCall& call, const DropoutMask& drawn, const QueryRows& rows,
                          const Place<c>& place, const KeyTile& keys)
-      : key{uniform(drawn.key.low), uniform(drawn.key.high)},
-        stream(uniform(drawn.stream)),
-        threshold(uniform(drawn.threshold)),
-        first(static_cast<std::uint32_t>(keys.first + KeyOrder::first(place.lane))) {
+      : first(static_cast<std::uint32_t>(keys.first + KeyOrder::first(place.lane))) {
+    mask.key = {uniform(drawn.key.low), uniform(drawn.key.high)};
+    mask.stream = uniform(drawn.stream);
+    mask.threshold = uniform(drawn.threshold);
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
@@ -124,9 +74,9 @@ struct DropoutRows {
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const auto words = philox({four, query[r][half], head[r][half], stream}, key);
-        bits[r][half] = two(words[0] >= threshold, words[1] >= threshold);
-        bits[r][2 + half] = two(words[2] >= threshold, words[3] >= threshold);
+        const KeptFour kept = draw_four(mask, four, query[r][half], head[r][half]);
+        bits[r][half] = two(kept.keeps[0], kept.keeps[1]);
+        bits[r][2 + half] = two(kept.keeps[2], kept.keeps[3]);
       }
     }
   }
@@ -140,10 +90,10 @@ struct DropoutRows {
 #pragma unroll 1
         for (unsigned n = 0; n < 4; ++n) {
           const std::uint32_t j = first + 16 * static_cast<std::uint32_t>(step) + n;
-          const auto words = philox({j / 4, query[r][half], head[r][half], stream}, key);
-          const std::uint32_t low = j % 2 == 0 ? words[0] : words[1];
-          const std::uint32_t high = j % 2 == 0 ? words[2] : words[3];
-          kept |= (j % 4 < 2 ? low : high) >= threshold ? 1u << n : 0u;
+          const KeptFour four = draw_four(mask, j / 4, query[r][half], head[r][half]);
+          const bool low = j % 2 == 0 ? four.keeps[0] : four.keeps[1];
+          const bool high = j % 2 == 0 ? four.keeps[2] : four.keeps[3];
+          kept |= (j % 4 < 2 ? low : high) ? 1u << n : 0u;
         }
         bits[r][half] = two((kept & 1) != 0, (kept & 2) != 0);
         bits[r][2 + half] = two((kept & 4) != 0, (kept & 8) != 0);

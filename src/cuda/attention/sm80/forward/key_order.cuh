@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/attention/common/accumulator.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 
 namespace tilewise::cuda::mma {
@@ -14,6 +15,12 @@ struct KeyOrder {
   static constexpr int step(int n, int e) { return n / 2 * 16 + n % 2 * 2 + e; }
   /// The key in row r.
   static constexpr int key(int r) { return r / 16 * 16 + r % 8 / 2 * 4 + r / 8 % 2 * 2 + r % 2; }
+};
+
+/// S in this order.
+template <int row_tiles, int key_eights>
+struct FoursView : MmaView<row_tiles, key_eights> {
+  static __device__ __forceinline__ constexpr int step(int k) { return KeyOrder::step(k / 2, k % 2); }
 };
 
 /// Fills a tile of `count` keys in fours with the first `dims` elements of `valid` rows: that of key j is at

@@ -44,7 +44,7 @@ struct PairedBlock {
       : call(call_),
         rows(rows_),
         load(call, rows),
-        exponents{ScoreRules(call).scale_log2},
+        exponents{ScoreRule(call).scale_log2},
         all_first(static_cast<int>(rows.queries.all(call).first)),
         all_last(static_cast<int>(rows.queries.all(call).last)),
         side(Place<c>{}.warp % 2),

@@ -100,11 +100,8 @@ __global__ void __launch_bounds__(threads)
   float maximum = join_block(own_maximum, joined_smem[0], larger);
   float sink_weight = 0;
   if (call.problem.features.sinks) {
-    const auto sink = static_cast<float>(call.sinks.at(b, h));
-    maximum = fmaxf(maximum, sink);
-    sink_weight = expf(sink - maximum);
+    join_sink(static_cast<float>(call.sinks.at(b, h)), maximum, sink_weight);
   }
-  // The sink may dwarf every weight, so that all of o hangs on this factor: not the approximate one.
   const float weight = has_part ? expf(own_maximum - maximum) : 0.0f;
   weights_smem[own] = weight;
   const float total = join_block(weight * state[1], joined_smem[1], sum_of) + sink_weight;

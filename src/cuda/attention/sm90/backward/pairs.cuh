@@ -80,17 +80,9 @@ __device__ __forceinline__ void hide(const Block& block, const TileFacts& querie
   const int high = opaque(queries.high);
   const int key_count = block.key_count();
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int r = 8 * j + 2 * (block.lane() % 4) + e;
-      const int first = r + low - own;
-      const int last = min(r + high, key_count) - own;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (8 * half < first || 8 * half >= last) s[4 * j + 2 * half + e] = hidden;
-      }
-    }
+  for (int q = 0; q < 16; ++q) {
+    const int r = 8 * (q / 2) + 2 * (block.lane() % 4) + q % 2;
+    hide_outside<WgmmaTransposedView<64>>(s, q, r + low - own, min(r + high, key_count) - own, hidden);
   }
 }
 

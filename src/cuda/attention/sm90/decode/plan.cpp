@@ -69,7 +69,7 @@ std::int64_t packed_heads(const AttentionProblem& problem) {
   const std::int64_t group = problem.heads_q / std::max<std::int64_t>(problem.heads_kv, 1);
   const AttentionFeatures& features = problem.features;
   const bool alike = !features.alibi && !features.sinks && features.mask == MaskKind::none &&
-                     !features.dropout && !features.block_mask;
+                     !features.dropout && !features.block_mask && !features.logit_scale;
   return alike && group <= most && std::has_single_bit(static_cast<std::uint64_t>(group)) ? group : 1;
 }
 

@@ -104,15 +104,16 @@ struct LseScale {
 struct GeneralArguments {
   Indices cumulative_q, cumulative_k;  ///< of packed sequences
   Indices key_lengths;
-  HeadValues alibi_slopes, sinks;
+  HeadValues alibi_slopes, sinks, logit_scale;
   Alignment alignment = Alignment::top_left;
   int batch = 0;
   int total_q = 0, total_k = 0;  ///< rows of packed queries and keys
   bool packed = false, softcap = false, alibi = false;
   float cap = 0;
-  float score_scale = 1;  ///< scale / cap with softcap, scale with ALiBi; S is in natural units then
+  float score_scale = 1;  ///< where scores change: scale, with softcap over cap; S is in natural units then
 
-  bool changes_scores() const { return softcap || alibi; }
+  /// Whether a score is more than the scaled product.
+  constexpr bool changes_scores() const { return softcap || alibi || logit_scale.data != nullptr; }
   static GeneralArguments of(const AttentionCall& call) {
     const AttentionFeatures& features = call.problem.features;
     return {.cumulative_q = call.cumulative_q,
@@ -120,6 +121,7 @@ struct GeneralArguments {
             .key_lengths = call.key_lengths,
             .alibi_slopes = call.alibi_slopes,
             .sinks = call.sinks,
+            .logit_scale = call.logit_scale,
             .alignment = call.alignment,
             .batch = static_cast<int>(call.problem.batch),
             .total_q = static_cast<int>(call.total_q),

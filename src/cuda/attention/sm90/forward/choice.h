@@ -15,7 +15,8 @@ namespace tilewise::cuda::wgmma {
 /// Whether the call has more features than scale, causal and window.
 inline bool general(const AttentionCall& call) {
   const AttentionFeatures& features = call.problem.features;
-  return call.packed() || features.key_lengths || features.sinks || features.softcap || features.alibi;
+  return call.packed() || features.key_lengths || features.sinks || features.softcap || features.alibi ||
+         features.logit_scale;
 }
 
 /// Whether it has a mask or dropout, which have kernels of their own.

@@ -229,7 +229,7 @@ struct Consumer {
   __device__ __forceinline__ void finish_scores(const Work& at, int n) {
     take_mask();
     if constexpr (c.blocks) n = listed / 2;
-    const bool changes = c.general && (arguments.general.softcap || arguments.general.alibi);
+    const bool changes = c.general && arguments.general.changes_scores();
     // Registers are short in these kernels, so they read the item again.
     constexpr bool again = c.general || c.mask_tiles();
     const TileSpan whole = again ? barriers.consumer_items[item.stage()][index].whole : at.whole;
@@ -241,7 +241,8 @@ struct Consumer {
     const int key = n * c.keys + lane % 4 * 2;
     const BandOfKeys& band = band_of(item);
     if (changes) {
-      apply_score_rules<c>(s, arguments.general, barriers.items[item.stage()].slope,
+      const WorkItem& published = barriers.items[item.stage()];
+      apply_score_rules<c>(s, arguments.general, published.h, published.slope,
                            row + band.length_k - band.length_q - key);
     }
     if (n >= whole.last) hide_after<c>(s, band, row, heads_log2, key);

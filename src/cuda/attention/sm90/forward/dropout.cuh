@@ -30,14 +30,13 @@ __device__ __forceinline__ void draw_kept(KeptScores& kept, const DropoutMask& o
     high >>= 2 * together;
 #pragma unroll
     for (int n = 0; n < together; ++n) {
-      const auto words = philox(
-          {static_cast<std::uint32_t>(key) / 4 + 2 * (j + n) + lane % 4 / 2, own_row, head, dropout.stream},
-          dropout.key);
+      const KeptFour four =
+          draw_four(dropout, static_cast<std::uint32_t>(key) / 4 + 2 * (j + n) + lane % 4 / 2, own_row, head);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const std::uint32_t bit = 1u << (32 - 2 * together + 2 * n + e);
-        if (words[e] >= dropout.threshold) low |= bit;
-        if (words[2 + e] >= dropout.threshold) high |= bit;
+        if (four.keeps[e]) low |= bit;
+        if (four.keeps[2 + e]) high |= bit;
       }
     }
   }

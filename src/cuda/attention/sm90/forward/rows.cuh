@@ -66,7 +66,7 @@ void run_row(const AttentionCall& call, const Context& context, const DecodePlan
   auto* counter = static_cast<unsigned long long*>(context.workspace.data);
   constexpr double log2_e = 1.4426950408889634;
   const bool natural = c.masked ? problem.features.mask == MaskKind::additive
-                                : c.general && (problem.features.softcap || problem.features.alibi);
+                                : c.general && GeneralArguments::of(call).changes_scores();
   const ForwardArguments arguments{
       .schedule = schedule_of(call, c, multiprocessors, plan),
       .counter = {counter, new_owner()},

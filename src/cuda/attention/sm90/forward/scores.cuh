@@ -58,7 +58,8 @@ __device__ __forceinline__ std::uint32_t columns_before(int end, int from) {
 }
 
 /// Masks S of row half `half`: an element stays if its bit is set in `shown(from)`, which covers 32 columns.
-/// Bits become several predicates at once, where comparisons would take an instruction each.
+/// This is not hide_band(): bits become several predicates at once, where comparisons would take an
+/// instruction each.
 template <ForwardConfig c, int keys, typename Shown>
 __device__ __forceinline__ void show(Scores<c>& s, int half, const Shown& shown) {
 #pragma unroll
@@ -92,25 +93,17 @@ __device__ __forceinline__ void hide_after(Scores<c>& s, const BandOfKeys& band,
   }
 }
 
-/// Applies scale, softcap and ALiBi; S is in natural units then. `distance` is that of row g from the lane's
-/// first key of the tile, for ALiBi.
+/// Applies scale, softcap and ALiBi to S of head h; S is in natural units then. `distance` is that of row g
+/// from the lane's first key of the tile, for ALiBi.
 template <ForwardConfig c>
-__device__ __forceinline__ void apply_score_rules(Scores<c>& s, const GeneralArguments& rules, float slope,
-                                                  int distance) {
-  if (c.softcap() && rules.softcap) {
-#pragma unroll
-    for (int n = 0; n < c.keys / 2; ++n) s[n] = rules.cap * tanh_of(s[n] * rules.score_scale);
-  } else {
-#pragma unroll
-    for (int n = 0; n < c.keys / 2; ++n) s[n] *= rules.score_scale;
-  }
+__device__ __forceinline__ void apply_score_rules(Scores<c>& s, const GeneralArguments& rules, int h,
+                                                  float slope, int distance) {
+  using View = WgmmaView<c.keys>;
+  float scale = rules.score_scale;
+  if (rules.logit_scale.data != nullptr) scale *= static_cast<float>(rules.logit_scale.at(0, h));
+  scale_and_cap<View>(s, scale, c.softcap() && rules.softcap, rules.cap);
   if (rules.alibi) {
-#pragma unroll
-    for (int n = 0; n < c.keys / 2; ++n) {
-      const int column = n / 4 * 8 + n % 2;
-      const int apart = abs(distance + n / 2 % 2 * 8 - column);
-      s[n] -= __fmul_rn(slope, static_cast<float>(apart));
-    }
+    add_alibi<View>(s, [&](int) { return slope; }, [&](int half) { return distance + 8 * half; });
   }
 }
 

@@ -5,9 +5,6 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// Finite: a row that saw nothing needs no special case.
-inline constexpr float lowest = -3.402823466e38f;
-
 /// The online softmax of a lane's two rows. S is the bare product Q·Kᵀ, and P = 2^(scale_log2 · S −
 /// reference). With a mask P = 2^(scale_log2 · (S − reference)), which takes one more instruction: masks may
 /// hold the lowest finite number, which overflows when it is multiplied by log2 e.
@@ -43,8 +40,7 @@ struct Softmax {
   static __device__ __forceinline__ float largest(const Scores<c>& s, int half, float most) {
 #pragma unroll
     for (int n = 2 * half; n < keys / 2; n += 4) most = fmaxf(most, fmaxf(s[n], s[n + 1]));
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-    return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    return row_maximum(most);
   }
   /// scale_log2 · maximum, rounded; with a mask the maximum.
   __device__ __forceinline__ float reference(int half) const {
@@ -106,10 +102,7 @@ struct Softmax {
   }
 
   /// The sum of a row of P, in all four lanes of the row.
-  __device__ __forceinline__ float row_sum(int half) const {
-    const float two = sum[half] + __shfl_xor_sync(~0u, sum[half], 1);
-    return two + __shfl_xor_sync(~0u, two, 2);
-  }
+  __device__ __forceinline__ float row_sum(int half) const { return cuda::row_sum(sum[half]); }
   /// LSE of a row with this maximum and sum. The correction makes up for the rounding of the reference.
   __device__ __forceinline__ float lse(float most, float row, const LseScale& to) const {
     if (row == 0) return minus_infinity;
