@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "docs"
 FROM_ROOT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 HEADERS = (
-    *("attention", "masks", "gemm", "ffn", "norm", "rope", "layer", "tensor", "context", "explain", "error"),
-    *("dtype", "half", "activation"),
+    *("attention", "masks", "gemm", "ffn", "norm", "rope", "layer", "plan", "tensor", "context", "explain"),
+    *("error", "dtype", "half", "activation"),
 )
 PYTHON = {
     "attention": "attention scaled_dot_product_attention attention_varlen attention_decode "

@@ -62,6 +62,14 @@ UNITS: dict[str, tuple[str, ...]] = {
     "attention wgmma forward": (f"{_SM90}/forward", f"{_SM90}/decode"),
     "attention wgmma backward": (f"{_SM90}/backward", *_TILES_OF_BACKWARD),
     "attention wgmma_tma backward": (f"{_SM90}/backward_tma",),
+    # Widens its inputs for the f32 kernels.
+    "attention widened": (
+        "cuda/attention/widened/widened.cu",
+        f"{_SM80}/forward_f32",
+        f"{_SM80}/backward_f32",
+        *_FUSED_FORWARD,
+        *_FUSED_BACKWARD,
+    ),
     "attention wgmma f32 forward": (f"{_SM90}/forward_f32", *_FUSED_FORWARD),
     "gemm simt": ("cuda/gemm/simt",),
     "gemm mma": ("cuda/gemm/sm80",),

@@ -12,20 +12,22 @@ namespace tilewise {
 namespace {
 
 AttentionCall checked_call(const AttentionInputs& inputs, const AttentionOptions& options,
-                           const AttentionOutputs& outputs, const Context& context, ResultMemory memory) {
-  return checked_forward(inputs, options, outputs, context, memory, Contents::unread);
+                           const AttentionOutputs& outputs, const Context& context, ResultMemory memory,
+                           Contents contents) {
+  return checked_forward(inputs, options, outputs, context, memory, contents);
 }
 AttentionCall checked_call(const AttentionInputs& inputs, const AttentionOptions& options,
-                           const AttentionGradients& gradients, const Context& context, ResultMemory memory) {
-  return checked_backward(inputs, options, gradients, context, memory, Contents::unread);
+                           const AttentionGradients& gradients, const Context& context, ResultMemory memory,
+                           Contents contents) {
+  return checked_backward(inputs, options, gradients, context, memory, contents);
 }
 
 template <typename Outputs>
 PlannedCall<AttentionKernel> planned_call(const AttentionInputs& inputs, const AttentionOptions& options,
-                                          const Outputs& outputs, const Context& context,
-                                          ResultMemory memory) {
+                                          const Outputs& outputs, const Context& context, ResultMemory memory,
+                                          Contents contents) {
   return {attention_kernel_list(), options.kernel, context,
-          [&] { return checked_call(inputs, options, outputs, context, memory); }};
+          [&] { return checked_call(inputs, options, outputs, context, memory, contents); }};
 }
 
 }  // namespace
@@ -52,7 +54,7 @@ struct AttentionState {
 
   AttentionState(const AttentionInputs& inputs_, const AttentionOptions& options, const Outputs& outputs_,
                  const Context& context, ResultMemory memory_)
-      : planned(planned_call(inputs_, options, outputs_, context, memory_)),
+      : planned(planned_call(inputs_, options, outputs_, context, memory_, Contents::unread)),
         inputs(inputs_),
         outputs(outputs_),
         memory(memory_) {}
@@ -101,16 +103,18 @@ AttentionBackwardPlan plan_attention_backward(const AttentionInputs& inputs, con
   return PlanAccess::make<AttentionBackwardPlan>(inputs, options, gradients, context, memory);
 }
 
-// A plan and its run. Nobody will ask for other tensors, so these are not kept.
+// A plan and its run. Nobody will ask for other tensors, so these are not kept, and errors come in the order
+// in which the functions for workspace and explanation have them.
 
 void attention_forward(const AttentionInputs& inputs, const AttentionOptions& options,
                        const AttentionOutputs& outputs, const Context& context) {
-  planned_call(inputs, options, outputs, context, ResultMemory::callers).run(context);
+  planned_call(inputs, options, outputs, context, ResultMemory::callers, Contents::checked).run_once(context);
 }
 
 void attention_backward(const AttentionInputs& inputs, const AttentionOptions& options,
                         const AttentionGradients& gradients, const Context& context) {
-  planned_call(inputs, options, gradients, context, ResultMemory::callers).run(context);
+  planned_call(inputs, options, gradients, context, ResultMemory::callers, Contents::checked)
+      .run_once(context);
 }
 
 void check_attention_inputs(const AttentionInputs& inputs, const AttentionOptions& options,

@@ -75,6 +75,12 @@ struct PlannedCall {
     check(context);
     launch(context);
   }
+  /// For a plan that was made with Contents::checked and the same context: on the CPU nothing is left to look
+  /// at.
+  void run_once(const Context& context) const {
+    if (context.device.type != Device::Type::cpu) check(context);
+    launch(context);
+  }
   /// Runs a call that was checked. What is launched is logged, where asked.
   void launch(const Context& context) const {
     if (logs_launches()) {

@@ -21,7 +21,9 @@ RopePlan plan_rope(const RopeInputs& inputs, const RopeOptions& options, const R
 
 void rope(const RopeInputs& inputs, const RopeOptions& options, const RopeOutputs& outputs,
           const Context& context) {
-  plan_rope(inputs, options, outputs, context).run(context);
+  PlannedCall<RopeKernel>(rope_kernel_list(), options.kernel, context, [&] {
+    return checked_rope(inputs, options, outputs, context);
+  }).run_once(context);
 }
 
 void check_rope(const RopeInputs& inputs, const RopeOptions& options, const RopeOutputs& outputs,

@@ -59,7 +59,14 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 # The first compute capability that has a kernel's instructions. The others run on all that have code.
-_NEEDS = {"mma": "8.0", "wgmma": "9.0a", "split": "9.0a", "few_rows": "9.0a"}
+_NEEDS = {
+    "mma": "8.0",
+    "wgmma": "9.0a",
+    "wgmma_tma": "9.0a",
+    "widened": "8.0",
+    "split": "9.0a",
+    "few_rows": "9.0a",
+}
 _PRODUCTS = ("simt", "mma", "wgmma", "split", "few_rows")
 
 
