@@ -129,7 +129,7 @@ class Call {
     }
   }
   /// Whether the results have the same bits. The caller has waited for them.
-  bool same() const { return bits() == expected_; }
+  bool same() const { return compared() == expected_; }
 
  private:
   Call(Bits bits, Random& random, const Stream& stream, DeviceUse& use)
@@ -144,14 +144,14 @@ class Call {
     const auto alone = use.alone();
     wait_for_device();
     problem_.run(stream);
-    expected_ = bits();
+    expected_ = compared();
     // Of this thread alone: others may allocate meanwhile.
     graph_ = std::make_unique<Graph>(
         stream, [&] { problem_.run(forward_, backward_, stream); }, cudaStreamCaptureModeThreadLocal);
   }
 
   /// Of gradients that may differ from run to run, none.
-  std::vector<std::byte> bits() const {
+  std::vector<std::byte> compared() const {
     return bits_ == Bits::same ? problem_.results() : problem_.outputs();
   }
 
@@ -239,7 +239,7 @@ int run(const Settings& settings) {
   std::vector<double> device, host;
   for (int round = 0; round < settings.rounds && !failed; ++round) {
     // New threads and streams: what they leave behind would show as well.
-    const auto end = begin + std::chrono::duration_cast<Clock::duration>(round_seconds * (round + 1));
+    const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(round_seconds);
     std::vector<Counts> of_streams(static_cast<std::size_t>(settings.streams));
     std::vector<std::thread> threads;
     for (std::size_t n = 0; n < of_streams.size(); ++n) {
