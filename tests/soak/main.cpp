@@ -1,6 +1,6 @@
-// Random calls on four streams for minutes. Each stream has a host thread and a few problems, which change all
-// the time. They are called, run by plans and replayed as graphs, and every result must have the bits that it
-// had with nothing else on the device. Memory of the device and of the host may not grow.
+// Random calls on four streams for minutes. Each stream has a host thread and a few problems, which change
+// all the time. They are called, run by plans and replayed as graphs, and every result must have the bits
+// that it had with nothing else on the device. Memory of the device and of the host may not grow.
 
 #include <malloc.h>
 #include <unistd.h>
@@ -28,6 +28,7 @@
 
 #include "cuda/attention/device_problem.h"
 #include "cuda/attention/graph.h"
+#include "tilewise/error.h"
 
 namespace {
 
@@ -67,11 +68,13 @@ class DeviceUse {
 struct Counts {
   std::map<std::string, std::int64_t> calls;    // by way
   std::map<std::string, std::int64_t> kernels;  // problems by kernel
+  std::int64_t drawn_again = 0;
   std::vector<std::string> failures;
 
   void add(const Counts& other) {
     for (const auto& [way, count] : other.calls) calls[way] += count;
     for (const auto& [kernel, count] : other.kernels) kernels[kernel] += count;
+    drawn_again += other.drawn_again;
     failures.insert(failures.end(), other.failures.begin(), other.failures.end());
   }
 };
@@ -164,6 +167,20 @@ class Call {
   std::vector<std::byte> expected_;
 };
 
+/// A new one, and a count of it.
+std::unique_ptr<Call> draw_call(Random& random, const Stream& stream, DeviceUse& use, Counts& counts) {
+  while (true) {
+    try {
+      auto call = std::make_unique<Call>(random, stream, use);
+      ++counts.kernels[call->kernel()];
+      return call;
+    } catch (const Unsupported&) {
+      // Copies on the device have no gaps, and so other strides than those that the kernel was chosen for.
+      ++counts.drawn_again;
+    }
+  }
+}
+
 /// A stream and its host thread until `end`.
 Counts run_stream(std::uint64_t seed, Clock::time_point end, DeviceUse& use, std::atomic<bool>& failed) {
   Counts counts;
@@ -176,8 +193,7 @@ Counts run_stream(std::uint64_t seed, Clock::time_point end, DeviceUse& use, std
     };
     while (Clock::now() < end && !failed) {
       if (calls.size() < most_problems || random.chance(0.3)) {
-        auto call = std::make_unique<Call>(random, stream, use);
-        ++counts.kernels[call->kernel()];
+        auto call = draw_call(random, stream, use, counts);
         if (calls.size() == most_problems) {
           calls[any_place()] = std::move(call);
         } else {
@@ -272,6 +288,7 @@ int run(const Settings& settings) {
                               {"seconds", static_cast<double>(static_cast<std::int64_t>(seconds * 10)) / 10},
                               {"calls", counts.calls},
                               {"problems", counts.kernels},
+                              {"drawn_again", counts.drawn_again},
                               {"device_mb", device},
                               {"host_mb", host},
                               {"failures", counts.failures}}

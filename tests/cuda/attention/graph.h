@@ -9,13 +9,12 @@
 
 namespace tilewise::test {
 
-/// A graph made of what `issue` puts on a stream. Under the global mode of capture every call that allocates or
-/// synchronises is an error, whichever thread makes it, so that a graph at all shows that there was none.
+/// A graph made of what `issue` puts on a stream. Under the global mode of capture every call that allocates
+/// or synchronises is an error, whichever thread makes it, so that a graph at all shows that there was none.
 class Graph {
  public:
   template <typename Issue>
-  Graph(const Stream& stream, const Issue& issue,
-        cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal) {
+  Graph(const Stream& stream, const Issue& issue, cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal) {
     cuda::check_cuda(cudaStreamBeginCapture(stream, mode), "beginning a capture");
     issue();
     cuda::check_cuda(cudaStreamEndCapture(stream, &graph_), "ending a capture");
