@@ -19,6 +19,7 @@ class Domain:
 
     arguments: tuple[str, ...] = ()
     share: float = 1.0  # of --count
+    trial: bool = False  # kernels that no GPU has proven yet
 
     def problems(self, count: int) -> int:
         return max(1, round(self.share * count))
@@ -33,6 +34,9 @@ DOMAINS = {
     "property wgmma": Domain(("--domain=wgmma", "--kernel=wgmma"), 1.2),
     "property wgmma f32": Domain(("--domain=wgmma-f32", "--kernel=wgmma"), 0.08),
     "property wgmma backward": Domain(("--domain=wgmma-backward", "--kernel=wgmma"), 0.08),
+    "property wgmma blocks": Domain(("--domain=wgmma-blocks", "--kernel=wgmma"), 0.1, trial=True),
+    "property wgmma_tma": Domain(("--domain=wgmma-backward", "--kernel=wgmma_tma"), 0.08, trial=True),
+    "property wgmma_tma features": Domain(("--domain=wgmma-features", "--kernel=wgmma_tma"), 0.1, trial=True),
     "property mma": Domain(("--domain=mma", "--kernel=mma")),
     "property mma f32": Domain(("--domain=mma-f32", "--kernel=mma,fused"), 0.1),
     "property plain": Domain(("--domain=plain", "--kernel=fused,mma"), 0.2),
@@ -42,21 +46,20 @@ DOMAINS = {
 }
 
 
-def property_test(
-    suite: str, domain: tuple[str, ...], count: int, seed: int, jobs: int, timeout: float
-) -> Outcome:
+def property_test(suite: str, domain: Domain, count: int, seed: int, jobs: int, timeout: float) -> Outcome:
     """Random problems on the GPU, in several processes since the reference takes most of the time. The first
     of them finds out wrong kernels for all."""
     shares = [count // jobs + (n < count % jobs) for n in range(jobs)]
     seeds = {seed + n: share for n, share in enumerate(shares) if share}
     outcome = Outcome(suite, more={"seeds": seeds})
     threads = max(1, (os.cpu_count() or 1) // jobs)
+    trial = {"TILEWISE_TRIAL": "1"} if domain.trial else {}
 
     def run_share(own_seed: int) -> None:
-        command = ["bin/tilewise_property", "--cuda", *domain, f"--threads={threads}"]
+        command = ["bin/tilewise_property", "--cuda", *domain.arguments, f"--threads={threads}"]
         command += [f"--count={seeds[own_seed]}", f"--seed={own_seed}"]
         command += ["--no-self-test"] if own_seed != seed else []
-        status, output = run(command, timeout, **SLEEPING)
+        status, output = run(command, timeout, **SLEEPING, **trial)
         # Counted by its closing line. Without one it was stopped or crashed: one more has failed, the one it
         # was at, and what comes after that was not tried.
         found = re.search(r"^(\d+) passed, (\d+) failed$", output, re.MULTILINE)

@@ -38,7 +38,7 @@ def test_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
         else:
             problems = options.count if options.quick else domain.problems(options.count)
             settings = problems, options.seed, options.jobs, options.timeout
-            yield suite, partial(property_test, suite, domain.arguments, *settings)
+            yield suite, partial(property_test, suite, domain, *settings)
     if reason := no_gpu or no_package():
         yield "python", partial(skipped, "python", reason)
     else:

@@ -37,6 +37,8 @@ struct BackwardDetails {
   bool aligned_rows = true;    ///< every row of every tensor of rows begins at a multiple of 16 bytes
   bool ordered_rows = true;    ///< no stride of d_o is negative
   bool repeated_keys = false;  ///< k or v has one row for all keys
+  bool summed_dmask = false;   ///< several pairs share an element of the mask, whose gradient is wanted
+  bool half_dmask = false;     ///< which is wanted in 16 bits
   std::int64_t elements = 0;   ///< of the smallest of dq, dk and dv
   friend bool operator==(const BackwardDetails&, const BackwardDetails&) = default;
 };
@@ -64,6 +66,7 @@ struct AttentionProblem {
   std::int64_t dim_qk = 0;
   std::int64_t dim_v = 0;
   std::int64_t queries = 0;    ///< a head, of all entries together
+  std::int64_t keys = 0;       ///< likewise
   std::int64_t most_keys = 0;  ///< that length_k and the window leave to a query
   AttentionFeatures features{};
   bool aligned = false;  ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices

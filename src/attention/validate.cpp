@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <string>
 #include <tuple>
 
@@ -105,6 +106,13 @@ std::int64_t smallest_gradient(const AttentionCall& call) {
                    problem.heads_kv * call.rows_k() * problem.dim_v});
 }
 
+bool sums_dmask(const AttentionCall& call) {
+  const std::int64_t whole[] = {call.problem.batch, call.problem.heads_q, call.problem.length_q,
+                                call.problem.length_k};
+  return call.problem.features.mask_gradient &&
+         !std::equal(std::begin(whole), std::end(whole), std::begin(call.dmask.extent));
+}
+
 BackwardDetails backward_details(const AttentionCall& call) {
   const auto tensors = {&call.q, &call.k, &call.v, &call.o, &call.d_o, &call.dq, &call.dk, &call.dv};
   return {
@@ -113,6 +121,8 @@ BackwardDetails backward_details(const AttentionCall& call) {
           std::all_of(tensors.begin(), tensors.end(), [](const Rows* rows) { return aligned_rows(*rows); }),
       .ordered_rows = std::min({call.d_o.stride_b, call.d_o.stride_h, call.d_o.stride_s}) >= 0,
       .repeated_keys = call.problem.repeated_values || (call.problem.length_k > 1 && call.k.stride_s == 0),
+      .summed_dmask = sums_dmask(call),
+      .half_dmask = call.problem.features.mask_gradient && size_of(call.dmask.dtype) == 2,
       .elements = smallest_gradient(call)};
 }
 

@@ -437,6 +437,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   problem.repeated_values = problem.length_k > 1 && call.v.stride_s == 0;
   problem.usual_scale = call.scale >= 1e-20;
   problem.queries = call.rows_q();
+  problem.keys = call.rows_k();
   if (context.device.type == Device::Type::cpu) {
     if (inputs.blocks.given()) check_broadcast(inputs.blocks);
     if (contents == Contents::checked) check_indices(call, context);

@@ -107,6 +107,36 @@ TEST_P(GarbageIndices, LeaveGuardsAloneAndNoRowUnwritten) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, GarbageIndices, testing::ValuesIn(cuda_kernels()), kernel_name);
 
+// The same of a backward on trial, which has no forward.
+TEST_F(CudaTest, GarbageIndicesKeepTheBackwardByTmaInsideItsTensors) {
+  const std::string kernel = "wgmma_tma";
+#ifdef TILEWISE_EMULATOR
+  constexpr int problems = 25;
+#else
+  constexpr int problems = 250;
+#endif
+  if (std::getenv("TILEWISE_TRIAL") == nullptr) GTEST_SKIP() << "on trial: needs TILEWISE_TRIAL=1";
+  int taken = 0;
+  for (std::uint64_t seed = 1; seed <= 20'000 && taken < problems; ++seed) {
+    const RandomProblem problem = garbled(random_wgmma_features_problem(seed));
+    if (!has_indices(problem) || !reason_against(problem, kernel, Pass::backward).empty()) continue;
+    SCOPED_TRACE("seed " + std::to_string(seed) + ": " + to_string(problem));
+    ++taken;
+    const OutputBuffers outputs = make_outputs(problem);
+    const GradientBuffers gradients = make_gradients(problem);
+    AttentionOptions options = problem.options;
+    options.kernel = "fused";
+    ASSERT_NO_THROW(run_forward_on_cuda(problem.inputs(), options, outputs.view()));
+    options.kernel = kernel;
+    ASSERT_NO_THROW(
+        run_backward_on_cuda(problem.inputs(), options, backward_arguments(problem, outputs, gradients)));
+    for (const Buffer* gradient : {&gradients.dq, &gradients.dk, &gradients.dv}) {
+      EXPECT_TRUE(!gradient->given() || gradient->all_written());
+    }
+  }
+  EXPECT_EQ(taken, problems);
+}
+
 /// What a call says; empty where it is taken.
 std::string message_of(const std::function<void()>& body) {
   try {

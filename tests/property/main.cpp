@@ -69,6 +69,7 @@ RandomProblem draw(std::string_view domain, std::uint64_t seed) {
   if (domain == "wgmma-blocks") return random_wgmma_block_problem(seed);
   if (domain == "wgmma-f32") return random_wgmma_problem(seed, true);
   if (domain == "wgmma-backward") return random_wgmma_backward_problem(seed);
+  if (domain == "wgmma-features") return random_wgmma_features_problem(seed);
   if (domain == "mma") return random_mma_problem(seed);
   if (domain == "mma-f32") return random_mma_f32_problem(seed);
   if (domain == "plain") return random_plain_problem(seed);
@@ -270,13 +271,13 @@ int main(int argc, char** argv) {
   app.add_option("--kernel", settings.kernels, "check this kernel alone, or these: one,another")
       ->delimiter(',')
       ->check(CLI::IsMember(all_kernels()));
-  app.add_option(
-         "--domain", settings.domain,
-         "what is drawn: attention's whole contract, or what wgmma, wgmma in f32, the backwards of "
-         "wgmma and mma, mma in f32 or kernels for nothing but a band take of it; or gemm, ffn, norm, "
-         "rope and layers")
-      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-blocks", "wgmma-f32", "wgmma-backward", "mma",
-                             "mma-f32", "plain", "operations"}))
+  app.add_option("--domain", settings.domain,
+                 "what is drawn: attention's whole contract, or what wgmma, wgmma in f32, the backwards of "
+                 "wgmma without and with features, that of mma, mma in f32 or kernels for nothing but a band "
+                 "take of it; or gemm, ffn, norm, "
+                 "rope and layers")
+      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-blocks", "wgmma-f32", "wgmma-backward",
+                             "wgmma-features", "mma", "mma-f32", "plain", "operations"}))
       ->capture_default_str();
   app.add_option("--rule", settings.rule,
                  "the precision that is asked for, and so whose errors f16 and bf16 may have twice: strict, "

@@ -124,6 +124,45 @@ RandomProblem random_wgmma_backward_problem(std::uint64_t seed) {
   return problem;
 }
 
+RandomProblem random_wgmma_features_problem(std::uint64_t seed) {
+  Random rng(seed);
+  RandomProblem problem;
+  problem.seed = seed;
+  choose_mma_shape(rng, problem);
+  problem.aligned = problem.aligned_results = true;
+  const auto chunks = [](std::int64_t dim) { return std::min<std::int64_t>((dim + 7) / 8 * 8, 256); };
+  problem.dim_qk = chunks(problem.dim_qk);
+  problem.dim_v = chunks(problem.dim_v);
+  choose_few_keys(problem);
+  choose_options(rng, problem);
+  const Magnitudes magnitudes = choose_magnitudes(rng, problem);
+  make_tensors(rng, problem, magnitudes);
+  make_masks(rng, problem, magnitudes);
+  make_head_values(rng, problem, magnitudes);
+  problem.blocks = {};
+  Random other(seed + 9);
+  if (problem.layout == Layout::dense && other.chance(0.25)) {
+    problem.mask = {};
+    problem.options.dropout = {};
+    problem.options.deterministic = false;
+    const auto block = [&](std::int64_t length) {
+      return other.pick<std::int64_t>({64, 128, 128, 128, 256, length, 4 * length});
+    };
+    problem.blocks.block_q = block(problem.length_q);
+    problem.blocks.block_k = block(problem.length_k);
+    make_blocks(other, problem);
+    if (problem.blocks.tiles.given()) problem.blocks.tiles = with_aligned_rows(problem.blocks.tiles);
+  }
+  if (problem.mask.given()) {
+    const bool rows = !problem.mask.shape().empty() && problem.mask.shape().back() == problem.length_k;
+    problem.mask = rows ? with_aligned_rows(problem.mask) : Buffer();
+  }
+  choose_asked(rng, problem);
+  problem.asked.dmask_dtype = DType::f32;  // what is broadcast is summed up in that
+  if (problem.asked.dmask) problem.options.softcap = 0;
+  return problem;
+}
+
 RandomProblem random_mma_problem(std::uint64_t seed) {
   Random rng(seed);
   RandomProblem problem;

@@ -1,5 +1,6 @@
 #include "cuda/attention/common/backward/backward.h"
 #include "cuda/attention/common/backward/batch_rows.cuh"
+#include "cuda/attention/common/backward/far_rows.cuh"
 #include "cuda/attention/common/key_grid.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/runtime/early.h"
@@ -125,78 +126,15 @@ __global__ void __launch_bounds__(row_threads)
   rows.shift[index] = unseen ? 0.0f : d_lse - product;
 }
 
-// A mask of large negative numbers that covers a whole row makes an lse of which f32 keeps nothing but that
-// number: weights from it do not sum to 1. Such rows get their highest score and their sum anew. They are
-// few, and padding mostly. A warp a row.
-constexpr float far_lse = 1024;
-
-struct Softmax {
-  float top = -3.402823466e38f;
-  float sum = 0;
-
-  __device__ void add(float s, float weight) {
-    if (s == minus_infinity) return;
-    const float highest = fmaxf(top, s);
-    sum = sum * expf(top - highest) + weight * expf(s - highest);
-    top = highest;
-  }
-};
-
-// A score as backward's pairs have it: the mask comes last, where score_of() has it meet ALiBi first. Beside
-// a mask of -65504 these are two numbers, and their weights 0.4 % apart.
-__device__ __forceinline__ float pair_score(const AttentionCall& call, const ScoreRules& rules,
-                                            const Sequence& sequence, std::int64_t b, std::int64_t h,
-                                            std::int64_t i, std::int64_t j, float product) {
-  ScoreRules without_mask = rules;
-  without_mask.mask = false;
-  float tangent;
-  const float score = score_of(call, without_mask, sequence, b, h, i, j, product, tangent);
-  if (!rules.mask) return score;
-  const std::byte* mask = call.mask.at(b, h, i, j);
-  if (rules.boolean_mask) return *mask == std::byte{0} ? minus_infinity : score;
-  const float bias = load_element(mask, call.mask.dtype);
-  return bias == minus_infinity ? bias : __fadd_rn(score, bias);
-}
-
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
     anchor_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
   take_turn_in_chain();
   const RowLanes<32> at(blockIdx.x);
   const BatchRow row = BatchRow::of_query(call, at.row);
-  if (!row.owned) return;
-  const float lse = *reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.s));
-  if (!(fabsf(lse) > far_lse) || isinf(lse)) return;
+  if (!row.owned || !is_far(*reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.s)))) return;
   const auto [b, i] = row.in_sequence(call);
-  const Sequence sequence = call.sequence(b);
-  const ScoreRules rules(call, b, row.h);
-  const KeyRange range = call.keys_of(sequence, i);
-  const auto dims = static_cast<int>(call.problem.dim_qk);
-  const std::byte* q_row = row_of_halves(call.q, row.b, row.h, row.s);
-  Softmax softmax;
-  for (std::int64_t j = range.first + at.lane; j < range.last; j += 32) {
-    KeyTile keys{j, 1};
-    if (!meets<false>(call, {.b = b, .h = row.h, .first = i, .count = 1, .sequence = sequence}, keys) ||
-        hidden(call, sequence, keys, i, j)) {
-      continue;
-    }
-    const std::byte* k_row = row_of_halves(call.k, row.b, call.key_head(row.h), sequence.first_k + j);
-    float product = 0;
-    for (int d = 0; d < dims; d += 8) {
-      float q[8], k[8];
-      load_eight<T>(q, q_row, d, dims, aligned_chunks(call.q));
-      load_eight<T>(k, k_row, d, dims, aligned_chunks(call.k));
-#pragma unroll
-      for (int n = 0; n < 8; ++n) product = fmaf(q[n], k[n], product);
-    }
-    softmax.add(pair_score(call, rules, sequence, b, row.h, i, j, product), 1);
-  }
-#pragma unroll
-  for (int other = 16; other > 0; other /= 2) {
-    const float top = __shfl_xor_sync(~0u, softmax.top, other);
-    softmax.add(top, __shfl_xor_sync(~0u, softmax.sum, other));
-  }
-  if (call.problem.features.sinks) softmax.add(static_cast<float>(call.sinks.at(b, row.h)), 1);
+  const FarSoftmax softmax = far_softmax<T>(call, b, row.h, i, at.lane);
   if (at.lane != 0 || !(softmax.sum > 0)) return;
   space.rows.top[at.row] = softmax.top;
   space.rows.offset[at.row] = -log2f(softmax.sum);

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "core/arena.h"
+#include "cuda/attention/common/backward/row_gradients.h"
 #include "cuda/attention/sm90/backward_tma/kernel.cuh"
+#include "cuda/attention/sm90/backward_tma/rows.cuh"
+#include "cuda/runtime/check.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/tensor_map.h"
@@ -13,105 +15,19 @@
 namespace tilewise::cuda::wgmma_tma {
 namespace {
 
-// Three launches: delta, tiles, dQ. Each begins before the one ahead has ended (programmatic dependent
-// launch).
+// Three launches: delta, tiles, dQ. With features up to three more.
 
-constexpr int row_threads = 256;
-
-template <typename T>
-__device__ __forceinline__ float dot_of_eight(const uint4& a, const uint4& b) {
-  const std::uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
-  float sum = 0;
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    const float2 p = unpack<T>(x[n]), q = unpack<T>(y[n]);
-    sum = fmaf(p.x, q.x, fmaf(p.y, q.y, sum));
-  }
-  return sum;
-}
-
-// Statistics of the rows, 16 lanes each, padding included, and dQ's sums cleared.
-template <typename T, int row>
-__global__ void __launch_bounds__(row_threads) delta_kernel(const __grid_constant__ DeltaParams params) {
-  constexpr Config c = rows[row];
-  constexpr int lanes = 16;
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
-  const Sizes& sizes = params.sizes;
-  const Workspace& workspace = params.workspace;
-  const std::int64_t heads = std::int64_t{sizes.batch} * sizes.heads_q;
-  const std::int64_t padded = std::int64_t{workspace.tiles} * c.queries;
-  const std::int64_t thread = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
-  const std::int64_t threads = std::int64_t{gridDim.x} * row_threads;
-  if (workspace.dq != nullptr) {
-    auto* dq = reinterpret_cast<float4*>(workspace.dq);
-    for (std::int64_t n = thread; n < heads * padded * (c.dim / 4); n += threads) dq[n] = {};
-  }
-  const int lane = static_cast<int>(threadIdx.x) % lanes;
-  for (std::int64_t first = std::int64_t{blockIdx.x} * (row_threads / lanes); first < heads * padded;
-       first += threads / lanes) {
-    const std::int64_t index = first + threadIdx.x / lanes;
-    const std::int64_t head = index / padded, s = index % padded;
-    const std::int64_t b = head / sizes.heads_q, h = head % sizes.heads_q;
-    const bool valid = index < heads * padded && s < sizes.length_q;
-    float sum = 0;
-    if (valid && lane * 8 < sizes.dim_v) {
-      const auto eight = [&](const Rows& of) {
-        return *reinterpret_cast<const uint4*>(row_of_halves(of, b, h, s) + lane * 16);
-      };
-      sum = dot_of_eight<T>(eight(params.o), eight(params.d_o));
-    }
-#pragma unroll
-    for (int other = lanes / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-    if (lane != 0 || index >= heads * padded) continue;
-    float lse = minus_infinity, d_lse = 0;
-    if (valid) {
-      lse = *reinterpret_cast<const float*>(params.lse.at(b, h, s));
-      if (params.d_lse.wanted) d_lse = *reinterpret_cast<const float*>(params.d_lse.at(b, h, s));
-    }
-    const bool sees_nothing = lse == minus_infinity;
-    workspace.lse[index] = sees_nothing ? -minus_infinity : lse * 1.4426950408889634f;
-    workspace.delta[index] = sees_nothing ? 0.0f : sum - d_lse;
-  }
-}
-
-// dQ from its sums, a tile a block. Rows pass through shared memory, so that they are written 16 bytes at a
-// time.
-template <typename T, int row>
-__global__ void __launch_bounds__(row_threads) dq_kernel(const __grid_constant__ DqParams params) {
-  constexpr Config c = rows[row];
-  constexpr int chunks = c.dim / 8;
-  __shared__ __align__(16) uint4 rows_smem[c.queries * (chunks + 1)];
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
-  const Sizes& sizes = params.sizes;
-  const int tile = static_cast<int>(blockIdx.x) % params.workspace.tiles;
-  const int head = static_cast<int>(blockIdx.x) / params.workspace.tiles;
-  const float* from = params.workspace.dq + std::int64_t{blockIdx.x} * (c.dim * c.queries);
-  for (int index = static_cast<int>(threadIdx.x); index < c.queries * chunks; index += row_threads) {
-    const int r = index % c.queries, chunk = index / c.queries;
-    const float* first =
-        from + (chunk / 2 * (c.queries / 8) + r / 8) * 128 + r % 8 / 2 * 4 + chunk % 2 * 2 + r % 2;
-    std::uint32_t word[4];
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      word[n] = pack<T>(first[2 * n * 16] * params.scale, first[(2 * n + 1) * 16] * params.scale);
-    }
-    rows_smem[r * (chunks + 1) + chunk] = {word[0], word[1], word[2], word[3]};
-  }
-  __syncthreads();  // all rows are there
-  std::byte* to = row_of_halves(params.dq, head / sizes.heads_q, head % sizes.heads_q, 0);
-  for (int index = static_cast<int>(threadIdx.x); index < c.queries * chunks; index += row_threads) {
-    const int r = index / chunks, chunk = index % chunks;
-    const std::int64_t s = std::int64_t{tile} * c.queries + r;
-    if (s >= sizes.length_q || chunk * 8 >= sizes.dim_qk) continue;
-    *reinterpret_cast<uint4*>(to + s * params.dq.stride_s * 2 + chunk * 16) =
-        rows_smem[r * (chunks + 1) + chunk];
-  }
+bool is_general(const AttentionProblem& problem) {
+  const AttentionFeatures& features = problem.features;
+  return features.mask != MaskKind::none || features.dropout || features.softcap || features.alibi ||
+         features.sinks || features.block_mask;
 }
 
 int row_of(const AttentionProblem& problem) {
-  return std::max(problem.dim_qk, problem.dim_v) <= rows[0].dim ? 0 : 1;
+  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
+  const int by_dim = dim <= rows[0].dim ? 0 : dim <= rows[1].dim ? 1 : 2;
+  const int kind = problem.features.block_mask ? 2 : is_general(problem) ? 1 : 0;
+  return kind * rows_of_kind + by_dim;
 }
 
 Sizes sizes_of(const AttentionCall& call) {
@@ -128,79 +44,203 @@ Sizes sizes_of(const AttentionCall& call) {
           .left = call.band.left,
           .right = call.band.right,
           .bottom_right = call.alignment == Alignment::bottom_right,
-          .key_lengths = call.key_lengths.data,
-          .key_lengths_stride = call.key_lengths.stride[0]};
+          .key_lengths = call.key_lengths,
+          .packed = call.packed(),
+          .starts_q = call.starts_q(),
+          .starts_k = call.starts_k()};
+}
+
+std::int64_t entries_of(const AttentionCall& call) { return call.packed() ? 1 : call.problem.batch; }
+
+/// Tiles of `size` rows of a head; see sequence_of().
+std::int64_t tiles_of(const AttentionCall& call, std::int64_t length, std::int64_t total, int size) {
+  return call.packed() ? total / size + call.problem.batch : (length + size - 1) / size;
 }
 
 Workspace workspace_of(const AttentionCall& call, Arena& arena) {
   const Config& c = rows[row_of(call.problem)];
-  const std::int64_t heads = call.problem.batch * call.problem.heads_q;
   Workspace workspace;
-  workspace.tiles = static_cast<int>((call.problem.length_q + c.queries - 1) / c.queries);
-  workspace.lse = arena.take<float>(heads, workspace.tiles, c.queries);
-  workspace.delta = arena.take<float>(heads, workspace.tiles, c.queries);
-  if (call.dq.wanted) workspace.dq = arena.take<float>(heads, workspace.tiles, c.queries, c.dim);
+  workspace.tiles = static_cast<int>(tiles_of(call, call.problem.length_q, call.total_q, c.queries));
+  const std::int64_t tiles = entries_of(call) * call.problem.heads_q * workspace.tiles;
+  workspace.lse = arena.take<float>(tiles, c.queries);
+  workspace.delta = arena.take<float>(tiles, c.queries);
+  if (c.general) workspace.offset = arena.take<float>(tiles, c.queries);
+  if (call.dq.wanted) workspace.dq = arena.take<float>(tiles, c.queries, c.dim);
+  if (call.dq.wanted && call.deterministic) {
+    workspace.ticket = arena.take<std::uint32_t>(1);
+    workspace.added = arena.take<std::uint32_t>(tiles, c.dq_chunks());
+  }
   return workspace;
+}
+
+/// Lists are shared by entries and heads that share the mask's.
+BlockLists block_lists_of(const AttentionCall& call, const Config& c, Arena& arena) {
+  BlockLists blocks;
+  if (!call.problem.features.block_mask) return blocks;
+  const BlockView& view = call.blocks;
+  const auto shared = [&](int dim) {
+    return view.counts.stride[dim] == 0 && view.indices.stride[dim] == 0 &&
+           view.full_counts.stride[dim] == 0 && view.full_indices.stride[dim] == 0 &&
+           view.tile_ids.stride[dim] == 0;
+  };
+  blocks.key_blocks = static_cast<int>(call.key_blocks());
+  blocks.query_blocks = static_cast<int>((call.problem.length_q + view.block_q - 1) / view.block_q);
+  blocks.keys = static_cast<int>(view.block_k);
+  blocks.query_tiles = static_cast<int>((view.block_q + c.queries - 1) / c.queries);
+  blocks.tiled = view.tile_ids.data != nullptr && view.tile_count > 0;
+  const std::int64_t heads = shared(1) ? 1 : call.problem.heads_q;
+  const std::int64_t batch = shared(0) ? 1 : call.problem.batch;
+  blocks.stride_h = shared(1) ? 0 : blocks.key_blocks;
+  blocks.stride_b = shared(0) ? 0 : heads * blocks.key_blocks;
+  const std::int64_t rows = batch * heads * blocks.key_blocks;
+  blocks.lists = arena.take<int2>(rows, blocks.query_blocks);
+  blocks.counts = arena.take<std::int32_t>(rows);
+  return blocks;
+}
+
+void list_blocks(const AttentionCall& call, const BlockLists& blocks, cudaStream_t stream) {
+  const std::int64_t heads = blocks.stride_h == 0 ? 1 : call.problem.heads_q;
+  const std::int64_t batch = blocks.stride_b == 0 ? 1 : call.problem.batch;
+  const std::int64_t rows = batch * heads * blocks.key_blocks;
+  check_cuda(cudaMemsetAsync(blocks.lists, 0x80,
+                             static_cast<std::size_t>(rows * blocks.query_blocks) * sizeof(int2), stream),
+             "tilewise wgmma backward, blocks");
+  const auto start = [&](const char* name, std::int64_t warps) {
+    return Launch{.name = name,
+                  .blocks = (warps * 32 + row_threads - 1) / row_threads,
+                  .threads = row_threads,
+                  .stream = stream};
+  };
+  launch<note_blocks_kernel<>>(start("tilewise wgmma backward, blocks", batch * heads * blocks.query_blocks),
+                               call.blocks, blocks, static_cast<int>(batch), static_cast<int>(heads));
+  launch<list_blocks_kernel<>>(start("tilewise wgmma backward, lists", rows), blocks, rows);
+}
+
+ScoreParams score_of_call(const AttentionCall& call) {
+  const AttentionFeatures& features = call.problem.features;
+  ScoreParams score{.scale = static_cast<float>(features.softcap ? call.scale / call.softcap : call.scale),
+                    .cap = static_cast<float>(features.softcap ? call.softcap : 0),
+                    .alibi = features.alibi,
+                    .alibi_slopes = call.alibi_slopes,
+                    .mask = MaskForm::none,
+                    .mask_rows = features.mask != MaskKind::none && call.mask.stride[2] == 0 ? 8 : 64,
+                    .dropout = features.dropout,
+                    .kept_stages = 0,
+                    .kept = call.dropout,
+                    .dmask = {},
+                    .blocks = {}};
+  if (features.mask == MaskKind::boolean) score.mask = MaskForm::boolean;
+  if (features.mask == MaskKind::additive) {
+    score.mask = call.mask.dtype == DType::f32 ? MaskForm::single : MaskForm::half;
+  }
+  if (features.dropout) score.kept_stages = score.mask == MaskForm::single ? 1 : 2;
+  if (features.mask_gradient) {
+    score.dmask = {.data = call.dmask.data,
+                   .dtype = call.dmask.dtype,
+                   .adds = call.problem.backward.summed_dmask,
+                   .one_query = call.dmask.extent[2] == 1,
+                   .stride = {}};
+    const auto size = static_cast<std::int64_t>(size_of(call.dmask.dtype));
+    for (int n = 0; n < 4; ++n) score.dmask.stride[n] = call.dmask.stride[n] * size;
+  }
+  return score;
 }
 
 template <typename T, int row>
 void run(const AttentionCall& call, const Context& context) {
   constexpr Config c = rows[row];
   const AttentionProblem& problem = call.problem;
+  const AttentionFeatures& features = problem.features;
   Arena arena(context.workspace.data);
   const Workspace workspace = workspace_of(call, arena);
+  const BlockLists blocks = block_lists_of(call, c, arena);
   const Sizes sizes = sizes_of(call);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const auto stream = static_cast<cudaStream_t>(context.stream);
-  const std::int64_t heads = problem.batch * problem.heads_q;
-  const std::int64_t query_tiles = heads * workspace.tiles;
+  const std::int64_t query_tiles = entries_of(call) * problem.heads_q * workspace.tiles;
   const auto scale = static_cast<float>(call.scale);
+  const auto start = [&](const char* name, std::int64_t blocks) {
+    return Launch{.name = name, .blocks = blocks, .threads = row_threads, .stream = stream, .early = true};
+  };
+  const std::int64_t some_blocks = 16 * std::int64_t{multiprocessors};
 
-  launch<delta_kernel<T, row>>({.name = "tilewise wgmma backward, delta",
-                                .blocks = std::min<std::int64_t>(query_tiles * c.queries * 16 / row_threads,
-                                                                 16 * std::int64_t{multiprocessors}),
-                                .threads = row_threads,
-                                .stream = stream,
-                                .early = true},
-                               DeltaParams{sizes, call.o, call.d_o, call.lse, call.d_lse, workspace});
+  if constexpr (c.listed) list_blocks(call, blocks, stream);
+  if constexpr (c.general) {
+    if (features.mask_gradient) {
+      const std::int64_t(&extent)[4] = call.dmask.extent;
+      const std::int64_t elements = extent[0] * extent[1] * extent[2] * extent[3];
+      launch<clear_dmask_kernel<>>(start("tilewise wgmma backward, clear dmask",
+                                         std::min((elements + row_threads - 1) / row_threads, some_blocks)),
+                                   call.dmask);
+    }
+  }
+  launch<delta_kernel<T, row>>(
+      start("tilewise wgmma backward, delta", std::min(query_tiles * c.queries / 16, some_blocks)),
+      DeltaParams{sizes, call.o, call.d_o, call.lse, call.d_lse, workspace});
+  if constexpr (c.general) {
+    if (features.mask == MaskKind::additive || features.alibi) {
+      launch<far_rows_kernel<T, row>>(
+          start("tilewise wgmma backward, far rows", query_tiles * c.queries * 32 / row_threads), call, sizes,
+          workspace);
+    }
+  }
 
-  const std::int64_t key_tiles = (problem.length_k + c.keys - 1) / c.keys;
+  const std::int64_t heads = entries_of(call) * problem.heads_kv;
+  const std::int64_t key_tiles = tiles_of(call, problem.length_k, call.total_k, c.keys);
   const std::int64_t head_bytes = call.group() * problem.length_q * (6 * problem.dim_qk + 2 * problem.dim_v);
-  const Turns turns =
-      Turns::of(call, problem.batch * problem.heads_kv, key_tiles, head_bytes, multiprocessors);
+  const std::int64_t rows_q = call.packed() ? call.total_q : problem.length_q;
+  const std::int64_t rows_k = call.packed() ? call.total_k : problem.length_k;
   const auto map_queries = [&](const Rows& of, std::int64_t dim) {
-    return map_of(of, problem.batch, problem.heads_q, problem.length_q, dim, c.queries);
+    return map_of(of, entries_of(call), problem.heads_q, rows_q, dim, c.queries);
   };
   const auto map_keys = [&](const Rows& of, std::int64_t dim) {
-    return map_of(of, problem.batch, problem.heads_kv, problem.length_k, dim, c.keys);
+    return map_of(of, entries_of(call), problem.heads_kv, rows_k, dim, c.keys);
   };
+  TileParams params{.q = map_queries(call.q, problem.dim_qk),
+                    .k = map_keys(call.k, problem.dim_qk),
+                    .v = map_keys(call.v, problem.dim_v),
+                    .d_o = map_queries(call.d_o, problem.dim_v),
+                    .mask = {},
+                    .sizes = sizes,
+                    .k_rows = call.k,
+                    .v_rows = call.v,
+                    .dk = call.dk,
+                    .dv = call.dv,
+                    .workspace = workspace,
+                    .turns = Turns::of(call, heads, key_tiles, head_bytes, multiprocessors),
+                    .scale = scale,
+                    .dv_scale = features.dropout ? call.dropout.keep_scale : 1.0f,
+                    .wants_dq = call.dq.wanted,
+                    .score = {}};
+  std::size_t shared_bytes = c.shared_bytes();
+  if constexpr (c.general) {
+    params.score = score_of_call(call);
+    const ScoreParams& score = params.score;
+    params.score.blocks = blocks;
+    if (blocks.tiled) params.mask = map_of_tiles(call.blocks, 128);
+    if (score.mask != MaskForm::none) params.mask = map_of_mask(call.mask, problem, score.mask_rows, 128);
+    shared_bytes = c.shared_bytes(score.mask_bytes(c), score.kept_stages);
+  }
   launch<tile_kernel<T, row>>({.name = "tilewise wgmma backward, tiles",
-                               .blocks = problem.batch * problem.heads_kv * key_tiles,
+                               .blocks = heads * key_tiles,
                                .threads = c.threads,
-                               .shared_bytes = c.shared_bytes(),
+                               .shared_bytes = shared_bytes,
                                .stream = stream,
                                .early = true},
-                              TileParams{.q = map_queries(call.q, problem.dim_qk),
-                                         .k = map_keys(call.k, problem.dim_qk),
-                                         .v = map_keys(call.v, problem.dim_v),
-                                         .d_o = map_queries(call.d_o, problem.dim_v),
-                                         .sizes = sizes,
-                                         .k_rows = call.k,
-                                         .v_rows = call.v,
-                                         .dk = call.dk,
-                                         .dv = call.dv,
-                                         .workspace = workspace,
-                                         .turns = turns,
-                                         .scale = scale,
-                                         .wants_dq = call.dq.wanted});
+                              params);
 
-  if (!call.dq.wanted) return;
-  launch<dq_kernel<T, row>>({.name = "tilewise wgmma backward, dq",
-                             .blocks = query_tiles,
-                             .threads = row_threads,
-                             .stream = stream,
-                             .early = true},
-                            DqParams{sizes, call.dq, workspace, scale});
+  if (call.dq.wanted) {
+    launch<dq_kernel<T, row>>(start("tilewise wgmma backward, dq", query_tiles),
+                              DqParams{sizes, call.dq, workspace, scale});
+  }
+  if constexpr (c.general) {
+    if (call.dsinks != nullptr) {
+      launch<sink_kernel<row>>(start("tilewise wgmma backward, sinks", problem.heads_q),
+                               SinkParams{sizes, call.sinks, reinterpret_cast<float*>(call.dsinks),
+                                          call.dsinks_stride, workspace});
+    }
+  }
+  if (call.packed()) simt::clear_unused_gradients(call, stream);
 }
 
 template <int row>
@@ -208,20 +248,52 @@ void run_row(const AttentionCall& call, const Context& context) {
   call.problem.dtype == DType::f16 ? run<__half, row>(call, context) : run<__nv_bfloat16, row>(call, context);
 }
 
+std::string unsuited_blocks(const AttentionProblem& problem) {
+  const AttentionFeatures& features = problem.features;
+  if (features.mask != MaskKind::none || features.dropout)
+    return "takes no mask and no dropout beside a block mask";
+  if (problem.backward.deterministic) return "adds dq of a block mask in no fixed order";
+  const Config& c = rows[row_of(problem)];
+  const auto suits = [](std::int64_t block, std::int64_t all, int tile) {
+    return block % tile == 0 || block >= all;
+  };
+  if (!suits(problem.block_q, problem.length_q, c.queries) ||
+      !suits(problem.block_k, problem.length_k, c.keys)) {
+    return "takes block masks of blocks of multiples of " + std::to_string(c.queries) + " queries and " +
+           std::to_string(c.keys) + " keys, or of all";
+  }
+  if (!problem.aligned_tiles) {
+    return "copies rows of a block mask's tiles from multiples of 16 bytes, with such strides, alone";
+  }
+  return {};
+}
+
+std::string unsuited_features(const AttentionProblem& problem) {
+  const AttentionFeatures& features = problem.features;
+  if (features.block_mask) return unsuited_blocks(problem);
+  if (features.mask == MaskKind::none) return {};
+  if (problem.layout == Layout::packed) return "takes no mask of packed sequences";
+  if (!problem.aligned_mask) {
+    return "copies rows of a mask from multiples of 16 bytes, with such strides, alone";
+  }
+  if (!features.mask_gradient) return {};
+  if (features.softcap) return "takes no mask's gradient with softcap";
+  if (problem.backward.summed_dmask && problem.backward.half_dmask)
+    return "sums a mask's gradient up in f32 alone";
+  if (problem.backward.summed_dmask && problem.backward.deterministic)
+    return "sums a mask's gradient up in no fixed order";
+  return {};
+}
+
 }  // namespace
 
 std::string unsuited(const AttentionProblem& problem) {
-  const AttentionFeatures& features = problem.features;
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "takes f16 and bf16";
   if (problem.strict) return "rounds weights and score gradients, which strict precision does not allow";
-  if (problem.layout != Layout::dense) return "takes dense sequences";
-  if (features.mask != MaskKind::none || features.block_mask || features.dropout || features.softcap ||
-      features.alibi || features.sinks) {
-    return "takes causal, windows and key lengths alone";
-  }
-  if (problem.backward.deterministic) return "adds dq in no fixed order";
+  if (problem.layout == Layout::paged) return "takes no pages";
   if (problem.dim_qk > most_dim || problem.dim_v > most_dim)
     return "takes head dims to " + std::to_string(most_dim);
+  if (const std::string reason = unsuited_features(problem); !reason.empty()) return reason;
   if (problem.dim_qk % 8 != 0 || problem.dim_v % 8 != 0 || !problem.aligned ||
       !problem.backward.aligned_rows || !problem.backward.ordered_rows) {
     return "copies rows from multiples of 16 bytes, with such strides, alone";
@@ -229,8 +301,11 @@ std::string unsuited(const AttentionProblem& problem) {
   constexpr std::int64_t most_length = 1 << 29;  // positions, tiles past the end too, fit 32 bits
   if (problem.length_q >= most_length || problem.length_k >= most_length)
     return "takes sequences of fewer than 2^29";
-  if (problem.batch * problem.heads_q * (problem.length_q / 64 + 1) > 0x7fffffff)
+  constexpr std::int64_t most = 0x7fffffff;
+  if (problem.batch * problem.heads_q * (problem.length_q / 64 + 1) > most)
     return "takes fewer than 2^31 tiles";
+  if (std::max(problem.queries, problem.keys) > most)
+    return "takes fewer than 2^31 queries and keys of a head";
   if (problem.length_q == 0 || problem.length_k == 0) return "takes no less than one query and one key";
   return {};
 }
@@ -238,11 +313,22 @@ std::string unsuited(const AttentionProblem& problem) {
 std::size_t backward_workspace(const AttentionCall& call) {
   Arena arena(nullptr);
   workspace_of(call, arena);
+  block_lists_of(call, rows[row_of(call.problem)], arena);
   return arena.used();
 }
 
 void backward(const AttentionCall& call, const Context& context) {
-  row_of(call.problem) == 0 ? run_row<0>(call, context) : run_row<1>(call, context);
+  switch (row_of(call.problem)) {
+    case 0: return run_row<0>(call, context);
+    case 1: return run_row<1>(call, context);
+    case 2: return run_row<2>(call, context);
+    case 3: return run_row<3>(call, context);
+    case 4: return run_row<4>(call, context);
+    case 5: return run_row<5>(call, context);
+    case 6: return run_row<6>(call, context);
+    case 7: return run_row<7>(call, context);
+    default: return run_row<8>(call, context);
+  }
 }
 
 }  // namespace tilewise::cuda::wgmma_tma

@@ -1,37 +1,95 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 namespace tilewise::cuda::wgmma_tma {
 
-/// How a CTA is cut. Two consumer warpgroups keep 64 keys each and walk over tiles of queries, which a
-/// producer warpgroup brings by TMA.
+/// How a CTA is cut. It keeps some keys and walks over tiles of queries, which a producer warpgroup brings by
+/// TMA.
+///
+/// Up to dim 128 two consumer warpgroups have 64 of 128 keys each. Beyond, dK and dV of 64 keys would not fit
+/// into a warpgroup's registers: there (`wide`) both have the same 64 keys. S and dP are shared out by
+/// queries, dK, dV and dQ by dims, and P and dS pass through shared memory.
 struct Config {
-  int dim = 0;      ///< both head dims are padded to it: 64 or 128
-  int queries = 0;  ///< of a tile: 128 at dim 64, where each consumer computes dQ of 64 of them, else 64
-  int stages = 2;   ///< of Q and dO
-  static constexpr int keys = 128;
+  int dim = 0;           ///< both head dims are padded to it: 64, 128 or 256
+  int queries = 0;       ///< of a tile: 64, or 128 at dim 64
+  bool general = false;  ///< takes softcap, ALiBi, masks and dropout
+  bool listed = false;   ///< and block masks, by lists; but no other mask, and no dropout
+  int keys = 128;
+  int q_stages = 2;
+  int d_o_stages = 2;
   static constexpr int consumers = 2;
   static constexpr int consumer_warps = 4 * consumers;
   static constexpr int consumer_threads = 128 * consumers;
   static constexpr int threads = consumer_threads + 128;
-  static constexpr int consumer_registers = 240;
-  static constexpr int producer_registers = 24;
-  static constexpr int ds_stages = 2;
-  /// dQ of a consumer is 64 dims x 64 queries, transposed; a warp has 16 of the dims.
+  static constexpr int ds_stages = 2;  ///< of dS, and of P where it passes through shared memory
+  /// dQ is computed in parts of 64 dims x 64 queries, transposed; a warp has 16 of the dims.
   static constexpr int warp_dq_floats = 16 * 64;
+  static constexpr int producer_registers = 24;
+  static constexpr int consumer_registers = 240;
+  /// A CTA begins with 168 registers per thread, as many as 384 threads can have. More cannot be handed out.
+  static_assert(128 * producer_registers + consumer_threads * consumer_registers <= 168 * threads);
+
+  constexpr bool wide() const { return dim > 128; }
+  constexpr int own_queries() const { return wide() ? queries / 2 : queries; }  ///< of a consumer's S and dP
+  constexpr int own_dims() const { return wide() ? dim / 2 : dim; }             ///< of a consumer's dK and dV
+
+  /// Who computes a part of dQ. From dim 128 on each consumer has half of the dims, at dim 64 half of 128
+  /// queries. With 64 queries there is nothing to share: consumers take turns, tile by tile.
+  constexpr bool dq_in_turn() const { return dim == 64 && queries == 64; }
+  constexpr bool dq_by_queries() const { return dim == 64 && queries == 128; }
+  constexpr int dq_chunks() const { return dim / 16 * (queries / 64); }  ///< what warps add, of a tile
 
   constexpr int key_bytes() const { return keys * dim * 2; }       ///< of K, or of V
   constexpr int query_bytes() const { return queries * dim * 2; }  ///< a stage of Q, or of dO
-  constexpr int ds_bytes() const { return keys * queries * 2; }    ///< a stage
-  constexpr std::size_t shared_bytes() const {
-    return static_cast<std::size_t>(2 * key_bytes() + 2 * stages * query_bytes() + ds_stages * ds_bytes() +
-                                    consumer_warps * warp_dq_floats * 4 + 2 * stages * queries * 4 +
-                                    (4 * stages + 1) * 8);
+  constexpr int ds_bytes() const { return keys * queries * 2; }    ///< a stage of dS, or of P
+  constexpr int kept_words() const { return keys / 32; }           ///< bits of the keys of a query
+  constexpr int kept_bytes() const { return kept_words() * queries * 4; }
+  constexpr int row_values() const {
+    return general ? 3 : 2;
+  }  ///< LSE, delta, and the general kernel's offset
+  constexpr int barriers() const { return 2 * (q_stages + d_o_stages) + 1 + (general ? 6 : 0); }
+  static constexpr int step_bytes = 32;  ///< of a Step, at most
+  /// Values of rows, barriers, Words and Steps, up to where a mask may begin.
+  constexpr int value_bytes() const {
+    return (row_values() * q_stages * queries * 4 + barriers() * 8 + 16 + (listed ? 2 * step_bytes : 0) +
+            1023) /
+           1024 * 1024;
+  }
+  /// Of a tile's mask, whose boxes have 128 bytes of a row: of booleans those of 128 keys.
+  constexpr int mask_bytes(int element_bytes) const {
+    return queries * (keys * element_bytes < 128 ? 128 : keys * element_bytes);
+  }
+
+  /// `mask` and `kept_stages` of the general kernel depend on the call.
+  constexpr std::size_t shared_bytes(int mask = 0, int kept_stages = 0) const {
+    return static_cast<std::size_t>(2 * key_bytes() + (q_stages + d_o_stages) * query_bytes() +
+                                    (wide() ? 2 : 1) * ds_stages * ds_bytes() +
+                                    consumer_warps * warp_dq_floats * 4 + value_bytes() + mask +
+                                    kept_stages * kept_bytes());
   }
 };
 
-inline constexpr Config rows[] = {{.dim = 64, .queries = 128}, {.dim = 128, .queries = 64}};
-inline constexpr int most_dim = 128;
+inline constexpr Config rows[] = {
+    {.dim = 64, .queries = 128},
+    {.dim = 128, .queries = 64},
+    {.dim = 256, .queries = 64, .keys = 64, .d_o_stages = 1},
+    {.dim = 64, .queries = 64, .general = true},
+    {.dim = 128, .queries = 64, .general = true},
+    {.dim = 256, .queries = 64, .general = true, .keys = 64, .q_stages = 1, .d_o_stages = 1},
+    {.dim = 64, .queries = 64, .general = true, .listed = true},
+    {.dim = 128, .queries = 64, .general = true, .listed = true},
+    {.dim = 256, .queries = 64, .general = true, .listed = true, .keys = 64, .q_stages = 1, .d_o_stages = 1}};
+inline constexpr int rows_of_kind = 3;  ///< plain, general, listed
+inline constexpr int most_dim = 256;
+
+constexpr bool fits(const Config& c) {
+  constexpr std::size_t most = 232448;  // of a CTA on Hopper
+  if (!c.general) return c.shared_bytes() <= most;
+  // A mask of f32, and one of 16 bits, with dropout.
+  return c.shared_bytes(c.mask_bytes(4), 1) <= most && c.shared_bytes(c.mask_bytes(2), 2) <= most;
+}
+static_assert(std::ranges::all_of(rows, fits));
 
 }  // namespace tilewise::cuda::wgmma_tma

@@ -3,20 +3,13 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/attention/common/score.cuh"
-#include "cuda/attention/sm90/backward_tma/config.h"
-#include "cuda/attention/sm90/backward_tma/params.h"
-#include "cuda/attention/sm90/panel_tile.cuh"
+#include "cuda/attention/sm90/backward_tma/features.cuh"
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/dependent.cuh"
+#include "cuda/ptx/flag.cuh"
 #include "cuda/ptx/local.cuh"
-#include "cuda/ptx/math.cuh"
-#include "cuda/ptx/matrix.cuh"
-#include "cuda/ptx/mbarrier.cuh"
-#include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
-#include "cuda/ptx/wgmma.cuh"
 #include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/tile/ring.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
@@ -36,105 +29,6 @@ namespace tilewise::cuda::wgmma_tma {
 //   dV += P·dO                  issued; the barrier of both consumers hides behind it
 //   dQᵀ = Kᵀ·dSᵀ, dK += dS·Q    issued; dQ leaves while dK runs
 
-enum NamedBarrier { both_consumers = 1, all_producers = 2 };
-
-/// The keys of a CTA and the tiles of queries that see some of them.
-struct Walk {
-  int b, head_kv, first_key;
-  int key_count;  ///< that some query may see; the others of the 128 count as hidden
-  int first_tile, end_tile;
-  std::int64_t position;  ///< of the first key, as queries count
-
-  template <int queries>
-  __device__ static Walk of(const Sizes& sizes, const Turns& turns, unsigned index) {
-    const Turn turn = turns.turn(index);
-    Walk walk{};
-    walk.b = static_cast<int>(turn.head / static_cast<unsigned>(sizes.heads_kv));
-    walk.head_kv = static_cast<int>(turn.head % static_cast<unsigned>(sizes.heads_kv));
-    walk.first_key = static_cast<int>(turn.tile) * Config::keys;
-    int length_k = sizes.length_k;
-    if (sizes.key_lengths != nullptr) {
-      length_k = static_cast<int>(within(sizes.key_lengths[walk.b * sizes.key_lengths_stride], 0, length_k));
-    }
-    walk.key_count = max(0, min(Config::keys, length_k - walk.first_key));
-    walk.position = walk.first_key - (sizes.bottom_right ? std::int64_t{length_k} - sizes.length_q : 0);
-    const std::int64_t first = max(std::int64_t{0}, walk.position - sizes.right);
-    const std::int64_t end =
-        min(static_cast<std::int64_t>(sizes.length_q), walk.position + walk.key_count + sizes.left);
-    const bool any = walk.key_count > 0 && first < end;
-    walk.first_tile = any ? static_cast<int>(first / queries) : 0;
-    walk.end_tile = any ? static_cast<int>((end + queries - 1) / queries) : 0;
-    return walk;
-  }
-
-  __device__ int tiles() const { return end_tile - first_tile; }
-};
-
-/// Query r of a tile sees keys r + low up to, not including, r + high of the CTA's.
-struct Visible {
-  int low, high;
-  bool all;  ///< every query sees every key
-
-  template <int queries>
-  __device__ static Visible of(const Sizes& sizes, const Walk& walk, int tile) {
-    constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
-    const std::int64_t at = std::int64_t{tile} * queries - walk.position;
-    const auto low = static_cast<int>(max(-far, min(far, at - sizes.left)));
-    const auto high = static_cast<int>(max(-far, min(far, at + sizes.right + 1)));
-    return {low, high, low + queries - 1 <= 0 && high >= Config::keys && walk.key_count == Config::keys};
-  }
-};
-
-template <Config c>
-struct Shared {
-  using KeyPanels = PanelTile<c.dim, c.keys>;
-  using QueryPanels = PanelTile<c.dim, c.queries>;
-  using DsPanels = PanelTile<c.queries, c.keys>;
-
-  std::byte* k;      ///< [keys, dim]; in the end dK
-  std::byte* v;      ///< [keys, dim]; in the end dV
-  std::byte* q;      ///< stages x [queries, dim]
-  std::byte* d_o;    ///< stages x [queries, dim]
-  std::byte* ds;     ///< ds_stages x [keys, queries]
-  float* dq;         ///< [consumer warps, warp_dq_floats]
-  float* lse;        ///< stages x [queries]
-  float* delta;      ///< stages x [queries]
-  Mbarrier* q_full;  ///< [stages]: Q and LSE are there
-  Mbarrier* d_o_full;
-  Mbarrier* q_empty;  ///< [stages]: all consumers are done with them
-  Mbarrier* d_o_empty;
-  Mbarrier* keys_full;
-
-  __device__ explicit Shared(std::byte* first)
-      : k(first),
-        v(k + c.key_bytes()),
-        q(v + c.key_bytes()),
-        d_o(q + c.stages * c.query_bytes()),
-        ds(d_o + c.stages * c.query_bytes()),
-        dq(reinterpret_cast<float*>(ds + c.ds_stages * c.ds_bytes())),
-        lse(dq + c.consumer_warps * c.warp_dq_floats),
-        delta(lse + c.stages * c.queries),
-        q_full(reinterpret_cast<Mbarrier*>(delta + c.stages * c.queries)),
-        d_o_full(q_full + c.stages),
-        q_empty(d_o_full + c.stages),
-        d_o_empty(q_empty + c.stages),
-        keys_full(d_o_empty + c.stages) {}
-
-  __device__ void init_barriers() const {
-    for (int n = 0; n < c.stages; ++n) {
-      init_barrier(q_full + n, 1);
-      init_barrier(d_o_full + n, 1);
-      init_barrier(q_empty + n, c.consumer_warps);
-      init_barrier(d_o_empty + n, c.consumer_warps);
-    }
-    init_barrier(keys_full, 1);
-    fence_barrier_inits();
-  }
-  static __device__ TileDescriptor tile(const std::byte* smem, int panel_bytes) {
-    return describe_tile(static_cast<std::uint32_t>(__cvta_generic_to_shared(smem)), panel_bytes);
-  }
-};
-
 // The producer.
 
 /// Fills a tile with the first `dims` elements of `valid` rows; everything else is zero. By the producer's
@@ -152,27 +46,29 @@ __device__ void copy_valid_rows(std::byte* to_smem, const std::byte* first, std:
   }
 }
 
-/// K and V. Rows behind a key length are zeros, like those behind the tensor: whatever they hold must not
-/// meet dS = 0.
+/// K and V. Rows behind a key length or a sequence's end are zeros, like those behind the tensor: whatever
+/// they hold must not meet dS = 0.
 template <Config c>
 __device__ void load_keys(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
   const int thread = static_cast<int>(threadIdx.x) - c.consumer_threads;
   const Sizes& sizes = params.sizes;
-  const int in_tensor = min(c.keys, sizes.length_k - walk.first_key);
+  const int row = walk.entry.first_k + walk.first_key;
+  const std::int64_t end = sizes.packed ? sizes.starts_k.rows : sizes.length_k;
+  const auto in_tensor = static_cast<int>(min(std::int64_t{c.keys}, end - row));
   if (walk.key_count == in_tensor) {
     if (thread != 0) return;
     arrive_expecting(shared.keys_full, 2 * c.key_bytes());
     for (int panel = 0; panel < c.dim / 64; ++panel) {
       const int offset = panel * Shared<c>::KeyPanels::panel_bytes;
-      copy_box(shared.k + offset, params.k, shared.keys_full, 64 * panel, walk.first_key, walk.head_kv,
-               walk.b);
-      copy_box(shared.v + offset, params.v, shared.keys_full, 64 * panel, walk.first_key, walk.head_kv,
-               walk.b);
+      copy_box(shared.k + offset, params.k, shared.keys_full, 64 * panel, row, walk.head_kv,
+               walk.entry.place);
+      copy_box(shared.v + offset, params.v, shared.keys_full, 64 * panel, row, walk.head_kv,
+               walk.entry.place);
     }
     return;
   }
   const auto copy = [&](std::byte* to, const Rows& rows, int dims) {
-    copy_valid_rows<c>(to, row_of_halves(rows, walk.b, walk.head_kv, walk.first_key), rows.stride_s * 2,
+    copy_valid_rows<c>(to, row_of_halves(rows, walk.entry.place, walk.head_kv, row), rows.stride_s * 2,
                        walk.key_count, dims, thread);
   };
   copy(shared.k, params.k_rows, sizes.dim_qk);
@@ -184,44 +80,59 @@ __device__ void load_keys(const TileParams& params, const Shared<c>& shared, con
   if (thread == 0) arrive(shared.keys_full);
 }
 
-/// Q, dO and their rows' statistics, tile by tile; by one thread.
+/// Q, dO and the values of their rows, tile by tile; by one thread.
 template <Config c>
 __device__ void load_queries(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
-  const Sizes& sizes = params.sizes;
-  Ring<c.stages> at;
-#pragma unroll 1
-  for (int head = 0; head < sizes.group; ++head) {
-    const int head_q = walk.head_kv * sizes.group + head;
-    const std::int64_t first_row =
-        (std::int64_t{walk.b} * sizes.heads_q + head_q) * params.workspace.tiles * c.queries;
-#pragma unroll 1
-    for (int tile = walk.end_tile - 1; tile >= walk.first_tile; --tile) {
-      const int stage = at.stage();
-      const int first = tile * c.queries;
-      const auto load = [&](std::byte* to, const CUtensorMap& map, float* statistics, const float* from,
-                            Mbarrier* full, Mbarrier* empty) {
-        wait(empty + stage, at.parity() ^ 1);
-        arrive_expecting(full + stage, c.query_bytes() + c.queries * 4);
-        for (int panel = 0; panel < c.dim / 64; ++panel) {
-          copy_box(to + stage * c.query_bytes() + panel * Shared<c>::QueryPanels::panel_bytes, map,
-                   full + stage, 64 * panel, first, head_q, walk.b);
-        }
-        copy_bytes(statistics + stage * c.queries, from + first_row + first, c.queries * 4, full + stage);
-      };
-      load(shared.q, params.q, shared.lse, params.workspace.lse, shared.q_full, shared.q_empty);
-      load(shared.d_o, params.d_o, shared.delta, params.workspace.delta, shared.d_o_full, shared.d_o_empty);
-      at.advance();
+  const Workspace& workspace = params.workspace;
+  Ring<c.q_stages> q_at;
+  Ring<c.d_o_stages> d_o_at;
+  for_each_tile<c>(params, walk, [&](const Step& step) {
+    const int head_q = step.head_q, tile = step.tile;
+    const int row = walk.entry.first_q + tile * c.queries;
+    const std::int64_t values =
+        (walk.entry.template first_tile<c.queries>(params.sizes, workspace.tiles, head_q) + tile) * c.queries;
+    const auto load = [&](std::byte* to, const CUtensorMap& map, int value_bytes, Mbarrier* full,
+                          Mbarrier* empty, std::uint32_t parity) {
+      wait(empty, parity ^ 1);
+      arrive_expecting(full, c.query_bytes() + value_bytes);
+      for (int panel = 0; panel < c.dim / 64; ++panel) {
+        copy_box(to + panel * Shared<c>::QueryPanels::panel_bytes, map, full, 64 * panel, row, head_q,
+                 walk.entry.place);
+      }
+    };
+    const int q = q_at.stage(), d_o = d_o_at.stage();
+    if constexpr (c.listed) {
+      wait(shared.q_empty + q, q_at.parity() ^ 1);
+      shared.steps[q] = step;
     }
+    load(shared.q + q * c.query_bytes(), params.q, (c.general ? 8 : 4) * c.queries, shared.q_full + q,
+         shared.q_empty + q, q_at.parity());
+    copy_bytes(shared.lse + q * c.queries, workspace.lse + values, c.queries * 4, shared.q_full + q);
+    if constexpr (c.general) {
+      copy_bytes(shared.offset + q * c.queries, workspace.offset + values, c.queries * 4, shared.q_full + q);
+    }
+    load(shared.d_o + d_o * c.query_bytes(), params.d_o, 4 * c.queries, shared.d_o_full + d_o,
+         shared.d_o_empty + d_o, d_o_at.parity());
+    copy_bytes(shared.delta + d_o * c.queries, workspace.delta + values, c.queries * 4,
+               shared.d_o_full + d_o);
+    q_at.advance();
+    d_o_at.advance();
+  });
+  if constexpr (c.listed) {  // the end
+    wait(shared.q_empty + q_at.stage(), q_at.parity() ^ 1);
+    shared.steps[q_at.stage()].tile = -1;
+    arrive(shared.q_full + q_at.stage());
   }
 }
 
-// Consumers. Of S and dP, 64 keys x queries, lane 4g + t holds elements 4j + e: key g + 8 (e / 2) of its
-// warp's 16, query 8j + 2t + e % 2.
+// Consumers. Of S and dP, 64 keys x own queries, lane 4g + t holds elements 4j + e: key g + 8 (e / 2) of its
+// warp's 16, query 8j + 2t + e % 2 of its consumer's.
 
 template <typename T, Config c>
 struct Consumer {
-  using Scores = float[c.queries / 2];
-  using Fragments = std::uint32_t[c.queries / 16][4];  ///< P or dS rounded, as the first factor of dV and dK
+  using Scores = float[c.own_queries() / 2];
+  using Fragments =
+      std::uint32_t[c.own_queries() / 16][4];  ///< P or dS rounded, as the first factor of dV and dK
 
   const TileParams& params;
   const Shared<c>& shared;
@@ -229,8 +140,9 @@ struct Consumer {
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int group = warp / 4;
+  const LanePlace<c> place{warp, lane};
   const float unit;  ///< from S to exponents of 2
-  float dk[c.dim / 2], dv[c.dim / 2];
+  float dk[c.own_dims() / 2], dv[c.own_dims() / 2];
 
   __device__ Consumer(const TileParams& params_, const Shared<c>& shared_, const Walk& walk_)
       : params(params_), shared(shared_), walk(walk_), unit(exponent_unit(params.scale)) {}
@@ -246,17 +158,18 @@ struct Consumer {
     if (lane == 0) arrive(barrier);
   }
 
-  /// x = own 64 rows of K or V times all rows of Q or dO.
+  /// x = 64 rows of K or V times own rows of Q or dO.
   __device__ __forceinline__ void start_scores(Scores& x, const std::byte* keys_smem,
                                                const std::byte* rows_smem) {
-    const TileDescriptor a = shared.tile(keys_smem + group * 64 * 128, Shared<c>::KeyPanels::panel_bytes);
-    const TileDescriptor b = shared.tile(rows_smem, Shared<c>::QueryPanels::panel_bytes);
+    const int first_key = c.wide() ? 0 : 64 * group;
+    const TileDescriptor a = shared.tile(keys_smem + first_key * 128, Shared<c>::KeyPanels::panel_bytes);
+    const TileDescriptor b = shared.tile(rows_smem + place.query * 128, Shared<c>::QueryPanels::panel_bytes);
     forget(x);
     fence_products();
 #pragma unroll
     for (int step = 0; step < c.dim / 16; ++step) {
       const int inside = step % 4 * 2;
-      WarpgroupProduct<T, c.queries>::from_shared(
+      WarpgroupProduct<T, c.own_queries()>::from_shared(
           x, a + step / 4 * (Shared<c>::KeyPanels::panel_bytes / 16) + inside,
           b + step / 4 * (Shared<c>::QueryPanels::panel_bytes / 16) + inside, step > 0);
     }
@@ -264,7 +177,7 @@ struct Consumer {
   }
 
   /// sums += pairs (64 keys x queries) times rows of dO or Q.
-  __device__ __forceinline__ void start_sums(float (&sums)[c.dim / 2], const Fragments& pairs,
+  __device__ __forceinline__ void start_sums(float (&sums)[c.own_dims() / 2], const Fragments& pairs,
                                              const std::byte* rows_smem, bool add) {
     const TileDescriptor rows = shared.tile(rows_smem, Shared<c>::QueryPanels::panel_bytes);
 #pragma unroll
@@ -273,10 +186,25 @@ struct Consumer {
     }
     commit_products();
   }
+  /// The same of all pairs, in shared memory, and own dims of the rows.
+  __device__ __forceinline__ void start_wide_sums(float (&sums)[c.own_dims() / 2],
+                                                  const std::byte* pairs_smem, const std::byte* rows_smem,
+                                                  bool add) {
+    using Panels = typename Shared<c>::QueryPanels;
+    const TileDescriptor pairs = shared.tile(pairs_smem, Shared<c>::DsPanels::panel_bytes);
+    const TileDescriptor rows =
+        shared.tile(rows_smem + group * (c.own_dims() / 64) * Panels::panel_bytes, Panels::panel_bytes);
+#pragma unroll
+    for (int step = 0; step < c.queries / 16; ++step) {
+      WarpgroupProduct<T, c.own_dims()>::template from_shared<0, 1>(sums, pairs + step * 2, rows + step * 128,
+                                                                    add || step > 0);
+    }
+    commit_products();
+  }
 
-  /// dQᵀ of 64 dims and 64 queries: at dim 64 the consumer's half of the queries, else its half of the dims.
-  __device__ __forceinline__ void start_dq(float (&dq)[32], const std::byte* ds_smem) {
-    const int key_panel = c.dim > 64 ? group : 0, ds_panel = c.dim > 64 ? 0 : group;
+  /// dQᵀ of 64 dims and 64 queries, from a panel of K and one of dS.
+  __device__ __forceinline__ void start_dq(float (&dq)[32], const std::byte* ds_smem, int key_panel,
+                                           int ds_panel) {
     const TileDescriptor a = shared.tile(shared.k + key_panel * Shared<c>::KeyPanels::panel_bytes,
                                          Shared<c>::KeyPanels::panel_bytes);
     const TileDescriptor b =
@@ -291,22 +219,19 @@ struct Consumer {
 
   __device__ __forceinline__ void hide(Scores& s, const Visible& visible) const {
     const float hidden = unit > 0 ? minus_infinity : -minus_infinity;
-    const int key = 16 * warp + lane / 4;
-    const int query = 2 * (lane % 4);
 #pragma unroll
-    for (int n = 0; n < c.queries / 2; ++n) {
-      const int own_key = key + n % 4 / 2 * 8;
-      const int r = query + n / 4 * 8 + n % 2;
-      if (own_key < r + visible.low || own_key >= r + visible.high || own_key >= walk.key_count)
-        s[n] = hidden;
+    for (int n = 0; n < c.own_queries() / 2; ++n) {
+      const int key = place.first_key() + n % 4 / 2 * 8;
+      const int r = place.first_query() + n / 4 * 8 + n % 2;
+      if (key < r + visible.low || key >= r + visible.high || key >= walk.key_count) s[n] = hidden;
     }
   }
 
   /// P in place of S, and rounded.
   __device__ __forceinline__ void weigh(Scores& s, const float* lse_smem, Fragments& weights) const {
 #pragma unroll
-    for (int j = 0; j < c.queries / 8; ++j) {
-      const float2 lse = *reinterpret_cast<const float2*>(lse_smem + 8 * j + 2 * (lane % 4));
+    for (int j = 0; j < c.own_queries() / 8; ++j) {
+      const float2 lse = *reinterpret_cast<const float2*>(lse_smem + 8 * j);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         s[4 * j + e] = exp2_approx(fmaf(s[4 * j + e], unit, e % 2 == 0 ? -lse.x : -lse.y));
@@ -318,8 +243,8 @@ struct Consumer {
   __device__ __forceinline__ void differentiate(const Scores& p, const Scores& dp, const float* delta_smem,
                                                 Fragments& ds) const {
 #pragma unroll
-    for (int j = 0; j < c.queries / 8; ++j) {
-      const float2 delta = *reinterpret_cast<const float2*>(delta_smem + 8 * j + 2 * (lane % 4));
+    for (int j = 0; j < c.own_queries() / 8; ++j) {
+      const float2 delta = *reinterpret_cast<const float2*>(delta_smem + 8 * j);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int n = 4 * j + 2 * half;
@@ -328,18 +253,20 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void store_ds(std::byte* to_smem, const Fragments& ds) const {
+  /// Pairs to their place among those of both consumers.
+  __device__ __forceinline__ void store_pairs(std::byte* to_smem, const Fragments& pairs) const {
 #pragma unroll
-    for (int step = 0; step < c.queries / 16; ++step) {
+    for (int step = 0; step < c.own_queries() / 16; ++step) {
+      const int chunk = place.query / 8 + 2 * step + lane / 16;
       store_matrices(static_cast<std::uint32_t>(__cvta_generic_to_shared(
-                         to_smem + Shared<c>::DsPanels::offset(16 * warp + lane % 16, 2 * step + lane / 16))),
-                     ds[step]);
+                         to_smem + Shared<c>::DsPanels::offset(place.key + lane % 16, chunk))),
+                     pairs[step]);
     }
   }
 
-  /// Has a warp's part of dQ added to the sums in global memory.
-  __device__ __forceinline__ void send_dq(const float (&dq)[32], int head_q, int tile) const {
-    const int chunk = c.dim > 64 ? warp : warp % 4;  // of 16 dims
+  /// Has a warp's part of dQ added to the sums in global memory: 16 dims of a panel, 64 queries.
+  __device__ __forceinline__ void send_dq(const float (&dq)[32], int head_q, int tile, int panel) const {
+    const int chunk = 4 * panel + warp % 4;
     if (!params.wants_dq || 16 * chunk >= params.sizes.dim_qk) return;
     if (lane == 0) wait_stores_read();
     __syncwarp();  // what was there has left
@@ -352,89 +279,293 @@ struct Consumer {
     fence_async_proxy();
     __syncwarp();
     if (lane != 0) return;
+    const Workspace& workspace = params.workspace;
     const std::int64_t at =
-        (std::int64_t{walk.b} * params.sizes.heads_q + head_q) * params.workspace.tiles + tile;
-    const std::int64_t eights = (at * (c.dim / 16) + chunk) * (c.queries / 8) + (c.dim > 64 ? 0 : 8 * group);
-    add_floats(params.workspace.dq + eights * 128, from, c.warp_dq_floats * 4);
+        walk.entry.template first_tile<c.queries>(params.sizes, workspace.tiles, head_q) + tile;
+    const int half = c.dq_by_queries() ? group : 0;  // of the queries
+    const std::int64_t eights = (at * (c.dim / 16) + chunk) * (c.queries / 8) + 8 * half;
+    std::uint32_t* added = workspace.added == nullptr
+                               ? nullptr
+                               : workspace.added + at * c.dq_chunks() + c.dim / 16 * half + chunk;
+    const std::uint32_t rank = added == nullptr ? 0 : walk.template rank<c>(params.sizes, tile);
+    if (added != nullptr) await_flag(added, rank);
+    add_floats(workspace.dq + eights * 128, from, c.warp_dq_floats * 4);
     commit_stores();
+    if (added == nullptr) return;
+    wait_stores();  // the next CTA adds to what is there then
+    __threadfence();
+    raise_flag(added, rank + 1);
   }
 
-  __device__ __forceinline__ void run_tile(int head_q, int tile, const Ring<c.stages>& at, int ds_stage,
-                                           bool first) {
-    const int stage = at.stage();
-    const std::byte* q = shared.q + stage * c.query_bytes();
-    const std::byte* d_o = shared.d_o + stage * c.query_bytes();
-    std::byte* ds_smem = shared.ds + ds_stage * c.ds_bytes();
-    const Visible visible = Visible::of<c.queries>(params.sizes, walk, tile);
+  /// Rows past a packed sequence's end belong to another one. Whatever they hold must not meet P = 0.
+  __device__ __forceinline__ void clear_rows_past_end(const std::byte* q, const std::byte* d_o,
+                                                      int tile) const {
+    const int valid = walk.entry.length_q - tile * c.queries;
+    if (!params.sizes.packed || valid >= c.queries) return;
+    constexpr int chunks = Shared<c>::QueryPanels::chunks;
+    for (int index = static_cast<int>(threadIdx.x); index < (c.queries - valid) * chunks;
+         index += c.consumer_threads) {
+      const int at = Shared<c>::QueryPanels::offset(valid + index / chunks, index % chunks);
+      *reinterpret_cast<uint4*>(const_cast<std::byte*>(q) + at) = {};
+      *reinterpret_cast<uint4*>(const_cast<std::byte*>(d_o) + at) = {};
+    }
+    fence_async_proxy();
+    sync_some<both_consumers, c.consumer_threads>();  // both have cleared their part
+  }
+
+  /// P from S by the general rules. Returns the pairs that dropout keeps.
+  __device__ __forceinline__ std::uint32_t weigh_with_features(Scores& s, Fragments& weights,
+                                                               const Visible& visible, const Step& step,
+                                                               int stage) const {
+    const ScoreParams& score = params.score;
+    const LanePlace<c> place(warp, lane_now());  // what follows from it is not kept beside products
+    std::uint32_t kept = ~0u;
+    if (score.dropout) {
+      const FewStages at(step.n, score.kept_stages);
+      wait(shared.kept_full + at.stage, at.parity);
+      kept = kept_pairs<c>(shared, at.stage, place);
+      arrive_once(shared.kept_empty + at.stage);
+    }
+    const Entry& entry = walk.entry;
+    const TileFacts<c> facts{
+        .shared = shared,
+        .score = score,
+        .place = place,
+        .slope = score.alibi ? static_cast<float>(score.alibi_slopes.at(entry.b, step.head_q)) : 0.0f,
+        .distance = step.tile * c.queries + place.first_query() + entry.length_k - entry.length_q -
+                    (walk.first_key + place.first_key()),
+        .visible = visible,
+        .key_count = walk.key_count};
+    if (!has_mask<c>(score, step)) {
+      weigh_general<T, MaskForm::none, c>(s, weights, facts, stage, kept);
+      return kept;
+    }
+    wait(shared.mask_full, FewStages(mask_number<c>(step), 1).parity);
+    if (c.listed || score.mask == MaskForm::boolean) {
+      weigh_general<T, MaskForm::boolean, c>(s, weights, facts, stage, kept);
+    } else if (score.mask == MaskForm::half) {
+      weigh_general<T, MaskForm::half, c>(s, weights, facts, stage, kept);
+    } else {
+      weigh_general<T, MaskForm::single, c>(s, weights, facts, stage, kept);
+    }
+    arrive_once(shared.mask_empty);
+    return kept;
+  }
+
+  __device__ __forceinline__ void differentiate_with_features(Fragments& ds, const Scores& p,
+                                                              const Scores& dp, const float* delta_smem,
+                                                              std::uint32_t kept, int head_q,
+                                                              int tile) const {
+    const LanePlace<c> place(warp, lane_now());
+    const MaskGradient dmask(params.score.dmask, walk, head_q, tile * c.queries, place);
+    if (params.score.dmask.data == nullptr) {
+      differentiate_general<T, false, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
+    } else {
+      differentiate_general<T, true, c>(ds, p, dp, delta_smem, kept, params.dv_scale, dmask, lane);
+    }
+  }
+
+  /// Where a tile is. One ring serves Q and dO where they have as many stages.
+  struct At {
+    Ring<c.q_stages> q;
+    Ring<c.d_o_stages> own_d_o;
+    __device__ const auto& d_o() const {
+      if constexpr (c.q_stages == c.d_o_stages) {
+        return q;
+      } else {
+        return own_d_o;
+      }
+    }
+    __device__ void advance() {
+      q.advance();
+      own_d_o.advance();
+    }
+  };
+
+  /// S of tile n, and what the tile's products read.
+  struct Tile {
+    const std::byte* q;
+    const std::byte* d_o;
+    std::byte* ds;
+    std::byte* p;
+    const float* lse;
+    const float* delta;  ///< from the lane's first query on, like LSE
+    Visible visible;
+  };
+  __device__ __forceinline__ Tile begin_tile(Scores& s, int tile, int n, const At& at) {
+    const int q = at.q.stage(), d_o = at.d_o().stage();
+    const Tile of{.q = shared.q + q * c.query_bytes(),
+                  .d_o = shared.d_o + d_o * c.query_bytes(),
+                  .ds = shared.ds + n % c.ds_stages * c.ds_bytes(),
+                  .p = shared.p + n % c.ds_stages * c.ds_bytes(),
+                  .lse = shared.lse + q * c.queries + place.first_query(),
+                  .delta = shared.delta + d_o * c.queries + place.first_query(),
+                  .visible = Visible::of<c>(params.sizes, walk, tile)};
+    wait(shared.q_full + q, at.q.parity());
+    if (params.sizes.packed) {
+      wait(shared.d_o_full + d_o, at.d_o().parity());
+      clear_rows_past_end(of.q, of.d_o, tile);
+    }
+    start_scores(s, shared.k, of.q);
+    wait(shared.d_o_full + d_o, at.d_o().parity());
+    return of;
+  }
+
+  /// Tile n of the walk, where consumers have keys of their own.
+  __device__ __forceinline__ void run_tile(const Step& step, const At& at) {
+    const int head_q = step.head_q, tile = step.tile, n = step.n;
+    const bool has_dq = !c.dq_in_turn() || n % 2 == group;
     Scores s, dp;
     Fragments weights, ds;
-
-    wait(shared.q_full + stage, at.parity());
-    start_scores(s, shared.k, q);
-    wait(shared.d_o_full + stage, at.parity());
-    start_scores(dp, shared.v, d_o);
-    wait_products<1>();  // S
-    pin(s);
-    if (!visible.all) hide(s, visible);
-    weigh(s, shared.lse + stage * c.queries, weights);
-    wait_products<0>();  // dP
-    pin(dp);
-    differentiate(s, dp, shared.delta + stage * c.queries, ds);
-    store_ds(ds_smem, ds);
-    fence_async_proxy();
-    pin(weights);
-    pin(ds);
-
-    fence_products();
-    start_sums(dv, weights, d_o, !first);
+    const Tile of = begin_tile(s, tile, n, at);
+    if constexpr (c.general) {
+      // Beside the rules of scores there are no registers for dP. It is computed together with dV.
+      wait_products<0>();  // S
+      pin(s);
+      const std::uint32_t kept = weigh_with_features(s, weights, of.visible, step, at.q.stage());
+      pin(weights);
+      start_scores(dp, shared.v, of.d_o);
+      start_sums(dv, weights, of.d_o, n > 0);
+      wait_products<1>();  // dP
+      pin(dp);
+      differentiate_with_features(ds, s, dp, of.delta, kept, head_q, tile);
+      store_pairs(of.ds, ds);
+      fence_async_proxy();
+      pin(ds);
+      fence_products();
+    } else {
+      start_scores(dp, shared.v, of.d_o);
+      wait_products<1>();  // S
+      pin(s);
+      if (!of.visible.all) hide(s, of.visible);
+      weigh(s, of.lse, weights);
+      wait_products<0>();  // dP
+      pin(dp);
+      differentiate(s, dp, of.delta, ds);
+      store_pairs(of.ds, ds);
+      fence_async_proxy();
+      pin(weights);
+      pin(ds);
+      fence_products();
+      start_sums(dv, weights, of.d_o, n > 0);
+    }
     // dS of both consumers is there, and both are done with dQ of the tile before, whose dS the next tile
     // overwrites.
     sync_some<both_consumers, c.consumer_threads>();
+    const int key_panel = c.dim > 64 ? group : 0;
     float dq[32];
-    start_dq(dq, ds_smem);
+    if (has_dq) {
+      start_dq(dq, of.ds, key_panel, c.dq_by_queries() ? group : 0);
+    } else {
+      commit_products();  // a group without products, so that both consumers count alike
+    }
     wait_products<1>();  // dV
-    arrive_once(shared.d_o_empty + stage);
-    start_sums(dk, ds, q, !first);
+    arrive_once(shared.d_o_empty + at.d_o().stage());
+    start_sums(dk, ds, of.q, n > 0);
+    wait_products<1>();  // dQ
+    if (has_dq) {
+      pin(dq);
+      send_dq(dq, head_q, tile, key_panel);
+    }
+    wait_products<0>();  // dK
+    arrive_once(shared.q_empty + at.q.stage());
+  }
+
+  /// Tile n of the walk, where consumers have queries of their own for S and dP, and dims for the rest.
+  __device__ __forceinline__ void run_wide_tile(const Step& step, const At& at) {
+    const int head_q = step.head_q, tile = step.tile, n = step.n;
+    Scores s, dp;
+    Fragments weights, ds;
+    const Tile of = begin_tile(s, tile, n, at);
+    start_scores(dp, shared.v, of.d_o);
+    wait_products<1>();  // S
+    pin(s);
+    std::uint32_t kept = ~0u;
+    if constexpr (c.general) {
+      kept = weigh_with_features(s, weights, of.visible, step, at.q.stage());
+    } else {
+      if (!of.visible.all) hide(s, of.visible);
+      weigh(s, of.lse, weights);
+    }
+    store_pairs(of.p, weights);
+    wait_products<0>();  // dP
+    pin(dp);
+    if constexpr (c.general) {
+      differentiate_with_features(ds, s, dp, of.delta, kept, head_q, tile);
+    } else {
+      differentiate(s, dp, of.delta, ds);
+    }
+    store_pairs(of.ds, ds);
+    fence_async_proxy();
+    // P and dS of both consumers are there. Both are done with those of the tile before, which the next one
+    // overwrites.
+    sync_some<both_consumers, c.consumer_threads>();
+    fence_products();
+    start_wide_sums(dv, of.p, of.d_o, n > 0);
+    float dq[32];
+    start_dq(dq, of.ds, 2 * group, 0);
+    wait_products<1>();  // dV
+    arrive_once(shared.d_o_empty + at.d_o().stage());
+    start_wide_sums(dk, of.ds, of.q, n > 0);
     wait_products<1>();  // dQ
     pin(dq);
-    send_dq(dq, head_q, tile);
-    wait_products<0>();  // dK
-    arrive_once(shared.q_empty + stage);
+    send_dq(dq, head_q, tile, 2 * group);
+    fence_products();
+    start_dq(dq, of.ds, 2 * group + 1, 0);
+    wait_products<1>();  // dK
+    arrive_once(shared.q_empty + at.q.stage());
+    wait_products<0>();  // dQ
+    pin(dq);
+    send_dq(dq, head_q, tile, 2 * group + 1);
   }
 
   __device__ __forceinline__ void run() {
 #pragma unroll
-    for (int n = 0; n < c.dim / 2; ++n) dk[n] = dv[n] = 0;
-    Ring<c.stages> at;
-    int number = 0;
-#pragma unroll 1
-    for (int head = 0; head < params.sizes.group; ++head) {
-#pragma unroll 1
-      for (int tile = walk.end_tile - 1; tile >= walk.first_tile; --tile, ++number) {
-        run_tile(walk.head_kv * params.sizes.group + head, tile, at, number % c.ds_stages, number == 0);
-        at.advance();
+    for (int n = 0; n < c.own_dims() / 2; ++n) dk[n] = dv[n] = 0;
+    At at;
+    const auto run_step = [&](const Step& step) {
+      if constexpr (c.wide()) {
+        run_wide_tile(step, at);
+      } else {
+        run_tile(step, at);
       }
+      at.advance();
+    };
+    if constexpr (c.listed) {
+      // Lists are walked by producers alone: here there are no registers for that.
+#pragma unroll 1
+      while (true) {
+        wait(shared.q_full + at.q.stage(), at.q.parity());
+        const Step step = shared.steps[at.q.stage()];
+        if (step.tile < 0) break;
+        run_step(step);
+      }
+    } else {
+      for_each_tile<c>(params, walk, run_step);
     }
     pin(dk);
     pin(dv);
     if (lane == 0) wait_stores();
   }
 
-  /// A consumer's 64 rows of dK or dV to shared memory, rounded.
-  __device__ __forceinline__ void stage_rows(std::byte* to_smem, const float (&sums)[c.dim / 2],
+  /// A consumer's part of dK or dV to shared memory, rounded.
+  __device__ __forceinline__ void stage_rows(std::byte* to_smem, const float (&sums)[c.own_dims() / 2],
                                              float factor) const {
+    const int first_chunk = c.wide() ? group * (c.own_dims() / 8) : 0;
 #pragma unroll
-    for (int n = 0; n < c.dim / 4; ++n) {  // pairs of dims
-      const int row = 16 * warp + lane / 4 + n % 2 * 8;
-      *reinterpret_cast<std::uint32_t*>(to_smem + Shared<c>::KeyPanels::offset(row, n / 2) + 4 * (lane % 4)) =
+    for (int n = 0; n < c.own_dims() / 4; ++n) {  // pairs of dims
+      const int row = place.first_key() + n % 2 * 8;
+      *reinterpret_cast<std::uint32_t*>(to_smem + Shared<c>::KeyPanels::offset(row, first_chunk + n / 2) +
+                                        4 * (lane % 4)) =
           pack<T>(sums[2 * n] * factor, sums[2 * n + 1] * factor);
     }
   }
   __device__ void store_rows(const Rows& rows, int dims, const std::byte* from_smem) const {
     using Panels = typename Shared<c>::KeyPanels;
     if (!rows.wanted) return;
-    std::byte* first = row_of_halves(rows, walk.b, walk.head_kv, walk.first_key);
-    const int count = min(c.keys, params.sizes.length_k - walk.first_key);
+    std::byte* first =
+        row_of_halves(rows, walk.entry.place, walk.head_kv, walk.entry.first_k + walk.first_key);
+    const int count = walk.template written<c>(params.sizes);
 #pragma unroll 1
     for (int index = static_cast<int>(threadIdx.x); index < c.keys * Panels::chunks;
          index += c.consumer_threads) {
@@ -447,7 +578,7 @@ struct Consumer {
   __device__ __forceinline__ void store_gradients() const {
     sync_some<both_consumers, c.consumer_threads>();  // nobody reads K and V any more
     stage_rows(shared.k, dk, params.scale);
-    stage_rows(shared.v, dv, 1);
+    stage_rows(shared.v, dv, params.dv_scale);
     sync_some<both_consumers, c.consumer_threads>();  // all rows are there
     store_rows(params.dk, params.sizes.dim_qk, shared.k);
     store_rows(params.dv, params.sizes.dim_v, shared.v);
@@ -458,18 +589,44 @@ template <typename T, int row>
 __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_constant__ TileParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr Config c = rows[row];
+  constexpr int drawing_warps = 2;
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
-  const Shared<c> shared(first_smem);
-  if (threadIdx.x == 0) shared.init_barriers();
+  const Shared<c> shared(first_smem, c.general ? params.score.mask_bytes(c) : 0);
+  const bool counted = params.workspace.ticket != nullptr;
+  if (threadIdx.x == 0) {
+    shared.init_barriers(drawing_warps);
+    if constexpr (c.general) {
+      const DropoutMask kept = params.score.kept.drawn();
+      *shared.words = {0, kept.key.low, kept.key.high, kept.stream};
+    }
+    if (counted) {
+      wait_for_kernel_ahead();  // which clears the ticket
+      shared.words->index = atomicAdd(params.workspace.ticket, 1u);
+    }
+  }
   let_kernel_behind_begin();
-  __syncthreads();  // barriers are there
-  const Walk walk = Walk::of<c.queries>(params.sizes, params.turns, blockIdx.x);
+  __syncthreads();  // barriers and words are there
+  const Walk walk = Walk::of<c>(params.sizes, params.turns, counted ? shared.words->index : blockIdx.x);
+  if (params.sizes.packed && walk.key_count == 0) return;  // keys of no sequence
   if (threadIdx.x >= c.consumer_threads) {
     keep_registers<c.producer_registers>();
     load_keys<c>(params, shared, walk);
-    // Q, K, V and dO are older than the kernel ahead, which waited for them; the statistics are what it
-    // writes.
-    if (threadIdx.x != c.consumer_threads) return;
+    const int warp = uniform(static_cast<int>(threadIdx.x) / 32) - c.consumer_warps;
+    const bool first_lane = threadIdx.x % 32 == 0;
+    if constexpr (c.general) {
+      if (warp >= 2) {
+        if (params.score.dropout) draw_kept<c>(params, shared, walk, warp - 2, drawing_warps);
+        return;
+      }
+      if (warp == 1) {
+        if (first_lane && (c.listed ? params.score.blocks.tiled : params.score.mask != MaskForm::none))
+          load_masks<c>(params, shared, walk);
+        return;
+      }
+    }
+    // Q, K, V, dO and masks are older than the kernel ahead, which waited for them; the rows' values are what
+    // it writes.
+    if (warp != 0 || !first_lane) return;
     wait_for_kernel_ahead();
     load_queries<c>(params, shared, walk);
     return;

@@ -6,29 +6,37 @@
 
 #include "attention/call.h"
 #include "cuda/attention/common/turns.h"
+#include "cuda/attention/sm90/backward_tma/config.h"
 
 namespace tilewise::cuda::wgmma_tma {
 
-/// What the three kernels share in the workspace. Rows of queries are padded to whole tiles, so that the
-/// statistics of a tile are one aligned run.
+/// What the kernels share in the workspace. Rows of queries are padded to whole tiles, so that the values of
+/// a tile's rows are one aligned run. Query tiles are counted over [B, Hq, tiles], and those of packed
+/// sequences over [Hq, tiles]: each sequence begins with a tile of its own.
 struct Workspace {
-  float* lse =
-      nullptr;  ///< [B, Hq, tiles, queries]: LSE times log2 e; +inf for rows that see nothing or are padding
-  float* delta = nullptr;  ///< the same: rowsum(dO ∘ O) − dLSE
-  float* dq = nullptr;  ///< [B, Hq, tiles, dim / 16, queries / 8, 128]: dQ / scale, as wgmma's lanes hold its
-                        ///< transpose
-  int tiles = 0;        ///< of a head
+  /// [query tiles, queries]. P is exp2(S·c − lse) in the plain kernel, whose lse is LSE times log2 e, and
+  /// exp2((S − lse)·log2 e + offset) in the general one. +inf for rows that see nothing or are padding.
+  float* lse = nullptr;
+  float* offset = nullptr;  ///< the same, in the general kernel; 0 but for rows of far_rows()
+  float* delta = nullptr;   ///< the same: rowsum(dO ∘ O) − dLSE
+  /// [query tiles, dim / 16, queries / 8, 128]: dQ / scale, as wgmma's lanes hold its transpose.
+  float* dq = nullptr;
+  int tiles = 0;  ///< of a head
+  // Where dQ is to be the same in every run, CTAs add to it in the order of their keys.
+  std::uint32_t* ticket = nullptr;  ///< CTAs that have begun: they wait for those alone that began before
+  std::uint32_t* added = nullptr;   ///< [query tiles, dq_chunks]: how many CTAs have added a warp's part
 };
 
 /// Which keys a query sees, and how long sequences are.
 struct Sizes {
   int batch, heads_q, heads_kv, group;
-  int length_q, length_k;
+  int length_q, length_k;  ///< of packed sequences the longest
   int dim_qk, dim_v;
   std::int64_t left, right;  ///< of the band
   bool bottom_right;
-  const std::int32_t* key_lengths;  ///< [B] with a stride, or null
-  std::int64_t key_lengths_stride;
+  Indices key_lengths;  ///< [B], or null
+  bool packed;
+  Starts starts_q, starts_k;  ///< of packed sequences
 };
 
 struct DeltaParams {
@@ -37,15 +45,67 @@ struct DeltaParams {
   Workspace workspace;
 };
 
+/// How the elements of a mask stand in shared memory.
+enum class MaskForm : std::uint8_t { none, boolean, half, single };
+
+/// A block mask by its key blocks: which query blocks see one, the last first.
+struct BlockLists {
+  int2* lists = nullptr;  ///< [rows, query_blocks]: a query block, and its tile of the mask or block_full
+  std::int32_t* counts = nullptr;           ///< [rows]: how many of the list are there
+  std::int64_t stride_b = 0, stride_h = 0;  ///< in rows; key blocks are next to each other
+  int key_blocks = 0, query_blocks = 0;
+  int keys = 1;         ///< of a block
+  int query_tiles = 1;  ///< of a block
+  bool tiled = false;   ///< blocks may have tiles, which are loaded as a mask is
+
+  constexpr std::int64_t row(std::int64_t b, std::int64_t h, std::int64_t key_block) const {
+    return b * stride_b + h * stride_h + key_block;
+  }
+};
+
+/// The gradient of a mask.
+struct DmaskParams {
+  std::byte* data;  ///< null where it is not wanted
+  DType dtype;
+  bool adds;               ///< pairs share elements, which are in f32 then
+  bool one_query;          ///< all queries share a row
+  std::int64_t stride[4];  ///< in bytes, 0 along what is broadcast
+};
+
+/// What scores have beside the scale and the band. For the general kernel.
+struct ScoreParams {
+  float scale;  ///< with softcap scale / c
+  float cap;    ///< c, or 0
+  bool alibi;
+  HeadValues alibi_slopes;
+  MaskForm mask;
+  int mask_rows;  ///< of a box: 64, or 8, the period of the swizzle, if all queries share a row of the mask
+  bool dropout;
+  int kept_stages;  ///< of dropout's bits: 0, 1 or 2
+  DropoutMask kept;
+  DmaskParams dmask;
+  BlockLists blocks;
+
+  constexpr int mask_bytes_log2() const {
+    return mask == MaskForm::single ? 2 : mask == MaskForm::half ? 1 : 0;
+  }
+  /// Of shared memory.
+  constexpr int mask_bytes(const Config& c) const {
+    return mask == MaskForm::none && !blocks.tiled ? 0 : c.mask_bytes(1 << mask_bytes_log2());
+  }
+};
+
 struct TileParams {
-  CUtensorMap q, k, v, d_o;
+  CUtensorMap q, k, v, d_o, mask;  ///< the mask's, or that of a block mask's tiles
   Sizes sizes;
-  Rows k_rows, v_rows;  ///< for tiles that end inside the tensor, at a key length
+  Rows k_rows, v_rows;  ///< for tiles that end inside the tensor, at a key length or a sequence's end
   Rows dk, dv;
   Workspace workspace;
   Turns turns;
   float scale;
+  float dv_scale;  ///< what dropout multiplies kept weights by
   bool wants_dq;
+  ScoreParams score;
 };
 
 struct DqParams {
@@ -53,6 +113,14 @@ struct DqParams {
   Rows dq;
   Workspace workspace;
   float scale;
+};
+
+struct SinkParams {
+  Sizes sizes;
+  HeadValues sinks;
+  float* dsinks;
+  std::int64_t stride;
+  Workspace workspace;
 };
 
 }  // namespace tilewise::cuda::wgmma_tma

@@ -1,0 +1,80 @@
+#pragma once
+
+#include "cuda/attention/common/backward/batch_rows.cuh"
+#include "cuda/attention/common/key_grid.cuh"
+#include "cuda/attention/common/score.cuh"
+
+namespace tilewise::cuda {
+
+// A mask of large negative numbers that covers a whole row makes an LSE of which f32 keeps nothing but that
+// number: weights from it do not sum to 1. Such rows get their highest score and their sum anew. They are
+// few, and padding mostly.
+
+__device__ __forceinline__ bool is_far(float lse) { return fabsf(lse) > 1024 && !isinf(lse); }
+
+struct FarSoftmax {
+  float top = -3.402823466e38f;
+  float sum = 0;
+
+  __device__ void add(float s, float weight) {
+    if (s == minus_infinity) return;
+    const float highest = fmaxf(top, s);
+    sum = sum * expf(top - highest) + weight * expf(s - highest);
+    top = highest;
+  }
+};
+
+/// A score as backward's pairs have it: the mask comes last, where score_of() has it meet ALiBi first. Beside
+/// a mask of -65504 these are two numbers, and their weights 0.4 % apart.
+__device__ __forceinline__ float pair_score(const AttentionCall& call, const ScoreRules& rules,
+                                            const Sequence& sequence, std::int64_t b, std::int64_t h,
+                                            std::int64_t i, std::int64_t j, float product) {
+  ScoreRules without_mask = rules;
+  without_mask.mask = false;
+  float tangent;
+  const float score = score_of(call, without_mask, sequence, b, h, i, j, product, tangent);
+  if (!rules.mask) return score;
+  const std::byte* mask = call.mask.at(b, h, i, j);
+  if (rules.boolean_mask) return *mask == std::byte{0} ? minus_infinity : score;
+  const float bias = load_element(mask, call.mask.dtype);
+  return bias == minus_infinity ? bias : __fadd_rn(score, bias);
+}
+
+/// Of query i of entry b; by a warp.
+template <typename T>
+__device__ FarSoftmax far_softmax(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t i,
+                                  int lane) {
+  const Sequence sequence = call.sequence(b);
+  const std::int64_t place = call.packed() ? 0 : b;
+  const ScoreRules rules(call, b, h);
+  const KeyRange range = call.keys_of(sequence, i);
+  const auto dims = static_cast<int>(call.problem.dim_qk);
+  const std::byte* q_row = row_of_halves(call.q, place, h, sequence.first_q + i);
+  FarSoftmax softmax;
+  for (std::int64_t j = range.first + lane; j < range.last; j += 32) {
+    KeyTile keys{j, 1};
+    if (!meets<false>(call, {.b = b, .h = h, .first = i, .count = 1, .sequence = sequence}, keys) ||
+        hidden(call, sequence, keys, i, j)) {
+      continue;
+    }
+    const std::byte* k_row = row_of_halves(call.k, place, call.key_head(h), sequence.first_k + j);
+    float product = 0;
+    for (int d = 0; d < dims; d += 8) {
+      float q[8], k[8];
+      mma::load_eight<T>(q, q_row, d, dims, aligned_chunks(call.q));
+      mma::load_eight<T>(k, k_row, d, dims, aligned_chunks(call.k));
+#pragma unroll
+      for (int n = 0; n < 8; ++n) product = fmaf(q[n], k[n], product);
+    }
+    softmax.add(pair_score(call, rules, sequence, b, h, i, j, product), 1);
+  }
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) {
+    const float top = __shfl_xor_sync(~0u, softmax.top, other);
+    softmax.add(top, __shfl_xor_sync(~0u, softmax.sum, other));
+  }
+  if (call.problem.features.sinks) softmax.add(static_cast<float>(call.sinks.at(b, h)), 1);
+  return softmax;
+}
+
+}  // namespace tilewise::cuda

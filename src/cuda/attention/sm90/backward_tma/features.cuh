@@ -1,0 +1,362 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/attention/common/score.cuh"
+#include "cuda/attention/sm90/backward_tma/shared.cuh"
+#include "cuda/attention/sm90/backward_tma/walk.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/matrix.cuh"
+#include "cuda/ptx/tensor_copy.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/tile/element.cuh"
+
+namespace tilewise::cuda::wgmma_tma {
+
+// What the general kernel does beside the plain one: softcap, ALiBi, masks with their gradient, dropout.
+//
+// A mask comes by TMA, like Q: 64 queries x 128 keys in boxes of 128 bytes of keys, swizzled. One stage is
+// enough: it is asked for while the consumers are at the products of the tile before. Dropout's bits are
+// drawn by two producer warps, which have nothing else to do, so the consumers read a word per query and key
+// half.
+//
+// S and dP are transposed: element 4j + 2h + e of a lane 4g + t is key g + 8h of its warp's 16, query 8j + 2t
+// + e.
+
+/// The loop over tiles, as every role walks it. Of a list the next entry is read before the tiles of this
+/// one.
+template <Config c, typename Body>
+__device__ __forceinline__ void for_each_tile(const TileParams& params, const Walk& walk, const Body& body) {
+  const Sizes& sizes = params.sizes;
+  Step step{.block = block_full};
+#pragma unroll 1
+  for (int head = 0; head < sizes.group; ++head) {
+    step.head_q = walk.head_kv * sizes.group + head;
+    if constexpr (c.listed) {
+      const BlockLists& blocks = params.score.blocks;
+      const std::int64_t row = blocks.row(walk.entry.b, step.head_q, walk.first_key / blocks.keys);
+      const int2* list = blocks.lists + row * blocks.query_blocks;
+      const int count = blocks.counts[row];
+      int2 next = count > 0 ? list[0] : int2{};
+#pragma unroll 1
+      for (int slot = 1; slot <= count; ++slot) {
+        const int2 entry = next;
+        if (slot < count) next = list[slot];
+        const int first = max(walk.first_tile, entry.x * blocks.query_tiles);
+        step.block = entry.y;
+#pragma unroll 1
+        for (int tile = min(walk.end_tile, (entry.x + 1) * blocks.query_tiles) - 1; tile >= first; --tile) {
+          step.tile = tile;
+          body(step);
+          ++step.n;
+          if (step.block >= 0) ++step.masked;
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int tile = walk.end_tile - 1; tile >= walk.first_tile; --tile) {
+        step.tile = tile;
+        body(step);
+        ++step.n;
+      }
+    }
+  }
+}
+
+/// Stage and parity of item n, where there are one or two stages.
+struct FewStages {
+  int stage;
+  std::uint32_t parity;
+  __device__ FewStages(int n, int stages)
+      : stage(n & (stages - 1)), parity(static_cast<std::uint32_t>(n >> (stages - 1)) & 1) {}
+};
+
+/// Whether a tile has a mask, and the how-manieth that is.
+template <Config c>
+__device__ __forceinline__ bool has_mask(const ScoreParams& score, const Step& step) {
+  return c.listed ? step.block >= 0 : score.mask != MaskForm::none;
+}
+template <Config c>
+__device__ __forceinline__ int mask_number(const Step& step) {
+  return c.listed ? step.masked : step.n;
+}
+
+/// By one thread.
+template <Config c>
+__device__ void load_masks(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
+  const ScoreParams& score = params.score;
+  const int bytes_log2 = score.mask_bytes_log2();
+  for_each_tile<c>(params, walk, [&](const Step& step) {
+    if (!has_mask<c>(score, step)) return;
+    wait(shared.mask_empty, FewStages(mask_number<c>(step), 1).parity ^ 1);
+    arrive_expecting(shared.mask_full, max(c.keys << bytes_log2, 128) * score.mask_rows);
+    if constexpr (c.listed) {
+      const BlockLists& blocks = score.blocks;
+      copy_box(shared.mask, params.mask, shared.mask_full, walk.first_key % blocks.keys,
+               step.tile % blocks.query_tiles * c.queries, step.block, 0);
+    } else {
+      for (int bytes = 0; bytes < max(c.keys << bytes_log2, 128); bytes += 128) {
+        copy_box(shared.mask + bytes * 64, params.mask, shared.mask_full,
+                 walk.first_key + (bytes >> bytes_log2), step.tile * c.queries, step.head_q, walk.entry.b);
+      }
+    }
+  });
+}
+
+/// By `warps` warps. A lane draws four keys of a query, a warp all keys of one query or two. What follows
+/// from the lane's number is computed where it is used: producers have few registers.
+template <Config c>
+__device__ void draw_kept(const TileParams& params, const Shared<c>& shared, const Walk& walk, int warp,
+                          int warps) {
+  constexpr int lanes = c.keys / 4;  // of a query
+  constexpr int at_once = 32 / lanes;
+  const volatile Words& words = *shared.words;
+  for_each_tile<c>(params, walk, [&](const Step& step) {
+    const FewStages at(step.n, params.score.kept_stages);
+    wait(shared.kept_empty + at.stage, at.parity ^ 1);
+    std::uint32_t* to = shared.kept + at.stage * c.kept_words() * c.queries;
+#pragma unroll 1
+    for (int r = warp * at_once; r < c.queries; r += warps * at_once) {
+      const auto counter = [&](int lane) -> std::array<std::uint32_t, 4> {
+        return {static_cast<std::uint32_t>(walk.first_key / 4 + lane % lanes),
+                static_cast<std::uint32_t>(step.tile * c.queries + r + lane / lanes),
+                static_cast<std::uint32_t>(walk.entry.b * params.sizes.heads_q + step.head_q), words.stream};
+      };
+      const auto drawn = philox(counter(lane_now()), {words.key_low, words.key_high});
+      std::uint32_t bits = 0;
+#pragma unroll
+      for (int key = 0; key < 4; ++key) bits |= (drawn[key] >= params.score.kept.threshold ? 1u : 0u) << key;
+      const int lane = lane_now();
+      bits <<= lane % 8 * 4;
+#pragma unroll
+      for (int other = 1; other < 8; other *= 2) bits |= __shfl_xor_sync(~0u, bits, other);
+      if (lane % 8 == 0) to[lane % lanes / 8 * c.queries + r + lane / lanes] = bits;
+    }
+    __syncwarp();  // all lanes' words are there
+    if (lane_now() == 0) arrive(shared.kept_full + at.stage);
+  });
+}
+
+/// Which of a tile's pairs a consumer's lane has.
+template <Config c>
+struct LanePlace {
+  int lane;
+  int key;    ///< the warp's first
+  int query;  ///< the consumer's first
+
+  __device__ LanePlace(int warp, int lane_)
+      : lane(lane_),
+        key(16 * (c.wide() ? warp % 4 : warp)),
+        query(c.wide() ? warp / 4 * c.own_queries() : 0) {}
+  /// The lane's first key and query.
+  __device__ int first_key() const { return key + lane / 4; }
+  __device__ int first_query() const { return query + lane % 4 * 2; }
+};
+
+/// What a consumer's lane knows of the tile at hand.
+template <Config c>
+struct TileFacts {
+  const Shared<c>& shared;
+  const ScoreParams& score;
+  LanePlace<c> place;
+  float slope;   ///< ALiBi's, of the head
+  int distance;  ///< i + Sk − Sq − j of the lane's first key and query
+  Visible visible;
+  int key_count;
+
+  /// Bytes from a query of the mask's boxes to that eight queries behind.
+  __device__ int eight_rows() const { return score.mask_rows == 64 ? 8 * 128 : 0; }
+
+  /// Elements 8·two to 8·two + 7 of the mask: 16 queries.
+  template <typename T, MaskForm form>
+  __device__ __forceinline__ void load_mask(float (&to)[8], int two) const {
+    const int lane = place.lane;
+    const std::byte* rows = shared.mask + (place.query / 8 + 2 * two) * eight_rows();
+    if constexpr (form == MaskForm::half) {
+      const std::byte* row = rows + place.key / 64 * 8192 + lane % 8 * 128 + lane / 16 * eight_rows() +
+                             ((place.key % 64 / 8 + lane / 8 % 2) ^ (lane % 8)) * 16;
+      std::uint32_t words[4];
+      load_matrices_turned(words, static_cast<std::uint32_t>(__cvta_generic_to_shared(row)));
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const float2 pair = unpack<T>(words[n]);
+        to[2 * n] = pair.x;
+        to[2 * n + 1] = pair.y;
+      }
+    } else {
+      const int g = lane / 4;
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        const int row = lane % 4 * 2 + n % 2, half = n / 2 % 2;
+        const std::byte* eight = rows + n / 4 * eight_rows() + row * 128;
+        if constexpr (form == MaskForm::single) {
+          const int chunk = place.key % 32 / 4 + half * 2 + g / 4;
+          to[n] =
+              *reinterpret_cast<const float*>(eight + place.key / 32 * 8192 + (chunk ^ row) * 16 + g % 4 * 4);
+        } else {
+          const std::byte seen = eight[((place.key / 16) ^ row) * 16 + half * 8 + g];
+          to[n] = seen == std::byte{0} ? minus_infinity : 0.0f;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool hidden(int j, int e) const {
+    const int key = place.first_key() + e / 2 * 8;
+    const int r = place.first_query() + 8 * j + e % 2;
+    return key < r + visible.low || key >= r + visible.high || key >= key_count;
+  }
+};
+
+/// P in place of S, times the slope of softcap where there is one; and rounded, without what dropout drops.
+/// Steps of a score are rounded as far_rows() rounds them.
+template <typename T, MaskForm form, Config c>
+__device__ __forceinline__ void weigh_general(float (&s)[c.own_queries() / 2],
+                                              std::uint32_t (&weights)[c.own_queries() / 16][4],
+                                              const TileFacts<c>& tile, int stage, std::uint32_t kept) {
+  const ScoreParams& score = tile.score;
+  const float* lse_smem = tile.shared.lse + stage * c.queries + tile.place.first_query();
+  const float* offset_smem = tile.shared.offset + stage * c.queries + tile.place.first_query();
+#pragma unroll
+  for (int two = 0; two < c.own_queries() / 16; ++two) {
+    float mask[8];
+    if constexpr (form != MaskForm::none) tile.template load_mask<T, form>(mask, two);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int j = 2 * two + half;
+      float x[4], slope[4] = {1, 1, 1, 1};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] = __fmul_rn(s[4 * j + e], score.scale);
+      if (score.cap > 0) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float tangent = tanh_of(x[e]);
+          slope[e] = fmaf(-tangent, tangent, 1.0f);
+          x[e] = __fmul_rn(tangent, score.cap);
+        }
+      }
+      if (score.alibi) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int distance = tile.distance + 8 * j + e % 2 - e / 2 * 8;
+          x[e] = __fadd_rn(x[e], -__fmul_rn(tile.slope, static_cast<float>(abs(distance))));
+        }
+      }
+      if constexpr (form != MaskForm::none) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[e] = __fadd_rn(x[e], mask[4 * half + e]);
+      }
+      if (!tile.visible.all) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (tile.hidden(j, e)) x[e] = minus_infinity;
+        }
+      }
+      const float2 lse = *reinterpret_cast<const float2*>(lse_smem + 8 * j);
+      const float2 offset = *reinterpret_cast<const float2*>(offset_smem + 8 * j);
+      float p[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        p[e] =
+            exp2_approx(fmaf(x[e] - (e % 2 == 0 ? lse.x : lse.y), log2e, e % 2 == 0 ? offset.x : offset.y));
+        s[4 * j + e] = p[e] * slope[e];
+        if ((kept >> (4 * j + e) & 1) == 0) p[e] = 0;
+      }
+      weights[two][2 * half] = pack<T>(p[0], p[1]);
+      weights[two][2 * half + 1] = pack<T>(p[2], p[3]);
+    }
+  }
+}
+
+/// A lane's bits of a tile's pairs, in the order of its elements.
+template <Config c>
+__device__ __forceinline__ std::uint32_t kept_pairs(const Shared<c>& shared, int stage,
+                                                    const LanePlace<c>& place) {
+  static_assert(c.own_queries() / 2 <= 32);
+  const std::uint32_t* words =
+      shared.kept + (stage * c.kept_words() + place.key / 32) * c.queries + place.first_query();
+  const int first = place.first_key() % 32;
+  std::uint32_t kept = 0;
+#pragma unroll
+  for (int j = 0; j < c.own_queries() / 8; ++j) {
+    const uint2 queries = *reinterpret_cast<const uint2*>(words + 8 * j);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      kept |= ((e % 2 == 0 ? queries.x : queries.y) >> (first + e / 2 * 8) & 1) << (4 * j + e);
+    }
+  }
+  return kept;
+}
+
+/// The mask's gradient takes dS before it is rounded.
+struct MaskGradient {
+  const DmaskParams& params;
+  std::byte* first;   ///< of the lane's first key and query
+  int keys, queries;  ///< how far the lane's may go, from its first
+
+  template <Config c>
+  __device__ MaskGradient(const DmaskParams& params_, const Walk& walk, int head_q, int tile_query,
+                          const LanePlace<c>& place)
+      : params(params_) {
+    const int key = place.first_key(), query = tile_query + place.first_query();
+    first = params.data + walk.entry.b * params.stride[0] + head_q * params.stride[1] +
+            query * params.stride[2] + (walk.first_key + key) * params.stride[3];
+    keys = walk.key_count - key;
+    queries = walk.entry.length_q - query;
+  }
+  __device__ __forceinline__ void put(int key, int query, float ds) const {
+    std::byte* to = first + key * params.stride[3] + query * params.stride[2];
+    if (params.adds) {
+      atomicAdd(reinterpret_cast<float*>(to), ds);
+    } else {
+      store_element(to, params.dtype, ds);
+    }
+  }
+};
+
+/// dS from P and dP, rounded; of dropped pairs dP is 0. `delta_smem` is that of the lane's first query. With
+/// `wants_dmask` adds it to the mask's gradient, too.
+template <typename T, bool wants_dmask, Config c>
+__device__ __forceinline__ void differentiate_general(std::uint32_t (&ds)[c.own_queries() / 16][4],
+                                                      const float (&p)[c.own_queries() / 2],
+                                                      const float (&dp)[c.own_queries() / 2],
+                                                      const float* delta_smem, std::uint32_t kept,
+                                                      float keep_scale, const MaskGradient& dmask, int lane) {
+  float sums[2] = {};  // of the lane's keys, where all queries share a row of the mask
+#pragma unroll
+  for (int j = 0; j < c.own_queries() / 8; ++j) {
+    const float2 delta = *reinterpret_cast<const float2*>(delta_smem + 8 * j);
+    float x[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float own = (kept >> (4 * j + e) & 1) == 0 ? 0.0f : dp[4 * j + e];
+      x[e] = p[4 * j + e] * fmaf(own, keep_scale, e % 2 == 0 ? -delta.x : -delta.y);
+    }
+    if constexpr (wants_dmask) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int query = 8 * j + e % 2;
+        if (8 * (e / 2) >= dmask.keys || query >= dmask.queries) continue;
+        if (dmask.params.one_query) {
+          sums[e / 2] += x[e];
+        } else {
+          dmask.put(8 * (e / 2), query, x[e]);
+        }
+      }
+    }
+    ds[j / 2][j % 2 * 2] = pack<T>(x[0], x[1]);
+    ds[j / 2][j % 2 * 2 + 1] = pack<T>(x[2], x[3]);
+  }
+  if constexpr (wants_dmask) {
+    if (!dmask.params.one_query) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sums[half] += __shfl_xor_sync(~0u, sums[half], 1);
+      sums[half] += __shfl_xor_sync(~0u, sums[half], 2);
+      if (lane % 4 == 0 && 8 * half < dmask.keys) dmask.put(8 * half, 0, sums[half]);
+    }
+  }
+}
+
+}  // namespace tilewise::cuda::wgmma_tma

@@ -1,0 +1,245 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/attention/common/backward/far_rows.cuh"
+#include "cuda/attention/sm90/backward_tma/walk.cuh"
+#include "cuda/ptx/dependent.cuh"
+#include "cuda/ptx/matrix.cuh"
+#include "cuda/tile/element.cuh"
+
+namespace tilewise::cuda::wgmma_tma {
+
+// The kernels beside the one over tiles. Each begins before the one ahead has ended (programmatic dependent
+// launch).
+
+inline constexpr int row_threads = 256;
+
+template <typename T>
+__device__ __forceinline__ float dot_of_eight(const uint4& a, const uint4& b) {
+  const std::uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+  float sum = 0;
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const float2 p = unpack<T>(x[n]), q = unpack<T>(y[n]);
+    sum = fmaf(p.x, q.x, fmaf(p.y, q.y, sum));
+  }
+  return sum;
+}
+
+/// The query tiles of all heads.
+__device__ inline std::int64_t query_tiles(const Sizes& sizes, const Workspace& workspace) {
+  return (sizes.packed ? 1 : std::int64_t{sizes.batch}) * sizes.heads_q * workspace.tiles;
+}
+
+/// The values of all rows, 16 or 32 lanes each, padding included. Clears what is added to.
+template <typename T, int row>
+__global__ void __launch_bounds__(row_threads) delta_kernel(const __grid_constant__ DeltaParams params) {
+  constexpr Config c = rows[row];
+  constexpr int lanes = c.dim > 128 ? 32 : 16;
+  wait_for_kernel_ahead();
+  let_kernel_behind_begin();
+  const Sizes& sizes = params.sizes;
+  const Workspace& workspace = params.workspace;
+  const std::int64_t tiles = query_tiles(sizes, workspace);
+  const std::int64_t thread = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
+  const std::int64_t threads = std::int64_t{gridDim.x} * row_threads;
+  if (workspace.dq != nullptr) {
+    auto* dq = reinterpret_cast<float4*>(workspace.dq);
+    for (std::int64_t n = thread; n < tiles * c.queries * (c.dim / 4); n += threads) dq[n] = {};
+  }
+  if (workspace.ticket != nullptr) {
+    if (thread == 0) *workspace.ticket = 0;
+    for (std::int64_t n = thread; n < tiles * c.dq_chunks(); n += threads) workspace.added[n] = 0;
+  }
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const std::int64_t count = tiles * c.queries;
+  for (std::int64_t first = std::int64_t{blockIdx.x} * (row_threads / lanes); first < count;
+       first += threads / lanes) {
+    const std::int64_t index = first + threadIdx.x / lanes;
+    const bool inside = index < count;
+    const QueryTile<c.queries> tile(sizes, workspace.tiles, inside ? index / c.queries : 0);
+    const int s = tile.first_query() + static_cast<int>(index % c.queries);
+    const bool valid = inside && index % c.queries < tile.count();
+    const auto at = [&](const Rows& of) {
+      return of.at(tile.entry.place, tile.head_q, tile.entry.first_q + s);
+    };
+    float sum = 0;
+    if (valid && lane * 8 < sizes.dim_v) {
+      const auto eight = [&](const Rows& of) { return *reinterpret_cast<const uint4*>(at(of) + lane * 16); };
+      sum = dot_of_eight<T>(eight(params.o), eight(params.d_o));
+    }
+#pragma unroll
+    for (int other = lanes / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+    if (lane != 0 || !inside) continue;
+    float lse = minus_infinity, d_lse = 0;
+    if (valid) {
+      lse = *reinterpret_cast<const float*>(at(params.lse));
+      if (params.d_lse.wanted) d_lse = *reinterpret_cast<const float*>(at(params.d_lse));
+    }
+    const bool sees_nothing = lse == minus_infinity;
+    workspace.lse[index] = sees_nothing ? -minus_infinity : c.general ? lse : lse * log2e;
+    workspace.delta[index] = sees_nothing ? 0.0f : sum - d_lse;
+    if constexpr (c.general) workspace.offset[index] = 0;
+  }
+}
+
+/// Rows whose LSE is no help (far_rows.cuh), a warp each.
+template <typename T, int row>
+__global__ void __launch_bounds__(row_threads)
+    far_rows_kernel(const __grid_constant__ AttentionCall call, const __grid_constant__ Sizes sizes,
+                    const __grid_constant__ Workspace workspace) {
+  constexpr Config c = rows[row];
+  wait_for_kernel_ahead();
+  let_kernel_behind_begin();
+  const std::int64_t index = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (index >= query_tiles(sizes, workspace) * c.queries || !is_far(workspace.lse[index])) return;
+  const QueryTile<c.queries> tile(sizes, workspace.tiles, index / c.queries);
+  const int query = tile.first_query() + static_cast<int>(index % c.queries);
+  const FarSoftmax softmax = far_softmax<T>(call, tile.entry.b, tile.head_q, query, lane);
+  __syncwarp();  // all lanes have read it
+  if (lane != 0 || !(softmax.sum > 0)) return;
+  workspace.lse[index] = softmax.top;
+  workspace.offset[index] = -log2f(softmax.sum);
+}
+
+/// dQ from its sums, a tile a block. Rows pass through shared memory, so that they are written 16 bytes at a
+/// time.
+template <typename T, int row>
+__global__ void __launch_bounds__(row_threads) dq_kernel(const __grid_constant__ DqParams params) {
+  constexpr Config c = rows[row];
+  constexpr int chunks = c.dim / 8;
+  __shared__ __align__(16) uint4 rows_smem[c.queries * (chunks + 1)];
+  wait_for_kernel_ahead();
+  let_kernel_behind_begin();
+  const Sizes& sizes = params.sizes;
+  const QueryTile<c.queries> tile(sizes, params.workspace.tiles, blockIdx.x);
+  const int count = tile.count();
+  const float* from = params.workspace.dq + std::int64_t{blockIdx.x} * (c.dim * c.queries);
+  for (int index = static_cast<int>(threadIdx.x); index < c.queries * chunks; index += row_threads) {
+    const int r = index % c.queries, chunk = index / c.queries;
+    const float* first =
+        from + (chunk / 2 * (c.queries / 8) + r / 8) * 128 + r % 8 / 2 * 4 + chunk % 2 * 2 + r % 2;
+    std::uint32_t word[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      word[n] = pack<T>(first[2 * n * 16] * params.scale, first[(2 * n + 1) * 16] * params.scale);
+    }
+    rows_smem[r * (chunks + 1) + chunk] = {word[0], word[1], word[2], word[3]};
+  }
+  __syncthreads();  // all rows are there
+  std::byte* to =
+      params.dq.at(tile.entry.place, tile.head_q, std::int64_t{tile.entry.first_q} + tile.first_query());
+  for (int index = static_cast<int>(threadIdx.x); index < c.queries * chunks; index += row_threads) {
+    const int r = index / chunks, chunk = index % chunks;
+    if (r >= count || chunk * 8 >= sizes.dim_qk) continue;
+    *reinterpret_cast<uint4*>(to + r * params.dq.stride_s * 2 + chunk * 16) =
+        rows_smem[r * (chunks + 1) + chunk];
+  }
+}
+
+/// dsinks[h] = −Σ exp(sink − LSE)·delta over the rows of a head, a block each, in one order.
+template <int row>
+__global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant__ SinkParams params) {
+  constexpr Config c = rows[row];
+  __shared__ float sums_smem[row_threads];
+  wait_for_kernel_ahead();
+  let_kernel_behind_begin();
+  const Sizes& sizes = params.sizes;
+  const Workspace& workspace = params.workspace;
+  const int head = static_cast<int>(blockIdx.x);
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto sink = static_cast<float>(params.sinks.at(0, head));
+  const std::int64_t count = std::int64_t{workspace.tiles} * c.queries;
+  float sum = 0;
+  for (int b = 0; b < (sizes.packed ? 1 : sizes.batch); ++b) {
+    const std::int64_t first = (std::int64_t{b} * sizes.heads_q + head) * count;
+    for (std::int64_t n = first + thread; n < first + count; n += row_threads) {
+      sum -= exp2f(fmaf(sink - workspace.lse[n], log2e, workspace.offset[n])) * workspace.delta[n];
+    }
+  }
+  sums_smem[thread] = sum;
+  __syncthreads();  // all sums are there
+  for (int half = row_threads / 2; half > 0; half /= 2) {
+    if (thread < half) sums_smem[thread] += sums_smem[thread + half];
+    __syncthreads();  // half of them are left
+  }
+  if (thread == 0) params.dsinks[head * params.stride] = sums_smem[0];
+}
+
+/// Writes what a row of query blocks lists into the lists of its key blocks, a warp a row. The lists are
+/// still by query blocks, and their entries negative where nothing was listed. A full block stays full where
+/// it is listed twice.
+template <typename Unused = void>
+__global__ void __launch_bounds__(row_threads)
+    note_blocks_kernel(const __grid_constant__ BlockView view, const __grid_constant__ BlockLists blocks,
+                       int batch, int heads) {
+  const std::int64_t index = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto qb = static_cast<int>(index % blocks.query_blocks);
+  const std::int64_t h = index / blocks.query_blocks % heads, b = index / blocks.query_blocks / heads;
+  if (b >= batch) return;
+  const auto note = [&](std::int64_t kb, std::int32_t tile) {
+    if (kb < 0 || kb >= blocks.key_blocks) return;
+    blocks.lists[blocks.row(b, h, kb) * blocks.query_blocks + qb] = {qb, tile};
+  };
+  for (int slot = lane; slot < view.count(b, h, qb); slot += 32) {
+    note(view.indices.at(b, h, qb, slot), view.tile(b, h, qb, slot));
+  }
+  if (view.full_counts.data == nullptr) return;
+  __syncwarp();  // full blocks come last
+  for (int slot = lane; slot < view.full_count(b, h, qb); slot += 32) {
+    note(view.full_indices.at(b, h, qb, slot), block_full);
+  }
+}
+
+/// Draws each list together, a warp a list, in place: from the last query block to the first.
+template <typename Unused = void>
+__global__ void __launch_bounds__(row_threads)
+    list_blocks_kernel(const __grid_constant__ BlockLists blocks, std::int64_t rows) {
+  const std::int64_t row = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (row >= rows) return;
+  int2* list = blocks.lists + row * blocks.query_blocks;
+  // Listed entries go to the end, in order; then all are turned round.
+  int count = 0;
+  for (int end = blocks.query_blocks; end > 0; end -= 32) {
+    const int at = end - 1 - lane;
+    const int2 entry = at >= 0 ? list[at] : int2{-2, block_hidden};
+    const bool listed = at >= 0 && entry.y >= block_full;
+    const unsigned who = __ballot_sync(~0u, listed);
+    const int before = __popc(who & ((1u << lane) - 1));
+    __syncwarp();  // all entries were read
+    if (listed) list[blocks.query_blocks - 1 - count - before] = entry;
+    count += __popc(who);
+    __syncwarp();  // and written
+  }
+  // The last listed query block stands last: entry n of the list is that at query_blocks - 1 - n.
+  for (int n = 0; n < (blocks.query_blocks + 1) / 2; n += 32) {
+    const int low = n + lane, high = blocks.query_blocks - 1 - low;
+    if (low < high) {
+      const int2 a = list[low], z = list[high];
+      list[low] = z;
+      list[high] = a;
+    }
+  }
+  if (lane == 0) blocks.counts[row] = count;
+}
+
+/// Clears a mask's gradient, of any strides: pairs that nobody sees have none.
+template <typename Unused = void>
+__global__ void __launch_bounds__(row_threads) clear_dmask_kernel(const __grid_constant__ MaskView dmask) {
+  wait_for_kernel_ahead();
+  let_kernel_behind_begin();
+  const std::int64_t count = dmask.extent[0] * dmask.extent[1] * dmask.extent[2] * dmask.extent[3];
+  for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < count;
+       n += std::int64_t{gridDim.x} * row_threads) {
+    const std::int64_t j = n % dmask.extent[3], i = n / dmask.extent[3] % dmask.extent[2];
+    const std::int64_t bh = n / dmask.extent[3] / dmask.extent[2];
+    store_element(dmask.at(bh / dmask.extent[1], bh % dmask.extent[1], i, j), dmask.dtype, 0.0f);
+  }
+}
+
+}  // namespace tilewise::cuda::wgmma_tma

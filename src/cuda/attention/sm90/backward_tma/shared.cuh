@@ -1,0 +1,109 @@
+#pragma once
+
+#include "cuda/attention/sm90/backward_tma/config.h"
+#include "cuda/attention/sm90/panel_tile.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
+namespace tilewise::cuda::wgmma_tma {
+
+enum NamedBarrier { both_consumers = 1, all_producers = 2 };
+
+/// A tile of the walk.
+struct Step {
+  int head_q, tile;
+  int n;       ///< of the walk
+  int block;   ///< listed: the tile of the block mask, or block_full
+  int masked;  ///< listed: tiles before this one that had one
+};
+static_assert(sizeof(Step) <= Config::step_bytes);
+
+struct Words {
+  std::uint32_t index;  ///< of the CTA, where CTAs are counted as they begin
+  // Dropout's key and stream. Producers have too few registers to keep them.
+  std::uint32_t key_low, key_high, stream;
+};
+
+/// A CTA's shared memory. What begins with TMA or feeds wgmma stands at multiples of 1024 bytes.
+template <Config c>
+struct Shared {
+  using KeyPanels = PanelTile<c.dim, c.keys>;
+  using QueryPanels = PanelTile<c.dim, c.queries>;
+  using DsPanels = PanelTile<c.queries, c.keys>;
+
+  std::byte* k;         ///< [keys, dim]; in the end dK
+  std::byte* v;         ///< [keys, dim]; in the end dV
+  std::byte* q;         ///< q_stages x [queries, dim]
+  std::byte* d_o;       ///< d_o_stages x [queries, dim]
+  std::byte* ds;        ///< ds_stages x [keys, queries]
+  std::byte* p;         ///< wide: the same
+  float* dq;            ///< [consumer warps, warp_dq_floats]
+  std::byte* mask;      ///< general: boxes of [queries, 128 bytes of keys]
+  std::uint32_t* kept;  ///< general: stages x [kept_words, queries], a bit per key: dropout keeps the pair
+  float* lse;           ///< q_stages x [queries]
+  float* delta;         ///< d_o_stages x [queries]
+  float* offset;        ///< general: q_stages x [queries]
+  Mbarrier* q_full;     ///< [q_stages]: Q and the values of its rows are there
+  Mbarrier* d_o_full;   ///< [d_o_stages]: dO and delta are there
+  Mbarrier* q_empty;    ///< [q_stages]: all consumers are done with them
+  Mbarrier* d_o_empty;  ///< [d_o_stages]
+  Mbarrier* keys_full;
+  Mbarrier* mask_full;
+  Mbarrier* mask_empty;
+  Mbarrier* kept_full;   ///< [2]
+  Mbarrier* kept_empty;  ///< [2]
+  Words* words;
+  Step* steps;  ///< listed: [q_stages], the tiles that Q is of
+
+  __device__ Shared(std::byte* first, int mask_bytes)
+      : k(first),
+        v(k + c.key_bytes()),
+        q(v + c.key_bytes()),
+        d_o(q + c.q_stages * c.query_bytes()),
+        ds(d_o + c.d_o_stages * c.query_bytes()),
+        p(ds + c.ds_stages * c.ds_bytes()),
+        dq(reinterpret_cast<float*>(c.wide() ? p + c.ds_stages * c.ds_bytes() : p)),
+        mask(reinterpret_cast<std::byte*>(dq + c.consumer_warps * c.warp_dq_floats) + c.value_bytes()),
+        kept(reinterpret_cast<std::uint32_t*>(mask + mask_bytes)),
+        lse(dq + c.consumer_warps * c.warp_dq_floats),
+        delta(lse + c.q_stages * c.queries),
+        offset(delta + c.q_stages * c.queries),
+        q_full(reinterpret_cast<Mbarrier*>(lse + c.row_values() * c.q_stages * c.queries)),
+        d_o_full(q_full + c.q_stages),
+        q_empty(d_o_full + c.d_o_stages),
+        d_o_empty(q_empty + c.q_stages),
+        keys_full(d_o_empty + c.d_o_stages),
+        mask_full(keys_full + 1),
+        mask_empty(mask_full + 1),
+        kept_full(mask_empty + 1),
+        kept_empty(kept_full + 2),
+        words(reinterpret_cast<Words*>(q_full + c.barriers())),
+        steps(reinterpret_cast<Step*>(words + 1)) {}
+
+  /// `drawing_warps` fill `kept`.
+  __device__ void init_barriers(int drawing_warps) const {
+    for (int n = 0; n < c.q_stages; ++n) {
+      init_barrier(q_full + n, 1);
+      init_barrier(q_empty + n, c.consumer_warps);
+    }
+    for (int n = 0; n < c.d_o_stages; ++n) {
+      init_barrier(d_o_full + n, 1);
+      init_barrier(d_o_empty + n, c.consumer_warps);
+    }
+    init_barrier(keys_full, 1);
+    if constexpr (c.general) {
+      init_barrier(mask_full, 1);
+      init_barrier(mask_empty, c.consumer_warps);
+      for (int n = 0; n < 2; ++n) {
+        init_barrier(kept_full + n, drawing_warps);
+        init_barrier(kept_empty + n, c.consumer_warps);
+      }
+    }
+    fence_barrier_inits();
+  }
+  static __device__ TileDescriptor tile(const std::byte* smem, int panel_bytes) {
+    return describe_tile(static_cast<std::uint32_t>(__cvta_generic_to_shared(smem)), panel_bytes);
+  }
+};
+
+}  // namespace tilewise::cuda::wgmma_tma

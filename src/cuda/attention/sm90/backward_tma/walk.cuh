@@ -1,0 +1,142 @@
+#pragma once
+
+#include "cuda/attention/sm90/backward_tma/config.h"
+#include "cuda/attention/sm90/backward_tma/params.h"
+
+namespace tilewise::cuda::wgmma_tma {
+
+/// The last sequence that begins at or before a tile. Sequence n begins with tile start(n) / rows + n, so
+/// each has tiles of its own and nobody has to sum lengths up.
+__device__ inline int sequence_of(const Starts& starts, int rows, std::int64_t tile) {
+  std::int64_t low = 0, high = starts.sequences;
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (starts.at(middle) / rows + middle <= tile ? low : high) = middle;
+  }
+  return static_cast<int>(low);
+}
+
+/// A batch entry or packed sequence.
+struct Entry {
+  int b;      ///< in lists of entries
+  int place;  ///< in tensors: 0 for packed sequences, whose rows are told apart by first_q and first_k
+  int first_q, first_k;  ///< rows of its first query and key in tensors
+  int length_q, length_k;
+  int offset;  ///< query i stands at key i + offset
+
+  __device__ static Entry of(const Sizes& sizes, int b) {
+    Entry entry{.b = b,
+                .place = b,
+                .first_q = 0,
+                .first_k = 0,
+                .length_q = sizes.length_q,
+                .length_k = sizes.length_k};
+    if (sizes.packed) {
+      entry.place = 0;
+      entry.first_q = static_cast<int>(sizes.starts_q.at(b));
+      entry.first_k = static_cast<int>(sizes.starts_k.at(b));
+      entry.length_q = static_cast<int>(sizes.starts_q.length(b));
+      entry.length_k = static_cast<int>(sizes.starts_k.length(b));
+    } else if (sizes.key_lengths.data != nullptr) {
+      entry.length_k = static_cast<int>(within(sizes.key_lengths.at(b), 0, sizes.length_k));
+    }
+    entry.offset = sizes.bottom_right ? entry.length_k - entry.length_q : 0;
+    return entry;
+  }
+
+  /// The first of its query tiles of a head, in the order of the workspace.
+  template <int queries>
+  __device__ std::int64_t first_tile(const Sizes& sizes, int tiles, int head_q) const {
+    return sizes.packed ? std::int64_t{head_q} * tiles + first_q / queries + b
+                        : (std::int64_t{b} * sizes.heads_q + head_q) * tiles;
+  }
+};
+
+/// A query tile of the workspace, whose number is among those of all heads.
+template <int queries>
+struct QueryTile {
+  Entry entry;
+  int head_q;
+  int tile;  ///< of the entry
+
+  __device__ QueryTile(const Sizes& sizes, int tiles, std::int64_t number) {
+    const int head = static_cast<int>(number / tiles);
+    tile = static_cast<int>(number % tiles);
+    const int b = sizes.packed ? sequence_of(sizes.starts_q, queries, tile) : head / sizes.heads_q;
+    entry = Entry::of(sizes, b);
+    head_q = sizes.packed ? head : head % sizes.heads_q;
+    if (sizes.packed) tile -= entry.first_q / queries + b;
+  }
+  __device__ int first_query() const { return tile * queries; }
+  /// Queries of the entry in the tile; tiles past its end have none, nor have those before the first
+  /// sequence.
+  __device__ int count() const { return tile < 0 ? 0 : max(0, min(queries, entry.length_q - first_query())); }
+};
+
+/// The keys of a CTA and the tiles of queries that see some of them.
+struct Walk {
+  Entry entry;
+  int head_kv;
+  int first_key;  ///< in the entry
+  int key_count;  ///< that some query may see; the other keys of the CTA count as hidden
+  int first_tile, end_tile;
+  std::int64_t position;  ///< of the first key, as queries count
+
+  template <Config c>
+  __device__ static Walk of(const Sizes& sizes, const Turns& turns, unsigned index) {
+    const Turn turn = turns.turn(index);
+    const auto heads = static_cast<unsigned>(sizes.heads_kv);
+    Walk walk{};
+    auto tile = static_cast<int>(turn.tile);
+    int b = static_cast<int>(turn.head / heads);
+    if (sizes.packed) {
+      b = sequence_of(sizes.starts_k, c.keys, tile);
+      tile -= static_cast<int>(sizes.starts_k.at(b)) / c.keys + b;
+    }
+    walk.entry = Entry::of(sizes, b);
+    walk.head_kv = static_cast<int>(turn.head % heads);
+    walk.first_key = tile * c.keys;
+    // Rows before the first sequence are nobody's.
+    walk.key_count = tile < 0 ? 0 : max(0, min(c.keys, walk.entry.length_k - walk.first_key));
+    walk.position = std::int64_t{walk.first_key} - walk.entry.offset;
+    const std::int64_t first = max(std::int64_t{0}, walk.position - sizes.right);
+    const std::int64_t end =
+        min(static_cast<std::int64_t>(walk.entry.length_q), walk.position + walk.key_count + sizes.left);
+    const bool any = walk.key_count > 0 && first < end;
+    walk.first_tile = any ? static_cast<int>(first / c.queries) : 0;
+    walk.end_tile = any ? static_cast<int>((end + c.queries - 1) / c.queries) : 0;
+    return walk;
+  }
+
+  /// Keys of the tensor that the CTA writes: those past a key length are its own, those of another sequence
+  /// not.
+  template <Config c>
+  __device__ int written(const Sizes& sizes) const {
+    return sizes.packed ? key_count : min(c.keys, sizes.length_k - first_key);
+  }
+
+  /// How many CTAs with keys before these meet a tile of queries: those from the first on that its first
+  /// query sees.
+  template <Config c>
+  __device__ std::uint32_t rank(const Sizes& sizes, int tile) const {
+    const std::int64_t lowest = std::int64_t{tile} * c.queries + entry.offset - sizes.left;
+    return static_cast<std::uint32_t>(first_key / c.keys - max(std::int64_t{0}, lowest) / c.keys);
+  }
+};
+
+/// Query r of a tile sees keys r + low up to, not including, r + high of the CTA's.
+struct Visible {
+  int low, high;
+  bool all;  ///< every query sees every key
+
+  template <Config c>
+  __device__ static Visible of(const Sizes& sizes, const Walk& walk, int tile) {
+    constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
+    const std::int64_t at = std::int64_t{tile} * c.queries - walk.position;
+    const auto low = static_cast<int>(max(-far, min(far, at - sizes.left)));
+    const auto high = static_cast<int>(max(-far, min(far, at + sizes.right + 1)));
+    return {low, high, low + c.queries - 1 <= 0 && high >= c.keys && walk.key_count == c.keys};
+  }
+};
+
+}  // namespace tilewise::cuda::wgmma_tma
