@@ -28,6 +28,11 @@ def fingerprint() -> str:
     return hashlib.sha256((STAGE / "SOURCES.sha256").read_bytes()).hexdigest()
 
 
+def build() -> dict[str, Any]:
+    """What the tree was built from and for."""
+    return json.loads((STAGE / "BUILD.json").read_text())
+
+
 def environment(gpu: Gpu | None, of_tests: bool = False) -> dict[str, Any]:
     described = {"gpu": None}
     if gpu:
@@ -38,7 +43,7 @@ def environment(gpu: Gpu | None, of_tests: bool = False) -> dict[str, Any]:
             **described,
             "torch": torch_version(),
             "python": platform.python_version(),
-            **json.loads((STAGE / "BUILD.json").read_text()),
+            **build(),
             "sources": fingerprint(),
             **({"tests": (STAGE / "TESTS").read_text().strip()} if of_tests else {}),
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

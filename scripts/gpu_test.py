@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -17,9 +18,11 @@ from gpu_programs import Outcome, Suites, python_test, sharded_test, skipped, un
 from gpu_property import DOMAINS, property_test
 from gpu_record import STAGE, Record
 from gpu_sanitizers import sanitizer_suites
+from gpu_soak import soak_suites
 
 UNIT_TESTS = ("host_test",)
 LARGE = "*CudaLarge*"  # tests of tens of gigabytes
+TOLD_APART = (75, 80, 90)  # compute capabilities that have code of their own
 
 
 def test_suites(options: argparse.Namespace, no_gpu: str) -> Suites:
@@ -62,6 +65,12 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="500 problems, and no test of large memory")
     parser.add_argument("--sanitize", action="store_true", help="run compute-sanitizer's tools instead")
+    parser.add_argument(
+        "--soak",
+        type=float,
+        metavar="MINUTES",
+        help="random calls on four streams for so long instead: the same bits, and no more memory",
+    )
     parser.add_argument("--sanitize-count", type=int, default=40, help="random problems for each tool")
     parser.add_argument(
         "--only", action="append", help="run only the suite of this name, or those whose names contain it"
@@ -75,7 +84,21 @@ def parse_options() -> argparse.Namespace:
         options.count = 500 if options.quick else 5000
     if options.count < 1 or options.jobs < 1 or options.sanitize_count < 1:
         parser.error("counts must be 1 or more")
+    if options.soak is not None and (options.sanitize or not options.soak > 0):
+        parser.error("--soak: expected minutes above 0, and not --sanitize")
     return options
+
+
+def record_name(options: argparse.Namespace, gpu: Gpu | None) -> str:
+    """A build that has less code than this GPU can run, made to try older ones, has its own record."""
+    name = "soak" if options.soak else "sanitizers" if options.sanitize else "tests"
+    if gpu:
+        own = int(gpu.compute_capability.replace(".", ""))
+        built = [int(number) for number in re.findall(r"\d+", gpu_record.build()["architectures"])]
+        newest = max((number for number in built if number <= own), default=own)
+        if newest < max((number for number in TOLD_APART if number <= own), default=own):
+            name += f"-sm{newest}"
+    return f"{name}.jsonl"
 
 
 def timed(run_suite: Callable[[], Outcome]) -> Outcome:
@@ -111,8 +134,8 @@ def main() -> int:
         print(no_gpu)
     # A record is of a GPU. Without one, only who asks for it gets it.
     folder = options.out or (Path("results") if gpu else None)
-    name = "sanitizers.jsonl" if options.sanitize else "tests.jsonl"
-    suites = dict((sanitizer_suites if options.sanitize else test_suites)(options, no_gpu))
+    kind = soak_suites if options.soak else sanitizer_suites if options.sanitize else test_suites
+    suites = dict(kind(options, no_gpu))
     chosen = {
         suite: call
         for suite, call in suites.items()
@@ -120,7 +143,7 @@ def main() -> int:
         or any(suite == part or (part not in suites and part in suite) for part in options.only)
     }
     record = Record(
-        folder / (gpu.slug if gpu else "no-gpu") / name if folder else None,
+        folder / (gpu.slug if gpu else "no-gpu") / record_name(options, gpu) if folder else None,
         gpu,
         replacing=set(chosen) if options.append else None,
         of_tests=True,

@@ -22,7 +22,7 @@ COMPILED = (".cpp", ".cu")
 OPERATIONS = ("attention", "ffn", "gemm", "layer", "norm", "rope")
 FOLDERS = ("include", *(f"src/{name}" for name in (*OPERATIONS, "core", "cuda")))
 TEST_FOLDERS = tuple(
-    f"tests/{name}" for name in ("attention", "core", "cpu", "cuda", "layer", "property", "support")
+    f"tests/{name}" for name in ("attention", "core", "cpu", "cuda", "layer", "property", "soak", "support")
 )
 
 # Files below include/ and src/ that say nothing of what runs on a GPU, as beginnings of their names.

@@ -24,7 +24,7 @@ import compare_code
 from kernel_sources import TEST_FOLDERS, UNITS, Sources, kernels_of, of_all, sources_of
 
 ROOT = Path(__file__).resolve().parent.parent
-OF_TESTS = ("tests", "sanitizers")  # records
+OF_TESTS = ("tests", "sanitizers", "soak")  # records; of builds for older GPUs, with "-sm75" or so
 
 # Records of sweeps, which time the rows of a kernel's tables.
 SWEPT = {
@@ -107,7 +107,7 @@ def status(record: Path, now: dict[str, str], tests: str) -> str:
         few = 4  # more are counted
         more = f" and {len(changed) - few} more" if len(changed) > few else ""
         return f"OLDER than the sources of {', '.join(changed[:few])}{more}, from {date}"
-    if record.stem in OF_TESTS and environment.get("tests") != tests:
+    if record.stem.partition("-sm")[0] in OF_TESTS and environment.get("tests") != tests:
         return f"OLDER than the tests, from {date}"
     return f"current, from {date}"
 

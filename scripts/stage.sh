@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # stage.sh [options of cmake]: builds a release with CUDA in build/cuda and gathers build/stage, which runs on a
-# machine with an NVIDIA driver, Python with torch, and nothing else. Two options that matter:
+# machine with an NVIDIA driver, Python with torch, and nothing else. Options that matter:
 #   -D TILEWISE_CUDA_ARCHITECTURES=90-real   for one GPU alone, which compiles sooner
+#   -D TILEWISE_CUDA_ARCHITECTURES=75-virtual   what a GPU of 7.5 runs, on any newer one (or 80-virtual)
 #   -D TILEWISE_TORCH_DIR=.../torch          torch's folder, in place of the one in .venv
 # With SWEEPS=mma,mma_backward in the environment the programs that time candidates for these tables come along
 # (gpu-sweep); SWEEPS=all: those of all tables of mma. With EXAMPLES=minilm the program of examples/cpp/minilm comes
@@ -47,7 +48,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$key" ]; then
   echo "$key" >"$stamp"
 fi
 
-tests=(host_test cuda_test tilewise_property)
+tests=(host_test cuda_test tilewise_property tilewise_soak)
 binding=$(cmake --build "$tree" --target help | sed -n 's/^\(tilewise_torch\):.*/\1/p')
 sources=$(python3 scripts/results_status.py --sources)
 kernels=$(python3 scripts/results_status.py --kernels)

@@ -28,7 +28,20 @@ def library_path() -> Path:
     )
 
 
-torch.ops.load_library(library_path())
+def load_library() -> None:
+    try:
+        torch.ops.load_library(library_path())
+    except OSError as error:
+        # PyTorch as some systems package it has the version in the name of the file.
+        if "libtorch.so: cannot open" not in f"{error} {error.__cause__}":
+            raise
+        raise ImportError(
+            "this PyTorch has no file of the name libtorch.so, which Tilewise is linked with. "
+            "Beside Debian's python3-torch install its package libtorch-dev; PyTorch of pip has the file."
+        ) from error
+
+
+load_library()
 
 attention_forward = torch.ops.tilewise.attention_forward.default
 attention_inference = torch.ops.tilewise.attention_inference.default

@@ -14,6 +14,7 @@
 
 #include "cuda/runtime/check.h"
 #include "support/device.h"
+#include "support/forbidden.h"
 #include "tilewise/attention.h"
 
 namespace tilewise::test {
@@ -36,8 +37,10 @@ class DeviceMemory {
   explicit DeviceMemory(std::size_t bytes) : bytes_(bytes) {
     cuda::check_cuda(cudaMalloc(&data_, bytes_ + behind), "test memory");  // of 0 bytes, too
     cuda::check_cuda(cudaMemset(data() + bytes_, untouched, behind), "test memory");
+    forbid(data() + bytes_, behind);
   }
   ~DeviceMemory() {
+    permit(data() + bytes_, behind);
     std::array<unsigned char, behind> now{};
     // After a fault nothing can be read, and the test has failed already.
     const bool read = cudaMemcpy(now.data(), data() + bytes_, behind, cudaMemcpyDeviceToHost) == cudaSuccess;

@@ -162,7 +162,7 @@ void leave(Thread& thread) {
 }
 
 void run_thread() {
-  finish_switch(self->fake_stack);
+  finish_switch(self->fake_stack, stacks);
   grid->kernel();
   Thread& thread = *self;
   leave(thread);

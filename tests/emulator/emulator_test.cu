@@ -77,6 +77,19 @@ TEST(Emulator, WaitsForAllBytesThatWereAnnounced) {
   EXPECT_NE(fault.find("at the mbarrier"), std::string::npos) << fault;
 }
 
+__global__ void copy_byte(const std::byte* from, std::byte* to) { *to = *from; }
+TEST(Emulator, ForbidsReadsBehindMemoryUnderAddressSanitizer) {
+#ifdef TILEWISE_FORBIDS
+  const DeviceMemory from(60), to(1);
+  from.fill(0);
+  EXPECT_EQ(fault_of<copy_byte>(1, from.data() + 59, to.data()), "");
+  EXPECT_DEATH(fault_of<copy_byte>(1, from.data() + 60, to.data()), "AddressSanitizer");
+  EXPECT_DEATH(fault_of<wait_for_bytes>(1, from.data(), 64), "AddressSanitizer");  // a bulk copy of 64 bytes
+#else
+  GTEST_SKIP() << "built without AddressSanitizer";
+#endif
+}
+
 template <int kept, int taken>
 __global__ void share_registers() {
   if (threadIdx.x < 128) {

@@ -64,7 +64,10 @@ class FiberStacks {
 };
 
 #if defined(__SANITIZE_ADDRESS__)
-inline void finish_switch(void* fake) { __sanitizer_finish_switch_fiber(fake, nullptr, nullptr); }
+/// In a fiber that has just begun: it learns the stack that it came from, which is the scheduler's.
+inline void finish_switch(void* fake, FiberStacks& stacks) {
+  __sanitizer_finish_switch_fiber(fake, &stacks.scheduler_lowest, &stacks.scheduler_bytes);
+}
 /// From a fiber to the scheduler; `fake` null where it is for good.
 inline void switch_fiber(void** save, void* to, void** fake, FiberStacks& stacks) {
   __sanitizer_start_switch_fiber(fake, stacks.scheduler_lowest, stacks.scheduler_bytes);
@@ -76,14 +79,14 @@ inline void resume_fiber(void** save, void* to, void*, FiberStacks& stacks, std:
   void* fake = nullptr;
   __sanitizer_start_switch_fiber(&fake, stacks.lowest(number), FiberStacks::bytes);
   tilewise_switch_stack(save, to);
-  __sanitizer_finish_switch_fiber(fake, &stacks.scheduler_lowest, &stacks.scheduler_bytes);
+  __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 }
 inline void poison_behind(const void* from, std::size_t bytes) { __asan_poison_memory_region(from, bytes); }
 inline void unpoison_behind(const void* from, std::size_t bytes) {
   __asan_unpoison_memory_region(from, bytes);
 }
 #else
-inline void finish_switch(void*) {}
+inline void finish_switch(void*, FiberStacks&) {}
 inline void switch_fiber(void** save, void* to, void**, FiberStacks&) { tilewise_switch_stack(save, to); }
 inline void resume_fiber(void** save, void* to, void*, FiberStacks&, std::size_t) {
   tilewise_switch_stack(save, to);

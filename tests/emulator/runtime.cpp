@@ -4,8 +4,10 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <malloc.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -72,6 +74,8 @@ cudaError_t any_fault() {
 }
 
 constexpr std::size_t alignment = 256;
+constexpr std::size_t all_memory = std::size_t{2} << 30;
+std::atomic<std::size_t> memory_in_use{0};
 
 CUresult encode_tiled(CUtensorMap* to, CUtensorMapDataType type, cuuint32_t rank, void* data,
                       const cuuint64_t* extents, const cuuint64_t* strides, const cuuint32_t* box,
@@ -221,17 +225,20 @@ cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   const std::size_t whole = (bytes + alignment) / alignment * alignment;
   *data = std::aligned_alloc(alignment, whole);
   if (*data == nullptr) return failed(cudaErrorMemoryAllocation);
+  memory_in_use += malloc_usable_size(*data);
   poison_behind(static_cast<std::byte*>(*data) + bytes, whole - bytes);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
+  memory_in_use -= malloc_usable_size(data);
   std::free(data);
   return cudaSuccess;
 }
 cudaError_t cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t) { return cudaMalloc(data, bytes); }
 cudaError_t cudaFreeAsync(void* data, cudaStream_t) { return cudaFree(data); }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
-  *free = *total = std::size_t{2} << 30;
+  *total = all_memory;
+  *free = all_memory - std::min(all_memory, memory_in_use.load());
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {

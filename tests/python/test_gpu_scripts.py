@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    names = ("gpu_record", "gpu_programs", "gpu_property", "gpu_sanitizers", "gpu_test")
+    names = ("gpu_record", "gpu_programs", "gpu_property", "gpu_sanitizers", "gpu_soak", "gpu_test")
     if not (ROOT / "scripts/gpu_test.py").exists():
         pytest.skip("a staged tree has no sources")
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
@@ -159,3 +159,73 @@ def test_a_record_ends_with_its_sums(
         "total": {"suites": 2, "passed": 8, "failed": 1, "skipped": 1},
         "run": {"suites": 1, "seconds": 2.0},
     }
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "name"),
+    [
+        ("75-virtual;80-real;90-real;90-virtual", "9.0", "tests.jsonl"),
+        ("75-virtual;80-real;90-real;90-virtual", "8.6", "tests.jsonl"),
+        ("75-virtual;80-real;90-real;90-virtual", "12.0", "tests.jsonl"),
+        ("90-real", "9.0", "tests.jsonl"),
+        ("80-virtual", "9.0", "tests-sm80.jsonl"),
+        ("75-virtual", "9.0", "tests-sm75.jsonl"),
+        ("75-virtual", "8.9", "tests-sm75.jsonl"),
+        ("75-virtual", "7.5", "tests.jsonl"),
+        ("native", "9.0", "tests.jsonl"),
+    ],
+)
+def test_a_build_for_older_gpus_has_a_record_of_its_own(
+    scripts: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    architectures: str,
+    capability: str,
+    name: str,
+) -> None:
+    (tmp_path / "BUILD.json").write_text(json.dumps({"architectures": architectures}))
+    monkeypatch.setattr(scripts.gpu_record, "STAGE", tmp_path)
+    gpu = driver.Gpu("A GPU", capability, 1, 1.0, 1, "", "")
+    options = argparse.Namespace(soak=None, sanitize=False)
+    assert scripts.gpu_test.record_name(options, gpu) == name
+    assert scripts.gpu_test.record_name(options, None) == "tests.jsonl"
+
+
+SOAKED = {"seed": 1, "calls": {"direct": 5, "graph": 4}, "problems": {"fused": 3}, "device_mb": [7.5, 7.5]}
+
+
+@pytest.mark.parametrize(
+    ("closing", "status", "passed", "failures"),
+    [
+        (json.dumps(SOAKED | {"failures": []}), 0, 9, []),
+        (json.dumps(SOAKED | {"failures": ["other bits"]}), 1, 8, ["other bits"]),
+        ("terminate called", 134, 0, ["it ended without its closing line"]),
+        ("7", 0, 0, ["it ended without its closing line"]),
+        (json.dumps(SOAKED | {"failures": []}), 1, 9, []),
+    ],
+)
+def test_a_soak_is_read_from_its_closing_line(
+    scripts: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    closing: str,
+    status: int,
+    passed: int,
+    failures: list[str],
+) -> None:
+    program = tmp_path / "bin/tilewise_soak"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!/bin/sh\necho \"$@\" >{tmp_path}/asked\necho a round\necho '{closing}'\nexit {status}\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(scripts.gpu_programs, "STAGE", tmp_path)
+    suites = dict(scripts.gpu_soak.soak_suites(argparse.Namespace(soak=0.5, seed=3), ""))
+    line = suites["soak"]().line()
+    assert (tmp_path / "asked").read_text() == "--seconds=30 --seed=3\n"
+    assert (line["passed"], line["failures"], line["exit_status"]) == (passed, failures, status)
+    assert (line["failed"] > 0) == (status != 0 or bool(failures))
+    if passed:
+        assert line["device_mb"] == [7.5, 7.5]
+    missing = dict(scripts.gpu_soak.soak_suites(argparse.Namespace(soak=0.5, seed=3), "no GPU"))
+    assert missing["soak"]().skipped == 1

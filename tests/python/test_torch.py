@@ -282,3 +282,17 @@ def test_options_made_in_inference_mode_serve_training() -> None:
         attention(q, k, v, enable_gqa=True)
     attention(q, k, v, enable_gqa=True).sum().backward()
     assert q.grad is not None
+
+
+def test_a_pytorch_without_libtorch_so_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "libtorch.so: cannot open shared object file: No such file or directory"
+
+    def fail(path: object) -> None:
+        raise OSError(f"Could not load this library: {path}") from OSError(reason)
+
+    monkeypatch.setattr(torch.ops, "load_library", fail)
+    with pytest.raises(ImportError, match="install its package libtorch-dev"):
+        _binding.load_library()
+    reason = "file too short"
+    with pytest.raises(OSError, match="Could not load this library"):
+        _binding.load_library()

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "support/buffer.h"
+#include "support/forbidden.h"
 
 #ifdef TILEWISE_HAS_CUDA
 #include <cuda_runtime_api.h>
@@ -79,7 +80,10 @@ constexpr std::byte guard_byte{0xA5};
 // Memory of the device, taken once and handed out anew for each call.
 class DeviceMemory {
  public:
-  void reset() { used_ = 0; }
+  void reset() {
+    used_ = 0;
+    guards_.clear();
+  }
 
   // `bytes` at the same place within 256 as `like`, so that alignment is what it is on the host, with room
   // around.
@@ -89,13 +93,32 @@ class DeviceMemory {
     if (used_ + bytes + guard > capacity) throw std::runtime_error("test memory of the device is exhausted");
     std::byte* piece = static_cast<std::byte*>(base_) + used_;
     used_ += bytes + guard;
+    guards_.push_back(piece - guard);
+    guards_.push_back(piece + bytes);
     return piece;
   }
+
+  // While kernels run.
+  class Forbidden {
+   public:
+    explicit Forbidden(const DeviceMemory& memory) : guards_(memory.guards_) {
+      for (const std::byte* at : guards_) forbid(at, guard);
+    }
+    ~Forbidden() {
+      for (const std::byte* at : guards_) permit(at, guard);
+    }
+    Forbidden(const Forbidden&) = delete;
+    Forbidden& operator=(const Forbidden&) = delete;
+
+   private:
+    const std::vector<std::byte*>& guards_;
+  };
 
  private:
   static constexpr std::size_t capacity = std::size_t{1} << 30;
   void* base_ = nullptr;
   std::size_t used_ = 0;
+  std::vector<std::byte*> guards_;
 };
 
 DeviceMemory& device_memory() {
@@ -178,8 +201,11 @@ void with_device_workspace(std::size_t bytes, Context& context, const Body& body
   check_cuda(cudaMemset(data, 0xFF, bytes), "poison");
   context.device = device;
   context.workspace = {data, bytes};
-  body(context);
-  check_cuda(cudaDeviceSynchronize(), "running the kernels");
+  {
+    const DeviceMemory::Forbidden guards(device_memory());
+    body(context);
+    check_cuda(cudaDeviceSynchronize(), "running the kernels");
+  }
   std::vector<std::byte> guards(2 * guard);
   check_cuda(cudaMemcpy(guards.data(), data - guard, guard, cudaMemcpyDeviceToHost), "guards");
   check_cuda(cudaMemcpy(guards.data() + guard, data + bytes, guard, cudaMemcpyDeviceToHost), "guards");

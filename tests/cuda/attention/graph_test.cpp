@@ -4,49 +4,11 @@
 #include <vector>
 
 #include "cuda/attention/device_problem.h"
+#include "cuda/attention/graph.h"
 #include "cuda/attention/plain_f32.h"
 
 namespace tilewise::test::graph_test {
 namespace {
-
-using cuda::check_cuda;
-
-// A graph made of what `issue` puts on a stream. Under this mode of capture every call that allocates or
-// synchronises is an error, so that a graph at all shows that there was none.
-class Graph {
- public:
-  template <typename Issue>
-  Graph(const Stream& stream, const Issue& issue) {
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "beginning a capture");
-    issue();
-    check_cuda(cudaStreamEndCapture(stream, &graph_), "ending a capture");
-    check_cuda(cudaGraphInstantiate(&executable_, graph_, 0), "instantiating a graph");
-  }
-  ~Graph() {
-    cudaGraphExecDestroy(executable_);
-    cudaGraphDestroy(graph_);
-  }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-
-  void replay(const Stream& stream) const { check_cuda(cudaGraphLaunch(executable_, stream), "a replay"); }
-
-  std::vector<cudaGraphNodeType> nodes() const {
-    std::size_t count = 0;
-    check_cuda(cudaGraphGetNodes(graph_, nullptr, &count), "counting nodes");
-    std::vector<cudaGraphNode_t> nodes(count);
-    check_cuda(cudaGraphGetNodes(graph_, nodes.data(), &count), "reading nodes");
-    std::vector<cudaGraphNodeType> types(count);
-    for (std::size_t n = 0; n < count; ++n) {
-      check_cuda(cudaGraphNodeGetType(nodes[n], &types[n]), "reading a node");
-    }
-    return types;
-  }
-
- private:
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t executable_ = nullptr;
-};
 
 class GraphCapture : public CudaKernelTest {};
 
