@@ -210,15 +210,17 @@ void join_row(Joined& joined, const std::int64_t (&row)[3], const Buffer& o, dou
   known = total;
 }
 
+// `rounds`: o of pieces that have all keys is in the type of the rows. Not for delta, which is made of o.
 Joined join(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
-            const Context& context, PieceRunner& runner) {
+            const Context& context, PieceRunner& runner, bool rounds) {
   const Tensor& q = inputs.q;
   Joined joined{Sums(q.extent(0), q.extent(1), q.extent(2), inputs.v.extent(3), 0),
                 Sums(q.extent(0), q.extent(1), q.extent(2), 1, nothing)};
   for_each_piece(seed, inputs, options, [&](CutPiece piece) {
     if (!piece.first_keys) piece.inputs.sinks = {};  // a sink counts once
     const Shape rows = {piece.entries.count, piece.heads.count, piece.queries.count};
-    const Buffer o(piece.all_keys ? q.dtype : wide(q.dtype), {rows[0], rows[1], rows[2], inputs.v.extent(3)});
+    const Buffer o(rounds && piece.all_keys ? q.dtype : wide(q.dtype),
+                   {rows[0], rows[1], rows[2], inputs.v.extent(3)});
     const Buffer lse(q.dtype == DType::f64 ? DType::f64 : runner.statistics, rows);
     runner.forward(piece.inputs, piece.options, {o.view(), lse.view()}, context);
     for (std::int64_t b = 0; b < rows[0]; ++b) {
@@ -442,7 +444,7 @@ void PieceRunner::backward(const AttentionInputs& inputs, AttentionOptions optio
 
 void forward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
                        const AttentionOutputs& outputs, const Context& context, PieceRunner& runner) {
-  const Joined joined = join(seed, inputs, options, context, runner);
+  const Joined joined = join(seed, inputs, options, context, runner, true);
   write(outputs.o, joined.o);
   if (outputs.lse.given()) write(outputs.lse, joined.lse);
 }
@@ -450,7 +452,7 @@ void forward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const 
 void backward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
                         const AttentionGradients& gradients, const Context& context, PieceRunner& runner) {
   const Tensor &q = inputs.q, &k = inputs.k, &v = inputs.v;
-  Joined joined = join(seed, inputs, options, context, runner);
+  Joined joined = join(seed, inputs, options, context, runner, false);
   Sums delta = delta_of(joined, gradients.d_o);
   Sums d_lse(q.extent(0), q.extent(1), q.extent(2), 1, 0);
   if (gradients.d_lse.given()) {
