@@ -193,7 +193,9 @@ void attend_few(const AttentionCall& call, const Plan& plan, const Panel& panel,
 void attend(const AttentionCall& call, const Plan& plan, const Panel& panel, KeyRange range,
             const Scratch& scratch) {
   scratch.state->reset(panel.width);
-  if (panel.rows <= few_queries) {
+  // Backward of a piece has weights from this lse, so its scores must be the same numbers: not those of
+  // vectors along the head dim, which are summed in another order.
+  if (panel.rows <= few_queries && !call.place.of_piece) {
     attend_few(call, plan, panel, range, scratch);
   } else {
     attend_many(call, plan, panel, range, scratch);
