@@ -28,7 +28,7 @@ class Domain:
 # Of random problems, wgmma and the backwards of wgmma and mma take few, and few reach the plain kernels: they
 # have domains of their own. Of that of wgmma 85 % are taken, so there are more; in f32 few are, and the
 # reference is slow. What mma takes in f32 is what the plain kernels of fused mend peaks in. Strict precision
-# is another rule for f16 and bf16, and other kernels.
+# is another rule for f16 and bf16, and other kernels. Pieces of a whole are what several processes compute.
 DOMAINS = {
     "property": Domain(),
     "property wgmma": Domain(("--domain=wgmma", "--kernel=wgmma"), 1.2),
@@ -40,6 +40,8 @@ DOMAINS = {
     "property mma": Domain(("--domain=mma", "--kernel=mma")),
     "property mma f32": Domain(("--domain=mma-f32", "--kernel=mma,fused"), 0.1),
     "property plain": Domain(("--domain=plain", "--kernel=fused,mma"), 0.2),
+    "property pieces": Domain(("--pieces", "--kernel=fused,mma"), 0.04),
+    "property pieces plain": Domain(("--pieces", "--domain=plain", "--kernel=mma,wgmma"), 0.04),
     "property strict": Domain(("--rule=strict",), 0.3),
     "property mma strict": Domain(("--domain=mma", "--kernel=mma,widened", "--rule=strict"), 0.1),
     "property operations": Domain(("--domain=operations",), 0.4),  # gemm, ffn, norm, rope and layers

@@ -167,7 +167,7 @@ struct AttentionCall {
   bool deterministic = false;
   std::int64_t heads_together = 1;  ///< see group()
   bool allow_tf32 = false;          ///< f32 results need be no better than TF32 products would make them
-  Place place;                      ///< read by kernels that take pieces, those of the CPU
+  Place place;                      ///< read by kernels that take pieces
   Rows delta;                       ///< of a piece's rows, like lse; not wanted: backward sums it up itself
 
   /// Query heads that share a key head.

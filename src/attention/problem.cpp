@@ -43,7 +43,8 @@ std::string unsuited_piece(const AttentionProblem& problem) {
   const PieceDetails& piece = problem.piece;
   if (piece.placed) return "counts positions of ALiBi and dropout from the first query, key and head alone";
   if (piece.off_diagonal) return "takes bands that hold a query's own key alone";
-  if (piece.wide_results) return "takes results in the type of q, and lse in f32, alone";
+  if (piece.wide_rows) return "takes results in the type of q alone";
+  if (piece.wide_statistics) return "takes lse in f32 alone";
   if (piece.share_of_keys) return "takes backward of rows whose keys are all given alone";
   return {};
 }

@@ -45,10 +45,11 @@ struct BackwardDetails {
 
 /// What a piece asks that no whole problem does.
 struct PieceDetails {
-  bool placed = false;         ///< ALiBi or dropout count from elsewhere than the first query, key and head
-  bool off_diagonal = false;   ///< the band begins after a query's own key, or ends before it
-  bool wide_results = false;   ///< rows or gradients in f32 of 16-bit rows, or statistics in f64
-  bool share_of_keys = false;  ///< backward by lse and delta of rows that saw other keys too
+  bool placed = false;           ///< ALiBi or dropout count from elsewhere than the first query, key and head
+  bool off_diagonal = false;     ///< the band begins after a query's own key, or ends before it
+  bool wide_rows = false;        ///< o, dq, dk or dv in f32 of 16-bit rows
+  bool wide_statistics = false;  ///< lse, delta and d_lse in f64
+  bool share_of_keys = false;    ///< backward by lse and delta of rows that saw other keys too
   friend bool operator==(const PieceDetails&, const PieceDetails&) = default;
 };
 

@@ -52,12 +52,14 @@ void check_delta(const AttentionInputs& inputs, const AttentionOptions& options,
   check_dtype(gradients.delta, "delta", gradients.lse.dtype);
 }
 
-bool wide_results(const AttentionCall& call) {
+// Sets what results wider than the rows ask of a kernel.
+void set_wide_results(AttentionCall& call) {
   const DType dtype = call.problem.dtype;
+  PieceDetails& piece = call.problem.piece;
   for (const Rows* rows : {&call.o, &call.dq, &call.dk, &call.dv}) {
-    if (rows->wanted && rows->dtype != dtype) return true;
+    piece.wide_rows = piece.wide_rows || (rows->wanted && rows->dtype != dtype);
   }
-  return dtype != DType::f64 && call.lse.wanted && call.lse.dtype == DType::f64;
+  piece.wide_statistics = dtype != DType::f64 && call.lse.wanted && call.lse.dtype == DType::f64;
 }
 
 // The tensors by their names, in the order of the structs.
@@ -185,7 +187,7 @@ AttentionCall checked_forward(const AttentionInputs& inputs, const AttentionOpti
   if (outputs.lse.given()) check_lse(outputs.lse, "lse", inputs.q, context, options.piece.has_value());
   if (memory == ResultMemory::callers) check_apart(inputs, outputs);
   set_views(outputs, call);
-  problem.piece.wide_results = wide_results(call);
+  set_wide_results(call);
   return call;
 }
 
@@ -244,7 +246,7 @@ AttentionCall checked_backward(const AttentionInputs& inputs, const AttentionOpt
 
   problem.features.mask_gradient = gradients.dmask.given();
   set_views(gradients, call);
-  problem.piece.wide_results = wide_results(call);
+  set_wide_results(call);
   problem.piece.share_of_keys = share;
   problem.backward = backward_details(call);
   return call;

@@ -322,6 +322,8 @@ void set_piece(const Piece& piece, AttentionCall& call) {
   band = band_of_piece(band, piece.q_offset + shift - piece.k_offset, piece.step);
   if (band.left >= problem.length_q - 1) band.left = Band::unbounded;  // it hides nothing
   if (band.right >= problem.length_k - 1) band.right = Band::unbounded;
+  band.left = std::max(band.left, -problem.length_k);  // beyond, nothing is seen either
+  band.right = std::max(band.right, -problem.length_q);
   call.alignment = Alignment::top_left;
   AttentionFeatures& features = problem.features;
   features.causal = features.causal && band.right == 0;

@@ -19,6 +19,7 @@
 #include "property/check.h"
 #include "property/operations.h"
 #include "property/self_test.h"
+#include "support/pieces.h"
 
 namespace {
 
@@ -35,6 +36,7 @@ struct Settings {
   std::string rule = "standard";
   std::string level;
   int threads = 2;
+  bool pieces = false;
   bool verbose = false;
   bool self_test = false;
   bool no_self_test = false;
@@ -76,12 +78,47 @@ RandomProblem draw(std::string_view domain, std::uint64_t seed) {
   return random_problem(seed);
 }
 
+// Pieces that a kernel took, and those that it left to fused, since the program began.
+std::map<std::string, PieceRunner>& piece_runners() {
+  static std::map<std::string, PieceRunner> runners;
+  return runners;
+}
+
+// A problem in pieces on the first CUDA device, joined again. Statistics are in f64 for f32 rows, and in f32
+// or f64 for others: kernels with products of 16 bits take f32 alone.
+Subject subject_in_pieces(const std::string& kernel, std::uint64_t seed) {
+  const auto runner = [=](const AttentionInputs& inputs) -> PieceRunner& {
+    PieceRunner& found = piece_runners()[kernel];
+    found.device = {Device::Type::cuda, 0};
+    const bool wide = inputs.q.dtype == DType::f32 || (kernel == "fused" && seed % 2 == 0);
+    found.statistics = wide ? DType::f64 : DType::f32;
+    return found;
+  };
+  return {.kernel = kernel,
+          .device = {Device::Type::cuda, 0},
+          .repetition = 0.2,
+          .forward =
+              [=](const AttentionInputs& inputs, const AttentionOptions& options,
+                  const AttentionOutputs& outputs, const Context& context) {
+                forward_in_pieces(seed, inputs, options, outputs, context, runner(inputs));
+              },
+          .backward =
+              [=](const AttentionInputs& inputs, const AttentionOptions& options,
+                  const AttentionGradients& gradients, const Context& context) {
+                backward_in_pieces(seed, inputs, options, gradients, context, runner(inputs));
+              }};
+}
+
 // A kernel at the best SIMD level and at one other, so that all of them have their turn.
 std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
   std::vector<Subject> subjects;
   if (settings.cuda) {
     for (const std::string_view name : attention_kernels()) {
       if (!chosen(settings, name)) continue;
+      if (settings.pieces) {
+        subjects.push_back(subject_in_pieces(std::string(name), seed));
+        continue;
+      }
       subjects.push_back({.kernel = std::string(name),
                           .device = {Device::Type::cuda, 0},
                           .forward = run_forward_on_cuda,
@@ -211,7 +248,7 @@ void report(const Settings& settings, std::uint64_t seed, const Checked& checked
   for (const std::string& failure : checked.failures) std::cout << "  " << failure << '\n';
   std::cout << "  reproduce: tilewise_property --only " << hexadecimal(seed) << " --threads "
             << settings.threads << " --domain " << settings.domain << " --rule " << settings.rule
-            << (settings.cuda ? " --cuda" : "") << std::endl;
+            << (settings.cuda ? " --cuda" : "") << (settings.pieces ? " --pieces" : "") << std::endl;
 }
 
 int run(const Settings& settings) {
@@ -222,7 +259,10 @@ int run(const Settings& settings) {
     const std::uint64_t base =
         settings.seed == "random" ? std::random_device{}() : std::stoull(settings.seed, nullptr, 0);
     Random rng(base);
-    for (std::int64_t n = 0; n < settings.count; ++n) seeds.push_back(rng.bits());
+    while (static_cast<std::int64_t>(seeds.size()) < settings.count) {
+      const std::uint64_t seed = rng.bits();
+      if (!settings.pieces || suits_pieces(draw(settings.domain, seed))) seeds.push_back(seed);
+    }
     std::cout << settings.count << " problems from seed " << base << std::endl;
   }
   Progress progress(static_cast<std::int64_t>(seeds.size()));
@@ -250,6 +290,14 @@ int run(const Settings& settings) {
     for (const auto& [dtype, taken] : of_types) {
       if (taken.forward > 0) std::cout << "  of " << to_string(dtype) << ' ' << text_of(taken) << '\n';
     }
+  }
+  for (const auto& [kernel, runner] : piece_runners()) {
+    std::cout << kernel << " took " << runner.taken << " pieces, and left " << runner.left << " to fused\n";
+    const bool some = runner.taken > 0 || done < 20;  // of few problems a kernel may take none
+    if (some && (kernel != "fused" || runner.left == 0)) continue;
+    std::cout << "FAILED " << kernel
+              << (runner.taken == 0 ? ": took no piece" : ": refused a piece, though it takes all") << '\n';
+    ++failed;
   }
   std::cout << done - failed << " passed, " << failed << " failed" << std::endl;
   return failed == 0 ? 0 : 1;
@@ -291,6 +339,8 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_flag("--cuda", settings.cuda, "check the CUDA kernels, on the first device");
+  app.add_flag("--pieces", settings.pieces,
+               "cut every problem into pieces of a whole, and join their results (CUDA kernels alone)");
   app.add_flag("--verbose", settings.verbose, "print every problem");
   app.add_flag("--self-test", settings.self_test, "only check that wrong kernels are found out");
   app.add_flag("--no-self-test", settings.no_self_test, "leave that to another process of the same run");

@@ -16,6 +16,7 @@ from torch import Tensor
 
 SIZES = {
     "no batch": (0, 2, 3, 5),
+    "no batch of many queries": (0, 2, 300, 300),
     "no heads": (2, 0, 3, 5),
     "no queries": (2, 2, 0, 5),
     "no keys": (2, 2, 3, 0),

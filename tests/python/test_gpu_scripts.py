@@ -68,6 +68,8 @@ def test_domains_have_their_counts(scripts: SimpleNamespace) -> None:
         "property mma": 5000,
         "property mma f32": 500,
         "property plain": 1000,
+        "property pieces": 200,
+        "property pieces plain": 200,
         "property strict": 1500,
         "property mma strict": 500,
         "property operations": 2000,

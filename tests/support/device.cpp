@@ -37,7 +37,7 @@ std::vector<Tensor*> tensors_of(AttentionInputs& inputs) {
 }
 std::vector<Tensor*> tensors_of(AttentionOutputs& outputs) { return {&outputs.o, &outputs.lse}; }
 std::vector<Tensor*> read_tensors_of(AttentionGradients& gradients) {
-  return {&gradients.o, &gradients.lse, &gradients.d_o, &gradients.d_lse};
+  return {&gradients.o, &gradients.lse, &gradients.d_o, &gradients.d_lse, &gradients.delta};
 }
 std::vector<Tensor*> written_tensors_of(AttentionGradients& gradients) {
   return {&gradients.dq, &gradients.dk, &gradients.dv, &gradients.dmask, &gradients.dsinks};

@@ -7,6 +7,8 @@
 
 #include "core/load.h"
 #include "support/buffer.h"
+#include "support/device.h"
+#include "support/open_problem.h"
 #include "support/random.h"
 
 namespace tilewise::test {
@@ -80,6 +82,9 @@ struct CutPiece {
   AttentionInputs inputs;
   AttentionOptions options;
   bool first_keys = false;  // of its queries
+  // Whether queries have all their keys here, or keys all their queries: what is summed over them needs no
+  // joining, and may be rounded to the type of the rows.
+  bool all_keys = false, all_queries = false;
 };
 
 CutPiece cut(const AttentionInputs& whole, const AttentionOptions& options, const Part& entries,
@@ -92,7 +97,9 @@ CutPiece cut(const AttentionInputs& whole, const AttentionOptions& options, cons
                  .keys = keys,
                  .inputs = {},
                  .options = options,
-                 .first_keys = false};
+                 .first_keys = false,
+                 .all_keys = false,
+                 .all_queries = false};
   const auto rows = [&](const Tensor& tensor, const Part& heads, const Part& positions) {
     return rows_of_part(rows_of_part(rows_of_part(tensor, 0, entries), 1, heads), 2, positions);
   };
@@ -133,6 +140,8 @@ void for_each_piece(std::uint64_t seed, const AttentionInputs& inputs, const Att
         for (const Part& keys : cuts.keys) {
           CutPiece piece = cut(inputs, options, entries, heads, queries, keys);
           piece.first_keys = &keys == cuts.keys.data();
+          piece.all_keys = cuts.keys.size() == 1;
+          piece.all_queries = cuts.queries.size() == 1;
           body(piece);
         }
       }
@@ -200,17 +209,19 @@ void join_row(Joined& joined, const std::int64_t (&row)[3], const Buffer& o, dou
   known = total;
 }
 
+// `rounds`: o of pieces that have all keys is in the type of the rows. Not for delta, which is made of o.
 Joined join(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
-            const Context& context) {
+            const Context& context, PieceRunner& runner, bool rounds) {
   const Tensor& q = inputs.q;
   Joined joined{Sums(q.extent(0), q.extent(1), q.extent(2), inputs.v.extent(3), 0),
                 Sums(q.extent(0), q.extent(1), q.extent(2), 1, nothing)};
   for_each_piece(seed, inputs, options, [&](CutPiece piece) {
     if (!piece.first_keys) piece.inputs.sinks = {};  // a sink counts once
     const Shape rows = {piece.entries.count, piece.heads.count, piece.queries.count};
-    const Buffer o(wide(q.dtype), {rows[0], rows[1], rows[2], inputs.v.extent(3)});
-    const Buffer lse(DType::f64, rows);
-    run_forward(piece.inputs, piece.options, {o.view(), lse.view()}, context);
+    const Buffer o(rounds && piece.all_keys ? q.dtype : wide(q.dtype),
+                   {rows[0], rows[1], rows[2], inputs.v.extent(3)});
+    const Buffer lse(q.dtype == DType::f64 ? DType::f64 : runner.statistics, rows);
+    runner.forward(piece.inputs, piece.options, {o.view(), lse.view()}, context);
     for (std::int64_t b = 0; b < rows[0]; ++b) {
       for (std::int64_t h = 0; h < rows[1]; ++h) {
         for (std::int64_t i = 0; i < rows[2]; ++i) {
@@ -342,17 +353,105 @@ void write_sinks(const AttentionInputs& inputs, const AttentionGradients& gradie
 
 }  // namespace
 
+namespace {
+
+// Whether one key has all of a row's weight, or all but a ten-thousandth.
+bool has_only_key(const Head& head, const OpenProblem& open, std::size_t i) {
+  const double softcap = static_cast<double>(open.problem.options.softcap);
+  double highest = head.sink;
+  std::vector<double> scores;
+  for (std::size_t j = 0; j < head.keys; ++j) {
+    const std::size_t pair = head.pair(i, j);
+    if (head.visible[pair] == 0) continue;
+    double score = 0;
+    for (std::size_t d = 0; d < open.dim_qk; ++d) score += head.q[i][d] * head.k[j][d];
+    score *= open.scale;
+    if (softcap > 0) score = softcap * std::tanh(score / softcap);
+    scores.push_back(score + head.alibi_at(pair) + head.mask_at(pair));
+    highest = std::max(highest, scores.back());
+  }
+  if (scores.empty() || highest == nothing) return false;
+  double sum = std::exp(head.sink - highest);
+  for (const double score : scores) sum += std::exp(score - highest);
+  return std::exp(*std::max_element(scores.begin(), scores.end()) - highest) > 0.9999 * sum;
+}
+
+bool some_row_has_an_only_key(const OpenProblem& open) {
+  bool found = false;
+  open.for_each_head([&](const Head& head) {
+    for (std::size_t i = 0; i < head.queries; ++i) found = found || has_only_key(head, open, i);
+  });
+  return found;
+}
+
+}  // namespace
+
+bool suits_pieces(const RandomProblem& problem) {
+  if (problem.layout != Layout::dense || problem.key_lengths.given() || problem.blocks.counts.given()) {
+    return false;
+  }
+  const bool repeated = problem.k.strides()[2] == 0 || problem.v.strides()[2] == 0;
+  if (problem.length_q < 8 || problem.length_k < 8 || repeated) return false;
+  const RandomProblem wide = widened(problem);
+  const OutputBuffers outputs = make_outputs(wide);
+  AttentionOptions options = problem.options;
+  options.kernel = "reference";
+  run_forward(wide.inputs(), options, outputs.view(), {.parallel_for = openmp_parallel_for(2)});
+  for (const double lse : outputs.lse.values()) {
+    if (std::isfinite(lse) && std::abs(lse) > 16) return false;
+  }
+  return !some_row_has_an_only_key(OpenProblem(problem));
+}
+
+namespace {
+
+// Whether the explanation's kernel of that name can.
+bool able(const Explanation& explanation, std::string_view kernel) {
+  return std::any_of(explanation.entries.begin(), explanation.entries.end(),
+                     [&](const Explanation::Entry& entry) {
+                       return entry.kernel == kernel && entry.verdict != Explanation::Verdict::unable;
+                     });
+}
+
+}  // namespace
+
+void PieceRunner::forward(const AttentionInputs& inputs, AttentionOptions options,
+                          const AttentionOutputs& outputs, const Context& context) {
+  if (device.type == Device::Type::cpu) return run_forward(inputs, options, outputs, context);
+  Context where = context;
+  where.device = device;
+  const bool takes =
+      able(explain_attention_forward(on_device(inputs, device), options, on_device(outputs, device), where),
+           options.kernel);
+  ++(takes ? taken : left);
+  if (!takes) options.kernel = "fused";
+  run_forward_on_cuda(inputs, options, outputs, context);
+}
+
+void PieceRunner::backward(const AttentionInputs& inputs, AttentionOptions options,
+                           const AttentionGradients& gradients, const Context& context) {
+  if (device.type == Device::Type::cpu) return run_backward(inputs, options, gradients, context);
+  Context where = context;
+  where.device = device;
+  const bool takes = able(
+      explain_attention_backward(on_device(inputs, device), options, on_device(gradients, device), where),
+      options.kernel);
+  ++(takes ? taken : left);
+  if (!takes) options.kernel = "fused";
+  run_backward_on_cuda(inputs, options, gradients, context);
+}
+
 void forward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
-                       const AttentionOutputs& outputs, const Context& context) {
-  const Joined joined = join(seed, inputs, options, context);
+                       const AttentionOutputs& outputs, const Context& context, PieceRunner& runner) {
+  const Joined joined = join(seed, inputs, options, context, runner, true);
   write(outputs.o, joined.o);
   if (outputs.lse.given()) write(outputs.lse, joined.lse);
 }
 
 void backward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
-                        const AttentionGradients& gradients, const Context& context) {
+                        const AttentionGradients& gradients, const Context& context, PieceRunner& runner) {
   const Tensor &q = inputs.q, &k = inputs.k, &v = inputs.v;
-  Joined joined = join(seed, inputs, options, context);
+  Joined joined = join(seed, inputs, options, context, runner, false);
   Sums delta = delta_of(joined, gradients.d_o);
   Sums d_lse(q.extent(0), q.extent(1), q.extent(2), 1, 0);
   if (gradients.d_lse.given()) {
@@ -369,16 +468,17 @@ void backward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const
   MaskSums dmask(gradients.dmask);
   for_each_piece(seed, inputs, options, [&](CutPiece piece) {
     piece.inputs.sinks = {};
-    const DType dtype = wide(q.dtype);
+    const auto joined_type = [&](bool whole) { return whole ? q.dtype : wide(q.dtype); };
     const auto shape = [](const Tensor& x) {
       return Shape{x.extent(0), x.extent(1), x.extent(2), x.extent(3)};
     };
-    const Buffer lse = rows_of_piece(piece, DType::f64, joined.lse);
-    const Buffer deltas = rows_of_piece(piece, DType::f64, delta);
-    const Buffer d_lses = rows_of_piece(piece, DType::f64, d_lse);
-    const Buffer piece_dq(dtype, shape(piece.inputs.q));
-    const Buffer piece_dk(dtype, shape(piece.inputs.k));
-    const Buffer piece_dv(dtype, shape(piece.inputs.v));
+    const DType statistics = q.dtype == DType::f64 ? DType::f64 : runner.statistics;
+    const Buffer lse = rows_of_piece(piece, statistics, joined.lse);
+    const Buffer deltas = rows_of_piece(piece, statistics, delta);
+    const Buffer d_lses = rows_of_piece(piece, statistics, d_lse);
+    const Buffer piece_dq(joined_type(piece.all_keys), shape(piece.inputs.q));
+    const Buffer piece_dk(joined_type(piece.all_queries), shape(piece.inputs.k));
+    const Buffer piece_dv(joined_type(piece.all_queries), shape(piece.inputs.v));
     Buffer piece_dmask;
     if (gradients.dmask.given()) {
       Shape mask_shape;
@@ -388,16 +488,16 @@ void backward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const
     }
     const auto d_o_part = rows_of_part(
         rows_of_part(rows_of_part(gradients.d_o, 0, piece.entries), 1, piece.heads), 2, piece.queries);
-    run_backward(piece.inputs, piece.options,
-                 {.lse = lse.view(),
-                  .d_o = d_o_part,
-                  .d_lse = d_lses.view(),
-                  .delta = deltas.view(),
-                  .dq = gradients.dq.given() ? piece_dq.view() : Tensor(),
-                  .dk = gradients.dk.given() ? piece_dk.view() : Tensor(),
-                  .dv = gradients.dv.given() ? piece_dv.view() : Tensor(),
-                  .dmask = piece_dmask.view()},
-                 context);
+    runner.backward(piece.inputs, piece.options,
+                    {.lse = lse.view(),
+                     .d_o = d_o_part,
+                     .d_lse = d_lses.view(),
+                     .delta = deltas.view(),
+                     .dq = gradients.dq.given() ? piece_dq.view() : Tensor(),
+                     .dk = gradients.dk.given() ? piece_dk.view() : Tensor(),
+                     .dv = gradients.dv.given() ? piece_dv.view() : Tensor(),
+                     .dmask = piece_dmask.view()},
+                    context);
     if (gradients.dq.given()) add_rows(dq, piece_dq, piece.entries, piece.heads, piece.queries);
     if (gradients.dk.given()) add_rows(dk, piece_dk, piece.entries, piece.key_heads, piece.keys);
     if (gradients.dv.given()) add_rows(dv, piece_dv, piece.entries, piece.key_heads, piece.keys);

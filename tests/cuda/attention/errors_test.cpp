@@ -164,5 +164,14 @@ TEST_F(CudaErrors, AFaultOnTheDeviceComesOutOfTheNextCallWithTheKernelsName) {
               "DeviceError tilewise fused forward: cudaError");
 }
 
+// An entry more would be for the kernels of many queries, which describe tensors to the driver: it takes no
+// empty ones.
+TEST_F(CudaErrors, ManyQueriesOfNoEntryAreNoError) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Buffer rows(dtype, {0, 2, 300, 64}), o(dtype, {0, 2, 300, 64}), lse(DType::f32, {0, 2, 300});
+    run_forward_on_cuda({.q = rows.view(), .k = rows.view(), .v = rows.view()}, {}, {o.view(), lse.view()});
+  }
+}
+
 }  // namespace
 }  // namespace tilewise::test::errors_test

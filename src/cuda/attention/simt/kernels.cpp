@@ -11,12 +11,12 @@ std::string supports_fused(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
   if (problem.layout == Layout::paged && problem.pass == Pass::backward) return "paged keys have no backward";
-  return unsuited_piece(problem);
+  return {};
 }
 
 std::string supports_dense(const AttentionProblem& problem) {
-  const std::string reason = supports_fused(problem);
-  if (!reason.empty()) return reason;
+  if (const std::string reason = supports_fused(problem); !reason.empty()) return reason;
+  if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
   if (problem.layout != Layout::dense) return "takes dense tensors alone, not packed or paged ones";
   return problem.features.block_mask ? "takes no block mask" : "";
 }

@@ -3,6 +3,7 @@
 #include "attention/kernel.h"
 #include "cuda/attention/common/backward/ordered_starts.h"
 #include "cuda/attention/common/f32/limits.h"
+#include "cuda/attention/common/pieces.h"
 #include "cuda/attention/sm80/backward/backward.h"
 #include "cuda/attention/sm80/backward_f32/backward.h"
 #include "cuda/attention/sm80/backward_f32/tuning.h"
@@ -53,7 +54,9 @@ std::string supports_f32(const AttentionProblem& problem) {
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
-  if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
+  const std::string piece =
+      problem.dtype == DType::f32 ? unsuited_piece(problem) : unsuited_16_bit_piece(problem);
+  if (!piece.empty()) return piece;
   if (problem.dim_qk > mma::most_dim || problem.dim_v > mma::most_dim) {
     return "takes head dims to " + std::to_string(mma::most_dim);
   }

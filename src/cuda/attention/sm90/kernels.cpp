@@ -8,6 +8,7 @@
 #include "cuda/attention/common/backward/ordered_starts.h"
 #include "cuda/attention/common/f32/limits.h"
 #include "cuda/attention/common/forward/few_results.h"
+#include "cuda/attention/common/pieces.h"
 #include "cuda/attention/sm90/backward/backward.h"
 #include "cuda/attention/sm90/backward/tuning.h"
 #include "cuda/attention/sm90/backward_tma/backward.h"
@@ -47,6 +48,12 @@ std::string missing_feature(const AttentionProblem& problem) {
   if (masked && (features.softcap || features.alibi || features.sinks || features.key_lengths)) {
     return "takes masks and dropout without softcap, ALiBi, sinks and key lengths";
   }
+  if (problem.piece.wide_rows) {
+    if (masked) return "takes masks and dropout with results in the type of q alone";
+    if (std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_of_decode) {
+      return "takes f32 results with head dims to " + std::to_string(wgmma::most_dim_of_decode);
+    }
+  }
   if (masked && problem.layout == Layout::packed) return "takes no dropout of packed sequences";
   if (masked && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_mask) {
     return "takes masks and dropout with head dims to " + std::to_string(wgmma::most_dim_with_mask);
@@ -74,7 +81,7 @@ std::string too_inexact(const AttentionProblem& problem) {
   constexpr std::int64_t few_pairs = std::int64_t{1} << 20;
   const std::int64_t keys = problem.features.block_mask
                                 ? std::min<std::int64_t>(problem.most_keys, wgmma::block_multiple)
-                                : problem.most_keys;
+                                : std::max<std::int64_t>(problem.most_keys, 1);
   if (problem.dim_qk > 192 && problem.heads_q * problem.queries < few_pairs / keys) {
     return "takes head dims beyond 192 in strict precision from 2^20 pairs of queries and keys on";
   }
@@ -151,12 +158,16 @@ std::string unsuited_capability(const AttentionProblem& problem) {
 std::string supports(const AttentionProblem& problem) {
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (problem.dtype == DType::f64) return "takes f32, f16 and bf16, not f64";
-  if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
+  const std::string piece =
+      problem.dtype == DType::f32 ? unsuited_piece(problem) : unsuited_16_bit_piece(problem);
+  if (!piece.empty()) return piece;
 #ifndef TILEWISE_HAS_WGMMA
   return "was built without code for sm_90a";
 #endif
   if (problem.pass == Pass::backward) {
     if (const std::string reason = unsuited_backward(problem); !reason.empty()) return reason;
+  } else if (problem.heads_q * problem.queries == 0) {
+    return "takes no less than one query";  // an empty tensor has no map
   } else if (problem.dtype == DType::f32) {
     if (const std::string reason = unsuited_f32(problem); !reason.empty()) return reason;
   } else {

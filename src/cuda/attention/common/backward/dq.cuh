@@ -57,7 +57,25 @@ struct DqWork {
   int first_part, parts;
 };
 
-template <typename T>
+/// Writes what a lane has of four eights of dims, in any type: of queries s and s + 8, two dims of each eight
+/// from `first` on.
+__device__ __forceinline__ void store_sums(const Rows& rows, std::int64_t b, std::int64_t h, std::int64_t s,
+                                           const bool (&there)[2], int first, int dims, float factor,
+                                           const float (&sum)[2][4][2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (!there[half]) continue;
+    std::byte* to = rows.at(b, h, s + 8 * half);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const int d = first + e / 2 * 8 + e % 2;
+      if (d < dims) store_element(to + d * size_of(rows.dtype), rows.dtype, sum[half][e / 2][e % 2] * factor);
+    }
+  }
+}
+
+/// `wide`: a piece's results, in f32 or in T.
+template <typename T, bool wide>
 __device__ __forceinline__ void finish_dq(const AttentionCall& call, const BackwardSpace& space,
                                           const DqWork& work) {
   const TileQueries queries(call, work.tile);
@@ -84,16 +102,20 @@ __device__ __forceinline__ void finish_dq(const AttentionCall& call, const Backw
       sum[1][e][0] = four.z;
       sum[1][e][1] = four.w;
     }
+    if constexpr (wide) {
+      store_sums(call.dq, b, work.head, s, there, eight * 8 + lane % 4 * 2, dims, factor, sum);
+    } else {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      std::uint32_t word[4];
+      for (int half = 0; half < 2; ++half) {
+        std::uint32_t word[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) word[e] = pack<T>(sum[half][e][0] * factor, sum[half][e][1] * factor);
-      exchange_words(word);
-      const int first = (eight + lane % 4) * 8;
-      if (!there[half] || first >= dims) continue;
-      store_eight(to + 8 * half * call.dq.stride_s * 2, first, dims, aligned,
-                  {word[0], word[1], word[2], word[3]});
+        for (int e = 0; e < 4; ++e) word[e] = pack<T>(sum[half][e][0] * factor, sum[half][e][1] * factor);
+        exchange_words(word);
+        const int first = (eight + lane % 4) * 8;
+        if (!there[half] || first >= dims) continue;
+        store_eight(to + 8 * half * call.dq.stride_s * 2, first, dims, aligned,
+                    {word[0], word[1], word[2], word[3]});
+      }
     }
   }
 }

@@ -26,8 +26,8 @@ __device__ KeyFactors key_factors(const AttentionCall& call, const BackwardSpace
           keep_scale / static_cast<float>(1 << weight_bits<T>)};
 }
 
-// The sums of a key's shares, in their order.
-template <typename T, int lanes>
+// The sums of a key's shares, in their order. `wide`: a piece's results, in f32 or in T.
+template <typename T, bool wide, int lanes>
 __device__ void join_row(const RowLanes<lanes>& at, const BatchRow& row, const KeyShares& shares,
                          const float* parts, const Rows& rows, std::int64_t dims, float factor) {
   const int first = at.lane * 8;
@@ -46,21 +46,30 @@ __device__ void join_row(const RowLanes<lanes>& at, const BatchRow& row, const K
       sum[4 * four + 3] += part.w;
     }
   }
-  const uint4 eight{pack<T>(sum[0] * factor, sum[1] * factor), pack<T>(sum[2] * factor, sum[3] * factor),
-                    pack<T>(sum[4] * factor, sum[5] * factor), pack<T>(sum[6] * factor, sum[7] * factor)};
-  store_eight(row_of_halves(rows, row.b, row.h, row.s), first, static_cast<int>(dims), aligned_chunks(rows),
-              eight);
+  if constexpr (wide) {
+    std::byte* to = rows.at(row.b, row.h, row.s);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      if (first + n < dims)
+        store_element(to + (first + n) * size_of(rows.dtype), rows.dtype, sum[n] * factor);
+    }
+  } else {
+    const uint4 eight{pack<T>(sum[0] * factor, sum[1] * factor), pack<T>(sum[2] * factor, sum[3] * factor),
+                      pack<T>(sum[4] * factor, sum[5] * factor), pack<T>(sum[6] * factor, sum[7] * factor)};
+    store_eight(row_of_halves(rows, row.b, row.h, row.s), first, static_cast<int>(dims), aligned_chunks(rows),
+                eight);
+  }
 }
 
-template <typename T, int lanes>
+template <typename T, bool wide, int lanes>
 __device__ void join_shares(const AttentionCall& call, const BackwardSpace& space, std::int64_t block) {
   const RowLanes<lanes> at(block);
   const BatchRow row = BatchRow::of_key(call, at.row);
   if (!row.owned) return;
   const KeyShares& shares = space.shares;
   const KeyFactors factors = key_factors<T>(call, space);
-  join_row<T>(at, row, shares, shares.dk, call.dk, call.problem.dim_qk, factors.dk);
-  join_row<T>(at, row, shares, shares.dv, call.dv, call.problem.dim_v, factors.dv);
+  join_row<T, wide>(at, row, shares, shares.dk, call.dk, call.problem.dim_qk, factors.dk);
+  join_row<T, wide>(at, row, shares, shares.dv, call.dv, call.problem.dim_v, factors.dv);
 }
 
 // Blocks that join shares, and after them blocks that make dq, one warp per tile.
@@ -95,14 +104,14 @@ struct FinishBlocks {
   }
 };
 
-template <typename T, int lanes>
+template <typename T, int lanes, bool wide>
 __global__ void __launch_bounds__(row_threads)
     finish_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
                 const FinishBlocks blocks) {
   take_turn_in_chain();
-  if (blockIdx.x < blocks.joining) return join_shares<T, lanes>(call, space, blockIdx.x);
+  if (blockIdx.x < blocks.joining) return join_shares<T, wide, lanes>(call, space, blockIdx.x);
   const std::int64_t warp = (blockIdx.x - blocks.joining) * FinishBlocks::warps + threadIdx.x / 32;
-  if (warp < blocks.dq_warps) finish_dq<T>(call, space, blocks.dq_work(space, warp));
+  if (warp < blocks.dq_warps) finish_dq<T, wide>(call, space, blocks.dq_work(space, warp));
 }
 
 }  // namespace
@@ -112,12 +121,13 @@ void finish_backward(const AttentionCall& call, const BackwardSpace& space, cons
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   with_lanes(call, [&]<typename T, int lanes>() {
     const auto blocks = FinishBlocks::of<lanes>(call, space, multiprocessors);
-    launch<finish_rows<T, lanes>>({.name = "tilewise mma backward, dq",
-                                   .blocks = blocks.count(),
-                                   .threads = row_threads,
-                                   .stream = stream,
-                                   .early = begins_early(call.problem.device)},
-                                  call, space, blocks);
+    const Launch how{.name = "tilewise mma backward, dq",
+                     .blocks = blocks.count(),
+                     .threads = row_threads,
+                     .stream = stream,
+                     .early = begins_early(call.problem.device)};
+    call.problem.piece.wide_rows ? launch<finish_rows<T, lanes, true>>(how, call, space, blocks)
+                                 : launch<finish_rows<T, lanes, false>>(how, call, space, blocks);
   });
   // Gradients of mask and sinks may be in f32, which is more than products of 16 bits and the rounded o give.
   if (space.needs_states(call)) simt::row_states(call, space.states, space.row_sums, {}, context);

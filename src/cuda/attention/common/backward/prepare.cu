@@ -62,8 +62,9 @@ __device__ void raise_value_norms(const AttentionCall& call, const BackwardSpace
   raise(&space.largest->v, sqrtf(at.sum(norm)));
 }
 
-// The first `query_blocks` blocks have rows of queries, the others rows of values.
-template <typename T, int lanes>
+// The first `query_blocks` blocks have rows of queries, the others rows of values. `share`: delta is given,
+// and o is not.
+template <typename T, int lanes, bool share>
 __global__ void __launch_bounds__(row_threads)
     row_values(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
                std::int64_t query_blocks) {
@@ -81,7 +82,10 @@ __global__ void __launch_bounds__(row_threads)
     for (int n = 0; n < rows_together; ++n) {
       if (n > 0) advance(call, first + n, row);
       if (!row.owned) continue;
-      o[n] = eight_of(row_of_halves(call.o, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.o));
+      if constexpr (!share) {
+        o[n] =
+            eight_of(row_of_halves(call.o, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.o));
+      }
       d_o[n] =
           eight_of(row_of_halves(call.d_o, row.b, row.h, row.s), at.lane * 8, dims, aligned_chunks(call.d_o));
     }
@@ -117,6 +121,7 @@ __global__ void __launch_bounds__(row_threads)
     raise(&space.largest->d_lse, fabsf(d_lse));
   }
   if (!row.owned) return;
+  if constexpr (share) product = *reinterpret_cast<const float*>(call.delta.at(row.b, row.h, row.s));
   const RowValues& rows = space.rows;
   const float lse = *reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.s));
   const bool unseen = lse == minus_infinity;
@@ -187,13 +192,13 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
   if (space.order.kept()) {
     check_cuda(cudaMemsetAsync(space.order.ticket, 0, space.order.bytes, stream), "tilewise mma backward");
   }
-  launch<row_values<T, lanes>>(
-      {.name = "tilewise mma backward, rows",
-       .blocks = query_blocks + value_blocks,
-       .threads = row_threads,
-       .stream = stream,
-       .early = value_blocks == 0 && !space.order.kept() && begins_early(call.problem.device)},
-      call, space, query_blocks);
+  const Launch how{.name = "tilewise mma backward, rows",
+                   .blocks = query_blocks + value_blocks,
+                   .threads = row_threads,
+                   .stream = stream,
+                   .early = value_blocks == 0 && !space.order.kept() && begins_early(call.problem.device)};
+  call.delta.wanted ? launch<row_values<T, lanes, true>>(how, call, space, query_blocks)
+                    : launch<row_values<T, lanes, false>>(how, call, space, query_blocks);
   if (features.mask != MaskKind::additive && !features.alibi) return;
   launch<anchor_rows<T>>({.name = "tilewise mma backward, far rows",
                           .blocks = RowLanes<32>::blocks(queries),

@@ -17,7 +17,7 @@ inline std::int64_t ordered_tiles(const AttentionCall& call, const BackwardBlock
 
 /// How many blocks share the queries of a tile of keys: more than one where there would be fewer blocks than
 /// fit into the GPU at once. Times are in tiles of queries; a block more costs about two, for its keys and
-/// for its sums.
+/// for its sums. Results that are wider than rows are joined from two shares at the least (pieces.h).
 inline int shares_of(const AttentionCall& call, const BackwardConfig& c, int multiprocessors) {
   constexpr std::int64_t most = 16;
   // Of queries, in a share. Where results are few, so are the blocks, and each tile counts.
@@ -27,7 +27,8 @@ inline int shares_of(const AttentionCall& call, const BackwardConfig& c, int mul
   const std::int64_t blocks = cut.count();
   const std::int64_t tiles = call.group() * cut.queries.tiles;
   const std::int64_t room = std::int64_t{c.blocks} * multiprocessors;
-  if (blocks == 0 || blocks >= room) return 1;
+  const std::int64_t least = call.problem.piece.wide_rows ? 2 : 1;
+  if (blocks == 0 || blocks >= room) return static_cast<int>(least);
   const auto time = [&](std::int64_t shares) {
     const std::int64_t longest =
         (call.deterministic ? ordered_tiles(call, cut, shares) : (tiles + shares - 1) / shares) + block_cost;
@@ -40,7 +41,7 @@ inline int shares_of(const AttentionCall& call, const BackwardConfig& c, int mul
     if (call.deterministic && shares > call.group() && shares % call.group() != 0) continue;
     if (time(shares) < time(best)) best = shares;
   }
-  return static_cast<int>(best);
+  return static_cast<int>(std::max(best, least));
 }
 
 }  // namespace tilewise::cuda::mma

@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
 // or values are all the same, or the sequence is short, exactness would hang on more than the peaks.
 bool from_outputs(const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
-  return plain_backward(call) && call.dq.wanted && (call.dk.wanted || call.dv.wanted) &&
+  return plain_backward(call) && !call.delta.wanted && call.dq.wanted && (call.dk.wanted || call.dv.wanted) &&
          !call.deterministic && !problem.features.sinks && problem.most_keys > short_keys &&
          problem.length_q >= short_queries && call.k.stride_s != 0 && call.v.stride_s != 0;
 }

@@ -45,6 +45,39 @@ struct LosslessSum {
   __device__ double value() const { return static_cast<double>(sum) + static_cast<double>(lost); }
 };
 
+template <bool general>
+__device__ __forceinline__ double d_lse_of(const AttentionCall& call, std::int64_t b, std::int64_t h,
+                                           std::int64_t s) {
+  if (!call.d_lse.wanted) return 0;
+  return general ? statistic_of(call.d_lse, b, h, s)
+                 : static_cast<double>(*reinterpret_cast<const float*>(call.d_lse.at(b, h, s)));
+}
+
+// A query that saw other keys, too, by lse and delta of them all.
+struct RowOfShare {
+  double lse, shift, among;
+
+  __device__ RowOfShare(const AttentionCall& call, std::int64_t b, std::int64_t h, std::int64_t s)
+      : lse(statistic_of(call.lse, b, h, s)),
+        shift(d_lse_of<true>(call, b, h, s) - statistic_of(call.delta, b, h, s)),
+        among(log(static_cast<double>(call.problem.length_k + 1))) {}
+
+  __device__ bool unseen() const { return isinf(lse); }
+  // A score that the keys' weights would have if they were alike: s − top, which is rounded, is small for
+  // the weights that count. What f32 does not keep of it is in the factor.
+  __device__ RowState state() const {
+    const auto top = static_cast<float>(lse - among);
+    return unseen() ? RowState::unseen()
+                    : RowState{top, static_cast<float>(exp(static_cast<double>(top) - lse)),
+                               static_cast<float>(shift)};
+  }
+  // The sum of the score gradients of these keys.
+  __device__ float row_sum(const PartialRow& row) const {
+    if (unseen() || row.sum == 0) return 0;
+    return static_cast<float>((row.weighted + row.sum * shift) * exp(static_cast<double>(row.top) - lse));
+  }
+};
+
 // `scores` and `dweights` are [keys, queries].
 template <typename C>
 __device__ __forceinline__ void add_tile(PartialRow& row, const float* scores, const float* dweights,
@@ -92,7 +125,7 @@ __device__ __forceinline__ void store_scores(const Stage<C, Side::queries, gener
     if (edge && hidden(call, query.sequence, keys, i, j)) {
       score(m, n) = minus_infinity;
     } else if (general) {
-      score(m, n) = score_of(call, rules, query.sequence, query.b, query.h, i, j, score(m, n), tangent);
+      score(m, n) = score_of<true>(call, rules, query.sequence, query.b, query.h, i, j, score(m, n), tangent);
     }
   }
 }
@@ -116,8 +149,8 @@ __device__ __forceinline__ void store_dweights(const Stage<C, Side::queries, gen
     for (int index = 0; index < C::M * C::N; ++index) {
       const int m = index / C::N;
       const int n = index % C::N;
-      dweight(m, n) *= dropout_factor(stage.call, query.b, query.h, query.first + place.own(n),
-                                      keys.first + place.other(m));
+      dweight(m, n) *= dropout_factor<true>(stage.call, query.b, query.h, query.first + place.own(n),
+                                            keys.first + place.other(m));
     }
   }
 }
@@ -204,10 +237,15 @@ __device__ __forceinline__ void find_states(const AttentionCall& call, const Blo
   }
   const double total = row.sum + sink;
   const bool unseen = row.sum == 0 && sink == 0;
-  const double d_lse =
-      call.d_lse.wanted
-          ? static_cast<double>(*reinterpret_cast<const float*>(call.d_lse.at(query.b, query.h, s)))
-          : 0.0;
+  if constexpr (general) {
+    if (call.delta.wanted) {  // the keys are a share of the row's
+      const RowOfShare share(call, query.b, query.h, s);
+      states.set(at, share.state());
+      if (row_sums != nullptr) row_sums[at] = share.row_sum(row);
+      return;
+    }
+  }
+  const double d_lse = d_lse_of<general>(call, query.b, query.h, s);
   const double delta = row.weighted / total;
   states.set(at, unseen
                      ? RowState::unseen()
@@ -262,10 +300,35 @@ void run_for(const AttentionCall& call, const Found& found, const Context& conte
   }
 }
 
+// The states of a piece's queries, by lse and delta of all their keys. One warp per query.
+constexpr int share_threads = 256;
+
+__global__ void __launch_bounds__(share_threads)
+    states_of_share(const __grid_constant__ AttentionCall call, const RowStates states, const Rows dq_sum) {
+  const std::int64_t index = (std::int64_t{blockIdx.x} * share_threads + threadIdx.x) / 32;
+  const std::int64_t b = index / call.problem.length_q / call.problem.heads_q;
+  const std::int64_t h = index / call.problem.length_q % call.problem.heads_q;
+  const std::int64_t i = index % call.problem.length_q;
+  if (b >= call.problem.batch) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (lane == 0) states.set(h * call.rows_q() + call.first_row_q(b) + i, RowOfShare(call, b, h, i).state());
+  if (!dq_sum.wanted) return;
+  auto* dq = reinterpret_cast<float*>(dq_sum.at(b, h, i));
+  for (std::int64_t d = lane; d < call.problem.dim_qk; d += 32) dq[d] = 0;
+}
+
 }  // namespace
 
 void row_states(const AttentionCall& call, const RowStates& states, float* row_sums, const Rows& dq_sum,
                 const Context& context) {
+  if (call.delta.wanted && row_sums == nullptr) {
+    const std::int64_t rows = call.problem.batch * call.problem.heads_q * call.problem.length_q;
+    return launch<states_of_share>({.name = "tilewise row states of a share",
+                                    .blocks = (rows * 32 + share_threads - 1) / share_threads,
+                                    .threads = share_threads,
+                                    .stream = static_cast<cudaStream_t>(context.stream)},
+                                   call, states, dq_sum);
+  }
   const Found found{.states = states, .row_sums = row_sums, .dq_sum = dq_sum};
   plain_backward(call) ? run_for<false>(call, found, context) : run_for<true>(call, found, context);
 }

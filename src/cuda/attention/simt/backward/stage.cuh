@@ -49,9 +49,12 @@ inline bool plain_backward(const AttentionCall& call) {
   const auto plain = [&](const Rows& rows, std::int64_t dim) {
     return !rows.wanted || (plain_rows(rows, dim) && dim <= (broad ? Broad::dim : Narrow::dim));
   };
-  return problem.length_q > 1 && !problem.features.needs_more_than_band() && plain(call.q, problem.dim_qk) &&
-         plain(call.k, problem.dim_qk) && plain(call.v, problem.dim_v) && plain(call.d_o, problem.dim_v) &&
-         plain(call.dq, problem.dim_qk) && plain(call.dk, problem.dim_qk) && plain(call.dv, problem.dim_v);
+  // Row states of a share come from a kernel of their own, which reads f64.
+  const bool known_statistics = !problem.piece.wide_statistics || call.delta.wanted;
+  return problem.length_q > 1 && !problem.features.needs_more_than_band() && known_statistics &&
+         plain(call.q, problem.dim_qk) && plain(call.k, problem.dim_qk) && plain(call.v, problem.dim_v) &&
+         plain(call.d_o, problem.dim_v) && plain(call.dq, problem.dim_qk) && plain(call.dk, problem.dim_qk) &&
+         plain(call.dv, problem.dim_v);
 }
 
 enum class BackwardSize { small, narrow, broad };
@@ -216,6 +219,8 @@ __device__ __forceinline__ void store_general_weights(const Stage<C, side, gener
     }
   }
   __syncwarp();  // the warp's products are there
+  const bool drawn_in_fours =
+      call.problem.features.dropout && side == Side::keys && DropoutFactors::share_counters(call, keys.first);
   constexpr int warp_rows = C::R * C::M;
 #pragma unroll 1
   for (int index = static_cast<int>(threadIdx.x) % 32; index < warp_rows * C::tile / 4; index += 32) {
@@ -223,7 +228,7 @@ __device__ __forceinline__ void store_general_weights(const Stage<C, side, gener
     const int first = index / warp_rows * 4;
     float weight[4], sloped[4];
     float factor[4] = {1, 1, 1, 1};
-    if (call.problem.features.dropout && side == Side::keys && keys.first % 4 == 0) {
+    if (drawn_in_fours) {
       const DropoutFactors drawn(call, query.b, query.h, query.first + row, keys.first + first);
 #pragma unroll
       for (int n = 0; n < 4; ++n) factor[n] = drawn.factor[n];
@@ -239,10 +244,10 @@ __device__ __forceinline__ void store_general_weights(const Stage<C, side, gener
       if (stage.states.inverse[r] == 0 || (edge && hidden(call, query.sequence, keys, i, j))) continue;
       float tangent = 0;
       const float s =
-          score_of(call, rules, query.sequence, query.b, query.h, i, j, element(four, n), tangent);
+          score_of<true>(call, rules, query.sequence, query.b, query.h, i, j, element(four, n), tangent);
       const float p = weight_of(s, stage.states.top[r]) * stage.states.inverse[r];
-      if (call.problem.features.dropout && !(side == Side::keys && keys.first % 4 == 0)) {
-        factor[n] = dropout_factor(call, query.b, query.h, i, j);
+      if (call.problem.features.dropout && !drawn_in_fours) {
+        factor[n] = dropout_factor<true>(call, query.b, query.h, i, j);
       }
       weight[n] = p * factor[n];
       sloped[n] = through_softcap && rules.softcap ? p * (1 - tangent * tangent) : p;

@@ -72,12 +72,20 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
   const float own_inverse = sum == 0 ? 0.0f : factor / sum;
   const std::int64_t first = query.sequence.first_q + query.first;
   if (call.lse.wanted && first_dim == 0 && place.lane.column < C::M && r < query.count) {
-    // Short code for the plain kernel; in the general one the two may cancel.
-    const float logarithm =
-        general ? static_cast<float>(static_cast<double>(maximum) + log(static_cast<double>(sum)))
-                : maximum + logf(sum);
-    const float lse = sum == 0 ? minus_infinity : logarithm;
-    *reinterpret_cast<float*>(call.lse.at(query.b, query.h, first + r)) = lse;
+    if constexpr (general) {  // maximum and logarithm may cancel, and a piece may ask for lse in f64
+      const double lse = sum == 0 ? static_cast<double>(minus_infinity)
+                                  : static_cast<double>(maximum) + log(static_cast<double>(sum));
+      std::byte* to = call.lse.at(query.b, query.h, first + r);
+      if (call.lse.dtype == DType::f64) {
+        *reinterpret_cast<double*>(to) = lse;
+      } else {
+        *reinterpret_cast<float*>(to) = static_cast<float>(lse);
+      }
+    } else {  // short code
+      const float logarithm = maximum + logf(sum);
+      const float lse = sum == 0 ? minus_infinity : logarithm;
+      *reinterpret_cast<float*>(call.lse.at(query.b, query.h, first + r)) = lse;
+    }
   }
   const int dims = static_cast<int>(call.problem.dim_v) - first_dim;
   const bool aligned = general && aligned_rows(call.o, call.problem.dim_v);
@@ -383,7 +391,7 @@ bool plain_forward(const AttentionCall& call) {
   const std::size_t shared_bytes = device_properties(problem.device.index).shared_bytes;
   const int most = Small128::shared_bytes <= shared_bytes ? Small128::dim : Small64::dim;
   return problem.length_q > 1 && !problem.features.needs_more_than_band() &&
-         problem.layout != Layout::paged &&
+         problem.layout != Layout::paged && !problem.piece.wide_statistics &&
          call.scale != 0 &&  // with none a hidden product, −inf, would not stay hidden
          plain_rows(call.q, problem.dim_qk) && plain_rows(call.k, problem.dim_qk) &&
          plain_rows(call.v, problem.dim_v) && plain_rows(call.o, problem.dim_v) && problem.dim_qk <= most &&

@@ -106,11 +106,11 @@ bool takes_short(const AttentionCall& call, const Context& context) {
   const DeviceProperties& device = device_properties(context.device.index);
   const std::int64_t blocks = problem.batch * problem.heads_q * ((problem.length_q + queries - 1) / queries);
   return problem.layout == Layout::dense && call.key_lengths.data == nullptr && !problem.features.sinks &&
-         problem.length_k > most_keys / 2 && problem.length_k <= most_keys && problem.dim_qk > dim / 2 &&
-         problem.dim_qk <= dim && problem.dim_qk % piece == 0 && problem.dim_v <= dim &&
-         ShortRows::holds(call.q) && ShortRows::holds(call.k) && ShortRows::holds(call.v) &&
-         ShortRows::holds(call.o) && ShortRows::holds(call.lse) && blocks <= device.multiprocessors &&
-         shared_bytes <= device.shared_bytes;
+         !problem.piece.off_diagonal && problem.length_k > most_keys / 2 && problem.length_k <= most_keys &&
+         problem.dim_qk > dim / 2 && problem.dim_qk <= dim && problem.dim_qk % piece == 0 &&
+         problem.dim_v <= dim && ShortRows::holds(call.q) && ShortRows::holds(call.k) &&
+         ShortRows::holds(call.v) && ShortRows::holds(call.o) && ShortRows::holds(call.lse) &&
+         blocks <= device.multiprocessors && shared_bytes <= device.shared_bytes;
 }
 
 void short_forward(const AttentionCall& call, const Context& context) {

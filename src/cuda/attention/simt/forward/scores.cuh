@@ -78,7 +78,7 @@ __device__ __forceinline__ void finish_scores(const AttentionCall& call, const S
       float tangent;
       lane[r] = edge && hidden(call, query.sequence, keys, i, j)
                     ? minus_infinity
-                    : score_of(call, rules, query.sequence, query.b, query.h, i, j, lane[r], tangent);
+                    : score_of<true>(call, rules, query.sequence, query.b, query.h, i, j, lane[r], tangent);
     }
     four = {lane[0], lane[1], lane[2], lane[3]};
   }
@@ -97,14 +97,14 @@ __device__ __forceinline__ void drop(const AttentionCall& call, const QueryTile&
     const int c = index / C::warp_queries * 4;
     const std::int64_t i = query.first + place.first_query() + r;
     const std::int64_t j = keys.first + c;
-    if (keys.first % 4 == 0) {
+    if (DropoutFactors::share_counters(call, keys.first)) {
       const DropoutFactors drawn(call, query.b, query.h, i, j);
 #pragma unroll
       for (int n = 0; n < 4; ++n) p_smem[weight_at<C>(r, c + n)] *= drawn.factor[n];
     } else {
 #pragma unroll 1
       for (int n = 0; n < 4; ++n) {
-        p_smem[weight_at<C>(r, c + n)] *= dropout_factor(call, query.b, query.h, i, j + n);
+        p_smem[weight_at<C>(r, c + n)] *= dropout_factor<true>(call, query.b, query.h, i, j + n);
       }
     }
   }

@@ -37,8 +37,9 @@ bool suits_stream(const AttentionCall& call, const DeviceProperties& device) {
   const AttentionProblem& problem = call.problem;
   // On an H200, of 512 heads of 4096 keys: 257 µs, and 244 in larger tiles; of 128, 73 and 73.
   if (problem.batch * problem.heads_kv > 2 * device.multiprocessors) return false;
-  return problem.length_q * call.group() <= StreamShape::rows && problem.dim_qk == problem.dim_v &&
-         (problem.dim_v == 64 || problem.dim_v == 128) && !problem.features.needs_more_than_band() &&
+  return !problem.piece.wide_rows && problem.length_q * call.group() <= StreamShape::rows &&
+         problem.dim_qk == problem.dim_v && (problem.dim_v == 64 || problem.dim_v == 128) &&
+         !problem.features.needs_more_than_band() &&
          (problem.layout != Layout::paged || call.page % StreamShape::keys == 0) && aligned_chunks(call.q) &&
          aligned_chunks(call.k) && aligned_chunks(call.v) && aligned_chunks(call.o);
 }

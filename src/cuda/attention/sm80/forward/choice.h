@@ -17,7 +17,8 @@ int choose_row(const AttentionCall& call, const DeviceProperties& device) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
   const auto fits = [&](const ForwardConfig& c) {
     return c.dim >= dim && c.shared_bytes(Table::general) <= device.shared_bytes &&
-           (c.additive || call.problem.features.mask != MaskKind::additive);
+           (c.additive || call.problem.features.mask != MaskKind::additive) &&
+           (c.in_parts || !call.problem.piece.wide_rows);
   };
   constexpr int count = static_cast<int>(std::size(Table::rows));
   for (int row = 0; row < count; ++row) {

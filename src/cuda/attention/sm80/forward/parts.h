@@ -8,7 +8,8 @@
 namespace tilewise::cuda::mma {
 
 /// Where blocks are too few to fill the GPU, several share a tile of queries, each with a part of the keys.
-/// What they find waits in the workspace until a second kernel joins it (flash-decoding's idea).
+/// What they find waits in the workspace until a second kernel joins it (flash-decoding's idea). So do f32
+/// results of a piece, in two parts at the least (common/pieces.h).
 struct Parts {
   int count = 1;
   std::int64_t rows = 0;  ///< of all heads
@@ -46,10 +47,11 @@ inline constexpr std::int64_t most_parts = 128;
 /// part of few tiles is not worth its block.
 inline int parts_of(const AttentionCall& call, std::int64_t blocks, std::int64_t room, int keys) {
   constexpr std::int64_t least_tiles = 4;
-  if (call.problem.features.block_mask || blocks == 0) return 1;
+  const std::int64_t least = call.problem.piece.wide_rows ? 2 : 1;
+  if (call.problem.features.block_mask || blocks == 0) return static_cast<int>(least);
   const std::int64_t tiles = (call.problem.length_k + keys - 1) / keys;
   return static_cast<int>(
-      std::clamp<std::int64_t>(std::min(room / blocks, tiles / least_tiles), 1, most_parts));
+      std::clamp<std::int64_t>(std::min(room / blocks, tiles / least_tiles), least, most_parts));
 }
 
 /// Joins the parts: writes o and lse.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "cuda/attention/sm90/forward/choice.h"
 
@@ -56,6 +57,12 @@ DecodePlan decode_plan(const AttentionCall& call, int multiprocessors, double ti
   return plan;
 }
 
+/// Results in f32, which pieces ask for, are those of splits: two at the least.
+DecodePlan plan_of_piece(const AttentionCall& call, int multiprocessors) {
+  const DecodePlan plan = decode_plan(call, multiprocessors, std::numeric_limits<double>::infinity());
+  return plan.splits > 1 ? plan : DecodePlan{.heads_log2 = packed_heads_log2(call.problem), .splits = 2};
+}
+
 }  // namespace
 
 std::int64_t packed_heads(const AttentionProblem& problem) {
@@ -70,6 +77,9 @@ std::int64_t packed_heads(const AttentionProblem& problem) {
 namespace {
 
 Choice choose_anew(const AttentionCall& call, int multiprocessors) {
+  if (call.problem.piece.wide_rows) {
+    return {plan_of_piece(call, multiprocessors), decode_row_of(call.problem)};
+  }
   if (listed(call)) return {DecodePlan{}, choose_row<BlockForward>(call, multiprocessors).row};
   const ChosenRow alone = masked(call)    ? choose_row<MaskedForward>(call, multiprocessors)
                           : general(call) ? choose_row<GeneralForward>(call, multiprocessors)

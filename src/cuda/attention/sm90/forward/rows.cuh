@@ -92,7 +92,10 @@ void run_row(const AttentionCall& call, const Context& context, const DecodePlan
                                          .stream = static_cast<cudaStream_t>(context.stream)},
                                         maps, arguments);
   if constexpr (c.decode) {
-    if (plan.splits > 1) combine_splits<T>(call, arguments, context);
+    if (plan.splits > 1) {
+      call.o.dtype == DType::f32 ? combine_splits<float>(call, arguments, context)
+                                 : combine_splits<T>(call, arguments, context);
+    }
   }
 }
 
