@@ -63,8 +63,9 @@ STABLE_TORCH_LIBRARY(tilewise, library) {
   library.def(schema("attention_training_backward", backward_own,
                      plain + ", Tensor? attn_mask, bool deterministic", "Tensor[]")
                   .c_str());
-  // A piece of a whole: place has the fields of tilewise::Piece, wide asks for f32 results and an f64 lse.
-  const std::string piece = "int[] place, bool wide, ";
+  // A piece of a whole: place has the fields of tilewise::Piece; wide asks for f32 results, wide_lse for an
+  // lse in f64.
+  const std::string piece = "int[] place, bool wide, bool wide_lse, ";
   library.def(schema("attention_piece", piece, attention_schema, "(Tensor out, Tensor lse)").c_str());
   library.def(
       schema("attention_piece_backward",

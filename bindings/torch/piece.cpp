@@ -30,7 +30,8 @@ Piece piece_of(const std::vector<std::int64_t>& place) {
 /// Memory for results: in the type of the rows, or wide enough for sums of many pieces.
 class Results {
  public:
-  Results(const AttentionInputs& inputs, bool wide) : inputs_(inputs), wide_(wide) {}
+  Results(const AttentionInputs& inputs, bool wide, bool wide_lse)
+      : inputs_(inputs), wide_(wide), wide_lse_(wide_lse) {}
 
   TorchTensor rows(const Tensor& like, std::int64_t last) const {
     if (!wide_) return empty_beside(like, last);
@@ -44,20 +45,23 @@ class Results {
   }
   TorchTensor lse() const {
     const Tensor& q = inputs_.q;
-    return empty(std::span(q.shape).first(3), wide_ ? DType::f64 : wide_type(q.dtype), q.device);
+    return empty(std::span(q.shape).first(3), wide_lse_ ? DType::f64 : wide_type(q.dtype), q.device);
   }
 
  private:
   static DType wide_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
   const AttentionInputs& inputs_;
-  bool wide_;
+  bool wide_, wide_lse_;
 };
 
 /// What both passes are asked.
 struct PieceCall {
   explicit PieceCall(ArgumentStack& stack)
-      : place(stack.take<std::vector<std::int64_t>>()), wide(stack.take<bool>()), arguments(stack) {}
+      : place(stack.take<std::vector<std::int64_t>>()),
+        wide(stack.take<bool>()),
+        wide_lse(stack.take<bool>()),
+        arguments(stack) {}
 
   void prepare() {
     inputs = arguments.inputs();
@@ -67,7 +71,7 @@ struct PieceCall {
   }
 
   std::vector<std::int64_t> place;
-  bool wide;
+  bool wide, wide_lse;
   AttentionArguments arguments;
   AttentionInputs inputs;
   AttentionOptions options;
@@ -77,7 +81,7 @@ std::pair<TorchTensor, TorchTensor> forward(PieceCall& call) {
   call.prepare();
   const AttentionInputs& inputs = call.inputs;
   Runtime runtime(inputs.q.device, work_of(inputs));
-  const Results results(inputs, call.wide);
+  const Results results(inputs, call.wide, call.wide_lse);
   TorchTensor o = results.rows(inputs.q, inputs.v.extent(inputs.v.rank - 1));
   TorchTensor lse = results.lse();
   const AttentionOutputs outputs{.o = view(o, "o", floating), .lse = view(lse, "lse", statistics)};
@@ -107,7 +111,7 @@ std::vector<TorchTensor> backward(const Given& given, PieceCall& call) {
   const AttentionInputs& inputs = call.inputs;
   check(given.needed.size() == 5, "needed", "5 values", given.needed.size());
   Runtime runtime(inputs.q.device, work_of(inputs));
-  const Results results(inputs, call.wide);
+  const Results results(inputs, call.wide, call.wide_lse);
   const TorchTensor grad_out = with_contiguous_last(given.grad_out);
   std::vector<TorchTensor> memory;
   AttentionGradients gradients{.lse = view(given.lse, "lse", statistics),

@@ -272,22 +272,25 @@ def check_contract(seed: int, size: int, dtype: torch.dtype) -> str | None:
     case = draw_case(seed, size, dtype)
     if case.starts is not None:
         case.options["dropout_p"] = 0.0  # the reference draws each sequence a mask of its own
-    if case.options.get("window", (None,))[0] == 0:
-        # Where a query sees one key its weight is 1 without any error, but exp(score - lse) in a piece.
-        case.options["window"] = (3, case.options["window"][1])
     rank = dist.get_rank()
     actual = run_ranks(case, rank)
     if rank != 0:
         return None
     theirs = reference.attention if case.starts is None else reference.attention_varlen
+    checked = set(actual)
+    if case.options["is_causal"] and case.options.get("window", (None,))[0] == 0:
+        # Every query sees one key. Its weight is 1 on ranks, too, but the gradient of its score is a rounding
+        # where one process has 0: see test_the_gradient_of_an_only_key_is_a_rounding.
+        checked -= {"query", "key", "attn_mask"}
 
     def draw(n: int) -> tuple[Tensors, Tensors]:
         values = [moved(x, n) if n else x for x in (*case.rows, *case.extra.values())]
         exact = run_whole(case, theirs, values, torch.float64, dtype=torch.float64)
-        return exact, run_whole(case, scaled_like_torch(theirs), values, torch.float32, dtype=torch.float32)
+        plain = run_whole(case, scaled_like_torch(theirs), values, torch.float32, dtype=torch.float32)
+        return exact, {name: plain[name] for name in checked}
 
     try:
-        assert_twice(actual, draw)
+        assert_twice({name: actual[name] for name in actual if name in checked}, draw)
     except AssertionError as error:
         return f"{case}: {error}"
     return None

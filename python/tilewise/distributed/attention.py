@@ -115,6 +115,8 @@ def attention(
         return _given(described, attn_mask, settings, (layout, key_layout), method, (alibi_slopes, sinks))
 
     everyone = agree(boxes, look, validate)
+    for box in boxes:
+        box.connect(query.device)
     layouts = _layouts(layout, key_layout, everyone)
     _check_mask_keys(attn_mask, layouts[1].length)
     starts = ((0, layouts[0].length), (0, layouts[1].length))
@@ -180,6 +182,8 @@ def attention_varlen(
         return _given(described, None, settings, layouts, method, (alibi_slopes, sinks))
 
     everyone = agree(boxes, look, validate)
+    for box in boxes:
+        box.connect(query.device)
     ranks = len(everyone)
     if layout == "documents":
         layout = documents(starts_q, ranks)

@@ -119,18 +119,14 @@ class Call:
 
 @contextmanager
 def _naming_device(rows: Tensor) -> Iterator[None]:
-    """Says what to do where a device's kernels take no pieces."""
+    """Says where it was that no kernel, or not the one asked for, takes a piece."""
     try:
         yield
     except RuntimeError as error:
         _, found, reason = str(error).partition("tilewise.Unsupported: ")
         if not found:
             raise
-        advice = (
-            "" if rows.device.type == "cpu" else "; methods 'ulysses' and 'gather' need no pieces of rows"
-        )
-        text = f"on {rows.device} no kernel takes a piece of this attention{advice}: {reason}"
-        raise Unsupported(text) from None
+        raise Unsupported(f"on {rows.device} no kernel takes a piece of this attention: {reason}") from None
 
 
 class Attention(torch.autograd.Function):

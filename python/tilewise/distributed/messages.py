@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,9 @@ class Pending:
         return self._received
 
 
+_connected: WeakSet[dist.ProcessGroup] = WeakSet()  # groups whose ranks have met
+
+
 class Mailbox:
     """One rank's place in a group."""
 
@@ -39,6 +43,14 @@ class Mailbox:
         self.group = group
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+
+    def connect(self, device: torch.device) -> None:
+        """Makes all ranks meet before two of them have messages, without which NCCL would wait for ever."""
+        if self.group is None or device.type != "cuda" or self.group in _connected:
+            return
+        with naming_failures():
+            dist.all_reduce(torch.zeros(1, device=device), group=self.group)
+        _connected.add(self.group)
 
     def post(
         self, sent: dict[int, Tensor], received: dict[int, int], dtype: torch.dtype, device: torch.device

@@ -94,6 +94,16 @@ class Inputs:
     def wide(self) -> torch.dtype:
         return torch.float64 if self.q.dtype == torch.float64 else torch.float32
 
+    @property
+    def statistics(self) -> torch.dtype:
+        """Of a piece's lse and delta. The CUDA kernels with 16-bit products take f32.
+
+        That is enough for them, but not where ALiBi or a mask makes lse large.
+        """
+        halves = self.q.dtype in (torch.float16, torch.bfloat16)
+        added = self.slopes is not None or (self.mask is not None and self.mask.is_floating_point())
+        return torch.float32 if self.q.is_cuda and halves and not added else torch.float64
+
 
 def _mask_of(mask: Tensor, pair: Pair, heads: slice) -> Tensor:
     """The part of a mask, or of its gradient, that a pair is added to."""
@@ -140,10 +150,11 @@ class Joined:
                 o, lse = _forward(
                     problem.place(pair, heads.start),
                     True,
+                    inputs.statistics == torch.float64,
                     *(inputs.q[:, heads, pair.q_rows], k[:, keys, pair.k_rows], v[:, keys, pair.k_rows]),
                     **_options(problem, inputs, pair, heads),
                 )
-                self._join((slice(None), heads, pair.q_rows), o, lse)
+                self._join((slice(None), heads, pair.q_rows), o, lse.double())
 
     def add_sinks(self, problem: Problem, inputs: Inputs) -> None:
         if inputs.sinks is not None:
@@ -212,13 +223,14 @@ class Shares:
                 q_at, k_at = (slice(None), heads, pair.q_rows), (slice(None), keys, pair.k_rows)
                 found = _backward(
                     self.grad_out[q_at],
-                    None if self.grad_lse is None else self.grad_lse[q_at],
+                    None if self.grad_lse is None else self.grad_lse[q_at].to(inputs.statistics),
                     None,
-                    self.lse[q_at],
-                    self.delta[q_at],
+                    self.lse[q_at].to(inputs.statistics),
+                    self.delta[q_at].to(inputs.statistics),
                     needed,
                     problem.place(pair, heads.start),
                     True,
+                    False,
                     *(inputs.q[q_at], k[k_at], v[k_at]),
                     **_options(problem, inputs, pair, heads),
                 )
@@ -239,7 +251,7 @@ class Shares:
         return gradient.to(inputs.sinks.dtype)
 
 
-# Rows that find all their keys in one piece need no joining: they are attention itself, on any device.
+# Rows that find all their keys in one piece need no joining: they are attention itself.
 
 
 def whole_pairs(queries: Sequence[Rows], pairs: Sequence[Pair]) -> list[Pair] | None:
@@ -270,6 +282,7 @@ def attend_whole(
             at = (slice(None), heads, pair.q_rows)
             out[at], lse[at] = _forward(
                 problem.place(pair, heads.start),
+                False,
                 False,
                 *(inputs.q[at], k[:, keys, pair.k_rows], v[:, keys, pair.k_rows]),
                 sinks=_sinks(problem, inputs, heads),
@@ -308,7 +321,8 @@ def differentiate_whole(
                     None,
                     needed,
                     problem.place(pair, heads.start),
-                    inputs.q.device.type == "cpu",
+                    True,
+                    False,
                     *(inputs.q[q_at], k[k_at], v[k_at]),
                     sinks=_sinks(problem, inputs, heads),
                     **_options(problem, inputs, pair, heads),
