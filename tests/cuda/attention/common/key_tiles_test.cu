@@ -36,7 +36,7 @@ __global__ void walk_tiles(const __grid_constant__ AttentionCall call, const cud
   const std::int64_t b = head / call.problem.heads_q;
   const std::int64_t h = head % call.problem.heads_q;
   const cuda::QueryTile query = grid.tile(call, b, h, blockIdx.x % grid.tiles);
-  const cuda::ScoreRules rules(call, b, h);
+  const cuda::ScoreRule rules(call, b, h);
   const KeyRange any = query.any(call);
   const KeyRange all = query.all(call);
   if (query.count <= 0) return;

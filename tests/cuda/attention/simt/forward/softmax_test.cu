@@ -39,7 +39,7 @@ __global__ void weigh_rows(const Rows rows) {
   SoftmaxRow<C> row;
   float o[C::M][C::V] = {};
   for (int m = 0; m < C::M; ++m) {
-    row.maximum[m] = lowest;
+    row.maximum[m] = cuda::lowest;
     row.sum[m] = 0;
   }
   for (int tile = 0; tile < tiles; ++tile) {
