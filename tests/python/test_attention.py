@@ -134,6 +134,19 @@ def test_a_learned_scale_of_zero_still_has_a_gradient(device: torch.device) -> N
     torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
 
 
+def test_a_learned_scale_is_compiled_and_may_be_all_that_is_trained() -> None:
+    q, k, v = (x.detach() for x in rows())
+    logit_scale = torch.rand(HQ, requires_grad=True)
+
+    def loss(logit_scale: Tensor) -> Tensor:
+        return attention(q, k, v, enable_gqa=True, logit_scale=logit_scale).pow(2).sum()
+
+    (eager,) = torch.autograd.grad(loss(logit_scale), logit_scale)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    (traced,) = torch.autograd.grad(compiled(logit_scale), logit_scale)
+    torch.testing.assert_close(traced, eager)
+
+
 def test_a_learned_scale_is_that_of_its_query_head(device: torch.device) -> None:
     q, k, v = rows(device=device)
     logit_scale = torch.rand(HQ, device=device) * 3

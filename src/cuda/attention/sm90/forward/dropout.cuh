@@ -6,6 +6,7 @@ namespace tilewise::cuda::wgmma {
 
 // Which elements of P dropout keeps. A Philox draw covers four keys of a query. Two neighbouring lanes hold
 // two of these keys each, for two rows: each lane draws for one of the rows, and they exchange halves.
+// (draw_four() of common/dropout.cuh is the same draw; by way of it these kernels are scheduled otherwise.)
 
 /// Bit 2j + e of word h is for element 4j + 2h + e of P.
 using KeptScores = std::uint32_t[2];
@@ -30,13 +31,14 @@ __device__ __forceinline__ void draw_kept(KeptScores& kept, const DropoutMask& o
     high >>= 2 * together;
 #pragma unroll
     for (int n = 0; n < together; ++n) {
-      const KeptFour four =
-          draw_four(dropout, static_cast<std::uint32_t>(key) / 4 + 2 * (j + n) + lane % 4 / 2, own_row, head);
+      const auto words = philox(
+          {static_cast<std::uint32_t>(key) / 4 + 2 * (j + n) + lane % 4 / 2, own_row, head, dropout.stream},
+          dropout.key);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const std::uint32_t bit = 1u << (32 - 2 * together + 2 * n + e);
-        if (four.keeps[e]) low |= bit;
-        if (four.keeps[2 + e]) high |= bit;
+        if (words[e] >= dropout.threshold) low |= bit;
+        if (words[2 + e] >= dropout.threshold) high |= bit;
       }
     }
   }

@@ -39,7 +39,8 @@ struct WarpRows {
   }
 };
 
-/// Adds a sink, a score without a value, to a row's LSE. Returns the factor for O.
+/// Adds a sink, a score without a value, to a row's LSE. Returns the factor for O. Other kernels join it to
+/// the maximum and the sum (score.cuh); here, as in the combine of splits, LSE is what there is.
 __device__ __forceinline__ float join_sink(float sink, float& lse) {
   if (lse == minus_infinity) {
     lse = sink;
