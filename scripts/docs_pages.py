@@ -26,6 +26,9 @@ PYTHON = {
     "nn.RotaryEmbedding nn.TransformerLayer nn.KVCache nn.LayerConfig",
     "integrations": "integrations.sdpa integrations.transformers integrations.flash_attn "
     "integrations.vit_pytorch integrations.onnx",
+    "distributed": "distributed.attention distributed.attention_varlen distributed.Layout distributed.Span "
+    "distributed.contiguous distributed.zigzag distributed.striped distributed.documents "
+    "distributed.balanced distributed.count_pairs distributed.shard distributed.unshard",
     "reference": "reference Error InvalidArgument Unsupported DeviceError",
 }
 TITLES = {
@@ -33,6 +36,7 @@ TITLES = {
     "layer": "Products, networks, norms, rotary embedding",
     "nn": "Modules",
     "integrations": "Integrations",
+    "distributed": "Several processes",
     "reference": "Reference and errors",
 }
 

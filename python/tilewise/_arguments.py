@@ -77,14 +77,13 @@ def blocks_of(block_mask: Any, query: Tensor, key: Tensor) -> tuple[Any, ...]:
 
 
 def _check_lengths(mask: BlockMask, query: Tensor, key: Tensor) -> None:
-    """Whether a mask was made for other lengths, where its blocks do not tell."""
-    if min(query.dim(), key.dim(), mask.counts.dim()) < 2 or mask.block_q < 1:
+    """Refuses a mask that was made for other lengths, where it says for which."""
+    if min(query.dim(), key.dim()) < 2:
         return
-    if mask.counts.shape[-1] * mask.block_q < query.shape[-2]:
-        return  # the library says how many rows of blocks there should be
-    for name, rows, length in (("q", query, mask.length_q), ("k", key, mask.length_k)):
-        if length is not None and whole_of(f"block_mask.length_{name}", length) != rows.shape[-2]:
-            reject(f"block_mask.length_{name}", f"that of the attention, {rows.shape[-2]}", length)
+    for name, rows, length in (("query", query, mask.length_q), ("key", key, mask.length_k)):
+        field = f"block_mask.length_{name[0]}"
+        if length is not None and whole_of(field, length) != rows.shape[-2]:
+            reject(field, f"the length of {name}, {rows.shape[-2]}", length)
 
 
 def how_of(query: Tensor, kernel: str, deterministic: bool, precision: str) -> tuple[Any, ...]:

@@ -378,10 +378,11 @@ def _list(device: torch.device) -> int:
     for name in suites.names():
         suite = suites.load(name)
         where = ", ".join(suite.devices) or "if asked"
-        print(f"{name:14}{len(suite.problems):>4} problems  {where:10}  {suite.about}")
+        print(f"{name:22}{len(suite.problems):>3} problems  {where:10}  {suite.about}")
     print(f"\non {device.type}")
     for op in (Problem.op, *OPERATIONS):
-        print(f"  {op:14}{', '.join(x.name for x in kinds.taking_part(op, device))}")
+        print(f"  {op:18}{', '.join(x.name for x in kinds.taking_part(op, device))}")
+    print(f"  {implementations.missing(device)}")
     return 0
 
 

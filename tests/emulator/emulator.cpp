@@ -65,6 +65,14 @@ struct Block {
   NamedBarrier barriers[16];
   int alive = 0;
   std::deque<std::function<void()>> pending;  // copies under way
+  int free_registers = 0;                     // what threads gave back
+
+  // What a compiler may give every thread of a block that has an SM for itself.
+  int first_registers() const {
+    constexpr int of_sm = 65536, unit = 8, most = 255;
+    const int each = of_sm / static_cast<int>(threads.size()) / unit * unit;
+    return each < most ? each : most;
+  }
 };
 
 namespace {
@@ -414,6 +422,15 @@ void arrive_named(int number, int threads) {
 }
 bool any_of_named(int number, int threads, bool value) {
   return pass(block_of(self).barriers[number], threads, value, true, "bar.red");
+}
+
+void set_registers(int registers) {
+  Block& block = block_of(self);
+  const int had = self->registers == 0 ? block.first_registers() : self->registers;
+  const int more = registers - had;
+  if (more > 0) wait_for([&] { return block.free_registers >= more; }, "setmaxnreg, for registers");
+  block.free_registers -= more;
+  self->registers = registers;
 }
 
 void sync_pair_of_blocks() {

@@ -44,6 +44,7 @@ struct Thread {
   const char* waits_at = "";
   bool done = false;
 
+  int registers = 0;  // as many as setmaxnreg left it, 0 before that
   Groups copies, stores;
   std::uint64_t products = 0;                 // how many it has asked for
   std::vector<std::uint64_t> product_groups;  // how many it had at the end of each group
@@ -99,6 +100,9 @@ void sync_named(int number, int threads);
 void arrive_named(int number, int threads);
 bool any_of_named(int number, int threads, bool value);
 void sync_pair_of_blocks();
+
+/// setmaxnreg: the thread gives registers back to its block, or waits until there are enough to take.
+void set_registers(int registers);
 
 /// Every lane of the mask gives bytes, and gets those of all, `stride` apart by lane. They stay until the
 /// lane's next call but one.

@@ -10,6 +10,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/tensor_copy.cuh"
+#include "cuda/ptx/warpgroup.cuh"
 #include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/launch.cuh"
 
@@ -74,6 +75,20 @@ TEST(Emulator, WaitsForAllBytesThatWereAnnounced) {
   EXPECT_EQ(fault_of<wait_for_bytes>(1, from.data(), 64), "");
   const std::string fault = fault_of<wait_for_bytes>(1, from.data(), 80);
   EXPECT_NE(fault.find("at the mbarrier"), std::string::npos) << fault;
+}
+
+template <int kept, int taken>
+__global__ void share_registers() {
+  if (threadIdx.x < 128) {
+    keep_registers<kept>();
+  } else {
+    take_registers<taken>();
+  }
+}
+TEST(Emulator, FindsRegistersThatNobodyGivesBack) {
+  EXPECT_EQ((fault_of<share_registers<24, 240>>(384)), "");
+  const std::string fault = fault_of<share_registers<32, 240>>(384);
+  EXPECT_NE(fault.find("at setmaxnreg"), std::string::npos) << fault;
 }
 
 template <bool waits>

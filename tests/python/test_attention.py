@@ -393,6 +393,22 @@ def test_slopes_that_want_a_gradient_are_refused() -> None:
         attention(q, k, v, enable_gqa=True, alibi_slopes=leaf(HQ))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device at most")
+def test_every_device_computes_the_same_whichever_is_the_current_one() -> None:
+    q, k, v = rows(device=torch.device("cuda", 0))
+    expected = attention(q, k, v, enable_gqa=True)
+    gradients = torch.autograd.grad(expected.sum(), (q, k, v))
+    for index in range(1, torch.cuda.device_count()):
+        there = [x.detach().to(f"cuda:{index}").requires_grad_() for x in (q, k, v)]
+        with torch.cuda.device(0):
+            out = attention(*there, enable_gqa=True)
+            found = torch.autograd.grad(out.sum(), there)
+        assert out.device.index == index
+        for x, y in zip((out, *found), (expected, *gradients), strict=True):
+            assert torch.allclose(x.cpu(), y.cpu(), atol=1e-5)
+
+
 @pytest.mark.parametrize("switch", ["argument", "torch"])
 def test_deterministic_gradients_repeat_bit_by_bit(switch: str, device: torch.device) -> None:
     q, k, v = rows(sq=300, sk=300, device=device)

@@ -26,6 +26,7 @@ MODULES = (
     "charts",
     "profile",
     "profile_all",
+    "earlier_figures",
     "run",
     "words",
     "options",
@@ -62,8 +63,8 @@ def test_a_suite_is_found_by_the_name_it_had(before: str, now: str) -> None:
 def test_tables_of_lengths_and_dims_are_complete() -> None:
     """In f32: short and long sequences, one head by its dim, and a whole layer with its parts."""
     plain = [p for p in suites.load("common-shapes").problems if isinstance(p, Problem) and not p.features]
-    lengths = {p.sq for p in plain if (p.b, p.hq, p.d, p.causal) == (1, 8, 64, False)}
-    assert lengths == {128, 256, 512, 1024, 2048, 4096}
+    lengths = {(p.sq, p.direction) for p in plain if (p.b, p.hq, p.d, p.causal) == (1, 8, 64, False)}
+    assert lengths == {(2**n, direction) for n in range(7, 13) for direction in ("forward", "backward")}
     heads = {(p.sq, p.d) for p in plain if p.hq == 1 and not p.causal}
     assert heads == {(sq, 2**n) for sq in (1024, 2048, 4096) for n in range(7, 13)}
     for suite, size in (("llama", "sq"), ("ffn", "tokens"), ("layer", "tokens")):

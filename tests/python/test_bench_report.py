@@ -16,6 +16,7 @@ from tilewise.bench import (
     behind_figures,
     charts,
     deterministic_figures,
+    earlier_figures,
     f32_figures,
     figures,
     grid_figures,
@@ -499,6 +500,27 @@ def test_f32_is_shown_with_tf32_and_both_passes_together(tmp_path: Path) -> None
     cells = "1.000 | 2.000 | 4.000 | 0.500 | - | 3.000 | - | 6.000 | 4.00 | 8.00 | 2.00 | 2.50"
     assert rows[0] == f"| h8 s1024 d64 | {cells} |"
     assert rows[1] == "| h8 sq7 sk1024 d64 | - | 5.000 | - | - | - | - | 8.000 | 4.000 | - | - | 0.50 | - |"
+
+
+def test_earlier_figures_stand_beside_what_is_recorded_alone(tmp_path: Path) -> None:
+    assert earlier_figures.section(tmp_path) == earlier_figures.NOTHING
+    one = {"hq": 1, "hkv": 1, "relative_error": 2e-7}
+    lines = [row("naive", 60.0, **one), row("wide", 2.0, **one), row("torch math", 4.0, **one)]
+    lines += [row("wide", 4.0, **{**one, "causal": True, "relative_error": 3e-7})]
+    lines += [
+        row("wgmma", 1.0, sq=4096),
+        row("torch math", 9.0, sq=4096),
+        row("torch efficient", 5.0, sq=4096),
+    ]
+    write(tmp_path / "common-shapes.jsonl", lines)
+    assert earlier_figures.section(tmp_path).splitlines()[4:] == [
+        "| 4096 tokens, times as fast as PyTorch's math path | 6.6 | 9.00 | 8 heads, head dims 64 |",
+        "| one wide head on tensor cores, times as fast as `naive` | 51 | 30 | 1024 tokens, head dims 64 |",
+        "| the relative error of that kernel | 1.3e-06 | 2.0e-07 | the same |",
+        "| the relative error of causal, window and block mask | 1 to 5 | 3.0e-07 | one head, 1024 tokens, "
+        "head dim 64 |",
+        "| these three, times as fast as the dense call |  | 0.50 | the same |",
+    ]
 
 
 @pytest.mark.parametrize("suite", ["f32", "ladder", "common-shapes"])

@@ -100,6 +100,20 @@ def test_peers_that_are_not_installed_are_not_there() -> None:
     assert not implementations._installed("no_such_package_of_attention")
 
 
+def test_peers_that_are_absent_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = list(implementations.PACKAGES)
+    assert every == ["flash-attn", "flash-attn 3", "flash-attn 4", "xformers", "flashinfer"]
+    monkeypatch.setattr(implementations, "_installed", lambda module: module == "xformers")
+    assert implementations.absent() == [name for name in every if name != "xformers"]
+    cuda = torch.device("cuda")
+    assert [x.name for x in implementations._peers(cuda) if x.name in every] == ["xformers"]
+    said = "peers that are not installed: flash-attn, flash-attn 3, flash-attn 4, flashinfer"
+    assert implementations.missing(cuda) == said
+    assert implementations.missing(CPU).startswith("peers for CUDA devices alone: flash-attn,")
+    monkeypatch.setattr(implementations, "_installed", lambda module: True)
+    assert implementations.missing(cuda) == "peers that are not installed: none"
+
+
 def test_packages_of_peers_are_called_as_they_want(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for the packages, which take [B, S, H, D] (FlashInfer [S, H, D]) and compute it."""
 

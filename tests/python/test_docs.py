@@ -13,7 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LONGEST = 1500  # words of a design page; what is measured goes to docs/lab
-DESIGN = ("cpu", "gemm", "ladder", "layer", "mma", "mma_f32", "triton", "wgmma", "wgmma_backward", "wide")
+DESIGN = (
+    *("cpu", "gemm", "ladder", "layer", "mma", "mma_f32", "numerics", "triton", "wgmma", "wgmma_backward"),
+    "wide",
+)
 
 
 def pages() -> list[Path]:
@@ -88,6 +91,16 @@ def test_the_built_site_fetches_nothing_from_elsewhere() -> None:
             r"<(?:script|link|img|iframe)[^>]*\b(?:src|href)=\"(https?:[^\"]*)\"", page.read_text()
         )
         assert not found, f"{page.relative_to(site)}: {found}"
+
+
+def test_examples_of_docstrings_are_blocks_of_code_in_the_built_site() -> None:
+    folder = ROOT / "build" / "site" / "api" / "python"
+    if not folder.exists():
+        pytest.skip("no site; make docs builds it")
+    for page in folder.glob("*.html"):
+        text = page.read_text()
+        assert "&gt;&gt;&gt;" in text or page.stem in ("integrations", "distributed"), page.name
+        assert not re.search(r"<blockquote|<h\d[^>]*>[#+. ]+<", text), f"{page.name}: an example is no code"
 
 
 def test_the_cpp_pages_have_every_type_and_function_of_the_headers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -158,7 +159,14 @@ CASES: dict[str, Case] = {
         "block_mask", "tilewise.BlockMask or torch's", "str", block_mask="causal"
     ),
     "block mask for another length": dense(
-        "block_mask.counts", "13 query blocks", "[1, 1, 2]", rows=rows(sq=50), block_mask=BLOCKS
+        "block_mask.length_q", "the length of query, 50", "5", rows=rows(sq=50), block_mask=BLOCKS
+    ),
+    "too few blocks in a mask of unknown length": dense(
+        "block_mask.counts",
+        "13 query blocks",
+        "[1, 1, 2]",
+        rows=rows(sq=50),
+        block_mask=replace(BLOCKS, length_q=None, length_k=None),
     ),
     # Options
     "scale is NaN": dense("scale", "a finite number", "nan", scale=float("nan")),

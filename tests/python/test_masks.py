@@ -253,13 +253,13 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "another length": (
         lambda: attention(*torch.randn(3, 1, 2, 64, 8), block_mask=masks.documents([60], block_size=32)),
-        "block_mask.length_q: expected that of the attention, 64, got 60",
+        "block_mask.length_q: expected the length of query, 64, got 60",
     ),
     "another length of keys": (
         lambda: attention(
             torch.randn(1, 2, 60, 8), *torch.randn(2, 1, 2, 64, 8), block_mask=masks.documents([60])
         ),
-        "block_mask.length_k: expected that of the attention, 64, got 60",
+        "block_mask.length_k: expected the length of key, 64, got 60",
     ),
 }
 

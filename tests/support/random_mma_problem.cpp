@@ -140,6 +140,19 @@ RandomProblem random_wgmma_features_problem(std::uint64_t seed) {
   make_masks(rng, problem, magnitudes);
   make_head_values(rng, problem, magnitudes);
   problem.blocks = {};
+  Random other(seed + 9);
+  if (problem.layout == Layout::dense && other.chance(0.25)) {
+    problem.mask = {};
+    problem.options.dropout = {};
+    problem.options.deterministic = false;
+    const auto block = [&](std::int64_t length) {
+      return other.pick<std::int64_t>({64, 128, 128, 128, 256, length, 4 * length});
+    };
+    problem.blocks.block_q = block(problem.length_q);
+    problem.blocks.block_k = block(problem.length_k);
+    make_blocks(other, problem);
+    if (problem.blocks.tiles.given()) problem.blocks.tiles = with_aligned_rows(problem.blocks.tiles);
+  }
   if (problem.mask.given()) {
     const bool rows = !problem.mask.shape().empty() && problem.mask.shape().back() == problem.length_k;
     problem.mask = rows ? with_aligned_rows(problem.mask) : Buffer();

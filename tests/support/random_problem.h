@@ -82,7 +82,7 @@ RandomProblem random_mma_problem(std::uint64_t seed);
 /// One for the backward of wgmma: mostly many results, of aligned rows, of which only a band and lengths hide
 /// keys.
 RandomProblem random_wgmma_backward_problem(std::uint64_t seed);
-/// The same with all features but block masks.
+/// The same with all features.
 RandomProblem random_wgmma_features_problem(std::uint64_t seed);
 
 /// One for the plain kernels: dense, of aligned rows, of which only a band hides keys, with more than 64 of

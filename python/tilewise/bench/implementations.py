@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,13 @@ from tilewise.bench.problem import BLOCK, Problem
 
 Attend = Callable[[], Tensor]
 FLASH_ATTN_4 = "flash_attn.cute"
+PACKAGES = {  # peers on CUDA devices, and the module by which each is found
+    "flash-attn": "flash_attn.flash_attn_interface",  # FlashAttention-4 alone brings a flash_attn as well
+    "flash-attn 3": "flash_attn_interface",
+    "flash-attn 4": FLASH_ATTN_4,
+    "xformers": "xformers",
+    "flashinfer": "flashinfer",
+}
 REFERENCE_FLOPS = 0.6e9  # a tenth of a second on two cores
 
 
@@ -118,8 +126,12 @@ def refusal(error: str, kernel: str) -> str:
 
 
 def kernels_on(device: torch.device) -> dict[str, str]:
-    """Every kernel, in order of choice: "usable" on the device for some type, or why not."""
+    """Every kernel, in order of choice: "usable" on the device for some type, or why not.
+
+    What is on trial takes part where the environment has TILEWISE_TRIAL=1.
+    """
     found: dict[str, str] = {}
+    trials = os.environ.get("TILEWISE_TRIAL", "0") not in ("", "0")
     # Some kernels leave small problems to others, or common head dims.
     for dtype, (rows, dim) in itertools.product(DTYPES.values(), ((512, 64), (16, 64), (512, 512))):
         x = torch.zeros(1, 8, rows, dim, dtype=dtype, device=device)
@@ -129,7 +141,8 @@ def kernels_on(device: torch.device) -> dict[str, str]:
             said = dict.fromkeys(tilewise.kernels(), str(error))
         for kernel, verdict in said.items():
             if found.get(kernel) != "usable":
-                usable = verdict == "chosen" or verdict.startswith("able")
+                on_trial = trials and verdict.startswith("cannot: trial: ")
+                usable = verdict == "chosen" or verdict.startswith("able") or on_trial
                 found[kernel] = "usable" if usable else verdict.removeprefix("cannot: ")
     return found
 
@@ -348,17 +361,28 @@ def _peers(device: torch.device) -> Iterator[Implementation]:
     yield Implementation("torch flex", False, bind_flex, on_demand=True)  # compiles for every problem
     if device.type != "cuda":
         return
-    if _installed("flash_attn.flash_attn_interface"):  # FlashAttention-4 alone brings a flash_attn as well
-        yield Implementation("flash-attn", False, functools.partial(bind_flash_attn, "flash_attn"))
-    if _installed("flash_attn_interface"):
-        bind = functools.partial(bind_flash_attn, "flash_attn_interface")
-        yield Implementation("flash-attn 3", False, bind)
-    if _installed(FLASH_ATTN_4):
-        yield Implementation("flash-attn 4", False, bind_flash_attn_4)
-    if _installed("xformers"):
-        yield Implementation("xformers", False, bind_xformers)
-    if _installed("flashinfer"):
-        yield Implementation("flashinfer", False, bind_flashinfer)
+    binds: dict[str, Callable[[Any, Any], Attend]] = {
+        "flash-attn": functools.partial(bind_flash_attn, "flash_attn"),
+        "flash-attn 3": functools.partial(bind_flash_attn, "flash_attn_interface"),
+        "flash-attn 4": bind_flash_attn_4,
+        "xformers": bind_xformers,
+        "flashinfer": bind_flashinfer,
+    }
+    for name, module in PACKAGES.items():
+        if _installed(module):
+            yield Implementation(name, False, binds[name])
+
+
+def absent() -> list[str]:
+    """Peers on CUDA devices whose packages are not installed."""
+    return [name for name, module in PACKAGES.items() if not _installed(module)]
+
+
+def missing(device: torch.device) -> str:
+    """Which of these take no part, in a sentence."""
+    if device.type != "cuda":
+        return f"peers for CUDA devices alone: {', '.join(PACKAGES)}"
+    return f"peers that are not installed: {', '.join(absent()) or 'none'}"
 
 
 def _installed(module: str) -> bool:

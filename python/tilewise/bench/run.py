@@ -15,7 +15,7 @@ import torch
 
 from tilewise.bench import environment, kinds, measure, rates, table, timing
 from tilewise.bench.files import check_writable
-from tilewise.bench.implementations import Implementation
+from tilewise.bench.implementations import Implementation, absent, missing
 from tilewise.bench.kinds import AnyProblem
 from tilewise.bench.operations.calls import COMPILED, COMPILED_GRAPH
 from tilewise.bench.problem import BadInput
@@ -106,6 +106,8 @@ def run(plan: Plan) -> tuple[list[Path], bool | None]:
     device = plan.settings.device
     check_kernels(plan.kernels, [problem for suite in plan.suites for problem in suite.problems], device)
     here = environment.describe(device) | ({"command": plan.command} if plan.command else {})
+    if device.type == "cuda":
+        here["peers_absent"] = absent()
     ceilings = Record(environment=here)
     folder = plan.out / environment.slug(here)
     if plan.report:
@@ -116,6 +118,8 @@ def run(plan: Plan) -> tuple[list[Path], bool | None]:
     ]
     files = [writer.path for writer in writers]
     print(table.machine(here))
+    if here.get("peers_absent"):
+        print(missing(device))
     try:
         with timing.precision(tf32=False), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's reasons against a backend, for each problem again

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tilewise.bench import suites
 from tilewise.bench.operations.operation import words
 from tilewise.bench.records import Line, Record, problem_of
-from tilewise.bench.table import digits, machine, rate
+from tilewise.bench.table import digits, machine, rate, threads_of
 from tilewise.bench.words import line_words, type_of, type_words
 
 LADDER = (  # slowest first
@@ -164,7 +164,7 @@ def conclusion(record: Record) -> list[str]:
 def _speeds(record: Record, of: Sequence[Race]) -> list[str]:
     where = record.machine
     if record.environment.get("device") == "cpu" and (threads := record.environment.get("threads")):
-        where += f" with {threads} threads"
+        where += f" with {threads_of(threads)}"
     stand = standing(of)
     if stand is None:
         count = sum(race.best_ours is not None for race in of)

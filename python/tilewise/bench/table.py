@@ -40,13 +40,17 @@ def rate(tflops: float | None) -> str:
     return f"{digits(tflops)} TFLOP/s" if tflops >= 1 else f"{digits(1e3 * tflops)} GFLOP/s"
 
 
+def threads_of(count: Any) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
 def machine(environment: dict[str, Any]) -> str:
     name = environment.get("gpu") or environment.get("cpu") or "unknown machine"
     parts = [name]
     if "gpu" in environment:
         parts.append(f"driver {environment.get('driver', 'unknown')}")
     else:
-        parts.append(f"{environment.get('threads')} threads")
+        parts.append(threads_of(environment.get("threads")))
     if environment.get("torch"):
         parts.append(f"torch {environment['torch']}")
     version = environment.get("tilewise") or environment.get("version")

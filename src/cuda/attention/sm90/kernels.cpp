@@ -264,12 +264,13 @@ std::string trial(const AttentionProblem& problem) {
   return problem.pass == Pass::forward && problem.features.block_mask ? "block masks" : "";
 }
 
-// The backward by TMA (sm90/backward_tma), on trial.
+// The backward by TMA (sm90/backward_tma), on trial. Its forward is that of wgmma, so that a call can name it
+// for both passes.
 std::string trial_supports(const AttentionProblem& problem) {
+  if (problem.pass == Pass::forward) return supports(problem);
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
   if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
 #ifdef TILEWISE_HAS_WGMMA
-  if (problem.pass != Pass::backward) return "has no forward";
   if (const std::string reason = wgmma_tma::unsuited(problem); !reason.empty()) return reason;
   if (const std::string reason = mma::unsuited_backward(problem); !reason.empty()) return reason;
   return unsuited_capability(problem);
@@ -277,24 +278,24 @@ std::string trial_supports(const AttentionProblem& problem) {
   return "was built without code for sm_90a";
 #endif
 }
-std::size_t trial_workspace(const AttentionCall& call, const Context&) {
+std::size_t trial_workspace(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
-  return simt::ordered_starts_bytes(call) + wgmma_tma::backward_workspace(call);
-#else
-  static_cast<void>(call);
-  return 0;
+  if (call.problem.pass == Pass::backward) {
+    return simt::ordered_starts_bytes(call) + wgmma_tma::backward_workspace(call);
+  }
 #endif
+  return workspace(call, context);
 }
 void trial_launch(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
-  const DeviceGuard guard(context.device.index);
-  Context rest = context;
-  const AttentionCall ordered = simt::with_ordered_starts(call, rest);
-  wgmma_tma::backward(ordered, rest);
-#else
-  static_cast<void>(call);
-  static_cast<void>(context);
+  if (call.problem.pass == Pass::backward) {
+    const DeviceGuard guard(context.device.index);
+    Context rest = context;
+    const AttentionCall ordered = simt::with_ordered_starts(call, rest);
+    return wgmma_tma::backward(ordered, rest);
+  }
 #endif
+  launch_on_device(call, context);
 }
 std::string on_trial(const AttentionProblem&) { return "backward"; }
 

@@ -7,6 +7,7 @@
 #include "cuda/attention/common/backward/row_gradients.h"
 #include "cuda/attention/sm90/backward_tma/kernel.cuh"
 #include "cuda/attention/sm90/backward_tma/rows.cuh"
+#include "cuda/runtime/check.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/tensor_map.h"
@@ -19,13 +20,14 @@ namespace {
 bool is_general(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   return features.mask != MaskKind::none || features.dropout || features.softcap || features.alibi ||
-         features.sinks;
+         features.sinks || features.block_mask;
 }
 
 int row_of(const AttentionProblem& problem) {
   const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
   const int by_dim = dim <= rows[0].dim ? 0 : dim <= rows[1].dim ? 1 : 2;
-  return (is_general(problem) ? plain_rows : 0) + by_dim;
+  const int kind = problem.features.block_mask ? 2 : is_general(problem) ? 1 : 0;
+  return kind * rows_of_kind + by_dim;
 }
 
 Sizes sizes_of(const AttentionCall& call) {
@@ -71,6 +73,49 @@ Workspace workspace_of(const AttentionCall& call, Arena& arena) {
   return workspace;
 }
 
+/// Lists are shared by entries and heads that share the mask's.
+BlockLists block_lists_of(const AttentionCall& call, const Config& c, Arena& arena) {
+  BlockLists blocks;
+  if (!call.problem.features.block_mask) return blocks;
+  const BlockView& view = call.blocks;
+  const auto shared = [&](int dim) {
+    return view.counts.stride[dim] == 0 && view.indices.stride[dim] == 0 &&
+           view.full_counts.stride[dim] == 0 && view.full_indices.stride[dim] == 0 &&
+           view.tile_ids.stride[dim] == 0;
+  };
+  blocks.key_blocks = static_cast<int>(call.key_blocks());
+  blocks.query_blocks = static_cast<int>((call.problem.length_q + view.block_q - 1) / view.block_q);
+  blocks.keys = static_cast<int>(view.block_k);
+  blocks.query_tiles = static_cast<int>((view.block_q + c.queries - 1) / c.queries);
+  blocks.tiled = view.tile_ids.data != nullptr && view.tile_count > 0;
+  const std::int64_t heads = shared(1) ? 1 : call.problem.heads_q;
+  const std::int64_t batch = shared(0) ? 1 : call.problem.batch;
+  blocks.stride_h = shared(1) ? 0 : blocks.key_blocks;
+  blocks.stride_b = shared(0) ? 0 : heads * blocks.key_blocks;
+  const std::int64_t rows = batch * heads * blocks.key_blocks;
+  blocks.lists = arena.take<int2>(rows, blocks.query_blocks);
+  blocks.counts = arena.take<std::int32_t>(rows);
+  return blocks;
+}
+
+void list_blocks(const AttentionCall& call, const BlockLists& blocks, cudaStream_t stream) {
+  const std::int64_t heads = blocks.stride_h == 0 ? 1 : call.problem.heads_q;
+  const std::int64_t batch = blocks.stride_b == 0 ? 1 : call.problem.batch;
+  const std::int64_t rows = batch * heads * blocks.key_blocks;
+  check_cuda(cudaMemsetAsync(blocks.lists, 0x80,
+                             static_cast<std::size_t>(rows * blocks.query_blocks) * sizeof(int2), stream),
+             "tilewise wgmma backward, blocks");
+  const auto start = [&](const char* name, std::int64_t warps) {
+    return Launch{.name = name,
+                  .blocks = (warps * 32 + row_threads - 1) / row_threads,
+                  .threads = row_threads,
+                  .stream = stream};
+  };
+  launch<note_blocks_kernel<>>(start("tilewise wgmma backward, blocks", batch * heads * blocks.query_blocks),
+                               call.blocks, blocks, static_cast<int>(batch), static_cast<int>(heads));
+  launch<list_blocks_kernel<>>(start("tilewise wgmma backward, lists", rows), blocks, rows);
+}
+
 ScoreParams score_of_call(const AttentionCall& call) {
   const AttentionFeatures& features = call.problem.features;
   ScoreParams score{.scale = static_cast<float>(features.softcap ? call.scale / call.softcap : call.scale),
@@ -78,11 +123,12 @@ ScoreParams score_of_call(const AttentionCall& call) {
                     .alibi = features.alibi,
                     .alibi_slopes = call.alibi_slopes,
                     .mask = MaskForm::none,
-                    .mask_rows = call.mask.stride[2] == 0 ? 8 : 64,
+                    .mask_rows = features.mask != MaskKind::none && call.mask.stride[2] == 0 ? 8 : 64,
                     .dropout = features.dropout,
                     .kept_stages = 0,
                     .kept = call.dropout,
-                    .dmask = {}};
+                    .dmask = {},
+                    .blocks = {}};
   if (features.mask == MaskKind::boolean) score.mask = MaskForm::boolean;
   if (features.mask == MaskKind::additive) {
     score.mask = call.mask.dtype == DType::f32 ? MaskForm::single : MaskForm::half;
@@ -107,6 +153,7 @@ void run(const AttentionCall& call, const Context& context) {
   const AttentionFeatures& features = problem.features;
   Arena arena(context.workspace.data);
   const Workspace workspace = workspace_of(call, arena);
+  const BlockLists blocks = block_lists_of(call, c, arena);
   const Sizes sizes = sizes_of(call);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const auto stream = static_cast<cudaStream_t>(context.stream);
@@ -117,6 +164,7 @@ void run(const AttentionCall& call, const Context& context) {
   };
   const std::int64_t some_blocks = 16 * std::int64_t{multiprocessors};
 
+  if constexpr (c.listed) list_blocks(call, blocks, stream);
   if constexpr (c.general) {
     if (features.mask_gradient) {
       const std::int64_t(&extent)[4] = call.dmask.extent;
@@ -168,6 +216,8 @@ void run(const AttentionCall& call, const Context& context) {
   if constexpr (c.general) {
     params.score = score_of_call(call);
     const ScoreParams& score = params.score;
+    params.score.blocks = blocks;
+    if (blocks.tiled) params.mask = map_of_tiles(call.blocks, 128);
     if (score.mask != MaskForm::none) params.mask = map_of_mask(call.mask, problem, score.mask_rows, 128);
     shared_bytes = c.shared_bytes(score.mask_bytes(c), score.kept_stages);
   }
@@ -198,9 +248,29 @@ void run_row(const AttentionCall& call, const Context& context) {
   call.problem.dtype == DType::f16 ? run<__half, row>(call, context) : run<__nv_bfloat16, row>(call, context);
 }
 
+std::string unsuited_blocks(const AttentionProblem& problem) {
+  const AttentionFeatures& features = problem.features;
+  if (features.mask != MaskKind::none || features.dropout)
+    return "takes no mask and no dropout beside a block mask";
+  if (problem.backward.deterministic) return "adds dq of a block mask in no fixed order";
+  const Config& c = rows[row_of(problem)];
+  const auto suits = [](std::int64_t block, std::int64_t all, int tile) {
+    return block % tile == 0 || block >= all;
+  };
+  if (!suits(problem.block_q, problem.length_q, c.queries) ||
+      !suits(problem.block_k, problem.length_k, c.keys)) {
+    return "takes block masks of blocks of multiples of " + std::to_string(c.queries) + " queries and " +
+           std::to_string(c.keys) + " keys, or of all";
+  }
+  if (!problem.aligned_tiles) {
+    return "copies rows of a block mask's tiles from multiples of 16 bytes, with such strides, alone";
+  }
+  return {};
+}
+
 std::string unsuited_features(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  if (features.block_mask) return "takes no block masks";
+  if (features.block_mask) return unsuited_blocks(problem);
   if (features.mask == MaskKind::none) return {};
   if (problem.layout == Layout::packed) return "takes no mask of packed sequences";
   if (!problem.aligned_mask) {
@@ -221,9 +291,9 @@ std::string unsuited(const AttentionProblem& problem) {
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "takes f16 and bf16";
   if (problem.strict) return "rounds weights and score gradients, which strict precision does not allow";
   if (problem.layout == Layout::paged) return "takes no pages";
-  if (const std::string reason = unsuited_features(problem); !reason.empty()) return reason;
   if (problem.dim_qk > most_dim || problem.dim_v > most_dim)
     return "takes head dims to " + std::to_string(most_dim);
+  if (const std::string reason = unsuited_features(problem); !reason.empty()) return reason;
   if (problem.dim_qk % 8 != 0 || problem.dim_v % 8 != 0 || !problem.aligned ||
       !problem.backward.aligned_rows || !problem.backward.ordered_rows) {
     return "copies rows from multiples of 16 bytes, with such strides, alone";
@@ -243,6 +313,7 @@ std::string unsuited(const AttentionProblem& problem) {
 std::size_t backward_workspace(const AttentionCall& call) {
   Arena arena(nullptr);
   workspace_of(call, arena);
+  block_lists_of(call, rows[row_of(call.problem)], arena);
   return arena.used();
 }
 
@@ -253,7 +324,10 @@ void backward(const AttentionCall& call, const Context& context) {
     case 2: return run_row<2>(call, context);
     case 3: return run_row<3>(call, context);
     case 4: return run_row<4>(call, context);
-    default: return run_row<5>(call, context);
+    case 5: return run_row<5>(call, context);
+    case 6: return run_row<6>(call, context);
+    case 7: return run_row<7>(call, context);
+    default: return run_row<8>(call, context);
   }
 }
 

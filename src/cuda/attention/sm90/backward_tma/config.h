@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 namespace tilewise::cuda::wgmma_tma {
@@ -14,6 +15,7 @@ struct Config {
   int dim = 0;           ///< both head dims are padded to it: 64, 128 or 256
   int queries = 0;       ///< of a tile: 64, or 128 at dim 64
   bool general = false;  ///< takes softcap, ALiBi, masks and dropout
+  bool listed = false;   ///< and block masks, by lists; but no other mask, and no dropout
   int keys = 128;
   int q_stages = 2;
   int d_o_stages = 2;
@@ -48,9 +50,12 @@ struct Config {
     return general ? 3 : 2;
   }  ///< LSE, delta, and the general kernel's offset
   constexpr int barriers() const { return 2 * (q_stages + d_o_stages) + 1 + (general ? 6 : 0); }
-  /// Values of rows, barriers and Words, up to where a mask may begin.
+  static constexpr int step_bytes = 32;  ///< of a Step, at most
+  /// Values of rows, barriers, Words and Steps, up to where a mask may begin.
   constexpr int value_bytes() const {
-    return (row_values() * q_stages * queries * 4 + barriers() * 8 + 16 + 1023) / 1024 * 1024;
+    return (row_values() * q_stages * queries * 4 + barriers() * 8 + 16 + (listed ? 2 * step_bytes : 0) +
+            1023) /
+           1024 * 1024;
   }
   /// Of a tile's mask, whose boxes have 128 bytes of a row: of booleans those of 128 keys.
   constexpr int mask_bytes(int element_bytes) const {
@@ -72,8 +77,11 @@ inline constexpr Config rows[] = {
     {.dim = 256, .queries = 64, .keys = 64, .d_o_stages = 1},
     {.dim = 64, .queries = 64, .general = true},
     {.dim = 128, .queries = 64, .general = true},
-    {.dim = 256, .queries = 64, .general = true, .keys = 64, .q_stages = 1, .d_o_stages = 1}};
-inline constexpr int plain_rows = 3;
+    {.dim = 256, .queries = 64, .general = true, .keys = 64, .q_stages = 1, .d_o_stages = 1},
+    {.dim = 64, .queries = 64, .general = true, .listed = true},
+    {.dim = 128, .queries = 64, .general = true, .listed = true},
+    {.dim = 256, .queries = 64, .general = true, .listed = true, .keys = 64, .q_stages = 1, .d_o_stages = 1}};
+inline constexpr int rows_of_kind = 3;  ///< plain, general, listed
 inline constexpr int most_dim = 256;
 
 constexpr bool fits(const Config& c) {
@@ -82,7 +90,6 @@ constexpr bool fits(const Config& c) {
   // A mask of f32, and one of 16 bits, with dropout.
   return c.shared_bytes(c.mask_bytes(4), 1) <= most && c.shared_bytes(c.mask_bytes(2), 2) <= most;
 }
-static_assert(fits(rows[0]) && fits(rows[1]) && fits(rows[2]) && fits(rows[3]) && fits(rows[4]) &&
-              fits(rows[5]));
+static_assert(std::ranges::all_of(rows, fits));
 
 }  // namespace tilewise::cuda::wgmma_tma

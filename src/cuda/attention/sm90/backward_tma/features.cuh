@@ -24,15 +24,42 @@ namespace tilewise::cuda::wgmma_tma {
 // S and dP are transposed: element 4j + 2h + e of a lane 4g + t is key g + 8h of its warp's 16, query 8j + 2t
 // + e.
 
-/// The loop over tiles, as every role walks it: `body(head_q, tile, n)`.
-template <typename Body>
-__device__ __forceinline__ void for_each_tile(const Sizes& sizes, const Walk& walk, const Body& body) {
-  int n = 0;
+/// The loop over tiles, as every role walks it. Of a list the next entry is read before the tiles of this
+/// one.
+template <Config c, typename Body>
+__device__ __forceinline__ void for_each_tile(const TileParams& params, const Walk& walk, const Body& body) {
+  const Sizes& sizes = params.sizes;
+  Step step{.block = block_full};
 #pragma unroll 1
   for (int head = 0; head < sizes.group; ++head) {
+    step.head_q = walk.head_kv * sizes.group + head;
+    if constexpr (c.listed) {
+      const BlockLists& blocks = params.score.blocks;
+      const std::int64_t row = blocks.row(walk.entry.b, step.head_q, walk.first_key / blocks.keys);
+      const int2* list = blocks.lists + row * blocks.query_blocks;
+      const int count = blocks.counts[row];
+      int2 next = count > 0 ? list[0] : int2{};
 #pragma unroll 1
-    for (int tile = walk.end_tile - 1; tile >= walk.first_tile; --tile, ++n) {
-      body(walk.head_kv * sizes.group + head, tile, n);
+      for (int slot = 1; slot <= count; ++slot) {
+        const int2 entry = next;
+        if (slot < count) next = list[slot];
+        const int first = max(walk.first_tile, entry.x * blocks.query_tiles);
+        step.block = entry.y;
+#pragma unroll 1
+        for (int tile = min(walk.end_tile, (entry.x + 1) * blocks.query_tiles) - 1; tile >= first; --tile) {
+          step.tile = tile;
+          body(step);
+          ++step.n;
+          if (step.block >= 0) ++step.masked;
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int tile = walk.end_tile - 1; tile >= walk.first_tile; --tile) {
+        step.tile = tile;
+        body(step);
+        ++step.n;
+      }
     }
   }
 }
@@ -45,18 +72,34 @@ struct FewStages {
       : stage(n & (stages - 1)), parity(static_cast<std::uint32_t>(n >> (stages - 1)) & 1) {}
 };
 
+/// Whether a tile has a mask, and the how-manieth that is.
+template <Config c>
+__device__ __forceinline__ bool has_mask(const ScoreParams& score, const Step& step) {
+  return c.listed ? step.block >= 0 : score.mask != MaskForm::none;
+}
+template <Config c>
+__device__ __forceinline__ int mask_number(const Step& step) {
+  return c.listed ? step.masked : step.n;
+}
+
 /// By one thread.
 template <Config c>
 __device__ void load_masks(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
   const ScoreParams& score = params.score;
   const int bytes_log2 = score.mask_bytes_log2();
-  for_each_tile(params.sizes, walk, [&](int head_q, int tile, int n) {
-    const FewStages at(n, 1);
-    wait(shared.mask_empty, at.parity ^ 1);
+  for_each_tile<c>(params, walk, [&](const Step& step) {
+    if (!has_mask<c>(score, step)) return;
+    wait(shared.mask_empty, FewStages(mask_number<c>(step), 1).parity ^ 1);
     arrive_expecting(shared.mask_full, max(c.keys << bytes_log2, 128) * score.mask_rows);
-    for (int bytes = 0; bytes < max(c.keys << bytes_log2, 128); bytes += 128) {
-      copy_box(shared.mask + bytes * 64, params.mask, shared.mask_full,
-               walk.first_key + (bytes >> bytes_log2), tile * c.queries, head_q, walk.entry.b);
+    if constexpr (c.listed) {
+      const BlockLists& blocks = score.blocks;
+      copy_box(shared.mask, params.mask, shared.mask_full, walk.first_key % blocks.keys,
+               step.tile % blocks.query_tiles * c.queries, step.block, 0);
+    } else {
+      for (int bytes = 0; bytes < max(c.keys << bytes_log2, 128); bytes += 128) {
+        copy_box(shared.mask + bytes * 64, params.mask, shared.mask_full,
+                 walk.first_key + (bytes >> bytes_log2), step.tile * c.queries, step.head_q, walk.entry.b);
+      }
     }
   });
 }
@@ -69,16 +112,16 @@ __device__ void draw_kept(const TileParams& params, const Shared<c>& shared, con
   constexpr int lanes = c.keys / 4;  // of a query
   constexpr int at_once = 32 / lanes;
   const volatile Words& words = *shared.words;
-  for_each_tile(params.sizes, walk, [&](int head_q, int tile, int n) {
-    const FewStages at(n, params.score.kept_stages);
+  for_each_tile<c>(params, walk, [&](const Step& step) {
+    const FewStages at(step.n, params.score.kept_stages);
     wait(shared.kept_empty + at.stage, at.parity ^ 1);
     std::uint32_t* to = shared.kept + at.stage * c.kept_words() * c.queries;
 #pragma unroll 1
     for (int r = warp * at_once; r < c.queries; r += warps * at_once) {
       const auto counter = [&](int lane) -> std::array<std::uint32_t, 4> {
         return {static_cast<std::uint32_t>(walk.first_key / 4 + lane % lanes),
-                static_cast<std::uint32_t>(tile * c.queries + r + lane / lanes),
-                static_cast<std::uint32_t>(walk.entry.b * params.sizes.heads_q + head_q), words.stream};
+                static_cast<std::uint32_t>(step.tile * c.queries + r + lane / lanes),
+                static_cast<std::uint32_t>(walk.entry.b * params.sizes.heads_q + step.head_q), words.stream};
       };
       const auto drawn = philox(counter(lane_now()), {words.key_low, words.key_high});
       std::uint32_t bits = 0;

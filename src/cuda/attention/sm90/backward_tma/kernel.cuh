@@ -86,7 +86,8 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
   const Workspace& workspace = params.workspace;
   Ring<c.q_stages> q_at;
   Ring<c.d_o_stages> d_o_at;
-  for_each_tile(params.sizes, walk, [&](int head_q, int tile, int) {
+  for_each_tile<c>(params, walk, [&](const Step& step) {
+    const int head_q = step.head_q, tile = step.tile;
     const int row = walk.entry.first_q + tile * c.queries;
     const std::int64_t values =
         (walk.entry.template first_tile<c.queries>(params.sizes, workspace.tiles, head_q) + tile) * c.queries;
@@ -100,6 +101,10 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
       }
     };
     const int q = q_at.stage(), d_o = d_o_at.stage();
+    if constexpr (c.listed) {
+      wait(shared.q_empty + q, q_at.parity() ^ 1);
+      shared.steps[q] = step;
+    }
     load(shared.q + q * c.query_bytes(), params.q, (c.general ? 8 : 4) * c.queries, shared.q_full + q,
          shared.q_empty + q, q_at.parity());
     copy_bytes(shared.lse + q * c.queries, workspace.lse + values, c.queries * 4, shared.q_full + q);
@@ -113,6 +118,11 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
     q_at.advance();
     d_o_at.advance();
   });
+  if constexpr (c.listed) {  // the end
+    wait(shared.q_empty + q_at.stage(), q_at.parity() ^ 1);
+    shared.steps[q_at.stage()].tile = -1;
+    arrive(shared.q_full + q_at.stage());
+  }
 }
 
 // Consumers. Of S and dP, 64 keys x own queries, lane 4g + t holds elements 4j + e: key g + 8 (e / 2) of its
@@ -305,13 +315,13 @@ struct Consumer {
 
   /// P from S by the general rules. Returns the pairs that dropout keeps.
   __device__ __forceinline__ std::uint32_t weigh_with_features(Scores& s, Fragments& weights,
-                                                               const Visible& visible, int head_q, int tile,
-                                                               int stage, int n) const {
+                                                               const Visible& visible, const Step& step,
+                                                               int stage) const {
     const ScoreParams& score = params.score;
     const LanePlace<c> place(warp, lane_now());  // what follows from it is not kept beside products
     std::uint32_t kept = ~0u;
     if (score.dropout) {
-      const FewStages at(n, score.kept_stages);
+      const FewStages at(step.n, score.kept_stages);
       wait(shared.kept_full + at.stage, at.parity);
       kept = kept_pairs<c>(shared, at.stage, place);
       arrive_once(shared.kept_empty + at.stage);
@@ -321,17 +331,17 @@ struct Consumer {
         .shared = shared,
         .score = score,
         .place = place,
-        .slope = score.alibi ? static_cast<float>(score.alibi_slopes.at(entry.b, head_q)) : 0.0f,
-        .distance = tile * c.queries + place.first_query() + entry.length_k - entry.length_q -
+        .slope = score.alibi ? static_cast<float>(score.alibi_slopes.at(entry.b, step.head_q)) : 0.0f,
+        .distance = step.tile * c.queries + place.first_query() + entry.length_k - entry.length_q -
                     (walk.first_key + place.first_key()),
         .visible = visible,
         .key_count = walk.key_count};
-    if (score.mask == MaskForm::none) {
+    if (!has_mask<c>(score, step)) {
       weigh_general<T, MaskForm::none, c>(s, weights, facts, stage, kept);
       return kept;
     }
-    wait(shared.mask_full, FewStages(n, 1).parity);
-    if (score.mask == MaskForm::boolean) {
+    wait(shared.mask_full, FewStages(mask_number<c>(step), 1).parity);
+    if (c.listed || score.mask == MaskForm::boolean) {
       weigh_general<T, MaskForm::boolean, c>(s, weights, facts, stage, kept);
     } else if (score.mask == MaskForm::half) {
       weigh_general<T, MaskForm::half, c>(s, weights, facts, stage, kept);
@@ -402,7 +412,8 @@ struct Consumer {
   }
 
   /// Tile n of the walk, where consumers have keys of their own.
-  __device__ __forceinline__ void run_tile(int head_q, int tile, int n, const At& at) {
+  __device__ __forceinline__ void run_tile(const Step& step, const At& at) {
+    const int head_q = step.head_q, tile = step.tile, n = step.n;
     const bool has_dq = !c.dq_in_turn() || n % 2 == group;
     Scores s, dp;
     Fragments weights, ds;
@@ -411,7 +422,7 @@ struct Consumer {
       // Beside the rules of scores there are no registers for dP. It is computed together with dV.
       wait_products<0>();  // S
       pin(s);
-      const std::uint32_t kept = weigh_with_features(s, weights, of.visible, head_q, tile, at.q.stage(), n);
+      const std::uint32_t kept = weigh_with_features(s, weights, of.visible, step, at.q.stage());
       pin(weights);
       start_scores(dp, shared.v, of.d_o);
       start_sums(dv, weights, of.d_o, n > 0);
@@ -461,7 +472,8 @@ struct Consumer {
   }
 
   /// Tile n of the walk, where consumers have queries of their own for S and dP, and dims for the rest.
-  __device__ __forceinline__ void run_wide_tile(int head_q, int tile, int n, const At& at) {
+  __device__ __forceinline__ void run_wide_tile(const Step& step, const At& at) {
+    const int head_q = step.head_q, tile = step.tile, n = step.n;
     Scores s, dp;
     Fragments weights, ds;
     const Tile of = begin_tile(s, tile, n, at);
@@ -470,7 +482,7 @@ struct Consumer {
     pin(s);
     std::uint32_t kept = ~0u;
     if constexpr (c.general) {
-      kept = weigh_with_features(s, weights, of.visible, head_q, tile, at.q.stage(), n);
+      kept = weigh_with_features(s, weights, of.visible, step, at.q.stage());
     } else {
       if (!of.visible.all) hide(s, of.visible);
       weigh(s, of.lse, weights);
@@ -511,14 +523,26 @@ struct Consumer {
 #pragma unroll
     for (int n = 0; n < c.own_dims() / 2; ++n) dk[n] = dv[n] = 0;
     At at;
-    for_each_tile(params.sizes, walk, [&](int head_q, int tile, int n) {
+    const auto run_step = [&](const Step& step) {
       if constexpr (c.wide()) {
-        run_wide_tile(head_q, tile, n, at);
+        run_wide_tile(step, at);
       } else {
-        run_tile(head_q, tile, n, at);
+        run_tile(step, at);
       }
       at.advance();
-    });
+    };
+    if constexpr (c.listed) {
+      // Lists are walked by producers alone: here there are no registers for that.
+#pragma unroll 1
+      while (true) {
+        wait(shared.q_full + at.q.stage(), at.q.parity());
+        const Step step = shared.steps[at.q.stage()];
+        if (step.tile < 0) break;
+        run_step(step);
+      }
+    } else {
+      for_each_tile<c>(params, walk, run_step);
+    }
     pin(dk);
     pin(dv);
     if (lane == 0) wait_stores();
@@ -595,7 +619,8 @@ __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_c
         return;
       }
       if (warp == 1) {
-        if (first_lane && params.score.mask != MaskForm::none) load_masks<c>(params, shared, walk);
+        if (first_lane && (c.listed ? params.score.blocks.tiled : params.score.mask != MaskForm::none))
+          load_masks<c>(params, shared, walk);
         return;
       }
     }

@@ -48,6 +48,21 @@ struct DeltaParams {
 /// How the elements of a mask stand in shared memory.
 enum class MaskForm : std::uint8_t { none, boolean, half, single };
 
+/// A block mask by its key blocks: which query blocks see one, the last first.
+struct BlockLists {
+  int2* lists = nullptr;  ///< [rows, query_blocks]: a query block, and its tile of the mask or block_full
+  std::int32_t* counts = nullptr;           ///< [rows]: how many of the list are there
+  std::int64_t stride_b = 0, stride_h = 0;  ///< in rows; key blocks are next to each other
+  int key_blocks = 0, query_blocks = 0;
+  int keys = 1;         ///< of a block
+  int query_tiles = 1;  ///< of a block
+  bool tiled = false;   ///< blocks may have tiles, which are loaded as a mask is
+
+  constexpr std::int64_t row(std::int64_t b, std::int64_t h, std::int64_t key_block) const {
+    return b * stride_b + h * stride_h + key_block;
+  }
+};
+
 /// The gradient of a mask.
 struct DmaskParams {
   std::byte* data;  ///< null where it is not wanted
@@ -69,18 +84,19 @@ struct ScoreParams {
   int kept_stages;  ///< of dropout's bits: 0, 1 or 2
   DropoutMask kept;
   DmaskParams dmask;
+  BlockLists blocks;
 
   constexpr int mask_bytes_log2() const {
     return mask == MaskForm::single ? 2 : mask == MaskForm::half ? 1 : 0;
   }
   /// Of shared memory.
   constexpr int mask_bytes(const Config& c) const {
-    return mask == MaskForm::none ? 0 : c.mask_bytes(1 << mask_bytes_log2());
+    return mask == MaskForm::none && !blocks.tiled ? 0 : c.mask_bytes(1 << mask_bytes_log2());
   }
 };
 
 struct TileParams {
-  CUtensorMap q, k, v, d_o, mask;
+  CUtensorMap q, k, v, d_o, mask;  ///< the mask's, or that of a block mask's tiles
   Sizes sizes;
   Rows k_rows, v_rows;  ///< for tiles that end inside the tensor, at a key length or a sequence's end
   Rows dk, dv;

@@ -169,6 +169,65 @@ __global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant
   if (thread == 0) params.dsinks[head * params.stride] = sums_smem[0];
 }
 
+/// Writes what a row of query blocks lists into the lists of its key blocks, a warp a row. The lists are
+/// still by query blocks, and their entries negative where nothing was listed. A full block stays full where
+/// it is listed twice.
+template <typename Unused = void>
+__global__ void __launch_bounds__(row_threads)
+    note_blocks_kernel(const __grid_constant__ BlockView view, const __grid_constant__ BlockLists blocks,
+                       int batch, int heads) {
+  const std::int64_t index = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto qb = static_cast<int>(index % blocks.query_blocks);
+  const std::int64_t h = index / blocks.query_blocks % heads, b = index / blocks.query_blocks / heads;
+  if (b >= batch) return;
+  const auto note = [&](std::int64_t kb, std::int32_t tile) {
+    if (kb < 0 || kb >= blocks.key_blocks) return;
+    blocks.lists[blocks.row(b, h, kb) * blocks.query_blocks + qb] = {qb, tile};
+  };
+  for (int slot = lane; slot < view.count(b, h, qb); slot += 32) {
+    note(view.indices.at(b, h, qb, slot), view.tile(b, h, qb, slot));
+  }
+  if (view.full_counts.data == nullptr) return;
+  __syncwarp();  // full blocks come last
+  for (int slot = lane; slot < view.full_count(b, h, qb); slot += 32) {
+    note(view.full_indices.at(b, h, qb, slot), block_full);
+  }
+}
+
+/// Draws each list together, a warp a list, in place: from the last query block to the first.
+template <typename Unused = void>
+__global__ void __launch_bounds__(row_threads)
+    list_blocks_kernel(const __grid_constant__ BlockLists blocks, std::int64_t rows) {
+  const std::int64_t row = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (row >= rows) return;
+  int2* list = blocks.lists + row * blocks.query_blocks;
+  // Listed entries go to the end, in order; then all are turned round.
+  int count = 0;
+  for (int end = blocks.query_blocks; end > 0; end -= 32) {
+    const int at = end - 1 - lane;
+    const int2 entry = at >= 0 ? list[at] : int2{-2, block_hidden};
+    const bool listed = at >= 0 && entry.y >= block_full;
+    const unsigned who = __ballot_sync(~0u, listed);
+    const int before = __popc(who & ((1u << lane) - 1));
+    __syncwarp();  // all entries were read
+    if (listed) list[blocks.query_blocks - 1 - count - before] = entry;
+    count += __popc(who);
+    __syncwarp();  // and written
+  }
+  // The last listed query block stands last: entry n of the list is that at query_blocks - 1 - n.
+  for (int n = 0; n < (blocks.query_blocks + 1) / 2; n += 32) {
+    const int low = n + lane, high = blocks.query_blocks - 1 - low;
+    if (low < high) {
+      const int2 a = list[low], z = list[high];
+      list[low] = z;
+      list[high] = a;
+    }
+  }
+  if (lane == 0) blocks.counts[row] = count;
+}
+
 /// Clears a mask's gradient, of any strides: pairs that nobody sees have none.
 template <typename Unused = void>
 __global__ void __launch_bounds__(row_threads) clear_dmask_kernel(const __grid_constant__ MaskView dmask) {

@@ -9,6 +9,15 @@ namespace tilewise::cuda::wgmma_tma {
 
 enum NamedBarrier { both_consumers = 1, all_producers = 2 };
 
+/// A tile of the walk.
+struct Step {
+  int head_q, tile;
+  int n;       ///< of the walk
+  int block;   ///< listed: the tile of the block mask, or block_full
+  int masked;  ///< listed: tiles before this one that had one
+};
+static_assert(sizeof(Step) <= Config::step_bytes);
+
 struct Words {
   std::uint32_t index;  ///< of the CTA, where CTAs are counted as they begin
   // Dropout's key and stream. Producers have too few registers to keep them.
@@ -44,6 +53,7 @@ struct Shared {
   Mbarrier* kept_full;   ///< [2]
   Mbarrier* kept_empty;  ///< [2]
   Words* words;
+  Step* steps;  ///< listed: [q_stages], the tiles that Q is of
 
   __device__ Shared(std::byte* first, int mask_bytes)
       : k(first),
@@ -67,7 +77,8 @@ struct Shared {
         mask_empty(mask_full + 1),
         kept_full(mask_empty + 1),
         kept_empty(kept_full + 2),
-        words(reinterpret_cast<Words*>(q_full + c.barriers())) {}
+        words(reinterpret_cast<Words*>(q_full + c.barriers())),
+        steps(reinterpret_cast<Step*>(words + 1)) {}
 
   /// `drawing_warps` fill `kept`.
   __device__ void init_barriers(int drawing_warps) const {
