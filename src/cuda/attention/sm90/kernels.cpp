@@ -278,15 +278,15 @@ std::string trial_supports(const AttentionProblem& problem) {
   return "was built without code for sm_90a";
 #endif
 }
-std::size_t trial_workspace(const AttentionCall& call, const Context& context) {
+Configuration configure_trial(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   if (call.problem.pass == Pass::backward) {
-    return simt::ordered_starts_bytes(call) + wgmma_tma::backward_workspace(call);
+    return {.workspace_bytes = simt::ordered_starts_bytes(call) + wgmma_tma::backward_workspace(call)};
   }
 #endif
-  return workspace(call, context);
+  return configure(call, context);
 }
-void trial_launch(const AttentionCall& call, const Context& context) {
+void launch_trial(const AttentionCall& call, const Configuration& configuration, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   if (call.problem.pass == Pass::backward) {
     const DeviceGuard guard(context.device.index);
@@ -295,7 +295,7 @@ void trial_launch(const AttentionCall& call, const Context& context) {
     return wgmma_tma::backward(ordered, rest);
   }
 #endif
-  launch_on_device(call, context);
+  launch_on_device(call, configuration, context);
 }
 std::string on_trial(const AttentionProblem&) { return "backward"; }
 
@@ -303,9 +303,9 @@ std::string on_trial(const AttentionProblem&) { return "backward"; }
 
 constinit const AttentionKernel wgmma_tma_attention = {.name = "wgmma_tma",
                                                        .supports = trial_supports,
-                                                       .workspace = trial_workspace,
-                                                       .launch = trial_launch,
-                                                       .trial = on_trial};
+                                                       .trial = on_trial,
+                                                       .configure = configure_trial,
+                                                       .launch_configured = launch_trial};
 
 constinit const AttentionKernel wgmma_attention = {.name = "wgmma",
                                                    .supports = supports,
