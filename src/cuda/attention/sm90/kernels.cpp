@@ -255,8 +255,8 @@ std::string trial(const AttentionProblem& problem) {
   return problem.pass == Pass::forward && problem.features.block_mask ? "block masks" : "";
 }
 
-// The backward by TMA (sm90/backward_tma), on trial. Its forward is that of wgmma, so that a call can name it for
-// both passes.
+// The backward by TMA (sm90/backward_tma), on trial. Its forward is that of wgmma, so that a call can name it
+// for both passes.
 std::string trial_supports(const AttentionProblem& problem) {
   if (problem.pass == Pass::forward) return supports(problem);
   if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
