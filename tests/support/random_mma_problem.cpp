@@ -140,6 +140,7 @@ RandomProblem random_wgmma_features_problem(std::uint64_t seed) {
   make_masks(rng, problem, magnitudes);
   make_head_values(rng, problem, magnitudes);
   problem.blocks = {};
+  problem.logit_scale = {};
   Random other(seed + 9);
   if (problem.layout == Layout::dense && other.chance(0.25)) {
     problem.mask = {};
