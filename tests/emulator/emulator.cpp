@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -120,17 +121,19 @@ struct Grid {
   unsigned total;
   std::atomic<unsigned> next{0};
   std::atomic<std::uint64_t> progress{0};
-  std::atomic<int> workers{0}, stuck{0};
+  std::atomic<int> workers{0};
   std::atomic<bool> failed{false};
   std::mutex lock;
   std::string error;
   std::vector<std::thread> more;
   std::map<unsigned, Block*> running;
   std::map<unsigned, PairBarrier> pairs;
+  std::set<std::thread::id> stuck;  // workers whose threads all wait, as of `stuck_at`
+  std::uint64_t stuck_at = 0;
 
   void work();
   void run_block(unsigned number);
-  void wait_for_others(Block& block, std::uint64_t& seen, int& polls);
+  void wait_for_others(Block& block, std::uint64_t seen);
   void start_worker();
   void set_error(const std::string& message) {
     const std::lock_guard guard(lock);
@@ -214,25 +217,26 @@ void Grid::start_worker() {
   more.emplace_back([this] { work(); });
 }
 
-// No thread of the block can go on: another block has to, one that runs or one that has not begun.
-void Grid::wait_for_others(Block& block, std::uint64_t& seen, int& polls) {
-  constexpr int enough = 50;
-  if (progress != seen) {
-    seen = progress;
-    polls = 0;
+// No thread of the block can go on: another block has to, one that runs or one that has not begun. `seen` is
+// the progress before the threads were looked at. Only when all workers have looked at theirs without any
+// progress in between does nobody go on: a worker that sleeps has not looked.
+void Grid::wait_for_others(Block& block, std::uint64_t seen) {
+  bool nobody = false;
+  {
+    const std::lock_guard guard(lock);
+    if (stuck_at != seen) stuck.clear();
+    stuck_at = seen;
+    stuck.insert(std::this_thread::get_id());
+    nobody = progress == seen && static_cast<int>(stuck.size()) == workers;
+    if (nobody) stuck.clear();
   }
-  ++stuck;
-  const bool alone = workers == 1;
-  if (stuck == workers && (alone || ++polls > enough)) {
-    if (next < total) {
-      start_worker();
-      polls = 0;
-    } else {
-      set_error(std::string(how.name) + ": threads wait for each other for ever. " + described(block));
-    }
+  if (nobody && next < total) {
+    start_worker();
+  } else if (nobody) {
+    set_error(std::string(how.name) + ": threads wait for each other for ever. " + described(block));
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
-  if (!alone) std::this_thread::sleep_for(std::chrono::microseconds(100));
-  --stuck;
 }
 
 void Grid::run_block(unsigned number) {
@@ -268,10 +272,9 @@ void Grid::run_block(unsigned number) {
     const std::lock_guard guard(lock);
     running[number] = &block;
   }
-  std::uint64_t seen = 0;
-  int polls = 0;
   while (block.alive > 0 && !failed) {
     bool moved = false;
+    const std::uint64_t seen = progress;
     const std::size_t count = block.threads.size();
     auto [at, step] = order.next(count);
     for (std::size_t n = 0; n < count; ++n, at = (at + step) % count) {
@@ -293,7 +296,7 @@ void Grid::run_block(unsigned number) {
       ++progress;
       continue;
     }
-    wait_for_others(block, seen, polls);
+    wait_for_others(block, seen);
   }
   for (auto& work : block.pending) work();
   unpoison_behind(block.dynamic + how.shared_bytes,
