@@ -39,7 +39,6 @@ struct BackwardDetails {
   bool ordered_rows = true;    ///< no stride of d_o is negative
   bool repeated_keys = false;  ///< k or v has one row for all keys
   bool summed_dmask = false;   ///< several pairs share an element of the mask, whose gradient is wanted
-  bool half_dmask = false;     ///< which is wanted in 16 bits
   std::int64_t elements = 0;   ///< of the smallest of dq, dk and dv
   friend bool operator==(const BackwardDetails&, const BackwardDetails&) = default;
 };

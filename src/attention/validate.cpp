@@ -126,7 +126,6 @@ BackwardDetails backward_details(const AttentionCall& call) {
       .ordered_rows = std::min({call.d_o.stride_b, call.d_o.stride_h, call.d_o.stride_s}) >= 0,
       .repeated_keys = call.problem.repeated_values || (call.problem.length_k > 1 && call.k.stride_s == 0),
       .summed_dmask = sums_dmask(call),
-      .half_dmask = call.problem.features.mask_gradient && size_of(call.dmask.dtype) == 2,
       .elements = smallest_gradient(call)};
 }
 

@@ -159,7 +159,6 @@ RandomProblem random_wgmma_features_problem(std::uint64_t seed) {
     problem.mask = rows ? with_aligned_rows(problem.mask) : Buffer();
   }
   choose_asked(rng, problem);
-  problem.asked.dmask_dtype = DType::f32;  // what is broadcast is summed up in that
   if (problem.asked.dmask) problem.options.softcap = 0;
   return problem;
 }

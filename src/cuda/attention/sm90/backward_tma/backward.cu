@@ -135,11 +135,7 @@ ScoreParams score_of_call(const AttentionCall& call) {
   }
   if (features.dropout) score.kept_stages = score.mask == MaskForm::single ? 1 : 2;
   if (features.mask_gradient) {
-    score.dmask = {.data = call.dmask.data,
-                   .dtype = call.dmask.dtype,
-                   .adds = call.problem.backward.summed_dmask,
-                   .one_query = call.dmask.extent[2] == 1,
-                   .stride = {}};
+    score.dmask = {.data = call.dmask.data, .dtype = call.dmask.dtype, .stride = {}};
     const auto size = static_cast<std::int64_t>(size_of(call.dmask.dtype));
     for (int n = 0; n < 4; ++n) score.dmask.stride[n] = call.dmask.stride[n] * size;
   }
@@ -278,10 +274,9 @@ std::string unsuited_features(const AttentionProblem& problem) {
   }
   if (!features.mask_gradient) return {};
   if (features.softcap) return "takes no mask's gradient with softcap";
-  if (problem.backward.summed_dmask && problem.backward.half_dmask)
-    return "sums a mask's gradient up in f32 alone";
-  if (problem.backward.summed_dmask && problem.backward.deterministic)
-    return "sums a mask's gradient up in no fixed order";
+  // dO·O has the rounding of O. In a row with one high weight that is all there is of dS, and sums of it
+  // show.
+  if (problem.backward.summed_dmask) return "takes the gradient of a mask that nothing shares alone";
   return {};
 }
 

@@ -306,24 +306,18 @@ struct MaskGradient {
     queries = walk.entry.length_q - query;
   }
   __device__ __forceinline__ void put(int key, int query, float ds) const {
-    std::byte* to = first + key * params.stride[3] + query * params.stride[2];
-    if (params.adds) {
-      atomicAdd(reinterpret_cast<float*>(to), ds);
-    } else {
-      store_element(to, params.dtype, ds);
-    }
+    store_element(first + key * params.stride[3] + query * params.stride[2], params.dtype, ds);
   }
 };
 
 /// dS from P and dP, rounded; of dropped pairs dP is 0. `delta_smem` is that of the lane's first query. With
-/// `wants_dmask` adds it to the mask's gradient, too.
+/// `wants_dmask` stores the mask's gradient, too.
 template <typename T, bool wants_dmask, Config c>
 __device__ __forceinline__ void differentiate_general(std::uint32_t (&ds)[c.own_queries() / 16][4],
                                                       const float (&p)[c.own_queries() / 2],
                                                       const float (&dp)[c.own_queries() / 2],
                                                       const float* delta_smem, std::uint32_t kept,
                                                       float keep_scale, const MaskGradient& dmask, int lane) {
-  float sums[2] = {};  // of the lane's keys, where all queries share a row of the mask
 #pragma unroll
   for (int j = 0; j < c.own_queries() / 8; ++j) {
     const float2 delta = *reinterpret_cast<const float2*>(delta_smem + 8 * j);
@@ -338,24 +332,11 @@ __device__ __forceinline__ void differentiate_general(std::uint32_t (&ds)[c.own_
       for (int e = 0; e < 4; ++e) {
         const int query = 8 * j + e % 2;
         if (8 * (e / 2) >= dmask.keys || query >= dmask.queries) continue;
-        if (dmask.params.one_query) {
-          sums[e / 2] += x[e];
-        } else {
-          dmask.put(8 * (e / 2), query, x[e]);
-        }
+        dmask.put(8 * (e / 2), query, x[e]);
       }
     }
     ds[j / 2][j % 2 * 2] = pack<T>(x[0], x[1]);
     ds[j / 2][j % 2 * 2 + 1] = pack<T>(x[2], x[3]);
-  }
-  if constexpr (wants_dmask) {
-    if (!dmask.params.one_query) return;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      sums[half] += __shfl_xor_sync(~0u, sums[half], 1);
-      sums[half] += __shfl_xor_sync(~0u, sums[half], 2);
-      if (lane % 4 == 0 && 8 * half < dmask.keys) dmask.put(8 * half, 0, sums[half]);
-    }
   }
 }
 

@@ -63,13 +63,11 @@ struct BlockLists {
   }
 };
 
-/// The gradient of a mask.
+/// The gradient of a mask, an element for each pair.
 struct DmaskParams {
   std::byte* data;  ///< null where it is not wanted
   DType dtype;
-  bool adds;               ///< pairs share elements, which are in f32 then
-  bool one_query;          ///< all queries share a row
-  std::int64_t stride[4];  ///< in bytes, 0 along what is broadcast
+  std::int64_t stride[4];  ///< in bytes
 };
 
 /// What scores have beside the scale and the band. For the general kernel.
