@@ -265,6 +265,7 @@ int run(const Settings& settings) {
     }
     std::cout << settings.count << " problems from seed " << base << std::endl;
   }
+  constexpr std::int64_t enough_problems = 20;  // of fewer a kernel may take none
   Progress progress(static_cast<std::int64_t>(seeds.size()));
   std::int64_t done = 0;
   std::int64_t failed = 0;
@@ -282,18 +283,24 @@ int run(const Settings& settings) {
       break;
     }
   }
+  bool took_some = settings.kernels.empty() || settings.pieces || done < enough_problems;
   for (const auto& [kernel, of_types] : taken_by) {
     Taken sum;
     for (const auto& [dtype, taken] : of_types) sum.add(taken);
+    took_some = took_some || sum.forward + sum.backward > 0;
     if (sum.forward == 0 && settings.kernels.empty()) continue;  // those of another device
     std::cout << kernel << " took " << text_of(sum) << '\n';
     for (const auto& [dtype, taken] : of_types) {
       if (taken.forward > 0) std::cout << "  of " << to_string(dtype) << ' ' << text_of(taken) << '\n';
     }
   }
+  if (!took_some) {  // a run that checks nothing must not pass
+    std::cout << "FAILED the kernels that were named took no problem of this domain\n";
+    ++failed;
+  }
   for (const auto& [kernel, runner] : piece_runners()) {
     std::cout << kernel << " took " << runner.taken << " pieces, and left " << runner.left << " to fused\n";
-    const bool some = runner.taken > 0 || done < 20;  // of few problems a kernel may take none
+    const bool some = runner.taken > 0 || done < enough_problems;
     if (some && (kernel != "fused" || runner.left == 0)) continue;
     std::cout << "FAILED " << kernel
               << (runner.taken == 0 ? ": took no piece" : ": refused a piece, though it takes all") << '\n';
