@@ -28,6 +28,7 @@ endif()
 
 # For tests where there is no GPU: the kernels are compiled as C++ and run by tests/emulator.
 option(TILEWISE_EMULATOR "Run the CUDA kernels on the CPU; needs CUDA's headers, not nvcc" OFF)
+option(TILEWISE_EMULATOR_RACES "With TILEWISE_EMULATOR: report accesses to memory that nothing puts in order" OFF)
 
 set(TILEWISE_HAS_CUDA OFF)
 set(TILEWISE_HAS_WGMMA OFF)

@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "emulator.h"
+#include "races.h"
 
 #undef __shared__
 #undef __forceinline__
@@ -146,7 +147,10 @@ template <typename T>
 inline void __stcg(T* to, T value) {
   *to = value;
 }
-inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void __threadfence() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  tilewise::emulator::races::fence_device();
+}
 inline void __threadfence_block() {}
 inline std::size_t __cvta_generic_to_shared(const void* p) { return tilewise::emulator::shared_address(p); }
 [[noreturn]] inline void __trap() { tilewise::emulator::fail("__trap"); }
@@ -187,7 +191,7 @@ inline T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_ident
 
 // Lanes of a warp and threads of a block.
 inline void __syncthreads() { tilewise::emulator::sync_block(); }
-inline void __syncwarp(unsigned mask = ~0u) { tilewise::emulator::exchange(mask, 0); }
+inline void __syncwarp(unsigned mask = ~0u) { tilewise::emulator::sync_lanes(mask); }
 template <typename T>
 inline T __shfl_sync(unsigned mask, T value, int from, int width = 32) {
   const int lane = tilewise::emulator::self->lane;

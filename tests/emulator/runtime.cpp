@@ -19,6 +19,7 @@
 
 #include "fiber.h"
 #include "graph.h"
+#include "races.h"
 
 namespace tilewise::emulator {
 namespace {
@@ -226,11 +227,13 @@ cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   *data = std::aligned_alloc(alignment, whole);
   if (*data == nullptr) return failed(cudaErrorMemoryAllocation);
   memory_in_use += malloc_usable_size(*data);
+  races::allocated(*data, bytes);
   poison_behind(static_cast<std::byte*>(*data) + bytes, whole - bytes);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
   memory_in_use -= malloc_usable_size(data);
+  races::freed(data);
   std::free(data);
   return cudaSuccess;
 }
@@ -242,7 +245,10 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
-  run_or_record(stream, cudaGraphNodeTypeMemset, [=] { std::memset(data, value, bytes); });
+  run_or_record(stream, cudaGraphNodeTypeMemset, [=] {
+    races::stream_waits(stream);
+    std::memset(data, value, bytes);
+  });
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
@@ -250,7 +256,10 @@ cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
-  run_or_record(stream, cudaGraphNodeTypeMemcpy, [=] { std::memcpy(to, from, bytes); });
+  run_or_record(stream, cudaGraphNodeTypeMemcpy, [=] {
+    races::stream_waits(stream);
+    std::memcpy(to, from, bytes);
+  });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
