@@ -68,6 +68,7 @@ struct Block {
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;
   NamedBarrier barriers[16];
+  races::SyncOwner pair_sync;  // of its own threads, at the barrier of two blocks
   int alive = 0;
   std::deque<std::function<void()>> pending;  // copies under way
   int free_registers = 0;                     // what threads gave back
@@ -457,6 +458,7 @@ void sync_pair_of_blocks() {
     const std::lock_guard guard(grid->lock);
     barrier = &grid->pairs[block_of(self).number / 2];
   }
+  races::arrive(block_of(self).pair_sync);
   const unsigned generation = barrier->generation;
   if (++barrier->arrived == 2 * grid->how.threads) {
     barrier->arrived = 0;
@@ -464,6 +466,8 @@ void sync_pair_of_blocks() {
   } else {
     wait_for([&] { return barrier->generation != generation; }, "the barrier of two blocks");
   }
+  races::complete(block_of(self).pair_sync);
+  races::pass(block_of(self).pair_sync);
 }
 
 namespace {

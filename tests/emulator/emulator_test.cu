@@ -207,7 +207,7 @@ __global__ void bulk_copy(float* to) {
     copy_bytes(shared, to, 256, barrier);
   }
   if (in_order || threadIdx.x < 32) wait(barrier, 0);
-  to[threadIdx.x] = shared[threadIdx.x];
+  to[256 + threadIdx.x] = shared[threadIdx.x];
 }
 template <bool in_order>
 __global__ void product_of_rows(float* to) {
@@ -274,8 +274,9 @@ void expect_race(unsigned threads, const std::string& what, int blocks = 1) {
   const DeviceMemory memory(4096);
   const auto fault = [&]<auto kernel>() {
     memory.fill(0);
-    launch<kernel>({.name = "a kernel", .blocks = blocks, .threads = static_cast<int>(threads), .shared_bytes = 4096},
-                   reinterpret_cast<float*>(memory.data()));
+    launch<kernel>(
+        {.name = "a kernel", .blocks = blocks, .threads = static_cast<int>(threads), .shared_bytes = 4096},
+        reinterpret_cast<float*>(memory.data()));
     if (cudaDeviceSynchronize() == cudaSuccess) return std::string();
     std::string text = cudaGetErrorString(cudaErrorLaunchFailure);
     EXPECT_THROW(launch<kernel>({.name = "the next", .blocks = 1, .threads = 32},
@@ -320,7 +321,7 @@ TEST(EmulatorRaces, WithTheKernelAhead) {
   const DeviceMemory memory(64);
   auto* to = reinterpret_cast<float*>(memory.data());
   const auto run = [&]<auto kernel>(bool early) {
-    launch<write_number>({.name = "first", .blocks = 1, .threads = 1}, to, 1.0f);
+    launch<write_number>({.name = "first", .blocks = 1, .threads = 1}, to, to[0] + 1);
     launch<kernel>({.name = "second", .blocks = 1, .threads = 1, .early = early}, to);
     const bool fine = cudaDeviceSynchronize() == cudaSuccess;
     if (!fine) EXPECT_THROW(launch<kernel>({.name = "next", .blocks = 1, .threads = 1}, to), DeviceError);

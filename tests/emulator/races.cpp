@@ -200,7 +200,8 @@ std::string lines_of(std::uint32_t where) {
   std::string text;
   if (FILE* pipe = popen(command, "r")) {
     char line[512];
-    for (int n = 0; n < 5 && std::fgets(line, sizeof line, pipe) != nullptr; ++n) text += std::string("      ") + line;
+    for (int n = 0; n < 5 && std::fgets(line, sizeof line, pipe) != nullptr; ++n)
+      text += std::string("      ") + line;
     pclose(pipe);
   }
   return text;
@@ -214,8 +215,8 @@ std::string name_of(const BlockClock& block, std::size_t slot) {
   return "a bulk copy";
 }
 
-void report(const std::string& what, std::uint32_t earlier, std::uint32_t later, const std::string& earlier_by,
-            const std::string& later_by) {
+void report(const std::string& what, std::uint32_t earlier, std::uint32_t later,
+            const std::string& earlier_by, const std::string& later_by) {
   if (!reported.insert({earlier, later}).second) {
     if (found_text.empty()) found_text = "a race that was reported before";
     return;
@@ -260,8 +261,8 @@ void conflict(const Clock& clock, const Access& earlier, bool earlier_writes, co
               bool later_writes, std::uintptr_t at, bool async) {
   const bool fence = async && earlier.time != under_way && clock.seen[earlier.slot] >= earlier.time;
   const std::string what = shared_name(at) + (earlier.time == under_way ? ", before a wait for it"
-                                              : fence                  ? ", without the async proxy's fence"
-                                                                       : "");
+                                              : fence                   ? ", without the async proxy's fence"
+                                                                        : "");
   report(what, earlier.place, later.place,
          name_of(*current, earlier.slot) + (earlier_writes ? " wrote" : " read"),
          "block " + std::to_string(current->number) + ", " + name_of(*current, later.slot) +
@@ -316,9 +317,8 @@ void write_cell(Cell& cell, const Clock& clock, const Access& access, std::uintp
   }
   if (cell.many != nullptr) {
     for (std::size_t slot = 0; slot < cell.many->size(); ++slot) {
-      const Access read{.time = (*cell.many)[slot],
-                        .place = cell.place_of_many,
-                        .slot = static_cast<std::uint16_t>(slot)};
+      const Access read{
+          .time = (*cell.many)[slot], .place = cell.place_of_many, .slot = static_cast<std::uint16_t>(slot)};
       if (read.time != 0 && !knows(clock, read, false)) {
         conflict(clock, read, false, access, true, at, false);
         break;
@@ -353,7 +353,8 @@ Cell* shared_cell(std::uintptr_t at) {
 }
 
 Allocation* allocation_of(std::uintptr_t at) {
-  if (last_allocation != nullptr && at - last_allocation->begin < last_allocation->end - last_allocation->begin) {
+  if (last_allocation != nullptr &&
+      at - last_allocation->begin < last_allocation->end - last_allocation->begin) {
     return last_allocation;
   }
   auto next = allocations().upper_bound(at);
@@ -377,10 +378,10 @@ bool knows_global(const Clock& clock, const GlobalAccess& access, bool& kernel_a
   return found != clock.others->end() && found->second[access.slot] >= access.time;
 }
 
-void global_conflict(const GlobalAccess& earlier, bool earlier_writes, const GlobalAccess& later, bool later_writes,
-                     bool kernel_ahead) {
-  report(kernel_ahead ? "global memory of the kernel ahead, which may still run" : "global memory", earlier.place,
-         later.place,
+void global_conflict(const GlobalAccess& earlier, bool earlier_writes, const GlobalAccess& later,
+                     bool later_writes, bool kernel_ahead) {
+  report(kernel_ahead ? "global memory of the kernel ahead, which may still run" : "global memory",
+         earlier.place, later.place,
          (kernel_ahead ? "a kernel ahead, block " : "block ") + std::to_string(earlier.block) + ", " +
              name_of(*current, earlier.slot) + (earlier_writes ? " wrote" : " read"),
          "block " + std::to_string(current->number) + ", " + name_of(*current, later.slot) +
@@ -410,6 +411,14 @@ void access_global(GlobalCell& cell, const Clock& clock, const GlobalAccess& acc
   }
 }
 
+GlobalAccess global_access(const Access& access) {
+  GlobalAccess global;
+  static_cast<Access&>(global) = access;
+  global.launch = launch->id;
+  global.block = current->number;
+  return global;
+}
+
 // Which bytes of the cell at `at` are in a range.
 std::uint8_t halves_of(std::uintptr_t at, std::uintptr_t begin, std::uintptr_t end) {
   return static_cast<std::uint8_t>((at >= begin ? 1 : 0) | (at + 1 >= begin && at + 1 < end ? 2 : 0));
@@ -426,16 +435,13 @@ void access_bytes(const void* data, std::size_t bytes, const How& how, Access ac
   for (std::uintptr_t at = begin / granule * granule; at < begin + bytes; at += granule) {
     access.halves = halves_of(at, begin, begin + bytes);
     if (Cell* cell = shared_cell(at)) {
-      how.writes ? write_cell(*cell, clock, access, at, how.async) : read_cell(*cell, clock, access, at, how.async);
+      how.writes ? write_cell(*cell, clock, access, at, how.async)
+                 : read_cell(*cell, clock, access, at, how.async);
       continue;
     }
     Allocation* allocation = allocation_of(at);
     if (allocation == nullptr || launch == nullptr) return;
-    GlobalAccess global;
-    static_cast<Access&>(global) = access;
-    global.launch = launch->id;
-    global.block = current->number;
-    access_global(allocation->cell(at), clock, global, how.writes);
+    access_global(allocation->cell(at), clock, global_access(access), how.writes);
   }
 }
 
@@ -472,8 +478,18 @@ void settle_write() {
   }
   const auto begin = reinterpret_cast<std::uintptr_t>(write.data);
   for (std::uintptr_t at = begin / granule * granule; at < begin + write.bytes; at += granule) {
-    Cell& cell = *shared_cell(at);
     write.access.halves = halves_of(at, begin, begin + write.bytes);
+    Cell* found = shared_cell(at);
+    if (found == nullptr) {
+      Allocation* allocation = allocation_of(at);
+      if (allocation == nullptr || launch == nullptr) return;
+      GlobalCell& cell = allocation->cell(at);
+      bool ahead = false;
+      const bool in_order = cell.write.time == 0 || knows_global(*write.clock, cell.write, ahead);
+      if (in_order) access_global(cell, *write.clock, global_access(write.access), true);
+      continue;
+    }
+    Cell& cell = *found;
     if (cell.write.time == 0 || knows(*write.clock, cell.write, false)) {
       cell.write = write.access;
     } else {
@@ -487,9 +503,10 @@ void accessed(const void* data, std::size_t bytes, const How& how, const void* r
   const std::lock_guard guard(lock);
   const Clock& clock = own().clock;
   place = place_of(return_address);
-  if (how.writes && bytes <= sizeof unsettled.before && shared_cell(reinterpret_cast<std::uintptr_t>(data)) != nullptr) {
+  if (how.writes && bytes <= sizeof unsettled.before) {
     const Access access = by_thread();
-    unsettled = {.data = static_cast<const std::byte*>(data), .bytes = bytes, .access = access, .clock = &clock};
+    unsettled = {
+        .data = static_cast<const std::byte*>(data), .bytes = bytes, .access = access, .clock = &clock};
     std::memcpy(unsettled.before, data, bytes);
     return;
   }
@@ -529,12 +546,9 @@ Mbarrier* mbarrier_of(const void* address) {
   const auto found = block->mbarriers.find(address);
   return found == block->mbarriers.end() ? nullptr : &found->second;
 }
-bool is_own(const void* address) {
-  return current != nullptr && current->mbarriers.contains(address);
-}
+bool is_own(const void* address) { return current != nullptr && current->mbarriers.contains(address); }
 
 }  // namespace
-
 
 void set_place(const void* return_address) { place = place_of(return_address); }
 
@@ -652,7 +666,8 @@ void init(const void* mbarrier) {
   const std::lock_guard guard(lock);
   Mbarrier& made = current->mbarriers[mbarrier];
   if (made.slot == 0) {
-    if (current->mbarriers.size() > most_mbarriers) fail("more mbarriers than the race detector has room for");
+    if (current->mbarriers.size() > most_mbarriers)
+      fail("more mbarriers than the race detector has room for");
     made.slot = static_cast<std::uint16_t>(current->first_mbarrier() + current->mbarriers.size() - 1);
   }
   made.init = by_thread();
@@ -784,7 +799,8 @@ void finish(std::deque<Range>& ranges, std::uint64_t first_under_way, const Body
   const std::lock_guard guard(lock);
   for (; !ranges.empty() && ranges.front().group < first_under_way; ranges.pop_front()) {
     const Range& range = ranges.front();
-    for (std::uintptr_t at = range.begin / granule * granule; at < range.begin + range.bytes; at += granule) body(at);
+    for (std::uintptr_t at = range.begin / granule * granule; at < range.begin + range.bytes; at += granule)
+      body(at);
   }
 }
 
@@ -829,11 +845,13 @@ void ask(Asked& asked) {
   if (of_warp == nullptr) of_warp = std::make_shared<Clock>();
   static_cast<Clock*>(of_warp.get())->join(own().clock);
 }
-void read_by_product(const Asked& asked, int warp, const void* from, std::size_t bytes, std::uint64_t product) {
+void read_by_product(const Asked& asked, int warp, const void* from, std::size_t bytes,
+                     std::uint64_t product) {
   const std::lock_guard guard(lock);
   Access access = by_thread();
   const std::size_t first_warp = self->index.x / 128 * 4;
-  access.slot = static_cast<std::uint16_t>(current->thread_count + first_warp + static_cast<std::size_t>(warp));
+  access.slot =
+      static_cast<std::uint16_t>(current->thread_count + first_warp + static_cast<std::size_t>(warp));
   access.time = static_cast<std::uint32_t>(product + 1);
   access_bytes(from, bytes, {.async = true}, access, *static_cast<const Clock*>(asked.by_warp[warp].get()));
 }
@@ -864,47 +882,43 @@ void atomic_access(const void* data, std::size_t bytes, const void* return_addre
 using namespace tilewise::emulator::races;
 
 #define TILEWISE_HERE __builtin_return_address(0)
-#define TILEWISE_ACCESSES(bytes)                                                                          \
-  void __tsan_read##bytes(void* at) { accessed(at, bytes, {}, TILEWISE_HERE); }                           \
-  void __tsan_write##bytes(void* at) { accessed(at, bytes, {.writes = true}, TILEWISE_HERE); }            \
-  void __tsan_unaligned_read##bytes(void* at) { accessed(at, bytes, {}, TILEWISE_HERE); }                 \
-  void __tsan_unaligned_write##bytes(void* at) { accessed(at, bytes, {.writes = true}, TILEWISE_HERE); }  \
-  void __tsan_volatile_read##bytes(void* at) {                                                            \
-    atomic_access<false, true>(at, bytes, TILEWISE_HERE);                               \
-  }                                                                                                       \
-  void __tsan_volatile_write##bytes(void* at) {                                                           \
-    atomic_access<true, false>(at, bytes, TILEWISE_HERE);                               \
-  }
+#define TILEWISE_ACCESSES(bytes)                                                                         \
+  void __tsan_read##bytes(void* at) { accessed(at, bytes, {}, TILEWISE_HERE); }                          \
+  void __tsan_write##bytes(void* at) { accessed(at, bytes, {.writes = true}, TILEWISE_HERE); }           \
+  void __tsan_unaligned_read##bytes(void* at) { accessed(at, bytes, {}, TILEWISE_HERE); }                \
+  void __tsan_unaligned_write##bytes(void* at) { accessed(at, bytes, {.writes = true}, TILEWISE_HERE); } \
+  void __tsan_volatile_read##bytes(void* at) { atomic_access<false, true>(at, bytes, TILEWISE_HERE); }   \
+  void __tsan_volatile_write##bytes(void* at) { atomic_access<true, false>(at, bytes, TILEWISE_HERE); }
 
-#define TILEWISE_FETCH(bits, T, name)                                                   \
-  T __tsan_atomic##bits##_fetch_##name(volatile T* at, T value, int) {            \
-    atomic_access<true, true>(const_cast<T*>(at), bits / 8, TILEWISE_HERE);      \
-    return __atomic_fetch_##name(at, value, __ATOMIC_SEQ_CST);                          \
+#define TILEWISE_FETCH(bits, T, name)                                       \
+  T __tsan_atomic##bits##_fetch_##name(volatile T* at, T value, int) {      \
+    atomic_access<true, true>(const_cast<T*>(at), bits / 8, TILEWISE_HERE); \
+    return __atomic_fetch_##name(at, value, __ATOMIC_SEQ_CST);              \
   }
-#define TILEWISE_ATOMICS(bits, T)                                                                         \
-  T __tsan_atomic##bits##_load(const volatile T* at, int) {                                         \
-    atomic_access<false, true>(const_cast<const T*>(at), bits / 8, TILEWISE_HERE);                 \
-    return __atomic_load_n(at, __ATOMIC_SEQ_CST);                                                         \
-  }                                                                                                       \
-  void __tsan_atomic##bits##_store(volatile T* at, T value, int) {                                  \
-    atomic_access<true, false>(const_cast<T*>(at), bits / 8, TILEWISE_HERE);                       \
-    __atomic_store_n(at, value, __ATOMIC_SEQ_CST);                                                        \
-  }                                                                                                       \
-  T __tsan_atomic##bits##_exchange(volatile T* at, T value, int) {                                  \
-    atomic_access<true, true>(const_cast<T*>(at), bits / 8, TILEWISE_HERE);                        \
-    return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST);                                              \
-  }                                                                                                       \
-  TILEWISE_FETCH(bits, T, add)                                                                            \
-  TILEWISE_FETCH(bits, T, sub)                                                                            \
-  TILEWISE_FETCH(bits, T, and)                                                                            \
-  TILEWISE_FETCH(bits, T, or)                                                                             \
-  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* at, T* expected, T value, int, int) { \
-    atomic_access<true, true>(const_cast<T*>(at), bits / 8, TILEWISE_HERE);                        \
-    return __atomic_compare_exchange_n(at, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);   \
-  }                                                                                                       \
-  int __tsan_atomic##bits##_compare_exchange_weak(volatile T* at, T* expected, T value, int, int) { \
-    atomic_access<true, true>(const_cast<T*>(at), bits / 8, TILEWISE_HERE);                        \
-    return __atomic_compare_exchange_n(at, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);   \
+#define TILEWISE_ATOMICS(bits, T)                                                                       \
+  T __tsan_atomic##bits##_load(const volatile T* at, int) {                                             \
+    atomic_access<false, true>(const_cast<const T*>(at), bits / 8, TILEWISE_HERE);                      \
+    return __atomic_load_n(at, __ATOMIC_SEQ_CST);                                                       \
+  }                                                                                                     \
+  void __tsan_atomic##bits##_store(volatile T* at, T value, int) {                                      \
+    atomic_access<true, false>(const_cast<T*>(at), bits / 8, TILEWISE_HERE);                            \
+    __atomic_store_n(at, value, __ATOMIC_SEQ_CST);                                                      \
+  }                                                                                                     \
+  T __tsan_atomic##bits##_exchange(volatile T* at, T value, int) {                                      \
+    atomic_access<true, true>(const_cast<T*>(at), bits / 8, TILEWISE_HERE);                             \
+    return __atomic_exchange_n(at, value, __ATOMIC_SEQ_CST);                                            \
+  }                                                                                                     \
+  TILEWISE_FETCH(bits, T, add)                                                                          \
+  TILEWISE_FETCH(bits, T, sub)                                                                          \
+  TILEWISE_FETCH(bits, T, and)                                                                          \
+  TILEWISE_FETCH(bits, T, or)                                                                           \
+  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* at, T* expected, T value, int, int) {   \
+    atomic_access<true, true>(const_cast<T*>(at), bits / 8, TILEWISE_HERE);                             \
+    return __atomic_compare_exchange_n(at, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+  }                                                                                                     \
+  int __tsan_atomic##bits##_compare_exchange_weak(volatile T* at, T* expected, T value, int, int) {     \
+    atomic_access<true, true>(const_cast<T*>(at), bits / 8, TILEWISE_HERE);                             \
+    return __atomic_compare_exchange_n(at, expected, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
   }
 
 extern "C" {

@@ -76,7 +76,8 @@ struct Asked {
   std::shared_ptr<void> by_warp[4];
 };
 void ask(Asked& asked);
-void read_by_product(const Asked& asked, int warp, const void* from, std::size_t bytes, std::uint64_t product);
+void read_by_product(const Asked& asked, int warp, const void* from, std::size_t bytes,
+                     std::uint64_t product);
 void products_done(std::uint64_t count);
 
 /// Where the emulator was called from, for messages.
