@@ -88,7 +88,7 @@ function(tilewise_emulated target)
   set(emulator ${PROJECT_SOURCE_DIR}/tests/emulator)
   set(options -w -O1 -ffp-contract=off -include ${emulator}/prelude.h)
   target_compile_definitions(${target} PRIVATE TILEWISE_EMULATOR)
-  if(TILEWISE_EMULATOR_RACES) # only the calls: tests/emulator/races.cpp has the functions
+  if(TILEWISE_EMULATOR_RACES) # only the calls: tests/emulator/races has the functions
     list(APPEND options -fsanitize=thread -g1 --param=tsan-instrument-func-entry-exit=0
          --param=tsan-distinguish-volatile=1)
     target_compile_definitions(${target} PRIVATE TILEWISE_EMULATOR_RACES)

@@ -18,7 +18,7 @@
 
 #include "fiber.h"
 #include "graph.h"
-#include "races.h"
+#include "races/races.h"
 #include "tilewise/error.h"
 
 namespace tilewise::emulator {

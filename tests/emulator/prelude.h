@@ -17,7 +17,7 @@
 #include <cstring>
 
 #include "emulator.h"
-#include "races.h"
+#include "races/races.h"
 
 #undef __shared__
 #undef __forceinline__

@@ -19,7 +19,7 @@
 
 #include "fiber.h"
 #include "graph.h"
-#include "races.h"
+#include "races/races.h"
 
 namespace tilewise::emulator {
 namespace {

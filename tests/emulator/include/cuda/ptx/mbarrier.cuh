@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "emulator.h"
-#include "races.h"
+#include "races/races.h"
 
 namespace tilewise::cuda {
 

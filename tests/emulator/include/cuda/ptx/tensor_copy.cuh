@@ -4,7 +4,7 @@
 
 #include "cuda/ptx/mbarrier.cuh"
 #include "emulator.h"
-#include "races.h"
+#include "races/races.h"
 
 namespace tilewise::cuda {
 

@@ -14,7 +14,7 @@
 // clocks on. Two accesses to the same bytes, one of them a write, are a race where the later one's clock does
 // not have the earlier one's time.
 //
-// Kernels are compiled with -fsanitize=thread, which calls a function at every access; races.cpp has those
+// Kernels are compiled with -fsanitize=thread, which calls a function at every access; calls.cpp has those
 // functions. Built by TILEWISE_EMULATOR_RACES alone; else all of this is empty.
 
 namespace tilewise::emulator {
