@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "cuda/attention/simt/forward/few_keys_scores.cuh"
 #include "cuda/attention/simt/forward/few_keys_softmax.cuh"
 #include "cuda/runtime/code.h"
 #include "cuda/runtime/device.h"

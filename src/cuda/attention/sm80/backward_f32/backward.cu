@@ -1,7 +1,7 @@
 #include "cuda/attention/sm80/backward_f32/backward.h"
 
 #include "cuda/attention/simt/fused.h"
-#include "cuda/attention/sm80/backward_f32/rows.cuh"
+#include "cuda/attention/sm80/backward_f32/backward.cuh"
 
 namespace tilewise::cuda::mma_f32 {
 namespace {
