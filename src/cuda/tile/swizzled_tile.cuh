@@ -102,9 +102,14 @@ __device__ __forceinline__ void load_strided_rows(std::byte* tile_smem, const st
   }
 }
 
-/// The same for rows anywhere: row r is at `from(r)`. Where they are not `aligned`, element by element; what
-/// did not go by copies is there after a barrier too.
-template <int count, int dim, int threads, typename From>
+/// Rows of a tile in their own order.
+struct InOrder {
+  static constexpr int key(int r) { return r; }
+};
+
+/// The same for rows anywhere: row r of the tile is that at `from(Order::key(r))`. Where they are not
+/// `aligned`, element by element; what did not go by copies is there after a barrier too.
+template <int count, int dim, int threads, typename Order = InOrder, typename From>
 __device__ __forceinline__ void load_any_rows(std::byte* tile_smem, const From& from, bool aligned, int valid,
                                               int dims) {
   using Tile = SwizzledTile<dim>;
@@ -112,15 +117,16 @@ __device__ __forceinline__ void load_any_rows(std::byte* tile_smem, const From& 
   for (int index = static_cast<int>(threadIdx.x); index < count * Tile::chunks; index += threads) {
     const int row = index / Tile::chunks;
     const int chunk = index % Tile::chunks;
+    const int key = Order::key(row);
     std::byte* to = tile_smem + Tile::offset(row, chunk);
-    const int elements = row < valid ? max(0, min(8, dims - chunk * 8)) : 0;
+    const int elements = key < valid ? max(0, min(8, dims - chunk * 8)) : 0;
     if (elements > 0 && aligned) {
-      copy_async_part(to, from(row) + chunk * 16, elements * 2);
+      copy_async_part(to, from(key) + chunk * 16, elements * 2);
       continue;
     }
     uint4 eight{};
     if (elements > 0) {
-      const auto* source = reinterpret_cast<const std::uint16_t*>(from(row)) + chunk * 8;
+      const auto* source = reinterpret_cast<const std::uint16_t*>(from(key)) + chunk * 8;
       const auto two = [&](int n) {
         const std::uint32_t low = n < elements ? source[n] : 0;
         const std::uint32_t high = n + 1 < elements ? source[n + 1] : 0;

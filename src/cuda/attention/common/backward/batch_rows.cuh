@@ -2,6 +2,7 @@
 
 #include "cuda/attention/common/backward/space.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
+#include "cuda/tile/team.cuh"
 
 namespace tilewise::cuda::mma {
 
@@ -18,11 +19,7 @@ struct RowLanes {
 
   __device__ explicit RowLanes(std::int64_t block) : row((block * row_threads + threadIdx.x) / lanes) {}
   static std::int64_t blocks(std::int64_t rows) { return (rows * lanes + row_threads - 1) / row_threads; }
-  __device__ static float sum(float x) {
-#pragma unroll
-    for (int other = lanes / 2; other > 0; other /= 2) x += __shfl_xor_sync(~0u, x, other);
-    return x;
-  }
+  __device__ static float sum(float x) { return sum_over<lanes>(x); }
 };
 
 /// Division is slow in 64 bits, and seldom needs them.

@@ -53,7 +53,7 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
                                        float (&o)[C::M][C::V], SoftmaxRow<C>& row) {
   static_assert(C::M <= C::C);
 #pragma unroll
-  for (int m = 0; m < C::M; ++m) row.sum[m] = row_sum<C>(row.sum[m]);
+  for (int m = 0; m < C::M; ++m) row.sum[m] = sum_over<C::C, C::Lanes::apart>(row.sum[m]);
   const int own = place.lane.column % C::M;
   const int r = place.query(own);
   float sum = pick(row.sum, own);

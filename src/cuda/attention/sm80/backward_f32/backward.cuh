@@ -12,6 +12,7 @@
 #include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/team.cuh"
 #include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::mma_f32 {
@@ -185,8 +186,7 @@ struct RowValuesBeside {
     float product = 0;
 #pragma unroll
     for (int n = 0; n < 8; ++n) product = fmaf(o[n], own[n], product);
-#pragma unroll
-    for (int apart = lanes / 2; apart > 0; apart /= 2) product += __shfl_xor_sync(~0u, product, apart);
+    product = sum_over<lanes>(product);
     if (!present || at.chunk != 0) return;
     const std::int64_t row = at.h * call.rows_q() + call.first_row_q(at.b) + at.i;
     const bool unseen = lse == minus_infinity;

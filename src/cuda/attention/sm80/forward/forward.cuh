@@ -50,31 +50,22 @@ __device__ __forceinline__ void finish_part(const AttentionCall& call, const Par
   }
 }
 
-/// Joins the sink, divides, writes lse and o; o by way of the warp's queries' place in shared memory, so that
-/// rows are written 16 bytes at a time.
+/// The end of a block that has all keys of its queries, or a part of them. Joins the sink, divides, writes
+/// lse and o; or writes what is to be joined.
 template <typename T, ForwardConfig c, bool general>
-__device__ __forceinline__ void finish(const AttentionCall& call, const QueryRows& rows,
+__device__ __forceinline__ void finish(const AttentionCall& call, const Parts& parts, const QueryRows& rows,
                                        const Exponents<general>& exponents, const Place<c>& place,
                                        Output<c>& o, const SoftmaxRows<c>& softmax, std::byte* q_smem) {
-  using Tile = SwizzledTile<c.dim>;
+  if constexpr (c.in_parts) {
+    if (parts.count > 1) {
+      return finish_part<c, general>(call, parts, static_cast<int>(blockIdx.y), rows, exponents, place, o,
+                                     softmax);
+    }
+  }
   __syncwarp();  // the warp is done with its queries
   const float own_inverse =
       finish_row<c, general>(call, rows, OwnRow<c, general>(call, exponents, place, softmax));
-#pragma unroll
-  for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = place.row(r, half);
-      const float inverse = __shfl_sync(~0u, own_inverse, place.lane / 4 * 4 + 2 * r + half);
-#pragma unroll
-      for (int n = 0; n < c.dim / 8; ++n) {
-        *reinterpret_cast<std::uint32_t*>(q_smem + Tile::offset(row, n) + 2 * place.column()) =
-            pack<T>(o[r][n][2 * half] * inverse, o[r][n][2 * half + 1] * inverse);
-      }
-    }
-  }
-  __syncwarp();  // the warp's rows are there
-  store_rows<c, Tile::chunks>(call, rows, place, q_smem, 0);
+  write_output<T, c, c.dim / 8>(call, rows, place, o, own_inverse, q_smem, 0);
 }
 
 /// What a block has: its queries, the sums of its softmax, and two stages of keys and of values. One computes
@@ -218,13 +209,8 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
     static_assert(c.stages == 2);
     Block<T, c> block(call, rows, shared);
     if (first.count > 0) block.walk(tiles, first);
-    if constexpr (c.in_parts) {
-      if (parts.count > 1) {
-        return finish_part<c, false>(call, parts, static_cast<int>(blockIdx.y), rows, block.exponents,
-                                     block.place, block.o, block.softmax);
-      }
-    }
-    finish<T, c, false>(call, rows, block.exponents, block.place, block.o, block.softmax, block.space.q_smem);
+    finish<T, c, false>(call, parts, rows, block.exponents, block.place, block.o, block.softmax,
+                        block.space.q_smem);
   }
 #endif
 }

@@ -100,7 +100,7 @@ struct GeneralLoader {
     if (tile.count == c.keys && dims == c.dim && aligned_chunks(from) && in_one_page(tile)) {
       return load_strided_keys<c.keys, c.dim, c.threads()>(to_smem, row(0), from.stride_s * 2);
     }
-    load_any_keys<c.keys, c.dim, c.threads()>(to_smem, row, aligned_chunks(from), tile.count, dims);
+    load_any_rows<c.keys, c.dim, c.threads(), KeyOrder>(to_smem, row, aligned_chunks(from), tile.count, dims);
   }
   /// Whether its keys lie at a stride, of which those outside pages that do were met before.
   __device__ bool in_one_page(const KeyTile& tile) const {
@@ -279,10 +279,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   static_assert(Table::general && c.stages == 2);
   TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
   auto& facts_smem = *reinterpret_cast<ForwardFacts*>(shared + c.shared_bytes(false));
-  const auto part = static_cast<int>(blockIdx.y);
   if (threadIdx.x == 0) {
     new (&facts_smem) ForwardFacts(call, blocks.rows(call, blockIdx.x), c);
-    if (c.in_parts && parts.count > 1) facts_smem.tiles.keep_part(part, parts.count);
+    if (c.in_parts && parts.count > 1) facts_smem.tiles.keep_part(static_cast<int>(blockIdx.y), parts.count);
     facts_smem.ahead[0] = facts_smem.tiles.next();
   }
   __syncthreads();  // the facts are there
@@ -292,13 +291,8 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   TilesAhead tiles(facts_smem);
   const KeyTile first = tiles.take();
   if (first.count > 0) block.walk(tiles, first);
-  if constexpr (c.in_parts) {
-    if (parts.count > 1) {
-      return finish_part<c, true>(call, parts, part, rows, block.exponents, block.place, block.o,
-                                  block.softmax);
-    }
-  }
-  finish<T, c, true>(call, rows, block.exponents, block.place, block.o, block.softmax, block.space.q_smem);
+  finish<T, c, true>(call, parts, rows, block.exponents, block.place, block.o, block.softmax,
+                     block.space.q_smem);
 #endif
 }
 
