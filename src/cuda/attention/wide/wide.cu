@@ -6,6 +6,7 @@
 #include "cuda/attention/simt/dense_rows.cuh"
 #include "cuda/runtime/check.h"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/with_type.h"
 #include "gemm/compose.h"
 #include "gemm/products.h"
 
@@ -389,19 +390,11 @@ std::size_t workspace_of(const AttentionCall& call, const Context& context) {
 }  // namespace
 
 void forward(const AttentionCall& call, const Context& context) {
-  switch (call.problem.dtype) {
-    case DType::f16: return forward_of<__half>(call, context);
-    case DType::bf16: return forward_of<__nv_bfloat16>(call, context);
-    default: return forward_of<float>(call, context);
-  }
+  with_type(call.problem.dtype, [&]<typename T>() { forward_of<T>(call, context); });
 }
 
 void backward(const AttentionCall& call, const Context& context) {
-  switch (call.problem.dtype) {
-    case DType::f16: return backward_of<__half>(call, context);
-    case DType::bf16: return backward_of<__nv_bfloat16>(call, context);
-    default: return backward_of<float>(call, context);
-  }
+  with_type(call.problem.dtype, [&]<typename T>() { backward_of<T>(call, context); });
 }
 
 std::size_t forward_workspace(const AttentionCall& call, const Context& context) {

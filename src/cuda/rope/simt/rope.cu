@@ -6,6 +6,7 @@
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/chunk.cuh"
+#include "cuda/tile/with_type.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -307,11 +308,7 @@ void run_of(const RopeCall& call, const Context& context) {
 }  // namespace
 
 void run_rope(const RopeCall& call, const Context& context) {
-  switch (call.problem.dtype) {
-    case DType::f16: return run_of<__half>(call, context);
-    case DType::bf16: return run_of<__nv_bfloat16>(call, context);
-    default: return run_of<float>(call, context);
-  }
+  with_type(call.problem.dtype, [&]<typename T>() { run_of<T>(call, context); });
 }
 
 }  // namespace tilewise::cuda

@@ -3,6 +3,7 @@
 #include "cuda/attention/common/backward/space.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 #include "cuda/tile/team.cuh"
+#include "cuda/tile/with_type.h"
 
 namespace tilewise::cuda::mma {
 
@@ -127,13 +128,11 @@ __device__ __forceinline__ GradientScale gradient_scale(const AttentionCall& cal
 template <typename Body>
 void with_lanes(const AttentionCall& call, const Body& body) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
-  const auto of_type = [&]<typename T>(const T*) {
+  with_16_bit_type(call.problem.dtype, [&]<typename T>() {
     if (dim <= 64) return body.template operator()<T, 8>();
     if (dim <= 128) return body.template operator()<T, 16>();
     body.template operator()<T, 32>();
-  };
-  call.problem.dtype == DType::f16 ? of_type(static_cast<const __half*>(nullptr))
-                                   : of_type(static_cast<const __nv_bfloat16*>(nullptr));
+  });
 }
 
 }  // namespace tilewise::cuda::mma
