@@ -24,20 +24,20 @@ struct SwizzledTile {
   /// banks by turns, so four of them are enough there.
   static constexpr int period = dim % 64 == 0 ? 8 : 4;
 
-  static constexpr int turn_of(int row) { return period == 8 ? row & 7 : (row >> 1) & 3; }
+  static constexpr int phase_of(int row) { return period == 8 ? row & 7 : (row >> 1) & 3; }
   /// Bytes from the tile's beginning, which is a multiple of 128.
-  static constexpr int offset(int row, int chunk) { return row * row_bytes + ((chunk ^ turn_of(row)) * 16); }
+  static constexpr int offset(int row, int chunk) { return row * row_bytes + ((chunk ^ phase_of(row)) * 16); }
 };
 
 /// How a lane points ldmatrix at a tile: its place at the tile's beginning, and from there in steps of 16
-/// rows and 16 columns. One exclusive or and constants, since such steps keep turn_of.
+/// rows and 16 columns. One exclusive or and constants, since such steps keep phase_of.
 template <int dim>
 struct MatrixPointer {
   using Tile = SwizzledTile<dim>;
   std::uint32_t at_smem;
 
   /// For a, rows of a row-major [m, k]: the matrices of rows 0 to 7 and 8 to 15, then of columns 8 to 15. For
-  /// b from row-major [k, n], turned: two fragments of eight columns each. The same places.
+  /// b from row-major [k, n], transposed: two fragments of eight columns each. The same places.
   static __device__ MatrixPointer by_rows(std::uint32_t tile_smem) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     return {tile_smem + Tile::offset(lane % 16, lane / 16)};

@@ -107,14 +107,14 @@ __global__ void __launch_bounds__(threads)
     row_gmem[j] = score;
     maximum = fmaxf(maximum, score);
   }
-  maximum = simt::maximum_over<warp>(maximum);
+  maximum = maximum_over<warp>(maximum);
   double sum = 0;
   for (std::int64_t j = chunk.keys.first + lane; j < chunk.keys.last; j += warp) {
     const float weight = expf(row_gmem[j] - maximum);
     row_gmem[j] = weight;
     sum += static_cast<double>(weight);
   }
-  sum = simt::sum_over<warp>(sum) + static_cast<double>(expf(sink - maximum));
+  sum = sum_over<warp>(sum) + static_cast<double>(expf(sink - maximum));
   const bool empty = sum == 0;
   const auto inverse = static_cast<float>(empty ? 0.0 : 1 / sum);
   for (std::int64_t j = chunk.keys.first + lane; j < chunk.keys.last; j += warp) {

@@ -25,7 +25,7 @@ struct RowLanes {
 
 /// Division is slow in 64 bits, and seldom needs them.
 struct Division {
-  std::int64_t quotient, rest;
+  std::int64_t quotient, remainder;
 
   __device__ Division(std::int64_t a, std::int64_t b) {
     if (((a | b) >> 32) == 0) {
@@ -33,7 +33,7 @@ struct Division {
     } else {
       quotient = a / b;
     }
-    rest = a - quotient * b;
+    remainder = a - quotient * b;
   }
 };
 
@@ -44,25 +44,25 @@ struct BatchRow {
 
   __device__ static BatchRow of_query(const AttentionCall& call, std::int64_t index) {
     const Division parts(index, call.rows_q());
-    BatchRow row{0, parts.quotient, parts.rest, parts.quotient < call.problem.heads_q};
+    BatchRow row{0, parts.quotient, parts.remainder, parts.quotient < call.problem.heads_q};
     if (call.packed()) {
       row.owned = row.owned && row.s < call.cumulative_q.at(call.problem.batch);
     } else {
       const Division entry(row.s, call.problem.length_q);
       row.b = entry.quotient;
-      row.s = entry.rest;
+      row.s = entry.remainder;
     }
     return row;
   }
   __device__ static BatchRow of_key(const AttentionCall& call, std::int64_t index) {
     const Division parts(index, call.rows_k());
-    BatchRow row{0, parts.quotient, parts.rest, parts.quotient < call.problem.heads_kv};
+    BatchRow row{0, parts.quotient, parts.remainder, parts.quotient < call.problem.heads_kv};
     if (call.packed()) {
       row.owned = row.owned && row.s < call.cumulative_k.at(call.problem.batch);
     } else {
       const Division entry(row.s, call.problem.length_k);
       row.b = entry.quotient;
-      row.s = entry.rest;
+      row.s = entry.remainder;
       row.owned = row.owned && row.s < call.sequence(row.b).length_k;
     }
     return row;

@@ -34,8 +34,8 @@ struct TileQueries {
       const Division entry(tile, QuerySums::entry_tiles(call));
       b = entry.quotient;
       const std::int64_t run = QuerySums::run(call);
-      const Division block(entry.rest, (run + 15) / 16);
-      first = block.quotient * run + block.rest * 16;
+      const Division block(entry.remainder, (run + 15) / 16);
+      first = block.quotient * run + block.remainder * 16;
       end = min((block.quotient + 1) * run, call.problem.length_q);
     }
     count = max(std::int64_t{0}, min(std::int64_t{16}, end - first));
@@ -240,7 +240,7 @@ struct FinishBlocks {
   __device__ DqWork dq_work(const BackwardSpace& space, std::int64_t warp) const {
     const Division tile(warp, dq_parts);
     const Division head(tile.quotient, space.dq.tiles);
-    return {head.quotient, head.rest, static_cast<int>(tile.rest) * dq_part, dq_part};
+    return {head.quotient, head.remainder, static_cast<int>(tile.remainder) * dq_part, dq_part};
   }
 };
 

@@ -31,8 +31,8 @@ __device__ __forceinline__ void multiply_meanwhile(float (&s)[M][N], const Queri
 #pragma unroll
     for (int m = 0; m < M; ++m) {
 #pragma unroll
-      for (int turn = 0; turn < N; ++turn) {
-        const int n = to_and_fro(m % 2 == 1, turn, N);
+      for (int visit = 0; visit < N; ++visit) {
+        const int n = to_and_fro(m % 2 == 1, visit, N);
         s[m][n] = fmaf(element(q4[step % 2][m / 4], m % 4), element(k4[step % 2][n / 4], n % 4), s[m][n]);
       }
     }

@@ -78,7 +78,7 @@ using Lane = Lanes<4, true>;
 using Queries = TurnedInFours<queries, 4, 4>;  // [piece, queries]
 using Keys = TurnedInFours<most_keys, 8, 4>;   // [piece, keys]
 using Weights = TurnedInFours<queries, 4, 8>;  // [keys, queries]
-using Values = Turned<dim, 8>;                 // [keys, dim]
+using Values = Transposed<dim, 8>;             // [keys, dim]
 
 // Floats in shared memory. Weights come when keys and queries are done with, and an exchange of results when
 // weights are.
@@ -126,9 +126,9 @@ struct Place {
 };
 
 /// Queries and keys on their way. They come by halves: half n is piece n / 2 of half n % 2 of the rows, five
-/// loads a thread, the last of which is of queries. A warp reads 128 bytes of four rows and writes, turned,
-/// to as many banks as it has lanes. Rows past the last are the last again; what comes of them is hidden, or
-/// not written.
+/// loads a thread, the last of which is of queries. A warp reads 128 bytes of four rows and writes,
+/// transposed, to as many banks as it has lanes. Rows past the last are the last again; what comes of them is
+/// hidden, or not written.
 class Pieces {
  public:
   static constexpr int loads = 5;

@@ -16,8 +16,8 @@ namespace tilewise::cuda::mma {
 
 // Backward on tensor cores by mma.sync. A block keeps a tile of keys and walks over the queries that see it:
 // k·qᵀ and v·d_oᵀ again, weights and score gradients of them, and from those dv, dk and dq. dk and dv are
-// summed in registers; dq is added to global memory as it comes: in whatever order, or by turns of the blocks
-// where it is to be the same each time.
+// summed in registers; dq is added to global memory as it comes: in whatever order, or by one block
+// after another where it is to be the same each time.
 //
 // A warp that has keys for itself takes pairs from registers into dv and dk; where keys are shared, they go
 // by way of shared memory, so that a fragment of d_o or q serves more keys.
@@ -42,30 +42,31 @@ __device__ __forceinline__ void add_to_keys(Block& block, const QuerySteps& step
   };
   multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
       block.dv, pairs_at(block.weights_at(pair_stage)),
-      b_turned(RowPointer::by_rows(address(block.d_o_smem + stage * c.query_bytes())).from(0, first_dim)));
+      b_transposed(
+          RowPointer::by_rows(address(block.d_o_smem + stage * c.query_bytes())).from(0, first_dim)));
   if (!block.adds_dk(steps)) return;
   multiply_tiles<T, c.queries / 16, key_tiles, dim_tiles>(
       block.dk, pairs_at(block.dscores_at(pair_stage)),
-      b_turned(RowPointer::by_rows(address(block.q_smem + stage * c.query_bytes())).from(0, first_dim)));
+      b_transposed(RowPointer::by_rows(address(block.q_smem + stage * c.query_bytes())).from(0, first_dim)));
 }
 
-/// Waits until it is the block's turn to add to a tile of queries.
+/// Waits until the blocks of the keys before have added to a tile of queries.
 template <typename Block>
-__device__ __forceinline__ void await_turn(const Block& block, const QuerySteps& steps) {
+__device__ __forceinline__ void await_tile(const Block& block, const QuerySteps& steps) {
   if (block.lane == 0) {
     std::uint32_t* flag = block.space.order.done + block.sums_tile(steps);
-    const TurnWords words = block.turn_words(steps);
+    const OrderWords words = block.order_words(steps);
     await_flag(flag, words.before);
-    if (block.warp == 0) *block.turn_smem = {flag, words.after};
+    if (block.warp == 0) *block.held_smem = {flag, words.after};
   }
   __syncwarp();  // what lane 0 saw is to be seen by the warp
 }
-/// Ends the last turn there was: a barrier stands between all that the block added and this.
+/// Lets the block behind add to the last tile: a barrier stands between all that the block added and this.
 template <typename Block>
-__device__ __forceinline__ void end_turn(const Block& block) {
-  if (threadIdx.x != 0 || block.turn_smem->flag == nullptr) return;
-  raise_flag(block.turn_smem->flag, block.turn_smem->word);
-  block.turn_smem->flag = nullptr;
+__device__ __forceinline__ void release_tile(const Block& block) {
+  if (threadIdx.x != 0 || block.held_smem->flag == nullptr) return;
+  raise_flag(block.held_smem->flag, block.held_smem->word);
+  block.held_smem->flag = nullptr;
 }
 
 /// dq += dscores·k.
@@ -84,9 +85,9 @@ __device__ __forceinline__ void add_to_queries(const Block& block, const QuerySt
   Sums<query_tiles, dim_tiles> dq = {};
   const auto dscores = PairPointer::by_columns(Block::address(block.dscores_at(pair_stage)));
   multiply_tiles<T, c.keys / 16, query_tiles, dim_tiles>(
-      dq, a_turned<query_tiles>(dscores.from(0, first_query / 16)),
-      b_turned(RowPointer::by_rows(Block::address(block.k_smem)).from(0, first_dim)), Nothing{}, [&] {
-        if (space.order.kept()) await_turn(block, steps);  // here registers are to be had
+      dq, a_transposed<query_tiles>(dscores.from(0, first_query / 16)),
+      b_transposed(RowPointer::by_rows(Block::address(block.k_smem)).from(0, first_dim)), Nothing{}, [&] {
+        if (space.order.kept()) await_tile(block, steps);  // here registers are to be had
       });
   const int rows = block.query_count(steps, block.first_query(steps)) - first_query;
   const std::int64_t tile = block.sums_tile(steps) + first_query / 16;
@@ -214,7 +215,7 @@ __device__ __forceinline__ void walk(Block& block, QuerySteps steps) {
   for (int stage = 0; steps.more(); stage ^= 1) {
     wait_copies<0>();
     __syncthreads();  // the tile is there, and everyone is done with the last one and its score gradients
-    if (block.space.order.kept()) end_turn(block);  // of the last tile
+    if (block.space.order.kept()) release_tile(block);  // of the last tile
     const QuerySteps next = block.after(steps);
     if (next.more()) block.load_queries(next, stage ^ 1);
     commit_copies();
@@ -242,7 +243,7 @@ __device__ __forceinline__ void walk_ahead(Block& block, QuerySteps next) {
     wait_copies<0>();
     // The next tile and this one's pairs are there, and everyone is done with the last one and its pairs.
     __syncthreads();
-    if (block.space.order.kept()) end_turn(block);  // of the last tile
+    if (block.space.order.kept()) release_tile(block);  // of the last tile
     const int next_stage = stage == c.stages - 1 ? 0 : stage + 1;
     const int later_stage = next_stage == c.stages - 1 ? 0 : next_stage + 1;
     const QuerySteps later = next.more() ? block.after(next) : next;
@@ -283,7 +284,7 @@ __device__ __forceinline__ void add_all(Block& block, int share) {
   if (threadIdx.x == 0) {
     *block.facts_smem = GroupFacts::of<c.queries, c.keys>(block.call, block.blocks, block.space, block.b,
                                                           block.h, block.first_key, block.key_count, share);
-    *block.turn_smem = {};
+    *block.held_smem = {};
   }
   __syncthreads();  // the facts are there
   const QuerySteps steps = block.begin();
@@ -323,7 +324,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
     if (block.key_count <= 0) return;
     add_all<c>(block, static_cast<int>(index % shares));
     __syncthreads();  // everyone is done with keys and values
-    if (space.order.kept()) end_turn(block);
+    if (space.order.kept()) release_tile(block);
     space.shares.count > 1 ? store_shares<c>(block) : store_own<c>(block);
   }
 #endif

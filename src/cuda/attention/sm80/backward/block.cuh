@@ -50,8 +50,8 @@ __device__ __forceinline__ void multiply_tiles(Sums<m_tiles, n_tiles>& sum, cons
   }
 }
 
-/// Loads of fragments from a tile in shared memory. `a` and `b` by rows: [m, k], and [n, k]. Turned: [k, m]
-/// and [k, n]. A pointer's columns begin where the warp's do.
+/// Loads of fragments from a tile in shared memory. `a` and `b` by rows: [m, k], and [n, k]. Transposed: [k,
+/// m] and [k, n]. A pointer's columns begin where the warp's do.
 template <int m_tiles, int dim>
 __device__ __forceinline__ auto a_by_rows(const MatrixPointer<dim>& at) {
   return [at](std::uint32_t(&to)[m_tiles][4], int step) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ auto a_by_rows(const MatrixPointer<dim>& at) {
   };
 }
 template <int m_tiles, int dim>
-__device__ __forceinline__ auto a_turned(const MatrixPointer<dim>& at) {
+__device__ __forceinline__ auto a_transposed(const MatrixPointer<dim>& at) {
   return [at](std::uint32_t(&to)[m_tiles][4], int step) {
 #pragma unroll
     for (int m = 0; m < m_tiles; ++m) load_matrices_turned(to[m], at.at(16 * step, m));
@@ -71,7 +71,7 @@ __device__ __forceinline__ auto b_by_rows(const MatrixPointer<dim>& at) {
   return [at](std::uint32_t(&to)[4], int step, int n) { load_matrices(to, at.at(16 * n, step)); };
 }
 template <int dim>
-__device__ __forceinline__ auto b_turned(const MatrixPointer<dim>& at) {
+__device__ __forceinline__ auto b_transposed(const MatrixPointer<dim>& at) {
   return [at](std::uint32_t(&to)[4], int step, int n) { load_matrices_turned(to, at.at(16 * step, n)); };
 }
 
@@ -118,7 +118,7 @@ struct BackwardBlock {
   float* top_smem;          ///< stages x [queries]
   float* shift_smem;        ///< stages x [queries]
   GroupFacts* facts_smem;
-  OpenTurn* turn_smem;
+  HeldTile* held_smem;
   // Of the facts, what every tile needs, a number a warp.
   struct Known {
     const std::byte* q;
@@ -151,7 +151,7 @@ struct BackwardBlock {
         top_smem(reinterpret_cast<float*>(weights_smem + c.weights_stages() * c.pair_bytes())),
         shift_smem(top_smem + c.stages * c.queries),
         facts_smem(&facts_of(shared)->group),
-        turn_smem(&facts_of(shared)->turn) {
+        held_smem(&facts_of(shared)->held) {
     const KeyTile keys = blocks.keys.tile(call, call.sequence(b), turn.tile);
     key_count = keys.count;
     first_key = static_cast<int>(keys.first);
@@ -280,10 +280,10 @@ struct BackwardBlock {
     return blocks.queries.tile(call, b, h * call.group() + steps.head, steps.at);
   }
   /// By how many blocks of keys before this one meet a tile of queries.
-  __device__ TurnWords turn_words(const QuerySteps& steps) const {
+  __device__ OrderWords order_words(const QuerySteps& steps) const {
     if constexpr (general) {
       if (call.problem.features.block_mask) {
-        return mma::turn_words(call, blocks.keys, query_tile(steps), first_key);
+        return mma::order_words(call, blocks.keys, query_tile(steps), first_key);
       }
     }
     const std::int64_t first_seen = max(std::int64_t{0}, facts_smem->low + first_query(steps) + first_key);

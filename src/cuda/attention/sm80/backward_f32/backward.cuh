@@ -19,10 +19,10 @@ namespace tilewise::cuda::mma_f32 {
 
 // Backward for f32 on tensor cores. A block keeps some keys and their values and walks over the queries that
 // see them, those of all query heads of a group: five products a pair of tiles. A warp has 16 keys for
-// itself. Pairs are held turned, a row a key, so that they come out of k·qᵀ and v·d_oᵀ in the form in which
-// they go into dv and dk, which stay in registers. Score gradients pass through shared memory to dq, which is
-// added up in global memory. Where there are too few blocks of keys to keep all multiprocessors busy, several
-// blocks share the queries of the same keys and add up dk and dv there, too.
+// itself. Pairs are held transposed, a row a key, so that they come out of k·qᵀ and v·d_oᵀ in the form in
+// which they go into dv and dk, which stay in registers. Score gradients pass through shared memory to dq,
+// which is added up in global memory. Where there are too few blocks of keys to keep all multiprocessors
+// busy, several blocks share the queries of the same keys and add up dk and dv there, too.
 
 /// All that a tile of queries adds.
 template <auto c>
@@ -197,9 +197,9 @@ struct RowValuesBeside {
         unseen ? 0 : (31 - __clz(static_cast<int>(max(seen.last - seen.first, std::int64_t{1})))) / 2;
     const double exact = static_cast<double>(lse) * 1.4426950408889634 - middle;
     const auto top = static_cast<float>(exact);
-    const auto rest = static_cast<float>(exact - static_cast<double>(top));
+    const auto lost = static_cast<float>(exact - static_cast<double>(top));
     to.top[row] = unseen ? -minus_infinity : top;
-    to.factor[row] = unseen ? 0.0f : exp2f(-rest) * power_of_two(weight_bits - middle);
+    to.factor[row] = unseen ? 0.0f : exp2f(-lost) * power_of_two(weight_bits - middle);
     to.shift[row] = unseen ? 0.0f : d_lse - product;
     peaks.clear(row);
   }

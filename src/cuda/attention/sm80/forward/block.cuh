@@ -31,7 +31,7 @@ __device__ __forceinline__ void load_key_rows(std::byte* tile_smem, const std::b
   if (lanes > Tile::chunks && chunk >= Tile::chunks) return;
   const std::byte* from = rows + std::int64_t{stride} * (first + row) + chunk * 16;
   const int place = Tile::offset(row, chunk);
-  const auto to = [&](int r) {  // rows that are no multiple of eight apart are turned otherwise
+  const auto to = [&](int r) {  // rows that are no multiple of eight apart are swizzled otherwise
     return tile_smem + (place ^ (step < 8 ? r % 8 * 16 : 0)) + r * Tile::row_bytes;
   };
   if (valid >= count && dims == dim) {
@@ -157,19 +157,19 @@ struct Products {
   static constexpr int steps = c.dim / 16;
   static constexpr int piece = c.dim > 128 ? steps / 2 : steps;
   Scores<c> s = {};
-  Scores<c> rest = {};
+  Scores<c> upper = {};
 
   __device__ void add(const Queries<c>& q, const MatrixPointer<c.dim>& k, int step, bool apart) {
     if (apart) {
-      Scores<c> part = {};
-      multiply_keys<T, c>(part, q, k, step);
-      add_scores<c>(s, part);
+      Scores<c> sixteen = {};
+      multiply_keys<T, c>(sixteen, q, k, step);
+      add_scores<c>(s, sixteen);
     } else {
-      multiply_keys<T, c>(step < piece ? s : rest, q, k, step);
+      multiply_keys<T, c>(step < piece ? s : upper, q, k, step);
     }
   }
   __device__ Scores<c>& sum() {
-    if constexpr (piece < steps) add_scores<c>(s, rest);
+    if constexpr (piece < steps) add_scores<c>(s, upper);
     return s;
   }
 };

@@ -86,9 +86,9 @@ __device__ __forceinline__ void store_rows(const AttentionCall& call, const Quer
       std::byte* to = o + std::int64_t{stride} * row + chunk * 16;
 #pragma unroll
       for (int r = 0; r < c.warp_rows(); r += step) {
-        const int turned = (chunk ^ Tile::turn_of(place.lane / chunks)) ^ r % 8;
+        const int swizzled = (chunk ^ Tile::phase_of(place.lane / chunks)) ^ r % 8;
         *reinterpret_cast<uint4*>(to + std::int64_t{stride} * r) =
-            *reinterpret_cast<const uint4*>(from + r * Tile::row_bytes + turned * 16);
+            *reinterpret_cast<const uint4*>(from + r * Tile::row_bytes + swizzled * 16);
       }
       return;
     }

@@ -120,7 +120,7 @@ struct GeneralBlock {
   const ScoreRule rules;
   const Exponents<true> exponents;
   const SeenByAll all;
-  const bool few;  ///< results, so that weights are to be whole
+  const bool exact_weights;  ///< what they lost in rounding is multiplied, too: see few_results()
   const Place<c> place{};
   const BlockSpace<c> space;
   const MaskRows<c, T> mask;
@@ -129,14 +129,15 @@ struct GeneralBlock {
   SoftmaxRows<c> softmax{};
   TileSums<c> own;  ///< of the tile at hand
 
-  __device__ GeneralBlock(const AttentionCall& call_, const ForwardFacts& facts, bool few_, std::byte* shared)
+  __device__ GeneralBlock(const AttentionCall& call_, const ForwardFacts& facts, bool exact_weights_,
+                          std::byte* shared)
       : call(call_),
         rows(facts.rows),
         load{call, facts},
         rules(call, rows.queries.b, rows.queries.h),
         exponents{log2e, std::is_same_v<T, __half> ? 7.0f : 0.0f},  // of weights of 2^8 at most
         all(call, rows),
-        few(few_),
+        exact_weights(exact_weights_),
         space(shared),
         mask(call, rows, place),
         drawn(facts.dropout) {}
@@ -191,7 +192,7 @@ struct GeneralBlock {
     start_softmax(keys, fours, s);
     if (next.count > 0) mask.load(fours, next);
     const bool dropping = call.problem.features.dropout;
-    if (few || (dropping && keys.first % 4 != 0)) {
+    if (exact_weights || (dropping && keys.first % 4 != 0)) {
       add_carefully(keys, s, v);
     } else if (dropping) {
       const DropoutRows<c> dropout(call, drawn, rows, place, keys);
@@ -205,25 +206,25 @@ struct GeneralBlock {
     }
     own.add_to(softmax);
   }
-  /// What is seldom asked for: of few results what the weights lost in rounding is multiplied, too.
+  /// What is seldom asked for: with exact weights, what they lost in rounding is multiplied, too.
   __device__ __forceinline__ void add_carefully(const KeyTile& keys, const Scores<c>& s,
                                                 const MatrixPointer<c.dim>& v) {
     const DropoutRows<c> dropout(call, drawn, rows, place, keys);
     weigh_steps(s, [&](Weights<c>& weights, int step) {
-      Weights<c> rest, kept;
-      weigh_rest<T, c, true>(rest, weights, s, step, exponents, own.references);
+      Weights<c> lost, kept;
+      weigh_lost<T, c, true>(lost, weights, s, step, exponents, own.references);
 #pragma unroll
       for (int n = 0; n < 4 * c.row_tiles; ++n) kept[n / 4][n % 4] = ~0u;
       if (call.problem.features.dropout) dropout.keep_singly(kept, step);
-      if (few) add_kept(rest, kept, step, v);
+      if (exact_weights) add_kept(lost, kept, step, v);
       add_kept(weights, kept, step, v);
     });
   }
 
-  /// q·k of a tile: of few results 16 dims at a time.
+  /// q·k of a tile: with exact weights 16 dims at a time.
   __device__ __forceinline__ void multiply_all(Products<T, c>& products, const Queries<c>& q,
                                                const MatrixPointer<c.dim>& k) const {
-    if (few) {
+    if (exact_weights) {
 #pragma unroll
       for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, true);
     } else {
@@ -273,7 +274,8 @@ struct GeneralBlock {
 /// The kernel of one row of a table.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    general_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks, const Parts parts) {
+    general_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks,
+                   const Splits splits) {
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(Table::general && c.stages == 2);
@@ -281,17 +283,18 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   auto& facts_smem = *reinterpret_cast<ForwardFacts*>(shared + c.shared_bytes(false));
   if (threadIdx.x == 0) {
     new (&facts_smem) ForwardFacts(call, blocks.rows(call, blockIdx.x), c);
-    if (c.in_parts && parts.count > 1) facts_smem.tiles.keep_part(static_cast<int>(blockIdx.y), parts.count);
+    if (c.split_kv && splits.count > 1)
+      facts_smem.tiles.keep_split(static_cast<int>(blockIdx.y), splits.count);
     facts_smem.ahead[0] = facts_smem.tiles.next();
   }
   __syncthreads();  // the facts are there
   const QueryRows& rows = facts_smem.rows;
   if (rows.queries.count <= 0) return;
-  GeneralBlock<T, c> block(call, facts_smem, blocks.few, shared);
+  GeneralBlock<T, c> block(call, facts_smem, blocks.exact_weights, shared);
   TilesAhead tiles(facts_smem);
   const KeyTile first = tiles.take();
   if (first.count > 0) block.walk(tiles, first);
-  finish<T, c, true>(call, parts, rows, block.exponents, block.place, block.o, block.softmax,
+  finish<T, c, true>(call, splits, rows, block.exponents, block.place, block.o, block.softmax,
                      block.space.q_smem);
 #endif
 }

@@ -160,7 +160,7 @@ __device__ __forceinline__ void weigh(Weights<c>& weights, const Scores<c>& s, i
 
 /// What those weights lost in rounding, rounded itself: a second factor for the product with values.
 template <typename T, ForwardConfig c, bool general>
-__device__ __forceinline__ void weigh_rest(Weights<c>& rest, const Weights<c>& weights, const Scores<c>& s,
+__device__ __forceinline__ void weigh_lost(Weights<c>& lost, const Weights<c>& weights, const Scores<c>& s,
                                            int step, const Exponents<general>& exponents,
                                            const float (&references)[c.row_tiles][2]) {
 #pragma unroll
@@ -170,7 +170,7 @@ __device__ __forceinline__ void weigh_rest(Weights<c>& rest, const Weights<c>& w
       const int half = n % 2;
       const float(&four)[4] = s[r][2 * step + n / 2];
       const float2 rounded = unpack<T>(weights[r][n]);
-      rest[r][n] = pack<T>(exponents.weight(four[2 * half], references[r][half]) - rounded.x,
+      lost[r][n] = pack<T>(exponents.weight(four[2 * half], references[r][half]) - rounded.x,
                            exponents.weight(four[2 * half + 1], references[r][half]) - rounded.y);
     }
   }

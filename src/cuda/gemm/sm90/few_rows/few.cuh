@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include "cuda/gemm/sm90/few_rows/few_arguments.h"
+#include "cuda/gemm/sm90/few_rows/few_chain.h"
 #include "cuda/gemm/sm90/few_rows/few_tuning.h"
-#include "cuda/gemm/sm90/few_rows/few_turn.h"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/flag.cuh"
