@@ -93,9 +93,9 @@ void launch_on_device(const AttentionCall& call, const Configuration& configurat
     return f32 ? mma_f32::forward(call, configuration.row, context)
                : mma::forward(call, configuration, context);
   }
-  Context rest = context;
-  const AttentionCall ordered = simt::with_ordered_starts(call, rest);
-  (f32 ? mma_f32::backward : mma::backward)(ordered, configuration.row, rest);
+  Context remaining = context;
+  const AttentionCall ordered = simt::with_ordered_starts(call, remaining);
+  (f32 ? mma_f32::backward : mma::backward)(ordered, configuration.row, remaining);
 }
 
 // Backward has three kernels, of which each takes its microseconds: docs/mma.md has from where on that pays.
