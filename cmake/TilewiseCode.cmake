@@ -88,6 +88,7 @@ function(tilewise_emulated target)
   set(emulator ${PROJECT_SOURCE_DIR}/tests/emulator)
   set_source_files_properties(${sources} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS
                                                     "-w;-O1;-ffp-contract=off;-include;${emulator}/prelude.h")
-  target_compile_definitions(${target} PRIVATE TILEWISE_EMULATOR)
+  target_compile_definitions(${target} PRIVATE TILEWISE_EMULATOR
+                                               TILEWISE_EMULATED_ARCHITECTURE=${TILEWISE_EMULATED_ARCHITECTURE})
   target_include_directories(${target} BEFORE PRIVATE ${emulator} ${emulator}/include)
 endfunction()

@@ -32,9 +32,11 @@
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __grid_constant__
-// As sm_90a. After CUDA's own headers, which would take it for a pass of nvcc.
-#define __CUDA_ARCH__ 900
+// After CUDA's own headers, which would take it for a pass of nvcc. 9.0 is sm_90a.
+#define __CUDA_ARCH__ (10 * TILEWISE_EMULATED_ARCHITECTURE)
+#if TILEWISE_EMULATED_ARCHITECTURE == 90
 #define __CUDA_ARCH_FEAT_SM90_ALL 1
+#endif
 
 #define threadIdx (::tilewise::emulator::self->index)
 #define blockIdx (::tilewise::emulator::block_index)
@@ -229,6 +231,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 }
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+#if TILEWISE_EMULATED_ARCHITECTURE >= 80
 template <typename T>
 inline T __reduce_add_sync(unsigned mask, T value) {
   return emulated_reduction(mask, value, [](T a, T b) { return a + b; });
@@ -245,6 +248,7 @@ template <typename T>
 inline T __reduce_or_sync(unsigned mask, T value) {
   return emulated_reduction(mask, value, [](T a, T b) { return a | b; });
 }
+#endif
 
 template <typename... Parameters>
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(Parameters...)) {
