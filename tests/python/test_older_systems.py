@@ -42,7 +42,5 @@ def test_every_symbol_that_older_systems_lack_has_a_stand_in(tmp_path: Path) -> 
     stand_ins = tmp_path / "older_systems.o"
     options = ("-std=c++20", "-O2", "-fPIC", "-DTILEWISE_HAS_CUDA")
     said_by("g++", *options, "-c", str(SOURCE), "-o", str(stand_ins))
-    defined = {
-        line.split()[-1] for line in said_by("nm", "--defined-only", str(stand_ins)).splitlines()
-    }
+    defined = {line.split()[-1] for line in said_by("nm", "--defined-only", str(stand_ins)).splitlines()}
     assert newer_symbols(Path(_binding.library_path())) <= defined
