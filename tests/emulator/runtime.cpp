@@ -188,9 +188,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr what, int device) 
       break;
     case cudaDevAttrComputeCapabilityMajor: *value = capability / 10; break;
     case cudaDevAttrComputeCapabilityMinor: *value = capability % 10; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = static_cast<int>(most_shared_bytes());
-      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(most_shared_bytes()); break;
     default: return failed(cudaErrorInvalidValue);
   }
   return cudaSuccess;
