@@ -231,24 +231,27 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 }
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
-#if TILEWISE_EMULATED_ARCHITECTURE >= 80
+template <typename T, typename Join>
+inline T emulated_redux(unsigned mask, T value, const Join& join) {
+  if (__CUDA_ARCH__ < 800) tilewise::emulator::fail("redux before 8.0");
+  return emulated_reduction(mask, value, join);
+}
 template <typename T>
 inline T __reduce_add_sync(unsigned mask, T value) {
-  return emulated_reduction(mask, value, [](T a, T b) { return a + b; });
+  return emulated_redux(mask, value, [](T a, T b) { return a + b; });
 }
 template <typename T>
 inline T __reduce_max_sync(unsigned mask, T value) {
-  return emulated_reduction(mask, value, [](T a, T b) { return std::max(a, b); });
+  return emulated_redux(mask, value, [](T a, T b) { return std::max(a, b); });
 }
 template <typename T>
 inline T __reduce_min_sync(unsigned mask, T value) {
-  return emulated_reduction(mask, value, [](T a, T b) { return std::min(a, b); });
+  return emulated_redux(mask, value, [](T a, T b) { return std::min(a, b); });
 }
 template <typename T>
 inline T __reduce_or_sync(unsigned mask, T value) {
-  return emulated_reduction(mask, value, [](T a, T b) { return a | b; });
+  return emulated_redux(mask, value, [](T a, T b) { return a | b; });
 }
-#endif
 
 template <typename... Parameters>
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(Parameters...)) {
