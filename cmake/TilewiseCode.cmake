@@ -87,7 +87,8 @@ function(tilewise_emulated target)
   list(FILTER sources INCLUDE REGEX "\\.cu$")
   set(emulator ${PROJECT_SOURCE_DIR}/tests/emulator)
   set(options -w -O1 -ffp-contract=off -include ${emulator}/prelude.h)
-  target_compile_definitions(${target} PRIVATE TILEWISE_EMULATOR)
+  target_compile_definitions(${target} PRIVATE TILEWISE_EMULATOR
+                                               TILEWISE_EMULATED_ARCHITECTURE=${TILEWISE_EMULATED_ARCHITECTURE})
   if(TILEWISE_EMULATOR_RACES) # only the calls: tests/emulator/races has the functions
     list(APPEND options -fsanitize=thread -g1 --param=tsan-instrument-func-entry-exit=0
          --param=tsan-distinguish-volatile=1)

@@ -339,7 +339,8 @@ void run(const Launched& how, void* stream, const std::function<void()>& kernel)
 
 void launch(const Launched& how, void* stream, std::function<void()> kernel) {
   const std::string name = how.name;
-  if (how.grid.x > 0x7FFFFFFF || how.grid.y > 0xFFFF || how.threads > 1024 || how.shared_bytes > 232448) {
+  if (how.grid.x > 0x7FFFFFFF || how.grid.y > 0xFFFF || how.threads > 1024 ||
+      how.shared_bytes > most_shared_bytes()) {
     throw DeviceError(name + ": cudaErrorInvalidConfiguration (the emulator)");
   }
   if (const std::string fault = take_fault(); !fault.empty()) {

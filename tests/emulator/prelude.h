@@ -33,9 +33,11 @@
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __grid_constant__
-// As sm_90a. After CUDA's own headers, which would take it for a pass of nvcc.
-#define __CUDA_ARCH__ 900
+// After CUDA's own headers, which would take it for a pass of nvcc. 9.0 is sm_90a.
+#define __CUDA_ARCH__ (10 * TILEWISE_EMULATED_ARCHITECTURE)
+#if TILEWISE_EMULATED_ARCHITECTURE == 90
 #define __CUDA_ARCH_FEAT_SM90_ALL 1
+#endif
 
 #define threadIdx (::tilewise::emulator::self->index)
 #define blockIdx (::tilewise::emulator::block_index)
@@ -233,21 +235,26 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 }
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+template <typename T, typename Join>
+inline T emulated_redux(unsigned mask, T value, const Join& join) {
+  if (__CUDA_ARCH__ < 800) tilewise::emulator::fail("redux before 8.0");
+  return emulated_reduction(mask, value, join);
+}
 template <typename T>
 inline T __reduce_add_sync(unsigned mask, T value) {
-  return emulated_reduction(mask, value, [](T a, T b) { return a + b; });
+  return emulated_redux(mask, value, [](T a, T b) { return a + b; });
 }
 template <typename T>
 inline T __reduce_max_sync(unsigned mask, T value) {
-  return emulated_reduction(mask, value, [](T a, T b) { return std::max(a, b); });
+  return emulated_redux(mask, value, [](T a, T b) { return std::max(a, b); });
 }
 template <typename T>
 inline T __reduce_min_sync(unsigned mask, T value) {
-  return emulated_reduction(mask, value, [](T a, T b) { return std::min(a, b); });
+  return emulated_redux(mask, value, [](T a, T b) { return std::min(a, b); });
 }
 template <typename T>
 inline T __reduce_or_sync(unsigned mask, T value) {
-  return emulated_reduction(mask, value, [](T a, T b) { return a | b; });
+  return emulated_redux(mask, value, [](T a, T b) { return a | b; });
 }
 
 template <typename... Parameters>

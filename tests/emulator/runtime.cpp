@@ -49,7 +49,21 @@ int number_from(const char* name, int otherwise) {
   return value == nullptr ? otherwise : std::atoi(value);
 }
 
+int device_capability() { return number_from("TILEWISE_EMULATOR_CAPABILITY", 90); }
+
 }  // namespace
+
+std::size_t most_shared_bytes() {  // by CUDA's table of compute capabilities
+  switch (device_capability()) {
+    case 75: return 64 << 10;
+    case 86:
+    case 89:
+    case 120: return 99 << 10;
+    case 80:
+    case 87: return 163 << 10;
+    default: return 227 << 10;
+  }
+}
 
 void report_fault(const std::string& what) {
   const std::lock_guard guard(faults_lock);
@@ -168,16 +182,14 @@ cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : faile
 // Those of an H200, unless the environment has others.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr what, int device) {
   if (device != 0) return failed(cudaErrorInvalidDevice);
-  const int capability = number_from("TILEWISE_EMULATOR_CAPABILITY", 90);
+  const int capability = device_capability();
   switch (what) {
     case cudaDevAttrMultiProcessorCount:
       *value = number_from("TILEWISE_EMULATOR_MULTIPROCESSORS", 132);
       break;
     case cudaDevAttrComputeCapabilityMajor: *value = capability / 10; break;
     case cudaDevAttrComputeCapabilityMinor: *value = capability % 10; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = 1024 * (capability < 80 ? 64 : capability < 90 ? 163 : 227);
-      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(most_shared_bytes()); break;
     default: return failed(cudaErrorInvalidValue);
   }
   return cudaSuccess;
@@ -192,7 +204,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   std::memset(attributes, 0, sizeof *attributes);
-  attributes->ptxVersion = number_from("TILEWISE_EMULATOR_CAPABILITY", 90);
+  attributes->ptxVersion = std::min(device_capability(), TILEWISE_EMULATED_ARCHITECTURE);
   attributes->binaryVersion = attributes->ptxVersion;
   attributes->maxThreadsPerBlock = 1024;
   return cudaSuccess;

@@ -46,9 +46,18 @@ std::string supports_f32_backward(const AttentionProblem& problem) {
   return {};
 }
 
+// A GPU of 8.6 or 8.9 has room for head dims to 128.
+std::string supports_f32_forward(const AttentionProblem& problem) {
+  const std::size_t needed = mma_f32::forward_shared_bytes(std::max(problem.dim_qk, problem.dim_v));
+  if (device_properties(problem.device.index).shared_bytes < needed) {
+    return "f32 forward needs " + std::to_string(needed) + " bytes of shared memory a block";
+  }
+  return {};
+}
+
 std::string supports_f32(const AttentionProblem& problem) {
   if (const std::string reason = mma_f32::unsuited(problem); !reason.empty()) return reason;
-  return problem.pass == Pass::backward ? supports_f32_backward(problem) : "";
+  return problem.pass == Pass::backward ? supports_f32_backward(problem) : supports_f32_forward(problem);
 }
 
 std::string supports(const AttentionProblem& problem) {
