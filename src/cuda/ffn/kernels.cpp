@@ -92,7 +92,7 @@ std::size_t workspace(const FfnCall& call, const Context& context) {
                   few_rows_gemm.workspace(down_product(call, plan, 0, plan.chunk), context));
 }
 
-void launch_on_device(const FfnCall& call, const Context& context) {
+void launch_on_device([[maybe_unused]] const FfnCall& call, [[maybe_unused]] const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   if (call.problem.out == 0) return;
   Arena arena(context.workspace.data);
@@ -110,9 +110,6 @@ void launch_on_device(const FfnCall& call, const Context& context) {
   };
   call.problem.dtype == DType::f16 ? run.template operator()<__half>()
                                    : run.template operator()<__nv_bfloat16>();
-#else
-  static_cast<void>(call);
-  static_cast<void>(context);
 #endif
 }
 

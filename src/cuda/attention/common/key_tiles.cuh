@@ -28,55 +28,33 @@ struct QueryTile {
   }
 };
 
-/// How the queries or keys of a head are cut into tiles. With a block mask a tile stays inside a block.
-struct TileGrid {
+/// How the queries of each head are cut into tiles; a tile stays inside a row of query blocks.
+struct QueryGrid {
   std::int64_t tiles = 0;            ///< a head
   std::int64_t tiles_per_block = 0;  ///< with a block mask
   int size = 0;
 
-  static TileGrid of(const AttentionCall& call, std::int64_t length, std::int64_t block, int size) {
+  static QueryGrid of(const AttentionCall& call, int size) {
+    const std::int64_t length = call.problem.length_q;
     if (!call.problem.features.block_mask) return {(length + size - 1) / size, 0, size};
+    const std::int64_t block = call.blocks.block_q;
     const std::int64_t per_block = (block + size - 1) / size;
     return {(length + block - 1) / block * per_block, per_block, size};
   }
 
-  struct Span {
-    std::int64_t first;
-    int count;  ///< 0 where the tile of that index has none
-  };
-  constexpr Span span(std::int64_t index, std::int64_t length, const std::int64_t& block_size) const {
-    std::int64_t first = index * size;
-    std::int64_t end = length;
-    if (tiles_per_block > 0) {
-      const std::int64_t block = index / tiles_per_block;
-      first = block * block_size + index % tiles_per_block * size;
-      end = std::min(end, (block + 1) * block_size);
-    }
-    return {first, static_cast<int>(std::max<std::int64_t>(std::min<std::int64_t>(size, end - first), 0))};
-  }
-};
-
-/// Queries; tiles stay inside a row of query blocks.
-struct QueryGrid : TileGrid {
-  static QueryGrid of(const AttentionCall& call, int size) {
-    return {TileGrid::of(call, call.problem.length_q, call.blocks.block_q, size)};
-  }
+  /// The tile of that index; count is 0 or less when it has no queries.
   constexpr QueryTile tile(const AttentionCall& call, std::int64_t b, std::int64_t h,
                            std::int64_t index) const {
-    const Sequence sequence = call.sequence(b);
-    const Span own = span(index, sequence.length_q, call.blocks.block_q);
-    return {.b = b, .h = h, .first = own.first, .count = own.count, .sequence = sequence};
-  }
-};
-
-/// Keys.
-struct KeyGrid : TileGrid {
-  static KeyGrid of(const AttentionCall& call, int size) {
-    return {TileGrid::of(call, call.problem.length_k, call.blocks.block_k, size)};
-  }
-  constexpr KeyTile tile(const AttentionCall& call, const Sequence& sequence, std::int64_t index) const {
-    const Span own = span(index, sequence.length_k, call.blocks.block_k);
-    return {.first = own.first, .count = own.count, .tile = block_full};
+    QueryTile query{.b = b, .h = h, .first = index * size, .count = 0, .sequence = call.sequence(b)};
+    std::int64_t end = query.sequence.length_q;
+    if (tiles_per_block > 0) {
+      const std::int64_t block = index / tiles_per_block;
+      query.first = block * call.blocks.block_q + index % tiles_per_block * size;
+      end = std::min(end, (block + 1) * call.blocks.block_q);
+    }
+    query.count =
+        static_cast<int>(std::max<std::int64_t>(std::min<std::int64_t>(size, end - query.first), 0));
+    return query;
   }
 };
 

@@ -73,16 +73,11 @@ std::string supports(const AttentionProblem& problem) {
   if (problem.length_q > most_length || problem.length_k > most_length) {
     return "takes sequences to 2^31 - 257";
   }
-  try {
-    if (device_properties(problem.device.index).compute_capability < 80) {
-      return "needs compute capability 8.0";
-    }
+  return reason_against_device(problem.device, [&](const DeviceProperties& device) -> std::string {
+    if (device.compute_capability < 80) return "needs compute capability 8.0";
     if (problem.dtype == DType::f32) return supports_f32(problem);
-    if (problem.pass == Pass::backward) return supports_backward(problem);
-  } catch (const DeviceError& error) {
-    return error.what();
-  }
-  return {};
+    return problem.pass == Pass::backward ? supports_backward(problem) : "";
+  });
 }
 
 Configuration configure(const AttentionCall& call, const Context& context) {

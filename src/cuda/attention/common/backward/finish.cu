@@ -10,7 +10,10 @@
 
 namespace tilewise::cuda::mma {
 
-// dq from its sums. A warp has 16 queries and goes through their dims in parts of four eights: it reads
+// What is left after the kernel over tiles: dq from its sums, dk and dv of keys that blocks shared, and
+// gradients beside these.
+//
+// dq from its sums: a warp has 16 queries and goes through their dims in parts of four eights: it reads
 // fragments as they lie, 512 bytes each, and lanes that share a query change words so that each writes eight
 // dims of it.
 
@@ -151,9 +154,6 @@ __device__ __forceinline__ void finish_dq(const AttentionCall& call, const Backw
 }
 
 namespace {
-
-// What is left after the kernel over tiles: dq from its sums, dk and dv of keys that blocks shared, and
-// gradients beside these.
 
 // What the sums of dk and dv are multiplied by.
 struct KeyFactors {

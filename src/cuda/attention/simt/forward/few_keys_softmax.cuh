@@ -6,9 +6,7 @@
 
 namespace tilewise::cuda::simt::few_keys {
 
-// From scores to weights.
-
-// The first product.
+// From queries and keys to weights: the first product, then what it hides, then the softmax over all keys.
 
 /// s[m][n] += Σ_k q[k][m]·k[k][n] over `depth` k. In each step `meanwhile(step)` does something beside: all
 /// at once it would keep the product's loads waiting.

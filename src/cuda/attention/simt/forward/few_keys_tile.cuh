@@ -11,9 +11,8 @@
 
 namespace tilewise::cuda::simt::few_keys {
 
-// What a block has, where in shared memory, and which of it is a thread's.
-
-// What the kernel for few keys (fused_short.cu) is given.
+// The kernel for few keys (fused_short.cu): what it is given; what a block has, where in shared memory, and
+// which of it is a thread's; and how that comes there.
 
 /// Rows of an entry and head. Those of a block are reached by one instruction each: a 32-bit product on top
 /// of a 64-bit address.

@@ -9,10 +9,9 @@
 
 namespace tilewise::cuda::mma {
 
-// What blocks of the plain kernel, of the general one and of paired warps have in common.
-
-// What is multiplied: how queries, keys and values come into shared memory and from there into fragments, and
-// the two products of attention over them.
+// What blocks of the plain kernel, of the general one and of paired warps have in common: how queries, keys
+// and values come into shared memory and from there into fragments, and the two products of attention over
+// them.
 
 /// Fills a tile of `count` rows with the first `dims` elements of `valid` aligned rows, from row `first` on;
 /// everything else is zero. For the loop over tiles, where registers are scarce and every instruction takes

@@ -50,18 +50,11 @@ __device__ __forceinline__ void store_split(const AttentionCall& call, const Spl
   }
 }
 
-/// The end of a block that has all keys of its queries, or a split of them. Joins the sink, divides, writes
-/// lse and o; or writes what is to be joined.
+/// Joins the sink, divides, writes lse and o.
 template <typename T, ForwardConfig c, bool general>
-__device__ __forceinline__ void finish(const AttentionCall& call, const Splits& splits, const QueryRows& rows,
+__device__ __forceinline__ void finish(const AttentionCall& call, const QueryRows& rows,
                                        const Exponents<general>& exponents, const Place<c>& place,
                                        Output<c>& o, const SoftmaxRows<c>& softmax, std::byte* q_smem) {
-  if constexpr (c.split_kv) {
-    if (splits.count > 1) {
-      return store_split<c, general>(call, splits, static_cast<int>(blockIdx.y), rows, exponents, place, o,
-                                     softmax);
-    }
-  }
   __syncwarp();  // the warp is done with its queries
   const float own_inverse =
       finish_row<c, general>(call, rows, OwnRow<c, general>(call, exponents, place, softmax));
@@ -210,8 +203,13 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
     static_assert(c.stages == 2);
     Block<T, c> block(call, rows, shared);
     if (first.count > 0) block.walk(tiles, first);
-    finish<T, c, false>(call, splits, rows, block.exponents, block.place, block.o, block.softmax,
-                        block.space.q_smem);
+    if constexpr (c.split_kv) {
+      if (splits.count > 1) {
+        return store_split<c, false>(call, splits, static_cast<int>(blockIdx.y), rows, block.exponents,
+                                     block.place, block.o, block.softmax);
+      }
+    }
+    finish<T, c, false>(call, rows, block.exponents, block.place, block.o, block.softmax, block.space.q_smem);
   }
 #endif
 }

@@ -281,10 +281,10 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   static_assert(Table::general && c.stages == 2);
   TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
   auto& facts_smem = *reinterpret_cast<ForwardFacts*>(shared + c.shared_bytes(false));
+  const auto split = static_cast<int>(blockIdx.y);
   if (threadIdx.x == 0) {
     new (&facts_smem) ForwardFacts(call, blocks.rows(call, blockIdx.x), c);
-    if (c.split_kv && splits.count > 1)
-      facts_smem.tiles.keep_split(static_cast<int>(blockIdx.y), splits.count);
+    if (c.split_kv && splits.count > 1) facts_smem.tiles.keep_split(split, splits.count);
     facts_smem.ahead[0] = facts_smem.tiles.next();
   }
   __syncthreads();  // the facts are there
@@ -294,8 +294,13 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   TilesAhead tiles(facts_smem);
   const KeyTile first = tiles.take();
   if (first.count > 0) block.walk(tiles, first);
-  finish<T, c, true>(call, splits, rows, block.exponents, block.place, block.o, block.softmax,
-                     block.space.q_smem);
+  if constexpr (c.split_kv) {
+    if (splits.count > 1) {
+      return store_split<c, true>(call, splits, split, rows, block.exponents, block.place, block.o,
+                                  block.softmax);
+    }
+  }
+  finish<T, c, true>(call, rows, block.exponents, block.place, block.o, block.softmax, block.space.q_smem);
 #endif
 }
 

@@ -12,10 +12,10 @@
 namespace tilewise::cuda::wgmma_backward {
 
 // The kernel over tiles of backward by wgmma; what comes before and after it is mma's. A block keeps 128
-// keys, 64 a warpgroup, and walks over the queries that see them, 64 at a time. Pairs are held turned, a row
-// a key, so that they come out of k·qᵀ and v·d_oᵀ in the registers in which they go into dv and dk. For dq,
-// which sums over keys, score gradients pass through shared memory, and that product is a tile behind: so the
-// warpgroups need not keep step.
+// keys, 64 a warpgroup, and walks over the queries that see them, 64 at a time. Pairs are held transposed, a
+// row a key, so that they come out of k·qᵀ and v·d_oᵀ in the registers in which they go into dv and dk. For
+// dq, which sums over keys, score gradients pass through shared memory, and that product is a tile behind: so
+// the warpgroups need not keep step.
 //
 //   tensor cores   dv dk of 0 │ q·k 1 │ d_o·v 1 │ dq of 0 │ dv dk of 1 │ q·k 2 │ ...
 //   lanes          copies ahead       │ weights 1 │ score gradients 1 │ dq of 0 to memory │ ...

@@ -14,8 +14,6 @@ namespace tilewise::cuda::gemm {
 
 // From a product to the kernels for few rows: of one by a stream, of more by tiles or by equal shares.
 
-// From a product to the kernel for few rows by tiles.
-
 template <typename T, typename Table, int row>
 void run_few_tile_row(const GemmCall& call, const FewSpace& space, int multiprocessors, InChain place,
                       cudaStream_t stream) {
