@@ -6,6 +6,7 @@
 #include "core/arena.h"
 #include "cuda/attention/common/backward/row_gradients.h"
 #include "cuda/attention/sm90/backward_tma/kernel.cuh"
+#include "cuda/attention/sm90/backward_tma/pairs.cuh"
 #include "cuda/attention/sm90/backward_tma/rows.cuh"
 #include "cuda/runtime/check.h"
 #include "cuda/runtime/device.h"
@@ -15,7 +16,7 @@
 namespace tilewise::cuda::wgmma_tma {
 namespace {
 
-// Three launches: delta, tiles, dQ. With features up to three more.
+// Three launches: delta, tiles, dQ. Features have more.
 
 bool is_general(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
@@ -71,6 +72,38 @@ Workspace workspace_of(const AttentionCall& call, Arena& arena) {
     workspace.added = arena.take<std::uint32_t>(tiles, c.dq_chunks());
   }
   return workspace;
+}
+
+/// Whether the mask's gradient is found by a kernel over pairs, not by that over tiles.
+bool has_dmask_apart(const AttentionProblem& problem) {
+  return problem.features.mask_gradient && problem.backward.summed_dmask;
+}
+
+struct DmaskPlan {
+  DmaskJobs jobs{};
+  float* partial = nullptr;
+};
+
+/// Where the mask's gradient has few tiles, each is shared by CTAs, some for each SM.
+DmaskPlan dmask_plan_of(const AttentionCall& call, const Config& c, int tiles, Arena& arena) {
+  DmaskPlan plan;
+  const AttentionProblem& problem = call.problem;
+  if (!has_dmask_apart(problem)) return plan;
+  const std::int64_t(&extent)[4] = call.dmask.extent;
+  const auto key_tiles = static_cast<int>((problem.length_k + c.keys - 1) / c.keys);
+  plan.jobs = {.batch = static_cast<int>(extent[0]),
+               .heads = static_cast<int>(extent[1]),
+               .tiles = extent[2] == 1 ? 1 : tiles,
+               .key_tiles = extent[3] == 1 ? 1 : key_tiles,
+               .splits = 1};
+  const std::int64_t jobs = plan.jobs.per_split();
+  const std::int64_t shared = problem.batch * problem.heads_q * tiles * key_tiles / jobs;
+  constexpr int ctas_per_sm = 4;
+  const std::int64_t enough = ctas_per_sm * device_properties(problem.device.index).multiprocessors;
+  plan.jobs.splits = static_cast<int>(std::clamp<std::int64_t>(enough / jobs, 1, shared));
+  if (plan.jobs.splits > 1)
+    plan.partial = arena.take<float>(plan.jobs.splits, extent[0], extent[1], extent[2], extent[3]);
+  return plan;
 }
 
 /// Lists are shared by entries and heads that share the mask's.
@@ -134,12 +167,25 @@ ScoreParams score_of_call(const AttentionCall& call) {
     score.mask = call.mask.dtype == DType::f32 ? MaskForm::single : MaskForm::half;
   }
   if (features.dropout) score.kept_stages = score.mask == MaskForm::single ? 1 : 2;
-  if (features.mask_gradient) {
+  if (features.mask_gradient && !has_dmask_apart(call.problem)) {
     score.dmask = {.data = call.dmask.data, .dtype = call.dmask.dtype, .stride = {}};
     const auto size = static_cast<std::int64_t>(size_of(call.dmask.dtype));
     for (int n = 0; n < 4; ++n) score.dmask.stride[n] = call.dmask.stride[n] * size;
   }
   return score;
+}
+
+template <typename T, int row, PairSum sum>
+void run_pairs(const char* name, std::int64_t blocks, const PairParams& params, cudaStream_t stream) {
+  const ScoreParams& score = params.tile.score;
+  launch<pair_kernel<T, row, sum>>(
+      {.name = name,
+       .blocks = blocks,
+       .threads = Config::threads,
+       .shared_bytes = PairShared<rows[row]>::bytes(score.mask_bytes(rows[row]), score.dropout),
+       .stream = stream,
+       .early = true},
+      params);
 }
 
 template <typename T, int row>
@@ -150,6 +196,7 @@ void run(const AttentionCall& call, const Context& context) {
   Arena arena(context.workspace.data);
   const Workspace workspace = workspace_of(call, arena);
   const BlockLists blocks = block_lists_of(call, c, arena);
+  const DmaskPlan dmask = dmask_plan_of(call, c, workspace.tiles, arena);
   const Sizes sizes = sizes_of(call);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const auto stream = static_cast<cudaStream_t>(context.stream);
@@ -159,14 +206,14 @@ void run(const AttentionCall& call, const Context& context) {
     return Launch{.name = name, .blocks = blocks, .threads = row_threads, .stream = stream, .early = true};
   };
   const std::int64_t some_blocks = 16 * std::int64_t{multiprocessors};
+  const std::int64_t(&extent)[4] = call.dmask.extent;
+  const std::int64_t dmask_elements = extent[0] * extent[1] * extent[2] * extent[3];
 
   if constexpr (c.listed) list_blocks(call, blocks, stream);
   if constexpr (c.general) {
-    if (features.mask_gradient) {
-      const std::int64_t(&extent)[4] = call.dmask.extent;
-      const std::int64_t elements = extent[0] * extent[1] * extent[2] * extent[3];
+    if (features.mask_gradient && !has_dmask_apart(problem)) {
       launch<clear_dmask_kernel<>>(start("tilewise wgmma backward, clear dmask",
-                                         std::min((elements + row_threads - 1) / row_threads, some_blocks)),
+                                         std::min((dmask_elements + row_threads - 1) / row_threads, some_blocks)),
                                    call.dmask);
     }
   }
@@ -217,6 +264,19 @@ void run(const AttentionCall& call, const Context& context) {
     if (score.mask != MaskForm::none) params.mask = map_of_mask(call.mask, problem, score.mask_rows, 128);
     shared_bytes = c.shared_bytes(score.mask_bytes(c), score.kept_stages);
   }
+  PairParams pairs{};
+  if constexpr (c.general && !c.listed) {
+    if (has_dmask_apart(problem)) {
+      pairs = {.tile = params,
+               .sinks = features.sinks ? call.sinks : HeadValues{},
+               .d_lse = call.d_lse,
+               .dmask = call.dmask,
+               .partial = dmask.partial,
+               .reloads_mask = true,
+               .jobs = dmask.jobs};
+      run_pairs<T, row, PairSum::delta>("tilewise wgmma backward, pairs' delta", query_tiles, pairs, stream);
+    }
+  }
   launch<tile_kernel<T, row>>({.name = "tilewise wgmma backward, tiles",
                                .blocks = heads * key_tiles,
                                .threads = c.threads,
@@ -228,6 +288,21 @@ void run(const AttentionCall& call, const Context& context) {
   if (call.dq.wanted) {
     launch<dq_kernel<T, row>>(start("tilewise wgmma backward, dq", query_tiles),
                               DqParams{sizes, call.dq, workspace, scale});
+  }
+  if constexpr (c.general && !c.listed) {
+    if (has_dmask_apart(problem)) {
+      // A tile of elements has one part of the mask, unless queries or keys share elements.
+      pairs.reloads_mask = extent[2] == 1 || extent[3] == 1;
+      run_pairs<T, row, PairSum::dmask>("tilewise wgmma backward, pairs' dmask",
+                                        std::int64_t{dmask.jobs.per_split()} * dmask.jobs.splits, pairs,
+                                        stream);
+      if (dmask.partial != nullptr) {
+        launch<join_dmask_kernel<>>(
+            start("tilewise wgmma backward, join dmask",
+                  std::min((dmask_elements + row_threads - 1) / row_threads, some_blocks)),
+            call.dmask, dmask.partial, dmask.jobs.splits);
+      }
+    }
   }
   if constexpr (c.general) {
     if (call.dsinks != nullptr) {
@@ -274,9 +349,6 @@ std::string unsuited_features(const AttentionProblem& problem) {
   }
   if (!features.mask_gradient) return {};
   if (features.softcap) return "takes no mask's gradient with softcap";
-  // dO·O has the rounding of O. In a row with one high weight that is all there is of dS, and sums of it
-  // show.
-  if (problem.backward.summed_dmask) return "takes the gradient of a mask that nothing shares alone";
   return {};
 }
 
@@ -307,8 +379,10 @@ std::string unsuited(const AttentionProblem& problem) {
 
 std::size_t backward_workspace(const AttentionCall& call) {
   Arena arena(nullptr);
-  workspace_of(call, arena);
-  block_lists_of(call, rows[row_of(call.problem)], arena);
+  const Config& c = rows[row_of(call.problem)];
+  const Workspace workspace = workspace_of(call, arena);
+  block_lists_of(call, c, arena);
+  dmask_plan_of(call, c, workspace.tiles, arena);
   return arena.used();
 }
 

@@ -158,24 +158,6 @@ struct Consumer {
     if (lane == 0) arrive(barrier);
   }
 
-  /// x = 64 rows of K or V times own rows of Q or dO.
-  __device__ __forceinline__ void start_scores(Scores& x, const std::byte* keys_smem,
-                                               const std::byte* rows_smem) {
-    const int first_key = c.wide() ? 0 : 64 * group;
-    const TileDescriptor a = shared.tile(keys_smem + first_key * 128, Shared<c>::KeyPanels::panel_bytes);
-    const TileDescriptor b = shared.tile(rows_smem + place.query * 128, Shared<c>::QueryPanels::panel_bytes);
-    forget(x);
-    fence_products();
-#pragma unroll
-    for (int step = 0; step < c.dim / 16; ++step) {
-      const int inside = step % 4 * 2;
-      WarpgroupProduct<T, c.own_queries()>::from_shared(
-          x, a + step / 4 * (Shared<c>::KeyPanels::panel_bytes / 16) + inside,
-          b + step / 4 * (Shared<c>::QueryPanels::panel_bytes / 16) + inside, step > 0);
-    }
-    commit_products();
-  }
-
   /// sums += pairs (64 keys x queries) times rows of dO or Q.
   __device__ __forceinline__ void start_sums(float (&sums)[c.own_dims() / 2], const Fragments& pairs,
                                              const std::byte* rows_smem, bool add) {
@@ -323,30 +305,40 @@ struct Consumer {
     if (score.dropout) {
       const FewStages at(step.n, score.kept_stages);
       wait(shared.kept_full + at.stage, at.parity);
-      kept = kept_pairs<c>(shared, at.stage, place);
+      kept = kept_pairs<c>(shared.kept + at.stage * c.kept_words() * c.queries, place);
       arrive_once(shared.kept_empty + at.stage);
     }
     const Entry& entry = walk.entry;
     const TileFacts<c> facts{
-        .shared = shared,
         .score = score,
+        .mask_smem = shared.mask,
+        .lse_smem = shared.lse + stage * c.queries + place.first_query(),
+        .offset_smem = shared.offset + stage * c.queries + place.first_query(),
         .place = place,
         .slope = score.alibi ? static_cast<float>(score.alibi_slopes.at(entry.b, step.head_q)) : 0.0f,
         .distance = step.tile * c.queries + place.first_query() + entry.length_k - entry.length_q -
                     (walk.first_key + place.first_key()),
         .visible = visible,
         .key_count = walk.key_count};
+    // P times the slope of softcap in place of S; and rounded, without what dropout drops.
+    const auto take = [&](int j, float(&p)[4], const float(&slope)[4]) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[4 * j + e] = p[e] * slope[e];
+        if ((kept >> (4 * j + e) & 1) == 0) p[e] = 0;
+      }
+      weights[j / 2][j % 2 * 2] = pack<T>(p[0], p[1]);
+      weights[j / 2][j % 2 * 2 + 1] = pack<T>(p[2], p[3]);
+    };
     if (!has_mask<c>(score, step)) {
-      weigh_general<T, MaskForm::none, c>(s, weights, facts, stage, kept);
+      weigh_general<T, MaskForm::none, c>(s, facts, take);
       return kept;
     }
     wait(shared.mask_full, FewStages(mask_number<c>(step), 1).parity);
-    if (c.listed || score.mask == MaskForm::boolean) {
-      weigh_general<T, MaskForm::boolean, c>(s, weights, facts, stage, kept);
-    } else if (score.mask == MaskForm::half) {
-      weigh_general<T, MaskForm::half, c>(s, weights, facts, stage, kept);
+    if constexpr (c.listed) {
+      weigh_general<T, MaskForm::boolean, c>(s, facts, take);
     } else {
-      weigh_general<T, MaskForm::single, c>(s, weights, facts, stage, kept);
+      weigh_general<T, c>(score.mask, s, facts, take);
     }
     arrive_once(shared.mask_empty);
     return kept;
@@ -406,7 +398,7 @@ struct Consumer {
       wait(shared.d_o_full + d_o, at.d_o().parity());
       clear_rows_past_end(of.q, of.d_o, tile);
     }
-    start_scores(s, shared.k, of.q);
+    start_scores<T, c>(s, shared.k, of.q, group);
     wait(shared.d_o_full + d_o, at.d_o().parity());
     return of;
   }
@@ -424,7 +416,7 @@ struct Consumer {
       pin(s);
       const std::uint32_t kept = weigh_with_features(s, weights, of.visible, step, at.q.stage());
       pin(weights);
-      start_scores(dp, shared.v, of.d_o);
+      start_scores<T, c>(dp, shared.v, of.d_o, group);
       start_sums(dv, weights, of.d_o, n > 0);
       wait_products<1>();  // dP
       pin(dp);
@@ -434,7 +426,7 @@ struct Consumer {
       pin(ds);
       fence_products();
     } else {
-      start_scores(dp, shared.v, of.d_o);
+      start_scores<T, c>(dp, shared.v, of.d_o, group);
       wait_products<1>();  // S
       pin(s);
       if (!of.visible.all) hide(s, of.visible);
@@ -477,7 +469,7 @@ struct Consumer {
     Scores s, dp;
     Fragments weights, ds;
     const Tile of = begin_tile(s, tile, n, at);
-    start_scores(dp, shared.v, of.d_o);
+    start_scores<T, c>(dp, shared.v, of.d_o, group);
     wait_products<1>();  // S
     pin(s);
     std::uint32_t kept = ~0u;

@@ -65,7 +65,7 @@ struct BlockLists {
 
 /// The gradient of a mask, an element for each pair.
 struct DmaskParams {
-  std::byte* data;  ///< null where it is not wanted
+  std::byte* data;  ///< null where it is not wanted, or comes from a kernel over pairs
   DType dtype;
   std::int64_t stride[4];  ///< in bytes
 };
@@ -104,6 +104,29 @@ struct TileParams {
   float dv_scale;  ///< what dropout multiplies kept weights by
   bool wants_dq;
   ScoreParams score;
+};
+
+/// How CTAs share out the gradient of a mask: tiles of its elements, of which each has some splits of the
+/// pairs that share them. A dimension that the mask is broadcast along counts 1.
+struct DmaskJobs {
+  int batch, heads, tiles, key_tiles;
+  int splits;
+
+  constexpr std::uint32_t per_split() const {
+    return static_cast<std::uint32_t>(batch) * static_cast<std::uint32_t>(heads) *
+           static_cast<std::uint32_t>(tiles) * static_cast<std::uint32_t>(key_tiles);
+  }
+};
+
+/// For the kernels over pairs (pairs.cuh).
+struct PairParams {
+  TileParams tile;
+  HeadValues sinks;  ///< without data where there are none
+  Rows d_lse;
+  MaskView dmask;
+  float* partial;     ///< [splits, elements of dmask], or null where there is one split
+  bool reloads_mask;  ///< the tiles of a CTA have other parts of the mask
+  DmaskJobs jobs;
 };
 
 struct DqParams {

@@ -106,4 +106,26 @@ struct Shared {
   }
 };
 
+/// x = 64 rows of K or V times a consumer's rows of Q or dO.
+template <typename T, Config c>
+__device__ __forceinline__ void start_scores(float (&x)[c.own_queries() / 2], const std::byte* keys_smem,
+                                             const std::byte* rows_smem, int consumer) {
+  using Keys = typename Shared<c>::KeyPanels;
+  using Queries = typename Shared<c>::QueryPanels;
+  const int first_key = c.wide() ? 0 : 64 * consumer;
+  const int first_query = c.wide() ? consumer * c.own_queries() : 0;
+  const TileDescriptor a = Shared<c>::tile(keys_smem + first_key * 128, Keys::panel_bytes);
+  const TileDescriptor b = Shared<c>::tile(rows_smem + first_query * 128, Queries::panel_bytes);
+  forget(x);
+  fence_products();
+#pragma unroll
+  for (int step = 0; step < c.dim / 16; ++step) {
+    const int inside = step % 4 * 2;
+    WarpgroupProduct<T, c.own_queries()>::from_shared(x, a + step / 4 * (Keys::panel_bytes / 16) + inside,
+                                                      b + step / 4 * (Queries::panel_bytes / 16) + inside,
+                                                      step > 0);
+  }
+  commit_products();
+}
+
 }  // namespace tilewise::cuda::wgmma_tma
