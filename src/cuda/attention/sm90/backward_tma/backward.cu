@@ -74,6 +74,36 @@ Workspace workspace_of(const AttentionCall& call, Arena& arena) {
   return workspace;
 }
 
+/// The mask as TMA takes it: itself, or room for a copy whose rows begin at multiples of 16 bytes. Dimensions
+/// along which it is repeated are copied once.
+MaskView aligned_mask_of(const AttentionCall& call, Arena& arena) {
+  const AttentionProblem& problem = call.problem;
+  MaskView mask = call.mask;
+  if (problem.features.mask == MaskKind::none || problem.aligned_mask) return mask;
+  const auto size = static_cast<std::int64_t>(size_of(mask.dtype));
+  for (int n = 0; n < 3; ++n) {
+    if (mask.stride[n] == 0) mask.extent[n] = 1;
+  }
+  mask.extent[3] = problem.length_k;
+  mask.stride[3] = 1;
+  const std::int64_t row_bytes = (problem.length_k * size + 15) / 16 * 16;
+  std::int64_t stride = row_bytes / size;
+  for (int n = 2; n >= 0; --n) {
+    mask.stride[n] = mask.extent[n] == 1 ? 0 : stride;
+    stride *= mask.extent[n];
+  }
+  mask.data = arena.take<std::byte>(mask.extent[0], mask.extent[1], mask.extent[2], row_bytes);
+  return mask;
+}
+
+void align_mask(const AttentionCall& call, MaskView to, const Launch& how) {
+  switch (size_of(to.dtype)) {
+    case 1: return launch<align_mask_kernel<std::uint8_t>>(how, call.mask, to);
+    case 2: return launch<align_mask_kernel<std::uint16_t>>(how, call.mask, to);
+    default: return launch<align_mask_kernel<std::uint32_t>>(how, call.mask, to);
+  }
+}
+
 /// Whether the mask's gradient is found by a kernel over pairs, not by that over tiles.
 bool has_dmask_apart(const AttentionProblem& problem) {
   return problem.features.mask_gradient && problem.backward.summed_dmask;
@@ -149,14 +179,14 @@ void list_blocks(const AttentionCall& call, const BlockLists& blocks, cudaStream
   launch<list_blocks_kernel<>>(start("tilewise wgmma backward, lists", rows), blocks, rows);
 }
 
-ScoreParams score_of_call(const AttentionCall& call) {
+ScoreParams score_of_call(const AttentionCall& call, const MaskView& mask) {
   const AttentionFeatures& features = call.problem.features;
   ScoreParams score{.scale = static_cast<float>(features.softcap ? call.scale / call.softcap : call.scale),
                     .cap = static_cast<float>(features.softcap ? call.softcap : 0),
                     .alibi = features.alibi,
                     .alibi_slopes = call.alibi_slopes,
                     .mask = MaskForm::none,
-                    .mask_rows = features.mask != MaskKind::none && call.mask.stride[2] == 0 ? 8 : 64,
+                    .mask_rows = features.mask != MaskKind::none && mask.stride[2] == 0 ? 8 : 64,
                     .dropout = features.dropout,
                     .kept_stages = 0,
                     .kept = call.dropout,
@@ -197,6 +227,7 @@ void run(const AttentionCall& call, const Context& context) {
   const Workspace workspace = workspace_of(call, arena);
   const BlockLists blocks = block_lists_of(call, c, arena);
   const DmaskPlan dmask = dmask_plan_of(call, c, workspace.tiles, arena);
+  const MaskView mask = aligned_mask_of(call, arena);
   const Sizes sizes = sizes_of(call);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const auto stream = static_cast<cudaStream_t>(context.stream);
@@ -211,10 +242,19 @@ void run(const AttentionCall& call, const Context& context) {
 
   if constexpr (c.listed) list_blocks(call, blocks, stream);
   if constexpr (c.general) {
+    if (features.mask != MaskKind::none && !problem.aligned_mask) {
+      const std::int64_t chunks =
+          mask.extent[0] * mask.extent[1] * mask.extent[2] *
+          ((problem.length_k * static_cast<std::int64_t>(size_of(mask.dtype)) + 15) / 16);
+      align_mask(call, mask,
+                 start("tilewise wgmma backward, align mask",
+                       std::min((chunks + row_threads - 1) / row_threads, some_blocks)));
+    }
     if (features.mask_gradient && !has_dmask_apart(problem)) {
-      launch<clear_dmask_kernel<>>(start("tilewise wgmma backward, clear dmask",
-                                         std::min((dmask_elements + row_threads - 1) / row_threads, some_blocks)),
-                                   call.dmask);
+      launch<clear_dmask_kernel<>>(
+          start("tilewise wgmma backward, clear dmask",
+                std::min((dmask_elements + row_threads - 1) / row_threads, some_blocks)),
+          call.dmask);
     }
   }
   launch<delta_kernel<T, row>>(
@@ -257,11 +297,11 @@ void run(const AttentionCall& call, const Context& context) {
                     .score = {}};
   std::size_t shared_bytes = c.shared_bytes();
   if constexpr (c.general) {
-    params.score = score_of_call(call);
+    params.score = score_of_call(call, mask);
     const ScoreParams& score = params.score;
     params.score.blocks = blocks;
     if (blocks.tiled) params.mask = map_of_tiles(call.blocks, 128);
-    if (score.mask != MaskForm::none) params.mask = map_of_mask(call.mask, problem, score.mask_rows, 128);
+    if (score.mask != MaskForm::none) params.mask = map_of_mask(mask, problem, score.mask_rows, 128);
     shared_bytes = c.shared_bytes(score.mask_bytes(c), score.kept_stages);
   }
   PairParams pairs{};
@@ -344,9 +384,6 @@ std::string unsuited_features(const AttentionProblem& problem) {
   if (features.block_mask) return unsuited_blocks(problem);
   if (features.mask == MaskKind::none) return {};
   if (problem.layout == Layout::packed) return "takes no mask of packed sequences";
-  if (!problem.aligned_mask) {
-    return "copies rows of a mask from multiples of 16 bytes, with such strides, alone";
-  }
   if (!features.mask_gradient) return {};
   if (features.softcap) return "takes no mask's gradient with softcap";
   return {};
@@ -383,6 +420,7 @@ std::size_t backward_workspace(const AttentionCall& call) {
   const Workspace workspace = workspace_of(call, arena);
   block_lists_of(call, c, arena);
   dmask_plan_of(call, c, workspace.tiles, arena);
+  aligned_mask_of(call, arena);
   return arena.used();
 }
 

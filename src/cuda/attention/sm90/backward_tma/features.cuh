@@ -115,9 +115,9 @@ __device__ void load_masks(const TileParams& params, const Shared<c>& shared, co
   });
 }
 
-/// Draws the bits of a tile, by `warps` warps. A lane draws four keys of a query, a warp all keys of one query
-/// or two. What follows from the lane's number is computed where it is used: producers have few registers.
-/// `head` counts the heads of all entries.
+/// Draws the bits of a tile, by `warps` warps. A lane draws four keys of a query, a warp all keys of one
+/// query or two. What follows from the lane's number is computed where it is used: producers have few
+/// registers. `head` counts the heads of all entries.
 template <Config c>
 __device__ __forceinline__ void draw_tile(const ScoreParams& score, const volatile Words& words,
                                           std::uint32_t* to_smem, int head, int first_query, int first_key,

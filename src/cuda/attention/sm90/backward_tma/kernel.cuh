@@ -611,13 +611,15 @@ __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_c
         return;
       }
       if (warp == 1) {
-        if (first_lane && (c.listed ? params.score.blocks.tiled : params.score.mask != MaskForm::none))
+        if (first_lane && (c.listed ? params.score.blocks.tiled : params.score.mask != MaskForm::none)) {
+          wait_for_kernel_ahead();  // masks may be copies that are made in this call
           load_masks<c>(params, shared, walk);
+        }
         return;
       }
     }
-    // Q, K, V, dO and masks are older than the kernel ahead, which waited for them; the rows' values are what
-    // it writes.
+    // Q, K, V and dO are older than the kernel ahead, which waited for them; the rows' values are what it
+    // writes.
     if (warp != 0 || !first_lane) return;
     wait_for_kernel_ahead();
     load_queries<c>(params, shared, walk);

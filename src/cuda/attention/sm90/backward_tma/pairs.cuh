@@ -59,8 +59,7 @@ struct PairJob {
     const Entry entry = Entry::of(sizes, job.b);
     const std::int64_t first = std::int64_t{job.tile} * c.queries + entry.offset;
     const std::int64_t low = max(std::int64_t{0}, first - sizes.left);
-    const std::int64_t high =
-        min(static_cast<std::int64_t>(entry.length_k), first + c.queries + sizes.right);
+    const std::int64_t high = min(static_cast<std::int64_t>(entry.length_k), first + c.queries + sizes.right);
     job.key_tile = static_cast<int>(low / c.keys);
     job.key_tiles = max(0, static_cast<int>((high + c.keys - 1) / c.keys) - job.key_tile);
     job.end = job.key_tiles;
@@ -82,8 +81,7 @@ struct PairJob {
     job.heads = sizes.heads_q / jobs.heads;
     job.tiles = tiles / jobs.tiles;
     job.key_tiles = (sizes.length_k + c.keys - 1) / c.keys / jobs.key_tiles;
-    const std::int64_t count =
-        std::int64_t{sizes.batch / jobs.batch} * job.heads * job.tiles * job.key_tiles;
+    const std::int64_t count = std::int64_t{sizes.batch / jobs.batch} * job.heads * job.tiles * job.key_tiles;
     job.begin = count * index / jobs.splits;
     job.end = count * (index + 1) / jobs.splits;
     return job;
@@ -296,7 +294,7 @@ __device__ void draw_pairs(const PairParams& params, const PairShared<c>& shared
 /// Computes P and dP of the tiles, laid out as in the kernel over tiles, and sums.
 template <typename T, Config c, PairSum sum>
 struct PairConsumer {
-  static constexpr int size = c.own_queries() / 2;      ///< of a lane's pairs
+  static constexpr int size = c.own_queries() / 2;         ///< of a lane's pairs
   static constexpr int query_count = c.own_queries() / 4;  ///< of a lane's queries: 8j + e is number 2j + e
 
   const PairParams& params;

@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(row_threads) dq_kernel(const __grid_constant__
 template <int row>
 __global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant__ SinkParams params) {
   constexpr Config c = rows[row];
-  __shared__ float sums_smem[row_threads];
+  __shared__ double sums_smem[row_threads];
   wait_for_kernel_ahead();
   let_kernel_behind_begin();
   const Sizes& sizes = params.sizes;
@@ -153,11 +153,12 @@ __global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant
   const int thread = static_cast<int>(threadIdx.x);
   const auto sink = static_cast<float>(params.sinks.at(0, head));
   const std::int64_t count = std::int64_t{workspace.tiles} * c.queries;
-  float sum = 0;
+  double sum = 0;  // rows are many, and where a sink has all weight their terms are exact
   for (int b = 0; b < (sizes.packed ? 1 : sizes.batch); ++b) {
     const std::int64_t first = (std::int64_t{b} * sizes.heads_q + head) * count;
     for (std::int64_t n = first + thread; n < first + count; n += row_threads) {
-      sum -= exp2f(fmaf(sink - workspace.lse[n], log2e, workspace.offset[n])) * workspace.delta[n];
+      const float weight = exp2f(fmaf(sink - workspace.lse[n], log2e, workspace.offset[n]));
+      sum -= static_cast<double>(weight * workspace.delta[n]);
     }
   }
   sums_smem[thread] = sum;
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant
     if (thread < half) sums_smem[thread] += sums_smem[thread + half];
     __syncthreads();  // half of them are left
   }
-  if (thread == 0) params.dsinks[head * params.stride] = sums_smem[0];
+  if (thread == 0) params.dsinks[head * params.stride] = static_cast<float>(sums_smem[0]);
 }
 
 /// Writes what a row of query blocks lists into the lists of its key blocks, a warp a row. The lists are
@@ -226,6 +227,30 @@ __global__ void __launch_bounds__(row_threads)
     }
   }
   if (lane == 0) blocks.counts[row] = count;
+}
+
+/// A mask of any strides to rows that begin at multiples of 16 bytes, 16 bytes a thread.
+template <typename Element>
+__global__ void __launch_bounds__(row_threads)
+    align_mask_kernel(const __grid_constant__ MaskView from, const __grid_constant__ MaskView to) {
+  constexpr int each = 16 / sizeof(Element);
+  wait_for_kernel_ahead();
+  let_kernel_behind_begin();
+  const std::int64_t chunks = (to.extent[3] + each - 1) / each;
+  const std::int64_t count = to.extent[0] * to.extent[1] * to.extent[2] * chunks;
+  for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < count;
+       n += std::int64_t{gridDim.x} * row_threads) {
+    const std::int64_t j = n % chunks * each, i = n / chunks % to.extent[2];
+    const std::int64_t bh = n / chunks / to.extent[2];
+    const std::int64_t b = bh / to.extent[1], h = bh % to.extent[1];
+    alignas(16) Element elements[each];
+#pragma unroll
+    for (int e = 0; e < each; ++e) {
+      elements[e] =
+          j + e < to.extent[3] ? *reinterpret_cast<const Element*>(from.at(b, h, i, j + e)) : Element{};
+    }
+    reinterpret_cast<uint4*>(to.data)[n] = *reinterpret_cast<const uint4*>(elements);
+  }
 }
 
 /// Clears a mask's gradient, of any strides: pairs that nobody sees have none.
