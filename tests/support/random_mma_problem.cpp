@@ -113,6 +113,22 @@ void drop_features(RandomProblem& p) {
   p.blocks = {};
 }
 
+/// A block mask of blocks that the kernels of wgmma take, or one of padding: an entry's queries share a row.
+void make_blocks_of_tiles(Random& rng, RandomProblem& p) {
+  const auto block = [&](std::int64_t length) {
+    return rng.pick<std::int64_t>({64, 128, 128, 128, 256, length, 4 * length});
+  };
+  p.blocks.block_q = block(p.length_q);
+  p.blocks.block_k = block(p.length_k);
+  make_blocks(rng, p);
+  Buffer& tiles = p.blocks.tiles;
+  if (!tiles.given()) return;
+  if (rng.chance(0.5)) tiles = with_aligned_rows(tiles);
+  if (!rng.chance(0.3)) return;
+  tiles = Buffer(DType::boolean, tiles.shape(), {.expanded = {1}});
+  tiles.fill_random(rng);
+}
+
 }  // namespace
 
 RandomProblem random_wgmma_backward_problem(std::uint64_t seed) {
@@ -155,25 +171,13 @@ RandomProblem random_wgmma_features_problem(std::uint64_t seed) {
   make_head_values(rng, problem, magnitudes);
   problem.blocks = {};
   problem.logit_scale = {};
-  if (pair_rows || (problem.layout == Layout::dense && other.chance(0.3))) {
-    make_additive_mask(other, problem, magnitudes);
-  } else if (problem.layout == Layout::dense && other.chance(0.25)) {
-    problem.mask = {};
-    problem.options.dropout = {};
-    problem.options.deterministic = false;
-    const auto block = [&](std::int64_t length) {
-      return other.pick<std::int64_t>({64, 128, 128, 128, 256, length, 4 * length});
-    };
-    problem.blocks.block_q = block(problem.length_q);
-    problem.blocks.block_k = block(problem.length_k);
-    make_blocks(other, problem);
-    if (problem.blocks.tiles.given()) problem.blocks.tiles = with_aligned_rows(problem.blocks.tiles);
-  }
+  const bool dense = problem.layout == Layout::dense;
+  if (pair_rows || (dense && other.chance(0.3))) make_additive_mask(other, problem, magnitudes);
+  if (dense && other.chance(0.3)) make_blocks_of_tiles(other, problem);
   const bool whole_rows = problem.mask.given() && !problem.mask.shape().empty() &&
                           problem.mask.shape().back() == problem.length_k;
   if (whole_rows && other.chance(0.5)) problem.mask = with_aligned_rows(problem.mask);
   choose_asked(rng, problem);
-  if (problem.asked.dmask) problem.options.softcap = 0;
   return problem;
 }
 

@@ -106,7 +106,7 @@ void align_mask(const AttentionCall& call, MaskView to, const Launch& how) {
 
 /// Whether the mask's gradient is found by a kernel over pairs, not by that over tiles.
 bool has_dmask_apart(const AttentionProblem& problem) {
-  return problem.features.mask_gradient && problem.backward.summed_dmask;
+  return problem.features.mask_gradient && (problem.backward.summed_dmask || problem.features.softcap);
 }
 
 struct DmaskPlan {
@@ -150,7 +150,7 @@ BlockLists block_lists_of(const AttentionCall& call, const Config& c, Arena& are
   blocks.query_blocks = static_cast<int>((call.problem.length_q + view.block_q - 1) / view.block_q);
   blocks.keys = static_cast<int>(view.block_k);
   blocks.query_tiles = static_cast<int>((view.block_q + c.queries - 1) / c.queries);
-  blocks.tiled = view.tile_ids.data != nullptr && view.tile_count > 0;
+  blocks.key_tiles = static_cast<int>((view.block_k + c.keys - 1) / c.keys);
   const std::int64_t heads = shared(1) ? 1 : call.problem.heads_q;
   const std::int64_t batch = shared(0) ? 1 : call.problem.batch;
   blocks.stride_h = shared(1) ? 0 : blocks.key_blocks;
@@ -158,16 +158,28 @@ BlockLists block_lists_of(const AttentionCall& call, const Config& c, Arena& are
   const std::int64_t rows = batch * heads * blocks.key_blocks;
   blocks.lists = arena.take<int2>(rows, blocks.query_blocks);
   blocks.counts = arena.take<std::int32_t>(rows);
+  if (has_dmask_apart(call.problem)) blocks.states = arena.take<std::int32_t>(rows, blocks.query_blocks);
+  if (call.dq.wanted && call.deterministic)
+    blocks.before = arena.take<std::int32_t>(rows, blocks.query_blocks);
+  if (view.tile_ids.data == nullptr || view.tile_count == 0) return blocks;
+  blocks.one_row = view.tile_stride[1] == 0;
+  blocks.bits = arena.take<std::uint32_t>(view.tile_count, blocks.one_row ? 1 : blocks.query_tiles,
+                                          blocks.key_tiles, blocks.bit_words(c));
   return blocks;
 }
 
-void list_blocks(const AttentionCall& call, const BlockLists& blocks, cudaStream_t stream) {
+template <int row>
+void list_blocks(const AttentionCall& call, const BlockLists& blocks, std::int64_t some_blocks,
+                 cudaStream_t stream) {
   const std::int64_t heads = blocks.stride_h == 0 ? 1 : call.problem.heads_q;
   const std::int64_t batch = blocks.stride_b == 0 ? 1 : call.problem.batch;
   const std::int64_t rows = batch * heads * blocks.key_blocks;
-  check_cuda(cudaMemsetAsync(blocks.lists, 0x80,
-                             static_cast<std::size_t>(rows * blocks.query_blocks) * sizeof(int2), stream),
-             "tilewise wgmma backward, blocks");
+  const auto entries = static_cast<std::size_t>(rows * blocks.query_blocks);
+  const auto clear = [&](void* data, std::size_t bytes) {
+    check_cuda(cudaMemsetAsync(data, 0x80, bytes, stream), "tilewise wgmma backward, blocks");
+  };
+  clear(blocks.lists, entries * sizeof(int2));
+  if (blocks.states != nullptr) clear(blocks.states, entries * sizeof(std::int32_t));
   const auto start = [&](const char* name, std::int64_t warps) {
     return Launch{.name = name,
                   .blocks = (warps * 32 + row_threads - 1) / row_threads,
@@ -176,7 +188,25 @@ void list_blocks(const AttentionCall& call, const BlockLists& blocks, cudaStream
   };
   launch<note_blocks_kernel<>>(start("tilewise wgmma backward, blocks", batch * heads * blocks.query_blocks),
                                call.blocks, blocks, static_cast<int>(batch), static_cast<int>(heads));
+  if (blocks.before != nullptr) {
+    launch<count_blocks_kernel<>>(
+        start("tilewise wgmma backward, count blocks", (batch * heads * blocks.query_blocks + 31) / 32),
+        blocks, batch * heads);
+  }
+  if (blocks.bits != nullptr) {
+    constexpr Config c = wgmma_tma::rows[row];
+    const std::int64_t words = call.blocks.tile_count * blocks.key_tiles * c.kept_words() *
+                               (blocks.one_row ? 1 : blocks.query_tiles * (c.queries / 32));
+    launch<block_bits_kernel<row>>(
+        start("tilewise wgmma backward, bits", std::min(words, some_blocks * (row_threads / 32))),
+        call.blocks, blocks);
+  }
   launch<list_blocks_kernel<>>(start("tilewise wgmma backward, lists", rows), blocks, rows);
+}
+
+/// Stages of dropout's bits. A mask of f32 leaves room for one.
+int kept_stages_of(const AttentionProblem& problem) {
+  return !problem.features.dropout ? 0 : problem.f32_mask ? 1 : 2;
 }
 
 ScoreParams score_of_call(const AttentionCall& call, const MaskView& mask) {
@@ -188,7 +218,7 @@ ScoreParams score_of_call(const AttentionCall& call, const MaskView& mask) {
                     .mask = MaskForm::none,
                     .mask_rows = features.mask != MaskKind::none && mask.stride[2] == 0 ? 8 : 64,
                     .dropout = features.dropout,
-                    .kept_stages = 0,
+                    .kept_stages = kept_stages_of(call.problem),
                     .kept = call.dropout,
                     .dmask = {},
                     .blocks = {}};
@@ -196,7 +226,6 @@ ScoreParams score_of_call(const AttentionCall& call, const MaskView& mask) {
   if (features.mask == MaskKind::additive) {
     score.mask = call.mask.dtype == DType::f32 ? MaskForm::single : MaskForm::half;
   }
-  if (features.dropout) score.kept_stages = score.mask == MaskForm::single ? 1 : 2;
   if (features.mask_gradient && !has_dmask_apart(call.problem)) {
     score.dmask = {.data = call.dmask.data, .dtype = call.dmask.dtype, .stride = {}};
     const auto size = static_cast<std::int64_t>(size_of(call.dmask.dtype));
@@ -240,7 +269,7 @@ void run(const AttentionCall& call, const Context& context) {
   const std::int64_t(&extent)[4] = call.dmask.extent;
   const std::int64_t dmask_elements = extent[0] * extent[1] * extent[2] * extent[3];
 
-  if constexpr (c.listed) list_blocks(call, blocks, stream);
+  if constexpr (c.listed) list_blocks<row>(call, blocks, some_blocks, stream);
   if constexpr (c.general) {
     if (features.mask != MaskKind::none && !problem.aligned_mask) {
       const std::int64_t chunks =
@@ -300,12 +329,11 @@ void run(const AttentionCall& call, const Context& context) {
     params.score = score_of_call(call, mask);
     const ScoreParams& score = params.score;
     params.score.blocks = blocks;
-    if (blocks.tiled) params.mask = map_of_tiles(call.blocks, 128);
     if (score.mask != MaskForm::none) params.mask = map_of_mask(mask, problem, score.mask_rows, 128);
     shared_bytes = c.shared_bytes(score.mask_bytes(c), score.kept_stages);
   }
   PairParams pairs{};
-  if constexpr (c.general && !c.listed) {
+  if constexpr (c.general) {
     if (has_dmask_apart(problem)) {
       pairs = {.tile = params,
                .sinks = features.sinks ? call.sinks : HeadValues{},
@@ -314,7 +342,10 @@ void run(const AttentionCall& call, const Context& context) {
                .partial = dmask.partial,
                .reloads_mask = true,
                .jobs = dmask.jobs};
-      run_pairs<T, row, PairSum::delta>("tilewise wgmma backward, pairs' delta", query_tiles, pairs, stream);
+      if (problem.backward.summed_dmask) {
+        run_pairs<T, row, PairSum::delta>("tilewise wgmma backward, pairs' delta", query_tiles, pairs,
+                                          stream);
+      }
     }
   }
   launch<tile_kernel<T, row>>({.name = "tilewise wgmma backward, tiles",
@@ -329,7 +360,7 @@ void run(const AttentionCall& call, const Context& context) {
     launch<dq_kernel<T, row>>(start("tilewise wgmma backward, dq", query_tiles),
                               DqParams{sizes, call.dq, workspace, scale});
   }
-  if constexpr (c.general && !c.listed) {
+  if constexpr (c.general) {
     if (has_dmask_apart(problem)) {
       // A tile of elements has one part of the mask, unless queries or keys share elements.
       pairs.reloads_mask = extent[2] == 1 || extent[3] == 1;
@@ -361,9 +392,6 @@ void run_row(const AttentionCall& call, const Context& context) {
 
 std::string unsuited_blocks(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  if (features.mask != MaskKind::none || features.dropout)
-    return "takes no mask and no dropout beside a block mask";
-  if (problem.backward.deterministic) return "adds dq of a block mask in no fixed order";
   const Config& c = rows[row_of(problem)];
   const auto suits = [](std::int64_t block, std::int64_t all, int tile) {
     return block % tile == 0 || block >= all;
@@ -373,20 +401,18 @@ std::string unsuited_blocks(const AttentionProblem& problem) {
     return "takes block masks of blocks of multiples of " + std::to_string(c.queries) + " queries and " +
            std::to_string(c.keys) + " keys, or of all";
   }
-  if (!problem.aligned_tiles) {
-    return "copies rows of a block mask's tiles from multiples of 16 bytes, with such strides, alone";
+  if (problem.f32_mask && features.dropout &&
+      c.shared_bytes(c.mask_bytes(4), kept_stages_of(problem)) > most_shared_bytes) {
+    return "has no shared memory for a block mask, a mask of f32 and dropout with head dims of 65 to 128";
   }
   return {};
 }
 
 std::string unsuited_features(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  if (features.block_mask) return unsuited_blocks(problem);
-  if (features.mask == MaskKind::none) return {};
-  if (problem.layout == Layout::packed) return "takes no mask of packed sequences";
-  if (!features.mask_gradient) return {};
-  if (features.softcap) return "takes no mask's gradient with softcap";
-  return {};
+  if (features.mask != MaskKind::none && problem.layout == Layout::packed)
+    return "takes no mask of packed sequences";
+  return features.block_mask ? unsuited_blocks(problem) : "";
 }
 
 }  // namespace

@@ -24,6 +24,16 @@ namespace tilewise::cuda::wgmma_tma {
 // S and dP are transposed: element 4j + 2h + e of a lane 4g + t is key g + 8h of its warp's 16, query 8j + 2t
 // + e.
 
+/// Whether a tile has a mask or bits of a block mask, and the how-manieth of these it is.
+template <Config c>
+__device__ __forceinline__ bool has_mask(const ScoreParams& score, const Step& step) {
+  return score.mask != MaskForm::none || (c.listed && step.block >= 0);
+}
+template <Config c>
+__device__ __forceinline__ int mask_number(const Step& step) {
+  return c.listed ? step.masked : step.n;
+}
+
 /// The loop over tiles, as every role walks it. Of a list the next entry is read before the tiles of this
 /// one.
 template <Config c, typename Body>
@@ -50,7 +60,7 @@ __device__ __forceinline__ void for_each_tile(const TileParams& params, const Wa
           step.tile = tile;
           body(step);
           ++step.n;
-          if (step.block >= 0) ++step.masked;
+          if (has_mask<c>(params.score, step)) ++step.masked;
         }
       }
     } else {
@@ -71,16 +81,6 @@ struct FewStages {
   __device__ FewStages(int n, int stages)
       : stage(n & (stages - 1)), parity(static_cast<std::uint32_t>(n >> (stages - 1)) & 1) {}
 };
-
-/// Whether a tile has a mask, and the how-manieth that is.
-template <Config c>
-__device__ __forceinline__ bool has_mask(const ScoreParams& score, const Step& step) {
-  return c.listed ? step.block >= 0 : score.mask != MaskForm::none;
-}
-template <Config c>
-__device__ __forceinline__ int mask_number(const Step& step) {
-  return c.listed ? step.masked : step.n;
-}
 
 /// Has a tile's mask copied, from query and key on; `barrier` expects mask_box_bytes().
 template <Config c>
@@ -103,33 +103,41 @@ __device__ void load_masks(const TileParams& params, const Shared<c>& shared, co
   for_each_tile<c>(params, walk, [&](const Step& step) {
     if (!has_mask<c>(score, step)) return;
     wait(shared.mask_empty, FewStages(mask_number<c>(step), 1).parity ^ 1);
-    arrive_expecting(shared.mask_full, mask_box_bytes<c>(score));
-    if constexpr (c.listed) {
-      const BlockLists& blocks = score.blocks;
-      copy_box(shared.mask, params.mask, shared.mask_full, walk.first_key % blocks.keys,
-               step.tile % blocks.query_tiles * c.queries, step.block, 0);
-    } else {
+    const bool masked = score.mask != MaskForm::none, listed = c.listed && step.block >= 0;
+    const int bit_bytes = listed ? score.blocks.bit_words(c) * 4 : 0;
+    arrive_expecting(shared.mask_full, (masked ? mask_box_bytes<c>(score) : 0) + bit_bytes);
+    if (masked) {
       copy_mask<c>(params, shared.mask, shared.mask_full, walk.first_key, step.tile * c.queries, step.head_q,
                    walk.entry.b);
+    }
+    if (listed) {
+      copy_bytes(shared.seen, score.blocks.bits_of(c, step.block, step.tile, walk.first_key / c.keys),
+                 bit_bytes, shared.mask_full);
     }
   });
 }
 
+/// Where dropout counts the pairs of a tile from.
+struct DrawnTile {
+  int first_key, first_query;
+  int head;  ///< among the heads of all entries
+};
+
 /// Draws the bits of a tile, by `warps` warps. A lane draws four keys of a query, a warp all keys of one
-/// query or two. What follows from the lane's number is computed where it is used: producers have few
-/// registers. `head` counts the heads of all entries.
-template <Config c>
+/// query or two. What follows from the lane's number, and of which tile it is, is found where it is used:
+/// producers have few registers.
+template <Config c, typename Which>
 __device__ __forceinline__ void draw_tile(const ScoreParams& score, const volatile Words& words,
-                                          std::uint32_t* to_smem, int head, int first_query, int first_key,
-                                          int warp, int warps) {
+                                          std::uint32_t* to_smem, const Which& which, int warp, int warps) {
   constexpr int lanes = c.keys / 4;  // of a query
   constexpr int at_once = 32 / lanes;
 #pragma unroll 1
   for (int r = warp * at_once; r < c.queries; r += warps * at_once) {
     const auto counter = [&](int lane) -> std::array<std::uint32_t, 4> {
-      return {static_cast<std::uint32_t>(first_key / 4 + lane % lanes),
-              static_cast<std::uint32_t>(first_query + r + lane / lanes), static_cast<std::uint32_t>(head),
-              words.stream};
+      const DrawnTile tile = which();
+      return {static_cast<std::uint32_t>(tile.first_key / 4 + lane % lanes),
+              static_cast<std::uint32_t>(tile.first_query + r + lane / lanes),
+              static_cast<std::uint32_t>(tile.head), words.stream};
     };
     const auto drawn = philox(counter(lane_now()), {words.key_low, words.key_high});
     std::uint32_t bits = 0;
@@ -148,11 +156,18 @@ __device__ __forceinline__ void draw_tile(const ScoreParams& score, const volati
 template <Config c>
 __device__ void draw_kept(const TileParams& params, const Shared<c>& shared, const Walk& walk, int warp,
                           int warps) {
+  // Both warps write the same.
+  shared.words->first_key = walk.first_key;
+  shared.words->first_head = walk.entry.b * params.sizes.heads_q;
+  __syncwarp();
   for_each_tile<c>(params, walk, [&](const Step& step) {
     const FewStages at(step.n, params.score.kept_stages);
     wait(shared.kept_empty + at.stage, at.parity ^ 1);
-    draw_tile<c>(params.score, *shared.words, shared.kept + at.stage * c.kept_words() * c.queries,
-                 walk.entry.b * params.sizes.heads_q + step.head_q, step.tile * c.queries, walk.first_key,
+    const auto which = [&]() -> DrawnTile {
+      const volatile Words& words = *shared.words;
+      return {words.first_key, step.tile * c.queries, words.first_head + step.head_q};
+    };
+    draw_tile<c>(params.score, *shared.words, shared.kept + at.stage * c.kept_words() * c.queries, which,
                  warp, warps);
     if (lane_now() == 0) arrive(shared.kept_full + at.stage);
   });
@@ -186,6 +201,7 @@ struct TileFacts {
   int distance;  ///< i + Sk − Sq − j of the lane's first key and query
   Visible visible;
   int key_count;
+  std::uint32_t seen = ~0u;  ///< listed: the lane's pairs that the block mask shows
 
   /// Bytes from a query of the mask's boxes to that eight queries behind.
   __device__ int eight_rows() const { return score.mask_rows == 64 ? 8 * 128 : 0; }
@@ -272,6 +288,12 @@ __device__ __forceinline__ void weigh_general(float (&s)[c.own_queries() / 2], c
           if (tile.hidden(j, e)) x[e] = minus_infinity;
         }
       }
+      if (c.listed && tile.seen != ~0u) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if ((tile.seen >> (4 * j + e) & 1) == 0) x[e] = minus_infinity;
+        }
+      }
       const float2 lse = *reinterpret_cast<const float2*>(tile.lse_smem + 8 * j);
       const float2 offset = *reinterpret_cast<const float2*>(tile.offset_smem + 8 * j);
       float p[4];
@@ -289,7 +311,9 @@ __device__ __forceinline__ void weigh_general(float (&s)[c.own_queries() / 2], c
 template <typename T, Config c, typename Take>
 __device__ __forceinline__ void weigh_general(MaskForm form, float (&s)[c.own_queries() / 2],
                                               const TileFacts<c>& tile, const Take& take) {
-  if (form == MaskForm::boolean) {
+  if (c.listed && form == MaskForm::none) {
+    weigh_general<T, MaskForm::none, c>(s, tile, take);
+  } else if (form == MaskForm::boolean) {
     weigh_general<T, MaskForm::boolean, c>(s, tile, take);
   } else if (form == MaskForm::half) {
     weigh_general<T, MaskForm::half, c>(s, tile, take);
@@ -315,6 +339,15 @@ __device__ __forceinline__ std::uint32_t kept_pairs(const std::uint32_t* kept_sm
     }
   }
   return kept;
+}
+
+/// The same of a block mask's bits.
+template <Config c>
+__device__ __forceinline__ std::uint32_t seen_pairs(const BlockLists& blocks, const std::uint32_t* seen_smem,
+                                                    const LanePlace<c>& place) {
+  if (!blocks.one_row) return kept_pairs<c>(seen_smem, place);
+  const std::uint32_t keys = seen_smem[place.key / 32] >> place.first_key() % 32;
+  return ((keys & 1) * 3 | (keys >> 8 & 1) * 12) * 0x11111111u;
 }
 
 /// The mask's gradient takes dS before it is rounded.

@@ -269,7 +269,14 @@ struct Consumer {
     std::uint32_t* added = workspace.added == nullptr
                                ? nullptr
                                : workspace.added + at * c.dq_chunks() + c.dim / 16 * half + chunk;
-    const std::uint32_t rank = added == nullptr ? 0 : walk.template rank<c>(params.sizes, tile);
+    std::uint32_t rank = 0;
+    if (added != nullptr) {
+      if constexpr (c.listed) {
+        rank = walk.template listed_rank<c>(params.sizes, params.score.blocks, head_q, tile);
+      } else {
+        rank = walk.template rank<c>(params.sizes, tile);
+      }
+    }
     if (added != nullptr) await_flag(added, rank);
     add_floats(workspace.dq + eights * 128, from, c.warp_dq_floats * 4);
     commit_stores();
@@ -309,7 +316,7 @@ struct Consumer {
       arrive_once(shared.kept_empty + at.stage);
     }
     const Entry& entry = walk.entry;
-    const TileFacts<c> facts{
+    TileFacts<c> facts{
         .score = score,
         .mask_smem = shared.mask,
         .lse_smem = shared.lse + stage * c.queries + place.first_query(),
@@ -335,11 +342,8 @@ struct Consumer {
       return kept;
     }
     wait(shared.mask_full, FewStages(mask_number<c>(step), 1).parity);
-    if constexpr (c.listed) {
-      weigh_general<T, MaskForm::boolean, c>(s, facts, take);
-    } else {
-      weigh_general<T, c>(score.mask, s, facts, take);
-    }
+    if (c.listed && step.block >= 0) facts.seen = seen_pairs<c>(score.blocks, shared.seen, place);
+    weigh_general<T, c>(score.mask, s, facts, take);
     arrive_once(shared.mask_empty);
     return kept;
   }
@@ -405,11 +409,11 @@ struct Consumer {
 
   /// Tile n of the walk, where consumers have keys of their own.
   __device__ __forceinline__ void run_tile(const Step& step, const At& at) {
-    const int head_q = step.head_q, tile = step.tile, n = step.n;
+    const int n = step.n;
     const bool has_dq = !c.dq_in_turn() || n % 2 == group;
     Scores s, dp;
     Fragments weights, ds;
-    const Tile of = begin_tile(s, tile, n, at);
+    const Tile of = begin_tile(s, step.tile, n, at);
     if constexpr (c.general) {
       // Beside the rules of scores there are no registers for dP. It is computed together with dV.
       wait_products<0>();  // S
@@ -420,7 +424,7 @@ struct Consumer {
       start_sums(dv, weights, of.d_o, n > 0);
       wait_products<1>();  // dP
       pin(dp);
-      differentiate_with_features(ds, s, dp, of.delta, kept, head_q, tile);
+      differentiate_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
       store_pairs(of.ds, ds);
       fence_async_proxy();
       pin(ds);
@@ -457,7 +461,7 @@ struct Consumer {
     wait_products<1>();  // dQ
     if (has_dq) {
       pin(dq);
-      send_dq(dq, head_q, tile, key_panel);
+      send_dq(dq, step.head_q, step.tile, key_panel);
     }
     wait_products<0>();  // dK
     arrive_once(shared.q_empty + at.q.stage());
@@ -465,10 +469,10 @@ struct Consumer {
 
   /// Tile n of the walk, where consumers have queries of their own for S and dP, and dims for the rest.
   __device__ __forceinline__ void run_wide_tile(const Step& step, const At& at) {
-    const int head_q = step.head_q, tile = step.tile, n = step.n;
+    const int n = step.n;
     Scores s, dp;
     Fragments weights, ds;
-    const Tile of = begin_tile(s, tile, n, at);
+    const Tile of = begin_tile(s, step.tile, n, at);
     start_scores<T, c>(dp, shared.v, of.d_o, group);
     wait_products<1>();  // S
     pin(s);
@@ -483,7 +487,7 @@ struct Consumer {
     wait_products<0>();  // dP
     pin(dp);
     if constexpr (c.general) {
-      differentiate_with_features(ds, s, dp, of.delta, kept, head_q, tile);
+      differentiate_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
     } else {
       differentiate(s, dp, of.delta, ds);
     }
@@ -501,14 +505,14 @@ struct Consumer {
     start_wide_sums(dk, of.ds, of.q, n > 0);
     wait_products<1>();  // dQ
     pin(dq);
-    send_dq(dq, head_q, tile, 2 * group);
+    send_dq(dq, step.head_q, step.tile, 2 * group);
     fence_products();
     start_dq(dq, of.ds, 2 * group + 1, 0);
     wait_products<1>();  // dK
     arrive_once(shared.q_empty + at.q.stage());
     wait_products<0>();  // dQ
     pin(dq);
-    send_dq(dq, head_q, tile, 2 * group + 1);
+    send_dq(dq, step.head_q, step.tile, 2 * group + 1);
   }
 
   __device__ __forceinline__ void run() {
@@ -611,7 +615,7 @@ __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_c
         return;
       }
       if (warp == 1) {
-        if (first_lane && (c.listed ? params.score.blocks.tiled : params.score.mask != MaskForm::none)) {
+        if (first_lane && params.score.has_masks()) {
           wait_for_kernel_ahead();  // masks may be copies that are made in this call
           load_masks<c>(params, shared, walk);
         }

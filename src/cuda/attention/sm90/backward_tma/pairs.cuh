@@ -32,13 +32,14 @@ enum class PairSum { delta, dmask };
 struct PairStages {
   static constexpr int k = 2;      ///< of K and V
   static constexpr int steps = 2;  ///< tiles that are told ahead
-  static constexpr int q(const Config& c) { return c.wide() ? 1 : 2; }
+  static constexpr int q(const Config& c) { return c.wide() || (c.listed && c.dim > 64) ? 1 : 2; }
 };
 
 /// A tile of pairs.
 struct PairStep {
   int b, head_q, tile, first_key;
   int length_k;  ///< of the entry
+  int block;     ///< the tile of the block mask, or block_full
   bool loads_q, loads_k;
   static constexpr int end = -1;  ///< in the place of a tile
 };
@@ -111,6 +112,7 @@ struct PairShared {
   std::byte* q;         ///< q_stages x [queries, dim]
   std::byte* d_o;       ///< the same
   std::byte* mask;      ///< boxes of [queries, 128 bytes of keys]
+  std::uint32_t* seen;  ///< listed: [kept_words, queries], or four words
   std::uint32_t* kept;  ///< [kept_words, queries]
   float* lse;           ///< q_stages x [queries]
   float* offset;        ///< the same
@@ -123,17 +125,20 @@ struct PairShared {
   Mbarrier* step_empty;
   Mbarrier* mask_full;
   Mbarrier* mask_empty;
+  Mbarrier* seen_full;
+  Mbarrier* seen_empty;
   Mbarrier* kept_full;
   Mbarrier* kept_empty;
   Words* words;
   PairStep* steps;
 
-  static constexpr int barriers = 2 * (q_stages + PairStages::k + PairStages::steps) + 4;
+  static constexpr int seen_bytes = c.listed ? c.kept_bytes() : 0;
+  static constexpr int barriers = 2 * (q_stages + PairStages::k + PairStages::steps) + 6;
   static constexpr int value_bytes = 3 * q_stages * c.queries * 4 + barriers * 8 +
                                      static_cast<int>(sizeof(Words)) +
                                      PairStages::steps * static_cast<int>(sizeof(PairStep));
   static constexpr std::size_t bytes(int mask_bytes, bool dropout) {
-    return 2 * PairStages::k * c.key_bytes() + 2 * q_stages * c.query_bytes() + mask_bytes +
+    return 2 * PairStages::k * c.key_bytes() + 2 * q_stages * c.query_bytes() + mask_bytes + seen_bytes +
            (dropout ? c.kept_bytes() : 0) + value_bytes;
   }
 
@@ -143,8 +148,9 @@ struct PairShared {
         q(v + PairStages::k * c.key_bytes()),
         d_o(q + q_stages * c.query_bytes()),
         mask(d_o + q_stages * c.query_bytes()),
-        kept(reinterpret_cast<std::uint32_t*>(mask + mask_bytes)),
-        lse(reinterpret_cast<float*>(mask + mask_bytes + (dropout ? c.kept_bytes() : 0))),
+        seen(reinterpret_cast<std::uint32_t*>(mask + mask_bytes)),
+        kept(seen + seen_bytes / 4),
+        lse(reinterpret_cast<float*>(kept + (dropout ? c.kept_bytes() / 4 : 0))),
         offset(lse + q_stages * c.queries),
         delta(offset + q_stages * c.queries),
         q_full(reinterpret_cast<Mbarrier*>(delta + q_stages * c.queries)),
@@ -155,7 +161,9 @@ struct PairShared {
         step_empty(step_full + PairStages::steps),
         mask_full(step_empty + PairStages::steps),
         mask_empty(mask_full + 1),
-        kept_full(mask_empty + 1),
+        seen_full(mask_empty + 1),
+        seen_empty(seen_full + 1),
+        kept_full(seen_empty + 1),
         kept_empty(kept_full + 1),
         words(reinterpret_cast<Words*>(kept_empty + 1)),
         steps(reinterpret_cast<PairStep*>(words + 1)) {}
@@ -171,6 +179,7 @@ struct PairShared {
     init(k_full, k_empty, PairStages::k, 1);
     init(step_full, step_empty, PairStages::steps, 1);
     init(mask_full, mask_empty, 1, 1);
+    init(seen_full, seen_empty, 1, 1);
     init(kept_full, kept_empty, 1, drawing_warps);
     fence_barrier_inits();
   }
@@ -206,7 +215,7 @@ __device__ void load_pairs(const PairParams& params, const PairShared<c>& shared
   Ring<PairShared<c>::q_stages> q_at;
   Ring<PairStages::k> k_at;
   Ring<PairStages::steps> step_at;
-  Ring<1> mask_at;
+  Ring<1> mask_at, seen_at;
   PairStep last{.b = -1};
   const auto tell = [&](const PairStep& step) {
     const int at = step_at.stage();
@@ -220,6 +229,13 @@ __device__ void load_pairs(const PairParams& params, const PairShared<c>& shared
     PairStep step = job.step(number, c.keys);
     step.length_k = Entry::of(sizes, step.b).length_k;
     if (!PairBand<c>(sizes, step).any(sizes, step)) continue;
+    if constexpr (c.listed) {
+      const BlockLists& blocks = of.score.blocks;
+      step.block =
+          blocks.states[blocks.row(step.b, step.head_q, step.first_key / blocks.keys) * blocks.query_blocks +
+                        step.tile / blocks.query_tiles];
+      if (step.block < block_full) continue;
+    }
     const int head_kv = step.head_q / sizes.group;
     const bool first = last.b < 0;
     const bool same_entry = step.b == last.b;
@@ -267,6 +283,14 @@ __device__ void load_pairs(const PairParams& params, const PairShared<c>& shared
                    step.b);
       mask_at.advance();
     }
+    if (c.listed && step.block >= 0) {
+      const BlockLists& blocks = of.score.blocks;
+      wait(shared.seen_empty, seen_at.parity() ^ 1);
+      arrive_expecting(shared.seen_full, blocks.bit_words(c) * 4);
+      copy_bytes(shared.seen, blocks.bits_of(c, step.block, step.tile, step.first_key / c.keys),
+                 blocks.bit_words(c) * 4, shared.seen_full);
+      seen_at.advance();
+    }
   }
   tell({.tile = PairStep::end});
 }
@@ -284,9 +308,10 @@ __device__ void draw_pairs(const PairParams& params, const PairShared<c>& shared
     step_at.advance();
     wait(shared.kept_empty, kept_at.parity() ^ 1);
     kept_at.advance();
-    draw_tile<c>(params.tile.score, *shared.words, shared.kept,
-                 step.b * params.tile.sizes.heads_q + step.head_q, step.tile * c.queries, step.first_key,
-                 warp, warps);
+    const auto which = [&]() -> DrawnTile {
+      return {step.first_key, step.tile * c.queries, step.b * params.tile.sizes.heads_q + step.head_q};
+    };
+    draw_tile<c>(params.tile.score, *shared.words, shared.kept, which, warp, warps);
     if (lane_now() == 0) arrive(shared.kept_full);
   }
 }
@@ -318,7 +343,7 @@ struct PairConsumer {
     Ring<PairShared<c>::q_stages> q_next;
     Ring<PairStages::k> k_next;
     Ring<PairStages::steps> step_at;
-    Ring<1> mask_at, kept_at;
+    Ring<1> mask_at, seen_at, kept_at;
     int q = 0, k = 0;
     bool first = true;
 #pragma unroll 1
@@ -353,6 +378,13 @@ struct PairConsumer {
         wait(shared.mask_full, mask_at.parity());
         mask_at.advance();
       }
+      std::uint32_t seen = ~0u;
+      if (c.listed && step.block >= 0) {
+        wait(shared.seen_full, seen_at.parity());
+        seen_at.advance();
+        seen = seen_pairs<c>(score.blocks, shared.seen, place);
+        arrive_once(shared.seen_empty);
+      }
       first = false;
       const PairBand<c> band(of.sizes, step);
       const TileFacts<c> facts{
@@ -365,7 +397,8 @@ struct PairConsumer {
           .distance = step.tile * c.queries + place.first_query() + step.length_k - of.sizes.length_q -
                       (step.first_key + place.first_key()),
           .visible = band.visible,
-          .key_count = band.key_count};
+          .key_count = band.key_count,
+          .seen = seen};
       wait_products<1>();  // S
       pin(s);
       weigh_general<T, c>(score.mask, s, facts, [&](int j, const float(&p)[4], const float(&)[4]) {
