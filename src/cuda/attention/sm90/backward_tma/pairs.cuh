@@ -541,6 +541,7 @@ template <typename T, int row, PairSum sum>
 __global__ void __launch_bounds__(Config::threads, 1) pair_kernel(const __grid_constant__ PairParams params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr Config c = rows[row];
+  static_assert(PairShared<c>::bytes(c.mask_bytes(4), true) <= most_shared_bytes);
   constexpr int drawing_warps = 2;
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
   const ScoreParams& score = params.tile.score;
