@@ -68,7 +68,7 @@ struct AttentionProblem {
   std::int64_t dim_v = 0;
   std::int64_t queries = 0;    ///< a head, of all entries together
   std::int64_t keys = 0;       ///< likewise
-  std::int64_t most_keys = 0;  ///< that length_k and the window leave to a query
+  std::int64_t most_keys = 0;  ///< that length_k and the band leave to a query
   AttentionFeatures features{};
   bool aligned = false;  ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
   bool repeated_values = false;  ///< v has one row for all keys

@@ -129,8 +129,8 @@ void launch_few_rows(const GemmCall& call, const Context& context) {
   if (call.problem.m == 0 || call.problem.n == 0) return;
 #ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
-  call.problem.dtype == DType::f16 ? gemm::few_of<__half>(call, context, gemm::FewTurn::first)
-                                   : gemm::few_of<__nv_bfloat16>(call, context, gemm::FewTurn::first);
+  call.problem.dtype == DType::f16 ? gemm::few_of<__half>(call, context, gemm::InChain::first)
+                                   : gemm::few_of<__nv_bfloat16>(call, context, gemm::InChain::first);
 #else
   static_cast<void>(context);
 #endif

@@ -50,31 +50,4 @@ __device__ __forceinline__ bool meets(const AttentionCall& call, const QueryTile
   return keys.tile != block_hidden;
 }
 
-/// How the keys of a head are cut into tiles that stay inside a key block.
-struct KeyGrid {
-  std::int64_t tiles = 0;
-  std::int64_t tiles_per_block = 0;  ///< with a block mask
-  int size = 0;
-
-  static KeyGrid of(const AttentionCall& call, int size) {
-    const std::int64_t length = call.problem.length_k;
-    if (!call.problem.features.block_mask) return {(length + size - 1) / size, 0, size};
-    const std::int64_t block = call.blocks.block_k;
-    const std::int64_t per_block = (block + size - 1) / size;
-    return {(length + block - 1) / block * per_block, per_block, size};
-  }
-
-  constexpr KeyTile tile(const AttentionCall& call, const Sequence& sequence, std::int64_t index) const {
-    KeyTile keys{.first = index * size, .count = 0, .tile = block_full};
-    std::int64_t end = sequence.length_k;
-    if (tiles_per_block > 0) {
-      const std::int64_t block = index / tiles_per_block;
-      keys.first = block * call.blocks.block_k + index % tiles_per_block * size;
-      end = std::min(end, (block + 1) * call.blocks.block_k);
-    }
-    keys.count = static_cast<int>(std::max<std::int64_t>(std::min<std::int64_t>(size, end - keys.first), 0));
-    return keys;
-  }
-};
-
 }  // namespace tilewise::cuda

@@ -28,42 +28,64 @@ struct QueryTile {
   }
 };
 
-/// How the queries of each head are cut into tiles; a tile stays inside a row of query blocks.
-struct QueryGrid {
+/// How the queries or keys of a head are cut into tiles. With a block mask a tile stays inside a block.
+struct TileGrid {
   std::int64_t tiles = 0;            ///< a head
   std::int64_t tiles_per_block = 0;  ///< with a block mask
   int size = 0;
 
-  static QueryGrid of(const AttentionCall& call, int size) {
-    const std::int64_t length = call.problem.length_q;
+  static TileGrid of(const AttentionCall& call, std::int64_t length, std::int64_t block, int size) {
     if (!call.problem.features.block_mask) return {(length + size - 1) / size, 0, size};
-    const std::int64_t block = call.blocks.block_q;
     const std::int64_t per_block = (block + size - 1) / size;
     return {(length + block - 1) / block * per_block, per_block, size};
   }
 
-  /// The tile of that index; count is 0 or less when it has no queries.
-  constexpr QueryTile tile(const AttentionCall& call, std::int64_t b, std::int64_t h,
-                           std::int64_t index) const {
-    QueryTile query{.b = b, .h = h, .first = index * size, .count = 0, .sequence = call.sequence(b)};
-    std::int64_t end = query.sequence.length_q;
+  struct Span {
+    std::int64_t first;
+    int count;  ///< 0 where the tile of that index has none
+  };
+  constexpr Span span(std::int64_t index, std::int64_t length, const std::int64_t& block_size) const {
+    std::int64_t first = index * size;
+    std::int64_t end = length;
     if (tiles_per_block > 0) {
       const std::int64_t block = index / tiles_per_block;
-      query.first = block * call.blocks.block_q + index % tiles_per_block * size;
-      end = std::min(end, (block + 1) * call.blocks.block_q);
+      first = block * block_size + index % tiles_per_block * size;
+      end = std::min(end, (block + 1) * block_size);
     }
-    query.count =
-        static_cast<int>(std::max<std::int64_t>(std::min<std::int64_t>(size, end - query.first), 0));
-    return query;
+    return {first, static_cast<int>(std::max<std::int64_t>(std::min<std::int64_t>(size, end - first), 0))};
   }
 };
 
-/// Leaves of keys [first, last) one of `parts` equal shares of their tiles of `size`.
-__device__ __forceinline__ void keep_share(std::int64_t& first, std::int64_t& last, const int& size, int part,
-                                           int parts) {
+/// Queries; tiles stay inside a row of query blocks.
+struct QueryGrid : TileGrid {
+  static QueryGrid of(const AttentionCall& call, int size) {
+    return {TileGrid::of(call, call.problem.length_q, call.blocks.block_q, size)};
+  }
+  constexpr QueryTile tile(const AttentionCall& call, std::int64_t b, std::int64_t h,
+                           std::int64_t index) const {
+    const Sequence sequence = call.sequence(b);
+    const Span own = span(index, sequence.length_q, call.blocks.block_q);
+    return {.b = b, .h = h, .first = own.first, .count = own.count, .sequence = sequence};
+  }
+};
+
+/// Keys.
+struct KeyGrid : TileGrid {
+  static KeyGrid of(const AttentionCall& call, int size) {
+    return {TileGrid::of(call, call.problem.length_k, call.blocks.block_k, size)};
+  }
+  constexpr KeyTile tile(const AttentionCall& call, const Sequence& sequence, std::int64_t index) const {
+    const Span own = span(index, sequence.length_k, call.blocks.block_k);
+    return {.first = own.first, .count = own.count, .tile = block_full};
+  }
+};
+
+/// Leaves of keys [first, last) one of `splits` equal shares of their tiles of `size`.
+__device__ __forceinline__ void keep_split_of(std::int64_t& first, std::int64_t& last, const int& size,
+                                              int split, int splits) {
   const std::int64_t tiles = (last - first + size - 1) / size;
-  const std::int64_t share = (tiles + parts - 1) / parts * size;
-  first += part * share;
+  const std::int64_t share = (tiles + splits - 1) / splits * size;
+  first += split * share;
   last = min(last, first + share);
 }
 
@@ -80,8 +102,8 @@ class KeyTiles<false> {
     next_ = range.first;
     end_ = range.last;
   }
-  /// Leaves one of `parts` equal shares of the tiles.
-  __device__ void keep_part(int part, int parts) { keep_share(next_, end_, size_, part, parts); }
+  /// Leaves one of `splits` equal shares of the tiles.
+  __device__ void keep_split(int split, int splits) { keep_split_of(next_, end_, size_, split, splits); }
   __device__ KeyTile next() {
     if (next_ >= end_) return {};
     const KeyTile tile{next_, static_cast<int>(min(static_cast<std::int64_t>(size_), end_ - next_))};
@@ -109,8 +131,8 @@ class KeyTiles<true> {
       lists_ = call.blocks.full_counts.data != nullptr ? 2 : 1;
     }
   }
-  /// Leaves one of `parts` equal shares of the tiles, where there is no block mask.
-  __device__ void keep_part(int part, int parts) { keep_share(next_, end_, size_, part, parts); }
+  /// Leaves one of `splits` equal shares of the tiles, where there is no block mask.
+  __device__ void keep_split(int split, int splits) { keep_split_of(next_, end_, size_, split, splits); }
 
   __device__ KeyTile next() {
     while (next_ >= end_) {

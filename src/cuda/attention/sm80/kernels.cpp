@@ -46,9 +46,18 @@ std::string supports_f32_backward(const AttentionProblem& problem) {
   return {};
 }
 
+// A GPU of 8.6 or 8.9 has room for head dims to 128.
+std::string supports_f32_forward(const AttentionProblem& problem) {
+  const std::size_t needed = mma_f32::forward_shared_bytes(std::max(problem.dim_qk, problem.dim_v));
+  if (device_properties(problem.device.index).shared_bytes < needed) {
+    return "f32 forward needs " + std::to_string(needed) + " bytes of shared memory a block";
+  }
+  return {};
+}
+
 std::string supports_f32(const AttentionProblem& problem) {
   if (const std::string reason = mma_f32::unsuited(problem); !reason.empty()) return reason;
-  return problem.pass == Pass::backward ? supports_f32_backward(problem) : "";
+  return problem.pass == Pass::backward ? supports_f32_backward(problem) : supports_f32_forward(problem);
 }
 
 std::string supports(const AttentionProblem& problem) {
@@ -93,9 +102,9 @@ void launch_on_device(const AttentionCall& call, const Configuration& configurat
     return f32 ? mma_f32::forward(call, configuration.row, context)
                : mma::forward(call, configuration, context);
   }
-  Context rest = context;
-  const AttentionCall ordered = simt::with_ordered_starts(call, rest);
-  (f32 ? mma_f32::backward : mma::backward)(ordered, configuration.row, rest);
+  Context remaining = context;
+  const AttentionCall ordered = simt::with_ordered_starts(call, remaining);
+  (f32 ? mma_f32::backward : mma::backward)(ordered, configuration.row, remaining);
 }
 
 // Backward has three kernels, of which each takes its microseconds: docs/mma.md has from where on that pays.
