@@ -453,6 +453,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   problem.most_keys = most_keys(call);
   problem.aligned = has_aligned_rows(inputs.q) && has_aligned_rows(inputs.k) && has_aligned_rows(inputs.v);
   problem.aligned_mask = !inputs.mask.given() || has_boxes(inputs.mask, problem.length_k);
+  problem.f32_mask = inputs.mask.given() && inputs.mask.dtype == DType::f32;
   problem.block_q = call.blocks.block_q;
   problem.block_k = call.blocks.block_k;
   problem.aligned_tiles =
