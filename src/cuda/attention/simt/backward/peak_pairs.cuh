@@ -2,7 +2,6 @@
 
 #include "cuda/attention/common/backward/peaks.h"
 #include "cuda/attention/simt/backward/stage.cuh"
-#include "cuda/tile/team.cuh"
 
 namespace tilewise::cuda::simt {
 
@@ -68,8 +67,11 @@ __device__ __forceinline__ void add_others(const Stage<C, Side::keys, false>& st
       gradient += element(dscores, n);
     }
   }
-  weight = sum_over<lanes>(weight);
-  gradient = sum_over<lanes>(gradient);
+#pragma unroll
+  for (int apart = lanes / 2; apart > 0; apart /= 2) {  // both at once: each exchange is waited for
+    weight += __shfl_xor_sync(~0u, weight, apart);
+    gradient += __shfl_xor_sync(~0u, gradient, apart);
+  }
   if (lane != 0 || r >= query.count) return;
   const std::int64_t row = query.h * stage.call.rows_q() + stage.call.first_row_q(query.b) + query.first + r;
   atomicAdd(peaks.rest_weight + row, weight);
