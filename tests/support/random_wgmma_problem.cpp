@@ -23,7 +23,8 @@ constexpr std::int64_t least_queries = 8;
 constexpr std::int64_t least_rows_of_large_dims = 1024;    // the same
 constexpr std::int64_t least_rows_of_largest_dims = 8192;  // the same, above 192 and with a block mask
 constexpr double least_pairs_of_largest_dims = 0x1p20;     // the same, above 192
-constexpr std::int64_t largest_dim_with_mask = 128;        // or dropout
+constexpr std::int64_t largest_dim_with_mask = 128;        // or dropout, where nothing is on trial
+constexpr std::int64_t largest_dim_with_softcap = 128;
 
 std::int64_t wgmma_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
@@ -133,6 +134,29 @@ RandomProblem random_wgmma_block_problem(std::uint64_t seed) {
   problem.blocks.block_k = block(problem.length_k);
   make_blocks(rng, problem);
   if (problem.blocks.tiles.given()) problem.blocks.tiles = with_aligned_rows(problem.blocks.tiles);
+  problem.asked.backward = false;
+  return problem;
+}
+
+RandomProblem random_wgmma_mask_problem(std::uint64_t seed) {
+  Random rng(seed);
+  RandomProblem problem;
+  problem.seed = seed;
+  choose_wgmma_shape(rng, problem);
+  choose_options(rng, problem);
+  AttentionOptions& options = problem.options;
+  if (problem.layout == Layout::packed || rng.chance(0.3)) {
+    options.dropout = {.probability = rng.pick({0.1f, 0.5f}), .seed = rng.bits(), .offset = rng.bits()};
+  }
+  if (std::max(problem.dim_qk, problem.dim_v) > largest_dim_with_softcap) options.softcap = 0;
+  if (options.scale.has_value()) options.scale = std::max(std::abs(*options.scale), 0.01f);
+  const Magnitudes magnitudes = choose_magnitudes(rng, problem);
+  make_tensors(rng, problem, magnitudes);
+  make_head_values(rng, problem, magnitudes);
+  const auto chosen = [&] { return problem.mask.given() || options.dropout.probability > 0; };
+  for (bool first = true; first || !chosen(); first = false) make_masks(rng, problem, magnitudes);
+  problem.blocks = {};
+  if (problem.mask.given()) problem.mask = with_aligned_rows(problem.mask);
   problem.asked.backward = false;
   return problem;
 }

@@ -161,7 +161,9 @@ struct MaskArguments {
     if (features.mask == MaskKind::additive) {
       found.kind = call.mask.dtype == DType::f32 ? Kind::single : Kind::half;
       found.bytes_log2 = found.kind == Kind::single ? 2 : 1;
-      found.score_scale = static_cast<float>(call.scale);
+      // After scale, softcap and ALiBi, S is in natural units already.
+      const bool scaled = features.softcap || features.alibi || features.logit_scale;
+      found.score_scale = scaled ? 1.0f : static_cast<float>(call.scale * (1 + cut_off(call)));
     }
     return found;
   }

@@ -199,9 +199,14 @@ struct Consumer {
     release_keys();
     if (c.scarce_queries() && n == at.seen.first) release_queries();
   }
+  /// Whether a call of a row with `drops` has dropout.
+  __device__ __forceinline__ bool drops() const {
+    return !c.combined() || arguments.mask.dropout.threshold != 0;
+  }
   /// Draws which elements of P dropout keeps in K tile n.
   __device__ __forceinline__ void draw(int n) {
     if constexpr (c.drops) {
+      if (!drops()) return;
       const WorkItem& published = barriers.items[item.stage()];
       const int row = barriers.consumer_items[item.stage()][index].first + first_row + lane_now() / 4;
       const int head = published.b * arguments.heads + published.h;
@@ -227,6 +232,7 @@ struct Consumer {
   }
   /// Applies the mask, softcap, ALiBi and the band to S of K tile n.
   __device__ __forceinline__ void finish_scores(const Work& at, int n) {
+    if constexpr (c.combined()) return finish_combined_scores(n);
     take_mask();
     if constexpr (c.blocks) n = listed / 2;
     const bool changes = c.general && arguments.general.changes_scores();
@@ -247,6 +253,23 @@ struct Consumer {
     }
     if (n >= whole.last) hide_after<c>(s, band, row, heads_log2, key);
     if (n < whole.first) hide_before<c>(s, band, row, heads_log2, key);
+  }
+
+  /// The same where a mask may come beside softcap and ALiBi, after which it is added.
+  __device__ __forceinline__ void finish_combined_scores(int n) {
+    const int lane = lane_now();
+    const int key = n * c.keys + lane % 4 * 2;
+    const WorkItem& published = barriers.items[item.stage()];
+    const ConsumerItem& own = barriers.consumer_items[item.stage()][index];
+    const BandOfKeys& band = published.band;
+    const int row = own.first + first_row + lane / 4;
+    if (arguments.general.changes_scores()) {
+      apply_score_rules<c>(s, arguments.general, published.h, published.slope,
+                           row + band.length_k - band.length_q - key);
+    }
+    take_mask();
+    if (n >= own.whole.last) hide_after<c>(s, band, row, 0, key);
+    if (n < own.whole.first) hide_before<c>(s, band, row, 0, key);
   }
 
   /// Zeroes rows of V past the entry's last key. Their P is 0, but the rows may hold anything, such as
@@ -278,7 +301,9 @@ struct Consumer {
 
   /// Rounds P for the product with V. The row sums have P already, dropout applies to the product alone.
   __device__ __forceinline__ void round_p_for_product() {
-    if constexpr (c.drops) drop<c>(s, kept);
+    if constexpr (c.drops) {
+      if (drops()) drop<c>(s, kept);
+    }
     round_p<T, c>(p, s);
   }
 

@@ -14,6 +14,8 @@ void general_forward_of(const AttentionCall& call, const Context& context, int r
 template <typename T>
 void masked_forward_of(const AttentionCall& call, const Context& context, int row);
 template <typename T>
+void combined_forward_of(const AttentionCall& call, const Context& context, int row);
+template <typename T>
 void block_forward_of(const AttentionCall& call, const Context& context, int row);
 template <typename T>
 void decode_forward_of(const AttentionCall& call, const Context& context, int row, const DecodePlan& plan);

@@ -65,8 +65,8 @@ void run_row(const AttentionCall& call, const Context& context, const DecodePlan
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* counter = static_cast<unsigned long long*>(context.workspace.data);
   constexpr double log2_e = 1.4426950408889634;
-  const bool natural = c.masked ? problem.features.mask == MaskKind::additive
-                                : c.general && GeneralArguments::of(call).changes_scores();
+  const bool natural = (c.masked && problem.features.mask == MaskKind::additive) ||
+                       (c.general && GeneralArguments::of(call).changes_scores());
   const ForwardArguments arguments{
       .schedule = schedule_of(call, c, multiprocessors, plan),
       .counter = {counter, new_owner()},

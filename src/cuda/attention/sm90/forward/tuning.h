@@ -9,7 +9,7 @@ namespace tilewise::cuda::wgmma {
 /// The largest head dims that the tables below have rows for.
 inline constexpr int most_dim = 256;
 inline constexpr int most_dim_with_softcap = 128;
-inline constexpr int most_dim_with_mask = 128;
+inline constexpr int most_dim_with_mask = 128;  // of MaskedForward; CombinedForward has the others
 
 /// Microseconds that a Q tile takes on an H200: `start`, and `step` for each of its K tiles.
 struct TileTime {
@@ -40,7 +40,7 @@ struct ForwardConfig {
   bool ordered = false;  ///< consumers start the products of a K tile one after another
   bool general = false;  ///< for calls with more features than scale, causal and window
   bool decode = false;   ///< and for decoding: packed GQA and split-KV
-  bool masked = false;   ///< for calls with a mask, and otherwise scale, causal and window alone
+  bool masked = false;   ///< for calls with a mask, and, where not `general`, scale, causal and window alone
   bool drops = false;    ///< and with dropout
   bool blocks = false;   ///< for calls with a block mask, and otherwise scale, causal and window alone
   /// A consumer's stages for tiles of a mask. Each holds a tile of booleans; a tile of 16-bit elements takes
@@ -54,6 +54,8 @@ struct ForwardConfig {
   constexpr int query_bytes() const { return 64 * dim * 2; }  ///< of a consumer
   constexpr int key_bytes() const { return keys * dim * 2; }
   constexpr int value_bytes() const { return keys * dim_v * 2; }
+  /// Whether the row takes calls with a mask or dropout beside any other feature.
+  constexpr bool combined() const { return general && masked; }
   /// Whether there are registers for softcap.
   constexpr bool softcap() const { return general && dim_v <= most_dim_with_softcap; }
   /// Whether Q is released as soon as it has been read, because the next Q waits for its stage.
@@ -194,6 +196,41 @@ struct MaskedForward {
               .q_stages = 4,
               .masked = true,
               .drops = true}),
+  };
+};
+
+/// For calls with a mask or dropout that MaskedForward has no row for: beside softcap, ALiBi, sinks, a logit
+/// scale, key lengths or packed sequences, and with head dims beyond 128. One row for each head dim takes all
+/// of these, masks with and without dropout.
+struct CombinedForward {
+  static constexpr std::string_view name = "attention.sm90.forward_combined";
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64,
+       .dim_v = 64,
+       .consumers = 2,
+       .keys = 128,
+       .stages = 2,
+       .q_stages = 4,
+       .general = true,
+       .masked = true,
+       .drops = true},
+      {.dim = 128,
+       .dim_v = 128,
+       .consumers = 2,
+       .keys = 64,
+       .stages = 3,
+       .q_stages = 4,
+       .general = true,
+       .masked = true,
+       .drops = true},
+      {.dim = 256,
+       .dim_v = 256,
+       .consumers = 2,
+       .keys = 64,
+       .stages = 2,
+       .general = true,
+       .masked = true,
+       .drops = true},
   };
 };
 
