@@ -156,7 +156,7 @@ RandomProblem random_wgmma_mask_problem(std::uint64_t seed) {
   const auto chosen = [&] { return problem.mask.given() || options.dropout.probability > 0; };
   for (bool first = true; first || !chosen(); first = false) make_masks(rng, problem, magnitudes);
   problem.blocks = {};
-  if (problem.mask.given()) problem.mask = with_aligned_rows(problem.mask);
+  if (problem.mask.given() && rng.chance(0.5)) problem.mask = with_aligned_rows(problem.mask);
   problem.asked.backward = false;
   return problem;
 }

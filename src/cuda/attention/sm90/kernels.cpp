@@ -103,9 +103,7 @@ std::string unsuited_shape(const AttentionProblem& problem) {
   }
   if (!problem.aligned)
     return "copies rows of q, k and v from multiples of 16 bytes, with such strides, alone";
-  if (!problem.aligned_mask) {
-    return "copies rows of a mask from multiples of 16 bytes, with such strides, alone";
-  }
+  if (!problem.plain_mask_rows) return "takes masks whose keys lie together, or share an element";
   if (!problem.usual_scale) return "takes scales above 1e-20";
   return {};
 }
@@ -273,6 +271,7 @@ std::string trial(const AttentionProblem& problem) {
   if (std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_mask) {
     return "masks and dropout with head dims beyond " + std::to_string(wgmma::most_dim_with_mask);
   }
+  if (!problem.aligned_mask) return "masks whose rows do not begin at multiples of 16 bytes";
   return "masks and dropout beside other features";
 }
 

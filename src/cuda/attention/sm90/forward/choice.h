@@ -29,7 +29,7 @@ inline bool combined(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (features.block_mask || (features.mask == MaskKind::none && !features.dropout)) return false;
   return problem.layout == Layout::packed || features.key_lengths || features.sinks || features.softcap ||
-         features.alibi || features.logit_scale ||
+         features.alibi || features.logit_scale || !problem.aligned_mask ||
          std::max(problem.dim_qk, problem.dim_v) > most_dim_with_mask;
 }
 

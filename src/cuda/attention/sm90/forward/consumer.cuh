@@ -3,6 +3,7 @@
 #include "cuda/attention/sm90/forward/dropout.cuh"
 #include "cuda/attention/sm90/forward/loaders.cuh"
 #include "cuda/attention/sm90/forward/mask.cuh"
+#include "cuda/attention/sm90/forward/odd_mask.cuh"
 #include "cuda/attention/sm90/forward/output.cuh"
 #include "cuda/ptx/barrier.cuh"
 
@@ -20,7 +21,7 @@ namespace tilewise::cuda::wgmma {
 /// item is computed while O of this one is written.
 template <typename T, ForwardConfig c>
 struct Consumer {
-  const ForwardArguments& arguments;
+  const ArgumentsOf<c.combined()>& arguments;
   const CUtensorMap& map_o;
   const SharedMemory<c>& shared;
   Barriers<c>& barriers;
@@ -43,7 +44,7 @@ struct Consumer {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
   }
 
-  __device__ __forceinline__ Consumer(const ForwardArguments& arguments_, const CUtensorMap& map_o_,
+  __device__ __forceinline__ Consumer(const ArgumentsOf<c.combined()>& arguments_, const CUtensorMap& map_o_,
                                       const SharedMemory<c>& shared_, int index_, int warp)
       : arguments(arguments_),
         map_o(map_o_),
@@ -223,11 +224,19 @@ struct Consumer {
         constexpr int row_bytes = mask_row_bytes(c, 0);
         hide_where_false<c>(s, tile_smem + first_row * row_bytes, 8 * row_bytes, lane_now());
       } else {
-        add_mask<T, c>(s, arguments.mask, tile_smem, first_row);
+        if (!has_odd_mask<c>(arguments)) add_mask<T, c>(s, arguments.mask, tile_smem, first_row);
+        if constexpr (c.combined()) {
+          if (has_odd_mask<c>(arguments)) {
+            const int first = barriers.consumer_items[item.stage()][index].first;
+            add_odd_mask<T, c>(s, arguments, barriers.items[item.stage()], tile_smem, first,
+                               first_row + lane_now() / 4);
+          }
+        }
       }
       __syncwarp();  // all lanes have read it
       release(&barriers.mask_empty[index][mask.stage()]);
-      mask.advance_by(1 << arguments.mask.bytes_log2);
+      mask.advance_by(has_odd_mask<c>(arguments) ? odd_tile_stages<c>(arguments.mask.bytes_log2)
+                                 : 1 << arguments.mask.bytes_log2);
     }
   }
   /// Applies the mask, softcap, ALiBi and the band to S of K tile n.

@@ -137,6 +137,9 @@ struct SharedMemory {
   }
   /// A consumer's mask stages, where there are any.
   __device__ std::byte* mask(int consumer, int place) const {
+    if constexpr (c.combined()) {
+      return values(c.stages) + consumer * c.mask_bytes() + place * c.mask_stage_bytes();
+    }
     return values(c.stages) + (consumer * c.mask_stages + place) * c.mask_stage_bytes();
   }
   __device__ Barriers<c>& barriers() const { return *reinterpret_cast<Barriers<c>*>(first + c.tile_bytes()); }

@@ -73,13 +73,15 @@ struct ForwardConfig {
   constexpr int tile_bytes() const {
     return q_stages * query_bytes() + stages * (key_bytes() + value_bytes()) +
            (paneled ? consumers * output_bytes() : 0) +
-           (mask_tiles() ? consumers * mask_stages * mask_stage_bytes() : 0);
+           (mask_tiles() ? consumers * mask_bytes() : 0);
   }
   /// A consumer's panels of O: two of 16 rows for each of its warps.
   constexpr int output_bytes() const { return 4 * 2 * 16 * 128; }
   /// Whether consumers have stages for tiles of a mask.
   constexpr bool mask_tiles() const { return masked || blocks; }
   constexpr int mask_stage_bytes() const { return 64 * keys; }
+  /// A consumer's stages, and behind them room for 16 more bytes of each row of an f32 mask (odd_mask.cuh).
+  constexpr int mask_bytes() const { return mask_stages * mask_stage_bytes() + (combined() ? 64 * 16 : 0); }
   constexpr int barriers() const {
     return 2 * q_stages + 4 * stages + 2 * work_stages + 2 + (mask_tiles() ? 2 * mask_stages * consumers : 0);
   }
@@ -200,8 +202,8 @@ struct MaskedForward {
 };
 
 /// For calls with a mask or dropout that MaskedForward has no row for: beside softcap, ALiBi, sinks, a logit
-/// scale, key lengths or packed sequences, and with head dims beyond 128. One row for each head dim takes all
-/// of these, masks with and without dropout.
+/// scale, key lengths or packed sequences, with head dims beyond 128, and masks whose rows begin anywhere. One
+/// row for each head dim takes all of these, masks with and without dropout.
 struct CombinedForward {
   static constexpr std::string_view name = "attention.sm90.forward_combined";
   static constexpr ForwardConfig rows[] = {
@@ -213,7 +215,8 @@ struct CombinedForward {
        .q_stages = 4,
        .general = true,
        .masked = true,
-       .drops = true},
+       .drops = true,
+       .mask_stages = 8},
       {.dim = 128,
        .dim_v = 128,
        .consumers = 2,
@@ -222,7 +225,8 @@ struct CombinedForward {
        .q_stages = 4,
        .general = true,
        .masked = true,
-       .drops = true},
+       .drops = true,
+       .mask_stages = 8},
       {.dim = 256,
        .dim_v = 256,
        .consumers = 2,
