@@ -74,7 +74,7 @@ struct AttentionProblem {
   bool repeated_values = false;  ///< v has one row for all keys
   bool usual_scale = true;    ///< above 1e-20: products are in the order of their scores, and none overflows
   bool aligned_mask = true;   ///< a mask's rows begin at multiples of 16 bytes, and its keys lie together
-  bool plain_mask_rows = true;  ///< a mask's keys lie together, wherever its rows begin, or share an element
+  bool mask_in_rows = true;   ///< its keys lie together, or share an element, wherever rows begin
   std::int64_t block_q = 0;   ///< queries of a block mask's blocks, or all that there are
   std::int64_t block_k = 0;   ///< likewise of keys
   bool aligned_tiles = true;  ///< as aligned_mask, of the rows of a block mask's tiles

@@ -444,7 +444,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
       window ? std::clamp<std::int64_t>(band.left + band.right + 1, 0, problem.length_k) : problem.length_k;
   problem.aligned = has_aligned_rows(inputs.q) && has_aligned_rows(inputs.k) && has_aligned_rows(inputs.v);
   problem.aligned_mask = !inputs.mask.given() || has_boxes(inputs.mask, problem.length_k);
-  problem.plain_mask_rows = !inputs.mask.given() || has_plain_rows(inputs.mask, problem.length_k);
+  problem.mask_in_rows = !inputs.mask.given() || has_plain_rows(inputs.mask, problem.length_k);
   problem.block_q = call.blocks.block_q;
   problem.block_k = call.blocks.block_k;
   problem.aligned_tiles =

@@ -328,12 +328,13 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->check(CLI::IsMember(all_kernels()));
   app.add_option("--domain", settings.domain,
-                 "what is drawn: attention's whole contract, or what wgmma, wgmma with block masks, with masks, in f32, the backwards of "
+                 "what is drawn: attention's whole contract, or what wgmma, wgmma with block masks, with "
+                 "masks, in f32, the backwards of "
                  "wgmma without and with features, that of mma, mma in f32 or kernels for nothing but a band "
                  "take of it; or gemm, ffn, norm, "
                  "rope and layers")
-      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-blocks", "wgmma-masks", "wgmma-f32",
-                             "wgmma-backward", "wgmma-features", "mma", "mma-f32", "plain", "operations"}))
+      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-blocks", "wgmma-masks", "wgmma-f32", "wgmma-backward",
+                             "wgmma-features", "mma", "mma-f32", "plain", "operations"}))
       ->capture_default_str();
   app.add_option("--rule", settings.rule,
                  "the precision that is asked for, and so whose errors f16 and bf16 may have twice: strict, "

@@ -103,7 +103,7 @@ std::string unsuited_shape(const AttentionProblem& problem) {
   }
   if (!problem.aligned)
     return "copies rows of q, k and v from multiples of 16 bytes, with such strides, alone";
-  if (!problem.plain_mask_rows) return "takes masks whose keys lie together, or share an element";
+  if (!problem.mask_in_rows) return "takes masks whose keys lie together, or share an element";
   if (!problem.usual_scale) return "takes scales above 1e-20";
   return {};
 }

@@ -171,11 +171,11 @@ struct MaskArguments {
 
 /// A mask whose rows TMA cannot copy in boxes: odd_mask.cuh.
 struct OddMask {
-  std::uintptr_t data = 0;  ///< 0: there is none
+  std::uintptr_t data = 0;                                ///< 0: there is none
   std::int64_t stride_b = 0, stride_h = 0, stride_s = 0;  ///< in bytes
   std::uintptr_t first = 0, last = 0;                     ///< all of it is in [first, last)
-  int rows = 64;         ///< of a tile; 1 if all queries share a row
-  bool one_key = false;  ///< all keys share an element
+  int rows = 64;                                          ///< of a tile; 1 if all queries share a row
+  bool one_key = false;                                   ///< all keys share an element
 
   constexpr std::uintptr_t address(int b, int h, int row) const {
     return data + static_cast<std::uintptr_t>(b * stride_b + h * stride_h + row * stride_s);

@@ -24,7 +24,8 @@ inline bool masked(const AttentionCall& call) {
   return call.problem.features.mask != MaskKind::none || call.problem.features.dropout;
 }
 
-/// Whether it has a mask or dropout that the kernels of these alone do not take, but those of CombinedForward.
+/// Whether it has a mask or dropout that the kernels of these alone do not take, but those of
+/// CombinedForward.
 inline bool combined(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (features.block_mask || (features.mask == MaskKind::none && !features.dropout)) return false;

@@ -236,7 +236,7 @@ struct Consumer {
       __syncwarp();  // all lanes have read it
       release(&barriers.mask_empty[index][mask.stage()]);
       mask.advance_by(has_odd_mask<c>(arguments) ? odd_tile_stages<c>(arguments.mask.bytes_log2)
-                                 : 1 << arguments.mask.bytes_log2);
+                                                 : 1 << arguments.mask.bytes_log2);
     }
   }
   /// Applies the mask, softcap, ALiBi and the band to S of K tile n.

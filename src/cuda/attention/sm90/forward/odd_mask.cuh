@@ -24,8 +24,8 @@ constexpr int odd_tile_stages(int bytes_log2) {
   return std::min(c.mask_stages, 2 << bytes_log2);
 }
 
-/// A row of a tile: bytes [begin, end) from the chunk of 16 bytes at `place` on, which is in global memory. Of
-/// these an asynchronous copy brings the chunks [from, to).
+/// A row of a tile: bytes [begin, end) from the chunk of 16 bytes at `place` on, which is in global memory.
+/// Of these an asynchronous copy brings the chunks [from, to).
 struct OddRow {
   std::uintptr_t place;
   int begin, end, from, to;

@@ -72,8 +72,7 @@ struct ForwardConfig {
   /// Where the mbarriers begin: behind Q, K and V, each of which begins at a multiple of 1024 bytes.
   constexpr int tile_bytes() const {
     return q_stages * query_bytes() + stages * (key_bytes() + value_bytes()) +
-           (paneled ? consumers * output_bytes() : 0) +
-           (mask_tiles() ? consumers * mask_bytes() : 0);
+           (paneled ? consumers * output_bytes() : 0) + (mask_tiles() ? consumers * mask_bytes() : 0);
   }
   /// A consumer's panels of O: two of 16 rows for each of its warps.
   constexpr int output_bytes() const { return 4 * 2 * 16 * 128; }
@@ -202,8 +201,8 @@ struct MaskedForward {
 };
 
 /// For calls with a mask or dropout that MaskedForward has no row for: beside softcap, ALiBi, sinks, a logit
-/// scale, key lengths or packed sequences, with head dims beyond 128, and masks whose rows begin anywhere. One
-/// row for each head dim takes all of these, masks with and without dropout.
+/// scale, key lengths or packed sequences, with head dims beyond 128, and masks whose rows begin anywhere.
+/// One row for each head dim takes all of these, masks with and without dropout.
 struct CombinedForward {
   static constexpr std::string_view name = "attention.sm90.forward_combined";
   static constexpr ForwardConfig rows[] = {
