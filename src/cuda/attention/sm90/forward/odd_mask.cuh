@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/attention/sm90/forward/mask.cuh"
+#include "cuda/attention/sm90/forward/odd_row.h"
 
 namespace tilewise::cuda::wgmma {
 
@@ -24,29 +25,15 @@ constexpr int odd_tile_stages(int bytes_log2) {
   return std::min(c.mask_stages, 2 << bytes_log2);
 }
 
-/// A row of a tile: bytes [begin, end) from the chunk of 16 bytes at `place` on, which is in global memory.
-/// Of these an asynchronous copy brings the chunks [from, to).
-struct OddRow {
-  std::uintptr_t place;
-  int begin, end, from, to;
-
-  __device__ __forceinline__ OddRow(const OddMask& mask, std::uintptr_t address, int bytes)
-      : place(address / 16 * 16), begin(static_cast<int>(address % 16)), end(begin + bytes) {
-    from = place < mask.first ? 16 : 0;
-    to = (end + 15) / 16 * 16;
-    if (place + to > mask.last) to -= 16;
-    to = max(from, to);
-  }
-  /// Copies what [from, to) lacks. Returns whether that was anything.
-  __device__ __forceinline__ bool copy_ends(std::byte* row_smem) const {
-    const auto* row_gmem = reinterpret_cast<const std::byte*>(place);
+/// Copies what the asynchronous copy of a row leaves out. Returns whether that was anything.
+__device__ __forceinline__ bool copy_ends(std::byte* row_smem, const OddRow& row) {
+  const auto* row_gmem = reinterpret_cast<const std::byte*>(row.place);
 #pragma unroll 1
-    for (int n = begin; n < min(from, end); ++n) row_smem[n] = row_gmem[n];
+  for (int n = row.begin; n < min(row.from, row.end); ++n) row_smem[n] = row_gmem[n];
 #pragma unroll 1
-    for (int n = max(to, begin); n < end; ++n) row_smem[n] = row_gmem[n];
-    return begin < from || to < end;
-  }
-};
+  for (int n = max(row.to, row.begin); n < row.end; ++n) row_smem[n] = row_gmem[n];
+  return row.begin < row.from || row.to < row.end;
+}
 
 /// Loads tiles of such a mask; a whole warp.
 template <ForwardConfig c>
@@ -83,7 +70,7 @@ struct OddMaskLoader {
       if (mask.one_key) {
         fill(row_smem, row_gmem, bytes_log2);
       } else {
-        sum += copy_row(row_smem, OddRow(mask, row_gmem + (key << bytes_log2), bytes), full);
+        sum += copy_row(row_smem, OddRow(mask.first, mask.last, row_gmem + (key << bytes_log2), bytes), full);
       }
     }
     sum = __reduce_add_sync(~0u, sum);
@@ -95,7 +82,7 @@ struct OddMaskLoader {
 
   /// Returns how many bytes arrive at `full`.
   static __device__ __forceinline__ int copy_row(std::byte* row_smem, const OddRow& row, Mbarrier* full) {
-    if (row.copy_ends(row_smem)) fence_async_proxy();  // copies of later tiles write the same places
+    if (copy_ends(row_smem, row)) fence_async_proxy();  // copies of later tiles write the same places
     if (row.from == row.to) return 0;
     copy_bytes(row_smem + row.from, reinterpret_cast<const void*>(row.place + row.from), row.to - row.from,
                full);
