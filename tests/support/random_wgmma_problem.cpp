@@ -111,18 +111,22 @@ void choose_block_shape(Random& rng, RandomProblem& p) {
 
 RandomProblem random_wgmma_block_problem(std::uint64_t seed) {
   Random rng(seed);
+  Random own(seed + 3);  // so that a seed's other draws stay as they were
+  const bool features = own.chance(0.6);
   RandomProblem problem;
   problem.seed = seed;
   choose_block_shape(rng, problem);
   choose_options(rng, problem);
-  problem.options.dropout = {};
-  problem.options.softcap = 0;
+  const bool large = std::max(problem.dim_qk, problem.dim_v) > largest_dim_with_softcap;
+  if (!features || large) problem.options.dropout = {};
+  if (!features || large) problem.options.softcap = 0;
   if (problem.options.scale.has_value()) {
     problem.options.scale = std::max(std::abs(*problem.options.scale), 0.01f);
   }
   const Magnitudes magnitudes = choose_magnitudes(rng, problem);
   make_tensors(rng, problem, magnitudes);
-  if (problem.key_lengths.given()) {  // what they hide may be anything
+  if (features) make_head_values(own, problem, magnitudes);
+  if (!features && problem.key_lengths.given()) {  // what they hide may be anything
     problem.key_lengths = {};
     problem.k.fill_random(rng, magnitudes.qk);
     problem.v.fill_random(rng, magnitudes.v);

@@ -23,9 +23,11 @@ namespace {
 
 std::string unsuited_blocks(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  if (features.mask != MaskKind::none || features.dropout || features.softcap || features.alibi ||
-      features.sinks || features.key_lengths || features.logit_scale) {
-    return "takes block masks with causal and windows alone";
+  if (features.mask != MaskKind::none) return "takes no masks beside block masks";
+  if (problem.piece.wide_rows) return "takes block masks with results in the type of q alone";
+  if (features.dropout && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_blocks_and_dropout) {
+    return "takes block masks with dropout with head dims to " +
+           std::to_string(wgmma::most_dim_with_blocks_and_dropout);
   }
   const auto suits = [](std::int64_t block, std::int64_t all) {
     return block % wgmma::block_multiple == 0 || block >= all;
@@ -43,7 +45,9 @@ std::string unsuited_blocks(const AttentionProblem& problem) {
 std::string missing_feature(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (problem.layout == Layout::paged) return "takes no pages";
-  if (features.block_mask) return unsuited_blocks(problem);
+  if (features.block_mask) {
+    if (const std::string reason = unsuited_blocks(problem); !reason.empty()) return reason;
+  }
   const bool masked = features.mask != MaskKind::none || features.dropout;
   if (problem.piece.wide_rows) {
     if (masked) return "takes masks and dropout with results in the type of q alone";
@@ -185,7 +189,8 @@ Configuration configure(const AttentionCall& call, const Context& context) {
             .heads_log2 = choice.decode.heads_log2,
             .splits = choice.decode.splits};
   }
-  const wgmma::ForwardConfig& c = wgmma::listed(call)             ? wgmma::BlockForward::rows[choice.row]
+  const wgmma::ForwardConfig& c = wgmma::listed_with_more(call) ? wgmma::GeneralBlockForward::rows[choice.row]
+                                  : wgmma::listed(call)         ? wgmma::BlockForward::rows[choice.row]
                                   : wgmma::combined(call.problem) ? wgmma::CombinedForward::rows[choice.row]
                                   : wgmma::masked(call)           ? wgmma::MaskedForward::rows[choice.row]
                                   : wgmma::general(call)          ? wgmma::GeneralForward::rows[choice.row]
@@ -202,6 +207,7 @@ void launch_as(const AttentionCall& call, const Configuration& configuration, co
     const wgmma::DecodePlan decode{configuration.heads_log2, configuration.splits};
     return wgmma::decode_forward_of<T>(call, context, row, decode);
   }
+  if (wgmma::listed_with_more(call)) return wgmma::general_block_forward_of<T>(call, context, row);
   if (wgmma::listed(call)) return wgmma::block_forward_of<T>(call, context, row);
   if (wgmma::combined(call.problem)) return wgmma::combined_forward_of<T>(call, context, row);
   if (wgmma::masked(call)) return wgmma::masked_forward_of<T>(call, context, row);

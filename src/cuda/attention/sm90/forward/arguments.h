@@ -156,7 +156,7 @@ struct MaskArguments {
   static MaskArguments of(const AttentionCall& call) {
     const AttentionFeatures& features = call.problem.features;
     MaskArguments found{.dropout = call.dropout};
-    found.rows = rows_of(call);
+    if (features.mask != MaskKind::none) found.rows = rows_of(call);  // else those of block masks
     if (features.mask == MaskKind::boolean) found.kind = Kind::boolean;
     if (features.mask == MaskKind::additive) {
       found.kind = call.mask.dtype == DType::f32 ? Kind::single : Kind::half;

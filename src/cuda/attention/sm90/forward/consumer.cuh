@@ -202,7 +202,7 @@ struct Consumer {
   }
   /// Whether a call of a row with `drops` has dropout.
   __device__ __forceinline__ bool drops() const {
-    return !c.combined() || arguments.mask.dropout.threshold != 0;
+    return !c.may_drop() || arguments.mask.dropout.threshold != 0;
   }
   /// Draws which elements of P dropout keeps in K tile n.
   __device__ __forceinline__ void draw(int n) {
@@ -241,7 +241,7 @@ struct Consumer {
   }
   /// Applies the mask, softcap, ALiBi and the band to S of K tile n.
   __device__ __forceinline__ void finish_scores(const Work& at, int n) {
-    if constexpr (c.combined()) return finish_combined_scores(n);
+    if constexpr (c.masks_last()) return finish_general_scores(n);
     take_mask();
     if constexpr (c.blocks) n = listed / 2;
     const bool changes = c.general && arguments.general.changes_scores();
@@ -264,8 +264,9 @@ struct Consumer {
     if (n < whole.first) hide_before<c>(s, band, row, heads_log2, key);
   }
 
-  /// The same where a mask may come beside softcap and ALiBi, after which it is added.
-  __device__ __forceinline__ void finish_combined_scores(int n) {
+  /// The same where a mask may come beside softcap and ALiBi, after which it is applied.
+  __device__ __forceinline__ void finish_general_scores(int n) {
+    if constexpr (c.blocks) n = listed / 2;
     const int lane = lane_now();
     const int key = n * c.keys + lane % 4 * 2;
     const WorkItem& published = barriers.items[item.stage()];
@@ -302,6 +303,12 @@ struct Consumer {
     }
   }
 
+  /// The same for the V of K tile n, the next to be multiplied, if it has such rows.
+  __device__ __forceinline__ void clear_values_behind_last_key(int n) {
+    const int keys = band_of(item).length_k - n * c.keys;
+    if (keys < c.keys) clear_values_behind(keys);
+  }
+
   /// Whether K tile n holds at most 16 keys, often those past a class token: its softmax is cut to 16
   /// columns.
   __device__ __forceinline__ bool short_tile(const Work& at, int n) const {
@@ -336,13 +343,12 @@ struct Consumer {
   /// P of the item's first K tile, whose S is there.
   __device__ __forceinline__ void exponentiate_first(const Work& at) {
     take_scores(at, at.seen.last - 1);
-    draw(at.seen.last - 1);
+    draw(c.blocks ? listed / 2 : at.seen.last - 1);
     exponentiate_first_scores(at);
     if (may_release_late(tiles_before())) skip_values(tiles_before());
     if constexpr (c.general) {
       static_assert(c.consumers == 2);
-      const int keys = band_of(item).length_k - (at.seen.last - 1) * c.keys;
-      if (keys < c.keys) clear_values_behind(keys);
+      clear_values_behind_last_key(c.blocks ? listed / 2 : at.seen.last - 1);
     }
   }
 
@@ -371,7 +377,11 @@ struct Consumer {
       start_scores_of_next_keys<!c.ordered>();
       start_output_of_next_values<!c.ordered>(n < at.seen.last - 2);
       if (in_order) let_next_start();
-      draw(n);
+      if constexpr (c.blocks) {
+        draw(barriers.listed[k.stage()] / 2);
+      } else {
+        draw(n);
+      }
       wait_products<1>();  // S is here
       take_scores(at, n);
       finish_scores(at, n);
@@ -384,6 +394,7 @@ struct Consumer {
       if (raised) softmax.rescale(o);
       round_p_for_product();
       if (raised) softmax.set_limits();
+      if constexpr (c.general && c.blocks) clear_values_behind_last_key(listed / 2);  // it may be any tile
     }
   }
 

@@ -18,6 +18,8 @@ void combined_forward_of(const AttentionCall& call, const Context& context, int 
 template <typename T>
 void block_forward_of(const AttentionCall& call, const Context& context, int row);
 template <typename T>
+void general_block_forward_of(const AttentionCall& call, const Context& context, int row);
+template <typename T>
 void decode_forward_of(const AttentionCall& call, const Context& context, int row, const DecodePlan& plan);
 
 }  // namespace tilewise::cuda::wgmma

@@ -92,7 +92,7 @@ void run_row(const AttentionCall& call, const Context& context, const DecodePlan
       .lse = call.lse,
       .general = c.general ? GeneralArguments::of(call) : GeneralArguments{},
       .decode = c.decode ? decode_arguments(call, context, plan) : DecodeArguments{},
-      .mask = c.masked ? MaskArguments::of(call) : MaskArguments{},
+      .mask = c.masked || c.drops ? MaskArguments::of(call) : MaskArguments{},
       .blocks = c.blocks ? BlockArguments::of(call, c.keys) : BlockArguments{}};
   const ArgumentsOf<c.combined()> arguments = arguments_of<c>(of_all, call);
   launch<forward_kernel<T, Table, row>>({.name = "tilewise wgmma forward",

@@ -9,6 +9,7 @@ namespace tilewise::cuda::wgmma {
 /// The largest head dims that the tables below have rows for.
 inline constexpr int most_dim = 256;
 inline constexpr int most_dim_with_softcap = 128;
+inline constexpr int most_dim_with_blocks_and_dropout = 128;
 inline constexpr int most_dim_with_mask = 128;  // of MaskedForward; CombinedForward has the others
 
 /// Microseconds that a Q tile takes on an H200: `start`, and `step` for each of its K tiles.
@@ -42,7 +43,7 @@ struct ForwardConfig {
   bool decode = false;   ///< and for decoding: packed GQA and split-KV
   bool masked = false;   ///< for calls with a mask, and, where not `general`, scale, causal and window alone
   bool drops = false;    ///< and with dropout
-  bool blocks = false;   ///< for calls with a block mask, and otherwise scale, causal and window alone
+  bool blocks = false;   ///< for calls with a block mask, and, where not `general`, as with `masked`
   /// A consumer's stages for tiles of a mask. Each holds a tile of booleans; a tile of 16-bit elements takes
   /// two, of f32 four.
   int mask_stages = 4;
@@ -56,16 +57,22 @@ struct ForwardConfig {
   constexpr int value_bytes() const { return keys * dim_v * 2; }
   /// Whether the row takes calls with a mask or dropout beside any other feature.
   constexpr bool combined() const { return general && masked; }
+  /// Whether masks come beside softcap and ALiBi.
+  constexpr bool masks_last() const { return general && mask_tiles(); }
+  /// Whether the row takes calls with and without dropout.
+  constexpr bool may_drop() const { return general && drops; }
   /// Whether there are registers for softcap.
   constexpr bool softcap() const { return general && dim_v <= most_dim_with_softcap; }
   /// Whether Q is released as soon as it has been read, because the next Q waits for its stage.
   constexpr bool scarce_queries() const { return !staged && q_stages < 2 * consumers; }
   /// Registers of a thread after setmaxnreg. Together they are those that the CTA is launched with.
   constexpr int producer_registers() const {
+    if (blocks && may_drop()) return 72;
     if (decode || blocks) return 56;
     return consumers == 4 ? 24 : consumers == 3 ? 32 : 40;
   }
   constexpr int consumer_registers() const {
+    if (blocks && may_drop()) return 216;
     if (decode || blocks) return 224;
     return consumers == 4 ? 112 : consumers == 3 ? 160 : 232;
   }
@@ -265,6 +272,41 @@ struct BlockForward {
                .stages = 2,
                .blocks = true,
                .mask_stages = 2}),
+  };
+};
+/// For calls with a block mask beside softcap, ALiBi, sinks, a logit scale, key lengths or dropout. (Dropout
+/// with head dim 256 would spill registers.)
+struct GeneralBlockForward {
+  static constexpr std::string_view name = "attention.sm90.forward_general_blocks";
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64,
+       .dim_v = 64,
+       .consumers = 2,
+       .keys = 128,
+       .stages = 3,
+       .q_stages = 4,
+       .general = true,
+       .drops = true,
+       .blocks = true,
+       .mask_stages = 2},
+      {.dim = 128,
+       .dim_v = 128,
+       .consumers = 2,
+       .keys = 64,
+       .stages = 3,
+       .q_stages = 4,
+       .general = true,
+       .drops = true,
+       .blocks = true,
+       .mask_stages = 2},
+      {.dim = 256,
+       .dim_v = 256,
+       .consumers = 2,
+       .keys = 64,
+       .stages = 2,
+       .general = true,
+       .blocks = true,
+       .mask_stages = 2},
   };
 };
 /// Blocks have a multiple of so many queries and keys, or all that there are.
