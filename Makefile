@@ -6,7 +6,7 @@ LIBRARY = build/release/bindings/torch/_tilewise.so
 PACKAGE = PYTHONPATH=python TILEWISE_TORCH_LIBRARY=$(LIBRARY) .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help build test asan emulate tsan coverage fuzz bench figures docs wheel hub lint format install stage
+.PHONY: help build test asan emulate races tsan coverage fuzz bench figures docs wheel hub lint format install stage
 .PHONY: results-status bare setup clean
 # Ninja and ctest use all cores by themselves, and the targets share build trees.
 .NOTPARALLEL:
@@ -22,6 +22,9 @@ test: about-test setup ## lint, build and run every test, then again with saniti
 
 emulate: setup ## run the CUDA kernels on the CPU: random problems and fixed tests on tests/emulator
 	@.venv/bin/python scripts/test.py emulated
+
+races: setup ## the same, looking for accesses to memory that nothing puts in order (about 15 minutes)
+	@.venv/bin/python scripts/test.py races
 
 asan: setup ## build and run the tests with AddressSanitizer and UBSan
 	@.venv/bin/python scripts/test.py asan

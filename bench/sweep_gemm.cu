@@ -7,7 +7,7 @@
 #include <cstdlib>
 
 #include "cuda/gemm/simt/simt.h"
-#include "cuda/gemm/sm90/tiles/rows.cuh"
+#include "cuda/gemm/sm90/tiles/kernel.cuh"
 #include "gemm/compose.h"
 #include "sweep.cuh"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "attention/validate.h"
-#include "cuda/attention/sm80/backward/rows.cuh"
+#include "cuda/attention/sm80/backward/backward.cuh"
 #include "sweep.cuh"
 #include "tilewise/attention.h"
 

@@ -10,7 +10,7 @@
 #include <exception>
 
 #include "attention/validate.h"
-#include "cuda/attention/sm80/forward_f32/rows.cuh"
+#include "cuda/attention/sm80/forward_f32/forward.cuh"
 #include "sweep.cuh"
 #include "tilewise/attention.h"
 

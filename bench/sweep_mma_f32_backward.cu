@@ -9,7 +9,7 @@
 #include <exception>
 
 #include "attention/validate.h"
-#include "cuda/attention/sm80/backward_f32/rows.cuh"
+#include "cuda/attention/sm80/backward_f32/backward.cuh"
 #include "sweep.cuh"
 #include "tilewise/attention.h"
 

@@ -86,8 +86,14 @@ function(tilewise_emulated target)
   get_target_property(sources ${target} SOURCES)
   list(FILTER sources INCLUDE REGEX "\\.cu$")
   set(emulator ${PROJECT_SOURCE_DIR}/tests/emulator)
-  set_source_files_properties(${sources} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS
-                                                    "-w;-O1;-ffp-contract=off;-include;${emulator}/prelude.h")
-  target_compile_definitions(${target} PRIVATE TILEWISE_EMULATOR)
+  set(options -w -O1 -ffp-contract=off -include ${emulator}/prelude.h)
+  target_compile_definitions(${target} PRIVATE TILEWISE_EMULATOR
+                                               TILEWISE_EMULATED_ARCHITECTURE=${TILEWISE_EMULATED_ARCHITECTURE})
+  if(TILEWISE_EMULATOR_RACES) # only the calls: tests/emulator/races has the functions
+    list(APPEND options -fsanitize=thread -g1 --param=tsan-instrument-func-entry-exit=0
+         --param=tsan-distinguish-volatile=1)
+    target_compile_definitions(${target} PRIVATE TILEWISE_EMULATOR_RACES)
+  endif()
+  set_source_files_properties(${sources} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "${options}")
   target_include_directories(${target} BEFORE PRIVATE ${emulator} ${emulator}/include)
 endfunction()

@@ -66,8 +66,8 @@ def run_preset(preset: str) -> Results:
     """Builds a preset and runs its tests; returns each one's name and the status ctest gave it."""
     if preset == "fuzz" and (reason := fuzz.missing()):
         return [(f"fuzz: {reason}", "skip")]
-    if preset == "emulated" and not shutil.which("nvcc"):
-        return [("emulated: no CUDA toolkit, whose headers it needs", "skip")]
+    if preset in ("emulated", "races") and not shutil.which("nvcc"):
+        return [(f"{preset}: no CUDA toolkit, whose headers it needs", "skip")]
     build(preset)
     report = ROOT / "build" / preset / "tests.xml"
     report.unlink(missing_ok=True)

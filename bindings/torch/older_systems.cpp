@@ -6,6 +6,8 @@
 // Each name below becomes a hidden function of this library that jumps to the older version. A jump, not a
 // call, so that dlopen and dlsym still see who asks.
 
+#include <sys/stat.h>
+
 #include <new>
 #include <sstream>
 
@@ -70,6 +72,11 @@ __libc_single_threaded: .byte 0
 )");
 // The last one, of glibc 2.32, would say that there is one thread: shared_ptr counts without atomics then. 0
 // is always right.
+
+// A function since glibc 2.33. Before, a header called this one, with the number of x86-64's only layout of
+// struct stat.
+extern "C" int __fxstat(int layout, int file, struct stat* facts) noexcept;
+extern "C" int fstat(int file, struct stat* facts) noexcept { return __fxstat(1, file, facts); }
 
 // Members of streams that libstdc++ has as symbols since GCC 9 and 11, made here from their templates
 // instead.

@@ -68,17 +68,18 @@ struct AttentionProblem {
   std::int64_t dim_v = 0;
   std::int64_t queries = 0;    ///< a head, of all entries together
   std::int64_t keys = 0;       ///< likewise
-  std::int64_t most_keys = 0;  ///< that length_k and the window leave to a query
+  std::int64_t most_keys = 0;  ///< that length_k and the band leave to a query
   AttentionFeatures features{};
   bool aligned = false;  ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
   bool repeated_values = false;  ///< v has one row for all keys
   bool usual_scale = true;    ///< above 1e-20: products are in the order of their scores, and none overflows
   bool aligned_mask = true;   ///< a mask's rows begin at multiples of 16 bytes, and its keys lie together
-  bool mask_in_rows = true;   ///< its keys lie together, or share an element, wherever rows begin
+  bool f32_mask = false;      ///< the mask is additive, and in f32
   std::int64_t block_q = 0;   ///< queries of a block mask's blocks, or all that there are
   std::int64_t block_k = 0;   ///< likewise of keys
   bool aligned_tiles = true;  ///< as aligned_mask, of the rows of a block mask's tiles
   bool strict = false;        ///< f16 or bf16 is to be as exact as f32 that is rounded at the end
+  bool mask_in_rows = true;   ///< a mask's keys lie together, or share an element, wherever its rows begin
   BackwardDetails backward{};
   PieceDetails piece{};
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;

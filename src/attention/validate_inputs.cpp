@@ -342,6 +342,24 @@ void set_piece(const Piece& piece, AttentionCall& call) {
   problem.piece.off_diagonal = band.left < 0 || band.right < 0;
 }
 
+/// Keys that the band and the longest sequence leave to a query at the most. The number of keys rises with a
+/// query's position, stays, and falls again: it is highest at position `left`, or as near to that as queries
+/// come.
+std::int64_t most_keys(const AttentionCall& call) {
+  const AttentionProblem& problem = call.problem;
+  const Band& band = call.band;
+  if (!band.bounded() || problem.length_q == 0) return problem.length_k;
+  const bool bottom_right = call.alignment == Alignment::bottom_right;
+  std::int64_t position = band.left;
+  if (!bottom_right || (!call.packed() && call.key_lengths.data == nullptr)) {
+    const std::int64_t first = bottom_right ? problem.length_k - problem.length_q : 0;
+    position = std::clamp(position, first, first + problem.length_q - 1);
+  }
+  const std::int64_t begin = std::max<std::int64_t>(0, position - band.left);
+  const std::int64_t end = std::min(problem.length_k, position + band.right + 1);
+  return std::max<std::int64_t>(0, end - begin);
+}
+
 }  // namespace
 
 void set_views(const AttentionInputs& inputs, AttentionCall& call) {
@@ -438,13 +456,11 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   };
   call.place.heads = problem.heads_q;
   if (options.piece) set_piece(*options.piece, call);
-  const Band& band = call.band;
-  const bool window = band.left < Band::unbounded && band.right < Band::unbounded;
-  problem.most_keys =
-      window ? std::clamp<std::int64_t>(band.left + band.right + 1, 0, problem.length_k) : problem.length_k;
+  problem.most_keys = most_keys(call);
   problem.aligned = has_aligned_rows(inputs.q) && has_aligned_rows(inputs.k) && has_aligned_rows(inputs.v);
   problem.aligned_mask = !inputs.mask.given() || has_boxes(inputs.mask, problem.length_k);
   problem.mask_in_rows = !inputs.mask.given() || has_plain_rows(inputs.mask, problem.length_k);
+  problem.f32_mask = inputs.mask.given() && inputs.mask.dtype == DType::f32;
   problem.block_q = call.blocks.block_q;
   problem.block_k = call.blocks.block_k;
   problem.aligned_tiles =

@@ -144,4 +144,23 @@ struct PlanState {
       : planned(kernels, name, context, checked) {}
 };
 
+/// What the public functions of one pass do. `kernels()` is the operation's list; `checked(inputs, options,
+/// results, context)` makes the call, or throws.
+template <typename Plan, auto kernels, auto checked>
+struct PassOf {
+  template <typename I, typename O, typename R>
+  static Plan plan(const I& inputs, const O& options, const R& results, const Context& context) {
+    return PlanAccess::make<Plan>(kernels(), options.kernel, context,
+                                  [&] { return checked(inputs, options, results, context); });
+  }
+  template <typename I, typename O, typename R>
+  static std::size_t workspace(const I& inputs, const O& options, const R& results, const Context& context) {
+    return kernel_workspace(kernels(), checked(inputs, options, results, context), options.kernel, context);
+  }
+  template <typename I, typename O, typename R>
+  static Explanation explain(const I& inputs, const O& options, const R& results, const Context& context) {
+    return explain_kernels(kernels(), checked(inputs, options, results, context), options.kernel, context);
+  }
+};
+
 }  // namespace tilewise

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "tilewise/error.h"
 #include "tilewise/tuning.h"
 
 namespace tilewise {
@@ -69,7 +70,30 @@ class Description {
   }
   constexpr void size(std::string_view name, std::int64_t value) { number(name, rounded_size(value)); }
 
+  /// Several numbers, by names with a space between them.
+  template <typename... Values>
+  constexpr void numbers(std::string_view names, Values... values) {
+    (number(next(names), values), ...);
+    if (!names.empty()) throw InvalidArgument("a name without a number");
+  }
+  /// Those of several words that are true.
+  template <typename... Given>
+  constexpr void words(std::string_view names, Given... given) {
+    const auto one = [&](bool is_given) {
+      const std::string_view name = next(names);
+      word(is_given ? name : "");
+    };
+    (one(given), ...);
+    if (!names.empty()) throw InvalidArgument("a word more than there are conditions");
+  }
+
  private:
+  static constexpr std::string_view next(std::string_view& names) {
+    if (names.empty()) throw InvalidArgument("fewer names than values");
+    const std::string_view name = names.substr(0, names.find(' '));
+    names.remove_prefix(name.size() == names.size() ? name.size() : name.size() + 1);
+    return name;
+  }
   constexpr void separate() {
     if (!first_) text_.put(" ");
     first_ = false;

@@ -17,10 +17,12 @@ struct FfnBackwardPlan::State : PlanState<FfnKernel> {
 template class Plan<FfnInputs, FfnOutputs>;
 template class Plan<FfnInputs, FfnGradients>;
 
+using FfnForward = PassOf<FfnPlan, ffn_kernel_list, checked_ffn_forward>;
+using FfnBackward = PassOf<FfnBackwardPlan, ffn_kernel_list, checked_ffn_backward>;
+
 FfnPlan plan_ffn_forward(const FfnInputs& inputs, const FfnOptions& options, const FfnOutputs& outputs,
                          const Context& context) {
-  return PlanAccess::make<FfnPlan>(ffn_kernel_list(), options.kernel, context,
-                                   [&] { return checked_ffn_forward(inputs, options, outputs, context); });
+  return FfnForward::plan(inputs, options, outputs, context);
 }
 
 void ffn_forward(const FfnInputs& inputs, const FfnOptions& options, const FfnOutputs& outputs,
@@ -35,21 +37,17 @@ void check_ffn_forward(const FfnInputs& inputs, const FfnOptions& options, const
 
 std::size_t ffn_forward_workspace(const FfnInputs& inputs, const FfnOptions& options,
                                   const FfnOutputs& outputs, const Context& context) {
-  return kernel_workspace(ffn_kernel_list(), checked_ffn_forward(inputs, options, outputs, context),
-                          options.kernel, context);
+  return FfnForward::workspace(inputs, options, outputs, context);
 }
 
 Explanation explain_ffn_forward(const FfnInputs& inputs, const FfnOptions& options, const FfnOutputs& outputs,
                                 const Context& context) {
-  return explain_kernels(ffn_kernel_list(), checked_ffn_forward(inputs, options, outputs, context),
-                         options.kernel, context);
+  return FfnForward::explain(inputs, options, outputs, context);
 }
 
 FfnBackwardPlan plan_ffn_backward(const FfnInputs& inputs, const FfnOptions& options,
                                   const FfnGradients& gradients, const Context& context) {
-  return PlanAccess::make<FfnBackwardPlan>(ffn_kernel_list(), options.kernel, context, [&] {
-    return checked_ffn_backward(inputs, options, gradients, context);
-  });
+  return FfnBackward::plan(inputs, options, gradients, context);
 }
 
 void ffn_backward(const FfnInputs& inputs, const FfnOptions& options, const FfnGradients& gradients,
@@ -59,14 +57,12 @@ void ffn_backward(const FfnInputs& inputs, const FfnOptions& options, const FfnG
 
 std::size_t ffn_backward_workspace(const FfnInputs& inputs, const FfnOptions& options,
                                    const FfnGradients& gradients, const Context& context) {
-  return kernel_workspace(ffn_kernel_list(), checked_ffn_backward(inputs, options, gradients, context),
-                          options.kernel, context);
+  return FfnBackward::workspace(inputs, options, gradients, context);
 }
 
 Explanation explain_ffn_backward(const FfnInputs& inputs, const FfnOptions& options,
                                  const FfnGradients& gradients, const Context& context) {
-  return explain_kernels(ffn_kernel_list(), checked_ffn_backward(inputs, options, gradients, context),
-                         options.kernel, context);
+  return FfnBackward::explain(inputs, options, gradients, context);
 }
 
 std::vector<std::string_view> ffn_kernels() { return kernel_names(ffn_kernel_list()); }

@@ -12,10 +12,11 @@ struct GemmPlan::State : PlanState<GemmKernel> {
 };
 template class Plan<GemmInputs, GemmOutputs>;
 
+using GemmPass = PassOf<GemmPlan, gemm_kernel_list, checked_gemm>;
+
 GemmPlan plan_gemm(const GemmInputs& inputs, const GemmOptions& options, const GemmOutputs& outputs,
                    const Context& context) {
-  return PlanAccess::make<GemmPlan>(gemm_kernel_list(), options.kernel, context,
-                                    [&] { return checked_gemm(inputs, options, outputs, context); });
+  return GemmPass::plan(inputs, options, outputs, context);
 }
 
 void gemm(const GemmInputs& inputs, const GemmOptions& options, const GemmOutputs& outputs,
@@ -30,14 +31,12 @@ void check_gemm(const GemmInputs& inputs, const GemmOptions& options, const Gemm
 
 std::size_t gemm_workspace(const GemmInputs& inputs, const GemmOptions& options, const GemmOutputs& outputs,
                            const Context& context) {
-  return kernel_workspace(gemm_kernel_list(), checked_gemm(inputs, options, outputs, context), options.kernel,
-                          context);
+  return GemmPass::workspace(inputs, options, outputs, context);
 }
 
 Explanation explain_gemm(const GemmInputs& inputs, const GemmOptions& options, const GemmOutputs& outputs,
                          const Context& context) {
-  return explain_kernels(gemm_kernel_list(), checked_gemm(inputs, options, outputs, context), options.kernel,
-                         context);
+  return GemmPass::explain(inputs, options, outputs, context);
 }
 
 std::vector<std::string_view> gemm_kernels() { return kernel_names(gemm_kernel_list()); }

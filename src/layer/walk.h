@@ -73,7 +73,13 @@ struct LayerPass {
     steps.launch(inner);
   }
 
+  /// Refuses what the call refuses, in its words: of several errors the call finds those of arguments first,
+  /// and then those of what index tensors hold. That no kernel takes an operation is for it to tell.
   std::vector<Explanation> explain(const Context& context) const {
+    try {
+      workspace(context);
+    } catch (const Unsupported&) {
+    }
     Arena arena = absent_arena();
     Explain explanations{context};
     walk(take_places(arena), explanations);

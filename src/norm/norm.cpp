@@ -17,10 +17,12 @@ struct NormBackwardPlan::State : PlanState<NormKernel> {
 template class Plan<NormInputs, NormOutputs>;
 template class Plan<NormInputs, NormGradients>;
 
+using NormForward = PassOf<NormPlan, norm_kernel_list, checked_norm_forward>;
+using NormBackward = PassOf<NormBackwardPlan, norm_kernel_list, checked_norm_backward>;
+
 NormPlan plan_norm_forward(const NormInputs& inputs, const NormOptions& options, const NormOutputs& outputs,
                            const Context& context) {
-  return PlanAccess::make<NormPlan>(norm_kernel_list(), options.kernel, context,
-                                    [&] { return checked_norm_forward(inputs, options, outputs, context); });
+  return NormForward::plan(inputs, options, outputs, context);
 }
 
 void norm_forward(const NormInputs& inputs, const NormOptions& options, const NormOutputs& outputs,
@@ -35,21 +37,17 @@ void check_norm_forward(const NormInputs& inputs, const NormOptions& options, co
 
 std::size_t norm_forward_workspace(const NormInputs& inputs, const NormOptions& options,
                                    const NormOutputs& outputs, const Context& context) {
-  return kernel_workspace(norm_kernel_list(), checked_norm_forward(inputs, options, outputs, context),
-                          options.kernel, context);
+  return NormForward::workspace(inputs, options, outputs, context);
 }
 
 Explanation explain_norm_forward(const NormInputs& inputs, const NormOptions& options,
                                  const NormOutputs& outputs, const Context& context) {
-  return explain_kernels(norm_kernel_list(), checked_norm_forward(inputs, options, outputs, context),
-                         options.kernel, context);
+  return NormForward::explain(inputs, options, outputs, context);
 }
 
 NormBackwardPlan plan_norm_backward(const NormInputs& inputs, const NormOptions& options,
                                     const NormGradients& gradients, const Context& context) {
-  return PlanAccess::make<NormBackwardPlan>(norm_kernel_list(), options.kernel, context, [&] {
-    return checked_norm_backward(inputs, options, gradients, context);
-  });
+  return NormBackward::plan(inputs, options, gradients, context);
 }
 
 void norm_backward(const NormInputs& inputs, const NormOptions& options, const NormGradients& gradients,
@@ -59,14 +57,12 @@ void norm_backward(const NormInputs& inputs, const NormOptions& options, const N
 
 std::size_t norm_backward_workspace(const NormInputs& inputs, const NormOptions& options,
                                     const NormGradients& gradients, const Context& context) {
-  return kernel_workspace(norm_kernel_list(), checked_norm_backward(inputs, options, gradients, context),
-                          options.kernel, context);
+  return NormBackward::workspace(inputs, options, gradients, context);
 }
 
 Explanation explain_norm_backward(const NormInputs& inputs, const NormOptions& options,
                                   const NormGradients& gradients, const Context& context) {
-  return explain_kernels(norm_kernel_list(), checked_norm_backward(inputs, options, gradients, context),
-                         options.kernel, context);
+  return NormBackward::explain(inputs, options, gradients, context);
 }
 
 std::vector<std::string_view> norm_kernels() { return kernel_names(norm_kernel_list()); }

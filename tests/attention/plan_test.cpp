@@ -76,6 +76,19 @@ TEST(Plan, RunsAsTheCallDoes) {
   }
 }
 
+TEST(Plan, InputsAreCheckedAloneAsTheCallChecksThem) {
+  Scene scene = random_scene(dense_with_everything, seed);
+  scene.provide_workspace();
+  const std::vector<std::byte> before = tensors_of(scene);
+  const auto check = [&] { check_attention_inputs(scene.inputs, scene.options, scene.context); };
+  EXPECT_NO_THROW(check());
+  scene.inputs.k.shape[scene.inputs.k.rank - 1] -= 1;
+  const std::string said = message_of<InvalidArgument>(check);
+  EXPECT_FALSE(said.empty());
+  EXPECT_EQ(said, message_of<InvalidArgument>([&] { scene.call(); }));
+  EXPECT_TRUE(tensors_of(scene) == before);
+}
+
 TEST(Plan, TellsItsKernelAsTheExplanationDoes) {
   for (const std::string_view kernel : {"auto", "reference"}) {
     Scene scene = random_scene(dense_with_everything, seed);

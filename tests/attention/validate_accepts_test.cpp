@@ -1,7 +1,10 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
+#include <optional>
 #include <ostream>
 #include <string>
 
@@ -226,6 +229,47 @@ TEST(ValidateForward, SaysWhetherAMaskCanBeCopiedInBoxes) {
   EXPECT_FALSE(aligned(scene.make(DType::boolean, {3, 16}, {.lead = 1})));
   EXPECT_FALSE(aligned(scene.make(DType::f32, {3, 16}, {.order = {1, 0}})));
   EXPECT_FALSE(aligned(scene.make(DType::f32, {4, 3, 1})));
+}
+
+TEST(ValidateForward, SaysHowManyKeysAQueryMaySee) {
+  const auto most_keys = [](const Scene& scene, const AttentionOptions& options) {
+    return checked_forward(scene.inputs, options, scene.outputs, scene.context).problem.most_keys;
+  };
+  const auto band = [](std::optional<std::int64_t> left, std::optional<std::int64_t> right,
+                       Alignment alignment = Alignment::top_left) {
+    AttentionOptions options;
+    options.window = {.left = left, .right = right};
+    options.alignment = alignment;
+    return options;
+  };
+  for (const std::int64_t queries : {1, 3, 40}) {
+    for (const std::int64_t keys : {1, 5, 16}) {
+      Scene scene = dense();
+      resize(scene, 2, 4, 2, queries, keys);
+      for (const Alignment alignment : {Alignment::top_left, Alignment::bottom_right}) {
+        for (const std::optional<std::int64_t> left : {std::optional<std::int64_t>{}, {0}, {2}, {30}}) {
+          for (const std::optional<std::int64_t> right : {std::optional<std::int64_t>{}, {0}, {3}, {30}}) {
+            std::int64_t expected = 0;  // counted
+            const std::int64_t offset = alignment == Alignment::bottom_right ? keys - queries : 0;
+            for (std::int64_t i = 0; i < queries; ++i) {
+              std::int64_t seen = 0;
+              for (std::int64_t j = 0; j < keys; ++j) {
+                const std::int64_t ahead = j - i - offset;
+                seen += (!left || ahead >= -*left) && (!right || ahead <= *right) ? 1 : 0;
+              }
+              expected = std::max(expected, seen);
+            }
+            EXPECT_EQ(most_keys(scene, band(left, right, alignment)), expected)
+                << queries << " queries, " << keys << " keys, left " << left.value_or(-1) << ", right "
+                << right.value_or(-1) << (offset != 0 ? ", bottom right" : "");
+          }
+        }
+      }
+    }
+  }
+  // Of sequences of any lengths, the last query may stand anywhere.
+  EXPECT_EQ(most_keys(packed(), band(0, {}, Alignment::bottom_right)), 4);
+  EXPECT_EQ(most_keys(packed(), band(0, 1, Alignment::bottom_right)), 2);
 }
 
 TEST(ValidateBackward, PagedKeysAreUnsupported) {

@@ -18,6 +18,7 @@
 
 #include "fiber.h"
 #include "graph.h"
+#include "races/races.h"
 #include "tilewise/error.h"
 
 namespace tilewise::emulator {
@@ -30,6 +31,7 @@ struct Exchange {
   unsigned mask = 0;
   int arrived = 0;
   unsigned generation = 0;
+  races::SyncOwner sync = {};
   alignas(16) std::byte slots[2][32][most_bytes] = {};
 };
 
@@ -44,6 +46,7 @@ struct Warpgroup {
   struct Asked {
     std::array<Product, 128> of;
     int arrived = 0;
+    races::Asked clocks;
   };
   std::deque<Asked> asked;  // from number `first` on
   std::uint64_t first = 0;  // all before are done
@@ -53,6 +56,7 @@ struct NamedBarrier {
   int arrived = 0, threads = 0;
   unsigned generation = 0;
   bool any = false, any_of[2] = {};
+  races::SyncOwner sync;
 };
 
 struct Block {
@@ -64,6 +68,7 @@ struct Block {
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;
   NamedBarrier barriers[16];
+  races::SyncOwner pair_sync;  // of its own threads, at the barrier of two blocks
   int alive = 0;
   std::deque<std::function<void()>> pending;  // copies under way
   int free_registers = 0;                     // what threads gave back
@@ -154,12 +159,14 @@ void leave(Thread& thread) {
   Block& block = block_of(&thread);
   for (auto& [group, work] : thread.stores.work) work();
   thread.stores.work.clear();
+  races::end_thread();
   --block.alive;
   thread.warp->alive &= ~(1u << thread.lane);
   NamedBarrier& all = block.barriers[0];
   if (block.alive > 0 && all.arrived == block.alive) {
     all.arrived = 0;
     ++all.generation;
+    races::complete(all.sync);
   }
   thread.done = true;
 }
@@ -268,6 +275,7 @@ void Grid::run_block(unsigned number) {
     thread.block = &block;
     thread.stack_pointer = stacks.begin(n, &run_thread);
   }
+  races::begin_block(number, how.threads, block.dynamic, block.dynamic_bytes);
   {
     const std::lock_guard guard(lock);
     running[number] = &block;
@@ -283,6 +291,7 @@ void Grid::run_block(unsigned number) {
       moved = true;
       self = &thread;
       resume_fiber(&scheduler_stack, thread.stack_pointer, thread.fake_stack, stacks, thread.index.x);
+      self = nullptr;
       if (failed) break;
     }
     if (moved) {
@@ -299,6 +308,7 @@ void Grid::run_block(unsigned number) {
     wait_for_others(block, seen);
   }
   for (auto& work : block.pending) work();
+  races::end_block();
   unpoison_behind(block.dynamic + how.shared_bytes,
                   (how.shared_bytes + alignment) / alignment * alignment - how.shared_bytes);
   const std::lock_guard guard(lock);
@@ -314,11 +324,14 @@ void Grid::work() {
 
 namespace {
 
-void run(const Launched& how, const std::function<void()>& kernel) {
+void run(const Launched& how, void* stream, const std::function<void()>& kernel) {
+  races::begin_launch(how.name, stream, how.early);
   Grid launched(how, kernel);
   launched.workers = 1;
   launched.work();
   for (std::size_t n = 0; n < launched.more.size(); ++n) launched.more[n].join();
+  const char* race = races::end_launch();
+  if (race != nullptr && !launched.failed) launched.set_error(std::string(how.name) + ": " + race);
   if (launched.failed) report_fault(launched.error);
 }
 
@@ -326,16 +339,17 @@ void run(const Launched& how, const std::function<void()>& kernel) {
 
 void launch(const Launched& how, void* stream, std::function<void()> kernel) {
   const std::string name = how.name;
-  if (how.grid.x > 0x7FFFFFFF || how.grid.y > 0xFFFF || how.threads > 1024 || how.shared_bytes > 232448) {
+  if (how.grid.x > 0x7FFFFFFF || how.grid.y > 0xFFFF || how.threads > 1024 ||
+      how.shared_bytes > most_shared_bytes()) {
     throw DeviceError(name + ": cudaErrorInvalidConfiguration (the emulator)");
   }
   if (const std::string fault = take_fault(); !fault.empty()) {
     throw DeviceError(name + ": cudaErrorLaunchFailure (" + fault + ")");
   }
   if (capturing(stream)) {
-    record(stream, [how, kernel = std::move(kernel)] { run(how, kernel); });
+    record(stream, [how, stream, kernel = std::move(kernel)] { run(how, stream, kernel); });
   } else {
-    run(how, kernel);
+    run(how, stream, kernel);
   }
 }
 
@@ -387,6 +401,7 @@ namespace {
 
 bool pass(NamedBarrier& barrier, int threads, bool value, bool waits, const char* at) {
   barrier.any |= value;
+  races::arrive(barrier.sync);
   const unsigned generation = barrier.generation;
   if (barrier.arrived == 0) {
     barrier.threads = threads;
@@ -398,9 +413,11 @@ bool pass(NamedBarrier& barrier, int threads, bool value, bool waits, const char
     barrier.any = false;
     barrier.arrived = 0;
     ++barrier.generation;
+    races::complete(barrier.sync);
   } else if (waits) {
     wait_for([&] { return barrier.generation != generation; }, at);
   }
+  if (waits) races::pass(barrier.sync);
   return barrier.any_of[generation % 2];
 }
 
@@ -442,6 +459,7 @@ void sync_pair_of_blocks() {
     const std::lock_guard guard(grid->lock);
     barrier = &grid->pairs[block_of(self).number / 2];
   }
+  races::arrive(block_of(self).pair_sync);
   const unsigned generation = barrier->generation;
   if (++barrier->arrived == 2 * grid->how.threads) {
     barrier->arrived = 0;
@@ -449,9 +467,18 @@ void sync_pair_of_blocks() {
   } else {
     wait_for([&] { return barrier->generation != generation; }, "the barrier of two blocks");
   }
+  races::complete(block_of(self).pair_sync);
+  races::pass(block_of(self).pair_sync);
 }
 
 namespace {
+
+Exchange& exchange_of(Warp& warp, unsigned mask) {
+  for (Exchange& one : warp.exchanges) {
+    if (one.mask == mask) return one;
+  }
+  return warp.exchanges.emplace_back(Exchange{.mask = mask});
+}
 
 // `complete(slots)` is called once, by the lane that comes last.
 template <typename Complete>
@@ -459,12 +486,7 @@ std::byte* meet(unsigned mask, const void* own, std::size_t bytes, const Complet
   Thread& thread = *self;
   Warp& warp = *thread.warp;
   if (!(mask >> thread.lane & 1)) fail("a lane outside the mask it gives");
-  Exchange* found = nullptr;
-  for (Exchange& one : warp.exchanges) {
-    if (one.mask == mask) found = &one;
-  }
-  if (found == nullptr) found = &warp.exchanges.emplace_back(Exchange{.mask = mask});
-  Exchange& all = *found;
+  Exchange& all = exchange_of(warp, mask);
   const unsigned generation = all.generation;
   std::memcpy(all.slots[generation % 2][thread.lane], own, bytes);
   ++all.arrived;
@@ -482,6 +504,14 @@ std::byte* meet(unsigned mask, const void* own, std::size_t bytes, const Complet
 
 const std::byte* exchange_bytes(unsigned mask, const void* own, std::size_t bytes) {
   return meet(mask, own, bytes, [](const auto&) {});
+}
+
+void sync_lanes(unsigned mask) {
+  races::SyncOwner& sync = exchange_of(*self->warp, mask).sync;
+  races::arrive(sync);
+  exchange(mask, 0);
+  races::complete(sync);
+  races::pass(sync);
 }
 
 // Copies and stores by groups.
@@ -513,19 +543,38 @@ void do_later(std::function<void()> work) {
 }  // namespace
 
 void copy_later(void* to_shared, const void* from, int bytes, int size) {
+  races::set_place(__builtin_return_address(0));
+  races::read_by_copy(from, static_cast<std::size_t>(bytes), nullptr);
+  races::write_by_async_copy(to_shared, static_cast<std::size_t>(size), self->copies.committed);
   ask(self->copies, [=] {
     std::memset(to_shared, 0, static_cast<std::size_t>(size));
     std::memcpy(to_shared, from, static_cast<std::size_t>(bytes));
   });
 }
 void commit_copies() { ++self->copies.committed; }
-void wait_copies(int groups) { wait_groups(self->copies, groups); }
+namespace {
+
+// The first group that may still be under way.
+std::uint64_t first_of(const Groups& groups, int under_way) {
+  const auto most = static_cast<std::uint64_t>(under_way);
+  return groups.committed > most ? groups.committed - most : 0;
+}
+
+}  // namespace
+
+void wait_copies(int groups) {
+  wait_groups(self->copies, groups);
+  races::async_copies_done(first_of(self->copies, groups));
+}
 
 void add_floats(float* to, const float* from_shared, int bytes) {
   if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0 ||
       reinterpret_cast<std::uintptr_t>(from_shared) % 16 != 0 || bytes % 16 != 0) {
     fail("cp.reduce.async.bulk of odd addresses or bytes");
   }
+  races::set_place(__builtin_return_address(0));
+  races::read_by_store(from_shared, static_cast<std::size_t>(bytes), self->stores.committed);
+  races::write_by_store(to, static_cast<std::size_t>(bytes), self->stores.committed, true);
   ask(self->stores, [=] {
     for (int n = 0; n < bytes / 4; ++n) {
       std::atomic_ref<float> word(to[n]);
@@ -536,7 +585,14 @@ void add_floats(float* to, const float* from_shared, int bytes) {
   });
 }
 void commit_stores() { ++self->stores.committed; }
-void wait_stores(int groups) { wait_groups(self->stores, groups); }
+void wait_stores(int groups) {
+  wait_groups(self->stores, groups);
+  races::stores_done(first_of(self->stores, groups));
+}
+void wait_stores_read(int groups) {
+  wait_groups(self->stores, groups);
+  races::stores_read(first_of(self->stores, groups));
+}
 
 // Barriers in shared memory: phase, bytes that are to come, arrivals of a phase and those that are to come.
 
@@ -554,13 +610,17 @@ template <typename Change>
 void change(std::uint64_t* barrier, const Change& by) {
   std::atomic_ref<std::uint64_t> word(*barrier);
   std::uint64_t before = word.load(), after = 0;
+  bool over = false;
   do {
     auto now = std::bit_cast<Mbarrier>(before);
     by(now);
-    if ((now.state & ~phase_bit) == 0 && now.bytes == 0) {
+    over = (now.state & ~phase_bit) == 0 && now.bytes == 0;
+    if (over) {
       now.state = static_cast<std::uint16_t>((now.state ^ phase_bit) | now.arrivals);
     }
     after = std::bit_cast<std::uint64_t>(now);
+    // Before it is to be seen: who waits takes what was known when the phase ended.
+    if (over) races::phase_over(barrier);
   } while (!word.compare_exchange_weak(before, after));
 }
 
@@ -569,12 +629,16 @@ void change(std::uint64_t* barrier, const Change& by) {
 void mbarrier_init(std::uint64_t* barrier, std::uint32_t arrivals) {
   const auto count = static_cast<std::uint16_t>(arrivals);
   *barrier = std::bit_cast<std::uint64_t>(Mbarrier{.bytes = 0, .arrivals = count, .state = count});
+  races::set_place(__builtin_return_address(0));
+  races::init(barrier);
 }
 
 void mbarrier_arrive(std::uint64_t* barrier, std::uint32_t expected_bytes) {
   if ((std::bit_cast<Mbarrier>(std::atomic_ref(*barrier).load()).state & ~phase_bit) == 0) {
     fail("more arrivals at an mbarrier than it was made for, or none was made");
   }
+  races::set_place(__builtin_return_address(0));
+  races::arrive_at(barrier);
   change(barrier, [&](Mbarrier& now) {
     now.bytes += static_cast<std::int32_t>(expected_bytes);
     --now.state;
@@ -595,6 +659,8 @@ void mbarrier_wait(const std::uint64_t* barrier, std::uint32_t parity) {
   std::string& name = names[address];
   if (name.empty()) name = "the mbarrier at shared address " + std::to_string(address);
   wait_for(over, name.c_str());
+  races::set_place(__builtin_return_address(0));
+  races::waited_for(barrier);
 }
 
 // Boxes of tensors.
@@ -674,6 +740,14 @@ void load_box(void* to_shared, const void* map, std::uint64_t* barrier, const st
   const Copied copied = copied_from(map, place, rank);
   check_shared(to_shared, box_bytes(copied.map), 128);
   const std::uint32_t shared = shared_address(to_shared);
+  if (races::enabled) {
+    races::set_place(__builtin_return_address(0));
+    const auto width = static_cast<std::size_t>(copied.map.element_bytes);
+    for_each_element(copied, shared, [&](std::size_t, const std::byte* from) {
+      if (from != nullptr) races::read_by_copy(from, width, barrier);
+    });
+    races::write_by_copy(to_shared, box_bytes(copied.map), barrier);
+  }
   do_later([=] { load(static_cast<std::byte*>(to_shared), shared, copied, barrier); });
 }
 
@@ -694,6 +768,14 @@ void store_box(const void* map, const void* from_shared, const std::int32_t* pla
   const Copied copied = copied_from(map, place, rank);
   check_shared(from_shared, box_bytes(copied.map), 128);
   const std::uint32_t shared = shared_address(from_shared);
+  if (races::enabled) {
+    races::set_place(__builtin_return_address(0));
+    const auto width = static_cast<std::size_t>(copied.map.element_bytes);
+    races::read_by_store(from_shared, box_bytes(copied.map), self->stores.committed);
+    for_each_element(copied, shared, [&](std::size_t, const std::byte* to) {
+      if (to != nullptr) races::write_by_store(to, width, self->stores.committed, false);
+    });
+  }
   ask(self->stores, [=] {
     const auto width = static_cast<std::size_t>(copied.map.element_bytes);
     for_each_element(copied, shared, [&](std::size_t offset, const std::byte* to) {
@@ -709,6 +791,9 @@ void load_bytes(void* to_shared, const void* from, std::uint32_t bytes, std::uin
     fail("cp.async.bulk of odd addresses or bytes");
   }
   check_shared(to_shared, bytes, 16);
+  races::set_place(__builtin_return_address(0));
+  races::read_by_copy(from, bytes, barrier);
+  races::write_by_copy(to_shared, bytes, barrier);
   do_later([=] {
     std::memcpy(to_shared, from, bytes);
     mbarrier_complete(barrier, bytes);
@@ -737,7 +822,7 @@ float number(std::uint16_t bits, bool bf16) {
 }
 
 // Element (m, k) of a tile of rows or columns m and summands k.
-float element(std::uint64_t tile, bool turned, int m, int k, bool bf16) {
+const std::byte* place_of_element(std::uint64_t tile, bool turned, int m, int k) {
   const auto first = static_cast<std::uint32_t>(tile & 0x3FFF) << 4;
   const auto panels = static_cast<std::uint32_t>(tile >> 16 & 0x3FFF) << 4;
   const auto eights = static_cast<std::uint32_t>(tile >> 32 & 0x3FFF) << 4;
@@ -745,9 +830,33 @@ float element(std::uint64_t tile, bool turned, int m, int k, bool bf16) {
              column = static_cast<std::uint32_t>(turned ? m : k);
   const std::uint32_t address =
       first + column / 64 * panels + row / 8 * eights + row % 8 * 128 + column % 64 * 2;
+  return shared_pointer(static_cast<std::uint32_t>(swizzled(address, 128)), 2);
+}
+float element(std::uint64_t tile, bool turned, int m, int k, bool bf16) {
   std::uint16_t bits = 0;
-  std::memcpy(&bits, shared_pointer(static_cast<std::uint32_t>(swizzled(address, 128)), 2), 2);
+  std::memcpy(&bits, place_of_element(tile, turned, m, k), 2);
   return number(bits, bf16);
+}
+
+// Calls body(m, address) for every 16 bytes of a tile of `rows` rows or columns and 16 summands.
+template <typename Body>
+void for_each_16_bytes(std::uint64_t tile, bool turned, int rows, const Body& body) {
+  for (int m = 0; m < rows; m += turned ? 8 : 1) {
+    for (int k = 0; k < 16; k += turned ? 1 : 8) body(m, place_of_element(tile, turned, m, k));
+  }
+}
+
+// Each warp reads its own 16 rows of a, and all of b.
+void watch_product(const Warpgroup::Asked& asked, std::uint64_t number) {
+  const Product& of = asked.of[0];
+  if (!of.a_in_registers) {
+    for_each_16_bytes(of.a_tile, of.turned_a, 64, [&](int m, const std::byte* at) {
+      races::read_by_product(asked.clocks, m / 16, at, 16, number);
+    });
+  }
+  for_each_16_bytes(of.b_tile, of.turned_b, of.n, [&](int, const std::byte* at) {
+    for (int warp = 0; warp < 4; ++warp) races::read_by_product(asked.clocks, warp, at, 16, number);
+  });
 }
 
 void multiply_all(const std::array<Product, 128>& of) {
@@ -840,7 +949,12 @@ void multiply(const Product& own) {
       }
     }
   }
-  if (++asked.arrived == 128 && !late()) run_products(group, group.first + place + 1);
+  races::ask(asked.clocks);
+  if (++asked.arrived == 128 && races::enabled) {
+    races::set_place(__builtin_return_address(0));
+    watch_product(asked, group.first + place);
+  }
+  if (asked.arrived == 128 && !late()) run_products(group, group.first + place + 1);
 }
 
 void commit_products() { self->product_groups.push_back(self->products); }
@@ -859,6 +973,7 @@ void wait_products(int groups) {
       },
       "wgmma of its warpgroup");
   run_products(group, until);
+  races::products_done(until);
 }
 
 }  // namespace tilewise::emulator

@@ -59,6 +59,7 @@ struct Launched {
   Index grid;
   unsigned threads;
   std::size_t shared_bytes;
+  bool early = false;  // may begin before the kernel ahead has ended
 };
 
 /// Runs a kernel, or records it where a graph is being captured. Throws std::runtime_error where its threads
@@ -100,6 +101,9 @@ void sync_named(int number, int threads);
 void arrive_named(int number, int threads);
 bool any_of_named(int number, int threads, bool value);
 void sync_pair_of_blocks();
+
+/// __syncwarp. Shuffles and votes put nothing in order that lanes wrote.
+void sync_lanes(unsigned mask);
 
 /// setmaxnreg: the thread gives registers back to its block, or waits until there are enough to take.
 void set_registers(int registers);
@@ -153,6 +157,7 @@ void store_box(const void* map, const void* from_shared, const std::int32_t* pla
 void add_floats(float* to, const float* from_shared, int bytes);
 void commit_stores();
 void wait_stores(int groups);
+void wait_stores_read(int groups);
 void load_bytes(void* to_shared, const void* from, std::uint32_t bytes, std::uint64_t* barrier);
 
 }  // namespace tilewise::emulator

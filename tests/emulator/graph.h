@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -15,6 +16,9 @@ void record(void* stream, std::function<void()> work);
 /// What went wrong in a kernel, for the next call. Empty where nothing did; taken once.
 void report_fault(const std::string& what);
 std::string take_fault();
+
+/// The most shared memory that a block may have on the emulated device.
+std::size_t most_shared_bytes();
 
 /// What is in a CUtensorMap of the emulated driver.
 struct TensorMap {

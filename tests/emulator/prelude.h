@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "emulator.h"
+#include "races/races.h"
 
 #undef __shared__
 #undef __forceinline__
@@ -32,9 +33,11 @@
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __grid_constant__
-// As sm_90a. After CUDA's own headers, which would take it for a pass of nvcc.
-#define __CUDA_ARCH__ 900
+// After CUDA's own headers, which would take it for a pass of nvcc. 9.0 is sm_90a.
+#define __CUDA_ARCH__ (10 * TILEWISE_EMULATED_ARCHITECTURE)
+#if TILEWISE_EMULATED_ARCHITECTURE == 90
 #define __CUDA_ARCH_FEAT_SM90_ALL 1
+#endif
 
 #define threadIdx (::tilewise::emulator::self->index)
 #define blockIdx (::tilewise::emulator::block_index)
@@ -146,7 +149,10 @@ template <typename T>
 inline void __stcg(T* to, T value) {
   *to = value;
 }
-inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void __threadfence() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  tilewise::emulator::races::fence_device();
+}
 inline void __threadfence_block() {}
 inline std::size_t __cvta_generic_to_shared(const void* p) { return tilewise::emulator::shared_address(p); }
 [[noreturn]] inline void __trap() { tilewise::emulator::fail("__trap"); }
@@ -187,7 +193,7 @@ inline T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_ident
 
 // Lanes of a warp and threads of a block.
 inline void __syncthreads() { tilewise::emulator::sync_block(); }
-inline void __syncwarp(unsigned mask = ~0u) { tilewise::emulator::exchange(mask, 0); }
+inline void __syncwarp(unsigned mask = ~0u) { tilewise::emulator::sync_lanes(mask); }
 template <typename T>
 inline T __shfl_sync(unsigned mask, T value, int from, int width = 32) {
   const int lane = tilewise::emulator::self->lane;
@@ -229,21 +235,26 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 }
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+template <typename T, typename Join>
+inline T emulated_redux(unsigned mask, T value, const Join& join) {
+  if (__CUDA_ARCH__ < 800) tilewise::emulator::fail("redux before 8.0");
+  return emulated_reduction(mask, value, join);
+}
 template <typename T>
 inline T __reduce_add_sync(unsigned mask, T value) {
-  return emulated_reduction(mask, value, [](T a, T b) { return a + b; });
+  return emulated_redux(mask, value, [](T a, T b) { return a + b; });
 }
 template <typename T>
 inline T __reduce_max_sync(unsigned mask, T value) {
-  return emulated_reduction(mask, value, [](T a, T b) { return std::max(a, b); });
+  return emulated_redux(mask, value, [](T a, T b) { return std::max(a, b); });
 }
 template <typename T>
 inline T __reduce_min_sync(unsigned mask, T value) {
-  return emulated_reduction(mask, value, [](T a, T b) { return std::min(a, b); });
+  return emulated_redux(mask, value, [](T a, T b) { return std::min(a, b); });
 }
 template <typename T>
 inline T __reduce_or_sync(unsigned mask, T value) {
-  return emulated_reduction(mask, value, [](T a, T b) { return a | b; });
+  return emulated_redux(mask, value, [](T a, T b) { return a | b; });
 }
 
 template <typename... Parameters>

@@ -19,6 +19,7 @@
 
 #include "fiber.h"
 #include "graph.h"
+#include "races/races.h"
 
 namespace tilewise::emulator {
 namespace {
@@ -48,7 +49,21 @@ int number_from(const char* name, int otherwise) {
   return value == nullptr ? otherwise : std::atoi(value);
 }
 
+int device_capability() { return number_from("TILEWISE_EMULATOR_CAPABILITY", 90); }
+
 }  // namespace
+
+std::size_t most_shared_bytes() {  // by CUDA's table of compute capabilities
+  switch (device_capability()) {
+    case 75: return 64 << 10;
+    case 86:
+    case 89:
+    case 120: return 99 << 10;
+    case 80:
+    case 87: return 163 << 10;
+    default: return 227 << 10;
+  }
+}
 
 void report_fault(const std::string& what) {
   const std::lock_guard guard(faults_lock);
@@ -167,16 +182,14 @@ cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : faile
 // Those of an H200, unless the environment has others.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr what, int device) {
   if (device != 0) return failed(cudaErrorInvalidDevice);
-  const int capability = number_from("TILEWISE_EMULATOR_CAPABILITY", 90);
+  const int capability = device_capability();
   switch (what) {
     case cudaDevAttrMultiProcessorCount:
       *value = number_from("TILEWISE_EMULATOR_MULTIPROCESSORS", 132);
       break;
     case cudaDevAttrComputeCapabilityMajor: *value = capability / 10; break;
     case cudaDevAttrComputeCapabilityMinor: *value = capability % 10; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = 1024 * (capability < 80 ? 64 : capability < 90 ? 163 : 227);
-      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(most_shared_bytes()); break;
     default: return failed(cudaErrorInvalidValue);
   }
   return cudaSuccess;
@@ -191,7 +204,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   std::memset(attributes, 0, sizeof *attributes);
-  attributes->ptxVersion = number_from("TILEWISE_EMULATOR_CAPABILITY", 90);
+  attributes->ptxVersion = std::min(device_capability(), TILEWISE_EMULATED_ARCHITECTURE);
   attributes->binaryVersion = attributes->ptxVersion;
   attributes->maxThreadsPerBlock = 1024;
   return cudaSuccess;
@@ -226,11 +239,13 @@ cudaError_t cudaMalloc(void** data, std::size_t bytes) {
   *data = std::aligned_alloc(alignment, whole);
   if (*data == nullptr) return failed(cudaErrorMemoryAllocation);
   memory_in_use += malloc_usable_size(*data);
+  races::allocated(*data, bytes);
   poison_behind(static_cast<std::byte*>(*data) + bytes, whole - bytes);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
   memory_in_use -= malloc_usable_size(data);
+  races::freed(data);
   std::free(data);
   return cudaSuccess;
 }
@@ -242,7 +257,10 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
-  run_or_record(stream, cudaGraphNodeTypeMemset, [=] { std::memset(data, value, bytes); });
+  run_or_record(stream, cudaGraphNodeTypeMemset, [=] {
+    races::stream_waits(stream);
+    std::memset(data, value, bytes);
+  });
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
@@ -250,7 +268,10 @@ cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
-  run_or_record(stream, cudaGraphNodeTypeMemcpy, [=] { std::memcpy(to, from, bytes); });
+  run_or_record(stream, cudaGraphNodeTypeMemcpy, [=] {
+    races::stream_waits(stream);
+    std::memcpy(to, from, bytes);
+  });
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {

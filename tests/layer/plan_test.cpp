@@ -103,6 +103,46 @@ TEST(Plan, of_a_rotary_embedding_reads_positions_when_it_runs) {
   }
 }
 
+/// A check takes what the call takes and computes nothing; what it refuses, it refuses in the call's words.
+template <typename Inputs, typename Outputs, typename Check, typename Call>
+void expect_check_of(const Check& check, const Call& call, const Inputs& sound, const Inputs& wrong,
+                     const Outputs& outputs, const std::vector<Buffer*>& results) {
+  const Context context = serial_context();
+  for (Buffer* result : results) result->poison();
+  std::vector<std::vector<std::byte>> before, after;
+  for (const Buffer* result : results) before.push_back(result->bytes());
+  EXPECT_NO_THROW(check(sound, {}, outputs, context));
+  const std::string said = thrown<InvalidArgument>([&] { check(wrong, {}, outputs, context); });
+  EXPECT_EQ(said, thrown<InvalidArgument>([&] { call(wrong, {}, outputs, context); }));
+  EXPECT_FALSE(said.empty());
+  for (const Buffer* result : results) after.push_back(result->bytes());
+  EXPECT_EQ(before, after);
+}
+
+TEST(Checks, alone_take_and_refuse_what_the_calls_do) {
+  SeededRandom random(78);
+  const Buffer x = random_buffer(random, DType::f32, {6, 16}), y = random_buffer(random, DType::f32, {6, 15});
+  const Buffer weight = random_buffer(random, DType::f32, {16});
+  const Buffer up = random_buffer(random, DType::f32, {20, 16}),
+               down = random_buffer(random, DType::f32, {16, 20});
+  Buffer product(DType::f32, {6, 20}), out(DType::f32, {6, 16});
+  expect_check_of<GemmInputs, GemmOutputs>(check_gemm, gemm, {.a = x.view(), .b = up.view()},
+                                           {.a = y.view(), .b = up.view()}, {product.view()}, {&product});
+  expect_check_of<NormInputs, NormOutputs>(
+      check_norm_forward, norm_forward, {.x = x.view(), .weight = weight.view()},
+      {.x = y.view(), .weight = weight.view()}, {.y = out.view()}, {&out});
+  expect_check_of<FfnInputs, FfnOutputs>(
+      check_ffn_forward, ffn_forward, {.x = x.view(), .up = up.view(), .down = down.view()},
+      {.x = y.view(), .up = up.view(), .down = down.view()}, {.out = out.view()}, {&out});
+  const Buffer q = random_buffer(random, DType::f32, {1, 2, 3, 8});
+  const Buffer cos = random_buffer(random, DType::f32, {10, 4}),
+               sin = random_buffer(random, DType::f32, {10, 3});
+  Buffer turned(DType::f32, {1, 2, 3, 8});
+  expect_check_of<RopeInputs, RopeOutputs>(
+      check_rope, rope, {.q = q.view(), .cos = cos.view(), .sin = cos.view()},
+      {.q = q.view(), .cos = cos.view(), .sin = sin.view()}, {.q = turned.view()}, {&turned});
+}
+
 // The operations of a layer are planned first, and what index tensors hold is looked at before the first of
 // them runs: the rotary embedding would have written the cache before attention saw the lengths.
 TEST(Layer, bad_key_lengths_leave_the_cache_as_it_was) {

@@ -48,6 +48,31 @@ TEST(RopeIndices, RowsOfAnglesAndPlacesInTheCacheAreInside) {
   EXPECT_GT(outside, 500);
 }
 
+TEST(RopeIndices, PlacesInTheCacheBeyondTheTableOfAnglesAreRefused) {
+  Random random(2);
+  const Sizes n{1, 2, 1, 3, 8, 4, 4};
+  Problem p = random_problem(random, n, DType::f32);
+  add_cache(p, random, n, false);
+  p.cos = random_buffer(random, DType::f32, {table_rows, 2});
+  p.sin = random_buffer(random, DType::f32, {table_rows, 2});
+  p.k_cache = Buffer(DType::f32, {1, 1, table_rows + 3, 8});
+  p.v_cache = Buffer(DType::f32, {1, 1, table_rows + 3, 4});
+  RopeInputs in = p.inputs();
+  in.positions = {};  // with ends, the place in the cache is the position
+  std::swap(in.cache_starts, in.cache_ends);
+  const auto call = [&] {
+    Context context = serial_context();
+    with_workspace(rope_workspace(in, p.options, p.outputs(), context), [&](Workspace workspace) {
+      context.workspace = workspace;
+      rope(in, p.options, p.outputs(), context);
+    });
+  };
+  p.cache_starts.fill(table_rows);
+  EXPECT_NO_THROW(call());
+  p.cache_starts.fill(table_rows + 1);
+  EXPECT_EQ(thrown<InvalidArgument>(call), "cos: expected a table of at least 51 positions, got f32[50, 2]");
+}
+
 TEST(RopeIndices, ACacheThatIsTooSmallWithoutStartsIsRefusedOnDevicesToo) {
   Random random(1);
   const Sizes n{1, 2, 1, 6, 8, 4, 4};

@@ -77,6 +77,8 @@ void poison_past_lengths(RandomProblem& p) {
   });
 }
 
+}  // namespace
+
 void make_additive_mask(Random& rng, RandomProblem& p, const Magnitudes& magnitudes) {
   const DType dtype = rng.pick({DType::f32, p.dtype});
   p.mask = random_buffer(rng, dtype, broadcast_shape(rng, p), input_values);
@@ -93,6 +95,8 @@ void make_additive_mask(Random& rng, RandomProblem& p, const Magnitudes& magnitu
   });
   poison_past_lengths(p);
 }
+
+namespace {
 
 using BlockRows = std::vector<std::vector<std::int64_t>>;  // the key blocks of each row of query blocks
 

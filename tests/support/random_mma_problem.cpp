@@ -94,12 +94,39 @@ void choose_long_walks(Random& rng, RandomProblem& p) {
   p.batch = filled * (many_results / rows + 1);
 }
 
+/// Rows of a pair representation, as triangle attention has them: narrow heads, many entries.
+void choose_pair_rows(Random& rng, RandomProblem& p) {
+  p.layout = Layout::dense;
+  p.heads_q = p.heads_kv = rng.between(1, 4);
+  p.dim_qk = p.dim_v = rng.pick<std::int64_t>({16, 32, 32, 32, 64});
+  p.length_q = p.length_k = rng.between(40, 200);
+  const double pairs = static_cast<double>(p.heads_q * p.length_q * p.length_k);
+  const double rows = mma_max_cost / (pairs * 2 * static_cast<double>(p.dim_qk));
+  p.batch = std::clamp(static_cast<std::int64_t>(rows), std::int64_t{2}, std::int64_t{20});
+}
+
 /// Leaves band, lengths and sinks, which the plain kernel takes.
 void drop_features(RandomProblem& p) {
   p.options.softcap = 0;
   p.options.dropout = {};
   p.mask = p.alibi_slopes = p.logit_scale = {};
   p.blocks = {};
+}
+
+/// A block mask of blocks that the kernels of wgmma take, or one of padding: an entry's queries share a row.
+void make_blocks_of_tiles(Random& rng, RandomProblem& p) {
+  const auto block = [&](std::int64_t length) {
+    return rng.pick<std::int64_t>({64, 128, 128, 128, 256, length, 4 * length});
+  };
+  p.blocks.block_q = block(p.length_q);
+  p.blocks.block_k = block(p.length_k);
+  make_blocks(rng, p);
+  Buffer& tiles = p.blocks.tiles;
+  if (!tiles.given()) return;
+  if (rng.chance(0.5)) tiles = with_aligned_rows(tiles);
+  if (!rng.chance(0.3)) return;
+  tiles = Buffer(DType::boolean, tiles.shape(), {.expanded = {1}});
+  tiles.fill_random(rng);
 }
 
 }  // namespace
@@ -134,6 +161,9 @@ RandomProblem random_wgmma_features_problem(std::uint64_t seed) {
   problem.dim_qk = chunks(problem.dim_qk);
   problem.dim_v = chunks(problem.dim_v);
   choose_few_keys(problem);
+  Random other(seed + 9);
+  const bool pair_rows = other.chance(0.15);
+  if (pair_rows) choose_pair_rows(other, problem);
   choose_options(rng, problem);
   const Magnitudes magnitudes = choose_magnitudes(rng, problem);
   make_tensors(rng, problem, magnitudes);
@@ -141,25 +171,13 @@ RandomProblem random_wgmma_features_problem(std::uint64_t seed) {
   make_head_values(rng, problem, magnitudes);
   problem.blocks = {};
   problem.logit_scale = {};
-  Random other(seed + 9);
-  if (problem.layout == Layout::dense && other.chance(0.25)) {
-    problem.mask = {};
-    problem.options.dropout = {};
-    problem.options.deterministic = false;
-    const auto block = [&](std::int64_t length) {
-      return other.pick<std::int64_t>({64, 128, 128, 128, 256, length, 4 * length});
-    };
-    problem.blocks.block_q = block(problem.length_q);
-    problem.blocks.block_k = block(problem.length_k);
-    make_blocks(other, problem);
-    if (problem.blocks.tiles.given()) problem.blocks.tiles = with_aligned_rows(problem.blocks.tiles);
-  }
-  if (problem.mask.given()) {
-    const bool rows = !problem.mask.shape().empty() && problem.mask.shape().back() == problem.length_k;
-    problem.mask = rows ? with_aligned_rows(problem.mask) : Buffer();
-  }
+  const bool dense = problem.layout == Layout::dense;
+  if (pair_rows || (dense && other.chance(0.3))) make_additive_mask(other, problem, magnitudes);
+  if (dense && other.chance(0.3)) make_blocks_of_tiles(other, problem);
+  const bool whole_rows = problem.mask.given() && !problem.mask.shape().empty() &&
+                          problem.mask.shape().back() == problem.length_k;
+  if (whole_rows && other.chance(0.5)) problem.mask = with_aligned_rows(problem.mask);
   choose_asked(rng, problem);
-  if (problem.asked.dmask) problem.options.softcap = 0;
   return problem;
 }
 

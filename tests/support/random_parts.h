@@ -20,6 +20,8 @@ Magnitudes choose_magnitudes(Random& rng, const RandomProblem& problem);
 void make_tensors(Random& rng, RandomProblem& problem, const Magnitudes& magnitudes);
 /// mask and blocks.
 void make_masks(Random& rng, RandomProblem& problem, const Magnitudes& magnitudes);
+/// An additive mask in the place of whatever was there, broadcast in any way.
+void make_additive_mask(Random& rng, RandomProblem& problem, const Magnitudes& magnitudes);
 /// The lists and tiles of blocks, whose sizes have been chosen: each key block of each row of query blocks is
 /// hidden, full or partial.
 void make_blocks(Random& rng, RandomProblem& problem);

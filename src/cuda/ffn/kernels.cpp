@@ -92,27 +92,24 @@ std::size_t workspace(const FfnCall& call, const Context& context) {
                   few_rows_gemm.workspace(down_product(call, plan, 0, plan.chunk), context));
 }
 
-void launch_on_device(const FfnCall& call, const Context& context) {
+void launch_on_device([[maybe_unused]] const FfnCall& call, [[maybe_unused]] const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   if (call.problem.out == 0) return;
   Arena arena(context.workspace.data);
   const Plan plan = plan_of(call, arena);
-  Context rest = context;
-  rest.workspace.data = static_cast<std::byte*>(context.workspace.data) + arena.rounded();
-  rest.workspace.bytes -= arena.rounded();
+  Context remaining = context;
+  remaining.workspace.data = static_cast<std::byte*>(context.workspace.data) + arena.rounded();
+  remaining.workspace.bytes -= arena.rounded();
   const DeviceGuard guard(context.device.index);
   const auto run = [&]<typename T>() {
     for (std::int64_t first = 0; first < call.problem.tokens; first += plan.chunk) {
       const std::int64_t count = std::min(plan.chunk, call.problem.tokens - first);
-      gemm::few_of<T>(up_product(call, plan, first, count), rest, gemm::FewTurn::first);
-      gemm::few_of<T>(down_product(call, plan, first, count), rest, gemm::FewTurn::second);
+      gemm::few_of<T>(up_product(call, plan, first, count), remaining, gemm::InChain::first);
+      gemm::few_of<T>(down_product(call, plan, first, count), remaining, gemm::InChain::second);
     }
   };
   call.problem.dtype == DType::f16 ? run.template operator()<__half>()
                                    : run.template operator()<__nv_bfloat16>();
-#else
-  static_cast<void>(call);
-  static_cast<void>(context);
 #endif
 }
 

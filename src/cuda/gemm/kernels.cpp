@@ -24,14 +24,10 @@ std::string unsuited_for_hopper(const GemmProblem& problem) {
   if (problem.residual && problem.accumulate) return "adds a residual or accumulates, not both";
   constexpr std::int64_t most = std::int64_t{1} << 30;
   if (problem.m > most || problem.n > most || problem.k > most) return "takes dimensions to 2^30";
-  try {
-    if (device_properties(problem.device.index).compute_capability != 90) {
-      return "needs compute capability 9.0, which alone has its instructions";
-    }
-  } catch (const DeviceError& error) {
-    return error.what();
-  }
-  return {};
+  return reason_against_device(problem.device, [](const DeviceProperties& device) {
+    return device.compute_capability != 90 ? "needs compute capability 9.0, which alone has its instructions"
+                                           : "";
+  });
 }
 
 std::string unsuited_for_halves(const GemmProblem& problem) {
@@ -85,14 +81,9 @@ std::string supports_mma(const GemmProblem& problem) {
   }
   if (problem.k == 0) return "takes no less than one summand";
   if ((problem.m / 128 + 1) * (problem.n / 64 + 1) > 0x7fffffff) return "takes fewer than 2^31 tiles";
-  try {
-    if (device_properties(problem.device.index).compute_capability < 80) {
-      return "needs compute capability 8.0";
-    }
-  } catch (const DeviceError& error) {
-    return error.what();
-  }
-  return {};
+  return reason_against_device(problem.device, [](const DeviceProperties& device) {
+    return device.compute_capability < 80 ? "needs compute capability 8.0" : "";
+  });
 }
 
 std::string supports_simt(const GemmProblem& problem) {
@@ -103,65 +94,54 @@ std::string supports_simt(const GemmProblem& problem) {
 
 std::size_t no_workspace(const GemmCall&, const Context&) { return 0; }
 
-Configuration configure_wgmma(const GemmCall& call, const Context& context) {
+Configuration configure_wgmma([[maybe_unused]] const GemmCall& call,
+                              [[maybe_unused]] const Context& context) {
   if (call.problem.m == 0 || call.problem.n == 0) return {};
 #ifdef TILEWISE_HAS_WGMMA
   return {.row = gemm::wgmma_row(call, context)};
 #else
-  static_cast<void>(context);
   return {};
 #endif
 }
 
-void launch_wgmma(const GemmCall& call, const Configuration& configuration, const Context& context) {
+void launch_wgmma([[maybe_unused]] const GemmCall& call, [[maybe_unused]] const Configuration& configuration,
+                  [[maybe_unused]] const Context& context) {
   if (call.problem.m == 0 || call.problem.n == 0) return;
 #ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
   call.problem.dtype == DType::f16 ? gemm::wgmma_of<__half>(call, configuration.row, context)
                                    : gemm::wgmma_of<__nv_bfloat16>(call, configuration.row, context);
-#else
-  static_cast<void>(configuration);
-  static_cast<void>(context);
 #endif
 }
 
-void launch_few_rows(const GemmCall& call, const Context& context) {
+void launch_few_rows([[maybe_unused]] const GemmCall& call, [[maybe_unused]] const Context& context) {
   if (call.problem.m == 0 || call.problem.n == 0) return;
 #ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
-  call.problem.dtype == DType::f16 ? gemm::few_of<__half>(call, context, gemm::FewTurn::first)
-                                   : gemm::few_of<__nv_bfloat16>(call, context, gemm::FewTurn::first);
-#else
-  static_cast<void>(context);
+  call.problem.dtype == DType::f16 ? gemm::few_of<__half>(call, context, gemm::InChain::first)
+                                   : gemm::few_of<__nv_bfloat16>(call, context, gemm::InChain::first);
 #endif
 }
 
-std::size_t few_workspace(const GemmCall& call, const Context& context) {
+std::size_t few_workspace([[maybe_unused]] const GemmCall& call, [[maybe_unused]] const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   return gemm::few_workspace(call, context);
 #else
-  static_cast<void>(call);
-  static_cast<void>(context);
   return 0;
 #endif
 }
 
-void launch_split(const GemmCall& call, const Context& context) {
+void launch_split([[maybe_unused]] const GemmCall& call, [[maybe_unused]] const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   const DeviceGuard guard(context.device.index);
   gemm::run_split(call, context);
-#else
-  static_cast<void>(call);
-  static_cast<void>(context);
 #endif
 }
 
-std::size_t split_workspace(const GemmCall& call, const Context& context) {
+std::size_t split_workspace([[maybe_unused]] const GemmCall& call, [[maybe_unused]] const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   return gemm::split_workspace(call, context);
 #else
-  static_cast<void>(call);
-  static_cast<void>(context);
   return 0;
 #endif
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <string>
 
+#include "tilewise/error.h"
 #include "tilewise/tensor.h"
 
 namespace tilewise::cuda {
@@ -24,6 +25,16 @@ std::string device_text(int index);
 /// Empty where kernels of this build run on the device, else why none does. A device that cannot be asked is
 /// left to the launch, which throws and says why.
 std::string unsuited_device(Device device);
+
+/// What `reason(properties)` has against a device; or why that cannot be asked.
+template <typename Reason>
+std::string reason_against_device(Device device, const Reason& reason) {
+  try {
+    return reason(device_properties(device.index));
+  } catch (const DeviceError& error) {
+    return error.what();
+  }
+}
 
 /// For tests: device_properties(index) gives these from now on, if nobody has asked before. There need not be
 /// such a device.

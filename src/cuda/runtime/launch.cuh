@@ -45,7 +45,8 @@ void launch_typed(void (*kernel)(Parameters...), KnownKernel& known, const Launc
   emulator::launch({.name = how.name,
                     .grid = {static_cast<unsigned>(how.blocks), static_cast<unsigned>(how.layers), 1},
                     .threads = static_cast<unsigned>(how.threads),
-                    .shared_bytes = how.shared_bytes},
+                    .shared_bytes = how.shared_bytes,
+                    .early = how.early},
                    how.stream, [kernel, ... arguments = Parameters(arguments)] { kernel(arguments...); });
   return;
 #endif

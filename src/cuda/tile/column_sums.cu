@@ -8,6 +8,7 @@
 #include "cuda/tile/chunk.cuh"
 #include "cuda/tile/element.cuh"
 #include "cuda/tile/team.cuh"
+#include "cuda/tile/with_type.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -112,11 +113,7 @@ void sum_strips(const Matrix& x, float* partials, int strips, const Context& con
         ? run.template operator()<chunk_strips_kernel<T>>(32 * chunk_size<T>)
         : run.template operator()<strips_kernel>(threads);
   };
-  switch (x.dtype) {
-    case DType::f16: return in_chunks.template operator()<__half>();
-    case DType::bf16: return in_chunks.template operator()<__nv_bfloat16>();
-    default: return in_chunks.template operator()<float>();
-  }
+  with_type(x.dtype, in_chunks);
 }
 
 void sum_partials(const PartialSums& first, const PartialSums& second, std::int64_t strips,

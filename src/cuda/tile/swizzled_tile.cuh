@@ -24,20 +24,20 @@ struct SwizzledTile {
   /// banks by turns, so four of them are enough there.
   static constexpr int period = dim % 64 == 0 ? 8 : 4;
 
-  static constexpr int turn_of(int row) { return period == 8 ? row & 7 : (row >> 1) & 3; }
+  static constexpr int phase_of(int row) { return period == 8 ? row & 7 : (row >> 1) & 3; }
   /// Bytes from the tile's beginning, which is a multiple of 128.
-  static constexpr int offset(int row, int chunk) { return row * row_bytes + ((chunk ^ turn_of(row)) * 16); }
+  static constexpr int offset(int row, int chunk) { return row * row_bytes + ((chunk ^ phase_of(row)) * 16); }
 };
 
 /// How a lane points ldmatrix at a tile: its place at the tile's beginning, and from there in steps of 16
-/// rows and 16 columns. One exclusive or and constants, since such steps keep turn_of.
+/// rows and 16 columns. One exclusive or and constants, since such steps keep phase_of.
 template <int dim>
 struct MatrixPointer {
   using Tile = SwizzledTile<dim>;
   std::uint32_t at_smem;
 
   /// For a, rows of a row-major [m, k]: the matrices of rows 0 to 7 and 8 to 15, then of columns 8 to 15. For
-  /// b from row-major [k, n], turned: two fragments of eight columns each. The same places.
+  /// b from row-major [k, n], transposed: two fragments of eight columns each. The same places.
   static __device__ MatrixPointer by_rows(std::uint32_t tile_smem) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     return {tile_smem + Tile::offset(lane % 16, lane / 16)};
@@ -102,9 +102,14 @@ __device__ __forceinline__ void load_strided_rows(std::byte* tile_smem, const st
   }
 }
 
-/// The same for rows anywhere: row r is at `from(r)`. Where they are not `aligned`, element by element; what
-/// did not go by copies is there after a barrier too.
-template <int count, int dim, int threads, typename From>
+/// Rows of a tile in their own order.
+struct InOrder {
+  static constexpr int key(int r) { return r; }
+};
+
+/// The same for rows anywhere: row r of the tile is that at `from(Order::key(r))`. Where they are not
+/// `aligned`, element by element; what did not go by copies is there after a barrier too.
+template <int count, int dim, int threads, typename Order = InOrder, typename From>
 __device__ __forceinline__ void load_any_rows(std::byte* tile_smem, const From& from, bool aligned, int valid,
                                               int dims) {
   using Tile = SwizzledTile<dim>;
@@ -112,15 +117,16 @@ __device__ __forceinline__ void load_any_rows(std::byte* tile_smem, const From& 
   for (int index = static_cast<int>(threadIdx.x); index < count * Tile::chunks; index += threads) {
     const int row = index / Tile::chunks;
     const int chunk = index % Tile::chunks;
+    const int key = Order::key(row);
     std::byte* to = tile_smem + Tile::offset(row, chunk);
-    const int elements = row < valid ? max(0, min(8, dims - chunk * 8)) : 0;
+    const int elements = key < valid ? max(0, min(8, dims - chunk * 8)) : 0;
     if (elements > 0 && aligned) {
-      copy_async_part(to, from(row) + chunk * 16, elements * 2);
+      copy_async_part(to, from(key) + chunk * 16, elements * 2);
       continue;
     }
     uint4 eight{};
     if (elements > 0) {
-      const auto* source = reinterpret_cast<const std::uint16_t*>(from(row)) + chunk * 8;
+      const auto* source = reinterpret_cast<const std::uint16_t*>(from(key)) + chunk * 8;
       const auto two = [&](int n) {
         const std::uint32_t low = n < elements ? source[n] : 0;
         const std::uint32_t high = n + 1 < elements ? source[n + 1] : 0;

@@ -2,13 +2,22 @@
 
 namespace tilewise::cuda {
 
-// Threads that have a row together: a warp of several in a block, or the whole block.
+// Threads that have a row together: neighbouring lanes, a warp of several in a block, or the whole block.
 
-__device__ __forceinline__ float warp_sum(float value) {
+/// Over `lanes` lanes, a power of two of them, that lie `stride` apart: the same in all.
+template <int lanes, int stride = 1, typename T>
+__device__ __forceinline__ T sum_over(T x) {
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
-  return value;
+  for (int apart = lanes / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(~0u, x, apart * stride);
+  return x;
 }
+template <int lanes, int stride = 1>
+__device__ __forceinline__ float maximum_over(float x) {
+#pragma unroll
+  for (int apart = lanes / 2; apart > 0; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart * stride));
+  return x;
+}
+__device__ __forceinline__ float warp_sum(float value) { return sum_over<32>(value); }
 
 template <bool one_warp>
 struct Team {

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cuda/runtime/device.h"
 #include "support/buffer.h"
 #include "support/device.h"
 #include "tilewise/attention.h"
@@ -68,6 +69,7 @@ class CudaPieces : public testing::Test {
 };
 
 TEST_F(CudaPieces, TensorCoresTakeCausalPiecesOf16Bits) {
+  if (cuda::device_properties(0).compute_capability < 80) GTEST_SKIP() << "needs compute capability 8.0";
   const Scene scene;
   for (const std::string& kernel : {chosen(scene.forward(scene.statistics)), chosen(scene.backward())}) {
     EXPECT_TRUE(kernel == "mma" || kernel == "wgmma") << kernel;

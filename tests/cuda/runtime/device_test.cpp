@@ -74,6 +74,31 @@ TEST(DeviceWithoutCode, is_taken_by_no_kernel) {
   }
 }
 
+TEST(DeviceWithLittleSharedMemory, gets_mma_in_f32_only_where_its_tiles_fit) {
+  assume_devices();
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    AttentionProblem problem{.pass = pass,
+                             .device = with_code,
+                             .dtype = DType::f32,
+                             .batch = 1,
+                             .heads_q = 2,
+                             .heads_kv = 2,
+                             .length_q = 2048,
+                             .length_k = 2048,
+                             .dim_qk = 64,
+                             .dim_v = 64,
+                             .queries = 2048,
+                             .most_keys = 2048,
+                             .aligned = true};
+    for (const std::int64_t dim : {64, 128, 136, 256}) {
+      problem.dim_qk = problem.dim_v = dim;
+      const bool room = pass == Pass::forward && dim <= 128;  // in 100 KiB
+      EXPECT_EQ(choose_kernel(attention_kernel_list(), problem, "auto").name == "mma", room)
+          << to_string(problem);
+    }
+  }
+}
+
 TEST(CublasLt, that_makes_no_handle_is_missing_and_says_why) {
   CublasLt lt{};
   lt.create = [](CublasLt::Handle* handle) {

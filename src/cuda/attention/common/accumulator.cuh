@@ -23,7 +23,7 @@ struct MmaView {
   static constexpr int keys = 2 * key_eights;
 
   template <typename S>
-  static __device__ __forceinline__ float& at(S& s, int q, int k) {
+  static __device__ __forceinline__ auto& at(S& s, int q, int k) {
     return s[q / 2][k / 2][2 * (q % 2) + k % 2];
   }
   static __device__ __forceinline__ constexpr int step(int k) { return 8 * (k / 2) + k % 2; }
@@ -102,6 +102,26 @@ __device__ __forceinline__ void hide_outside(S& s, int q, int first, int last, f
   for (int k = 0; k < View::keys; ++k) {
     const int key = own + View::step(k);  // with the call in it the condition would become a branch
     if (key < first || key >= last) View::at(s, q, k) = hidden;
+  }
+}
+
+/// The highest score of the lane's query q.
+template <typename View, typename S>
+__device__ __forceinline__ float highest_of(const S& s, int q) {
+  float highest = fmaxf(View::at(s, q, 0), View::at(s, q, 1));
+#pragma unroll
+  for (int k = 2; k < View::keys; k += 2) {
+    highest = fmaxf(highest, fmaxf(View::at(s, q, k), View::at(s, q, k + 1)));
+  }
+  return highest;
+}
+/// O of a lane's row, which is half `half` of fragments of mma.sync, relative to a later maximum.
+template <int eights>
+__device__ __forceinline__ void rescale_row(float (&o)[eights][4], int half, float factor) {
+#pragma unroll
+  for (int n = 0; n < eights; ++n) {
+    o[n][2 * half] *= factor;
+    o[n][2 * half + 1] *= factor;
   }
 }
 

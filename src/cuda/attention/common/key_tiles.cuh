@@ -58,12 +58,12 @@ struct QueryGrid {
   }
 };
 
-/// Leaves of keys [first, last) one of `parts` equal shares of their tiles of `size`.
-__device__ __forceinline__ void keep_share(std::int64_t& first, std::int64_t& last, const int& size, int part,
-                                           int parts) {
+/// Leaves of keys [first, last) one of `splits` equal shares of their tiles of `size`.
+__device__ __forceinline__ void keep_split_of(std::int64_t& first, std::int64_t& last, const int& size,
+                                              int split, int splits) {
   const std::int64_t tiles = (last - first + size - 1) / size;
-  const std::int64_t share = (tiles + parts - 1) / parts * size;
-  first += part * share;
+  const std::int64_t share = (tiles + splits - 1) / splits * size;
+  first += split * share;
   last = min(last, first + share);
 }
 
@@ -80,8 +80,8 @@ class KeyTiles<false> {
     next_ = range.first;
     end_ = range.last;
   }
-  /// Leaves one of `parts` equal shares of the tiles.
-  __device__ void keep_part(int part, int parts) { keep_share(next_, end_, size_, part, parts); }
+  /// Leaves one of `splits` equal shares of the tiles.
+  __device__ void keep_split(int split, int splits) { keep_split_of(next_, end_, size_, split, splits); }
   __device__ KeyTile next() {
     if (next_ >= end_) return {};
     const KeyTile tile{next_, static_cast<int>(min(static_cast<std::int64_t>(size_), end_ - next_))};
@@ -109,8 +109,8 @@ class KeyTiles<true> {
       lists_ = call.blocks.full_counts.data != nullptr ? 2 : 1;
     }
   }
-  /// Leaves one of `parts` equal shares of the tiles, where there is no block mask.
-  __device__ void keep_part(int part, int parts) { keep_share(next_, end_, size_, part, parts); }
+  /// Leaves one of `splits` equal shares of the tiles, where there is no block mask.
+  __device__ void keep_split(int split, int splits) { keep_split_of(next_, end_, size_, split, splits); }
 
   __device__ KeyTile next() {
     while (next_ >= end_) {

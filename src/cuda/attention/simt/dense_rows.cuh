@@ -3,6 +3,7 @@
 #include "attention/call.h"
 #include "cuda/attention/common/score.cuh"
 #include "cuda/attention/simt/dense.h"
+#include "cuda/tile/team.cuh"
 
 namespace tilewise::cuda::simt {
 
@@ -39,19 +40,6 @@ __device__ __forceinline__ float pair_score(const AttentionCall& call, const Sco
   float tangent;
   return row.sees(j) ? score_of(call, rules, row.sequence, row.b, row.h, row.i, j, product, tangent)
                      : minus_infinity;
-}
-
-template <int lanes>
-__device__ __forceinline__ float maximum_over(float x) {
-#pragma unroll
-  for (int apart = lanes / 2; apart > 0; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
-  return x;
-}
-template <int lanes, typename T>
-__device__ __forceinline__ T sum_over(T x) {
-#pragma unroll
-  for (int apart = lanes / 2; apart > 0; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
-  return x;
 }
 
 /// Scores to weights, dropout included, in place; writes lse. Every lane keeps to its own keys.

@@ -27,8 +27,8 @@ template <auto forward, auto backward>
 void launch_on_device(const AttentionCall& call, const Context& context) {
   const DeviceGuard guard(context.device.index);
   if (call.problem.pass == Pass::forward) return forward(call, context);
-  Context rest = context;
-  backward(simt::with_ordered_starts(call, rest), rest);
+  Context remaining = context;
+  backward(simt::with_ordered_starts(call, remaining), remaining);
 }
 
 std::size_t fused_workspace(const AttentionCall& call, const Context&) {

@@ -6,7 +6,7 @@ namespace tilewise::cuda {
 // M rows and N columns of the result, and walks over what is summed over (k). An operand lies in one of two
 // ways:
 //
-//   turned   [k, rows]: a lane's rows are runs of four, 4·lane + 4·R·run, one 16-byte load a run and k
+//   transposed   [k, rows]: a lane's rows are runs of four, 4·lane + 4·R·run, one 16-byte load a run and k
 //   by rows  [rows, k]: a lane's rows are lane + R·m, one 16-byte load a row and four k
 //
 // Either way 16 loads feed 256 multiply-adds of an 8 x 8 block, so what counts is that no instruction but
@@ -38,7 +38,7 @@ struct Lanes {
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 };
 
-/// Where the n-th element of a lane is, of a turned operand or of results that come from one.
+/// Where the n-th element of a lane is, of a transposed operand or of results that come from one.
 template <int lanes>
 __device__ __forceinline__ constexpr int in_runs(int lane, int n) {
   return lane * 4 + n / 4 * 4 * lanes + n % 4;
@@ -60,12 +60,13 @@ __device__ __forceinline__ constexpr int to_and_fro(bool fro, int n, int count) 
   return fro ? count - 1 - n : n;
 }
 
-/// A turned operand, from the lane's first element on: a row of k is `stride` floats, `lanes` lanes share it.
+/// A transposed operand, from the lane's first element on: a row of k is `stride` floats, `lanes` lanes share
+/// it.
 template <int stride, int lanes>
-struct Turned {
+struct Transposed {
   const float* first;
   __device__ float4 at(int k, int run) const { return load_four(first + k * stride + run * 4 * lanes); }
-  __device__ Turned from(int k) const { return {first + k * stride}; }
+  __device__ Transposed from(int k) const { return {first + k * stride}; }
 };
 
 /// The same with `pad` floats after every four rows of k, a multiple of four: so that those who write it,
@@ -89,9 +90,9 @@ struct ByRows {
   __device__ ByRows from(int k) const { return {first + k}; }
 };
 
-/// sum[m][n] += Σ_k a[k][m]·b[k][n] for k below `depth`, a multiple of eight: both turned.
+/// sum[m][n] += Σ_k a[k][m]·b[k][n] for k below `depth`, a multiple of eight: both transposed.
 template <typename A, typename B, int M, int N>
-__device__ __forceinline__ void multiply_turned(float (&sum)[M][N], const A& a, const B& b, int depth) {
+__device__ __forceinline__ void multiply_transposed(float (&sum)[M][N], const A& a, const B& b, int depth) {
   float4 a4[2][M / 4], b4[2][N / 4];
   const auto load = [&](int k, int slot) {
 #pragma unroll
@@ -109,8 +110,8 @@ __device__ __forceinline__ void multiply_turned(float (&sum)[M][N], const A& a, 
 #pragma unroll
       for (int m = 0; m < M; ++m) {
 #pragma unroll
-        for (int turn = 0; turn < N; ++turn) {
-          const int n = to_and_fro(m % 2 == 1, turn, N);
+        for (int visit = 0; visit < N; ++visit) {
+          const int n = to_and_fro(m % 2 == 1, visit, N);
           sum[m][n] = fmaf(element(a4[slot][m / 4], m % 4), element(b4[slot][n / 4], n % 4), sum[m][n]);
         }
       }
@@ -123,7 +124,7 @@ __device__ __forceinline__ void multiply_turned(float (&sum)[M][N], const A& a, 
 template <typename A, typename B, int M, int N>
 __device__ __forceinline__ void add_product(float (&sum)[M][N], const A& a, const B& b, int depth) {
   float product[M][N] = {};
-  multiply_turned(product, a, b, depth);
+  multiply_transposed(product, a, b, depth);
 #pragma unroll
   for (int m = 0; m < M; ++m) {
 #pragma unroll
@@ -131,9 +132,10 @@ __device__ __forceinline__ void add_product(float (&sum)[M][N], const A& a, cons
   }
 }
 
-/// sum[m][n] += Σ_k a[k][m]·b[n][k]: a turned, b by rows.
+/// sum[m][n] += Σ_k a[k][m]·b[n][k]: a transposed, b by rows.
 template <typename A, typename B, int M, int N>
-__device__ __forceinline__ void multiply_turned_rows(float (&sum)[M][N], const A& a, const B& b, int depth) {
+__device__ __forceinline__ void multiply_transposed_rows(float (&sum)[M][N], const A& a, const B& b,
+                                                         int depth) {
   float4 a4[2][M / 4], b4[N];
   const auto load_a = [&](int k, int slot) {
 #pragma unroll
@@ -150,8 +152,8 @@ __device__ __forceinline__ void multiply_turned_rows(float (&sum)[M][N], const A
 #pragma unroll
       for (int n = 0; n < N; ++n) {
 #pragma unroll
-        for (int turn = 0; turn < M; ++turn) {
-          const int m = to_and_fro(n % 2 == 1, turn, M);
+        for (int visit = 0; visit < M; ++visit) {
+          const int m = to_and_fro(n % 2 == 1, visit, M);
           sum[m][n] = fmaf(element(a4[slot][m / 4], m % 4), element(b4[n], step), sum[m][n]);
         }
         if (step == 3) b4[n] = b.at(n, next);
@@ -181,8 +183,8 @@ __device__ __forceinline__ void multiply_rows(float (&sum)[M][N], const A& a, co
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
 #pragma unroll
-        for (int turn = 0; turn < M; ++turn) {
-          const int m = to_and_fro(step % 2 == 1, turn, M);
+        for (int visit = 0; visit < M; ++visit) {
+          const int m = to_and_fro(step % 2 == 1, visit, M);
           sum[m][n] = fmaf(element(now[m], step), element(b4[n % 2], step), sum[m][n]);
         }
       }
@@ -217,9 +219,10 @@ __device__ __forceinline__ void multiply_in_runs(float (&sum)[M][N], const A& a,
   }
 }
 
-/// sum[m][n] += Σ_k a[m][k]·b[k][n]: a by rows, b turned.
+/// sum[m][n] += Σ_k a[m][k]·b[k][n]: a by rows, b transposed.
 template <typename A, typename B, int M, int N>
-__device__ __forceinline__ void multiply_rows_turned(float (&sum)[M][N], const A& a, const B& b, int depth) {
+__device__ __forceinline__ void multiply_rows_transposed(float (&sum)[M][N], const A& a, const B& b,
+                                                         int depth) {
   float4 a4[2][M], b4[2][N / 4];
   const auto load_b = [&](int k, int slot) {
 #pragma unroll
@@ -240,8 +243,8 @@ __device__ __forceinline__ void multiply_rows_turned(float (&sum)[M][N], const A
 #pragma unroll
       for (int m = 0; m < M; ++m) {
 #pragma unroll
-        for (int turn = 0; turn < N; ++turn) {
-          const int n = to_and_fro(m % 2 == 1, turn, N);
+        for (int visit = 0; visit < N; ++visit) {
+          const int n = to_and_fro(m % 2 == 1, visit, N);
           sum[m][n] = fmaf(element(now[m], step), element(b4[slot][n / 4], n % 4), sum[m][n]);
         }
       }

@@ -1,6 +1,7 @@
 #include "cuda/attention/simt/dense.h"
 #include "cuda/attention/simt/dense_rows.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/with_type.h"
 
 namespace tilewise::cuda::simt {
 namespace {
@@ -189,19 +190,11 @@ void backward(const AttentionCall& call, const Context& context) {
 }  // namespace
 
 void naive_forward(const AttentionCall& call, const Context& context) {
-  switch (call.problem.dtype) {
-    case DType::f16: return forward<__half>(call, context);
-    case DType::bf16: return forward<__nv_bfloat16>(call, context);
-    default: return forward<float>(call, context);
-  }
+  with_type(call.problem.dtype, [&]<typename T>() { forward<T>(call, context); });
 }
 
 void naive_backward(const AttentionCall& call, const Context& context) {
-  switch (call.problem.dtype) {
-    case DType::f16: return backward<__half>(call, context);
-    case DType::bf16: return backward<__nv_bfloat16>(call, context);
-    default: return backward<float>(call, context);
-  }
+  with_type(call.problem.dtype, [&]<typename T>() { backward<T>(call, context); });
 }
 
 }  // namespace tilewise::cuda::simt

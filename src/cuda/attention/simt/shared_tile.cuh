@@ -129,7 +129,7 @@ __device__ __forceinline__ void load_rows(float* tile, const Address& from, std:
 /// Turns the first `depth` (a multiple of four) columns of `from`, [rows, from_stride], into `to`, [depth,
 /// rows], times `factor`. A warp takes a column of 32 rows, so neither side has a bank conflict.
 template <int rows, int from_stride, int threads>
-__device__ __forceinline__ void turn_rows(float* to, const float* from, int depth, float factor) {
+__device__ __forceinline__ void transpose_rows(float* to, const float* from, int depth, float factor) {
   for (int index = threadIdx.x; index < rows * depth / 4; index += threads) {
     const int row = index % rows;
     const int column = index / rows * 4;

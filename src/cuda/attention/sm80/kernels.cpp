@@ -46,9 +46,18 @@ std::string supports_f32_backward(const AttentionProblem& problem) {
   return {};
 }
 
+// A GPU of 8.6 or 8.9 has room for head dims to 128.
+std::string supports_f32_forward(const AttentionProblem& problem) {
+  const std::size_t needed = mma_f32::forward_shared_bytes(std::max(problem.dim_qk, problem.dim_v));
+  if (device_properties(problem.device.index).shared_bytes < needed) {
+    return "f32 forward needs " + std::to_string(needed) + " bytes of shared memory a block";
+  }
+  return {};
+}
+
 std::string supports_f32(const AttentionProblem& problem) {
   if (const std::string reason = mma_f32::unsuited(problem); !reason.empty()) return reason;
-  return problem.pass == Pass::backward ? supports_f32_backward(problem) : "";
+  return problem.pass == Pass::backward ? supports_f32_backward(problem) : supports_f32_forward(problem);
 }
 
 std::string supports(const AttentionProblem& problem) {
@@ -64,16 +73,11 @@ std::string supports(const AttentionProblem& problem) {
   if (problem.length_q > most_length || problem.length_k > most_length) {
     return "takes sequences to 2^31 - 257";
   }
-  try {
-    if (device_properties(problem.device.index).compute_capability < 80) {
-      return "needs compute capability 8.0";
-    }
+  return reason_against_device(problem.device, [&](const DeviceProperties& device) -> std::string {
+    if (device.compute_capability < 80) return "needs compute capability 8.0";
     if (problem.dtype == DType::f32) return supports_f32(problem);
-    if (problem.pass == Pass::backward) return supports_backward(problem);
-  } catch (const DeviceError& error) {
-    return error.what();
-  }
-  return {};
+    return problem.pass == Pass::backward ? supports_backward(problem) : "";
+  });
 }
 
 Configuration configure(const AttentionCall& call, const Context& context) {
@@ -93,9 +97,9 @@ void launch_on_device(const AttentionCall& call, const Configuration& configurat
     return f32 ? mma_f32::forward(call, configuration.row, context)
                : mma::forward(call, configuration, context);
   }
-  Context rest = context;
-  const AttentionCall ordered = simt::with_ordered_starts(call, rest);
-  (f32 ? mma_f32::backward : mma::backward)(ordered, configuration.row, rest);
+  Context remaining = context;
+  const AttentionCall ordered = simt::with_ordered_starts(call, remaining);
+  (f32 ? mma_f32::backward : mma::backward)(ordered, configuration.row, remaining);
 }
 
 // Backward has three kernels, of which each takes its microseconds: docs/mma.md has from where on that pays.

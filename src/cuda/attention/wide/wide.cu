@@ -6,6 +6,7 @@
 #include "cuda/attention/simt/dense_rows.cuh"
 #include "cuda/runtime/check.h"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/with_type.h"
 #include "gemm/compose.h"
 #include "gemm/products.h"
 
@@ -106,14 +107,14 @@ __global__ void __launch_bounds__(threads)
     row_gmem[j] = score;
     maximum = fmaxf(maximum, score);
   }
-  maximum = simt::maximum_over<warp>(maximum);
+  maximum = maximum_over<warp>(maximum);
   double sum = 0;
   for (std::int64_t j = chunk.keys.first + lane; j < chunk.keys.last; j += warp) {
     const float weight = expf(row_gmem[j] - maximum);
     row_gmem[j] = weight;
     sum += static_cast<double>(weight);
   }
-  sum = simt::sum_over<warp>(sum) + static_cast<double>(expf(sink - maximum));
+  sum = sum_over<warp>(sum) + static_cast<double>(expf(sink - maximum));
   const bool empty = sum == 0;
   const auto inverse = static_cast<float>(empty ? 0.0 : 1 / sum);
   for (std::int64_t j = chunk.keys.first + lane; j < chunk.keys.last; j += warp) {
@@ -389,19 +390,11 @@ std::size_t workspace_of(const AttentionCall& call, const Context& context) {
 }  // namespace
 
 void forward(const AttentionCall& call, const Context& context) {
-  switch (call.problem.dtype) {
-    case DType::f16: return forward_of<__half>(call, context);
-    case DType::bf16: return forward_of<__nv_bfloat16>(call, context);
-    default: return forward_of<float>(call, context);
-  }
+  with_type(call.problem.dtype, [&]<typename T>() { forward_of<T>(call, context); });
 }
 
 void backward(const AttentionCall& call, const Context& context) {
-  switch (call.problem.dtype) {
-    case DType::f16: return backward_of<__half>(call, context);
-    case DType::bf16: return backward_of<__nv_bfloat16>(call, context);
-    default: return backward_of<float>(call, context);
-  }
+  with_type(call.problem.dtype, [&]<typename T>() { backward_of<T>(call, context); });
 }
 
 std::size_t forward_workspace(const AttentionCall& call, const Context& context) {

@@ -8,6 +8,7 @@
 #include "cuda/tile/activation.cuh"
 #include "cuda/tile/chunk.cuh"
 #include "cuda/tile/column_sums.h"
+#include "cuda/tile/with_type.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -85,11 +86,7 @@ void run_activation(const ActivationPass& work, const Context& context) {
 
 void activation_pass(const ActivationPass& work, const Context& context) {
   const DeviceGuard guard(context.device.index);
-  switch (work.up.dtype) {
-    case DType::f16: return run_activation<__half>(work, context);
-    case DType::bf16: return run_activation<__nv_bfloat16>(work, context);
-    default: return run_activation<float>(work, context);
-  }
+  with_type(work.up.dtype, [&]<typename T>() { run_activation<T>(work, context); });
 }
 
 int strips_of(const Matrix& x, const Context& context) {
@@ -156,11 +153,7 @@ void run_add(const Matrix& x, const Matrix& to, const Context& context) {
 
 void add(const Matrix& x, const Matrix& to, const Context& context) {
   const DeviceGuard guard(context.device.index);
-  switch (x.dtype) {
-    case DType::f16: return run_add<__half>(x, to, context);
-    case DType::bf16: return run_add<__nv_bfloat16>(x, to, context);
-    default: return run_add<float>(x, to, context);
-  }
+  with_type(x.dtype, [&]<typename T>() { run_add<T>(x, to, context); });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "cuda/gemm/common/finish.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/with_type.h"
 
 namespace tilewise::cuda::gemm {
 namespace {
@@ -182,11 +183,7 @@ void run_simt_marked(const GemmCall& call, const TileMarks& marks, const Context
 }
 
 void run_simt(const GemmCall& call, const Context& context) {
-  switch (call.problem.dtype) {
-    case DType::f16: return run_of<__half>(call, context);
-    case DType::bf16: return run_of<__nv_bfloat16>(call, context);
-    default: return run_of<float>(call, context);
-  }
+  with_type(call.problem.dtype, [&]<typename T>() { run_of<T>(call, context); });
 }
 
 }  // namespace tilewise::cuda::gemm

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/gemm/sm90/few_rows/few_turn.h"
+#include "cuda/gemm/sm90/few_rows/few_chain.h"
 #include "gemm/call.h"
 
 namespace tilewise::cuda::gemm {
@@ -14,7 +14,7 @@ int wgmma_row(const GemmCall& call, const Context& context);
 
 /// For few rows.
 template <typename T>
-void few_of(const GemmCall& call, const Context& context, FewTurn turn);
+void few_of(const GemmCall& call, const Context& context, InChain place);
 
 /// Bytes of workspace of the latter.
 std::size_t few_workspace(const GemmCall& call, const Context& context);

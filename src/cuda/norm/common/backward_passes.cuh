@@ -17,10 +17,7 @@ constexpr int late_stages = 4;  // two rows ahead, one in its first pass and one
 /// The sums of two values over a warp: of the first in lanes 0 to 15, of the second in the others.
 __device__ __forceinline__ float sum_halves(float first, float second) {
   const bool upper = threadIdx.x % 32 >= 16;
-  float sum = (upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, 16);
-#pragma unroll
-  for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-  return sum;
+  return sum_over<16>((upper ? second : first) + __shfl_xor_sync(~0u, upper ? first : second, 16));
 }
 
 /// What takes a row's g to its dx, which is rstd·g − n·slope − shift, n being rstd·(x − mean).
@@ -31,8 +28,7 @@ struct Correction {
   Correction() = default;
   /// Of a row's mean and rstd and what its warps left, a lane each: sums of g·n of up to 16, and of g.
   __device__ __forceinline__ Correction(const float2& row, float sum, float inverse) : rstd(row.y) {
-#pragma unroll
-    for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    sum = sum_over<16>(sum);
     const float slope = rstd * __shfl_sync(~0u, sum, 0) * inverse;
     const float shift = norm == Norm::layer ? rstd * __shfl_sync(~0u, sum, 16) * inverse : 0.0f;
     tilt = -rstd * slope;

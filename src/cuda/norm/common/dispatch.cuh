@@ -1,9 +1,7 @@
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "cuda/norm/common/config.h"
+#include "cuda/tile/with_type.h"
 
 namespace tilewise::cuda::norm {
 
@@ -15,11 +13,7 @@ void with_types(const NormProblem& problem, const Body& body) {
     problem.norm == Norm::rms ? body.template operator()<T, Norm::rms>()
                               : body.template operator()<T, Norm::layer>();
   };
-  switch (problem.dtype) {
-    case DType::f16: return with_norm.template operator()<__half>();
-    case DType::bf16: return with_norm.template operator()<__nv_bfloat16>();
-    default: return with_norm.template operator()<float>();
-  }
+  with_type(problem.dtype, with_norm);
 }
 
 template <typename Body>

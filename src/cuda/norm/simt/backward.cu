@@ -1,6 +1,5 @@
 #include "cuda/norm/common/config.h"
 #include "cuda/norm/common/dispatch.cuh"
-#include "cuda/norm/simt/backward_elements.cuh"
 #include "cuda/norm/simt/backward_late.cuh"
 #include "cuda/norm/simt/backward_rows.cuh"
 #include "cuda/runtime/device.h"

@@ -1,11 +1,203 @@
+#include "cuda/norm/common/backward_passes.cuh"
 #include "cuda/norm/common/config.h"
 #include "cuda/norm/common/dispatch.cuh"
-#include "cuda/norm/sm90/backward_ring.cuh"
+#include "cuda/ptx/shared.cuh"
+#include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/runtime/device.h"
+#include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/bias.cuh"
 #include "cuda/tile/column_sums.h"
 
 namespace tilewise::cuda::norm {
+
+// As late_kernel, but of rows that all threads have equally much of, and that come by bulk copies (sm_90 on):
+// one thread starts one copy a row. So nobody asks whether a chunk or a row is there, and the block's first
+// and last step, in which one of the passes is missing, stand outside of the loop.
+
+__device__ __forceinline__ std::int64_t row_number(int n) {  // of the block's row n
+  return blockIdx.x + std::int64_t{gridDim.x} * n;
+}
+__device__ __forceinline__ std::uint32_t address_of(const void* smem) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
+}
+
+/// Rows of x and dy on their way into shared memory, or there: two ahead, one in its first pass and one in
+/// its second.
+template <typename T>
+struct RowRing {
+  static constexpr int chunks = late_chunks, stages = late_stages, ahead = stages - 2;
+
+  uint4* slots_smem;          ///< [stages][x, dy][count]
+  Mbarrier* full_smem;        ///< [stages]: a row has come
+  const T *x_gmem, *dy_gmem;  ///< of the row to be copied next
+  const int threads, total;   ///< of the block; rows of it
+  const int count;            ///< chunks of a row
+  const std::uint32_t own;    ///< the thread's first chunk in the first place
+  std::uint32_t now, before;  ///< and in this row's place, and the last one's
+  int stage = 0, parity = 0;
+
+  __device__ RowRing(const NormCall& call, uint4* slots, Mbarrier* full, int rows)
+      : slots_smem(slots),
+        full_smem(full),
+        x_gmem(row_of<T>(call.x, blockIdx.x)),
+        dy_gmem(row_of<T>(call.dy, blockIdx.x)),
+        threads(static_cast<int>(blockDim.x)),
+        total(rows),
+        count(chunks * threads),
+        own(address_of(slots + threadIdx.x)),
+        now(own),
+        before(own) {}
+
+  /// By one thread, before a barrier of the block.
+  __device__ __forceinline__ void begin(const NormCall& call) {
+    for (int n = 0; n < stages; ++n) init_barrier(&full_smem[n], 1);
+    fence_barrier_inits();
+    for (int n = 0; n < ahead; ++n) fetch(call, n);
+  }
+  /// By the same, of one row after another; what was read in its place has been read.
+  __device__ __forceinline__ void fetch(const NormCall& call, int n) {
+    if (n >= total) return;
+    Mbarrier* const barrier = &full_smem[n % stages];
+    uint4* const to = slots_smem + n % stages * 2 * count;
+    arrive_expecting(barrier, 2 * 16 * count);
+    copy_bytes(to, x_gmem, 16 * count, barrier);
+    copy_bytes(to + count, dy_gmem, 16 * count, barrier);
+    x_gmem += gridDim.x * call.x.stride_row;
+    dy_gmem += gridDim.x * call.dy.stride_row;
+  }
+  __device__ __forceinline__ void wait_for_row() {
+    wait(&full_smem[stage], static_cast<std::uint32_t>(parity));
+    pin_address(now);
+  }
+  __device__ __forceinline__ void load(RawChunk<T> (&x)[chunks], RawChunk<T> (&dy)[chunks],
+                                       std::uint32_t from) const {
+#pragma unroll
+    for (int c = 0; c < chunks; ++c) {
+      x[c].bytes = load_pinned_16(from + 16 * c * threads);
+      dy[c].bytes = load_pinned_16(from + 16 * (c * threads + count));
+    }
+  }
+  __device__ __forceinline__ void advance() {
+    before = now;
+    now += 2 * 16 * count;
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+      now = own;
+    }
+  }
+};
+
+/// Mean and rstd of some of the block's rows.
+struct RowStatistics {
+  static constexpr int rows = 128;
+
+  float2* table_smem;  ///< [rows]
+  std::uint32_t table = address_of(table_smem);
+
+  /// By all threads, before a barrier of the block.
+  __device__ __forceinline__ void load(const NormCall& call, int first, int total) const {
+    for (int n = static_cast<int>(threadIdx.x); n < rows && first + n < total;
+         n += static_cast<int>(blockDim.x)) {
+      const std::int64_t m = row_number(first + n);
+      table_smem[n] = {statistic(call.mean, m), statistic(call.rstd, m)};
+    }
+  }
+  __device__ __forceinline__ float2 at(int n) {
+    pin_address(table);
+    return load_pinned_8(table + n % rows * sizeof(float2));
+  }
+};
+
+/// With `adds`, what comes to dx from elsewhere is added.
+template <typename T, Norm norm, bool adds>
+__global__ void __launch_bounds__(late_threads)
+    ring_kernel(const __grid_constant__ NormCall call, const __grid_constant__ Partials partials) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int size = chunk_size<T>, chunks = late_chunks;
+  TILEWISE_DYNAMIC_SHARED(uint4, ring_smem, 16);
+  __shared__ Mbarrier full_smem[late_stages];
+  __shared__ float2 statistics_smem[RowStatistics::rows];
+  __shared__ float of_warps[2][32];  // by turns: sums of g·n of up to 16 warps, and of g
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const int lane = thread % 32, warp = thread / 32;
+  const auto inverse = 1.0f / static_cast<float>(call.problem.dim);
+  // There are no more blocks than rows, so a block has one at least.
+  const auto total = static_cast<int>((call.problem.rows - blockIdx.x + gridDim.x - 1) / gridDim.x);
+  RowRing<T> rows(call, ring_smem, full_smem, total);
+  RowStatistics statistics{statistics_smem};
+  if (thread == 0) rows.begin(call);
+  statistics.load(call, 0, total);
+  if (thread < 64) of_warps[thread / 32][lane] = 0;  // of warps that are not there
+  OwnColumns<T, norm> columns;
+#pragma unroll
+  for (int n = 0; n < chunks * size; ++n) {
+    const int at = (thread + n / size * threads) * size + n % size;
+    columns.weight[n / size][n % size] = call.weight.data == nullptr ? 1.0f : bias_at<T>(call.weight, at);
+  }
+  __syncthreads();  // the barriers, the first statistics and the zeros are there
+
+  T* dx_gmem = row_of<T>(call.dx, blockIdx.x) + thread * size;
+  const T* more_gmem = adds ? row_of<T>(call.d_sum, blockIdx.x) + thread * size : nullptr;
+  const std::int64_t dx_step = gridDim.x * call.dx.stride_row, more_step = gridDim.x * call.d_sum.stride_row;
+  std::uint32_t left_at = address_of(of_warps) + 4 * lane;
+  float2 row_before{};  // the last one's mean and rstd
+  // Row n has its first pass, and row n - 1 its second.
+  const auto step = [&]<bool first, bool second>(int n) {
+    if (thread == 0) rows.fetch(call, n + rows.ahead);
+    RawChunk<T> x[chunks], dy[chunks], more[chunks];
+    if constexpr (second && adds) {
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) more[c].load(more_gmem + c * threads * size);
+      more_gmem += more_step;
+    }
+    float2 row{};
+    if constexpr (first) {
+      if (n % RowStatistics::rows == 0 && n > 0) {
+        statistics.load(call, n, total);
+        __syncthreads();  // they are there; those before are in registers
+      }
+      rows.wait_for_row();
+      row = statistics.at(n);
+    }
+    Correction<norm> correction;
+    if constexpr (second) {
+      pin_address(rows.before);
+      pin_address(left_at);
+      correction = {row_before, load_pinned_4(left_at + (n - 1) % 2 * sizeof of_warps[0]), inverse};
+    }
+    if constexpr (first) {
+      rows.load(x, dy, rows.now);
+      float sum_gn = 0, sum_g = 0;
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) columns.first_pass(c, x[c], dy[c], row, sum_gn, sum_g);
+      const float sum = sum_halves(sum_gn, sum_g);
+      if (lane % 16 == 0) of_warps[n % 2][warp + lane] = sum;
+    }
+    if constexpr (second) {
+      rows.load(x, dy, rows.before);
+#pragma unroll
+      for (int c = 0; c < chunks; ++c) {
+        float dx[size];
+        columns.second_pass(dx, c, x[c], dy[c], correction);
+        if constexpr (adds) add_chunk(dx, more[c]);
+        store_chunk(dx_gmem + c * threads * size, dx);
+      }
+      dx_gmem += dx_step;
+    }
+    __syncthreads();  // this row's sums are there; the last one's were read, and its place in the ring
+    row_before = row;
+    rows.advance();
+  };
+  step.template operator()<true, false>(0);
+#pragma unroll 1
+  for (int n = 1; n < total; ++n) step.template operator()<true, true>(n);
+  step.template operator()<false, true>(total);
+  columns.leave(partials, rows.count);
+#endif
+}
+
 namespace {
 
 int threads_of(const NormProblem& problem) {

@@ -6,6 +6,7 @@
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/chunk.cuh"
+#include "cuda/tile/with_type.h"
 
 namespace tilewise::cuda {
 namespace {
@@ -47,7 +48,7 @@ __device__ __forceinline__ void load_angles(float (&to)[count], const Angles& an
 
 /// cos and sin of a thread's eight pairs, the same for all heads.
 template <typename T>
-struct Turn {
+struct Rotation {
   float cos[chunk_size<T>], sin[chunk_size<T>];
 
   __device__ __forceinline__ void load(const RopeCall& call, std::int64_t b, std::int64_t row, int piece) {
@@ -58,31 +59,31 @@ struct Turn {
     for (int n = 0; n < chunk_size<T>; ++n) sin[n] = -sin[n];
   }
   __device__ __forceinline__ void apply(float& x, float& y, int n) const {
-    const float turned = x * cos[n] - y * sin[n];
+    const float rotated = x * cos[n] - y * sin[n];
     y = y * cos[n] + x * sin[n];
-    x = turned;
+    x = rotated;
   }
 };
 
 /// Turns the pairs of two chunks: of the halves of a row, or neighbours.
 template <typename T, RopePairs pairs>
-__device__ __forceinline__ void turn_pairs(float (&x)[chunk_size<T>], float (&y)[chunk_size<T>],
-                                           const Turn<T>& turn) {
+__device__ __forceinline__ void rotate_pairs(float (&x)[chunk_size<T>], float (&y)[chunk_size<T>],
+                                             const Rotation<T>& rotation) {
   constexpr int size = chunk_size<T>;
 #pragma unroll
   for (int n = 0; n < size; ++n) {
     if constexpr (pairs == RopePairs::halves) {
-      turn.apply(x[n], y[n], n);
+      rotation.apply(x[n], y[n], n);
     } else if (n < size / 2) {
-      turn.apply(x[2 * n], x[2 * n + 1], n);
+      rotation.apply(x[2 * n], x[2 * n + 1], n);
     } else {
-      turn.apply(y[2 * n - size], y[2 * n + 1 - size], n);
+      rotation.apply(y[2 * n - size], y[2 * n + 1 - size], n);
     }
   }
 }
 
 /// q, k or v: where its rows come from and go to, and how blocks share them. A thread has a piece of rows,
-/// two chunks of 16 bytes and the pairs in them, or one chunk that is not turned. It has the same piece of a
+/// two chunks of 16 bytes and the pairs in them, or one chunk that is not rotated. It has the same piece of a
 /// token's row in several heads, which share the angles.
 struct Share {
   const std::byte* from = nullptr;
@@ -92,12 +93,12 @@ struct Share {
   std::int64_t to_b = 0, to_h = 0, to_s = 0;
   std::int64_t cache_b = 0, cache_h = 0, cache_s = 0;
   int heads = 0;
-  int turned = 0;  ///< pieces of a row
-  int kept = 0;    ///< behind them
-  int lanes = 0;   ///< heads that a block has at a time
-  int blocks = 0;  ///< that share the heads of some tokens
+  int rotated = 0;  ///< pieces of a row
+  int kept = 0;     ///< behind them
+  int lanes = 0;    ///< heads that a block has at a time
+  int blocks = 0;   ///< that share the heads of some tokens
 
-  constexpr int pieces() const { return turned + kept; }
+  constexpr int pieces() const { return rotated + kept; }
 };
 
 struct Shares {
@@ -129,12 +130,12 @@ __global__ void __launch_bounds__(most_threads)
   const std::int64_t b = problem.batch > 1 ? token / length : 0, s = token - b * length;
   const int first = group * share.lanes * heads_each + lane;
   const auto there = [&](int n) { return first + n * share.lanes < share.heads; };
-  const bool turned = piece < share.turned;
+  const bool rotated = piece < share.rotated;
   const auto rotary = static_cast<int>(problem.rotary_dim);
-  const int at_x = !turned ? (share.turned > 0 ? rotary : 0) + (piece - share.turned) * size
+  const int at_x = !rotated ? (share.rotated > 0 ? rotary : 0) + (piece - share.rotated) * size
                    : pairs == RopePairs::halves ? piece * size
                                                 : 2 * piece * size;
-  const int at_y = !turned ? at_x : pairs == RopePairs::halves ? at_x + rotary / 2 : at_x + size;
+  const int at_y = !rotated ? at_x : pairs == RopePairs::halves ? at_x + rotary / 2 : at_x + size;
   RawChunk<T> raw_x[heads_each], raw_y[heads_each];
   const std::byte* from = share.from + b * share.from_b + first * share.from_h + s * share.from_s;
 #pragma unroll
@@ -142,10 +143,10 @@ __global__ void __launch_bounds__(most_threads)
     if (!there(n)) continue;
     const auto* head = reinterpret_cast<const T*>(from + n * (share.lanes * share.from_h));
     raw_x[n].load(head + at_x);
-    if (turned) raw_y[n].load(head + at_y);
+    if (rotated) raw_y[n].load(head + at_y);
   }
-  Turn<T> turn;
-  if (turned) turn.load(call, b, call.angle_row(b, s), piece);
+  Rotation<T> rotation;
+  if (rotated) rotation.load(call, b, call.angle_row(b, s), piece);
   const auto store = [&](std::byte* to, std::int64_t step) {
 #pragma unroll
     for (int n = 0; n < heads_each; ++n) {
@@ -153,9 +154,9 @@ __global__ void __launch_bounds__(most_threads)
       auto* head = reinterpret_cast<T*>(to + n * (share.lanes * step));
       float x[size], y[size];
       raw_x[n].spread(x);
-      if (turned) {
+      if (rotated) {
         raw_y[n].spread(y);
-        turn_pairs<T, pairs>(x, y, turn);
+        rotate_pairs<T, pairs>(x, y, rotation);
         store_chunk(head + at_y, y);
       }
       store_chunk(head + at_x, x);
@@ -224,7 +225,7 @@ bool has_aligned_rows(const Angles& angles) {
          0;
 }
 
-Share share_of(const Rows& from, const Rows& to, const Rows& cache, std::int64_t heads, int turned,
+Share share_of(const Rows& from, const Rows& to, const Rows& cache, std::int64_t heads, int rotated,
                int kept) {
   const auto width = static_cast<std::int64_t>(size_of(from.dtype));
   Share share{.from = from.data,
@@ -232,7 +233,7 @@ Share share_of(const Rows& from, const Rows& to, const Rows& cache, std::int64_t
               .from_h = from.stride_h * width,
               .from_s = from.stride_s * width,
               .heads = static_cast<int>(heads),
-              .turned = turned,
+              .rotated = rotated,
               .kept = kept};
   if (to.wanted) {
     share.to = to.data;
@@ -259,13 +260,13 @@ void run_of(const RopeCall& call, const Context& context) {
   const bool in_chunks = problem.aligned && has_aligned_rows(call.cos) && has_aligned_rows(call.sin) &&
                          problem.rotary_dim % (2 * size) == 0 && problem.dim % size == 0 &&
                          problem.dim_v % size == 0 && all_tokens <= 0x7fffffff;
-  const auto turned = static_cast<int>(problem.rotary_dim) / (2 * size);
+  const auto rotated = static_cast<int>(problem.rotary_dim) / (2 * size);
   const auto kept = static_cast<int>(problem.dim - problem.rotary_dim) / size;
   const auto values = static_cast<int>(problem.dim_v) / size;
-  const int most_pieces = std::max(turned + kept, values);
+  const int most_pieces = std::max(rotated + kept, values);
   if (!in_chunks || most_pieces > most_threads) return launch<elements_kernel<T>>(how, call);
-  Shares shares{{share_of(call.q, call.out_q, {}, problem.heads_q, turned, kept),
-                 share_of(call.k, call.out_k, call.k_cache, problem.heads_kv, turned, kept),
+  Shares shares{{share_of(call.q, call.out_q, {}, problem.heads_q, rotated, kept),
+                 share_of(call.k, call.out_k, call.k_cache, problem.heads_kv, rotated, kept),
                  share_of(call.v, {}, call.v_cache, values > 0 ? problem.heads_kv : 0, 0, values)}};
   const auto share_out = [&](int heads_each) {
     // Runs of memory as long as can be: where a head's rows follow each other, many tokens of few heads;
@@ -307,11 +308,7 @@ void run_of(const RopeCall& call, const Context& context) {
 }  // namespace
 
 void run_rope(const RopeCall& call, const Context& context) {
-  switch (call.problem.dtype) {
-    case DType::f16: return run_of<__half>(call, context);
-    case DType::bf16: return run_of<__nv_bfloat16>(call, context);
-    default: return run_of<float>(call, context);
-  }
+  with_type(call.problem.dtype, [&]<typename T>() { run_of<T>(call, context); });
 }
 
 }  // namespace tilewise::cuda

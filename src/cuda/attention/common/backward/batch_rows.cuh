@@ -2,6 +2,8 @@
 
 #include "cuda/attention/common/backward/space.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
+#include "cuda/tile/team.cuh"
+#include "cuda/tile/with_type.h"
 
 namespace tilewise::cuda::mma {
 
@@ -18,16 +20,12 @@ struct RowLanes {
 
   __device__ explicit RowLanes(std::int64_t block) : row((block * row_threads + threadIdx.x) / lanes) {}
   static std::int64_t blocks(std::int64_t rows) { return (rows * lanes + row_threads - 1) / row_threads; }
-  __device__ static float sum(float x) {
-#pragma unroll
-    for (int other = lanes / 2; other > 0; other /= 2) x += __shfl_xor_sync(~0u, x, other);
-    return x;
-  }
+  __device__ static float sum(float x) { return sum_over<lanes>(x); }
 };
 
 /// Division is slow in 64 bits, and seldom needs them.
 struct Division {
-  std::int64_t quotient, rest;
+  std::int64_t quotient, remainder;
 
   __device__ Division(std::int64_t a, std::int64_t b) {
     if (((a | b) >> 32) == 0) {
@@ -35,7 +33,7 @@ struct Division {
     } else {
       quotient = a / b;
     }
-    rest = a - quotient * b;
+    remainder = a - quotient * b;
   }
 };
 
@@ -46,25 +44,25 @@ struct BatchRow {
 
   __device__ static BatchRow of_query(const AttentionCall& call, std::int64_t index) {
     const Division parts(index, call.rows_q());
-    BatchRow row{0, parts.quotient, parts.rest, parts.quotient < call.problem.heads_q};
+    BatchRow row{0, parts.quotient, parts.remainder, parts.quotient < call.problem.heads_q};
     if (call.packed()) {
       row.owned = row.owned && row.s < call.cumulative_q.at(call.problem.batch);
     } else {
       const Division entry(row.s, call.problem.length_q);
       row.b = entry.quotient;
-      row.s = entry.rest;
+      row.s = entry.remainder;
     }
     return row;
   }
   __device__ static BatchRow of_key(const AttentionCall& call, std::int64_t index) {
     const Division parts(index, call.rows_k());
-    BatchRow row{0, parts.quotient, parts.rest, parts.quotient < call.problem.heads_kv};
+    BatchRow row{0, parts.quotient, parts.remainder, parts.quotient < call.problem.heads_kv};
     if (call.packed()) {
       row.owned = row.owned && row.s < call.cumulative_k.at(call.problem.batch);
     } else {
       const Division entry(row.s, call.problem.length_k);
       row.b = entry.quotient;
-      row.s = entry.rest;
+      row.s = entry.remainder;
       row.owned = row.owned && row.s < call.sequence(row.b).length_k;
     }
     return row;
@@ -130,13 +128,11 @@ __device__ __forceinline__ GradientScale gradient_scale(const AttentionCall& cal
 template <typename Body>
 void with_lanes(const AttentionCall& call, const Body& body) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
-  const auto of_type = [&]<typename T>(const T*) {
+  with_16_bit_type(call.problem.dtype, [&]<typename T>() {
     if (dim <= 64) return body.template operator()<T, 8>();
     if (dim <= 128) return body.template operator()<T, 16>();
     body.template operator()<T, 32>();
-  };
-  call.problem.dtype == DType::f16 ? of_type(static_cast<const __half*>(nullptr))
-                                   : of_type(static_cast<const __nv_bfloat16*>(nullptr));
+  });
 }
 
 }  // namespace tilewise::cuda::mma

@@ -47,19 +47,9 @@ struct BackwardConfig {
   }
   template <typename To>
   constexpr void describe(To& to) const {
-    to.number("dim", dim);
-    to.number("warps", warps);
-    to.number("queries", queries);
-    to.number("keys", keys);
-    to.number("key_warps", key_warps);
-    to.number("queries_at_once", queries_at_once);
-    to.number("dim_warps", dim_warps);
-    to.number("dq_dim_warps", dq_dim_warps);
-    to.number("stages", stages);
-    to.number("blocks", blocks);
-    to.word(weights_stay ? "weights_stay" : "");
-    to.word(pairs_ahead ? "pairs_ahead" : "");
-    to.word(matrix_stores ? "matrix_stores" : "");
+    to.numbers("dim warps queries keys key_warps queries_at_once dim_warps dq_dim_warps stages blocks", dim,
+               warps, queries, keys, key_warps, queries_at_once, dim_warps, dq_dim_warps, stages, blocks);
+    to.words("weights_stay pairs_ahead matrix_stores", weights_stay, pairs_ahead, matrix_stores);
   }
   friend constexpr bool operator==(const BackwardConfig&, const BackwardConfig&) = default;
 };

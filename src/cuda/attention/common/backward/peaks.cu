@@ -5,6 +5,7 @@
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/team.cuh"
 
 namespace tilewise::cuda::simt {
 namespace {
@@ -41,7 +42,7 @@ __device__ void find_state(const AttentionCall& call, const RowStates& states, c
   const auto* d_o = reinterpret_cast<const float*>(call.d_o.at(b, h, s));
   float sum = 0;
   for (std::int64_t d = lane; d < call.problem.dim_v; d += warp) sum = fmaf(o[d], d_o[d], sum);
-  for (int other = warp / 2; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+  sum = warp_sum(sum);
   if (lane != 0) return;
   const float lse = *reinterpret_cast<const float*>(call.lse.at(b, h, s));
   const float d_lse = call.d_lse.wanted ? *reinterpret_cast<const float*>(call.d_lse.at(b, h, s)) : 0.0f;

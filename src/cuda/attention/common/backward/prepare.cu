@@ -220,6 +220,13 @@ std::string unsuited_backward(const AttentionProblem& problem) {
   // what d_o·v and d_o·o differ by.
   if (problem.backward.repeated_keys) return "backward takes no keys or values that are one row repeated";
   if (problem.most_keys <= 1) return "backward takes queries that may see more than one key";
+  // delta has the rounding of O. Where one key has nearly all of a row's weight, dS is no larger than that;
+  // few rows may all be of this kind, and nothing averages out. PyTorch's path takes delta from P and dP.
+  constexpr std::int64_t few_rows = 128;
+  if (problem.heads_q * problem.queries < few_rows) {
+    return "backward takes " + std::to_string(few_rows) +
+           " rows of queries or more, of all heads and batch entries together";
+  }
   if (problem.strict)
     return "backward rounds weights and score gradients, which strict precision does not allow";
   return {};

@@ -43,10 +43,10 @@ struct BackwardBlocks {
   }
 
  private:
-  /// Heads whose blocks begin by turns where they add to dq in order. A block comes to a tile of queries more
-  /// than one tile after the block before it: so long should it be until it begins, for else it waits. Where
-  /// `room` blocks run and each walks over so many tiles, room / walked of them begin in the time of one. Of
-  /// short walks all heads are in the cache at once, and more of them would not fit.
+  /// Heads whose blocks begin alternately where they add to dq in order. A block comes to a tile of queries
+  /// more than one tile after the block before it: so long should it be until it begins, for else it waits.
+  /// Where `room` blocks run and each walks over so many tiles, room / walked of them begin in the time of
+  /// one. Of short walks all heads are in the cache at once, and more of them would not fit.
   static constexpr std::int64_t ordered_section(std::int64_t room, std::int64_t walked) {
     const std::int64_t tiles_apart = walked < 16 ? 2 : 3;
     return (tiles_apart * room + walked - 1) / std::max<std::int64_t>(walked, 1);
@@ -165,7 +165,7 @@ struct GroupFacts {
 };
 
 /// What a block has to say once it is done with a tile of queries (see Order).
-struct OpenTurn {
+struct HeldTile {
   std::uint32_t* flag = nullptr;
   std::uint32_t word = 0;
 };
@@ -173,16 +173,16 @@ struct OpenTurn {
 /// What a block keeps in shared memory.
 struct BlockFacts {
   GroupFacts group;
-  OpenTurn turn;
+  HeldTile held;
   std::uint32_t index;
 };
 
 static_assert(sizeof(BlockFacts) <= BackwardConfig::fact_bytes);
 
 /// Walks over those queries a tile at a time, the last first: when a block comes to a tile, those of the keys
-/// before have been there (see Order). Head by head of the group; or where blocks keep an order by turns of
-/// the heads: with causal a block of later keys sees fewer queries of each head, and would come to the second
-/// ahead of all others, and wait for them.
+/// before have been there (see Order). Head by head of the group; or, where blocks keep an order, a tile of
+/// each head after another: with causal a block of later keys sees fewer queries of each head, and would come
+/// to the second ahead of all others, and wait for them.
 struct QuerySteps {
   int at;
   int head = 0;
@@ -190,10 +190,10 @@ struct QuerySteps {
   std::int32_t tile = block_full;  ///< of the block mask
 
   __device__ bool more() const { return left > 0; }
-  /// Of tiles `from` to `to` of each head, or of such heads by turns.
-  __device__ void step(bool by_turns, int from, int to) {
+  /// Tiles `from` to `to` of each head; or of heads `from` to `to` one tile each, where `by_heads`.
+  __device__ void step(bool by_heads, int from, int to) {
     --left;
-    if (by_turns) {
+    if (by_heads) {
       if (++head < to) return;
       head = from;
       --at;
@@ -205,16 +205,16 @@ struct QuerySteps {
   }
 };
 
-/// The words of a turn: the block waits for the first, and leaves the second for the block after it.
-struct TurnWords {
+/// The words of Order: the block waits for the first, and leaves the second for the block after it.
+struct OrderWords {
   std::uint32_t before, after;
 };
 
 /// The words by a block mask: how many blocks of keys before this one, and with it, meet a tile of queries. A
 /// key block that is listed n times counts n times in both, so that nobody waits for a word that nobody
 /// leaves. Not inlined, nor what follows: in the loop over tiles their registers would be missed.
-inline __device__ __noinline__ TurnWords turn_words(const AttentionCall& call, const KeyGrid& grid,
-                                                    const QueryTile& queries, std::int64_t first_key) {
+inline __device__ __noinline__ OrderWords order_words(const AttentionCall& call, const KeyGrid& grid,
+                                                      const QueryTile& queries, std::int64_t first_key) {
   const KeyRange any = queries.any(call);
   const std::int64_t size = call.blocks.block_k;
   const std::int64_t own = first_key / size;

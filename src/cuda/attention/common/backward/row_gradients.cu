@@ -2,6 +2,7 @@
 
 #include "cuda/attention/common/score.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/team.cuh"
 
 namespace tilewise::cuda::simt {
 namespace {
@@ -62,7 +63,7 @@ __global__ void logit_scale_rows_kernel(const __grid_constant__ AttentionCall ca
   for (std::int64_t d = threadIdx.x % 32; d < call.problem.dim_qk; d += 32) {
     sum = fmaf(load_element(q_row + d * size, call.q.dtype), dq_row[d], sum);
   }
-  for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+  sum = warp_sum(sum);
   const auto logit = static_cast<float>(call.logit_scale.at(b, h));
   if (threadIdx.x % 32 == 0) rows[row] = sum / differentiable(logit);
   if (logit == differentiable(logit)) return;

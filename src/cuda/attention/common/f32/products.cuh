@@ -43,9 +43,9 @@ __device__ __forceinline__ void add_products(float (&sum)[count][row_tiles][2][4
   constexpr int first = parts == 2 ? 0 : 2;
   constexpr int low = steps * (2 - first);  // products before those of high parts
 #pragma unroll
-  for (int turn = 0; turn < low + steps; ++turn) {
-    const int step = turn < low ? turn / 2 : turn - low;
-    const int product = turn < low ? turn % 2 : 2;
+  for (int index = 0; index < low + steps; ++index) {
+    const int step = index < low ? index / 2 : index - low;
+    const int product = index < low ? index % 2 : 2;
 #pragma unroll
     for (int n = 0; n < count; ++n) {
 #pragma unroll
@@ -54,7 +54,7 @@ __device__ __forceinline__ void add_products(float (&sum)[count][row_tiles][2][4
         for (int e = 0; e < 2; ++e) {
           const std::uint32_t(&from)[4] = a[step][r][of_a[product]];
           const std::uint32_t(&with)[4] = b[step][n][of_b[product]];
-          if (anew && turn == 0) {
+          if (anew && index == 0) {
             product_of_matrices<__half>(sum[n][r][e], from, with[2 * e], with[2 * e + 1]);
           } else {
             multiply_matrices<__half>(sum[n][r][e], from, with[2 * e], with[2 * e + 1]);

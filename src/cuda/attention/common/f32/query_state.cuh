@@ -170,12 +170,7 @@ struct QueryState {
     for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float most = fmaxf(s[r][0][2 * half], s[r][0][2 * half + 1]);
-#pragma unroll
-        for (int n = 1; n < c.keys / 8; ++n) {
-          most = fmaxf(most, fmaxf(s[r][n][2 * half], s[r][n][2 * half + 1]));
-        }
-        highest[r][half] = most * units[r][half];
+        highest[r][half] = highest_of<MmaView<c.row_tiles, c.keys / 8>>(s, 2 * r + half) * units[r][half];
         rises |= highest[r][half] > maximum[r][half] + slack;
       }
     }
@@ -188,11 +183,7 @@ struct QueryState {
         maximum[r][half] = fmaxf(before, row_maximum(highest[r][half]));
         const float rescale = exp2_approx(before - maximum[r][half]);
         sum[r][half] *= rescale;
-#pragma unroll
-        for (int n = 0; n < c.dim / 8; ++n) {
-          o.sum[r][n][2 * half] *= rescale;
-          o.sum[r][n][2 * half + 1] *= rescale;
-        }
+        rescale_row(o.sum[r], half, rescale);
       }
     }
   }

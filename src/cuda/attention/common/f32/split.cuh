@@ -60,12 +60,12 @@ struct Losses {
     constexpr float rounding = parts == 2 ? 0x1p-22f : 0x1p-10f;
     constexpr float grades[] = {8 * rounding, parts == 2 ? 0x1p-13f : 0x1p-5f,
                                 parts == 2 ? 0x1p-7f : 0x1p-3f};
-    const float rest = fabsf(parts == 2 ? (x - high) - low : x - high);
+    const float lost = fabsf(parts == 2 ? (x - high) - low : x - high);
     const float whole = fabsf(x);
-    if (!(rest > whole * rounding)) return;
+    if (!(lost > whole * rounding)) return;
 #pragma unroll
     for (int n = 0; n < 3; ++n) {
-      counts[n] += (rest > whole * grades[n] ? 0x10000u : 0u) + (rest > whole * grades[n] / 8 ? 1u : 0u);
+      counts[n] += (lost > whole * grades[n] ? 0x10000u : 0u) + (lost > whole * grades[n] / 8 ? 1u : 0u);
     }
   }
   /// Fewer numbers than this do no harm.

@@ -150,20 +150,27 @@ __device__ __forceinline__ float row_squares(const float (&x)[8], float power) {
   return squares;
 }
 
+// Reductions of a warp in one instruction are sm_80's: a build for 7.5 alone knows no such functions, and has
+// no kernel that would call these.
+
 /// Raises the bits of a number to those of a warp's highest: numbers that are not negative compare as their
 /// bits do.
 __device__ __forceinline__ void raise_by_warp(int* bits_smem, float number) {
+#if __CUDA_ARCH__ >= 800
   const int highest = __reduce_max_sync(~0u, __float_as_int(number));
   if (threadIdx.x % 32 == 0) atomicMax(bits_smem, highest);
+#endif
 }
 
 /// Adds what a warp's lanes lose.
 __device__ __forceinline__ void add_by_warp(unsigned (&counts_smem)[3], const Losses& losses) {
+#if __CUDA_ARCH__ >= 800
 #pragma unroll
   for (int n = 0; n < 3; ++n) {
     const unsigned count = __reduce_add_sync(~0u, losses.counts[n]);
     if (threadIdx.x % 32 == 0 && count != 0) atomicAdd(counts_smem + n, count);
   }
+#endif
 }
 
 /// A block has a tile of one of them, whose parts lie as `Tile` says. Unfit heads are marked when the kernel

@@ -34,9 +34,9 @@ struct QueryRows {
 struct QueryBlocks {
   QueryGrid queries;
   Turns turns;
-  int heads = 1;     ///< in a block
-  int inverse = 0;   ///< see QueryRows
-  bool few = false;  ///< results: see few_results
+  int heads = 1;               ///< in a block
+  int inverse = 0;             ///< see QueryRows
+  bool exact_weights = false;  ///< see few_results()
 
   static QueryBlocks of(const AttentionCall& call, int rows, int multiprocessors) {
     const std::int64_t group = call.group();

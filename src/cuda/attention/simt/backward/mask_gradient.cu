@@ -32,11 +32,11 @@ __device__ __forceinline__ Span span_of(const MaskView& mask, int dim, std::int6
 // A sum and what rounding took from it.
 struct CarefulSum {
   float sum = 0;
-  float rest = 0;
+  float lost = 0;
   __device__ void add(float value) {
     const float next = __fadd_rn(sum, value);
     const float added = __fsub_rn(next, sum);
-    rest += __fadd_rn(__fsub_rn(sum, __fsub_rn(next, added)), __fsub_rn(value, added));
+    lost += __fadd_rn(__fsub_rn(sum, __fsub_rn(next, added)), __fsub_rn(value, added));
     sum = next;
   }
 };
@@ -101,12 +101,12 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
           const int c = thread % C::tile;
           if (r >= query.count || c >= all_keys.count) continue;
           store_element(mask.at(mask_b, mask_h, query.first + r, all_keys.first + c), mask.dtype,
-                        sums[n].sum + sums[n].rest);
+                        sums[n].sum + sums[n].lost);
         }
       } else {
         __syncthreads();  // everyone is done with the last score gradients
 #pragma unroll
-        for (int n = 0; n < each; ++n) pair(n) = sums[n].sum + sums[n].rest;
+        for (int n = 0; n < each; ++n) pair(n) = sums[n].sum + sums[n].lost;
         __syncthreads();  // the sums are there
         for (int r = 0; thread < all_keys.count && r < query.count; ++r) {
           total += static_cast<double>(stage.dscores[r * C::pair_stride + thread]);

@@ -2,6 +2,7 @@
 
 #include "cuda/attention/common/backward/peaks.h"
 #include "cuda/attention/simt/backward/stage.cuh"
+#include "cuda/tile/team.cuh"
 
 namespace tilewise::cuda::simt {
 
@@ -67,11 +68,8 @@ __device__ __forceinline__ void add_others(const Stage<C, Side::keys, false>& st
       gradient += element(dscores, n);
     }
   }
-#pragma unroll
-  for (int apart = lanes / 2; apart > 0; apart /= 2) {
-    weight += __shfl_xor_sync(~0u, weight, apart);
-    gradient += __shfl_xor_sync(~0u, gradient, apart);
-  }
+  weight = sum_over<lanes>(weight);
+  gradient = sum_over<lanes>(gradient);
   if (lane != 0 || r >= query.count) return;
   const std::int64_t row = query.h * stage.call.rows_q() + stage.call.first_row_q(query.b) + query.first + r;
   atomicAdd(peaks.rest_weight + row, weight);

@@ -22,8 +22,8 @@ struct OwnPlace {
 template <typename C>
 __device__ __forceinline__ void add_to_own(float (&sum)[C::own_each][8], const float* pairs,
                                            const float* rows, int count, const OwnPlace<C>& at) {
-  add_product(sum, Turned<C::pair_stride, 2 * C::R>{pairs + at.rows * 4},
-              Turned<C::row_stride, C::C>{rows + at.dims * 4}, (count + 7) / 8 * 8);
+  add_product(sum, Transposed<C::pair_stride, 2 * C::R>{pairs + at.rows * 4},
+              Transposed<C::row_stride, C::C>{rows + at.dims * 4}, (count + 7) / 8 * 8);
 }
 
 template <typename C, bool general>
@@ -58,9 +58,10 @@ __device__ __forceinline__ void add_dq(const Stage<C, Side::keys, general>& stag
   const int first_row = place.warp % 4 * (C::tile / 4);
   const int first_dim = place.warp / 4 * 64;
   float dq[rows_each][8] = {};
-  multiply_rows_turned(
+  multiply_rows_transposed(
       dq, ByRows<C::pair_stride, C::R>{stage.dscores + (first_row + place.lane.row) * C::pair_stride},
-      Turned<C::row_stride, C::C>{stage.own + first_dim + place.lane.column * 4}, (keys.count + 7) / 8 * 8);
+      Transposed<C::row_stride, C::C>{stage.own + first_dim + place.lane.column * 4},
+      (keys.count + 7) / 8 * 8);
   const auto scale = static_cast<float>(stage.call.scale);
   const int dims = stage.dims_qk(piece);
   const bool aligned = !general || aligned_rows(dq_sum, stage.dim_qk);

@@ -53,7 +53,7 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryTil
                                        float (&o)[C::M][C::V], SoftmaxRow<C>& row) {
   static_assert(C::M <= C::C);
 #pragma unroll
-  for (int m = 0; m < C::M; ++m) row.sum[m] = row_sum<C>(row.sum[m]);
+  for (int m = 0; m < C::M; ++m) row.sum[m] = sum_over<C::C, C::Lanes::apart>(row.sum[m]);
   const int own = place.lane.column % C::M;
   const int r = place.query(own);
   float sum = pick(row.sum, own);
@@ -158,7 +158,7 @@ struct Loader {
 template <typename C, bool general>
 __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& blocks,
                                        const SomeHeads& heads, std::int64_t index, float* shared) {
-  float* q_smem = shared;                // [D piece, queries], turned
+  float* q_smem = shared;                // [D piece, queries], transposed
   float* k_smem = q_smem + C::q_floats;  // [keys, D piece]
   float* v_smem = k_smem + C::k_floats;  // [keys, Dv piece]
   float* p_smem = v_smem + C::v_floats;  // a warp: [group_keys, warp_queries]
@@ -179,11 +179,12 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
   const int pieces = load.pieces();
   const KeyRange all = query.all(call);
   float* p_warp = p_smem + place.warp * C::group_keys * C::p_stride;
-  const Turned<C::queries, C::R> q_turned{q_smem + place.first_query() + place.lane.row * 4};
+  const Transposed<C::queries, C::R> q_transposed{q_smem + place.first_query() + place.lane.row * 4};
   const ByRows<C::row_stride, C::C> k_rows{k_smem +
                                            (place.group * C::group_keys + place.lane.column) * C::row_stride};
-  const Turned<C::p_stride, C::R> weights{p_warp + place.lane.row * 4};
-  const Turned<C::dim, C::C> values{v_smem + place.group * C::group_keys * C::dim + place.lane.column * 4};
+  const Transposed<C::p_stride, C::R> weights{p_warp + place.lane.row * 4};
+  const Transposed<C::dim, C::C> values{v_smem + place.group * C::group_keys * C::dim +
+                                        place.lane.column * 4};
   // The maximum of products is that of scores only where the scale is positive, so its sign goes to the
   // queries.
   const float sign = !general && rules.scale < 0 ? -1.0f : 1.0f;
@@ -200,11 +201,12 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
 
   const auto multiply = [&](float(&sum)[C::M][C::N], int depth) {
     if constexpr (general && sums_in_runs<C>) {
-      multiply_in_runs(sum, q_turned, k_rows, depth, [](auto& part, const auto& a, const auto& b, int run) {
-        multiply_turned_rows(part, a, b, run);
-      });
+      multiply_in_runs(sum, q_transposed, k_rows, depth,
+                       [](auto& part, const auto& a, const auto& b, int run) {
+                         multiply_transposed_rows(part, a, b, run);
+                       });
     } else {
-      multiply_turned_rows(sum, q_turned, k_rows, depth);
+      multiply_transposed_rows(sum, q_transposed, k_rows, depth);
     }
   };
 
@@ -217,14 +219,14 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
     commit_copies();
     wait_copies<1>();
     __syncthreads();  // queries are there
-    turn_rows<C::queries, C::row_stride, C::threads>(q_smem, q_loaded, load.depth(0), sign);
+    transpose_rows<C::queries, C::row_stride, C::threads>(q_smem, q_loaded, load.depth(0), sign);
   }
   while (keys.count > 0) {
     const KeyTile ahead = tiles.next();
     float s[C::M][C::N] = {};
     if (pieces == 1) {
       wait_copies<0>();
-      __syncthreads();  // keys are there, queries are turned, and everyone is done with the last values
+      __syncthreads();  // keys are there, queries are transposed, and everyone is done with the last values
       load.values(keys, v_smem);
       commit_copies();
       multiply(s, load.depth(0));
@@ -240,8 +242,8 @@ __device__ __forceinline__ void attend(const AttentionCall& call, const Blocks& 
         commit_copies();
         wait_copies<0>();
         __syncthreads();  // the piece is there
-        turn_rows<C::queries, C::row_stride, C::threads>(q_smem, q_loaded, load.depth(piece), sign);
-        __syncthreads();  // and turned
+        transpose_rows<C::queries, C::row_stride, C::threads>(q_smem, q_loaded, load.depth(piece), sign);
+        __syncthreads();  // and transposed
         float part[C::M][C::N] = {};
         multiply(part, load.depth(piece));
         if (piece > 0) load_weights<C>(s, p_warp, place);

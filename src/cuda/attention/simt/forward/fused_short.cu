@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "cuda/attention/simt/forward/few_keys_scores.cuh"
 #include "cuda/attention/simt/forward/few_keys_softmax.cuh"
 #include "cuda/runtime/code.h"
 #include "cuda/runtime/device.h"
@@ -16,7 +15,7 @@ using namespace few_keys;
 
 // Attention over so few keys that a block has the scores of all of them at once, in registers: 8 x 8 a lane
 // in both products, where forward/fused.cu, which keeps o beside them, has room for 8 x 4 in the first. Both
-// operands of both are turned, which the compiler makes the best of. Such problems have a single round of
+// operands of both are transposed, which the compiler makes the best of. Such problems have a single round of
 // blocks, so all that a block does beside its products counts: addresses are made of few numbers (ShortCall),
 // keys and queries come in pieces of D, values while scores are multiplied, and all warps write results.
 //
@@ -81,9 +80,9 @@ __device__ __forceinline__ void attend(const ShortCall& call, float* shared) {
 
   float o[M][N] = {};
   const int first_key = place.group * group_keys;
-  multiply_turned(o, Weights{shared + p_at + Weights::offset(first_key) + place.query(0)},
-                  Values{shared + v_at + first_key * dim + place.dim_of(0)},
-                  min(group_keys, (work.key_count - first_key + 7) / 8 * 8));
+  multiply_transposed(o, Weights{shared + p_at + Weights::offset(first_key) + place.query(0)},
+                      Values{shared + v_at + first_key * dim + place.dim_of(0)},
+                      min(group_keys, (work.key_count - first_key + 7) / 8 * 8));
   const float own_inverse = join_quarters(call, work, place, shared);
 #pragma unroll
   for (int m = 0; m < M; ++m) {

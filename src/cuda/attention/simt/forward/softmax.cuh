@@ -3,6 +3,7 @@
 #include "cuda/attention/common/score.cuh"
 #include "cuda/attention/simt/forward/tile.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/team.cuh"
 
 namespace tilewise::cuda::simt {
 
@@ -13,24 +14,6 @@ struct SoftmaxRow {
   float maximum[C::M];  // from the lowest on
   float sum[C::M];      // over this thread's keys alone, until the end
 };
-
-/// Over the lanes of a row.
-template <typename C>
-__device__ __forceinline__ float row_maximum(float x) {
-#pragma unroll
-  for (int columns = C::C / 2; columns > 0; columns /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, columns * C::Lanes::apart));
-  }
-  return x;
-}
-template <typename C>
-__device__ __forceinline__ float row_sum(float x) {
-#pragma unroll
-  for (int columns = C::C / 2; columns > 0; columns /= 2) {
-    x += __shfl_xor_sync(~0u, x, columns * C::Lanes::apart);
-  }
-  return x;
-}
 
 /// In the plain kernel scores are bare products and `unit` is what turns them into the log2 e that exp2
 /// takes; in the general one they are finished, in natural units. Maxima are in the units of the scores: then
@@ -57,7 +40,7 @@ __device__ __forceinline__ void softmax(float (&s)[C::M][C::N], float (&o)[C::M]
   if (__any_sync(~0u, rises)) {
 #pragma unroll
     for (int m = 0; m < C::M; ++m) {
-      const float maximum = fmaxf(row.maximum[m], row_maximum<C>(highest[m]));
+      const float maximum = fmaxf(row.maximum[m], maximum_over<C::C, C::Lanes::apart>(highest[m]));
       const float rescale = weight_of<general>(row.maximum[m], maximum, unit);
       row.maximum[m] = maximum;
       row.sum[m] *= rescale;

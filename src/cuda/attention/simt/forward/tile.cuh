@@ -31,7 +31,7 @@ struct ForwardConfig {
   static constexpr int row_stride = dim + 4;  // of queries as loaded, and of keys
   static constexpr int p_stride =
       warp_queries + 4;  // lanes that store weights of several keys meet in few banks
-  static constexpr int q_floats = dim * queries;                  // [dim, queries]: turned
+  static constexpr int q_floats = dim * queries;                  // [dim, queries]: transposed
   static constexpr int k_floats = keys * row_stride;              // [keys, dim]
   static constexpr int v_floats = keys * dim;                     // [keys, dim]
   static constexpr int p_floats = warps * group_keys * p_stride;  // a warp: [group_keys, warp_queries]

@@ -1,9 +1,7 @@
 #include "cuda/attention/sm80/backward/backward.h"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include "cuda/attention/sm80/backward/choice.h"
+#include "cuda/tile/with_type.h"
 
 namespace tilewise::cuda::mma {
 namespace {
@@ -34,12 +32,10 @@ std::size_t backward_shared_bytes(const AttentionProblem& problem) {
 void backward(const AttentionCall& call, int row, const Context& context) {
   const BackwardSpace space = backward_space(call, row, context);
   prepare_backward(call, space, context);
-  const auto of_type = [&]<typename T>(const T*) {
+  with_16_bit_type(call.problem.dtype, [&]<typename T>() {
     general_backward(call) ? general_backward_of<T>(call, space, context, row)
                            : plain_backward_of<T>(call, space, context, row);
-  };
-  call.problem.dtype == DType::f16 ? of_type(static_cast<const __half*>(nullptr))
-                                   : of_type(static_cast<const __nv_bfloat16*>(nullptr));
+  });
   finish_backward(call, space, context);
 }
 

@@ -1,10 +1,79 @@
 #pragma once
 
 #include "cuda/attention/common/backward/queries.cuh"
-#include "cuda/attention/sm80/backward/products.cuh"
 #include "cuda/ptx/local.cuh"
+#include "cuda/ptx/matrix.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
 
 namespace tilewise::cuda::mma {
+
+/// A warp's sums of a product, m x n tiles of 16 x 16, of which each is two fragments side by side.
+template <int m_tiles, int n_tiles>
+using Sums = float[m_tiles][2 * n_tiles][4];
+
+/// What multiply_tiles does besides: nothing.
+struct Nothing {
+  __device__ void operator()() const {}
+  template <int m_tiles>
+  __device__ void operator()(const std::uint32_t (&)[m_tiles][4], int) const {}
+};
+
+/// sum += a·b over `steps` times 16. `load_a(to, step)` gives all of a's fragments of a step, `load_b(to,
+/// step, n)` those of 16 columns; both are asked one ahead, so that loads run beside products. `look(a,
+/// step)` may use a's fragments for more. `meanwhile` is what there is to do while the first are loaded.
+template <typename T, int steps, int m_tiles, int n_tiles, typename LoadA, typename LoadB,
+          typename Look = Nothing, typename Meanwhile = Nothing>
+__device__ __forceinline__ void multiply_tiles(Sums<m_tiles, n_tiles>& sum, const LoadA& load_a,
+                                               const LoadB& load_b, const Look& look = {},
+                                               const Meanwhile& meanwhile = {}) {
+  std::uint32_t a[2][m_tiles][4];
+  std::uint32_t b[2][4];
+  load_a(a[0], 0);
+  load_b(b[0], 0, 0);
+  meanwhile();
+#pragma unroll
+  for (int step = 0; step < steps; ++step) {
+#pragma unroll
+    for (int n = 0; n < n_tiles; ++n) {
+      const int index = step * n_tiles + n;
+      if (index + 1 < steps * n_tiles) {
+        load_b(b[(index + 1) % 2], (index + 1) / n_tiles, (index + 1) % n_tiles);
+      }
+      if (n == n_tiles - 1 && step + 1 < steps) load_a(a[(step + 1) % 2], step + 1);
+#pragma unroll
+      for (int m = 0; m < m_tiles; ++m) {
+        multiply_matrices<T>(sum[m][2 * n], a[step % 2][m], b[index % 2][0], b[index % 2][1]);
+        multiply_matrices<T>(sum[m][2 * n + 1], a[step % 2][m], b[index % 2][2], b[index % 2][3]);
+      }
+    }
+    look(a[step % 2], step);
+  }
+}
+
+/// Loads of fragments from a tile in shared memory. `a` and `b` by rows: [m, k], and [n, k]. Transposed: [k,
+/// m] and [k, n]. A pointer's columns begin where the warp's do.
+template <int m_tiles, int dim>
+__device__ __forceinline__ auto a_by_rows(const MatrixPointer<dim>& at) {
+  return [at](std::uint32_t(&to)[m_tiles][4], int step) {
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m) load_matrices(to[m], at.at(16 * m, step));
+  };
+}
+template <int m_tiles, int dim>
+__device__ __forceinline__ auto a_transposed(const MatrixPointer<dim>& at) {
+  return [at](std::uint32_t(&to)[m_tiles][4], int step) {
+#pragma unroll
+    for (int m = 0; m < m_tiles; ++m) load_matrices_turned(to[m], at.at(16 * step, m));
+  };
+}
+template <int dim>
+__device__ __forceinline__ auto b_by_rows(const MatrixPointer<dim>& at) {
+  return [at](std::uint32_t(&to)[4], int step, int n) { load_matrices(to, at.at(16 * n, step)); };
+}
+template <int dim>
+__device__ __forceinline__ auto b_transposed(const MatrixPointer<dim>& at) {
+  return [at](std::uint32_t(&to)[4], int step, int n) { load_matrices_turned(to, at.at(16 * step, n)); };
+}
 
 /// Where a warp stands in a product whose warps are `along_n` side by side.
 template <int along_n>
@@ -49,7 +118,7 @@ struct BackwardBlock {
   float* top_smem;          ///< stages x [queries]
   float* shift_smem;        ///< stages x [queries]
   GroupFacts* facts_smem;
-  OpenTurn* turn_smem;
+  HeldTile* held_smem;
   // Of the facts, what every tile needs, a number a warp.
   struct Known {
     const std::byte* q;
@@ -82,7 +151,7 @@ struct BackwardBlock {
         top_smem(reinterpret_cast<float*>(weights_smem + c.weights_stages() * c.pair_bytes())),
         shift_smem(top_smem + c.stages * c.queries),
         facts_smem(&facts_of(shared)->group),
-        turn_smem(&facts_of(shared)->turn) {
+        held_smem(&facts_of(shared)->held) {
     const KeyTile keys = blocks.keys.tile(call, call.sequence(b), turn.tile);
     key_count = keys.count;
     first_key = static_cast<int>(keys.first);
@@ -211,10 +280,10 @@ struct BackwardBlock {
     return blocks.queries.tile(call, b, h * call.group() + steps.head, steps.at);
   }
   /// By how many blocks of keys before this one meet a tile of queries.
-  __device__ TurnWords turn_words(const QuerySteps& steps) const {
+  __device__ OrderWords order_words(const QuerySteps& steps) const {
     if constexpr (general) {
       if (call.problem.features.block_mask) {
-        return mma::turn_words(call, blocks.keys, query_tile(steps), first_key);
+        return mma::order_words(call, blocks.keys, query_tile(steps), first_key);
       }
     }
     const std::int64_t first_seen = max(std::int64_t{0}, facts_smem->low + first_query(steps) + first_key);

@@ -1,4 +1,4 @@
-#include "cuda/attention/sm80/backward/rows.cuh"
+#include "cuda/attention/sm80/backward/backward.cuh"
 
 namespace tilewise::cuda::mma {
 

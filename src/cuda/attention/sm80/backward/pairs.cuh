@@ -4,8 +4,8 @@
 
 namespace tilewise::cuda::mma {
 
-// Weights and score gradients of a tile of keys by a tile of queries. Pairs are held turned, a row a key: so
-// they come out of the products in the registers in which they go into those for dv and dk.
+// Weights and score gradients of a tile of keys by a tile of queries. Pairs are held transposed, a row a key:
+// so they come out of the products in the registers in which they go into those for dv and dk.
 
 /// Calls `body` with each two neighbouring pairs of fragments: the rounded ones, which it may change, those
 /// they came from, and where they are, (m, n, half).
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_pairs(const Block& block, std::byte* to_sm
     return;
   }
 #endif
-  // Rows 8 apart turn chunks alike, so that steps from here are an exclusive or and a constant.
+  // Rows 8 apart swizzle chunks alike, so that steps from here are an exclusive or and a constant.
   const int at = Tile::offset(first_key + block.lane / 4, first_query / 8) + 4 * (block.lane % 4);
 #pragma unroll
   for (int n = 0; n < 2 * query_tiles; ++n) {
@@ -202,7 +202,7 @@ __device__ __forceinline__ void add_to_own(OwnSums& sum, const typename Block::P
           for (int e = 0; e < 4; ++e) to[m][e] = pairs[step][m][e];
         }
       },
-      b_turned(Block::RowPointer::by_rows(Block::address(rows_smem)).from(first_query, 0)));
+      b_transposed(Block::RowPointer::by_rows(Block::address(rows_smem)).from(first_query, 0)));
 }
 
 /// Weights and score gradients of a warp's pairs, some queries at once; with weights that stay, their part of

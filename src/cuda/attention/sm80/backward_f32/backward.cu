@@ -1,7 +1,7 @@
 #include "cuda/attention/sm80/backward_f32/backward.h"
 
 #include "cuda/attention/simt/fused.h"
-#include "cuda/attention/sm80/backward_f32/rows.cuh"
+#include "cuda/attention/sm80/backward_f32/backward.cuh"
 
 namespace tilewise::cuda::mma_f32 {
 namespace {
@@ -38,9 +38,9 @@ void backward(const AttentionCall& call, int row, const Context& context) {
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   run_chosen_backward<FullBackward>(call, space, row, multiprocessors, stream);
   simt::mend_peaks(call, space.peaks, {}, stream);
-  Context rest = context;
-  rest.workspace.data = static_cast<std::byte*>(context.workspace.data) + fused_offset(call);
-  simt::fused_backward_of(call, unfit_of(space), rest);
+  Context remaining = context;
+  remaining.workspace.data = static_cast<std::byte*>(context.workspace.data) + fused_offset(call);
+  simt::fused_backward_of(call, unfit_of(space), remaining);
 }
 
 }  // namespace tilewise::cuda::mma_f32

@@ -1,18 +1,28 @@
 #pragma once
 
-#include "cuda/attention/sm80/backward_f32/gradients.cuh"
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/attention/common/f32/split_rows.cuh"
+#include "cuda/attention/common/score.cuh"
+#include "cuda/attention/common/tuning_problem.h"
+#include "cuda/attention/sm80/backward_f32/backward.h"
 #include "cuda/attention/sm80/backward_f32/pairs.cuh"
-#include "cuda/attention/sm80/backward_f32/peaks.cuh"
+#include "cuda/attention/sm80/backward_f32/space.h"
 #include "cuda/runtime/dynamic_shared.cuh"
+#include "cuda/runtime/early.h"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/tile/team.cuh"
+#include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::mma_f32 {
 
 // Backward for f32 on tensor cores. A block keeps some keys and their values and walks over the queries that
 // see them, those of all query heads of a group: five products a pair of tiles. A warp has 16 keys for
-// itself. Pairs are held turned, a row a key, so that they come out of k·qᵀ and v·d_oᵀ in the form in which
-// they go into dv and dk, which stay in registers. Score gradients pass through shared memory to dq, which is
-// added up in global memory. Where there are too few blocks of keys to keep all multiprocessors busy, several
-// blocks share the queries of the same keys and add up dk and dv there, too.
+// itself. Pairs are held transposed, a row a key, so that they come out of k·qᵀ and v·d_oᵀ in the form in
+// which they go into dv and dk, which stay in registers. Score gradients pass through shared memory to dq,
+// which is added up in global memory. Where there are too few blocks of keys to keep all multiprocessors
+// busy, several blocks share the queries of the same keys and add up dk and dv there, too.
 
 /// All that a tile of queries adds.
 template <auto c>
@@ -127,6 +137,169 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   finish(block, call.dv, block.dv, call.problem.dim_v, power_of_two(-weight_bits), shares == 1);
   finish(block, call.dk, block.dk, call.problem.dim_qk, static_cast<float>(call.scale), shares == 1);
 #endif
+}
+
+// From a call to the row of a tuning table that it runs by.
+
+/// What backward does beside splitting its four tensors, with the same rows: those of d_o meet o, for what is
+/// known of a query before the walk, and gradients become 0 where they will be added up. Head dims are
+/// multiples of 4, and rows are aligned.
+struct RowValuesBeside {
+  static constexpr bool norms = true;
+  static constexpr bool marks_tiles = false;
+  static constexpr int few_queries = few_backward_queries;
+  enum Which { keys, values, queries, d_o, count };  ///< the order in which they are split
+
+  RowValues to;
+  simt::Peaks peaks;
+  bool adds_key_gradients = false;
+
+  template <int lanes>
+  __device__ void row(const AttentionCall& call, const SplitPlace& at, const float (&x)[8],
+                      bool present) const {
+    if (at.which == d_o) return find<lanes>(call, at, x, present);
+    if (!present) return;
+    if (at.which == queries) clear(call.dq, call.problem.dim_qk, at);
+    if (at.which == keys && adds_key_gradients) clear(call.dk, call.problem.dim_qk, at);
+    if (at.which == values && adds_key_gradients) clear(call.dv, call.problem.dim_v, at);
+  }
+
+ private:
+  static __device__ void clear(const Rows& rows, std::int64_t dims, const SplitPlace& at) {
+    if (!rows.wanted) return;
+    auto* to = reinterpret_cast<float4*>(rows.at(at.b, at.h, at.s)) + 2 * at.chunk;
+    if (8 * at.chunk < dims) to[0] = {};
+    if (8 * at.chunk + 4 < dims) to[1] = {};
+  }
+
+  template <int lanes>
+  __device__ void find(const AttentionCall& call, const SplitPlace& at, const float (&own)[8],
+                       bool present) const {
+    float o[8] = {};
+    float lse = 0, d_lse = 0;
+    if (present) {
+      load_eight(o, reinterpret_cast<const float*>(call.o.at(at.b, at.h, at.s)), 8 * at.chunk,
+                 static_cast<int>(call.problem.dim_v), true);
+      lse = *reinterpret_cast<const float*>(call.lse.at(at.b, at.h, at.s));
+      if (call.d_lse.wanted) d_lse = *reinterpret_cast<const float*>(call.d_lse.at(at.b, at.h, at.s));
+    }
+    float product = 0;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) product = fmaf(o[n], own[n], product);
+    product = sum_over<lanes>(product);
+    if (!present || at.chunk != 0) return;
+    const std::int64_t row = at.h * call.rows_q() + call.first_row_q(at.b) + at.i;
+    const bool unseen = lse == minus_infinity;
+    // Exponents lose digits the farther they are from 0. Weights of a row lie around 1 over the number of
+    // keys; half the logarithm of that leaves some to the highest ones.
+    const KeyRange seen = call.keys_of(call.sequence(at.b), at.i);
+    const int middle =
+        unseen ? 0 : (31 - __clz(static_cast<int>(max(seen.last - seen.first, std::int64_t{1})))) / 2;
+    const double exact = static_cast<double>(lse) * 1.4426950408889634 - middle;
+    const auto top = static_cast<float>(exact);
+    const auto lost = static_cast<float>(exact - static_cast<double>(top));
+    to.top[row] = unseen ? -minus_infinity : top;
+    to.factor[row] = unseen ? 0.0f : exp2f(-lost) * power_of_two(weight_bits - middle);
+    to.shift[row] = unseen ? 0.0f : d_lse - product;
+    peaks.clear(row);
+  }
+};
+
+inline int backward_dim(const AttentionCall& call) {
+  return backward_dim(std::max(call.problem.dim_qk, call.problem.dim_v));
+}
+
+inline BackwardSpace backward_space_of(const AttentionCall& call, void* base) {
+  return {call, base, BackwardConfig::keys, BackwardConfig::parts, backward_dim(call)};
+}
+
+inline simt::SomeHeads unfit_of(const BackwardSpace& space) {
+  return {.queries = space.unfit.queries, .keys = space.unfit.keys, .any = space.unfit.any};
+}
+
+/// Before the walk; `shares` is how many blocks will share the queries of the same keys.
+template <int dim>
+void prepare_backward(const AttentionCall& call, const BackwardSpace& space, int shares,
+                      cudaStream_t stream) {
+  constexpr int keys = BackwardConfig::keys;
+  constexpr int parts = BackwardConfig::parts;
+  clear_marks(space.unfit, stream);
+  const auto dim_qk = static_cast<int>(call.problem.dim_qk);
+  const auto dim_v = static_cast<int>(call.problem.dim_v);
+  split<dim, keys, parts, SwizzledTile<dim>, RowValuesBeside>(
+      call,
+      {.any_unfit = space.unfit.any,
+       .count = RowValuesBeside::count,
+       .tensors = {{call.k, dim_qk, space.k, space.unfit.keys},
+                   {call.v, dim_v, space.v, space.unfit.keys},
+                   {call.q, dim_qk, space.q, space.unfit.queries},
+                   {call.d_o, dim_v, space.d_o, space.unfit.queries}}},
+      stream, {.to = space.rows, .peaks = space.peaks, .adds_key_gradients = shares > 1});
+}
+
+inline std::int64_t head_blocks_of(const AttentionCall& call, const BackwardConfig& c) {
+  return (call.problem.length_k + c.own() - 1) / c.own();
+}
+
+/// How many blocks share the queries of the same keys: as many as the last block ends soonest with, by a
+/// model of time in tiles of queries. Blocks of like length go in rounds. Of unlike ones the longest go
+/// first, so that all end together, but none before the longest. What a block takes beside its queries, for
+/// keys and their gradients, was measured on an H200 as that of two thirds of a tile.
+inline int shares_of(const AttentionCall& call, const BackwardConfig& c, int multiprocessors) {
+  constexpr int most = 8;
+  constexpr double more = 0.7;
+  const AttentionProblem& problem = call.problem;
+  const auto slots = static_cast<double>(multiprocessors * c.blocks);
+  const auto blocks = static_cast<double>(problem.batch * problem.heads_kv * head_blocks_of(call, c));
+  const bool window = call.band.left < Band::unbounded && call.band.right < Band::unbounded;
+  const std::int64_t queries =
+      window ? std::min(problem.length_q, c.own() + call.band.left + call.band.right) : problem.length_q;
+  const auto tiles = static_cast<double>(call.group() * ((queries + c.keys - 1) / c.keys));
+  int chosen = 1;
+  double least = 0;
+  for (int shares = 1; shares <= most; ++shares) {
+    const double longest = tiles / shares + more;
+    const double time = Turns::uneven(call) ? std::max(longest, blocks * (tiles / 2 + more * shares) / slots)
+                                            : std::ceil(blocks * shares / slots) * longest;
+    if (shares > 1 && time >= least) continue;
+    chosen = shares;
+    least = time;
+  }
+  return chosen;
+}
+
+template <typename Table, int row>
+void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int multiprocessors,
+                      cudaStream_t stream) {
+  constexpr BackwardConfig c = Table::rows[row];
+  const std::int64_t head_blocks = head_blocks_of(call, c);
+  const int shares = shares_of(call, c, multiprocessors);
+  prepare_backward<c.dim>(call, space, shares, stream);
+  launch<backward_kernel<Table, row>>(
+      {.name = "tilewise mma backward",
+       .blocks = call.problem.batch * call.problem.heads_kv * head_blocks * shares,
+       .threads = c.threads(),
+       .shared_bytes = c.shared_bytes(),
+       .stream = stream,
+       .early = begins_early(call.problem.device)},
+      call, head_blocks, shares, space, unfit_of(space));
+}
+
+/// The row of a table that suits a call.
+template <typename Table>
+int choose_backward_row(const AttentionCall& call, std::size_t shared_bytes) {
+  const int dim = backward_dim(call);
+  const auto able = [&](const BackwardConfig& c) { return c.dim == dim && c.shared_bytes() <= shared_bytes; };
+  const int chosen = tuned_row<Table>(call, able, first_row<Table>(able));
+  if (chosen < 0) throw DeviceError("tilewise mma backward: too little shared memory for its tiles");
+  return chosen;
+}
+
+template <typename Table>
+void run_chosen_backward(const AttentionCall& call, const BackwardSpace& space, int chosen,
+                         int multiprocessors, cudaStream_t stream) {
+  with_row<Table>(chosen,
+                  [&](auto row) { run_backward_row<Table, row>(call, space, multiprocessors, stream); });
 }
 
 }  // namespace tilewise::cuda::mma_f32

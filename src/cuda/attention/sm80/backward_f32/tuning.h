@@ -35,10 +35,7 @@ struct BackwardConfig {
   }
   template <typename To>
   constexpr void describe(To& to) const {
-    to.number("dim", dim);
-    to.number("warps", warps);
-    to.number("dims_at_once", dims_at_once);
-    to.number("blocks", blocks);
+    to.numbers("dim warps dims_at_once blocks", dim, warps, dims_at_once, blocks);
   }
   friend constexpr bool operator==(const BackwardConfig&, const BackwardConfig&) = default;
 };

@@ -10,25 +10,26 @@ namespace tilewise::cuda::mma {
 namespace {
 
 template <typename T, int dim, bool paged>
-void run(const AttentionCall& call, const Parts& parts, cudaStream_t stream) {
+void run(const AttentionCall& call, const Splits& splits, cudaStream_t stream) {
   const auto heads = static_cast<int>(call.group());
   launch<stream_kernel<T, dim, paged>>({.name = "tilewise mma forward, a stream of keys",
                                         .blocks = call.problem.batch * call.problem.heads_kv,
                                         .threads = StreamShape::threads,
-                                        .layers = parts.count,
+                                        .layers = splits.count,
                                         .stream = stream,
                                         .early = begins_early(call.problem.device)},
-                                       call, heads, (65536 + heads - 1) / heads, parts);
+                                       call, heads, (65536 + heads - 1) / heads, splits);
 }
 
 template <typename T, bool paged>
-void run_dim(const AttentionCall& call, const Parts& parts, cudaStream_t stream) {
-  call.problem.dim_v == 64 ? run<T, 64, paged>(call, parts, stream) : run<T, 128, paged>(call, parts, stream);
+void run_dim(const AttentionCall& call, const Splits& splits, cudaStream_t stream) {
+  call.problem.dim_v == 64 ? run<T, 64, paged>(call, splits, stream)
+                           : run<T, 128, paged>(call, splits, stream);
 }
 template <typename T>
-void run_layout(const AttentionCall& call, const Parts& parts, cudaStream_t stream) {
-  call.problem.layout == Layout::paged ? run_dim<T, true>(call, parts, stream)
-                                       : run_dim<T, false>(call, parts, stream);
+void run_layout(const AttentionCall& call, const Splits& splits, cudaStream_t stream) {
+  call.problem.layout == Layout::paged ? run_dim<T, true>(call, splits, stream)
+                                       : run_dim<T, false>(call, splits, stream);
 }
 
 }  // namespace
@@ -45,13 +46,13 @@ bool suits_stream(const AttentionCall& call, const DeviceProperties& device) {
 }
 
 // As many as make the time of all rounds of blocks least, a block's being that of its keys and of some more.
-Parts stream_parts(const AttentionCall& call, int multiprocessors, void* space) {
+Splits stream_splits(const AttentionCall& call, int multiprocessors, void* space) {
   constexpr std::int64_t constant_keys = 64;
   constexpr std::int64_t least_keys = 128;
   const std::int64_t heads = call.problem.batch * call.problem.heads_kv;
   const std::int64_t room = std::int64_t{multiprocessors} * StreamShape::blocks(call.problem.dim_v);
   const std::int64_t keys = call.problem.length_k;
-  const auto most = static_cast<int>(std::clamp<std::int64_t>(keys / least_keys, 1, most_parts));
+  const auto most = static_cast<int>(std::clamp<std::int64_t>(keys / least_keys, 1, most_splits));
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
   int chosen = 1;
   for (int count = 1; count <= most; ++count) {
@@ -63,16 +64,16 @@ Parts stream_parts(const AttentionCall& call, int multiprocessors, void* space) 
     }
     if (heads * count > 8 * room) break;
   }
-  return Parts::of(call, chosen, space);
+  return Splits::of(call, chosen, space);
 }
 
 void stream_forward(const AttentionCall& call, const Context& context) {
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
-  const Parts parts = stream_parts(call, multiprocessors, context.workspace.data);
+  const Splits splits = stream_splits(call, multiprocessors, context.workspace.data);
   auto* stream = static_cast<cudaStream_t>(context.stream);
-  call.problem.dtype == DType::f16 ? run_layout<__half>(call, parts, stream)
-                                   : run_layout<__nv_bfloat16>(call, parts, stream);
-  if (parts.count > 1) join_parts(call, parts, context.stream);
+  call.problem.dtype == DType::f16 ? run_layout<__half>(call, splits, stream)
+                                   : run_layout<__nv_bfloat16>(call, splits, stream);
+  if (splits.count > 1) combine_splits(call, splits, context.stream);
 }
 
 }  // namespace tilewise::cuda::mma

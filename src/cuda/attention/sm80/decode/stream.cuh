@@ -2,8 +2,8 @@
 
 #include "cuda/attention/common/forward/query_rows.cuh"
 #include "cuda/attention/sm80/decode/stream.h"
-#include "cuda/attention/sm80/forward/parts.h"
 #include "cuda/attention/sm80/forward/softmax.cuh"
+#include "cuda/attention/sm80/forward/split_kv.h"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/tile/element.cuh"
@@ -108,12 +108,12 @@ struct KeyStream {
   }
 
   __device__ __forceinline__ void add_values(const float (&weights)[4]) {
-    std::uint32_t rounded[2], rest[2];
+    std::uint32_t rounded[2], lost[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       rounded[half] = pack<T>(weights[2 * half], weights[2 * half + 1]);
       const float2 kept = unpack<T>(rounded[half]);
-      rest[half] = pack<T>(weights[2 * half] - kept.x, weights[2 * half + 1] - kept.y);
+      lost[half] = pack<T>(weights[2 * half] - kept.x, weights[2 * half + 1] - kept.y);
     }
 #pragma unroll
     for (int n = 0; n < value_chunks; ++n) {
@@ -124,7 +124,7 @@ struct KeyStream {
                                        __byte_perm(word(v[0][n], j), word(v[1][n], j), 0x7632),
                                        __byte_perm(word(v[2][n], j), word(v[3][n], j), 0x5410),
                                        __byte_perm(word(v[2][n], j), word(v[3][n], j), 0x7632)};
-        multiply_matrices<T>(o[n][j], dims, rest[0], rest[1]);
+        multiply_matrices<T>(o[n][j], dims, lost[0], lost[1]);
         multiply_matrices<T>(o[n][j], dims, rounded[0], rounded[1]);
       }
     }
@@ -141,7 +141,7 @@ struct KeyStream {
   }
 };
 
-/// The keys of a block's part, by steps of the warp.
+/// The keys of a block's split, by steps of the warp.
 template <bool paged>
 struct StreamKeys {
   const AttentionCall& call;
@@ -150,7 +150,7 @@ struct StreamKeys {
   int first, last;         ///< keys that some query of the block sees
   int step;                ///< the first of the warp's next 16, some of which may be none of the block's
 
-  __device__ StreamKeys(const AttentionCall& call_, const QueryRows& rows, int part, int parts)
+  __device__ StreamKeys(const AttentionCall& call_, const QueryRows& rows, int split, int splits)
       : call(call_), b(static_cast<std::uint32_t>(rows.queries.b)) {
     const Sequence& sequence = rows.queries.sequence;
     k = call.k.data + (paged ? 0 : row_offset(call.k, sequence)) + rows.head_kv * call.k.stride_h * 2;
@@ -159,10 +159,10 @@ struct StreamKeys {
     const KeyRange range = rows.queries.any(call);
     const auto begin = static_cast<int>(range.first) / keys * keys;
     const auto end = static_cast<int>(range.last);
-    const int share = end > begin ? ((end - begin + keys - 1) / keys + parts - 1) / parts * keys : 0;
-    step = begin + part * share + static_cast<int>(threadIdx.x) / 32 * keys;
+    const int share = end > begin ? ((end - begin + keys - 1) / keys + splits - 1) / splits * keys : 0;
+    step = begin + split * share + static_cast<int>(threadIdx.x) / 32 * keys;
     first = static_cast<int>(range.first);
-    last = min(end, begin + (part + 1) * share);
+    last = min(end, begin + (split + 1) * share);
   }
   __device__ bool more() const { return step < last; }
   __device__ void advance() { step += StreamShape::keys * StreamShape::warps; }
@@ -197,7 +197,7 @@ struct StreamMemory {
 
 template <typename T, int dim>
 __device__ __forceinline__ void finish_stream(const AttentionCall& call, const QueryRows& rows,
-                                              const Parts& parts, StreamMemory<dim>& shared,
+                                              const Splits& splits, StreamMemory<dim>& shared,
                                               KeyStream<T, dim>& stream) {
   constexpr int warps = StreamShape::warps;
   const auto thread = static_cast<int>(threadIdx.x);
@@ -233,7 +233,7 @@ __device__ __forceinline__ void finish_stream(const AttentionCall& call, const Q
   }
   __syncthreads();  // and their sums
 
-  const auto part = static_cast<int>(blockIdx.y);
+  const auto split = static_cast<int>(blockIdx.y);
 #pragma unroll 1
   for (int index = thread; index < rows.count() * (dim / 4); index += StreamShape::threads) {
     const int r = index / (dim / 4), d = index % (dim / 4) * 4;
@@ -245,11 +245,11 @@ __device__ __forceinline__ void finish_stream(const AttentionCall& call, const Q
       const float4 more = *reinterpret_cast<const float4*>(&shared.o[w][r][d]);
       o = {o.x + more.x, o.y + more.y, o.z + more.z, o.w + more.w};
     }
-    const std::int64_t row = Parts::row(call, rows.queries.b, rows.head(r), rows.query(r));
-    if (parts.count > 1) {
-      *reinterpret_cast<float4*>(parts.o(part, row) + d) = o;
+    const std::int64_t row = Splits::row(call, rows.queries.b, rows.head(r), rows.query(r));
+    if (splits.count > 1) {
+      *reinterpret_cast<float4*>(splits.o(split, row) + d) = o;
       if (d == 0) {
-        float* state = parts.state(part, row);
+        float* state = splits.state(split, row);
         state[0] = maximum;
         state[1] = state[2] = total;
       }
@@ -271,20 +271,20 @@ __device__ __forceinline__ void finish_stream(const AttentionCall& call, const Q
   }
 }
 
-/// Brings the part's first keys and values into the L2 while the kernel ahead is at work. It may be writing
+/// Brings the split's first keys and values into the L2 while the kernel ahead is at work. It may be writing
 /// them: in the L2 they are as it leaves them. Lengths may be old, and are read past the L1, where they would
 /// stay so.
 template <int dim>
-__device__ __forceinline__ void prefetch_part(const AttentionCall& call, std::uint32_t b,
-                                              std::uint32_t head_kv, int part, int parts) {
+__device__ __forceinline__ void prefetch_split(const AttentionCall& call, std::uint32_t b,
+                                               std::uint32_t head_kv, int split, int splits) {
   if (call.problem.layout != Layout::dense) return;
   auto length = static_cast<int>(call.problem.length_k);
   if (call.key_lengths.data != nullptr) {
     length = max(0, min(length, __ldcg(call.key_lengths.data + b * call.key_lengths.stride[0])));
   }
-  const int share = (length + parts - 1) / parts;
-  const int key = part * share + static_cast<int>(threadIdx.x);
-  if (key >= min(length, (part + 1) * share)) return;
+  const int share = (length + splits - 1) / splits;
+  const int key = split * share + static_cast<int>(threadIdx.x);
+  if (key >= min(length, (split + 1) * share)) return;
   prefetch_l2(call.k.at(b, head_kv, key), dim * 2);
   prefetch_l2(call.v.at(b, head_kv, key), dim * 2);
 }
@@ -292,13 +292,13 @@ __device__ __forceinline__ void prefetch_part(const AttentionCall& call, std::ui
 template <typename T, int dim, bool paged>
 __global__ void __launch_bounds__(StreamShape::threads, StreamShape::blocks(dim))
     stream_kernel(const __grid_constant__ AttentionCall call, const int heads, const int inverse,
-                  const Parts parts) {
+                  const Splits splits) {
 #if __CUDA_ARCH__ >= 800
   __shared__ __align__(16) StreamMemory<dim> shared;
   let_kernel_behind_begin();
   const auto heads_kv = static_cast<std::uint32_t>(call.problem.heads_kv);
   const std::uint32_t b = blockIdx.x / heads_kv, head_kv = blockIdx.x % heads_kv;
-  if constexpr (!paged) prefetch_part<dim>(call, b, head_kv, static_cast<int>(blockIdx.y), parts.count);
+  if constexpr (!paged) prefetch_split<dim>(call, b, head_kv, static_cast<int>(blockIdx.y), splits.count);
   wait_for_kernel_ahead();
   const Sequence sequence = call.sequence(b);
   const QueryRows rows{{.b = b,
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(StreamShape::threads, StreamShape::blocks(dim)
                        heads,
                        inverse};
   if (rows.count() <= 0) return;
-  StreamKeys<paged> keys(call, rows, static_cast<int>(blockIdx.y), parts.count);
+  StreamKeys<paged> keys(call, rows, static_cast<int>(blockIdx.y), splits.count);
   KeyStream<T, dim> stream;
   if (keys.more()) {
     const std::int32_t page = keys.page();
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(StreamShape::threads, StreamShape::blocks(dim)
     stream.add_values(s);
     if (more) stream.load_values(keys.row(keys.v, call.v, page), call.v.stride_s * 2, keys.present());
   }
-  finish_stream<T, dim>(call, rows, parts, shared, stream);
+  finish_stream<T, dim>(call, rows, splits, shared, stream);
 #endif
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "attention/call.h"
-#include "cuda/attention/sm80/forward/parts.h"
+#include "cuda/attention/sm80/forward/split_kv.h"
 #include "cuda/runtime/device.h"
 #include "tilewise/context.h"
 
@@ -9,8 +9,8 @@ namespace tilewise::cuda::mma {
 
 // Decoding: few queries, and keys and values that are read once. See stream.cuh.
 
-/// How such a call is cut. A block of four warps has the queries of a key head, and all its keys or a part of
-/// them; of those a warp takes every fourth 16.
+/// How such a call is cut. A block of four warps has the queries of a key head, and all its keys or a split
+/// of them; of those a warp takes every fourth 16.
 struct StreamShape {
   static constexpr int warps = 4;
   static constexpr int threads = warps * 32;
@@ -25,7 +25,7 @@ struct StreamShape {
 /// step's keys lie in one page, and heads are not so many that blocks of whole heads fill the GPU.
 bool suits_stream(const AttentionCall& call, const DeviceProperties& device);
 
-Parts stream_parts(const AttentionCall& call, int multiprocessors, void* space);
+Splits stream_splits(const AttentionCall& call, int multiprocessors, void* space);
 
 void stream_forward(const AttentionCall& call, const Context& context);
 

@@ -2,14 +2,14 @@
 
 #include "cuda/attention/common/forward/query_rows.cuh"
 #include "cuda/attention/common/tuning_problem.h"
-#include "cuda/attention/sm80/forward/parts.h"
+#include "cuda/attention/sm80/forward/split_kv.h"
 #include "cuda/attention/sm80/forward/tuning.h"
 #include "cuda/runtime/device.h"
 #include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::mma {
 
-// Which row of a table a call runs by, and in how many parts: what the workspace and the launch agree on.
+// Which row of a table a call runs by, and in how many splits: what the workspace and the launch agree on.
 
 /// The row of a table that suits a call.
 template <typename Table>
@@ -18,7 +18,7 @@ int choose_row(const AttentionCall& call, const DeviceProperties& device) {
   const bool additive = call.problem.features.mask == MaskKind::additive;
   const auto fits = [&](const ForwardConfig& c) {
     return c.dim >= dim && c.shared_bytes(Table::general) <= device.shared_bytes &&
-           (c.additive || !additive) && (c.in_parts || !call.problem.piece.wide_rows);
+           (c.additive || !additive) && (c.split_kv || !call.problem.piece.wide_rows);
   };
   const auto blocks = [&](const ForwardConfig& c) {
     return QueryBlocks::of(call, c.rows(), device.multiprocessors);
@@ -37,11 +37,11 @@ int choose_row(const AttentionCall& call, const DeviceProperties& device) {
   return tuned_row<Table>(call, able, chosen);
 }
 
-inline Parts parts_for(const AttentionCall& call, const ForwardConfig& c, const DeviceProperties& device,
-                       void* space) {
+inline Splits splits_for(const AttentionCall& call, const ForwardConfig& c, const DeviceProperties& device,
+                         void* space) {
   const std::int64_t blocks = QueryBlocks::of(call, c.rows(), device.multiprocessors).count();
   const std::int64_t room = std::int64_t{c.blocks} * device.multiprocessors;
-  return Parts::of(call, c.in_parts ? parts_of(call, blocks, room, c.keys) : 1, space);
+  return Splits::of(call, c.split_kv ? splits_of(call, blocks, room, c.keys) : 1, space);
 }
 
 }  // namespace tilewise::cuda::mma

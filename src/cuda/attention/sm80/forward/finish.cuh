@@ -86,9 +86,9 @@ __device__ __forceinline__ void store_rows(const AttentionCall& call, const Quer
       std::byte* to = o + std::int64_t{stride} * row + chunk * 16;
 #pragma unroll
       for (int r = 0; r < c.warp_rows(); r += step) {
-        const int turned = (chunk ^ Tile::turn_of(place.lane / chunks)) ^ r % 8;
+        const int swizzled = (chunk ^ Tile::phase_of(place.lane / chunks)) ^ r % 8;
         *reinterpret_cast<uint4*>(to + std::int64_t{stride} * r) =
-            *reinterpret_cast<const uint4*>(from + r * Tile::row_bytes + turned * 16);
+            *reinterpret_cast<const uint4*>(from + r * Tile::row_bytes + swizzled * 16);
       }
       return;
     }
@@ -102,6 +102,31 @@ __device__ __forceinline__ void store_rows(const AttentionCall& call, const Quer
     store_eight(to, chunk * 8, dims, aligned,
                 *reinterpret_cast<const uint4*>(rows_smem + Tile::offset(row, chunk)));
   }
+}
+
+/// Divides a warp's rows, or the part of them from chunk `first` on, and writes them to o; by way of their
+/// places in shared memory, so that rows are written 16 bytes at a time. `own_inverse` is that of the lane's
+/// OwnRow.
+template <typename T, ForwardConfig c, int chunks>
+__device__ __forceinline__ void write_output(const AttentionCall& call, const QueryRows& rows,
+                                             const Place<c>& place, const float (&o)[c.row_tiles][chunks][4],
+                                             float own_inverse, std::byte* rows_smem, int first) {
+  using Tile = SwizzledTile<c.dim>;
+#pragma unroll
+  for (int r = 0; r < c.row_tiles; ++r) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = place.row(r, half);
+      const float inverse = __shfl_sync(~0u, own_inverse, place.lane / 4 * 4 + 2 * r + half);
+#pragma unroll
+      for (int n = 0; n < chunks; ++n) {
+        *reinterpret_cast<std::uint32_t*>(rows_smem + Tile::offset(row, first + n) + 2 * place.column()) =
+            pack<T>(o[r][n][2 * half] * inverse, o[r][n][2 * half + 1] * inverse);
+      }
+    }
+  }
+  __syncwarp();  // the warp's rows are there
+  store_rows<c, chunks>(call, rows, place, rows_smem, first);
 }
 
 }  // namespace tilewise::cuda::mma

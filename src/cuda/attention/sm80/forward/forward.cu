@@ -26,7 +26,7 @@ bool plain(const AttentionCall& call) {
 template <typename Table>
 Configuration configuration_of(const AttentionCall& call, const DeviceProperties& device) {
   const int row = choose_row<Table>(call, device);
-  return {.workspace_bytes = parts_for(call, Table::rows[row], device, nullptr).bytes(), .row = row};
+  return {.workspace_bytes = splits_for(call, Table::rows[row], device, nullptr).bytes(), .row = row};
 }
 
 template <typename T>
@@ -39,7 +39,7 @@ void forward_of(const AttentionCall& call, const Context& context, int row) {
 Configuration configure_forward(const AttentionCall& call, const Context& context) {
   const DeviceProperties& device = device_properties(context.device.index);
   if (suits_stream(call, device)) {
-    return {.workspace_bytes = stream_parts(call, device.multiprocessors, nullptr).bytes()};
+    return {.workspace_bytes = stream_splits(call, device.multiprocessors, nullptr).bytes()};
   }
   return plain(call) ? configuration_of<PlainForward>(call, device)
                      : configuration_of<GeneralForward>(call, device);

@@ -3,7 +3,7 @@
 #include "cuda/attention/sm80/forward/block.cuh"
 #include "cuda/attention/sm80/forward/finish.cuh"
 #include "cuda/attention/sm80/forward/paired.cuh"
-#include "cuda/attention/sm80/forward/parts.h"
+#include "cuda/attention/sm80/forward/split_kv.h"
 #include "cuda/attention/sm80/forward/tuning.h"
 #include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
@@ -14,18 +14,18 @@ namespace tilewise::cuda::mma {
 // which the next is being copied while one is computed. A warp has its queries for itself: scores come out of
 // q·k in the form in which weights go into the product with v, so they never leave the registers.
 
-/// Leaves what a part of the keys came to for join_parts().
+/// Leaves what a split of the keys came to for combine_splits().
 template <ForwardConfig c, bool general>
-__device__ __forceinline__ void finish_part(const AttentionCall& call, const Parts& parts, int part,
+__device__ __forceinline__ void store_split(const AttentionCall& call, const Splits& splits, int split,
                                             const QueryRows& rows, const Exponents<general>& exponents,
                                             const Place<c>& place, const Output<c>& o,
                                             const SoftmaxRows<c>& softmax) {
   const OwnRow<c, general> own(call, exponents, place, softmax);
   const auto place_of = [&](int row) {
-    return Parts::row(call, rows.queries.b, rows.head(row), rows.queries.first + rows.query(row));
+    return Splits::row(call, rows.queries.b, rows.head(row), rows.queries.first + rows.query(row));
   };
   if (own.row < rows.count() && own.first) {
-    float* state = parts.state(part, place_of(own.row));
+    float* state = splits.state(split, place_of(own.row));
     state[0] = own.maximum;
     state[1] = own.sum * own.factor;
     state[2] = own.rounded * own.factor;
@@ -37,44 +37,28 @@ __device__ __forceinline__ void finish_part(const AttentionCall& call, const Par
       const int row = place.row(r, half);
       const float factor = __shfl_sync(~0u, own.factor, place.lane / 4 * 4 + 2 * r + half);
       if (row >= rows.count()) continue;
-      float* to = parts.o(part, place_of(row));
+      float* to = splits.o(split, place_of(row));
 #pragma unroll
       for (int n = 0; n < c.dim / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int d = 8 * n + place.column() + e;
-          if (d < parts.dim_v) to[d] = o[r][n][2 * half + e] * factor;
+          if (d < splits.dim_v) to[d] = o[r][n][2 * half + e] * factor;
         }
       }
     }
   }
 }
 
-/// Joins the sink, divides, writes lse and o; o by way of the warp's queries' place in shared memory, so that
-/// rows are written 16 bytes at a time.
+/// Joins the sink, divides, writes lse and o.
 template <typename T, ForwardConfig c, bool general>
 __device__ __forceinline__ void finish(const AttentionCall& call, const QueryRows& rows,
                                        const Exponents<general>& exponents, const Place<c>& place,
                                        Output<c>& o, const SoftmaxRows<c>& softmax, std::byte* q_smem) {
-  using Tile = SwizzledTile<c.dim>;
   __syncwarp();  // the warp is done with its queries
   const float own_inverse =
       finish_row<c, general>(call, rows, OwnRow<c, general>(call, exponents, place, softmax));
-#pragma unroll
-  for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = place.row(r, half);
-      const float inverse = __shfl_sync(~0u, own_inverse, place.lane / 4 * 4 + 2 * r + half);
-#pragma unroll
-      for (int n = 0; n < c.dim / 8; ++n) {
-        *reinterpret_cast<std::uint32_t*>(q_smem + Tile::offset(row, n) + 2 * place.column()) =
-            pack<T>(o[r][n][2 * half] * inverse, o[r][n][2 * half + 1] * inverse);
-      }
-    }
-  }
-  __syncwarp();  // the warp's rows are there
-  store_rows<c, Tile::chunks>(call, rows, place, q_smem, 0);
+  write_output<T, c, c.dim / 8>(call, rows, place, o, own_inverse, q_smem, 0);
 }
 
 /// What a block has: its queries, the sums of its softmax, and two stages of keys and of values. One computes
@@ -197,7 +181,8 @@ struct Block {
 /// The kernel of one row of a table.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks, const Parts parts) {
+    forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks,
+                   const Splits splits) {
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(!Table::general);
@@ -205,12 +190,12 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   const QueryRows rows = blocks.rows(call, blockIdx.x);
   if (rows.queries.count <= 0) return;
   KeyTiles<false> tiles(call, rows.queries, c.keys);
-  if constexpr (c.in_parts) {
-    if (parts.count > 1) tiles.keep_part(static_cast<int>(blockIdx.y), parts.count);
+  if constexpr (c.split_kv) {
+    if (splits.count > 1) tiles.keep_split(static_cast<int>(blockIdx.y), splits.count);
   }
   const KeyTile first = tiles.next();
   if constexpr (c.paired) {
-    static_assert(!c.in_parts && c.stages == 1);
+    static_assert(!c.split_kv && c.stages == 1);
     PairedBlock<T, c> block(call, rows, shared);
     if (first.count > 0) block.walk_in_place(tiles, first);
     block.finish();
@@ -218,9 +203,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
     static_assert(c.stages == 2);
     Block<T, c> block(call, rows, shared);
     if (first.count > 0) block.walk(tiles, first);
-    if constexpr (c.in_parts) {
-      if (parts.count > 1) {
-        return finish_part<c, false>(call, parts, static_cast<int>(blockIdx.y), rows, block.exponents,
+    if constexpr (c.split_kv) {
+      if (splits.count > 1) {
+        return store_split<c, false>(call, splits, static_cast<int>(blockIdx.y), rows, block.exponents,
                                      block.place, block.o, block.softmax);
       }
     }

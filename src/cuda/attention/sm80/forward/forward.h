@@ -6,7 +6,7 @@
 
 namespace tilewise::cuda::mma {
 
-/// A row of a table, or none for calls that decode/stream.h takes. The workspace is what parts of keys leave
+/// A row of a table, or none for calls that decode/stream.h takes. The workspace is what splits of keys leave
 /// for each other, where the call is cut into some.
 Configuration configure_forward(const AttentionCall& call, const Context& context);
 void forward(const AttentionCall& call, const Configuration& configuration, const Context& context);

@@ -3,17 +3,69 @@
 #include <new>
 #include <type_traits>
 
-#include "cuda/attention/sm80/forward/facts.cuh"
+#include "cuda/attention/common/forward/query_rows.cuh"
 #include "cuda/attention/sm80/forward/forward.cuh"
 #include "cuda/attention/sm80/forward/general_scores.cuh"
 #include "cuda/attention/sm80/forward/key_order.cuh"
+#include "cuda/attention/sm80/forward/tuning.h"
+#include "cuda/ptx/local.cuh"
 #include "cuda/runtime/dynamic_shared.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
 
 namespace tilewise::cuda::mma {
 
 // The general kernel: masks, ALiBi, softcap, dropout, block masks, pages, and rows that lie anyhow. As the
 // plain one, but for the order of the keys in a tile (KeyOrder), and for what a block knows, which lies in
 // shared memory. What a call does not have costs a branch a tile.
+
+/// Keys or values of a block's head that lie at a stride.
+struct StridedKeys {
+  const std::byte* first = nullptr;  ///< key 0 of the sequence; null where they are not aligned, or in pages
+  std::int64_t stride = 0;           ///< bytes
+
+  __device__ StridedKeys(const AttentionCall& call, const QueryRows& at, const Rows& rows, bool whole_rows)
+      : stride(rows.stride_s * 2) {
+    if (call.problem.layout == Layout::paged || !whole_rows || !aligned_chunks(rows)) return;
+    first = row_of_halves(rows, at.queries.b, at.head_kv, at.queries.sequence.first_k);
+  }
+};
+
+/// What all threads of a block know in the general kernel. It lies in shared memory: it is much, seldom asked
+/// for, and registers are wanted for scores and a mask's elements.
+struct ForwardFacts {
+  QueryRows rows;
+  KeyTiles<true> tiles;
+  StridedKeys k, v;
+  DropoutMask dropout;
+  KeyTile ahead[2];  ///< see TilesAhead
+
+  __device__ ForwardFacts(const AttentionCall& call, const QueryRows& rows_, const ForwardConfig& c)
+      : rows(rows_),
+        tiles(call, rows_.queries, c.keys),
+        k(call, rows_, call.k, call.problem.dim_qk == c.dim),
+        v(call, rows_, call.v, call.problem.dim_v == c.dim) {
+    if (call.problem.features.dropout) dropout = call.dropout.drawn();
+  }
+};
+static_assert(sizeof(ForwardFacts) <= ForwardConfig::fact_bytes);
+
+/// A block's tiles of keys after one another. Between two calls of take() there is a barrier: one thread
+/// looks for a tile, in lists where there is a block mask, while the others compute those before.
+class TilesAhead {
+ public:
+  __device__ explicit TilesAhead(ForwardFacts& facts_smem) : facts_smem_(facts_smem) {}
+  __device__ KeyTile take() {
+    const KeyTile& place = facts_smem_.ahead[turn_];
+    const KeyTile tile{uniform(place.first), uniform(place.count), uniform(place.tile)};
+    turn_ ^= 1;  // everyone read that one before the last barrier
+    if (threadIdx.x == 0) facts_smem_.ahead[turn_] = facts_smem_.tiles.next();
+    return tile;
+  }
+
+ private:
+  ForwardFacts& facts_smem_;
+  int turn_ = 0;
+};
 
 /// How rows come into shared memory.
 template <ForwardConfig c>
@@ -48,7 +100,7 @@ struct GeneralLoader {
     if (tile.count == c.keys && dims == c.dim && aligned_chunks(from) && in_one_page(tile)) {
       return load_strided_keys<c.keys, c.dim, c.threads()>(to_smem, row(0), from.stride_s * 2);
     }
-    load_any_keys<c.keys, c.dim, c.threads()>(to_smem, row, aligned_chunks(from), tile.count, dims);
+    load_any_rows<c.keys, c.dim, c.threads(), KeyOrder>(to_smem, row, aligned_chunks(from), tile.count, dims);
   }
   /// Whether its keys lie at a stride, of which those outside pages that do were met before.
   __device__ bool in_one_page(const KeyTile& tile) const {
@@ -68,7 +120,7 @@ struct GeneralBlock {
   const ScoreRule rules;
   const Exponents<true> exponents;
   const SeenByAll all;
-  const bool few;  ///< results, so that weights are to be whole
+  const bool exact_weights;  ///< what they lost in rounding is multiplied, too: see few_results()
   const Place<c> place{};
   const BlockSpace<c> space;
   const MaskRows<c, T> mask;
@@ -77,14 +129,15 @@ struct GeneralBlock {
   SoftmaxRows<c> softmax{};
   TileSums<c> own;  ///< of the tile at hand
 
-  __device__ GeneralBlock(const AttentionCall& call_, const ForwardFacts& facts, bool few_, std::byte* shared)
+  __device__ GeneralBlock(const AttentionCall& call_, const ForwardFacts& facts, bool exact_weights_,
+                          std::byte* shared)
       : call(call_),
         rows(facts.rows),
         load{call, facts},
         rules(call, rows.queries.b, rows.queries.h),
         exponents{log2e, std::is_same_v<T, __half> ? 7.0f : 0.0f},  // of weights of 2^8 at most
         all(call, rows),
-        few(few_),
+        exact_weights(exact_weights_),
         space(shared),
         mask(call, rows, place),
         drawn(facts.dropout) {}
@@ -139,7 +192,7 @@ struct GeneralBlock {
     start_softmax(keys, fours, s);
     if (next.count > 0) mask.load(fours, next);
     const bool dropping = call.problem.features.dropout;
-    if (few || (dropping && keys.first % 4 != 0)) {
+    if (exact_weights || (dropping && keys.first % 4 != 0)) {
       add_carefully(keys, s, v);
     } else if (dropping) {
       const DropoutRows<c> dropout(call, drawn, rows, place, keys);
@@ -153,25 +206,25 @@ struct GeneralBlock {
     }
     own.add_to(softmax);
   }
-  /// What is seldom asked for: of few results what the weights lost in rounding is multiplied, too.
+  /// What is seldom asked for: with exact weights, what they lost in rounding is multiplied, too.
   __device__ __forceinline__ void add_carefully(const KeyTile& keys, const Scores<c>& s,
                                                 const MatrixPointer<c.dim>& v) {
     const DropoutRows<c> dropout(call, drawn, rows, place, keys);
     weigh_steps(s, [&](Weights<c>& weights, int step) {
-      Weights<c> rest, kept;
-      weigh_rest<T, c, true>(rest, weights, s, step, exponents, own.references);
+      Weights<c> lost, kept;
+      weigh_lost<T, c, true>(lost, weights, s, step, exponents, own.references);
 #pragma unroll
       for (int n = 0; n < 4 * c.row_tiles; ++n) kept[n / 4][n % 4] = ~0u;
       if (call.problem.features.dropout) dropout.keep_singly(kept, step);
-      if (few) add_kept(rest, kept, step, v);
+      if (exact_weights) add_kept(lost, kept, step, v);
       add_kept(weights, kept, step, v);
     });
   }
 
-  /// q·k of a tile: of few results 16 dims at a time.
+  /// q·k of a tile: with exact weights 16 dims at a time.
   __device__ __forceinline__ void multiply_all(Products<T, c>& products, const Queries<c>& q,
                                                const MatrixPointer<c.dim>& k) const {
-    if (few) {
+    if (exact_weights) {
 #pragma unroll
       for (int step = 0; step < c.dim / 16; ++step) products.add(q, k, step, true);
     } else {
@@ -221,28 +274,29 @@ struct GeneralBlock {
 /// The kernel of one row of a table.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    general_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks, const Parts parts) {
+    general_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks,
+                   const Splits splits) {
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(Table::general && c.stages == 2);
   TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
   auto& facts_smem = *reinterpret_cast<ForwardFacts*>(shared + c.shared_bytes(false));
-  const auto part = static_cast<int>(blockIdx.y);
+  const auto split = static_cast<int>(blockIdx.y);
   if (threadIdx.x == 0) {
     new (&facts_smem) ForwardFacts(call, blocks.rows(call, blockIdx.x), c);
-    if (c.in_parts && parts.count > 1) facts_smem.tiles.keep_part(part, parts.count);
+    if (c.split_kv && splits.count > 1) facts_smem.tiles.keep_split(split, splits.count);
     facts_smem.ahead[0] = facts_smem.tiles.next();
   }
   __syncthreads();  // the facts are there
   const QueryRows& rows = facts_smem.rows;
   if (rows.queries.count <= 0) return;
-  GeneralBlock<T, c> block(call, facts_smem, blocks.few, shared);
+  GeneralBlock<T, c> block(call, facts_smem, blocks.exact_weights, shared);
   TilesAhead tiles(facts_smem);
   const KeyTile first = tiles.take();
   if (first.count > 0) block.walk(tiles, first);
-  if constexpr (c.in_parts) {
-    if (parts.count > 1) {
-      return finish_part<c, true>(call, parts, part, rows, block.exponents, block.place, block.o,
+  if constexpr (c.split_kv) {
+    if (splits.count > 1) {
+      return store_split<c, true>(call, splits, split, rows, block.exponents, block.place, block.o,
                                   block.softmax);
     }
   }

@@ -23,38 +23,8 @@ struct FoursView : MmaView<row_tiles, key_eights> {
   static __device__ __forceinline__ constexpr int step(int k) { return KeyOrder::step(k / 2, k % 2); }
 };
 
-/// Fills a tile of `count` keys in fours with the first `dims` elements of `valid` rows: that of key j is at
-/// `from(j)`. Everything else is zero. As load_any_rows.
-template <int count, int dim, int threads, typename From>
-__device__ __forceinline__ void load_any_keys(std::byte* tile_smem, const From& from, bool aligned, int valid,
-                                              int dims) {
-  using Tile = SwizzledTile<dim>;
-#pragma unroll 1
-  for (int index = static_cast<int>(threadIdx.x); index < count * Tile::chunks; index += threads) {
-    const int row = index / Tile::chunks;
-    const int chunk = index % Tile::chunks;
-    const int key = KeyOrder::key(row);
-    std::byte* to = tile_smem + Tile::offset(row, chunk);
-    const int elements = key < valid ? max(0, min(8, dims - chunk * 8)) : 0;
-    if (elements > 0 && aligned) {
-      copy_async_part(to, from(key) + chunk * 16, elements * 2);
-      continue;
-    }
-    uint4 eight{};
-    if (elements > 0) {
-      const auto* source = reinterpret_cast<const std::uint16_t*>(from(key)) + chunk * 8;
-      const auto two = [&](int n) {
-        const std::uint32_t low = n < elements ? source[n] : 0;
-        const std::uint32_t high = n + 1 < elements ? source[n + 1] : 0;
-        return low | high << 16;
-      };
-      eight = {two(0), two(2), two(4), two(6)};
-    }
-    *reinterpret_cast<uint4*>(to) = eight;
-  }
-}
-
-/// The same for all of a tile of aligned rows that lie `stride` bytes apart.
+/// Fills a tile of `count` keys in this order with aligned rows that lie `stride` bytes apart; load_any_rows
+/// takes others.
 template <int count, int dim, int threads>
 __device__ __forceinline__ void load_strided_keys(std::byte* tile_smem, const std::byte* first,
                                                   std::int64_t stride) {

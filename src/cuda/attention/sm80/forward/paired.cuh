@@ -173,7 +173,6 @@ struct PairedBlock {
   }
 
   __device__ void finish() {
-    using Tile = SwizzledTile<c.dim>;
     OwnRow<c, false> own_row(call, exponents, place, softmax);
     float2* const numbers = numbers_smem + own_row.row % 32;
     if (own_row.first) numbers[32 * side] = {own_row.sum, own_row.rounded};
@@ -184,22 +183,7 @@ struct PairedBlock {
     own_row.complete(call, exponents);
     own_row.first = own_row.first && side == 0;
     const float own_inverse = finish_row<c, false>(call, rows, own_row);
-#pragma unroll
-    for (int r = 0; r < c.row_tiles; ++r) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = place.row(r, half);
-        const float inverse = __shfl_sync(~0u, own_inverse, place.lane / 4 * 4 + 2 * r + half);
-#pragma unroll
-        for (int n = 0; n < own_eights; ++n) {
-          *reinterpret_cast<std::uint32_t*>(space.q_smem + Tile::offset(row, side * own_eights + n) +
-                                            2 * place.column()) =
-              pack<T>(o[r][n][2 * half] * inverse, o[r][n][2 * half + 1] * inverse);
-        }
-      }
-    }
-    __syncwarp();  // the warp's half of the rows is there
-    store_rows<c, own_eights>(call, rows, place, space.q_smem, side * own_eights);
+    write_output<T, c, own_eights>(call, rows, place, o, own_inverse, space.q_smem, side * own_eights);
   }
 };
 

@@ -24,15 +24,15 @@ template <typename T, typename Table, int row>
 void run_row(const AttentionCall& call, const DeviceProperties& device, const Context& context) {
   constexpr ForwardConfig c = Table::rows[row];
   const QueryBlocks blocks = QueryBlocks::of(call, c.rows(), device.multiprocessors);
-  const Parts parts = parts_for(call, c, device, context.workspace.data);
+  const Splits splits = splits_for(call, c, device, context.workspace.data);
   launch<kernel_of_row<T, Table, row>()>({.name = "tilewise mma forward",
                                           .blocks = blocks.count(),
                                           .threads = c.threads(),
-                                          .layers = parts.count,
+                                          .layers = splits.count,
                                           .shared_bytes = c.shared_bytes(Table::general),
                                           .stream = static_cast<cudaStream_t>(context.stream)},
-                                         call, blocks, parts);
-  if (parts.count > 1) join_parts(call, parts, context.stream);
+                                         call, blocks, splits);
+  if (splits.count > 1) combine_splits(call, splits, context.stream);
 }
 
 /// Runs the chosen row; all of the table is compiled.

@@ -85,11 +85,7 @@ __device__ __forceinline__ void raise_to(const float (&highest)[c.row_tiles][2],
       rows.sum[r][half] *= rescale;
       rows.rounded[r][2 * half] *= rescale;
       rows.rounded[r][2 * half + 1] *= rescale;
-#pragma unroll
-      for (int n = 0; n < eights; ++n) {
-        o[r][n][2 * half] *= rescale;
-        o[r][n][2 * half + 1] *= rescale;
-      }
+      rescale_row(o[r], half, rescale);
     }
   }
 }
@@ -128,13 +124,8 @@ __device__ __forceinline__ void raise_maxima(const Scores<c>& s, const Exponents
   for (int r = 0; r < c.row_tiles; ++r) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float most = fmaxf(s[r][0][2 * half], s[r][0][2 * half + 1]);
-#pragma unroll
-      for (int n = 1; n < c.keys / 8; ++n) {
-        most = fmaxf(most, fmaxf(s[r][n][2 * half], s[r][n][2 * half + 1]));
-      }
-      highest[r][half] = most;
-      rises = rises || most > rows.maximum[r][half] + exponents.slack;
+      highest[r][half] = highest_of<MmaView<c.row_tiles, c.keys / 8>>(s, 2 * r + half);
+      rises = rises || highest[r][half] > rows.maximum[r][half] + exponents.slack;
     }
   }
   if (!__any_sync(~0u, rises)) return;
@@ -169,7 +160,7 @@ __device__ __forceinline__ void weigh(Weights<c>& weights, const Scores<c>& s, i
 
 /// What those weights lost in rounding, rounded itself: a second factor for the product with values.
 template <typename T, ForwardConfig c, bool general>
-__device__ __forceinline__ void weigh_rest(Weights<c>& rest, const Weights<c>& weights, const Scores<c>& s,
+__device__ __forceinline__ void weigh_lost(Weights<c>& lost, const Weights<c>& weights, const Scores<c>& s,
                                            int step, const Exponents<general>& exponents,
                                            const float (&references)[c.row_tiles][2]) {
 #pragma unroll
@@ -179,7 +170,7 @@ __device__ __forceinline__ void weigh_rest(Weights<c>& rest, const Weights<c>& w
       const int half = n % 2;
       const float(&four)[4] = s[r][2 * step + n / 2];
       const float2 rounded = unpack<T>(weights[r][n]);
-      rest[r][n] = pack<T>(exponents.weight(four[2 * half], references[r][half]) - rounded.x,
+      lost[r][n] = pack<T>(exponents.weight(four[2 * half], references[r][half]) - rounded.x,
                            exponents.weight(four[2 * half + 1], references[r][half]) - rounded.y);
     }
   }

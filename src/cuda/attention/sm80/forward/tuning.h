@@ -18,7 +18,7 @@ struct ForwardConfig {
   bool paired = false;      ///< two warps have the same queries, and half of the keys and of o each
   bool old_maxima = false;  ///< weights by the maxima as they are, made again where one is too large
   int blocks = 1;           ///< a multiprocessor, at least
-  bool in_parts = false;    ///< several blocks may share the keys of a tile of queries, see parts.h
+  bool split_kv = false;    ///< several blocks may share the keys of a tile of queries, see split_kv.h
   bool additive = true;     ///< takes additive masks; without them more registers are left for scores
 
   constexpr int threads() const { return warps * 32; }
@@ -37,17 +37,9 @@ struct ForwardConfig {
   }
   template <typename To>
   constexpr void describe(To& to) const {
-    to.number("dim", dim);
-    to.number("warps", warps);
-    to.number("row_tiles", row_tiles);
-    to.number("keys", keys);
-    to.number("stages", stages);
-    to.number("blocks", blocks);
-    to.word(queries_stay ? "queries_stay" : "");
-    to.word(paired ? "paired" : "");
-    to.word(old_maxima ? "old_maxima" : "");
-    to.word(in_parts ? "in_parts" : "");
-    to.word(additive ? "" : "not_additive");
+    to.numbers("dim warps row_tiles keys stages blocks", dim, warps, row_tiles, keys, stages, blocks);
+    to.words("queries_stay paired old_maxima in_parts not_additive", queries_stay, paired, old_maxima,
+             split_kv, !additive);
   }
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
@@ -57,35 +49,32 @@ struct ForwardConfig {
 // whose queries fit into its 16 rows: decoding, where all there is to do is to read the keys, by as many
 // blocks as there is room for. bench/sweep_mma.cu measures candidates.
 
+// Rows of both tables.
+inline constexpr ForwardConfig small64{
+    .dim = 64, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 3, .split_kv = true};
+inline constexpr ForwardConfig one_warp64{
+    .dim = 64, .warps = 1, .row_tiles = 1, .keys = 64, .queries_stay = true, .blocks = 6, .split_kv = true};
+constexpr ForwardConfig one_warp(int dim, int blocks) {
+  return {.dim = dim, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = blocks, .split_kv = true};
+}
+
 /// For calls whose scores only a band hides, of aligned rows.
 struct PlainForward {
   static constexpr std::string_view name = "attention.sm80.forward";
   static constexpr bool general = false;
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .queries_stay = true, .blocks = 2},
-      {.dim = 64,
-       .warps = 4,
-       .row_tiles = 1,
-       .keys = 64,
-       .queries_stay = true,
-       .blocks = 3,
-       .in_parts = true},
+      small64,
       {.dim = 96, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2},
       {.dim = 128, .warps = 4, .row_tiles = 2, .keys = 64, .old_maxima = true, .blocks = 2},
-      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2, .in_parts = true},
+      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 2, .split_kv = true},
       {.dim = 192, .warps = 8, .row_tiles = 1, .keys = 64, .blocks = 1},
       {.dim = 256, .warps = 4, .row_tiles = 2, .keys = 64, .stages = 1, .paired = true, .blocks = 2},
       {.dim = 256, .warps = 8, .row_tiles = 1, .keys = 32, .blocks = 1},
-      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1, .in_parts = true},
-      {.dim = 64,
-       .warps = 1,
-       .row_tiles = 1,
-       .keys = 64,
-       .queries_stay = true,
-       .blocks = 6,
-       .in_parts = true},
-      {.dim = 128, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = 6, .in_parts = true},
-      {.dim = 256, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = 3, .in_parts = true},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1, .split_kv = true},
+      one_warp64,
+      one_warp(128, 6),
+      one_warp(256, 3),
   };
 };
 
@@ -95,25 +84,13 @@ struct GeneralForward {
   static constexpr bool general = true;
   static constexpr ForwardConfig rows[] = {
       {.dim = 64, .warps = 4, .row_tiles = 2, .keys = 64, .blocks = 2, .additive = false},
-      {.dim = 64,
-       .warps = 4,
-       .row_tiles = 1,
-       .keys = 64,
-       .queries_stay = true,
-       .blocks = 3,
-       .in_parts = true},
-      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 64, .blocks = 2, .in_parts = true},
-      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1, .in_parts = true},
-      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 16, .blocks = 1, .in_parts = true},
-      {.dim = 64,
-       .warps = 1,
-       .row_tiles = 1,
-       .keys = 64,
-       .queries_stay = true,
-       .blocks = 6,
-       .in_parts = true},
-      {.dim = 128, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = 6, .in_parts = true},
-      {.dim = 256, .warps = 1, .row_tiles = 1, .keys = 32, .blocks = 3, .in_parts = true},
+      small64,
+      {.dim = 128, .warps = 4, .row_tiles = 1, .keys = 64, .blocks = 2, .split_kv = true},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 32, .blocks = 1, .split_kv = true},
+      {.dim = 256, .warps = 4, .row_tiles = 1, .keys = 16, .blocks = 1, .split_kv = true},
+      one_warp64,
+      one_warp(128, 6),
+      one_warp(256, 3),
   };
 };
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "attention/call.h"
 #include "core/kernel_list.h"
 #include "cuda/attention/common/f32/split_rows.h"
@@ -9,6 +12,9 @@ namespace tilewise::cuda::mma_f32 {
 
 Configuration configure_forward(const AttentionCall& call, const Context& context);
 void forward(const AttentionCall& call, int row, const Context& context);
+
+/// The least shared memory with which a block can take head dims to `dim`, whichever table a call takes.
+std::size_t forward_shared_bytes(std::int64_t dim);
 
 /// The kernels of a table, each table compiled in a file of its own.
 Configuration configure_full_forward(const AttentionCall& call, const Context& context);

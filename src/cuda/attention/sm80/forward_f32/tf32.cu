@@ -1,4 +1,4 @@
-#include "cuda/attention/sm80/forward_f32/rows.cuh"
+#include "cuda/attention/sm80/forward_f32/forward.cuh"
 
 namespace tilewise::cuda::mma_f32 {
 

@@ -34,16 +34,9 @@ struct ForwardConfig {
   }
   template <typename To>
   constexpr void describe(To& to) const {
-    to.number("dim", dim);
-    to.number("warps", warps);
-    to.number("row_tiles", row_tiles);
-    to.number("keys", keys);
-    to.number("parts", parts);
-    to.number("keys_at_once", keys_at_once);
-    to.number("dims_at_once", dims_at_once);
-    to.number("buffers", buffers);
-    to.number("blocks", blocks);
-    to.word(queries_stay ? "queries_stay" : "");
+    to.numbers("dim warps row_tiles keys parts keys_at_once dims_at_once buffers blocks", dim, warps,
+               row_tiles, keys, parts, keys_at_once, dims_at_once, buffers, blocks);
+    to.words("queries_stay", queries_stay);
   }
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };
@@ -74,60 +67,23 @@ struct FullForward {
 };
 
 /// One part, where the caller allowed TF32: f16 has as many digits.
+constexpr ForwardConfig tf32(ForwardConfig c) {
+  c.keys = 64;
+  c.parts = 1;
+  c.dims_at_once = 32;
+  return c;
+}
 struct Tf32Forward {
   static constexpr std::string_view name = "attention.sm80.forward_tf32";
   static constexpr int keys = 64;
   static constexpr int parts = 1;
   static constexpr ForwardConfig rows[] = {
-      {.dim = 64,
-       .warps = 4,
-       .row_tiles = 2,
-       .keys = 64,
-       .parts = 1,
-       .dims_at_once = 32,
-       .buffers = 4,
-       .queries_stay = true,
-       .blocks = 2},
-      {.dim = 64,
-       .warps = 4,
-       .row_tiles = 1,
-       .keys = 64,
-       .parts = 1,
-       .dims_at_once = 32,
-       .buffers = 4,
-       .blocks = 3},
-      {.dim = 128,
-       .warps = 4,
-       .row_tiles = 2,
-       .keys = 64,
-       .parts = 1,
-       .dims_at_once = 32,
-       .buffers = 4,
-       .blocks = 2},
-      {.dim = 128,
-       .warps = 4,
-       .row_tiles = 1,
-       .keys = 64,
-       .parts = 1,
-       .dims_at_once = 32,
-       .buffers = 3,
-       .blocks = 2},
-      {.dim = 256,
-       .warps = 8,
-       .row_tiles = 1,
-       .keys = 64,
-       .parts = 1,
-       .dims_at_once = 32,
-       .buffers = 4,
-       .blocks = 1},
-      {.dim = 256,
-       .warps = 4,
-       .row_tiles = 1,
-       .keys = 64,
-       .parts = 1,
-       .dims_at_once = 32,
-       .buffers = 3,
-       .blocks = 1},
+      tf32({.dim = 64, .warps = 4, .row_tiles = 2, .buffers = 4, .queries_stay = true, .blocks = 2}),
+      tf32({.dim = 64, .warps = 4, .row_tiles = 1, .buffers = 4, .blocks = 3}),
+      tf32({.dim = 128, .warps = 4, .row_tiles = 2, .buffers = 4, .blocks = 2}),
+      tf32({.dim = 128, .warps = 4, .row_tiles = 1, .buffers = 3, .blocks = 2}),
+      tf32({.dim = 256, .warps = 8, .row_tiles = 1, .buffers = 4, .blocks = 1}),
+      tf32({.dim = 256, .warps = 4, .row_tiles = 1, .buffers = 3, .blocks = 1}),
   };
 };
 

@@ -6,6 +6,7 @@
 #include "core/arena.h"
 #include "cuda/attention/common/backward/row_gradients.h"
 #include "cuda/attention/sm90/backward_tma/kernel.cuh"
+#include "cuda/attention/sm90/backward_tma/pairs.cuh"
 #include "cuda/attention/sm90/backward_tma/rows.cuh"
 #include "cuda/runtime/check.h"
 #include "cuda/runtime/device.h"
@@ -15,7 +16,7 @@
 namespace tilewise::cuda::wgmma_tma {
 namespace {
 
-// Three launches: delta, tiles, dQ. With features up to three more.
+// Three launches: delta, tiles, dQ. Features have more.
 
 bool is_general(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
@@ -73,6 +74,68 @@ Workspace workspace_of(const AttentionCall& call, Arena& arena) {
   return workspace;
 }
 
+/// The mask as TMA takes it: itself, or room for a copy whose rows begin at multiples of 16 bytes. Dimensions
+/// along which it is repeated are copied once.
+MaskView aligned_mask_of(const AttentionCall& call, Arena& arena) {
+  const AttentionProblem& problem = call.problem;
+  MaskView mask = call.mask;
+  if (problem.features.mask == MaskKind::none || problem.aligned_mask) return mask;
+  const auto size = static_cast<std::int64_t>(size_of(mask.dtype));
+  for (int n = 0; n < 3; ++n) {
+    if (mask.stride[n] == 0) mask.extent[n] = 1;
+  }
+  mask.extent[3] = problem.length_k;
+  mask.stride[3] = 1;
+  const std::int64_t row_bytes = (problem.length_k * size + 15) / 16 * 16;
+  std::int64_t stride = row_bytes / size;
+  for (int n = 2; n >= 0; --n) {
+    mask.stride[n] = mask.extent[n] == 1 ? 0 : stride;
+    stride *= mask.extent[n];
+  }
+  mask.data = arena.take<std::byte>(mask.extent[0], mask.extent[1], mask.extent[2], row_bytes);
+  return mask;
+}
+
+void align_mask(const AttentionCall& call, MaskView to, const Launch& how) {
+  switch (size_of(to.dtype)) {
+    case 1: return launch<align_mask_kernel<std::uint8_t>>(how, call.mask, to);
+    case 2: return launch<align_mask_kernel<std::uint16_t>>(how, call.mask, to);
+    default: return launch<align_mask_kernel<std::uint32_t>>(how, call.mask, to);
+  }
+}
+
+/// Whether the mask's gradient is found by a kernel over pairs, not by that over tiles.
+bool has_dmask_apart(const AttentionProblem& problem) {
+  return problem.features.mask_gradient && (problem.backward.summed_dmask || problem.features.softcap);
+}
+
+struct DmaskPlan {
+  DmaskJobs jobs{};
+  float* partial = nullptr;
+};
+
+/// Where the mask's gradient has few tiles, each is shared by CTAs, some for each SM.
+DmaskPlan dmask_plan_of(const AttentionCall& call, const Config& c, int tiles, Arena& arena) {
+  DmaskPlan plan;
+  const AttentionProblem& problem = call.problem;
+  if (!has_dmask_apart(problem)) return plan;
+  const std::int64_t(&extent)[4] = call.dmask.extent;
+  const auto key_tiles = static_cast<int>((problem.length_k + c.keys - 1) / c.keys);
+  plan.jobs = {.batch = static_cast<int>(extent[0]),
+               .heads = static_cast<int>(extent[1]),
+               .tiles = extent[2] == 1 ? 1 : tiles,
+               .key_tiles = extent[3] == 1 ? 1 : key_tiles,
+               .splits = 1};
+  const std::int64_t jobs = plan.jobs.per_split();
+  const std::int64_t shared = problem.batch * problem.heads_q * tiles * key_tiles / jobs;
+  constexpr int ctas_per_sm = 4;
+  const std::int64_t enough = ctas_per_sm * device_properties(problem.device.index).multiprocessors;
+  plan.jobs.splits = static_cast<int>(std::clamp<std::int64_t>(enough / jobs, 1, shared));
+  if (plan.jobs.splits > 1)
+    plan.partial = arena.take<float>(plan.jobs.splits, extent[0], extent[1], extent[2], extent[3]);
+  return plan;
+}
+
 /// Lists are shared by entries and heads that share the mask's.
 BlockLists block_lists_of(const AttentionCall& call, const Config& c, Arena& arena) {
   BlockLists blocks;
@@ -87,7 +150,7 @@ BlockLists block_lists_of(const AttentionCall& call, const Config& c, Arena& are
   blocks.query_blocks = static_cast<int>((call.problem.length_q + view.block_q - 1) / view.block_q);
   blocks.keys = static_cast<int>(view.block_k);
   blocks.query_tiles = static_cast<int>((view.block_q + c.queries - 1) / c.queries);
-  blocks.tiled = view.tile_ids.data != nullptr && view.tile_count > 0;
+  blocks.key_tiles = static_cast<int>((view.block_k + c.keys - 1) / c.keys);
   const std::int64_t heads = shared(1) ? 1 : call.problem.heads_q;
   const std::int64_t batch = shared(0) ? 1 : call.problem.batch;
   blocks.stride_h = shared(1) ? 0 : blocks.key_blocks;
@@ -95,16 +158,28 @@ BlockLists block_lists_of(const AttentionCall& call, const Config& c, Arena& are
   const std::int64_t rows = batch * heads * blocks.key_blocks;
   blocks.lists = arena.take<int2>(rows, blocks.query_blocks);
   blocks.counts = arena.take<std::int32_t>(rows);
+  if (has_dmask_apart(call.problem)) blocks.states = arena.take<std::int32_t>(rows, blocks.query_blocks);
+  if (call.dq.wanted && call.deterministic)
+    blocks.before = arena.take<std::int32_t>(rows, blocks.query_blocks);
+  if (view.tile_ids.data == nullptr || view.tile_count == 0) return blocks;
+  blocks.one_row = view.tile_stride[1] == 0;
+  blocks.bits = arena.take<std::uint32_t>(view.tile_count, blocks.one_row ? 1 : blocks.query_tiles,
+                                          blocks.key_tiles, blocks.bit_words(c));
   return blocks;
 }
 
-void list_blocks(const AttentionCall& call, const BlockLists& blocks, cudaStream_t stream) {
+template <int row>
+void list_blocks(const AttentionCall& call, const BlockLists& blocks, std::int64_t some_blocks,
+                 cudaStream_t stream) {
   const std::int64_t heads = blocks.stride_h == 0 ? 1 : call.problem.heads_q;
   const std::int64_t batch = blocks.stride_b == 0 ? 1 : call.problem.batch;
   const std::int64_t rows = batch * heads * blocks.key_blocks;
-  check_cuda(cudaMemsetAsync(blocks.lists, 0x80,
-                             static_cast<std::size_t>(rows * blocks.query_blocks) * sizeof(int2), stream),
-             "tilewise wgmma backward, blocks");
+  const auto entries = static_cast<std::size_t>(rows * blocks.query_blocks);
+  const auto clear = [&](void* data, std::size_t bytes) {
+    check_cuda(cudaMemsetAsync(data, 0x80, bytes, stream), "tilewise wgmma backward, blocks");
+  };
+  clear(blocks.lists, entries * sizeof(int2));
+  if (blocks.states != nullptr) clear(blocks.states, entries * sizeof(std::int32_t));
   const auto start = [&](const char* name, std::int64_t warps) {
     return Launch{.name = name,
                   .blocks = (warps * 32 + row_threads - 1) / row_threads,
@@ -113,19 +188,37 @@ void list_blocks(const AttentionCall& call, const BlockLists& blocks, cudaStream
   };
   launch<note_blocks_kernel<>>(start("tilewise wgmma backward, blocks", batch * heads * blocks.query_blocks),
                                call.blocks, blocks, static_cast<int>(batch), static_cast<int>(heads));
+  if (blocks.before != nullptr) {
+    launch<count_blocks_kernel<>>(
+        start("tilewise wgmma backward, count blocks", (batch * heads * blocks.query_blocks + 31) / 32),
+        blocks, batch * heads);
+  }
+  if (blocks.bits != nullptr) {
+    constexpr Config c = wgmma_tma::rows[row];
+    const std::int64_t words = call.blocks.tile_count * blocks.key_tiles * c.kept_words() *
+                               (blocks.one_row ? 1 : blocks.query_tiles * (c.queries / 32));
+    launch<block_bits_kernel<row>>(
+        start("tilewise wgmma backward, bits", std::min(words, some_blocks * (row_threads / 32))),
+        call.blocks, blocks);
+  }
   launch<list_blocks_kernel<>>(start("tilewise wgmma backward, lists", rows), blocks, rows);
 }
 
-ScoreParams score_of_call(const AttentionCall& call) {
+/// Stages of dropout's bits. A mask of f32 leaves room for one.
+int kept_stages_of(const AttentionProblem& problem) {
+  return !problem.features.dropout ? 0 : problem.f32_mask ? 1 : 2;
+}
+
+ScoreParams score_of_call(const AttentionCall& call, const MaskView& mask) {
   const AttentionFeatures& features = call.problem.features;
   ScoreParams score{.scale = static_cast<float>(features.softcap ? call.scale / call.softcap : call.scale),
                     .cap = static_cast<float>(features.softcap ? call.softcap : 0),
                     .alibi = features.alibi,
                     .alibi_slopes = call.alibi_slopes,
                     .mask = MaskForm::none,
-                    .mask_rows = features.mask != MaskKind::none && call.mask.stride[2] == 0 ? 8 : 64,
+                    .mask_rows = features.mask != MaskKind::none && mask.stride[2] == 0 ? 8 : 64,
                     .dropout = features.dropout,
-                    .kept_stages = 0,
+                    .kept_stages = kept_stages_of(call.problem),
                     .kept = call.dropout,
                     .dmask = {},
                     .blocks = {}};
@@ -133,13 +226,25 @@ ScoreParams score_of_call(const AttentionCall& call) {
   if (features.mask == MaskKind::additive) {
     score.mask = call.mask.dtype == DType::f32 ? MaskForm::single : MaskForm::half;
   }
-  if (features.dropout) score.kept_stages = score.mask == MaskForm::single ? 1 : 2;
-  if (features.mask_gradient) {
+  if (features.mask_gradient && !has_dmask_apart(call.problem)) {
     score.dmask = {.data = call.dmask.data, .dtype = call.dmask.dtype, .stride = {}};
     const auto size = static_cast<std::int64_t>(size_of(call.dmask.dtype));
     for (int n = 0; n < 4; ++n) score.dmask.stride[n] = call.dmask.stride[n] * size;
   }
   return score;
+}
+
+template <typename T, int row, PairSum sum>
+void run_pairs(const char* name, std::int64_t blocks, const PairParams& params, cudaStream_t stream) {
+  const ScoreParams& score = params.tile.score;
+  launch<pair_kernel<T, row, sum>>(
+      {.name = name,
+       .blocks = blocks,
+       .threads = Config::threads,
+       .shared_bytes = PairShared<rows[row]>::bytes(score.mask_bytes(rows[row]), score.dropout),
+       .stream = stream,
+       .early = true},
+      params);
 }
 
 template <typename T, int row>
@@ -150,6 +255,8 @@ void run(const AttentionCall& call, const Context& context) {
   Arena arena(context.workspace.data);
   const Workspace workspace = workspace_of(call, arena);
   const BlockLists blocks = block_lists_of(call, c, arena);
+  const DmaskPlan dmask = dmask_plan_of(call, c, workspace.tiles, arena);
+  const MaskView mask = aligned_mask_of(call, arena);
   const Sizes sizes = sizes_of(call);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   const auto stream = static_cast<cudaStream_t>(context.stream);
@@ -159,15 +266,24 @@ void run(const AttentionCall& call, const Context& context) {
     return Launch{.name = name, .blocks = blocks, .threads = row_threads, .stream = stream, .early = true};
   };
   const std::int64_t some_blocks = 16 * std::int64_t{multiprocessors};
+  const std::int64_t(&extent)[4] = call.dmask.extent;
+  const std::int64_t dmask_elements = extent[0] * extent[1] * extent[2] * extent[3];
 
-  if constexpr (c.listed) list_blocks(call, blocks, stream);
+  if constexpr (c.listed) list_blocks<row>(call, blocks, some_blocks, stream);
   if constexpr (c.general) {
-    if (features.mask_gradient) {
-      const std::int64_t(&extent)[4] = call.dmask.extent;
-      const std::int64_t elements = extent[0] * extent[1] * extent[2] * extent[3];
-      launch<clear_dmask_kernel<>>(start("tilewise wgmma backward, clear dmask",
-                                         std::min((elements + row_threads - 1) / row_threads, some_blocks)),
-                                   call.dmask);
+    if (features.mask != MaskKind::none && !problem.aligned_mask) {
+      const std::int64_t chunks =
+          mask.extent[0] * mask.extent[1] * mask.extent[2] *
+          ((problem.length_k * static_cast<std::int64_t>(size_of(mask.dtype)) + 15) / 16);
+      align_mask(call, mask,
+                 start("tilewise wgmma backward, align mask",
+                       std::min((chunks + row_threads - 1) / row_threads, some_blocks)));
+    }
+    if (features.mask_gradient && !has_dmask_apart(problem)) {
+      launch<clear_dmask_kernel<>>(
+          start("tilewise wgmma backward, clear dmask",
+                std::min((dmask_elements + row_threads - 1) / row_threads, some_blocks)),
+          call.dmask);
     }
   }
   launch<delta_kernel<T, row>>(
@@ -210,12 +326,27 @@ void run(const AttentionCall& call, const Context& context) {
                     .score = {}};
   std::size_t shared_bytes = c.shared_bytes();
   if constexpr (c.general) {
-    params.score = score_of_call(call);
+    params.score = score_of_call(call, mask);
     const ScoreParams& score = params.score;
     params.score.blocks = blocks;
-    if (blocks.tiled) params.mask = map_of_tiles(call.blocks, 128);
-    if (score.mask != MaskForm::none) params.mask = map_of_mask(call.mask, problem, score.mask_rows, 128);
+    if (score.mask != MaskForm::none) params.mask = map_of_mask(mask, problem, score.mask_rows, 128);
     shared_bytes = c.shared_bytes(score.mask_bytes(c), score.kept_stages);
+  }
+  PairParams pairs{};
+  if constexpr (c.general) {
+    if (has_dmask_apart(problem)) {
+      pairs = {.tile = params,
+               .sinks = features.sinks ? call.sinks : HeadValues{},
+               .d_lse = call.d_lse,
+               .dmask = call.dmask,
+               .partial = dmask.partial,
+               .reloads_mask = true,
+               .jobs = dmask.jobs};
+      if (problem.backward.summed_dmask) {
+        run_pairs<T, row, PairSum::delta>("tilewise wgmma backward, pairs' delta", query_tiles, pairs,
+                                          stream);
+      }
+    }
   }
   launch<tile_kernel<T, row>>({.name = "tilewise wgmma backward, tiles",
                                .blocks = heads * key_tiles,
@@ -228,6 +359,21 @@ void run(const AttentionCall& call, const Context& context) {
   if (call.dq.wanted) {
     launch<dq_kernel<T, row>>(start("tilewise wgmma backward, dq", query_tiles),
                               DqParams{sizes, call.dq, workspace, scale});
+  }
+  if constexpr (c.general) {
+    if (has_dmask_apart(problem)) {
+      // A tile of elements has one part of the mask, unless queries or keys share elements.
+      pairs.reloads_mask = extent[2] == 1 || extent[3] == 1;
+      run_pairs<T, row, PairSum::dmask>("tilewise wgmma backward, pairs' dmask",
+                                        std::int64_t{dmask.jobs.per_split()} * dmask.jobs.splits, pairs,
+                                        stream);
+      if (dmask.partial != nullptr) {
+        launch<join_dmask_kernel<>>(
+            start("tilewise wgmma backward, join dmask",
+                  std::min((dmask_elements + row_threads - 1) / row_threads, some_blocks)),
+            call.dmask, dmask.partial, dmask.jobs.splits);
+      }
+    }
   }
   if constexpr (c.general) {
     if (call.dsinks != nullptr) {
@@ -246,9 +392,6 @@ void run_row(const AttentionCall& call, const Context& context) {
 
 std::string unsuited_blocks(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  if (features.mask != MaskKind::none || features.dropout)
-    return "takes no mask and no dropout beside a block mask";
-  if (problem.backward.deterministic) return "adds dq of a block mask in no fixed order";
   const Config& c = rows[row_of(problem)];
   const auto suits = [](std::int64_t block, std::int64_t all, int tile) {
     return block % tile == 0 || block >= all;
@@ -258,26 +401,18 @@ std::string unsuited_blocks(const AttentionProblem& problem) {
     return "takes block masks of blocks of multiples of " + std::to_string(c.queries) + " queries and " +
            std::to_string(c.keys) + " keys, or of all";
   }
-  if (!problem.aligned_tiles) {
-    return "copies rows of a block mask's tiles from multiples of 16 bytes, with such strides, alone";
+  if (problem.f32_mask && features.dropout &&
+      c.shared_bytes(c.mask_bytes(4), kept_stages_of(problem)) > most_shared_bytes) {
+    return "has no shared memory for a block mask, a mask of f32 and dropout with head dims of 65 to 128";
   }
   return {};
 }
 
 std::string unsuited_features(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  if (features.block_mask) return unsuited_blocks(problem);
-  if (features.mask == MaskKind::none) return {};
-  if (problem.layout == Layout::packed) return "takes no mask of packed sequences";
-  if (!problem.aligned_mask) {
-    return "copies rows of a mask from multiples of 16 bytes, with such strides, alone";
-  }
-  if (!features.mask_gradient) return {};
-  if (features.softcap) return "takes no mask's gradient with softcap";
-  // dO·O has the rounding of O. In a row with one high weight that is all there is of dS, and sums of it
-  // show.
-  if (problem.backward.summed_dmask) return "takes the gradient of a mask that nothing shares alone";
-  return {};
+  if (features.mask != MaskKind::none && problem.layout == Layout::packed)
+    return "takes no mask of packed sequences";
+  return features.block_mask ? unsuited_blocks(problem) : "";
 }
 
 }  // namespace
@@ -307,8 +442,11 @@ std::string unsuited(const AttentionProblem& problem) {
 
 std::size_t backward_workspace(const AttentionCall& call) {
   Arena arena(nullptr);
-  workspace_of(call, arena);
-  block_lists_of(call, rows[row_of(call.problem)], arena);
+  const Config& c = rows[row_of(call.problem)];
+  const Workspace workspace = workspace_of(call, arena);
+  block_lists_of(call, c, arena);
+  dmask_plan_of(call, c, workspace.tiles, arena);
+  aligned_mask_of(call, arena);
   return arena.used();
 }
 

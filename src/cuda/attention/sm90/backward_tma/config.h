@@ -15,7 +15,7 @@ struct Config {
   int dim = 0;           ///< both head dims are padded to it: 64, 128 or 256
   int queries = 0;       ///< of a tile: 64, or 128 at dim 64
   bool general = false;  ///< takes softcap, ALiBi, masks and dropout
-  bool listed = false;   ///< and block masks, by lists; but no other mask, and no dropout
+  bool listed = false;   ///< and block masks, by lists
   int keys = 128;
   int q_stages = 2;
   int d_o_stages = 2;
@@ -51,10 +51,10 @@ struct Config {
   }  ///< LSE, delta, and the general kernel's offset
   constexpr int barriers() const { return 2 * (q_stages + d_o_stages) + 1 + (general ? 6 : 0); }
   static constexpr int step_bytes = 32;  ///< of a Step, at most
-  /// Values of rows, barriers, Words and Steps, up to where a mask may begin.
+  /// Values of rows, barriers, Words, Steps and a block mask's bits, up to where a mask may begin.
   constexpr int value_bytes() const {
-    return (row_values() * q_stages * queries * 4 + barriers() * 8 + 16 + (listed ? 2 * step_bytes : 0) +
-            1023) /
+    return (row_values() * q_stages * queries * 4 + barriers() * 8 + (general ? 24 : 16) +
+            (listed ? 2 * step_bytes + kept_bytes() : 0) + 1023) /
            1024 * 1024;
   }
   /// Of a tile's mask, whose boxes have 128 bytes of a row: of booleans those of 128 keys.
@@ -84,11 +84,13 @@ inline constexpr Config rows[] = {
 inline constexpr int rows_of_kind = 3;  ///< plain, general, listed
 inline constexpr int most_dim = 256;
 
+inline constexpr std::size_t most_shared_bytes = 232448;  ///< of a CTA on Hopper
+
 constexpr bool fits(const Config& c) {
-  constexpr std::size_t most = 232448;  // of a CTA on Hopper
-  if (!c.general) return c.shared_bytes() <= most;
-  // A mask of f32, and one of 16 bits, with dropout.
-  return c.shared_bytes(c.mask_bytes(4), 1) <= most && c.shared_bytes(c.mask_bytes(2), 2) <= most;
+  if (!c.general) return c.shared_bytes() <= most_shared_bytes;
+  // A mask of f32, and one of 16 bits, with dropout; with a block mask a mask of f32 has none.
+  return c.shared_bytes(c.mask_bytes(4), c.listed ? 0 : 1) <= most_shared_bytes &&
+         c.shared_bytes(c.mask_bytes(2), 2) <= most_shared_bytes;
 }
 static_assert(std::ranges::all_of(rows, fits));
 

@@ -24,6 +24,16 @@ namespace tilewise::cuda::wgmma_tma {
 // S and dP are transposed: element 4j + 2h + e of a lane 4g + t is key g + 8h of its warp's 16, query 8j + 2t
 // + e.
 
+/// Whether a tile has a mask or bits of a block mask, and the how-manieth of these it is.
+template <Config c>
+__device__ __forceinline__ bool has_mask(const ScoreParams& score, const Step& step) {
+  return score.mask != MaskForm::none || (c.listed && step.block >= 0);
+}
+template <Config c>
+__device__ __forceinline__ int mask_number(const Step& step) {
+  return c.listed ? step.masked : step.n;
+}
+
 /// The loop over tiles, as every role walks it. Of a list the next entry is read before the tiles of this
 /// one.
 template <Config c, typename Body>
@@ -50,7 +60,7 @@ __device__ __forceinline__ void for_each_tile(const TileParams& params, const Wa
           step.tile = tile;
           body(step);
           ++step.n;
-          if (step.block >= 0) ++step.masked;
+          if (has_mask<c>(params.score, step)) ++step.masked;
         }
       }
     } else {
@@ -72,68 +82,93 @@ struct FewStages {
       : stage(n & (stages - 1)), parity(static_cast<std::uint32_t>(n >> (stages - 1)) & 1) {}
 };
 
-/// Whether a tile has a mask, and the how-manieth that is.
+/// Has a tile's mask copied, from query and key on; `barrier` expects mask_box_bytes().
 template <Config c>
-__device__ __forceinline__ bool has_mask(const ScoreParams& score, const Step& step) {
-  return c.listed ? step.block >= 0 : score.mask != MaskForm::none;
+__device__ __forceinline__ int mask_box_bytes(const ScoreParams& score) {
+  return max(c.keys << score.mask_bytes_log2(), 128) * score.mask_rows;
 }
 template <Config c>
-__device__ __forceinline__ int mask_number(const Step& step) {
-  return c.listed ? step.masked : step.n;
+__device__ __forceinline__ void copy_mask(const TileParams& params, std::byte* to_smem, Mbarrier* barrier,
+                                          int key, int query, int head_q, int b) {
+  const int bytes_log2 = params.score.mask_bytes_log2();
+  for (int bytes = 0; bytes < max(c.keys << bytes_log2, 128); bytes += 128) {
+    copy_box(to_smem + bytes * 64, params.mask, barrier, key + (bytes >> bytes_log2), query, head_q, b);
+  }
 }
 
 /// By one thread.
 template <Config c>
 __device__ void load_masks(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
   const ScoreParams& score = params.score;
-  const int bytes_log2 = score.mask_bytes_log2();
   for_each_tile<c>(params, walk, [&](const Step& step) {
     if (!has_mask<c>(score, step)) return;
     wait(shared.mask_empty, FewStages(mask_number<c>(step), 1).parity ^ 1);
-    arrive_expecting(shared.mask_full, max(c.keys << bytes_log2, 128) * score.mask_rows);
-    if constexpr (c.listed) {
-      const BlockLists& blocks = score.blocks;
-      copy_box(shared.mask, params.mask, shared.mask_full, walk.first_key % blocks.keys,
-               step.tile % blocks.query_tiles * c.queries, step.block, 0);
-    } else {
-      for (int bytes = 0; bytes < max(c.keys << bytes_log2, 128); bytes += 128) {
-        copy_box(shared.mask + bytes * 64, params.mask, shared.mask_full,
-                 walk.first_key + (bytes >> bytes_log2), step.tile * c.queries, step.head_q, walk.entry.b);
-      }
+    const bool masked = score.mask != MaskForm::none, listed = c.listed && step.block >= 0;
+    const int bit_bytes = listed ? score.blocks.bit_words(c) * 4 : 0;
+    arrive_expecting(shared.mask_full, (masked ? mask_box_bytes<c>(score) : 0) + bit_bytes);
+    if (masked) {
+      copy_mask<c>(params, shared.mask, shared.mask_full, walk.first_key, step.tile * c.queries, step.head_q,
+                   walk.entry.b);
+    }
+    if (listed) {
+      copy_bytes(shared.seen, score.blocks.bits_of(c, step.block, step.tile, walk.first_key / c.keys),
+                 bit_bytes, shared.mask_full);
     }
   });
 }
 
-/// By `warps` warps. A lane draws four keys of a query, a warp all keys of one query or two. What follows
-/// from the lane's number is computed where it is used: producers have few registers.
+/// Where dropout counts the pairs of a tile from.
+struct DrawnTile {
+  int first_key, first_query;
+  int head;  ///< among the heads of all entries
+};
+
+/// Draws the bits of a tile, by `warps` warps. A lane draws four keys of a query, a warp all keys of one
+/// query or two. What follows from the lane's number, and of which tile it is, is found where it is used:
+/// producers have few registers.
+template <Config c, typename Which>
+__device__ __forceinline__ void draw_tile(const ScoreParams& score, const volatile Words& words,
+                                          std::uint32_t* to_smem, const Which& which, int warp, int warps) {
+  constexpr int lanes = c.keys / 4;  // of a query
+  constexpr int at_once = 32 / lanes;
+#pragma unroll 1
+  for (int r = warp * at_once; r < c.queries; r += warps * at_once) {
+    const auto counter = [&](int lane) -> std::array<std::uint32_t, 4> {
+      const DrawnTile tile = which();
+      return {static_cast<std::uint32_t>(tile.first_key / 4 + lane % lanes),
+              static_cast<std::uint32_t>(tile.first_query + r + lane / lanes),
+              static_cast<std::uint32_t>(tile.head), words.stream};
+    };
+    const auto drawn = philox(counter(lane_now()), {words.key_low, words.key_high});
+    std::uint32_t bits = 0;
+#pragma unroll
+    for (int key = 0; key < 4; ++key) bits |= (drawn[key] >= score.kept.threshold ? 1u : 0u) << key;
+    const int lane = lane_now();
+    bits <<= lane % 8 * 4;
+#pragma unroll
+    for (int other = 1; other < 8; other *= 2) bits |= __shfl_xor_sync(~0u, bits, other);
+    if (lane % 8 == 0) to_smem[lane % lanes / 8 * c.queries + r + lane / lanes] = bits;
+  }
+  __syncwarp();  // all lanes' words are there
+}
+
+/// Dropout's bits of all tiles, by `warps` warps.
 template <Config c>
 __device__ void draw_kept(const TileParams& params, const Shared<c>& shared, const Walk& walk, int warp,
                           int warps) {
-  constexpr int lanes = c.keys / 4;  // of a query
-  constexpr int at_once = 32 / lanes;
-  const volatile Words& words = *shared.words;
+  // Both warps write the same.
+  shared.words->first_key = walk.first_key;
+  shared.words->first_head = walk.entry.b * params.sizes.heads_q;
+  __syncwarp();
   for_each_tile<c>(params, walk, [&](const Step& step) {
     const FewStages at(step.n, params.score.kept_stages);
     wait(shared.kept_empty + at.stage, at.parity ^ 1);
-    std::uint32_t* to = shared.kept + at.stage * c.kept_words() * c.queries;
-#pragma unroll 1
-    for (int r = warp * at_once; r < c.queries; r += warps * at_once) {
-      const auto counter = [&](int lane) -> std::array<std::uint32_t, 4> {
-        return {static_cast<std::uint32_t>(walk.first_key / 4 + lane % lanes),
-                static_cast<std::uint32_t>(step.tile * c.queries + r + lane / lanes),
-                static_cast<std::uint32_t>(walk.entry.b * params.sizes.heads_q + step.head_q), words.stream};
-      };
-      const auto drawn = philox(counter(lane_now()), {words.key_low, words.key_high});
-      std::uint32_t bits = 0;
-#pragma unroll
-      for (int key = 0; key < 4; ++key) bits |= (drawn[key] >= params.score.kept.threshold ? 1u : 0u) << key;
-      const int lane = lane_now();
-      bits <<= lane % 8 * 4;
-#pragma unroll
-      for (int other = 1; other < 8; other *= 2) bits |= __shfl_xor_sync(~0u, bits, other);
-      if (lane % 8 == 0) to[lane % lanes / 8 * c.queries + r + lane / lanes] = bits;
-    }
-    __syncwarp();  // all lanes' words are there
+    const auto which = [&]() -> DrawnTile {
+      const volatile Words& words = *shared.words;
+      return {words.first_key, step.tile * c.queries, words.first_head + step.head_q};
+    };
+    draw_tile<c>(params.score, *shared.words, shared.kept + at.stage * c.kept_words() * c.queries, which,
+                 warp, warps);
     if (lane_now() == 0) arrive(shared.kept_full + at.stage);
   });
 }
@@ -157,13 +192,16 @@ struct LanePlace {
 /// What a consumer's lane knows of the tile at hand.
 template <Config c>
 struct TileFacts {
-  const Shared<c>& shared;
   const ScoreParams& score;
+  const std::byte* mask_smem;
+  const float* lse_smem;     ///< from the lane's first query on
+  const float* offset_smem;  ///< the same
   LanePlace<c> place;
   float slope;   ///< ALiBi's, of the head
   int distance;  ///< i + Sk − Sq − j of the lane's first key and query
   Visible visible;
   int key_count;
+  std::uint32_t seen = ~0u;  ///< listed: the lane's pairs that the block mask shows
 
   /// Bytes from a query of the mask's boxes to that eight queries behind.
   __device__ int eight_rows() const { return score.mask_rows == 64 ? 8 * 128 : 0; }
@@ -172,7 +210,7 @@ struct TileFacts {
   template <typename T, MaskForm form>
   __device__ __forceinline__ void load_mask(float (&to)[8], int two) const {
     const int lane = place.lane;
-    const std::byte* rows = shared.mask + (place.query / 8 + 2 * two) * eight_rows();
+    const std::byte* rows = mask_smem + (place.query / 8 + 2 * two) * eight_rows();
     if constexpr (form == MaskForm::half) {
       const std::byte* row = rows + place.key / 64 * 8192 + lane % 8 * 128 + lane / 16 * eight_rows() +
                              ((place.key % 64 / 8 + lane / 8 % 2) ^ (lane % 8)) * 16;
@@ -209,15 +247,12 @@ struct TileFacts {
   }
 };
 
-/// P in place of S, times the slope of softcap where there is one; and rounded, without what dropout drops.
-/// Steps of a score are rounded as far_rows() rounds them.
-template <typename T, MaskForm form, Config c>
-__device__ __forceinline__ void weigh_general(float (&s)[c.own_queries() / 2],
-                                              std::uint32_t (&weights)[c.own_queries() / 16][4],
-                                              const TileFacts<c>& tile, int stage, std::uint32_t kept) {
+/// P from S: calls take(j, p, slope) for the lane's four pairs of queries 8j to 8j + 7; the slope is
+/// that of softcap. Steps of a score are rounded as far_rows() rounds them.
+template <typename T, MaskForm form, Config c, typename Take>
+__device__ __forceinline__ void weigh_general(float (&s)[c.own_queries() / 2], const TileFacts<c>& tile,
+                                              const Take& take) {
   const ScoreParams& score = tile.score;
-  const float* lse_smem = tile.shared.lse + stage * c.queries + tile.place.first_query();
-  const float* offset_smem = tile.shared.offset + stage * c.queries + tile.place.first_query();
 #pragma unroll
   for (int two = 0; two < c.own_queries() / 16; ++two) {
     float mask[8];
@@ -253,29 +288,46 @@ __device__ __forceinline__ void weigh_general(float (&s)[c.own_queries() / 2],
           if (tile.hidden(j, e)) x[e] = minus_infinity;
         }
       }
-      const float2 lse = *reinterpret_cast<const float2*>(lse_smem + 8 * j);
-      const float2 offset = *reinterpret_cast<const float2*>(offset_smem + 8 * j);
+      if (c.listed && tile.seen != ~0u) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if ((tile.seen >> (4 * j + e) & 1) == 0) x[e] = minus_infinity;
+        }
+      }
+      const float2 lse = *reinterpret_cast<const float2*>(tile.lse_smem + 8 * j);
+      const float2 offset = *reinterpret_cast<const float2*>(tile.offset_smem + 8 * j);
       float p[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         p[e] =
             exp2_approx(fmaf(x[e] - (e % 2 == 0 ? lse.x : lse.y), log2e, e % 2 == 0 ? offset.x : offset.y));
-        s[4 * j + e] = p[e] * slope[e];
-        if ((kept >> (4 * j + e) & 1) == 0) p[e] = 0;
       }
-      weights[two][2 * half] = pack<T>(p[0], p[1]);
-      weights[two][2 * half + 1] = pack<T>(p[2], p[3]);
+      take(j, p, slope);
     }
+  }
+}
+
+/// The same with a mask of that form.
+template <typename T, Config c, typename Take>
+__device__ __forceinline__ void weigh_general(MaskForm form, float (&s)[c.own_queries() / 2],
+                                              const TileFacts<c>& tile, const Take& take) {
+  if (c.listed && form == MaskForm::none) {
+    weigh_general<T, MaskForm::none, c>(s, tile, take);
+  } else if (form == MaskForm::boolean) {
+    weigh_general<T, MaskForm::boolean, c>(s, tile, take);
+  } else if (form == MaskForm::half) {
+    weigh_general<T, MaskForm::half, c>(s, tile, take);
+  } else {
+    weigh_general<T, MaskForm::single, c>(s, tile, take);
   }
 }
 
 /// A lane's bits of a tile's pairs, in the order of its elements.
 template <Config c>
-__device__ __forceinline__ std::uint32_t kept_pairs(const Shared<c>& shared, int stage,
+__device__ __forceinline__ std::uint32_t kept_pairs(const std::uint32_t* kept_smem,
                                                     const LanePlace<c>& place) {
   static_assert(c.own_queries() / 2 <= 32);
-  const std::uint32_t* words =
-      shared.kept + (stage * c.kept_words() + place.key / 32) * c.queries + place.first_query();
+  const std::uint32_t* words = kept_smem + place.key / 32 * c.queries + place.first_query();
   const int first = place.first_key() % 32;
   std::uint32_t kept = 0;
 #pragma unroll
@@ -287,6 +339,15 @@ __device__ __forceinline__ std::uint32_t kept_pairs(const Shared<c>& shared, int
     }
   }
   return kept;
+}
+
+/// The same of a block mask's bits.
+template <Config c>
+__device__ __forceinline__ std::uint32_t seen_pairs(const BlockLists& blocks, const std::uint32_t* seen_smem,
+                                                    const LanePlace<c>& place) {
+  if (!blocks.one_row) return kept_pairs<c>(seen_smem, place);
+  const std::uint32_t keys = seen_smem[place.key / 32] >> place.first_key() % 32;
+  return ((keys & 1) * 3 | (keys >> 8 & 1) * 12) * 0x11111111u;
 }
 
 /// The mask's gradient takes dS before it is rounded.

@@ -158,24 +158,6 @@ struct Consumer {
     if (lane == 0) arrive(barrier);
   }
 
-  /// x = 64 rows of K or V times own rows of Q or dO.
-  __device__ __forceinline__ void start_scores(Scores& x, const std::byte* keys_smem,
-                                               const std::byte* rows_smem) {
-    const int first_key = c.wide() ? 0 : 64 * group;
-    const TileDescriptor a = shared.tile(keys_smem + first_key * 128, Shared<c>::KeyPanels::panel_bytes);
-    const TileDescriptor b = shared.tile(rows_smem + place.query * 128, Shared<c>::QueryPanels::panel_bytes);
-    forget(x);
-    fence_products();
-#pragma unroll
-    for (int step = 0; step < c.dim / 16; ++step) {
-      const int inside = step % 4 * 2;
-      WarpgroupProduct<T, c.own_queries()>::from_shared(
-          x, a + step / 4 * (Shared<c>::KeyPanels::panel_bytes / 16) + inside,
-          b + step / 4 * (Shared<c>::QueryPanels::panel_bytes / 16) + inside, step > 0);
-    }
-    commit_products();
-  }
-
   /// sums += pairs (64 keys x queries) times rows of dO or Q.
   __device__ __forceinline__ void start_sums(float (&sums)[c.own_dims() / 2], const Fragments& pairs,
                                              const std::byte* rows_smem, bool add) {
@@ -287,7 +269,14 @@ struct Consumer {
     std::uint32_t* added = workspace.added == nullptr
                                ? nullptr
                                : workspace.added + at * c.dq_chunks() + c.dim / 16 * half + chunk;
-    const std::uint32_t rank = added == nullptr ? 0 : walk.template rank<c>(params.sizes, tile);
+    std::uint32_t rank = 0;
+    if (added != nullptr) {
+      if constexpr (c.listed) {
+        rank = walk.template listed_rank<c>(params.sizes, params.score.blocks, head_q, tile);
+      } else {
+        rank = walk.template rank<c>(params.sizes, tile);
+      }
+    }
     if (added != nullptr) await_flag(added, rank);
     add_floats(workspace.dq + eights * 128, from, c.warp_dq_floats * 4);
     commit_stores();
@@ -323,31 +312,38 @@ struct Consumer {
     if (score.dropout) {
       const FewStages at(step.n, score.kept_stages);
       wait(shared.kept_full + at.stage, at.parity);
-      kept = kept_pairs<c>(shared, at.stage, place);
+      kept = kept_pairs<c>(shared.kept + at.stage * c.kept_words() * c.queries, place);
       arrive_once(shared.kept_empty + at.stage);
     }
     const Entry& entry = walk.entry;
-    const TileFacts<c> facts{
-        .shared = shared,
+    TileFacts<c> facts{
         .score = score,
+        .mask_smem = shared.mask,
+        .lse_smem = shared.lse + stage * c.queries + place.first_query(),
+        .offset_smem = shared.offset + stage * c.queries + place.first_query(),
         .place = place,
         .slope = score.alibi ? static_cast<float>(score.alibi_slopes.at(entry.b, step.head_q)) : 0.0f,
         .distance = step.tile * c.queries + place.first_query() + entry.length_k - entry.length_q -
                     (walk.first_key + place.first_key()),
         .visible = visible,
         .key_count = walk.key_count};
+    // P times the slope of softcap in place of S; and rounded, without what dropout drops.
+    const auto take = [&](int j, float(&p)[4], const float(&slope)[4]) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[4 * j + e] = p[e] * slope[e];
+        if ((kept >> (4 * j + e) & 1) == 0) p[e] = 0;
+      }
+      weights[j / 2][j % 2 * 2] = pack<T>(p[0], p[1]);
+      weights[j / 2][j % 2 * 2 + 1] = pack<T>(p[2], p[3]);
+    };
     if (!has_mask<c>(score, step)) {
-      weigh_general<T, MaskForm::none, c>(s, weights, facts, stage, kept);
+      weigh_general<T, MaskForm::none, c>(s, facts, take);
       return kept;
     }
     wait(shared.mask_full, FewStages(mask_number<c>(step), 1).parity);
-    if (c.listed || score.mask == MaskForm::boolean) {
-      weigh_general<T, MaskForm::boolean, c>(s, weights, facts, stage, kept);
-    } else if (score.mask == MaskForm::half) {
-      weigh_general<T, MaskForm::half, c>(s, weights, facts, stage, kept);
-    } else {
-      weigh_general<T, MaskForm::single, c>(s, weights, facts, stage, kept);
-    }
+    if (c.listed && step.block >= 0) facts.seen = seen_pairs<c>(score.blocks, shared.seen, place);
+    weigh_general<T, c>(score.mask, s, facts, take);
     arrive_once(shared.mask_empty);
     return kept;
   }
@@ -406,35 +402,35 @@ struct Consumer {
       wait(shared.d_o_full + d_o, at.d_o().parity());
       clear_rows_past_end(of.q, of.d_o, tile);
     }
-    start_scores(s, shared.k, of.q);
+    start_scores<T, c>(s, shared.k, of.q, group);
     wait(shared.d_o_full + d_o, at.d_o().parity());
     return of;
   }
 
   /// Tile n of the walk, where consumers have keys of their own.
   __device__ __forceinline__ void run_tile(const Step& step, const At& at) {
-    const int head_q = step.head_q, tile = step.tile, n = step.n;
+    const int n = step.n;
     const bool has_dq = !c.dq_in_turn() || n % 2 == group;
     Scores s, dp;
     Fragments weights, ds;
-    const Tile of = begin_tile(s, tile, n, at);
+    const Tile of = begin_tile(s, step.tile, n, at);
     if constexpr (c.general) {
       // Beside the rules of scores there are no registers for dP. It is computed together with dV.
       wait_products<0>();  // S
       pin(s);
       const std::uint32_t kept = weigh_with_features(s, weights, of.visible, step, at.q.stage());
       pin(weights);
-      start_scores(dp, shared.v, of.d_o);
+      start_scores<T, c>(dp, shared.v, of.d_o, group);
       start_sums(dv, weights, of.d_o, n > 0);
       wait_products<1>();  // dP
       pin(dp);
-      differentiate_with_features(ds, s, dp, of.delta, kept, head_q, tile);
+      differentiate_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
       store_pairs(of.ds, ds);
       fence_async_proxy();
       pin(ds);
       fence_products();
     } else {
-      start_scores(dp, shared.v, of.d_o);
+      start_scores<T, c>(dp, shared.v, of.d_o, group);
       wait_products<1>();  // S
       pin(s);
       if (!of.visible.all) hide(s, of.visible);
@@ -465,7 +461,7 @@ struct Consumer {
     wait_products<1>();  // dQ
     if (has_dq) {
       pin(dq);
-      send_dq(dq, head_q, tile, key_panel);
+      send_dq(dq, step.head_q, step.tile, key_panel);
     }
     wait_products<0>();  // dK
     arrive_once(shared.q_empty + at.q.stage());
@@ -473,11 +469,11 @@ struct Consumer {
 
   /// Tile n of the walk, where consumers have queries of their own for S and dP, and dims for the rest.
   __device__ __forceinline__ void run_wide_tile(const Step& step, const At& at) {
-    const int head_q = step.head_q, tile = step.tile, n = step.n;
+    const int n = step.n;
     Scores s, dp;
     Fragments weights, ds;
-    const Tile of = begin_tile(s, tile, n, at);
-    start_scores(dp, shared.v, of.d_o);
+    const Tile of = begin_tile(s, step.tile, n, at);
+    start_scores<T, c>(dp, shared.v, of.d_o, group);
     wait_products<1>();  // S
     pin(s);
     std::uint32_t kept = ~0u;
@@ -491,7 +487,7 @@ struct Consumer {
     wait_products<0>();  // dP
     pin(dp);
     if constexpr (c.general) {
-      differentiate_with_features(ds, s, dp, of.delta, kept, head_q, tile);
+      differentiate_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
     } else {
       differentiate(s, dp, of.delta, ds);
     }
@@ -509,14 +505,14 @@ struct Consumer {
     start_wide_sums(dk, of.ds, of.q, n > 0);
     wait_products<1>();  // dQ
     pin(dq);
-    send_dq(dq, head_q, tile, 2 * group);
+    send_dq(dq, step.head_q, step.tile, 2 * group);
     fence_products();
     start_dq(dq, of.ds, 2 * group + 1, 0);
     wait_products<1>();  // dK
     arrive_once(shared.q_empty + at.q.stage());
     wait_products<0>();  // dQ
     pin(dq);
-    send_dq(dq, head_q, tile, 2 * group + 1);
+    send_dq(dq, step.head_q, step.tile, 2 * group + 1);
   }
 
   __device__ __forceinline__ void run() {
@@ -619,13 +615,15 @@ __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_c
         return;
       }
       if (warp == 1) {
-        if (first_lane && (c.listed ? params.score.blocks.tiled : params.score.mask != MaskForm::none))
+        if (first_lane && params.score.has_masks()) {
+          wait_for_kernel_ahead();  // masks may be copies that are made in this call
           load_masks<c>(params, shared, walk);
+        }
         return;
       }
     }
-    // Q, K, V, dO and masks are older than the kernel ahead, which waited for them; the rows' values are what
-    // it writes.
+    // Q, K, V and dO are older than the kernel ahead, which waited for them; the rows' values are what it
+    // writes.
     if (warp != 0 || !first_lane) return;
     wait_for_kernel_ahead();
     load_queries<c>(params, shared, walk);

@@ -51,21 +51,35 @@ enum class MaskForm : std::uint8_t { none, boolean, half, single };
 /// A block mask by its key blocks: which query blocks see one, the last first.
 struct BlockLists {
   int2* lists = nullptr;  ///< [rows, query_blocks]: a query block, and its tile of the mask or block_full
-  std::int32_t* counts = nullptr;           ///< [rows]: how many of the list are there
+  std::int32_t* counts = nullptr;  ///< [rows]: how many of the list are there
+  std::int32_t* states =
+      nullptr;  ///< [rows, query_blocks]: the tile, block_full or less; for kernels over pairs
+  /// [rows, query_blocks]: how many key blocks before this one the query block sees; where dQ is to be the
+  /// same in every run.
+  std::int32_t* before = nullptr;
+  /// The tiles of the mask, [tiles, query_tiles, key_tiles, 32 keys of a tile, queries of a tile], a bit per
+  /// key.
+  std::uint32_t* bits = nullptr;
+  bool one_row = false;                     ///< all queries of a tile share a row, of bits too: four words
   std::int64_t stride_b = 0, stride_h = 0;  ///< in rows; key blocks are next to each other
   int key_blocks = 0, query_blocks = 0;
-  int keys = 1;         ///< of a block
-  int query_tiles = 1;  ///< of a block
-  bool tiled = false;   ///< blocks may have tiles, which are loaded as a mask is
+  int keys = 1;                        ///< of a block
+  int query_tiles = 1, key_tiles = 1;  ///< of a block
 
   constexpr std::int64_t row(std::int64_t b, std::int64_t h, std::int64_t key_block) const {
     return b * stride_b + h * stride_h + key_block;
+  }
+  /// The words of a tile of queries and keys.
+  constexpr int bit_words(const Config& c) const { return one_row ? 4 : c.kept_words() * c.queries; }
+  constexpr const std::uint32_t* bits_of(const Config& c, int tile, int query_tile, int key_tile) const {
+    const std::int64_t row = one_row ? tile : std::int64_t{tile} * query_tiles + query_tile % query_tiles;
+    return bits + (row * key_tiles + key_tile % key_tiles) * bit_words(c);
   }
 };
 
 /// The gradient of a mask, an element for each pair.
 struct DmaskParams {
-  std::byte* data;  ///< null where it is not wanted
+  std::byte* data;  ///< null where it is not wanted, or comes from a kernel over pairs
   DType dtype;
   std::int64_t stride[4];  ///< in bytes
 };
@@ -84,17 +98,19 @@ struct ScoreParams {
   DmaskParams dmask;
   BlockLists blocks;
 
+  /// Whether tiles may have a mask, or bits of a block mask.
+  constexpr bool has_masks() const { return mask != MaskForm::none || blocks.bits != nullptr; }
   constexpr int mask_bytes_log2() const {
     return mask == MaskForm::single ? 2 : mask == MaskForm::half ? 1 : 0;
   }
   /// Of shared memory.
   constexpr int mask_bytes(const Config& c) const {
-    return mask == MaskForm::none && !blocks.tiled ? 0 : c.mask_bytes(1 << mask_bytes_log2());
+    return mask == MaskForm::none ? 0 : c.mask_bytes(1 << mask_bytes_log2());
   }
 };
 
 struct TileParams {
-  CUtensorMap q, k, v, d_o, mask;  ///< the mask's, or that of a block mask's tiles
+  CUtensorMap q, k, v, d_o, mask;
   Sizes sizes;
   Rows k_rows, v_rows;  ///< for tiles that end inside the tensor, at a key length or a sequence's end
   Rows dk, dv;
@@ -104,6 +120,29 @@ struct TileParams {
   float dv_scale;  ///< what dropout multiplies kept weights by
   bool wants_dq;
   ScoreParams score;
+};
+
+/// How CTAs share out the gradient of a mask: tiles of its elements, of which each has some splits of the
+/// pairs that share them. A dimension that the mask is broadcast along counts 1.
+struct DmaskJobs {
+  int batch, heads, tiles, key_tiles;
+  int splits;
+
+  constexpr std::uint32_t per_split() const {
+    return static_cast<std::uint32_t>(batch) * static_cast<std::uint32_t>(heads) *
+           static_cast<std::uint32_t>(tiles) * static_cast<std::uint32_t>(key_tiles);
+  }
+};
+
+/// For the kernels over pairs (pairs.cuh).
+struct PairParams {
+  TileParams tile;
+  HeadValues sinks;  ///< without data where there are none
+  Rows d_lse;
+  MaskView dmask;
+  float* partial;     ///< [splits, elements of dmask], or null where there is one split
+  bool reloads_mask;  ///< the tiles of a CTA have other parts of the mask
+  DmaskJobs jobs;
 };
 
 struct DqParams {

@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(row_threads) dq_kernel(const __grid_constant__
 template <int row>
 __global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant__ SinkParams params) {
   constexpr Config c = rows[row];
-  __shared__ float sums_smem[row_threads];
+  __shared__ double sums_smem[row_threads];
   wait_for_kernel_ahead();
   let_kernel_behind_begin();
   const Sizes& sizes = params.sizes;
@@ -153,11 +153,12 @@ __global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant
   const int thread = static_cast<int>(threadIdx.x);
   const auto sink = static_cast<float>(params.sinks.at(0, head));
   const std::int64_t count = std::int64_t{workspace.tiles} * c.queries;
-  float sum = 0;
+  double sum = 0;  // rows are many, and where a sink has all weight their terms are exact
   for (int b = 0; b < (sizes.packed ? 1 : sizes.batch); ++b) {
     const std::int64_t first = (std::int64_t{b} * sizes.heads_q + head) * count;
     for (std::int64_t n = first + thread; n < first + count; n += row_threads) {
-      sum -= exp2f(fmaf(sink - workspace.lse[n], log2e, workspace.offset[n])) * workspace.delta[n];
+      const float weight = exp2f(fmaf(sink - workspace.lse[n], log2e, workspace.offset[n]));
+      sum -= static_cast<double>(weight * workspace.delta[n]);
     }
   }
   sums_smem[thread] = sum;
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant
     if (thread < half) sums_smem[thread] += sums_smem[thread + half];
     __syncthreads();  // half of them are left
   }
-  if (thread == 0) params.dsinks[head * params.stride] = sums_smem[0];
+  if (thread == 0) params.dsinks[head * params.stride] = static_cast<float>(sums_smem[0]);
 }
 
 /// Writes what a row of query blocks lists into the lists of its key blocks, a warp a row. The lists are
@@ -183,7 +184,9 @@ __global__ void __launch_bounds__(row_threads)
   if (b >= batch) return;
   const auto note = [&](std::int64_t kb, std::int32_t tile) {
     if (kb < 0 || kb >= blocks.key_blocks) return;
-    blocks.lists[blocks.row(b, h, kb) * blocks.query_blocks + qb] = {qb, tile};
+    const std::int64_t at = blocks.row(b, h, kb) * blocks.query_blocks + qb;
+    blocks.lists[at] = {qb, tile};
+    if (blocks.states != nullptr) blocks.states[at] = tile;
   };
   for (int slot = lane; slot < view.count(b, h, qb); slot += 32) {
     note(view.indices.at(b, h, qb, slot), view.tile(b, h, qb, slot));
@@ -192,6 +195,56 @@ __global__ void __launch_bounds__(row_threads)
   __syncwarp();  // full blocks come last
   for (int slot = lane; slot < view.full_count(b, h, qb); slot += 32) {
     note(view.full_indices.at(b, h, qb, slot), block_full);
+  }
+}
+
+/// Counts the key blocks before each that a query block sees, one thread per query block. The lists are by
+/// query blocks yet.
+template <typename Unused = void>
+__global__ void __launch_bounds__(row_threads)
+    count_blocks_kernel(const __grid_constant__ BlockLists blocks, std::int64_t heads) {
+  const std::int64_t index = std::int64_t{blockIdx.x} * row_threads + threadIdx.x;
+  if (index >= heads * blocks.query_blocks) return;
+  const std::int64_t first =
+      index / blocks.query_blocks * blocks.key_blocks * blocks.query_blocks + index % blocks.query_blocks;
+  int count = 0;
+  for (int kb = 0; kb < blocks.key_blocks; ++kb) {
+    const std::int64_t at = first + std::int64_t{kb} * blocks.query_blocks;
+    blocks.before[at] = count;
+    if (blocks.lists[at].y >= block_full) ++count;
+  }
+}
+
+/// The tiles of a block mask as bits. A warp makes the words of 32 queries.
+template <int row>
+__global__ void __launch_bounds__(row_threads)
+    block_bits_kernel(const __grid_constant__ BlockView view, const __grid_constant__ BlockLists blocks) {
+  constexpr Config c = rows[row];
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t warps = std::int64_t{gridDim.x} * (row_threads / 32);
+  const std::int64_t parts = blocks.one_row ? 1 : std::int64_t{blocks.query_tiles} * (c.queries / 32);
+  const std::int64_t count = view.tile_count * blocks.key_tiles * c.kept_words() * parts;
+  for (std::int64_t n = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32; n < count; n += warps) {
+    const auto part = static_cast<int>(n % parts);
+    const auto word = static_cast<int>(n / parts % c.kept_words());
+    const auto key_tile = static_cast<int>(n / parts / c.kept_words() % blocks.key_tiles);
+    const auto tile = static_cast<std::int32_t>(n / parts / c.kept_words() / blocks.key_tiles);
+    const std::int64_t key = std::int64_t{key_tile} * c.keys + word * 32 + lane;
+    const int queries = blocks.one_row ? 1 : 32;
+    std::uint32_t own = 0;
+    for (int r = 0; r < queries; ++r) {
+      const std::int64_t query = std::int64_t{part} * 32 + r;
+      const bool shows = query < view.block_q && key < view.block_k && view.tile_shows(tile, query, key);
+      const std::uint32_t bits = __ballot_sync(~0u, shows);
+      if (lane == r) own = bits;
+    }
+    std::uint32_t* to =
+        const_cast<std::uint32_t*>(blocks.bits_of(c, tile, part / (c.queries / 32), key_tile));
+    if (!blocks.one_row) {
+      to[word * c.queries + part % (c.queries / 32) * 32 + lane] = own;
+    } else if (lane == 0) {
+      to[word] = own;
+    }
   }
 }
 
@@ -226,6 +279,30 @@ __global__ void __launch_bounds__(row_threads)
     }
   }
   if (lane == 0) blocks.counts[row] = count;
+}
+
+/// A mask of any strides to rows that begin at multiples of 16 bytes, 16 bytes a thread.
+template <typename Element>
+__global__ void __launch_bounds__(row_threads)
+    align_mask_kernel(const __grid_constant__ MaskView from, const __grid_constant__ MaskView to) {
+  constexpr int each = 16 / sizeof(Element);
+  wait_for_kernel_ahead();
+  let_kernel_behind_begin();
+  const std::int64_t chunks = (to.extent[3] + each - 1) / each;
+  const std::int64_t count = to.extent[0] * to.extent[1] * to.extent[2] * chunks;
+  for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < count;
+       n += std::int64_t{gridDim.x} * row_threads) {
+    const std::int64_t j = n % chunks * each, i = n / chunks % to.extent[2];
+    const std::int64_t bh = n / chunks / to.extent[2];
+    const std::int64_t b = bh / to.extent[1], h = bh % to.extent[1];
+    alignas(16) Element elements[each];
+#pragma unroll
+    for (int e = 0; e < each; ++e) {
+      elements[e] =
+          j + e < to.extent[3] ? *reinterpret_cast<const Element*>(from.at(b, h, i, j + e)) : Element{};
+    }
+    reinterpret_cast<uint4*>(to.data)[n] = *reinterpret_cast<const uint4*>(elements);
+  }
 }
 
 /// Clears a mask's gradient, of any strides: pairs that nobody sees have none.

@@ -14,14 +14,16 @@ struct Step {
   int head_q, tile;
   int n;       ///< of the walk
   int block;   ///< listed: the tile of the block mask, or block_full
-  int masked;  ///< listed: tiles before this one that had one
+  int masked;  ///< listed: tiles before this one that had a mask, or bits of one
 };
 static_assert(sizeof(Step) <= Config::step_bytes);
 
 struct Words {
   std::uint32_t index;  ///< of the CTA, where CTAs are counted as they begin
-  // Dropout's key and stream. Producers have too few registers to keep them.
+  // Dropout's key and stream, and the CTA's first key and first head among those of all entries. Producers
+  // have too few registers to keep them.
   std::uint32_t key_low, key_high, stream;
+  int first_key, first_head;
 };
 
 /// A CTA's shared memory. What begins with TMA or feeds wgmma stands at multiples of 1024 bytes.
@@ -31,14 +33,16 @@ struct Shared {
   using QueryPanels = PanelTile<c.dim, c.queries>;
   using DsPanels = PanelTile<c.queries, c.keys>;
 
-  std::byte* k;         ///< [keys, dim]; in the end dK
-  std::byte* v;         ///< [keys, dim]; in the end dV
-  std::byte* q;         ///< q_stages x [queries, dim]
-  std::byte* d_o;       ///< d_o_stages x [queries, dim]
-  std::byte* ds;        ///< ds_stages x [keys, queries]
-  std::byte* p;         ///< wide: the same
-  float* dq;            ///< [consumer warps, warp_dq_floats]
-  std::byte* mask;      ///< general: boxes of [queries, 128 bytes of keys]
+  std::byte* k;     ///< [keys, dim]; in the end dK
+  std::byte* v;     ///< [keys, dim]; in the end dV
+  std::byte* q;     ///< q_stages x [queries, dim]
+  std::byte* d_o;   ///< d_o_stages x [queries, dim]
+  std::byte* ds;    ///< ds_stages x [keys, queries]
+  std::byte* p;     ///< wide: the same
+  float* dq;        ///< [consumer warps, warp_dq_floats]
+  std::byte* mask;  ///< general: boxes of [queries, 128 bytes of keys]
+  std::uint32_t*
+      seen;  ///< listed: [kept_words, queries], or four words: a bit per key of a block mask's tile
   std::uint32_t* kept;  ///< general: stages x [kept_words, queries], a bit per key: dropout keeps the pair
   float* lse;           ///< q_stages x [queries]
   float* delta;         ///< d_o_stages x [queries]
@@ -48,7 +52,7 @@ struct Shared {
   Mbarrier* q_empty;    ///< [q_stages]: all consumers are done with them
   Mbarrier* d_o_empty;  ///< [d_o_stages]
   Mbarrier* keys_full;
-  Mbarrier* mask_full;
+  Mbarrier* mask_full;  ///< the mask is there, and `seen`
   Mbarrier* mask_empty;
   Mbarrier* kept_full;   ///< [2]
   Mbarrier* kept_empty;  ///< [2]
@@ -64,6 +68,7 @@ struct Shared {
         p(ds + c.ds_stages * c.ds_bytes()),
         dq(reinterpret_cast<float*>(c.wide() ? p + c.ds_stages * c.ds_bytes() : p)),
         mask(reinterpret_cast<std::byte*>(dq + c.consumer_warps * c.warp_dq_floats) + c.value_bytes()),
+        seen(reinterpret_cast<std::uint32_t*>(mask - (c.listed ? c.kept_bytes() : 0))),
         kept(reinterpret_cast<std::uint32_t*>(mask + mask_bytes)),
         lse(dq + c.consumer_warps * c.warp_dq_floats),
         delta(lse + c.q_stages * c.queries),
@@ -105,5 +110,27 @@ struct Shared {
     return describe_tile(static_cast<std::uint32_t>(__cvta_generic_to_shared(smem)), panel_bytes);
   }
 };
+
+/// x = 64 rows of K or V times a consumer's rows of Q or dO.
+template <typename T, Config c>
+__device__ __forceinline__ void start_scores(float (&x)[c.own_queries() / 2], const std::byte* keys_smem,
+                                             const std::byte* rows_smem, int consumer) {
+  using Keys = typename Shared<c>::KeyPanels;
+  using Queries = typename Shared<c>::QueryPanels;
+  const int first_key = c.wide() ? 0 : 64 * consumer;
+  const int first_query = c.wide() ? consumer * c.own_queries() : 0;
+  const TileDescriptor a = Shared<c>::tile(keys_smem + first_key * 128, Keys::panel_bytes);
+  const TileDescriptor b = Shared<c>::tile(rows_smem + first_query * 128, Queries::panel_bytes);
+  forget(x);
+  fence_products();
+#pragma unroll
+  for (int step = 0; step < c.dim / 16; ++step) {
+    const int inside = step % 4 * 2;
+    WarpgroupProduct<T, c.own_queries()>::from_shared(x, a + step / 4 * (Keys::panel_bytes / 16) + inside,
+                                                      b + step / 4 * (Queries::panel_bytes / 16) + inside,
+                                                      step > 0);
+  }
+  commit_products();
+}
 
 }  // namespace tilewise::cuda::wgmma_tma

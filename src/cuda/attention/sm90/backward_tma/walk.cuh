@@ -122,6 +122,21 @@ struct Walk {
     const std::int64_t lowest = std::int64_t{tile} * c.queries + entry.offset - sizes.left;
     return static_cast<std::uint32_t>(first_key / c.keys - max(std::int64_t{0}, lowest) / c.keys);
   }
+  /// The same of CTAs whose block of keys the tile sees.
+  template <Config c>
+  __device__ std::uint32_t listed_rank(const Sizes& sizes, const BlockLists& blocks, int head_q,
+                                       int tile) const {
+    const int own = first_key / c.keys, first = own - static_cast<int>(rank<c>(sizes, tile));
+    const int own_block = own / blocks.key_tiles, first_block = first / blocks.key_tiles;
+    if (own_block == first_block) return static_cast<std::uint32_t>(own - first);
+    const auto before = [&](int key_block) {
+      return blocks
+          .before[blocks.row(entry.b, head_q, key_block) * blocks.query_blocks + tile / blocks.query_tiles];
+    };
+    const bool sees_first = before(first_block + 1) > before(first_block);
+    return static_cast<std::uint32_t>((before(own_block) - before(first_block)) * blocks.key_tiles +
+                                      own % blocks.key_tiles - (sees_first ? first % blocks.key_tiles : 0));
+  }
 };
 
 /// Query r of a tile sees keys r + low up to, not including, r + high of the CTA's.

@@ -3,6 +3,7 @@
 #include "cuda/attention/sm90/forward/output.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/team.cuh"
 
 namespace tilewise::cuda::wgmma {
 
@@ -27,14 +28,10 @@ __global__ void __launch_bounds__(combine_warps * 32)
   const float own = lane < decode.splits
                         ? reinterpret_cast<const float*>(decode.lse.data)[lane * decode.rows + row]
                         : minus_infinity;
-  float most = own;
-#pragma unroll
-  for (int apart = 16; apart > 0; apart /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, apart));
+  const float most = maximum_over<32>(own);
   const bool something = most > minus_infinity;
   const float weight = something ? expf(own - most) : 0.0f;
-  float sum = weight;
-#pragma unroll
-  for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+  const float sum = warp_sum(weight);
   float lse = something ? most + logf(sum) : minus_infinity;
   float inverse = something ? 1.0f / sum : 0.0f;
   const HeadValues& sinks = arguments.general.sinks;

@@ -48,12 +48,7 @@ struct ForwardConfig {
   }
   template <typename To>
   constexpr void describe(To& to) const {
-    to.number("dim", dim);
-    to.number("parts", parts);
-    to.number("consumers", consumers);
-    to.number("blocks", blocks);
-    to.number("keys", keys);
-    to.number("buffers", buffers);
+    to.numbers("dim parts consumers blocks keys buffers", dim, parts, consumers, blocks, keys, buffers);
   }
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };

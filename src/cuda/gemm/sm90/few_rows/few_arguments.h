@@ -1,14 +1,29 @@
 #pragma once
 
 #include <cuda.h>
+#include <cstdint>
 
+#include "core/arena.h"
 #include "cuda/gemm/sm90/arguments.h"
-#include "cuda/gemm/sm90/few_rows/few_space.h"
 #include "cuda/runtime/owner.h"
 
 namespace tilewise::cuda::gemm {
 
 // What the kernels for few rows are given, by tiles or by equal shares.
+
+/// What blocks of a product with few rows leave to each other.
+struct FewSpace {
+  float* partials;       ///< [multiprocessors][128 x tokens]
+  std::uint32_t* flags;  ///< [multiprocessors][2]: of each warpgroup
+};
+
+/// Tokens are filled up to a power of two.
+inline FewSpace take_few_space(Arena& arena, std::int64_t rows, int multiprocessors) {
+  std::int64_t tokens = 8;
+  while (tokens < rows) tokens *= 2;
+  return {arena.take<float>(multiprocessors * 128 * tokens),
+          arena.take<std::uint32_t>(std::int64_t{multiprocessors} * 2)};
+}
 
 /// Tokens, weights and the gate's weights.
 struct FewMaps {

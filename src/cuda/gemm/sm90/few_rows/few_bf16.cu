@@ -4,8 +4,8 @@
 namespace tilewise::cuda::gemm {
 
 template <>
-void few_of<__nv_bfloat16>(const GemmCall& call, const Context& context, FewTurn turn) {
-  run_few<__nv_bfloat16>(call, context, turn);
+void few_of<__nv_bfloat16>(const GemmCall& call, const Context& context, InChain place) {
+  run_few<__nv_bfloat16>(call, context, place);
 }
 
 std::size_t few_workspace(const GemmCall& call, const Context& context) {

@@ -4,8 +4,8 @@
 namespace tilewise::cuda::gemm {
 
 template <>
-void few_of<__half>(const GemmCall& call, const Context& context, FewTurn turn) {
-  run_few<__half>(call, context, turn);
+void few_of<__half>(const GemmCall& call, const Context& context, InChain place) {
+  run_few<__half>(call, context, place);
 }
 
 }  // namespace tilewise::cuda::gemm

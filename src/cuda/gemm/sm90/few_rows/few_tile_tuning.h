@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <iterator>
 
-#include "cuda/gemm/sm90/few_rows/few_turn.h"
+#include "cuda/gemm/sm90/few_rows/few_chain.h"
 
 namespace tilewise::cuda::gemm {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cuda/gemm/common/finish.cuh"
-#include "cuda/gemm/sm90/few_rows/few_turn.h"
+#include "cuda/gemm/sm90/few_rows/few_chain.h"
 #include "cuda/gemm/sm90/few_rows/stream_tuning.h"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/load_once.cuh"
@@ -22,7 +22,7 @@ namespace tilewise::cuda::gemm {
 
 struct StreamArguments {
   GemmCall call;
-  FewTurn turn;
+  InChain place;
   int rows = 0;    ///< that each block has
   int longer = 0;  ///< so many blocks have one more
 };
@@ -58,15 +58,15 @@ struct WeightStream {
   __device__ __forceinline__ static int chunk(int piece) {
     return static_cast<int>(threadIdx.x) + piece * c.threads;
   }
-  /// Row `turn` of a slot's.
-  __device__ __forceinline__ const std::byte* row_of(int slot, int turn) const {
-    const int row = (turn * slots + slot) / factors;
+  /// Row `round` of a slot's.
+  __device__ __forceinline__ const std::byte* row_of(int slot, int round) const {
+    const int row = (round * slots + slot) / factors;
     return from[slot % factors] + std::int64_t{row} * stride[slot % factors];
   }
 
-  __device__ __forceinline__ void load(int slot, int piece, int turn) {
-    under_way[slot][piece] = load_once(row_of(slot, turn) + 16 * chunk(piece),
-                                       turn * slots + slot < rows && chunk(piece) < chunks);
+  __device__ __forceinline__ void load(int slot, int piece, int round) {
+    under_way[slot][piece] = load_once(row_of(slot, round) + 16 * chunk(piece),
+                                       round * slots + slot < rows && chunk(piece) < chunks);
   }
   __device__ __forceinline__ void load_first() {
 #pragma unroll
@@ -95,7 +95,7 @@ struct WeightStream {
   }
 
   /// The thread's sum of the row in a slot, whose place its next row takes.
-  __device__ __forceinline__ float multiply(int slot, int turn) {
+  __device__ __forceinline__ float multiply(int slot, int round) {
     float sum = 0;
 #pragma unroll
     for (int piece = 0; piece < c.pieces; ++piece) {
@@ -103,7 +103,7 @@ struct WeightStream {
       const auto* weights = reinterpret_cast<const T*>(&under_way[slot][piece]);
 #pragma unroll
       for (int e = 0; e < 8; ++e) sum = fmaf(widen(weights[e]), x[piece][e], sum);
-      load(slot, piece, turn + 1);
+      load(slot, piece, round + 1);
     }
     return sum;
   }
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(StreamConfig::threads, 2)
   TILEWISE_DYNAMIC_SHARED(float, of_warps_smem, alignof(float));  // [rows][pitch]
   const GemmCall& call = arguments.call;
   Stream stream(arguments);
-  if (arguments.turn == FewTurn::second) {
+  if (arguments.place == InChain::second) {
     stream.load_first();
     let_kernel_behind_begin();
     wait_for_kernel_ahead();
@@ -150,12 +150,12 @@ __global__ void __launch_bounds__(StreamConfig::threads, 2)
 
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
 #pragma unroll 1
-  for (int turn = 0; turn * Stream::slots < stream.rows; ++turn) {
+  for (int round = 0; round * Stream::slots < stream.rows; ++round) {
     float sums[Stream::slots];
 #pragma unroll
-    for (int slot = 0; slot < Stream::slots; ++slot) sums[slot] = stream.multiply(slot, turn);
+    for (int slot = 0; slot < Stream::slots; ++slot) sums[slot] = stream.multiply(slot, round);
     const float sum = Stream::add_lanes(sums, lane);
-    const int row = turn * Stream::slots + lane * Stream::slots / 32;
+    const int row = round * Stream::slots + lane * Stream::slots / 32;
     if (lane % (32 / Stream::slots) == 0) of_warps_smem[row * c.pitch + warp] = sum;
   }
   __syncthreads();  // all warps' sums are there
@@ -175,10 +175,10 @@ inline int stream_blocks(const GemmProblem& problem, int multiprocessors) {
 }
 
 /// Bytes of shared memory: rows are filled up to whole turns.
-inline std::size_t stream_bytes(const GemmProblem& problem, int blocks, FewTurn turn) {
+inline std::size_t stream_bytes(const GemmProblem& problem, int blocks, InChain place) {
   const std::int64_t rows = (problem.n + blocks - 1) / blocks * (problem.gated ? 2 : 1);
   const std::size_t needed = static_cast<std::size_t>(rows + 8) * StreamConfig::pitch * sizeof(float);
-  return turn == FewTurn::first ? std::max(needed, first_bytes) : needed;
+  return place == InChain::first ? std::max(needed, first_bytes) : needed;
 }
 
 /// Whether it can take a problem that few_rows takes.
@@ -187,21 +187,21 @@ inline bool suits_stream(const GemmCall& call, int multiprocessors) {
   constexpr std::int64_t longest = std::int64_t{1} << 30;
   return problem.m == 1 && problem.k % 8 == 0 && problem.k <= Streams::most_summands() &&
          std::max(call.b.stride_row, call.gate.stride_row) < longest &&
-         stream_bytes(problem, stream_blocks(problem, multiprocessors), FewTurn::second) <= second_bytes;
+         stream_bytes(problem, stream_blocks(problem, multiprocessors), InChain::second) <= second_bytes;
 }
 
 template <typename T>
-void run_stream(const GemmCall& call, int multiprocessors, FewTurn turn, cudaStream_t stream) {
+void run_stream(const GemmCall& call, int multiprocessors, InChain place, cudaStream_t stream) {
   const GemmProblem& problem = call.problem;
   const int blocks = stream_blocks(problem, multiprocessors);
   const Launch how{.name = "tilewise gemm of a stream of weights",
                    .blocks = blocks,
                    .threads = StreamConfig::threads,
-                   .shared_bytes = stream_bytes(problem, blocks, turn),
+                   .shared_bytes = stream_bytes(problem, blocks, place),
                    .stream = stream,
                    .early = true};
   const StreamArguments arguments{.call = call,
-                                  .turn = turn,
+                                  .place = place,
                                   .rows = static_cast<int>(problem.n / blocks),
                                   .longer = static_cast<int>(problem.n % blocks)};
   const int suited = first_row<Streams>([&](const StreamConfig& c) { return problem.k <= c.summands(); });

@@ -3,7 +3,7 @@
 #include "cuda/gemm/simt/simt.h"
 #include "cuda/gemm/sm90/split/split_kernel.cuh"
 #include "cuda/gemm/sm90/split/split_pass.cuh"
-#include "cuda/gemm/sm90/tiles/rows.cuh"
+#include "cuda/gemm/sm90/tiles/kernel.cuh"
 
 namespace tilewise::cuda::gemm {
 namespace {

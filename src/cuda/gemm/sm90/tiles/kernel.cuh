@@ -1,13 +1,95 @@
 #pragma once
 
-#include "cuda/gemm/sm90/tiles/loader.cuh"
+#include "cuda/gemm/sm90/arguments.h"
+#include "cuda/gemm/sm90/tiles/choice.h"
 #include "cuda/gemm/sm90/tiles/output.cuh"
+#include "cuda/gemm/sm90/tiles/pipeline.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/dependent.cuh"
+#include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
+#include "cuda/runtime/device.h"
 #include "cuda/runtime/dynamic_shared.cuh"
+#include "cuda/runtime/launch.cuh"
+#include "cuda/tile/tensor_map.h"
 
 namespace tilewise::cuda::gemm {
+
+/// The lane that loads tiles of A and B, 64 of K at a time, as stages become free. Of what a pair of CTAs
+/// shares it loads half, into both.
+template <GemmConfig c>
+struct Loader {
+  static constexpr int panel_bytes = c.depth * 128;  ///< of a transposed matrix: 64 of K by 64 rows
+
+  const GemmMaps& maps;
+  const SharedMemory<c>& shared;
+  Ring<c.stages> ring;
+
+  /// Which half of the shared operand this CTA loads.
+  static __device__ int half(Pair pair) { return c.pair == pair ? place_in_pair() : 0; }
+
+  template <Pair pair>
+  static __device__ void copy(std::byte* to, const CUtensorMap& map, Mbarrier* full, int column, int row) {
+    if constexpr (c.pair == pair) {
+      copy_box_to_both(to, map, full, column, row);
+    } else {
+      copy_box(to, map, full, column, row);
+    }
+  }
+
+  /// Copies panels of 64 rows of a transposed matrix.
+  template <Pair pair, int panels>
+  static __device__ void copy_panels(std::byte* to, const CUtensorMap& map, Mbarrier* full, int row, int k) {
+    constexpr int count = c.pair == pair ? panels / 2 : panels;
+    const int first = half(pair) * count;
+#pragma unroll
+    for (int p = 0; p < count; ++p) {
+      copy<pair>(to + (first + p) * panel_bytes, map, full, row + 64 * (first + p), k);
+    }
+  }
+
+  __device__ void load_a(Mbarrier* full, int row, int k) const {
+    std::byte* to = shared.a(ring.stage());
+    if constexpr (c.transposed_a) {
+      copy_panels<Pair::shares_a, c.rows() / 64>(to, maps.a, full, row, k);
+    } else {
+      const int first = half(Pair::shares_a) * c.a_box();
+      copy<Pair::shares_a>(to + first * 128, maps.a, full, k, row + first);
+    }
+  }
+
+  __device__ void load_b(Mbarrier* full, int column, int k) const {
+    std::byte* to = shared.b(ring.stage());
+    if constexpr (c.transposed_b) {
+      copy_panels<Pair::shares_b, c.columns / 64>(to, maps.b, full, column, k);
+    } else if constexpr (c.gated) {
+      const bool both = c.pair != Pair::shares_b;
+      if (both || place_in_pair() == 0) copy<Pair::shares_b>(to, maps.gate, full, k, column);
+      if (both || place_in_pair() == 1) {
+        copy<Pair::shares_b>(to + c.columns / 2 * 128, maps.b, full, k, column);
+      }
+    } else {
+      const int first = half(Pair::shares_b) * (c.columns - c.b_box());
+      copy<Pair::shares_b>(to + first * 128, maps.b, full, k, column + first);
+    }
+  }
+
+  __device__ void load(const GemmArguments& arguments) {
+    Barriers<c>& barriers = shared.barriers();
+    for_each_tile<c>(arguments, [&](int row, int column) {
+#pragma unroll 1
+      for (int stage = 0; stage < stages_of<c>(arguments); ++stage) {
+        const int k = stage * c.depth;
+        wait(&barriers.empty[ring.stage()], ring.parity() ^ 1);
+        Mbarrier* full = &barriers.full[ring.stage()];
+        arrive_expecting(full, c.loaded_bytes());
+        load_a(full, row, k);
+        load_b(full, column, k);
+        ring.advance();
+      }
+    });
+  }
+};
 
 /// Waits until thread 0 has initialised the mbarriers. The loader warp, whose thread that is, does not wait
 /// for the other warps to start, except in a pair, where it also loads into the other CTA.
@@ -90,6 +172,95 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1) __cluster_dims_
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   multiply_tiles<T, Table::rows[row]>(maps, arguments);
 #endif
+}
+
+// From a call to the row of a tuning table that it uses.
+
+/// The tensor map of an operand [length, K], with boxes of `rows` of its rows; if transposed, with boxes of
+/// 64 of K.
+inline CUtensorMap map_of_factor(const Matrix& factor, bool transposed, int rows) {
+  return transposed
+             ? map_of_matrix(factor.data, factor.dtype, factor.columns, factor.rows, factor.stride_column,
+                             GemmConfig::depth)
+             : map_of_matrix(factor.data, factor.dtype, factor.rows, factor.columns, factor.stride_row, rows);
+}
+
+template <typename T, typename Table, int row>
+void run_row(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
+  constexpr GemmConfig c = Table::rows[row];
+  const GemmProblem& problem = call.problem;
+  GemmMaps maps{.a = map_of_factor(call.a, c.transposed_a, c.a_box()),
+                .b = map_of_factor(call.b, c.transposed_b, c.b_box())};
+  maps.gate = c.gated ? map_of_factor(call.gate, c.transposed_b, c.b_box()) : maps.b;
+  const auto map_of_out = [&](int columns) {
+    return c.wide ? maps.b
+                  : map_of_matrix(call.out.data, call.out.dtype, problem.m, problem.n, call.out.stride_row,
+                                  16, columns);
+  };
+  maps.out = map_of_out(64);
+  maps.out_rest = c.out_columns() % 64 == 0 ? maps.out : map_of_out(c.out_columns() % 64);
+  // A pair of CTAs takes two neighbouring tiles, which count as one in the order.
+  const int tiles_m = tiles_of(problem.m, c.rows_together());
+  const int tiles_n = tiles_of(problem.n, c.columns_together());
+  const int pairs =
+      static_cast<int>(std::min<std::int64_t>(std::int64_t{tiles_m} * tiles_n, multiprocessors / c.blocks()));
+  const int b_rows = c.columns * c.columns_together() / c.out_columns();
+  const GemmArguments arguments{.order = TileOrder::of(tiles_m, tiles_n, pairs, c.rows_together(), b_rows),
+                                .m = static_cast<int>(problem.m),
+                                .n = static_cast<int>(problem.n),
+                                .k = static_cast<int>(problem.k),
+                                .epilogue = Epilogue::of(call)};
+  const Launch how{.name = "tilewise wgmma gemm",
+                   .blocks = pairs * c.blocks(),
+                   .threads = c.threads(),
+                   .shared_bytes = c.shared_bytes(),
+                   .stream = stream,
+                   .early = true};
+  if constexpr (c.pair == Pair::none) {
+    launch<gemm_kernel<T, Table, row>>(how, maps, arguments);
+  } else {
+    launch<gemm_pair_kernel<T, Table, row>>(how, maps, arguments);
+  }
+}
+
+/// Calls body.operator()<Table>() with the table for a product of 16-bit results.
+template <typename Body>
+auto with_table(const GemmProblem& problem, const Body& body) {
+  if (problem.gated) return body.template operator()<Gated>();
+  if (problem.a_by_rows) {
+    return problem.b_by_rows ? body.template operator()<Plain>() : body.template operator()<TransposedB>();
+  }
+  return problem.b_by_rows ? body.template operator()<TransposedA>()
+                           : body.template operator()<TransposedBoth>();
+}
+
+template <typename T>
+void run_wide(const GemmCall& call, int multiprocessors, cudaStream_t stream) {
+  const GemmProblem& problem = call.problem;
+  if (problem.gated) return run_row<T, WideGated, 0>(call, multiprocessors, stream);
+  if (problem.a_by_rows) {
+    return problem.b_by_rows ? run_row<T, Wide<false, false>, 0>(call, multiprocessors, stream)
+                             : run_row<T, Wide<false, true>, 0>(call, multiprocessors, stream);
+  }
+  return problem.b_by_rows ? run_row<T, Wide<true, false>, 0>(call, multiprocessors, stream)
+                           : run_row<T, Wide<true, true>, 0>(call, multiprocessors, stream);
+}
+
+/// Runs the chosen row. All rows of the tables are compiled.
+template <typename T>
+void run_chosen(const GemmCall& call, int chosen, const Context& context) {
+  const int multiprocessors = device_properties(context.device.index).multiprocessors;
+  auto* stream = static_cast<cudaStream_t>(context.stream);
+  if (call.problem.out_dtype == DType::f32) return run_wide<T>(call, multiprocessors, stream);
+  with_table(call.problem, [&]<typename Table>() {
+    with_row<Table>(chosen, [&](auto row) { run_row<T, Table, row>(call, multiprocessors, stream); });
+  });
+}
+
+/// The row that suits a product.
+inline int chosen_row(const GemmProblem& problem, int multiprocessors) {
+  if (problem.out_dtype == DType::f32) return 0;
+  return with_table(problem, [&]<typename Table>() { return choose_row<Table>(problem, multiprocessors); });
 }
 
 }  // namespace tilewise::cuda::gemm

@@ -68,10 +68,7 @@ struct GemmConfig {
 
   template <typename To>
   constexpr void describe(To& to) const {
-    to.number("consumers", consumers);
-    to.number("row_tiles", row_tiles);
-    to.number("columns", columns);
-    to.number("stages", stages);
+    to.numbers("consumers row_tiles columns stages", consumers, row_tiles, columns, stages);
     to.word(pair == Pair::none ? "" : pair == Pair::shares_a ? "shares_a" : "shares_b");
   }
   friend constexpr bool operator==(const GemmConfig&, const GemmConfig&) = default;

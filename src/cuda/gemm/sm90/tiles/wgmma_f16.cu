@@ -1,4 +1,4 @@
-#include "cuda/gemm/sm90/tiles/rows.cuh"
+#include "cuda/gemm/sm90/tiles/kernel.cuh"
 #include "cuda/gemm/sm90/wgmma.h"
 
 namespace tilewise::cuda::gemm {

@@ -60,8 +60,8 @@ __global__ void weigh_rows(const Rows rows) {
     if (place.group == 1) return;
   }
   for (int m = 0; m < C::M; ++m) {
-    const float sum = row_sum<C>(row.sum[m]);
-    const float total = row_sum<C>(o[m][0]);
+    const float sum = cuda::sum_over<C::C, C::Lanes::apart>(row.sum[m]);
+    const float total = cuda::sum_over<C::C, C::Lanes::apart>(o[m][0]);
     if (place.lane.column != 0) continue;
     rows.means[place.query(m)] = sum > 0 ? total / sum : 0.0f;
     rows.lse[place.query(m)] =

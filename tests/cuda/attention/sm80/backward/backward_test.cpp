@@ -332,6 +332,27 @@ TEST_F(MmaBackward, SaysWhatItDoesNotTake) {
   problem.options.causal = true;
   problem.options.window = {.left = 0, .right = {}};
   EXPECT_NE(reason_against(problem, "mma", Pass::backward).find("more than one key"), std::string::npos);
+  // With causal from the top left, a single query sees one key, however many there are.
+  problem =
+      dense_problem(344, DType::bf16, {.b = 8, .hq = 32, .hkv = 32, .sq = 1, .sk = 8, .d = 64, .dv = 64});
+  EXPECT_EQ(reason_against(problem, "mma", Pass::backward), "");
+  problem.options.causal = true;
+  EXPECT_NE(reason_against(problem, "mma", Pass::backward).find("more than one key"), std::string::npos);
+  // In few rows the rounding of O does not average out.
+  const Sizes few_rows{.b = 1, .hq = 2, .hkv = 1, .sq = 63, .sk = 300, .d = 64, .dv = 64};
+  EXPECT_NE(reason(few_rows).find("128 rows of queries"), std::string::npos);
+}
+
+// Problems that mma once took and got wrong: of a single key that a query sees, and of few rows in which one
+// key has nearly all the weight.
+TEST_F(MmaBackward, LeavesFewRowsOfOneKeyToOthers) {
+  constexpr std::uint64_t seeds[] = {0x388495061eb06ce1, 0x962b1967c90789ba, 0x7bc42e82782acb92,
+                                     0xb19892fd50ff4222, 0x805fc0138b7a2a13, 0xcbbb9c27d23146b3};
+  for (const std::uint64_t seed : seeds) {
+    const RandomProblem problem = random_problem(seed);
+    EXPECT_NE(reason_against(problem, "mma", Pass::backward), "") << to_string(problem);
+    EXPECT_EQ(reason_against(problem, "fused", Pass::backward), "") << to_string(problem);
+  }
 }
 
 }  // namespace

@@ -6,8 +6,11 @@
 
 namespace tilewise::cuda {
 
+// Code for GPUs before 8.0, or before 9.0 where said, has none of these instructions.
+
 // Matrices of 8 x 8 elements of 16 bits: lane 4g + t has elements 2t and 2t + 1 of row g.
 inline void load_matrices_emulated(std::uint32_t (&to)[4], std::uint32_t address_smem, bool turned) {
+  if (__CUDA_ARCH__ < 800) emulator::fail("ldmatrix before 8.0");
   if (address_smem % 16 != 0) emulator::fail("ldmatrix from an odd address");
   const auto all = emulator::exchange(~0u, address_smem);
   const int g = emulator::self->lane / 4, t = emulator::self->lane % 4;
@@ -28,6 +31,7 @@ inline void load_matrices_turned(std::uint32_t (&to)[4], std::uint32_t address_s
   load_matrices_emulated(to, address_smem, true);
 }
 inline void store_matrices(std::uint32_t address_smem, const std::uint32_t (&from)[4]) {
+  if (__CUDA_ARCH__ < 900) emulator::fail("stmatrix before 9.0");
   if (address_smem % 16 != 0) emulator::fail("stmatrix to an odd address");
   const auto all = emulator::exchange(~0u, address_smem);
   const int g = emulator::self->lane / 4, t = emulator::self->lane % 4;
@@ -71,6 +75,7 @@ inline constexpr std::uint32_t two_ones<__nv_bfloat16> = 0x3F803F80u;
 template <typename T>
 inline void multiply_matrices(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                               std::uint32_t b1) {
+  if (__CUDA_ARCH__ < 800) emulator::fail("mma before 8.0");
   emulator::multiply_by_warp(c, a, {b0, b1}, std::is_same_v<T, __nv_bfloat16>);
 }
 template <typename T>

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "emulator.h"
+#include "races/races.h"
 
 namespace tilewise::cuda {
 
@@ -11,7 +12,7 @@ using Mbarrier = std::uint64_t;
 inline void init_barrier(Mbarrier* barrier_smem, int arrivals) {
   emulator::mbarrier_init(barrier_smem, static_cast<std::uint32_t>(arrivals));
 }
-inline void fence_barrier_inits() {}
+inline void fence_barrier_inits() { emulator::races::fence_async_proxy(); }
 inline void arrive(Mbarrier* barrier_smem) { emulator::mbarrier_arrive(barrier_smem, 0); }
 inline void arrive_expecting(Mbarrier* barrier_smem, int bytes) {
   emulator::mbarrier_arrive(barrier_smem, static_cast<std::uint32_t>(bytes));

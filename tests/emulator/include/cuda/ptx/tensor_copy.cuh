@@ -4,6 +4,7 @@
 
 #include "cuda/ptx/mbarrier.cuh"
 #include "emulator.h"
+#include "races/races.h"
 
 namespace tilewise::cuda {
 
@@ -39,7 +40,7 @@ inline void store_box(const CUtensorMap& map, const void* from_smem, int column,
 inline void commit_stores() { emulator::commit_stores(); }
 template <int groups = 0>
 inline void wait_stores_read() {
-  emulator::wait_stores(groups);
+  emulator::wait_stores_read(groups);
 }
 inline void wait_stores() { emulator::wait_stores(0); }
 inline void add_floats(float* to_gmem, const float* from_smem, int bytes) {
@@ -47,6 +48,6 @@ inline void add_floats(float* to_gmem, const float* from_smem, int bytes) {
 }
 inline void prefetch_box(const CUtensorMap&, int, int, int, int) {}
 inline void prefetch_map(const CUtensorMap&) {}
-inline void fence_async_proxy() {}
+inline void fence_async_proxy() { emulator::races::fence_async_proxy(); }
 
 }  // namespace tilewise::cuda

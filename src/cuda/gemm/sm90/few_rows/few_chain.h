@@ -8,7 +8,7 @@ namespace tilewise::cuda::gemm {
 /// One that is first has weights come to the L2 meanwhile, which is safe whoever writes them, and reads them
 /// once all before it have ended; only then does it let the kernel behind begin. So that one, where it is a
 /// second product and the first writes none of its weights, reads them at once.
-enum class FewTurn { first, second };
+enum class InChain { first, second };
 
 /// Shared memory of a block of each, so that one of the first and one of the second fit on a multiprocessor
 /// together, but no two of the first: a block that begins while the kernel ahead is at work would otherwise

@@ -7,10 +7,10 @@
 
 namespace tilewise::cuda::mma {
 
-/// Where blocks are too few to fill the GPU, several share a tile of queries, each with a part of the keys.
+/// Where blocks are too few to fill the GPU, several share a tile of queries, each with a split of the keys.
 /// What they find waits in the workspace until a second kernel joins it (flash-decoding's idea). So do f32
-/// results of a piece, in two parts at the least (common/pieces.h).
-struct Parts {
+/// results of a piece, in two splits at the least (common/pieces.h).
+struct Splits {
   int count = 1;
   std::int64_t rows = 0;  ///< of all heads
   std::int64_t dim_v = 0;
@@ -22,7 +22,7 @@ struct Parts {
     float maximum, sum, rounded;
   };
 
-  static Parts of(const AttentionCall& call, int count, void* space) {
+  static Splits of(const AttentionCall& call, int count, void* space) {
     return {count, call.rows_q() * call.problem.heads_q, call.problem.dim_v, static_cast<float*>(space)};
   }
   std::size_t bytes() const {
@@ -34,27 +34,27 @@ struct Parts {
     return h * call.rows_q() + call.first_row_q(b) + i;
   }
   /// A row's sum of values, relative to the maximum.
-  constexpr float* o(int part, std::int64_t row_) const { return space + (part * rows + row_) * dim_v; }
-  constexpr float* state(int part, std::int64_t row_) const {
-    return space + count * rows * dim_v + (part * rows + row_) * 3;
+  constexpr float* o(int split, std::int64_t row_) const { return space + (split * rows + row_) * dim_v; }
+  constexpr float* state(int split, std::int64_t row_) const {
+    return space + count * rows * dim_v + (split * rows + row_) * 3;
   }
 };
 
 /// One for each thread that joins them.
-inline constexpr std::int64_t most_parts = 128;
+inline constexpr std::int64_t most_splits = 128;
 
-/// How many parts a call's keys are cut into where `blocks` blocks would run and there is room for `room`. A
-/// part of few tiles is not worth its block.
-inline int parts_of(const AttentionCall& call, std::int64_t blocks, std::int64_t room, int keys) {
+/// How many splits a call's keys are cut into where `blocks` blocks would run and there is room for `room`. A
+/// split of few tiles is not worth its block.
+inline int splits_of(const AttentionCall& call, std::int64_t blocks, std::int64_t room, int keys) {
   constexpr std::int64_t least_tiles = 4;
   const std::int64_t least = call.problem.piece.wide_rows ? 2 : 1;
   if (call.problem.features.block_mask || blocks == 0) return static_cast<int>(least);
   const std::int64_t tiles = (call.problem.length_k + keys - 1) / keys;
   return static_cast<int>(
-      std::clamp<std::int64_t>(std::min(room / blocks, tiles / least_tiles), least, most_parts));
+      std::clamp<std::int64_t>(std::min(room / blocks, tiles / least_tiles), least, most_splits));
 }
 
-/// Joins the parts: writes o and lse.
-void join_parts(const AttentionCall& call, const Parts& parts, void* stream);
+/// Joins the splits: writes o and lse.
+void combine_splits(const AttentionCall& call, const Splits& splits, void* stream);
 
 }  // namespace tilewise::cuda::mma

@@ -1,4 +1,4 @@
-#include "cuda/attention/sm80/forward/parts.h"
+#include "cuda/attention/sm80/forward/split_kv.h"
 
 #include "cuda/attention/common/score.cuh"
 #include "cuda/ptx/dependent.cuh"
@@ -10,7 +10,7 @@ namespace tilewise::cuda::mma {
 namespace {
 
 constexpr int threads = 128;
-static_assert(most_parts <= threads);
+static_assert(most_splits <= threads);
 
 // Over the block, `smem` being a float a warp.
 template <typename Join>
@@ -23,29 +23,29 @@ __device__ __forceinline__ float join_block(float x, float* smem, const Join& jo
 }
 
 // Sums of values of a row, four dims a thread, where rows lie in such pieces: threads that have the same dims
-// share the parts. The first are on their way before anyone knows what they weigh.
+// share the splits. The first are on their way before anyone knows what they weigh.
 struct Pieces {
   static constexpr int ahead = 4;
-  const Parts& parts;
+  const Splits& splits;
   const std::int64_t row;
   const int columns, d, first, step;  // step: how many threads have the same dims
   const bool works;
   float4 early[ahead];
 
-  __device__ __forceinline__ Pieces(const Parts& parts_, std::int64_t row_, bool used)
-      : parts(parts_),
+  __device__ __forceinline__ Pieces(const Splits& splits_, std::int64_t row_, bool used)
+      : splits(splits_),
         row(row_),
-        columns(used ? static_cast<int>(parts_.dim_v) / 4 : threads),
+        columns(used ? static_cast<int>(splits_.dim_v) / 4 : threads),
         d(static_cast<int>(threadIdx.x) % columns * 4),
         first(static_cast<int>(threadIdx.x) / columns),
         step(threads / columns),
         works(used && first < step) {
 #pragma unroll
-    for (int n = 0; n < ahead; ++n) early[n] = part(first + n * step);
+    for (int n = 0; n < ahead; ++n) early[n] = split(first + n * step);
   }
-  __device__ __forceinline__ float4 part(int index) const {
-    return works && index < parts.count ? *reinterpret_cast<const float4*>(parts.o(index, row) + d)
-                                        : float4{};
+  __device__ __forceinline__ float4 split(int index) const {
+    return works && index < splits.count ? *reinterpret_cast<const float4*>(splits.o(index, row) + d)
+                                         : float4{};
   }
   __device__ __forceinline__ static void add(float4& sum, float weight, const float4& more) {
     sum.x = fmaf(weight, more.x, sum.x);
@@ -58,11 +58,11 @@ struct Pieces {
     float4 own{};
 #pragma unroll
     for (int n = 0; n < ahead; ++n) {
-      if (first + n * step < parts.count) add(own, weights_smem[first + n * step], early[n]);
+      if (first + n * step < splits.count) add(own, weights_smem[first + n * step], early[n]);
     }
 #pragma unroll 8
-    for (int index = first + ahead * step; index < parts.count; index += step) {
-      add(own, weights_smem[index], part(index));
+    for (int index = first + ahead * step; index < splits.count; index += step) {
+      add(own, weights_smem[index], split(index));
     }
     sums_smem[threadIdx.x] = own;
     __syncthreads();  // all sums are there
@@ -72,10 +72,10 @@ struct Pieces {
   }
 };
 
-// A row is a block's. A thread weighs one part, then has some of the dims.
+// A row is a block's. A thread weighs one split, then has some of the dims.
 template <bool in_pieces>
 __global__ void __launch_bounds__(threads)
-    join_parts_kernel(const __grid_constant__ AttentionCall call, const Parts parts) {
+    combine_kernel(const __grid_constant__ AttentionCall call, const Splits splits) {
   __shared__ float joined_smem[3][threads / 32];
   __shared__ float weights_smem[threads];
   __shared__ float4 sums_smem[threads];
@@ -88,12 +88,12 @@ __global__ void __launch_bounds__(threads)
   const std::int64_t b = blockIdx.x / length_q / heads_q;
   const Sequence sequence = call.sequence(b);
   if (i >= sequence.length_q) return;
-  const std::int64_t row = Parts::row(call, b, h, i);
+  const std::int64_t row = Splits::row(call, b, h, i);
 
-  const Pieces pieces(parts, row, in_pieces);
+  const Pieces pieces(splits, row, in_pieces);
   const auto own = static_cast<int>(threadIdx.x);
-  const bool has_part = own < parts.count;
-  const float* state = parts.state(has_part ? own : 0, row);
+  const bool has_split = own < splits.count;
+  const float* state = splits.state(has_split ? own : 0, row);
   const float own_maximum = state[0];
   const auto larger = [](float x, float y) { return fmaxf(x, y); };
   const auto sum_of = [](float x, float y) { return x + y; };
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(threads)
   if (call.problem.features.sinks) {
     join_sink(static_cast<float>(call.sinks.at(b, h)), maximum, sink_weight);
   }
-  const float weight = has_part ? expf(own_maximum - maximum) : 0.0f;
+  const float weight = has_split ? expf(own_maximum - maximum) : 0.0f;
   weights_smem[own] = weight;
   const float total = join_block(weight * state[1], joined_smem[1], sum_of) + sink_weight;
   const float rounded = join_block(weight * state[2], joined_smem[2], sum_of) + sink_weight;
@@ -124,11 +124,11 @@ __global__ void __launch_bounds__(threads)
     store(pieces.d + 2, sum.z);
     store(pieces.d + 3, sum.w);
   } else {
-    for (int d = own; d < parts.dim_v; d += threads) {
+    for (int d = own; d < splits.dim_v; d += threads) {
       float sum = 0;
 #pragma unroll 8
-      for (int part = 0; part < parts.count; ++part) {
-        sum = fmaf(weights_smem[part], parts.o(part, row)[d], sum);
+      for (int split = 0; split < splits.count; ++split) {
+        sum = fmaf(weights_smem[split], splits.o(split, row)[d], sum);
       }
       store(d, sum);
     }
@@ -137,14 +137,14 @@ __global__ void __launch_bounds__(threads)
 
 }  // namespace
 
-void join_parts(const AttentionCall& call, const Parts& parts, void* stream) {
-  const Launch how{.name = "tilewise mma forward, joining parts of keys",
+void combine_splits(const AttentionCall& call, const Splits& splits, void* stream) {
+  const Launch how{.name = "tilewise mma forward, combining splits",
                    .blocks = call.problem.batch * call.problem.heads_q * call.problem.length_q,
                    .threads = threads,
                    .stream = static_cast<cudaStream_t>(stream),
                    .early = begins_early(call.problem.device)};
-  parts.dim_v % 4 == 0 && parts.dim_v / 4 <= threads ? launch<join_parts_kernel<true>>(how, call, parts)
-                                                     : launch<join_parts_kernel<false>>(how, call, parts);
+  splits.dim_v % 4 == 0 && splits.dim_v / 4 <= threads ? launch<combine_kernel<true>>(how, call, splits)
+                                                       : launch<combine_kernel<false>>(how, call, splits);
 }
 
 }  // namespace tilewise::cuda::mma
