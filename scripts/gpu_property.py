@@ -35,6 +35,7 @@ DOMAINS = {
     "property wgmma f32": Domain(("--domain=wgmma-f32", "--kernel=wgmma"), 0.08),
     "property wgmma backward": Domain(("--domain=wgmma-backward", "--kernel=wgmma"), 0.08),
     "property wgmma blocks": Domain(("--domain=wgmma-blocks", "--kernel=wgmma"), 0.1, trial=True),
+    "property wgmma masks": Domain(("--domain=wgmma-masks", "--kernel=wgmma"), 0.2, trial=True),
     "property wgmma_tma": Domain(("--domain=wgmma-backward", "--kernel=wgmma_tma"), 0.08, trial=True),
     "property wgmma_tma features": Domain(("--domain=wgmma-features", "--kernel=wgmma_tma"), 0.1, trial=True),
     "property mma": Domain(("--domain=mma", "--kernel=mma")),

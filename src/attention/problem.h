@@ -79,6 +79,7 @@ struct AttentionProblem {
   std::int64_t block_k = 0;   ///< likewise of keys
   bool aligned_tiles = true;  ///< as aligned_mask, of the rows of a block mask's tiles
   bool strict = false;        ///< f16 or bf16 is to be as exact as f32 that is rounded at the end
+  bool mask_in_rows = true;   ///< a mask's keys lie together, or share an element, wherever its rows begin
   BackwardDetails backward{};
   PieceDetails piece{};
   friend bool operator==(const AttentionProblem&, const AttentionProblem&) = default;

@@ -43,6 +43,12 @@ bool has_boxes(const Tensor& mask, std::int64_t keys) {
          has_aligned_rows(mask);
 }
 
+// Whether the keys of each row lie together, or share one element.
+bool has_plain_rows(const Tensor& mask, std::int64_t keys) {
+  const int last = mask.rank - 1;
+  return last < 0 || keys == 1 || mask.extent(last) == 1 || mask.stride(last) == 1 || mask.stride(last) == 0;
+}
+
 Layout layout_of(const AttentionInputs& inputs) {
   if (inputs.packed.given()) return Layout::packed;
   return inputs.page_table.given() ? Layout::paged : Layout::dense;
@@ -453,6 +459,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   problem.most_keys = most_keys(call);
   problem.aligned = has_aligned_rows(inputs.q) && has_aligned_rows(inputs.k) && has_aligned_rows(inputs.v);
   problem.aligned_mask = !inputs.mask.given() || has_boxes(inputs.mask, problem.length_k);
+  problem.mask_in_rows = !inputs.mask.given() || has_plain_rows(inputs.mask, problem.length_k);
   problem.f32_mask = inputs.mask.given() && inputs.mask.dtype == DType::f32;
   problem.block_q = call.blocks.block_q;
   problem.block_k = call.blocks.block_k;

@@ -69,6 +69,7 @@ bool chosen(const Settings& settings, std::string_view kernel) {
 RandomProblem draw(std::string_view domain, std::uint64_t seed) {
   if (domain == "wgmma") return random_wgmma_problem(seed);
   if (domain == "wgmma-blocks") return random_wgmma_block_problem(seed);
+  if (domain == "wgmma-masks") return random_wgmma_mask_problem(seed);
   if (domain == "wgmma-f32") return random_wgmma_problem(seed, true);
   if (domain == "wgmma-backward") return random_wgmma_backward_problem(seed);
   if (domain == "wgmma-features") return random_wgmma_features_problem(seed);
@@ -327,11 +328,12 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->check(CLI::IsMember(all_kernels()));
   app.add_option("--domain", settings.domain,
-                 "what is drawn: attention's whole contract, or what wgmma, wgmma in f32, the backwards of "
+                 "what is drawn: attention's whole contract, or what wgmma, wgmma with block masks, with "
+                 "masks, in f32, the backwards of "
                  "wgmma without and with features, that of mma, mma in f32 or kernels for nothing but a band "
                  "take of it; or gemm, ffn, norm, "
                  "rope and layers")
-      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-blocks", "wgmma-f32", "wgmma-backward",
+      ->check(CLI::IsMember({"whole", "wgmma", "wgmma-blocks", "wgmma-masks", "wgmma-f32", "wgmma-backward",
                              "wgmma-features", "mma", "mma-f32", "plain", "operations"}))
       ->capture_default_str();
   app.add_option("--rule", settings.rule,

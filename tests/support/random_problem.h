@@ -72,8 +72,12 @@ RandomProblem random_problem(Random& rng, std::uint64_t seed, double max_cost);
 RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32 = false);
 
 /// One with a block mask for the forward of wgmma, which has these on trial: blocks of multiples of 128
-/// queries and keys, or of all, and otherwise nothing but a band.
+/// queries and keys, or of all, and beside a band often other features.
 RandomProblem random_wgmma_block_problem(std::uint64_t seed);
+
+/// One with a mask or dropout for the forward of wgmma, and with everything else, most of which it has on
+/// trial.
+RandomProblem random_wgmma_mask_problem(std::uint64_t seed);
 
 /// In f16 or bf16 and larger than those of random_problem(), as tiles of the mma kernel's backward are: more
 /// than 64 keys, and gradients of 16384 elements or, one in seven, of so many that it rounds weights; with

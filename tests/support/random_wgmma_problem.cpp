@@ -23,7 +23,8 @@ constexpr std::int64_t least_queries = 8;
 constexpr std::int64_t least_rows_of_large_dims = 1024;    // the same
 constexpr std::int64_t least_rows_of_largest_dims = 8192;  // the same, above 192 and with a block mask
 constexpr double least_pairs_of_largest_dims = 0x1p20;     // the same, above 192
-constexpr std::int64_t largest_dim_with_mask = 128;        // or dropout
+constexpr std::int64_t largest_dim_with_mask = 128;        // or dropout, where nothing is on trial
+constexpr std::int64_t largest_dim_with_softcap = 128;
 
 std::int64_t wgmma_head_dim(Random& rng) {
   return rng.pick<std::int64_t>(
@@ -110,18 +111,22 @@ void choose_block_shape(Random& rng, RandomProblem& p) {
 
 RandomProblem random_wgmma_block_problem(std::uint64_t seed) {
   Random rng(seed);
+  Random own(seed + 3);  // so that a seed's other draws stay as they were
+  const bool features = own.chance(0.6);
   RandomProblem problem;
   problem.seed = seed;
   choose_block_shape(rng, problem);
   choose_options(rng, problem);
-  problem.options.dropout = {};
-  problem.options.softcap = 0;
+  const bool large = std::max(problem.dim_qk, problem.dim_v) > largest_dim_with_softcap;
+  if (!features || large) problem.options.dropout = {};
+  if (!features || large) problem.options.softcap = 0;
   if (problem.options.scale.has_value()) {
     problem.options.scale = std::max(std::abs(*problem.options.scale), 0.01f);
   }
   const Magnitudes magnitudes = choose_magnitudes(rng, problem);
   make_tensors(rng, problem, magnitudes);
-  if (problem.key_lengths.given()) {  // what they hide may be anything
+  if (features) make_head_values(own, problem, magnitudes);
+  if (!features && problem.key_lengths.given()) {  // what they hide may be anything
     problem.key_lengths = {};
     problem.k.fill_random(rng, magnitudes.qk);
     problem.v.fill_random(rng, magnitudes.v);
@@ -133,6 +138,29 @@ RandomProblem random_wgmma_block_problem(std::uint64_t seed) {
   problem.blocks.block_k = block(problem.length_k);
   make_blocks(rng, problem);
   if (problem.blocks.tiles.given()) problem.blocks.tiles = with_aligned_rows(problem.blocks.tiles);
+  problem.asked.backward = false;
+  return problem;
+}
+
+RandomProblem random_wgmma_mask_problem(std::uint64_t seed) {
+  Random rng(seed);
+  RandomProblem problem;
+  problem.seed = seed;
+  choose_wgmma_shape(rng, problem);
+  choose_options(rng, problem);
+  AttentionOptions& options = problem.options;
+  if (problem.layout == Layout::packed || rng.chance(0.3)) {
+    options.dropout = {.probability = rng.pick({0.1f, 0.5f}), .seed = rng.bits(), .offset = rng.bits()};
+  }
+  if (std::max(problem.dim_qk, problem.dim_v) > largest_dim_with_softcap) options.softcap = 0;
+  if (options.scale.has_value()) options.scale = std::max(std::abs(*options.scale), 0.01f);
+  const Magnitudes magnitudes = choose_magnitudes(rng, problem);
+  make_tensors(rng, problem, magnitudes);
+  make_head_values(rng, problem, magnitudes);
+  const auto chosen = [&] { return problem.mask.given() || options.dropout.probability > 0; };
+  for (bool first = true; first || !chosen(); first = false) make_masks(rng, problem, magnitudes);
+  problem.blocks = {};
+  if (problem.mask.given() && rng.chance(0.5)) problem.mask = with_aligned_rows(problem.mask);
   problem.asked.backward = false;
   return problem;
 }

@@ -6,6 +6,18 @@ namespace tilewise::cuda {
 
 // Loads from shared memory by its own addresses, of 32 bits, which may be sums and exclusive ors of anything.
 
+__device__ __forceinline__ std::uint32_t load_byte(std::uint32_t address_smem) {
+  std::uint32_t byte;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(address_smem) : "memory");
+  return byte;
+}
+
+__device__ __forceinline__ float load_float(std::uint32_t address_smem) {
+  float one;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(one) : "r"(address_smem) : "memory");
+  return one;
+}
+
 /// Two bytes that lie together, the first in the low eight bits.
 __device__ __forceinline__ std::uint32_t load_two_bytes(std::uint32_t address_smem) {
   std::uint16_t both;

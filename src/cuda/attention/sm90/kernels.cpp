@@ -23,9 +23,11 @@ namespace {
 
 std::string unsuited_blocks(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
-  if (features.mask != MaskKind::none || features.dropout || features.softcap || features.alibi ||
-      features.sinks || features.key_lengths || features.logit_scale) {
-    return "takes block masks with causal and windows alone";
+  if (features.mask != MaskKind::none) return "takes no masks beside block masks";
+  if (problem.piece.wide_rows) return "takes block masks with results in the type of q alone";
+  if (features.dropout && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_blocks_and_dropout) {
+    return "takes block masks with dropout with head dims to " +
+           std::to_string(wgmma::most_dim_with_blocks_and_dropout);
   }
   const auto suits = [](std::int64_t block, std::int64_t all) {
     return block % wgmma::block_multiple == 0 || block >= all;
@@ -43,21 +45,15 @@ std::string unsuited_blocks(const AttentionProblem& problem) {
 std::string missing_feature(const AttentionProblem& problem) {
   const AttentionFeatures& features = problem.features;
   if (problem.layout == Layout::paged) return "takes no pages";
-  if (features.block_mask) return unsuited_blocks(problem);
-  const bool masked = features.mask != MaskKind::none || features.dropout;
-  if (masked && (features.softcap || features.alibi || features.sinks || features.key_lengths ||
-                 features.logit_scale)) {
-    return "takes masks and dropout without softcap, ALiBi, sinks, key lengths and logit scale";
+  if (features.block_mask) {
+    if (const std::string reason = unsuited_blocks(problem); !reason.empty()) return reason;
   }
+  const bool masked = features.mask != MaskKind::none || features.dropout;
   if (problem.piece.wide_rows) {
     if (masked) return "takes masks and dropout with results in the type of q alone";
     if (std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_of_decode) {
       return "takes f32 results with head dims to " + std::to_string(wgmma::most_dim_of_decode);
     }
-  }
-  if (masked && problem.layout == Layout::packed) return "takes no dropout of packed sequences";
-  if (masked && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_mask) {
-    return "takes masks and dropout with head dims to " + std::to_string(wgmma::most_dim_with_mask);
   }
   if (features.softcap && std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_softcap) {
     return "takes softcap with head dims to " + std::to_string(wgmma::most_dim_with_softcap);
@@ -111,9 +107,7 @@ std::string unsuited_shape(const AttentionProblem& problem) {
   }
   if (!problem.aligned)
     return "copies rows of q, k and v from multiples of 16 bytes, with such strides, alone";
-  if (!problem.aligned_mask) {
-    return "copies rows of a mask from multiples of 16 bytes, with such strides, alone";
-  }
+  if (!problem.mask_in_rows) return "takes masks whose keys lie together, or share an element";
   if (!problem.usual_scale) return "takes scales above 1e-20";
   return {};
 }
@@ -195,10 +189,12 @@ Configuration configure(const AttentionCall& call, const Context& context) {
             .heads_log2 = choice.decode.heads_log2,
             .splits = choice.decode.splits};
   }
-  const wgmma::ForwardConfig& c = wgmma::listed(call)    ? wgmma::BlockForward::rows[choice.row]
-                                  : wgmma::masked(call)  ? wgmma::MaskedForward::rows[choice.row]
-                                  : wgmma::general(call) ? wgmma::GeneralForward::rows[choice.row]
-                                                         : wgmma::Forward::rows[choice.row];
+  const wgmma::ForwardConfig& c = wgmma::listed_with_more(call) ? wgmma::GeneralBlockForward::rows[choice.row]
+                                  : wgmma::listed(call)         ? wgmma::BlockForward::rows[choice.row]
+                                  : wgmma::combined(call.problem) ? wgmma::CombinedForward::rows[choice.row]
+                                  : wgmma::masked(call)           ? wgmma::MaskedForward::rows[choice.row]
+                                  : wgmma::general(call)          ? wgmma::GeneralForward::rows[choice.row]
+                                                                  : wgmma::Forward::rows[choice.row];
   const bool counted = wgmma::schedule_of(call, c, multiprocessors).counted();
   return {.workspace_bytes = counted ? sizeof(std::uint64_t) : 0, .row = choice.row};
 }
@@ -211,7 +207,9 @@ void launch_as(const AttentionCall& call, const Configuration& configuration, co
     const wgmma::DecodePlan decode{configuration.heads_log2, configuration.splits};
     return wgmma::decode_forward_of<T>(call, context, row, decode);
   }
+  if (wgmma::listed_with_more(call)) return wgmma::general_block_forward_of<T>(call, context, row);
   if (wgmma::listed(call)) return wgmma::block_forward_of<T>(call, context, row);
+  if (wgmma::combined(call.problem)) return wgmma::combined_forward_of<T>(call, context, row);
   if (wgmma::masked(call)) return wgmma::masked_forward_of<T>(call, context, row);
   wgmma::general(call) ? wgmma::general_forward_of<T>(call, context, row)
                        : wgmma::forward_of<T>(call, context, row);
@@ -273,7 +271,14 @@ std::string yields(const AttentionProblem& problem) {
 
 // What of the forward pass is on trial.
 std::string trial(const AttentionProblem& problem) {
-  return problem.pass == Pass::forward && problem.features.block_mask ? "block masks" : "";
+  if (problem.pass == Pass::backward || problem.dtype == DType::f32) return {};
+  if (problem.features.block_mask) return "block masks";
+  if (!wgmma::combined(problem)) return {};
+  if (std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_mask) {
+    return "masks and dropout with head dims beyond " + std::to_string(wgmma::most_dim_with_mask);
+  }
+  if (!problem.aligned_mask) return "masks whose rows do not begin at multiples of 16 bytes";
+  return "masks and dropout beside other features";
 }
 
 // The backward by TMA (sm90/backward_tma), on trial. Its forward is that of wgmma, so that a call can name it

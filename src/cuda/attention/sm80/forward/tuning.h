@@ -39,7 +39,7 @@ struct ForwardConfig {
   constexpr void describe(To& to) const {
     to.numbers("dim warps row_tiles keys stages blocks", dim, warps, row_tiles, keys, stages, blocks);
     to.words("queries_stay paired old_maxima in_parts not_additive", queries_stay, paired, old_maxima,
-             split_kv, !additive);
+             split_kv, !additive);  // "in_parts" is what tuning files call it
   }
   friend constexpr bool operator==(const ForwardConfig&, const ForwardConfig&) = default;
 };

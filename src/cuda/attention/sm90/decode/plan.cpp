@@ -88,10 +88,12 @@ Choice choose_anew(const AttentionCall& call, int multiprocessors) {
   if (call.problem.piece.wide_rows) {
     return {plan_of_piece(call, multiprocessors), decode_row_of(call.problem)};
   }
-  return listed(call)    ? choose_in<BlockForward>(call, multiprocessors)
-         : masked(call)  ? choose_in<MaskedForward>(call, multiprocessors)
-         : general(call) ? choose_in<GeneralForward>(call, multiprocessors)
-                         : choose_in<Forward>(call, multiprocessors);
+  return listed_with_more(call)   ? choose_in<GeneralBlockForward>(call, multiprocessors)
+         : listed(call)           ? choose_in<BlockForward>(call, multiprocessors)
+         : combined(call.problem) ? choose_in<CombinedForward>(call, multiprocessors)
+         : masked(call)           ? choose_in<MaskedForward>(call, multiprocessors)
+         : general(call)          ? choose_in<GeneralForward>(call, multiprocessors)
+                                  : choose_in<Forward>(call, multiprocessors);
 }
 
 /// What a choice depends on.

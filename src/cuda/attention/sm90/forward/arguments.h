@@ -156,13 +156,57 @@ struct MaskArguments {
   static MaskArguments of(const AttentionCall& call) {
     const AttentionFeatures& features = call.problem.features;
     MaskArguments found{.dropout = call.dropout};
-    found.rows = rows_of(call);
+    if (features.mask != MaskKind::none) found.rows = rows_of(call);  // else those of block masks
     if (features.mask == MaskKind::boolean) found.kind = Kind::boolean;
     if (features.mask == MaskKind::additive) {
       found.kind = call.mask.dtype == DType::f32 ? Kind::single : Kind::half;
       found.bytes_log2 = found.kind == Kind::single ? 2 : 1;
-      found.score_scale = static_cast<float>(call.scale);
+      // After scale, softcap and ALiBi, S is in natural units already.
+      const bool scaled = features.softcap || features.alibi || features.logit_scale;
+      found.score_scale = scaled ? 1.0f : static_cast<float>(call.scale * (1 + cut_off(call)));
     }
+    return found;
+  }
+};
+
+/// A mask whose rows TMA cannot copy in boxes: odd_mask.cuh.
+struct OddMask {
+  std::uintptr_t data = 0;                                ///< 0: there is none
+  std::int64_t stride_b = 0, stride_h = 0, stride_s = 0;  ///< in bytes
+  std::uintptr_t first = 0, last = 0;                     ///< all of it is in [first, last)
+  int rows = 64;                                          ///< of a tile; 1 if all queries share a row
+  bool one_key = false;                                   ///< all keys share an element
+
+  constexpr std::uintptr_t address(int b, int h, int row) const {
+    return data + static_cast<std::uintptr_t>(b * stride_b + h * stride_h + row * stride_s);
+  }
+  /// How many bytes after the beginning of its place a row begins. 32 bits are enough for that.
+  constexpr std::uint32_t shift(int b, int h, int row) const {
+    const auto times = [](int n, std::int64_t stride) {
+      return static_cast<std::uint32_t>(n) * static_cast<std::uint32_t>(stride);
+    };
+    const std::uint32_t low =
+        static_cast<std::uint32_t>(data) + times(b, stride_b) + times(h, stride_h) + times(row, stride_s);
+    return one_key ? 0 : low % 16;
+  }
+
+  static OddMask of(const AttentionCall& call) {
+    if (call.problem.features.mask == MaskKind::none || call.problem.aligned_mask) return {};
+    const MaskView& mask = call.mask;
+    const auto size = static_cast<std::int64_t>(size_of(mask.dtype));
+    OddMask found{.data = reinterpret_cast<std::uintptr_t>(mask.data),
+                  .stride_b = mask.stride[0] * size,
+                  .stride_h = mask.stride[1] * size,
+                  .stride_s = mask.stride[2] * size,
+                  .rows = mask.stride[2] == 0 ? 1 : 64,
+                  .one_key = mask.stride[3] == 0};
+    std::int64_t before = 0, behind = size;
+    for (int dim = 0; dim < 4; ++dim) {
+      const std::int64_t length = (mask.extent[dim] - 1) * mask.stride[dim] * size;
+      (length < 0 ? before : behind) += length;
+    }
+    found.first = found.data + static_cast<std::uintptr_t>(before);
+    found.last = found.data + static_cast<std::uintptr_t>(behind);
     return found;
   }
 };
@@ -204,6 +248,12 @@ struct ForwardArguments {
   MaskArguments mask;
   BlockArguments blocks;
 };
+/// And those of the rows that are `combined`.
+struct CombinedArguments : ForwardArguments {
+  OddMask odd;
+};
+template <bool combined>
+using ArgumentsOf = std::conditional_t<combined, CombinedArguments, ForwardArguments>;
 
 /// Boxes of a panel: 64 rows of Q, a tile's rows of K and V, a warp's 16 rows of O.
 struct ForwardMaps {

@@ -63,8 +63,9 @@ __device__ __forceinline__ void load_listed_values(const ForwardArguments& argum
 #pragma unroll
     for (int w = 0; w < c.consumers; ++w) {
       const int first = first_row_of<c>(arguments, item, w);
-      const int end = min(first + 64, arguments.band.length_q);
-      if (tiles_of_rows<c>(arguments.band, 0, first, end).count() > 0) {
+      const BandOfKeys& band = c.general ? item.band : arguments.band;
+      const int end = min(first + 64, band.length_q);
+      if (tiles_of_rows<c>(band, 0, first, end).count() > 0) {
         mask.load_tile(w, mask.rings[w], first - block_row, key, id, 0);
       }
     }

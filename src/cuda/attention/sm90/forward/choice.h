@@ -24,8 +24,23 @@ inline bool masked(const AttentionCall& call) {
   return call.problem.features.mask != MaskKind::none || call.problem.features.dropout;
 }
 
+/// Whether it has a mask or dropout that the kernels of these alone do not take, but those of
+/// CombinedForward.
+inline bool combined(const AttentionProblem& problem) {
+  const AttentionFeatures& features = problem.features;
+  if (features.block_mask || (features.mask == MaskKind::none && !features.dropout)) return false;
+  return problem.layout == Layout::packed || features.key_lengths || features.sinks || features.softcap ||
+         features.alibi || features.logit_scale || !problem.aligned_mask ||
+         std::max(problem.dim_qk, problem.dim_v) > most_dim_with_mask;
+}
+
 /// Whether a block mask lists the keys; it has kernels of its own, too.
 inline bool listed(const AttentionCall& call) { return call.problem.features.block_mask; }
+
+/// Whether such a call has other features than scale, causal and window as well.
+inline bool listed_with_more(const AttentionCall& call) {
+  return listed(call) && (general(call) || call.problem.features.dropout);
+}
 
 /// Whether some queries see more keys than others. With a window, the first or the last ones see fewer.
 inline bool uneven(const AttentionCall& call) {
@@ -136,7 +151,7 @@ auto able_row(const AttentionCall& call) {
   const std::int64_t dim_qk = call.problem.dim_qk, dim_v = call.problem.dim_v;
   const bool drops = call.problem.features.dropout;
   const auto sufficient = [=](const ForwardConfig& c) {
-    return c.dim >= dim_qk && c.dim_v >= dim_v && c.drops == drops;
+    return c.dim >= dim_qk && c.dim_v >= dim_v && (c.drops == drops || c.may_drop());
   };
   const auto dims = [](const ForwardConfig& c) { return c.dim + c.dim_v; };
   const int least = smallest<Table>(sufficient, dims);

@@ -3,6 +3,7 @@
 #include "cuda/attention/sm90/forward/dropout.cuh"
 #include "cuda/attention/sm90/forward/loaders.cuh"
 #include "cuda/attention/sm90/forward/mask.cuh"
+#include "cuda/attention/sm90/forward/odd_mask.cuh"
 #include "cuda/attention/sm90/forward/output.cuh"
 #include "cuda/ptx/barrier.cuh"
 
@@ -20,7 +21,7 @@ namespace tilewise::cuda::wgmma {
 /// item is computed while O of this one is written.
 template <typename T, ForwardConfig c>
 struct Consumer {
-  const ForwardArguments& arguments;
+  const ArgumentsOf<c.combined()>& arguments;
   const CUtensorMap& map_o;
   const SharedMemory<c>& shared;
   Barriers<c>& barriers;
@@ -43,7 +44,7 @@ struct Consumer {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
   }
 
-  __device__ __forceinline__ Consumer(const ForwardArguments& arguments_, const CUtensorMap& map_o_,
+  __device__ __forceinline__ Consumer(const ArgumentsOf<c.combined()>& arguments_, const CUtensorMap& map_o_,
                                       const SharedMemory<c>& shared_, int index_, int warp)
       : arguments(arguments_),
         map_o(map_o_),
@@ -199,9 +200,14 @@ struct Consumer {
     release_keys();
     if (c.scarce_queries() && n == at.seen.first) release_queries();
   }
+  /// Whether a call of a row with `drops` has dropout.
+  __device__ __forceinline__ bool drops() const {
+    return !c.may_drop() || arguments.mask.dropout.threshold != 0;
+  }
   /// Draws which elements of P dropout keeps in K tile n.
   __device__ __forceinline__ void draw(int n) {
     if constexpr (c.drops) {
+      if (!drops()) return;
       const WorkItem& published = barriers.items[item.stage()];
       const int row = barriers.consumer_items[item.stage()][index].first + first_row + lane_now() / 4;
       const int head = published.b * arguments.heads + published.h;
@@ -218,15 +224,24 @@ struct Consumer {
         constexpr int row_bytes = mask_row_bytes(c, 0);
         hide_where_false<c>(s, tile_smem + first_row * row_bytes, 8 * row_bytes, lane_now());
       } else {
-        add_mask<T, c>(s, arguments.mask, tile_smem, first_row);
+        if (!has_odd_mask<c>(arguments)) add_mask<T, c>(s, arguments.mask, tile_smem, first_row);
+        if constexpr (c.combined()) {
+          if (has_odd_mask<c>(arguments)) {
+            const int first = barriers.consumer_items[item.stage()][index].first;
+            add_odd_mask<T, c>(s, arguments, barriers.items[item.stage()], tile_smem, first,
+                               first_row + lane_now() / 4);
+          }
+        }
       }
       __syncwarp();  // all lanes have read it
       release(&barriers.mask_empty[index][mask.stage()]);
-      mask.advance_by(1 << arguments.mask.bytes_log2);
+      mask.advance_by(has_odd_mask<c>(arguments) ? odd_tile_stages<c>(arguments.mask.bytes_log2)
+                                                 : 1 << arguments.mask.bytes_log2);
     }
   }
   /// Applies the mask, softcap, ALiBi and the band to S of K tile n.
   __device__ __forceinline__ void finish_scores(const Work& at, int n) {
+    if constexpr (c.masks_last()) return finish_general_scores(n);
     take_mask();
     if constexpr (c.blocks) n = listed / 2;
     const bool changes = c.general && arguments.general.changes_scores();
@@ -247,6 +262,24 @@ struct Consumer {
     }
     if (n >= whole.last) hide_after<c>(s, band, row, heads_log2, key);
     if (n < whole.first) hide_before<c>(s, band, row, heads_log2, key);
+  }
+
+  /// The same where a mask may come beside softcap and ALiBi, after which it is applied.
+  __device__ __forceinline__ void finish_general_scores(int n) {
+    if constexpr (c.blocks) n = listed / 2;
+    const int lane = lane_now();
+    const int key = n * c.keys + lane % 4 * 2;
+    const WorkItem& published = barriers.items[item.stage()];
+    const ConsumerItem& own = barriers.consumer_items[item.stage()][index];
+    const BandOfKeys& band = published.band;
+    const int row = own.first + first_row + lane / 4;
+    if (arguments.general.changes_scores()) {
+      apply_score_rules<c>(s, arguments.general, published.h, published.slope,
+                           row + band.length_k - band.length_q - key);
+    }
+    take_mask();
+    if (n >= own.whole.last) hide_after<c>(s, band, row, 0, key);
+    if (n < own.whole.first) hide_before<c>(s, band, row, 0, key);
   }
 
   /// Zeroes rows of V past the entry's last key. Their P is 0, but the rows may hold anything, such as
@@ -270,6 +303,12 @@ struct Consumer {
     }
   }
 
+  /// The same for the V of K tile n, the next to be multiplied, if it has such rows.
+  __device__ __forceinline__ void clear_values_behind_last_key(int n) {
+    const int keys = band_of(item).length_k - n * c.keys;
+    if (keys < c.keys) clear_values_behind(keys);
+  }
+
   /// Whether K tile n holds at most 16 keys, often those past a class token: its softmax is cut to 16
   /// columns.
   __device__ __forceinline__ bool short_tile(const Work& at, int n) const {
@@ -278,7 +317,9 @@ struct Consumer {
 
   /// Rounds P for the product with V. The row sums have P already, dropout applies to the product alone.
   __device__ __forceinline__ void round_p_for_product() {
-    if constexpr (c.drops) drop<c>(s, kept);
+    if constexpr (c.drops) {
+      if (drops()) drop<c>(s, kept);
+    }
     round_p<T, c>(p, s);
   }
 
@@ -302,13 +343,12 @@ struct Consumer {
   /// P of the item's first K tile, whose S is there.
   __device__ __forceinline__ void exponentiate_first(const Work& at) {
     take_scores(at, at.seen.last - 1);
-    draw(at.seen.last - 1);
+    draw(c.blocks ? listed / 2 : at.seen.last - 1);
     exponentiate_first_scores(at);
     if (may_release_late(tiles_before())) skip_values(tiles_before());
     if constexpr (c.general) {
       static_assert(c.consumers == 2);
-      const int keys = band_of(item).length_k - (at.seen.last - 1) * c.keys;
-      if (keys < c.keys) clear_values_behind(keys);
+      clear_values_behind_last_key(c.blocks ? listed / 2 : at.seen.last - 1);
     }
   }
 
@@ -337,7 +377,11 @@ struct Consumer {
       start_scores_of_next_keys<!c.ordered>();
       start_output_of_next_values<!c.ordered>(n < at.seen.last - 2);
       if (in_order) let_next_start();
-      draw(n);
+      if constexpr (c.blocks) {
+        draw(barriers.listed[k.stage()] / 2);
+      } else {
+        draw(n);
+      }
       wait_products<1>();  // S is here
       take_scores(at, n);
       finish_scores(at, n);
@@ -350,6 +394,7 @@ struct Consumer {
       if (raised) softmax.rescale(o);
       round_p_for_product();
       if (raised) softmax.set_limits();
+      if constexpr (c.general && c.blocks) clear_values_behind_last_key(listed / 2);  // it may be any tile
     }
   }
 

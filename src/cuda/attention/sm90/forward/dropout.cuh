@@ -23,8 +23,8 @@ __device__ __forceinline__ void draw_kept(KeptScores& kept, const DropoutMask& o
   std::uint32_t low = 0;  // for the even lane's two keys of four
   std::uint32_t high = 0;
   // Draws at a time. To unroll all of 128 keys would take registers that S and O need. For 64 keys there are
-  // enough, and a loop takes 1 to 3 % longer.
-  constexpr int together = c.keys > 64 ? 4 : c.keys / 8;
+  // enough, and a loop takes 1 to 3 % longer, unless O takes 128.
+  constexpr int together = c.keys > 64 ? 4 : c.dim_v > 128 ? 2 : c.keys / 8;
 #pragma unroll 1
   for (int j = 0; j < c.keys / 8; j += together) {
     low >>= 2 * together;

@@ -3,6 +3,7 @@
 #include "cuda/attention/sm90/forward/block_loaders.cuh"
 #include "cuda/attention/sm90/forward/consumer.cuh"
 #include "cuda/attention/sm90/forward/mask.cuh"
+#include "cuda/attention/sm90/forward/odd_mask.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/runtime/dynamic_shared.cuh"
@@ -31,7 +32,7 @@ __device__ __forceinline__ int this_warp() { return __shfl_sync(~0u, static_cast
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     forward_kernel(const __grid_constant__ MapsOf<Table> maps,
-                   const __grid_constant__ ForwardArguments arguments) {
+                   const __grid_constant__ ArgumentsOf<Table::rows[0].combined()> arguments) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr ForwardConfig c = Table::rows[row];
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
@@ -68,7 +69,11 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
       }
     }
     if (warp == 1 && elected()) load_queries<c>(arguments, maps.q, shared);
-    if (warp == 2 && elected()) {
+    const bool odd = has_odd_mask<c>(arguments);
+    if constexpr (c.combined()) {
+      if (warp == 2 && odd) load_values_and_odd_mask<c>(arguments, maps.v, shared);
+    }
+    if (warp == 2 && !odd && elected()) {
       const auto load_values = [&](const auto& ahead) {
         load_tiles<c, c.dim_v>(arguments.group, maps.v, shared, shared.values(0), barriers.v_full,
                                barriers.v_empty, false, false, ahead);

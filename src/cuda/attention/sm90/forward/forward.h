@@ -14,7 +14,11 @@ void general_forward_of(const AttentionCall& call, const Context& context, int r
 template <typename T>
 void masked_forward_of(const AttentionCall& call, const Context& context, int row);
 template <typename T>
+void combined_forward_of(const AttentionCall& call, const Context& context, int row);
+template <typename T>
 void block_forward_of(const AttentionCall& call, const Context& context, int row);
+template <typename T>
+void general_block_forward_of(const AttentionCall& call, const Context& context, int row);
 template <typename T>
 void decode_forward_of(const AttentionCall& call, const Context& context, int row, const DecodePlan& plan);
 

@@ -33,8 +33,8 @@ struct MaskLoader {
 #pragma unroll
     for (int w = 0; w < c.consumers; ++w) {
       const int first = first_row_of<c>(arguments, item, w);
-      const TileSpan seen =
-          tiles_of_rows<c>(arguments.band, 0, first, min(first + 64, arguments.band.length_q));
+      const BandOfKeys& band = c.general ? item.band : arguments.band;
+      const TileSpan seen = tiles_of_rows<c>(band, 0, first, min(first + 64, band.length_q));
       if (n >= seen.first && n < seen.last) load_tile(w, rings[w], first, n * c.keys, item.h, item.b);
     }
   }

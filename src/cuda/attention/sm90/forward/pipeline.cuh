@@ -119,8 +119,8 @@ struct SharedMemory {
   static_assert(sizeof(Barriers<c>) == c.barrier_bytes());
   static_assert(!c.staged || (c.q_stages > c.consumers && !c.general && c.dim_v <= c.dim));
   static_assert(!c.paneled || (!c.staged && !c.general && !c.mask_tiles()));
-  static_assert(!c.blocks || (!c.general && !c.masked && !c.trims && block_multiple % c.keys == 0 &&
-                              block_multiple % c.rows() == 0));
+  static_assert(!c.blocks ||
+                (!c.masked && !c.trims && block_multiple % c.keys == 0 && block_multiple % c.rows() == 0));
   static_assert(c.key_bytes() % 1024 == 0 && c.value_bytes() % 1024 == 0 && c.query_bytes() % 1024 == 0);
   static_assert(c.shared_bytes() <= 232448);  // the most a CTA can have on Hopper
 
@@ -137,6 +137,9 @@ struct SharedMemory {
   }
   /// A consumer's mask stages, where there are any.
   __device__ std::byte* mask(int consumer, int place) const {
+    if constexpr (c.combined()) {
+      return values(c.stages) + consumer * c.mask_bytes() + place * c.mask_stage_bytes();
+    }
     return values(c.stages) + (consumer * c.mask_stages + place) * c.mask_stage_bytes();
   }
   __device__ Barriers<c>& barriers() const { return *reinterpret_cast<Barriers<c>*>(first + c.tile_bytes()); }

@@ -33,6 +33,16 @@ inline DecodeArguments decode_arguments(const AttentionCall& call, const Context
           .rows = space.rows};
 }
 
+/// The arguments of a row's kernel, from those that all kernels have.
+template <ForwardConfig c>
+ArgumentsOf<c.combined()> arguments_of(const ForwardArguments& of_all, const AttentionCall& call) {
+  if constexpr (c.combined()) {
+    return {of_all, OddMask::of(call)};
+  } else {
+    return of_all;
+  }
+}
+
 template <typename T, typename Table, int row>
 void run_row(const AttentionCall& call, const Context& context, const DecodePlan& plan = {.splits = 1}) {
   constexpr ForwardConfig c = Table::rows[row];
@@ -59,15 +69,15 @@ void run_row(const AttentionCall& call, const Context& context, const DecodePlan
       maps.mask = map_of_tiles(call.blocks, c.keys);
   }
   if constexpr (c.masked) {
-    if (problem.features.mask != MaskKind::none)
+    if (problem.features.mask != MaskKind::none && problem.aligned_mask)
       maps.mask = map_of_mask(call.mask, problem, MaskArguments::rows_of(call), c.keys);
   }
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   auto* counter = static_cast<unsigned long long*>(context.workspace.data);
   constexpr double log2_e = 1.4426950408889634;
-  const bool natural = c.masked ? problem.features.mask == MaskKind::additive
-                                : c.general && GeneralArguments::of(call).changes_scores();
-  const ForwardArguments arguments{
+  const bool natural = (c.masked && problem.features.mask == MaskKind::additive) ||
+                       (c.general && GeneralArguments::of(call).changes_scores());
+  const ForwardArguments of_all{
       .schedule = schedule_of(call, c, multiprocessors, plan),
       .counter = {counter, new_owner()},
       .band = BandOfKeys::of(call),
@@ -82,8 +92,9 @@ void run_row(const AttentionCall& call, const Context& context, const DecodePlan
       .lse = call.lse,
       .general = c.general ? GeneralArguments::of(call) : GeneralArguments{},
       .decode = c.decode ? decode_arguments(call, context, plan) : DecodeArguments{},
-      .mask = c.masked ? MaskArguments::of(call) : MaskArguments{},
+      .mask = c.masked || c.drops ? MaskArguments::of(call) : MaskArguments{},
       .blocks = c.blocks ? BlockArguments::of(call, c.keys) : BlockArguments{}};
+  const ArgumentsOf<c.combined()> arguments = arguments_of<c>(of_all, call);
   launch<forward_kernel<T, Table, row>>({.name = "tilewise wgmma forward",
                                          .blocks = arguments.schedule.blocks,
                                          .threads = c.threads(),

@@ -106,8 +106,9 @@ struct Softmax {
   /// LSE of a row with this maximum and sum. The correction makes up for the rounding of the reference.
   __device__ __forceinline__ float lse(float most, float row, const LseScale& to) const {
     if (row == 0) return minus_infinity;
-    if (c.masked) return fmaf(most, to.scale, logf(row));
-    const float correction = exp2f(fmaf(-most, scale_log2, fmaxf(most * scale_log2, lowest)));
+    if (c.masked && !c.combined()) return fmaf(most, to.scale, logf(row));
+    const float correction =
+        c.masked ? 1.0f : exp2f(fmaf(-most, scale_log2, fmaxf(most * scale_log2, lowest)));
     const float spread = logf(row * correction);  // 0 if one key has all of P
     // Tensor cores truncate S (cut_off). LSE lacks what the mean of S weighted by P lacks, and this mean lies
     // about a third of the spread below the largest score.

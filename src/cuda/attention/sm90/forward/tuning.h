@@ -9,7 +9,8 @@ namespace tilewise::cuda::wgmma {
 /// The largest head dims that the tables below have rows for.
 inline constexpr int most_dim = 256;
 inline constexpr int most_dim_with_softcap = 128;
-inline constexpr int most_dim_with_mask = 128;
+inline constexpr int most_dim_with_blocks_and_dropout = 128;
+inline constexpr int most_dim_with_mask = 128;  // of MaskedForward; CombinedForward has the others
 
 /// Microseconds that a Q tile takes on an H200: `start`, and `step` for each of its K tiles.
 struct TileTime {
@@ -40,9 +41,9 @@ struct ForwardConfig {
   bool ordered = false;  ///< consumers start the products of a K tile one after another
   bool general = false;  ///< for calls with more features than scale, causal and window
   bool decode = false;   ///< and for decoding: packed GQA and split-KV
-  bool masked = false;   ///< for calls with a mask, and otherwise scale, causal and window alone
+  bool masked = false;   ///< for calls with a mask, and, where not `general`, scale, causal and window alone
   bool drops = false;    ///< and with dropout
-  bool blocks = false;   ///< for calls with a block mask, and otherwise scale, causal and window alone
+  bool blocks = false;   ///< for calls with a block mask, and, where not `general`, as with `masked`
   /// A consumer's stages for tiles of a mask. Each holds a tile of booleans; a tile of 16-bit elements takes
   /// two, of f32 four.
   int mask_stages = 4;
@@ -54,30 +55,39 @@ struct ForwardConfig {
   constexpr int query_bytes() const { return 64 * dim * 2; }  ///< of a consumer
   constexpr int key_bytes() const { return keys * dim * 2; }
   constexpr int value_bytes() const { return keys * dim_v * 2; }
+  /// Whether the row takes calls with a mask or dropout beside any other feature.
+  constexpr bool combined() const { return general && masked; }
+  /// Whether masks come beside softcap and ALiBi.
+  constexpr bool masks_last() const { return general && mask_tiles(); }
+  /// Whether the row takes calls with and without dropout.
+  constexpr bool may_drop() const { return general && drops; }
   /// Whether there are registers for softcap.
   constexpr bool softcap() const { return general && dim_v <= most_dim_with_softcap; }
   /// Whether Q is released as soon as it has been read, because the next Q waits for its stage.
   constexpr bool scarce_queries() const { return !staged && q_stages < 2 * consumers; }
   /// Registers of a thread after setmaxnreg. Together they are those that the CTA is launched with.
   constexpr int producer_registers() const {
+    if (blocks && may_drop()) return 72;
     if (decode || blocks) return 56;
     return consumers == 4 ? 24 : consumers == 3 ? 32 : 40;
   }
   constexpr int consumer_registers() const {
+    if (blocks && may_drop()) return 216;
     if (decode || blocks) return 224;
     return consumers == 4 ? 112 : consumers == 3 ? 160 : 232;
   }
   /// Where the mbarriers begin: behind Q, K and V, each of which begins at a multiple of 1024 bytes.
   constexpr int tile_bytes() const {
     return q_stages * query_bytes() + stages * (key_bytes() + value_bytes()) +
-           (paneled ? consumers * output_bytes() : 0) +
-           (mask_tiles() ? consumers * mask_stages * mask_stage_bytes() : 0);
+           (paneled ? consumers * output_bytes() : 0) + (mask_tiles() ? consumers * mask_bytes() : 0);
   }
   /// A consumer's panels of O: two of 16 rows for each of its warps.
   constexpr int output_bytes() const { return 4 * 2 * 16 * 128; }
   /// Whether consumers have stages for tiles of a mask.
   constexpr bool mask_tiles() const { return masked || blocks; }
   constexpr int mask_stage_bytes() const { return 64 * keys; }
+  /// A consumer's stages, and behind them room for 16 more bytes of each row of an f32 mask (odd_mask.cuh).
+  constexpr int mask_bytes() const { return mask_stages * mask_stage_bytes() + (combined() ? 64 * 16 : 0); }
   constexpr int barriers() const {
     return 2 * q_stages + 4 * stages + 2 * work_stages + 2 + (mask_tiles() ? 2 * mask_stages * consumers : 0);
   }
@@ -197,6 +207,43 @@ struct MaskedForward {
   };
 };
 
+/// For calls with a mask or dropout that MaskedForward has no row for: beside softcap, ALiBi, sinks, a logit
+/// scale, key lengths or packed sequences, with head dims beyond 128, and masks whose rows begin anywhere.
+/// One row for each head dim takes all of these, masks with and without dropout.
+struct CombinedForward {
+  static constexpr std::string_view name = "attention.sm90.forward_combined";
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64,
+       .dim_v = 64,
+       .consumers = 2,
+       .keys = 128,
+       .stages = 2,
+       .q_stages = 4,
+       .general = true,
+       .masked = true,
+       .drops = true,
+       .mask_stages = 8},
+      {.dim = 128,
+       .dim_v = 128,
+       .consumers = 2,
+       .keys = 64,
+       .stages = 3,
+       .q_stages = 4,
+       .general = true,
+       .masked = true,
+       .drops = true,
+       .mask_stages = 8},
+      {.dim = 256,
+       .dim_v = 256,
+       .consumers = 2,
+       .keys = 64,
+       .stages = 2,
+       .general = true,
+       .masked = true,
+       .drops = true},
+  };
+};
+
 /// For calls with a block mask, one row for each head dim. A Q tile is inside one row of query blocks and a K
 /// tile inside one key block, since both divide `block_multiple`.
 struct BlockForward {
@@ -225,6 +272,41 @@ struct BlockForward {
                .stages = 2,
                .blocks = true,
                .mask_stages = 2}),
+  };
+};
+/// For calls with a block mask beside softcap, ALiBi, sinks, a logit scale, key lengths or dropout. (Dropout
+/// with head dim 256 would spill registers.)
+struct GeneralBlockForward {
+  static constexpr std::string_view name = "attention.sm90.forward_general_blocks";
+  static constexpr ForwardConfig rows[] = {
+      {.dim = 64,
+       .dim_v = 64,
+       .consumers = 2,
+       .keys = 128,
+       .stages = 3,
+       .q_stages = 4,
+       .general = true,
+       .drops = true,
+       .blocks = true,
+       .mask_stages = 2},
+      {.dim = 128,
+       .dim_v = 128,
+       .consumers = 2,
+       .keys = 64,
+       .stages = 3,
+       .q_stages = 4,
+       .general = true,
+       .drops = true,
+       .blocks = true,
+       .mask_stages = 2},
+      {.dim = 256,
+       .dim_v = 256,
+       .consumers = 2,
+       .keys = 64,
+       .stages = 2,
+       .general = true,
+       .blocks = true,
+       .mask_stages = 2},
   };
 };
 /// Blocks have a multiple of so many queries and keys, or all that there are.

@@ -11,7 +11,7 @@
 namespace tilewise::cuda::gemm {
 
 // Which products with few rows run by tiles, and by which row of the tables; the others share weights out
-// evenly (few_share.h).
+// evenly (FewShare).
 
 /// As few rows a tile as fill all multiprocessors once, in fours, so that columns of a tile begin at
 /// multiples of 8 bytes. Where a copy has several panels they are all that there are places for: it leaves

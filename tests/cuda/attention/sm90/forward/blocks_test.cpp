@@ -173,8 +173,8 @@ TEST_F(WgmmaBlocks, OfOtherKindsAreRefused) {
   EXPECT_EQ(reason_against(block_problem(710, sizes, 64, 128), "wgmma"), sizes_alone);
   EXPECT_EQ(reason_against(block_problem(710, sizes, 128, 192), "wgmma"), sizes_alone);
   RandomProblem problem = block_problem(711, sizes);
-  problem.options.softcap = 5;
-  EXPECT_EQ(reason_against(problem, "wgmma"), "takes block masks with causal and windows alone");
+  problem.mask = Buffer(DType::boolean, {300, 300});
+  EXPECT_EQ(reason_against(problem, "wgmma"), "takes no masks beside block masks");
   problem = block_problem(711, sizes, 300, 300);
   problem.blocks.tiles = Buffer(DType::boolean, {1, 300, 300});
   problem.blocks.tile_ids = Buffer(DType::i32, problem.blocks.indices.shape());

@@ -11,6 +11,8 @@ inline T load_shared(std::uint32_t address_smem) {
   if (address_smem % alignof(T) != 0) emulator::fail("a load from an odd address of shared memory");
   return *reinterpret_cast<const T*>(emulator::shared_pointer(address_smem, sizeof(T)));
 }
+inline std::uint32_t load_byte(std::uint32_t address_smem) { return load_shared<std::uint8_t>(address_smem); }
+inline float load_float(std::uint32_t address_smem) { return load_shared<float>(address_smem); }
 inline std::uint32_t load_two_bytes(std::uint32_t address_smem) {
   return load_shared<std::uint16_t>(address_smem);
 }

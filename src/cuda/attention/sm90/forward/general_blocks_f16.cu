@@ -1,0 +1,10 @@
+#include "cuda/attention/sm90/forward/rows.cuh"
+
+namespace tilewise::cuda::wgmma {
+
+template <>
+void general_block_forward_of<__half>(const AttentionCall& call, const Context& context, int row) {
+  run_chosen<__half, GeneralBlockForward>(call, context, row);
+}
+
+}  // namespace tilewise::cuda::wgmma
