@@ -125,6 +125,30 @@ TEST_F(WgmmaBlocks, OfRowsWithoutBlocksGiveZeros) {
   }
 }
 
+TEST_F(WgmmaBlocks, TakeOtherFeaturesBesideThem) {
+  std::uint64_t seed = 670;
+  for (const std::int64_t dim : {64, 128, 192}) {
+    const Sizes sizes{.b = 2, .hq = 2, .hkv = 1, .sq = 300, .sk = 397, .d = dim, .dv = dim};
+    RandomProblem problem = block_problem(seed, sizes);
+    Random rng(seed + 2);
+    problem.sinks = Buffer(DType::f32, {2});
+    problem.alibi_slopes = Buffer(DType::f32, {2, 2});
+    problem.logit_scale = Buffer(DType::f32, {2});
+    for (Buffer* values : {&problem.sinks, &problem.alibi_slopes, &problem.logit_scale})
+      values->fill_random(rng);
+    problem.key_lengths = Buffer(DType::i32, {2});
+    problem.key_lengths.set_values(std::vector<double>{397, 170});
+    problem.options.causal = true;
+    problem.options.alignment = Alignment::bottom_right;
+    if (dim <= 128) {
+      problem.options.softcap = 20;
+      problem.options.dropout = {.probability = 0.3f, .seed = seed};
+    }
+    expect_within_contract(problem);
+    ++seed;
+  }
+}
+
 TEST_F(WgmmaBlocks, OfGarbageStayInsideTheirTensors) {
   int taken = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
@@ -175,6 +199,9 @@ TEST_F(WgmmaBlocks, OfOtherKindsAreRefused) {
   RandomProblem problem = block_problem(711, sizes);
   problem.mask = Buffer(DType::boolean, {300, 300});
   EXPECT_EQ(reason_against(problem, "wgmma"), "takes no masks beside block masks");
+  problem = block_problem(711, {.b = 1, .hq = 4, .hkv = 1, .sq = 300, .sk = 300, .d = 192, .dv = 192});
+  problem.options.dropout = {.probability = 0.5f, .seed = 1};
+  EXPECT_EQ(reason_against(problem, "wgmma"), "takes block masks with dropout with head dims to 128");
   problem = block_problem(711, sizes, 300, 300);
   problem.blocks.tiles = Buffer(DType::boolean, {1, 300, 300});
   problem.blocks.tile_ids = Buffer(DType::i32, problem.blocks.indices.shape());
