@@ -63,6 +63,7 @@ def test_domains_have_their_counts(scripts: SimpleNamespace) -> None:
         "property wgmma f32": 400,
         "property wgmma backward": 400,
         "property wgmma blocks": 500,
+        "property wgmma masks": 1000,
         "property wgmma_tma": 400,
         "property wgmma_tma features": 500,
         "property mma": 5000,
