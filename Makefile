@@ -23,7 +23,7 @@ test: about-test setup ## lint, build and run every test, then again with saniti
 emulate: setup ## run the CUDA kernels on the CPU: random problems and fixed tests on tests/emulator
 	@.venv/bin/python scripts/test.py emulated
 
-races: setup ## the same, looking for accesses to memory that nothing puts in order (about 15 minutes)
+races: setup ## the same, looking for accesses to memory that nothing puts in order (about 10 minutes)
 	@.venv/bin/python scripts/test.py races
 
 asan: setup ## build and run the tests with AddressSanitizer and UBSan
