@@ -118,13 +118,23 @@ def run_python() -> bool:
         "COVERAGE_FILE": str(TREE / "python.coverage"),
     }
     run("scripts/build.sh", "release")
+    # Processes that tests start count, too. Triton's interpreter, which runs the kernel in Triton, does not.
+    settings = TREE / "python.coveragerc"
+    settings.write_text(
+        "[run]\n"
+        f"source = {ROOT / 'python' / 'tilewise'}\n"
+        "omit = */_triton/kernels.py,*/_triton/launch.py\n"
+        "concurrency = multiprocessing,thread\n"
+        "parallel = true\n"
+    )
+    environment["COVERAGE_RCFILE"] = str(settings)
+    for old in TREE.glob("python.coverage*"):
+        if old != settings:
+            old.unlink()
     measured = (
         "-m",
         "coverage",
         "run",
-        "--source=python/tilewise",
-        # The kernel in Triton runs in processes of its own, by Triton's interpreter.
-        "--omit=*/_triton/kernels.py,*/_triton/launch.py",
         "-m",
         "pytest",
         "-q",
@@ -132,6 +142,7 @@ def run_python() -> bool:
         "no:cacheprovider",
     )
     run(sys.executable, *measured, **environment)
+    run(sys.executable, "-m", "coverage", "combine", "--quiet", **environment)
     run(sys.executable, "-m", "coverage", "report", "--skip-covered", **environment)
     total = subprocess.run(
         [sys.executable, "-m", "coverage", "report", "--format=total", "--precision=2"],
