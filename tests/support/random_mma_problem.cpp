@@ -137,7 +137,10 @@ RandomProblem random_wgmma_backward_problem(std::uint64_t seed) {
   problem.seed = seed;
   choose_mma_shape(rng, problem);
   problem.dim_qk = std::min<std::int64_t>(problem.dim_qk, 128);
+  Random other(seed + 11);
+  if (other.chance(0.25)) problem.dim_qk = other.pick<std::int64_t>({136, 160, 192, 192, 192, 256});
   choose_many_results(rng, problem);
+  if (problem.dim_qk > 128 && other.chance(0.4)) problem.dim_v = 128;
   if (rng.chance(long_share)) choose_long_walks(rng, problem);
   choose_few_keys(problem);
   choose_options(rng, problem);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "core/arena.h"
 #include "cuda/attention/common/backward/row_gradients.h"
@@ -25,10 +26,11 @@ bool is_general(const AttentionProblem& problem) {
 }
 
 int row_of(const AttentionProblem& problem) {
-  const std::int64_t dim = std::max(problem.dim_qk, problem.dim_v);
-  const int by_dim = dim <= rows[0].dim ? 0 : dim <= rows[1].dim ? 1 : 2;
-  const int kind = problem.features.block_mask ? 2 : is_general(problem) ? 1 : 0;
-  return kind * rows_of_kind + by_dim;
+  const bool listed = problem.features.block_mask, general = is_general(problem);
+  const auto* row = std::ranges::find_if(rows, [&](const Config& c) {
+    return c.general == general && c.listed == listed && problem.dim_qk <= c.dim && problem.dim_v <= c.dim_v;
+  });
+  return static_cast<int>(row - std::begin(rows));
 }
 
 Sizes sizes_of(const AttentionCall& call) {
@@ -451,17 +453,10 @@ std::size_t backward_workspace(const AttentionCall& call) {
 }
 
 void backward(const AttentionCall& call, const Context& context) {
-  switch (row_of(call.problem)) {
-    case 0: return run_row<0>(call, context);
-    case 1: return run_row<1>(call, context);
-    case 2: return run_row<2>(call, context);
-    case 3: return run_row<3>(call, context);
-    case 4: return run_row<4>(call, context);
-    case 5: return run_row<5>(call, context);
-    case 6: return run_row<6>(call, context);
-    case 7: return run_row<7>(call, context);
-    default: return run_row<8>(call, context);
-  }
+  const auto row = static_cast<std::size_t>(row_of(call.problem));
+  [&]<std::size_t... n>(std::index_sequence<n...>) {
+    (void)((n == row && (run_row<static_cast<int>(n)>(call, context), true)) || ...);
+  }(std::make_index_sequence<std::size(rows)>{});
 }
 
 }  // namespace tilewise::cuda::wgmma_tma

@@ -12,7 +12,8 @@ namespace tilewise::cuda::wgmma_tma {
 /// into a warpgroup's registers: there (`wide`) both have the same 64 keys. S and dP are shared out by
 /// queries, dK, dV and dQ by dims, and P and dS pass through shared memory.
 struct Config {
-  int dim = 0;           ///< both head dims are padded to it: 64, 128 or 256
+  int dim = 0;           ///< of Q and K, which are padded to it
+  int dim_v = 0;         ///< of V and dO, the same
   int queries = 0;       ///< of a tile: 64, or 128 at dim 64
   bool general = false;  ///< takes softcap, ALiBi, masks and dropout
   bool listed = false;   ///< and block masks, by lists
@@ -33,18 +34,42 @@ struct Config {
 
   constexpr bool wide() const { return dim > 128; }
   constexpr int own_queries() const { return wide() ? queries / 2 : queries; }  ///< of a consumer's S and dP
-  constexpr int own_dims() const { return wide() ? dim / 2 : dim; }             ///< of a consumer's dK and dV
 
-  /// Who computes a part of dQ. From dim 128 on each consumer has half of the dims, at dim 64 half of 128
+  // Shared memory has panels of 64 dims, of which products leave out what is beyond the head dim.
+  constexpr int panels() const { return (dim + 63) / 64; }
+  constexpr int panels_v() const { return (dim_v + 63) / 64; }
+
+  /// Which panels of dK and dV a consumer has, where these are shared out (`wide`). Of three panels one
+  /// consumer has two of dK, the other two of dV.
+  constexpr int first_dk_panel(int consumer) const { return consumer * (panels() + 1) / 2; }
+  constexpr int dk_panels(int consumer) const {
+    return consumer == 0 ? first_dk_panel(1) : panels() - first_dk_panel(1);
+  }
+  constexpr int first_dv_panel(int consumer) const { return consumer * panels_v() / 2; }
+  constexpr int dv_panels(int consumer) const {
+    return consumer == 0 ? first_dv_panel(1) : panels_v() - first_dv_panel(1);
+  }
+  constexpr int own_dk_dims(int consumer) const { return wide() ? 64 * dk_panels(consumer) : dim; }
+  constexpr int own_dv_dims(int consumer) const { return wide() ? 64 * dv_panels(consumer) : dim_v; }
+  /// And of dQ: the consumer with less of dK has more of it.
+  constexpr int first_dq_panel(int consumer) const { return consumer * panels() / 2; }
+  constexpr int dq_panels(int consumer) const {
+    return consumer == 0 ? first_dq_panel(1) : panels() - first_dq_panel(1);
+  }
+  constexpr bool even() const { return panels() % 2 == 0 && panels_v() % 2 == 0; }  ///< for both consumers
+
+  /// Who computes a part of dQ. From dim 96 on each consumer has a half of the panels, at dim 64 half of 128
   /// queries. With 64 queries there is nothing to share: consumers take turns, tile by tile.
   constexpr bool dq_in_turn() const { return dim == 64 && queries == 64; }
   constexpr bool dq_by_queries() const { return dim == 64 && queries == 128; }
   constexpr int dq_chunks() const { return dim / 16 * (queries / 64); }  ///< what warps add, of a tile
 
-  constexpr int key_bytes() const { return keys * dim * 2; }       ///< of K, or of V
-  constexpr int query_bytes() const { return queries * dim * 2; }  ///< a stage of Q, or of dO
-  constexpr int ds_bytes() const { return keys * queries * 2; }    ///< a stage of dS, or of P
-  constexpr int kept_words() const { return keys / 32; }           ///< bits of the keys of a query
+  constexpr int k_bytes() const { return keys * panels() * 128; }
+  constexpr int v_bytes() const { return keys * panels_v() * 128; }
+  constexpr int q_bytes() const { return queries * panels() * 128; }      ///< a stage of Q
+  constexpr int d_o_bytes() const { return queries * panels_v() * 128; }  ///< a stage of dO
+  constexpr int ds_bytes() const { return keys * queries * 2; }           ///< a stage of dS, or of P
+  constexpr int kept_words() const { return keys / 32; }                  ///< bits of the keys of a query
   constexpr int kept_bytes() const { return kept_words() * queries * 4; }
   constexpr int row_values() const {
     return general ? 3 : 2;
@@ -64,24 +89,34 @@ struct Config {
 
   /// `mask` and `kept_stages` of the general kernel depend on the call.
   constexpr std::size_t shared_bytes(int mask = 0, int kept_stages = 0) const {
-    return static_cast<std::size_t>(2 * key_bytes() + (q_stages + d_o_stages) * query_bytes() +
+    return static_cast<std::size_t>(k_bytes() + v_bytes() + q_stages * q_bytes() + d_o_stages * d_o_bytes() +
                                     (wide() ? 2 : 1) * ds_stages * ds_bytes() +
                                     consumer_warps * warp_dq_floats * 4 + value_bytes() + mask +
                                     kept_stages * kept_bytes());
   }
 };
 
+/// Of each kind (plain, general, listed) the first that is wide enough is chosen.
 inline constexpr Config rows[] = {
-    {.dim = 64, .queries = 128},
-    {.dim = 128, .queries = 64},
-    {.dim = 256, .queries = 64, .keys = 64, .d_o_stages = 1},
-    {.dim = 64, .queries = 64, .general = true},
-    {.dim = 128, .queries = 64, .general = true},
-    {.dim = 256, .queries = 64, .general = true, .keys = 64, .q_stages = 1, .d_o_stages = 1},
-    {.dim = 64, .queries = 64, .general = true, .listed = true},
-    {.dim = 128, .queries = 64, .general = true, .listed = true},
-    {.dim = 256, .queries = 64, .general = true, .listed = true, .keys = 64, .q_stages = 1, .d_o_stages = 1}};
-inline constexpr int rows_of_kind = 3;  ///< plain, general, listed
+    {.dim = 64, .dim_v = 64, .queries = 128},
+    {.dim = 96, .dim_v = 96, .queries = 64},
+    {.dim = 128, .dim_v = 128, .queries = 64},
+    {.dim = 192, .dim_v = 128, .queries = 64, .keys = 64},
+    {.dim = 192, .dim_v = 192, .queries = 64, .keys = 64},
+    {.dim = 256, .dim_v = 256, .queries = 64, .keys = 64, .d_o_stages = 1},
+    {.dim = 64, .dim_v = 64, .queries = 64, .general = true},
+    {.dim = 128, .dim_v = 128, .queries = 64, .general = true},
+    {.dim = 256, .dim_v = 256, .queries = 64, .general = true, .keys = 64, .q_stages = 1, .d_o_stages = 1},
+    {.dim = 64, .dim_v = 64, .queries = 64, .general = true, .listed = true},
+    {.dim = 128, .dim_v = 128, .queries = 64, .general = true, .listed = true},
+    {.dim = 256,
+     .dim_v = 256,
+     .queries = 64,
+     .general = true,
+     .listed = true,
+     .keys = 64,
+     .q_stages = 1,
+     .d_o_stages = 1}};
 inline constexpr int most_dim = 256;
 
 inline constexpr std::size_t most_shared_bytes = 232448;  ///< of a CTA on Hopper

@@ -33,10 +33,9 @@ namespace tilewise::cuda::wgmma_tma {
 
 /// Fills a tile with the first `dims` elements of `valid` rows; everything else is zero. By the producer's
 /// threads.
-template <Config c>
+template <typename Panels, Config c>
 __device__ void copy_valid_rows(std::byte* to_smem, const std::byte* first, std::int64_t stride, int valid,
                                 int dims, int thread) {
-  using Panels = typename Shared<c>::KeyPanels;
 #pragma unroll 1
   for (int index = thread; index < c.keys * Panels::chunks; index += 128) {
     const int row = index / Panels::chunks, chunk = index % Panels::chunks;
@@ -57,22 +56,24 @@ __device__ void load_keys(const TileParams& params, const Shared<c>& shared, con
   const auto in_tensor = static_cast<int>(min(std::int64_t{c.keys}, end - row));
   if (walk.key_count == in_tensor) {
     if (thread != 0) return;
-    arrive_expecting(shared.keys_full, 2 * c.key_bytes());
-    for (int panel = 0; panel < c.dim / 64; ++panel) {
-      const int offset = panel * Shared<c>::KeyPanels::panel_bytes;
-      copy_box(shared.k + offset, params.k, shared.keys_full, 64 * panel, row, walk.head_kv,
-               walk.entry.place);
-      copy_box(shared.v + offset, params.v, shared.keys_full, 64 * panel, row, walk.head_kv,
-               walk.entry.place);
-    }
+    arrive_expecting(shared.keys_full, c.k_bytes() + c.v_bytes());
+    const auto copy = [&](std::byte* to, const CUtensorMap& map, int panels) {
+      for (int panel = 0; panel < panels; ++panel) {
+        copy_box(to + panel * Shared<c>::KeyPanels::panel_bytes, map, shared.keys_full, 64 * panel, row,
+                 walk.head_kv, walk.entry.place);
+      }
+    };
+    copy(shared.k, params.k, c.panels());
+    copy(shared.v, params.v, c.panels_v());
     return;
   }
-  const auto copy = [&](std::byte* to, const Rows& rows, int dims) {
-    copy_valid_rows<c>(to, row_of_halves(rows, walk.entry.place, walk.head_kv, row), rows.stride_s * 2,
-                       walk.key_count, dims, thread);
+  const auto first = [&](const Rows& rows) {
+    return row_of_halves(rows, walk.entry.place, walk.head_kv, row);
   };
-  copy(shared.k, params.k_rows, sizes.dim_qk);
-  copy(shared.v, params.v_rows, sizes.dim_v);
+  copy_valid_rows<typename Shared<c>::KeyPanels, c>(
+      shared.k, first(params.k_rows), params.k_rows.stride_s * 2, walk.key_count, sizes.dim_qk, thread);
+  copy_valid_rows<typename Shared<c>::ValuePanels, c>(
+      shared.v, first(params.v_rows), params.v_rows.stride_s * 2, walk.key_count, sizes.dim_v, thread);
   commit_copies();
   wait_copies<0>();
   fence_async_proxy();
@@ -91,11 +92,11 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
     const int row = walk.entry.first_q + tile * c.queries;
     const std::int64_t values =
         (walk.entry.template first_tile<c.queries>(params.sizes, workspace.tiles, head_q) + tile) * c.queries;
-    const auto load = [&](std::byte* to, const CUtensorMap& map, int value_bytes, Mbarrier* full,
+    const auto load = [&](std::byte* to, const CUtensorMap& map, int panels, int value_bytes, Mbarrier* full,
                           Mbarrier* empty, std::uint32_t parity) {
       wait(empty, parity ^ 1);
-      arrive_expecting(full, c.query_bytes() + value_bytes);
-      for (int panel = 0; panel < c.dim / 64; ++panel) {
+      arrive_expecting(full, panels * Shared<c>::QueryPanels::panel_bytes + value_bytes);
+      for (int panel = 0; panel < panels; ++panel) {
         copy_box(to + panel * Shared<c>::QueryPanels::panel_bytes, map, full, 64 * panel, row, head_q,
                  walk.entry.place);
       }
@@ -105,13 +106,13 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
       wait(shared.q_empty + q, q_at.parity() ^ 1);
       shared.steps[q] = step;
     }
-    load(shared.q + q * c.query_bytes(), params.q, (c.general ? 8 : 4) * c.queries, shared.q_full + q,
+    load(shared.q + q * c.q_bytes(), params.q, c.panels(), (c.general ? 8 : 4) * c.queries, shared.q_full + q,
          shared.q_empty + q, q_at.parity());
     copy_bytes(shared.lse + q * c.queries, workspace.lse + values, c.queries * 4, shared.q_full + q);
     if constexpr (c.general) {
       copy_bytes(shared.offset + q * c.queries, workspace.offset + values, c.queries * 4, shared.q_full + q);
     }
-    load(shared.d_o + d_o * c.query_bytes(), params.d_o, 4 * c.queries, shared.d_o_full + d_o,
+    load(shared.d_o + d_o * c.d_o_bytes(), params.d_o, c.panels_v(), 4 * c.queries, shared.d_o_full + d_o,
          shared.d_o_empty + d_o, d_o_at.parity());
     copy_bytes(shared.delta + d_o * c.queries, workspace.delta + values, c.queries * 4,
                shared.d_o_full + d_o);
@@ -128,8 +129,12 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
 // Consumers. Of S and dP, 64 keys x own queries, lane 4g + t holds elements 4j + e: key g + 8 (e / 2) of its
 // warp's 16, query 8j + 2t + e % 2 of its consumer's.
 
-template <typename T, Config c>
+/// `known` is the consumer's number where consumers differ in what they have, else it is found by the thread.
+template <typename T, Config c, int known = -1>
 struct Consumer {
+  static constexpr int dk_dims = c.own_dk_dims(known == 1 ? 1 : 0);
+  static constexpr int dv_dims = c.own_dv_dims(known == 1 ? 1 : 0);
+  static constexpr int dq_panels = c.dq_panels(known == 1 ? 1 : 0);
   using Scores = float[c.own_queries() / 2];
   using Fragments =
       std::uint32_t[c.own_queries() / 16][4];  ///< P or dS rounded, as the first factor of dV and dK
@@ -139,10 +144,10 @@ struct Consumer {
   const Walk& walk;
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int group = warp / 4;
+  const int group = known >= 0 ? known : warp / 4;
   const LanePlace<c> place{warp, lane};
   const float unit;  ///< from S to exponents of 2
-  float dk[c.own_dims() / 2], dv[c.own_dims() / 2];
+  float dk[dk_dims / 2], dv[dv_dims / 2];
 
   __device__ Consumer(const TileParams& params_, const Shared<c>& shared_, const Walk& walk_)
       : params(params_), shared(shared_), walk(walk_), unit(exponent_unit(params.scale)) {}
@@ -159,27 +164,28 @@ struct Consumer {
   }
 
   /// sums += pairs (64 keys x queries) times rows of dO or Q.
-  __device__ __forceinline__ void start_sums(float (&sums)[c.own_dims() / 2], const Fragments& pairs,
+  template <int size>
+  __device__ __forceinline__ void start_sums(float (&sums)[size], const Fragments& pairs,
                                              const std::byte* rows_smem, bool add) {
     const TileDescriptor rows = shared.tile(rows_smem, Shared<c>::QueryPanels::panel_bytes);
 #pragma unroll
     for (int step = 0; step < c.queries / 16; ++step) {
-      WarpgroupProduct<T, c.dim>::from_registers(sums, pairs[step], rows + step * 128, add || step > 0);
+      WarpgroupProduct<T, 2 * size>::from_registers(sums, pairs[step], rows + step * 128, add || step > 0);
     }
     commit_products();
   }
-  /// The same of all pairs, in shared memory, and own dims of the rows.
-  __device__ __forceinline__ void start_wide_sums(float (&sums)[c.own_dims() / 2],
-                                                  const std::byte* pairs_smem, const std::byte* rows_smem,
-                                                  bool add) {
+  /// The same of all pairs, in shared memory, and own panels of the rows.
+  template <int size>
+  __device__ __forceinline__ void start_wide_sums(float (&sums)[size], const std::byte* pairs_smem,
+                                                  const std::byte* rows_smem, int first_panel, bool add) {
     using Panels = typename Shared<c>::QueryPanels;
     const TileDescriptor pairs = shared.tile(pairs_smem, Shared<c>::DsPanels::panel_bytes);
     const TileDescriptor rows =
-        shared.tile(rows_smem + group * (c.own_dims() / 64) * Panels::panel_bytes, Panels::panel_bytes);
+        shared.tile(rows_smem + first_panel * Panels::panel_bytes, Panels::panel_bytes);
 #pragma unroll
     for (int step = 0; step < c.queries / 16; ++step) {
-      WarpgroupProduct<T, c.own_dims()>::template from_shared<0, 1>(sums, pairs + step * 2, rows + step * 128,
-                                                                    add || step > 0);
+      WarpgroupProduct<T, 2 * size>::template from_shared<0, 1>(sums, pairs + step * 2, rows + step * 128,
+                                                                add || step > 0);
     }
     commit_products();
   }
@@ -292,11 +298,14 @@ struct Consumer {
     const int valid = walk.entry.length_q - tile * c.queries;
     if (!params.sizes.packed || valid >= c.queries) return;
     constexpr int chunks = Shared<c>::QueryPanels::chunks;
+    static_assert(chunks >= Shared<c>::GradientPanels::chunks);
     for (int index = static_cast<int>(threadIdx.x); index < (c.queries - valid) * chunks;
          index += c.consumer_threads) {
       const int at = Shared<c>::QueryPanels::offset(valid + index / chunks, index % chunks);
       *reinterpret_cast<uint4*>(const_cast<std::byte*>(q) + at) = {};
-      *reinterpret_cast<uint4*>(const_cast<std::byte*>(d_o) + at) = {};
+      if (index % chunks < Shared<c>::GradientPanels::chunks) {
+        *reinterpret_cast<uint4*>(const_cast<std::byte*>(d_o) + at) = {};
+      }
     }
     fence_async_proxy();
     sync_some<both_consumers, c.consumer_threads>();  // both have cleared their part
@@ -390,8 +399,8 @@ struct Consumer {
   };
   __device__ __forceinline__ Tile begin_tile(Scores& s, int tile, int n, const At& at) {
     const int q = at.q.stage(), d_o = at.d_o().stage();
-    const Tile of{.q = shared.q + q * c.query_bytes(),
-                  .d_o = shared.d_o + d_o * c.query_bytes(),
+    const Tile of{.q = shared.q + q * c.q_bytes(),
+                  .d_o = shared.d_o + d_o * c.d_o_bytes(),
                   .ds = shared.ds + n % c.ds_stages * c.ds_bytes(),
                   .p = shared.p + n % c.ds_stages * c.ds_bytes(),
                   .lse = shared.lse + q * c.queries + place.first_query(),
@@ -402,7 +411,7 @@ struct Consumer {
       wait(shared.d_o_full + d_o, at.d_o().parity());
       clear_rows_past_end(of.q, of.d_o, tile);
     }
-    start_scores<T, c>(s, shared.k, of.q, group);
+    start_scores<T, c, c.dim>(s, shared.k, of.q, group);
     wait(shared.d_o_full + d_o, at.d_o().parity());
     return of;
   }
@@ -420,7 +429,7 @@ struct Consumer {
       pin(s);
       const std::uint32_t kept = weigh_with_features(s, weights, of.visible, step, at.q.stage());
       pin(weights);
-      start_scores<T, c>(dp, shared.v, of.d_o, group);
+      start_scores<T, c, c.dim_v>(dp, shared.v, of.d_o, group);
       start_sums(dv, weights, of.d_o, n > 0);
       wait_products<1>();  // dP
       pin(dp);
@@ -430,7 +439,7 @@ struct Consumer {
       pin(ds);
       fence_products();
     } else {
-      start_scores<T, c>(dp, shared.v, of.d_o, group);
+      start_scores<T, c, c.dim_v>(dp, shared.v, of.d_o, group);
       wait_products<1>();  // S
       pin(s);
       if (!of.visible.all) hide(s, of.visible);
@@ -473,7 +482,7 @@ struct Consumer {
     Scores s, dp;
     Fragments weights, ds;
     const Tile of = begin_tile(s, step.tile, n, at);
-    start_scores<T, c>(dp, shared.v, of.d_o, group);
+    start_scores<T, c, c.dim_v>(dp, shared.v, of.d_o, group);
     wait_products<1>();  // S
     pin(s);
     std::uint32_t kept = ~0u;
@@ -497,27 +506,35 @@ struct Consumer {
     // overwrites.
     sync_some<both_consumers, c.consumer_threads>();
     fence_products();
-    start_wide_sums(dv, of.p, of.d_o, n > 0);
+    start_wide_sums(dv, of.p, of.d_o, c.first_dv_panel(group), n > 0);
+    const int dq_panel = c.first_dq_panel(group);
     float dq[32];
-    start_dq(dq, of.ds, 2 * group, 0);
+    start_dq(dq, of.ds, dq_panel, 0);
     wait_products<1>();  // dV
     arrive_once(shared.d_o_empty + at.d_o().stage());
-    start_wide_sums(dk, of.ds, of.q, n > 0);
+    start_wide_sums(dk, of.ds, of.q, c.first_dk_panel(group), n > 0);
     wait_products<1>();  // dQ
     pin(dq);
-    send_dq(dq, step.head_q, step.tile, 2 * group);
-    fence_products();
-    start_dq(dq, of.ds, 2 * group + 1, 0);
-    wait_products<1>();  // dK
-    arrive_once(shared.q_empty + at.q.stage());
-    wait_products<0>();  // dQ
-    pin(dq);
-    send_dq(dq, step.head_q, step.tile, 2 * group + 1);
+    send_dq(dq, step.head_q, step.tile, dq_panel);
+    if constexpr (dq_panels == 1) {
+      wait_products<0>();  // dK
+      arrive_once(shared.q_empty + at.q.stage());
+    } else {
+      fence_products();
+      start_dq(dq, of.ds, dq_panel + 1, 0);
+      wait_products<1>();  // dK
+      arrive_once(shared.q_empty + at.q.stage());
+      wait_products<0>();  // dQ
+      pin(dq);
+      send_dq(dq, step.head_q, step.tile, dq_panel + 1);
+    }
   }
 
   __device__ __forceinline__ void run() {
 #pragma unroll
-    for (int n = 0; n < c.own_dims() / 2; ++n) dk[n] = dv[n] = 0;
+    for (int n = 0; n < dk_dims / 2; ++n) dk[n] = 0;
+#pragma unroll
+    for (int n = 0; n < dv_dims / 2; ++n) dv[n] = 0;
     At at;
     const auto run_step = [&](const Step& step) {
       if constexpr (c.wide()) {
@@ -545,11 +562,11 @@ struct Consumer {
   }
 
   /// A consumer's part of dK or dV to shared memory, rounded.
-  __device__ __forceinline__ void stage_rows(std::byte* to_smem, const float (&sums)[c.own_dims() / 2],
+  template <int size>
+  __device__ __forceinline__ void stage_rows(std::byte* to_smem, const float (&sums)[size], int first_chunk,
                                              float factor) const {
-    const int first_chunk = c.wide() ? group * (c.own_dims() / 8) : 0;
 #pragma unroll
-    for (int n = 0; n < c.own_dims() / 4; ++n) {  // pairs of dims
+    for (int n = 0; n < size / 2; ++n) {  // pairs of dims
       const int row = place.first_key() + n % 2 * 8;
       *reinterpret_cast<std::uint32_t*>(to_smem + Shared<c>::KeyPanels::offset(row, first_chunk + n / 2) +
                                         4 * (lane % 4)) =
@@ -573,13 +590,21 @@ struct Consumer {
   }
   __device__ __forceinline__ void store_gradients() const {
     sync_some<both_consumers, c.consumer_threads>();  // nobody reads K and V any more
-    stage_rows(shared.k, dk, params.scale);
-    stage_rows(shared.v, dv, params.dv_scale);
+    stage_rows(shared.k, dk, c.wide() ? 8 * c.first_dk_panel(group) : 0, params.scale);
+    stage_rows(shared.v, dv, c.wide() ? 8 * c.first_dv_panel(group) : 0, params.dv_scale);
     sync_some<both_consumers, c.consumer_threads>();  // all rows are there
     store_rows(params.dk, params.sizes.dim_qk, shared.k);
     store_rows(params.dv, params.sizes.dim_v, shared.v);
   }
 };
+
+template <typename T, Config c, int known>
+__device__ __forceinline__ void consume(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
+  Consumer<T, c, known> consumer(params, shared, walk);
+  wait(shared.keys_full, 0);
+  consumer.run();
+  consumer.store_gradients();
+}
 
 template <typename T, int row>
 __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_constant__ TileParams params) {
@@ -630,10 +655,13 @@ __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_c
     return;
   }
   take_registers<c.consumer_registers>();
-  Consumer<T, c> consumer(params, shared, walk);
-  wait(shared.keys_full, 0);
-  consumer.run();
-  consumer.store_gradients();
+  if constexpr (!c.wide() || c.even()) {
+    consume<T, c, -1>(params, shared, walk);
+  } else if (threadIdx.x < 128) {
+    consume<T, c, 0>(params, shared, walk);
+  } else {
+    consume<T, c, 1>(params, shared, walk);
+  }
 #endif
 }
 

@@ -138,16 +138,16 @@ struct PairShared {
                                      static_cast<int>(sizeof(Words)) +
                                      PairStages::steps * static_cast<int>(sizeof(PairStep));
   static constexpr std::size_t bytes(int mask_bytes, bool dropout) {
-    return 2 * PairStages::k * c.key_bytes() + 2 * q_stages * c.query_bytes() + mask_bytes + seen_bytes +
+    return 2 * PairStages::k * c.k_bytes() + 2 * q_stages * c.q_bytes() + mask_bytes + seen_bytes +
            (dropout ? c.kept_bytes() : 0) + value_bytes;
   }
 
   __device__ PairShared(std::byte* first, int mask_bytes, bool dropout)
       : k(first),
-        v(k + PairStages::k * c.key_bytes()),
-        q(v + PairStages::k * c.key_bytes()),
-        d_o(q + q_stages * c.query_bytes()),
-        mask(d_o + q_stages * c.query_bytes()),
+        v(k + PairStages::k * c.k_bytes()),
+        q(v + PairStages::k * c.k_bytes()),
+        d_o(q + q_stages * c.q_bytes()),
+        mask(d_o + q_stages * c.q_bytes()),
         seen(reinterpret_cast<std::uint32_t*>(mask + mask_bytes)),
         kept(seen + seen_bytes / 4),
         lse(reinterpret_cast<float*>(kept + (dropout ? c.kept_bytes() / 4 : 0))),
@@ -247,9 +247,9 @@ __device__ void load_pairs(const PairParams& params, const PairShared<c>& shared
       const int at = q_at.stage();
       wait(shared.q_empty + at, q_at.parity() ^ 1);
       constexpr int values = sum == PairSum::dmask ? 3 : 2;
-      arrive_expecting(shared.q_full + at, 2 * c.query_bytes() + values * c.queries * 4);
-      for (int panel = 0; panel < c.dim / 64; ++panel) {
-        const int offset = at * c.query_bytes() + panel * PairShared<c>::QueryPanels::panel_bytes;
+      arrive_expecting(shared.q_full + at, 2 * c.q_bytes() + values * c.queries * 4);
+      for (int panel = 0; panel < c.panels(); ++panel) {
+        const int offset = at * c.q_bytes() + panel * PairShared<c>::QueryPanels::panel_bytes;
         copy_box(shared.q + offset, of.q, shared.q_full + at, 64 * panel, step.tile * c.queries, step.head_q,
                  step.b);
         copy_box(shared.d_o + offset, of.d_o, shared.q_full + at, 64 * panel, step.tile * c.queries,
@@ -268,9 +268,9 @@ __device__ void load_pairs(const PairParams& params, const PairShared<c>& shared
     if (step.loads_k) {
       const int at = k_at.stage();
       wait(shared.k_empty + at, k_at.parity() ^ 1);
-      arrive_expecting(shared.k_full + at, 2 * c.key_bytes());
-      for (int panel = 0; panel < c.dim / 64; ++panel) {
-        const int offset = at * c.key_bytes() + panel * PairShared<c>::KeyPanels::panel_bytes;
+      arrive_expecting(shared.k_full + at, 2 * c.k_bytes());
+      for (int panel = 0; panel < c.panels(); ++panel) {
+        const int offset = at * c.k_bytes() + panel * PairShared<c>::KeyPanels::panel_bytes;
         copy_box(shared.k + offset, of.k, shared.k_full + at, 64 * panel, step.first_key, head_kv, step.b);
         copy_box(shared.v + offset, of.v, shared.k_full + at, 64 * panel, step.first_key, head_kv, step.b);
       }
@@ -365,8 +365,8 @@ struct PairConsumer {
         k_next.advance();
       }
       float s[size], dp[size];
-      start_scores<T, c>(s, shared.k + k * c.key_bytes(), shared.q + q * c.query_bytes(), warp / 4);
-      start_scores<T, c>(dp, shared.v + k * c.key_bytes(), shared.d_o + q * c.query_bytes(), warp / 4);
+      start_scores<T, c, c.dim>(s, shared.k + k * c.k_bytes(), shared.q + q * c.q_bytes(), warp / 4);
+      start_scores<T, c, c.dim_v>(dp, shared.v + k * c.k_bytes(), shared.d_o + q * c.q_bytes(), warp / 4);
       std::uint32_t kept = ~0u;
       if (score.dropout) {
         wait(shared.kept_full, kept_at.parity());
@@ -542,6 +542,7 @@ __global__ void __launch_bounds__(Config::threads, 1) pair_kernel(const __grid_c
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr Config c = rows[row];
   static_assert(PairShared<c>::bytes(c.mask_bytes(4), true) <= most_shared_bytes);
+  static_assert(c.dim == c.dim_v);  // K and V, Q and dO are laid out alike
   constexpr int drawing_warps = 2;
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
   const ScoreParams& score = params.tile.score;

@@ -29,14 +29,16 @@ struct Words {
 /// A CTA's shared memory. What begins with TMA or feeds wgmma stands at multiples of 1024 bytes.
 template <Config c>
 struct Shared {
-  using KeyPanels = PanelTile<c.dim, c.keys>;
-  using QueryPanels = PanelTile<c.dim, c.queries>;
+  using KeyPanels = PanelTile<64 * c.panels(), c.keys>;
+  using ValuePanels = PanelTile<64 * c.panels_v(), c.keys>;
+  using QueryPanels = PanelTile<64 * c.panels(), c.queries>;
+  using GradientPanels = PanelTile<64 * c.panels_v(), c.queries>;  ///< of dO
   using DsPanels = PanelTile<c.queries, c.keys>;
 
   std::byte* k;     ///< [keys, dim]; in the end dK
-  std::byte* v;     ///< [keys, dim]; in the end dV
+  std::byte* v;     ///< [keys, dim_v]; in the end dV
   std::byte* q;     ///< q_stages x [queries, dim]
-  std::byte* d_o;   ///< d_o_stages x [queries, dim]
+  std::byte* d_o;   ///< d_o_stages x [queries, dim_v]
   std::byte* ds;    ///< ds_stages x [keys, queries]
   std::byte* p;     ///< wide: the same
   float* dq;        ///< [consumer warps, warp_dq_floats]
@@ -61,10 +63,10 @@ struct Shared {
 
   __device__ Shared(std::byte* first, int mask_bytes)
       : k(first),
-        v(k + c.key_bytes()),
-        q(v + c.key_bytes()),
-        d_o(q + c.q_stages * c.query_bytes()),
-        ds(d_o + c.d_o_stages * c.query_bytes()),
+        v(k + c.k_bytes()),
+        q(v + c.v_bytes()),
+        d_o(q + c.q_stages * c.q_bytes()),
+        ds(d_o + c.d_o_stages * c.d_o_bytes()),
         p(ds + c.ds_stages * c.ds_bytes()),
         dq(reinterpret_cast<float*>(c.wide() ? p + c.ds_stages * c.ds_bytes() : p)),
         mask(reinterpret_cast<std::byte*>(dq + c.consumer_warps * c.warp_dq_floats) + c.value_bytes()),
@@ -112,7 +114,7 @@ struct Shared {
 };
 
 /// x = 64 rows of K or V times a consumer's rows of Q or dO.
-template <typename T, Config c>
+template <typename T, Config c, int dims>
 __device__ __forceinline__ void start_scores(float (&x)[c.own_queries() / 2], const std::byte* keys_smem,
                                              const std::byte* rows_smem, int consumer) {
   using Keys = typename Shared<c>::KeyPanels;
@@ -124,7 +126,7 @@ __device__ __forceinline__ void start_scores(float (&x)[c.own_queries() / 2], co
   forget(x);
   fence_products();
 #pragma unroll
-  for (int step = 0; step < c.dim / 16; ++step) {
+  for (int step = 0; step < dims / 16; ++step) {
     const int inside = step % 4 * 2;
     WarpgroupProduct<T, c.own_queries()>::from_shared(x, a + step / 4 * (Keys::panel_bytes / 16) + inside,
                                                       b + step / 4 * (Queries::panel_bytes / 16) + inside,
