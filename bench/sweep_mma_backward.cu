@@ -1,5 +1,5 @@
 // Times candidates for the tuning table of the mma kernel's backward
-// (src/cuda/attention/sm80/backward/tuning.h), bf16, over 16k tokens of hidden size 2048. A JSON object a
+// (src/cuda/attention/sm80/backward/choice.h), bf16, over 16k tokens of hidden size 2048. A JSON object a
 // line, each candidate on each shape: whether the table has it; `ms` of the kernel over tiles alone, `all_ms`
 // of the whole call with the table's own row; the largest differences from the fused kernel's gradients, over
 // the largest element there. `gpu-sweep mma_backward` makes a record of them.

@@ -103,13 +103,13 @@ struct Given {
   OptionalTensor grad_lse, out;
   TorchTensor lse;
   OptionalTensor delta;
-  std::vector<bool> needed;  // of query, key, value, mask and sinks
+  std::vector<bool> needed;  // of query, key, value, mask, sinks and logit_scale
 };
 
 std::vector<TorchTensor> backward(const Given& given, PieceCall& call) {
   call.prepare();
   const AttentionInputs& inputs = call.inputs;
-  check(given.needed.size() == 5, "needed", "5 values", given.needed.size());
+  check(given.needed.size() == 6, "needed", "6 values", given.needed.size());
   Runtime runtime(inputs.q.device, work_of(inputs));
   const Results results(inputs, call.wide, call.wide_lse);
   const TorchTensor grad_out = with_contiguous_last(given.grad_out);
@@ -134,6 +134,10 @@ std::vector<TorchTensor> backward(const Given& given, PieceCall& call) {
   if (given.needed[4] && inputs.sinks.given()) {
     memory.push_back(empty_like(inputs.sinks));
     gradients.dsinks = view(memory.back(), "dsinks", floating);
+  }
+  if (given.needed[5] && inputs.logit_scale.given()) {
+    memory.push_back(empty_like(inputs.logit_scale));
+    gradients.dlogit_scale = view(memory.back(), "dlogit_scale", floating);
   }
   runtime.run(
       plan_attention_backward(inputs, call.options, gradients, runtime.context(), ResultMemory::fresh));

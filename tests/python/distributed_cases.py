@@ -140,6 +140,8 @@ def draw_case(seed: int, size: int, dtype: torch.dtype) -> Case:
     if method == "hybrid" and size not in FACTORS:
         method = "ring"
     rows = [numbers(*shape) for shape in shapes]
+    if rng.random() < 0.4:
+        extra["logit_scale"] = numbers(heads_q, kind=statistics)  # of either sign
     return Case(seed, size, dtype, method, layout, key_layout, rows, extra, fixed, options, starts)
 
 
@@ -175,7 +177,9 @@ def attend_ranks(case: Case, rank: int, rows: list[Tensor], extra: dict[str, Ten
 def _shared(case: Case, name: str) -> bool:
     """Whether every rank has a copy."""
     named = {**case.extra, **case.fixed}
-    return name in ("sinks", "alibi_slopes") or (name == "attn_mask" and named[name].shape[-2] == 1)
+    return name in ("sinks", "logit_scale", "alibi_slopes") or (
+        name == "attn_mask" and named[name].shape[-2] == 1
+    )
 
 
 def _sharded(case: Case, name: str, x: Tensor, rank: int) -> Tensor:
@@ -281,7 +285,7 @@ def check_contract(seed: int, size: int, dtype: torch.dtype) -> str | None:
     if case.options["is_causal"] and case.options.get("window", (None,))[0] == 0:
         # Every query sees one key. Its weight is 1 on ranks, too, but the gradient of its score is a rounding
         # where one process has 0: see test_the_gradient_of_an_only_key_is_a_rounding.
-        checked -= {"query", "key", "attn_mask"}
+        checked -= {"query", "key", "attn_mask", "logit_scale"}
 
     def draw(n: int) -> tuple[Tensors, Tensors]:
         values = [moved(x, n) if n else x for x in (*case.rows, *case.extra.values())]
@@ -327,6 +331,8 @@ def wrong_use(name: str) -> str:
         "mesh": lambda: _small(mesh=mesh_of(FACTORS[size])),
         "mask": lambda: _small(attn_mask=torch.ones(1, 1, 1, 5, dtype=torch.bool)),
         "sinks": lambda: _small(sinks=torch.zeros(3)),
+        "logit_scale": lambda: _small(logit_scale=torch.ones(3)),
+        "logit_scale type": lambda: _small(logit_scale=torch.ones(2).half() if last else torch.ones(2)),
         "cut": lambda: distributed.unshard(torch.zeros(2), distributed.contiguous(8, size + 1), 0),
     }
     text = _error_of(calls[name])
@@ -420,6 +426,16 @@ def _operators() -> dict[str, tuple[Any, list[Tensor], list[Placement]]]:
             lambda q, k, v, sinks: biased(q, k, v, sinks=sinks),
             [q, k, v, _numbers(8)],
             [Shard(0)] * 3 + [whole],
+        ),
+        "logit scale": (
+            lambda q, k, v, logit_scale: biased(q, k, v, logit_scale=logit_scale),
+            [q, k, v, _numbers(8)],
+            [Shard(0)] * 3 + [whole],
+        ),
+        "logit scale of heads": (
+            lambda q, k, v, logit_scale: biased(q, k, v, logit_scale=logit_scale),
+            [q, k, v, _numbers(8)],
+            [Shard(1)] * 3 + [split],
         ),
         "rope": (tilewise.apply_rope, [q, k, *tables], [Shard(1)] * 2 + [whole] * 2),
         "rms_norm": (tilewise.rms_norm, [_numbers(4, 6, 8), _numbers(8)], [split, whole]),

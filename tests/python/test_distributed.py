@@ -54,6 +54,8 @@ WRONG = {
     "mesh": r"InvalidArgument: mesh: expected 1 dimension for method 'ring', got 2",
     "mask": r"InvalidArgument: attn_mask: expected all \d+ keys of the sequence, or 1, got \[1, 1, 1, 5\]",
     "sinks": r"InvalidArgument: sinks: expected \[2\], one for each head of query, got \[3\]",
+    "logit_scale": r"InvalidArgument: logit_scale: expected \[2\], one for each head of query, got \[3\]",
+    "logit_scale type": r"InvalidArgument: rank \d raised InvalidArgument: logit_scale: expected torch\.f",
     "cut": r"InvalidArgument: layout: expected a layout of the mesh's \d ranks, got one of \d",
 }
 
@@ -86,7 +88,7 @@ def test_ranks_need_not_compare_what_they_were_given(ranks: Ranks) -> None:
     assert all(ranks.run(cases.without_validation))
 
 
-OF_ATTENTION = ["entries", "heads", "mask", "mask of heads", "sinks"]
+OF_ATTENTION = ["entries", "heads", "mask", "mask of heads", "sinks", "logit scale", "logit scale of heads"]
 OF_LAYERS = ["rope", "rms_norm", "layer_norm", "columns", "summands", "ffn"]
 
 

@@ -92,7 +92,8 @@ def run_ranks(
     They call what autograd would: its one thread for a device cannot wait for itself.
     """
     rows = [values[name] for name in ("query", "key", "value")]
-    mask, slopes, sinks = (values.get(name) for name in ("attn_mask", "alibi_slopes", "sinks"))
+    mask, slopes = values.get("attn_mask"), values.get("alibi_slopes")
+    of_heads = (values.get("sinks"), values.get("logit_scale"))
     defaults = dict(
         dropout_p=0.0, is_causal=False, scale=None, alignment="top_left", window=None, softcap=0.0
     )
@@ -114,7 +115,7 @@ def run_ranks(
         return _call(query, key, boxes, method, (layout, layout), starts, settings, seed, packed=False)
 
     calls = [call_of(rank) for rank in range(RANKS)]
-    forward = of_all_ranks(lambda rank: calls[rank].forward(*own[rank], masks[rank], slopes, sinks))
+    forward = of_all_ranks(lambda rank: calls[rank].forward(*own[rank], masks[rank], slopes, *of_heads))
     out = whole_of([x[0] for x in forward], layout)
     lse = whole_of([x[1] for x in forward], layout)
     cotangents = cotangents_of(out, lse)
@@ -129,8 +130,9 @@ def run_ranks(
     for n, name in enumerate(("query", "key", "value", "attn_mask")):
         if name in values:
             results[name] = whole_of([x[n].to(values[name].dtype) for x in found], layout)
-    if sinks is not None:
-        results["sinks"] = torch.stack([x[4] for x in found]).sum(0)
+    for n, name in enumerate(("sinks", "logit_scale"), 4):
+        if name in values:
+            results[name] = torch.stack([x[n] for x in found]).sum(0)
     return results
 
 
@@ -156,12 +158,13 @@ OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "dropout": (dict(is_causal=True, dropout_p=0.2), ()),
     "alibi": (dict(is_causal=True, softcap=5.0), ("alibi_slopes",)),
     "mask": (dict(), ("attn_mask",)),
+    "logit scale": (dict(is_causal=True), ("logit_scale",)),
 }
 CASES = [
     *(("ring", layout, name) for layout in ("contiguous", "zigzag", "striped") for name in OPTIONS),
-    *(("gather", "striped", name) for name in ("causal", "dropout")),
+    *(("gather", "striped", name) for name in ("causal", "dropout", "logit scale")),
     *(("gather", "zigzag", name) for name in ("alibi", "mask")),
-    *(("hybrid", "zigzag", name) for name in ("causal", "window", "dropout")),
+    *(("hybrid", "zigzag", name) for name in ("causal", "window", "dropout", "logit scale")),
 ]
 
 
@@ -172,11 +175,12 @@ def test_virtual_ranks_give_what_one_process_gives(
 ) -> None:
     length, dim, heads = (1024, 64, 4) if device.type == "cuda" else (96, 16, 4)
     shapes = {"query": (1, heads, length, dim), "key": (1, 2, length, dim), "value": (1, 2, length, dim)}
-    shapes |= {"attn_mask": (1, 1, length, length), "alibi_slopes": (heads,), "sinks": (heads,)}
+    shapes |= {"attn_mask": (1, 1, length, length), "alibi_slopes": (heads,)}
+    shapes |= {"sinks": (heads,), "logit_scale": (heads,)}
     options, more = OPTIONS[name]
     values = {}
     for of in ("query", "key", "value", *more):
-        statistic = of in ("alibi_slopes", "sinks")
+        statistic = of in ("alibi_slopes", "sinks", "logit_scale")
         x = torch.randn(shapes[of], device=device)
         values[of] = (x.abs() / 16 if of == "alibi_slopes" else x).to(torch.float32 if statistic else dtype)
     actual = run_ranks(values, options, method, getattr(distributed, layout)(length, RANKS))

@@ -66,6 +66,7 @@ def attention(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    logit_scale: Tensor | None = None,
     kernel: str = "auto",
     deterministic: bool = False,
     precision: Precision = "standard",
@@ -92,8 +93,8 @@ def attention(
 
     Returns:
         out of this rank's queries, or (out, lse). Gradients of query, key, value and rows of the mask are
-        those of one process. Of what every rank has a copy (sinks, a mask row for all queries) each rank gets
-        the share of its own queries or heads: sum them over the mesh, as gradients of weights.
+        those of one process. Of what every rank has a copy (sinks, logit_scale, a mask row for all queries)
+        each rank gets the share of its own queries or heads: sum them over the mesh, as gradients of weights.
     """
     given = (query, key, value)
     query, key, value, mesh, wrap = _local_of(query, key, value, mesh)
@@ -105,6 +106,7 @@ def attention(
         _check_rows(given, query, key, value, rank=4)
         _check_heads(query, key, enable_gqa)
         _check_per_head(query, alibi_slopes, sinks, query.shape[0])
+        _check_logit_scale(query, logit_scale)
         _check_mask(attn_mask, query)
         settings.update(
             _settings(
@@ -112,7 +114,9 @@ def attention(
             )
         )
         described = _described_rows(query, key, value, 2)
-        return _given(described, attn_mask, settings, (layout, key_layout), method, (alibi_slopes, sinks))
+        return _given(
+            described, attn_mask, settings, (layout, key_layout), method, (alibi_slopes, sinks, logit_scale)
+        )
 
     everyone = agree(boxes, look, validate)
     for box in boxes:
@@ -122,7 +126,7 @@ def attention(
     starts = ((0, layouts[0].length), (0, layouts[1].length))
     call = _call(query, key, boxes, method, layouts, starts, settings, everyone[0].seed, packed=False)
     call.mask_of_rows = _mask_of_rows(everyone)
-    out, lse = _apply((query, key, value, attn_mask, alibi_slopes, sinks, call), DENSE_NAMES)
+    out, lse = _apply((query, key, value, attn_mask, alibi_slopes, sinks, logit_scale, call), DENSE_NAMES)
     return (wrap(out), wrap(lse)) if return_lse else wrap(out)
 
 
@@ -147,6 +151,7 @@ def attention_varlen(
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    logit_scale: Tensor | None = None,
     kernel: str = "auto",
     deterministic: bool = False,
     precision: Precision = "standard",
@@ -172,6 +177,7 @@ def attention_varlen(
         _check_starts(starts_q, starts_k)
         _check_heads(query, key, enable_gqa)
         _check_per_head(query, alibi_slopes, sinks, len(starts_q) - 1)
+        _check_logit_scale(query, logit_scale)
         settings.update(
             _settings(
                 *(dropout_p, is_causal, scale, alignment, window, softcap, kernel, deterministic, precision)
@@ -179,7 +185,7 @@ def attention_varlen(
         )
         described = _described_rows(query, key, value, 0)
         layouts = (layout, key_layout, starts_q, starts_k)
-        return _given(described, None, settings, layouts, method, (alibi_slopes, sinks))
+        return _given(described, None, settings, layouts, method, (alibi_slopes, sinks, logit_scale))
 
     everyone = agree(boxes, look, validate)
     for box in boxes:
@@ -199,7 +205,7 @@ def attention_varlen(
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
     starts = (starts_q, starts_k)
     call = _call(q, k, boxes, method, layouts, starts, settings, everyone[0].seed, packed=True)
-    out, lse = _apply((q, k, v, None, alibi_slopes, sinks, call), VARLEN_NAMES)
+    out, lse = _apply((q, k, v, None, alibi_slopes, sinks, logit_scale, call), VARLEN_NAMES)
     out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0)
     return (out, lse) if return_lse else out
 
@@ -301,6 +307,20 @@ def _check_per_head(query: Tensor, slopes: Tensor | None, sinks: Tensor | None, 
         reject("sinks", f"[{heads}], one for each head of query", list(sinks.shape))
     if slopes is not None and list(slopes.shape) not in ([heads], [entries, heads]):
         reject("alibi_slopes", f"[{heads}] or [{entries}, {heads}]", list(slopes.shape))
+
+
+def _check_logit_scale(query: Tensor, logit_scale: Tensor | None) -> None:
+    """Here, as a rank without queries calls no kernel that would."""
+    if logit_scale is None:
+        return
+    if not isinstance(logit_scale, Tensor):
+        raise TypeError(f"logit_scale: expected Tensor or None, got {type(logit_scale).__name__}")
+    if list(logit_scale.shape) != [query.shape[1]]:
+        expected = f"[{query.shape[1]}], one for each head of query"
+        reject("logit_scale", expected, list(logit_scale.shape))
+    statistics = torch.float64 if query.dtype == torch.float64 else torch.float32
+    if logit_scale.dtype != statistics:
+        reject("logit_scale", f"{statistics}", logit_scale.dtype)
 
 
 def _check_mask(mask: Tensor | None, query: Tensor) -> None:

@@ -16,7 +16,7 @@ from tilewise.distributed.heads import HeadExchange
 from tilewise.distributed.pieces import Heads, Inputs, Problem, Shares
 from tilewise.distributed.ring import Ring
 
-Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 
 @dataclass(eq=False)
@@ -77,6 +77,7 @@ class Call:
         mask: Tensor | None,
         slopes: Tensor | None,
         sinks: Tensor | None,
+        logit_scale: Tensor | None,
     ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
         """out, lse, and what backward wants to have."""
         heads = q.shape[1]
@@ -84,9 +85,11 @@ class Call:
         q, k, v = self._spread(q), self._spread_keys(k), self._spread_keys(v)
         mask = self._spread_mask(mask)
         with _naming_device(q):
-            o, lse = self.inner.forward(self.problem, Inputs(q, mask, slopes, sinks), k, v)
+            inputs = Inputs(q, mask, slopes, sinks, logit_scale)
+            o, lse = self.inner.forward(self.problem, inputs, k, v)
         out = self._collect(o.to(dtype), heads)
-        return out, self._collect(lse.to(statistics), heads), (q, k, v, mask, slopes, sinks, o, lse)
+        saved = (q, k, v, mask, slopes, sinks, logit_scale, o, lse)
+        return out, self._collect(lse.to(statistics), heads), saved
 
     def backward(
         self,
@@ -97,24 +100,25 @@ class Call:
         grad_lse: Tensor | None,
         mask_gradient: bool,
     ) -> Gradients:
-        q, k, v, mask, slopes, sinks, o, lse = saved
+        q, k, v, mask, slopes, sinks, logit_scale, o, lse = saved
         assert q is not None and k is not None and v is not None and o is not None and lse is not None
         grad_out = self._spread(grad_out)
         grad_lse = None if grad_lse is None else self._spread(grad_lse)
-        inputs = Inputs(q, mask, slopes, sinks)
+        inputs = Inputs(q, mask, slopes, sinks, logit_scale)
         with _naming_device(q):
             if isinstance(self.inner, Ring):
                 shares = Shares.of(inputs, o, lse, grad_out, grad_lse, mask_gradient)
                 dk, dv = self.inner.backward(self.problem, inputs, k, v, shares)
                 dq, dmask = shares.dq, shares.dmask
                 dsinks = None if sinks is None else shares.sinks(self.problem, inputs)
+                dlogit = shares.dlogit
             else:
-                dq, dk, dv, dmask, dsinks = self.inner.backward(
+                dq, dk, dv, dmask, dsinks, dlogit = self.inner.backward(
                     self.problem, inputs, k, v, (o, lse), (grad_out, grad_lse), mask_gradient
                 )
         dq = self._collect(dq, heads[0])
         dk, dv = (self._collect_keys(x, heads[1]) for x in (dk, dv))
-        return dq, dk, dv, self._collect_mask(dmask, whole_mask), dsinks
+        return dq, dk, dv, self._collect_mask(dmask, whole_mask), dsinks, dlogit
 
 
 @contextmanager
@@ -130,7 +134,7 @@ def _naming_device(rows: Tensor) -> Iterator[None]:
 
 
 class Attention(torch.autograd.Function):
-    """out and lse of query, key, value, mask, slopes and sinks, by the call that comes last."""
+    """out and lse of query, key, value, mask, slopes, sinks and logit_scale, by the call that comes last."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
@@ -144,14 +148,14 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, mask, _, sinks, *saved = ctx.saved_tensors
+        q, k, v, mask, _, sinks, logit_scale, *saved = ctx.saved_tensors
         if grad_out is None:
             grad_out = q.new_zeros((*q.shape[:3], v.shape[3]))
         found = ctx.call.backward(
             tuple(saved), mask, (q.shape[1], k.shape[1]), grad_out, grad_lse, ctx.needs_input_grad[3]
         )
-        dq, dk, dv, dmask, dsinks = (
+        dq, dk, dv, dmask, dsinks, dlogit = (
             None if x is None else x.to(like.dtype)
-            for x, like in zip(found, (q, k, v, mask, sinks), strict=True)
+            for x, like in zip(found, (q, k, v, mask, sinks, logit_scale), strict=True)
         )
-        return dq, dk, dv, dmask, None, dsinks, None
+        return dq, dk, dv, dmask, None, dsinks, dlogit, None

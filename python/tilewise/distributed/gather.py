@@ -74,16 +74,16 @@ class Gather:
         saved: tuple[Tensor, Tensor],
         grads: tuple[Tensor, Tensor | None],
         mask_gradient: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
         keys, values = self.collect(k, v)
         if self.whole is not None:
-            dq, dk, dv, dmask, dsinks = differentiate_whole(
+            dq, dk, dv, dmask, dsinks, dlogit = differentiate_whole(
                 problem, inputs, keys, values, self.whole, saved, grads, mask_gradient
             )
         else:
             shares = Shares.of(inputs, *saved, *grads, mask_gradient)
             dk, dv = (torch.zeros_like(x, dtype=inputs.wide) for x in (keys, values))
             shares.differentiate(problem, inputs, keys, values, self.pairs, dk, dv)
-            dq, dmask = shares.dq, shares.dmask
+            dq, dmask, dlogit = shares.dq, shares.dmask, shares.dlogit
             dsinks = None if inputs.sinks is None else shares.sinks(problem, inputs)
-        return dq, *self.give_back(dk, dv, (k, v)), dmask, dsinks
+        return dq, *self.give_back(dk, dv, (k, v)), dmask, dsinks, dlogit

@@ -38,6 +38,10 @@ class Heads:
     def at(self) -> slice:
         return slice(self.first, self.first + self.count)
 
+    def of_whole(self, here: slice) -> slice:
+        """Heads of the whole that are these heads here."""
+        return slice(self.first + here.start, self.first + here.stop)
+
     def runs(self) -> list[tuple[slice, slice]]:
         """Heads here of queries and keys: whole groups together, a group that is cut by itself."""
         found: list[tuple[slice, slice]] = []
@@ -89,6 +93,7 @@ class Inputs:
     mask: Tensor | None = None  # these queries, and all keys in the order of the whole
     slopes: Tensor | None = None  # of all heads, [Hq] or [B or documents, Hq]
     sinks: Tensor | None = None  # [Hq], of all heads
+    logit_scale: Tensor | None = None  # [Hq], of all heads
 
     @property
     def wide(self) -> torch.dtype:
@@ -118,8 +123,7 @@ def _mask_of(mask: Tensor, pair: Pair, heads: slice) -> Tensor:
 
 
 def _options(problem: Problem, inputs: Inputs, pair: Pair, heads: slice) -> dict[str, Any]:
-    first = problem.heads.first
-    of_whole = slice(first + heads.start, first + heads.stop)
+    of_whole = problem.heads.of_whole(heads)
     slopes = inputs.slopes
     if slopes is not None and slopes.dim() == 2 and problem.packed:
         slopes = slopes[pair.q.document]
@@ -127,13 +131,18 @@ def _options(problem: Problem, inputs: Inputs, pair: Pair, heads: slice) -> dict
         problem.settings,
         attn_mask=None if inputs.mask is None else _mask_of(inputs.mask, pair, heads),
         alibi_slopes=None if slopes is None else slopes[..., of_whole],
+        logit_scale=None if inputs.logit_scale is None else inputs.logit_scale[of_whole],
         dropout_seed=None if problem.seed is None else torch.tensor(problem.seed, dtype=torch.int64),
     )
 
 
 def _sinks(problem: Problem, inputs: Inputs, heads: slice) -> Tensor | None:
-    first = problem.heads.first
-    return None if inputs.sinks is None else inputs.sinks[first + heads.start : first + heads.stop]
+    return None if inputs.sinks is None else inputs.sinks[problem.heads.of_whole(heads)]
+
+
+def _no_logit_gradient(inputs: Inputs) -> Tensor | None:
+    logit_scale = inputs.logit_scale
+    return None if logit_scale is None else torch.zeros_like(logit_scale, dtype=torch.float64)
 
 
 class Joined:
@@ -189,6 +198,7 @@ class Shares:
     delta: Tensor
     dq: Tensor
     dmask: Tensor | None
+    dlogit: Tensor | None  # of all heads' logit_scale, in f64
 
     @staticmethod
     def of(
@@ -204,6 +214,7 @@ class Shares:
             _delta(grad_out, o),
             torch.zeros_like(inputs.q, dtype=inputs.wide),
             dmask,
+            _no_logit_gradient(inputs),
         )
 
     def differentiate(
@@ -217,28 +228,32 @@ class Shares:
         dv: Tensor,
     ) -> None:
         """Adds the gradients of the pairs; dk and dv stand beside k and v."""
-        needed = [True, True, True, self.dmask is not None, False]
+        needed = [True, True, True, self.dmask is not None, False, self.dlogit is not None]
         for pair in pairs:
             for heads, keys in problem.heads.runs():
                 q_at, k_at = (slice(None), heads, pair.q_rows), (slice(None), keys, pair.k_rows)
-                found = _backward(
-                    self.grad_out[q_at],
-                    None if self.grad_lse is None else self.grad_lse[q_at].to(inputs.statistics),
-                    None,
-                    self.lse[q_at].to(inputs.statistics),
-                    self.delta[q_at].to(inputs.statistics),
-                    needed,
-                    problem.place(pair, heads.start),
-                    True,
-                    False,
-                    *(inputs.q[q_at], k[k_at], v[k_at]),
-                    **_options(problem, inputs, pair, heads),
+                found = iter(
+                    _backward(
+                        self.grad_out[q_at],
+                        None if self.grad_lse is None else self.grad_lse[q_at].to(inputs.statistics),
+                        None,
+                        self.lse[q_at].to(inputs.statistics),
+                        self.delta[q_at].to(inputs.statistics),
+                        needed,
+                        problem.place(pair, heads.start),
+                        True,
+                        False,
+                        *(inputs.q[q_at], k[k_at], v[k_at]),
+                        **_options(problem, inputs, pair, heads),
+                    )
                 )
-                self.dq[q_at] += found[0]
-                dk[k_at] += found[1]
-                dv[k_at] += found[2]
+                self.dq[q_at] += next(found)
+                dk[k_at] += next(found)
+                dv[k_at] += next(found)
                 if self.dmask is not None:
-                    _mask_of(self.dmask, pair, heads).add_(found[3])
+                    _mask_of(self.dmask, pair, heads).add_(next(found))
+                if self.dlogit is not None:
+                    self.dlogit[problem.heads.of_whole(heads)] += next(found)
 
     def sinks(self, problem: Problem, inputs: Inputs) -> Tensor:
         """Gradients of all heads' sinks, of the rows here."""
@@ -300,15 +315,16 @@ def differentiate_whole(
     saved: tuple[Tensor, Tensor],
     grads: tuple[Tensor, Tensor | None],
     mask_gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of query, key, value, mask and sinks, in f32 or wider."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of query, key, value, mask, sinks and logit_scale, in f32 or wider."""
     wide = inputs.wide
     dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (inputs.q, k, v))
     mask, sinks = inputs.mask, inputs.sinks
     dmask = torch.zeros_like(mask, dtype=wide) if mask_gradient and mask is not None else None
     dsinks = None if sinks is None else torch.zeros_like(sinks)
+    dlogit = _no_logit_gradient(inputs)
     (out, lse), (grad_out, grad_lse) = saved, grads
-    needed = [True, True, True, dmask is not None, dsinks is not None]
+    needed = [True, True, True, dmask is not None, dsinks is not None, dlogit is not None]
     for pair in pairs:
         for heads, keys in problem.heads.runs():
             q_at, k_at = (slice(None), heads, pair.q_rows), (slice(None), keys, pair.k_rows)
@@ -334,6 +350,7 @@ def differentiate_whole(
             if dmask is not None:
                 _mask_of(dmask, pair, heads).add_(next(found))
             if dsinks is not None:
-                first = problem.heads.first
-                dsinks[first + heads.start : first + heads.stop] += next(found)
-    return dq, dk, dv, dmask, dsinks
+                dsinks[problem.heads.of_whole(heads)] += next(found)
+            if dlogit is not None:
+                dlogit[problem.heads.of_whole(heads)] += next(found)
+    return dq, dk, dv, dmask, dsinks, dlogit

@@ -1,16 +1,199 @@
 #include "core/arena.h"
+#include "cuda/attention/common/backward/peaks.h"
 #include "cuda/attention/common/backward/row_gradients.h"
-#include "cuda/attention/simt/backward/peak_pairs.cuh"
-#include "cuda/attention/simt/backward/sums.cuh"
+#include "cuda/attention/simt/backward/stage.cuh"
 #include "cuda/attention/simt/backward/tile_pairs.cuh"
 #include "cuda/attention/simt/fused.h"
 #include "cuda/ptx/dependent.cuh"
+#include "cuda/ptx/local.cuh"
+#include "cuda/ptx/reduce.cuh"
 #include "cuda/runtime/code.h"
 #include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
 
 namespace tilewise::cuda::simt {
+
+// Peaks among the pairs of two tiles, and sums over the others: see peaks.h.
+
+/// Puts the peaks among a lane's pairs aside. Places for those of all its rows are asked for at once: each
+/// answer comes from global memory.
+template <typename C>
+__device__ __forceinline__ void take_peaks(const Stage<C, Side::keys, false>& stage, const Peaks& peaks,
+                                           const QueryTile& query, const KeyTile& keys,
+                                           const Place<C>& place) {
+  const std::int64_t first_row =
+      query.h * stage.call.rows_q() + stage.call.first_row_q(query.b) + query.first;
+  unsigned high[C::M];  // a bit a column
+  int next[C::M];
+#pragma unroll
+  for (int m = 0; m < C::M; ++m) {
+    const int r = place.other(m);
+    high[m] = 0;
+#pragma unroll
+    for (int n = 0; n < C::N; ++n) {
+      high[m] |= stage.weights[r * C::pair_stride + place.own(n)] > peak_weight ? 1u << n : 0u;
+    }
+    next[m] = 0;
+    if (high[m] != 0) next[m] = atomicAdd(peaks.count + first_row + r, __popc(high[m]));
+  }
+#pragma unroll
+  for (int m = 0; m < C::M; ++m) {
+    const std::int64_t row = first_row + place.other(m);
+#pragma unroll 1
+    for (; high[m] != 0; high[m] &= high[m] - 1, ++next[m]) {
+      const int c = place.own(__ffs(static_cast<int>(high[m])) - 1);
+      const int at = place.other(m) * C::pair_stride + c;
+      const float weight = stage.weights[at];
+      if (next[m] >= most_peaks) {  // lse is far off: as one of the others
+        atomicAdd(peaks.rest_weight + row, weight);
+        continue;
+      }
+      peaks.first[row * most_peaks + next[m]] = {keys.first + c, weight, stage.dscores[at] / weight};
+      stage.dscores[at] = 0;
+    }
+  }
+}
+
+/// Adds the weights and score gradients of the others to their rows' sums.
+template <typename C>
+__device__ __forceinline__ void add_others(const Stage<C, Side::keys, false>& stage, const Peaks& peaks,
+                                           const QueryTile& query) {
+  constexpr int lanes = C::threads / C::tile;  // that share a row
+  const int r = static_cast<int>(threadIdx.x) / lanes;
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const int at = r * C::pair_stride + lane * 4;
+  float weight = 0;
+  float gradient = 0;
+#pragma unroll 4
+  for (int c = 0; c < C::tile; c += 4 * lanes) {
+    const float4 weights = load_four(stage.weights + at + c);
+    const float4 dscores = load_four(stage.dscores + at + c);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const float one = element(weights, n);
+      weight += one > peak_weight ? 0.0f : one;
+      gradient += element(dscores, n);
+    }
+  }
+#pragma unroll
+  for (int apart = lanes / 2; apart > 0; apart /= 2) {  // both at once: each exchange is waited for
+    weight += __shfl_xor_sync(~0u, weight, apart);
+    gradient += __shfl_xor_sync(~0u, gradient, apart);
+  }
+  if (lane != 0 || r >= query.count) return;
+  const std::int64_t row = query.h * stage.call.rows_q() + stage.call.first_row_q(query.b) + query.first + r;
+  atomicAdd(peaks.rest_weight + row, weight);
+  atomicAdd(peaks.rest_gradient + row, gradient);
+}
+
+// What the pairs of two tiles add to dk, dv and dq: sums that a block keeps in registers and stores at its
+// end, and those that it adds to global memory.
+
+/// Where the sums of a lane are in [own, piece] of its half's gradient: 8 x 8, or 4 x 8 of small tiles.
+template <typename C>
+struct OwnPlace {
+  int rows, dims;  // the lane's first, in fours
+  __device__ explicit OwnPlace(const Place<C>& place)
+      : rows(place.in_half % 2 * C::R + place.lane.row), dims(place.in_half / 2 * 16 + place.lane.column) {}
+  __device__ int row(int m) const { return in_runs<2 * C::R>(rows, m); }
+  __device__ int dim(int n) const { return in_runs<C::C>(dims, n); }
+};
+
+template <typename C>
+__device__ __forceinline__ void add_to_own(float (&sum)[C::own_each][8], const float* pairs,
+                                           const float* rows, int count, const OwnPlace<C>& at) {
+  add_product(sum, Transposed<C::pair_stride, 2 * C::R>{pairs + at.rows * 4},
+              Transposed<C::row_stride, C::C>{rows + at.dims * 4}, (count + 7) / 8 * 8);
+}
+
+template <typename C, bool general>
+__device__ __forceinline__ void store_own(const Rows& rows, const float (&sum)[C::own_each][8], float factor,
+                                          int valid, int first_dim, int dims, const OwnPlace<C>& at,
+                                          std::int64_t b, std::int64_t h, std::int64_t first_row) {
+  const bool aligned = general && aligned_rows(rows, dims);
+#pragma unroll
+  for (int m = 0; m < C::own_each; ++m) {
+    const int r = at.row(m);
+    if (r >= valid) continue;
+    std::byte* to = rows.at(b, h, first_row + r) + first_dim * size_of(rows.dtype);
+#pragma unroll
+    for (int n = 0; n < 8; n += 4) {
+      const float4 four{factor * sum[m][n], factor * sum[m][n + 1], factor * sum[m][n + 2],
+                        factor * sum[m][n + 3]};
+      if constexpr (general) {
+        store_chunk(to, rows.dtype, at.dim(n), dims - first_dim, aligned, four);
+      } else if (at.dim(n) < dims) {
+        store_4(reinterpret_cast<float*>(to) + at.dim(n), four);
+      }
+    }
+  }
+}
+
+/// dq += dscores · k, by all warps: a quarter of the queries and 64 dims each.
+template <typename C, bool general>
+__device__ __forceinline__ void add_dq(const Stage<C, Side::keys, general>& stage, const Rows& dq_sum,
+                                       const QueryTile& query, const KeyTile& keys, int piece,
+                                       const Place<C>& place) {
+  constexpr int rows_each = C::tile / 16;
+  const int first_row = place.warp % 4 * (C::tile / 4);
+  const int first_dim = place.warp / 4 * 64;
+  float dq[rows_each][8] = {};
+  multiply_rows_transposed(
+      dq, ByRows<C::pair_stride, C::R>{stage.dscores + (first_row + place.lane.row) * C::pair_stride},
+      Transposed<C::row_stride, C::C>{stage.own + first_dim + place.lane.column * 4},
+      (keys.count + 7) / 8 * 8);
+  const auto scale = static_cast<float>(stage.call.scale);
+  const int dims = stage.dims_qk(piece);
+  const bool aligned = !general || aligned_rows(dq_sum, stage.dim_qk);
+  const std::int64_t s = query.sequence.first_q + query.first;
+#pragma unroll
+  for (int m = 0; m < rows_each; ++m) {
+    const int r = first_row + in_steps<C::R>(place.lane.row, m);
+    if (r >= query.count) continue;
+    auto* to = reinterpret_cast<float*>(dq_sum.at(query.b, query.h, s + r)) + piece * C::dim;
+#pragma unroll
+    for (int n = 0; n < 8; n += 4) {
+      const int d = first_dim + in_runs<C::C>(place.lane.column, n);
+      if (d >= dims) continue;
+      if (aligned) {
+        add_4(to + d, {scale * dq[m][n], scale * dq[m][n + 1], scale * dq[m][n + 2], scale * dq[m][n + 3]});
+      } else {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (d + k < dims) atomicAdd(to + d + k, scale * dq[m][n + k]);
+        }
+      }
+    }
+  }
+}
+
+/// The sums of the query heads of a group, each summed by itself before it is added, in local memory. For
+/// kernels whose tiles may be as small as a block mask's blocks; where tiles are full it makes no difference.
+template <typename C>
+class GroupSum {
+ public:
+  __device__ void add(float (&sum)[C::own_each][8]) {
+    float* sums = in_memory(sums_);
+#pragma unroll
+    for (int n = 0; n < C::own_each * 8; ++n) {
+      sums[n] = any_ ? sums[n] + sum[n / 8][n % 8] : sum[n / 8][n % 8];
+      sum[n / 8][n % 8] = 0;
+    }
+    any_ = true;
+  }
+  __device__ void join(float (&sum)[C::own_each][8]) {
+    if (!any_) return;
+    const float* sums = in_memory(sums_);
+#pragma unroll
+    for (int n = 0; n < C::own_each * 8; ++n) sum[n / 8][n % 8] += sums[n];
+  }
+
+ private:
+  float sums_[C::own_each * 8];
+  bool any_ = false;
+};
+
 namespace {
 
 // Backward by recomputation. A block keeps a tile of keys and walks over the queries that see it: five

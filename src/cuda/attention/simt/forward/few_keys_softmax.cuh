@@ -1,10 +1,221 @@
 #pragma once
 
+#include <cstdint>
+#include <cstdlib>
+
+#include "core/rows.h"
 #include "cuda/attention/common/score.cuh"
-#include "cuda/attention/simt/forward/few_keys_tile.cuh"
+#include "cuda/attention/simt/forward/fused_short.h"
+#include "cuda/attention/simt/multiply.cuh"
+#include "cuda/ptx/async_copy.cuh"
 #include "cuda/tile/element.cuh"
 
 namespace tilewise::cuda::simt::few_keys {
+
+// The kernel for few keys (fused_short.cu): what it is given; what a block has, where in shared memory, and
+// which of it is a thread's; and how that comes there.
+
+/// Rows of an entry and head. Those of a block are reached by one instruction each: a 32-bit product on top
+/// of a 64-bit address.
+struct ShortRows {
+  float* data;
+  std::int64_t stride_b, stride_h;
+  int stride_bytes;  // from a row to the next
+
+  static ShortRows of(const Rows& rows) {
+    return {rows.wanted ? reinterpret_cast<float*>(rows.data) : nullptr, rows.stride_b, rows.stride_h,
+            static_cast<int>(rows.stride_s * static_cast<std::int64_t>(sizeof(float)))};
+  }
+  /// Whether 32 bits are enough for that stride.
+  static bool holds(const Rows& rows) { return std::abs(rows.stride_s) < (1 << 28); }
+  __device__ float* first(std::uint32_t b, std::uint32_t h, int row) const {
+    return at(data + b * stride_b + h * stride_h, row);
+  }
+  __device__ float* at(float* first, int row) const { return row_at(first, row, stride_bytes); }
+  __device__ static float* row_at(float* first, int row, int stride_bytes) {
+    return reinterpret_cast<float*>(reinterpret_cast<std::byte*>(first) +
+                                    static_cast<std::int64_t>(row) * stride_bytes);
+  }
+};
+
+/// Divides what is far below 2^16 by what is, too, with a product for a division.
+struct Divisor {
+  std::uint32_t value, inverse;  // 2^31 / value, rounded up
+
+  static Divisor of(std::int64_t value) {
+    return {static_cast<std::uint32_t>(value),
+            static_cast<std::uint32_t>(((std::int64_t{1} << 31) + value - 1) / value)};
+  }
+  __device__ std::uint32_t quotient(std::uint32_t n) const {
+    return static_cast<std::uint32_t>((std::uint64_t{n} * inverse) >> 31);
+  }
+};
+
+/// A call in as few numbers as it takes: the constant cache is cold when a kernel begins, and each line
+/// waits.
+struct ShortCall {
+  ShortRows q, k, v, o, lse;
+  Divisor heads, heads_together;
+  int length_q, length_k, dim_qk, dim_v;
+  int left, right;    // query i sees keys i − left up to i + right
+  float scale, unit;  // of products, in natural units and for exp2; both positive
+  bool negative;      // the scale, so that products are negated
+};
+
+constexpr int queries = ShortTile::queries;
+constexpr int most_keys = 256;
+constexpr int dim = ShortTile::dim;
+constexpr int warps = 8;
+constexpr int threads = warps * 32;
+constexpr int M = 8;  // queries of a lane
+constexpr int N = 8;  // its keys, then its dims
+constexpr int piece = 32;
+constexpr int side_queries = queries / 2;
+constexpr int quarter_keys = most_keys / 4;
+constexpr int group_keys = most_keys / 2;
+
+using Lane = Lanes<4, true>;
+using Queries = TurnedInFours<queries, 4, 4>;  // [piece, queries]
+using Keys = TurnedInFours<most_keys, 8, 4>;   // [piece, keys]
+using Weights = TurnedInFours<queries, 4, 8>;  // [keys, queries]
+using Values = Transposed<dim, 8>;             // [keys, dim]
+
+// Floats in shared memory. Weights come when keys and queries are done with, and an exchange of results when
+// weights are.
+constexpr int k_floats = Keys::offset(piece);
+constexpr int place_floats = k_floats + Queries::offset(piece);
+constexpr int v_at = 0;
+constexpr int places_at = v_at + most_keys * dim;  // of two pieces
+constexpr int p_at = places_at;
+constexpr int exchange_at = places_at;
+constexpr int maxima_at = places_at + 2 * place_floats;  // [quarter, queries]
+constexpr int sums_at = maxima_at + 4 * queries;         // [quarter, queries]
+constexpr int all_floats = sums_at + 4 * queries;
+static_assert(Weights::offset(most_keys) <= 2 * place_floats);
+static_assert(threads * M * N / 2 <= 2 * place_floats);
+constexpr std::size_t shared_bytes = sizeof(float) * all_floats;
+
+/// What a block works on.
+struct Work {
+  std::uint32_t b, h, key_head;
+  int first_query, query_count, first_key, key_count;
+
+  __device__ explicit Work(const ShortCall& call) {
+    b = call.heads.quotient(blockIdx.y);
+    h = blockIdx.y - b * call.heads.value;
+    key_head = call.heads_together.quotient(h);
+    first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * queries;  // the last see the most keys
+    query_count = min(queries, call.length_q - first_query);
+    first_key = min(max(0, first_query - call.left), call.length_k - 1);
+    key_count = max(0, min(call.length_k, first_query + query_count + call.right) - first_key);
+  }
+};
+
+/// Where a thread stands.
+struct Place {
+  int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);  // the same to the compiler, too
+  Lane lane;
+  int side = warp % 2;      // of the queries
+  int quarter = warp / 2;   // of the keys, in the first product
+  int half = warp / 2 % 2;  // of the dims, in the second
+  int group = warp / 4;     // there: of the keys
+
+  __device__ int query(int m) const { return side * side_queries + in_runs<4>(lane.row, m); }
+  __device__ int key(int n) const { return quarter * quarter_keys + in_runs<8>(lane.column, n); }
+  __device__ int dim_of(int n) const { return half * (dim / 2) + in_runs<8>(lane.column, n); }
+};
+
+/// Queries and keys on their way. They come by halves: half n is piece n / 2 of half n % 2 of the rows, five
+/// loads a thread, the last of which is of queries. A warp reads 128 bytes of four rows and writes,
+/// transposed, to as many banks as it has lanes. Rows past the last are the last again; what comes of them is
+/// hidden, or not written.
+class Pieces {
+ public:
+  static constexpr int loads = 5;
+
+  __device__ Pieces(const ShortCall& call, const Work& work, float* shared)
+      : q_gmem_(call.q.first(work.b, work.h, work.first_query) + column()),
+        k_gmem_(call.k.first(work.b, work.key_head, work.first_key) + column()),
+        q_stride_bytes_(call.q.stride_bytes),
+        k_stride_bytes_(call.k.stride_bytes),
+        last_query_(work.query_count - 1),
+        last_key_(max(0, work.key_count - 1)),
+        q_smem_(shared + places_at + k_floats + Queries::offset(column()) + row()),
+        k_smem_(shared + places_at + Keys::offset(column()) + row()) {}
+
+  __device__ float4 fetch(unsigned half, int n) const {
+    const int first = static_cast<int>(half / 2) * piece;
+    const int side = static_cast<int>(half % 2);
+    const float* from =
+        n + 1 == loads
+            ? ShortRows::row_at(q_gmem_ + first, min(row() + side * (queries / 2), last_query_),
+                                q_stride_bytes_)
+            : ShortRows::row_at(k_gmem_ + first, min(row() + side * group_keys + n * rows, last_key_),
+                                k_stride_bytes_);
+    return __ldg(reinterpret_cast<const float4*>(from));
+  }
+  /// Where a half goes.
+  struct Target {
+    float *q_smem, *k_smem;
+  };
+  __device__ Target target(unsigned half) const {
+    const unsigned place = half / 2 % 2 * place_floats;
+    return {q_smem_ + place + half % 2 * (queries / 2), k_smem_ + place + half % 2 * group_keys};
+  }
+  /// Dims d and d + 1 of the four.
+  __device__ void put(const Target& to, int n, int d, const float4& four) const {
+    if (n + 1 == loads) {
+      to.q_smem[Queries::offset(d)] = element(four, d);
+      to.q_smem[Queries::offset(d + 1)] = element(four, d + 1);
+    } else {
+      to.k_smem[Keys::offset(d) + n * rows] = element(four, d);
+      to.k_smem[Keys::offset(d + 1) + n * rows] = element(four, d + 1);
+    }
+  }
+
+ private:
+  static constexpr int rows = threads / 8;  // that all threads have at a time
+  static_assert(2 * rows == queries && rows * (loads - 1) == group_keys);
+
+  __device__ static int column() { return static_cast<int>(threadIdx.x) % 8 * 4; }
+  __device__ static int row() { return static_cast<int>(threadIdx.x) / 8; }
+
+  float *q_gmem_, *k_gmem_;
+  int q_stride_bytes_, k_stride_bytes_, last_query_, last_key_;
+  float *q_smem_, *k_smem_;
+};
+
+/// Copies of values, eight rows at a time: a warp a row. Rows past the last come as the last again, since a
+/// copy that may be of nothing takes more instructions, and are cleared when all are there.
+class ValueCopies {
+ public:
+  __device__ ValueCopies(const ShortCall& call, const Work& work, float* shared)
+      : v_gmem_(call.v.first(work.b, work.key_head, work.first_key) + (column() < call.dim_v ? column() : 0)),
+        stride_bytes_(call.v.stride_bytes),
+        key_count_(work.key_count),
+        to_smem_(shared + v_at + row() * dim + column()) {}
+
+  __device__ void copy(int eight) const {
+    const int key = min(eight * 8 + row(), max(0, key_count_ - 1));
+    copy_async_16(to_smem_ + eight * 8 * dim, ShortRows::row_at(v_gmem_, key, stride_bytes_), true);
+  }
+  /// Waits for the thread's own copies.
+  __device__ void finish() const {
+    commit_copies();
+    wait_copies<0>();
+    for (int eight = max(0, key_count_ - row() + 7) / 8; eight < most_keys / 8; ++eight) {
+      store_4(to_smem_ + eight * 8 * dim, float4{});
+    }
+  }
+
+ private:
+  __device__ static int column() { return static_cast<int>(threadIdx.x) % 32 * 4; }
+  __device__ static int row() { return static_cast<int>(threadIdx.x) / 32; }
+
+  float* v_gmem_;
+  int stride_bytes_, key_count_;
+  float* to_smem_;
+};
 
 // From queries and keys to weights: the first product, then what it hides, then the softmax over all keys.
 

@@ -1,12 +1,79 @@
 #pragma once
 
+#include "cuda/attention/common/backward/config.h"
 #include "cuda/attention/common/backward/shares.h"
 #include "cuda/attention/common/tuning_problem.h"
-#include "cuda/attention/sm80/backward/tuning.h"
 #include "cuda/runtime/device.h"
 #include "cuda/tile/tuning_table.h"
 
 namespace tilewise::cuda::mma {
+
+// One row a line. The first of those with the smallest sufficient dim is taken whose tiles fit into the GPU's
+// shared memory. bench/sweep_mma_backward.cu measures candidates.
+
+namespace backward_rows {
+
+inline constexpr BackwardConfig dim64{.dim = 64,
+                                      .warps = 4,
+                                      .queries = 64,
+                                      .keys = 128,
+                                      .key_warps = 4,
+                                      .queries_at_once = 32,
+                                      .dim_warps = 1,
+                                      .dq_dim_warps = 2,
+                                      .weights_stay = true,
+                                      .blocks = 2};
+/// Of the larger dims, with eight warps. `tile` is their queries, of which half are computed at once.
+constexpr BackwardConfig wide(int dim, int tile, int keys) {
+  return {.dim = dim,
+          .warps = 8,
+          .queries = tile,
+          .keys = keys,
+          .key_warps = 4,
+          .queries_at_once = tile / 2,
+          .dim_warps = keys == 128 ? 2 : 4,
+          .dq_dim_warps = 4};
+}
+constexpr BackwardConfig pairs_ahead(BackwardConfig c, int stages, bool matrix_stores) {
+  c.pairs_ahead = true;
+  c.stages = stages;
+  c.matrix_stores = matrix_stores;
+  return c;
+}
+
+}  // namespace backward_rows
+
+/// For calls whose scores only a band hides, of aligned rows.
+struct PlainBackward {
+  static constexpr std::string_view name = "attention.sm80.backward";
+  static constexpr bool general = false;
+  static constexpr BackwardConfig rows[] = {
+      backward_rows::dim64,
+      backward_rows::pairs_ahead(backward_rows::wide(128, 64, 128), 3, true),
+      backward_rows::wide(128, 64, 128),
+      backward_rows::wide(128, 32, 64),
+      backward_rows::pairs_ahead(backward_rows::wide(256, 64, 64), 2, false),
+      backward_rows::wide(256, 32, 64),
+  };
+};
+
+/// For all others.
+struct GeneralBackward {
+  static constexpr std::string_view name = "attention.sm80.backward_general";
+  static constexpr bool general = true;
+  static constexpr BackwardConfig rows[] = {
+      backward_rows::dim64,
+      backward_rows::wide(128, 64, 128),
+      backward_rows::wide(128, 32, 64),
+      backward_rows::wide(256, 64, 64),
+      backward_rows::wide(256, 32, 64),
+  };
+};
+
+static_assert(dims_rise<PlainBackward>() && dims_rise<GeneralBackward>(),
+              "choose_backward_row() takes the first row that is large enough and fits");
+static_assert(dims_are_powers_of_two<PlainBackward>() && dims_are_powers_of_two<GeneralBackward>(),
+              "warps share dims out evenly, in parts that MatrixPointer::from() can point at");
 
 // Which row of a table a call runs by, and how many blocks share a tile of keys: what the workspace and the
 // launches agree on.

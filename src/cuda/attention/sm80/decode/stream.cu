@@ -1,12 +1,372 @@
-#include "cuda/attention/sm80/decode/stream.cuh"
+#include "cuda/attention/sm80/decode/stream.h"
 
 #include <limits>
 
+#include "cuda/attention/common/forward/query_rows.cuh"
+#include "cuda/attention/sm80/forward/softmax.cuh"
+#include "cuda/attention/sm80/forward/split_kv.h"
+#include "cuda/ptx/dependent.cuh"
+#include "cuda/ptx/matrix.cuh"
 #include "cuda/runtime/early.h"
 #include "cuda/runtime/launch.cuh"
+#include "cuda/tile/element.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 
 namespace tilewise::cuda::mma {
+
+// Decoding: all there is to do is to read keys and values once. They go straight into registers, 16 bytes a
+// lane, in the order in which lanes hold fragments: sums over dims do not mind in which order dims come, if
+// queries have the same one, and columns of o may lie anywhere. A warp loads its next keys while it weighs
+// these, and its next values after it has added these; nobody waits for another warp before the end.
+//
+// Rows are the queries of all heads that share the keys, eight at most. Weights are kept whole, and products
+// of 16 dims are summed in f32: tensor cores have little else to do.
+
+/// Which of a step's keys there are to read: [first, last) of 16.
+struct StepKeys {
+  int first, last;
+};
+
+/// What a warp has on its way, and what it has found; g = lane / 4, t = lane % 4.
+template <typename T, int dim>
+struct KeyStream {
+  static constexpr int key_chunks = dim / 32;    ///< of 16 bytes: dims 32n + 8t on
+  static constexpr int value_chunks = dim / 64;  ///< dims 64n + 8g on
+  const int g = static_cast<int>(threadIdx.x) % 32 / 4;
+  const int t = static_cast<int>(threadIdx.x) % 4;
+  uint4 k[2][key_chunks];    ///< keys g and g + 8
+  uint4 v[4][value_chunks];  ///< of keys 2t, 2t + 1, 2t + 8, 2t + 9
+  /// Of rows 2t and 2t + 1, dims 64n + 8g + 2j; then the same rows of the dim behind.
+  float o[value_chunks][4][4] = {};
+  float maximum = lowest;  ///< of row g: what its weights are relative to
+  float sum = 0;           ///< of the lane's own weights, of row g
+
+  static __device__ __forceinline__ uint4 chunk(const std::byte* from, int key, const StepKeys& present) {
+    return key >= present.first && key < present.last ? __ldcs(reinterpret_cast<const uint4*>(from))
+                                                      : uint4{};
+  }
+  /// Of a step's keys, which lie `stride` bytes apart; zeros for those that are not present.
+  __device__ __forceinline__ void load_keys(const std::byte* first, std::int64_t stride,
+                                            const StepKeys& present) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::byte* row = first + (g + 8 * half) * stride + t * 16;
+#pragma unroll
+      for (int n = 0; n < key_chunks; ++n) k[half][n] = chunk(row + n * 64, g + 8 * half, present);
+    }
+  }
+  __device__ __forceinline__ void load_values(const std::byte* first, std::int64_t stride,
+                                              const StepKeys& present) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int key = 2 * t + r % 2 + r / 2 * 8;
+      const std::byte* row = first + key * stride + g * 16;
+#pragma unroll
+      for (int n = 0; n < value_chunks; ++n) v[r][n] = chunk(row + n * 128, key, present);
+    }
+  }
+
+  /// Products of row g with keys 2t, 2t + 1, 2t + 8 and 2t + 9; of the block's queries, the lane's fragments.
+  __device__ __forceinline__ void multiply_keys(float (&s)[4], const uint4* q_smem) const {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[e] = 0;
+#pragma unroll
+    for (int n = 0; n < 2 * key_chunks; ++n) {
+      const uint4 fragment = q_smem[n * 32];
+      const std::uint32_t q[4] = {fragment.x, fragment.y, fragment.z, fragment.w};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint4& own = k[half][n / 2];
+        float products[4] = {};
+        multiply_matrices<T>(products, q, n % 2 == 0 ? own.x : own.z, n % 2 == 0 ? own.y : own.w);
+        s[2 * half] += products[0];
+        s[2 * half + 1] += products[1];
+      }
+    }
+  }
+
+  /// Turns scores, in natural units, into weights. The maximum is let lie until it is 2^8 too low.
+  __device__ __forceinline__ void weigh(float (&s)[4]) {
+    constexpr float slack = 8 / log2e;
+    const float highest = row_maximum(fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])));
+    if (__any_sync(~0u, highest > maximum + slack)) {
+      const float raised = fmaxf(maximum, highest);
+      const float rescale = exp2_approx((maximum - raised) * log2e);
+      maximum = raised;
+      sum *= rescale;
+      const float of_two[2] = {of_row(rescale, 0), of_row(rescale, 1)};
+#pragma unroll
+      for (int n = 0; n < value_chunks; ++n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[n][j][e] *= of_two[e % 2];
+        }
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      s[e] = exp2_approx((s[e] - maximum) * log2e);
+      sum += s[e];
+    }
+  }
+
+  __device__ __forceinline__ void add_values(const float (&weights)[4]) {
+    std::uint32_t rounded[2], lost[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      rounded[half] = pack<T>(weights[2 * half], weights[2 * half + 1]);
+      const float2 kept = unpack<T>(rounded[half]);
+      lost[half] = pack<T>(weights[2 * half] - kept.x, weights[2 * half + 1] - kept.y);
+    }
+#pragma unroll
+    for (int n = 0; n < value_chunks; ++n) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        // Dims 2j and 2j + 1 of the lane's eight are rows g and g + 8; neighbouring keys share a register.
+        const std::uint32_t dims[4] = {__byte_perm(word(v[0][n], j), word(v[1][n], j), 0x5410),
+                                       __byte_perm(word(v[0][n], j), word(v[1][n], j), 0x7632),
+                                       __byte_perm(word(v[2][n], j), word(v[3][n], j), 0x5410),
+                                       __byte_perm(word(v[2][n], j), word(v[3][n], j), 0x7632)};
+        multiply_matrices<T>(o[n][j], dims, lost[0], lost[1]);
+        multiply_matrices<T>(o[n][j], dims, rounded[0], rounded[1]);
+      }
+    }
+  }
+
+  /// What the lanes of row 2t, or of the one behind, have.
+  __device__ __forceinline__ float of_row(float x, int behind) const {
+    return __shfl_sync(~0u, x, 8 * t + 4 * behind);
+  }
+
+ private:
+  static __device__ __forceinline__ std::uint32_t word(const uint4& four, int n) {
+    return n == 0 ? four.x : n == 1 ? four.y : n == 2 ? four.z : four.w;
+  }
+};
+
+/// The keys of a block's split, by steps of the warp.
+template <bool paged>
+struct StreamKeys {
+  const AttentionCall& call;
+  const std::uint32_t b;
+  const std::byte *k, *v;  ///< of the head: of the sequence's first key, or of the first page's
+  int first, last;         ///< keys that some query of the block sees
+  int step;                ///< the first of the warp's next 16, some of which may be none of the block's
+
+  __device__ StreamKeys(const AttentionCall& call_, const QueryRows& rows, int split, int splits)
+      : call(call_), b(static_cast<std::uint32_t>(rows.queries.b)) {
+    const Sequence& sequence = rows.queries.sequence;
+    k = call.k.data + (paged ? 0 : row_offset(call.k, sequence)) + rows.head_kv * call.k.stride_h * 2;
+    v = call.v.data + (paged ? 0 : row_offset(call.v, sequence)) + rows.head_kv * call.v.stride_h * 2;
+    constexpr int keys = StreamShape::keys;
+    const KeyRange range = rows.queries.any(call);
+    const auto begin = static_cast<int>(range.first) / keys * keys;
+    const auto end = static_cast<int>(range.last);
+    const int share = end > begin ? ((end - begin + keys - 1) / keys + splits - 1) / splits * keys : 0;
+    step = begin + split * share + static_cast<int>(threadIdx.x) / 32 * keys;
+    first = static_cast<int>(range.first);
+    last = min(end, begin + (split + 1) * share);
+  }
+  __device__ bool more() const { return step < last; }
+  __device__ void advance() { step += StreamShape::keys * StreamShape::warps; }
+  __device__ StepKeys present() const { return {first - step, last - step}; }
+  /// The page of the warp's next keys.
+  __device__ std::int32_t page() const {
+    if constexpr (!paged) return 0;
+    const std::uint32_t slot = static_cast<std::uint32_t>(step) / static_cast<std::uint32_t>(call.page);
+    return static_cast<std::int32_t>(call.page_at(b, slot));
+  }
+  __device__ const std::byte* row(const std::byte* head, const Rows& rows, std::int32_t page_) const {
+    if constexpr (!paged) return head + step * (rows.stride_s * 2);
+    const std::uint32_t inside = static_cast<std::uint32_t>(step) % static_cast<std::uint32_t>(call.page);
+    return head + (page_ * rows.stride_b + inside * rows.stride_s) * 2;
+  }
+
+ private:
+  __device__ std::int64_t row_offset(const Rows& rows, const Sequence& sequence) const {
+    return (b * rows.stride_b + sequence.first_k * rows.stride_s) * 2;
+  }
+};
+
+/// What a block has in shared memory: its queries, and the sums of its warps on their way to one.
+template <int dim>
+struct StreamMemory {
+  uint4 q[dim / 16][32];  ///< fragments of 16 dims, whose lower eight rows are zero
+  float maximum[StreamShape::warps][StreamShape::rows];
+  float sum[StreamShape::warps][StreamShape::rows];
+  float o[StreamShape::warps][StreamShape::rows][dim];
+  int first[StreamShape::rows], last[StreamShape::rows];  ///< keys that a row sees
+};
+
+template <typename T, int dim>
+__device__ __forceinline__ void finish_stream(const AttentionCall& call, const QueryRows& rows,
+                                              const Splits& splits, StreamMemory<dim>& shared,
+                                              KeyStream<T, dim>& stream) {
+  constexpr int warps = StreamShape::warps;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int warp = thread / 32;
+  const float sum = row_sum(stream.sum);
+  if (stream.t == 0) {
+    shared.maximum[warp][stream.g] = stream.maximum;
+    shared.sum[warp][stream.g] = sum;
+  }
+  __syncthreads();  // all warps' maxima are there
+  const auto highest_of = [&](int r) {
+    float highest = shared.maximum[0][r];
+#pragma unroll
+    for (int w = 1; w < warps; ++w) highest = fmaxf(highest, shared.maximum[w][r]);
+    return highest;
+  };
+  const auto factor_of = [&](float own, float highest) { return exp2f((own - highest) * log2e); };
+  const float factor = factor_of(stream.maximum, highest_of(stream.g));
+#pragma unroll
+  for (int behind = 0; behind < 2; ++behind) {
+    const int r = 2 * stream.t + behind;
+    const float of_row = stream.of_row(factor, behind);
+    if (r >= rows.count()) continue;
+#pragma unroll
+    for (int n = 0; n < dim / 64; ++n) {
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        *reinterpret_cast<float4*>(&shared.o[warp][r][64 * n + 8 * stream.g + 2 * j]) = {
+            stream.o[n][j][behind] * of_row, stream.o[n][j][2 + behind] * of_row,
+            stream.o[n][j + 1][behind] * of_row, stream.o[n][j + 1][2 + behind] * of_row};
+      }
+    }
+  }
+  __syncthreads();  // and their sums
+
+  const auto split = static_cast<int>(blockIdx.y);
+#pragma unroll 1
+  for (int index = thread; index < rows.count() * (dim / 4); index += StreamShape::threads) {
+    const int r = index / (dim / 4), d = index % (dim / 4) * 4;
+    float maximum = highest_of(r), total = 0;
+    float4 o{};
+#pragma unroll
+    for (int w = 0; w < warps; ++w) {
+      total += shared.sum[w][r] * factor_of(shared.maximum[w][r], maximum);
+      const float4 more = *reinterpret_cast<const float4*>(&shared.o[w][r][d]);
+      o = {o.x + more.x, o.y + more.y, o.z + more.z, o.w + more.w};
+    }
+    const std::int64_t row = Splits::row(call, rows.queries.b, rows.head(r), rows.query(r));
+    if (splits.count > 1) {
+      *reinterpret_cast<float4*>(splits.o(split, row) + d) = o;
+      if (d == 0) {
+        float* state = splits.state(split, row);
+        state[0] = maximum;
+        state[1] = state[2] = total;
+      }
+      continue;
+    }
+    float factor = 1;
+    if (call.problem.features.sinks) {
+      const auto sink = static_cast<float>(call.sinks.at(rows.queries.b, rows.head(r)));
+      float sink_weight;
+      factor = join_sink(sink, maximum, sink_weight);
+      total = total * factor + sink_weight;
+    }
+    if (call.lse.wanted && d == 0) {
+      *rows.float_of(call.lse, r) = total == 0 ? minus_infinity : maximum + logf(total);
+    }
+    const float inverse = total == 0 ? 0.0f : factor / total;
+    store_4(reinterpret_cast<T*>(rows.row_of(call.o, r)) + d,
+            {o.x * inverse, o.y * inverse, o.z * inverse, o.w * inverse});
+  }
+}
+
+/// Brings the split's first keys and values into the L2 while the kernel ahead is at work. It may be writing
+/// them: in the L2 they are as it leaves them. Lengths may be old, and are read past the L1, where they would
+/// stay so.
+template <int dim>
+__device__ __forceinline__ void prefetch_split(const AttentionCall& call, std::uint32_t b,
+                                               std::uint32_t head_kv, int split, int splits) {
+  if (call.problem.layout != Layout::dense) return;
+  auto length = static_cast<int>(call.problem.length_k);
+  if (call.key_lengths.data != nullptr) {
+    length = max(0, min(length, __ldcg(call.key_lengths.data + b * call.key_lengths.stride[0])));
+  }
+  const int share = (length + splits - 1) / splits;
+  const int key = split * share + static_cast<int>(threadIdx.x);
+  if (key >= min(length, (split + 1) * share)) return;
+  prefetch_l2(call.k.at(b, head_kv, key), dim * 2);
+  prefetch_l2(call.v.at(b, head_kv, key), dim * 2);
+}
+
+template <typename T, int dim, bool paged>
+__global__ void __launch_bounds__(StreamShape::threads, StreamShape::blocks(dim))
+    stream_kernel(const __grid_constant__ AttentionCall call, const int heads, const int inverse,
+                  const Splits splits) {
+#if __CUDA_ARCH__ >= 800
+  __shared__ __align__(16) StreamMemory<dim> shared;
+  let_kernel_behind_begin();
+  const auto heads_kv = static_cast<std::uint32_t>(call.problem.heads_kv);
+  const std::uint32_t b = blockIdx.x / heads_kv, head_kv = blockIdx.x % heads_kv;
+  if constexpr (!paged) prefetch_split<dim>(call, b, head_kv, static_cast<int>(blockIdx.y), splits.count);
+  wait_for_kernel_ahead();
+  const Sequence sequence = call.sequence(b);
+  const QueryRows rows{{.b = b,
+                        .h = static_cast<std::int64_t>(head_kv) * heads,
+                        .first = 0,
+                        .count = static_cast<int>(sequence.length_q),
+                        .sequence = sequence},
+                       static_cast<int>(head_kv),
+                       heads,
+                       inverse};
+  if (rows.count() <= 0) return;
+  StreamKeys<paged> keys(call, rows, static_cast<int>(blockIdx.y), splits.count);
+  KeyStream<T, dim> stream;
+  if (keys.more()) {
+    const std::int32_t page = keys.page();
+    stream.load_keys(keys.row(keys.k, call.k, page), call.k.stride_s * 2, keys.present());
+    stream.load_values(keys.row(keys.v, call.v, page), call.v.stride_s * 2, keys.present());
+  }
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = min(stream.g, rows.count() - 1);
+  const std::byte* query = rows.row_of(call.q, row) + stream.t * 16;
+  for (int n = static_cast<int>(threadIdx.x) / 32; n < dim / 32; n += StreamShape::warps) {
+    const uint4 own = *reinterpret_cast<const uint4*>(query + n * 64);
+    shared.q[2 * n][lane] = uint4{own.x, 0, own.y, 0};
+    shared.q[2 * n + 1][lane] = uint4{own.z, 0, own.w, 0};
+  }
+  const KeyRange seen = call.keys_of(sequence, rows.query(row));
+  if (threadIdx.x < 32 && stream.t == 0) {
+    shared.first[stream.g] = static_cast<int>(seen.first);
+    shared.last[stream.g] = static_cast<int>(seen.last);
+  }
+  const KeyRange all = rows.queries.all(call);
+  const auto all_first = static_cast<int>(all.first);
+  const auto all_last = min(static_cast<int>(all.last), keys.last) - StreamShape::keys;
+  const auto scale = static_cast<float>(call.scale);
+  __syncthreads();  // queries are there
+
+#pragma unroll 1
+  while (keys.more()) {
+    const int first = keys.step;
+    keys.advance();
+    const bool more = keys.more();
+    const std::int32_t page = more ? keys.page() : 0;
+    float s[4];
+    stream.multiply_keys(s, &shared.q[0][lane]);
+    if (more) stream.load_keys(keys.row(keys.k, call.k, page), call.k.stride_s * 2, keys.present());
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[e] *= scale;
+    if (first < all_first || first > all_last) {
+      const int own_first = shared.first[stream.g], own_last = min(shared.last[stream.g], keys.last);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int key = first + 2 * stream.t + e % 2 + e / 2 * 8;
+        if (key < own_first || key >= own_last) s[e] = minus_infinity;
+      }
+    }
+    stream.weigh(s);
+    stream.add_values(s);
+    if (more) stream.load_values(keys.row(keys.v, call.v, page), call.v.stride_s * 2, keys.present());
+  }
+  finish_stream<T, dim>(call, rows, splits, shared, stream);
+#endif
+}
+
 namespace {
 
 template <typename T, int dim, bool paged>

@@ -7,7 +7,7 @@
 
 namespace tilewise::cuda::mma {
 
-// Decoding: few queries, and keys and values that are read once. See stream.cuh.
+// Decoding: few queries, and keys and values that are read once. See stream.cu.
 
 /// How such a call is cut. A block of four warps has the queries of a key head, and all its keys or a split
 /// of them; of those a warp takes every fourth 16.

@@ -1,11 +1,291 @@
 #include "cuda/gemm/sm90/split/split.h"
 
 #include "cuda/gemm/simt/simt.h"
-#include "cuda/gemm/sm90/split/split_kernel.cuh"
+#include "cuda/gemm/sm90/split/split_parts.h"
 #include "cuda/gemm/sm90/split/split_pass.cuh"
 #include "cuda/gemm/sm90/tiles/kernel.cuh"
+#include "cuda/gemm/sm90/tiles/output.cuh"
+#include "cuda/gemm/sm90/tiles/pipeline.cuh"
+#include "cuda/gemm/sm90/tiles/tuning.h"
+#include "cuda/ptx/tensor_copy.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/runtime/dynamic_shared.cuh"
 
 namespace tilewise::cuda::gemm {
+
+/// How a block that multiplies split factors is cut: a warp that loads, and two warpgroups that have 64 rows
+/// each of a tile.
+struct SplitConfig {
+  int parts = 2;  ///< of f16; of bf16 it is one more
+  int columns = 128;
+  int stages = 3;  ///< each of 64 summands, all parts of f16 of a and b
+  int piece = 1;   ///< stages whose sums tensor cores make
+  bool gated = false;
+
+  static constexpr int depth = GemmConfig::depth;
+
+  constexpr int terms() const { return parts == 2 ? 3 : 1; }       ///< products of parts of f16
+  constexpr int bf16_terms() const { return parts == 2 ? 6 : 3; }  ///< of bf16
+  constexpr int rows() const { return 128; }
+  constexpr int a_bytes() const { return rows() * depth * 2; }  ///< of one part
+  constexpr int b_bytes() const { return columns * depth * 2; }
+  constexpr int stage_bytes() const { return parts * (a_bytes() + b_bytes()); }
+  /// What becomes of sums is what the kernel for 16 bits does with those of results in f32.
+  constexpr GemmConfig output() const {
+    return {.columns = columns, .stages = stages, .gated = gated, .wide = true};
+  }
+  constexpr int slabs_bytes() const { return output().slabs_bytes(); }
+  constexpr std::size_t shared_bytes() const {
+    return static_cast<std::size_t>(stages * stage_bytes() + slabs_bytes() + output().barrier_bytes());
+  }
+  friend constexpr bool operator==(const SplitConfig&, const SplitConfig&) = default;
+};
+
+template <bool tf32, bool gated>
+struct Split;
+template <bool gated>
+struct Split<false, gated> {
+  static constexpr SplitConfig rows[] = {{.parts = 2, .stages = 3, .piece = 1, .gated = gated}};
+};
+template <bool gated>
+struct Split<true, gated> {
+  static constexpr SplitConfig rows[] = {{.parts = 1, .stages = 6, .piece = 8, .gated = gated}};
+};
+
+// Products of split factors. A stage holds all parts of f16 of 64 summands, of which three products are made.
+// Tensor cores truncate their sums, an error that grows with their length: sums are taken out of them every
+// `piece` stages and added up in f32, while the other warpgroup's products run.
+
+/// The parts that are multiplied.
+struct Term {
+  int a = 0, b = 0;
+};
+
+/// Small ones come first: the sum loses less.
+template <int terms, typename T>
+constexpr Term term_of(int index) {
+  constexpr Term of_f16[] = {{1, 0}, {0, 1}, {0, 0}};
+  constexpr Term of_bf16[] = {{2, 0}, {0, 2}, {1, 1}, {1, 0}, {0, 1}, {0, 0}};
+  return std::is_same_v<T, __half> ? of_f16[index + 3 - terms] : of_bf16[index + 6 - terms];
+}
+
+template <SplitConfig c>
+struct SplitShared {
+  static_assert(c.shared_bytes() <= 232448);  // what a block may have on Hopper
+
+  std::byte* first;
+
+  __device__ std::byte* a(int stage, int part) const {
+    return first + stage * c.stage_bytes() + part * c.a_bytes();
+  }
+  __device__ std::byte* b(int stage, int part) const { return a(stage, c.parts) + part * c.b_bytes(); }
+  __device__ std::byte* slabs(int warp) const {
+    return first + c.stages * c.stage_bytes() + warp * (2 * c.output().slab_bytes());
+  }
+  __device__ Barriers<c.output()>& barriers() const {
+    return *reinterpret_cast<Barriers<c.output()>*>(first + c.stages * c.stage_bytes() + c.slabs_bytes());
+  }
+};
+
+/// The lane that loads.
+template <SplitConfig c>
+struct SplitLoader {
+  const GemmMaps& maps;
+  const SplitShared<c>& shared;
+  const GemmArguments& arguments;
+  Ring<c.stages> ring;
+
+  __device__ __forceinline__ void load_parts(Mbarrier* full, int place, Term term, int row, int column,
+                                             int summand) const {
+    copy_box(shared.a(ring.stage(), place), maps.a, full, summand, row + term.a * arguments.m);
+    std::byte* to = shared.b(ring.stage(), place);
+    const int from = column + term.b * arguments.n;
+    if constexpr (c.gated) {
+      copy_box(to, maps.gate, full, summand, from);
+      copy_box(to + c.b_bytes() / 2, maps.b, full, summand, from);
+    } else {
+      copy_box(to, maps.b, full, summand, from);
+    }
+  }
+
+  /// f16: all parts are of one stage. bf16: those of one product are.
+  template <typename T>
+  __device__ void load() {
+    constexpr bool f16 = std::is_same_v<T, __half>;
+    Barriers<c.output()>& barriers = shared.barriers();
+    for_each_tile<c.output()>(arguments, [&](int row, int column) {
+#pragma unroll 1
+      for (int summand = 0; summand < arguments.k; summand += c.depth) {
+#pragma unroll 1
+        for (int term = 0; term < (f16 ? 1 : c.bf16_terms()); ++term) {
+          wait(&barriers.empty[ring.stage()], ring.parity() ^ 1);
+          Mbarrier* full = &barriers.full[ring.stage()];
+          arrive_expecting(full, f16 ? c.stage_bytes() : c.a_bytes() + c.b_bytes());
+          if constexpr (f16) {
+#pragma unroll
+            for (int part = 0; part < c.parts; ++part) {
+              load_parts(full, part, {part, part}, row, column, summand);
+            }
+          } else {
+            load_parts(full, 0, term_of<c.bf16_terms(), T>(term), row, column, summand);
+          }
+          ring.advance();
+        }
+      }
+    });
+  }
+};
+
+/// A warpgroup that multiplies.
+template <SplitConfig c>
+struct SplitConsumer {
+  Barriers<c.output()>& barriers;
+  const TileDescriptor a_tile, b_tile;  ///< the first stage
+  Ring<c.stages> ring;
+  Sums<c.output()> totals;
+
+  static __device__ std::uint32_t address(const std::byte* smem) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(smem));
+  }
+  __device__ __forceinline__ SplitConsumer(const SplitShared<c>& shared, int index)
+      : barriers(shared.barriers()),
+        a_tile(describe_tile(address(shared.a(0, 0)) + index * 64 * 128, 0)),
+        b_tile(describe_tile(address(shared.b(0, 0)), 0)) {}
+
+  __device__ __forceinline__ void release(int stage) {
+    if (threadIdx.x % 32 == 0) arrive(&barriers.empty[stage]);
+  }
+
+  /// Of a stage.
+  template <typename T>
+  __device__ __forceinline__ void start_products(float (&sums)[c.columns / 2], bool add) {
+    constexpr int terms = std::is_same_v<T, __half> ? c.terms() : 1;
+    const TileDescriptor a = a_tile + ring.stage() * (c.stage_bytes() / 16);
+    const TileDescriptor b = b_tile + ring.stage() * (c.stage_bytes() / 16);
+    pin(sums);
+    fence_products();
+#pragma unroll
+    for (int n = 0; n < terms; ++n) {
+      const Term term = terms == 1 ? Term{} : term_of<terms, T>(n);
+#pragma unroll
+      for (int step = 0; step < c.depth / 16; ++step) {
+        WarpgroupProduct<T, c.columns>::template from_shared<0, 0>(
+            sums, a + term.a * (c.a_bytes() / 16) + 2 * step, b + term.b * (c.b_bytes() / 16) + 2 * step,
+            add || n > 0 || step > 0);
+      }
+    }
+    commit_products();
+  }
+
+  /// All of a tile. A stage is let go when the next one's products have begun.
+  template <typename T>
+  __device__ __forceinline__ void multiply(int stages) {
+    constexpr int piece = std::is_same_v<T, __half> ? c.piece : c.bf16_terms();
+    float sums[c.columns / 2];
+#pragma unroll
+    for (int n = 0; n < c.columns / 2; ++n) totals[0][n] = 0;
+#pragma unroll 1
+    for (int first = 0; first < stages; first += piece) {
+      const int count = piece == 1 ? 1 : min(piece, stages - first);
+      wait(&barriers.full[ring.stage()], ring.parity());
+      start_products<T>(sums, false);
+      int before = ring.stage();
+      ring.advance();
+#pragma unroll 1
+      for (int stage = 1; stage < count; ++stage) {
+        wait(&barriers.full[ring.stage()], ring.parity());
+        start_products<T>(sums, true);
+        wait_products<1>();
+        release(before);
+        before = ring.stage();
+        ring.advance();
+      }
+      wait_products<0>();
+      pin(sums);
+      release(before);
+#pragma unroll
+      for (int n = 0; n < c.columns / 2; ++n) totals[0][n] += sums[n];
+    }
+  }
+};
+
+/// x · 2^exponent, by two factors: the first alone would be too large or too small for some.
+__device__ __forceinline__ float scaled(float x, int exponent) {
+  const int half = exponent / 2;
+  return x * __int_as_float((half + 127) << 23) * __int_as_float((exponent - half + 127) << 23);
+}
+
+/// Takes back the exponents of rows and columns, which lie as wgmma leaves sums (wgmma.cuh). `row` and
+/// `column` are the lane's first.
+template <SplitConfig c, typename Totals>  // Sums<c.output()>, of which GCC makes no name
+__device__ __forceinline__ void scale_back(Totals& totals, const GemmArguments& arguments,
+                                           const SplitSpace& space, int row, int column) {
+  int of_rows[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    of_rows[half] = row + 8 * half < arguments.m ? space.a.exponents[row + 8 * half] : 0;
+  }
+#pragma unroll
+  for (int n = 0; n < c.columns / 8; ++n) {
+    const bool of_gate = c.gated && n < c.columns / 16;
+    const int* exponents = of_gate ? space.gate.exponents : space.b.exponents;
+    const int first = column + 8 * (c.gated ? n % (c.columns / 16) : n);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int of_column = first + e < arguments.n ? exponents[first + e] : 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& x = totals[0][4 * n + 2 * half + e];
+        x = scaled(x, -of_rows[half] - of_column);
+      }
+    }
+  }
+}
+
+template <typename Table, int row>
+__global__ void __launch_bounds__(Table::rows[row].output().threads(), 1)
+    split_gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ GemmArguments arguments,
+                      const __grid_constant__ SplitSpace space) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  constexpr SplitConfig c = Table::rows[row];
+  TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
+  const SplitShared<c> shared{first_smem};
+  // The same in all lanes, which the compiler cannot see in threadIdx.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  if (threadIdx.x == 0) shared.barriers().init();
+  const bool f16 = fits_f16(space.findings->a, space.findings->b, arguments.k, c.parts == 1);
+  __syncthreads();  // barriers are there; the last one for all
+
+  if (warp < 4) {
+    keep_registers<c.output().producer_registers()>();
+    if (warp == 0 && elected()) {
+      SplitLoader<c> loader{maps, shared, arguments, {}};
+      f16 ? loader.template load<__half>() : loader.template load<__nv_bfloat16>();
+    }
+  } else {
+    take_registers<c.output().consumer_registers()>();
+    const int index = warp / 4 - 1;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    SplitConsumer<c> consumer(shared, index);
+    Writer<float, c.output()> writer{maps, arguments, shared.slabs(warp - 4), lane};
+    const int stages = (arguments.k + c.depth - 1) / c.depth;
+    for_each_tile<c.output()>(arguments, [&](int first_row, int column) {
+      const int warp_row = first_row + index * 64 + warp % 4 * 16;
+      writer.begin(warp_row, column);
+      const int marked = space.row_marks[first_row / marked_rows] | space.column_marks[column / marked_rows];
+      if (f16) {
+        consumer.template multiply<__half>(stages);
+        scale_back<c>(consumer.totals, arguments, space, warp_row + lane / 4, column + lane % 4 * 2);
+      } else {
+        consumer.template multiply<__nv_bfloat16>(stages * c.bf16_terms());
+      }
+      if (marked == 0) writer.finish(consumer.totals);
+    });
+    writer.end();
+  }
+#endif
+}
+
 namespace {
 
 /// The factors for which `suits`; `blocks_of` says how many blocks one takes.
