@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,8 @@ import torch
 from tilewise import cli
 from tilewise.bench import kinds, layer_figures, measure, plots, report, suites, summary
 from tilewise.bench import run as running
-from tilewise.bench.operations import OPERATIONS, calls, hugging_face
+from tilewise.bench.implementations import CannotTake
+from tilewise.bench.operations import OPERATIONS, calls, hugging_face, masked
 from tilewise.bench.operations.decode_step import DecodeStep
 from tilewise.bench.operations.ffn import Ffn
 from tilewise.bench.operations.gemm import Gemm
@@ -22,6 +26,7 @@ from tilewise.bench.operations.norm import Norm
 from tilewise.bench.operations.rope import Rope
 from tilewise.bench.problem import BadInput
 from tilewise.bench.records import Record, read
+from torch.nn.attention.flex_attention import flex_attention
 
 CPU = torch.device("cpu")
 SMALL = replace(MODELS["llama-small"], embed_dim=48, num_heads=4, num_kv_heads=2, head_dim=12, ffn_dim=64)
@@ -128,6 +133,75 @@ def test_ours_and_pytorchs_compute_the_same(problem: Any, device: torch.device) 
         assert (
             line["tflops"] > 0 < line["gbps"] and line["relative_error"] <= 3 * eager["relative_error"] + 1e-6
         )
+
+
+MASKED = [problem for problem in PROBLEMS if isinstance(problem, MaskedAttention)]
+
+
+@pytest.mark.parametrize("problem", MASKED, ids=str)
+def test_flex_attention_is_asked_for_the_same(problem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By FlexAttention's plain form, which computes all scores, as compiling takes long."""
+    monkeypatch.setattr(masked, "compiled_flex", lambda: flex_attention)
+    problem = replace(problem, dtype="f32", direction="forward")
+    (flex,) = (x for x in kinds.taking_part(problem.op, CPU) if x.name == masked.FLEX)
+    arguments = kinds.inputs(problem, CPU)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not compiled
+        found = flex.bind(problem, arguments)()
+        expected = calls.bind_eager(problem, arguments)()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+class FakeGraph:
+    """A CUDA graph that remembers a capture and counts how often it is replayed."""
+
+    captured: Any = None
+    replays = 0
+
+    def replay(self) -> None:
+        FakeGraph.replays += 1
+
+
+@pytest.mark.parametrize(("graph", "plain"), [("tilewise graph", "tilewise"), ("torch graph", calls.EAGER)])
+def test_a_decode_step_from_a_graph_is_called_once_to_warm_up_and_once_to_capture(
+    graph: str, plain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Afterwards it is replayed, and the tensors of the capture have the result."""
+    called: list[str] = []
+    for name in ("ours", "theirs"):
+        of_problem = getattr(DecodeStep, name)
+
+        def counted(self: Any, *values: Any, name: str = name, of_problem: Any = of_problem) -> Any:
+            called.append(name)
+            return of_problem(self, *values)
+
+        monkeypatch.setattr(DecodeStep, name, counted)
+    monkeypatch.setattr(DecodeStep, "kernels", classmethod(lambda cls, device: ["tilewise"]))
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, stand_in in {
+        "CUDAGraph": FakeGraph,
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "graph": lambda graph: contextlib.nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(FakeGraph, "replays", 0)
+    problem = DecodeStep(model="llama-small", batch=2, context=12)
+    every = {x.name: x for x in calls.all_for(DecodeStep, torch.device("cuda"))}
+    assert every[graph].ours == every[plain].ours and every[calls.COMPILED_GRAPH].on_demand
+    arguments = kinds.inputs(problem, CPU)
+    replay = every[graph].bind(problem, arguments)
+    assert called == ["ours" if plain == "tilewise" else "theirs"] * 2
+    first, second = replay(), replay()
+    assert FakeGraph.replays == 2 and len(called) == 2 and first is second
+    torch.testing.assert_close(first, calls.bind_eager(problem, arguments)())
+
+
+def test_the_reference_is_not_asked_for_large_problems() -> None:
+    problem = Gemm(m=4096, n=4096, k=4096)
+    with pytest.raises(CannotTake, match="slow, and not asked for more than"):
+        calls.bind_ours("reference", problem, kinds.inputs(Gemm(m=2, n=2, k=2), CPU))
 
 
 def test_a_wrong_result_shows(monkeypatch: pytest.MonkeyPatch) -> None:

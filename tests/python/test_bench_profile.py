@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from bench_rows import row, write
 from tilewise import cli
 from tilewise.bench import profile, profile_all, records, report
-from tilewise.bench.problem import Problem
+from tilewise.bench.implementations import CannotTake, Implementation
+from tilewise.bench.problem import BadInput, Problem
 from tilewise.bench.profile_all import Kernels, Target
 
 pytestmark = pytest.mark.usefixtures("quick_rates")
@@ -227,3 +232,88 @@ def test_what_nsys_watches_has_the_same_targets(monkeypatch: pytest.MonkeyPatch)
     assert cli.main([*words, "--device", "cpu"]) == 0
     assert seen[0] == "reference, h1 s16 d8 causal bf16 forward"
     assert "simd, h1 s16 d8 causal bf16 backward" in seen and not any("flex" in name for name in seen)
+
+
+# What a profiler on a GPU watches, by stand-ins for torch.cuda
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens in order: calls of the kernel, and what the profiler is told."""
+    found: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: found.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: found.append("stop"))
+    monkeypatch.setattr(torch.cuda.nvtx, "range", lambda name: found.append(name) or nullcontext())
+    return found
+
+
+def telling(events: list[str], name: str) -> Implementation:
+    def bind(problem: Problem, given: Any) -> Callable[[], Any]:
+        if name == "refuses":
+            raise CannotTake("is for other problems")
+        return lambda: events.append(name) or given.inputs[0]
+
+    return Implementation(name, True, bind)
+
+
+def test_a_profiler_sees_one_warm_call(events: list[str]) -> None:
+    profile.watched(telling(events, "call"), SMALL, torch.device("cpu"))
+    assert events == ["call", "call", "start", "call", "stop"]
+
+
+def test_a_timeline_sees_each_kernel_in_its_range(
+    events: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["first", "refuses", "second"]
+    profile_all.watch([(telling(events, name), SMALL) for name in names], torch.device("cpu"))
+    problem = "h2 s64 d64 f32 forward"
+    ranges = [f"first, {problem}", "first", f"second, {problem}", "second"]
+    assert events == ["first"] * 2 + ["second"] * 2 + ["start", *ranges, "stop"]
+    assert capsys.readouterr().err == f"refuses, {problem}: is for other problems\n"
+
+
+def test_the_best_tool_that_works_is_taken(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ncu, then nsys, then torch's profiler; the one asked for, or none."""
+    cuda = torch.device("cuda")
+    kernel = telling([], "mma")
+    monkeypatch.setattr(profile, "by_torch", lambda *given: "of torch")
+    with pytest.raises(BadInput, match="--tool: expected a program that is there, got nsys"):
+        profile.run(kernel, SMALL, cuda, "nsys")
+    assert profile.run(kernel, SMALL, cuda, None) == (
+        "Neither ncu nor nsys is here; torch's profiler gives:\nof torch"
+    )
+    put(tools, "ncu", "#!/bin/sh\necho '==ERROR== no counters'\n")
+    assert profile.run(kernel, SMALL, cuda, None).splitlines()[-1] == "of torch"
+    with pytest.raises(RuntimeError, match="no counters"):
+        profile.run(kernel, SMALL, cuda, "ncu")
+    put(tools, "nsys", "#!/bin/sh\nprintf 'Time (%%),Avg (ns),Name\\n100.0,1500.0,mma\\n'\n")
+    assert profile.run(kernel, SMALL, cuda, None).split() == ["100.0", "%", "1.5", "us", "mma"]
+    of_ncu = '"ID","Kernel Name","gpu__time_duration.sum"\\n"","","ns"\\n"0","of ncu","1"\\n'
+    put(tools, "ncu", f"#!/bin/sh\nprintf '{of_ncu}'\n")
+    assert profile.run(kernel, SMALL, cuda, None).startswith("of ncu\n")
+
+
+def test_kernels_are_found_in_torchs_trace(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profiler's own trace, to which a kernel is added: this machine launches none."""
+    export = torch.profiler.profile.export_chrome_trace
+
+    def with_kernel(self: Any, path: str) -> None:
+        export(self, path)
+        trace = json.loads(Path(path).read_text())
+        trace["traceEvents"].append(
+            {
+                "cat": "kernel",
+                "name": "mma",
+                "dur": 2.5,
+                "ts": 1,
+                "args": {"grid": [2, 1, 1], "block": [64, 1, 1]},
+            }
+        )
+        Path(path).write_text(json.dumps(trace))
+
+    kernel = telling(events, "call")
+    assert profile.by_torch(kernel, SMALL, torch.device("cpu")) == "torch's profiler saw no kernel."
+    assert events == ["call"] * 3
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", with_kernel)
+    assert "mma" in profile.by_torch(kernel, SMALL, torch.device("cpu"))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import html
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tilewise
 import torch
 from tilewise import _binding, cli
-from tilewise.bench import environment, exact, files, rates, records
+from tilewise.bench import environment, exact, files, measure, rates, records
 from tilewise.bench.problem import BadInput
 
 pytestmark = pytest.mark.usefixtures("quick_rates")
@@ -78,6 +81,48 @@ def test_bad_input_is_one_line_that_names_the_option(
         assert cli.main(arguments) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        (
+            tilewise.InvalidArgument("query: expected rank 4, got rank 1"),
+            1,
+            "tilewise: query: expected rank 4",
+        ),
+        (measure.DeviceLost("the GPU is gone"), 1, "tilewise: the GPU is gone\n"),
+        (BadInput("--shape: expected one"), 2, "tilewise: --shape: expected one\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+    ids=["error", "lost device", "bad input", "Ctrl-C"],
+)
+def test_the_status_says_how_a_command_ended(
+    raised: BaseException,
+    status: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(measured: bool) -> str:
+        raise raised
+
+    monkeypatch.setattr(cli, "info", fail)
+    assert cli.main(["info"]) == status
+    error = capsys.readouterr().err
+    assert error.startswith(said) and error.count("\n") == bool(said)
+
+
+def test_a_reader_that_had_enough_is_no_error() -> None:
+    """As `tilewise bench --list | head -1`: status 0 and no word."""
+    command = f"{shlex.quote(sys.executable)} -m tilewise bench --list --device cpu"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | true; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "0\n" and done.stderr == ""
 
 
 @pytest.mark.parametrize(
