@@ -21,7 +21,7 @@ from tilewise import distributed, reference
 from tilewise.distributed import Layout, Span
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 FACTORS = {2: (2, 1), 4: (2, 2), 3: (3, 1), 6: (3, 2)}  # of a mesh for hybrid
@@ -308,10 +308,30 @@ def _small(batch: int = 2, length: int = 2, **options: Any) -> Any:
     return distributed.attention(x, x, x, **options)
 
 
+def _small_dtensor(**options: Any) -> Any:
+    x = distribute_tensor(torch.zeros(1, 2, 12, 4), mesh_of((dist.get_world_size(),)), [Shard(2)])
+    return distributed.attention(x, x, x, **options)
+
+
+def _dtensor_of_head_dim() -> Tensor:
+    size = dist.get_world_size()
+    shape = FACTORS[size] if FACTORS[size][1] > 1 else (1, size)
+    return distribute_tensor(torch.zeros(1, 2, 12, 12), mesh_of(shape), [Shard(2), Shard(3)])
+
+
+def _placed(placement: Placement) -> Tensor:
+    return DTensor.from_local(torch.zeros(2), mesh_of((dist.get_world_size(),)), [placement])
+
+
+def _packed(starts: Any) -> Any:
+    x = torch.zeros(2, 2, 4)
+    return distributed.attention_varlen(x, x, x, starts)
+
+
 def _error_of(call: Any) -> str:
     try:
         call()
-    except tilewise.Error as error:
+    except (tilewise.Error, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
 
@@ -333,6 +353,21 @@ def wrong_use(name: str) -> str:
         "sinks": lambda: _small(sinks=torch.zeros(3)),
         "logit_scale": lambda: _small(logit_scale=torch.ones(3)),
         "logit_scale type": lambda: _small(logit_scale=torch.ones(2).half() if last else torch.ones(2)),
+        "sinks type": lambda: _small(sinks=torch.ones(2).half() if last else torch.ones(2)),
+        "sinks kind": lambda: _small(sinks=[1.0, 2.0] if last else torch.ones(2)),
+        "slopes type": lambda: _small(alibi_slopes=torch.ones(2).bfloat16()),
+        "sums": lambda: _small_dtensor(sinks=_placed(Partial())),
+        "one DTensor": lambda: _small(logit_scale=_placed(Replicate())),
+        "mask of DTensors": lambda: _small_dtensor(attn_mask=_placed(Replicate())),
+        "head dim": lambda: distributed.attention(*[_dtensor_of_head_dim()] * 3),
+        "mask kind": lambda: _small(attn_mask=[True] if last else None),
+        "causal kind": lambda: _small(is_causal="no" if last else False),
+        "kernel": lambda: _small(kernel="quick"),
+        "mesh kind": lambda: _small(mesh=3),
+        "meta": lambda: distributed.attention(*[torch.zeros(1, 1, 2, 4, device="meta")] * 3),
+        "sparse": lambda: distributed.attention(*[torch.zeros(1, 1, 2, 4).to_sparse()] * 3),
+        "starts": lambda: _packed([0, 2.5] if last else [0, 2]),
+        "starts kind": lambda: _packed(None if last else [0, 2]),
         "cut": lambda: distributed.unshard(torch.zeros(2), distributed.contiguous(8, size + 1), 0),
     }
     text = _error_of(calls[name])
@@ -384,6 +419,41 @@ def of_dtensors(method: str) -> bool:
     expected.backward(cotangent)
     pairs = [(out, expected), *((a.grad, b.grad) for a, b in zip(given, leaves, strict=True))]
     return all(torch.allclose(a.full_tensor(), b, rtol=0, atol=1e-12) for a, b in pairs)
+
+
+PER_HEAD = {"sinks": True, "logit_scale": True, "alibi_slopes": False}  # whether it has a gradient
+
+
+def per_head_dtensors(method: str, by_heads: bool, sharded: bool) -> list[str]:
+    """What differs from one process where what heads have is a DTensor, replicated or sharded.
+
+    With `by_heads` the mesh has a second dimension, over which heads are split.
+    """
+    size = dist.get_world_size()
+    mesh = mesh_of(FACTORS[size] if by_heads else (size,))
+    torch.manual_seed(0)
+    whole = [torch.randn(2, 4, 6 * size, 8, dtype=torch.float64) for _ in range(3)]
+    extra = {name: torch.rand(4, dtype=torch.float64) for name in PER_HEAD}
+    placed = [Shard(2), Shard(1)][: mesh.ndim]
+    given = [distribute_tensor(x, mesh, placed).requires_grad_() for x in whole]
+    of_heads = [Shard(0) if sharded else Replicate()] * mesh.ndim
+    heads = {
+        name: distribute_tensor(x, mesh, of_heads).requires_grad_(PER_HEAD[name]) for name, x in extra.items()
+    }
+    out = distributed.attention(*given, is_causal=True, method=method, **heads)
+    leaves = [x.requires_grad_() for x in whole]
+    alone = {name: x.requires_grad_(PER_HEAD[name]) for name, x in extra.items()}
+    expected = tilewise.attention(*leaves, is_causal=True, **alone)
+    cotangent = torch.randn(expected.shape, dtype=torch.float64)
+    out.backward(distribute_tensor(cotangent, mesh, placed))
+    expected.backward(cotangent)
+    pairs = {"out": (out, expected), "query": (given[0].grad, leaves[0].grad)}
+    pairs |= {name: (heads[name].grad, alone[name].grad) for name in PER_HEAD if PER_HEAD[name]}
+    wrong = [
+        name for name, (a, b) in pairs.items() if not torch.allclose(a.full_tensor(), b, rtol=0, atol=1e-12)
+    ]
+    return wrong + [f"placement of {name}" for name in heads if name in pairs
+                    and heads[name].grad.placements != heads[name].placements]  # fmt: skip
 
 
 def without_validation() -> bool:

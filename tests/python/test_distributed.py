@@ -55,7 +55,22 @@ WRONG = {
     "mask": r"InvalidArgument: attn_mask: expected all \d+ keys of the sequence, or 1, got \[1, 1, 1, 5\]",
     "sinks": r"InvalidArgument: sinks: expected \[2\], one for each head of query, got \[3\]",
     "logit_scale": r"InvalidArgument: logit_scale: expected \[2\], one for each head of query, got \[3\]",
-    "logit_scale type": r"InvalidArgument: rank \d raised InvalidArgument: logit_scale: expected torch\.f",
+    "logit_scale type": r"InvalidArgument: rank \d raised InvalidArgument: logit_scale: expected f32, got f",
+    "sinks type": r"InvalidArgument: rank \d raised InvalidArgument: sinks: expected f32, got f16",
+    "sinks kind": r"InvalidArgument: rank \d raised TypeError: sinks: expected Tensor, got list",
+    "slopes type": r"InvalidArgument: alibi_slopes: expected f32, got bf16",
+    "sums": r"InvalidArgument: sinks: expected a DTensor that is replicated or sharded by heads, got .*Parti",
+    "one DTensor": r"InvalidArgument: logit_scale: expected a Tensor, as query is one, got a DTensor",
+    "mask of DTensors": r"InvalidArgument: attn_mask: expected a Tensor with what this rank has, got a DTen",
+    "head dim": r"InvalidArgument: query: expected a DTensor replicated or sharded along dimensions 0 to 2, ",
+    "mask kind": r"InvalidArgument: rank \d raised TypeError: attn_mask: expected Tensor, got list",
+    "causal kind": r"InvalidArgument: rank \d raised TypeError: is_causal: expected bool, got 'no'",
+    "kernel": r"InvalidArgument: kernel: expected one of auto, .*, got 'quick'",
+    "mesh kind": r"InvalidArgument: mesh: expected a DeviceMesh, a process group or None, got int",
+    "meta": r"InvalidArgument: query: expected a tensor in memory, got one on meta",
+    "sparse": r"InvalidArgument: query: expected a dense tensor in strides, got torch.sparse_coo",
+    "starts": r"InvalidArgument: rank \d raised TypeError: cu_seqlens_q\[1\]: expected int, got float",
+    "starts kind": r"InvalidArgument: rank \d raised TypeError: cu_seqlens_q: expected a Tensor of rank 1 ",
     "cut": r"InvalidArgument: layout: expected a layout of the mesh's \d ranks, got one of \d",
 }
 
@@ -82,6 +97,12 @@ def test_a_group_of_one_is_attention_bit_for_bit(ranks: Ranks) -> None:
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 def test_dtensors_along_the_sequence(ranks: Ranks, method: str) -> None:
     assert all(ranks.run(cases.of_dtensors, method))
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
+@pytest.mark.parametrize(("method", "by_heads"), [("ring", False), ("ulysses", False), ("ring", True)])
+def test_what_heads_have_may_be_dtensors(ranks: Ranks, method: str, by_heads: bool, sharded: bool) -> None:
+    assert not any(ranks.run(cases.per_head_dtensors, method, by_heads, sharded))
 
 
 def test_ranks_need_not_compare_what_they_were_given(ranks: Ranks) -> None:

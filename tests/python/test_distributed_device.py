@@ -21,7 +21,8 @@ from conftest import assert_within_contract, gradients
 from tilewise import distributed, reference
 from tilewise._seeds import draw_seed
 from tilewise.bench.exact import SixteenBitProducts
-from tilewise.distributed.attention import _call, _settings
+from tilewise.distributed.attention import _call
+from tilewise.distributed.checks import settings_of
 from tilewise.distributed.function import Call
 from tilewise.distributed.messages import Mailbox
 from torch import Tensor
@@ -97,7 +98,9 @@ def run_ranks(
     defaults = dict(
         dropout_p=0.0, is_causal=False, scale=None, alignment="top_left", window=None, softcap=0.0
     )
-    settings = _settings(**{**defaults, **options}, kernel="auto", deterministic=False, precision="standard")
+    settings = settings_of(
+        **{**defaults, **options}, kernel="auto", deterministic=False, precision="standard"
+    )
     torch.manual_seed(SEED)
     words = draw_seed(rows[0].device).tolist()
     seed = (words[0], words[1]) if settings["dropout_p"] > 0 else None

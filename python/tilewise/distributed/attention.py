@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from tilewise._arguments import Alignment, Precision, Window, is_strict, tf32_allowed
+from tilewise._arguments import Alignment, Precision, Window, tf32_allowed
 from tilewise._errors import DENSE_NAMES, VARLEN_NAMES, Unsupported, reject, translated
-from tilewise._scalars import number_of, scale_of
 from tilewise._seeds import draw_seed
+from tilewise.distributed import checks
 from tilewise.distributed.agreement import Given, agree
+from tilewise.distributed.checks import Mesh
 from tilewise.distributed.function import Attention, Call
 from tilewise.distributed.gather import Gather
 from tilewise.distributed.heads import HeadExchange, share_heads
@@ -26,7 +27,6 @@ from tilewise.distributed.plan import INFINITE, Band, Plan, Rows, in_order, rows
 from tilewise.distributed.ring import Ring
 
 Method = Literal["ring", "ulysses", "hybrid", "gather"]
-Mesh = DeviceMesh | dist.ProcessGroup | None
 METHODS = ("ring", "ulysses", "hybrid", "gather")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -77,6 +77,8 @@ def attention(
 
     Args:
         query: this rank's queries, [B, Hq, Sq of this rank, D]; or a DTensor, sharded along dimension 2.
+            Then key and value are DTensors, too; alibi_slopes, sinks and logit_scale may be, replicated or
+            sharded by heads.
         key: this rank's keys, [B, Hkv, Sk of this rank, D]. So is value, with Dv.
         attn_mask: rows of this rank's queries (or one for all), and all keys in the order of the sequence.
         mesh: a DeviceMesh of one dimension, or for "hybrid" of two (ring, heads); a process group; or all.
@@ -95,21 +97,25 @@ def attention(
         out of this rank's queries, or (out, lse). Gradients of query, key, value and rows of the mask are
         those of one process. Of what every rank has a copy (sinks, logit_scale, a mask row for all queries)
         each rank gets the share of its own queries or heads: sum them over the mesh, as gradients of weights.
+        The gradient of a DTensor is the sum already.
     """
-    given = (query, key, value)
-    query, key, value, mesh, wrap = _local_of(query, key, value, mesh)
+    given = query
+    query, key, value, mesh, wrap = checks.local_of(query, key, value, mesh)
+    alibi_slopes, sinks, logit_scale = (
+        checks.local_per_head(name, x, given)
+        for name, x in (("alibi_slopes", alibi_slopes), ("sinks", sinks), ("logit_scale", logit_scale))
+    )
     boxes = _boxes(mesh, method)
 
     settings: dict[str, Any] = {}
 
     def look() -> Given:
-        _check_rows(given, query, key, value, rank=4)
-        _check_heads(query, key, enable_gqa)
-        _check_per_head(query, alibi_slopes, sinks, query.shape[0])
-        _check_logit_scale(query, logit_scale)
-        _check_mask(attn_mask, query)
+        checks.check_rows(query, key, value, rank=4)
+        checks.check_heads(query, key, enable_gqa)
+        checks.check_per_head(query, alibi_slopes, sinks, logit_scale, query.shape[0])
+        checks.check_mask(attn_mask, query)
         settings.update(
-            _settings(
+            checks.settings_of(
                 *(dropout_p, is_causal, scale, alignment, window, softcap, kernel, deterministic, precision)
             )
         )
@@ -122,7 +128,7 @@ def attention(
     for box in boxes:
         box.connect(query.device)
     layouts = _layouts(layout, key_layout, everyone)
-    _check_mask_keys(attn_mask, layouts[1].length)
+    checks.check_mask_keys(attn_mask, layouts[1].length)
     starts = ((0, layouts[0].length), (0, layouts[1].length))
     call = _call(query, key, boxes, method, layouts, starts, settings, everyone[0].seed, packed=False)
     call.mask_of_rows = _mask_of_rows(everyone)
@@ -166,20 +172,20 @@ def attention_varlen(
     Returns:
         out [Sq of this rank, Hq, Dv], or (out, lse) with lse [Hq, Sq of this rank].
     """
-    starts_q = tuple(int(x) for x in cu_seqlens_q)
-    starts_k = starts_q if cu_seqlens_k is None else tuple(int(x) for x in cu_seqlens_k)
     boxes = _boxes(mesh, method)
 
     settings: dict[str, Any] = {}
+    starts_q: tuple[int, ...] = ()
+    starts_k: tuple[int, ...] = ()
 
     def look() -> Given:
-        _check_rows((query, key, value), query, key, value, rank=3)
-        _check_starts(starts_q, starts_k)
-        _check_heads(query, key, enable_gqa)
-        _check_per_head(query, alibi_slopes, sinks, len(starts_q) - 1)
-        _check_logit_scale(query, logit_scale)
+        nonlocal starts_q, starts_k
+        checks.check_rows(query, key, value, rank=3)
+        starts_q, starts_k = checks.starts_of(cu_seqlens_q, cu_seqlens_k)
+        checks.check_heads(query, key, enable_gqa)
+        checks.check_per_head(query, alibi_slopes, sinks, logit_scale, len(starts_q) - 1)
         settings.update(
-            _settings(
+            checks.settings_of(
                 *(dropout_p, is_causal, scale, alignment, window, softcap, kernel, deterministic, precision)
             )
         )
@@ -239,103 +245,14 @@ def _boxes(mesh: Mesh, method: str) -> tuple[Mailbox, ...]:
         groups = [mesh.get_group(n) for n in range(wanted)]
     elif method == "hybrid":
         reject("mesh", "a DeviceMesh of 2 dimensions for method 'hybrid'", type(mesh).__name__)
-    else:
+    elif mesh is None or isinstance(mesh, dist.ProcessGroup):
         groups = [_world() if mesh is None else mesh]
+    else:
+        reject("mesh", "a DeviceMesh, a process group or None", type(mesh).__name__)
     boxes = tuple(Mailbox(group) for group in groups)
     if any(box.rank < 0 for box in boxes):
         reject("mesh", "one that this rank is part of", "another")
     return boxes
-
-
-def _local_of(
-    query: Any, key: Any, value: Any, mesh: Mesh
-) -> tuple[Tensor, Tensor, Tensor, Mesh, Callable[[Tensor], Tensor]]:
-    """Local tensors of DTensors along the sequence, their mesh, and what makes DTensors of results."""
-    from torch.distributed.tensor import DTensor, Shard
-
-    if not isinstance(query, DTensor):
-        return query, key, value, mesh, lambda x: x
-    device_mesh, placements = query.device_mesh, query.placements
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, DTensor) or x.placements != placements:
-            found = x.placements if isinstance(x, DTensor) else type(x).__name__
-            reject(name, f"a DTensor placed as query, {placements}", found)
-    along = [n for n, placement in enumerate(placements) if placement == Shard(2)]
-    if not along:
-        reject("query", "a DTensor sharded along dimension 2", placements)
-    if mesh is None:
-        mesh = device_mesh if len(along) == device_mesh.ndim else device_mesh.get_group(along[0])
-
-    def wrap(local: Tensor) -> Tensor:
-        shape = torch.Size((*query.shape[:3], *local.shape[3:]))
-        stride = torch.empty(shape, device="meta").stride()
-        return DTensor.from_local(local, device_mesh, placements, run_check=False, shape=shape, stride=stride)
-
-    return query.to_local(), key.to_local(), value.to_local(), mesh, wrap
-
-
-def _check_rows(given: Sequence[Any], query: Tensor, key: Tensor, value: Tensor, rank: int) -> None:
-    for name, x in zip(("query", "key", "value"), given, strict=True):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name}: expected Tensor, got {type(x).__name__}")
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.dim() != rank:
-            reject(name, f"rank {rank}", f"rank {x.dim()}")
-        if x.dtype != query.dtype:
-            reject(name, f"the type of query, {query.dtype}", x.dtype)
-    if key.shape[:-1] != value.shape[:-1]:
-        reject(
-            "value", f"the shape of key but for its last extent, {list(key.shape[:-1])}", list(value.shape)
-        )
-    if key.shape[-1] != query.shape[-1]:
-        reject("key", f"the head dim of query, {query.shape[-1]}", key.shape[-1])
-    if rank == 4 and key.shape[0] != query.shape[0]:
-        reject("key", f"the batch of query, {query.shape[0]}", key.shape[0])
-
-
-def _check_heads(query: Tensor, key: Tensor, enable_gqa: bool) -> None:
-    heads_q, heads_k = query.shape[1], key.shape[1]
-    if heads_q != heads_k and not enable_gqa:
-        reject("enable_gqa", f"True where query has {heads_q} heads and key {heads_k}", "False")
-    if heads_k == 0 or heads_q % heads_k:
-        reject("query", f"a multiple of key's {heads_k} heads", heads_q)
-
-
-def _check_per_head(query: Tensor, slopes: Tensor | None, sinks: Tensor | None, entries: int) -> None:
-    heads = query.shape[1]
-    if sinks is not None and list(sinks.shape) != [heads]:
-        reject("sinks", f"[{heads}], one for each head of query", list(sinks.shape))
-    if slopes is not None and list(slopes.shape) not in ([heads], [entries, heads]):
-        reject("alibi_slopes", f"[{heads}] or [{entries}, {heads}]", list(slopes.shape))
-
-
-def _check_logit_scale(query: Tensor, logit_scale: Tensor | None) -> None:
-    """Here, as a rank without queries calls no kernel that would."""
-    if logit_scale is None:
-        return
-    if not isinstance(logit_scale, Tensor):
-        raise TypeError(f"logit_scale: expected Tensor or None, got {type(logit_scale).__name__}")
-    if list(logit_scale.shape) != [query.shape[1]]:
-        expected = f"[{query.shape[1]}], one for each head of query"
-        reject("logit_scale", expected, list(logit_scale.shape))
-    statistics = torch.float64 if query.dtype == torch.float64 else torch.float32
-    if logit_scale.dtype != statistics:
-        reject("logit_scale", f"{statistics}", logit_scale.dtype)
-
-
-def _check_mask(mask: Tensor | None, query: Tensor) -> None:
-    if mask is None:
-        return
-    shape = [1] * (4 - mask.dim()) + list(mask.shape)
-    for n, whole in enumerate(query.shape[:3]):
-        if len(shape) != 4 or shape[n] not in (1, whole):
-            expected = f"a shape that broadcasts to {list(query.shape[:3])} and all keys"
-            reject("attn_mask", expected, list(mask.shape))
-
-
-def _check_mask_keys(mask: Tensor | None, keys: int) -> None:
-    if mask is not None and mask.shape[-1] not in (1, keys):
-        reject("attn_mask", f"all {keys} keys of the sequence, or 1", list(mask.shape))
 
 
 def _mask_of_rows(everyone: Sequence[Given]) -> bool:
@@ -344,48 +261,6 @@ def _mask_of_rows(everyone: Sequence[Given]) -> bool:
     if rows != lengths and any(n != 1 for n in rows):
         reject("attn_mask", f"a row for each query on all ranks, {lengths}, or one on all", rows)
     return rows == lengths
-
-
-def _check_starts(*cumulative: tuple[int, ...]) -> None:
-    for name, starts in zip(("cu_seqlens_q", "cu_seqlens_k"), cumulative, strict=True):
-        if not starts or starts[0] != 0 or list(starts) != sorted(starts):
-            reject(name, "a start at 0 and lengths that do not decrease", starts)
-        if len(starts) != len(cumulative[0]):
-            reject(name, f"as many entries as cu_seqlens_q, {len(cumulative[0])}", len(starts))
-
-
-def _settings(
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    alignment: str,
-    window: Window | None,
-    softcap: float,
-    kernel: str,
-    deterministic: bool,
-    precision: str,
-) -> dict[str, Any]:
-    """Attention's options as the operator takes them."""
-    if alignment not in ("top_left", "bottom_right"):
-        reject("alignment", "'top_left' or 'bottom_right'", repr(alignment))
-    sides = (None, None) if window is None else window
-    valid = isinstance(sides, Sequence) and len(sides) == 2
-    if not valid or any(side is not None and side < 0 for side in sides):
-        reject("window", "(left, right), each None or at least 0", repr(window))
-    if not 0 <= number_of("dropout_p", dropout_p) < 1:
-        reject("dropout_p", "a number in [0, 1)", dropout_p)
-    return dict(
-        dropout_p=float(dropout_p),
-        is_causal=bool(is_causal),
-        scale=scale_of(scale),
-        bottom_right=alignment == "bottom_right",
-        window_left=sides[0],
-        window_right=sides[1],
-        softcap=number_of("softcap", softcap),
-        kernel_name=None if kernel == "auto" else kernel,
-        deterministic=deterministic,
-        strict=is_strict(precision),
-    )
 
 
 def _described_rows(query: Tensor, key: Tensor, value: Tensor, along: int) -> dict[str, Any]:
