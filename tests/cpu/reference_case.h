@@ -149,17 +149,17 @@ inline Buffer add_random_blocks(Case& c, Random& random, bool per_head, bool wit
   return mask;
 }
 
-struct Results {
+struct CaseResults {
   Buffer o, lse;
 };
 
-inline Results forward(const Case& c, const Context& context = serial_context()) {
+inline CaseResults forward(const Case& c, const Context& context = serial_context()) {
   Shape o_shape = c.q.shape();
   o_shape.back() = c.v.shape().back();
   const Shape lse_shape =
       c.packed() ? Shape{o_shape[1], o_shape[0]} : Shape{o_shape[0], o_shape[1], o_shape[2]};
-  const Results results{Buffer(c.q.dtype(), o_shape),
-                        Buffer(c.q.dtype() == DType::f64 ? DType::f64 : DType::f32, lse_shape)};
+  const CaseResults results{Buffer(c.q.dtype(), o_shape),
+                            Buffer(c.q.dtype() == DType::f64 ? DType::f64 : DType::f32, lse_shape)};
   run_forward(c.inputs(), c.options, {results.o.view(), results.lse.view()}, context);
   EXPECT_TRUE(results.o.all_written() && results.lse.all_written());
   EXPECT_TRUE(results.o.guards_intact() && results.lse.guards_intact());
@@ -172,7 +172,7 @@ struct Gradients {
 
 inline Gradients backward(const Case& c, const Buffer& d_o, const Buffer& d_lse,
                           const Context& context = serial_context()) {
-  const Results results = forward(c);
+  const CaseResults results = forward(c);
   Gradients out{.dq = Buffer(c.q.dtype(), c.q.shape()),
                 .dk = Buffer(c.k.dtype(), c.k.shape()),
                 .dv = Buffer(c.v.dtype(), c.v.shape()),
@@ -213,7 +213,7 @@ inline void expect_close(const Buffer& given, const Buffer& expected, const char
   }
 }
 
-inline void expect_close(const Results& given, const Results& expected) {
+inline void expect_close(const CaseResults& given, const CaseResults& expected) {
   expect_close(given.o, expected.o, "o");
   expect_close(given.lse, expected.lse, "lse");
 }

@@ -24,7 +24,7 @@ struct Objective {
 
   // Σ o·d_o + Σ lse·d_lse, whose gradients backward gives. A row that sees nothing has no lse to speak of.
   double of(const Case& c) const {
-    const Results results = forward(c);
+    const CaseResults results = forward(c);
     double sum = 0;
     const std::vector<double> o = results.o.values(), weights = d_o.values();
     for (std::size_t n = 0; n < o.size(); ++n) sum += o[n] * weights[n];
@@ -321,7 +321,7 @@ TEST(ReferenceGradients, AreTheSameWhicheverAreAsked) {
   c.sinks = random_buffer(random, {4});
   c.logit_scale = random_buffer(random, {4});
   const Buffer d_o = random_buffer(random, {2, 4, 3, 2});
-  const Results results = forward(c);
+  const CaseResults results = forward(c);
   const Gradients all = backward(c, d_o, {});
   using Member = Tensor AttentionGradients::*;
   const std::pair<Member, const Buffer*> members[] = {{&AttentionGradients::dq, &all.dq},

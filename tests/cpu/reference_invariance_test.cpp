@@ -19,7 +19,7 @@ TEST(ReferenceInvariance, PermutingTheKeysChangesNothing) {
     c.mask =
         tabulate({2, 4, 3, 9}, [&](const Shape&) { return random.chance(0.2) ? none : random.normal(); });
     c.sinks = random_buffer(random, {4});
-    const Results before = forward(c);
+    const CaseResults before = forward(c);
     std::vector<std::int64_t> order = {0, 1, 2, 3, 4, 5, 6, 7, 8};
     random.shuffle(order);
     const auto permuted = [&](const Buffer& source, std::size_t dim) {
@@ -39,10 +39,10 @@ TEST(ReferenceInvariance, AConstantOnAllScoresMovesTheLseAlone) {
   for (const std::uint64_t seed : {204u, 205u, 206u}) {
     SeededRandom random(seed);
     Case c = random_case(random);
-    const Results before = forward(c);
+    const CaseResults before = forward(c);
     const Buffer shift = random_buffer(random, {2, 4, 3, 1}, 5);
     c.mask = shift;
-    const Results after = forward(c);
+    const CaseResults after = forward(c);
     expect_close(after.o, before.o, "o");
     expect_close(after.lse,
                  tabulate({2, 4, 3},
@@ -57,10 +57,10 @@ TEST(ReferenceInvariance, AConstantOnAllScoresAndTheSinkMovesTheLseAlone) {
   SeededRandom random(207);
   Case c = random_case(random);
   c.sinks = random_buffer(random, {4});
-  const Results before = forward(c);
+  const CaseResults before = forward(c);
   c.mask = tabulate({1}, [](const Shape&) { return 2.5; });
   c.sinks = tabulate({4}, [sinks = c.sinks](const Shape& x) { return sinks.at(x[0]) + 2.5; });
-  const Results after = forward(c);
+  const CaseResults after = forward(c);
   expect_close(after.o, before.o, "o");
   expect_close(after.lse,
                tabulate({2, 4, 3}, [&](const Shape& x) { return before.lse.at(x[0], x[1], x[2]) + 2.5; }),
@@ -73,7 +73,7 @@ TEST(ReferenceInvariance, PartsOverDisjointKeysMergeByTheirLse) {
     Case c = random_case(random, {.sk = 10});
     c.mask = Buffer(DType::boolean, {2, 4, 3, 10});
     c.mask.fill_random(random);
-    const Results whole = forward(c);
+    const CaseResults whole = forward(c);
     const std::int64_t split = random.between(0, 10);
     const auto part = [&](std::int64_t first, std::int64_t last) {
       Case p = c;
@@ -86,7 +86,7 @@ TEST(ReferenceInvariance, PartsOverDisjointKeysMergeByTheirLse) {
           DType::boolean);
       return forward(p);
     };
-    const Results left = part(0, split), right = part(split, 10);
+    const CaseResults left = part(0, split), right = part(split, 10);
     const auto merged_lse = [&](const Shape& x) {
       const double a = left.lse.at(x[0], x[1], x[2]), b = right.lse.at(x[0], x[1], x[2]);
       return std::log(std::exp(a) + std::exp(b));
@@ -119,12 +119,12 @@ TEST(ReferenceInvariance, DropoutsSeedMayComeFromMemory) {
     const Buffer d_o = random_rows({2, 4, 9, 6});
     c.options.kernel = kernel;
     c.options.dropout = {.probability = 0.4f, .seed = 0xFEDCBA9876543210u, .offset = 0x8000000100000003u};
-    const Results by_value = forward(c);
+    const CaseResults by_value = forward(c);
     const Gradients gradients_by_value = backward(c, d_o, {});
     c.dropout_seed = seed_words(c.options.dropout);
     c.options.dropout.seed = 1;  // no longer looked at
     c.options.dropout.offset = 2;
-    const Results from_memory = forward(c);
+    const CaseResults from_memory = forward(c);
     const Gradients gradients_from_memory = backward(c, d_o, {});
     EXPECT_EQ(from_memory.o.bytes(), by_value.o.bytes());
     EXPECT_EQ(gradients_from_memory.dq.bytes(), gradients_by_value.dq.bytes());
@@ -140,10 +140,10 @@ TEST(ReferenceInvariance, OutputIsLinearInTheValues) {
   Case c = random_case(random);
   c.options.softcap = 2;
   c.options.dropout = {.probability = 0.25f, .seed = 4, .offset = 4};
-  const Results first = forward(c);
+  const CaseResults first = forward(c);
   const Buffer v = c.v;
   c.v = random_buffer(random, v.shape());
-  const Results second = forward(c);
+  const CaseResults second = forward(c);
   c.v = tabulate(v.shape(), [v, w = c.v](const Shape& x) {
     return 2 * v.at(x[0], x[1], x[2], x[3]) - 3 * w.at(x[0], x[1], x[2], x[3]);
   });
@@ -164,7 +164,7 @@ TEST(ReferenceEmpty, NoKeysGiveZeroMinusInfinityAndZeroGradients) {
   SeededRandom random(212);
   Case c = random_case(random, {.sk = 0});
   c.mask = random_buffer(random, {2, 4, 3, 1});
-  const Results results = forward(c);
+  const CaseResults results = forward(c);
   expect_all(results.o, 0, "o");
   expect_all(results.lse, none, "lse");
   const Gradients gradients =
@@ -233,7 +233,7 @@ TEST(ReferenceEmpty, PackedCallsWithoutSequencesClearTheirOutputs) {
   c.v = random_buffer(random, {5, 2, 2});
   c.cumulative_q = indices_buffer({1}, {0});
   c.cumulative_k = indices_buffer({1}, {0});
-  const Results results = forward(c);
+  const CaseResults results = forward(c);
   expect_all(results.o, 0, "o");
   expect_all(results.lse, none, "lse");
   const Gradients gradients = backward(c, random_buffer(random, {3, 4, 2}), {});

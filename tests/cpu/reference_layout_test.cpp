@@ -23,7 +23,7 @@ TEST(ReferenceLayout, BlockMaskEqualsTheDenseMaskItStandsFor) {
         c.block_q = 3;
         c.block_k = 2;
         const Buffer mask = add_random_blocks(c, random, per_head, with_tiles);
-        const Results blocks = forward(c);
+        const CaseResults blocks = forward(c);
         c.counts = c.indices = c.full_counts = c.full_indices = c.tile_ids = c.tiles = {};
         c.mask = mask;
         expect_close(blocks, forward(c));
@@ -47,7 +47,7 @@ TEST(ReferenceLayout, PackedEqualsOneCallASequence) {
   c.sinks = random_buffer(random, {4});
   c.options.causal = true;
   c.options.alignment = Alignment::bottom_right;
-  const Results packed = forward(c);
+  const CaseResults packed = forward(c);
 
   for (std::size_t n = 0; n < 4; ++n) {
     SCOPED_TRACE(testing::Message() << "sequence " << n);
@@ -60,7 +60,7 @@ TEST(ReferenceLayout, PackedEqualsOneCallASequence) {
     one.v = tabulate({1, 2, sk, 2}, [&](const Shape& x) { return c.v.at(first_k + x[2], x[1], x[3]); });
     one.alibi_slopes = tabulate({4}, [&](const Shape& x) { return c.alibi_slopes.at(n, x[0]); });
     one.sinks = c.sinks;
-    const Results part{
+    const CaseResults part{
         tabulate({1, 4, sq, 2}, [&](const Shape& x) { return packed.o.at(first_q + x[2], x[1], x[3]); }),
         tabulate({1, 4, sq}, [&](const Shape& x) { return packed.lse.at(x[1], first_q + x[2]); })};
     expect_close(part, forward(one));
@@ -79,7 +79,7 @@ TEST(ReferenceLayout, PackedDropoutEqualsThatOfABatch) {
   SeededRandom random(103);
   Case c = random_case(random, {.b = 3, .sq = 4, .sk = 6});
   c.options.dropout = {.probability = 0.5f, .seed = 9, .offset = 1};
-  const Results dense = forward(c);
+  const CaseResults dense = forward(c);
   Case packed;
   packed.options = c.options;
   const auto rows = [](const Buffer& source) {
@@ -105,7 +105,7 @@ TEST(ReferenceLayout, PagedEqualsDenseForAnyPageSize) {
     c.key_lengths = indices_buffer({2}, {7, 4});
     c.options.causal = true;
     c.options.alignment = Alignment::bottom_right;
-    const Results dense = forward(c);
+    const CaseResults dense = forward(c);
 
     const std::int64_t slots = (7 + page - 1) / page;
     std::vector<std::int64_t> ids(static_cast<std::size_t>(2 * slots));
@@ -147,7 +147,7 @@ TEST(ReferenceLayout, KeyLengthsEqualASlice) {
     c.options.alignment = alignment;
     const std::vector<double> lengths = {5, 3, 1, 0};
     c.key_lengths = indices_buffer({4}, lengths);
-    const Results whole = forward(c);
+    const CaseResults whole = forward(c);
     for (std::int64_t b = 0; b < 4; ++b) {
       SCOPED_TRACE(testing::Message() << "entry " << b);
       const auto sk = static_cast<std::int64_t>(lengths[static_cast<std::size_t>(b)]);
@@ -158,7 +158,7 @@ TEST(ReferenceLayout, KeyLengthsEqualASlice) {
       one.k = tabulate({1, 2, sk, 3}, [&](const Shape& x) { return c.k.at(b, x[1], x[2], x[3]); });
       one.v = tabulate({1, 2, sk, 2}, [&](const Shape& x) { return c.v.at(b, x[1], x[2], x[3]); });
       one.mask = tabulate({sk}, [&](const Shape& x) { return c.mask.at(x[0]); });
-      const Results part{
+      const CaseResults part{
           tabulate({1, 4, 3, 2}, [&](const Shape& x) { return whole.o.at(b, x[1], x[2], x[3]); }),
           tabulate({1, 4, 3}, [&](const Shape& x) { return whole.lse.at(b, x[1], x[2]); })};
       expect_close(part, forward(one));
@@ -187,7 +187,7 @@ TEST(ReferenceLayout, HiddenKeysAreNeverRead) {
   c.mask = tabulate({5}, [](const Shape& x) { return x[0] == 2 ? 0.0 : 1.0; }, DType::boolean);
   c.key_lengths = indices_buffer({2}, {4, 4});
   c.options.dropout = {.probability = 0.3f, .seed = 1, .offset = 0};
-  const Results before = forward(c);
+  const CaseResults before = forward(c);
   for (const std::int64_t j : {2, 4}) {
     for (std::int64_t b = 0; b < 2; ++b) {
       for (std::int64_t h = 0; h < 2; ++h) {
@@ -203,7 +203,7 @@ TEST(ReferenceLayout, StridesDoNotMatter) {
   SeededRandom random(108);
   Case c = random_case(random);
   c.mask = random_buffer(random, {2, 4, 3, 5});
-  const Results plain = forward(c);
+  const CaseResults plain = forward(c);
   const auto moved = [](const Buffer& source, const Placement& placement) {
     Buffer buffer(DType::f64, source.shape(), placement);
     buffer.set_values(source.values());
@@ -226,7 +226,7 @@ TEST(ReferenceLayout, NarrowTypesGiveTheRoundedResultOfTheirValues) {
       to->set_values(from->values());
       from->set_values(to->values());
     }
-    const Results expected = forward(wide), given = forward(narrow);
+    const CaseResults expected = forward(wide), given = forward(narrow);
     Buffer o(dtype, expected.o.shape()), lse(DType::f32, expected.lse.shape());
     o.set_values(expected.o.values());
     lse.set_values(expected.lse.values());
@@ -240,7 +240,7 @@ TEST(ReferenceLayout, ThreadsDoNotChangeABit) {
   Case c = random_case(random, {.b = 3, .sq = 9, .sk = 11});
   c.mask = random_buffer(random, {1, 4, 9, 11});
   const Buffer d_o = random_buffer(random, {3, 4, 9, 2});
-  const Results one = forward(c);
+  const CaseResults one = forward(c);
   const Gradients one_back = backward(c, d_o, {});
   for (const int threads : {2, 5}) {
     const Context context{.parallel_for = openmp_parallel_for(threads)};

@@ -15,7 +15,7 @@ constexpr double none = -std::numeric_limits<double>::infinity();
 
 // Expects the weights and lse of one row to be the softmax of the scores (−inf: hidden), and hidden weights
 // to be exactly zero. `o` must come from unit_values.
-void expect_row(const Results& results, std::int64_t b, std::int64_t h, std::int64_t i,
+void expect_row(const CaseResults& results, std::int64_t b, std::int64_t h, std::int64_t i,
                 const std::vector<double>& scores, double sink = none) {
   SCOPED_TRACE(testing::Message() << "entry " << b << " head " << h << " query " << i);
   double sum = sink == none ? 0.0 : std::exp(sink);
@@ -35,7 +35,7 @@ void expect_row(const Results& results, std::int64_t b, std::int64_t h, std::int
 // All rows, with score(b, h, i, j).
 template <typename Score>
 void expect_weights(const Case& c, const Score& score, double sink = none) {
-  const Results results = forward(c);
+  const CaseResults results = forward(c);
   for (std::int64_t b = 0; b < c.q.extent(0); ++b) {
     for (std::int64_t h = 0; h < c.q.extent(1); ++h) {
       for (std::int64_t i = 0; i < c.q.extent(2); ++i) {
@@ -68,7 +68,7 @@ double scaled(const Case& c, std::int64_t b, std::int64_t h, std::int64_t i, std
 TEST(Reference, OneKeyGivesItsValueAndItsScore) {
   SeededRandom random(1);
   const Case c = random_case(random, {.sk = 1});
-  const Results results = forward(c);
+  const CaseResults results = forward(c);
   for (std::int64_t b = 0; b < 2; ++b) {
     for (std::int64_t h = 0; h < 4; ++h) {
       for (std::int64_t i = 0; i < 3; ++i) {
@@ -84,7 +84,7 @@ TEST(Reference, EqualScoresGiveTheMeanOfTheValues) {
   SeededRandom random(2);
   Case c = random_case(random);
   c.q.fill(0);
-  const Results results = forward(c);
+  const CaseResults results = forward(c);
   for (std::int64_t b = 0; b < 2; ++b) {
     for (std::int64_t h = 0; h < 4; ++h) {
       for (std::int64_t i = 0; i < 3; ++i) {
@@ -104,7 +104,7 @@ TEST(Reference, TwoKeysWithLogitsZeroAndLogThree) {
   c.q = tabulate({1, 1, 1, 1}, [](const Shape&) { return 1.0; });
   c.k = tabulate({1, 1, 2, 1}, [](const Shape& x) { return x[2] == 0 ? 0.0 : std::log(3.0); });
   c.v = tabulate({1, 1, 2, 1}, [](const Shape& x) { return x[2] == 0 ? 8.0 : -4.0; });
-  const Results results = forward(c);
+  const CaseResults results = forward(c);
   EXPECT_TRUE(close(results.o.at(0, 0, 0, 0), 8 * 0.25 - 4 * 0.75));
   EXPECT_TRUE(close(results.lse.at(0, 0, 0), std::log(4.0)));
 }
@@ -161,7 +161,7 @@ TEST(Reference, EveryHeadHasItsOwnSink) {
   SeededRandom random(7);
   Case c = weights_case(random);
   c.sinks = random_buffer(random, {4});
-  const Results results = forward(c);
+  const CaseResults results = forward(c);
   for (std::int64_t h = 0; h < 4; ++h) {
     std::vector<double> scores;
     for (std::int64_t j = 0; j < 5; ++j) scores.push_back(scaled(c, 1, h, 2, j));
@@ -173,7 +173,7 @@ TEST(Reference, ASinkAloneGivesZeroAndItsLogit) {
   SeededRandom random(8);
   Case c = random_case(random, {.sk = 0});
   c.sinks = random_buffer(random, {4});
-  const Results results = forward(c);
+  const CaseResults results = forward(c);
   for (std::int64_t h = 0; h < 4; ++h) {
     EXPECT_EQ(results.lse.at(0, h, 1), c.sinks.at(h));
     EXPECT_EQ(results.o.at(0, h, 1, 0), 0);
@@ -215,7 +215,7 @@ TEST(Reference, RowsThatSeeNothingGiveZeroAndMinusInfinity) {
   Case c = random_case(random, {.sq = 8});
   c.options.causal = true;
   c.options.alignment = Alignment::bottom_right;
-  const Results results = forward(c);
+  const CaseResults results = forward(c);
   for (std::int64_t i = 0; i < 3; ++i) {
     EXPECT_EQ(results.lse.at(1, 2, i), none);
     EXPECT_EQ(results.o.at(1, 2, i, 0), 0);
@@ -296,9 +296,9 @@ TEST(Reference, AllPartsOfTheScoreComeInTheContractsOrder) {
 TEST(Reference, DropoutZeroesWhatItsMaskSaysAndScalesTheRest) {
   SeededRandom random(14);
   Case c = weights_case(random, {.sq = 16, .sk = 33});
-  const Results whole = forward(c);
+  const CaseResults whole = forward(c);
   c.options.dropout = {.probability = 0.3f, .seed = 77, .offset = 5};
-  const Results dropped = forward(c);
+  const CaseResults dropped = forward(c);
   expect_close(dropped.lse, whole.lse, "lse");
   const DropoutMask mask(c.options.dropout);
   for (std::int64_t b = 0; b < 2; ++b) {
@@ -341,7 +341,7 @@ TEST(Reference, LargeScoresNeitherOverflowNorVanish) {
   c.q = tabulate({1, 1, 1, 1}, [](const Shape&) { return 1.0; });
   c.k = tabulate({1, 1, 3, 1}, [](const Shape& x) { return x[2] == 0 ? -5000.0 : 5000.0; });
   c.v = unit_values(1, 1, 3);
-  const Results results = forward(c);
+  const CaseResults results = forward(c);
   EXPECT_TRUE(close(results.lse.at(0, 0, 0), 5000 + std::log(2.0)));
   EXPECT_EQ(results.o.at(0, 0, 0, 0), 0);
   EXPECT_TRUE(close(results.o.at(0, 0, 0, 1), 0.5, 1e-12));  // exp of a difference of numbers near 5000
@@ -353,7 +353,7 @@ TEST(Reference, HeadDimsReach4096) {
   c.k = tabulate({1, 1, 2, 4096},
                  [](const Shape& x) { return x[2] == 1 && x[3] == 4095 ? std::log(3.0) : 0.0; });
   c.v = tabulate({1, 1, 2, 4096}, [](const Shape& x) { return static_cast<double>(x[2] * x[3]); });
-  const Results results = forward(c);
+  const CaseResults results = forward(c);
   EXPECT_TRUE(close(results.lse.at(0, 0, 0), std::log(4.0)));
   EXPECT_TRUE(close(results.o.at(0, 0, 0, 4095), 0.75 * 4095));
 }

@@ -128,7 +128,7 @@ struct Score {
 Score score_in_f64(const OpenProblem& open, const Head& head, std::size_t pair, float product) {
   constexpr double unit = 0x1p-23;
   const auto cap = static_cast<double>(open.problem.options.softcap);
-  const double scaled = open.scale * static_cast<double>(product);
+  const double scaled = open.scale * head.logit_scale * static_cast<double>(product);
   const double capped = cap > 0 ? cap * std::tanh(scaled / cap) : scaled;
   return {capped + head.alibi_at(pair) + head.mask_at(pair),
           8 * unit * (std::abs(scaled) + cap + std::abs(head.alibi_at(pair)) + std::abs(head.mask_at(pair)))};
