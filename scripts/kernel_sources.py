@@ -61,8 +61,7 @@ UNITS: dict[str, tuple[str, ...]] = {
     "attention mma f32 forward": (f"{_SM80}/forward_f32", *_FUSED_FORWARD),
     "attention mma f32 backward": (f"{_SM80}/backward_f32", *_FUSED_BACKWARD),
     "attention wgmma forward": (f"{_SM90}/forward", f"{_SM90}/decode"),
-    "attention wgmma backward": (f"{_SM90}/backward", *_TILES_OF_BACKWARD),
-    "attention wgmma_tma backward": (f"{_SM90}/backward_tma",),
+    "attention wgmma backward": (f"{_SM90}/backward",),
     # Widens its inputs for the f32 kernels.
     "attention widened": (
         "cuda/attention/widened/widened.cu",

@@ -7,10 +7,10 @@ namespace tilewise {
 std::span<const AttentionKernel> attention_kernel_list() {
   static const std::array kernels = {
 #ifdef TILEWISE_HAS_CUDA
-      cuda::wgmma_tma_attention, cuda::wgmma_attention,   cuda::mma_attention,   cuda::widened_attention,
-      cuda::wide_attention,      cuda::fused_attention,   cuda::tiled_attention, cuda::naive_attention,
+      cuda::wgmma_attention, cuda::mma_attention,     cuda::widened_attention, cuda::wide_attention,
+      cuda::fused_attention, cuda::tiled_attention,   cuda::naive_attention,
 #endif
-      cpu::simd_attention,       cpu::reference_attention};
+      cpu::simd_attention,   cpu::reference_attention};
   return kernels;
 }
 

@@ -116,7 +116,7 @@ class GarbageOnTrial : public CudaKernelFixture<90, 90> {
 
 // The same of the backward by TMA, with o and lse of another kernel: it takes more than its forward does.
 TEST_F(GarbageOnTrial, KeepsTheBackwardByTmaInsideItsTensors) {
-  const std::string kernel = "wgmma_tma";
+  const std::string kernel = "wgmma";
 #ifdef TILEWISE_EMULATOR
   constexpr int problems = 25;
 #else

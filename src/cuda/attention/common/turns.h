@@ -53,9 +53,13 @@ struct Turns {
   }
 
   constexpr Turn turn(std::uint32_t index) const {
-    const std::uint32_t first = index / (section * tiles) * section;
+    // The last section takes the heads that are left, too: with fewer heads, its largest tiles would end
+    // late.
+    const std::uint32_t sections = std::max(heads / section, 1u);
+    const std::uint32_t n = std::min(index / (section * tiles), sections - 1);
+    const std::uint32_t first = n * section;
     const std::uint32_t rest = index - first * tiles;
-    const std::uint32_t together = std::min(section, heads - first);
+    const std::uint32_t together = n + 1 == sections ? heads - first : section;
     const std::uint32_t tile = rest / together;
     return {first + rest - tile * together, tile};
   }

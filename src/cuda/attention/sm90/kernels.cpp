@@ -10,8 +10,6 @@
 #include "cuda/attention/common/forward/few_results.h"
 #include "cuda/attention/common/pieces.h"
 #include "cuda/attention/sm90/backward/backward.h"
-#include "cuda/attention/sm90/backward/tuning.h"
-#include "cuda/attention/sm90/backward_tma/backward.h"
 #include "cuda/attention/sm90/forward/choice.h"
 #include "cuda/attention/sm90/forward/forward.h"
 #include "cuda/attention/sm90/forward_f32/forward.h"
@@ -125,17 +123,7 @@ std::string unsuited_f32(const AttentionProblem& problem) {
 
 std::string unsuited_backward(const AttentionProblem& problem) {
   if (problem.dtype == DType::f32) return "has no backward for f32";
-  if (problem.dim_qk > wgmma_backward::most_dim || problem.dim_v > wgmma_backward::most_dim) {
-    return "backward takes head dims to " + std::to_string(wgmma_backward::most_dim);
-  }
-  if (problem.backward.deterministic) return "backward is not deterministic";
-  if (mma::general_backward(problem)) {
-    return "backward takes causal, windows and lengths alone, of aligned rows";
-  }
-  constexpr std::int64_t most_length = 0x7fffffff - 256;  // positions, tiles past the end too, fit 32 bits
-  if (problem.length_q > most_length || problem.length_k > most_length) {
-    return "takes sequences to 2^31 - 257";
-  }
+  if (const std::string reason = wgmma_backward::unsuited(problem); !reason.empty()) return reason;
   return mma::unsuited_backward(problem);
 }
 
@@ -176,8 +164,7 @@ std::string supports(const AttentionProblem& problem) {
 Configuration configure(const AttentionCall& call, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
   if (call.problem.pass == Pass::backward) {
-    return {.workspace_bytes =
-                simt::ordered_starts_bytes(call) + wgmma_backward::backward_workspace(call, context)};
+    return {.workspace_bytes = simt::ordered_starts_bytes(call) + wgmma_backward::backward_workspace(call)};
   }
   if (call.problem.dtype == DType::f32) return wgmma_f32::configure_forward(call);
 #endif
@@ -248,11 +235,12 @@ std::string yields_masked(const AttentionProblem& problem) {
   return {};
 }
 
-// Of short walks what blocks do before and after counts, and of mma's two are in a multiprocessor at a time.
+// A tile has 128 queries and keys: of short sequences most of it is empty. That is a guess, not measured.
 std::string yields_backward(const AttentionProblem& problem) {
-  const std::int64_t few = problem.features.causal ? 2048 : 544;
-  if (std::max(problem.dim_qk, problem.dim_v) <= 64 && problem.length_q < few) {
-    return "leaves backward of head dims to 64 and fewer than " + std::to_string(few) + " queries to mma";
+  constexpr std::int64_t few = 128;
+  if (std::max(problem.dim_qk, problem.dim_v) <= 64 && std::max(problem.length_q, problem.length_k) < few) {
+    return "leaves backward of head dims to 64 and fewer than " + std::to_string(few) +
+           " queries and keys to mma";
   }
   return {};
 }
@@ -269,9 +257,12 @@ std::string yields(const AttentionProblem& problem) {
   return mma_f32::too_few_pairs(problem);
 }
 
-// What of the forward pass is on trial.
+// What is on trial.
 std::string trial(const AttentionProblem& problem) {
-  if (problem.pass == Pass::backward || problem.dtype == DType::f32) return {};
+  if (problem.dtype == DType::f32) return {};
+#ifdef TILEWISE_HAS_WGMMA
+  if (problem.pass == Pass::backward) return wgmma_backward::trial(problem);
+#endif
   if (problem.features.block_mask) return "block masks";
   if (!wgmma::combined(problem)) return {};
   if (std::max(problem.dim_qk, problem.dim_v) > wgmma::most_dim_with_mask) {
@@ -281,49 +272,7 @@ std::string trial(const AttentionProblem& problem) {
   return "masks and dropout beside other features";
 }
 
-// The backward by TMA (sm90/backward_tma), on trial. Its forward is that of wgmma, so that a call can name it
-// for both passes.
-std::string trial_supports(const AttentionProblem& problem) {
-  if (problem.pass == Pass::forward) return supports(problem);
-  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
-  if (const std::string reason = unsuited_piece(problem); !reason.empty()) return reason;
-#ifdef TILEWISE_HAS_WGMMA
-  if (problem.features.logit_scale) return "takes no logit scale";
-  if (const std::string reason = wgmma_tma::unsuited(problem); !reason.empty()) return reason;
-  if (const std::string reason = mma::unsuited_backward(problem); !reason.empty()) return reason;
-  return unsuited_capability(problem);
-#else
-  return "was built without code for sm_90a";
-#endif
-}
-Configuration trial_configure(const AttentionCall& call, const Context& context) {
-#ifdef TILEWISE_HAS_WGMMA
-  if (call.problem.pass == Pass::backward) {
-    return {.workspace_bytes = simt::ordered_starts_bytes(call) + wgmma_tma::backward_workspace(call)};
-  }
-#endif
-  return configure(call, context);
-}
-void trial_launch(const AttentionCall& call, const Configuration& configuration, const Context& context) {
-#ifdef TILEWISE_HAS_WGMMA
-  if (call.problem.pass == Pass::backward) {
-    const DeviceGuard guard(context.device.index);
-    Context rest = context;
-    const AttentionCall ordered = simt::with_ordered_starts(call, rest);
-    return wgmma_tma::backward(ordered, rest);
-  }
-#endif
-  launch_on_device(call, configuration, context);
-}
-std::string on_trial(const AttentionProblem&) { return "backward"; }
-
 }  // namespace
-
-constinit const AttentionKernel wgmma_tma_attention = {.name = "wgmma_tma",
-                                                       .supports = trial_supports,
-                                                       .trial = on_trial,
-                                                       .configure = trial_configure,
-                                                       .launch_configured = trial_launch};
 
 constinit const AttentionKernel wgmma_attention = {.name = "wgmma",
                                                    .supports = supports,

@@ -1,11 +1,17 @@
 #pragma once
 
+#include <string>
+
 #include "attention/call.h"
 #include "tilewise/context.h"
 
 namespace tilewise::cuda::wgmma_backward {
 
+/// Empty where backward() takes the problem, else why not.
+std::string unsuited(const AttentionProblem& problem);
+/// What of it no GPU has proven yet, or empty.
+std::string trial(const AttentionProblem& problem);
+std::size_t backward_workspace(const AttentionCall& call);
 void backward(const AttentionCall& call, const Context& context);
-std::size_t backward_workspace(const AttentionCall& call, const Context& context);
 
 }  // namespace tilewise::cuda::wgmma_backward

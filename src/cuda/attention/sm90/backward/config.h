@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace tilewise::cuda::wgmma_tma {
+namespace tilewise::cuda::wgmma_backward {
 
 /// How a CTA is cut. It keeps some keys and walks over tiles of queries, which a producer warpgroup brings by
 /// TMA.
@@ -20,18 +20,19 @@ struct Config {
   int keys = 128;
   int q_stages = 2;
   int d_o_stages = 2;
+  bool turns = false;    ///< the plain kernel: one consumer at a time makes P and dS
+  bool preload = false;  ///< the same: S begins with -LSE, which takes fewer registers than to add it later
+  static constexpr int ds_stages = 2;  ///< of dS, and of P where it passes through shared memory
   static constexpr int consumers = 2;
   static constexpr int consumer_warps = 4 * consumers;
   static constexpr int consumer_threads = 128 * consumers;
   static constexpr int threads = consumer_threads + 128;
-  static constexpr int ds_stages = 2;  ///< of dS, and of P where it passes through shared memory
-  /// dQ is computed in parts of 64 dims x 64 queries, transposed; a warp has 16 of the dims.
-  static constexpr int warp_dq_floats = 16 * 64;
   static constexpr int producer_registers = 24;
   static constexpr int consumer_registers = 240;
   /// A CTA begins with 168 registers per thread, as many as 384 threads can have. More cannot be handed out.
   static_assert(128 * producer_registers + consumer_threads * consumer_registers <= 168 * threads);
 
+  constexpr bool operator==(const Config&) const = default;
   constexpr bool wide() const { return dim > 128; }
   constexpr int own_queries() const { return wide() ? queries / 2 : queries; }  ///< of a consumer's S and dP
 
@@ -56,12 +57,27 @@ struct Config {
   constexpr int dq_panels(int consumer) const {
     return consumer == 0 ? first_dq_panel(1) : panels() - first_dq_panel(1);
   }
+  /// How many of these a consumer computes at once. At dim 256 it has registers and shared memory for one.
+  constexpr int dq_panels_at_once(int consumer) const { return dim == 192 ? dq_panels(consumer) : 1; }
+  constexpr int dq_buffers() const { return wide() ? dq_panels_at_once(0) + dq_panels_at_once(1) : 2; }
   constexpr bool even() const { return panels() % 2 == 0 && panels_v() % 2 == 0; }  ///< for both consumers
 
   /// Who computes a part of dQ. From dim 96 on each consumer has a half of the panels, at dim 64 half of 128
   /// queries. With 64 queries there is nothing to share: consumers take turns, tile by tile.
   constexpr bool dq_in_turn() const { return dim == 64 && queries == 64; }
   constexpr bool dq_by_queries() const { return dim == 64 && queries == 128; }
+  /// Where the sums of 16 dims begin in those of a tile: [halves of the queries, dim / 16, eights, 128].
+  /// dQ is computed in parts of 64 dims, transposed; a warp has 16 of these.
+  constexpr int dq_queries() const { return queries / dq_halves(); }
+  constexpr int warp_dq_floats() const { return 16 * dq_queries(); }
+  constexpr int dq_halves() const { return dq_by_queries() ? 2 : 1; }
+  constexpr int dq_offset(int half, int chunk) const {
+    return (half * (dim / 16) + chunk) * warp_dq_floats();
+  }
+  /// In the plain kernel threads of the producer add dQ. Where consumers have keys of their own, dQ is a tile
+  /// behind, so that they need not keep step.
+  constexpr bool stores_apart() const { return !general; }
+  constexpr bool lagged() const { return !general && !wide(); }
   constexpr int dq_chunks() const { return dim / 16 * (queries / 64); }  ///< what warps add, of a tile
 
   constexpr int k_bytes() const { return keys * panels() * 128; }
@@ -74,7 +90,10 @@ struct Config {
   constexpr int row_values() const {
     return general ? 3 : 2;
   }  ///< LSE, delta, and the general kernel's offset
-  constexpr int barriers() const { return 2 * (q_stages + d_o_stages) + 1 + (general ? 6 : 0); }
+  constexpr int barriers() const {
+    return 2 * (q_stages + d_o_stages) + 1 + (general ? 6 : 0) + (lagged() ? 4 : 0) +
+           (stores_apart() ? 4 : 0);
+  }
   static constexpr int step_bytes = 32;  ///< of a Step, at most
   /// Values of rows, barriers, Words, Steps and a block mask's bits, up to where a mask may begin.
   constexpr int value_bytes() const {
@@ -91,32 +110,34 @@ struct Config {
   constexpr std::size_t shared_bytes(int mask = 0, int kept_stages = 0) const {
     return static_cast<std::size_t>(k_bytes() + v_bytes() + q_stages * q_bytes() + d_o_stages * d_o_bytes() +
                                     (wide() ? 2 : 1) * ds_stages * ds_bytes() +
-                                    consumer_warps * warp_dq_floats * 4 + value_bytes() + mask +
+                                    dq_buffers() * 4 * warp_dq_floats() * 4 + value_bytes() + mask +
                                     kept_stages * kept_bytes());
   }
 };
 
 /// Of each kind (plain, general, listed) the first that is wide enough is chosen.
-inline constexpr Config rows[] = {
-    {.dim = 64, .dim_v = 64, .queries = 128},
-    {.dim = 96, .dim_v = 96, .queries = 64},
-    {.dim = 128, .dim_v = 128, .queries = 64},
-    {.dim = 192, .dim_v = 128, .queries = 64, .keys = 64},
-    {.dim = 192, .dim_v = 192, .queries = 64, .keys = 64},
-    {.dim = 256, .dim_v = 256, .queries = 64, .keys = 64, .d_o_stages = 1},
-    {.dim = 64, .dim_v = 64, .queries = 64, .general = true},
-    {.dim = 128, .dim_v = 128, .queries = 64, .general = true},
-    {.dim = 256, .dim_v = 256, .queries = 64, .general = true, .keys = 64, .q_stages = 1, .d_o_stages = 1},
-    {.dim = 64, .dim_v = 64, .queries = 64, .general = true, .listed = true},
-    {.dim = 128, .dim_v = 128, .queries = 64, .general = true, .listed = true},
-    {.dim = 256,
-     .dim_v = 256,
-     .queries = 64,
-     .general = true,
-     .listed = true,
-     .keys = 64,
-     .q_stages = 1,
-     .d_o_stages = 1}};
+struct Configs {
+  static constexpr Config rows[] = {
+      {.dim = 64, .dim_v = 64, .queries = 128},
+      {.dim = 96, .dim_v = 96, .queries = 64, .preload = true},
+      {.dim = 128, .dim_v = 128, .queries = 64, .turns = true, .preload = true},
+      {.dim = 192, .dim_v = 128, .queries = 64, .keys = 64},
+      {.dim = 192, .dim_v = 192, .queries = 64, .keys = 64},
+      {.dim = 256, .dim_v = 256, .queries = 64, .keys = 64, .d_o_stages = 1, .preload = true},
+      {.dim = 64, .dim_v = 64, .queries = 64, .general = true},
+      {.dim = 128, .dim_v = 128, .queries = 64, .general = true},
+      {.dim = 256, .dim_v = 256, .queries = 64, .general = true, .keys = 64, .q_stages = 1, .d_o_stages = 1},
+      {.dim = 64, .dim_v = 64, .queries = 64, .general = true, .listed = true},
+      {.dim = 128, .dim_v = 128, .queries = 64, .general = true, .listed = true},
+      {.dim = 256,
+       .dim_v = 256,
+       .queries = 64,
+       .general = true,
+       .listed = true,
+       .keys = 64,
+       .q_stages = 1,
+       .d_o_stages = 1}};
+};
 inline constexpr int most_dim = 256;
 
 inline constexpr std::size_t most_shared_bytes = 232448;  ///< of a CTA on Hopper
@@ -127,6 +148,6 @@ constexpr bool fits(const Config& c) {
   return c.shared_bytes(c.mask_bytes(4), c.listed ? 0 : 1) <= most_shared_bytes &&
          c.shared_bytes(c.mask_bytes(2), 2) <= most_shared_bytes;
 }
-static_assert(std::ranges::all_of(rows, fits));
+static_assert(std::ranges::all_of(Configs::rows, fits));
 
-}  // namespace tilewise::cuda::wgmma_tma
+}  // namespace tilewise::cuda::wgmma_backward

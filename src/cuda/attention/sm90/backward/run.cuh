@@ -1,39 +1,22 @@
-#include "cuda/attention/sm90/backward_tma/backward.h"
+#pragma once
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 #include "core/arena.h"
 #include "cuda/attention/common/backward/row_gradients.h"
-#include "cuda/attention/sm90/backward_tma/kernel.cuh"
-#include "cuda/attention/sm90/backward_tma/pairs.cuh"
-#include "cuda/attention/sm90/backward_tma/rows.cuh"
+#include "cuda/attention/sm90/backward/kernel.cuh"
+#include "cuda/attention/sm90/backward/pairs.cuh"
+#include "cuda/attention/sm90/backward/rows.cuh"
 #include "cuda/runtime/check.h"
 #include "cuda/runtime/device.h"
 #include "cuda/runtime/launch.cuh"
 #include "cuda/tile/tensor_map.h"
 
-namespace tilewise::cuda::wgmma_tma {
-namespace {
+namespace tilewise::cuda::wgmma_backward {
 
 // Three launches: delta, tiles, dQ. Features have more.
 
-bool is_general(const AttentionProblem& problem) {
-  const AttentionFeatures& features = problem.features;
-  return features.mask != MaskKind::none || features.dropout || features.softcap || features.alibi ||
-         features.sinks || features.block_mask;
-}
-
-int row_of(const AttentionProblem& problem) {
-  const bool listed = problem.features.block_mask, general = is_general(problem);
-  const auto* row = std::ranges::find_if(rows, [&](const Config& c) {
-    return c.general == general && c.listed == listed && problem.dim_qk <= c.dim && problem.dim_v <= c.dim_v;
-  });
-  return static_cast<int>(row - std::begin(rows));
-}
-
-Sizes sizes_of(const AttentionCall& call) {
+inline Sizes sizes_of(const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
   const auto whole = [](std::int64_t x) { return static_cast<int>(x); };
   return {.batch = whole(problem.batch),
@@ -56,12 +39,11 @@ Sizes sizes_of(const AttentionCall& call) {
 std::int64_t entries_of(const AttentionCall& call) { return call.packed() ? 1 : call.problem.batch; }
 
 /// Tiles of `size` rows of a head; see sequence_of().
-std::int64_t tiles_of(const AttentionCall& call, std::int64_t length, std::int64_t total, int size) {
+inline std::int64_t tiles_of(const AttentionCall& call, std::int64_t length, std::int64_t total, int size) {
   return call.packed() ? total / size + call.problem.batch : (length + size - 1) / size;
 }
 
-Workspace workspace_of(const AttentionCall& call, Arena& arena) {
-  const Config& c = rows[row_of(call.problem)];
+inline Workspace workspace_of(const AttentionCall& call, const Config& c, Arena& arena) {
   Workspace workspace;
   workspace.tiles = static_cast<int>(tiles_of(call, call.problem.length_q, call.total_q, c.queries));
   const std::int64_t tiles = entries_of(call) * call.problem.heads_q * workspace.tiles;
@@ -78,7 +60,7 @@ Workspace workspace_of(const AttentionCall& call, Arena& arena) {
 
 /// The mask as TMA takes it: itself, or room for a copy whose rows begin at multiples of 16 bytes. Dimensions
 /// along which it is repeated are copied once.
-MaskView aligned_mask_of(const AttentionCall& call, Arena& arena) {
+inline MaskView aligned_mask_of(const AttentionCall& call, Arena& arena) {
   const AttentionProblem& problem = call.problem;
   MaskView mask = call.mask;
   if (problem.features.mask == MaskKind::none || problem.aligned_mask) return mask;
@@ -98,7 +80,7 @@ MaskView aligned_mask_of(const AttentionCall& call, Arena& arena) {
   return mask;
 }
 
-void align_mask(const AttentionCall& call, MaskView to, const Launch& how) {
+inline void align_mask(const AttentionCall& call, MaskView to, const Launch& how) {
   switch (size_of(to.dtype)) {
     case 1: return launch<align_mask_kernel<std::uint8_t>>(how, call.mask, to);
     case 2: return launch<align_mask_kernel<std::uint16_t>>(how, call.mask, to);
@@ -107,7 +89,7 @@ void align_mask(const AttentionCall& call, MaskView to, const Launch& how) {
 }
 
 /// Whether the mask's gradient is found by a kernel over pairs, not by that over tiles.
-bool has_dmask_apart(const AttentionProblem& problem) {
+inline bool has_dmask_apart(const AttentionProblem& problem) {
   return problem.features.mask_gradient && (problem.backward.summed_dmask || problem.features.softcap);
 }
 
@@ -117,7 +99,7 @@ struct DmaskPlan {
 };
 
 /// Where the mask's gradient has few tiles, each is shared by CTAs, some for each SM.
-DmaskPlan dmask_plan_of(const AttentionCall& call, const Config& c, int tiles, Arena& arena) {
+inline DmaskPlan dmask_plan_of(const AttentionCall& call, const Config& c, int tiles, Arena& arena) {
   DmaskPlan plan;
   const AttentionProblem& problem = call.problem;
   if (!has_dmask_apart(problem)) return plan;
@@ -139,7 +121,7 @@ DmaskPlan dmask_plan_of(const AttentionCall& call, const Config& c, int tiles, A
 }
 
 /// Lists are shared by entries and heads that share the mask's.
-BlockLists block_lists_of(const AttentionCall& call, const Config& c, Arena& arena) {
+inline BlockLists block_lists_of(const AttentionCall& call, const Config& c, Arena& arena) {
   BlockLists blocks;
   if (!call.problem.features.block_mask) return blocks;
   const BlockView& view = call.blocks;
@@ -170,9 +152,10 @@ BlockLists block_lists_of(const AttentionCall& call, const Config& c, Arena& are
   return blocks;
 }
 
-template <int row>
+template <typename Table, int row>
 void list_blocks(const AttentionCall& call, const BlockLists& blocks, std::int64_t some_blocks,
                  cudaStream_t stream) {
+  constexpr Config c = Table::rows[row];
   const std::int64_t heads = blocks.stride_h == 0 ? 1 : call.problem.heads_q;
   const std::int64_t batch = blocks.stride_b == 0 ? 1 : call.problem.batch;
   const std::int64_t rows = batch * heads * blocks.key_blocks;
@@ -196,10 +179,9 @@ void list_blocks(const AttentionCall& call, const BlockLists& blocks, std::int64
         blocks, batch * heads);
   }
   if (blocks.bits != nullptr) {
-    constexpr Config c = wgmma_tma::rows[row];
     const std::int64_t words = call.blocks.tile_count * blocks.key_tiles * c.kept_words() *
                                (blocks.one_row ? 1 : blocks.query_tiles * (c.queries / 32));
-    launch<block_bits_kernel<row>>(
+    launch<block_bits_kernel<Table, row>>(
         start("tilewise wgmma backward, bits", std::min(words, some_blocks * (row_threads / 32))),
         call.blocks, blocks);
   }
@@ -207,11 +189,11 @@ void list_blocks(const AttentionCall& call, const BlockLists& blocks, std::int64
 }
 
 /// Stages of dropout's bits. A mask of f32 leaves room for one.
-int kept_stages_of(const AttentionProblem& problem) {
+inline int kept_stages_of(const AttentionProblem& problem) {
   return !problem.features.dropout ? 0 : problem.f32_mask ? 1 : 2;
 }
 
-ScoreParams score_of_call(const AttentionCall& call, const MaskView& mask) {
+inline ScoreParams score_of_call(const AttentionCall& call, const MaskView& mask) {
   const AttentionFeatures& features = call.problem.features;
   ScoreParams score{.scale = static_cast<float>(features.softcap ? call.scale / call.softcap : call.scale),
                     .cap = static_cast<float>(features.softcap ? call.softcap : 0),
@@ -236,26 +218,27 @@ ScoreParams score_of_call(const AttentionCall& call, const MaskView& mask) {
   return score;
 }
 
-template <typename T, int row, PairSum sum>
+template <typename T, typename Table, int row, PairSum sum>
 void run_pairs(const char* name, std::int64_t blocks, const PairParams& params, cudaStream_t stream) {
+  constexpr Config c = Table::rows[row];
   const ScoreParams& score = params.tile.score;
-  launch<pair_kernel<T, row, sum>>(
+  launch<pair_kernel<T, Table, row, sum>>(
       {.name = name,
        .blocks = blocks,
        .threads = Config::threads,
-       .shared_bytes = PairShared<rows[row]>::bytes(score.mask_bytes(rows[row]), score.dropout),
+       .shared_bytes = PairShared<c>::bytes(score.mask_bytes(c), score.dropout),
        .stream = stream,
        .early = true},
       params);
 }
 
-template <typename T, int row>
+template <typename T, typename Table, int row>
 void run(const AttentionCall& call, const Context& context) {
-  constexpr Config c = rows[row];
+  constexpr Config c = Table::rows[row];
   const AttentionProblem& problem = call.problem;
   const AttentionFeatures& features = problem.features;
   Arena arena(context.workspace.data);
-  const Workspace workspace = workspace_of(call, arena);
+  const Workspace workspace = workspace_of(call, c, arena);
   const BlockLists blocks = block_lists_of(call, c, arena);
   const DmaskPlan dmask = dmask_plan_of(call, c, workspace.tiles, arena);
   const MaskView mask = aligned_mask_of(call, arena);
@@ -271,7 +254,7 @@ void run(const AttentionCall& call, const Context& context) {
   const std::int64_t(&extent)[4] = call.dmask.extent;
   const std::int64_t dmask_elements = extent[0] * extent[1] * extent[2] * extent[3];
 
-  if constexpr (c.listed) list_blocks<row>(call, blocks, some_blocks, stream);
+  if constexpr (c.listed) list_blocks<Table, row>(call, blocks, some_blocks, stream);
   if constexpr (c.general) {
     if (features.mask != MaskKind::none && !problem.aligned_mask) {
       const std::int64_t chunks =
@@ -288,12 +271,19 @@ void run(const AttentionCall& call, const Context& context) {
           call.dmask);
     }
   }
-  launch<delta_kernel<T, row>>(
+  launch<delta_kernel<T, Table, row>>(
       start("tilewise wgmma backward, delta", std::min(query_tiles * c.queries / 16, some_blocks)),
-      DeltaParams{sizes, call.o, call.d_o, call.lse, call.d_lse, workspace});
+      DeltaParams{.sizes = sizes,
+                  .o = call.o,
+                  .d_o = call.d_o,
+                  .lse = call.lse,
+                  .d_lse = call.d_lse,
+                  .delta = call.delta,
+                  .workspace = workspace,
+                  .score_scale = exponent_unit(scale) / log2e});
   if constexpr (c.general) {
     if (features.mask == MaskKind::additive || features.alibi) {
-      launch<far_rows_kernel<T, row>>(
+      launch<far_rows_kernel<T, Table, row>>(
           start("tilewise wgmma backward, far rows", query_tiles * c.queries * 32 / row_threads), call, sizes,
           workspace);
     }
@@ -345,30 +335,30 @@ void run(const AttentionCall& call, const Context& context) {
                .reloads_mask = true,
                .jobs = dmask.jobs};
       if (problem.backward.summed_dmask) {
-        run_pairs<T, row, PairSum::delta>("tilewise wgmma backward, pairs' delta", query_tiles, pairs,
-                                          stream);
+        run_pairs<T, Table, row, PairSum::delta>("tilewise wgmma backward, pairs' delta", query_tiles, pairs,
+                                                 stream);
       }
     }
   }
-  launch<tile_kernel<T, row>>({.name = "tilewise wgmma backward, tiles",
-                               .blocks = heads * key_tiles,
-                               .threads = c.threads,
-                               .shared_bytes = shared_bytes,
-                               .stream = stream,
-                               .early = true},
-                              params);
+  launch<tile_kernel<T, Table, row>>({.name = "tilewise wgmma backward, tiles",
+                                      .blocks = heads * key_tiles,
+                                      .threads = c.threads,
+                                      .shared_bytes = shared_bytes,
+                                      .stream = stream,
+                                      .early = true},
+                                     params);
 
   if (call.dq.wanted) {
-    launch<dq_kernel<T, row>>(start("tilewise wgmma backward, dq", query_tiles),
-                              DqParams{sizes, call.dq, workspace, scale});
+    launch<dq_kernel<T, Table, row>>(start("tilewise wgmma backward, dq", query_tiles),
+                                     DqParams{sizes, call.dq, workspace, scale});
   }
   if constexpr (c.general) {
     if (has_dmask_apart(problem)) {
       // A tile of elements has one part of the mask, unless queries or keys share elements.
       pairs.reloads_mask = extent[2] == 1 || extent[3] == 1;
-      run_pairs<T, row, PairSum::dmask>("tilewise wgmma backward, pairs' dmask",
-                                        std::int64_t{dmask.jobs.per_split()} * dmask.jobs.splits, pairs,
-                                        stream);
+      run_pairs<T, Table, row, PairSum::dmask>("tilewise wgmma backward, pairs' dmask",
+                                               std::int64_t{dmask.jobs.per_split()} * dmask.jobs.splits,
+                                               pairs, stream);
       if (dmask.partial != nullptr) {
         launch<join_dmask_kernel<>>(
             start("tilewise wgmma backward, join dmask",
@@ -379,84 +369,12 @@ void run(const AttentionCall& call, const Context& context) {
   }
   if constexpr (c.general) {
     if (call.dsinks != nullptr) {
-      launch<sink_kernel<row>>(start("tilewise wgmma backward, sinks", problem.heads_q),
-                               SinkParams{sizes, call.sinks, reinterpret_cast<float*>(call.dsinks),
-                                          call.dsinks_stride, workspace});
+      launch<sink_kernel<Table, row>>(start("tilewise wgmma backward, sinks", problem.heads_q),
+                                      SinkParams{sizes, call.sinks, reinterpret_cast<float*>(call.dsinks),
+                                                 call.dsinks_stride, workspace});
     }
   }
   if (call.packed()) simt::clear_unused_gradients(call, stream);
 }
 
-template <int row>
-void run_row(const AttentionCall& call, const Context& context) {
-  call.problem.dtype == DType::f16 ? run<__half, row>(call, context) : run<__nv_bfloat16, row>(call, context);
-}
-
-std::string unsuited_blocks(const AttentionProblem& problem) {
-  const AttentionFeatures& features = problem.features;
-  const Config& c = rows[row_of(problem)];
-  const auto suits = [](std::int64_t block, std::int64_t all, int tile) {
-    return block % tile == 0 || block >= all;
-  };
-  if (!suits(problem.block_q, problem.length_q, c.queries) ||
-      !suits(problem.block_k, problem.length_k, c.keys)) {
-    return "takes block masks of blocks of multiples of " + std::to_string(c.queries) + " queries and " +
-           std::to_string(c.keys) + " keys, or of all";
-  }
-  if (problem.f32_mask && features.dropout &&
-      c.shared_bytes(c.mask_bytes(4), kept_stages_of(problem)) > most_shared_bytes) {
-    return "has no shared memory for a block mask, a mask of f32 and dropout with head dims of 65 to 128";
-  }
-  return {};
-}
-
-std::string unsuited_features(const AttentionProblem& problem) {
-  const AttentionFeatures& features = problem.features;
-  if (features.mask != MaskKind::none && problem.layout == Layout::packed)
-    return "takes no mask of packed sequences";
-  return features.block_mask ? unsuited_blocks(problem) : "";
-}
-
-}  // namespace
-
-std::string unsuited(const AttentionProblem& problem) {
-  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) return "takes f16 and bf16";
-  if (problem.strict) return "rounds weights and score gradients, which strict precision does not allow";
-  if (problem.layout == Layout::paged) return "takes no pages";
-  if (problem.dim_qk > most_dim || problem.dim_v > most_dim)
-    return "takes head dims to " + std::to_string(most_dim);
-  if (const std::string reason = unsuited_features(problem); !reason.empty()) return reason;
-  if (problem.dim_qk % 8 != 0 || problem.dim_v % 8 != 0 || !problem.aligned ||
-      !problem.backward.aligned_rows || !problem.backward.ordered_rows) {
-    return "copies rows from multiples of 16 bytes, with such strides, alone";
-  }
-  constexpr std::int64_t most_length = 1 << 29;  // positions, tiles past the end too, fit 32 bits
-  if (problem.length_q >= most_length || problem.length_k >= most_length)
-    return "takes sequences of fewer than 2^29";
-  constexpr std::int64_t most = 0x7fffffff;
-  if (problem.batch * problem.heads_q * (problem.length_q / 64 + 1) > most)
-    return "takes fewer than 2^31 tiles";
-  if (std::max(problem.queries, problem.keys) > most)
-    return "takes fewer than 2^31 queries and keys of a head";
-  if (problem.length_q == 0 || problem.length_k == 0) return "takes no less than one query and one key";
-  return {};
-}
-
-std::size_t backward_workspace(const AttentionCall& call) {
-  Arena arena(nullptr);
-  const Config& c = rows[row_of(call.problem)];
-  const Workspace workspace = workspace_of(call, arena);
-  block_lists_of(call, c, arena);
-  dmask_plan_of(call, c, workspace.tiles, arena);
-  aligned_mask_of(call, arena);
-  return arena.used();
-}
-
-void backward(const AttentionCall& call, const Context& context) {
-  const auto row = static_cast<std::size_t>(row_of(call.problem));
-  [&]<std::size_t... n>(std::index_sequence<n...>) {
-    (void)((n == row && (run_row<static_cast<int>(n)>(call, context), true)) || ...);
-  }(std::make_index_sequence<std::size(rows)>{});
-}
-
-}  // namespace tilewise::cuda::wgmma_tma
+}  // namespace tilewise::cuda::wgmma_backward

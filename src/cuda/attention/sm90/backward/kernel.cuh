@@ -3,7 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/attention/sm90/backward_tma/features.cuh"
+#include "cuda/attention/sm90/backward/features.cuh"
 #include "cuda/ptx/async_copy.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/dependent.cuh"
@@ -14,7 +14,7 @@
 #include "cuda/tile/ring.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 
-namespace tilewise::cuda::wgmma_tma {
+namespace tilewise::cuda::wgmma_backward {
 
 // A CTA keeps K and V of 128 keys and walks over the tiles of queries that see them, for all query heads of
 // the group, so dK and dV stay in registers and are the same in every run. S and dP are held transposed, a
@@ -126,6 +126,58 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
   }
 }
 
+/// From S to exponents of 2. Where the scale is 0, a number so small that it makes no difference to any
+/// product but a hidden one's.
+inline __host__ __device__ float exponent_unit(float scale) {
+  const float x = scale * log2e;
+  return fabsf(x) < 1e-30f ? 1e-30f : x;
+}
+
+/// Adds a consumer's dQ of each tile to the sums in global memory; by one thread.
+template <Config c>
+__device__ void add_dq_sums(const TileParams& params, const Shared<c>& shared, const Walk& walk, int group) {
+  const Workspace& workspace = params.workspace;
+  const int half = c.dq_by_queries() ? group : 0;
+  const int at_once = c.wide() ? c.dq_panels_at_once(group) : 1;
+  const int first_panel = c.wide() ? c.first_dq_panel(group) : c.dim > 64 ? group : 0;
+  const int rounds = c.wide() ? c.dq_panels(group) / at_once : 1;
+  const float* from = shared.dq + group * (4 * c.warp_dq_floats());
+  std::uint32_t parity = 0;
+  for_each_tile<c>(params, walk, [&](const Step& step) {
+    const std::int64_t at =
+        walk.entry.template first_tile<c.queries>(params.sizes, workspace.tiles, step.head_q) + step.tile;
+#pragma unroll 1
+    for (int round = 0; round < rounds; ++round) {
+      const int chunk = 4 * (first_panel + round * at_once);
+      const int chunks = min(4 * at_once, (params.sizes.dim_qk + 15) / 16 - chunk);
+      wait(shared.dq_full + group, parity);
+      parity ^= 1;
+      if (params.wants_dq && chunks > 0) {
+        std::uint32_t* added = workspace.added == nullptr
+                                   ? nullptr
+                                   : workspace.added + at * c.dq_chunks() + c.dim / 16 * half + chunk;
+        std::uint32_t rank = 0;
+        if (added != nullptr) {
+          rank = walk.template rank<c>(params.sizes, step.tile);
+          await_flag(added, rank);
+        }
+        add_floats(workspace.dq + at * (c.dim * c.queries) + c.dq_offset(half, chunk), from,
+                   chunks * c.warp_dq_floats() * 4);
+        commit_stores();
+        if (added != nullptr) {
+          wait_stores();  // the next CTA adds to what is there then
+          __threadfence();
+          raise_flag(added, rank + 1);
+        } else {
+          wait_stores_read();
+        }
+      }
+      arrive(shared.dq_empty + group);
+    }
+  });
+  wait_stores();
+}
+
 // Consumers. Of S and dP, 64 keys x own queries, lane 4g + t holds elements 4j + e: key g + 8 (e / 2) of its
 // warp's 16, query 8j + 2t + e % 2 of its consumer's.
 
@@ -151,12 +203,6 @@ struct Consumer {
 
   __device__ Consumer(const TileParams& params_, const Shared<c>& shared_, const Walk& walk_)
       : params(params_), shared(shared_), walk(walk_), unit(exponent_unit(params.scale)) {}
-
-  /// Where the scale is 0, a number so small that it makes no difference to any product but a hidden one's.
-  static __device__ float exponent_unit(float scale) {
-    const float x = scale * 1.4426950408889634f;
-    return fabsf(x) < 1e-30f ? 1e-30f : x;
-  }
 
   __device__ void arrive_once(Mbarrier* barrier) const {
     __syncwarp();
@@ -191,7 +237,8 @@ struct Consumer {
   }
 
   /// dQᵀ of 64 dims and 64 queries, from a panel of K and one of dS.
-  __device__ __forceinline__ void start_dq(float (&dq)[32], const std::byte* ds_smem, int key_panel,
+  using DqPart = float[c.dq_queries() / 2];  ///< 64 dims, transposed
+  __device__ __forceinline__ void issue_dq(DqPart& dq, const std::byte* ds_smem, int key_panel,
                                            int ds_panel) {
     const TileDescriptor a = shared.tile(shared.k + key_panel * Shared<c>::KeyPanels::panel_bytes,
                                          Shared<c>::KeyPanels::panel_bytes);
@@ -200,8 +247,13 @@ struct Consumer {
     forget(dq);
 #pragma unroll
     for (int step = 0; step < c.keys / 16; ++step) {
-      WarpgroupProduct<T, 64>::template from_shared<1, 1>(dq, a + step * 128, b + step * 128, step > 0);
+      WarpgroupProduct<T, c.dq_queries()>::template from_shared<1, 1>(dq, a + step * 128, b + step * 128,
+                                                                      step > 0);
     }
+  }
+  __device__ __forceinline__ void start_dq(DqPart& dq, const std::byte* ds_smem, int key_panel,
+                                           int ds_panel) {
+    issue_dq(dq, ds_smem, key_panel, ds_panel);
     commit_products();
   }
 
@@ -219,10 +271,12 @@ struct Consumer {
   __device__ __forceinline__ void weigh(Scores& s, const float* lse_smem, Fragments& weights) const {
 #pragma unroll
     for (int j = 0; j < c.own_queries() / 8; ++j) {
-      const float2 lse = *reinterpret_cast<const float2*>(lse_smem + 8 * j);
+      float2 lse{};
+      if constexpr (!c.preload) lse = *reinterpret_cast<const float2*>(lse_smem + 8 * j);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        s[4 * j + e] = exp2_approx(fmaf(s[4 * j + e], unit, e % 2 == 0 ? -lse.x : -lse.y));
+        float& x = s[4 * j + e];
+        x = exp2_approx(c.preload ? x * unit : fmaf(x, unit, e % 2 == 0 ? -lse.x : -lse.y));
       }
       weights[j / 2][j % 2 * 2] = pack<T>(s[4 * j], s[4 * j + 1]);
       weights[j / 2][j % 2 * 2 + 1] = pack<T>(s[4 * j + 2], s[4 * j + 3]);
@@ -252,29 +306,42 @@ struct Consumer {
     }
   }
 
-  /// Has a warp's part of dQ added to the sums in global memory: 16 dims of a panel, 64 queries.
-  __device__ __forceinline__ void send_dq(const float (&dq)[32], int head_q, int tile, int panel) const {
-    const int chunk = 4 * panel + warp % 4;
-    if (!params.wants_dq || 16 * chunk >= params.sizes.dim_qk) return;
-    if (lane == 0) wait_stores_read();
-    __syncwarp();  // what was there has left
-    float* from = shared.dq + warp * c.warp_dq_floats;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      *reinterpret_cast<float4*>(from + 128 * j + 4 * lane) = {dq[4 * j], dq[4 * j + 1], dq[4 * j + 2],
-                                                               dq[4 * j + 3]};
+  /// A consumer's dQ, item `number` of these, on its way to global memory: 16 dims of each panel for a warp.
+  /// A fence and tell_dq() or add_dq() follow.
+  template <int at_once>
+  __device__ __forceinline__ void stage_dq(const DqPart (&dq)[at_once], int number) const {
+    if constexpr (c.stores_apart()) {
+      wait(shared.dq_empty + group, number % 2 ^ 1);
+    } else {
+      if (lane == 0) wait_stores_read();
+      __syncwarp();  // what was there has left
     }
+#pragma unroll
+    for (int panel = 0; panel < at_once; ++panel) {
+      float* to = shared.dq + (4 * panel + warp) * c.warp_dq_floats() + 4 * lane;
+#pragma unroll
+      for (int j = 0; j < c.dq_queries() / 8; ++j) {
+        const float* four = dq[panel] + 4 * j;
+        *reinterpret_cast<float4*>(to + 128 * j) = {four[0], four[1], four[2], four[3]};
+      }
+    }
+  }
+  __device__ __forceinline__ void stage_dq(const DqPart& dq, int number) const {
+    stage_dq(reinterpret_cast<const DqPart(&)[1]>(dq), number);
+  }
+  __device__ __forceinline__ void tell_dq() const { arrive_once(shared.dq_full + group); }
+
+  /// Has a warp's part of what was staged added to the sums in global memory, where no thread apart does so.
+  __device__ __forceinline__ void add_dq(int head_q, int tile, int panel) const {
     fence_async_proxy();
-    __syncwarp();
-    if (lane != 0) return;
+    __syncwarp();  // all lanes have stored
+    const int chunk = 4 * panel + warp % 4;
+    if (lane != 0 || !params.wants_dq || 16 * chunk >= params.sizes.dim_qk) return;
     const Workspace& workspace = params.workspace;
     const std::int64_t at =
         walk.entry.template first_tile<c.queries>(params.sizes, workspace.tiles, head_q) + tile;
-    const int half = c.dq_by_queries() ? group : 0;  // of the queries
-    const std::int64_t eights = (at * (c.dim / 16) + chunk) * (c.queries / 8) + 8 * half;
-    std::uint32_t* added = workspace.added == nullptr
-                               ? nullptr
-                               : workspace.added + at * c.dq_chunks() + c.dim / 16 * half + chunk;
+    std::uint32_t* added =
+        workspace.added == nullptr ? nullptr : workspace.added + at * c.dq_chunks() + chunk;
     std::uint32_t rank = 0;
     if (added != nullptr) {
       if constexpr (c.listed) {
@@ -282,9 +349,10 @@ struct Consumer {
       } else {
         rank = walk.template rank<c>(params.sizes, tile);
       }
+      await_flag(added, rank);
     }
-    if (added != nullptr) await_flag(added, rank);
-    add_floats(workspace.dq + eights * 128, from, c.warp_dq_floats * 4);
+    add_floats(workspace.dq + at * (c.dim * c.queries) + c.dq_offset(0, chunk),
+               shared.dq + warp * c.warp_dq_floats(), c.warp_dq_floats() * 4);
     commit_stores();
     if (added == nullptr) return;
     wait_stores();  // the next CTA adds to what is there then
@@ -416,51 +484,35 @@ struct Consumer {
     return of;
   }
 
-  /// Tile n of the walk, where consumers have keys of their own.
+  /// Tile n of the walk, where consumers have keys of their own. Beside the rules of scores there are no
+  /// registers for dP. It is computed together with dV.
   __device__ __forceinline__ void run_tile(const Step& step, const At& at) {
     const int n = step.n;
     const bool has_dq = !c.dq_in_turn() || n % 2 == group;
     Scores s, dp;
     Fragments weights, ds;
     const Tile of = begin_tile(s, step.tile, n, at);
-    if constexpr (c.general) {
-      // Beside the rules of scores there are no registers for dP. It is computed together with dV.
-      wait_products<0>();  // S
-      pin(s);
-      const std::uint32_t kept = weigh_with_features(s, weights, of.visible, step, at.q.stage());
-      pin(weights);
-      start_scores<T, c, c.dim_v>(dp, shared.v, of.d_o, group);
-      start_sums(dv, weights, of.d_o, n > 0);
-      wait_products<1>();  // dP
-      pin(dp);
-      differentiate_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
-      store_pairs(of.ds, ds);
-      fence_async_proxy();
-      pin(ds);
-      fence_products();
-    } else {
-      start_scores<T, c, c.dim_v>(dp, shared.v, of.d_o, group);
-      wait_products<1>();  // S
-      pin(s);
-      if (!of.visible.all) hide(s, of.visible);
-      weigh(s, of.lse, weights);
-      wait_products<0>();  // dP
-      pin(dp);
-      differentiate(s, dp, of.delta, ds);
-      store_pairs(of.ds, ds);
-      fence_async_proxy();
-      pin(weights);
-      pin(ds);
-      fence_products();
-      start_sums(dv, weights, of.d_o, n > 0);
-    }
+    wait_products<0>();  // S
+    pin(s);
+    const std::uint32_t kept = weigh_with_features(s, weights, of.visible, step, at.q.stage());
+    pin(weights);
+    start_scores<T, c, c.dim_v>(dp, shared.v, of.d_o, group);
+    start_sums(dv, weights, of.d_o, n > 0);
+    wait_products<1>();  // dP
+    pin(dp);
+    differentiate_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
+    store_pairs(of.ds, ds);
+    fence_async_proxy();
+    pin(ds);
+    fence_products();
     // dS of both consumers is there, and both are done with dQ of the tile before, whose dS the next tile
     // overwrites.
     sync_some<both_consumers, c.consumer_threads>();
     const int key_panel = c.dim > 64 ? group : 0;
-    float dq[32];
+    DqPart dq;
     if (has_dq) {
-      start_dq(dq, of.ds, key_panel, c.dq_by_queries() ? group : 0);
+      fence_products();
+      start_dq(dq, of.ds, key_panel, 0);
     } else {
       commit_products();  // a group without products, so that both consumers count alike
     }
@@ -470,7 +522,8 @@ struct Consumer {
     wait_products<1>();  // dQ
     if (has_dq) {
       pin(dq);
-      send_dq(dq, step.head_q, step.tile, key_panel);
+      stage_dq(dq, n);
+      add_dq(step.head_q, step.tile, key_panel);
     }
     wait_products<0>();  // dK
     arrive_once(shared.q_empty + at.q.stage());
@@ -485,21 +538,11 @@ struct Consumer {
     start_scores<T, c, c.dim_v>(dp, shared.v, of.d_o, group);
     wait_products<1>();  // S
     pin(s);
-    std::uint32_t kept = ~0u;
-    if constexpr (c.general) {
-      kept = weigh_with_features(s, weights, of.visible, step, at.q.stage());
-    } else {
-      if (!of.visible.all) hide(s, of.visible);
-      weigh(s, of.lse, weights);
-    }
+    const std::uint32_t kept = weigh_with_features(s, weights, of.visible, step, at.q.stage());
     store_pairs(of.p, weights);
     wait_products<0>();  // dP
     pin(dp);
-    if constexpr (c.general) {
-      differentiate_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
-    } else {
-      differentiate(s, dp, of.delta, ds);
-    }
+    differentiate_with_features(ds, s, dp, of.delta, kept, step.head_q, step.tile);
     store_pairs(of.ds, ds);
     fence_async_proxy();
     // P and dS of both consumers are there. Both are done with those of the tile before, which the next one
@@ -508,25 +551,206 @@ struct Consumer {
     fence_products();
     start_wide_sums(dv, of.p, of.d_o, c.first_dv_panel(group), n > 0);
     const int dq_panel = c.first_dq_panel(group);
-    float dq[32];
+    DqPart dq;
     start_dq(dq, of.ds, dq_panel, 0);
     wait_products<1>();  // dV
     arrive_once(shared.d_o_empty + at.d_o().stage());
     start_wide_sums(dk, of.ds, of.q, c.first_dk_panel(group), n > 0);
     wait_products<1>();  // dQ
     pin(dq);
-    send_dq(dq, step.head_q, step.tile, dq_panel);
-    if constexpr (dq_panels == 1) {
+    stage_dq(dq, 0);
+    static_assert(dq_panels == 2);
+    wait_products<0>();  // dK
+    arrive_once(shared.q_empty + at.q.stage());
+    add_dq(step.head_q, step.tile, dq_panel);
+    fence_products();
+    start_dq(dq, of.ds, dq_panel + 1, 0);
+    wait_products<0>();
+    pin(dq);
+    stage_dq(dq, 0);
+    add_dq(step.head_q, step.tile, dq_panel + 1);
+  }
+
+  // The plain kernel.
+
+  /// Sets x to the values of its queries, as accumulators of S and dP have them.
+  __device__ __forceinline__ void preload(Scores& x, const float* values_smem) const {
+    if constexpr (c.preload) {
+#pragma unroll
+      for (int j = 0; j < c.own_queries() / 8; ++j) {
+        const float2 value = *reinterpret_cast<const float2*>(values_smem + 8 * j);
+        x[4 * j] = x[4 * j + 2] = value.x;
+        x[4 * j + 1] = x[4 * j + 3] = value.y;
+      }
+      pin(x);  // registers of their own, before products run
+    }
+  }
+  __device__ __forceinline__ const std::byte* q_smem(const At& at) const {
+    return shared.q + at.q.stage() * c.q_bytes();
+  }
+  __device__ __forceinline__ const std::byte* d_o_smem(const At& at) const {
+    return shared.d_o + at.d_o().stage() * c.d_o_bytes();
+  }
+  /// Waits for Q of a tile, where there is one.
+  __device__ __forceinline__ void await_q(const At& at, int tile, bool there) const {
+    if (!there) return;
+    wait(shared.q_full + at.q.stage(), at.q.parity());
+    if (params.sizes.packed) {
+      wait(shared.d_o_full + at.d_o().stage(), at.d_o().parity());
+      clear_rows_past_end(q_smem(at), d_o_smem(at), tile);
+    }
+  }
+  __device__ __forceinline__ void preload_lse(Scores& s, const At& at) const {
+    preload(s, shared.lse + at.q.stage() * c.queries + place.first_query());
+  }
+  __device__ __forceinline__ void begin_dp(Scores& dp, const At& at) const {
+    wait(shared.d_o_full + at.d_o().stage(), at.d_o().parity());
+    start_scores<T, c, c.dim_v>(dp, shared.v, d_o_smem(at), group);
+  }
+  /// P and dS of the tile whose S and dP are under way.
+  __device__ __forceinline__ void make_pairs(Scores& s, Scores& dp, Fragments& weights, Fragments& ds,
+                                             int tile, const At& at) const {
+    const Visible visible = Visible::of<c>(params.sizes, walk, tile);
+    wait_products<1>();  // S
+    pin(s);
+    if (!visible.all) hide(s, visible);
+    if constexpr (c.turns) sync_with_arrivals(first_turn + group);  // the other one is at its products
+    weigh(s, shared.lse + at.q.stage() * c.queries + place.first_query(), weights);
+    wait_products<0>();  // dP
+    pin(dp);
+    differentiate(s, dp, shared.delta + at.d_o().stage() * c.queries + place.first_query(), ds);
+  }
+
+  /// All tiles, where consumers have keys of their own. Nothing is under way from a tile to the next: ptxas
+  /// would run all products one at a time.
+  __device__ __forceinline__ void run_plain() {
+    const int count = (walk.end_tile - walk.first_tile) * params.sizes.group;
+    if (count <= 0) return;
+    const int key_panel = c.dim > 64 ? group : 0, ds_panel = c.dq_by_queries() ? group : 0;
+    // Stage and parity of dS of tile n. Of tile -1, which there is not, the wait for "full" is over at once.
+    const auto ds_stage = [](int n) { return n & 1; };
+    const auto ds_parity = [](int n) { return static_cast<std::uint32_t>(n >> 1 & 1); };
+    const auto ds_smem = [&](int n) { return shared.ds + ds_stage(n) * c.ds_bytes(); };
+    At at;
+    Scores s, dp;
+    DqPart dq;
+    int tile = walk.end_tile - 1;
+    await_q(at, tile, true);
+    preload_lse(s, at);
+    if (c.turns && group == 1) arrive_for_sync(first_turn);
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) {
+      const bool more = n + 1 < count;
+      Fragments weights, ds;
+      start_scores<T, c, c.dim, c.preload>(s, shared.k, q_smem(at), group);
+      begin_dp(dp, at);
+      make_pairs(s, dp, weights, ds, tile, at);
+      wait(shared.ds_empty + ds_stage(n), ds_parity(n) ^ 1);
+      store_pairs(ds_smem(n), ds);
+      fence_async_proxy();
+      arrive_once(shared.ds_full + ds_stage(n));
+      if (c.turns && (more || group == 0)) arrive_for_sync(first_turn + 1 - group);
+      wait(shared.ds_full + ds_stage(n - 1), ds_parity(n - 1));
+      pin(weights);
+      pin(ds);
+      fence_products();
+      start_dq(dq, ds_smem(n - 1), key_panel, ds_panel);  // for n = 0 of nothing, and dropped
+      start_sums(dv, weights, d_o_smem(at), n > 0);
+      start_sums(dk, ds, q_smem(at), n > 0);
+      At next = at;
+      next.advance();
+      if (--tile < walk.first_tile) tile = walk.end_tile - 1;
+      wait_products<2>();  // dQ
+      pin(dq);
+      if (n > 0) {
+        arrive_once(shared.ds_empty + ds_stage(n - 1));
+        stage_dq(dq, n - 1);
+      }
+      wait_products<1>();  // dV
+      arrive_once(shared.d_o_empty + at.d_o().stage());
+      await_q(next, tile, more);
+      preload_lse(s, next);
       wait_products<0>();  // dK
       arrive_once(shared.q_empty + at.q.stage());
-    } else {
+      if (n > 0) {
+        fence_async_proxy();  // beside products it would take longer
+        tell_dq();
+      }
+      at = next;
+    }
+    wait(shared.ds_full + ds_stage(count - 1), ds_parity(count - 1));
+    fence_products();
+    start_dq(dq, ds_smem(count - 1), key_panel, ds_panel);
+    wait_products<0>();
+    pin(dq);
+    stage_dq(dq, count - 1);
+    fence_async_proxy();
+    tell_dq();
+  }
+
+  /// The same where consumers have queries of their own for S and dP, and dims for the rest.
+  __device__ __forceinline__ void run_wide_plain() {
+    const int count = (walk.end_tile - walk.first_tile) * params.sizes.group;
+    if (count <= 0) return;
+    constexpr int at_once = c.dq_panels_at_once(known == 1 ? 1 : 0), rounds = dq_panels / at_once;
+    const int dq_panel = c.first_dq_panel(group);
+    At at;
+    Scores s, dp;
+    DqPart dq[at_once];
+    const auto begin_dq = [&](const std::byte* ds_smem, int first) {
+#pragma unroll
+      for (int panel = 0; panel < at_once; ++panel) issue_dq(dq[panel], ds_smem, dq_panel + first + panel, 0);
+      commit_products();
+    };
+    int tile = walk.end_tile - 1;
+    await_q(at, tile, true);
+    preload_lse(s, at);
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) {
+      std::byte* p_smem = shared.p + n % c.ds_stages * c.ds_bytes();
+      std::byte* ds_smem = shared.ds + n % c.ds_stages * c.ds_bytes();
+      Fragments weights, ds;
+      start_scores<T, c, c.dim, c.preload>(s, shared.k, q_smem(at), group);
+      begin_dp(dp, at);
+      make_pairs(s, dp, weights, ds, tile, at);
+      store_pairs(p_smem, weights);
+      store_pairs(ds_smem, ds);
+      fence_async_proxy();
+      At next = at;
+      next.advance();
+      if (--tile < walk.first_tile) tile = walk.end_tile - 1;
+      // P and dS of both consumers are there. Both are done with those of the tile before, which the next one
+      // overwrites.
+      sync_some<both_consumers, c.consumer_threads>();
       fence_products();
-      start_dq(dq, of.ds, dq_panel + 1, 0);
-      wait_products<1>();  // dK
-      arrive_once(shared.q_empty + at.q.stage());
-      wait_products<0>();  // dQ
-      pin(dq);
-      send_dq(dq, step.head_q, step.tile, dq_panel + 1);
+      start_wide_sums(dv, p_smem, d_o_smem(at), c.first_dv_panel(group), n > 0);
+      begin_dq(ds_smem, 0);
+      wait_products<1>();  // dV
+      arrive_once(shared.d_o_empty + at.d_o().stage());
+      start_wide_sums(dk, ds_smem, q_smem(at), c.first_dk_panel(group), n > 0);
+      await_q(next, tile, n + 1 < count);
+      preload_lse(s, next);
+      wait_products<1>();  // dQ
+#pragma unroll
+      for (int panel = 0; panel < at_once; ++panel) pin(dq[panel]);
+      stage_dq(dq, n * rounds);
+      if constexpr (rounds == 2) {
+        fence_products();
+        begin_dq(ds_smem, 1);
+        wait_products<1>();  // dK
+        arrive_once(shared.q_empty + at.q.stage());
+        fence_async_proxy();
+        tell_dq();
+        wait_products<0>();  // dQ
+        pin(dq[0]);
+        stage_dq(dq, n * rounds + 1);
+      } else {
+        wait_products<0>();  // dK
+        arrive_once(shared.q_empty + at.q.stage());
+      }
+      fence_async_proxy();
+      tell_dq();
+      at = next;
     }
   }
 
@@ -535,30 +759,38 @@ struct Consumer {
     for (int n = 0; n < dk_dims / 2; ++n) dk[n] = 0;
 #pragma unroll
     for (int n = 0; n < dv_dims / 2; ++n) dv[n] = 0;
-    At at;
-    const auto run_step = [&](const Step& step) {
+    if constexpr (!c.general) {
       if constexpr (c.wide()) {
-        run_wide_tile(step, at);
+        run_wide_plain();
       } else {
-        run_tile(step, at);
-      }
-      at.advance();
-    };
-    if constexpr (c.listed) {
-      // Lists are walked by producers alone: here there are no registers for that.
-#pragma unroll 1
-      while (true) {
-        wait(shared.q_full + at.q.stage(), at.q.parity());
-        const Step step = shared.steps[at.q.stage()];
-        if (step.tile < 0) break;
-        run_step(step);
+        run_plain();
       }
     } else {
-      for_each_tile<c>(params, walk, run_step);
+      At at;
+      const auto run_step = [&](const Step& step) {
+        if constexpr (c.wide()) {
+          run_wide_tile(step, at);
+        } else {
+          run_tile(step, at);
+        }
+        at.advance();
+      };
+      if constexpr (c.listed) {
+        // Lists are walked by producers alone: here there are no registers for that.
+#pragma unroll 1
+        while (true) {
+          wait(shared.q_full + at.q.stage(), at.q.parity());
+          const Step step = shared.steps[at.q.stage()];
+          if (step.tile < 0) break;
+          run_step(step);
+        }
+      } else {
+        for_each_tile<c>(params, walk, run_step);
+      }
     }
     pin(dk);
     pin(dv);
-    if (lane == 0) wait_stores();
+    if (!c.stores_apart() && lane == 0) wait_stores();
   }
 
   /// A consumer's part of dK or dV to shared memory, rounded.
@@ -588,13 +820,33 @@ struct Consumer {
           *reinterpret_cast<const uint4*>(from_smem + Panels::offset(row, chunk));
     }
   }
+  /// The same in f32, of a piece.
+  template <int size>
+  __device__ void store_wide_rows(const Rows& rows, int dims, const float (&sums)[size], int first_chunk,
+                                  float factor) const {
+    if (!rows.wanted) return;
+    std::byte* first = rows.at(walk.entry.place, walk.head_kv, walk.entry.first_k + walk.first_key);
+    const int count = walk.template written<c>(params.sizes);
+#pragma unroll
+    for (int n = 0; n < size / 2; ++n) {  // pairs of dims
+      const int row = place.first_key() + n % 2 * 8, dim = (first_chunk + n / 2) * 8 + 2 * (lane % 4);
+      if (row >= count || dim >= dims) continue;
+      *reinterpret_cast<float2*>(first + (row * rows.stride_s + dim) * 4) = {sums[2 * n] * factor,
+                                                                             sums[2 * n + 1] * factor};
+    }
+  }
   __device__ __forceinline__ void store_gradients() const {
+    const int dk_chunk = c.wide() ? 8 * c.first_dk_panel(group) : 0;
+    const int dv_chunk = c.wide() ? 8 * c.first_dv_panel(group) : 0;
+    const bool wide_dk = params.dk.dtype == DType::f32, wide_dv = params.dv.dtype == DType::f32;
+    if (wide_dk) store_wide_rows(params.dk, params.sizes.dim_qk, dk, dk_chunk, params.scale);
+    if (wide_dv) store_wide_rows(params.dv, params.sizes.dim_v, dv, dv_chunk, params.dv_scale);
     sync_some<both_consumers, c.consumer_threads>();  // nobody reads K and V any more
-    stage_rows(shared.k, dk, c.wide() ? 8 * c.first_dk_panel(group) : 0, params.scale);
-    stage_rows(shared.v, dv, c.wide() ? 8 * c.first_dv_panel(group) : 0, params.dv_scale);
+    stage_rows(shared.k, dk, dk_chunk, params.scale);
+    stage_rows(shared.v, dv, dv_chunk, params.dv_scale);
     sync_some<both_consumers, c.consumer_threads>();  // all rows are there
-    store_rows(params.dk, params.sizes.dim_qk, shared.k);
-    store_rows(params.dv, params.sizes.dim_v, shared.v);
+    if (!wide_dk) store_rows(params.dk, params.sizes.dim_qk, shared.k);
+    if (!wide_dv) store_rows(params.dv, params.sizes.dim_v, shared.v);
   }
 };
 
@@ -606,10 +858,10 @@ __device__ __forceinline__ void consume(const TileParams& params, const Shared<c
   consumer.store_gradients();
 }
 
-template <typename T, int row>
+template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_constant__ TileParams params) {
+  constexpr Config c = Table::rows[row];
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr Config c = rows[row];
   constexpr int drawing_warps = 2;
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
   const Shared<c> shared(first_smem, c.general ? params.score.mask_bytes(c) : 0);
@@ -649,7 +901,15 @@ __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_c
     }
     // Q, K, V and dO are older than the kernel ahead, which waited for them; the rows' values are what it
     // writes.
-    if (warp != 0 || !first_lane) return;
+    if (!first_lane) return;
+    if constexpr (c.stores_apart()) {
+      if (warp == 1 || warp == 2) {
+        wait_for_kernel_ahead();  // which clears the sums
+        add_dq_sums<c>(params, shared, walk, warp - 1);
+        return;
+      }
+    }
+    if (warp != 0) return;
     wait_for_kernel_ahead();
     load_queries<c>(params, shared, walk);
     return;
@@ -665,4 +925,4 @@ __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_c
 #endif
 }
 
-}  // namespace tilewise::cuda::wgmma_tma
+}  // namespace tilewise::cuda::wgmma_backward

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "cuda/attention/sm90/backward_tma/config.h"
-#include "cuda/attention/sm90/backward_tma/params.h"
+#include "cuda/attention/sm90/backward/config.h"
+#include "cuda/attention/sm90/backward/params.h"
 
-namespace tilewise::cuda::wgmma_tma {
+namespace tilewise::cuda::wgmma_backward {
 
 /// The last sequence that begins at or before a tile. Sequence n begins with tile start(n) / rows + n, so
 /// each has tiles of its own and nobody has to sum lengths up.
@@ -59,9 +59,10 @@ struct QueryTile {
   int head_q;
   int tile;  ///< of the entry
 
-  __device__ QueryTile(const Sizes& sizes, int tiles, std::int64_t number) {
-    const int head = static_cast<int>(number / tiles);
-    tile = static_cast<int>(number % tiles);
+  __device__ QueryTile(const Sizes& sizes, int tiles, std::uint32_t number) {
+    const auto of_head = static_cast<std::uint32_t>(tiles);  // 32 bits divide faster
+    const int head = static_cast<int>(number / of_head);
+    tile = static_cast<int>(number % of_head);
     const int b = sizes.packed ? sequence_of(sizes.starts_q, queries, tile) : head / sizes.heads_q;
     entry = Entry::of(sizes, b);
     head_q = sizes.packed ? head : head % sizes.heads_q;
@@ -154,4 +155,4 @@ struct Visible {
   }
 };
 
-}  // namespace tilewise::cuda::wgmma_tma
+}  // namespace tilewise::cuda::wgmma_backward

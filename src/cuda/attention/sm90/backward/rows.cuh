@@ -4,12 +4,12 @@
 #include <cuda_fp16.h>
 
 #include "cuda/attention/common/backward/far_rows.cuh"
-#include "cuda/attention/sm90/backward_tma/walk.cuh"
+#include "cuda/attention/sm90/backward/walk.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/tile/element.cuh"
 
-namespace tilewise::cuda::wgmma_tma {
+namespace tilewise::cuda::wgmma_backward {
 
 // The kernels beside the one over tiles. Each begins before the one ahead has ended (programmatic dependent
 // launch).
@@ -33,11 +33,11 @@ __device__ inline std::int64_t query_tiles(const Sizes& sizes, const Workspace& 
   return (sizes.packed ? 1 : std::int64_t{sizes.batch}) * sizes.heads_q * workspace.tiles;
 }
 
-/// The values of all rows, 16 or 32 lanes each, padding included. Clears what is added to.
-template <typename T, int row>
+/// The values of all rows, 8 to 32 lanes each, padding included. Clears what is added to.
+template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(row_threads) delta_kernel(const __grid_constant__ DeltaParams params) {
-  constexpr Config c = rows[row];
-  constexpr int lanes = c.dim > 128 ? 32 : 16;
+  constexpr Config c = Table::rows[row];
+  constexpr int lanes = c.dim_v > 128 ? 32 : c.dim_v > 64 ? 16 : 8;
   wait_for_kernel_ahead();
   let_kernel_behind_begin();
   const Sizes& sizes = params.sizes;
@@ -59,14 +59,15 @@ __global__ void __launch_bounds__(row_threads) delta_kernel(const __grid_constan
        first += threads / lanes) {
     const std::int64_t index = first + threadIdx.x / lanes;
     const bool inside = index < count;
-    const QueryTile<c.queries> tile(sizes, workspace.tiles, inside ? index / c.queries : 0);
+    const QueryTile<c.queries> tile(sizes, workspace.tiles,
+                                    inside ? static_cast<std::uint32_t>(index / c.queries) : 0);
     const int s = tile.first_query() + static_cast<int>(index % c.queries);
     const bool valid = inside && index % c.queries < tile.count();
     const auto at = [&](const Rows& of) {
       return of.at(tile.entry.place, tile.head_q, tile.entry.first_q + s);
     };
     float sum = 0;
-    if (valid && lane * 8 < sizes.dim_v) {
+    if (valid && !params.delta.wanted && lane * 8 < sizes.dim_v) {
       const auto eight = [&](const Rows& of) { return *reinterpret_cast<const uint4*>(at(of) + lane * 16); };
       sum = dot_of_eight<T>(eight(params.o), eight(params.d_o));
     }
@@ -76,27 +77,30 @@ __global__ void __launch_bounds__(row_threads) delta_kernel(const __grid_constan
     float lse = minus_infinity, d_lse = 0;
     if (valid) {
       lse = *reinterpret_cast<const float*>(at(params.lse));
+      if (params.delta.wanted) sum = *reinterpret_cast<const float*>(at(params.delta));
       if (params.d_lse.wanted) d_lse = *reinterpret_cast<const float*>(at(params.d_lse));
     }
     const bool sees_nothing = lse == minus_infinity;
-    workspace.lse[index] = sees_nothing ? -minus_infinity : c.general ? lse : lse * log2e;
+    const float factor = c.general ? 1.0f : c.preload ? -1.0f / params.score_scale : log2e;
+    const float none = c.preload && params.score_scale > 0 ? minus_infinity : -minus_infinity;
+    workspace.lse[index] = sees_nothing ? none : lse * factor;
     workspace.delta[index] = sees_nothing ? 0.0f : sum - d_lse;
     if constexpr (c.general) workspace.offset[index] = 0;
   }
 }
 
 /// Rows whose LSE is no help (far_rows.cuh), a warp each.
-template <typename T, int row>
+template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(row_threads)
     far_rows_kernel(const __grid_constant__ AttentionCall call, const __grid_constant__ Sizes sizes,
                     const __grid_constant__ Workspace workspace) {
-  constexpr Config c = rows[row];
+  constexpr Config c = Table::rows[row];
   wait_for_kernel_ahead();
   let_kernel_behind_begin();
   const std::int64_t index = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (index >= query_tiles(sizes, workspace) * c.queries || !is_far(workspace.lse[index])) return;
-  const QueryTile<c.queries> tile(sizes, workspace.tiles, index / c.queries);
+  const QueryTile<c.queries> tile(sizes, workspace.tiles, static_cast<std::uint32_t>(index / c.queries));
   const int query = tile.first_query() + static_cast<int>(index % c.queries);
   const FarSoftmax softmax = far_softmax<T>(call, tile.entry.b, tile.head_q, query, lane);
   __syncwarp();  // all lanes have read it
@@ -107,9 +111,9 @@ __global__ void __launch_bounds__(row_threads)
 
 /// dQ from its sums, a tile a block. Rows pass through shared memory, so that they are written 16 bytes at a
 /// time.
-template <typename T, int row>
+template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(row_threads) dq_kernel(const __grid_constant__ DqParams params) {
-  constexpr Config c = rows[row];
+  constexpr Config c = Table::rows[row];
   constexpr int chunks = c.dim / 8;
   __shared__ __align__(16) uint4 rows_smem[c.queries * (chunks + 1)];
   wait_for_kernel_ahead();
@@ -118,20 +122,27 @@ __global__ void __launch_bounds__(row_threads) dq_kernel(const __grid_constant__
   const QueryTile<c.queries> tile(sizes, params.workspace.tiles, blockIdx.x);
   const int count = tile.count();
   const float* from = params.workspace.dq + std::int64_t{blockIdx.x} * (c.dim * c.queries);
-  for (int index = static_cast<int>(threadIdx.x); index < c.queries * chunks; index += row_threads) {
-    const int r = index % c.queries, chunk = index / c.queries;
-    const float* first =
-        from + (chunk / 2 * (c.queries / 8) + r / 8) * 128 + r % 8 / 2 * 4 + chunk % 2 * 2 + r % 2;
-    std::uint32_t word[4];
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      word[n] = pack<T>(first[2 * n * 16] * params.scale, first[(2 * n + 1) * 16] * params.scale);
-    }
-    rows_smem[r * (chunks + 1) + chunk] = {word[0], word[1], word[2], word[3]};
-  }
-  __syncthreads();  // all rows are there
   std::byte* to =
       params.dq.at(tile.entry.place, tile.head_q, std::int64_t{tile.entry.first_q} + tile.first_query());
+  const bool wide = params.dq.dtype == DType::f32;  // of a piece
+  for (int index = static_cast<int>(threadIdx.x); index < c.queries * chunks; index += row_threads) {
+    const int r = index % c.queries, chunk = index / c.queries;
+    const float* first = from + c.dq_offset(r / c.dq_queries(), chunk / 2) + r % c.dq_queries() / 8 * 128 +
+                         r % 8 / 2 * 4 + chunk % 2 * 2 + r % 2;
+    float x[8];
+#pragma unroll
+    for (int n = 0; n < 8; ++n) x[n] = first[n * 16] * params.scale;
+    if (!wide) {
+      rows_smem[r * (chunks + 1) + chunk] = {pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]),
+                                             pack<T>(x[6], x[7])};
+    } else if (r < count && chunk * 8 < sizes.dim_qk) {
+      auto* eight = reinterpret_cast<float4*>(to + r * params.dq.stride_s * 4 + chunk * 32);
+      eight[0] = {x[0], x[1], x[2], x[3]};
+      eight[1] = {x[4], x[5], x[6], x[7]};
+    }
+  }
+  if (wide) return;
+  __syncthreads();  // all rows are there
   for (int index = static_cast<int>(threadIdx.x); index < c.queries * chunks; index += row_threads) {
     const int r = index / chunks, chunk = index % chunks;
     if (r >= count || chunk * 8 >= sizes.dim_qk) continue;
@@ -141,9 +152,9 @@ __global__ void __launch_bounds__(row_threads) dq_kernel(const __grid_constant__
 }
 
 /// dsinks[h] = −Σ exp(sink − LSE)·delta over the rows of a head, a block each, in one order.
-template <int row>
+template <typename Table, int row>
 __global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant__ SinkParams params) {
-  constexpr Config c = rows[row];
+  constexpr Config c = Table::rows[row];
   __shared__ double sums_smem[row_threads];
   wait_for_kernel_ahead();
   let_kernel_behind_begin();
@@ -216,10 +227,10 @@ __global__ void __launch_bounds__(row_threads)
 }
 
 /// The tiles of a block mask as bits. A warp makes the words of 32 queries.
-template <int row>
+template <typename Table, int row>
 __global__ void __launch_bounds__(row_threads)
     block_bits_kernel(const __grid_constant__ BlockView view, const __grid_constant__ BlockLists blocks) {
-  constexpr Config c = rows[row];
+  constexpr Config c = Table::rows[row];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t warps = std::int64_t{gridDim.x} * (row_threads / 32);
   const std::int64_t parts = blocks.one_row ? 1 : std::int64_t{blocks.query_tiles} * (c.queries / 32);
@@ -319,4 +330,4 @@ __global__ void __launch_bounds__(row_threads) clear_dmask_kernel(const __grid_c
   }
 }
 
-}  // namespace tilewise::cuda::wgmma_tma
+}  // namespace tilewise::cuda::wgmma_backward

@@ -1,13 +1,13 @@
 #pragma once
 
-#include "cuda/attention/sm90/backward_tma/config.h"
+#include "cuda/attention/sm90/backward/config.h"
 #include "cuda/attention/sm90/panel_tile.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
-namespace tilewise::cuda::wgmma_tma {
+namespace tilewise::cuda::wgmma_backward {
 
-enum NamedBarrier { both_consumers = 1, all_producers = 2 };
+enum NamedBarrier { both_consumers = 1, all_producers = 2, first_turn = 3 };
 
 /// A tile of the walk.
 struct Step {
@@ -41,7 +41,7 @@ struct Shared {
   std::byte* d_o;   ///< d_o_stages x [queries, dim_v]
   std::byte* ds;    ///< ds_stages x [keys, queries]
   std::byte* p;     ///< wide: the same
-  float* dq;        ///< [consumer warps, warp_dq_floats]
+  float* dq;        ///< [dq_buffers, 4 warps, warp_dq_floats]
   std::byte* mask;  ///< general: boxes of [queries, 128 bytes of keys]
   std::uint32_t*
       seen;  ///< listed: [kept_words, queries], or four words: a bit per key of a block mask's tile
@@ -54,6 +54,10 @@ struct Shared {
   Mbarrier* q_empty;    ///< [q_stages]: all consumers are done with them
   Mbarrier* d_o_empty;  ///< [d_o_stages]
   Mbarrier* keys_full;
+  Mbarrier* dq_full;    ///< stores_apart: [consumers], a consumer's dQ is there
+  Mbarrier* dq_empty;   ///< [consumers], and has been read
+  Mbarrier* ds_full;    ///< lagged: [2], dS of both consumers is there
+  Mbarrier* ds_empty;   ///< lagged: [2], both are done with it
   Mbarrier* mask_full;  ///< the mask is there, and `seen`
   Mbarrier* mask_empty;
   Mbarrier* kept_full;   ///< [2]
@@ -69,10 +73,10 @@ struct Shared {
         ds(d_o + c.d_o_stages * c.d_o_bytes()),
         p(ds + c.ds_stages * c.ds_bytes()),
         dq(reinterpret_cast<float*>(c.wide() ? p + c.ds_stages * c.ds_bytes() : p)),
-        mask(reinterpret_cast<std::byte*>(dq + c.consumer_warps * c.warp_dq_floats) + c.value_bytes()),
+        mask(reinterpret_cast<std::byte*>(dq + c.dq_buffers() * 4 * c.warp_dq_floats()) + c.value_bytes()),
         seen(reinterpret_cast<std::uint32_t*>(mask - (c.listed ? c.kept_bytes() : 0))),
         kept(reinterpret_cast<std::uint32_t*>(mask + mask_bytes)),
-        lse(dq + c.consumer_warps * c.warp_dq_floats),
+        lse(dq + c.dq_buffers() * 4 * c.warp_dq_floats()),
         delta(lse + c.q_stages * c.queries),
         offset(delta + c.q_stages * c.queries),
         q_full(reinterpret_cast<Mbarrier*>(lse + c.row_values() * c.q_stages * c.queries)),
@@ -80,7 +84,11 @@ struct Shared {
         q_empty(d_o_full + c.d_o_stages),
         d_o_empty(q_empty + c.q_stages),
         keys_full(d_o_empty + c.d_o_stages),
-        mask_full(keys_full + 1),
+        dq_full(keys_full + 1),
+        dq_empty(dq_full + (c.stores_apart() ? 2 : 0)),
+        ds_full(dq_empty + (c.stores_apart() ? 2 : 0)),
+        ds_empty(ds_full + (c.lagged() ? 2 : 0)),
+        mask_full(ds_empty + (c.lagged() ? 2 : 0)),
         mask_empty(mask_full + 1),
         kept_full(mask_empty + 1),
         kept_empty(kept_full + 2),
@@ -98,6 +106,18 @@ struct Shared {
       init_barrier(d_o_empty + n, c.consumer_warps);
     }
     init_barrier(keys_full, 1);
+    if constexpr (c.stores_apart()) {
+      for (int n = 0; n < c.consumers; ++n) {
+        init_barrier(dq_full + n, c.consumer_warps / c.consumers);
+        init_barrier(dq_empty + n, 1);
+      }
+    }
+    if constexpr (c.lagged()) {
+      for (int n = 0; n < 2; ++n) {
+        init_barrier(ds_full + n, c.consumer_warps);
+        init_barrier(ds_empty + n, c.consumer_warps);
+      }
+    }
     if constexpr (c.general) {
       init_barrier(mask_full, 1);
       init_barrier(mask_empty, c.consumer_warps);
@@ -113,8 +133,8 @@ struct Shared {
   }
 };
 
-/// x = 64 rows of K or V times a consumer's rows of Q or dO.
-template <typename T, Config c, int dims>
+/// x = 64 rows of K or V times a consumer's rows of Q or dO, or x += these.
+template <typename T, Config c, int dims, bool adds = false>
 __device__ __forceinline__ void start_scores(float (&x)[c.own_queries() / 2], const std::byte* keys_smem,
                                              const std::byte* rows_smem, int consumer) {
   using Keys = typename Shared<c>::KeyPanels;
@@ -123,16 +143,16 @@ __device__ __forceinline__ void start_scores(float (&x)[c.own_queries() / 2], co
   const int first_query = c.wide() ? consumer * c.own_queries() : 0;
   const TileDescriptor a = Shared<c>::tile(keys_smem + first_key * 128, Keys::panel_bytes);
   const TileDescriptor b = Shared<c>::tile(rows_smem + first_query * 128, Queries::panel_bytes);
-  forget(x);
+  if constexpr (!adds) forget(x);
   fence_products();
 #pragma unroll
   for (int step = 0; step < dims / 16; ++step) {
     const int inside = step % 4 * 2;
     WarpgroupProduct<T, c.own_queries()>::from_shared(x, a + step / 4 * (Keys::panel_bytes / 16) + inside,
                                                       b + step / 4 * (Queries::panel_bytes / 16) + inside,
-                                                      step > 0);
+                                                      adds || step > 0);
   }
   commit_products();
 }
 
-}  // namespace tilewise::cuda::wgmma_tma
+}  // namespace tilewise::cuda::wgmma_backward

@@ -3,15 +3,15 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/attention/sm90/backward_tma/features.cuh"
-#include "cuda/attention/sm90/backward_tma/rows.cuh"
+#include "cuda/attention/sm90/backward/features.cuh"
+#include "cuda/attention/sm90/backward/rows.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/local.cuh"
 #include "cuda/runtime/dynamic_shared.cuh"
 #include "cuda/tile/ring.cuh"
 
-namespace tilewise::cuda::wgmma_tma {
+namespace tilewise::cuda::wgmma_backward {
 
 // For the gradient of a mask that entries, heads or queries share. It needs two more passes over the pairs,
 // each of which computes S and dP once more, by the same instructions as the kernel over tiles:
@@ -537,10 +537,10 @@ struct PairConsumer {
   }
 };
 
-template <typename T, int row, PairSum sum>
+template <typename T, typename Table, int row, PairSum sum>
 __global__ void __launch_bounds__(Config::threads, 1) pair_kernel(const __grid_constant__ PairParams params) {
+  constexpr Config c = Table::rows[row];
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr Config c = rows[row];
   static_assert(PairShared<c>::bytes(c.mask_bytes(4), true) <= most_shared_bytes);
   static_assert(c.dim == c.dim_v);  // K and V, Q and dO are laid out alike
   constexpr int drawing_warps = 2;
@@ -595,4 +595,4 @@ __global__ void __launch_bounds__(row_threads)
   }
 }
 
-}  // namespace tilewise::cuda::wgmma_tma
+}  // namespace tilewise::cuda::wgmma_backward

@@ -4,15 +4,15 @@
 #include <cuda_fp16.h>
 
 #include "cuda/attention/common/score.cuh"
-#include "cuda/attention/sm90/backward_tma/shared.cuh"
-#include "cuda/attention/sm90/backward_tma/walk.cuh"
+#include "cuda/attention/sm90/backward/shared.cuh"
+#include "cuda/attention/sm90/backward/walk.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/matrix.cuh"
 #include "cuda/ptx/tensor_copy.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/element.cuh"
 
-namespace tilewise::cuda::wgmma_tma {
+namespace tilewise::cuda::wgmma_backward {
 
 // What the general kernel does beside the plain one: softcap, ALiBi, masks with their gradient, dropout.
 //
@@ -401,4 +401,4 @@ __device__ __forceinline__ void differentiate_general(std::uint32_t (&ds)[c.own_
   }
 }
 
-}  // namespace tilewise::cuda::wgmma_tma
+}  // namespace tilewise::cuda::wgmma_backward

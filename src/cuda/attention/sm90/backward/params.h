@@ -6,9 +6,9 @@
 
 #include "attention/call.h"
 #include "cuda/attention/common/turns.h"
-#include "cuda/attention/sm90/backward_tma/config.h"
+#include "cuda/attention/sm90/backward/config.h"
 
-namespace tilewise::cuda::wgmma_tma {
+namespace tilewise::cuda::wgmma_backward {
 
 /// What the kernels share in the workspace. Rows of queries are padded to whole tiles, so that the values of
 /// a tile's rows are one aligned run. Query tiles are counted over [B, Hq, tiles], and those of packed
@@ -42,7 +42,9 @@ struct Sizes {
 struct DeltaParams {
   Sizes sizes;
   Rows o, d_o, lse, d_lse;
+  Rows delta;  ///< of a piece; else it is found here
   Workspace workspace;
+  float score_scale;  ///< see exponent_unit()
 };
 
 /// How the elements of a mask stand in shared memory.
@@ -160,4 +162,4 @@ struct SinkParams {
   Workspace workspace;
 };
 
-}  // namespace tilewise::cuda::wgmma_tma
+}  // namespace tilewise::cuda::wgmma_backward
