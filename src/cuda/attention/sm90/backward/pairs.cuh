@@ -194,10 +194,13 @@ struct PairBand {
   __device__ PairBand(const Sizes& sizes, const PairStep& step) {
     Walk walk{};
     walk.first_key = step.first_key;
-    walk.key_count = max(0, min(c.keys, step.length_k - step.first_key));
+    const int behind = step.length_k - step.first_key;  // keys from the tile's first on
+    walk.key_count = max(0, min(c.keys, behind));
     walk.position = std::int64_t{step.first_key} - (sizes.bottom_right ? step.length_k - sizes.length_q : 0);
     key_count = walk.key_count;
-    visible = Visible::of<c>(sizes, walk, step.tile);
+    // Not key_count == c.keys: ptxas 13.0 makes one VIMNMX.RELU of that and of the bounds above, and its
+    // predicate is true for fewer keys.
+    visible = Visible::of<c>(sizes, walk, step.tile, behind >= c.keys);
   }
   /// Whether some query sees some key. What queries next to each other see joins, so it is one range.
   __device__ bool any(const Sizes& sizes, const PairStep& step) const {

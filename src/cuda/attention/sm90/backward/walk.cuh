@@ -147,11 +147,16 @@ struct Visible {
 
   template <Config c>
   __device__ static Visible of(const Sizes& sizes, const Walk& walk, int tile) {
+    return of<c>(sizes, walk, tile, walk.key_count == c.keys);
+  }
+  /// `whole`: the CTA has as many keys as a tile.
+  template <Config c>
+  __device__ static Visible of(const Sizes& sizes, const Walk& walk, int tile, bool whole) {
     constexpr std::int64_t far = 1 << 20;  // beyond any tile, and no sum of it overflows
     const std::int64_t at = std::int64_t{tile} * c.queries - walk.position;
     const auto low = static_cast<int>(max(-far, min(far, at - sizes.left)));
     const auto high = static_cast<int>(max(-far, min(far, at + sizes.right + 1)));
-    return {low, high, low + c.queries - 1 <= 0 && high >= c.keys && walk.key_count == c.keys};
+    return {low, high, low + c.queries - 1 <= 0 && high >= c.keys && whole};
   }
 };
 
