@@ -114,8 +114,8 @@ class GarbageOnTrial : public CudaKernelFixture<90, 90> {
   ~GarbageOnTrial() override { unsetenv("TILEWISE_TRIAL"); }
 };
 
-// The same of the backward by TMA, with o and lse of another kernel: it takes more than its forward does.
-TEST_F(GarbageOnTrial, KeepsTheBackwardByTmaInsideItsTensors) {
+// The same of the backward of wgmma, with o and lse of another kernel: it takes more than its forward does.
+TEST_F(GarbageOnTrial, KeepsTheBackwardOfWgmmaInsideItsTensors) {
   const std::string kernel = "wgmma";
 #ifdef TILEWISE_EMULATOR
   constexpr int problems = 25;

@@ -27,6 +27,8 @@ struct Pairs {
   float* dropout;  ///< factor of its weight
   const float* product;
   int* faults;  ///< one counter
+  std::int64_t length_q,
+      length_k;  ///< as the problem has them; a call of packed sequences has no more than rows
 };
 
 // A block a query tile, a thread a query.
@@ -48,7 +50,7 @@ __global__ void walk_tiles(const __grid_constant__ AttentionCall call, const cud
     }
     for (std::int64_t i = query.first + threadIdx.x; i < query.first + query.count; i += blockDim.x) {
       for (std::int64_t j = keys.first; j < keys.first + keys.count; ++j) {
-        const std::int64_t at = (head * call.problem.length_q + i) * call.problem.length_k + j;
+        const std::int64_t at = (head * pairs.length_q + i) * pairs.length_k + j;
         const bool hidden = cuda::hidden(call, query.sequence, keys, i, j);
         const bool inside = j >= all.first && j < all.last && keys.tile < 0;  // what needs no such question
         if (hidden && inside) atomicAdd(pairs.faults, 1);
@@ -106,7 +108,9 @@ void walk_on_device(const RandomProblem& problem, int query_tile_size, int key_t
                            .score = on_device(pairs.score),
                            .dropout = on_device(pairs.dropout),
                            .product = on_device(pairs.product),
-                           .faults = on_device(pairs.faults)};
+                           .faults = on_device(pairs.faults),
+                           .length_q = problem.length_q,
+                           .length_k = problem.length_k};
   const cuda::QueryGrid grid = cuda::QueryGrid::of(call, query_tile_size);
   cuda::launch<walk_tiles>(
       {.name = "walking over tiles", .blocks = problem.batch * problem.heads_q * grid.tiles, .threads = 32},
