@@ -409,6 +409,35 @@ def test_overview_compares_with_the_fastest_peer_and_draws_the_grid(tmp_path: Pa
     assert overview_figures.suites_section([alone]) == overview_figures.NOTHING
 
 
+def test_tables_of_several_records_say_the_days_of_those_they_show(tmp_path: Path) -> None:
+    days = {"vit": "2020-01-02", "decode": "2020-02-03", "flash-attention-grid": "2020-03-04"}
+    found = []
+    for suite, day in days.items():
+        lines = [
+            row(impl, ms, suite=suite, dtype="bf16", causal=True)
+            for impl, ms in (("mma", 1.0), ("torch flash", 2.0))
+        ]
+        path = write(tmp_path / f"{suite}.jsonl", lines)
+        path.write_text(path.read_text().replace("2020-01-02", day))
+        found.append(records.read(path))
+    (merged,) = summary.by_machine(found)
+    everything = "Example GPU, PyTorch 2.10, 2020-01-02 to 2020-03-04:"
+    assert overview_figures.standing_section([merged]).startswith(everything)
+    assert (
+        overview_figures.picture_section([merged])
+        .splitlines()[2]
+        .startswith("Example GPU, PyTorch 2.10, 2020-03-04:")
+    )
+    table = overview_figures.suites_section([merged])
+    assert table.startswith(everything)
+    for suite, day in days.items():
+        assert f"| {suite} | forward | bf16 | 1 | 1 | 2.00 | 2.00 to 2.00 | {day} |" in table
+    assert "2020-01-02 to 2020-03-04</p>" in report.page(found)
+
+    (first,) = summary.by_machine(found[:1])
+    assert overview_figures.standing_section([first]).startswith("Example GPU, PyTorch 2.10, 2020-01-02:")
+
+
 def test_deterministic_times_stand_beside_the_default(tmp_path: Path) -> None:
     asked = {"features": deterministic_figures.WORD}
     lines = [
@@ -467,11 +496,13 @@ def test_the_section_of_problems_behind_has_those_alone(tmp_path: Path) -> None:
     write(tmp_path / "llama.jsonl", lines)
     assert (
         behind_figures.section(tmp_path)
-        == "Of 1 problems that both ran `mma` takes more than 1 % longer in 0."
+        == "Of 1 problems that both ran (2020-01-02) `mma` takes more than 1 % longer in 0."
     )
     write(tmp_path / "llama.jsonl", [*lines, row("mma", 3.0, **behind), row("torch flash", 2.0, **behind)])
     text = behind_figures.section(tmp_path)
-    assert text.startswith("Of 2 problems that both ran `mma` takes more than 1 % longer in 1; ms.")
+    assert text.startswith(
+        "Of 2 problems that both ran (2020-01-02) `mma` takes more than 1 % longer in 1; ms."
+    )
     assert text.splitlines()[4:] == ["| llama | h8 sq64 sk1024 d64 | forward | bf16 | 3.000 | 2.000 | 1.50 |"]
 
 

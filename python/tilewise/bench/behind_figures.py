@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilewise.bench.records import read
+from tilewise.bench.records import days, read
 from tilewise.bench.summary import Race, name_of, races
 
 NOTHING = "Nothing has been recorded yet."
@@ -15,12 +15,14 @@ LEAST = 1.01  # nearer ones are as fast
 
 def section(folder: Path) -> str:
     """A row a problem, those of one suite together."""
-    paths = [path for name in SUITES if (path := folder / f"{name}.jsonl").exists()]
-    both = [(path.stem, race) for path in paths for race in races(read(path).rows) if _ratio(race)]
+    found = {name: read(path) for name in SUITES if (path := folder / f"{name}.jsonl").exists()}
+    both = [(name, race) for name, record in found.items() for race in races(record.rows) if _ratio(race)]
     if not both:
         return NOTHING
     behind = [(suite, race, ratio) for suite, race in both if (ratio := _ratio(race)) and ratio >= LEAST]
-    about = f"Of {len(both)} problems that both ran `{KERNEL}` takes more than 1 % longer in {len(behind)}"
+    ran = days(found[name] for name in {suite for suite, _ in both})
+    about = f"Of {len(both)} problems that both ran ({ran}) `{KERNEL}` takes more than 1 % longer in "
+    about += str(len(behind))
     lines = [f"{about}; ms.", "", f"| suite | | pass | type | `{KERNEL}` | {PEER} | times as long |"]
     lines.append("| --- | --- | --- | --- | ---: | ---: | ---: |")
     for suite, race, ratio in behind:

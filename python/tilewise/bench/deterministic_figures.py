@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tilewise.bench.records import Line, read
+from tilewise.bench.records import Line, about, read
 from tilewise.bench.summary import Race, name_of, races
 
 NOTHING = "Nothing has been recorded yet."
@@ -22,16 +22,12 @@ def section(folder: Path) -> str:
     pairs = list(_pairs(races(record.rows)))
     if not pairs:
         return NOTHING
-    date = str(record.environment.get("date"))[:10]
-    torch = record.environment.get("torch")
-    about = (
-        f"{record.machine}, PyTorch {torch}, {date}: milliseconds of backward by default and deterministic."
-    )
+    head = f"{about([record])}: milliseconds of backward by default and deterministic."
     table = [f"| bf16 | `{KERNEL}` | | | {PEER} | | |", "| --- |" + " ---: |" * 6]
     for plain, same in pairs:
         cells = [cell for impl in (KERNEL, PEER) for cell in _cells(plain.get(impl), same.get(impl))]
         table.append(f"| {name_of(plain.first)} | {' | '.join(cells)} |")
-    return "\n".join([about, "", *table])
+    return "\n".join([head, "", *table])
 
 
 def _pairs(of: list[Race]) -> Iterator[tuple[Race, Race]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tilewise.bench.records import Line, Record, read
+from tilewise.bench.records import Line, Record, about, read
 from tilewise.bench.summary import Race, races
 
 NOTHING = "Nothing has been recorded yet."
@@ -22,15 +22,13 @@ def section(folder: Path) -> str:
     rows = [row for row in _rows(records) if row[2]]
     if not rows:
         return NOTHING
-    record = next(iter(records.values()))
-    environment = record.environment
-    about = (
-        f"{record.machine}, PyTorch {environment.get('torch')}, {str(environment.get('date'))[:10]}, "
-        "f32 without TF32, forward; ranges are over the problems of the record:"
+    head = (
+        f"{about(list(records.values()))}, f32 without TF32, forward; "
+        "ranges are over the problems of the record:"
     )
     table = ["| what | earlier | ours | problems |", "| --- | ---: | ---: | --- |"]
     table += [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([about, "", *table])
+    return "\n".join([head, "", *table])
 
 
 def _rows(records: dict[str, Record]) -> list[tuple[str, str, str, str]]:

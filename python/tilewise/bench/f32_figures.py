@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilewise.bench.records import Line, Record, read
+from tilewise.bench.records import Line, Record, about, read
 from tilewise.bench.summary import Race, races, shape_of
 
 NOTHING = "Nothing has been recorded yet."
@@ -19,21 +19,20 @@ def section(folder: Path) -> str:
     paths = [folder / f"{name}.jsonl" for name in ("f32", "tf32")]
     if not paths[0].exists():
         return NOTHING
-    record = read(paths[0])
+    found = [read(path) for path in paths if path.exists()]
+    record, others = found[0], found[1:]
     forward, backward = (_of(record, name) for name in ("forward", "backward"))
-    allowed = _of(read(paths[1]), "forward") if paths[1].exists() else {}
+    allowed = _of(others[0], "forward") if others else {}
     if not forward:
         return NOTHING
-    environment = record.environment
-    about = (
-        f"{record.machine}, PyTorch {environment.get('torch')}, {str(environment.get('date'))[:10]}: "
-        f"ms of whole calls, those of a race in turns in one process; then {PEER}'s time over that of our "
-        "fastest kernel."
+    head = (
+        f"{about(found)}: ms of whole calls, those of a race in turns in one process; "
+        f"then {PEER}'s time over that of our fastest kernel."
     )
     heads = [*COLUMNS, *(f"TF32: {impl}" for impl in COLUMNS[:2])]
     heads += [f"backward: {impl}" for impl in ("mma", " or ".join(OTHERS), PEER)]
     heads += ["forward", "TF32", "backward", "both passes"]
-    lines = [about, "", f"| | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    lines = [head, "", f"| | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
     for key, race in forward.items():
         tf32, back = allowed.get(key), backward.get(key)
         cells = [_ms(_line(race, impl)) for impl in COLUMNS]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import exp, log
 from pathlib import Path
 
-from tilewise.bench.records import read
+from tilewise.bench.records import about, read
 from tilewise.bench.summary import Race, races
 
 NOTHING = "Nothing has been recorded yet."
@@ -22,18 +22,16 @@ def section(folder: Path, kernel: str, peer: str) -> str:
     both = [race for race in found if race.get(peer) and race.first["dtype"] == "bf16"]
     passes = [name for name in ("forward", "backward") if any(race.first["pass"] == name for race in both)]
     product = record.rate("gemm", "bf16", "tflops")
-    environment = record.environment
-    about = (
-        f"{record.machine}, PyTorch {environment.get('torch')}, {str(environment.get('date'))[:10]}: "
-        f"TFLOP/s of `{kernel}` and of {peer}, in turns in one process; "
+    head = (
+        f"{about([record])}: TFLOP/s of `{kernel}` and of {peer}, in turns in one process; "
         "bf16, 16,384 tokens of hidden size 2048"
     )
-    about += f"; plain matrix products reached {product:.0f}." if product else "."
+    head += f"; plain matrix products reached {product:.0f}." if product else "."
     tables = [
         "\n".join(_table(kernel, peer, name, [r for r in both if r.first["pass"] == name])) for name in passes
     ]
     means = f"{_means(kernel, peer, passes, both)}."
-    return "\n\n".join([about, *tables, means, *_f16(kernel, found)]) if tables else NOTHING
+    return "\n\n".join([head, *tables, means, *_f16(kernel, found)]) if tables else NOTHING
 
 
 def _means(kernel: str, peer: str, passes: list[str], both: list[Race]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tilewise.bench.records import Record, read
+from tilewise.bench.records import Record, about, read
 from tilewise.bench.summary import Race, name_of, races
 from tilewise.bench.table import digits
 
@@ -22,13 +22,9 @@ def section(folder: Path) -> str:
     if not records:
         return NOTHING
     one, several = list(_races(records, one_head=True)), list(_races(records, one_head=False))
-    environment = records[0].environment
-    about = (
-        f"{records[0].machine}, PyTorch {environment.get('torch')}, {str(environment.get('date'))[:10]}: "
-        "milliseconds and relative error against float64, forward."
-    )
+    head = f"{about(records)}: milliseconds and relative error against float64, forward."
     tables = ["\n".join(_table(of)) for of in (one, several) if of]
-    return "\n\n".join([about, *tables])
+    return "\n\n".join([head, *tables])
 
 
 def _races(records: Sequence[Record], one_head: bool) -> Iterator[Race]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tilewise.bench.plots import roof_of
-from tilewise.bench.records import Record
+from tilewise.bench.records import Record, about
 from tilewise.bench.summary import Race, name_of, races
 from tilewise.bench.table import digits, rate
 
@@ -20,9 +20,8 @@ def section(machines: Sequence[Record]) -> str:
         of = [race for race in races(record.rows) if "sizes" in race.first and race.best_ours]
         if not of:
             continue
-        environment = record.environment
-        about = f"{record.machine}, PyTorch {environment.get('torch')}, {str(environment.get('date'))[:10]}"
-        parts.append(f"{about}: medians in milliseconds; of the roof is of what the matrix product and the "
+        made = about(record.parts_of({race.first["suite"] for race in of}))
+        parts.append(f"{made}: medians in milliseconds; of the roof is of what the matrix product and the "
                      "copy measured beside them allow; MB are what a call allocates.")  # fmt: skip
         for op in dict.fromkeys(race.first["op"] for race in of):
             parts.append("\n".join(_table(record, op, [race for race in of if race.first["op"] == op])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tilewise.bench.records import read
+from tilewise.bench.records import about, read
 from tilewise.bench.summary import name_of, races
 
 NOTHING = "Nothing has been recorded yet."
@@ -20,8 +20,7 @@ def section(folder: Path) -> str:
     found = [race for race in races(record.rows) if any(race.get(impl) for impl in IMPLS)]
     if not found:
         return NOTHING
-    about = f"{record.machine}, PyTorch {record.environment.get('torch')}, "
-    about += f"{str(record.environment.get('date'))[:10]}: µs of a call, in turns in one process."
+    head = f"{about([record])}: µs of a call, in turns in one process."
     tables = []
     for direction in ("forward", "backward"):
         of = [race for race in found if race.first["pass"] == direction]
@@ -33,4 +32,4 @@ def section(folder: Path) -> str:
             cells = [f"{1e3 * line['ms']:.0f}" if (line := race.get(impl)) else "-" for impl in impls]
             lines.append(f"| {name_of(race.first)}, {race.first['dtype']} | {' | '.join(cells)} |")
         tables.append("\n".join(lines))
-    return "\n\n".join([about, *tables])
+    return "\n\n".join([head, *tables])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tilewise.bench import charts, summary
 from tilewise.bench.charts import Chart, Series
-from tilewise.bench.records import Line, Record
+from tilewise.bench.records import Line, Record, about, days
 from tilewise.bench.summary import Race, races
 from tilewise.bench.words import type_words
 
@@ -16,8 +16,8 @@ MODELS = ("llama", "vit")
 PEERS = ("torch cudnn", "torch flash")
 OURS = "tilewise"
 HEAD = (
-    "| suite | pass | type | problems | ahead in | median | range |",
-    "| --- | --- | --- | ---: | ---: | ---: | --- |",
+    "| suite | pass | type | problems | ahead in | median | range | recorded on |",
+    "| --- | --- | --- | ---: | ---: | ---: | --- | --- |",
 )
 
 # Suites whose problems are of one kind, in the order of README's table.
@@ -39,14 +39,6 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 def slug(record: Record) -> str:
     return charts.slug(record.machine).strip("-")
-
-
-def about(record: Record) -> str:
-    """The machine, the software and the day, to begin a sentence with."""
-    environment = record.environment
-    date = str(environment.get("date", "an unknown day"))[:10]
-    version = str(environment.get("torch", "of unknown version")).partition("+")[0]
-    return f"{record.machine}, PyTorch {version}, {date}"
 
 
 # The picture
@@ -98,9 +90,9 @@ def picture_section(machines: Sequence[Record]) -> str:
         if speed_plot(record):
             parts += [
                 f"![TFLOP/s of Tilewise, cuDNN and FlashAttention-2](docs/speed-{slug(record)}.svg)",
-                f"{about(record)}: causal attention in bf16, 16,384 tokens in all, hidden size 2048. "
-                "`tilewise` is our fastest kernel; `torch cudnn` and `torch flash` (FlashAttention-2) are "
-                "backends of PyTorch's `scaled_dot_product_attention`.",
+                f"{about(record.parts_of((GRID,)))}: causal attention in bf16, 16,384 tokens in all, "
+                "hidden size 2048. `tilewise` is our fastest kernel; `torch cudnn` and `torch flash` "
+                "(FlashAttention-2) are backends of PyTorch's `scaled_dot_product_attention`.",
             ]
     return "\n\n".join(parts) or NOTHING
 
@@ -116,7 +108,8 @@ def standing_section(machines: Sequence[Record]) -> str:
         rows = [row for kind, suites in KINDS for row in _kind_rows(kind, suites, of)]
         if rows:
             head = "| what | type | forward | backward |\n| --- | --- | --- | --- |"
-            parts += [f"{about(record)}:", "\n".join((head, *rows))]
+            suites = [suite for _, of_kind in KINDS for suite in of_kind]
+            parts += [f"{about(record.parts_of(suites))}:", "\n".join((head, *rows))]
     return "\n\n".join(parts) or NOTHING
 
 
@@ -146,10 +139,10 @@ def _cell(members: Sequence[Race]) -> str:
     return f"{figures}, ahead in {stand.faster} of {stand.count}"
 
 
-def _row(name: str, direction: str, dtype: str, members: Sequence[Race]) -> Iterable[str]:
+def _row(name: str, direction: str, dtype: str, members: Sequence[Race], day: str) -> Iterable[str]:
     if stand := summary.standing(members):
         figures = f"{stand.count} | {stand.faster} | {stand.median:.2f} | {stand.low:.2f} to {stand.high:.2f}"
-        yield f"| {name} | {direction} | {dtype} | {figures} |"
+        yield f"| {name} | {direction} | {dtype} | {figures} | {day} |"
 
 
 def suites_section(machines: Sequence[Record]) -> str:
@@ -160,11 +153,12 @@ def suites_section(machines: Sequence[Record]) -> str:
         rows = [
             row
             for (suite, direction, dtype), members in summary.by_suite(of).items()
-            for row in _row(suite, direction, type_words(dtype), members)
+            for row in _row(suite, direction, type_words(dtype), members, days(record.parts_of((suite,))))
         ]
         if rows:
             parts.append(
-                f"{about(record)}: the time of the fastest peer over that of our fastest kernel. "
+                f"{about(record.parts_of({race.first['suite'] for race in of if race.speed_up}))}: "
+                "the time of the fastest peer over that of our fastest kernel. "
                 "Above 1 Tilewise is faster."
             )
             if speed_plot(record):

@@ -7,7 +7,7 @@ stopped. The C++ benchmark writes the same lines.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ class Record:
     profiles: list[Line] = field(default_factory=list)  # counters of kernels
     finished: bool = False
     source: str = ""
+    parts: list[Record] = field(default_factory=list)  # the records that this one joins
 
     def rate(self, name: str, dtype: str | None, figure: str) -> float | None:
         """The highest of this name and type, where there is one."""
@@ -130,6 +131,22 @@ class Record:
         """Records in which both are the same belong together."""
         device = self.environment.get("device") or ("cuda" if "gpu" in self.environment else "cpu")
         return self.machine, device
+
+    def parts_of(self, suites: Collection[str]) -> list[Record]:
+        """The records that have rows of these suites."""
+        return [part for part in self.parts or [self] if any(line["suite"] in suites for line in part.rows)]
+
+
+def days(of: Iterable[Record]) -> str:
+    """The day of some records, or the first and the last of several."""
+    found = sorted({str(record.environment.get("date", "an unknown day"))[:10] for record in of})
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def about(of: Sequence[Record]) -> str:
+    """The machine of some records, the software and the days, to begin a sentence with."""
+    versions = {str(record.environment.get("torch", "of unknown version")).partition("+")[0] for record in of}
+    return f"{of[0].machine}, PyTorch {' and '.join(sorted(versions))}, {days(of)}"
 
 
 def read(path: Path) -> Record:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tilewise.bench import charts, compare, plots, suites, summary
 from tilewise.bench import report_tables as tables
 from tilewise.bench.compare import Comparison
-from tilewise.bench.records import Record
+from tilewise.bench.records import Record, days
 from tilewise.bench.summary import SLOW_KERNELS, Race, races
 from tilewise.bench.table import ceilings, digits, machine
 from tilewise.bench.words import type_of, type_words
@@ -52,7 +52,7 @@ def _machine(record: Record, comparison: Comparison | None) -> str:
     parts = [
         f"<h1>Tilewise on {escape(record.machine)}</h1>",
         f'<p class="soft">{escape(", ".join(map(str, made)))}; '
-        f"{escape(str(record.environment.get('date', 'no date'))[:10])}</p>",
+        f"{escape(days(record.parts_of({race.first['suite'] for race in of})))}</p>",
         _standing(record, of),
         tables.comparison_section(comparison),
         _ladder(of),

@@ -316,7 +316,7 @@ def by_machine(records: Sequence[Record]) -> list[Record]:
 
 def _merged(records: Sequence[Record]) -> Record:
     first = next((record for record in records if record.rows), records[0])
-    into = Record(environment=first.environment, source=first.source)
+    into = Record(environment=first.environment, source=first.source, parts=list(records))
     for record in records:
         into.rates += record.rates
         into.profiles += record.profiles
