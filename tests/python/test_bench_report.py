@@ -438,6 +438,14 @@ def test_tables_of_several_records_say_the_days_of_those_they_show(tmp_path: Pat
     assert overview_figures.standing_section([first]).startswith("Example GPU, PyTorch 2.10, 2020-01-02:")
 
 
+def test_the_picture_of_the_peers_names_the_kernels_of_its_marks(record: records.Record) -> None:
+    of = summary.races(record.rows)
+    bare, named = plots.against_peers(of), plots.against_peers(of, legend=True)
+    assert bare and named and "fused</text>" not in bare and "fused</text>" in named
+    heights = [float(ElementTree.fromstring(svg).attrib["viewBox"].split()[3]) for svg in (bare, named)]
+    assert heights[1] == heights[0] + 24  # a line of its own
+
+
 def test_deterministic_times_stand_beside_the_default(tmp_path: Path) -> None:
     asked = {"features": deterministic_figures.WORD}
     lines = [

@@ -336,16 +336,19 @@ class Strip:
     median: float
 
 
-def strips(title: str, x_label: str, rows: Sequence[Strip], width: int = 640) -> str:
+def strips(
+    title: str, x_label: str, rows: Sequence[Strip], width: int = 640, names: Sequence[str] = ()
+) -> str:
     """A row of marks for each strip on one logarithmic axis, with a line at 1 and a tick at the median.
 
-    Labels stand to the left of the marks or, where that leaves them too little room, above them.
+    Labels stand to the left of the marks or, where that leaves them too little room, above them. The legend
+    has the given names.
     """
     longest = round(6.4 * max((len(row.label) for row in rows), default=0))
     above = width < longest + 300
     left, right = (10, 10) if above else (20 + longest, 52)
     step, label, marks = (52, 12, 35) if above else (32, 16, 16)  # the last two below a strip's upper edge
-    top = 30
+    legend, top = _names(names, width, 34)
     scale = axis(x_label, [value for row in rows for value, *_ in row.values] + [0.8, 1.25], log=True)
     room = width - left - right
     bottom = top + step * len(rows)
@@ -353,7 +356,7 @@ def strips(title: str, x_label: str, rows: Sequence[Strip], width: int = 640) ->
     def at(value: float) -> float:
         return left + room * scale.place(value)
 
-    parts = [f'<text class="title" x="6" y="16">{escape(title)}</text>']
+    parts = [f'<text class="title" x="6" y="16">{escape(title)}</text>', legend]
     for tick in scale.ticks:
         parts.append(f'<path class="grid" d="M{at(tick):.1f} {top}V{bottom}"/>')
         parts.append(
@@ -372,6 +375,19 @@ def strips(title: str, x_label: str, rows: Sequence[Strip], width: int = 640) ->
         median = f"{row.median:.2f}×"
         parts.append(f'<text class="value" x="{width - 6}" y="{text}" text-anchor="end">{median}</text>')
     return _svg(width, bottom + 38, "".join(parts), title)
+
+
+def _names(names: Sequence[str], width: int, y: int) -> tuple[str, int]:
+    """Names with their markers, in lines of this width, and where what follows begins."""
+    parts, x = [], 12.0
+    for name in names:
+        wide = 32 + 7.4 * len(name)
+        if x + wide > width:
+            x, y = 12.0, y + 18
+        parts.append(marker(name, x, y))
+        parts.append(f'<text class="value" x="{x + 12:.0f}" y="{y + 4}">{escape(name)}</text>')
+        x += wide
+    return "".join(parts), y + 20 if names else y - 4
 
 
 # Several in one picture

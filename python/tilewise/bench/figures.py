@@ -78,7 +78,7 @@ def pictures(docs: Path, machines: Sequence[Record]) -> dict[Path, str]:
         slug = overview_figures.slug(record)
         if speeds := overview_figures.speed_plot(record):
             files[docs / f"speed-{slug}.svg"] = charts.standalone(speeds)
-        if strips := plots.against_peers(races(record.rows)):
+        if strips := plots.against_peers(races(record.rows), legend=True):
             files[docs / f"against-peers-{slug}.svg"] = charts.standalone(strips)
     return files
 

@@ -16,7 +16,7 @@ MODELS = ("llama", "vit")
 PEERS = ("torch cudnn", "torch flash")
 OURS = "tilewise"
 HEAD = (
-    "| suite | pass | type | problems | ahead in | median | range | recorded on |",
+    "| suite | pass | type | problems | ahead in | median | range | day |",
     "| --- | --- | --- | ---: | ---: | ---: | --- | --- |",
 )
 

@@ -193,7 +193,7 @@ def ladders(of: Sequence[Race]) -> list[str]:
 # Against peers
 
 
-def against_peers(of: Sequence[Race], width: int = 640) -> str | None:
+def against_peers(of: Sequence[Race], width: int = 640, legend: bool = False) -> str | None:
     """Every problem a mark: the fastest peer's time over that of our fastest kernel."""
     rows = []
     for (suite, direction, dtype), members in by_suite(of).items():
@@ -211,7 +211,8 @@ def against_peers(of: Sequence[Race], width: int = 640) -> str | None:
     if not rows:
         return None
     title = "Speed against the fastest peer" + (", problem by problem" if width >= 400 else "")
-    return charts.strips(title, "times as fast", rows, width)
+    names = order({name for row in rows for _, name, _ in row.values}) if legend else ()
+    return charts.strips(title, "times as fast", rows, width, names)
 
 
 # Roofline
