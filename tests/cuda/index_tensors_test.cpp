@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -108,15 +109,17 @@ TEST_P(GarbageIndices, LeaveGuardsAloneAndNoRowUnwritten) {
 INSTANTIATE_TEST_SUITE_P(Kernels, GarbageIndices, testing::ValuesIn(cuda_kernels()), kernel_name);
 
 /// Allows what is on trial while a test runs.
-class GarbageOnTrial : public CudaKernelFixture<90, 90> {
+class GarbageOnTrial : public CudaKernelFixture<90, 90>, public testing::WithParamInterface<std::string> {
  protected:
   GarbageOnTrial() { setenv("TILEWISE_TRIAL", "1", 1); }
   ~GarbageOnTrial() override { unsetenv("TILEWISE_TRIAL"); }
 };
 
 // The same of the backward of wgmma, with o and lse of another kernel: it takes more than its forward does.
-TEST_F(GarbageOnTrial, KeepsTheBackwardOfWgmmaInsideItsTensors) {
-  const std::string kernel = "wgmma";
+TEST_P(GarbageOnTrial, KeepsBackwardInsideItsTensors) {
+  const std::string kernel = GetParam();
+  const auto kernels = attention_kernels();
+  if (std::ranges::find(kernels, kernel) == kernels.end()) GTEST_SKIP() << "is not built";
 #ifdef TILEWISE_EMULATOR
   constexpr int problems = 25;
 #else
@@ -142,6 +145,8 @@ TEST_F(GarbageOnTrial, KeepsTheBackwardOfWgmmaInsideItsTensors) {
   }
   EXPECT_EQ(taken, problems);
 }
+
+INSTANTIATE_TEST_SUITE_P(Kernels, GarbageOnTrial, testing::Values("wgmma", "wgmma_lagged"), kernel_name);
 
 /// What a call says; empty where it is taken.
 std::string message_of(const std::function<void()>& body) {

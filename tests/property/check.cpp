@@ -118,7 +118,7 @@ Results reference_truth(const RandomProblem& problem, const OpenProblem& open, c
 }  // namespace
 
 Rule rule_of(const std::string& kernel, const AttentionOptions& options) {
-  const bool rounds = kernel == "mma" || kernel == "wgmma";
+  const bool rounds = kernel == "mma" || kernel == "wgmma" || kernel == "wgmma_lagged";
   return rounds && options.precision != Precision::strict ? Rule::standard : Rule::strict;
 }
 

@@ -203,14 +203,22 @@ void launch_as(const AttentionCall& call, const Configuration& configuration, co
 }
 #endif
 
+#ifdef TILEWISE_HAS_WGMMA
+using RunBackward = void(const AttentionCall&, const Context&);
+void launch_backward(const AttentionCall& call, const Context& context, RunBackward& run) {
+  const DeviceGuard guard(context.device.index);
+  Context rest = context;
+  const AttentionCall ordered = simt::with_ordered_starts(call, rest);
+  run(ordered, rest);
+}
+#endif
+
 void launch_on_device(const AttentionCall& call, const Configuration& configuration, const Context& context) {
 #ifdef TILEWISE_HAS_WGMMA
-  const DeviceGuard guard(context.device.index);
   if (call.problem.pass == Pass::backward) {
-    Context rest = context;
-    const AttentionCall ordered = simt::with_ordered_starts(call, rest);
-    return wgmma_backward::backward(ordered, rest);
+    return launch_backward(call, context, wgmma_backward::backward);
   }
+  const DeviceGuard guard(context.device.index);
   if (call.problem.dtype == DType::f32) return wgmma_f32::forward(call, configuration.row, context);
   call.problem.dtype == DType::f16 ? launch_as<__half>(call, configuration, context)
                                    : launch_as<__nv_bfloat16>(call, configuration, context);
@@ -274,7 +282,37 @@ std::string trial(const AttentionProblem& problem) {
   return "masks and dropout beside other features";
 }
 
+#ifdef TILEWISE_HAS_TRIAL_KERNELS
+// Backward with features where consumers do not keep step. Its forward is that of wgmma, so that a call can
+// name it for both passes.
+std::string lagged_supports(const AttentionProblem& problem) {
+  if (problem.pass == Pass::backward && problem.dtype != DType::f32) {
+    if (const std::string reason = wgmma_backward::unsuited_lagged(problem); !reason.empty()) return reason;
+  }
+  return supports(problem);
+}
+Configuration configure_lagged(const AttentionCall& call, const Context& context) {
+  if (call.problem.pass == Pass::forward) return configure(call, context);
+  return {.workspace_bytes = simt::ordered_starts_bytes(call) + wgmma_backward::lagged_workspace(call)};
+}
+void launch_lagged(const AttentionCall& call, const Configuration& configuration, const Context& context) {
+  if (call.problem.pass == Pass::forward) return launch_on_device(call, configuration, context);
+  launch_backward(call, context, wgmma_backward::run_lagged);
+}
+std::string lagged_on_trial(const AttentionProblem& problem) {
+  return problem.pass == Pass::backward ? "backward with features" : "what wgmma takes forward";
+}
+#endif
+
 }  // namespace
+
+#ifdef TILEWISE_HAS_TRIAL_KERNELS
+constinit const AttentionKernel wgmma_lagged_attention = {.name = "wgmma_lagged",
+                                                          .supports = lagged_supports,
+                                                          .trial = lagged_on_trial,
+                                                          .configure = configure_lagged,
+                                                          .launch_configured = launch_lagged};
+#endif
 
 constinit const AttentionKernel wgmma_attention = {.name = "wgmma",
                                                    .supports = supports,

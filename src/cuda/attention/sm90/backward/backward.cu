@@ -1,37 +1,14 @@
 #include "cuda/attention/sm90/backward/backward.h"
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 #include "cuda/attention/sm90/backward/run.cuh"
 
 namespace tilewise::cuda::wgmma_backward {
 namespace {
 
-bool is_general(const AttentionProblem& problem) {
-  const AttentionFeatures& features = problem.features;
-  return features.mask != MaskKind::none || features.dropout || features.softcap || features.alibi ||
-         features.sinks || features.block_mask;
-}
-
-int row_of(const AttentionProblem& problem) {
-  const bool listed = problem.features.block_mask, general = is_general(problem);
-  const auto* row = std::ranges::find_if(Configs::rows, [&](const Config& c) {
-    return c.general == general && c.listed == listed && problem.dim_qk <= c.dim && problem.dim_v <= c.dim_v;
-  });
-  return static_cast<int>(row - std::begin(Configs::rows));
-}
-
-template <int row>
-void run_row(const AttentionCall& call, const Context& context) {
-  call.problem.dtype == DType::f16 ? run<__half, Configs, row>(call, context)
-                                   : run<__nv_bfloat16, Configs, row>(call, context);
-}
-
 std::string unsuited_blocks(const AttentionProblem& problem) {
-  const AttentionFeatures& features = problem.features;
-  const Config& c = Configs::rows[row_of(problem)];
+  const Config& c = Configs::rows[row_of<Configs>(problem)];
   const auto suits = [](std::int64_t block, std::int64_t all, int tile) {
     return block % tile == 0 || block >= all;
   };
@@ -40,8 +17,7 @@ std::string unsuited_blocks(const AttentionProblem& problem) {
     return "takes block masks of blocks of multiples of " + std::to_string(c.queries) + " queries and " +
            std::to_string(c.keys) + " keys, or of all";
   }
-  if (problem.f32_mask && features.dropout &&
-      c.shared_bytes(c.mask_bytes(4), kept_stages_of(problem)) > most_shared_bytes) {
+  if (stages_of(c, problem).mask == 0) {
     return "has no shared memory for a block mask, a mask of f32 and dropout with head dims of 65 to 128";
   }
   return {};
@@ -86,21 +62,8 @@ std::string trial(const AttentionProblem& problem) {
   return has_dmask_apart(problem) ? "gradients of masks whose elements pairs share, or beside softcap" : "";
 }
 
-std::size_t backward_workspace(const AttentionCall& call) {
-  Arena arena(nullptr);
-  const Config& c = Configs::rows[row_of(call.problem)];
-  const Workspace workspace = workspace_of(call, c, arena);
-  block_lists_of(call, c, arena);
-  dmask_plan_of(call, c, workspace.tiles, arena);
-  aligned_mask_of(call, arena);
-  return arena.used();
-}
+std::size_t backward_workspace(const AttentionCall& call) { return workspace_bytes<Configs>(call); }
 
-void backward(const AttentionCall& call, const Context& context) {
-  const auto row = static_cast<std::size_t>(row_of(call.problem));
-  [&]<std::size_t... n>(std::index_sequence<n...>) {
-    (void)((n == row && (run_row<static_cast<int>(n)>(call, context), true)) || ...);
-  }(std::make_index_sequence<std::size(Configs::rows)>{});
-}
+void backward(const AttentionCall& call, const Context& context) { run_in<Configs>(call, context); }
 
 }  // namespace tilewise::cuda::wgmma_backward

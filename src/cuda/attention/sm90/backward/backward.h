@@ -14,4 +14,9 @@ std::string trial(const AttentionProblem& problem);
 std::size_t backward_workspace(const AttentionCall& call);
 void backward(const AttentionCall& call, const Context& context);
 
+/// The same of `wgmma_lagged`, for calls with features.
+std::string unsuited_lagged(const AttentionProblem& problem);
+std::size_t lagged_workspace(const AttentionCall& call);
+void run_lagged(const AttentionCall& call, const Context& context);
+
 }  // namespace tilewise::cuda::wgmma_backward

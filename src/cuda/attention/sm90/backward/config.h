@@ -20,20 +20,32 @@ struct Config {
   int keys = 128;
   int q_stages = 2;
   int d_o_stages = 2;
-  bool turns = false;    ///< the plain kernel: one consumer at a time makes P and dS
-  bool preload = false;  ///< the same: S begins with -LSE, which takes fewer registers than to add it later
+  bool turns = false;  ///< one consumer at a time makes P
+  bool preload =
+      false;  ///< the plain kernel: S begins with -LSE, which takes fewer registers than to add it later
+  bool in_step = false;  ///< the general kernel: consumers meet at each tile, and each warp adds its dQ
+  int producer_warps = 4;
   static constexpr int ds_stages = 2;  ///< of dS, and of P where it passes through shared memory
   static constexpr int consumers = 2;
   static constexpr int consumer_warps = 4 * consumers;
   static constexpr int consumer_threads = 128 * consumers;
-  static constexpr int threads = consumer_threads + 128;
   static constexpr int producer_registers = 24;
-  static constexpr int consumer_registers = 240;
-  /// A CTA begins with 168 registers per thread, as many as 384 threads can have. More cannot be handed out.
-  static_assert(128 * producer_registers + consumer_threads * consumer_registers <= 168 * threads);
+  constexpr int threads() const { return consumer_threads + 32 * producer_warps; }
+  constexpr int drawing_warps() const {
+    return producer_warps / 2;
+  }  ///< of the general kernel: the last ones
+  /// A CTA begins with as many registers per thread as all its threads can have. Consumers get what the
+  /// producers leave.
+  constexpr int consumer_registers() const {
+    const int at_first = 65536 / threads() / 8 * 8;
+    return (at_first * threads() - 32 * producer_warps * producer_registers) / consumer_threads / 8 * 8;
+  }
 
   constexpr bool operator==(const Config&) const = default;
   constexpr bool wide() const { return dim > 128; }
+  /// The producer tells consumers what tile they are at. For lists, and with features where consumers do not
+  /// keep step, they have too few registers to walk themselves.
+  constexpr bool told() const { return listed || (general && !in_step); }
   constexpr int own_queries() const { return wide() ? queries / 2 : queries; }  ///< of a consumer's S and dP
 
   // Shared memory has panels of 64 dims, of which products leave out what is beyond the head dim.
@@ -62,10 +74,10 @@ struct Config {
   constexpr int dq_buffers() const { return wide() ? dq_panels_at_once(0) + dq_panels_at_once(1) : 2; }
   constexpr bool even() const { return panels() % 2 == 0 && panels_v() % 2 == 0; }  ///< for both consumers
 
-  /// Who computes a part of dQ. From dim 96 on each consumer has a half of the panels, at dim 64 half of 128
-  /// queries. With 64 queries there is nothing to share: consumers take turns, tile by tile.
-  constexpr bool dq_in_turn() const { return dim == 64 && queries == 64; }
-  constexpr bool dq_by_queries() const { return dim == 64 && queries == 128; }
+  /// Who computes a part of dQ. From dim 96 on each consumer has a half of the panels, at dim 64 half of the
+  /// queries. In step consumers take turns at dim 64, tile by tile.
+  constexpr bool dq_in_turn() const { return dim == 64 && in_step; }
+  constexpr bool dq_by_queries() const { return dim == 64 && !in_step; }
   /// Where the sums of 16 dims begin in those of a tile: [halves of the queries, dim / 16, eights, 128].
   /// dQ is computed in parts of 64 dims, transposed; a warp has 16 of these.
   constexpr int dq_queries() const { return queries / dq_halves(); }
@@ -74,11 +86,13 @@ struct Config {
   constexpr int dq_offset(int half, int chunk) const {
     return (half * (dim / 16) + chunk) * warp_dq_floats();
   }
-  /// In the plain kernel threads of the producer add dQ. Where consumers have keys of their own, dQ is a tile
-  /// behind, so that they need not keep step.
-  constexpr bool stores_apart() const { return !general; }
-  constexpr bool lagged() const { return !general && !wide(); }
-  constexpr int dq_chunks() const { return dim / 16 * (queries / 64); }  ///< what warps add, of a tile
+  /// Threads of the producer add dQ. Where consumers have keys of their own, dQ is a tile behind, so that
+  /// they need not keep step.
+  constexpr bool stores_apart() const { return !in_step; }
+  constexpr bool lagged() const { return !in_step && !wide(); }
+  /// Beside the rules of scores there are no registers for dP: it is computed together with dV.
+  constexpr bool late_dp() const { return general && !wide() && dim > 64; }
+  constexpr int dq_chunks() const { return dim / 16 * dq_halves(); }  ///< what warps add, of a tile
 
   constexpr int k_bytes() const { return keys * panels() * 128; }
   constexpr int v_bytes() const { return keys * panels_v() * 128; }
@@ -91,22 +105,26 @@ struct Config {
     return general ? 3 : 2;
   }  ///< LSE, delta, and the general kernel's offset
   constexpr int barriers() const {
-    return 2 * (q_stages + d_o_stages) + 1 + (general ? 6 : 0) + (lagged() ? 4 : 0) +
+    return 2 * (q_stages + d_o_stages) + 1 + (general ? 4 + 2 * most_mask_stages() : 0) + (lagged() ? 4 : 0) +
            (stores_apart() ? 4 : 0);
   }
-  static constexpr int step_bytes = 32;  ///< of a Step, at most
-  /// Values of rows, barriers, Words, Steps and a block mask's bits, up to where a mask may begin.
+  /// The general kernel's mask and a block mask's bits have two stages where there is room for them.
+  constexpr int most_mask_stages() const { return in_step ? 1 : 2; }
+  static constexpr int step_bytes = 32;  ///< of a Step and what its queries see, at most
+  /// Values of rows, barriers, Words and Steps, up to where a mask may begin.
   constexpr int value_bytes() const {
     return (row_values() * q_stages * queries * 4 + barriers() * 8 + (general ? 24 : 16) +
-            (listed ? 2 * step_bytes + kept_bytes() : 0) + 1023) /
+            (told() ? 2 * step_bytes : 0) + (listed && in_step ? kept_bytes() : 0) + 1023) /
            1024 * 1024;
   }
+  /// A stage of a block mask's bits. In step they lie at the end of the values.
+  constexpr int seen_bytes() const { return listed && !in_step ? kept_bytes() : 0; }
   /// Of a tile's mask, whose boxes have 128 bytes of a row: of booleans those of 128 keys.
   constexpr int mask_bytes(int element_bytes) const {
     return queries * (keys * element_bytes < 128 ? 128 : keys * element_bytes);
   }
 
-  /// `mask` and `kept_stages` of the general kernel depend on the call.
+  /// `mask`, the bytes of all stages, and `kept_stages` of the general kernel depend on the call.
   constexpr std::size_t shared_bytes(int mask = 0, int kept_stages = 0) const {
     return static_cast<std::size_t>(k_bytes() + v_bytes() + q_stages * q_bytes() + d_o_stages * d_o_bytes() +
                                     (wide() ? 2 : 1) * ds_stages * ds_bytes() +
@@ -124,11 +142,18 @@ struct Configs {
       {.dim = 192, .dim_v = 128, .queries = 64, .keys = 64},
       {.dim = 192, .dim_v = 192, .queries = 64, .keys = 64},
       {.dim = 256, .dim_v = 256, .queries = 64, .keys = 64, .d_o_stages = 1, .preload = true},
-      {.dim = 64, .dim_v = 64, .queries = 64, .general = true},
-      {.dim = 128, .dim_v = 128, .queries = 64, .general = true},
-      {.dim = 256, .dim_v = 256, .queries = 64, .general = true, .keys = 64, .q_stages = 1, .d_o_stages = 1},
-      {.dim = 64, .dim_v = 64, .queries = 64, .general = true, .listed = true},
-      {.dim = 128, .dim_v = 128, .queries = 64, .general = true, .listed = true},
+      {.dim = 64, .dim_v = 64, .queries = 64, .general = true, .in_step = true},
+      {.dim = 128, .dim_v = 128, .queries = 64, .general = true, .in_step = true},
+      {.dim = 256,
+       .dim_v = 256,
+       .queries = 64,
+       .general = true,
+       .keys = 64,
+       .q_stages = 1,
+       .d_o_stages = 1,
+       .in_step = true},
+      {.dim = 64, .dim_v = 64, .queries = 64, .general = true, .listed = true, .in_step = true},
+      {.dim = 128, .dim_v = 128, .queries = 64, .general = true, .listed = true, .in_step = true},
       {.dim = 256,
        .dim_v = 256,
        .queries = 64,
@@ -136,18 +161,71 @@ struct Configs {
        .listed = true,
        .keys = 64,
        .q_stages = 1,
-       .d_o_stages = 1}};
+       .d_o_stages = 1,
+       .in_step = true}};
+};
+
+/// On trial: features by the plan of the plain kernel. Consumers have keys of their own and do not meet, and
+/// threads of the producer add dQ. Four more warps draw dropout.
+struct LaggedConfigs {
+  static constexpr Config rows[] = {
+      {.dim = 64, .dim_v = 64, .queries = 64, .general = true, .producer_warps = 8},
+      {.dim = 128, .dim_v = 128, .queries = 64, .general = true, .turns = true, .producer_warps = 8},
+      {.dim = 256,
+       .dim_v = 256,
+       .queries = 64,
+       .general = true,
+       .keys = 64,
+       .q_stages = 1,
+       .d_o_stages = 1,
+       .producer_warps = 8},
+      {.dim = 64, .dim_v = 64, .queries = 64, .general = true, .listed = true, .producer_warps = 8},
+      {.dim = 128,
+       .dim_v = 128,
+       .queries = 64,
+       .general = true,
+       .listed = true,
+       .turns = true,
+       .producer_warps = 8},
+      {.dim = 256,
+       .dim_v = 256,
+       .queries = 64,
+       .general = true,
+       .listed = true,
+       .keys = 64,
+       .q_stages = 1,
+       .d_o_stages = 1,
+       .producer_warps = 8}};
 };
 inline constexpr int most_dim = 256;
 
 inline constexpr std::size_t most_shared_bytes = 232448;  ///< of a CTA on Hopper
 
+/// Stages of a mask with a block mask's bits, and of dropout's bits.
+struct FeatureStages {
+  int mask = 0, kept = 0;
+
+  constexpr bool operator==(const FeatureStages&) const = default;
+};
+
+/// As many as there is room for, or none where there is too little. `element_bytes` is 0 without a mask.
+constexpr FeatureStages stages_of(const Config& c, int element_bytes, bool dropout) {
+  const int mask_bytes = (element_bytes > 0 ? c.mask_bytes(element_bytes) : 0) + c.seen_bytes();
+  for (int mask = c.most_mask_stages(); mask > 0; --mask) {
+    for (int kept = dropout ? (c.in_step && element_bytes == 4 ? 1 : 2) : 0; kept >= (dropout ? 1 : 0);
+         --kept) {
+      if (c.shared_bytes(mask * mask_bytes, kept) <= most_shared_bytes) return {mask, kept};
+    }
+  }
+  return {};
+}
+
 constexpr bool fits(const Config& c) {
   if (!c.general) return c.shared_bytes() <= most_shared_bytes;
-  // A mask of f32, and one of 16 bits, with dropout; with a block mask a mask of f32 has none.
-  return c.shared_bytes(c.mask_bytes(4), c.listed ? 0 : 1) <= most_shared_bytes &&
-         c.shared_bytes(c.mask_bytes(2), 2) <= most_shared_bytes;
+  // With a block mask there is no room for dropout beside a mask of f32.
+  return stages_of(c, 4, !c.listed).mask > 0 && stages_of(c, 2, true).mask > 0;
 }
 static_assert(std::ranges::all_of(Configs::rows, fits));
+static_assert(std::ranges::all_of(LaggedConfigs::rows, fits));
 
 }  // namespace tilewise::cuda::wgmma_backward

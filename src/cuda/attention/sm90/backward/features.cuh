@@ -16,10 +16,9 @@ namespace tilewise::cuda::wgmma_backward {
 
 // What the general kernel does beside the plain one: softcap, ALiBi, masks with their gradient, dropout.
 //
-// A mask comes by TMA, like Q: 64 queries x 128 keys in boxes of 128 bytes of keys, swizzled. One stage is
-// enough: it is asked for while the consumers are at the products of the tile before. Dropout's bits are
-// drawn by two producer warps, which have nothing else to do, so the consumers read a word per query and key
-// half.
+// A mask comes by TMA, like Q: 64 queries x 128 keys in boxes of 128 bytes of keys, swizzled. Where consumers
+// keep step one stage is enough: it is asked for while they are at the products of the tile before. Producer
+// warps that have nothing else to do draw dropout's bits, so consumers read a word per query and key half.
 //
 // S and dP are transposed: element 4j + 2h + e of a lane 4g + t is key g + 8h of its warp's 16, query 8j + 2t
 // + e.
@@ -96,23 +95,31 @@ __device__ __forceinline__ void copy_mask(const TileParams& params, std::byte* t
   }
 }
 
-/// By one thread.
+/// Where the mask of a tile is.
+template <Config c>
+__device__ __forceinline__ FewStages mask_place(const ScoreParams& score, const Step& step) {
+  return {mask_number<c>(step), c.in_step ? 1 : score.mask_stages};
+}
+
+/// Masks and bits of all tiles that have any; by one thread.
 template <Config c>
 __device__ void load_masks(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
   const ScoreParams& score = params.score;
   for_each_tile<c>(params, walk, [&](const Step& step) {
     if (!has_mask<c>(score, step)) return;
-    wait(shared.mask_empty, FewStages(mask_number<c>(step), 1).parity ^ 1);
+    const FewStages at = mask_place<c>(score, step);
+    Mbarrier* full = shared.mask_full + at.stage;
+    wait(shared.mask_empty + at.stage, at.parity ^ 1);
     const bool masked = score.mask != MaskForm::none, listed = c.listed && step.block >= 0;
     const int bit_bytes = listed ? score.blocks.bit_words(c) * 4 : 0;
-    arrive_expecting(shared.mask_full, (masked ? mask_box_bytes<c>(score) : 0) + bit_bytes);
+    arrive_expecting(full, (masked ? mask_box_bytes<c>(score) : 0) + bit_bytes);
     if (masked) {
-      copy_mask<c>(params, shared.mask, shared.mask_full, walk.first_key, step.tile * c.queries, step.head_q,
-                   walk.entry.b);
+      copy_mask<c>(params, shared.mask + at.stage * score.mask_bytes(c), full, walk.first_key,
+                   step.tile * c.queries, step.head_q, walk.entry.b);
     }
     if (listed) {
-      copy_bytes(shared.seen, score.blocks.bits_of(c, step.block, step.tile, walk.first_key / c.keys),
-                 bit_bytes, shared.mask_full);
+      copy_bytes(shared.seen + at.stage * (c.seen_bytes() / 4),
+                 score.blocks.bits_of(c, step.block, step.tile, walk.first_key / c.keys), bit_bytes, full);
     }
   });
 }
@@ -152,11 +159,38 @@ __device__ __forceinline__ void draw_tile(const ScoreParams& score, const volati
   __syncwarp();  // all lanes' words are there
 }
 
+/// The same. A lane draws eight keys of a query, one draw after the other, and stores their byte.
+template <Config c, typename Which>
+__device__ __forceinline__ void draw_bytes(const ScoreParams& score, const volatile Words& words,
+                                           std::uint32_t* to_smem, const Which& which, int warp, int warps) {
+  constexpr int lanes = c.keys / 8;  // of a query
+  constexpr int at_once = 32 / lanes;
+  auto* bytes = reinterpret_cast<std::uint8_t*>(to_smem);
+#pragma unroll 1
+  for (int r = warp * at_once; r < c.queries; r += warps * at_once) {
+    std::uint32_t bits = 0;
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      const DrawnTile tile = which();
+      const int lane = lane_now();
+      const auto drawn = philox({static_cast<std::uint32_t>(tile.first_key / 4 + 2 * (lane % lanes) + half),
+                                 static_cast<std::uint32_t>(tile.first_query + r + lane / lanes),
+                                 static_cast<std::uint32_t>(tile.head), words.stream},
+                                {words.key_low, words.key_high});
+#pragma unroll
+      for (int n = 0; n < 4; ++n) bits = bits >> 1 | (drawn[n] >= score.kept.threshold ? 128u : 0u);
+    }
+    const int lane = lane_now(), chunk = lane % lanes;
+    bytes[chunk / 4 * c.queries * 4 + (r + lane / lanes) * 4 + chunk % 4] = static_cast<std::uint8_t>(bits);
+  }
+  __syncwarp();  // all lanes' bytes are there
+}
+
 /// Dropout's bits of all tiles, by `warps` warps.
 template <Config c>
 __device__ void draw_kept(const TileParams& params, const Shared<c>& shared, const Walk& walk, int warp,
                           int warps) {
-  // Both warps write the same.
+  // All warps write the same.
   shared.words->first_key = walk.first_key;
   shared.words->first_head = walk.entry.b * params.sizes.heads_q;
   __syncwarp();
@@ -167,8 +201,12 @@ __device__ void draw_kept(const TileParams& params, const Shared<c>& shared, con
       const volatile Words& words = *shared.words;
       return {words.first_key, step.tile * c.queries, words.first_head + step.head_q};
     };
-    draw_tile<c>(params.score, *shared.words, shared.kept + at.stage * c.kept_words() * c.queries, which,
-                 warp, warps);
+    std::uint32_t* to_smem = shared.kept + at.stage * c.kept_words() * c.queries;
+    if constexpr (c.in_step) {
+      draw_tile<c>(params.score, *shared.words, to_smem, which, warp, warps);
+    } else {
+      draw_bytes<c>(params.score, *shared.words, to_smem, which, warp, warps);
+    }
     if (lane_now() == 0) arrive(shared.kept_full + at.stage);
   });
 }

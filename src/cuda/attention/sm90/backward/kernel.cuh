@@ -22,12 +22,11 @@ namespace tilewise::cuda::wgmma_backward {
 // take them. dQ sums over keys, so dS passes through shared memory; dQ is computed transposed, and a bulk
 // copy adds it to f32 sums in global memory.
 //
-// A tile, per consumer:
-//   S = K·Qᵀ, dP = V·dOᵀ        both issued at once
-//   P = exp2(S·c − LSE)         while dP runs
-//   dS = P ∘ (dP − delta)       to registers and to shared memory
-//   dV += P·dO                  issued; the barrier of both consumers hides behind it
-//   dQᵀ = Kᵀ·dSᵀ, dK += dS·Q    issued; dQ leaves while dK runs
+// A tile, per consumer; dQ is that of the tile before:
+//   S = K·Qᵀ, dP = V·dOᵀ                 both issued at once
+//   P = exp2(S·c − LSE)                  while dP runs
+//   dS = P ∘ (dP − delta)                to registers and to shared memory
+//   dQᵀ = Kᵀ·dSᵀ, dV += P·dO, dK += dS·Q  issued; dQ leaves while dV and dK run
 
 // The producer.
 
@@ -37,7 +36,7 @@ template <typename Panels, Config c>
 __device__ void copy_valid_rows(std::byte* to_smem, const std::byte* first, std::int64_t stride, int valid,
                                 int dims, int thread) {
 #pragma unroll 1
-  for (int index = thread; index < c.keys * Panels::chunks; index += 128) {
+  for (int index = thread; index < c.keys * Panels::chunks; index += 32 * c.producer_warps) {
     const int row = index / Panels::chunks, chunk = index % Panels::chunks;
     const int bytes = row < valid ? max(0, min(16, (dims - chunk * 8) * 2)) : 0;
     copy_async_part(to_smem + Panels::offset(row, chunk),
@@ -77,7 +76,7 @@ __device__ void load_keys(const TileParams& params, const Shared<c>& shared, con
   commit_copies();
   wait_copies<0>();
   fence_async_proxy();
-  sync_some<all_producers, 128>();  // all rows are there
+  sync_some<all_producers, 32 * c.producer_warps>();  // all rows are there
   if (thread == 0) arrive(shared.keys_full);
 }
 
@@ -102,9 +101,10 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
       }
     };
     const int q = q_at.stage(), d_o = d_o_at.stage();
-    if constexpr (c.listed) {
+    if constexpr (c.told()) {
       wait(shared.q_empty + q, q_at.parity() ^ 1);
       shared.steps[q] = step;
+      if constexpr (!c.in_step) shared.visible[q] = Visible::of<c>(params.sizes, walk, tile);
     }
     load(shared.q + q * c.q_bytes(), params.q, c.panels(), (c.general ? 8 : 4) * c.queries, shared.q_full + q,
          shared.q_empty + q, q_at.parity());
@@ -119,7 +119,7 @@ __device__ void load_queries(const TileParams& params, const Shared<c>& shared, 
     q_at.advance();
     d_o_at.advance();
   });
-  if constexpr (c.listed) {  // the end
+  if constexpr (c.told()) {  // the end
     wait(shared.q_empty + q_at.stage(), q_at.parity() ^ 1);
     shared.steps[q_at.stage()].tile = -1;
     arrive(shared.q_full + q_at.stage());
@@ -158,7 +158,7 @@ __device__ void add_dq_sums(const TileParams& params, const Shared<c>& shared, c
                                    : workspace.added + at * c.dq_chunks() + c.dim / 16 * half + chunk;
         std::uint32_t rank = 0;
         if (added != nullptr) {
-          rank = walk.template rank<c>(params.sizes, step.tile);
+          rank = walk.template rank_in_walk<c>(params.sizes, params.score.blocks, step.head_q, step.tile);
           await_flag(added, rank);
         }
         add_floats(workspace.dq + at * (c.dim * c.queries) + c.dq_offset(half, chunk), from,
@@ -238,12 +238,12 @@ struct Consumer {
 
   /// dQᵀ of 64 dims and 64 queries, from a panel of K and one of dS.
   using DqPart = float[c.dq_queries() / 2];  ///< 64 dims, transposed
-  __device__ __forceinline__ void issue_dq(DqPart& dq, const std::byte* ds_smem, int key_panel,
-                                           int ds_panel) {
+  __device__ __forceinline__ void issue_dq(DqPart& dq, const std::byte* ds_smem, int key_panel, int ds_part) {
     const TileDescriptor a = shared.tile(shared.k + key_panel * Shared<c>::KeyPanels::panel_bytes,
                                          Shared<c>::KeyPanels::panel_bytes);
-    const TileDescriptor b =
-        shared.tile(ds_smem + ds_panel * Shared<c>::DsPanels::panel_bytes, Shared<c>::DsPanels::panel_bytes);
+    // A panel has 64 queries: of these a consumer may have half.
+    constexpr int ds_part_bytes = c.dq_queries() < 64 ? 2 * c.dq_queries() : Shared<c>::DsPanels::panel_bytes;
+    const TileDescriptor b = shared.tile(ds_smem + ds_part * ds_part_bytes, Shared<c>::DsPanels::panel_bytes);
     forget(dq);
 #pragma unroll
     for (int step = 0; step < c.keys / 16; ++step) {
@@ -251,9 +251,8 @@ struct Consumer {
                                                                       step > 0);
     }
   }
-  __device__ __forceinline__ void start_dq(DqPart& dq, const std::byte* ds_smem, int key_panel,
-                                           int ds_panel) {
-    issue_dq(dq, ds_smem, key_panel, ds_panel);
+  __device__ __forceinline__ void start_dq(DqPart& dq, const std::byte* ds_smem, int key_panel, int ds_part) {
+    issue_dq(dq, ds_smem, key_panel, ds_part);
     commit_products();
   }
 
@@ -344,11 +343,7 @@ struct Consumer {
         workspace.added == nullptr ? nullptr : workspace.added + at * c.dq_chunks() + chunk;
     std::uint32_t rank = 0;
     if (added != nullptr) {
-      if constexpr (c.listed) {
-        rank = walk.template listed_rank<c>(params.sizes, params.score.blocks, head_q, tile);
-      } else {
-        rank = walk.template rank<c>(params.sizes, tile);
-      }
+      rank = walk.template rank_in_walk<c>(params.sizes, params.score.blocks, head_q, tile);
       await_flag(added, rank);
     }
     add_floats(workspace.dq + at * (c.dim * c.queries) + c.dq_offset(0, chunk),
@@ -367,8 +362,9 @@ struct Consumer {
     if (!params.sizes.packed || valid >= c.queries) return;
     constexpr int chunks = Shared<c>::QueryPanels::chunks;
     static_assert(chunks >= Shared<c>::GradientPanels::chunks);
-    for (int index = static_cast<int>(threadIdx.x); index < (c.queries - valid) * chunks;
-         index += c.consumer_threads) {
+    // With features, what follows from the thread's number is not kept beside products.
+    const int thread = c.general && !c.in_step ? 32 * warp + lane_now() : static_cast<int>(threadIdx.x);
+    for (int index = thread; index < (c.queries - valid) * chunks; index += c.consumer_threads) {
       const int at = Shared<c>::QueryPanels::offset(valid + index / chunks, index % chunks);
       *reinterpret_cast<uint4*>(const_cast<std::byte*>(q) + at) = {};
       if (index % chunks < Shared<c>::GradientPanels::chunks) {
@@ -395,7 +391,7 @@ struct Consumer {
     const Entry& entry = walk.entry;
     TileFacts<c> facts{
         .score = score,
-        .mask_smem = shared.mask,
+        .mask_smem = shared.mask + mask_place<c>(score, step).stage * score.mask_bytes(c),
         .lse_smem = shared.lse + stage * c.queries + place.first_query(),
         .offset_smem = shared.offset + stage * c.queries + place.first_query(),
         .place = place,
@@ -418,10 +414,13 @@ struct Consumer {
       weigh_general<T, MaskForm::none, c>(s, facts, take);
       return kept;
     }
-    wait(shared.mask_full, FewStages(mask_number<c>(step), 1).parity);
-    if (c.listed && step.block >= 0) facts.seen = seen_pairs<c>(score.blocks, shared.seen, place);
+    const FewStages at = mask_place<c>(score, step);
+    wait(shared.mask_full + at.stage, at.parity);
+    if (c.listed && step.block >= 0) {
+      facts.seen = seen_pairs<c>(score.blocks, shared.seen + at.stage * (c.seen_bytes() / 4), place);
+    }
     weigh_general<T, c>(score.mask, s, facts, take);
-    arrive_once(shared.mask_empty);
+    arrive_once(shared.mask_empty + at.stage);
     return kept;
   }
 
@@ -688,10 +687,105 @@ struct Consumer {
     tell_dq();
   }
 
-  /// The same where consumers have queries of their own for S and dP, and dims for the rest.
-  __device__ __forceinline__ void run_wide_plain() {
+  // The general kernel, where consumers do not keep step.
+
+  /// Waits for Q of the next tile, and which one that is; false at the end.
+  __device__ __forceinline__ bool next_step(Step& step, const At& at) const {
+    const int q = at.q.stage();
+    wait(shared.q_full + q, at.q.parity());
+    step = shared.steps[q];
+    if (step.tile < 0) return false;
+    if (params.sizes.packed) {
+      wait(shared.d_o_full + at.d_o().stage(), at.d_o().parity());
+      clear_rows_past_end(q_smem(at), d_o_smem(at), step.tile);
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ void run_features() {
+    const int key_panel = c.dim > 64 ? group : 0, ds_part = c.dq_by_queries() ? group : 0;
+    const auto ds_stage = [](int n) { return n & 1; };
+    const auto ds_parity = [](int n) { return static_cast<std::uint32_t>(n >> 1 & 1); };
+    const auto ds_smem = [&](int n) { return shared.ds + ds_stage(n) * c.ds_bytes(); };
+    At at;
+    Step step;
+    DqPart dq;
+    int n = 0;
+    if (c.turns && group == 1) arrive_for_sync(first_turn);
+#pragma unroll 1
+    for (; next_step(step, at); ++n) {
+      step.n = n;  // the same, and in one register
+      Scores s, dp;
+      Fragments weights, ds;
+      const float* delta_smem = shared.delta + at.d_o().stage() * c.queries + place.first_query();
+      start_scores<T, c, c.dim>(s, shared.k, q_smem(at), group);
+      if constexpr (!c.late_dp()) begin_dp(dp, at);
+      wait_products<c.late_dp() ? 0 : 1>();  // S
+      pin(s);
+      if constexpr (c.turns) sync_with_arrivals(first_turn + group);  // the other one is at its products
+      const std::uint32_t kept =
+          weigh_with_features(s, weights, shared.visible[at.q.stage()], step, at.q.stage());
+      if constexpr (c.late_dp()) {
+        pin(weights);
+        begin_dp(dp, at);
+        start_sums(dv, weights, d_o_smem(at), n > 0);
+      }
+      if constexpr (c.turns) arrive_for_sync(first_turn + 1 - group);
+      wait_products<c.late_dp() ? 1 : 0>();  // dP
+      pin(dp);
+      differentiate_with_features(ds, s, dp, delta_smem, kept, step.head_q, step.tile);
+      wait(shared.ds_empty + ds_stage(n), ds_parity(n) ^ 1);
+      store_pairs(ds_smem(n), ds);
+      fence_async_proxy();
+      arrive_once(shared.ds_full + ds_stage(n));
+      wait(shared.ds_full + ds_stage(n - 1), ds_parity(n - 1));
+      if constexpr (!c.late_dp()) pin(weights);
+      pin(ds);
+      fence_products();
+      start_dq(dq, ds_smem(n - 1), key_panel, ds_part);  // for n = 0 of nothing, and dropped
+      if constexpr (!c.late_dp()) start_sums(dv, weights, d_o_smem(at), n > 0);
+      start_sums(dk, ds, q_smem(at), n > 0);
+      if constexpr (c.late_dp()) {
+        wait_products<2>();  // dV
+        arrive_once(shared.d_o_empty + at.d_o().stage());
+        wait_products<1>();  // dQ
+      } else {
+        wait_products<2>();  // dQ
+      }
+      pin(dq);
+      if (n > 0) {
+        arrive_once(shared.ds_empty + ds_stage(n - 1));
+        stage_dq(dq, n - 1);
+      }
+      if constexpr (!c.late_dp()) {
+        wait_products<1>();  // dV
+        arrive_once(shared.d_o_empty + at.d_o().stage());
+      }
+      wait_products<0>();  // dK
+      arrive_once(shared.q_empty + at.q.stage());
+      if (n > 0) {
+        fence_async_proxy();  // beside products it would take longer
+        tell_dq();
+      }
+      at.advance();
+    }
+    if (c.turns && group == 0) sync_with_arrivals(first_turn);  // takes the other one's last arrival
+    if (n == 0) return;
+    wait(shared.ds_full + ds_stage(n - 1), ds_parity(n - 1));
+    fence_products();
+    start_dq(dq, ds_smem(n - 1), key_panel, ds_part);
+    wait_products<0>();
+    pin(dq);
+    stage_dq(dq, n - 1);
+    fence_async_proxy();
+    tell_dq();
+  }
+
+  /// The same where consumers have queries of their own for S and dP, and dims for the rest; with features,
+  /// too.
+  __device__ __forceinline__ void run_wide() {
     const int count = (walk.end_tile - walk.first_tile) * params.sizes.group;
-    if (count <= 0) return;
+    if (!c.general && count <= 0) return;
     constexpr int at_once = c.dq_panels_at_once(known == 1 ? 1 : 0), rounds = dq_panels / at_once;
     const int dq_panel = c.first_dq_panel(group);
     At at;
@@ -703,17 +797,32 @@ struct Consumer {
       commit_products();
     };
     int tile = walk.end_tile - 1;
-    await_q(at, tile, true);
-    preload_lse(s, at);
+    Step step;
+    if constexpr (!c.general) {
+      await_q(at, tile, true);
+      preload_lse(s, at);
+    }
 #pragma unroll 1
-    for (int n = 0; n < count; ++n) {
+    for (int n = 0; c.general ? next_step(step, at) : n < count; ++n) {
       std::byte* p_smem = shared.p + n % c.ds_stages * c.ds_bytes();
       std::byte* ds_smem = shared.ds + n % c.ds_stages * c.ds_bytes();
       Fragments weights, ds;
       start_scores<T, c, c.dim, c.preload>(s, shared.k, q_smem(at), group);
       begin_dp(dp, at);
-      make_pairs(s, dp, weights, ds, tile, at);
-      store_pairs(p_smem, weights);
+      if constexpr (c.general) {
+        wait_products<1>();  // S
+        pin(s);
+        const std::uint32_t kept =
+            weigh_with_features(s, weights, shared.visible[at.q.stage()], step, at.q.stage());
+        store_pairs(p_smem, weights);
+        wait_products<0>();  // dP
+        pin(dp);
+        const float* delta_smem = shared.delta + at.d_o().stage() * c.queries + place.first_query();
+        differentiate_with_features(ds, s, dp, delta_smem, kept, step.head_q, step.tile);
+      } else {
+        make_pairs(s, dp, weights, ds, tile, at);
+        store_pairs(p_smem, weights);
+      }
       store_pairs(ds_smem, ds);
       fence_async_proxy();
       At next = at;
@@ -728,8 +837,10 @@ struct Consumer {
       wait_products<1>();  // dV
       arrive_once(shared.d_o_empty + at.d_o().stage());
       start_wide_sums(dk, ds_smem, q_smem(at), c.first_dk_panel(group), n > 0);
-      await_q(next, tile, n + 1 < count);
-      preload_lse(s, next);
+      if constexpr (!c.general) {
+        await_q(next, tile, n + 1 < count);
+        preload_lse(s, next);
+      }
       wait_products<1>();  // dQ
 #pragma unroll
       for (int panel = 0; panel < at_once; ++panel) pin(dq[panel]);
@@ -759,12 +870,12 @@ struct Consumer {
     for (int n = 0; n < dk_dims / 2; ++n) dk[n] = 0;
 #pragma unroll
     for (int n = 0; n < dv_dims / 2; ++n) dv[n] = 0;
-    if constexpr (!c.general) {
-      if constexpr (c.wide()) {
-        run_wide_plain();
-      } else {
-        run_plain();
-      }
+    if constexpr (c.wide() && !c.in_step) {
+      run_wide();
+    } else if constexpr (!c.general) {
+      run_plain();
+    } else if constexpr (!c.in_step) {
+      run_features();
     } else {
       At at;
       const auto run_step = [&](const Step& step) {
@@ -859,15 +970,17 @@ __device__ __forceinline__ void consume(const TileParams& params, const Shared<c
 }
 
 template <typename T, typename Table, int row>
-__global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_constant__ TileParams params) {
+__global__ void __launch_bounds__(Table::rows[row].threads(), 1)
+    tile_kernel(const __grid_constant__ TileParams params) {
   constexpr Config c = Table::rows[row];
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int drawing_warps = 2;
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
-  const Shared<c> shared(first_smem, c.general ? params.score.mask_bytes(c) : 0);
+  const int mask_stages = c.in_step ? 1 : params.score.mask_stages;
+  const Shared<c> shared(first_smem, c.general ? mask_stages * params.score.mask_bytes(c) : 0,
+                         mask_stages * c.seen_bytes());
   const bool counted = params.workspace.ticket != nullptr;
   if (threadIdx.x == 0) {
-    shared.init_barriers(drawing_warps);
+    shared.init_barriers(c.drawing_warps());
     if constexpr (c.general) {
       const DropoutMask kept = params.score.kept.drawn();
       *shared.words = {0, kept.key.low, kept.key.high, kept.stream};
@@ -887,11 +1000,12 @@ __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_c
     const int warp = uniform(static_cast<int>(threadIdx.x) / 32) - c.consumer_warps;
     const bool first_lane = threadIdx.x % 32 == 0;
     if constexpr (c.general) {
-      if (warp >= 2) {
-        if (params.score.dropout) draw_kept<c>(params, shared, walk, warp - 2, drawing_warps);
+      constexpr int first_drawing = c.producer_warps - c.drawing_warps();
+      if (warp >= first_drawing) {
+        if (params.score.dropout) draw_kept<c>(params, shared, walk, warp - first_drawing, c.drawing_warps());
         return;
       }
-      if (warp == 1) {
+      if (warp == first_drawing - 1) {
         if (first_lane && params.score.has_masks()) {
           wait_for_kernel_ahead();  // masks may be copies that are made in this call
           load_masks<c>(params, shared, walk);
@@ -914,7 +1028,7 @@ __global__ void __launch_bounds__(Config::threads, 1) tile_kernel(const __grid_c
     load_queries<c>(params, shared, walk);
     return;
   }
-  take_registers<c.consumer_registers>();
+  take_registers<c.consumer_registers()>();
   if constexpr (!c.wide() || c.even()) {
     consume<T, c, -1>(params, shared, walk);
   } else if (threadIdx.x < 128) {

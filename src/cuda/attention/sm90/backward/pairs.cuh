@@ -541,7 +541,8 @@ struct PairConsumer {
 };
 
 template <typename T, typename Table, int row, PairSum sum>
-__global__ void __launch_bounds__(Config::threads, 1) pair_kernel(const __grid_constant__ PairParams params) {
+__global__ void __launch_bounds__(Table::rows[row].threads(), 1)
+    pair_kernel(const __grid_constant__ PairParams params) {
   constexpr Config c = Table::rows[row];
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   static_assert(PairShared<c>::bytes(c.mask_bytes(4), true) <= most_shared_bytes);

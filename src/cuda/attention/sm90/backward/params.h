@@ -93,6 +93,7 @@ struct ScoreParams {
   bool alibi;
   HeadValues alibi_slopes;
   MaskForm mask;
+  std::uint8_t mask_stages;  ///< of the mask and a block mask's bits
   int mask_rows;  ///< of a box: 64, or 8, the period of the swizzle, if all queries share a row of the mask
   bool dropout;
   int kept_stages;  ///< of dropout's bits: 0, 1 or 2
@@ -105,7 +106,7 @@ struct ScoreParams {
   constexpr int mask_bytes_log2() const {
     return mask == MaskForm::single ? 2 : mask == MaskForm::half ? 1 : 0;
   }
-  /// Of shared memory.
+  /// A stage of the mask in shared memory.
   constexpr int mask_bytes(const Config& c) const {
     return mask == MaskForm::none ? 0 : c.mask_bytes(1 << mask_bytes_log2());
   }

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include "core/arena.h"
 #include "cuda/attention/common/backward/row_gradients.h"
@@ -15,6 +17,22 @@
 namespace tilewise::cuda::wgmma_backward {
 
 // Three launches: delta, tiles, dQ. Features have more.
+
+inline bool is_general(const AttentionProblem& problem) {
+  const AttentionFeatures& features = problem.features;
+  return features.mask != MaskKind::none || features.dropout || features.softcap || features.alibi ||
+         features.sinks || features.block_mask;
+}
+
+/// The row of a table that takes a problem.
+template <typename Table>
+int row_of(const AttentionProblem& problem) {
+  const bool listed = problem.features.block_mask, general = is_general(problem);
+  const auto* row = std::ranges::find_if(Table::rows, [&](const Config& c) {
+    return c.general == general && c.listed == listed && problem.dim_qk <= c.dim && problem.dim_v <= c.dim_v;
+  });
+  return static_cast<int>(row - std::begin(Table::rows));
+}
 
 inline Sizes sizes_of(const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
@@ -36,7 +54,7 @@ inline Sizes sizes_of(const AttentionCall& call) {
           .starts_k = call.starts_k()};
 }
 
-std::int64_t entries_of(const AttentionCall& call) { return call.packed() ? 1 : call.problem.batch; }
+inline std::int64_t entries_of(const AttentionCall& call) { return call.packed() ? 1 : call.problem.batch; }
 
 /// Tiles of `size` rows of a head; see sequence_of().
 inline std::int64_t tiles_of(const AttentionCall& call, std::int64_t length, std::int64_t total, int size) {
@@ -188,21 +206,27 @@ void list_blocks(const AttentionCall& call, const BlockLists& blocks, std::int64
   launch<list_blocks_kernel<>>(start("tilewise wgmma backward, lists", rows), blocks, rows);
 }
 
-/// Stages of dropout's bits. A mask of f32 leaves room for one.
-inline int kept_stages_of(const AttentionProblem& problem) {
-  return !problem.features.dropout ? 0 : problem.f32_mask ? 1 : 2;
+inline FeatureStages stages_of(const Config& c, const AttentionProblem& problem) {
+  const MaskKind mask = problem.features.mask;
+  const int element_bytes = mask == MaskKind::none      ? 0
+                            : mask == MaskKind::boolean ? 1
+                            : problem.f32_mask          ? 4
+                                                        : 2;
+  return stages_of(c, element_bytes, problem.features.dropout);
 }
 
-inline ScoreParams score_of_call(const AttentionCall& call, const MaskView& mask) {
+inline ScoreParams score_of_call(const AttentionCall& call, const Config& c, const MaskView& mask) {
   const AttentionFeatures& features = call.problem.features;
+  const FeatureStages stages = stages_of(c, call.problem);
   ScoreParams score{.scale = static_cast<float>(features.softcap ? call.scale / call.softcap : call.scale),
                     .cap = static_cast<float>(features.softcap ? call.softcap : 0),
                     .alibi = features.alibi,
                     .alibi_slopes = call.alibi_slopes,
                     .mask = MaskForm::none,
+                    .mask_stages = static_cast<std::uint8_t>(stages.mask),
                     .mask_rows = features.mask != MaskKind::none && mask.stride[2] == 0 ? 8 : 64,
                     .dropout = features.dropout,
-                    .kept_stages = kept_stages_of(call.problem),
+                    .kept_stages = stages.kept,
                     .kept = call.dropout,
                     .dmask = {},
                     .blocks = {}};
@@ -225,7 +249,7 @@ void run_pairs(const char* name, std::int64_t blocks, const PairParams& params, 
   launch<pair_kernel<T, Table, row, sum>>(
       {.name = name,
        .blocks = blocks,
-       .threads = Config::threads,
+       .threads = c.threads(),
        .shared_bytes = PairShared<c>::bytes(score.mask_bytes(c), score.dropout),
        .stream = stream,
        .early = true},
@@ -318,14 +342,15 @@ void run(const AttentionCall& call, const Context& context) {
                     .score = {}};
   std::size_t shared_bytes = c.shared_bytes();
   if constexpr (c.general) {
-    params.score = score_of_call(call, mask);
+    params.score = score_of_call(call, c, mask);
     const ScoreParams& score = params.score;
     params.score.blocks = blocks;
     if (score.mask != MaskForm::none) params.mask = map_of_mask(mask, problem, score.mask_rows, 128);
-    shared_bytes = c.shared_bytes(score.mask_bytes(c), score.kept_stages);
+    shared_bytes =
+        c.shared_bytes(score.mask_stages * (score.mask_bytes(c) + c.seen_bytes()), score.kept_stages);
   }
   PairParams pairs{};
-  if constexpr (c.general) {
+  if constexpr (c.in_step) {
     if (has_dmask_apart(problem)) {
       pairs = {.tile = params,
                .sinks = features.sinks ? call.sinks : HeadValues{},
@@ -342,7 +367,7 @@ void run(const AttentionCall& call, const Context& context) {
   }
   launch<tile_kernel<T, Table, row>>({.name = "tilewise wgmma backward, tiles",
                                       .blocks = heads * key_tiles,
-                                      .threads = c.threads,
+                                      .threads = c.threads(),
                                       .shared_bytes = shared_bytes,
                                       .stream = stream,
                                       .early = true},
@@ -352,7 +377,7 @@ void run(const AttentionCall& call, const Context& context) {
     launch<dq_kernel<T, Table, row>>(start("tilewise wgmma backward, dq", query_tiles),
                                      DqParams{sizes, call.dq, workspace, scale});
   }
-  if constexpr (c.general) {
+  if constexpr (c.in_step) {
     if (has_dmask_apart(problem)) {
       // A tile of elements has one part of the mask, unless queries or keys share elements.
       pairs.reloads_mask = extent[2] == 1 || extent[3] == 1;
@@ -375,6 +400,30 @@ void run(const AttentionCall& call, const Context& context) {
     }
   }
   if (call.packed()) simt::clear_unused_gradients(call, stream);
+}
+
+template <typename Table>
+std::size_t workspace_bytes(const AttentionCall& call) {
+  Arena arena(nullptr);
+  const Config& c = Table::rows[row_of<Table>(call.problem)];
+  const Workspace workspace = workspace_of(call, c, arena);
+  block_lists_of(call, c, arena);
+  dmask_plan_of(call, c, workspace.tiles, arena);
+  aligned_mask_of(call, arena);
+  return arena.used();
+}
+
+template <typename Table>
+void run_in(const AttentionCall& call, const Context& context) {
+  const auto row = static_cast<std::size_t>(row_of<Table>(call.problem));
+  const auto run_row = [&](auto number) {
+    constexpr int n = decltype(number)::value;
+    call.problem.dtype == DType::f16 ? run<__half, Table, n>(call, context)
+                                     : run<__nv_bfloat16, Table, n>(call, context);
+  };
+  [&]<std::size_t... n>(std::index_sequence<n...>) {
+    (void)((n == row && (run_row(std::integral_constant<int, static_cast<int>(n)>{}), true)) || ...);
+  }(std::make_index_sequence<std::size(Table::rows)>{});
 }
 
 }  // namespace tilewise::cuda::wgmma_backward

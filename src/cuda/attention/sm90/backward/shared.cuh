@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/attention/sm90/backward/config.h"
+#include "cuda/attention/sm90/backward/walk.cuh"
 #include "cuda/attention/sm90/panel_tile.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -16,7 +17,7 @@ struct Step {
   int block;   ///< listed: the tile of the block mask, or block_full
   int masked;  ///< listed: tiles before this one that had a mask, or bits of one
 };
-static_assert(sizeof(Step) <= Config::step_bytes);
+static_assert(sizeof(Step) + sizeof(Visible) <= Config::step_bytes);
 
 struct Words {
   std::uint32_t index;  ///< of the CTA, where CTAs are counted as they begin
@@ -42,9 +43,9 @@ struct Shared {
   std::byte* ds;    ///< ds_stages x [keys, queries]
   std::byte* p;     ///< wide: the same
   float* dq;        ///< [dq_buffers, 4 warps, warp_dq_floats]
-  std::byte* mask;  ///< general: boxes of [queries, 128 bytes of keys]
-  std::uint32_t*
-      seen;  ///< listed: [kept_words, queries], or four words: a bit per key of a block mask's tile
+  std::byte* mask;  ///< general: mask_stages x boxes of [queries, 128 bytes of keys]
+  /// listed: mask_stages x [kept_words, queries], or four words: a bit per key of a block mask's tile
+  std::uint32_t* seen;
   std::uint32_t* kept;  ///< general: stages x [kept_words, queries], a bit per key: dropout keeps the pair
   float* lse;           ///< q_stages x [queries]
   float* delta;         ///< d_o_stages x [queries]
@@ -54,18 +55,20 @@ struct Shared {
   Mbarrier* q_empty;    ///< [q_stages]: all consumers are done with them
   Mbarrier* d_o_empty;  ///< [d_o_stages]
   Mbarrier* keys_full;
-  Mbarrier* dq_full;    ///< stores_apart: [consumers], a consumer's dQ is there
-  Mbarrier* dq_empty;   ///< [consumers], and has been read
-  Mbarrier* ds_full;    ///< lagged: [2], dS of both consumers is there
-  Mbarrier* ds_empty;   ///< lagged: [2], both are done with it
-  Mbarrier* mask_full;  ///< the mask is there, and `seen`
-  Mbarrier* mask_empty;
+  Mbarrier* dq_full;     ///< stores_apart: [consumers], a consumer's dQ is there
+  Mbarrier* dq_empty;    ///< [consumers], and has been read
+  Mbarrier* ds_full;     ///< lagged: [2], dS of both consumers is there
+  Mbarrier* ds_empty;    ///< lagged: [2], both are done with it
+  Mbarrier* mask_full;   ///< [most_mask_stages]: the mask is there, and `seen`
+  Mbarrier* mask_empty;  ///< [most_mask_stages]
   Mbarrier* kept_full;   ///< [2]
   Mbarrier* kept_empty;  ///< [2]
   Words* words;
-  Step* steps;  ///< listed: [q_stages], the tiles that Q is of
+  Step* steps;       ///< told: [q_stages], the tiles that Q is of
+  Visible* visible;  ///< told, not in step: [q_stages], what queries of these see
 
-  __device__ Shared(std::byte* first, int mask_bytes)
+  /// `mask_bytes` and `seen_bytes` are of all stages.
+  __device__ Shared(std::byte* first, int mask_bytes, int seen_bytes)
       : k(first),
         v(k + c.k_bytes()),
         q(v + c.v_bytes()),
@@ -74,8 +77,9 @@ struct Shared {
         p(ds + c.ds_stages * c.ds_bytes()),
         dq(reinterpret_cast<float*>(c.wide() ? p + c.ds_stages * c.ds_bytes() : p)),
         mask(reinterpret_cast<std::byte*>(dq + c.dq_buffers() * 4 * c.warp_dq_floats()) + c.value_bytes()),
-        seen(reinterpret_cast<std::uint32_t*>(mask - (c.listed ? c.kept_bytes() : 0))),
-        kept(reinterpret_cast<std::uint32_t*>(mask + mask_bytes)),
+        seen(reinterpret_cast<std::uint32_t*>(c.in_step ? mask - (c.listed ? c.kept_bytes() : 0)
+                                                        : mask + mask_bytes)),
+        kept(reinterpret_cast<std::uint32_t*>(mask + mask_bytes + seen_bytes)),
         lse(dq + c.dq_buffers() * 4 * c.warp_dq_floats()),
         delta(lse + c.q_stages * c.queries),
         offset(delta + c.q_stages * c.queries),
@@ -89,11 +93,12 @@ struct Shared {
         ds_full(dq_empty + (c.stores_apart() ? 2 : 0)),
         ds_empty(ds_full + (c.lagged() ? 2 : 0)),
         mask_full(ds_empty + (c.lagged() ? 2 : 0)),
-        mask_empty(mask_full + 1),
-        kept_full(mask_empty + 1),
+        mask_empty(mask_full + c.most_mask_stages()),
+        kept_full(mask_empty + c.most_mask_stages()),
         kept_empty(kept_full + 2),
         words(reinterpret_cast<Words*>(q_full + c.barriers())),
-        steps(reinterpret_cast<Step*>(words + 1)) {}
+        steps(reinterpret_cast<Step*>(words + 1)),
+        visible(reinterpret_cast<Visible*>(steps + c.q_stages)) {}
 
   /// `drawing_warps` fill `kept`.
   __device__ void init_barriers(int drawing_warps) const {
@@ -119,8 +124,10 @@ struct Shared {
       }
     }
     if constexpr (c.general) {
-      init_barrier(mask_full, 1);
-      init_barrier(mask_empty, c.consumer_warps);
+      for (int n = 0; n < c.most_mask_stages(); ++n) {
+        init_barrier(mask_full + n, 1);
+        init_barrier(mask_empty + n, c.consumer_warps);
+      }
       for (int n = 0; n < 2; ++n) {
         init_barrier(kept_full + n, drawing_warps);
         init_barrier(kept_empty + n, c.consumer_warps);

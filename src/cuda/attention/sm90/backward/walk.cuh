@@ -138,6 +138,15 @@ struct Walk {
     return static_cast<std::uint32_t>((before(own_block) - before(first_block)) * blocks.key_tiles +
                                       own % blocks.key_tiles - (sees_first ? first % blocks.key_tiles : 0));
   }
+  template <Config c>
+  __device__ std::uint32_t rank_in_walk(const Sizes& sizes, const BlockLists& blocks, int head_q,
+                                        int tile) const {
+    if constexpr (c.listed) {
+      return listed_rank<c>(sizes, blocks, head_q, tile);
+    } else {
+      return rank<c>(sizes, tile);
+    }
+  }
 };
 
 /// Query r of a tile sees keys r + low up to, not including, r + high of the CTA's.

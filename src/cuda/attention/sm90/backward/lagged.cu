@@ -1,0 +1,21 @@
+#include "cuda/attention/sm90/backward/backward.h"
+#include "cuda/attention/sm90/backward/run.cuh"
+
+namespace tilewise::cuda::wgmma_backward {
+
+std::string unsuited_lagged(const AttentionProblem& problem) {
+  if (const std::string reason = unsuited(problem); !reason.empty()) return reason;
+  if (!is_general(problem)) return "takes calls with features alone";
+  if (has_dmask_apart(problem))
+    return "leaves gradients of masks that pairs share, or beside softcap, to wgmma";
+  if (stages_of(LaggedConfigs::rows[row_of<LaggedConfigs>(problem)], problem).mask == 0) {
+    return "has no shared memory for these features together";
+  }
+  return {};
+}
+
+std::size_t lagged_workspace(const AttentionCall& call) { return workspace_bytes<LaggedConfigs>(call); }
+
+void run_lagged(const AttentionCall& call, const Context& context) { run_in<LaggedConfigs>(call, context); }
+
+}  // namespace tilewise::cuda::wgmma_backward
