@@ -6,15 +6,19 @@ import doctest
 import importlib
 import os
 import re
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 
 import distributed_cases as cases
 import pytest
 import tilewise
 import torch
+import torch.distributed as dist
 from ranks import Ranks
 from tilewise import distributed
+from tilewise.distributed import pieces
 from tilewise.distributed.plan import Band, Plan, rows_of_ranks
+from tilewise.distributed.ring import add_parcel, pack, unpack
 
 LONG = "TILEWISE_LONG_TESTS" in os.environ
 SIZES = [2, 4, 3, 6] if LONG else [2, 4]
@@ -158,6 +162,59 @@ def test_what_sees_nothing_is_neither_sent_nor_computed() -> None:
     plan = _plan(distributed.contiguous(64, 4), 1, Band(right=0))
     assert [parcel.count for parcel in plan.received] == [16, 0, 0, 0]
     assert [len(pairs) for pairs in plan.pairs] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_parcel_is_unpacked_without_a_copy_and_added_where_it_came_from(seed: int) -> None:
+    print(f"seed {seed}")
+    draw = torch.Generator().manual_seed(seed)
+    size, dim_k, dim_v, any_number = (int(torch.randint(2, 6, (), generator=draw)) for _ in range(4))
+    kind = (distributed.zigzag, distributed.striped, distributed.contiguous)[seed % 3]
+    layout = kind(8 * size + 3 * size, size) if seed % 2 else kind(8 * size, size)
+    band = Band(left=9, right=0) if seed % 4 == 0 else Band(right=0)
+    sent = {sender: _plan(layout, sender, band).sent for sender in range(size)}
+    parcels = [(sender, parcel) for sender in sent for parcel in sent[sender] if parcel.rows]
+    sender, parcel = parcels[any_number % len(parcels)]
+    length = layout.lengths[sender]
+    k, v = (torch.randn(2, 3, length, dim, generator=draw) for dim in (dim_k, dim_v))
+    flat = pack(parcel, k, v)
+    at = torch.cat([torch.arange(length)[rows.at] for rows in parcel.rows])
+    sums = [torch.zeros_like(x) for x in (k, v)]
+    add_parcel(parcel, flat, *sums)
+    for part, x, total in zip(unpack(parcel, flat, k, v), (k, v), sums, strict=True):
+        assert torch.equal(part, x[:, :, at])
+        assert part.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+        assert torch.equal(total[:, :, at], x[:, :, at])
+        assert total.count_nonzero() == x[:, :, at].count_nonzero()
+
+
+@pytest.mark.parametrize("method", ["ring", "gather"])
+def test_a_piece_begins_when_the_results_of_the_one_before_are_gone(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+    calls = []
+
+    def watched(operator: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., Sequence[torch.Tensor]]:
+        def call(*arguments: object, **options: object) -> Sequence[torch.Tensor]:
+            assert all(result() is None for result in alive)
+            results = operator(*arguments, **options)
+            alive[:] = [weakref.ref(x) for x in results]
+            calls.append(operator)
+            return results
+
+        return call
+
+    for name in ("_forward", "_backward"):
+        monkeypatch.setattr(pieces, name, watched(getattr(pieces, name)))
+    rows = [torch.randn(20, 2, 4, requires_grad=True) for _ in range(3)]
+    starts = [0, 5, 12, 20]  # a piece for each sequence
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        distributed.attention_varlen(*rows, starts, is_causal=True, method=method).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    assert len(calls) == 6
 
 
 def _pairs(plan: Plan, causal: bool) -> int:

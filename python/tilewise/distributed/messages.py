@@ -24,12 +24,13 @@ class Pending:
         self._works, self._sent, self._received = list(works), list(sent), received
 
     def wait(self) -> dict[int, Tensor]:
-        """What came, by its sender. On CUDA the current stream waits, not the host."""
+        """What came, by its sender, which is the caller's from then on. On CUDA the current stream waits, not
+        the host."""
         for work in self._works:
             with naming_failures():
                 work.wait()
-        self._works, self._sent = [], []
-        return self._received
+        received, self._works, self._sent, self._received = self._received, [], [], {}
+        return received
 
 
 _connected: WeakSet[dist.ProcessGroup] = WeakSet()  # groups whose ranks have met

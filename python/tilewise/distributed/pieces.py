@@ -164,6 +164,7 @@ class Joined:
                     **_options(problem, inputs, pair, heads),
                 )
                 self._join((slice(None), heads, pair.q_rows), o, lse.double())
+                del o, lse  # before the next piece has results
 
     def add_sinks(self, problem: Problem, inputs: Inputs) -> None:
         if inputs.sinks is not None:
@@ -177,7 +178,7 @@ class Joined:
         kept, added = (
             torch.where(unseen, 0.0, torch.exp(x - joined)).to(o.dtype).unsqueeze(-1) for x in (before, lse)
         )
-        self.o[at] = self.o[at] * kept + o * added
+        self.o[at].mul_(kept).addcmul_(o, added)
         self.lse[at] = joined
 
 
@@ -254,6 +255,7 @@ class Shares:
                     _mask_of(self.dmask, pair, heads).add_(next(found))
                 if self.dlogit is not None:
                     self.dlogit[problem.heads.of_whole(heads)] += next(found)
+                del found  # before the next piece has results
 
     def sinks(self, problem: Problem, inputs: Inputs) -> Tensor:
         """Gradients of all heads' sinks, of the rows here."""
@@ -353,4 +355,5 @@ def differentiate_whole(
                 dsinks[problem.heads.of_whole(heads)] += next(found)
             if dlogit is not None:
                 dlogit[problem.heads.of_whole(heads)] += next(found)
+            del found  # before the next piece has results
     return dq, dk, dv, dmask, dsinks, dlogit

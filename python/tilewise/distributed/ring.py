@@ -2,11 +2,12 @@
 
 Each rank sends its own keys to those that want them, so that a step depends on no other, and no more than the
 rows that are seen travel. A step's messages are under way while the step before is computed.
+
+What a step has in memory is what a long sequence needs most of, so messages are made in place, and nothing of
+a step outlives it.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,26 +18,28 @@ from tilewise.distributed.plan import Parcel, Plan
 
 
 def pack(parcel: Parcel, *tensors: Tensor) -> Tensor:
-    """The parcel's rows of all tensors, flat."""
-    return torch.cat([x[:, :, rows.at].flatten() for x in tensors for rows in parcel.rows])
+    """The parcel's rows of one tensor after another, flat."""
+    flat = tensors[0].new_empty(numbers(parcel, *tensors))
+    for x, part in zip(tensors, unpack(parcel, flat, *tensors), strict=True):
+        torch.cat([x[:, :, rows.at] for rows in parcel.rows], 2, out=part)
+    return flat
 
 
 def unpack(parcel: Parcel, flat: Tensor, *like: Tensor) -> list[Tensor]:
-    """Rows of as many tensors, shaped as `like` but for the number of rows."""
-    found, at = [], 0
-    for x in like:
-        batch, heads, _, dim = x.shape
-        parts = []
-        for rows in parcel.rows:
-            size = batch * heads * rows.count * dim
-            parts.append(flat[at : at + size].view(batch, heads, rows.count, dim))
-            at += size
-        found.append(torch.cat(parts, 2) if len(parts) > 1 else parts[0])
-    return found
+    """Views of the parcel's rows, shaped as `like` but for the number of rows."""
+    parts = flat.split([numbers(parcel, x) for x in like])
+    return [part.view(*x.shape[:2], parcel.count, x.shape[3]) for x, part in zip(like, parts, strict=True)]
 
 
 def numbers(parcel: Parcel, *like: Tensor) -> int:
     return sum(x.shape[0] * x.shape[1] * x.shape[3] for x in like) * parcel.count
+
+
+def add_parcel(parcel: Parcel, flat: Tensor, *sums: Tensor) -> None:
+    """Adds rows that came back to those they were taken from."""
+    for x, part in zip(sums, unpack(parcel, flat, *sums), strict=True):
+        for rows, unpacked in zip(parcel.rows, parcel.unpacked, strict=True):
+            x[:, :, rows.at] += part[:, :, unpacked.at]
 
 
 class Ring:
@@ -51,11 +54,29 @@ class Ring:
             {to: pack(sent, k, v)} if sent.rows else {}, {of: numbers(received, k, v)}, k.dtype, k.device
         )
 
-    def _gradients(self, distance: int, found: Sequence[Tensor], like: tuple[Tensor, Tensor]) -> Pending:
+    def _differentiate(
+        self,
+        problem: Problem,
+        inputs: Inputs,
+        like: tuple[Tensor, Tensor],
+        shares: Shares,
+        of: int,
+        flat: Tensor,
+    ) -> Tensor:
+        """Gradients of another's keys, flat as the keys are."""
+        parcel, gradients = self.plan.received[of], torch.zeros_like(flat, dtype=inputs.wide)
+        keys, values = unpack(parcel, flat, *like)
+        dk, dv = unpack(parcel, gradients, *like)
+        shares.differentiate(problem, inputs, keys, values, self.plan.pairs[of], dk, dv)
+        return gradients
+
+    def _gradients(
+        self, distance: int, found: dict[int, Tensor], like: tuple[Tensor, Tensor], dtype: torch.dtype
+    ) -> Pending:
         """Gradients of another's keys back to it, and those of own keys."""
-        of, to = (self.box.rank + distance) % self.box.size, (self.box.rank - distance) % self.box.size
-        flat = torch.cat([x.flatten() for x in found])
-        return self.box.post({to: flat}, {of: numbers(self.plan.sent[of], *like)}, flat.dtype, flat.device)
+        of = (self.box.rank + distance) % self.box.size
+        received = {of: numbers(self.plan.sent[of], *like)}
+        return self.box.post(found, received, dtype, like[0].device)
 
     def _add(self, pending: Pending | None, dk: Tensor, dv: Tensor) -> None:
         """Adds the gradients of own keys that came from another rank."""
@@ -74,6 +95,7 @@ class Ring:
             for of, flat in here.items():
                 keys, values = unpack(self.plan.received[of], flat, k, v)
                 joined.attend(problem, inputs, keys, values, self.plan.pairs[of])
+                del keys, values, flat  # before the next ones arrive
         joined.add_sinks(problem, inputs)
         return joined.o, joined.lse
 
@@ -93,25 +115,10 @@ class Ring:
             assert coming is not None
             here = coming.wait()
             coming = self._keys(distance + 1, k, v) if distance + 1 < size else None
-            found = [k.new_empty(0, dtype=inputs.wide)] * 2
-            for of, flat in here.items():
-                keys, values = unpack(self.plan.received[of], flat, k, v)
-                found = [torch.zeros_like(x, dtype=inputs.wide) for x in (keys, values)]
-                pairs = self.plan.pairs[of]
-                shares.differentiate(problem, inputs, keys, values, pairs, found[0], found[1])
+            found = {
+                of: self._differentiate(problem, inputs, (k, v), shares, of, here.pop(of)) for of in [*here]
+            }
             self._add(behind, dk, dv)
-            behind = self._gradients(distance, found, (k, v))
+            behind = self._gradients(distance, found, (k, v), inputs.wide)
         self._add(behind, dk, dv)
         return dk, dv
-
-
-def add_parcel(parcel: Parcel, flat: Tensor, *sums: Tensor) -> None:
-    """Adds rows that came back to those they were taken from."""
-    at = 0
-    for x in sums:
-        batch, heads, _, dim = x.shape
-        size = batch * heads * parcel.count * dim
-        part = flat[at : at + size].view(batch, heads, parcel.count, dim)
-        at += size
-        for rows, unpacked in zip(parcel.rows, parcel.unpacked, strict=True):
-            x[:, :, rows.at] += part[:, :, unpacked.at]
