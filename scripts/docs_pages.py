@@ -71,8 +71,8 @@ def write_python(folder: Path) -> None:
 
 
 def directive(member: str) -> str:
-    """What mkdocstrings fills; tilewise.attention is a module, too, and the function is what is meant."""
-    path = "attention.attention" if member == "attention" else member
+    """What mkdocstrings fills. Modules are named attention, too, and their function is what is meant."""
+    path = f"{member}.attention" if member in ("attention", "distributed.attention") else member
     return f"::: tilewise.{path}\n    options:\n      heading: tilewise.{member}"
 
 

@@ -87,7 +87,7 @@ def attention(
         block_mask: `tilewise.BlockMask` or torch's BlockMask, with its meaning.
         kernel: name of the kernel, or "auto"; see `explain`.
         deterministic: makes the gradient bitwise repeatable, as torch.use_deterministic_algorithms does.
-            The output always is, and in f16 and bf16 the gradients of key and value are.
+            The output always is; so are gradients of key and value in f16 and bf16 of standard precision.
         precision: how exact f16 and bf16 are. "standard": GPUs round what goes into products to 16 bits, as
             other attention kernels do. "strict": as exact as if computed in f32 and rounded at the end, at
             the speed of f32 in the backward pass. CPUs are always that exact. f32 is computed as f32 in both;

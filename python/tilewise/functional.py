@@ -286,7 +286,7 @@ def rope_into_cache(
     """Turns query and key, and writes the turned key and the value into a cache, in one pass.
 
     Args:
-        query, key, cos, sin, positions, interleaved: those of `apply_rope`.
+        query, key, cos, sin, positions, interleaved: as in `apply_rope`.
         value: [B, Hkv, S, Dv].
         k_cache: [B, Hkv, C, D]; or, with `page_table`, [pages, Hkv, page, D]; in any strides.
         v_cache: likewise with Dv.

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import re
+import sys
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import pytest
+import tilewise
+import tilewise.distributed
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -103,14 +109,39 @@ def test_examples_of_docstrings_are_blocks_of_code_in_the_built_site() -> None:
         assert not re.search(r"<blockquote|<h\d[^>]*>[#+. ]+<", text), f"{page.name}: an example is no code"
 
 
-def test_the_cpp_pages_have_every_type_and_function_of_the_headers() -> None:
-    script = ROOT / "scripts" / "docs_pages.py"
+def script_of(name: str) -> ModuleType:
+    script = ROOT / "scripts" / f"{name}.py"
     if not script.exists():
-        pytest.skip("a staged tree has no scripts/docs_pages.py")
-    spec = importlib.util.spec_from_file_location("docs_pages", script)
+        pytest.skip("a staged tree has no scripts")
+    spec = importlib.util.spec_from_file_location(name, script)
     assert spec and spec.loader
-    docs_pages = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(docs_pages)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_python_pages_name_functions_and_not_the_modules_of_that_name() -> None:
+    docs_pages = script_of("docs_pages")
+    for member in " ".join(docs_pages.PYTHON.values()).split():
+        if member.startswith("integrations."):  # these are modules
+            continue
+        if isinstance(attrgetter(member)(tilewise), FunctionType):
+            path = docs_pages.directive(member).split()[1]
+            assert path not in sys.modules, f"{path} is a module, too"
+
+
+def test_arguments_that_share_a_line_get_one_each_on_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "griffe", SimpleNamespace(Extension=object))
+    examples = script_of("docs_examples")
+    found = doctest.testmod(examples)
+    assert found.attempted and not found.failed
+    value = "Does it.\n\nArgs:\n    a, b: [x, y: z].\n    c: no.\n\nReturns:\n    k, v: both."
+    assert examples.one_by_one(value).splitlines()[3:5] == ["    a: [x, y: z].", "    b: [x, y: z]."]
+    assert examples.one_by_one(value).endswith("    c: no.\n\nReturns:\n    k, v: both.")
+
+
+def test_the_cpp_pages_have_every_type_and_function_of_the_headers() -> None:
+    docs_pages = script_of("docs_pages")
     listed = {path.stem for path in (ROOT / "include" / "tilewise").glob("*.h")} - {"tilewise", "version"}
     assert set(docs_pages.HEADERS) == listed
     for header in docs_pages.HEADERS:
@@ -125,13 +156,7 @@ def test_the_cpp_pages_have_every_type_and_function_of_the_headers() -> None:
 
 
 def test_pictures_of_masks_show_what_the_functions_make() -> None:
-    path = ROOT / "scripts" / "mask_pictures.py"
-    if not path.exists():
-        pytest.skip("a staged tree has no scripts")
-    spec = importlib.util.spec_from_file_location("mask_pictures", path)
-    assert spec is not None and spec.loader is not None
-    pictures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(pictures)
+    pictures = script_of("mask_pictures")
     page = (ROOT / "docs" / "masks.md").read_text()
     for name, make in pictures.PICTURES.items():
         drawn = pictures.drawn(name, make())

@@ -188,7 +188,7 @@ def context_parallel(
 
     Args:
         model: a causal decoder without padding, called without a cache.
-        mesh, method, layout: those of `tilewise.distributed.attention`.
+        mesh, method, layout: as in `tilewise.distributed.attention`.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 

@@ -39,7 +39,7 @@ class Attention(nn.Module):
         is_causal: a query sees keys up to its own position.
         dropout: probability of dropping a weight in training.
         context_dim: width of the context, `embed_dim` by default.
-        scale, alignment, window, softcap, kernel, precision: those of `tilewise.attention`.
+        scale, alignment, window, softcap, kernel, precision: as in `tilewise.attention`.
         sinks: whether each head learns a logit that joins its denominator alone.
 
     >>> layer = Attention(embed_dim=64, num_heads=8, num_kv_heads=2, is_causal=True)
