@@ -108,6 +108,7 @@ def page(name: str, header: str, declared: list[tuple[str, str, str]]) -> str:
 def declarations(header: str) -> Iterator[tuple[str, str, str]]:
     """(title, comment, code) of what stands in the namespace, neighbours that share a comment together."""
     body = header.partition("namespace tilewise {\n")[2].rpartition("}  // namespace tilewise")[0]
+    body = re.sub(r"\n private:\n.*?^(?=\};)", "", body, flags=re.DOTALL | re.MULTILINE)
     for paragraph in statements(body):
         comment, code = leading_comment(paragraph)
         if title := title_of(code):

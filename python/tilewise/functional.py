@@ -97,9 +97,10 @@ def ffn(
         down_bias: [O].
         residual: [..., O], added at the end.
         activation: f; see `linear`.
-        max_intermediate_bytes: bound on the memory of h, which is worked on in chunks; 0: none is set.
+        max_intermediate_bytes: bound on the memory of h, which is worked on in chunks; 0: 512 MiB of h.
         keep_products: whether x·upᵀ and x·gateᵀ are kept for a backward, [..., F] each, which then need not
-            compute them anew: a quarter of its products, for memory. Without a gradient nothing is kept.
+            compute them anew: one product of five, or two of eight with a gate. Without a gradient nothing
+            is kept.
         kernel: name of the kernel, or "auto".
 
     Returns:

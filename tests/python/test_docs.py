@@ -146,7 +146,8 @@ def test_the_cpp_pages_have_every_type_and_function_of_the_headers() -> None:
     assert set(docs_pages.HEADERS) == listed
     for header in docs_pages.HEADERS:
         text = (ROOT / "include" / "tilewise" / f"{header}.h").read_text()
-        titles = [title for title, _, _ in docs_pages.declarations(text)]
+        titles, _, codes = zip(*docs_pages.declarations(text), strict=True)
+        assert not any("private:" in code for code in codes), header
         names = {name for title in titles for name in title.split(", ")}
         declared = re.findall(r"^(?:struct|class|enum class) (\w+)(?:;| :| \{)", text, re.MULTILINE)
         declared += re.findall(

@@ -102,7 +102,7 @@ class FeedForward(nn.Module):
         ffn_dim: F, the width between.
         activation: f; see `tilewise.linear`.
         bias: whether the two products have one.
-        max_intermediate_bytes: bound on the memory of what lies between, 0 for none.
+        max_intermediate_bytes: bound on the memory of what lies between; 0: 512 MiB.
         keep_products: whether a backward finds what stood before the activation; see `tilewise.ffn`.
 
     >>> layer = FeedForward(embed_dim=16, ffn_dim=64)
