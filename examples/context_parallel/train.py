@@ -2,10 +2,9 @@
 
     python examples/context_parallel/train.py                                  # one process
     torchrun --nproc-per-node 4 examples/context_parallel/train.py             # four, on CPUs (gloo)
-    torchrun --nproc-per-node 8 examples/context_parallel/train.py --device cuda --method ulysses  # NCCL
+    torchrun --nproc-per-node 8 examples/context_parallel/train.py --device cuda  # NCCL; not tried yet
 
-Every process has its part of each sequence alone; the losses are those of one process. On GPUs the method is
-"ulysses" or "gather".
+Every process has its part of each sequence alone; the losses are those of one process.
 """
 
 from __future__ import annotations
