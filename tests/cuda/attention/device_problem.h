@@ -94,23 +94,34 @@ inline std::vector<std::string> cuda_kernels() {
 
 inline std::string kernel_name(const testing::TestParamInfo<std::string>& info) { return info.param; }
 
-/// Why a kernel cannot take a pass of a problem on a CUDA device; empty where it can.
-inline std::string reason_against(const RandomProblem& problem, const std::string& kernel,
-                                  Pass pass = Pass::forward) {
+/// What is said of each kernel, where the caller asks for one of them or for "auto" on a CUDA device.
+inline Explanation explanation_of(const RandomProblem& problem, const std::string& kernel, Pass pass) {
   const OutputBuffers outputs = make_outputs(problem);
   const GradientBuffers gradients = make_gradients(problem);
   const AttentionInputs inputs = on_device(problem.inputs(), first_device);
   const Context context{.device = first_device};
   AttentionOptions options = problem.options;
   options.kernel = kernel;
-  const Explanation explanation =
-      pass == Pass::forward
-          ? explain_attention_forward(inputs, options, on_device(outputs.view(), first_device), context)
-          : explain_attention_backward(
-                inputs, options, on_device(backward_arguments(problem, outputs, gradients), first_device),
-                context);
-  for (const Explanation::Entry& entry : explanation.entries) {
+  return pass == Pass::forward
+             ? explain_attention_forward(inputs, options, on_device(outputs.view(), first_device), context)
+             : explain_attention_backward(
+                   inputs, options, on_device(backward_arguments(problem, outputs, gradients), first_device),
+                   context);
+}
+
+/// Why a kernel cannot take a pass of a problem on a CUDA device; empty where it can.
+inline std::string reason_against(const RandomProblem& problem, const std::string& kernel,
+                                  Pass pass = Pass::forward) {
+  for (const Explanation::Entry& entry : explanation_of(problem, kernel, pass).entries) {
     if (entry.kernel == kernel && entry.verdict == Explanation::Verdict::unable) return entry.reason;
+  }
+  return {};
+}
+
+/// The kernel that "auto" takes.
+inline std::string chosen_kernel(const RandomProblem& problem, Pass pass) {
+  for (const Explanation::Entry& entry : explanation_of(problem, "auto", pass).entries) {
+    if (entry.verdict == Explanation::Verdict::chosen) return entry.kernel;
   }
   return {};
 }

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -75,6 +77,37 @@ TEST_F(WgmmaBackward, SaysWhatItDoesNotTake) {
   problem.options.causal = true;
   problem.options.window = {.left = 0, .right = {}};
   EXPECT_NE(reason_against(problem, "wgmma", Pass::backward).find("more than one key"), std::string::npos);
+}
+
+// docs/wgmma_backward.md and docs/numerics.md say which calls are whose.
+TEST_F(WgmmaBackward, IsWhatAutoTakesButForWhatThePagesName) {
+  const Sizes many{.b = 8, .hq = 16, .hkv = 16, .sq = 70, .sk = 132, .d = 64, .dv = 64};  // keys for all SMs
+  const auto chosen = [&](const std::function<void(RandomProblem&)>& change, DType dtype = DType::bf16,
+                          std::optional<Sizes> sizes = {}) {
+    RandomProblem problem = dense_problem(560, dtype, sizes.value_or(many));
+    change(problem);
+    return chosen_kernel(problem, Pass::backward);
+  };
+  const auto with_mask = [&](std::int64_t batch) {
+    return [=](RandomProblem& p) {
+      p.mask = Buffer(DType::bf16, {batch, many.hq, many.sq, many.sk});
+      p.asked.dmask = true;
+    };
+  };
+  EXPECT_EQ(chosen([](RandomProblem&) {}), "wgmma");
+  EXPECT_EQ(chosen([](RandomProblem& p) { p.options.deterministic = true; }), "wgmma");
+  EXPECT_EQ(chosen([](RandomProblem& p) { p.options.dropout.probability = 0.1f; }, DType::f16), "wgmma");
+  EXPECT_EQ(chosen([](RandomProblem& p) { p.options.softcap = 30; }), "wgmma");
+  EXPECT_EQ(chosen(with_mask(many.b)), "wgmma");
+  EXPECT_EQ(chosen(with_mask(1)), "mma");  // pairs share the mask: on trial
+  EXPECT_EQ(chosen([&](RandomProblem& p) { p.logit_scale = Buffer(DType::f32, {many.hq}); }), "mma");
+  EXPECT_EQ(chosen([](RandomProblem&) {}, DType::bf16, Sizes{.b = 1, .sq = 70, .sk = 132, .d = 64, .dv = 64}),
+            "mma");  // few keys
+  const Sizes long_rows{.b = 8, .hq = 16, .hkv = 16, .sq = 200, .sk = 200, .d = 64, .dv = 64};
+  EXPECT_EQ(chosen([](RandomProblem& p) { p.options.precision = Precision::strict; }, DType::f16, long_rows),
+            "widened");
+  EXPECT_EQ(chosen([](RandomProblem&) {}, DType::f32, long_rows), "mma");
+  EXPECT_EQ(chosen([](RandomProblem& p) { p.options.deterministic = true; }, DType::f32, long_rows), "fused");
 }
 
 // Without asking for it: dk and dv are summed in one order. dq need not be.
