@@ -38,6 +38,9 @@ DOMAINS = {
     "property wgmma masks": Domain(("--domain=wgmma-masks", "--kernel=wgmma"), 0.2, trial=True),
     "property wgmma features": Domain(("--domain=wgmma-features", "--kernel=wgmma"), 0.1, trial=True),
     "property wgmma_lagged": Domain(("--domain=wgmma-features", "--kernel=wgmma_lagged"), 0.1, trial=True),
+    "property wgmma_persistent": Domain(
+        ("--domain=wgmma-backward", "--kernel=wgmma_persistent"), 0.08, trial=True
+    ),
     "property mma": Domain(("--domain=mma", "--kernel=mma")),
     "property mma f32": Domain(("--domain=mma-f32", "--kernel=mma,fused"), 0.1),
     "property plain": Domain(("--domain=plain", "--kernel=fused,mma"), 0.2),

@@ -127,7 +127,8 @@ TEST_P(GarbageOnTrial, KeepsBackwardInsideItsTensors) {
 #endif
   int taken = 0;
   for (std::uint64_t seed = 1; seed <= 20'000 && taken < problems; ++seed) {
-    const RandomProblem problem = garbled(random_wgmma_features_problem(seed));
+    const RandomProblem problem = garbled(kernel == "wgmma_persistent" ? random_wgmma_backward_problem(seed)
+                                                                       : random_wgmma_features_problem(seed));
     if (!has_indices(problem) || !reason_against(problem, kernel, Pass::backward).empty()) continue;
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + to_string(problem));
     ++taken;
@@ -146,7 +147,8 @@ TEST_P(GarbageOnTrial, KeepsBackwardInsideItsTensors) {
   EXPECT_EQ(taken, problems);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, GarbageOnTrial, testing::Values("wgmma", "wgmma_lagged"), kernel_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, GarbageOnTrial,
+                         testing::Values("wgmma", "wgmma_lagged", "wgmma_persistent"), kernel_name);
 
 /// What a call says; empty where it is taken.
 std::string message_of(const std::function<void()>& body) {

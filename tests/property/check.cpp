@@ -118,7 +118,7 @@ Results reference_truth(const RandomProblem& problem, const OpenProblem& open, c
 }  // namespace
 
 Rule rule_of(const std::string& kernel, const AttentionOptions& options) {
-  const bool rounds = kernel == "mma" || kernel == "wgmma" || kernel == "wgmma_lagged";
+  const bool rounds = kernel == "mma" || kernel.starts_with("wgmma");
   return rounds && options.precision != Precision::strict ? Rule::standard : Rule::strict;
 }
 

@@ -63,6 +63,7 @@ _NEEDS = {
     "mma": "8.0",
     "wgmma": "9.0a",
     "wgmma_lagged": "9.0a",
+    "wgmma_persistent": "9.0a",
     "widened": "8.0",
     "split": "9.0a",
     "few_rows": "9.0a",

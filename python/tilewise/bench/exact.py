@@ -15,7 +15,12 @@ from tilewise.bench.operands import DTYPES, Operands, visible
 from tilewise.bench.problem import Problem
 
 Group = tuple[int, int]  # an entry and one of its key heads, with all query heads that share it
-ROUNDING = ("mma", "wgmma", "wgmma_lagged")  # kernels that round what goes into products of f16 and bf16
+ROUNDING = (
+    "mma",
+    "wgmma",
+    "wgmma_lagged",
+    "wgmma_persistent",
+)  # kernels that round what goes into products of f16 and bf16
 MOST_GROUPS = 16  # one after another; a GPU is far from busy with the short ones
 NAMES = {"forward": ("o",), "backward": ("dq", "dk", "dv"), "both": ("o", "dq", "dk", "dv")}
 

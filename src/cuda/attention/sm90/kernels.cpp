@@ -283,35 +283,46 @@ std::string trial(const AttentionProblem& problem) {
 }
 
 #ifdef TILEWISE_HAS_TRIAL_KERNELS
-// Backward with features where consumers do not keep step. Its forward is that of wgmma, so that a call can
-// name it for both passes.
-std::string lagged_supports(const AttentionProblem& problem) {
-  if (problem.pass == Pass::backward && problem.dtype != DType::f32) {
-    if (const std::string reason = wgmma_backward::unsuited_lagged(problem); !reason.empty()) return reason;
+// Another backward. Its forward is that of wgmma, so that a call can name it for both passes.
+template <auto unsuited, auto workspace, auto run>
+struct TrialBackward {
+  static std::string supports_it(const AttentionProblem& problem) {
+    if (problem.pass == Pass::backward && problem.dtype != DType::f32) {
+      if (const std::string reason = unsuited(problem); !reason.empty()) return reason;
+    }
+    return supports(problem);
   }
-  return supports(problem);
-}
-Configuration configure_lagged(const AttentionCall& call, const Context& context) {
-  if (call.problem.pass == Pass::forward) return configure(call, context);
-  return {.workspace_bytes = simt::ordered_starts_bytes(call) + wgmma_backward::lagged_workspace(call)};
-}
-void launch_lagged(const AttentionCall& call, const Configuration& configuration, const Context& context) {
-  if (call.problem.pass == Pass::forward) return launch_on_device(call, configuration, context);
-  launch_backward(call, context, wgmma_backward::run_lagged);
-}
-std::string lagged_on_trial(const AttentionProblem& problem) {
-  return problem.pass == Pass::backward ? "backward with features" : "what wgmma takes forward";
-}
+  static Configuration configure_it(const AttentionCall& call, const Context& context) {
+    if (call.problem.pass == Pass::forward) return configure(call, context);
+    return {.workspace_bytes = simt::ordered_starts_bytes(call) + workspace(call)};
+  }
+  static void launch_it(const AttentionCall& call, const Configuration& configuration,
+                        const Context& context) {
+    if (call.problem.pass == Pass::forward) return launch_on_device(call, configuration, context);
+    launch_backward(call, context, *run);
+  }
+  static std::string on_trial(const AttentionProblem& problem) {
+    return problem.pass == Pass::backward ? "backward" : "what wgmma takes forward";
+  }
+  static constexpr AttentionKernel named(std::string_view name) {
+    return {.name = name,
+            .supports = supports_it,
+            .trial = on_trial,
+            .configure = configure_it,
+            .launch_configured = launch_it};
+  }
+};
+using Lagged = TrialBackward<&wgmma_backward::unsuited_lagged, &wgmma_backward::lagged_workspace,
+                             &wgmma_backward::run_lagged>;
+using Persistent = TrialBackward<&wgmma_backward::unsuited_persistent, &wgmma_backward::persistent_workspace,
+                                 &wgmma_backward::run_persistent>;
 #endif
 
 }  // namespace
 
 #ifdef TILEWISE_HAS_TRIAL_KERNELS
-constinit const AttentionKernel wgmma_lagged_attention = {.name = "wgmma_lagged",
-                                                          .supports = lagged_supports,
-                                                          .trial = lagged_on_trial,
-                                                          .configure = configure_lagged,
-                                                          .launch_configured = launch_lagged};
+constinit const AttentionKernel wgmma_lagged_attention = Lagged::named("wgmma_lagged");
+constinit const AttentionKernel wgmma_persistent_attention = Persistent::named("wgmma_persistent");
 #endif
 
 constinit const AttentionKernel wgmma_attention = {.name = "wgmma",

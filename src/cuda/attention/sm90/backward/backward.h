@@ -19,4 +19,9 @@ std::string unsuited_lagged(const AttentionProblem& problem);
 std::size_t lagged_workspace(const AttentionCall& call);
 void run_lagged(const AttentionCall& call, const Context& context);
 
+/// And of `wgmma_persistent`, for calls without.
+std::string unsuited_persistent(const AttentionProblem& problem);
+std::size_t persistent_workspace(const AttentionCall& call);
+void run_persistent(const AttentionCall& call, const Context& context);
+
 }  // namespace tilewise::cuda::wgmma_backward

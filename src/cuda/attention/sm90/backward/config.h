@@ -23,7 +23,8 @@ struct Config {
   bool turns = false;  ///< one consumer at a time makes P
   bool preload =
       false;  ///< the plain kernel: S begins with -LSE, which takes fewer registers than to add it later
-  bool in_step = false;  ///< the general kernel: consumers meet at each tile, and each warp adds its dQ
+  bool in_step = false;     ///< the general kernel: consumers meet at each tile, and each warp adds its dQ
+  bool persistent = false;  ///< plain, of dims 65 to 128: a CTA has one job after another, and loads ahead
   int producer_warps = 4;
   static constexpr int ds_stages = 2;  ///< of dS, and of P where it passes through shared memory
   static constexpr int consumers = 2;
@@ -106,15 +107,17 @@ struct Config {
   }  ///< LSE, delta, and the general kernel's offset
   constexpr int barriers() const {
     return 2 * (q_stages + d_o_stages) + 1 + (general ? 4 + 2 * most_mask_stages() : 0) + (lagged() ? 4 : 0) +
-           (stores_apart() ? 4 : 0);
+           (stores_apart() ? 4 : 0) + (persistent ? 5 : 0);
   }
   /// The general kernel's mask and a block mask's bits have two stages where there is room for them.
   constexpr int most_mask_stages() const { return in_step ? 1 : 2; }
   static constexpr int step_bytes = 32;  ///< of a Step and what its queries see, at most
-  /// Values of rows, barriers, Words and Steps, up to where a mask may begin.
+  static constexpr int job_bytes = 64;   ///< of a Job, at most
+  /// Values of rows, barriers, Words, Steps and jobs, up to where a mask may begin.
   constexpr int value_bytes() const {
     return (row_values() * q_stages * queries * 4 + barriers() * 8 + (general ? 24 : 16) +
-            (told() ? 2 * step_bytes : 0) + (listed && in_step ? kept_bytes() : 0) + 1023) /
+            (told() ? 2 * step_bytes : 0) + (persistent ? 2 * job_bytes : 0) +
+            (listed && in_step ? kept_bytes() : 0) + 1023) /
            1024 * 1024;
   }
   /// A stage of a block mask's bits. In step they lie at the end of the values.
@@ -197,6 +200,13 @@ struct LaggedConfigs {
        .d_o_stages = 1,
        .producer_warps = 8}};
 };
+/// On trial: the plain kernel, a CTA for each SM. K, V, Q and dO of the next keys arrive while dK and dV
+/// leave.
+struct PersistentConfigs {
+  static constexpr Config rows[] = {
+      {.dim = 96, .dim_v = 96, .queries = 64, .preload = true, .persistent = true},
+      {.dim = 128, .dim_v = 128, .queries = 64, .turns = true, .preload = true, .persistent = true}};
+};
 inline constexpr int most_dim = 256;
 
 inline constexpr std::size_t most_shared_bytes = 232448;  ///< of a CTA on Hopper
@@ -227,5 +237,6 @@ constexpr bool fits(const Config& c) {
 }
 static_assert(std::ranges::all_of(Configs::rows, fits));
 static_assert(std::ranges::all_of(LaggedConfigs::rows, fits));
+static_assert(std::ranges::all_of(PersistentConfigs::rows, fits));
 
 }  // namespace tilewise::cuda::wgmma_backward

@@ -30,13 +30,17 @@ namespace tilewise::cuda::wgmma_backward {
 
 // The producer.
 
+/// Those that bring K and V: all of the producer. If it has other things to do at that time, its first warp.
+template <Config c>
+inline constexpr int loading_threads = 32 * (c.persistent ? 1 : c.producer_warps);
+
 /// Fills a tile with the first `dims` elements of `valid` rows; everything else is zero. By the producer's
 /// threads.
 template <typename Panels, Config c>
 __device__ void copy_valid_rows(std::byte* to_smem, const std::byte* first, std::int64_t stride, int valid,
                                 int dims, int thread) {
 #pragma unroll 1
-  for (int index = thread; index < c.keys * Panels::chunks; index += 32 * c.producer_warps) {
+  for (int index = thread; index < c.keys * Panels::chunks; index += loading_threads<c>) {
     const int row = index / Panels::chunks, chunk = index % Panels::chunks;
     const int bytes = row < valid ? max(0, min(16, (dims - chunk * 8) * 2)) : 0;
     copy_async_part(to_smem + Panels::offset(row, chunk),
@@ -76,16 +80,19 @@ __device__ void load_keys(const TileParams& params, const Shared<c>& shared, con
   commit_copies();
   wait_copies<0>();
   fence_async_proxy();
-  sync_some<all_producers, 32 * c.producer_warps>();  // all rows are there
+  if constexpr (c.persistent) {
+    __syncwarp();  // all rows are there
+  } else {
+    sync_some<all_producers, loading_threads<c>>();  // the same
+  }
   if (thread == 0) arrive(shared.keys_full);
 }
 
 /// Q, dO and the values of their rows, tile by tile; by one thread.
 template <Config c>
-__device__ void load_queries(const TileParams& params, const Shared<c>& shared, const Walk& walk) {
+__device__ void load_queries(const TileParams& params, const Shared<c>& shared, const Walk& walk,
+                             Ring<c.q_stages>& q_at, Ring<c.d_o_stages>& d_o_at) {
   const Workspace& workspace = params.workspace;
-  Ring<c.q_stages> q_at;
-  Ring<c.d_o_stages> d_o_at;
   for_each_tile<c>(params, walk, [&](const Step& step) {
     const int head_q = step.head_q, tile = step.tile;
     const int row = walk.entry.first_q + tile * c.queries;
@@ -135,14 +142,14 @@ inline __host__ __device__ float exponent_unit(float scale) {
 
 /// Adds a consumer's dQ of each tile to the sums in global memory; by one thread.
 template <Config c>
-__device__ void add_dq_sums(const TileParams& params, const Shared<c>& shared, const Walk& walk, int group) {
+__device__ void add_dq_sums(const TileParams& params, const Shared<c>& shared, const Walk& walk, int group,
+                            std::uint32_t& parity) {
   const Workspace& workspace = params.workspace;
   const int half = c.dq_by_queries() ? group : 0;
   const int at_once = c.wide() ? c.dq_panels_at_once(group) : 1;
   const int first_panel = c.wide() ? c.first_dq_panel(group) : c.dim > 64 ? group : 0;
   const int rounds = c.wide() ? c.dq_panels(group) / at_once : 1;
   const float* from = shared.dq + group * (4 * c.warp_dq_floats());
-  std::uint32_t parity = 0;
   for_each_tile<c>(params, walk, [&](const Step& step) {
     const std::int64_t at =
         walk.entry.template first_tile<c.queries>(params.sizes, workspace.tiles, step.head_q) + step.tile;
@@ -362,8 +369,9 @@ struct Consumer {
     if (!params.sizes.packed || valid >= c.queries) return;
     constexpr int chunks = Shared<c>::QueryPanels::chunks;
     static_assert(chunks >= Shared<c>::GradientPanels::chunks);
-    // With features, what follows from the thread's number is not kept beside products.
-    const int thread = c.general && !c.in_step ? 32 * warp + lane_now() : static_cast<int>(threadIdx.x);
+    // Where registers are few, what follows from the thread's number is not kept beside products.
+    constexpr bool few_registers = (c.general && !c.in_step) || c.persistent;
+    const int thread = few_registers ? 32 * warp + lane_now() : static_cast<int>(threadIdx.x);
     for (int index = thread; index < (c.queries - valid) * chunks; index += c.consumer_threads) {
       const int at = Shared<c>::QueryPanels::offset(valid + index / chunks, index % chunks);
       *reinterpret_cast<uint4*>(const_cast<std::byte*>(q) + at) = {};
@@ -622,7 +630,9 @@ struct Consumer {
 
   /// All tiles, where consumers have keys of their own. Nothing is under way from a tile to the next: ptxas
   /// would run all products one at a time.
-  __device__ __forceinline__ void run_plain() {
+  ///
+  /// `at` and `done`, the tiles of jobs before this one, go on from job to job.
+  __device__ __forceinline__ void run_plain(At& at, int& done) {
     const int count = (walk.end_tile - walk.first_tile) * params.sizes.group;
     if (count <= 0) return;
     const int key_panel = c.dim > 64 ? group : 0, ds_panel = c.dq_by_queries() ? group : 0;
@@ -630,7 +640,8 @@ struct Consumer {
     const auto ds_stage = [](int n) { return n & 1; };
     const auto ds_parity = [](int n) { return static_cast<std::uint32_t>(n >> 1 & 1); };
     const auto ds_smem = [&](int n) { return shared.ds + ds_stage(n) * c.ds_bytes(); };
-    At at;
+    const int end = done + count;
+    bool later = false;  // a tile of this job came before
     Scores s, dp;
     DqPart dq;
     int tile = walk.end_tile - 1;
@@ -638,8 +649,8 @@ struct Consumer {
     preload_lse(s, at);
     if (c.turns && group == 1) arrive_for_sync(first_turn);
 #pragma unroll 1
-    for (int n = 0; n < count; ++n) {
-      const bool more = n + 1 < count;
+    for (int n = done; n < end; ++n) {
+      const bool more = n + 1 < end, adds = c.persistent ? later : n > 0;
       Fragments weights, ds;
       start_scores<T, c, c.dim, c.preload>(s, shared.k, q_smem(at), group);
       begin_dp(dp, at);
@@ -653,38 +664,41 @@ struct Consumer {
       pin(weights);
       pin(ds);
       fence_products();
-      start_dq(dq, ds_smem(n - 1), key_panel, ds_panel);  // for n = 0 of nothing, and dropped
-      start_sums(dv, weights, d_o_smem(at), n > 0);
-      start_sums(dk, ds, q_smem(at), n > 0);
+      start_dq(dq, ds_smem(n - 1), key_panel, ds_panel);  // of the first tile of nothing, and dropped
+      start_sums(dv, weights, d_o_smem(at), adds);
+      start_sums(dk, ds, q_smem(at), adds);
       At next = at;
       next.advance();
       if (--tile < walk.first_tile) tile = walk.end_tile - 1;
       wait_products<2>();  // dQ
       pin(dq);
-      if (n > 0) {
+      if (adds) {
         arrive_once(shared.ds_empty + ds_stage(n - 1));
         stage_dq(dq, n - 1);
       }
       wait_products<1>();  // dV
       arrive_once(shared.d_o_empty + at.d_o().stage());
       await_q(next, tile, more);
-      preload_lse(s, next);
-      wait_products<0>();  // dK
+      preload_lse(s, more || !c.persistent ? next : at);  // behind the last tile those of the next job arrive
+      wait_products<0>();                                 // dK
       arrive_once(shared.q_empty + at.q.stage());
-      if (n > 0) {
+      if (adds) {
         fence_async_proxy();  // beside products it would take longer
         tell_dq();
       }
       at = next;
+      later = true;
     }
-    wait(shared.ds_full + ds_stage(count - 1), ds_parity(count - 1));
+    wait(shared.ds_full + ds_stage(end - 1), ds_parity(end - 1));
     fence_products();
-    start_dq(dq, ds_smem(count - 1), key_panel, ds_panel);
+    start_dq(dq, ds_smem(end - 1), key_panel, ds_panel);
     wait_products<0>();
     pin(dq);
-    stage_dq(dq, count - 1);
+    if constexpr (c.persistent) arrive_once(shared.ds_empty + ds_stage(end - 1));
+    stage_dq(dq, end - 1);
     fence_async_proxy();
     tell_dq();
+    done = end;
   }
 
   // The general kernel, where consumers do not keep step.
@@ -865,15 +879,20 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void clear_sums() {
 #pragma unroll
     for (int n = 0; n < dk_dims / 2; ++n) dk[n] = 0;
 #pragma unroll
     for (int n = 0; n < dv_dims / 2; ++n) dv[n] = 0;
+  }
+  __device__ __forceinline__ void run() {
+    clear_sums();
     if constexpr (c.wide() && !c.in_step) {
       run_wide();
     } else if constexpr (!c.general) {
-      run_plain();
+      At at;
+      int done = 0;
+      run_plain(at, done);
     } else if constexpr (!c.in_step) {
       run_features();
     } else {
@@ -952,12 +971,17 @@ struct Consumer {
     const bool wide_dk = params.dk.dtype == DType::f32, wide_dv = params.dv.dtype == DType::f32;
     if (wide_dk) store_wide_rows(params.dk, params.sizes.dim_qk, dk, dk_chunk, params.scale);
     if (wide_dv) store_wide_rows(params.dv, params.sizes.dim_v, dv, dv_chunk, params.dv_scale);
-    sync_some<both_consumers, c.consumer_threads>();  // nobody reads K and V any more
-    stage_rows(shared.k, dk, dk_chunk, params.scale);
-    stage_rows(shared.v, dv, dv_chunk, params.dv_scale);
+    // The next job's K and V arrive meanwhile, so a persistent CTA has other room for dK and dV: dS and dQ.
+    static_assert(!c.persistent || c.k_bytes() + c.v_bytes() <=
+                                       c.ds_stages * c.ds_bytes() + c.dq_buffers() * 16 * c.warp_dq_floats());
+    std::byte* dk_smem = c.persistent ? shared.ds : shared.k;
+    std::byte* dv_smem = c.persistent ? shared.ds + c.k_bytes() : shared.v;
+    sync_some<both_consumers, c.consumer_threads>();  // nobody reads what is there any more
+    stage_rows(dk_smem, dk, dk_chunk, params.scale);
+    stage_rows(dv_smem, dv, dv_chunk, params.dv_scale);
     sync_some<both_consumers, c.consumer_threads>();  // all rows are there
-    if (!wide_dk) store_rows(params.dk, params.sizes.dim_qk, shared.k);
-    if (!wide_dv) store_rows(params.dv, params.sizes.dim_v, shared.v);
+    if (!wide_dk) store_rows(params.dk, params.sizes.dim_qk, dk_smem);
+    if (!wide_dv) store_rows(params.dv, params.sizes.dim_v, dv_smem);
   }
 };
 
@@ -969,6 +993,109 @@ __device__ __forceinline__ void consume(const TileParams& params, const Shared<c
   consumer.store_gradients();
 }
 
+// A persistent CTA takes jobs, each the keys of a CTA above, until there are none. The producer's first warp
+// asks for them and writes their walks to shared memory, where the other roles read them: nobody has
+// registers for one. Rings and counts of tiles go on from job to job.
+
+/// Calls body(walk, parity of the job's number) for each job, and done(barrier) behind it.
+template <Config c, typename Body, typename Done>
+__device__ __forceinline__ void for_each_job(const TileParams& params, const Shared<c>& shared,
+                                             const Body& body, const Done& done) {
+  int n = 0;
+#pragma unroll 1
+  while (true) {
+    const volatile Job& job = shared.jobs[n & 1];
+    wait(shared.job_full + (n & 1), static_cast<std::uint32_t>(n >> 1 & 1));
+    if (job.number < 0) return;
+    body(shared.jobs[n & 1].walk, static_cast<std::uint32_t>(n & 1));
+    n = job.number;  // read again, not kept meanwhile
+    done(shared.job_empty + (n & 1));
+    ++n;
+  }
+}
+
+/// Hands out jobs and loads what they need; by the producer's first warp.
+template <Config c>
+__device__ void load_jobs(const TileParams& params, const Shared<c>& shared) {
+  static_assert(c.q_stages == c.d_o_stages);
+  // Where CTAs add in order they are counted as they begin. Else the first job needs no counter.
+  const bool counted = params.workspace.added != nullptr;
+  Ring<c.q_stages> rows_at;
+#pragma unroll 1
+  for (int n = 0;; ++n) {
+    Job& job = shared.jobs[n & 1];
+    if (counted || n > 0) wait_for_kernel_ahead();  // which clears the ticket
+    if (lane_now() == 0) {
+      wait(shared.job_empty + (n & 1), static_cast<std::uint32_t>(n >> 1 & 1) ^ 1);
+      std::uint32_t index = blockIdx.x;
+      bool known = n == 0 && !counted;
+      while (true) {
+        if (!known) index = atomicAdd(params.workspace.ticket, 1u) + (counted ? 0 : gridDim.x);
+        known = false;
+        const bool there = index < params.turns.heads * params.turns.tiles;
+        job.number = there ? n : -1;
+        if (!there) break;
+        job.walk = Walk::of<c>(params.sizes, params.turns, index);
+        if (!params.sizes.packed || job.walk.key_count > 0) break;  // else keys of no sequence
+      }
+      arrive(shared.job_full + (n & 1));
+    }
+    __syncwarp();  // the job is there
+    if (job.number < 0) return;
+    wait(shared.keys_empty, static_cast<std::uint32_t>(n & 1) ^ 1);
+    load_keys<c>(params, shared, job.walk);
+    // Q, K, V and dO are older than the kernel ahead, which waited for them; the rows' values are what it
+    // writes.
+    wait_for_kernel_ahead();
+    if (lane_now() == 0) {
+      Ring<c.q_stages> same = rows_at;
+      load_queries<c>(params, shared, job.walk, rows_at, same);
+    }
+    __syncwarp();
+  }
+}
+
+template <typename T, Config c>
+__device__ __forceinline__ void consume_jobs(const TileParams& params, const Shared<c>& shared) {
+  typename Consumer<T, c>::At at;
+  int tiles = 0;
+  const auto consume_job = [&](const Walk& walk, std::uint32_t parity) {
+    Consumer<T, c> consumer(params, shared, walk);
+    wait(shared.keys_full, parity);
+    consumer.clear_sums();
+    consumer.run_plain(at, tiles);
+    pin(consumer.dk);
+    pin(consumer.dv);
+    consumer.arrive_once(shared.keys_empty);
+    wait(shared.dq_empty + consumer.group, tiles % 2 ^ 1);  // dK and dV leave through its memory, too
+    consumer.store_gradients();
+    sync_some<both_consumers, c.consumer_threads>();  // both have read what they store
+  };
+  for_each_job<c>(params, shared, consume_job, [&](Mbarrier* done) {
+    __syncwarp();
+    if (lane_now() == 0) arrive(done);
+  });
+}
+
+template <typename T, Config c>
+__device__ __forceinline__ void run_jobs(const TileParams& params, const Shared<c>& shared) {
+  if (threadIdx.x < c.consumer_threads) {
+    take_registers<c.consumer_registers()>();
+    consume_jobs<T, c>(params, shared);
+    return;
+  }
+  keep_registers<c.producer_registers>();
+  const int warp = uniform(static_cast<int>(threadIdx.x) / 32) - c.consumer_warps;
+  if (warp == 0) return load_jobs<c>(params, shared);
+  if (warp > 2 || lane_now() != 0) return;
+  wait_for_kernel_ahead();  // which clears the sums
+  std::uint32_t parity = 0;
+  for_each_job<c>(
+      params, shared,
+      [&](const Walk& walk, std::uint32_t) { add_dq_sums<c>(params, shared, walk, warp - 1, parity); },
+      [](Mbarrier* done) { arrive(done); });
+}
+
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     tile_kernel(const __grid_constant__ TileParams params) {
@@ -978,7 +1105,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   const int mask_stages = c.in_step ? 1 : params.score.mask_stages;
   const Shared<c> shared(first_smem, c.general ? mask_stages * params.score.mask_bytes(c) : 0,
                          mask_stages * c.seen_bytes());
-  const bool counted = params.workspace.ticket != nullptr;
+  const bool counted = !c.persistent && params.workspace.ticket != nullptr;
   if (threadIdx.x == 0) {
     shared.init_barriers(c.drawing_warps());
     if constexpr (c.general) {
@@ -992,6 +1119,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   }
   let_kernel_behind_begin();
   __syncthreads();  // barriers and words are there
+  if constexpr (c.persistent) return run_jobs<T, c>(params, shared);
   const Walk walk = Walk::of<c>(params.sizes, params.turns, counted ? shared.words->index : blockIdx.x);
   if (params.sizes.packed && walk.key_count == 0) return;  // keys of no sequence
   if (threadIdx.x >= c.consumer_threads) {
@@ -1019,13 +1147,16 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     if constexpr (c.stores_apart()) {
       if (warp == 1 || warp == 2) {
         wait_for_kernel_ahead();  // which clears the sums
-        add_dq_sums<c>(params, shared, walk, warp - 1);
+        std::uint32_t parity = 0;
+        add_dq_sums<c>(params, shared, walk, warp - 1, parity);
         return;
       }
     }
     if (warp != 0) return;
     wait_for_kernel_ahead();
-    load_queries<c>(params, shared, walk);
+    Ring<c.q_stages> q_at;
+    Ring<c.d_o_stages> d_o_at;
+    load_queries<c>(params, shared, walk, q_at, d_o_at);
     return;
   }
   take_registers<c.consumer_registers()>();

@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(row_threads) delta_kernel(const __grid_constan
   }
   if (workspace.ticket != nullptr) {
     if (thread == 0) *workspace.ticket = 0;
-    for (std::int64_t n = thread; n < tiles * c.dq_chunks(); n += threads) workspace.added[n] = 0;
+    const std::int64_t counts = c.persistent && workspace.added == nullptr ? 0 : tiles * c.dq_chunks();
+    for (std::int64_t n = thread; n < counts; n += threads) workspace.added[n] = 0;
   }
   const int lane = static_cast<int>(threadIdx.x) % lanes;
   const std::int64_t count = tiles * c.queries;

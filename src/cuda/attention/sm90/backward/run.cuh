@@ -69,8 +69,9 @@ inline Workspace workspace_of(const AttentionCall& call, const Config& c, Arena&
   workspace.delta = arena.take<float>(tiles, c.queries);
   if (c.general) workspace.offset = arena.take<float>(tiles, c.queries);
   if (call.dq.wanted) workspace.dq = arena.take<float>(tiles, c.queries, c.dim);
-  if (call.dq.wanted && call.deterministic) {
-    workspace.ticket = arena.take<std::uint32_t>(1);
+  const bool in_order = call.dq.wanted && call.deterministic;
+  if (in_order || c.persistent) workspace.ticket = arena.take<std::uint32_t>(1);
+  if (in_order) {
     workspace.added = arena.take<std::uint32_t>(tiles, c.dq_chunks());
   }
   return workspace;
@@ -365,13 +366,15 @@ void run(const AttentionCall& call, const Context& context) {
       }
     }
   }
-  launch<tile_kernel<T, Table, row>>({.name = "tilewise wgmma backward, tiles",
-                                      .blocks = heads * key_tiles,
-                                      .threads = c.threads(),
-                                      .shared_bytes = shared_bytes,
-                                      .stream = stream,
-                                      .early = true},
-                                     params);
+  launch<tile_kernel<T, Table, row>>(
+      {.name = "tilewise wgmma backward, tiles",
+       .blocks =
+           c.persistent ? std::min<std::int64_t>(heads * key_tiles, multiprocessors) : heads * key_tiles,
+       .threads = c.threads(),
+       .shared_bytes = shared_bytes,
+       .stream = stream,
+       .early = true},
+      params);
 
   if (call.dq.wanted) {
     launch<dq_kernel<T, Table, row>>(start("tilewise wgmma backward, dq", query_tiles),

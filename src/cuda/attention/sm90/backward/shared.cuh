@@ -17,6 +17,13 @@ struct Step {
   int block;   ///< listed: the tile of the block mask, or block_full
   int masked;  ///< listed: tiles before this one that had a mask, or bits of one
 };
+
+/// The keys that a persistent CTA is at.
+struct Job {
+  Walk walk;
+  int number;  ///< among the CTA's jobs, or less than 0: there are no more
+};
+static_assert(sizeof(Job) <= Config::job_bytes);
 static_assert(sizeof(Step) + sizeof(Visible) <= Config::step_bytes);
 
 struct Words {
@@ -36,8 +43,8 @@ struct Shared {
   using GradientPanels = PanelTile<64 * c.panels_v(), c.queries>;  ///< of dO
   using DsPanels = PanelTile<c.queries, c.keys>;
 
-  std::byte* k;     ///< [keys, dim]; in the end dK
-  std::byte* v;     ///< [keys, dim_v]; in the end dV
+  std::byte* k;     ///< [keys, dim]; in the end dK, unless persistent
+  std::byte* v;     ///< [keys, dim_v]; in the end dV, unless persistent
   std::byte* q;     ///< q_stages x [queries, dim]
   std::byte* d_o;   ///< d_o_stages x [queries, dim_v]
   std::byte* ds;    ///< ds_stages x [keys, queries]
@@ -63,9 +70,13 @@ struct Shared {
   Mbarrier* mask_empty;  ///< [most_mask_stages]
   Mbarrier* kept_full;   ///< [2]
   Mbarrier* kept_empty;  ///< [2]
+  Mbarrier* job_full;    ///< persistent: [2], the job is known
+  Mbarrier* job_empty;   ///< persistent: [2], it is done
+  Mbarrier* keys_empty;  ///< persistent: no product reads K and V of the job any more
   Words* words;
   Step* steps;       ///< told: [q_stages], the tiles that Q is of
   Visible* visible;  ///< told, not in step: [q_stages], what queries of these see
+  Job* jobs;         ///< persistent: [2]
 
   /// `mask_bytes` and `seen_bytes` are of all stages.
   __device__ Shared(std::byte* first, int mask_bytes, int seen_bytes)
@@ -96,9 +107,13 @@ struct Shared {
         mask_empty(mask_full + c.most_mask_stages()),
         kept_full(mask_empty + c.most_mask_stages()),
         kept_empty(kept_full + 2),
+        job_full(q_full + c.barriers() - 5),
+        job_empty(job_full + 2),
+        keys_empty(job_full + 4),
         words(reinterpret_cast<Words*>(q_full + c.barriers())),
         steps(reinterpret_cast<Step*>(words + 1)),
-        visible(reinterpret_cast<Visible*>(steps + c.q_stages)) {}
+        visible(reinterpret_cast<Visible*>(steps + c.q_stages)),
+        jobs(reinterpret_cast<Job*>(words + 1)) {}
 
   /// `drawing_warps` fill `kept`.
   __device__ void init_barriers(int drawing_warps) const {
@@ -132,6 +147,13 @@ struct Shared {
         init_barrier(kept_full + n, drawing_warps);
         init_barrier(kept_empty + n, c.consumer_warps);
       }
+    }
+    if constexpr (c.persistent) {
+      for (int n = 0; n < 2; ++n) {
+        init_barrier(job_full + n, 1);
+        init_barrier(job_empty + n, c.consumer_warps + c.consumers);  // and the threads that add dQ
+      }
+      init_barrier(keys_empty, c.consumer_warps);
     }
     fence_barrier_inits();
   }
