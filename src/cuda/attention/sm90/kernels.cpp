@@ -12,6 +12,7 @@
 #include "cuda/attention/sm90/backward/backward.h"
 #include "cuda/attention/sm90/forward/choice.h"
 #include "cuda/attention/sm90/forward/forward.h"
+#include "cuda/attention/sm90/forward/halves.h"
 #include "cuda/attention/sm90/forward_f32/forward.h"
 #include "cuda/attention/sm90/forward_f32/tuning.h"
 #include "cuda/runtime/device.h"
@@ -316,6 +317,18 @@ using Lagged = TrialBackward<&wgmma_backward::unsuited_lagged, &wgmma_backward::
                              &wgmma_backward::run_lagged>;
 using Persistent = TrialBackward<&wgmma_backward::unsuited_persistent, &wgmma_backward::persistent_workspace,
                                  &wgmma_backward::run_persistent>;
+
+std::string supports_halves(const AttentionProblem& problem) {
+  if (const std::string reason = unsuited_device(problem.device); !reason.empty()) return reason;
+  if (const std::string reason = wgmma_halves::unsuited(problem); !reason.empty()) return reason;
+  return unsuited_capability(problem);
+}
+std::string halves_on_trial(const AttentionProblem&) { return "head dims beyond 256"; }
+std::size_t halves_workspace(const AttentionCall&, const Context&) { return 0; }
+void launch_halves(const AttentionCall& call, const Context& context) {
+  const DeviceGuard guard(context.device.index);
+  wgmma_halves::forward(call, context);
+}
 #endif
 
 }  // namespace
@@ -323,6 +336,11 @@ using Persistent = TrialBackward<&wgmma_backward::unsuited_persistent, &wgmma_ba
 #ifdef TILEWISE_HAS_TRIAL_KERNELS
 constinit const AttentionKernel wgmma_lagged_attention = Lagged::named("wgmma_lagged");
 constinit const AttentionKernel wgmma_persistent_attention = Persistent::named("wgmma_persistent");
+constinit const AttentionKernel wgmma_halves_attention = {.name = "wgmma_halves",
+                                                          .supports = supports_halves,
+                                                          .workspace = halves_workspace,
+                                                          .launch = launch_halves,
+                                                          .trial = halves_on_trial};
 #endif
 
 constinit const AttentionKernel wgmma_attention = {.name = "wgmma",
