@@ -57,7 +57,7 @@ __device__ __forceinline__ bool split_eight(uint4 (&chunks)[parts], const float 
 /// hangs on the row does, however few its numbers are. One part, where TF32 is allowed, has no registers left
 /// to ask.
 template <int lanes>
-__device__ __forceinline__ bool loses_all(const float (&x)[8], float power) {
+__device__ __forceinline__ bool row_loses_digits(const float (&x)[8], float power) {
   float largest = 0;
 #pragma unroll
   for (int n = 0; n < 8; ++n) largest = fmaxf(largest, fabsf(x[n]));
@@ -95,7 +95,7 @@ struct Splitting {
 
 /// Eight numbers of a row that a lane splits: of tensor `which`, from `chunk` · 8 on. A row is some
 /// neighbouring lanes'.
-struct SplitPlace {
+struct SplitChunk {
   int which;
   std::int64_t b, h;
   std::int64_t i;  ///< in its sequence
@@ -103,16 +103,16 @@ struct SplitPlace {
   int chunk;
 };
 /// What else is done with every row: nothing.
-struct NothingBeside {
+struct NoRowWork {
   static constexpr bool norms = false;        ///< of rows are wanted
   static constexpr bool marks_tiles = false;  ///< in place of their heads
   static constexpr int few_queries = 0;       ///< sequences of fewer are unfit
   template <int lanes>
-  __device__ void row(const AttentionCall&, const SplitPlace&, const float (&)[8], bool) const {}
+  __device__ void row(const AttentionCall&, const SplitChunk&, const float (&)[8], bool) const {}
 };
 
 /// Nothing but that marks of heads become 0 for the kernel behind, which will find those of tiles.
-struct ClearBeside : NothingBeside {
+struct ClearMarks : NoRowWork {
   static constexpr bool marks_tiles = true;
   Unfit unfit;
 
@@ -127,16 +127,16 @@ struct ClearBeside : NothingBeside {
 /// How a block splits a tile of so many chunks of eight numbers. Tiles for wgmma are the larger ones; on an
 /// H200 their blocks were faster with two chunks a thread and, of one part, with all threads of a
 /// multiprocessor.
-template <typename Beside>
+template <typename RowWork>
 constexpr int split_threads(int chunks) {
-  return std::min(Beside::marks_tiles ? chunks / 2 : chunks, 512);
+  return std::min(RowWork::marks_tiles ? chunks / 2 : chunks, 512);
 }
 /// Blocks a multiprocessor, at least: what registers are left to a thread.
-template <typename Beside>
+template <typename RowWork>
 constexpr int split_blocks(int chunks, int parts) {
-  if (Beside::marks_tiles && parts == 2) return 1024 / split_threads<Beside>(chunks);  // of 64 registers
-  if (Beside::marks_tiles) return chunks == 1024 ? 4 : 1;
-  return chunks >= 1024 ? 2 : 1536 / split_threads<Beside>(chunks);
+  if (RowWork::marks_tiles && parts == 2) return 1024 / split_threads<RowWork>(chunks);  // of 64 registers
+  if (RowWork::marks_tiles) return chunks == 1024 ? 4 : 1;
+  return chunks >= 1024 ? 2 : 1536 / split_threads<RowWork>(chunks);
 }
 
 /// The squares of a row's numbers, which are up to 2^15 as scaled, summed over its lanes.
@@ -175,16 +175,16 @@ __device__ __forceinline__ void add_by_warp(unsigned (&counts_smem)[3], const Lo
 
 /// A block has a tile of one of them, whose parts lie as `Tile` says. Unfit heads are marked when the kernel
 /// ahead has cleared the marks; or their tiles are, which takes no kernel ahead.
-template <int dim, int tile_rows, int parts, typename Tile, typename Beside>
-__global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks),
-                                  split_blocks<Beside>(tile_rows* Tile::chunks, parts))
+template <int dim, int tile_rows, int parts, typename Tile, typename RowWork>
+__global__ void __launch_bounds__(split_threads<RowWork>(tile_rows* Tile::chunks),
+                                  split_blocks<RowWork>(tile_rows* Tile::chunks, parts))
     split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting,
-                const __grid_constant__ Beside beside) {
+                const __grid_constant__ RowWork row_work) {
 #if __CUDA_ARCH__ >= 800
   let_kernel_behind_begin();
-  if constexpr (Beside::marks_tiles) beside.clear();
+  if constexpr (RowWork::marks_tiles) row_work.clear();
   constexpr int lanes = Tile::chunks;                                            // of a row
-  constexpr int step = split_threads<Beside>(tile_rows * Tile::chunks) / lanes;  // rows at a time
+  constexpr int step = split_threads<RowWork>(tile_rows * Tile::chunks) / lanes;  // rows at a time
   constexpr int rounds = tile_rows / step;
   static_assert(tile_rows % step == 0);
   const auto which = static_cast<int>(blockIdx.x % static_cast<std::uint32_t>(splitting.count));
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
 #pragma unroll
   for (int round = 0; round < rounds; ++round) {
     const int r = row + round * step;
-    beside.template row<lanes>(call, {which, b, h, first + r, first_row + r, chunk}, x[round],
+    row_work.template row<lanes>(call, {which, b, h, first + r, first_row + r, chunk}, x[round],
                                first + r < length);
   }
   __shared__ int bits, norm_bits;
@@ -251,17 +251,17 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
       *reinterpret_cast<uint4*>(tile_gmem + part * tile_rows * Tile::row_bytes + Tile::offset(r, chunk)) =
           chunks[part];
     }
-    if constexpr (!Beside::norms) continue;
+    if constexpr (!RowWork::norms) continue;
     norm = fmaxf(norm, row_squares<lanes>(x[round], power));
   }
-  if constexpr (Beside::norms) raise_by_warp(&norm_bits, norm);
+  if constexpr (RowWork::norms) raise_by_warp(&norm_bits, norm);
   if (__any_sync(~0u, loses)) {
     Losses losses;
     bool row_loses = false;
 #pragma unroll
     for (int round = 0; round < rounds; ++round) {
       count_losses<parts>(losses, x[round], power);
-      if constexpr (parts == 2) row_loses |= loses_all<lanes>(x[round], power);
+      if constexpr (parts == 2) row_loses |= row_loses_digits<lanes>(x[round], power);
     }
     if (__any_sync(~0u, row_loses) && threadIdx.x % 32 == 0) atomicOr(&some_row_loses, 1);
     add_by_warp(all_losses, losses);
@@ -269,15 +269,15 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
   __syncthreads();  // norm and losses are there
   const Losses all{{all_losses[0], all_losses[1], all_losses[2]}};
   const bool unfit = all.harmful() || some_row_loses != 0 || sequence.length_k <= few_keys ||
-                     sequence.length_q < Beside::few_queries;
+                     sequence.length_q < RowWork::few_queries;
   if (threadIdx.x == 0) {
-    const bool zero = !Beside::norms && bits == 0;
-    to.exponents[place] = Beside::marks_tiles && unfit ? unfit_tile : zero ? zero_tile : exponent;
-    if constexpr (Beside::norms) {
+    const bool zero = !RowWork::norms && bits == 0;
+    to.exponents[place] = RowWork::marks_tiles && unfit ? unfit_tile : zero ? zero_tile : exponent;
+    if constexpr (RowWork::norms) {
       to.norms[place] = sqrtf(__int_as_float(norm_bits)) * power_of_two(-exponent);
     }
   }
-  if constexpr (Beside::marks_tiles) return;
+  if constexpr (RowWork::marks_tiles) return;
   wait_for_kernel_ahead();
   if (threadIdx.x == 0 && unfit) {
     tensor.unfit[b * to.heads + h] = 1;
@@ -287,21 +287,21 @@ __global__ void __launch_bounds__(split_threads<Beside>(tile_rows* Tile::chunks)
 }
 
 template <int dim, int tile_rows, int parts, typename Tile = SwizzledTile<dim>,
-          typename Beside = NothingBeside>
+          typename RowWork = NoRowWork>
 void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t stream,
-           const Beside& beside = {}) {
+           const RowWork& row_work = {}) {
   std::int64_t most = 0;
   for (int n = 0; n < splitting.count; ++n) {
     const SplitRows& to = splitting.tensors[n].to;
     most = std::max(most, to.heads * to.longest);
   }
-  launch<split_tiles<dim, tile_rows, parts, Tile, Beside>>(
+  launch<split_tiles<dim, tile_rows, parts, Tile, RowWork>>(
       {.name = "tilewise mma, splitting",
        .blocks = splitting.count * call.problem.batch * most,
-       .threads = split_threads<Beside>(tile_rows * Tile::chunks),
+       .threads = split_threads<RowWork>(tile_rows * Tile::chunks),
        .stream = stream,
-       .early = !Beside::marks_tiles && begins_early(call.problem.device)},
-      call, splitting, beside);
+       .early = !RowWork::marks_tiles && begins_early(call.problem.device)},
+      call, splitting, row_work);
 }
 
 }  // namespace tilewise::cuda::mma_f32

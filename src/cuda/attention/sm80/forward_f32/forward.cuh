@@ -92,7 +92,7 @@ struct Block : QueryState<c> {
   }
 
   /// All tiles, one after another. Gives whether the queries fit.
-  __device__ bool walk() {
+  __device__ bool mainloop() {
     const int first = tile;
 #pragma unroll
     for (int item = 0; item < c.buffers - 1; ++item) fetch(first, item);
@@ -124,14 +124,14 @@ struct Block : QueryState<c> {
       const std::int64_t left = queries.sequence.length_k - first_key;
       const KeyTile keys{first_key, static_cast<int>(min(static_cast<std::int64_t>(c.keys), left))};
       if (first_key < all.first || first_key + c.keys > all.last) hide<c>(call, rows, keys, place, s);
-      float units[c.row_tiles][2];
-      this->find_units(units, k_exponent);
-      this->raise_maxima(s, units);
-      const float factor = o.follow(v_exponent == zero_tile ? o.exponent : v_exponent);
-      Weights<c> weights;
+      float scales_log2[c.row_tiles][2];
+      this->find_scales_log2(scales_log2, k_exponent);
+      this->raise_maxima(s, scales_log2);
+      const float factor = o.rescale_for(v_exponent == zero_tile ? o.exponent : v_exponent);
+      ScoreFragments<c> p;
       fit &= c.parts == 2 || factor >= least_factor;
-      this->weigh(weights, s, units, factor);
-      add_tile<c, c.key_part_bytes()>(o.sum, weights, address(buffer(item + 1)), factor);
+      this->exponentiate(p, s, scales_log2, factor);
+      add_tile<c, c.key_part_bytes()>(o.sum, p, address(buffer(item + 1)), factor);
     }
     return fit;
   }
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   if (rows.queries.count <= 0) return;
   if (unfit.keys[rows.queries.b * call.problem.heads_kv + rows.head_kv] != 0) return;
   Block<c> block(call, rows, k, v, shared);
-  if (!block.walk()) {
+  if (!block.mainloop()) {
     for (int n = block.place.lane; n < rows.heads; n += 32) {
       unfit.queries[rows.queries.b * call.problem.heads_q + rows.queries.h + n] = 1;
       *unfit.any = 1;
