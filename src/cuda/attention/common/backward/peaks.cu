@@ -157,7 +157,7 @@ struct PeakGradients {
       lacking[f] = weight[f] * (1 - total) / total;
     }
   }
-  __device__ PeakGradients() = default;
+  PeakGradients() = default;
 };
 
 // A warp takes the queries of a group: first each lane computes the factors of one query, then all lanes add

@@ -195,7 +195,7 @@ __device__ __forceinline__ void compute_ds(const BackwardBlock<c>& block, float 
 #pragma unroll
   for (int n = 0; n < c.keys / 8; ++n) {
     const float2 minus_delta = block.two_of(row_values + 2 * c.keys, n);
-    const float scaled[2] = {minus_delta.x * scale, minus_delta.y * power};
+    const float scaled[2] = {minus_delta.x * scale, minus_delta.y * scale};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       dp[0][n][e] = p[0][n][e] * fmaf(dp[0][n][e], dp_scale, scaled[e % 2]);

@@ -9,9 +9,9 @@
 
 namespace tilewise::cuda::mma {
 
-// Which row of a table a call runs by, and in how many splits: what the workspace and the launch agree on.
+// Which row of the table a call runs by, and with how many splits. Workspace and launch use the same choice.
 
-/// The row of a table that suits a call.
+/// The row of the table for a call.
 template <typename Table>
 int choose_row(const AttentionCall& call, const DeviceProperties& device) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);

@@ -9,7 +9,7 @@
 
 namespace tilewise::cuda::mma {
 
-// From a call to the row of a tuning table that it runs by.
+// From a call to the row of the tuning table that it runs by.
 
 template <typename T, typename Table, int row>
 constexpr auto kernel_of_row() {
@@ -35,7 +35,7 @@ void run_row(const AttentionCall& call, const DeviceProperties& device, const Co
   if (splits.count > 1) combine_splits(call, splits, context.stream);
 }
 
-/// Runs the chosen row; all of the table is compiled.
+/// Runs row `chosen`; all rows of the table are compiled.
 template <typename T, typename Table>
 void run_chosen(const AttentionCall& call, const Context& context, int chosen) {
   const DeviceProperties& device = device_properties(context.device.index);

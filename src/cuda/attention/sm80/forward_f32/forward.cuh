@@ -11,10 +11,10 @@
 
 namespace tilewise::cuda::mma_f32 {
 
-// Attention for f32 on tensor cores. A block keeps a tile of queries and walks over tiles of keys, which were
-// split before; a warp has its queries for itself.
+// Attention for f32 on tensor cores. A CTA keeps a Q tile and walks over K and V tiles, which were split by
+// the kernel before it. A warp has its own queries.
 
-/// Fragments of a warp's queries: in registers for good, or from shared memory each time.
+/// Fragments of a warp's queries: kept in registers, or loaded from shared memory for each K tile.
 template <auto c, bool stay = c.queries_stay>
 struct Queries {
   MatrixPointer<c.dim> at;
@@ -45,8 +45,7 @@ struct Queries<c, true> {
   }
 };
 
-/// What a block has: its queries, and a ring of buffers, through which keys and values of a tile pass by
-/// turns.
+/// The state of a CTA: its queries, and a ring of buffers through which K and V tiles pass alternately.
 template <auto c>
 struct Block : QueryState<c> {
   using QueryState<c>::call, QueryState<c>::rows, QueryState<c>::place, QueryState<c>::o;
@@ -54,8 +53,8 @@ struct Block : QueryState<c> {
   std::byte* q_smem;        ///< parts x [rows, dim]
   std::byte* ring_smem;     ///< buffers x parts x [keys, dim]
   int* exponents_smem;      ///< [rows]
-  std::int64_t first_tile;  ///< of the sequence, among all
-  int tile, end;            ///< the tile at hand, and where they end
+  std::int64_t first_tile;  ///< the sequence's first tile among all
+  int tile, end;            ///< the current K tile, and the end of its range
 
   __device__ Block(const AttentionCall& call_, const QueryRows& rows_, const SplitRows& k_,
                    const SplitRows& v_, std::byte* shared)
@@ -76,7 +75,7 @@ struct Block : QueryState<c> {
   }
   __device__ const std::byte* buffer(int item) const { return ring_smem + item % c.buffers * c.key_bytes(); }
 
-  /// Begins the copy of an item, which is the keys or the values of a tile, if there are so many.
+  /// Starts the copy of an item if it exists. Items are K tile, V tile, K tile, V tile and so on.
   __device__ void fetch(int first, int item) const {
     if (first + item / 2 < end) {
       const std::int64_t from_tile = first_tile + first + item / 2;
@@ -91,7 +90,7 @@ struct Block : QueryState<c> {
     commit_copies();
   }
 
-  /// All tiles, one after another. Gives whether the queries fit.
+  /// The mainloop over all tiles. Returns whether the queries fit.
   __device__ bool mainloop() {
     const int first = tile;
 #pragma unroll
@@ -108,7 +107,7 @@ struct Block : QueryState<c> {
       const int k_exponent = k.exponents[first_tile + tile];
       const int v_exponent = v.exponents[first_tile + tile];
       wait_copies<c.buffers - 2>();
-      __syncthreads();  // the keys are there, and everyone is done with the values before
+      __syncthreads();  // K has arrived; all warps are done with the last V
       fetch(first, item + c.buffers - 1);
       const int first_key = tile * c.keys;
       const bool seen = first_key < seen_last && first_key + c.keys > seen_first;
@@ -118,7 +117,7 @@ struct Block : QueryState<c> {
             s, [&](Parts<c>(&a)[c.row_tiles], int step) { q.get(a, step); }, address(buffer(item)));
       }
       wait_copies<c.buffers - 2>();
-      __syncthreads();  // the values are there, and everyone is done with the keys
+      __syncthreads();  // V has arrived; all warps are done with K
       fetch(first, item + c.buffers);
       if (!seen) continue;
       const std::int64_t left = queries.sequence.length_k - first_key;
@@ -137,7 +136,7 @@ struct Block : QueryState<c> {
   }
 };
 
-/// The kernel of one row of a table.
+/// The kernel of one row of the tuning table.
 template <typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
     forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks, const SplitRows k,
@@ -160,9 +159,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
 #endif
 }
 
-// From a call to the row of a tuning table that it runs by.
+// From a call to the row of the tuning table that it runs by.
 
-/// The dim that a call's head dims are filled up to.
+/// The dim that a call's head dims are padded to.
 template <typename Table>
 int table_dim(const AttentionCall& call) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
@@ -175,7 +174,7 @@ ForwardSpace space_of(const AttentionCall& call, void* base) {
   return {call, base, Table::keys, Table::parts, table_dim<Table>(call)};
 }
 
-/// Splits keys and values.
+/// Splits K and V.
 template <typename Table, int dim>
 void split_keys(const AttentionCall& call, const ForwardSpace& space, cudaStream_t stream) {
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
@@ -202,7 +201,7 @@ void run_row(const AttentionCall& call, const ForwardSpace& space, int multiproc
                                      call, blocks, space.k, space.v, space.unfit);
 }
 
-/// The row of a table that suits a call.
+/// The row of the table for a call.
 template <typename Table>
 int choose_row(const AttentionCall& call, const DeviceProperties& device) {
   const int dim = table_dim<Table>(call);
@@ -222,7 +221,7 @@ Configuration configuration_of(const AttentionCall& call, const Context& context
           .row = choose_row<Table>(call, device_properties(context.device.index))};
 }
 
-/// Runs the chosen row and returns what it left; all of the table is compiled.
+/// Runs row `chosen` and returns its workspace; all rows of the table are compiled.
 template <typename Table>
 ForwardSpace run_chosen(const AttentionCall& call, int chosen, const Context& context) {
   const ForwardSpace space = space_of<Table>(call, context.workspace.data);
