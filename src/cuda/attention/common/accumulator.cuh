@@ -99,8 +99,7 @@ __device__ __forceinline__ void hide_outside(S& s, int q, int first, int last, f
                                              int own = 0) {
 #pragma unroll
   for (int k = 0; k < View::keys; ++k) {
-    const int key =
-        own + View::step(k);  // in a variable, because a call inside the condition would make it a branch
+    const int key = own + View::step(k);  // with the call inside it, the condition would become a branch
     if (key < first || key >= last) View::at(s, q, k) = hidden;
   }
 }

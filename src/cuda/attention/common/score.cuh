@@ -128,12 +128,12 @@ __device__ __forceinline__ float score_of(const AttentionCall& call, const Score
   const std::byte* at = call.mask.at(b, h, i, j);
   if (rules.boolean_mask) return *at == std::byte{0} ? minus_infinity : s;
   const float bias = load_element(at, call.mask.dtype);
-  return bias == minus_infinity ? bias : __fadd_rn(s, bias);  // also if the score is infinite or NaN
+  return bias == minus_infinity ? bias : __fadd_rn(s, bias);  // hides a NaN, too
 }
 
 /// Joins a sink, a score without a value, to a row's softmax. Raises `maximum` to the higher of the two, and
 /// returns the factor of the row's P; `weight` is that of the sink. A sink may be far above every score, and
-/// then all of O depends on the factor, so the exponential is exact.
+/// then all of O depends on the factor, so this is no approximate exponential.
 __device__ __forceinline__ float join_sink(float sink, float& maximum, float& weight) {
   const float highest = fmaxf(maximum, sink);
   const float factor = expf(maximum - highest);

@@ -69,8 +69,8 @@ std::string supports(const AttentionProblem& problem) {
   if (problem.dim_qk > mma::most_dim || problem.dim_v > mma::most_dim) {
     return "takes head dims to " + std::to_string(mma::most_dim);
   }
-  constexpr std::int64_t most_length =
-      0x7fffffff - 256;  // positions, those of tiles past the end included, fit into 32 bits
+  // Positions fit into 32 bits, also those in a tile past the end.
+  constexpr std::int64_t most_length = 0x7fffffff - 256;
   if (problem.length_q > most_length || problem.length_k > most_length) {
     return "takes sequences to 2^31 - 257";
   }
@@ -103,8 +103,8 @@ void launch_on_device(const AttentionCall& call, const Configuration& configurat
   (f32 ? mma_f32::backward : mma::backward)(ordered, configuration.row, remaining);
 }
 
-// Backward launches three kernels, each of which takes microseconds. docs/mma.md says from where on that pays
-// off.
+// Backward launches three kernels, each of which takes microseconds: too much for few gradients and few pairs
+// of query and key.
 std::string yields(const AttentionProblem& problem) {
   if (problem.dtype == DType::f32) return mma_f32::too_few_pairs(problem);
   constexpr std::int64_t few_pairs = 64 * 64;

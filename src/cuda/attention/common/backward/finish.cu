@@ -94,8 +94,8 @@ __device__ __forceinline__ void finish_dq(const AttentionCall& call, const Backw
   const auto dims = static_cast<int>(call.problem.dim_qk);
   const std::int64_t b = call.packed() ? 0 : queries.b;
   const std::int64_t s = (call.packed() ? call.first_row_q(queries.b) : 0) + queries.first + lane / 4;
-  const bool there[2] = {lane / 4 < queries.count,
-                         lane / 4 + 8 < queries.count};  // whether the lane's queries exist
+  // Whether the lane's two queries exist.
+  const bool there[2] = {lane / 4 < queries.count, lane / 4 + 8 < queries.count};
   std::byte* to = row_of_halves(call.dq, b, work.head, s);
   const bool aligned = aligned_chunks(call.dq);
   const float scale = static_cast<float>(call.scale) * gradient_scale<T>(call, space).down;
@@ -217,7 +217,7 @@ __device__ void join_shares(const AttentionCall& call, const BackwardSpace& spac
 }
 
 // The CTAs that join shares of keys come first, then those that write dQ.
-struct FinishBlocks {
+struct FinishGrid {
   std::int64_t joining;  ///< CTAs that join shares
   int dq_warps_per_tile;
   int dq_strips_per_warp;
@@ -226,19 +226,19 @@ struct FinishBlocks {
   static constexpr int warps = row_threads / 32;
 
   template <int lanes>
-  static FinishBlocks of(const AttentionCall& call, const BackwardSpace& space, int multiprocessors) {
-    FinishBlocks blocks;
+  static FinishGrid of(const AttentionCall& call, const BackwardSpace& space, int multiprocessors) {
+    FinishGrid grid;
     const bool shared = space.shares.count > 1 && (call.dk.wanted || call.dv.wanted);
-    blocks.joining = shared ? RowLanes<lanes>::blocks(space.shares.keys) : 0;
+    grid.joining = shared ? RowLanes<lanes>::blocks(space.shares.keys) : 0;
     // A warp takes a whole tile, whose queries it locates once for all dims. Where that would leave the GPU
     // partly idle, it takes one strip. Rows of dlogit_scale are summed over all dims, so they need whole
     // tiles.
     const int strips = (space.dq.eights + 3) / 4;
     const std::int64_t tiles = call.problem.heads_q * space.dq.tiles;
-    blocks.dq_warps_per_tile = tiles < 24 * multiprocessors && space.logit_rows == nullptr ? strips : 1;
-    blocks.dq_strips_per_warp = blocks.dq_warps_per_tile == 1 ? strips : 1;
-    blocks.dq_warps = call.dq.wanted && call.problem.batch > 0 ? tiles * blocks.dq_warps_per_tile : 0;
-    return blocks;
+    grid.dq_warps_per_tile = tiles < 24 * multiprocessors && space.logit_rows == nullptr ? strips : 1;
+    grid.dq_strips_per_warp = grid.dq_warps_per_tile == 1 ? strips : 1;
+    grid.dq_warps = call.dq.wanted && call.problem.batch > 0 ? tiles * grid.dq_warps_per_tile : 0;
+    return grid;
   }
   std::int64_t count() const { return joining + (dq_warps + warps - 1) / warps; }
 
@@ -253,11 +253,11 @@ struct FinishBlocks {
 template <typename T, int lanes, bool wide>
 __global__ void __launch_bounds__(row_threads)
     finish_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
-                const FinishBlocks blocks) {
-  take_turn_in_chain();
-  if (blockIdx.x < blocks.joining) return join_shares<T, wide, lanes>(call, space, blockIdx.x);
-  const std::int64_t warp = (blockIdx.x - blocks.joining) * FinishBlocks::warps + threadIdx.x / 32;
-  if (warp < blocks.dq_warps) finish_dq<T, wide>(call, space, blocks.dq_work(space, warp));
+                const FinishGrid grid) {
+  take_turn_in_chain();  // dQ, dK and dV are accumulated
+  if (blockIdx.x < grid.joining) return join_shares<T, wide, lanes>(call, space, blockIdx.x);
+  const std::int64_t warp = (blockIdx.x - grid.joining) * FinishGrid::warps + threadIdx.x / 32;
+  if (warp < grid.dq_warps) finish_dq<T, wide>(call, space, grid.dq_work(space, warp));
 }
 
 }  // namespace
@@ -266,14 +266,14 @@ void finish_backward(const AttentionCall& call, const BackwardSpace& space, cons
   const auto stream = static_cast<cudaStream_t>(context.stream);
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
   with_lanes(call, [&]<typename T, int lanes>() {
-    const auto blocks = FinishBlocks::of<lanes>(call, space, multiprocessors);
+    const auto grid = FinishGrid::of<lanes>(call, space, multiprocessors);
     const Launch how{.name = "tilewise mma backward, dq",
-                     .blocks = blocks.count(),
+                     .blocks = grid.count(),
                      .threads = row_threads,
                      .stream = stream,
                      .early = begins_early(call.problem.device)};
-    call.problem.piece.wide_rows ? launch<finish_rows<T, lanes, true>>(how, call, space, blocks)
-                                 : launch<finish_rows<T, lanes, false>>(how, call, space, blocks);
+    call.problem.piece.wide_rows ? launch<finish_rows<T, lanes, true>>(how, call, space, grid)
+                                 : launch<finish_rows<T, lanes, false>>(how, call, space, grid);
   });
   // The gradients of mask and sinks may be in f32: products in 16 bits and the rounded O are not exact
   // enough.

@@ -23,8 +23,7 @@ __global__ void __launch_bounds__(order_threads)
     int highest = n > 0 && n <= from.sequences ? static_cast<int>(from.at(n)) : 0;  // the first start is 0
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {
-      highest = max(highest,
-                    __shfl_up_sync(~0u, highest, apart));  // where no lane is that far below, it gets its own
+      highest = max(highest, __shfl_up_sync(~0u, highest, apart));  // the lowest lanes get their own
     }
     if (threadIdx.x % 32 == 31) highest_smem[warp] = highest;
     __syncthreads();  // the maxima of all warps are there

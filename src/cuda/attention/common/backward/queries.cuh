@@ -18,14 +18,14 @@ __device__ __forceinline__ float nonzero_scale_log2(double scale) {
 
 /// How a backward problem is cut into CTAs: one for each K tile and key head. With causal the first keys are
 /// seen by the most queries.
-struct BackwardBlocks {
+struct BackwardGrid {
   KeyGrid keys;
   QueryGrid queries;
   Turns turns;
 
   std::int64_t count() const { return std::int64_t{turns.heads} * turns.tiles; }
 
-  static BackwardBlocks of(const AttentionCall& call, const BackwardConfig& c, int multiprocessors) {
+  static BackwardGrid of(const AttentionCall& call, const BackwardConfig& c, int multiprocessors) {
     const KeyGrid keys = KeyGrid::of(call, c.keys);
     // Q, dO and the accumulator of dQ.
     const std::int64_t head_bytes =
@@ -83,18 +83,18 @@ struct GroupFacts {
 
   /// `size` queries per Q tile and `keys` keys per K tile, both powers of two.
   template <int size, int keys>
-  __device__ static GroupFacts of(const AttentionCall& call, const BackwardBlocks& blocks,
+  __device__ static GroupFacts of(const AttentionCall& call, const BackwardGrid& grid,
                                   const BackwardSpace& space, int b, int head_kv, int first_key,
                                   int key_count, int share) {
     GroupFacts facts;
-    facts.set<size, keys>(call, blocks, space, b, head_kv, first_key, key_count, share);
+    facts.set<size, keys>(call, grid, space, b, head_kv, first_key, key_count, share);
     return facts;
   }
 
  private:
   template <int size, int keys>
-  __device__ void set(const AttentionCall& call, const BackwardBlocks& blocks, const BackwardSpace& space,
-                      int b, int head_kv, int first_key, int key_count, int share_) {
+  __device__ void set(const AttentionCall& call, const BackwardGrid& grid, const BackwardSpace& space, int b,
+                      int head_kv, int first_key, int key_count, int share_) {
     const Sequence sequence = call.sequence(b);
     const std::int64_t first_head = head_kv * call.group();
     q = row_of_halves(call.q, b, first_head, sequence.first_q);
@@ -113,9 +113,9 @@ struct GroupFacts {
     // Q tiles in which a query may see some key.
     int first = any ? static_cast<int>(first_query / size) : 0;
     int end = any ? static_cast<int>((end_query + size - 1) / size) : 0;
-    if (blocks.queries.tiles_per_block > 0) {
+    if (grid.queries.tiles_per_block > 0) {
       first = 0;
-      end = static_cast<int>(blocks.queries.tiles);
+      end = static_cast<int>(grid.queries.tiles);
     }
     // Q tiles whose first query sees the last key, and whose last query sees the first key.
     constexpr std::int64_t far = 1 << 30;
@@ -174,13 +174,13 @@ struct HeldTile {
 };
 
 /// The facts of a CTA in shared memory.
-struct BlockFacts {
+struct CtaFacts {
   GroupFacts group;
   HeldTile held;
   std::uint32_t index;
 };
 
-static_assert(sizeof(BlockFacts) <= BackwardConfig::fact_bytes);
+static_assert(sizeof(CtaFacts) <= BackwardConfig::fact_bytes);
 
 /// The walk over these queries, one Q tile at a time, the last one first: when a CTA comes to a tile, the
 /// CTAs of the keys before have been there (see Order). It goes head by head of the group. Where CTAs add in
@@ -257,10 +257,10 @@ struct OwnKeys {
 
 /// With a block mask: the first Q tile, `steps` or a later one, that sees some of the keys. Q tiles have
 /// `size` queries.
-inline __device__ __noinline__ QuerySteps next_seen(const AttentionCall& call, const BackwardBlocks& blocks,
+inline __device__ __noinline__ QuerySteps next_seen(const AttentionCall& call, const BackwardGrid& grid,
                                                     const BackwardSpace& space, const GroupFacts& facts_smem,
                                                     const OwnKeys& keys, int size, QuerySteps steps) {
-  const auto per_block = static_cast<int>(blocks.queries.tiles_per_block);
+  const auto per_block = static_cast<int>(grid.queries.tiles_per_block);
   const auto block_q = static_cast<int>(call.blocks.block_q);
   const std::int64_t key_block = keys.first / call.blocks.block_k;
   const SeenBlocks& seen = space.seen;

@@ -7,8 +7,8 @@ namespace tilewise::cuda::mma {
 /// Q tiles in the longest share where CTAs add to dQ in order. A share is whole heads, or a part of
 /// one head. With causal, a CTA of later keys starts later but sees fewer tiles of a head, so it does not end
 /// later. Of a part of a head it may see as many tiles as the others.
-inline std::int64_t ordered_tiles(const AttentionCall& call, const BackwardBlocks& cut, std::int64_t shares) {
-  const std::int64_t tiles = cut.queries.tiles;
+inline std::int64_t ordered_tiles(const AttentionCall& call, const BackwardGrid& grid, std::int64_t shares) {
+  const std::int64_t tiles = grid.queries.tiles;
   if (shares <= call.group()) return (call.group() + shares - 1) / shares * tiles;
   const std::int64_t shares_per_head = shares / call.group();
   const std::int64_t share_tiles = (tiles + shares_per_head - 1) / shares_per_head;
@@ -22,19 +22,19 @@ inline int shares_of(const AttentionCall& call, const BackwardConfig& c, int mul
   constexpr std::int64_t most = 16;
   // Q tiles of a share. Where the gradients have few elements there are few CTAs, so each tile counts.
   const std::int64_t least_tiles = few_gradients(call.problem) ? 1 : 4;
-  constexpr std::int64_t block_cost = 2;
-  const BackwardBlocks cut = BackwardBlocks::of(call, c, multiprocessors);
-  const std::int64_t blocks = cut.count();
-  const std::int64_t tiles = call.group() * cut.queries.tiles;
+  constexpr std::int64_t cta_cost = 2;
+  const BackwardGrid grid = BackwardGrid::of(call, c, multiprocessors);
+  const std::int64_t ctas = grid.count();
+  const std::int64_t tiles = call.group() * grid.queries.tiles;
   const std::int64_t room = std::int64_t{c.blocks} * multiprocessors;
   const std::int64_t least = call.problem.piece.wide_rows ? 2 : 1;
-  if (blocks == 0 || blocks >= room) return static_cast<int>(least);
+  if (ctas == 0 || ctas >= room) return static_cast<int>(least);
   const auto time = [&](std::int64_t shares) {
     const std::int64_t longest =
-        (call.deterministic ? ordered_tiles(call, cut, shares) : (tiles + shares - 1) / shares) + block_cost;
-    if (!Turns::uneven(call)) return room * ((blocks * shares + room - 1) / room) * longest;
+        (call.deterministic ? ordered_tiles(call, grid, shares) : (tiles + shares - 1) / shares) + cta_cost;
+    if (!Turns::uneven(call)) return room * ((ctas * shares + room - 1) / room) * longest;
     // Half of the elements of S are seen, and short CTAs fill the end.
-    return std::max(room * longest, blocks * (tiles / 2 + shares * block_cost) + room * longest / 2);
+    return std::max(room * longest, ctas * (tiles / 2 + shares * cta_cost) + room * longest / 2);
   };
   std::int64_t best = 1;
   for (std::int64_t shares = 2; shares <= std::min(most, tiles / least_tiles); ++shares) {

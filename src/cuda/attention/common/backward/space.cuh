@@ -17,8 +17,8 @@ namespace tilewise::cuda::mma {
 
 /// One number per query each, [Hq, rows_q].
 struct RowValues {
-  float* lse =
-      nullptr;  ///< LSE; in exponents of 2 where the kernel is plain. Infinite for a query that sees no key
+  /// LSE, times log2 e where the kernel is plain; infinite for a query that sees no key.
+  float* lse = nullptr;
   float* offset = nullptr;       ///< what the general kernel adds to exponents of 2, see anchor_rows
   float* minus_delta = nullptr;  ///< dLSE − delta
 };
@@ -27,8 +27,7 @@ struct RowValues {
 /// the constant 2^p_scale_bits, dS by what the largest of dO, V and dLSE allow. bf16 has the range of f32 and
 /// needs neither.
 struct Largest {
-  int d_o = 0;  ///< norm of a row, as the bits of a float: those of numbers that are not negative compare as
-                ///< the numbers do
+  int d_o = 0;  ///< norm of a row, as the bits of a float; they compare as the numbers do
   int v = 0;
   int d_lse = 0;
   int logit = 0;  ///< a head's logit scale, where the call has logit scales
@@ -104,10 +103,10 @@ struct DqAccumulator {
 /// The order in which CTAs add to dQ where its bits must be the same each time: the CTAs of the K tiles add
 /// to a Q tile one after another, and each raises a flag when it is done.
 struct Order {
-  std::uint32_t* ticket =
-      nullptr;  ///< how many CTAs have started. A CTA waits only for those that started before it
-  std::uint32_t* done =
-      nullptr;  ///< [Hq, tiles of 16 queries]: how many CTAs have added to the Q tile that starts here
+  /// How many CTAs have started. A CTA waits only for those that started before it.
+  std::uint32_t* ticket = nullptr;
+  /// [Hq, tiles of 16 queries]: how many CTAs have added to the Q tile that starts there.
+  std::uint32_t* done = nullptr;
   std::size_t bytes = 0;  ///< of ticket and flags
 
   constexpr bool kept() const { return ticket != nullptr; }
@@ -128,8 +127,8 @@ struct KeyShares {
 /// With a block mask: for each key block, which rows of query blocks list it, as bits. The lists of the mask
 /// are by rows of query blocks, so a CTA that keeps a K tile would have to search all of them.
 struct SeenBlocks {
-  std::uint32_t* bits = nullptr;  ///< [B, Hq, key blocks, words]; null where blocks are so small that these
-                                  ///< would be larger than Q
+  /// [B, Hq, key blocks, words]; null where blocks are so small that this would be larger than Q.
+  std::uint32_t* bits = nullptr;
   std::int64_t key_blocks = 0;
   std::int64_t words = 0;
   std::int64_t count = 0;  ///< of all words

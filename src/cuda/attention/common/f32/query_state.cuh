@@ -11,9 +11,9 @@ namespace tilewise::cuda::mma_f32 {
 
 // The forward kernels of sm80 and sm90 for split f32 share this: a warp's queries and their online softmax.
 
+using mma::ForwardGrid;
 using mma::hide;
 using mma::Place;
-using mma::QueryBlocks;
 using mma::QueryRows;
 using mma::Scores;
 using mma::seen_by_warp;

@@ -197,12 +197,12 @@ __global__ void __launch_bounds__(split_threads<RowWork>(tile_rows* Tile::chunks
   const std::uint32_t entries = static_cast<std::uint32_t>(call.problem.batch);
   const std::int64_t tile = index - head * static_cast<std::uint32_t>(to.longest);
   const std::int64_t b = head % entries, h = head / entries;
-  if (h >= to.heads) return wait_for_kernel_ahead();
+  if (h >= to.heads) return wait_for_kernel_ahead();  // this kernel must not end before that one
   const Sequence sequence = call.sequence(b);
   const bool queries = to.side == Side::queries;
   const std::int64_t length = queries ? sequence.length_q : sequence.length_k;
   const std::int64_t first = tile * tile_rows;
-  if (first >= length) return wait_for_kernel_ahead();
+  if (first >= length) return wait_for_kernel_ahead();  // this kernel must not end before that one
 
   const Rows& rows = tensor.rows;
   const int dims = tensor.dims;
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(split_threads<RowWork>(tile_rows* Tile::chunks
     }
   }
   if constexpr (RowWork::marks_tiles) return;
-  wait_for_kernel_ahead();
+  wait_for_kernel_ahead();  // it cleared the marks
   if (threadIdx.x == 0 && unfit) {
     tensor.unfit[b * to.heads + h] = 1;
     *splitting.any_unfit = 1;

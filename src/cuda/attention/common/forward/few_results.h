@@ -7,7 +7,7 @@ namespace tilewise::cuda::mma {
 // When `strict` forward needs P to be exact. For `standard`, P rounded to 16 bits is enough.
 
 /// Whether O has so few elements, or so few per row, that its largest error depends on chance. Rounding P to
-/// 16 bits makes about as large an error as rounding O. With many elements the sum of both stays well below
+/// 16 bits makes about as large an error as rounding O. With many elements the total stays well below
 /// twice the latter. With few, about one tensor in a thousand has an element that does not, so there P is
 /// kept exact.
 constexpr bool few_results(std::int64_t rows, std::int64_t dim_v) {

@@ -31,14 +31,14 @@ struct QueryRows {
 };
 
 /// How the queries of a call are cut into CTAs.
-struct QueryBlocks {
+struct ForwardGrid {
   QueryGrid queries;
   Turns turns;
   int heads = 1;         ///< per CTA
   int inverse = 0;       ///< see QueryRows
   bool exact_p = false;  ///< see keeps_p_exact()
 
-  static QueryBlocks of(const AttentionCall& call, int rows, int multiprocessors) {
+  static ForwardGrid of(const AttentionCall& call, int rows, int multiprocessors) {
     const std::int64_t group = call.group();
     // A CTA takes a whole group where one head would leave half of it empty. It has only one logit scale.
     const AttentionFeatures& features = call.problem.features;

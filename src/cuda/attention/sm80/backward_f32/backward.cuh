@@ -26,81 +26,81 @@ namespace tilewise::cuda::mma_f32 {
 
 /// Adds what a Q tile gives to dK, dV and dQ.
 template <auto c>
-__device__ __forceinline__ void add_queries(BackwardBlock<c>& block, const QueriesAt& at, int stage) {
-  const float* row_values = block.row_values_stage(stage);
+__device__ __forceinline__ void add_queries(BackwardCta<c>& cta, const QueriesAt& at, int stage) {
+  const float* row_values = cta.row_values_stage(stage);
   const int q_exponent = __float_as_int(row_values[3 * c.keys]);
   const int d_o_exponent = __float_as_int(row_values[3 * c.keys + 1]);
   // |dS| is at most P·(|dO|·|V| + |dLSE − delta|). `exponent` brings this bound below 2^15.
   const int minus_delta_bits =
-      __reduce_max_sync(~0u, __float_as_int(fabsf(row_values[2 * c.keys + block.lane])));
-  const float bound = fmaf(row_values[3 * c.keys + 2], block.v_norm, __int_as_float(minus_delta_bits));
+      __reduce_max_sync(~0u, __float_as_int(fabsf(row_values[2 * c.keys + cta.lane])));
+  const float bound = fmaf(row_values[3 * c.keys + 2], cta.v_norm, __int_as_float(minus_delta_bits));
   const int exponent = exponent_for(bound);
 
   float s[1][c.keys / 8][4];
   multiply_tile<c, c.part_bytes()>(
       s,
       [&](Parts<c>(&a)[1], int step) {
-        load_rows<c, c.part_bytes()>(a, MatrixPointer<c.dim>::by_rows(block.warp_rows(block.k_smem)), step);
+        load_rows<c, c.part_bytes()>(a, MatrixPointer<c.dim>::by_rows(cta.warp_rows(cta.k_smem)), step);
       },
-      block.address(block.q_stage(stage)));
-  const auto scale_log2 = static_cast<float>(block.call.scale * 1.4426950408889634);
-  exponentiate(block, s, scaled_up_to(scale_log2, -q_exponent - block.k_exponent), row_values);
-  if (at.first < block.whole_first || at.first + c.keys - 1 > block.whole_last) hide(block, s, at.first);
+      cta.address(cta.q_stage(stage)));
+  const auto scale_log2 = static_cast<float>(cta.call.scale * 1.4426950408889634);
+  exponentiate(cta, s, scaled_up_to(scale_log2, -q_exponent - cta.k_exponent), row_values);
+  if (at.first < cta.whole_first || at.first + c.keys - 1 > cta.whole_last) hide(cta, s, at.first);
   float dp[1][c.keys / 8][4];
   multiply_tile<c, c.part_bytes()>(
       dp,
       [&](Parts<c>(&a)[1], int step) {
-        load_rows<c, c.part_bytes()>(a, MatrixPointer<c.dim>::by_rows(block.warp_rows(block.v_smem)), step);
+        load_rows<c, c.part_bytes()>(a, MatrixPointer<c.dim>::by_rows(cta.warp_rows(cta.v_smem)), step);
       },
-      block.address(block.d_o_stage(stage)));
+      cta.address(cta.d_o_stage(stage)));
   const int power = exponent - p_scale_bits;
-  compute_ds(block, dp, s, scaled_up_to(1.0f, power - d_o_exponent - block.v_exponent),
+  compute_ds(cta, dp, s, scaled_up_to(1.0f, power - d_o_exponent - cta.v_exponent),
              power_of_two(max(power, -126)), row_values);
   float highest = 0;
 #pragma unroll
   for (int n = 0; n < c.keys / 2; ++n) highest = fmaxf(highest, s[0][n / 4][n % 4]);
   const bool peaks = __any_sync(~0u, highest > simt::peak_weight * power_of_two(p_scale_bits));
-  if (peaks) take_peaks(block, dp, s, at.row, power_of_two(max(power, -126)));
-  sum_rows(block, dp, s, peaks);
+  if (peaks) take_peaks(cta, dp, s, at.row, power_of_two(max(power, -126)));
+  sum_rows(cta, dp, s, peaks);
   ScoreFragments<c> ds_fragments;
   split_scores<c>(ds_fragments, dp);
-  store_ds(block, ds_fragments);
+  store_ds(cta, ds_fragments);
   {
     ScoreFragments<c> p_fragments;
     split_scores<c>(p_fragments, s);
-    add_tile<c, c.part_bytes()>(block.dv.sum, p_fragments, block.address(block.d_o_stage(stage)),
-                                block.dv.rescale_for(d_o_exponent));
+    add_tile<c, c.part_bytes()>(cta.dv.sum, p_fragments, cta.address(cta.d_o_stage(stage)),
+                                cta.dv.rescale_for(d_o_exponent));
   }
-  add_tile<c, c.part_bytes()>(block.dk.sum, ds_fragments, block.address(block.q_stage(stage)),
-                              block.dk.rescale_for(q_exponent + exponent));
+  add_tile<c, c.part_bytes()>(cta.dk.sum, ds_fragments, cta.address(cta.q_stage(stage)),
+                              cta.dk.rescale_for(q_exponent + exponent));
   __syncthreads();  // dS and the sums of all warps are in shared memory
-  add_row_sums(block, at, exponent);
-  add_dq(block, at, exponent);
+  add_row_sums(cta, at, exponent);
+  add_dq(cta, at, exponent);
 }
 
 /// The CTA's share of the queries, one Q tile after another.
 template <auto c>
-__device__ __forceinline__ void mainloop(BackwardBlock<c>& block, int share, int shares) {
-  const QueryRange range = queries_of(block.call, block.sequence, block.first_key,
-                                      min(block.first_key + c.cta_keys(), block.sequence.length_k));
+__device__ __forceinline__ void mainloop(BackwardCta<c>& cta, int share, int shares) {
+  const QueryRange range = queries_of(cta.call, cta.sequence, cta.first_key,
+                                      min(cta.first_key + c.cta_keys(), cta.sequence.length_k));
   const auto first = static_cast<int>(range.first / c.keys);
   const auto tiles = static_cast<int>(range.first < range.last ? (range.last + c.keys - 1) / c.keys - first
                                                                : std::int64_t{0});
-  const auto group = static_cast<int>(block.call.group());
+  const auto group = static_cast<int>(cta.call.group());
   const auto begin = static_cast<int>(std::int64_t{tiles} * group * share / shares);
   const auto end = static_cast<int>(std::int64_t{tiles} * group * (share + 1) / shares);
   // Tile `tile` of the group's query head `head`.
   const auto place = [&](int head, int tile) -> QueriesAt {
-    const std::int64_t hq = block.h * group + head;
-    return {hq, block.space.q.first(block.call, block.b, hq) + tile,
-            hq * block.call.rows_q() + block.call.first_row_q(block.b) + std::int64_t{tile} * c.keys,
+    const std::int64_t hq = cta.h * group + head;
+    return {hq, cta.space.q.first(cta.call, cta.b, hq) + tile,
+            hq * cta.call.rows_q() + cta.call.first_row_q(cta.b) + std::int64_t{tile} * c.keys,
             tile * c.keys};
   };
-  block.load_keys();
+  cta.load_keys();
   QueriesAt at{};
   if (begin < end) {
     at = place(begin / tiles, first + begin % tiles);
-    block.load_queries(at, begin % 2);
+    cta.load_queries(at, begin % 2);
   }
   commit_copies();
 #pragma unroll 1
@@ -109,34 +109,34 @@ __device__ __forceinline__ void mainloop(BackwardBlock<c>& block, int share, int
     __syncthreads();  // the Q tile has arrived; all warps are done with the last one
     QueriesAt next{at.hq, at.split + 1, at.row + c.keys, at.first + c.keys};
     if (item + 1 < end) {
-      if (next.first >= range.last) next = place(static_cast<int>(at.hq + 1 - block.h * group), first);
-      block.load_queries(next, (item + 1) % 2);
+      if (next.first >= range.last) next = place(static_cast<int>(at.hq + 1 - cta.h * group), first);
+      cta.load_queries(next, (item + 1) % 2);
     }
     commit_copies();
-    add_queries(block, at, item % 2);
+    add_queries(cta, at, item % 2);
     at = next;
   }
 }
 
 template <typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    backward_kernel(const __grid_constant__ AttentionCall call, std::int64_t head_blocks, int shares,
+    backward_kernel(const __grid_constant__ AttentionCall call, std::int64_t head_ctas, int shares,
                     const __grid_constant__ BackwardSpace space, const simt::SomeHeads unfit) {
 #if __CUDA_ARCH__ >= 800
   let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  wait_for_kernel_ahead();  // it split the tensors and wrote the row values
   constexpr BackwardConfig c = Table::rows[row];
   TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
   const auto share = static_cast<int>(blockIdx.x % static_cast<unsigned>(shares));
-  const Turn turn = Turns::of(call, call.problem.batch * call.problem.heads_kv, head_blocks)
+  const Turn turn = Turns::of(call, call.problem.batch * call.problem.heads_kv, head_ctas)
                         .turn(blockIdx.x / static_cast<unsigned>(shares));
   const auto [b, h] = turn.among(call.problem.heads_kv);
   const std::int64_t first_key = std::int64_t{turn.tile} * c.cta_keys();
   if (first_key >= call.sequence(b).length_k || unfit.has_group(call, b, h)) return;
-  BackwardBlock<c> block(call, space, b, h, first_key, shared);
-  mainloop(block, share, shares);
-  finish(block, call.dv, block.dv, call.problem.dim_v, power_of_two(-p_scale_bits), shares == 1);
-  finish(block, call.dk, block.dk, call.problem.dim_qk, static_cast<float>(call.scale), shares == 1);
+  BackwardCta<c> cta(call, space, b, h, first_key, shared);
+  mainloop(cta, share, shares);
+  finish(cta, call.dv, cta.dv, call.problem.dim_v, power_of_two(-p_scale_bits), shares == 1);
+  finish(cta, call.dk, cta.dk, call.problem.dim_qk, static_cast<float>(call.scale), shares == 1);
 #endif
 }
 
@@ -238,7 +238,7 @@ void prepare_backward(const AttentionCall& call, const BackwardSpace& space, int
       stream, {.to = space.rows, .peaks = space.peaks, .adds_key_gradients = shares > 1});
 }
 
-inline std::int64_t head_blocks_of(const AttentionCall& call, const BackwardConfig& c) {
+inline std::int64_t head_ctas_of(const AttentionCall& call, const BackwardConfig& c) {
   return (call.problem.length_k + c.cta_keys() - 1) / c.cta_keys();
 }
 
@@ -248,10 +248,10 @@ inline std::int64_t head_blocks_of(const AttentionCall& call, const BackwardConf
 /// V and their gradients, was measured on an H200 as two thirds of a Q tile's time.
 inline int shares_of(const AttentionCall& call, const BackwardConfig& c, int multiprocessors) {
   constexpr int most = 8;
-  constexpr double more = 0.7;
+  constexpr double cta_cost = 0.7;
   const AttentionProblem& problem = call.problem;
   const auto slots = static_cast<double>(multiprocessors * c.blocks);
-  const auto blocks = static_cast<double>(problem.batch * problem.heads_kv * head_blocks_of(call, c));
+  const auto ctas = static_cast<double>(problem.batch * problem.heads_kv * head_ctas_of(call, c));
   const bool window = call.band.left < Band::unbounded && call.band.right < Band::unbounded;
   const std::int64_t queries =
       window ? std::min(problem.length_q, c.cta_keys() + call.band.left + call.band.right) : problem.length_q;
@@ -259,9 +259,10 @@ inline int shares_of(const AttentionCall& call, const BackwardConfig& c, int mul
   int chosen = 1;
   double least = 0;
   for (int shares = 1; shares <= most; ++shares) {
-    const double longest = tiles / shares + more;
-    const double time = Turns::uneven(call) ? std::max(longest, blocks * (tiles / 2 + more * shares) / slots)
-                                            : std::ceil(blocks * shares / slots) * longest;
+    const double longest = tiles / shares + cta_cost;
+    const double time = Turns::uneven(call)
+                            ? std::max(longest, ctas * (tiles / 2 + cta_cost * shares) / slots)
+                            : std::ceil(ctas * shares / slots) * longest;
     if (shares > 1 && time >= least) continue;
     chosen = shares;
     least = time;
@@ -273,17 +274,17 @@ template <typename Table, int row>
 void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int multiprocessors,
                       cudaStream_t stream) {
   constexpr BackwardConfig c = Table::rows[row];
-  const std::int64_t head_blocks = head_blocks_of(call, c);
+  const std::int64_t head_ctas = head_ctas_of(call, c);
   const int shares = shares_of(call, c, multiprocessors);
   prepare_backward<c.dim>(call, space, shares, stream);
   launch<backward_kernel<Table, row>>(
       {.name = "tilewise mma backward",
-       .blocks = call.problem.batch * call.problem.heads_kv * head_blocks * shares,
+       .blocks = call.problem.batch * call.problem.heads_kv * head_ctas * shares,
        .threads = c.threads(),
        .shared_bytes = c.shared_bytes(),
        .stream = stream,
        .early = begins_early(call.problem.device)},
-      call, head_blocks, shares, space, unfit_of(space));
+      call, head_ctas, shares, space, unfit_of(space));
 }
 
 /// The row of the table for a call.

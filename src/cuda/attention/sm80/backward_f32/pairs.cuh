@@ -34,7 +34,7 @@ struct QueriesAt {
 /// The state of a CTA of the backward kernel: its K and V tiles, the stages of Q and dO, and the accumulators
 /// of dK and dV.
 template <auto c>
-struct BackwardBlock {
+struct BackwardCta {
   using ScoreTile = SwizzledTile<c.keys>;
 
   const AttentionCall& call;
@@ -57,8 +57,8 @@ struct BackwardBlock {
   int k_exponent = 0, v_exponent = 0;  ///< of the warp's tile
   int whole_first, whole_last;         ///< queries that see all keys of the CTA
 
-  __device__ BackwardBlock(const AttentionCall& call_, const BackwardSpace& space_, std::int64_t b_,
-                           std::int64_t h_, std::int64_t first_key_, std::byte* shared)
+  __device__ BackwardCta(const AttentionCall& call_, const BackwardSpace& space_, std::int64_t b_,
+                         std::int64_t h_, std::int64_t first_key_, std::byte* shared)
       : call(call_),
         space(space_),
         sequence(call.sequence(b_)),
@@ -155,12 +155,12 @@ struct BackwardBlock {
 
 /// Turns products k·q into P times 2^p_scale_bits, in place.
 template <auto c>
-__device__ __forceinline__ void exponentiate(const BackwardBlock<c>& block, float (&s)[1][c.keys / 8][4],
+__device__ __forceinline__ void exponentiate(const BackwardCta<c>& cta, float (&s)[1][c.keys / 8][4],
                                              float scale_log2, const float* row_values) {
 #pragma unroll
   for (int n = 0; n < c.keys / 8; ++n) {
-    const float2 lse = block.two_of(row_values, n);
-    const float2 factor = block.two_of(row_values + c.keys, n);
+    const float2 lse = cta.two_of(row_values, n);
+    const float2 factor = cta.two_of(row_values + c.keys, n);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       float& one = s[0][n][e];
@@ -172,16 +172,16 @@ __device__ __forceinline__ void exponentiate(const BackwardBlock<c>& block, floa
 
 /// Makes P of hidden elements 0.
 template <auto c>
-__device__ __forceinline__ void hide(const BackwardBlock<c>& block, float (&s)[1][c.keys / 8][4],
+__device__ __forceinline__ void hide(const BackwardCta<c>& cta, float (&s)[1][c.keys / 8][4],
                                      int first_query) {
-  const int key = block.warp * 16 + block.lane / 4;  // the first of two, among the CTA's keys
+  const int key = cta.warp * 16 + cta.lane / 4;  // the first of two, among the CTA's keys
   using View = MmaTransposedView<float[1][c.keys / 8][4]>;
 #pragma unroll
   for (int q = 0; q < View::queries; ++q) {
     const KeyRange range =
-        block.call.keys_of(block.sequence, first_query + 8 * (q / 2) + 2 * (block.lane % 4) + q % 2);
-    const auto first = static_cast<int>(max(range.first - block.first_key, std::int64_t{0}));
-    const auto last = static_cast<int>(min(range.last - block.first_key, std::int64_t{c.cta_keys()}));
+        cta.call.keys_of(cta.sequence, first_query + 8 * (q / 2) + 2 * (cta.lane % 4) + q % 2);
+    const auto first = static_cast<int>(max(range.first - cta.first_key, std::int64_t{0}));
+    const auto last = static_cast<int>(min(range.last - cta.first_key, std::int64_t{c.cta_keys()}));
     hide_outside<View>(s, q, first, last, 0.0f, key);
   }
 }
@@ -189,12 +189,12 @@ __device__ __forceinline__ void hide(const BackwardBlock<c>& block, float (&s)[1
 /// dS = P·(dP − delta + dLSE) from dP = V·dO, in place. `dp_scale` brings dP, and `scale` brings dLSE −
 /// delta, to the scale of dS over that of P.
 template <auto c>
-__device__ __forceinline__ void compute_ds(const BackwardBlock<c>& block, float (&dp)[1][c.keys / 8][4],
+__device__ __forceinline__ void compute_ds(const BackwardCta<c>& cta, float (&dp)[1][c.keys / 8][4],
                                            const float (&p)[1][c.keys / 8][4], float dp_scale, float scale,
                                            const float* row_values) {
 #pragma unroll
   for (int n = 0; n < c.keys / 8; ++n) {
-    const float2 minus_delta = block.two_of(row_values + 2 * c.keys, n);
+    const float2 minus_delta = cta.two_of(row_values + 2 * c.keys, n);
     const float scaled[2] = {minus_delta.x * scale, minus_delta.y * scale};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -219,17 +219,17 @@ __device__ __forceinline__ void split_scores(ScoreFragments<c>& to, const float 
 
 /// Stores the warp's dS in shared memory, where dQ needs that of all warps.
 template <auto c>
-__device__ __forceinline__ void store_ds(const BackwardBlock<c>& block, const ScoreFragments<c>& ds) {
+__device__ __forceinline__ void store_ds(const BackwardCta<c>& cta, const ScoreFragments<c>& ds) {
 #pragma unroll
   for (int step = 0; step < c.keys / 16; ++step) {
 #pragma unroll
     for (int part = 0; part < c.parts; ++part) {
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const int row = block.warp * 16 + n % 2 * 8 + block.lane / 4;
-        *reinterpret_cast<std::uint32_t*>(block.ds_smem + part * c.ds_part_bytes() +
-                                          BackwardBlock<c>::ScoreTile::offset(row, 2 * step + n / 2) +
-                                          4 * (block.lane % 4)) = ds[step][0][part][n];
+        const int row = cta.warp * 16 + n % 2 * 8 + cta.lane / 4;
+        *reinterpret_cast<std::uint32_t*>(cta.ds_smem + part * c.ds_part_bytes() +
+                                          BackwardCta<c>::ScoreTile::offset(row, 2 * step + n / 2) +
+                                          4 * (cta.lane % 4)) = ds[step][0][part][n];
       }
     }
   }
@@ -240,7 +240,7 @@ __device__ __forceinline__ void store_ds(const BackwardBlock<c>& block, const Sc
 /// Takes the peaks out of the warp's dS, so that they add nothing to dQ and dK, and stores them. `power` is
 /// the scale of dS over that of P.
 template <auto c>
-__device__ __forceinline__ void take_peaks(const BackwardBlock<c>& block, float (&ds)[1][c.keys / 8][4],
+__device__ __forceinline__ void take_peaks(const BackwardCta<c>& cta, float (&ds)[1][c.keys / 8][4],
                                            float (&p)[1][c.keys / 8][4], std::int64_t first_row,
                                            float power) {
 #pragma unroll
@@ -249,14 +249,14 @@ __device__ __forceinline__ void take_peaks(const BackwardBlock<c>& block, float 
     for (int e = 0; e < 4; ++e) {
       const float weight = p[0][n][e] * power_of_two(-p_scale_bits);
       if (!(weight > simt::peak_weight)) continue;
-      const std::int64_t row = first_row + 8 * n + 2 * (block.lane % 4) + e % 2;
-      const int count = atomicAdd(block.space.peaks.count + row, 1);
+      const std::int64_t row = first_row + 8 * n + 2 * (cta.lane % 4) + e % 2;
+      const int count = atomicAdd(cta.space.peaks.count + row, 1);
       if (count >= simt::most_peaks) {  // LSE is far off; count it among the other keys
-        atomicAdd(block.space.peaks.rest_weight + row, weight);
+        atomicAdd(cta.space.peaks.rest_weight + row, weight);
         continue;
       }
-      simt::Peak& peak = block.space.peaks.first[row * simt::most_peaks + count];
-      peak.key = block.first_key + block.warp * 16 + e / 2 * 8 + block.lane / 4;
+      simt::Peak& peak = cta.space.peaks.first[row * simt::most_peaks + count];
+      peak.key = cta.first_key + cta.warp * 16 + e / 2 * 8 + cta.lane / 4;
       peak.weight = weight;
       peak.gradient = ds[0][n][e] / p[0][n][e] / power;
       ds[0][n][e] = 0;
@@ -280,7 +280,7 @@ __device__ __forceinline__ int exchange(float (&each)[16], int lane) {
 /// Sums of P and of dS per query over the warp's keys, without peaks. Each lane has 16 numbers, and eight
 /// lanes share the reduction: each step halves the numbers of a lane.
 template <auto c>
-__device__ __forceinline__ void sum_rows(const BackwardBlock<c>& block, const float (&ds)[1][c.keys / 8][4],
+__device__ __forceinline__ void sum_rows(const BackwardCta<c>& cta, const float (&ds)[1][c.keys / 8][4],
                                          const float (&p)[1][c.keys / 8][4], bool peaks) {
   float each[16];  // P, then dS, of queries 8n + 2t + e
 #pragma unroll
@@ -299,25 +299,23 @@ __device__ __forceinline__ void sum_rows(const BackwardBlock<c>& block, const fl
       for (int e = 0; e < 2; ++e) each[2 * n + e] = low(p[0][n][e]) + low(p[0][n][2 + e]);
     }
   }
-  const int first = exchange<8>(each, block.lane) + exchange<4>(each, block.lane) +
-                    exchange<2>(each, block.lane);  // the first of the lane's two
+  const int first = exchange<8>(each, cta.lane) + exchange<4>(each, cta.lane) +
+                    exchange<2>(each, cta.lane);  // the first of the lane's two
   // The two numbers that are left belong to neighbouring queries.
-  float* to =
-      block.sums_smem + (2 * block.warp + first / 8) * c.keys + first % 8 / 2 * 8 + 2 * (block.lane % 4);
+  float* to = cta.sums_smem + (2 * cta.warp + first / 8) * c.keys + first % 8 / 2 * 8 + 2 * (cta.lane % 4);
   *reinterpret_cast<float2*>(to) = {each[0], each[1]};
 }
 
 /// Adds the sums of all warps to those of the rows. The caller passed a barrier after sum_rows().
 template <auto c>
-__device__ __forceinline__ void add_row_sums(const BackwardBlock<c>& block, const QueriesAt& at,
-                                             int exponent) {
-  if (block.warp >= 2 || at.first + block.lane >= block.sequence.length_q) return;
+__device__ __forceinline__ void add_row_sums(const BackwardCta<c>& cta, const QueriesAt& at, int exponent) {
+  if (cta.warp >= 2 || at.first + cta.lane >= cta.sequence.length_q) return;
   float sum = 0;
 #pragma unroll
-  for (int n = 0; n < c.warps; ++n) sum += block.sums_smem[(2 * n + block.warp) * c.keys + block.lane];
-  float* to = (block.warp == 0 ? block.space.peaks.rest_weight : block.space.peaks.rest_gradient) + at.row +
-              block.lane;
-  const int bits = block.warp == 0 ? p_scale_bits : exponent;
+  for (int n = 0; n < c.warps; ++n) sum += cta.sums_smem[(2 * n + cta.warp) * c.keys + cta.lane];
+  float* to =
+      (cta.warp == 0 ? cta.space.peaks.rest_weight : cta.space.peaks.rest_gradient) + at.row + cta.lane;
+  const int bits = cta.warp == 0 ? p_scale_bits : exponent;
   atomicAdd(to, sum * power_of_two(-bits / 2) * power_of_two(bits / 2 - bits));
 }
 
@@ -326,18 +324,18 @@ __device__ __forceinline__ void add_row_sums(const BackwardBlock<c>& block, cons
 /// dQ += dS·K. A warp computes 16 queries by some of the dims. dS has the factor 2^exponent. Head dims are
 /// multiples of 4.
 template <auto c>
-__device__ __forceinline__ void add_dq(const BackwardBlock<c>& block, const QueriesAt& at, int exponent) {
+__device__ __forceinline__ void add_dq(const BackwardCta<c>& cta, const QueriesAt& at, int exponent) {
   constexpr int dim_warps = c.warps / 2;
   constexpr int count = c.dim / dim_warps / 16;
-  const int half = block.warp % 2;
-  const int first_step = block.warp / 2 * count;  // of 16 dims
+  const int half = cta.warp % 2;
+  const int first_step = cta.warp / 2 * count;  // of 16 dims
   float sum[count][2][4] = {};
-  const auto ds = MatrixPointer<c.keys>::by_columns(block.address(block.ds_smem));
+  const auto ds = MatrixPointer<c.keys>::by_columns(cta.address(cta.ds_smem));
 #pragma unroll 1
   for (int tile = 0; tile < c.key_tiles(); ++tile) {
-    if (block.first_key + tile * c.keys >= block.sequence.length_k) break;
-    const auto k = MatrixPointer<c.dim>::by_rows(block.address(block.k_smem + tile * c.tile_bytes()));
-    const float factor = block.factors_smem[tile];
+    if (cta.first_key + tile * c.keys >= cta.sequence.length_k) break;
+    const auto k = MatrixPointer<c.dim>::by_rows(cta.address(cta.k_smem + tile * c.tile_bytes()));
+    const float factor = cta.factors_smem[tile];
     float part[count][1][2][4];
     Parts<c> a[c.keys / 16][1];
     Parts<c> from[c.keys / 16][count];
@@ -360,13 +358,13 @@ __device__ __forceinline__ void add_dq(const BackwardBlock<c>& block, const Quer
     }
   }
   // The factor is applied in two steps, since alone it might overflow or underflow.
-  const int scaled = exponent + block.least_k_exponent;
-  const float first_factor = power_of_two(-scaled / 2) * static_cast<float>(block.call.scale);
+  const int scaled = exponent + cta.least_k_exponent;
+  const float first_factor = power_of_two(-scaled / 2) * static_cast<float>(cta.call.scale);
   const float second_factor = power_of_two(scaled / 2 - scaled);
-  const auto dims = static_cast<int>(block.call.problem.dim_qk);
-  const bool even = block.lane % 2 == 0;
-  const int first_row = at.first + 16 * half + block.lane / 4;
-  auto* to = reinterpret_cast<float*>(block.call.dq.at(block.b, at.hq, block.sequence.first_q + first_row));
+  const auto dims = static_cast<int>(cta.call.problem.dim_qk);
+  const bool even = cta.lane % 2 == 0;
+  const int first_row = at.first + 16 * half + cta.lane / 4;
+  auto* to = reinterpret_cast<float*>(cta.call.dq.at(cta.b, at.hq, cta.sequence.first_q + first_row));
 #pragma unroll
   for (int n = 0; n < count; ++n) {
 #pragma unroll
@@ -379,10 +377,10 @@ __device__ __forceinline__ void add_dq(const BackwardBlock<c>& block, const Quer
       const float other_second = __shfl_xor_sync(~0u, even ? high[1] : low[1], 1);
       const float four[4] = {even ? low[0] : other_first, even ? low[1] : other_second,
                              even ? other_first : high[0], even ? other_second : high[1]};
-      const int dim = 16 * (first_step + n) + (even ? 0 : 8) + block.lane % 4 / 2 * 4;
-      if (first_row + 8 * row >= block.sequence.length_q || dim >= dims) continue;
+      const int dim = 16 * (first_step + n) + (even ? 0 : 8) + cta.lane % 4 / 2 * 4;
+      if (first_row + 8 * row >= cta.sequence.length_q || dim >= dims) continue;
       const auto scaled_back = [&](int e) { return four[e] * first_factor * second_factor; };
-      add_4(to + 8 * row * block.call.dq.stride_s + dim,
+      add_4(to + 8 * row * cta.call.dq.stride_s + dim,
             {scaled_back(0), scaled_back(1), scaled_back(2), scaled_back(3)});
     }
   }
@@ -390,18 +388,18 @@ __device__ __forceinline__ void add_dq(const BackwardBlock<c>& block, const Quer
 
 /// Writes the warp's rows of dK or dV, where no other CTA shares its keys.
 template <auto c>
-__device__ __forceinline__ void store(const BackwardBlock<c>& block, const Rows& rows,
-                                      const ScaledSum<c>& from, int dims, float factor) {
+__device__ __forceinline__ void store(const BackwardCta<c>& cta, const Rows& rows, const ScaledSum<c>& from,
+                                      int dims, float factor) {
   if (!rows.wanted) return;
   const bool aligned = aligned_fours(rows);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const std::int64_t j = block.first_key + block.warp * 16 + 8 * half + block.lane / 4;
-    if (j >= block.sequence.length_k) continue;
-    auto* to = reinterpret_cast<float*>(rows.at(block.b, block.h, block.sequence.first_k + j));
+    const std::int64_t j = cta.first_key + cta.warp * 16 + 8 * half + cta.lane / 4;
+    if (j >= cta.sequence.length_k) continue;
+    auto* to = reinterpret_cast<float*>(rows.at(cta.b, cta.h, cta.sequence.first_k + j));
 #pragma unroll
     for (int n = 0; n < c.dim / 8; ++n) {
-      const int dim = 8 * n + 2 * (block.lane % 4);
+      const int dim = 8 * n + 2 * (cta.lane % 4);
       if (dim >= dims) continue;
       const float first = from.scaled_back(from.sum[0][n][2 * half] * factor);
       const float second = from.scaled_back(from.sum[0][n][2 * half + 1] * factor);
@@ -417,22 +415,22 @@ __device__ __forceinline__ void store(const BackwardBlock<c>& block, const Rows&
 
 /// Adds the warp's rows of dK or dV to what other CTAs add. Head dims are multiples of 4.
 template <auto c>
-__device__ __forceinline__ void add(const BackwardBlock<c>& block, const Rows& rows, const ScaledSum<c>& from,
+__device__ __forceinline__ void add(const BackwardCta<c>& cta, const Rows& rows, const ScaledSum<c>& from,
                                     int dims, float factor) {
   if (!rows.wanted) return;
   // Two neighbouring lanes have two dims each of the same two rows. They exchange elements, so that each adds
   // four dims of one row.
-  const bool even = block.lane % 2 == 0;
-  const std::int64_t j = block.first_key + block.warp * 16 + (even ? 0 : 8) + block.lane / 4;
-  const bool present = j < block.sequence.length_k;
-  auto* to = reinterpret_cast<float*>(
-      rows.at(block.b, block.h, block.sequence.first_k + (present ? j : block.first_key)));
+  const bool even = cta.lane % 2 == 0;
+  const std::int64_t j = cta.first_key + cta.warp * 16 + (even ? 0 : 8) + cta.lane / 4;
+  const bool present = j < cta.sequence.length_k;
+  auto* to =
+      reinterpret_cast<float*>(rows.at(cta.b, cta.h, cta.sequence.first_k + (present ? j : cta.first_key)));
 #pragma unroll
   for (int n = 0; n < c.dim / 8; ++n) {
     const float(&own)[4] = from.sum[0][n];
     const float first = __shfl_xor_sync(~0u, even ? own[2] : own[0], 1);
     const float second = __shfl_xor_sync(~0u, even ? own[3] : own[1], 1);
-    const int dim = 8 * n + block.lane % 4 / 2 * 4;
+    const int dim = 8 * n + cta.lane % 4 / 2 * 4;
     if (!present || dim >= dims) continue;
     const auto scaled_back = [&](float x) { return from.scaled_back(x * factor); };
     add_4_of_any_size(to + dim, {scaled_back(even ? own[0] : first), scaled_back(even ? own[1] : second),
@@ -441,10 +439,10 @@ __device__ __forceinline__ void add(const BackwardBlock<c>& block, const Rows& r
 }
 
 template <auto c>
-__device__ __forceinline__ void finish(const BackwardBlock<c>& block, const Rows& rows,
-                                       const ScaledSum<c>& sum, std::int64_t dims, float factor, bool alone) {
-  alone ? store(block, rows, sum, static_cast<int>(dims), factor)
-        : add(block, rows, sum, static_cast<int>(dims), factor);
+__device__ __forceinline__ void finish(const BackwardCta<c>& cta, const Rows& rows, const ScaledSum<c>& sum,
+                                       std::int64_t dims, float factor, bool alone) {
+  alone ? store(cta, rows, sum, static_cast<int>(dims), factor)
+        : add(cta, rows, sum, static_cast<int>(dims), factor);
 }
 
 }  // namespace tilewise::cuda::mma_f32

@@ -11,9 +11,8 @@ inline constexpr int p_scale_bits = 14;
 /// What backward knows of a query before it meets a key, [Hq, rows_q] each: P = exp2(s·log2 e − lse) · factor
 /// / 2^p_scale_bits, and dS = P·(dP + minus_delta).
 struct RowValues {
-  float* lse = nullptr;  ///< LSE·log2 e less a small integer; infinite for a query that sees no key
-  float* factor =
-      nullptr;  ///< 2 to that integer's negative and to the rounding error of `lse`, times 2^p_scale_bits
+  float* lse = nullptr;          ///< LSE·log2 e less a small integer; infinite for a query that sees no key
+  float* factor = nullptr;       ///< corrects P for that integer and for the rounding of `lse`, and scales it
   float* minus_delta = nullptr;  ///< dLSE − delta
 };
 

@@ -18,8 +18,7 @@ struct BackwardConfig {
   static constexpr int row_tiles = 1;
   static constexpr int keys = 32;  ///< per tile, of queries as of keys
   static constexpr int keys_at_once = 32;
-  static constexpr int steps_at_once =
-      2;  ///< of 16 queries in dK and dV, whose products of low parts come first
+  static constexpr int steps_at_once = 2;  ///< of 16 queries in dK and dV; low parts of all come first
   constexpr int threads() const { return warps * 32; }
   constexpr int cta_keys() const { return warps * 16; }  ///< keys of a CTA
   constexpr int key_tiles() const { return cta_keys() / keys; }
@@ -27,8 +26,8 @@ struct BackwardConfig {
   constexpr int part_bytes() const { return keys * row_bytes(); }
   constexpr int tile_bytes() const { return parts * part_bytes(); }
   constexpr int ds_part_bytes() const { return cta_keys() * keys * 2; }
-  static constexpr int stage_row_values =
-      3 * keys + 4;  ///< three numbers per query, three for the tile, one of padding
+  /// Three numbers per query and three for the tile, padded to 16 bytes.
+  static constexpr int stage_row_values = 3 * keys + 4;
   /// K and V; two stages of Q and dO and of their row values; dS; two sums per query and warp; one factor per
   /// K tile.
   constexpr std::size_t shared_bytes() const {

@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(StreamShape::threads, StreamShape::blocks(dim)
   const auto heads_kv = static_cast<std::uint32_t>(call.problem.heads_kv);
   const std::uint32_t b = blockIdx.x / heads_kv, head_kv = blockIdx.x % heads_kv;
   if constexpr (!paged) prefetch_split<dim>(call, b, head_kv, static_cast<int>(blockIdx.y), splits.count);
-  wait_for_kernel_ahead();
+  wait_for_kernel_ahead();  // it may have written Q, K, V, lengths or pages
   const Sequence sequence = call.sequence(b);
   const QueryRows rows{{.b = b,
                         .h = static_cast<std::int64_t>(head_kv) * heads,

@@ -17,8 +17,8 @@ bool near_rows(const Rows& rows) {
 // Whether the plain kernel takes a call: only scale and band lie between Q·Kᵀ and P, rows can be copied 16
 // bytes at a time, and P may be rounded to 16 bits.
 bool plain(const AttentionCall& call) {
-  constexpr double least_scale =
-      1e-20;  // the plain kernel compares products times the scale, where hidden ones are infinite
+  // The scale must be positive, and so large that the slack of a maximum, 8 over the scale, is finite.
+  constexpr double least_scale = 1e-20;
   return !call.problem.features.needs_more_than_band() && call.problem.layout != Layout::paged &&
          call.scale >= least_scale && aligned_chunks(call.q) && aligned_chunks(call.k) &&
          aligned_chunks(call.v) && near_rows(call.k) && near_rows(call.v) && !keeps_p_exact(call);

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/attention/sm80/forward/block.cuh"
+#include "cuda/attention/sm80/forward/cta.cuh"
 #include "cuda/attention/sm80/forward/finish.cuh"
 #include "cuda/attention/sm80/forward/split_kv.h"
 #include "cuda/attention/sm80/forward/tuning.h"
@@ -12,11 +12,11 @@ namespace tilewise::cuda::mma {
 
 // Head dims so large that a warp cannot keep O of 32 queries. Two warps share the queries: each computes P of
 // half of a tile's keys, gives it to the other warp, and has half of O's dims. So a fragment of K or V serves
-// two scores, as with smaller head dims. With 16 queries per warp it would serve one, and shared memory
+// two products, as with smaller head dims. With 16 queries per warp it would serve one, and shared memory
 // would be the bottleneck.
 
 template <typename T, ForwardConfig c>
-struct PairedBlock {
+struct PairedCta {
   static constexpr ForwardConfig half_of_keys() {
     ForwardConfig half = c;
     half.keys /= 2;
@@ -33,7 +33,7 @@ struct PairedBlock {
   const int all_first, all_last;  ///< keys that every query of the CTA sees
   const int side;                 ///< which half of the keys and of the dims this warp has
   const Place<c> place;           ///< with a pair of warps in place of a warp
-  const BlockSpace<c> space;
+  const CtaTiles<c> space;
   uint4* p_smem;            ///< of the pair, 2 x [steps, row tiles, 32]: P
   float2* row_values_smem;  ///< of the pair, 2 x [32]: maxima and sums of rows
   float o[c.row_tiles][own_eights][4] = {};
@@ -44,7 +44,7 @@ struct PairedBlock {
     place.warp /= 2;
     return place;
   }
-  __device__ PairedBlock(const AttentionCall& call_, const QueryRows& rows_, std::byte* shared)
+  __device__ PairedCta(const AttentionCall& call_, const QueryRows& rows_, std::byte* shared)
       : call(call_),
         rows(rows_),
         load(call, rows),
@@ -64,8 +64,8 @@ struct PairedBlock {
     return p_smem + ((side_ * own_steps + step) * c.row_tiles + r) * 32 + place.lane;
   }
 
-  /// Computes P of this warp's keys by the present maxima and stores it for both warps. Returns whether an
-  /// element is too large.
+  /// Computes P of this warp's keys with the maxima of the tiles before and stores it for both warps. Returns
+  /// whether an element is too large.
   __device__ bool exponentiate(Probabilities<c> (&p)[own_steps], const Scores<half_tile>& s,
                                TileSums<c>& tile) {
     tile.begin(exponents, softmax);
@@ -182,8 +182,8 @@ struct PairedBlock {
     LaneRow<c, false> lane_row(call, exponents, place, softmax);
     float2* const row_values = row_values_smem + lane_row.row % 32;
     if (lane_row.first) row_values[32 * side] = {lane_row.sum, lane_row.rounded};
-    sync_two_warps(
-        barrier());  // both warps' sums are in shared memory, and both are done with Q, whose place O takes
+    // Both warps' sums are in shared memory, and both are done with Q, whose place O takes.
+    sync_two_warps(barrier());
     const float2 other = row_values[32 * (side ^ 1)];
     lane_row.sum += other.x;
     lane_row.rounded += other.y;
@@ -249,19 +249,19 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryRow
 /// computed while the other is filled. One barrier per tile says both that a stage has arrived and that the
 /// other is free.
 template <typename T, ForwardConfig c>
-struct Block {
+struct ForwardCta {
   const AttentionCall& call;
   const QueryRows& rows;
   const Loader<T, c> load;
   const Exponents<false> exponents;
   const SeenByAll all;
   const Place<c> place{};
-  const BlockSpace<c> space;
+  const CtaTiles<c> space;
   Output<c> o = {};
   SoftmaxRows<c> softmax{};
   TileSums<c> tile_sums;  ///< of the current tile
 
-  __device__ Block(const AttentionCall& call_, const QueryRows& rows_, std::byte* shared)
+  __device__ ForwardCta(const AttentionCall& call_, const QueryRows& rows_, std::byte* shared)
       : call(call_),
         rows(rows_),
         load(call, rows),
@@ -288,7 +288,7 @@ struct Block {
     add_rounded<T, c>(softmax, p);
     multiply_values<T, c>(o, p, v, step);
   }
-  /// Softmax and P·V of a tile: P of 16 keys is computed between the scores of the 16 before.
+  /// Softmax and P·V of a tile: P of 16 keys is computed between the products of the 16 before.
   __device__ void softmax_and_add(const KeyTile& keys, Scores<c>& s, const MatrixPointer<c.dim>& v) {
     start_softmax(keys, s);
     Probabilities<c> p[2];
@@ -301,9 +301,9 @@ struct Block {
     tile_sums.add_to(softmax);
   }
 
-  /// Computes a tile in which nothing is hidden by the present maxima. This takes only scores and
-  /// exponentials; looking for the maximum first would take one more instruction per score. Returns false,
-  /// with nothing added, where an element of P is too large for that.
+  /// Computes a tile in which nothing is hidden, with the maxima of the tiles before. This takes only
+  /// products and exponentials; looking for the maximum first would take one more instruction per score.
+  /// Returns false, with nothing added, where an element of P is too large for that.
   __device__ bool add_by_old_maxima(const Queries<c>& q, const MatrixPointer<c.dim>& k,
                                     const MatrixPointer<c.dim>& v) {
     ScoreAccumulator<T, c> scores;
@@ -331,7 +331,7 @@ struct Block {
     const Queries<c> q = queries();
     const auto seen_first = static_cast<int>(seen_by_warp<c>(*this).first);
     const auto seen_last = static_cast<int>(seen_by_warp<c>(*this).last);
-    [[maybe_unused]] bool begun = false;  // the maxima are those of some tile
+    [[maybe_unused]] bool begun = false;  // some tile has set the maxima
 #pragma unroll 1
     for (int stage = 0; keys.count > 0; stage ^= 1) {
       const KeyTile next = tiles.next();
@@ -366,13 +366,12 @@ struct Block {
 /// The kernel of one row of the tuning table.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks,
-                   const Splits splits) {
+    forward_kernel(const __grid_constant__ AttentionCall call, const ForwardGrid grid, const Splits splits) {
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(!Table::general);
   TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
-  const QueryRows rows = blocks.rows(call, blockIdx.x);
+  const QueryRows rows = grid.rows(call, blockIdx.x);
   if (rows.queries.count <= 0) return;
   KeyTiles<false> tiles(call, rows.queries, c.keys);
   if constexpr (c.split_kv) {
@@ -381,20 +380,20 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   const KeyTile first = tiles.next();
   if constexpr (c.paired) {
     static_assert(!c.split_kv && c.stages == 1);
-    PairedBlock<T, c> block(call, rows, shared);
-    if (first.count > 0) block.mainloop(tiles, first);
-    block.finish();
+    PairedCta<T, c> cta(call, rows, shared);
+    if (first.count > 0) cta.mainloop(tiles, first);
+    cta.finish();
   } else {
     static_assert(c.stages == 2);
-    Block<T, c> block(call, rows, shared);
-    if (first.count > 0) block.mainloop(tiles, first);
+    ForwardCta<T, c> cta(call, rows, shared);
+    if (first.count > 0) cta.mainloop(tiles, first);
     if constexpr (c.split_kv) {
       if (splits.count > 1) {
-        return store_split<c, false>(call, splits, static_cast<int>(blockIdx.y), rows, block.exponents,
-                                     block.place, block.o, block.softmax);
+        return store_split<c, false>(call, splits, static_cast<int>(blockIdx.y), rows, cta.exponents,
+                                     cta.place, cta.o, cta.softmax);
       }
     }
-    finish<T, c, false>(call, rows, block.exponents, block.place, block.o, block.softmax, block.space.q_smem);
+    finish<T, c, false>(call, rows, cta.exponents, cta.place, cta.o, cta.softmax, cta.space.q_smem);
   }
 #endif
 }

@@ -116,7 +116,7 @@ struct GeneralLoader {
 /// computed while the other is filled. One barrier per tile says both that a stage has arrived and that the
 /// other is free.
 template <typename T, ForwardConfig c>
-struct GeneralBlock {
+struct GeneralCta {
   const AttentionCall& call;
   const QueryRows& rows;
   const GeneralLoader<c> load;
@@ -125,15 +125,15 @@ struct GeneralBlock {
   const SeenByAll all;
   const bool exact_p;  ///< P's rounding errors are multiplied by V, too: see keeps_p_exact()
   const Place<c> place{};
-  const BlockSpace<c> space;
+  const CtaTiles<c> space;
   const MaskRows<c, T> mask;
   const DropoutMask& drawn;
   Output<c> o = {};
   SoftmaxRows<c> softmax{};
   TileSums<c> tile_sums;  ///< of the current tile
 
-  __device__ GeneralBlock(const AttentionCall& call_, const ForwardFacts& facts, bool exact_p_,
-                          std::byte* shared)
+  __device__ GeneralCta(const AttentionCall& call_, const ForwardFacts& facts, bool exact_p_,
+                        std::byte* shared)
       : call(call_),
         rows(facts.rows),
         load{call, facts},
@@ -151,7 +151,7 @@ struct GeneralBlock {
     return q;
   }
 
-  /// Turns scores into scores and raises the maxima. `fours` has the elements of the mask, which were
+  /// Turns products into scores and raises the maxima. `fours` has the elements of the mask, which were
   /// loaded ahead.
   __device__ __forceinline__ void start_softmax(const KeyTile& keys, const Fours<c>& fours, Scores<c>& s) {
     make_scores<c>(call, rules, rows, keys, all.ends_in(keys, c.keys), place, mask, fours, s);
@@ -178,7 +178,7 @@ struct GeneralBlock {
     multiply_values<T, c>(o, p, v, step);
   }
 
-  /// P of 16 keys is computed between the scores of the 16 before.
+  /// P of 16 keys is computed between the products of the 16 before.
   template <typename Add>
   __device__ __forceinline__ void exponentiate_steps(const Scores<c>& s, const Add& add) {
     Probabilities<c> p[2];
@@ -279,8 +279,7 @@ struct GeneralBlock {
 /// The kernel of one row of the tuning table.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    general_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks,
-                   const Splits splits) {
+    general_kernel(const __grid_constant__ AttentionCall call, const ForwardGrid grid, const Splits splits) {
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(Table::general && c.stages == 2);
@@ -288,24 +287,23 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   auto& facts_smem = *reinterpret_cast<ForwardFacts*>(shared + c.shared_bytes(false));
   const auto split = static_cast<int>(blockIdx.y);
   if (threadIdx.x == 0) {
-    new (&facts_smem) ForwardFacts(call, blocks.rows(call, blockIdx.x), c);
+    new (&facts_smem) ForwardFacts(call, grid.rows(call, blockIdx.x), c);
     if (c.split_kv && splits.count > 1) facts_smem.tiles.keep_split(split, splits.count);
     facts_smem.ahead[0] = facts_smem.tiles.next();
   }
   __syncthreads();  // the facts are there
   const QueryRows& rows = facts_smem.rows;
   if (rows.queries.count <= 0) return;
-  GeneralBlock<T, c> block(call, facts_smem, blocks.exact_p, shared);
+  GeneralCta<T, c> cta(call, facts_smem, grid.exact_p, shared);
   TilesAhead tiles(facts_smem);
   const KeyTile first = tiles.take();
-  if (first.count > 0) block.mainloop(tiles, first);
+  if (first.count > 0) cta.mainloop(tiles, first);
   if constexpr (c.split_kv) {
     if (splits.count > 1) {
-      return store_split<c, true>(call, splits, split, rows, block.exponents, block.place, block.o,
-                                  block.softmax);
+      return store_split<c, true>(call, splits, split, rows, cta.exponents, cta.place, cta.o, cta.softmax);
     }
   }
-  finish<T, c, true>(call, rows, block.exponents, block.place, block.o, block.softmax, block.space.q_smem);
+  finish<T, c, true>(call, rows, cta.exponents, cta.place, cta.o, cta.softmax, cta.space.q_smem);
 #endif
 }
 

@@ -104,8 +104,7 @@ __device__ __forceinline__ void add_fours(const Fours<c>& fours, Scores<c>& s, c
         for (int e = 0; e < 4; ++e) {
           float& score = s[r][2 * n + e / 2][2 * half + e % 2];
           const float own = bias(fours[r][half][n], e);
-          score =
-              own == minus_infinity ? own : __fadd_rn(score, own);  // also if the score is infinite or NaN
+          score = own == minus_infinity ? own : __fadd_rn(score, own);  // hides a NaN, too
         }
       }
     }

@@ -14,11 +14,11 @@ static_assert(most_splits <= threads);
 
 // Reduces over the CTA; `smem` has one float per warp.
 template <typename Join>
-__device__ __forceinline__ float join_block(float x, float* smem, const Join& join) {
+__device__ __forceinline__ float reduce_cta(float x, float* smem, const Join& join) {
 #pragma unroll
   for (int apart = 16; apart > 0; apart /= 2) x = join(x, __shfl_xor_sync(~0u, x, apart));
   if (threadIdx.x % 32 == 0) smem[threadIdx.x / 32] = x;
-  __syncthreads();
+  __syncthreads();  // the results of all warps are there
   return join(join(smem[0], smem[1]), join(smem[2], smem[3]));
 }
 
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(threads)
   __shared__ float weights_smem[threads];
   __shared__ float4 sums_smem[threads];
   let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  wait_for_kernel_ahead();  // it wrote the partial results
   const auto length_q = static_cast<std::uint32_t>(call.problem.length_q);
   const auto heads_q = static_cast<std::uint32_t>(call.problem.heads_q);
   const std::int64_t i = blockIdx.x % length_q;
@@ -97,15 +97,15 @@ __global__ void __launch_bounds__(threads)
   const float own_maximum = state[0];
   const auto larger = [](float x, float y) { return fmaxf(x, y); };
   const auto sum_of = [](float x, float y) { return x + y; };
-  float maximum = join_block(own_maximum, joined_smem[0], larger);
+  float maximum = reduce_cta(own_maximum, joined_smem[0], larger);
   float sink_p = 0;
   if (call.problem.features.sinks) {
     join_sink(static_cast<float>(call.sinks.at(b, h)), maximum, sink_p);
   }
   const float weight = has_split ? expf(own_maximum - maximum) : 0.0f;
   weights_smem[own] = weight;
-  const float total = join_block(weight * state[1], joined_smem[1], sum_of) + sink_p;
-  const float rounded = join_block(weight * state[2], joined_smem[2], sum_of) + sink_p;
+  const float total = reduce_cta(weight * state[1], joined_smem[1], sum_of) + sink_p;
+  const float rounded = reduce_cta(weight * state[2], joined_smem[2], sum_of) + sink_p;
   const std::int64_t at = sequence.first_q + i;
   if (call.lse.wanted && own == 0) {
     *reinterpret_cast<float*>(call.lse.at(b, h, at)) = total == 0 ? minus_infinity : maximum + logf(total);

@@ -39,15 +39,15 @@ struct Splits {
 /// One for each thread of the combine kernel.
 inline constexpr std::int64_t most_splits = 128;
 
-/// How many splits a call's keys are cut into, where `blocks` CTAs would run without splits and `room` fit
+/// How many splits a call's keys are cut into, where `ctas` CTAs would run without splits and `room` fit
 /// into the GPU. A split of few tiles does not pay for its CTA.
-inline int splits_of(const AttentionCall& call, std::int64_t blocks, std::int64_t room, int keys) {
+inline int splits_of(const AttentionCall& call, std::int64_t ctas, std::int64_t room, int keys) {
   constexpr std::int64_t least_tiles = 4;
   const std::int64_t least = call.problem.piece.wide_rows ? 2 : 1;
-  if (call.problem.features.block_mask || blocks == 0) return static_cast<int>(least);
+  if (call.problem.features.block_mask || ctas == 0) return static_cast<int>(least);
   const std::int64_t tiles = (call.problem.length_k + keys - 1) / keys;
   return static_cast<int>(
-      std::clamp<std::int64_t>(std::min(room / blocks, tiles / least_tiles), least, most_splits));
+      std::clamp<std::int64_t>(std::min(room / ctas, tiles / least_tiles), least, most_splits));
 }
 
 /// Combines the splits: writes O and LSE.

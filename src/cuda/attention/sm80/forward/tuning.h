@@ -16,7 +16,7 @@ struct ForwardConfig {
   bool queries_stay = false;  ///< in registers; otherwise they are loaded again for every K tile
   int stages = 2;             ///< of K and V; pairs have one, where V is loaded during Q·Kᵀ and K during P·V
   bool paired = false;        ///< two warps share their queries; each has half of the keys and half of O
-  bool old_maxima = false;  ///< P is computed by the present maxima, and again where an element is too large
+  bool old_maxima = false;  ///< P is computed with the maxima so far, and again where an element is too large
   int blocks = 1;           ///< CTAs per SM, at least
   bool split_kv = false;    ///< several CTAs may share the keys of a Q tile, see split_kv.h
   bool additive = true;     ///< takes additive masks; without them more registers are left for scores

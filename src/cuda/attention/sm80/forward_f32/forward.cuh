@@ -47,7 +47,7 @@ struct Queries<c, true> {
 
 /// The state of a CTA: its queries, and a ring of buffers through which K and V tiles pass alternately.
 template <auto c>
-struct Block : QueryState<c> {
+struct ForwardCta : QueryState<c> {
   using QueryState<c>::call, QueryState<c>::rows, QueryState<c>::place, QueryState<c>::o;
   const SplitRows &k, &v;
   std::byte* q_smem;        ///< parts x [rows, dim]
@@ -56,8 +56,8 @@ struct Block : QueryState<c> {
   std::int64_t first_tile;  ///< the sequence's first tile among all
   int tile, end;            ///< the current K tile, and the end of its range
 
-  __device__ Block(const AttentionCall& call_, const QueryRows& rows_, const SplitRows& k_,
-                   const SplitRows& v_, std::byte* shared)
+  __device__ ForwardCta(const AttentionCall& call_, const QueryRows& rows_, const SplitRows& k_,
+                        const SplitRows& v_, std::byte* shared)
       : QueryState<c>(call_, rows_),
         k(k_),
         v(v_),
@@ -139,23 +139,23 @@ struct Block : QueryState<c> {
 /// The kernel of one row of the tuning table.
 template <typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    forward_kernel(const __grid_constant__ AttentionCall call, const QueryBlocks blocks, const SplitRows k,
+    forward_kernel(const __grid_constant__ AttentionCall call, const ForwardGrid grid, const SplitRows k,
                    const SplitRows v, const Unfit unfit) {
 #if __CUDA_ARCH__ >= 800
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(c.keys == Table::keys && c.parts == Table::parts);
   TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
-  const QueryRows rows = blocks.rows(call, blockIdx.x);
+  const QueryRows rows = grid.rows(call, blockIdx.x);
   if (rows.queries.count <= 0) return;
   if (unfit.keys[rows.queries.b * call.problem.heads_kv + rows.head_kv] != 0) return;
-  Block<c> block(call, rows, k, v, shared);
-  if (!block.mainloop()) {
-    for (int n = block.place.lane; n < rows.heads; n += 32) {
+  ForwardCta<c> cta(call, rows, k, v, shared);
+  if (!cta.mainloop()) {
+    for (int n = cta.place.lane; n < rows.heads; n += 32) {
       unfit.queries[rows.queries.b * call.problem.heads_q + rows.queries.h + n] = 1;
       *unfit.any = 1;
     }
   }
-  block.finish();
+  cta.finish();
 #endif
 }
 
@@ -192,13 +192,13 @@ void run_row(const AttentionCall& call, const ForwardSpace& space, int multiproc
   constexpr ForwardConfig c = Table::rows[row];
   clear_marks(space.unfit, stream);
   split_keys<Table, c.dim>(call, space, stream);
-  const QueryBlocks blocks = QueryBlocks::of(call, c.rows(), multiprocessors);
+  const ForwardGrid grid = ForwardGrid::of(call, c.rows(), multiprocessors);
   launch<forward_kernel<Table, row>>({.name = "tilewise mma forward",
-                                      .blocks = blocks.count(),
+                                      .blocks = grid.count(),
                                       .threads = c.threads(),
                                       .shared_bytes = c.shared_bytes(),
                                       .stream = stream},
-                                     call, blocks, space.k, space.v, space.unfit);
+                                     call, grid, space.k, space.v, space.unfit);
 }
 
 /// The row of the table for a call.
@@ -208,8 +208,8 @@ int choose_row(const AttentionCall& call, const DeviceProperties& device) {
   const int chosen = choose_row_of<Table>(
       call, [&](const ForwardConfig& c) { return c.dim == dim && c.shared_bytes() <= device.shared_bytes; },
       [&](int row) {
-        const auto blocks = QueryBlocks::of(call, Table::rows[row].rows(), device.multiprocessors);
-        return fill_cost<Table>(row, 4 * blocks.count() >= 3 * device.multiprocessors);
+        const auto grid = ForwardGrid::of(call, Table::rows[row].rows(), device.multiprocessors);
+        return fill_cost<Table>(row, 4 * grid.count() >= 3 * device.multiprocessors);
       });
   if (chosen < 0) throw DeviceError("tilewise mma forward: too little shared memory for its tiles");
   return chosen;

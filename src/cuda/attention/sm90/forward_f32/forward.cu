@@ -347,7 +347,7 @@ struct Consumer : QueryState<c> {
 /// Compiled for sm_90a alone.
 template <typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    forward_kernel(const __grid_constant__ AttentionCall call, const mma::QueryBlocks blocks,
+    forward_kernel(const __grid_constant__ AttentionCall call, const mma::ForwardGrid blocks,
                    const SplitRows k, const SplitRows v, const Unfit unfit) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr ForwardConfig c = Table::rows[row];
@@ -403,7 +403,7 @@ int row_of(const AttentionCall& call) {
     if (c.use == Use::few_keys) return call.problem.most_keys <= 4 * c.keys ? 0 : 2;
     const int multiprocessors = device_properties(call.problem.device.index).multiprocessors;
     const std::int64_t room = std::int64_t{usual.blocks} * multiprocessors;
-    const bool few = mma::QueryBlocks::of(call, usual.rows(), multiprocessors).count() <= room;
+    const bool few = mma::ForwardGrid::of(call, usual.rows(), multiprocessors).count() <= room;
     return Turns::uneven(call) && few ? 0 : 2;
   };
   return choose_row_of<Table>(call, able, cost);
@@ -428,7 +428,7 @@ void run_row(const AttentionCall& call, const mma_f32::ForwardSpace& space, cons
       call, {.count = 2, .tensors = {{call.k, dim_qk, space.k}, {call.v, dim_v, space.v}}}, stream,
       mma_f32::ClearMarks{.unfit = space.unfit});
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
-  const auto blocks = mma::QueryBlocks::of(call, c.rows(), multiprocessors);
+  const auto blocks = mma::ForwardGrid::of(call, c.rows(), multiprocessors);
   launch<forward_kernel<Table, row>>({.name = "tilewise wgmma f32 forward",
                                       .blocks = blocks.count(),
                                       .threads = c.threads(),

@@ -88,7 +88,7 @@ struct WarpPlace {
 /// The state of a CTA of the backward kernel: its K tile, its shared memory and its accumulators of dK and
 /// dV. `general`: the call has features beyond the band, or rows of any alignment.
 template <typename T_, BackwardConfig c, bool general_>
-struct BackwardBlock {
+struct BackwardCta {
   using T = T_;
   static constexpr bool general = general_;
   static constexpr BackwardConfig config = c;
@@ -101,7 +101,7 @@ struct BackwardBlock {
   using DkvAccumulator = Accumulator<c.dkv_key_tiles(), c.dkv_dim_tiles()>;
 
   const AttentionCall& call;
-  const BackwardBlocks& blocks;
+  const BackwardGrid& grid;
   const BackwardSpace& space;
   const int b, h;  ///< h is the key head
   int key_count;
@@ -130,13 +130,13 @@ struct BackwardBlock {
   } known;
   DkvAccumulator dk = {}, dv = {};
 
-  static __device__ BlockFacts* facts_of(std::byte* shared) {
-    return reinterpret_cast<BlockFacts*>(shared + c.shared_bytes(false) - c.fact_bytes);
+  static __device__ CtaFacts* facts_of(std::byte* shared) {
+    return reinterpret_cast<CtaFacts*>(shared + c.shared_bytes(false) - c.fact_bytes);
   }
-  __device__ BackwardBlock(const AttentionCall& call_, const BackwardBlocks& blocks_,
-                           const BackwardSpace& space_, std::byte* shared, const Turn& turn)
+  __device__ BackwardCta(const AttentionCall& call_, const BackwardGrid& grid_, const BackwardSpace& space_,
+                         std::byte* shared, const Turn& turn)
       : call(call_),
-        blocks(blocks_),
+        grid(grid_),
         space(space_),
         b(static_cast<int>(turn.among(call.problem.heads_kv).b)),
         h(static_cast<int>(turn.among(call.problem.heads_kv).h)),
@@ -154,7 +154,7 @@ struct BackwardBlock {
         minus_delta_smem(lse_smem + c.stages * c.queries),
         facts_smem(&facts_of(shared)->group),
         held_smem(&facts_of(shared)->held) {
-    const KeyTile keys = blocks.keys.tile(call, call.sequence(b), turn.tile);
+    const KeyTile keys = grid.keys.tile(call, call.sequence(b), turn.tile);
     key_count = keys.count;
     first_key = static_cast<int>(keys.first);
   }
@@ -229,7 +229,7 @@ struct BackwardBlock {
   };
   __device__ int first_query(const QuerySteps& steps) const {
     if constexpr (general) {
-      const auto per_block = static_cast<int>(blocks.queries.tiles_per_block);
+      const auto per_block = static_cast<int>(grid.queries.tiles_per_block);
       if (per_block > 0) {
         return steps.at / per_block * static_cast<int>(call.blocks.block_q) +
                steps.at % per_block * c.queries;
@@ -240,7 +240,7 @@ struct BackwardBlock {
   __device__ int query_count(const QuerySteps& steps, int first) const {
     int end = known.length;
     if constexpr (general) {
-      const auto per_block = static_cast<int>(blocks.queries.tiles_per_block);
+      const auto per_block = static_cast<int>(grid.queries.tiles_per_block);
       if (per_block > 0) end = min(end, (steps.at / per_block + 1) * static_cast<int>(call.blocks.block_q));
     }
     return min(c.queries, end - first);
@@ -268,7 +268,7 @@ struct BackwardBlock {
   __device__ std::int64_t dq_tile(const QuerySteps& steps) const {
     const std::int64_t head = known.tile + steps.head * space.dq.tiles;
     if constexpr (general) {
-      const auto per_block = static_cast<int>(blocks.queries.tiles_per_block);
+      const auto per_block = static_cast<int>(grid.queries.tiles_per_block);
       if (per_block > 0) {
         const int block_tiles = (static_cast<int>(call.blocks.block_q) + 15) / 16;
         return head + steps.at / per_block * block_tiles + steps.at % per_block * (c.queries / 16);
@@ -277,13 +277,13 @@ struct BackwardBlock {
     return head + steps.at * (c.queries / 16);
   }
   __device__ QueryTile query_tile(const QuerySteps& steps) const {
-    return blocks.queries.tile(call, b, h * call.group() + steps.head, steps.at);
+    return grid.queries.tile(call, b, h * call.group() + steps.head, steps.at);
   }
   /// How many K tiles before this one, and with it, add to the dQ of a Q tile.
   __device__ OrderWords order_words(const QuerySteps& steps) const {
     if constexpr (general) {
       if (call.problem.features.block_mask) {
-        return mma::order_words(call, blocks.keys, query_tile(steps), first_key);
+        return mma::order_words(call, grid.keys, query_tile(steps), first_key);
       }
     }
     const std::int64_t first_seen = max(std::int64_t{0}, facts_smem->low + first_query(steps) + first_key);
@@ -296,7 +296,7 @@ struct BackwardBlock {
     if constexpr (general) {
       if (!call.problem.features.block_mask) return;
       const OwnKeys keys{b, h * static_cast<int>(call.group()), first_key, key_count};
-      steps = next_seen(call, blocks, space, *facts_smem, keys, c.queries, steps);
+      steps = next_seen(call, grid, space, *facts_smem, keys, c.queries, steps);
     }
   }
 

@@ -203,12 +203,12 @@ __device__ __forceinline__ void add_rounded(SoftmaxRows<c>& rows, const Probabil
 
 /// The tiles of a CTA in shared memory.
 template <ForwardConfig c>
-struct BlockSpace {
+struct CtaTiles {
   std::byte* q_smem;  ///< [rows, dim]
   std::byte* k_smem;  ///< stages x [keys, dim]
   std::byte* v_smem;  ///< stages x [keys, dim]
 
-  __device__ explicit BlockSpace(std::byte* shared)
+  __device__ explicit CtaTiles(std::byte* shared)
       : q_smem(shared), k_smem(q_smem + c.query_bytes()), v_smem(k_smem + c.stages * c.key_bytes()) {}
 
   static __device__ std::uint32_t address(const std::byte* smem) {
