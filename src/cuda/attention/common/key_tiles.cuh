@@ -68,8 +68,8 @@ __device__ __forceinline__ void keep_split_of(std::int64_t& first, std::int64_t&
   last = min(last, first + share);
 }
 
-/// Walks over the key tiles, of at most `size` keys, that a query tile sees. These are in one range or, where
-/// the call has a block mask, in the blocks that it lists; only `blocks` allows one.
+/// Walks over the key tiles, of at most `size` keys, that a query tile sees: those of one range or, with a
+/// block mask, those of the blocks that it lists. `blocks`: the call may have a block mask.
 template <bool blocks>
 class KeyTiles;
 

@@ -33,7 +33,7 @@ struct BackwardConfig {
   constexpr int key_bytes() const { return keys * dim * 2; }        ///< K or V
   constexpr int query_bytes() const { return queries * dim * 2; }   ///< one stage of Q or dO
   constexpr int score_bytes() const { return keys * queries * 2; }  ///< one stage of P or dS
-  static constexpr int fact_bytes = 112;                            ///< of BlockFacts
+  static constexpr int fact_bytes = 112;                            ///< of CtaFacts
   constexpr int state_bytes() const { return queries * 4; }         ///< one stage of one number per query
   constexpr int ds_stages() const { return pairs_ahead ? 2 : 1; }
   constexpr int p_stages() const { return weights_stay ? 0 : pairs_ahead && stages > 2 ? 2 : 1; }

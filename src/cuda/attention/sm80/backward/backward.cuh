@@ -208,7 +208,7 @@ __device__ __forceinline__ void compute_p_and_ds(Cta& cta, const QuerySteps& ste
   const int own_first = cta.warp % (c.warps / c.key_warps) * queries_each;
 #pragma unroll 1
   for (int n = 0; n < queries_each; n += c.queries_at_once) {
-    compute_some_p_and_ds<c>(cta, steps, edge, stage, score_stage, own_first + n);
+    compute_p_and_ds_step<c>(cta, steps, edge, stage, score_stage, own_first + n);
   }
 }
 

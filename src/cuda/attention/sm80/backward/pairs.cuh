@@ -384,7 +384,7 @@ __device__ __forceinline__ void add_from_registers(DkvAccumulator& sum,
 /// P and dS of a warp's keys by `queries_at_once` queries. Where P stays in registers, also their
 /// contribution to dV and dK.
 template <BackwardConfig c, typename Cta>
-__device__ __forceinline__ void compute_some_p_and_ds(Cta& cta, const QuerySteps& steps, bool edge, int stage,
+__device__ __forceinline__ void compute_p_and_ds_step(Cta& cta, const QuerySteps& steps, bool edge, int stage,
                                                       int score_stage, int first_query) {
   using T = typename Cta::T;
   using RowPointer = typename Cta::RowPointer;

@@ -154,7 +154,7 @@ struct StreamKeys {
   const std::uint32_t b;
   const std::byte *k,
       *v;           ///< of the head, from the sequence's first key on, or from the pool's first page on
-  int first, last;  ///< keys of the split that some query of the CTA sees
+  int first, last;  ///< the keys that some query of the CTA sees, up to the split's end
   int step;         ///< the first of the warp's next 16 keys; some may lie outside [first, last)
 
   __device__ StreamKeys(const AttentionCall& call_, const QueryRows& rows, int split, int splits)
