@@ -10,11 +10,132 @@
 
 namespace tilewise::cuda::mma {
 
-// Head dims so large that a warp cannot keep O of 32 queries. Two warps share the queries: each computes P of
-// half of a tile's keys, gives it to the other warp, and has half of O's dims. So a fragment of K or V serves
-// two products, as with smaller head dims. With 16 queries per warp it would serve one, and shared memory
-// would be the bottleneck.
+// Attention on tensor cores by mma.sync. A CTA keeps a Q tile and walks over K and V tiles; the next tile is
+// copied while one is computed. A warp has its own queries. The accumulator of S = Q·Kᵀ has the register
+// layout of operand A of P·V, so S and P never leave the registers.
 
+/// The state of a CTA: its queries, O and the sums of its softmax, and two stages of K and V. One stage is
+/// computed while the other is filled. One barrier per tile says both that a stage has arrived and that the
+/// other is free.
+template <typename T, ForwardConfig c>
+struct ForwardCta {
+  const AttentionCall& call;
+  const QueryRows& rows;
+  const Loader<T, c> load;
+  const Exponents<false> exponents;
+  const SeenByAll all;
+  const Place<c> place{};
+  const CtaTiles<c> space;
+  Output<c> o = {};
+  SoftmaxRows<c> softmax{};
+  TileSums<c> tile_sums;  ///< of the current tile
+
+  __device__ ForwardCta(const AttentionCall& call_, const QueryRows& rows_, std::byte* shared)
+      : call(call_),
+        rows(rows_),
+        load(call, rows),
+        exponents{ScoreRule(call).scale_log2},
+        all(call, rows),
+        space(shared) {}
+
+  __device__ Queries<c> queries() const {
+    Queries<c> q{space.queries_of(place)};
+    q.load();
+    return q;
+  }
+
+  /// Applies the band to S and raises the maxima.
+  __device__ void start_softmax(const KeyTile& keys, Scores<c>& s) {
+    if (all.ends_in(keys, c.keys)) hide<c>(call, rows, keys, place, s);
+    raise_maxima<c, false>(s, exponents, softmax, o);
+    tile_sums.begin(exponents, softmax);
+  }
+  __device__ void exponentiate(Probabilities<c>& p, const Scores<c>& s, int step) {
+    mma::exponentiate<T, c, false>(p, s, step, exponents, tile_sums.references, tile_sums.sums);
+  }
+  __device__ void add_values(const Probabilities<c>& p, int step, const MatrixPointer<c.dim>& v) {
+    add_rounded<T, c>(softmax, p);
+    multiply_values<T, c>(o, p, v, step);
+  }
+  /// Softmax and P·V of a tile: P of 16 keys is computed between the products of the 16 before.
+  __device__ void softmax_and_add(const KeyTile& keys, Scores<c>& s, const MatrixPointer<c.dim>& v) {
+    start_softmax(keys, s);
+    Probabilities<c> p[2];
+    exponentiate(p[0], s, 0);
+#pragma unroll
+    for (int step = 0; step < c.keys / 16; ++step) {
+      if (step + 1 < c.keys / 16) exponentiate(p[(step + 1) % 2], s, step + 1);
+      add_values(p[step % 2], step, v);
+    }
+    tile_sums.add_to(softmax);
+  }
+
+  /// Computes a tile in which nothing is hidden, with the maxima of the tiles before. This takes only
+  /// products and exponentials; looking for the maximum first would take one more instruction per score.
+  /// Returns false, with nothing added, where an element of P is too large for that.
+  __device__ bool add_by_old_maxima(const Queries<c>& q, const MatrixPointer<c.dim>& k,
+                                    const MatrixPointer<c.dim>& v) {
+    ScoreAccumulator<T, c> scores;
+#pragma unroll
+    for (int step = 0; step < c.dim / 16; ++step) scores.add(q, k, step, false);
+    tile_sums.begin(exponents, softmax);
+    Probabilities<c> p[c.keys / 16];
+#pragma unroll
+    for (int step = 0; step < c.keys / 16; ++step) exponentiate(p[step], scores.sum(), step);
+    if (__any_sync(~0u, too_large<c>(tile_sums.sums))) return false;
+#pragma unroll
+    for (int step = 0; step < c.keys / 16; ++step) add_values(p[step], step, v);
+    tile_sums.add_to(softmax);
+    return true;
+  }
+
+  /// The mainloop: S of a tile, then softmax beside P·V.
+  __device__ void mainloop(KeyTiles<false>& tiles, KeyTile keys) {
+    load.queries(space.q_smem);
+    load.keys(keys, space.keys_at(0));
+    load.values(keys, space.values_at(0));
+    commit_copies();
+    wait_copies<0>();
+    __syncthreads();  // Q has arrived
+    const Queries<c> q = queries();
+    const auto seen_first = static_cast<int>(seen_by_warp<c>(*this).first);
+    const auto seen_last = static_cast<int>(seen_by_warp<c>(*this).last);
+    [[maybe_unused]] bool begun = false;  // some tile has set the maxima
+#pragma unroll 1
+    for (int stage = 0; keys.count > 0; stage ^= 1) {
+      const KeyTile next = tiles.next();
+      wait_copies<0>();
+      __syncthreads();  // the tile has arrived; all warps are done with the last one
+      if (next.count > 0) {
+        load.keys(next, space.keys_at(stage ^ 1));
+        load.values(next, space.values_at(stage ^ 1));
+      }
+      commit_copies();
+      const auto first = static_cast<int>(keys.first);
+      if (first < seen_last && first + keys.count > seen_first) {
+        const auto k = MatrixPointer<c.dim>::by_columns(space.address(space.keys_at(stage)));
+        const auto v = MatrixPointer<c.dim>::by_rows(space.address(space.values_at(stage)));
+        if constexpr (c.old_maxima) {
+          if (begun && !all.ends_in(keys, c.keys) && add_by_old_maxima(q, k, v)) {
+            keys = next;
+            continue;
+          }
+          begun = true;
+        }
+        ScoreAccumulator<T, c> scores;
+#pragma unroll
+        for (int step = 0; step < c.dim / 16; ++step) scores.add(q, k, step, false);
+        softmax_and_add(keys, scores.sum(), v);
+      }
+      keys = next;
+    }
+  }
+};
+
+/// The same for head dims so large that a warp cannot keep O of 32 queries. Two warps share the queries: each
+/// computes P of half of a tile's keys, gives it to the other warp, and has half of O's dims. So a fragment
+/// of K or V serves two products, as with smaller head dims. With 16 queries per warp it would serve one, and
+/// shared memory would be the bottleneck.
 template <typename T, ForwardConfig c>
 struct PairedCta {
   static constexpr ForwardConfig half_of_keys() {
@@ -194,10 +315,6 @@ struct PairedCta {
   }
 };
 
-// Attention on tensor cores by mma.sync. A CTA keeps a Q tile and walks over K and V tiles; the next tile is
-// copied while one is computed. A warp has its own queries. The accumulator of S = Q·Kᵀ has the register
-// layout of operand A of P·V, so S and P never leave the registers.
-
 /// Writes the partial O of a split of the keys, with its maximum and sums, for combine_splits().
 template <ForwardConfig c, bool general>
 __device__ __forceinline__ void store_split(const AttentionCall& call, const Splits& splits, int split,
@@ -244,124 +361,6 @@ __device__ __forceinline__ void finish(const AttentionCall& call, const QueryRow
       finish_row<c, general>(call, rows, LaneRow<c, general>(call, exponents, place, softmax));
   write_output<T, c, c.dim / 8>(call, rows, place, o, own_inverse, q_smem, 0);
 }
-
-/// The state of a CTA: its queries, O and the sums of its softmax, and two stages of K and V. One stage is
-/// computed while the other is filled. One barrier per tile says both that a stage has arrived and that the
-/// other is free.
-template <typename T, ForwardConfig c>
-struct ForwardCta {
-  const AttentionCall& call;
-  const QueryRows& rows;
-  const Loader<T, c> load;
-  const Exponents<false> exponents;
-  const SeenByAll all;
-  const Place<c> place{};
-  const CtaTiles<c> space;
-  Output<c> o = {};
-  SoftmaxRows<c> softmax{};
-  TileSums<c> tile_sums;  ///< of the current tile
-
-  __device__ ForwardCta(const AttentionCall& call_, const QueryRows& rows_, std::byte* shared)
-      : call(call_),
-        rows(rows_),
-        load(call, rows),
-        exponents{ScoreRule(call).scale_log2},
-        all(call, rows),
-        space(shared) {}
-
-  __device__ Queries<c> queries() const {
-    Queries<c> q{space.queries_of(place)};
-    q.load();
-    return q;
-  }
-
-  /// Applies the band to S and raises the maxima.
-  __device__ void start_softmax(const KeyTile& keys, Scores<c>& s) {
-    if (all.ends_in(keys, c.keys)) hide<c>(call, rows, keys, place, s);
-    raise_maxima<c, false>(s, exponents, softmax, o);
-    tile_sums.begin(exponents, softmax);
-  }
-  __device__ void exponentiate(Probabilities<c>& p, const Scores<c>& s, int step) {
-    mma::exponentiate<T, c, false>(p, s, step, exponents, tile_sums.references, tile_sums.sums);
-  }
-  __device__ void add_values(const Probabilities<c>& p, int step, const MatrixPointer<c.dim>& v) {
-    add_rounded<T, c>(softmax, p);
-    multiply_values<T, c>(o, p, v, step);
-  }
-  /// Softmax and P·V of a tile: P of 16 keys is computed between the products of the 16 before.
-  __device__ void softmax_and_add(const KeyTile& keys, Scores<c>& s, const MatrixPointer<c.dim>& v) {
-    start_softmax(keys, s);
-    Probabilities<c> p[2];
-    exponentiate(p[0], s, 0);
-#pragma unroll
-    for (int step = 0; step < c.keys / 16; ++step) {
-      if (step + 1 < c.keys / 16) exponentiate(p[(step + 1) % 2], s, step + 1);
-      add_values(p[step % 2], step, v);
-    }
-    tile_sums.add_to(softmax);
-  }
-
-  /// Computes a tile in which nothing is hidden, with the maxima of the tiles before. This takes only
-  /// products and exponentials; looking for the maximum first would take one more instruction per score.
-  /// Returns false, with nothing added, where an element of P is too large for that.
-  __device__ bool add_by_old_maxima(const Queries<c>& q, const MatrixPointer<c.dim>& k,
-                                    const MatrixPointer<c.dim>& v) {
-    ScoreAccumulator<T, c> scores;
-#pragma unroll
-    for (int step = 0; step < c.dim / 16; ++step) scores.add(q, k, step, false);
-    tile_sums.begin(exponents, softmax);
-    Probabilities<c> p[c.keys / 16];
-#pragma unroll
-    for (int step = 0; step < c.keys / 16; ++step) exponentiate(p[step], scores.sum(), step);
-    if (__any_sync(~0u, too_large<c>(tile_sums.sums))) return false;
-#pragma unroll
-    for (int step = 0; step < c.keys / 16; ++step) add_values(p[step], step, v);
-    tile_sums.add_to(softmax);
-    return true;
-  }
-
-  /// The mainloop: S of a tile, then softmax beside P·V.
-  __device__ void mainloop(KeyTiles<false>& tiles, KeyTile keys) {
-    load.queries(space.q_smem);
-    load.keys(keys, space.keys_at(0));
-    load.values(keys, space.values_at(0));
-    commit_copies();
-    wait_copies<0>();
-    __syncthreads();  // Q has arrived
-    const Queries<c> q = queries();
-    const auto seen_first = static_cast<int>(seen_by_warp<c>(*this).first);
-    const auto seen_last = static_cast<int>(seen_by_warp<c>(*this).last);
-    [[maybe_unused]] bool begun = false;  // some tile has set the maxima
-#pragma unroll 1
-    for (int stage = 0; keys.count > 0; stage ^= 1) {
-      const KeyTile next = tiles.next();
-      wait_copies<0>();
-      __syncthreads();  // the tile has arrived; all warps are done with the last one
-      if (next.count > 0) {
-        load.keys(next, space.keys_at(stage ^ 1));
-        load.values(next, space.values_at(stage ^ 1));
-      }
-      commit_copies();
-      const auto first = static_cast<int>(keys.first);
-      if (first < seen_last && first + keys.count > seen_first) {
-        const auto k = MatrixPointer<c.dim>::by_columns(space.address(space.keys_at(stage)));
-        const auto v = MatrixPointer<c.dim>::by_rows(space.address(space.values_at(stage)));
-        if constexpr (c.old_maxima) {
-          if (begun && !all.ends_in(keys, c.keys) && add_by_old_maxima(q, k, v)) {
-            keys = next;
-            continue;
-          }
-          begun = true;
-        }
-        ScoreAccumulator<T, c> scores;
-#pragma unroll
-        for (int step = 0; step < c.dim / 16; ++step) scores.add(q, k, step, false);
-        softmax_and_add(keys, scores.sum(), v);
-      }
-      keys = next;
-    }
-  }
-};
 
 /// The kernel of one row of the tuning table.
 template <typename T, typename Table, int row>
