@@ -24,7 +24,7 @@ std::string supports_backward(const AttentionProblem& problem) {
   return {};
 }
 
-// What backward for f32 does not take.
+// Why the f32 backward kernel cannot take a problem; empty where it can.
 std::string supports_f32_backward(const AttentionProblem& problem) {
   if (problem.length_q < mma_f32::few_backward_queries) {
     return "f32 backward takes " + std::to_string(mma_f32::few_backward_queries) + " queries or more";
@@ -46,7 +46,7 @@ std::string supports_f32_backward(const AttentionProblem& problem) {
   return {};
 }
 
-// A GPU of 8.6 or 8.9 has room for head dims to 128.
+// GPUs of capability 8.6 and 8.9 have shared memory for head dims up to 128.
 std::string supports_f32_forward(const AttentionProblem& problem) {
   const std::size_t needed = mma_f32::forward_shared_bytes(std::max(problem.dim_qk, problem.dim_v));
   if (device_properties(problem.device.index).shared_bytes < needed) {
@@ -69,7 +69,8 @@ std::string supports(const AttentionProblem& problem) {
   if (problem.dim_qk > mma::most_dim || problem.dim_v > mma::most_dim) {
     return "takes head dims to " + std::to_string(mma::most_dim);
   }
-  constexpr std::int64_t most_length = 0x7fffffff - 256;  // positions, tiles past the end too, fit 32 bits
+  // Positions fit into 32 bits, also those in a tile past the end.
+  constexpr std::int64_t most_length = 0x7fffffff - 256;
   if (problem.length_q > most_length || problem.length_k > most_length) {
     return "takes sequences to 2^31 - 257";
   }
@@ -102,7 +103,8 @@ void launch_on_device(const AttentionCall& call, const Configuration& configurat
   (f32 ? mma_f32::backward : mma::backward)(ordered, configuration.row, remaining);
 }
 
-// Backward has three kernels, of which each takes its microseconds: docs/mma.md has from where on that pays.
+// Backward launches three kernels, each of which takes microseconds: too much for few gradients and few pairs
+// of query and key.
 std::string yields(const AttentionProblem& problem) {
   if (problem.dtype == DType::f32) return mma_f32::too_few_pairs(problem);
   constexpr std::int64_t few_pairs = 64 * 64;

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(clear_threads) clear(int* marks, std::size_t c
 
 }  // namespace
 
-// Not a cudaMemsetAsync, behind which no kernel begins early.
+// This is a kernel and not a cudaMemsetAsync, because no kernel can start early (PDL) behind a memset.
 void clear_marks(const Unfit& unfit, cudaStream_t stream) {
   launch<clear>({.name = "tilewise mma, marks",
                  .blocks = static_cast<std::int64_t>((unfit.count + clear_threads - 1) / clear_threads),

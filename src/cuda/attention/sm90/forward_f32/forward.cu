@@ -197,7 +197,7 @@ struct Consumer : QueryState<c> {
   }
 
   /// Starts sum = P·V of the next tile, or sum += P·V where `add`.
-  __device__ __forceinline__ void start_output(float (&sum)[c.dim / 2], const mma_f32::Weights<c>& p,
+  __device__ __forceinline__ void start_output(float (&sum)[c.dim / 2], const mma_f32::ScoreFragments<c>& p,
                                                bool add) {
     wait_for(v_at);
     const TileDescriptor v_tile = describe_tile(address(shared.buffer(v_at.stage())), c.keys * 128);
@@ -216,7 +216,7 @@ struct Consumer : QueryState<c> {
     commit_products();
   }
 
-  __device__ __forceinline__ void add_values(const mma_f32::Weights<c>& p, float factor) {
+  __device__ __forceinline__ void add_values(const mma_f32::ScoreFragments<c>& p, float factor) {
     auto& all = reinterpret_cast<float(&)[c.dim / 2]>(o.sum);
     if constexpr (c.parts == 1) {  // P includes the factor
       start_output(all, p, true);
@@ -272,13 +272,13 @@ struct Consumer : QueryState<c> {
         const KeyTile keys{first_key, static_cast<int>(min(static_cast<std::int64_t>(c.keys), left))};
         mma::hide<c>(call, rows, keys, place, s);
       }
-      float units[1][2];
-      this->find_units(units, k_exponent);
-      this->raise_maxima(s, units);
-      const float factor = o.follow(v_exponent);
-      mma_f32::Weights<c> p;
+      float scales_log2[1][2];
+      this->find_scales_log2(scales_log2, k_exponent);
+      this->raise_maxima(s, scales_log2);
+      const float factor = o.rescale_for(v_exponent);
+      mma_f32::ScoreFragments<c> p;
       fit &= c.parts == 2 || factor >= mma_f32::least_factor;
-      this->weigh(p, s, units, factor);
+      this->exponentiate(p, s, scales_log2, factor);
       add_values(p, factor);
     }
     skip(tiles.end - end);
@@ -302,7 +302,7 @@ struct Consumer : QueryState<c> {
     const int present = column < dims ? rows.count() - first : 0;
     float* to = rows.float_of(call.o, first) + column;
     const auto powers = o.powers_back();
-    const float factors[2] = {this->end_row(0, 0) * powers.first, this->end_row(0, 1) * powers.first};
+    const float factors[2] = {this->finish_row(0, 0) * powers.first, this->finish_row(0, 1) * powers.first};
     std::byte* smem = shared.queries() + place.first_row() * 128;
     const auto lane = static_cast<unsigned>(place.lane);
     sync_warpgroup();  // no product reads Q any more
@@ -347,7 +347,7 @@ struct Consumer : QueryState<c> {
 /// Compiled for sm_90a alone.
 template <typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
-    forward_kernel(const __grid_constant__ AttentionCall call, const mma::QueryBlocks blocks,
+    forward_kernel(const __grid_constant__ AttentionCall call, const mma::ForwardGrid blocks,
                    const SplitRows k, const SplitRows v, const Unfit unfit) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   constexpr ForwardConfig c = Table::rows[row];
@@ -403,7 +403,7 @@ int row_of(const AttentionCall& call) {
     if (c.use == Use::few_keys) return call.problem.most_keys <= 4 * c.keys ? 0 : 2;
     const int multiprocessors = device_properties(call.problem.device.index).multiprocessors;
     const std::int64_t room = std::int64_t{usual.blocks} * multiprocessors;
-    const bool few = mma::QueryBlocks::of(call, usual.rows(), multiprocessors).count() <= room;
+    const bool few = mma::ForwardGrid::of(call, usual.rows(), multiprocessors).count() <= room;
     return Turns::uneven(call) && few ? 0 : 2;
   };
   return choose_row_of<Table>(call, able, cost);
@@ -426,9 +426,9 @@ void run_row(const AttentionCall& call, const mma_f32::ForwardSpace& space, cons
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   mma_f32::split<c.dim, c.keys, c.parts, PanelTile<c.dim, c.keys>>(
       call, {.count = 2, .tensors = {{call.k, dim_qk, space.k}, {call.v, dim_v, space.v}}}, stream,
-      mma_f32::ClearBeside{.unfit = space.unfit});
+      mma_f32::ClearMarks{.unfit = space.unfit});
   const int multiprocessors = device_properties(context.device.index).multiprocessors;
-  const auto blocks = mma::QueryBlocks::of(call, c.rows(), multiprocessors);
+  const auto blocks = mma::ForwardGrid::of(call, c.rows(), multiprocessors);
   launch<forward_kernel<Table, row>>({.name = "tilewise wgmma f32 forward",
                                       .blocks = blocks.count(),
                                       .threads = c.threads(),
