@@ -64,8 +64,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     const Place<C> place;
     const Stage<C, Side::keys, true> stage(call, shared);
     const int thread = static_cast<int>(threadIdx.x);
-    constexpr int each =
-        C::tile * C::tile / C::threads;  // a thread's pairs; neighbours have neighbouring keys
+    constexpr int each = C::tile * C::tile / C::threads;  // pairs per thread
     const auto pair = [&](int n) -> float& {
       const int at = n * C::threads + thread;
       return stage.ds[at / C::tile * C::pair_stride + at % C::tile];

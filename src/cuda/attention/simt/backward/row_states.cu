@@ -176,8 +176,8 @@ __device__ __forceinline__ void compute_states(const AttentionCall& call, const 
   const QueryTile& query = pairs.query;
   if (query.count <= 0 || !selection.has(call, query)) return;
   const ScoreRule rules(call, query.b, query.h);
-  constexpr int row_threads = C::threads / C::tile;  // threads per query
-  constexpr int keys_each = C::tile / row_threads;
+  constexpr int threads_per_query = C::threads / C::tile;  // threads per query
+  constexpr int keys_each = C::tile / threads_per_query;
   const int r = static_cast<int>(threadIdx.x) % C::tile;
   const int part = static_cast<int>(threadIdx.x) / C::tile;
   PartialRow row;
@@ -219,7 +219,7 @@ __device__ __forceinline__ void compute_states(const AttentionCall& call, const 
   partial_rows[threadIdx.x] = row;
   __syncthreads();  // all partial rows are stored
   if (part > 0 || r >= query.count) return;
-  for (int n = 1; n < row_threads; ++n) {
+  for (int n = 1; n < threads_per_query; ++n) {
     PartialRow other = partial_rows[n * C::tile + r];
     raise(row, other.maximum);
     raise(other, row.maximum);

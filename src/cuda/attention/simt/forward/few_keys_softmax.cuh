@@ -104,8 +104,8 @@ struct Work {
     b = call.heads.quotient(blockIdx.y);
     h = blockIdx.y - b * call.heads.value;
     key_head = call.gqa_group.quotient(h);
-    first_query =
-        static_cast<int>(gridDim.x - 1 - blockIdx.x) * queries;  // the last queries see the most keys
+    // The last queries see the most keys, so they come first.
+    first_query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * queries;
     query_count = min(queries, call.length_q - first_query);
     first_key = min(max(0, first_query - call.left), call.length_k - 1);
     key_count = max(0, min(call.length_k, first_query + query_count + call.right) - first_key);

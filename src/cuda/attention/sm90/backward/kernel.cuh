@@ -198,8 +198,8 @@ struct Consumer {
   static constexpr int dv_dims = c.own_dv_dims(known == 1 ? 1 : 0);
   static constexpr int dq_panels = c.dq_panels(known == 1 ? 1 : 0);
   using Scores = float[c.own_queries() / 2];
-  using Fragments =
-      std::uint32_t[c.own_queries() / 16][4];  ///< P or dS rounded, as the A operand of dV or dK
+  /// P or dS rounded, as the A operand of dV or dK.
+  using Fragments = std::uint32_t[c.own_queries() / 16][4];
 
   const TileParams& params;
   const Shared<c>& shared;
@@ -1151,8 +1151,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
       }
       if (warp == first_dropout - 1) {
         if (first_lane && params.score.has_masks()) {
-          wait_for_kernel_ahead();  // the mask may be an aligned copy, which an earlier kernel of this call
-                                    // makes
+          wait_for_kernel_ahead();  // an earlier kernel of this call may write the aligned mask
           load_masks<c>(params, shared, walk);
         }
         return;

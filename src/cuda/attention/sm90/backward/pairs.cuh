@@ -327,8 +327,8 @@ __device__ void draw_pairs(const PairParams& params, const PairShared<c>& shared
 template <typename T, Config c, PairSum sum>
 struct PairConsumer {
   static constexpr int size = c.own_queries() / 2;  ///< pairs of a lane
-  static constexpr int query_count =
-      c.own_queries() / 4;  ///< queries of a lane: number 2j + e is query 8j + e
+  /// Queries of a lane: number 2j + e is query 8j + e.
+  static constexpr int query_count = c.own_queries() / 4;
 
   const PairParams& params;
   const PairShared<c>& shared;

@@ -521,8 +521,8 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     if (this_warp() == 4 && elected()) prefetch_map(maps.k);
     if (this_warp() == 5 && elected()) prefetch_map(maps.q);
     barriers.init(this_warp());
-    meet_loaders<c.threads()>();  // mbarriers and the first work item are ready; the last barrier of the
-                                  // whole CTA
+    // Mbarriers and the first work item are ready. This is the last barrier of the whole CTA.
+    meet_loaders<c.threads()>();
     take_registers<c.consumer_registers()>();
     const int warp = this_warp();
     Consumer<T, c> consumer(arguments, maps.o, shared, warp / 4 - 1, warp % 4);

@@ -8,9 +8,10 @@ namespace tilewise::cuda::wgmma_f32 {
 /// The calls that a row of a table is for.
 enum class Use {
   any,
-  few_uneven,  ///< calls with CTAs of unequal length that all run at once with the first row: smaller CTAs balance
-               ///< the load
-  few_keys,    ///< four K tiles at most: more CTAs on an SM hide prologue and epilogue
+  /// Calls with CTAs of unequal length that all run at once with the first row: smaller CTAs balance the
+  /// load.
+  few_uneven,
+  few_keys,  ///< four K tiles at most: more CTAs on an SM hide prologue and epilogue
 };
 
 /// The shape of a CTA of the forward kernel: `consumers` warpgroups of 64 query rows each, which walk over
