@@ -32,7 +32,7 @@ void fused_forward(const AttentionCall& call, const Context& context);
 /// Computes only the selected heads.
 void fused_forward_of(const AttentionCall& call, const SomeHeads& heads, const Context& context);
 void fused_backward(const AttentionCall& call, const Context& context);
-/// Computes only the groups with a selected head. The call must pass takes_some_heads().
+/// Computes only the groups of query heads with a selected head. The call must pass takes_some_heads().
 void fused_backward_of(const AttentionCall& call, const SomeHeads& heads, const Context& context);
 bool takes_some_heads(const AttentionCall& call);
 /// Bytes of shared memory per CTA of fused_backward_of(); `dim` is the larger of D and Dv.

@@ -176,7 +176,7 @@ __device__ __forceinline__ void compute_states(const AttentionCall& call, const 
   const QueryTile& query = pairs.query;
   if (query.count <= 0 || !selection.has(call, query)) return;
   const ScoreRule rules(call, query.b, query.h);
-  constexpr int threads_per_query = C::threads / C::tile;  // threads per query
+  constexpr int threads_per_query = C::threads / C::tile;
   constexpr int keys_each = C::tile / threads_per_query;
   const int r = static_cast<int>(threadIdx.x) % C::tile;
   const int part = static_cast<int>(threadIdx.x) / C::tile;

@@ -375,7 +375,7 @@ struct Consumer {
     constexpr int chunks = Shared<c>::QueryPanels::chunks;
     static_assert(chunks >= Shared<c>::GradientPanels::chunks);
     // Where registers are short, the thread's number is read again, so that nothing derived from it stays in
-    // registers beside the products.
+    // registers while products run.
     constexpr bool few_registers = (c.general && !c.in_step) || c.persistent;
     const int thread = few_registers ? 32 * warp + lane_now() : static_cast<int>(threadIdx.x);
     for (int index = thread; index < (c.queries - valid) * chunks; index += c.consumer_threads) {
@@ -395,7 +395,7 @@ struct Consumer {
                                                                    const Visible& visible, const Step& step,
                                                                    int stage) const {
     const ScoreParams& score = params.score;
-    const LanePlace<c> place(warp, lane_now());  // computed again, to take no registers beside the products
+    const LanePlace<c> place(warp, lane_now());  // computed again, to take no registers while products run
     std::uint32_t kept = ~0u;
     if (score.dropout) {
       const StageOf at(step.n, score.kept_stages);

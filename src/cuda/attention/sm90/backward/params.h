@@ -88,7 +88,7 @@ struct DmaskParams {
   std::int64_t stride[4];  ///< in bytes
 };
 
-/// The score rules and masks of the general kernel, beside the scale and the band.
+/// The score rules and masks of the general kernel, except the scale and the band.
 struct ScoreParams {
   float scale;  ///< scale, or scale / c with softcap
   float cap;    ///< c of softcap, or 0

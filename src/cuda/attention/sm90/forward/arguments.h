@@ -79,7 +79,7 @@ struct TileCounter {
 };
 
 /// The part of Q·Kᵀ that tensor cores truncate where other units round: on average 1.5e-8 of it for each step
-/// of 16 dims (docs/wgmma.md). It matters for LSE alone, which is in f32, and for long sums.
+/// of 16 dims (docs/wgmma.md). It matters only for LSE, which is in f32, and for long sums.
 inline double cut_off(const AttentionCall& call) {
   const std::int64_t steps = (call.problem.dim_qk + 15) / 16;
   return steps > 8 ? 1.5e-8 * static_cast<double>(steps + 1) : 0.0;
@@ -233,7 +233,7 @@ struct BlockArguments {
   }
 };
 
-/// The kernel's parameters, beside the tensor maps.
+/// The kernel's parameters, except the tensor maps.
 struct ForwardArguments {
   Schedule schedule;
   TileCounter counter;

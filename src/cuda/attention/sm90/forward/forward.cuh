@@ -266,7 +266,7 @@ struct Consumer {
     if (n < whole.first) hide_before<c>(s, band, row, heads_log2, key);
   }
 
-  /// The same where a mask may come beside softcap and ALiBi, after which it is applied.
+  /// The same where a mask may come together with softcap and ALiBi, after which it is applied.
   __device__ __forceinline__ void finish_general_scores(int n) {
     if constexpr (c.blocks) n = listed / 2;
     const int lane = lane_now();
@@ -317,7 +317,8 @@ struct Consumer {
     return c.trims && arguments.band.length_k - n * c.keys <= 16 && n >= at.whole.first;
   }
 
-  /// Rounds P for the product with V. The row sums have P already, dropout applies to the product alone.
+  /// Rounds P for the product with V. The row sums include P before dropout, which applies to the product
+  /// only.
   __device__ __forceinline__ void round_p_for_product() {
     if constexpr (c.drops) {
       if (drops()) drop<c>(s, kept);
@@ -515,8 +516,8 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
   const SharedMemory<c> shared{first_smem};
   Barriers<c>& barriers = shared.barriers();
   // ptxas places the else branch first, near the kernel's beginning, where instructions are fetched soonest.
-  // The loaders are there because the CTA's first copies are theirs. They give registers away before the CTA
-  // meets, so that no consumer waits for them.
+  // The loaders are in it because they issue the CTA's first copies. They give up registers before the CTA's
+  // barrier, so that no consumer waits for them.
   if (this_warp() >= 4) {
     if (this_warp() == 4 && elected()) prefetch_map(maps.k);
     if (this_warp() == 5 && elected()) prefetch_map(maps.q);

@@ -18,7 +18,7 @@ struct BlockLists {
   const BlockArguments& blocks;
   const TileSpan seen;               ///< K tiles that the band leaves to the item
   const std::int32_t *some, *full;   ///< slot 0 of both lists
-  const std::int32_t* ids;           ///< tile ids, beside `some`
+  const std::int32_t* ids;           ///< tile ids, parallel to `some`
   int count_of_some = 0, slots = 0;  ///< slots of `some`, and of both lists
 
   __device__ __forceinline__ BlockLists(const BlockArguments& blocks_, const WorkItem& item,

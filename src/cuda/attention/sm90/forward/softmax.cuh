@@ -14,8 +14,8 @@ namespace tilewise::cuda::wgmma {
 /// most. So O is hardly ever rescaled (an idea of FlashAttention-4). An element that makes up much of its row
 /// is 1, which rounding does not change. Therefore O may be divided by the sum of P before rounding, which
 /// LSE needs anyway. (The error of O is the sum over keys of share · rounding error · V. With many keys these
-/// errors cancel; a key with a third of the row adds less than a third of 2^-8, beside the half of 2^-8 by
-/// which O itself is rounded.)
+/// errors cancel; a key with a third of the row adds less than a third of 2^-8, compared with the half of
+/// 2^-8 by which O itself is rounded.)
 template <ForwardConfig c>
 struct Softmax {
   const float& scale_log2;  ///< in the kernel's parameters, so it takes no register

@@ -41,7 +41,7 @@ struct ForwardConfig {
   bool ordered = false;  ///< consumers start the products of a K tile one after another
   bool general = false;  ///< for calls with more features than scale, causal and window
   bool decode = false;   ///< also for decoding: packed GQA and split-KV
-  bool masked = false;   ///< for calls with a mask; if not `general`, beside scale, causal and window only
+  bool masked = false;   ///< for calls with a mask; if not `general`, only with scale, causal and window
   bool drops = false;    ///< for calls with dropout
   bool blocks = false;   ///< for calls with a block mask; if not `general`, restricted like `masked`
   /// Stages per consumer for tiles of a mask. A tile of booleans takes one, of 16-bit elements two, of f32
@@ -55,9 +55,9 @@ struct ForwardConfig {
   constexpr int query_bytes() const { return 64 * dim * 2; }  ///< bytes of a Q stage
   constexpr int key_bytes() const { return keys * dim * 2; }
   constexpr int value_bytes() const { return keys * dim_v * 2; }
-  /// Whether the row takes calls with a mask or dropout beside any other feature.
+  /// Whether the row takes calls with a mask or dropout together with any other feature.
   constexpr bool combined() const { return general && masked; }
-  /// Whether masks come beside softcap and ALiBi.
+  /// Whether a mask may come together with softcap and ALiBi, after which it is applied.
   constexpr bool masks_last() const { return general && mask_tiles(); }
   /// Whether the row takes calls with and without dropout.
   constexpr bool may_drop() const { return general && drops; }
@@ -208,7 +208,7 @@ struct MaskedForward {
   };
 };
 
-/// For calls with a mask or dropout that MaskedForward has no row for: beside softcap, ALiBi, sinks, a logit
+/// For calls with a mask or dropout that MaskedForward has no row for: with softcap, ALiBi, sinks, a logit
 /// scale, key lengths or packed sequences, with head dims above 128, and masks whose rows start anywhere.
 /// One row for each head dim takes all of these, masks with and without dropout.
 struct CombinedForward {
@@ -275,8 +275,8 @@ struct BlockForward {
                .mask_stages = 2}),
   };
 };
-/// For calls with a block mask beside softcap, ALiBi, sinks, a logit scale, key lengths or dropout. (Dropout
-/// with head dim 256 would spill registers.)
+/// For calls with a block mask together with softcap, ALiBi, sinks, a logit scale, key lengths or dropout.
+/// (Dropout with head dim 256 would spill registers.)
 struct GeneralBlockForward {
   static constexpr std::string_view name = "attention.sm90.forward_general_blocks";
   static constexpr ForwardConfig rows[] = {

@@ -346,7 +346,7 @@ struct Consumer : QueryState<c> {
   }
 };
 
-/// Compiled for sm_90a alone.
+/// Compiled for sm_90a only.
 template <typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].blocks)
     forward_kernel(const __grid_constant__ AttentionCall call, const mma::QueryBlocks blocks,
