@@ -36,9 +36,9 @@ struct MatrixPointer {
   using Tile = SwizzledTile<dim>;
   std::uint32_t at_smem;
 
-  /// For an A operand from a row-major [m, k]: the matrices of rows 0 to 7 and 8 to 15, then the same of
-  /// columns 8 to
-  /// 15. For a B operand from a row-major [k, n], loaded transposed: two fragments of eight columns each.
+  /// For an A operand from a row-major [m, k]: the matrices of rows 0 to 7 and 8 to 15, then those of the
+  /// next eight columns. For a B operand from a row-major [k, n], loaded transposed: two fragments of eight
+  /// columns each.
   static __device__ MatrixPointer by_rows(std::uint32_t tile_smem) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     return {tile_smem + Tile::offset(lane % 16, lane / 16)};

@@ -75,9 +75,8 @@ struct Config {
   /// one.
   constexpr int dq_panels_at_once(int consumer) const { return dim == 192 ? dq_panels(consumer) : 1; }
   constexpr int dq_buffers() const { return wide() ? dq_panels_at_once(0) + dq_panels_at_once(1) : 2; }
-  constexpr bool even() const {
-    return panels() % 2 == 0 && panels_v() % 2 == 0;
-  }  ///< both consumers have equal shares
+  /// Whether both consumers have equal shares.
+  constexpr bool even() const { return panels() % 2 == 0 && panels_v() % 2 == 0; }
 
   /// How consumers split dQ. From dim 96 on each has half of the panels; at dim 64 each has half of the
   /// queries. Consumers in step instead alternate at dim 64: each computes dQ of every other tile.
@@ -99,9 +98,8 @@ struct Config {
   constexpr bool lagged() const { return !in_step && !wide(); }
   /// Whether dP is computed after P, together with dV: the score rules leave no registers for it.
   constexpr bool late_dp() const { return general && !wide() && dim > 64; }
-  constexpr int dq_chunks() const {
-    return dim / 16 * dq_halves();
-  }  ///< number of a tile's parts that are added separately
+  /// The number of parts of a tile's dQ that are added separately.
+  constexpr int dq_chunks() const { return dim / 16 * dq_halves(); }
 
   constexpr int k_bytes() const { return keys * panels() * 128; }
   constexpr int v_bytes() const { return keys * panels_v() * 128; }

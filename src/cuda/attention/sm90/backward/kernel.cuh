@@ -627,8 +627,8 @@ struct Consumer {
     wait_products<1>();  // S
     pin(s);
     if (!visible.all) hide(s, visible);
-    if constexpr (c.turns)
-      sync_with_arrivals(first_turn + group);  // until the other consumer has its P and dS
+    // With `turns`, the other consumer has its P and dS then.
+    if constexpr (c.turns) sync_with_arrivals(first_turn + group);
     compute_p(s, shared.lse + at.q.stage() * c.queries + place.first_query(), p_rounded);
     wait_products<0>();  // dP
     pin(dp);
@@ -686,10 +686,9 @@ struct Consumer {
       wait_products<1>();  // dV
       arrive_once(shared.d_o_empty + at.d_o().stage());
       wait_for_q(next, tile, more);
-      preload_lse(s, more || !c.persistent
-                         ? next
-                         : at);  // after a job's last tile, `next` may belong to the next job
-      wait_products<0>();        // dK
+      // After a job's last tile, `next` may belong to the next job.
+      preload_lse(s, more || !c.persistent ? next : at);
+      wait_products<0>();  // dK
       arrive_once(shared.q_empty + at.q.stage());
       if (adds) {
         fence_async_proxy();  // while products run, it would take longer
@@ -745,7 +744,8 @@ struct Consumer {
       if constexpr (!c.late_dp()) start_dp(dp, at);
       wait_products<c.late_dp() ? 0 : 1>();  // S
       pin(s);
-      if constexpr (c.turns) sync_with_arrivals(first_turn + group);  // until the other consumer has its P
+      // With `turns`, the other consumer has its P then.
+      if constexpr (c.turns) sync_with_arrivals(first_turn + group);
       const std::uint32_t kept =
           compute_p_with_features(s, p_rounded, shared.visible[at.q.stage()], step, at.q.stage());
       if constexpr (c.late_dp()) {

@@ -18,13 +18,11 @@ namespace tilewise::cuda::wgmma_backward {
 // tile kernel:
 //
 //   delta  delta = rowsum(P ∘ dP) / rowsum(P), in place of rowsum(dO ∘ O). A CTA has a tile of queries and
-//   walks over
-//          their keys. O is rounded, and in a row with one high weight dS is mostly that rounding error,
-//          which a sum of many such dS shows.
-//   dmask  A CTA has a tile of dmask in registers and walks over all pairs that share it. So each element has
-//   one
-//          writer, and its sum has one order. Where there are few tiles, several CTAs share one, and another
-//          kernel adds their sums in order.
+//          walks over their keys. O is rounded, and in a row with one high weight dS is mostly that rounding
+//          error, which a sum of many such dS shows.
+//   dmask  A CTA has a tile of dmask in registers and walks over all pairs that share it. So each element
+//          has one writer, and its sum has one order. Where there are few tiles, several CTAs share one, and
+//          another kernel adds their sums in order.
 //
 // One thread publishes each tile through shared memory and loads the operands that are not there yet:
 // consecutive tiles with the same queries share Q and dO, and those with the same keys share K and V.

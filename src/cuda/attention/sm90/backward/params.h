@@ -24,7 +24,8 @@ struct Workspace {
   float* dq = nullptr;
   int tiles = 0;  ///< query tiles per head
   // For a deterministic dQ, CTAs add to it in the order of their keys.
-  /// The number of CTAs that have started: a CTA waits only for those that started before it.
+  /// The number of CTAs that have started (of persistent CTAs, the jobs taken): a CTA waits only for those
+  /// that started before it.
   std::uint32_t* ticket = nullptr;
   std::uint32_t* added = nullptr;  ///< [query tiles, dq_chunks]: number of CTAs that have added to the part
 };

@@ -5,9 +5,8 @@
 
 namespace tilewise::cuda::wgmma {
 
-/// A row of a mask's tile in global memory: bytes [begin, end), counted from `place`, an address that is a
-/// multiple of
-/// 16. An asynchronous copy loads the bytes [from, to), whole chunks of 16 bytes that lie inside the mask.
+/// A row of a mask's tile in global memory: bytes [begin, end), counted from `place`, the start of a 16-byte
+/// chunk. An asynchronous copy loads the bytes [from, to), whole chunks that lie inside the mask.
 struct OddRow {
   std::uintptr_t place;
   int begin, end, from, to;
