@@ -6,7 +6,7 @@ namespace tilewise::cuda::wgmma_backward {
 std::string unsuited_lagged(const AttentionProblem& problem) {
   if (const std::string reason = unsuited(problem); !reason.empty()) return reason;
   if (!is_general(problem)) return "takes calls with features alone";
-  if (has_dmask_apart(problem))
+  if (has_separate_dmask(problem))
     return "leaves gradients of masks that pairs share, or beside softcap, to wgmma";
   if (stages_of(LaggedConfigs::rows[row_of<LaggedConfigs>(problem)], problem).mask == 0) {
     return "has no shared memory for these features together";
