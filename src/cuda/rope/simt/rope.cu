@@ -12,13 +12,14 @@ namespace tilewise::cuda {
 namespace {
 
 /// Where a row of q or k is read and written. Either destination may be null.
-struct Places {
+struct RowPointers {
   const std::byte* from;
   std::byte* to;
   std::byte* to_cache;
 };
 
-__device__ __forceinline__ Places places_of(const RopeCall& call, int head, std::int64_t b, std::int64_t s) {
+__device__ __forceinline__ RowPointers row_pointers(const RopeCall& call, int head, std::int64_t b,
+                                                    std::int64_t s) {
   const auto heads_q = static_cast<int>(call.problem.heads_q);
   if (head < heads_q) return {call.q.at(b, head, s), call.out_q.at(b, head, s), nullptr};
   const int h = head - heads_q;
@@ -191,11 +192,11 @@ __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ R
   };
   const std::int64_t all = (problem.heads_q + problem.heads_kv) * per_row;
   for (std::int64_t index = threadIdx.x; index < all; index += blockDim.x) {
-    const Places places = places_of(call, static_cast<int>(index / per_row), b, s);
-    const auto* from = reinterpret_cast<const T*>(places.from);
+    const RowPointers row = row_pointers(call, static_cast<int>(index / per_row), b, s);
+    const auto* from = reinterpret_cast<const T*>(row.from);
     const auto store = [&](std::int64_t at, T value) {
-      if (places.to != nullptr) reinterpret_cast<T*>(places.to)[at] = value;
-      if (places.to_cache != nullptr) reinterpret_cast<T*>(places.to_cache)[at] = value;
+      if (row.to != nullptr) reinterpret_cast<T*>(row.to)[at] = value;
+      if (row.to_cache != nullptr) reinterpret_cast<T*>(row.to_cache)[at] = value;
     };
     const std::int64_t n = index % per_row;
     if (n >= pairs) {

@@ -27,7 +27,7 @@ void run_few_tile_row(const GemmCall& call, const FewWorkspace& workspace, int m
                                         operand.stride_row, box);
   };
   launch<few_tile_kernel<T, Table, row>>(
-      {.name = "tilewise gemm of few rows by tiles",
+      {.name = "tilewise few_rows gemm, tiles",
        .blocks = tiles.tiles,
        .threads = c.threads,
        .layers = tiles.splits,
@@ -63,7 +63,7 @@ void run_few_stream_k_row(const GemmCall& call, const FewWorkspace& workspace, i
   schedule.blocks = std::min(multiprocessors, schedule.total());
   // With one token the first GEMM of the chain may be stream_kernel, which leaves less room beside it.
   const bool late = place == InChain::second && problem.m > 1;
-  launch<few_kernel<T, Table, row>>({.name = "tilewise gemm of few rows",
+  launch<few_kernel<T, Table, row>>({.name = "tilewise few_rows gemm, stream-K",
                                      .blocks = schedule.blocks,
                                      .threads = c.threads,
                                      .shared_bytes = late ? shared_of_late_second : c.shared_bytes(),

@@ -124,8 +124,8 @@ template <typename T, FewTileConfig c>
 struct FewTileConsumer {
   static constexpr int matrices = c.matrices();
   static constexpr int groups = c.columns() / 8;
-  static constexpr int active_threads =
-      2 * c.tokens;  ///< wgmma has 64 rows; the other threads' rows are padding
+  /// wgmma has 64 rows, two of each four neighbouring threads. The rows of the other threads are padding.
+  static constexpr int active_threads = 2 * c.tokens;
   const FewTileArguments& arguments;
   const FewTileMemory<c>& memory;
   const int index;   ///< of this consumer
@@ -185,8 +185,8 @@ struct FewTileConsumer {
     }
   }
 
-  /// Calls `body` with each group that consumer `which` finishes. Used by reductions between consumers or
-  /// CTAs alone, which there are none of with a gate.
+  /// Calls `body` with each group that consumer `which` finishes. Only reductions between consumers or CTAs
+  /// use it, and these happen only without a gate.
   template <int which, typename Body>
   __device__ __forceinline__ static void for_groups(const Body& body) {
 #pragma unroll

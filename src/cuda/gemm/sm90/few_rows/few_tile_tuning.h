@@ -9,7 +9,7 @@
 namespace tilewise::cuda::gemm {
 
 /// What the two consumers of a CTA split between them.
-enum class ConsumerSplit {
+enum class SplitBy {
   k,  ///< K: each has every other unit; at the end they exchange accumulators, and each finishes half of
       ///< the columns
   columns,  ///< the tile: each has half of the columns of every unit
@@ -22,7 +22,7 @@ struct FewTileConfig {
   int tokens = 16;  ///< 16, 32 or 64: the rows of A are padded to it
   int rows = 88;    ///< of weights in a stage, a multiple of 8; as many of the gate's, if gated
   int splits = 1;   ///< split-K: CTAs that share the units of a tile
-  ConsumerSplit consumer_split = ConsumerSplit::columns;
+  SplitBy split_by = SplitBy::columns;
   bool gated = false;  ///< a stage has the gate's weights, then those that it gates
   int panels = 1;  ///< of a unit; one copy loads all of them, because the producer is slow to start copies
   int stages = 6;  ///< units of weights in shared memory
@@ -31,7 +31,7 @@ struct FewTileConfig {
   static constexpr int consumers = 2;
   static constexpr int threads = consumers * 128 + 32;
 
-  constexpr bool by_columns() const { return consumer_split == ConsumerSplit::columns; }
+  constexpr bool by_columns() const { return split_by == SplitBy::columns; }
   /// Weight matrices: B, and the gate's if gated.
   constexpr int matrices() const { return gated ? 2 : 1; }
   constexpr int depth() const { return 64 * panels; }
@@ -84,26 +84,11 @@ struct FewTileConfig {
 struct FewTile {
   static constexpr FewTileConfig rows[] = {
       {.tokens = 16, .rows = 88, .stages = 8, .token_stages = 6},
-      {.tokens = 16,
-       .rows = 32,
-       .consumer_split = ConsumerSplit::k,
-       .panels = 2,
-       .stages = 8,
-       .token_stages = 8},
+      {.tokens = 16, .rows = 32, .split_by = SplitBy::k, .panels = 2, .stages = 8, .token_stages = 8},
       {.tokens = 32, .rows = 88, .stages = 7, .token_stages = 6},
-      {.tokens = 32,
-       .rows = 32,
-       .consumer_split = ConsumerSplit::k,
-       .panels = 2,
-       .stages = 8,
-       .token_stages = 5},
+      {.tokens = 32, .rows = 32, .split_by = SplitBy::k, .panels = 2, .stages = 8, .token_stages = 5},
       {.tokens = 64, .rows = 88, .stages = 6, .token_stages = 5},
-      {.tokens = 64,
-       .rows = 64,
-       .splits = 2,
-       .consumer_split = ConsumerSplit::k,
-       .stages = 8,
-       .token_stages = 6},
+      {.tokens = 64, .rows = 64, .splits = 2, .split_by = SplitBy::k, .stages = 8, .token_stages = 6},
   };
 };
 struct FewTileGated {

@@ -198,7 +198,7 @@ template <typename T>
 void run_stream(const GemmCall& call, int multiprocessors, InChain place, cudaStream_t stream) {
   const GemmProblem& problem = call.problem;
   const int blocks = stream_blocks(problem, multiprocessors);
-  const Launch how{.name = "tilewise gemm of a stream of weights",
+  const Launch how{.name = "tilewise few_rows gemm, one row",
                    .blocks = blocks,
                    .threads = StreamConfig::threads,
                    .shared_bytes = stream_bytes(problem, blocks, place),

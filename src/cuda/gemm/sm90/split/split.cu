@@ -315,7 +315,7 @@ void split_into_f16(const GemmCall& call, const SplitWorkspace& workspace, cudaS
       call, workspace, [](const Matrix& x) { return !x.by_rows(); },
       [](const Matrix& x) { return (x.rows + across_rows - 1) / across_rows; });
   const auto how = [&](const Splitting& splitting, int threads) {
-    return Launch{.name = "tilewise splitting into f16",
+    return Launch{.name = "tilewise split gemm, f16 parts",
                   .blocks = splitting.blocks,
                   .threads = threads,
                   .stream = stream};
@@ -362,7 +362,7 @@ void run(const GemmCall& call, const Context& context) {
   const Splitting squares = splitting_of(
       call, workspace, [](const Matrix&) { return true; },
       [](const Matrix& x) { return (x.rows + 31) / 32 * ((x.columns + 31) / 32); });
-  launch<split_into_bf16<tf32>>({.name = "tilewise splitting into bf16",
+  launch<split_into_bf16<tf32>>({.name = "tilewise split gemm, bf16 parts",
                                  .blocks = std::min<std::int64_t>(squares.blocks, 8 * multiprocessors),
                                  .threads = split_threads,
                                  .stream = stream},

@@ -140,12 +140,12 @@ __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmA
     };
     if constexpr (c.overlaps_epilogue()) {
       Tiles<c> tiles(arguments);
-      if (tiles.there()) tiles.find();
+      if (tiles.more()) tiles.find();
 #pragma unroll 1
-      while (tiles.there()) {
+      while (tiles.more()) {
         multiply_tile(tiles.row, tiles.column, [&] {
           tiles.advance();
-          if (tiles.there()) tiles.find();
+          if (tiles.more()) tiles.find();
         });
       }
     } else {
@@ -157,7 +157,7 @@ __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmA
   if constexpr (c.pair != Pair::none) sync_pair();
 }
 
-/// Matrix products on tensor cores by wgmma, for sm_90a alone.
+/// Kernel `wgmma`: GEMM on tensor cores by wgmma, for sm_90a only.
 template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     gemm_kernel(const __grid_constant__ GemmMaps maps, const __grid_constant__ GemmArguments arguments) {

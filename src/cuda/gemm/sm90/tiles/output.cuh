@@ -59,7 +59,7 @@ struct Writer {
   }
   static constexpr int chunk_at(int r, int chunk) { return r * 128 + (chunk ^ r % 8) * 16; }
   /// The address for ldmatrix and stmatrix of a group of 16 columns.
-  __device__ __forceinline__ std::uint32_t place(int subtile, int group) const {
+  __device__ __forceinline__ std::uint32_t slab_address(int subtile, int group) const {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(slab_of(subtile))) +
            chunk_at(lane % 16, 2 * group + lane / 16);
   }
@@ -113,7 +113,7 @@ struct Writer {
 #pragma unroll
     for (int group = 0; group < (chunks_of(subtile) + 1) / 2; ++group) {
       std::uint32_t four[4];
-      load_matrices(four, place(subtile, group));
+      load_matrices(four, slab_address(subtile, group));
 #pragma unroll
       for (int e = 0; e < (2 * group + 1 < chunks_of(subtile) ? 4 : 2); ++e) {
         const float2 two = unpack<T>(four[e]);
@@ -145,7 +145,7 @@ struct Writer {
       const bool whole = 2 * group + 1 < chunks_of(subtile);  // else the second eight columns are not copied
       const std::uint32_t* const at = words + 4 * group;
       const std::uint32_t four[4] = {at[0], at[1], whole ? at[2] : 0, whole ? at[3] : 0};
-      store_matrices(place(subtile, group), four);
+      store_matrices(slab_address(subtile, group), four);
     }
     fence_async_proxy();  // makes the slab visible to TMA
     __syncwarp();         // all lanes have written theirs before lane 0 starts the store
@@ -270,9 +270,9 @@ struct Writer {
     for (int n = 0; n < chunks_of(subtile); ++n) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const bool there = at_row + 8 * half < arguments.m && at_column + 8 * n < arguments.n;
+        const bool inside = at_row + 8 * half < arguments.m && at_column + 8 * n < arguments.n;
         kept[subtile][2 * n + half] =
-            there
+            inside
                 ? *reinterpret_cast<const std::uint32_t*>(from + 8 * half * residual.stride_row * 2 + 16 * n)
                 : 0;
       }

@@ -57,7 +57,8 @@ class Tiles {
 
   __device__ __forceinline__ explicit Tiles(const GemmArguments& arguments)
       : order_(arguments.order), index_(static_cast<int>(blockIdx.x) / c.blocks()) {}
-  __device__ __forceinline__ bool there() const { return index_ < order_.total(); }
+  /// Whether there is a tile.
+  __device__ __forceinline__ bool more() const { return index_ < order_.total(); }
   __device__ __forceinline__ void advance() { index_ += static_cast<int>(gridDim.x) / c.blocks(); }
   __device__ __forceinline__ void find() {
     const TilePlace place = order_.place(index_);
@@ -76,7 +77,7 @@ class Tiles {
 template <GemmConfig c, typename Body>
 __device__ __forceinline__ void for_each_tile(const GemmArguments& arguments, const Body& body) {
 #pragma unroll 1
-  for (Tiles<c> tiles(arguments); tiles.there(); tiles.advance()) {
+  for (Tiles<c> tiles(arguments); tiles.more(); tiles.advance()) {
     tiles.find();
     body(tiles.row, tiles.column);
   }

@@ -24,7 +24,7 @@ struct GemmConfig {
   /// accumulators are added to totals in f32 registers every `promotion_interval` stages.
   bool out_f32 = false;
   int promotion_interval = 2;
-  float speed = 1;     ///< relative rate of products in the main loop
+  float speed = 1;     ///< relative rate of products in the mainloop
   int overhead = 340;  ///< time of a tile's prologue and epilogue that is not hidden, in units of K
 
   static constexpr int depth = 64;  ///< of K in a stage: 128 bytes, the width of the swizzle
