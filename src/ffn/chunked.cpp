@@ -230,7 +230,7 @@ void walk_chunk(const FfnCall& call, const Backward& plan, std::int64_t first, s
                 const Product& product, const Activate& activate, const Sum& sum) {
   const FfnProblem& problem = call.problem;
   const bool tf32 = problem.allow_tf32;
-  // The activation pass replaces up and gate by their gradients, and dh by h.
+  // The activation pass writes the gradients of both products to `up` and `gate`, and h to `dh`.
   const Matrix up = columns_from(plan.up, 0, count), dh = columns_from(plan.dh, 0, count);
   const Matrix gate = columns_from(plan.gate, 0, count);
   const Matrix up_rows = call.up.rows_from(first, count);

@@ -47,7 +47,7 @@ __device__ __forceinline__ void load_angles(float (&to)[count], const Angles& an
   }
 }
 
-/// cos and sin of a thread's eight pairs, the same for all heads.
+/// cos and sin of the pairs in a thread's item, the same for all heads.
 template <typename T>
 struct Rotation {
   float cos[chunk_size<T>], sin[chunk_size<T>];
