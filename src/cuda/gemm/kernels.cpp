@@ -55,8 +55,8 @@ std::string supports_few_rows(const GemmProblem& problem) {
   return unsuited_for_halves(problem);
 }
 
-// Measured on an H200 (docs/gemm.md): with two rows or more and a plain epilogue, cuBLASLt reads large weights
-// faster.
+// Measured on an H200 (docs/gemm.md): with two rows or more and a plain epilogue, cuBLASLt reads large
+// weights faster.
 std::string few_rows_yields(const GemmProblem& problem) {
   if (problem.m == 1 && problem.k % 8 == 0 && problem.k <= gemm::Streams::most_k()) return {};
   constexpr std::int64_t large = std::int64_t{4096} * 4096;
