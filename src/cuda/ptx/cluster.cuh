@@ -13,7 +13,7 @@ namespace tilewise::cuda {
 // other's shared memory. Their kernel has __cluster_dims__.
 
 /// The CTA's rank in the cluster.
-__device__ __forceinline__ int place_in_pair() { return static_cast<int>(blockIdx.x % 2); }
+__device__ __forceinline__ int rank_in_pair() { return static_cast<int>(blockIdx.x % 2); }
 
 /// A barrier of all threads of both CTAs. It does not order earlier writes, except the initialisation of
 /// mbarriers, which has a fence of its own.

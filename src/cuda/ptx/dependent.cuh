@@ -14,14 +14,14 @@ namespace tilewise::cuda {
 /// Waits until the previous kernel has ended and its writes are visible. Before this wait, a kernel must not
 /// read what the previous one may write, nor write what it may read. Returns at once if there is no previous
 /// kernel.
-__device__ __forceinline__ void wait_for_kernel_ahead() {
+__device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 /// Lets the next kernel in the stream start, once all CTAs have called this.
-__device__ __forceinline__ void let_kernel_behind_begin() {
+__device__ __forceinline__ void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -29,9 +29,9 @@ __device__ __forceinline__ void let_kernel_behind_begin() {
 
 /// For a chain of kernels that all start early: waits for the previous kernel, then lets the next one start
 /// on SMs that become free.
-__device__ __forceinline__ void take_turn_in_chain() {
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+__device__ __forceinline__ void join_pdl_chain() {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
 }
 
 /// Prefetches bytes into the L2 (from sm_90 on). The address and `bytes` are multiples of 16.

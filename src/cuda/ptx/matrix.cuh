@@ -25,7 +25,7 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], std::uint3
 }
 
 /// The same, transposed: a lane gets elements 2t and 2t + 1 of column g of each matrix.
-__device__ __forceinline__ void load_matrices_turned(std::uint32_t (&to)[4], std::uint32_t address_smem) {
+__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&to)[4], std::uint32_t address_smem) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])

@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(32 * groups)
   __shared__ float of_groups[groups][33];
   const int lane = static_cast<int>(threadIdx.x) % 32, group = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t n = static_cast<std::int64_t>(blockIdx.x) * 32 + lane;
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   float sum = 0;
   if (n < columns) {
 #pragma unroll 8
@@ -124,7 +124,7 @@ void sum_partials(const PartialSums& first, const PartialSums& second, std::int6
                            .threads = 32 * groups,
                            .layers = has_first && has_second ? 2 : 1,
                            .stream = static_cast<cudaStream_t>(context.stream),
-                           .early = begins_early(context.device)},
+                           .early = has_pdl(context.device)},
                           BothSums{{has_first ? first : second, second}}, strips, columns);
 }
 

@@ -87,7 +87,7 @@ struct OperandTile {
     if constexpr (by_rows) {
       load_matrices(to, at.at(row, step));
     } else {
-      load_matrices_turned(to, at.at(16 * step, row / 16));
+      load_matrices_transposed(to, at.at(16 * step, row / 16));
     }
   }
 };

@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
   using Row = Team<one_warp>;
   // PDL: with few rows, the GEMM that follows may start early and prefetch its first weights. With many it
   // may not: gate and up of 4096 tokens took a fifth longer then.
-  if (gridDim.x <= small_grid) let_kernel_behind_begin();
-  wait_for_kernel_ahead();  // it may write the inputs
+  if (gridDim.x <= small_grid) let_next_kernel_start();
+  wait_for_previous_kernel();  // it may write the inputs
   const std::int64_t m = Row::number();
   if (m >= call.problem.rows) return;  // all threads of a team
   const int count = static_cast<int>(call.problem.dim) / size;
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(most_threads<chunks, one_warp>)
 template <typename T, Norm norm>
 __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ NormCall call) {
   using Row = Team<false>;
-  wait_for_kernel_ahead();  // it may write the inputs
+  wait_for_previous_kernel();  // it may write the inputs
   const std::int64_t m = blockIdx.x;
   const std::int64_t dim = call.problem.dim;
   const auto summed = [&](std::int64_t d) {
@@ -154,7 +154,7 @@ void forward(const NormCall& call, const Context& context) {
                    .blocks = (call.problem.rows + shape.rows - 1) / shape.rows,
                    .threads = shape.threads,
                    .stream = static_cast<cudaStream_t>(context.stream),
-                   .early = begins_early(call.problem.device)};
+                   .early = has_pdl(call.problem.device)};
   with_types(call.problem, [&]<typename T, Norm norm>() {
     if (!shape.vectorized) return launch<elements_kernel<T, norm>>(how, call);
     with_shape(shape, [&]<int chunks, bool one_warp>() {

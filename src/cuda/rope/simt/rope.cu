@@ -116,8 +116,8 @@ template <typename T, RopePairs pairs, int heads_each>
 __global__ void __launch_bounds__(most_threads)
     chunks_kernel(const __grid_constant__ RopeCall call, const __grid_constant__ RotaryTensors tensors) {
   constexpr int size = chunk_size<T>;
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   const RopeProblem& problem = call.problem;
   int group = static_cast<int>(blockIdx.y), which = 0;
   while (group >= tensors.of[which].blocks) group -= tensors.of[which++].blocks;
@@ -178,8 +178,8 @@ __global__ void __launch_bounds__(most_threads)
 /// Pair by pair, for rows of any alignment. Each CTA has one token.
 template <typename T>
 __global__ void __launch_bounds__(256) elements_kernel(const __grid_constant__ RopeCall call) {
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   const RopeProblem& problem = call.problem;
   const std::int64_t b = blockIdx.x / problem.length, s = blockIdx.x % problem.length;
   const std::int64_t angle_row = call.angle_row(b, s);
@@ -258,7 +258,7 @@ void run_of(const RopeCall& call, const Context& context) {
              .blocks = all_tokens,
              .threads = 256,
              .stream = static_cast<cudaStream_t>(context.stream),
-             .early = begins_early(problem.device)};
+             .early = has_pdl(problem.device)};
   const bool vectorized = problem.aligned && has_aligned_rows(call.cos) && has_aligned_rows(call.sin) &&
                           problem.rotary_dim % (2 * size) == 0 && problem.dim % size == 0 &&
                           problem.dim_v % size == 0 && all_tokens <= 0x7fffffff;

@@ -254,7 +254,7 @@ template <typename T, int lanes, bool wide>
 __global__ void __launch_bounds__(row_threads)
     finish_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
                 const FinishGrid grid) {
-  take_turn_in_chain();  // dQ, dK and dV are accumulated
+  join_pdl_chain();  // dQ, dK and dV are accumulated
   if (blockIdx.x < grid.joining) return join_shares<T, wide, lanes>(call, space, blockIdx.x);
   const std::int64_t warp = (blockIdx.x - grid.joining) * FinishGrid::warps + threadIdx.x / 32;
   if (warp < grid.dq_warps) finish_dq<T, wide>(call, space, grid.dq_work(space, warp));
@@ -271,7 +271,7 @@ void finish_backward(const AttentionCall& call, const BackwardSpace& space, cons
                      .blocks = grid.count(),
                      .threads = row_threads,
                      .stream = stream,
-                     .early = begins_early(call.problem.device)};
+                     .early = has_pdl(call.problem.device)};
     call.problem.piece.wide_rows ? launch<finish_rows<T, lanes, true>>(how, call, space, grid)
                                  : launch<finish_rows<T, lanes, false>>(how, call, space, grid);
   });

@@ -53,8 +53,8 @@ __device__ void find_state(const AttentionCall& call, const RowStates& states, c
 }
 __global__ void states_of_outputs(const __grid_constant__ AttentionCall call, const RowStates states,
                                   const Peaks peaks, const SomeHeads heads) {
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();  // it may have written O, LSE, dO and dLSE
+  let_next_kernel_start();
+  wait_for_previous_kernel();  // it may have written O, LSE, dO and dLSE
   if (heads.none()) return;
   const std::int64_t count = call.problem.batch * call.problem.heads_q * call.problem.length_q;
   for (std::int64_t index = first_warp(); index < count; index += all_warps()) {
@@ -215,8 +215,8 @@ __device__ void mend_group(const AttentionCall& call, const Peaks& peaks, const 
 }
 __global__ void mend(const __grid_constant__ AttentionCall call, const Peaks peaks, const SomeHeads heads,
                      const RowGroups groups) {
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();  // it wrote the gradients and the peaks
+  let_next_kernel_start();
+  wait_for_previous_kernel();  // it wrote the gradients and the peaks
   if (heads.none()) return;
   const std::int64_t count = call.problem.batch * call.problem.heads_q * groups.count;
   for (std::int64_t index = first_warp(); index < count; index += all_warps()) {
@@ -234,7 +234,7 @@ void row_states_of_outputs(const AttentionCall& call, const RowStates& states, c
                              .blocks = blocks_for(rows, threads, call, heads),
                              .threads = threads,
                              .stream = stream,
-                             .early = begins_early(call.problem.device)},
+                             .early = has_pdl(call.problem.device)},
                             call, states, peaks, heads);
 }
 
@@ -246,7 +246,7 @@ void mend_peaks(const AttentionCall& call, const Peaks& peaks, const SomeHeads& 
                 .blocks = blocks_for(warps, threads, call, heads),
                 .threads = threads,
                 .stream = stream,
-                .early = begins_early(call.problem.device)},
+                .early = has_pdl(call.problem.device)},
                call, peaks, heads, groups);
 }
 

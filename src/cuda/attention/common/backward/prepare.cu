@@ -68,7 +68,7 @@ template <typename T, int lanes, bool share>
 __global__ void __launch_bounds__(row_threads)
     row_values(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space,
                std::int64_t query_blocks) {
-  take_turn_in_chain();  // O, LSE, dO and dLSE are there
+  join_pdl_chain();  // O, LSE, dO and dLSE are there
   if (p_scale_bits<T> > 0 && blockIdx.x >= query_blocks) {
     return raise_value_norms<T, lanes>(call, space, blockIdx.x - query_blocks);
   }
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(row_threads)
 template <typename T>
 __global__ void __launch_bounds__(row_threads)
     anchor_rows(const __grid_constant__ AttentionCall call, const __grid_constant__ BackwardSpace space) {
-  take_turn_in_chain();  // row_values() has written the rows
+  join_pdl_chain();  // row_values() has written the rows
   const RowLanes<32> at(blockIdx.x);
   const BatchRow row = BatchRow::of_query(call, at.row);
   if (!row.owned || !is_far(*reinterpret_cast<const float*>(call.lse.at(row.b, row.h, row.s)))) return;
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(row_threads)
 /// One warp per row of query blocks: sets the row's bit in the words of all key blocks that it lists.
 __global__ void __launch_bounds__(row_threads)
     mark_seen_blocks(const __grid_constant__ AttentionCall call, const SeenBlocks seen, std::int64_t rows) {
-  take_turn_in_chain();  // the bits are 0
+  join_pdl_chain();  // the bits are 0
   const std::int64_t row = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
   const std::int64_t heads = call.problem.heads_q;
   const std::int64_t b = row / rows / heads, h = row / rows % heads, qb = row % rows;
@@ -200,7 +200,7 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
                    .blocks = query_blocks + value_blocks,
                    .threads = row_threads,
                    .stream = stream,
-                   .early = value_blocks == 0 && !space.order.kept() && begins_early(call.problem.device)};
+                   .early = value_blocks == 0 && !space.order.kept() && has_pdl(call.problem.device)};
   call.delta.wanted ? launch<row_values<T, lanes, true>>(how, call, space, query_blocks)
                     : launch<row_values<T, lanes, false>>(how, call, space, query_blocks);
   if (features.mask != MaskKind::additive && !features.alibi) return;
@@ -208,7 +208,7 @@ void prepare(const AttentionCall& call, const BackwardSpace& space, cudaStream_t
                           .blocks = RowLanes<32>::blocks(queries),
                           .threads = row_threads,
                           .stream = stream,
-                          .early = begins_early(call.problem.device)},
+                          .early = has_pdl(call.problem.device)},
                          call, space);
 }
 

@@ -142,8 +142,8 @@ __device__ __forceinline__ void add_tile(float (&sum)[c.row_tiles][c.dim / 8][4]
 #pragma unroll
       for (int n = 0; n < c.steps_at_once * count * c.parts; ++n) {
         const int more = n / c.parts / count, dim = n / c.parts % count;
-        load_matrices_turned(b[more][dim][n % c.parts],
-                             b_at.at(16 * (step + more), some + dim) + n % c.parts * part_bytes);
+        load_matrices_transposed(b[more][dim][n % c.parts],
+                                 b_at.at(16 * (step + more), some + dim) + n % c.parts * part_bytes);
       }
       const auto& factors = reinterpret_cast<const Parts<c>(&)[c.steps_at_once][c.row_tiles]>(p[step]);
       add_products(part, factors, b, c.parts == 2 && step == 0);

@@ -9,7 +9,7 @@ namespace {
 constexpr int clear_threads = 256;
 
 __global__ void __launch_bounds__(clear_threads) clear(int* marks, std::size_t count) {
-  let_kernel_behind_begin();
+  let_next_kernel_start();
   const std::size_t index = std::size_t{blockIdx.x} * clear_threads + threadIdx.x;
   if (index < count) marks[index] = 0;
 }

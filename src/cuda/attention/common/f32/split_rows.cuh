@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(split_threads<RowWork>(tile_rows* Tile::chunks
     split_tiles(const __grid_constant__ AttentionCall call, const __grid_constant__ Splitting splitting,
                 const __grid_constant__ RowWork row_work) {
 #if __CUDA_ARCH__ >= 800
-  let_kernel_behind_begin();
+  let_next_kernel_start();
   if constexpr (RowWork::marks_tiles) row_work.clear();
   constexpr int lanes = Tile::chunks;                                             // per row
   constexpr int step = split_threads<RowWork>(tile_rows * Tile::chunks) / lanes;  // rows at a time
@@ -197,12 +197,12 @@ __global__ void __launch_bounds__(split_threads<RowWork>(tile_rows* Tile::chunks
   const std::uint32_t entries = static_cast<std::uint32_t>(call.problem.batch);
   const std::int64_t tile = index - head * static_cast<std::uint32_t>(to.longest);
   const std::int64_t b = head % entries, h = head / entries;
-  if (h >= to.heads) return wait_for_kernel_ahead();  // this kernel must not end before that one
+  if (h >= to.heads) return wait_for_previous_kernel();  // this kernel must not end before that one
   const Sequence sequence = call.sequence(b);
   const bool queries = to.side == Side::queries;
   const std::int64_t length = queries ? sequence.length_q : sequence.length_k;
   const std::int64_t first = tile * tile_rows;
-  if (first >= length) return wait_for_kernel_ahead();  // this kernel must not end before that one
+  if (first >= length) return wait_for_previous_kernel();  // this kernel must not end before that one
 
   const Rows& rows = tensor.rows;
   const int dims = tensor.dims;
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(split_threads<RowWork>(tile_rows* Tile::chunks
     }
   }
   if constexpr (RowWork::marks_tiles) return;
-  wait_for_kernel_ahead();  // it cleared the marks
+  wait_for_previous_kernel();  // it cleared the marks
   if (threadIdx.x == 0 && unfit) {
     tensor.unfit[b * to.heads + h] = 1;
     *splitting.any_unfit = 1;
@@ -300,7 +300,7 @@ void split(const AttentionCall& call, const Splitting& splitting, cudaStream_t s
        .blocks = splitting.count * call.problem.batch * most,
        .threads = split_threads<RowWork>(tile_rows * Tile::chunks),
        .stream = stream,
-       .early = !RowWork::marks_tiles && begins_early(call.problem.device)},
+       .early = !RowWork::marks_tiles && has_pdl(call.problem.device)},
       call, splitting, row_work);
 }
 

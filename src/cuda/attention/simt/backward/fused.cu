@@ -329,8 +329,8 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_backward(const __grid_constant__ AttentionCall call, const Blocks blocks, const RowStates states,
                    const Peaks peaks, const Rows dq_sum) {
   TILEWISE_DYNAMIC_SHARED(float, shared, 16);
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   if constexpr (runs_in_code(C::shared_bytes)) {
     compute_tile<C, general, gradients>(call, blocks, states, peaks, dq_sum, {}, blockIdx.x, shared);
   }
@@ -343,8 +343,8 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
                            const RowStates states, const Peaks peaks, const Rows dq_sum,
                            const SomeHeads heads, std::uint32_t count) {
   TILEWISE_DYNAMIC_SHARED(float, shared, 16);
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   if (heads.none()) return;
   if constexpr (runs_in_code(C::shared_bytes)) {
     for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
@@ -436,7 +436,7 @@ void run(const AttentionCall& call, const Workspace& workspace, cudaStream_t str
        .shared_bytes = C::shared_bytes,
        .stream = stream,
        // Where two CTAs fit into an SM, CTAs that start early would share one while other SMs stay empty.
-       .early = C::blocks == 1 && begins_early(problem.device)},
+       .early = C::blocks == 1 && has_pdl(problem.device)},
       call, blocks, workspace.states, workspace.peaks, workspace.dq_sum);
 }
 
@@ -461,7 +461,7 @@ void run_some(const AttentionCall& call, const Workspace& workspace, const SomeH
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
        .stream = static_cast<cudaStream_t>(context.stream),
-       .early = begins_early(context.device)},
+       .early = has_pdl(context.device)},
       call, blocks, workspace.states, workspace.peaks, workspace.dq_sum, heads,
       static_cast<std::uint32_t>(count));
 }

@@ -409,7 +409,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks)
     fused_forward_of_some(const __grid_constant__ AttentionCall call, const Blocks blocks,
                           const SomeHeads heads, std::uint32_t count) {
   TILEWISE_DYNAMIC_SHARED(float, shared, 16);
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
   if (heads.none()) return;
   for (std::uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
     attend<C, general>(call, blocks, heads, index, shared);
@@ -446,7 +446,7 @@ void run_some(const AttentionCall& call, const SomeHeads& heads, const Context& 
        .threads = C::threads,
        .shared_bytes = C::shared_bytes,
        .stream = static_cast<cudaStream_t>(context.stream),
-       .early = begins_early(context.device)},
+       .early = has_pdl(context.device)},
       call, blocks, heads, static_cast<std::uint32_t>(count));
 }
 

@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   constexpr BackwardConfig c = Table::rows[row];
   if constexpr (runs_in_code(c.shared_bytes(Table::general))) {
     TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
-    take_turn_in_chain();  // the row values are there, and dQ's accumulator is 0
+    join_pdl_chain();  // the row values are there, and dQ's accumulator is 0
     using Cta = BackwardCta<T, c, Table::general>;
     const std::uint32_t index = cta_index(space.order, *Cta::facts_of(shared));
     const auto shares = static_cast<std::uint32_t>(space.shares.count);
@@ -350,7 +350,7 @@ void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int
                                           .threads = c.threads(),
                                           .shared_bytes = c.shared_bytes(Table::general),
                                           .stream = stream,
-                                          .early = begins_early(call.problem.device)},
+                                          .early = has_pdl(call.problem.device)},
                                          call, grid, space);
 }
 

@@ -65,7 +65,7 @@ template <int m_tiles, int dim>
 __device__ __forceinline__ auto a_transposed(const MatrixPointer<dim>& at) {
   return [at](std::uint32_t(&to)[m_tiles][4], int step) {
 #pragma unroll
-    for (int m = 0; m < m_tiles; ++m) load_matrices_turned(to[m], at.at(16 * step, m));
+    for (int m = 0; m < m_tiles; ++m) load_matrices_transposed(to[m], at.at(16 * step, m));
   };
 }
 template <int dim>
@@ -74,7 +74,7 @@ __device__ __forceinline__ auto b_by_rows(const MatrixPointer<dim>& at) {
 }
 template <int dim>
 __device__ __forceinline__ auto b_transposed(const MatrixPointer<dim>& at) {
-  return [at](std::uint32_t(&to)[4], int step, int n) { load_matrices_turned(to, at.at(16 * step, n)); };
+  return [at](std::uint32_t(&to)[4], int step, int n) { load_matrices_transposed(to, at.at(16 * step, n)); };
 }
 
 /// A warp's position in a product for which `along_n` warps stand side by side along N.

@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
     backward_kernel(const __grid_constant__ AttentionCall call, std::int64_t head_ctas, int shares,
                     const __grid_constant__ BackwardSpace space, const simt::SomeHeads unfit) {
 #if __CUDA_ARCH__ >= 800
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();  // it split the tensors and wrote the row values
+  let_next_kernel_start();
+  wait_for_previous_kernel();  // it split the tensors and wrote the row values
   constexpr BackwardConfig c = Table::rows[row];
   TILEWISE_DYNAMIC_SHARED(std::byte, shared, 128);
   const auto share = static_cast<int>(blockIdx.x % static_cast<unsigned>(shares));
@@ -283,7 +283,7 @@ void run_backward_row(const AttentionCall& call, const BackwardSpace& space, int
        .threads = c.threads(),
        .shared_bytes = c.shared_bytes(),
        .stream = stream,
-       .early = begins_early(call.problem.device)},
+       .early = has_pdl(call.problem.device)},
       call, head_ctas, shares, space, unfit_of(space));
 }
 

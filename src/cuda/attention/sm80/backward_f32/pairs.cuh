@@ -343,10 +343,11 @@ __device__ __forceinline__ void add_dq(const BackwardCta<c>& cta, const QueriesA
     for (int step = 0; step < c.keys / 16; ++step) {
 #pragma unroll
       for (int p = 0; p < c.parts; ++p) {
-        load_matrices_turned(a[step][0][p], ds.at(tile * c.keys + 16 * step, half) + p * c.ds_part_bytes());
+        load_matrices_transposed(a[step][0][p],
+                                 ds.at(tile * c.keys + 16 * step, half) + p * c.ds_part_bytes());
 #pragma unroll
         for (int n = 0; n < count; ++n) {
-          load_matrices_turned(from[step][n][p], k.at(16 * step, first_step + n) + p * c.part_bytes());
+          load_matrices_transposed(from[step][n][p], k.at(16 * step, first_step + n) + p * c.part_bytes());
         }
       }
     }

@@ -302,11 +302,11 @@ __global__ void __launch_bounds__(StreamShape::threads, StreamShape::blocks(dim)
                   const Splits splits) {
 #if __CUDA_ARCH__ >= 800
   __shared__ __align__(16) StreamMemory<dim> shared;
-  let_kernel_behind_begin();
+  let_next_kernel_start();
   const auto heads_kv = static_cast<std::uint32_t>(call.problem.heads_kv);
   const std::uint32_t b = blockIdx.x / heads_kv, head_kv = blockIdx.x % heads_kv;
   if constexpr (!paged) prefetch_split<dim>(call, b, head_kv, static_cast<int>(blockIdx.y), splits.count);
-  wait_for_kernel_ahead();  // it may have written Q, K, V, lengths or pages
+  wait_for_previous_kernel();  // it may have written Q, K, V, lengths or pages
   const Sequence sequence = call.sequence(b);
   const QueryRows rows{{.b = b,
                         .h = static_cast<std::int64_t>(head_kv) * heads,
@@ -380,7 +380,7 @@ void run(const AttentionCall& call, const Splits& splits, cudaStream_t stream) {
                                         .threads = StreamShape::threads,
                                         .layers = splits.count,
                                         .stream = stream,
-                                        .early = begins_early(call.problem.device)},
+                                        .early = has_pdl(call.problem.device)},
                                        call, heads, (65536 + heads - 1) / heads, splits);
 }
 

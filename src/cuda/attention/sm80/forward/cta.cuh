@@ -178,11 +178,11 @@ template <typename T, ForwardConfig c, int eights>
 __device__ __forceinline__ void multiply_values(float (&o)[c.row_tiles][eights][4], const Probabilities<c>& p,
                                                 const MatrixPointer<c.dim>& v, int step) {
   std::uint32_t b[2][4];  // one is loaded while the other is multiplied
-  load_matrices_turned(b[0], v.at(16 * step, 0));
+  load_matrices_transposed(b[0], v.at(16 * step, 0));
 #pragma unroll
   for (int n = 0; n < eights / 2; ++n) {
     const std::uint32_t(&now)[4] = b[n % 2];
-    if (n + 1 < eights / 2) load_matrices_turned(b[(n + 1) % 2], v.at(16 * step, n + 1));
+    if (n + 1 < eights / 2) load_matrices_transposed(b[(n + 1) % 2], v.at(16 * step, n + 1));
 #pragma unroll
     for (int r = 0; r < c.row_tiles; ++r) {
       multiply_matrices<T>(o[r][2 * n], p[r], now[0], now[1]);

@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(threads)
   __shared__ float joined_smem[3][threads / 32];
   __shared__ float weights_smem[threads];
   __shared__ float4 sums_smem[threads];
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();  // it wrote the partial results
+  let_next_kernel_start();
+  wait_for_previous_kernel();  // it wrote the partial results
   const auto length_q = static_cast<std::uint32_t>(call.problem.length_q);
   const auto heads_q = static_cast<std::uint32_t>(call.problem.heads_q);
   const std::int64_t i = blockIdx.x % length_q;
@@ -142,7 +142,7 @@ void combine_splits(const AttentionCall& call, const Splits& splits, void* strea
                    .blocks = call.problem.batch * call.problem.heads_q * call.problem.length_q,
                    .threads = threads,
                    .stream = static_cast<cudaStream_t>(stream),
-                   .early = begins_early(call.problem.device)};
+                   .early = has_pdl(call.problem.device)};
   splits.dim_v % 4 == 0 && splits.dim_v / 4 <= threads ? launch<combine_kernel<true>>(how, call, splits)
                                                        : launch<combine_kernel<false>>(how, call, splits);
 }

@@ -255,7 +255,7 @@ struct TileInputs {
       const std::byte* row = rows + place.key / 64 * 8192 + lane % 8 * 128 + lane / 16 * eight_rows() +
                              ((place.key % 64 / 8 + lane / 8 % 2) ^ (lane % 8)) * 16;
       std::uint32_t words[4];
-      load_matrices_turned(words, static_cast<std::uint32_t>(__cvta_generic_to_shared(row)));
+      load_matrices_transposed(words, static_cast<std::uint32_t>(__cvta_generic_to_shared(row)));
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const float2 pair = unpack<T>(words[n]);

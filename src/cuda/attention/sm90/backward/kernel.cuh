@@ -1038,7 +1038,7 @@ __device__ void load_jobs(const TileParams& params, const Shared<c>& shared) {
 #pragma unroll 1
   for (int n = 0;; ++n) {
     Job& job = shared.jobs[n & 1];
-    if (counted || n > 0) wait_for_kernel_ahead();  // the previous kernel clears the ticket
+    if (counted || n > 0) wait_for_previous_kernel();  // the previous kernel clears the ticket
     if (lane_now() == 0) {
       wait(shared.job_empty + (n & 1), static_cast<std::uint32_t>(n >> 1 & 1) ^ 1);
       std::uint32_t index = blockIdx.x;
@@ -1060,7 +1060,7 @@ __device__ void load_jobs(const TileParams& params, const Shared<c>& shared) {
     load_keys<c>(params, shared, job.walk);
     // The kernels before the previous one wrote Q, K, V and dO, and the previous one waited for them. It
     // writes the rows' values itself.
-    wait_for_kernel_ahead();
+    wait_for_previous_kernel();
     if (lane_now() == 0) {
       Ring<c.q_stages> same = rows_at;
       load_queries<c>(params, shared, job.walk, rows_at, same);
@@ -1103,7 +1103,7 @@ __device__ __forceinline__ void run_jobs(const TileParams& params, const Shared<
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32) - c.consumer_warps;
   if (warp == 0) return load_jobs<c>(params, shared);
   if (warp > 2 || lane_now() != 0) return;
-  wait_for_kernel_ahead();  // the previous kernel clears the sums
+  wait_for_previous_kernel();  // the previous kernel clears the sums
   std::uint32_t parity = 0;
   for_each_job<c>(
       params, shared,
@@ -1128,11 +1128,11 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
       *shared.words = {0, kept.key.low, kept.key.high, kept.stream};
     }
     if (counted) {
-      wait_for_kernel_ahead();  // the previous kernel clears the ticket
+      wait_for_previous_kernel();  // the previous kernel clears the ticket
       shared.words->index = atomicAdd(params.workspace.ticket, 1u);
     }
   }
-  let_kernel_behind_begin();
+  let_next_kernel_start();
   __syncthreads();  // barriers and words are initialised; the last barrier of the whole CTA
   if constexpr (c.persistent) return run_jobs<T, c>(params, shared);
   const Walk walk = Walk::of<c>(params.sizes, params.turns, counted ? shared.words->index : blockIdx.x);
@@ -1151,7 +1151,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
       }
       if (warp == first_dropout - 1) {
         if (first_lane && params.score.has_masks()) {
-          wait_for_kernel_ahead();  // an earlier kernel of this call may write the aligned mask
+          wait_for_previous_kernel();  // an earlier kernel of this call may write the aligned mask
           load_masks<c>(params, shared, walk);
         }
         return;
@@ -1162,14 +1162,14 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     if (!first_lane) return;
     if constexpr (c.producer_adds_dq()) {
       if (warp == 1 || warp == 2) {
-        wait_for_kernel_ahead();  // the previous kernel clears the sums
+        wait_for_previous_kernel();  // the previous kernel clears the sums
         std::uint32_t parity = 0;
         add_dq_sums<c>(params, shared, walk, warp - 1, parity);
         return;
       }
     }
     if (warp != 0) return;
-    wait_for_kernel_ahead();
+    wait_for_previous_kernel();
     Ring<c.q_stages> q_at;
     Ring<c.d_o_stages> d_o_at;
     load_queries<c>(params, shared, walk, q_at, d_o_at);

@@ -558,7 +558,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     const DropoutMask kept = score.kept.drawn();
     *shared.words = {0, kept.key.low, kept.key.high, kept.stream};
   }
-  let_kernel_behind_begin();
+  let_next_kernel_start();
   __syncthreads();  // barriers and words are initialised
   const Sizes& sizes = params.tile.sizes;
   const int tiles = params.tile.workspace.tiles;
@@ -570,7 +570,7 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
     if (warp >= 2) {
       if (score.dropout) draw_pairs<c>(params, shared, warp - 2, dropout_warps);
     } else if (threadIdx.x == c.consumer_threads) {
-      wait_for_kernel_ahead();  // the other threads wait for the first tile that this thread publishes
+      wait_for_previous_kernel();  // the other threads wait for the first tile that this thread publishes
       load_pairs<c, sum>(params, shared, job);
     }
     return;
@@ -588,8 +588,8 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), 1)
 template <typename Unused = void>
 __global__ void __launch_bounds__(row_threads)
     join_dmask_kernel(const __grid_constant__ MaskView dmask, const float* partial, int splits) {
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const std::int64_t count = dmask.extent[0] * dmask.extent[1] * dmask.extent[2] * dmask.extent[3];
   for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < count;
        n += std::int64_t{gridDim.x} * row_threads) {

@@ -38,8 +38,8 @@ template <typename T, typename Table, int row>
 __global__ void __launch_bounds__(row_threads) delta_kernel(const __grid_constant__ DeltaParams params) {
   constexpr Config c = Table::rows[row];
   constexpr int lanes = c.dim_v > 128 ? 32 : c.dim_v > 64 ? 16 : 8;
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const Sizes& sizes = params.sizes;
   const Workspace& workspace = params.workspace;
   const std::int64_t tiles = query_tiles(sizes, workspace);
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(row_threads)
     far_rows_kernel(const __grid_constant__ AttentionCall call, const __grid_constant__ Sizes sizes,
                     const __grid_constant__ Workspace workspace) {
   constexpr Config c = Table::rows[row];
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const std::int64_t index = (std::int64_t{blockIdx.x} * row_threads + threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (index >= query_tiles(sizes, workspace) * c.queries || !is_far(workspace.lse[index])) return;
@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(row_threads) dq_kernel(const __grid_constant__
   constexpr Config c = Table::rows[row];
   constexpr int chunks = c.dim / 8;
   __shared__ __align__(16) uint4 rows_smem[c.queries * (chunks + 1)];
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const Sizes& sizes = params.sizes;
   const QueryTile<c.queries> tile(sizes, params.workspace.tiles, blockIdx.x);
   const int count = tile.count();
@@ -157,8 +157,8 @@ template <typename Table, int row>
 __global__ void __launch_bounds__(row_threads) sink_kernel(const __grid_constant__ SinkParams params) {
   constexpr Config c = Table::rows[row];
   __shared__ double sums_smem[row_threads];
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const Sizes& sizes = params.sizes;
   const Workspace& workspace = params.workspace;
   const int head = static_cast<int>(blockIdx.x);
@@ -298,8 +298,8 @@ template <typename Element>
 __global__ void __launch_bounds__(row_threads)
     align_mask_kernel(const __grid_constant__ MaskView from, const __grid_constant__ MaskView to) {
   constexpr int each = 16 / sizeof(Element);
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const std::int64_t chunks = (to.extent[3] + each - 1) / each;
   const std::int64_t count = to.extent[0] * to.extent[1] * to.extent[2] * chunks;
   for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < count;
@@ -320,8 +320,8 @@ __global__ void __launch_bounds__(row_threads)
 /// Clears a mask's gradient, of any strides: the tile kernel does not write that of hidden pairs.
 template <typename Unused = void>
 __global__ void __launch_bounds__(row_threads) clear_dmask_kernel(const __grid_constant__ MaskView dmask) {
-  wait_for_kernel_ahead();
-  let_kernel_behind_begin();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
   const std::int64_t count = dmask.extent[0] * dmask.extent[1] * dmask.extent[2] * dmask.extent[3];
   for (std::int64_t n = std::int64_t{blockIdx.x} * row_threads + threadIdx.x; n < count;
        n += std::int64_t{gridDim.x} * row_threads) {

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(combine_warps * 32)
   const std::int64_t s = row % head_rows;
   const std::int64_t h = row / head_rows % heads_q;
   const std::int64_t b = row / head_rows / heads_q;
-  wait_for_kernel_ahead();
+  wait_for_previous_kernel();
 
   const float own = lane < decode.splits
                         ? reinterpret_cast<const float*>(decode.lse.data)[lane * decode.rows + row]

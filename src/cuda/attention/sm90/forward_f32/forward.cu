@@ -355,9 +355,9 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   constexpr ForwardConfig c = Table::rows[row];
   static_assert(c.keys == tile_keys);
   TILEWISE_DYNAMIC_SHARED(std::byte, first_smem, 1024);
-  let_kernel_behind_begin();
+  let_next_kernel_start();
   const mma::QueryRows rows = blocks.rows(call, blockIdx.x);
-  if (rows.queries.count <= 0) return wait_for_kernel_ahead();
+  if (rows.queries.count <= 0) return wait_for_previous_kernel();
   const Shared<c> shared{first_smem};
   if (threadIdx.x == 0) {
     shared.init_barriers();
@@ -371,14 +371,14 @@ __global__ void __launch_bounds__(Table::rows[row].threads(), Table::rows[row].b
   if (warp >= 4 * c.consumers) {
     keep_registers<c.producer_registers()>();
     if (warp == 4 * c.consumers && elected()) {
-      wait_for_kernel_ahead();
+      wait_for_previous_kernel();
       load_tiles<c>(shared, tiles, k, v);
     }
   } else {
     take_registers<c.consumer_registers()>();
     Consumer<c> consumer(call, shared.rows(), shared);
     const bool queries_fit = consumer.load_queries();
-    wait_for_kernel_ahead();  // the previous kernel splits only K and V, so Q was loaded before this wait
+    wait_for_previous_kernel();  // the previous kernel splits only K and V, so Q was loaded before this wait
     const bool keys_fit = consumer.walk(tiles, k, v);
     if (!queries_fit || !keys_fit) {
       for (int n = consumer.place.lane; n < rows.heads; n += 32) {

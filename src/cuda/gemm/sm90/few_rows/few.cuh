@@ -118,7 +118,7 @@ struct FewLoader {
     for (int unit = begin; unit < prologue_end; ++unit) load_weights(unit, unit - begin);
   }
   __device__ __forceinline__ void mainloop() const {
-    wait_for_kernel_ahead();  // it may write the tokens
+    wait_for_previous_kernel();  // it may write the tokens
     for (int unit = begin; unit < prologue_end; ++unit) load_tokens(unit, unit - begin);
     Ring<c.stages> ring;
 #pragma unroll 1
@@ -334,11 +334,11 @@ __global__ void __launch_bounds__(FewConfig::threads, 2)
   const bool loads = warp == 4 * c.consumers && elected();
   if (loads) FewLoader<c>(maps, arguments.schedule, memory).prologue();
   __syncthreads();  // the mbarriers are initialised
-  let_kernel_behind_begin();
+  let_next_kernel_start();
   if (warp == 4 * c.consumers) {
     if (loads) FewLoader<c>(maps, arguments.schedule, memory).mainloop();
   } else {
-    wait_for_kernel_ahead();  // it may still read what this kernel writes
+    wait_for_previous_kernel();  // it may still read what this kernel writes
     FewConsumer<T, c> consumer{arguments, memory, warp / 4, static_cast<int>(threadIdx.x) % 128};
     consumer.run();
   }

@@ -101,7 +101,7 @@ struct FewTileLoader {
     for (int unit = 0; unit < min(count, c.stages); ++unit) load_weights(unit, unit);
   }
   __device__ __forceinline__ void mainloop() const {
-    wait_for_kernel_ahead();  // it may write the tokens
+    wait_for_previous_kernel();  // it may write the tokens
     for (int unit = 0; unit < min(count, c.token_stages); ++unit) load_tokens(unit, unit, unit);
     Ring<c.stages> ring;                               // weights of `unit`, which has been multiplied
     Ring<c.stages> behind(c.token_stages % c.stages);  // weights of unit + token_stages
@@ -338,7 +338,7 @@ struct FewTileConsumer {
 
   __device__ __forceinline__ void run() {
     multiply(arguments.tiles.count(static_cast<int>(blockIdx.y)));
-    wait_for_kernel_ahead();  // it may still read what this kernel writes
+    wait_for_previous_kernel();  // it may still read what this kernel writes
     if constexpr (c.by_columns()) {
       reduce_and_finish<0>();
     } else {
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(FewTileConfig::threads, Table::rows[row].leave
   if (warp == 4 * c.consumers) {
     if (loads) {
       FewTileLoader<c>(maps, arguments, memory).mainloop();
-      let_kernel_behind_begin();
+      let_next_kernel_start();
     }
   } else {
     FewTileConsumer<T, c> consumer{arguments, memory, warp / 4, static_cast<int>(threadIdx.x) % 128};

@@ -140,12 +140,12 @@ __global__ void __launch_bounds__(StreamConfig::threads, 2)
   Stream stream(arguments);
   if (arguments.place == InChain::second) {
     stream.load_first();
-    let_kernel_behind_begin();
-    wait_for_kernel_ahead();  // it writes the token
+    let_next_kernel_start();
+    wait_for_previous_kernel();  // it writes the token
   } else {
     stream.prefetch_first();
-    wait_for_kernel_ahead();  // it may write the weights and the token
-    let_kernel_behind_begin();
+    wait_for_previous_kernel();  // it may write the weights and the token
+    let_next_kernel_start();
     stream.load_first();
   }
   stream.load_token();

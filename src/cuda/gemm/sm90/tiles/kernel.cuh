@@ -26,7 +26,7 @@ struct Loader {
   Ring<c.stages> ring;
 
   /// Which half of the shared operand this CTA loads.
-  static __device__ int half(Pair pair) { return c.pair == pair ? place_in_pair() : 0; }
+  static __device__ int half(Pair pair) { return c.pair == pair ? rank_in_pair() : 0; }
 
   template <Pair pair>
   static __device__ void copy(std::byte* to, const CUtensorMap& map, Mbarrier* full, int column, int row) {
@@ -64,8 +64,8 @@ struct Loader {
       copy_panels<Pair::shares_b, c.columns / 64>(to, maps.b, full, column, k);
     } else if constexpr (c.gated) {
       const bool both = c.pair != Pair::shares_b;
-      if (both || place_in_pair() == 0) copy<Pair::shares_b>(to, maps.gate, full, k, column);
-      if (both || place_in_pair() == 1) {
+      if (both || rank_in_pair() == 0) copy<Pair::shares_b>(to, maps.gate, full, k, column);
+      if (both || rank_in_pair() == 1) {
         copy<Pair::shares_b>(to + c.columns / 2 * 128, maps.b, full, k, column);
       }
     } else {
@@ -121,8 +121,8 @@ __device__ __forceinline__ void multiply_tiles(const GemmMaps& maps, const GemmA
     shared.barriers().init();
   }
   // PDL: the next kernel may be launched now, because it waits for this one's results itself.
-  let_kernel_behind_begin();
-  wait_for_kernel_ahead();  // it may write A and B, and read what this kernel writes
+  let_next_kernel_start();
+  wait_for_previous_kernel();  // it may write A and B, and read what this kernel writes
   wait_for_barriers<c>(warp);
 
   if (warp < 4) {

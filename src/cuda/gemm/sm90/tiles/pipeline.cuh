@@ -64,8 +64,8 @@ class Tiles {
     const TilePlace place = order_.place(index_);
     row = place.m * c.rows_together();
     column = place.n * c.columns_together();
-    if (c.pair == Pair::shares_a) column += place_in_pair() * c.out_columns();
-    if (c.pair == Pair::shares_b) row += place_in_pair() * c.rows();
+    if (c.pair == Pair::shares_a) column += rank_in_pair() * c.out_columns();
+    if (c.pair == Pair::shares_b) row += rank_in_pair() * c.rows();
   }
 
  private:
