@@ -26,7 +26,7 @@ inline double activated(Activation activation, double x) {
 }
 
 /// At 0 that of relu is 0, as in PyTorch.
-inline double activation_slope(Activation activation, double x) {
+inline double activation_derivative(Activation activation, double x) {
   switch (activation) {
     case Activation::none: return 1;
     case Activation::relu: return x > 0 ? 1 : 0;
