@@ -1,7 +1,8 @@
-// Times candidates for the tables of src/cuda/gemm/sm90/tiles/tuning.h on squares and on the products of a
-// Llama layer, and compares each with the simt kernel. Prints a line of JSON each.
+// Times candidates for the tables of src/cuda/gemm/sm90/tiles/tuning.h on square products and on those of a
+// Llama layer, and compares the results of each with those of the simt kernel. Prints one JSON object per
+// candidate and shape.
 //
-//   sweep_gemm [rows columns summands]
+//   sweep_gemm [M N K]
 
 #include <cstdio>
 #include <cstdlib>
@@ -35,7 +36,7 @@ struct Shape {
   std::int64_t m, n, k;
 };
 
-/// Factors of several products, so that none is in the L2 from the time before.
+/// The operands of several products, which are used in turn so that none is in the L2 from its last use.
 struct Sweep {
   static constexpr int sets = 3;
   const Shape shape;

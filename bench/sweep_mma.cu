@@ -1,7 +1,7 @@
 // Times candidates for the tuning table of the mma kernel's forward
-// (src/cuda/attention/sm80/forward/tuning.h), bf16, over 16k tokens of hidden size 2048. A JSON object a
-// line, each candidate on each shape: whether the table has it, and its largest difference from the fused
-// kernel's o. `gpu-sweep mma` makes a record of them.
+// (src/cuda/attention/sm80/forward/tuning.h), bf16, over 16k tokens of hidden size 2048. Prints one JSON
+// object per candidate and shape: whether the table has the candidate, its time, and the largest difference
+// of its O from that of the fused kernel. `gpu-sweep mma` makes a record of them.
 //   sweep_mma [head dim [sequence length]]
 
 #include <algorithm>

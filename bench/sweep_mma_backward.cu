@@ -1,8 +1,8 @@
 // Times candidates for the tuning table of the mma kernel's backward
-// (src/cuda/attention/sm80/backward/choice.h), bf16, over 16k tokens of hidden size 2048. A JSON object a
-// line, each candidate on each shape: whether the table has it; `ms` of the kernel over tiles alone, `all_ms`
-// of the whole call with the table's own row; the largest differences from the fused kernel's gradients, over
-// the largest element there. `gpu-sweep mma_backward` makes a record of them.
+// (src/cuda/attention/sm80/backward/choice.h), bf16, over 16k tokens of hidden size 2048. Prints one JSON
+// object per candidate and shape: whether the table has the candidate; `ms` of its main kernel alone;
+// `all_ms` of the whole call with the table's own row; the largest differences from the gradients of the
+// fused kernel, relative to their largest element. `gpu-sweep mma_backward` makes a record of them.
 //   sweep_mma_backward [head dim [sequence length]]
 
 #include <algorithm>
@@ -310,7 +310,7 @@ struct Sweep {
     return static_cast<double>(both[0]) / static_cast<double>(both[1]);
   }
 
-  /// The call's own kernels make rows' values and finish; between them, one candidate.
+  /// Times one candidate's main kernel. For the gradients, the call's own kernels run before and after it.
   template <int row>
   void time(const AttentionCall& call, const Context& context, double flops, double all_ms) {
     constexpr BackwardConfig c = Candidates::rows[row];

@@ -1,8 +1,8 @@
 // Times candidates for the tuning tables of the mma kernel's forward for f32
-// (src/cuda/attention/sm80/forward_f32/tuning.h), over 16k tokens of hidden size 2048. A JSON object a line,
-// each candidate on each shape: whether its table has it; `ms` of the call, `split_ms` of splitting keys and
-// values, which is part of it; its largest difference from the fused kernel's o. `gpu-sweep mma_f32` makes a
-// record of them.
+// (src/cuda/attention/sm80/forward_f32/tuning.h), over 16k tokens of hidden size 2048. Prints one JSON object
+// per candidate and shape: whether its table has the candidate; `ms` of the call; `split_ms`, the part of it
+// that splits K and V into 16-bit parts; the largest difference of its O from that of the fused kernel.
+// `gpu-sweep mma_f32` makes a record of them.
 //   sweep_mma_f32 [head dim [sequence length]]
 
 #include <cstdio>

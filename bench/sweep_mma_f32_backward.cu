@@ -1,7 +1,7 @@
 // Times candidates for the tuning table of the mma kernel's backward for f32
-// (src/cuda/attention/sm80/backward_f32/tuning.h), over 16k tokens of hidden size 2048. A JSON object a line,
-// each candidate on each shape: whether the table has it, and the largest differences of dq, dk and dv from
-// the fused kernel's. `gpu-sweep mma_f32_backward` makes a record of them.
+// (src/cuda/attention/sm80/backward_f32/tuning.h), over 16k tokens of hidden size 2048. Prints one JSON
+// object per candidate and shape: whether the table has the candidate, its time, and the largest differences
+// of dQ, dK and dV from those of the fused kernel. `gpu-sweep mma_f32_backward` makes a record of them.
 //   sweep_mma_f32_backward [head dim [sequence length]]
 
 #include <cstdio>

@@ -1,7 +1,7 @@
 // Times candidates for the configurations of the wgmma kernel's backward
-// (src/cuda/attention/sm90/backward/config.h), bf16, over 16k tokens of hidden size 2048. A JSON object a
-// line, each candidate on each shape: whether the table has it; `ms` of the whole call; the largest
-// differences from the gradients of mma, over the largest element there. Candidates run in turns.
+// (src/cuda/attention/sm90/backward/config.h), bf16, over 16k tokens of hidden size 2048. Prints one JSON
+// object per candidate and shape: whether the table has the candidate; `ms` of the whole call; the largest
+// differences from the gradients of mma, relative to their largest element. Candidates take turns.
 //   sweep_wgmma_backward [head dim [sequence length]]
 
 #include <cstdio>

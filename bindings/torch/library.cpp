@@ -5,8 +5,8 @@
 #include "layer.h"
 #include "tuning.h"
 
-// Schemas and kernels. What else an operator of torch needs is written in Python: gradients, autocast and
-// vmap in tilewise/_ops.py, shapes without data in tilewise/_meta.py.
+// The schemas of the operators and their implementations. The rest of what torch needs is written in Python:
+// gradients, autocast and vmap in tilewise/_ops.py, shapes of results in tilewise/_meta.py.
 
 namespace {
 
@@ -18,7 +18,7 @@ std::string schema(const std::string& name, const std::string& own, const std::s
   return name + "(" + own + shared + ") -> " + result;
 }
 
-// The schema of an operator with the same arguments and another name.
+// The schema of an operator with another name, the same arguments and no result.
 std::string without_result(const std::string& name, const std::string& like) {
   const std::size_t begin = like.find('('), end = like.rfind(" -> ");
   return name + like.substr(begin, end - begin) + " -> ()";
@@ -54,7 +54,7 @@ STABLE_TORCH_LIBRARY(tilewise, library) {
       "Tensor grad_out, Tensor? grad_lse, Tensor out, Tensor lse, bool[] needed, ";
   library.def(schema("attention_forward", "", attention_schema, "(Tensor out, Tensor lse)").c_str());
   library.def(schema("attention_backward", backward_own, attention_schema, "Tensor[]").c_str());
-  // What is left of them in a call without options: without and with a gradient.
+  // Plain calls, which have few options: without a gradient (inference) and with one (training).
   const std::string plain = plain_attention_schema;
   const std::string masked = plain + ", Tensor attn_mask";
   library.def(schema("attention_inference", "", plain, "Tensor").c_str());
@@ -64,8 +64,8 @@ STABLE_TORCH_LIBRARY(tilewise, library) {
   library.def(schema("attention_training_backward", backward_own,
                      plain + ", Tensor? attn_mask, bool deterministic", "Tensor[]")
                   .c_str());
-  // A piece of a whole: place has the fields of tilewise::Piece; wide asks for f32 results, wide_lse for an
-  // lse in f64.
+  // A piece of a whole: `place` has the fields of tilewise::Piece. `wide` asks for f32 results, `wide_lse`
+  // for an f64 LSE.
   const std::string piece = "int[] place, bool wide, bool wide_lse, ";
   library.def(schema("attention_piece", piece, attention_schema, "(Tensor out, Tensor lse)").c_str());
   library.def(
@@ -87,7 +87,7 @@ STABLE_TORCH_LIBRARY(tilewise, library) {
       "Tensor grad_out, bool[] needed, Tensor? up_product, Tensor? gate_product, ";
   library.def(schema("ffn_backward", ffn_backward_own, ffn_arguments, "Tensor[]").c_str());
   library.def(schema("explain_ffn", "", ffn_arguments, "str").c_str());
-  // The checks of calls, which tensors without data can be put to.
+  // Only the checks of calls, for tensors without data.
   library.def(schema("check_attention", "", attention_schema, "()").c_str());
   library.def(schema("check_ffn", "", ffn_arguments, "()").c_str());
   library.def(without_result("check_gemm", gemm_schema).c_str());
