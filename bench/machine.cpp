@@ -169,8 +169,8 @@ double copy_gbps(int threads) {
   const ParallelFor parallel_for = openmp_parallel_for(threads);
   double best = std::numeric_limits<double>::infinity();
   for (int n = 0; n < copies; ++n) {
-    std::memset(from.get(), n + 1,
-                bytes);  // so that every page is allocated and not the shared page of zeros
+    // Not zeros, so that every page is allocated and is not the kernel's shared page of zeros.
+    std::memset(from.get(), n + 1, bytes);
     const Clock::time_point start = Clock::now();
     parallel_for.run(threads, [&](std::int64_t index) {
       const std::size_t begin = bytes / shares * static_cast<std::size_t>(index);

@@ -1,4 +1,4 @@
-// Random problems over the whole contract: every kernel, at every SIMD level, against the reference.
+// Compares every kernel, at every SIMD level, with the reference on random problems of the whole contract.
 
 #include <unistd.h>
 
@@ -42,7 +42,8 @@ struct Settings {
   bool no_self_test = false;
 };
 
-constexpr std::int64_t most_failures = 20;  // then it stops: each takes many draws of the path to be sure of
+// The run stops after this number of failures, since each takes many draws of the path.
+constexpr std::int64_t most_failures = 20;
 
 std::string hexadecimal(std::uint64_t value) {
   std::ostringstream text;
@@ -79,14 +80,14 @@ RandomProblem draw(std::string_view domain, std::uint64_t seed) {
   return random_problem(seed);
 }
 
-// Pieces that a kernel took, and those that it left to fused, since the program began.
+// For each kernel, the number of pieces that it computed and that it left to fused.
 std::map<std::string, PieceRunner>& piece_runners() {
   static std::map<std::string, PieceRunner> runners;
   return runners;
 }
 
-// A problem in pieces on the first CUDA device, joined again. Statistics are in f64 for f32 rows, and in f32
-// or f64 for others: kernels with products of 16 bits take f32 alone.
+// A kernel that computes a problem in pieces on the first CUDA device. Statistics are f64 for f32 inputs and
+// f32 or f64 for others, since kernels with 16-bit products take only f32.
 Subject subject_in_pieces(const std::string& kernel, std::uint64_t seed) {
   const auto runner = [=](const AttentionInputs& inputs) -> PieceRunner& {
     PieceRunner& found = piece_runners()[kernel];
@@ -110,7 +111,8 @@ Subject subject_in_pieces(const std::string& kernel, std::uint64_t seed) {
               }};
 }
 
-// A kernel at the best SIMD level and at one other, so that all of them have their turn.
+// The chosen kernels. simd is tested at the best level and at another one, so that over a run all levels are
+// tested.
 std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
   std::vector<Subject> subjects;
   if (settings.cuda) {
@@ -132,7 +134,7 @@ std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
     if (!chosen(settings, kernel)) continue;
     const std::vector<std::string_view> levels = simd_levels();
     if (kernel != "simd") {
-      // As slow as it is simple, the reference is run again now and then only.
+      // The reference is slow, so it is run a second time only in some problems.
       subjects.push_back({.kernel = kernel, .repetition = kernel == "reference" ? 0.2 : 1.0});
     } else if (!settings.level.empty()) {
       subjects.push_back({.kernel = kernel, .level = settings.level});
@@ -148,7 +150,7 @@ std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
   return subjects;
 }
 
-// How many problems a kernel took, and how often it made backward again, for the same bits.
+// The number of problems that a kernel computed, and of those whose backward was repeated to compare bits.
 struct Taken {
   std::int64_t forward = 0;
   std::int64_t backward = 0;
@@ -161,15 +163,16 @@ struct Taken {
   }
 };
 using TakenOfTypes = std::map<DType, Taken>;
-using TakenBy = std::map<std::string, TakenOfTypes>;  // a kernel, at a level where it has some
+using TakenBy = std::map<std::string, TakenOfTypes>;  // by kernel, with its SIMD level if it has one
 
-// What scripts/gpu_property.py reads.
+// scripts/gpu_property.py parses this text.
 std::string text_of(const Taken& taken) {
   return std::to_string(taken.forward) + " forward, " + std::to_string(taken.backward) + " backward, " +
          std::to_string(taken.again) + " backward again";
 }
 
-// On a GPU fused takes the whole contract, but f64 and the backward of pages, which are not among these.
+// On a GPU fused takes the whole contract except for f64 and the backward of paged keys, which these problems
+// do not have.
 std::vector<std::string> refusals(const Settings& settings, const Checker& checker, const Subject& subject,
                                   const Passes& ran) {
   if (!settings.cuda || settings.domain != "whole" || subject.kernel != "fused") return {};
@@ -198,7 +201,7 @@ std::vector<std::string> failures_of(const Settings& settings, const RandomProbl
   }
 }
 
-// A line that rewrites itself on a terminal; elsewhere a line for every tenth.
+// On a terminal, updates one line. Elsewhere, prints a line after every tenth of the problems.
 class Progress {
  public:
   explicit Progress(std::int64_t total) : total_(total) {}
@@ -224,7 +227,7 @@ class Progress {
   Clock::time_point start_ = Clock::now();
 };
 
-// One problem of the domain: what it is, and what is wrong with what was made of it.
+// A problem and the failures that it showed.
 struct Checked {
   std::string problem;
   std::vector<std::string> failures;
@@ -266,7 +269,7 @@ int run(const Settings& settings) {
     }
     std::cout << settings.count << " problems from seed " << base << std::endl;
   }
-  constexpr std::int64_t enough_problems = 20;  // of fewer a kernel may take none
+  constexpr std::int64_t enough_problems = 20;  // with fewer problems, a kernel may be able to compute none
   Progress progress(static_cast<std::int64_t>(seeds.size()));
   std::int64_t done = 0;
   std::int64_t failed = 0;
@@ -289,7 +292,7 @@ int run(const Settings& settings) {
     Taken sum;
     for (const auto& [dtype, taken] : of_types) sum.add(taken);
     took_some = took_some || sum.forward + sum.backward > 0;
-    if (sum.forward == 0 && settings.kernels.empty()) continue;  // those of another device
+    if (sum.forward == 0 && settings.kernels.empty()) continue;  // kernels of another device
     std::cout << kernel << " took " << text_of(sum) << '\n';
     for (const auto& [dtype, taken] : of_types) {
       if (taken.forward > 0) std::cout << "  of " << to_string(dtype) << ' ' << text_of(taken) << '\n';

@@ -29,7 +29,7 @@ std::vector<double> values_of(const Buffer& buffer) {
   return buffer.given() ? buffer.values() : std::vector<double>{};
 }
 
-// A value of the type: one of the two around it, the nearer one the more likely.
+// Rounds stochastically: returns one of the two neighbouring values of the type, the nearer one more often.
 double moved_value(double value, DType dtype, Random& rng) {
   if (value == 0) return value;
   const int digits = dtype == DType::f16 ? 11 : dtype == DType::bf16 ? 8 : 24;
@@ -38,7 +38,7 @@ double moved_value(double value, DType dtype, Random& rng) {
   return std::floor(value / unit + rng.unit()) * unit;
 }
 
-// 0 to n − 1, shuffled unless the seed is 0.
+// The numbers 0 to n − 1, shuffled unless the seed is 0.
 std::vector<std::int64_t> listed(std::int64_t n, std::uint64_t seed) {
   std::vector<std::int64_t> indices(count(n));
   std::iota(indices.begin(), indices.end(), 0);
@@ -47,7 +47,7 @@ std::vector<std::int64_t> listed(std::int64_t n, std::uint64_t seed) {
   return indices;
 }
 
-// Every row's elements in the order given.
+// Reorders the elements of every row.
 void reorder(std::vector<double>& rows, const std::vector<std::int64_t>& order) {
   std::vector<double> before(order.size());
   for (std::size_t first = 0; first < rows.size(); first += order.size()) {
@@ -144,12 +144,12 @@ struct OpenProblem::BlockTable {
   static constexpr std::int64_t hidden = -1;
   static constexpr std::int64_t full = -2;
   std::int64_t columns = 0;
-  std::vector<std::int64_t> states;  // [query blocks, key blocks]: one of these, or the tile that says it
+  std::vector<std::int64_t> states;  // [query blocks, key blocks]: hidden, full, or the id of a tile
 
   std::int64_t& at(std::int64_t qb, std::int64_t kb) { return states[count(qb * columns + kb)]; }
 };
 
-// Each list is read once: pairs are many, and ask for the same blocks.
+// A table, so that each list is read once: there are many pairs in the same blocks.
 OpenProblem::BlockTable OpenProblem::block_table(std::int64_t b, std::int64_t h) const {
   const RandomBlocks& blocks = problem.blocks;
   BlockTable table;

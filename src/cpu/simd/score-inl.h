@@ -52,8 +52,7 @@ inline void apply_softcap(const AttentionCall& call, int keys, int width, float*
 
 inline void add_alibi(const AttentionCall& call, const Panel& panel, const KeyTile& keys, float* tile) {
   alignas(64) float slopes[max_panel_width];
-  alignas(64)
-      std::int32_t positions[max_panel_width];  // distance of each query from the first key of the tile
+  alignas(64) std::int32_t positions[max_panel_width];  // distance of queries from the tile's first key
   const auto step = static_cast<std::int32_t>(call.place.step);
   for (int lane = 0; lane < panel.width; ++lane) {
     slopes[lane] = static_cast<float>(call.alibi_slopes.at(panel.b, panel.head[lane]));

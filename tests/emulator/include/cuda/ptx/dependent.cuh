@@ -7,7 +7,7 @@
 
 namespace tilewise::cuda {
 
-// Launches run one after the other; what would go wrong if they did not is for the race detector.
+// Launches run one after another. The race detector finds what would go wrong if they overlapped.
 inline void wait_for_kernel_ahead() { emulator::races::waited_for_kernel_ahead(); }
 inline void let_kernel_behind_begin() { emulator::races::let_kernel_behind_begin(); }
 inline void take_turn_in_chain() {
