@@ -301,14 +301,14 @@ Band band_of(const AttentionOptions& options) {
 }
 
 // ⌊a / b⌋ for b > 0.
-std::int64_t floor_of(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
 // The band of the whole in the indices of the piece. In the whole, query i stands `ahead` positions after key
 // i of the piece, so it sees key i + n of the piece if n·step − ahead is from −left to right.
 Band band_of_piece(const Band& whole, std::int64_t ahead, std::int64_t step) {
   Band band;
-  if (whole.left < Band::unbounded) band.left = floor_of(whole.left - ahead, step);
-  if (whole.right < Band::unbounded) band.right = floor_of(whole.right + ahead, step);
+  if (whole.left < Band::unbounded) band.left = floor_div(whole.left - ahead, step);
+  if (whole.right < Band::unbounded) band.right = floor_div(whole.right + ahead, step);
   return band;
 }
 

@@ -323,39 +323,38 @@ int main(int argc, char** argv) {
       ->envname("TILEWISE_PROPERTY_COUNT")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--seed", settings.seed,
-                 "what the problems are drawn from; 'random' for a new one each time")
+  app.add_option("--seed", settings.seed, "the seed of the problems; 'random' for a new one each time")
       ->capture_default_str();
   app.add_option("--only", settings.only, "the seed of one problem, as a failure prints it");
-  app.add_option("--kernel", settings.kernels, "check this kernel alone, or these: one,another")
+  app.add_option("--kernel", settings.kernels, "check only these kernels: one,another")
       ->delimiter(',')
       ->check(CLI::IsMember(all_kernels()));
-  app.add_option("--domain", settings.domain,
-                 "what is drawn: attention's whole contract, or what wgmma, wgmma with block masks, with "
-                 "masks, in f32, the backwards of "
-                 "wgmma without and with features, that of mma, mma in f32 or kernels for nothing but a band "
-                 "take of it; or gemm, ffn, norm, "
-                 "rope and layers")
+  app.add_option(
+         "--domain", settings.domain,
+         "the problems: attention's whole contract, or problems for wgmma (forward, with block masks, "
+         "with masks, in f32, backward without and with features), for mma (backward, in f32) or for "
+         "plain kernels, which only know a band; or gemm, ffn, norm, rope and layers")
       ->check(CLI::IsMember({"whole", "wgmma", "wgmma-blocks", "wgmma-masks", "wgmma-f32", "wgmma-backward",
                              "wgmma-features", "mma", "mma-f32", "plain", "operations"}))
       ->capture_default_str();
-  app.add_option("--rule", settings.rule,
-                 "the precision that is asked for, and so whose errors f16 and bf16 may have twice: strict, "
-                 "PyTorch's "
-                 "in f32; standard, PyTorch's with products of 16 bits, but for kernels that compute in f32")
+  app.add_option(
+         "--rule", settings.rule,
+         "the precision to ask for. f16 and bf16 may have twice the errors of PyTorch in f32 (strict), "
+         "or of PyTorch with 16-bit products (standard, except for kernels that compute in f32)")
       ->check(CLI::IsMember({"strict", "standard"}))
       ->capture_default_str();
-  app.add_option("--level", settings.level, "check the CPU kernels at this SIMD level alone")
+  app.add_option("--level", settings.level, "check the CPU kernels only at this SIMD level")
       ->check(CLI::IsMember(strings(simd_levels())));
   app.add_option("--threads", settings.threads, "number of threads")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_flag("--cuda", settings.cuda, "check the CUDA kernels, on the first device");
   app.add_flag("--pieces", settings.pieces,
-               "cut every problem into pieces of a whole, and join their results (CUDA kernels alone)");
+               "cut every problem into pieces of a whole, and join their results (CUDA kernels only)");
   app.add_flag("--verbose", settings.verbose, "print every problem");
-  app.add_flag("--self-test", settings.self_test, "only check that wrong kernels are found out");
-  app.add_flag("--no-self-test", settings.no_self_test, "leave that to another process of the same run");
+  app.add_flag("--self-test", settings.self_test, "only check that wrong kernels are found");
+  app.add_flag("--no-self-test", settings.no_self_test,
+               "leave the self-test to another process of the same run");
   CLI11_PARSE(app, argc, argv);
   try {
     if (const CudaPresence cuda = cuda_presence(); settings.cuda && !cuda.present) {

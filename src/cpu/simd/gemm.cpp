@@ -15,6 +15,10 @@
 #include "cpu/simd/pairs-inl.h"
 #include "cpu/simd/passes.h"
 
+// Products out = A·Bᵀ. In general both operands are packed into panels for the micro-kernel (multiply-inl.h):
+// A in slabs that all threads share, B by each thread for its tile. With few rows of A packing B does not
+// pay, and dot products along K read it once.
+
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 namespace {
@@ -32,10 +36,10 @@ constexpr std::int64_t rounded(std::int64_t count, std::int64_t multiple) {
 }
 
 // How out is divided into tiles, and A into slabs of rows that are packed one after another.
-struct Plan {
+struct Tiling {
   std::int64_t tile_rows, tile_columns, slab_rows;
 
-  explicit Plan(const GemmProblem& problem) {
+  explicit Tiling(const GemmProblem& problem) {
     const std::int64_t across = (problem.m + gemm_tile_rows - 1) / gemm_tile_rows;
     tile_rows = rounded((problem.m + across - 1) / across, block_rows);
     tile_columns = std::min(rounded(gemm_tile_columns, block_columns), rounded(problem.n, block_columns));
@@ -61,9 +65,9 @@ struct Scratch {
   EpilogueColumns columns;
 };
 
-Scratch take_scratch(Arena& arena, const GemmProblem& problem, const Plan& plan) {
-  const std::int64_t tile = plan.tile_rows * plan.tile_columns;
-  const std::int64_t panels = plan.tile_columns * gemm_k_chunk;
+Scratch take_scratch(Arena& arena, const GemmProblem& problem, const Tiling& tiling) {
+  const std::int64_t tile = tiling.tile_rows * tiling.tile_columns;
+  const std::int64_t panels = tiling.tile_columns * gemm_k_chunk;
   return {.b = arena.take<float>(panels),
           .gate = arena.take<float>(problem.gated ? panels : 0),
           .sums = arena.take<float>(tile),
@@ -71,14 +75,14 @@ Scratch take_scratch(Arena& arena, const GemmProblem& problem, const Plan& plan)
           .staging = arena.take<float>(pack_staging),
           .columns = {.first = 0,
                       .count = 0,
-                      .bias = arena.take<float>(plan.tile_columns),
-                      .gate_bias = arena.take<float>(problem.gated ? plan.tile_columns : 0),
-                      .addend = arena.take<float>(plan.tile_columns)}};
+                      .bias = arena.take<float>(tiling.tile_columns),
+                      .gate_bias = arena.take<float>(problem.gated ? tiling.tile_columns : 0),
+                      .addend = arena.take<float>(tiling.tile_columns)}};
 }
 
-std::size_t scratch_stride(const GemmProblem& problem, const Plan& plan) {
+std::size_t scratch_stride(const GemmProblem& problem, const Tiling& tiling) {
   Arena arena(nullptr);
-  take_scratch(arena, problem, plan);
+  take_scratch(arena, problem, tiling);
   return arena.rounded();
 }
 
@@ -86,8 +90,8 @@ std::size_t scratch_stride(const GemmProblem& problem, const Plan& plan) {
 // since packing one panel writes past its end while another thread packs the next.
 std::int64_t slab_panel(const GemmProblem& problem) { return problem.k * block_rows + pack_slack; }
 
-float* take_slab(Arena& arena, const GemmProblem& problem, const Plan& plan) {
-  return arena.take<float>(plan.slab_rows / block_rows, slab_panel(problem));
+float* take_slab(Arena& arena, const GemmProblem& problem, const Tiling& tiling) {
+  return arena.take<float>(tiling.slab_rows / block_rows, slab_panel(problem));
 }
 
 // sums (+)= A·Bᵀ of one tile over `depth` of K. The panels of A are a_stride apart.
@@ -110,11 +114,11 @@ void multiply_tile(const float* a, std::int64_t a_stride, const float* b, std::i
 
 // Computes the tile at (first_row, first_column). `slab` has the panels of A from first_row on.
 template <typename Element>
-void compute_tile(const GemmCall& call, const Plan& plan, const float* slab, std::int64_t first_row,
+void compute_tile(const GemmCall& call, const Tiling& tiling, const float* slab, std::int64_t first_row,
                   std::int64_t first_column, Scratch& scratch) {
   const GemmProblem& problem = call.problem;
-  const std::int64_t rows = std::min(plan.tile_rows, problem.m - first_row);
-  const std::int64_t columns = std::min(plan.tile_columns, problem.n - first_column);
+  const std::int64_t rows = std::min(tiling.tile_rows, problem.m - first_row);
+  const std::int64_t columns = std::min(tiling.tile_columns, problem.n - first_column);
   for (std::int64_t k = 0; k < problem.k; k += gemm_k_chunk) {
     const std::int64_t depth = std::min(gemm_k_chunk, problem.k - k);
     const auto multiply_by = [&](const Matrix& b, float* panels, float* sums) {
@@ -124,37 +128,37 @@ void compute_tile(const GemmCall& call, const Plan& plan, const float* slab, std
       }
       (k == 0 ? multiply_tile<Element, Into::set>
               : multiply_tile<Element, Into::add>)(slab + k * block_rows, slab_panel(problem), panels, rows,
-                                                   columns, sums, plan.tile_columns, depth);
+                                                   columns, sums, tiling.tile_columns, depth);
     };
     multiply_by(call.b, scratch.b, scratch.sums);
     if (problem.gated) multiply_by(call.gate, scratch.gate, scratch.gate_sums);
   }
   if (problem.k == 0) {
-    std::fill_n(scratch.sums, plan.tile_rows * plan.tile_columns, 0.0f);
-    if (problem.gated) std::fill_n(scratch.gate_sums, plan.tile_rows * plan.tile_columns, 0.0f);
+    std::fill_n(scratch.sums, tiling.tile_rows * tiling.tile_columns, 0.0f);
+    if (problem.gated) std::fill_n(scratch.gate_sums, tiling.tile_rows * tiling.tile_columns, 0.0f);
   }
   scratch.columns.first = first_column;
   scratch.columns.count = static_cast<int>(columns);
   load_biases(call, scratch.columns);
   for (std::int64_t row = 0; row < rows; ++row) {
-    finish_row(call, scratch.columns, first_row + row, scratch.sums + row * plan.tile_columns,
-               scratch.gate_sums + row * plan.tile_columns);
+    finish_row(call, scratch.columns, first_row + row, scratch.sums + row * tiling.tile_columns,
+               scratch.gate_sums + row * tiling.tile_columns);
   }
 }
 
 // The number of tasks of the larger of the two passes: packing a slab, or computing its tiles.
-std::int64_t tasks_of(const GemmProblem& problem, const Plan& plan) {
-  const std::int64_t rows = std::min(plan.slab_rows, problem.m);
-  const std::int64_t across = (problem.n + plan.tile_columns - 1) / plan.tile_columns;
+std::int64_t tasks_of(const GemmProblem& problem, const Tiling& tiling) {
+  const std::int64_t rows = std::min(tiling.slab_rows, problem.m);
+  const std::int64_t across = (problem.n + tiling.tile_columns - 1) / tiling.tile_columns;
   return std::max((rows + block_rows - 1) / block_rows,
-                  across * ((rows + plan.tile_rows - 1) / plan.tile_rows));
+                  across * ((rows + tiling.tile_rows - 1) / tiling.tile_rows));
 }
 
 // The scratch of all workers, scratch_stride bytes each.
-std::byte* take_scratches(Arena& arena, const GemmProblem& problem, const Plan& plan,
+std::byte* take_scratches(Arena& arena, const GemmProblem& problem, const Tiling& tiling,
                           const Context& context) {
-  return arena.take<std::byte>(scratch_stride(problem, plan),
-                               workers_for(context.parallel_for, tasks_of(problem, plan)));
+  return arena.take<std::byte>(scratch_stride(problem, tiling),
+                               workers_for(context.parallel_for, tasks_of(problem, tiling)));
 }
 
 // For each slab, all threads first pack its rows of A. Then they compute its tiles, and each thread packs the
@@ -162,31 +166,31 @@ std::byte* take_scratches(Arena& arena, const GemmProblem& problem, const Plan& 
 template <typename Element>
 void multiply_packed(const GemmCall& call, const Context& context) {
   const GemmProblem& problem = call.problem;
-  const Plan plan(problem);
+  const Tiling tiling(problem);
   Arena arena(context.workspace.data);
-  float* const slab = take_slab(arena, problem, plan);
-  std::byte* const scratches = take_scratches(arena, problem, plan, context);
-  const std::size_t stride = scratch_stride(problem, plan);
+  float* const slab = take_slab(arena, problem, tiling);
+  std::byte* const scratches = take_scratches(arena, problem, tiling, context);
+  const std::size_t stride = scratch_stride(problem, tiling);
   const auto scratch_of = [&](std::int64_t worker) {
     Arena own(scratches + stride * static_cast<std::size_t>(worker));
-    return take_scratch(own, problem, plan);
+    return take_scratch(own, problem, tiling);
   };
-  for (std::int64_t first = 0; first < problem.m; first += plan.slab_rows) {
-    const std::int64_t rows = std::min(plan.slab_rows, problem.m - first);
+  for (std::int64_t first = 0; first < problem.m; first += tiling.slab_rows) {
+    const std::int64_t rows = std::min(tiling.slab_rows, problem.m - first);
     for_each_task(context.parallel_for, (rows + block_rows - 1) / block_rows,
                   [&](std::int64_t worker, std::int64_t panel) {
                     pack_elements<Element>(slab + panel * slab_panel(problem), block_rows, call.a,
                                            first + panel * block_rows, 0, problem.k,
                                            scratch_of(worker).staging);
                   });
-    const std::int64_t down = (rows + plan.tile_rows - 1) / plan.tile_rows;
-    const std::int64_t across = (problem.n + plan.tile_columns - 1) / plan.tile_columns;
+    const std::int64_t down = (rows + tiling.tile_rows - 1) / tiling.tile_rows;
+    const std::int64_t across = (problem.n + tiling.tile_columns - 1) / tiling.tile_columns;
     // Tiles of the same columns follow one another, so that their rows of B are still in a cache.
     for_each_task(context.parallel_for, across * down, [&](std::int64_t worker, std::int64_t index) {
       Scratch scratch = scratch_of(worker);
-      const std::int64_t row = index % down * plan.tile_rows;
-      compute_tile<Element>(call, plan, slab + row / block_rows * slab_panel(problem), first + row,
-                            index / down * plan.tile_columns, scratch);
+      const std::int64_t row = index % down * tiling.tile_rows;
+      compute_tile<Element>(call, tiling, slab + row / block_rows * slab_panel(problem), first + row,
+                            index / down * tiling.tile_columns, scratch);
     });
   }
 }
@@ -338,9 +342,9 @@ std::size_t gemm_workspace(const GemmCall& call, const Context& context) {
   if (has_few_rows(problem)) {
     take_few_rows_workspace(arena, problem, context);
   } else {
-    const Plan plan(problem);
-    take_slab(arena, problem, plan);
-    take_scratches(arena, problem, plan, context);
+    const Tiling tiling(problem);
+    take_slab(arena, problem, tiling);
+    take_scratches(arena, problem, tiling, context);
   }
   return arena.used();
 }
