@@ -4,9 +4,9 @@
 // difference of its O from that of the mma kernel. Candidates take turns. "chosen" marks the one that the
 // table would choose.
 //   sweep_wgmma [head dim [sequence length]]
-//   sweep_wgmma --check    compares small shapes with partial tiles with a plain computation in f32; the
-//   status is 1 if
-//                          a difference is too large
+//   sweep_wgmma --check
+// With --check it compares small shapes, many with partial tiles, with a plain computation in f32. The exit
+// status is 1 if a difference is too large.
 
 #include <algorithm>
 #include <cmath>

@@ -211,7 +211,7 @@ void join_row(Joined& joined, const std::int64_t (&row)[3], const Buffer& o, dou
 }
 
 // Computes and joins O and LSE of all pieces. With `rounds`, O of pieces with all keys has the type of the
-// inputs. That is not for delta, which is computed from O.
+// inputs, except where delta is computed from it.
 Joined join(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
             const Context& context, PieceRunner& runner, bool rounds) {
   const Tensor& q = inputs.q;

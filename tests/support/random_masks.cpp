@@ -24,7 +24,7 @@ Shape broadcast_shape(Random& rng, const RandomProblem& p) {
   return shape;
 }
 
-// The fractions of elements and of whole rows that a mask hidden_value.
+// The fractions of elements and of whole rows that a mask hides.
 struct Density {
   double elements;
   double rows;
