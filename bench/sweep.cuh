@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <functional>
 #include <vector>
 
@@ -135,6 +137,20 @@ inline void print_found(const Found& found) {
       static_cast<int>(found.shared_bytes), found.ms, found.flops / found.ms * 1e-9);
 }
 
+/// The main function of a sweep: `sweep(head dim, length)` with the numbers of the command line, 0 where they
+/// are missing. Returns the exit status.
+template <typename Sweep>
+int run_sweep(int argc, char** argv, const Sweep& sweep) {
+  try {
+    const auto number = [&](int n) { return argc > n ? std::atoll(argv[n]) : 0; };
+    sweep(number(1), number(2));
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
+
 /// Fills with approximately normal numbers of standard deviation `size`. One thread per element.
 template <typename T>
 __global__ void fill(T* to, std::uint32_t seed, float size) {
@@ -159,6 +175,22 @@ __global__ void compare(const T* a, const T* b, int* largest) {
   const std::uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
   raise_largest(largest, fabsf(widen(a[index]) - widen(b[index])));
   raise_largest(largest + 1, fabsf(widen(b[index])));
+}
+
+/// The largest difference of the first `count` elements of a and b, and the largest element of b.
+struct Difference {
+  float largest = 0, of = 0;
+  double relative() const { return static_cast<double>(largest) / static_cast<double>(of); }
+};
+template <typename T>
+Difference difference_of(const Memory& a, const Memory& b, std::int64_t count = elements) {
+  const Memory found{sizeof(Difference)};
+  check_cuda(cudaMemset(found.data, 0, sizeof(Difference)), "comparing");
+  compare<<<static_cast<unsigned>(count / 256), 256>>>(
+      static_cast<const T*>(a.data), static_cast<const T*>(b.data), static_cast<int*>(found.data));
+  Difference difference;
+  check_cuda(cudaMemcpy(&difference, found.data, sizeof(Difference), cudaMemcpyDeviceToHost), "comparing");
+  return difference;
 }
 
 }  // namespace tilewise::cuda::sweep

@@ -102,7 +102,6 @@ struct Sweep {
   using T = __nv_bfloat16;
   Memory q{elements * 2}, k{elements * 2}, v{elements * 2}, o{elements * 2}, truth{elements * 2};
   Memory lse{tokens * hidden_size * 4};  // of the smallest head dim there may be
-  Memory largest{8};
   Memory counter{64};
   const Context context{.device = {Device::Type::cuda, 0}, .workspace = {counter.data, 64}};
 
@@ -119,12 +118,7 @@ struct Sweep {
   float difference(const AttentionCall& call) {
     cudaMemset(o.data, 0xFF, elements * 2);
     run_row<T, Candidates, row>(call, context);
-    cudaMemset(largest.data, 0, 8);
-    compare<<<elements / 256, 256>>>(static_cast<const T*>(o.data), static_cast<const T*>(truth.data),
-                                     static_cast<int*>(largest.data));
-    float found = 0;
-    check_cuda(cudaMemcpy(&found, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
-    return found;
+    return difference_of<T>(o, truth).largest;
   }
 
   void shape(std::int64_t dim, std::int64_t length, bool causal, std::int64_t window) {
