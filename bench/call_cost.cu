@@ -1,6 +1,6 @@
-// Times what a call costs the host that makes it, from C++ on a GPU: calls one after another without waiting
-// for what they launch, beside a launch of a kernel that does nothing. A JSON object a line, microseconds;
-// the least of some rounds, since what disturbs a host only ever takes longer.
+// Times how long a call from C++ occupies the host: calls for a GPU, one after another, without waiting for
+// the kernels they launch, compared with the launch of an empty kernel. Prints one JSON object per line, with
+// times in microseconds. They are the minima of several rounds, since disturbances only make a call slower.
 
 #include <algorithm>
 #include <chrono>
@@ -21,7 +21,7 @@ __global__ void nothing() {}
 template <typename Body>
 double host_us(const Body& body) {
   constexpr int rounds = 100;
-  constexpr int calls = 100;  // fewer than a stream holds before it makes the host wait
+  constexpr int calls = 100;  // fewer than fill the queue of a stream, which would make the host wait
   double least = 0;
   for (int round = 0; round < rounds; ++round) {
     check_cuda(cudaDeviceSynchronize(), "calls before");
@@ -34,8 +34,8 @@ double host_us(const Body& body) {
   return least;
 }
 
-/// A host that had nothing to do takes seconds to come to its clock: an empty launch took 4.0 us at first and
-/// 2.7 four seconds later.
+/// Keeps the host busy until its clock is up, which takes seconds after idling: an empty launch took 4.0 us
+/// at first and 2.7 us four seconds later.
 void wake_host() {
   constexpr std::chrono::seconds enough{4};
   const auto begin = std::chrono::steady_clock::now();

@@ -1,4 +1,4 @@
-"""Times a call of Tilewise and of torch's SDPA on tiny tensors, where everything but the attention counts.
+"""Times a call of Tilewise and of torch's SDPA on tiny tensors, where the attention itself takes no time.
 
 In a checkout, after make build, with PYTHONPATH=python and
 TILEWISE_TORCH_LIBRARY=build/release/bindings/torch/_tilewise.so in the environment of .venv/bin/python.
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 
 def medians(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Milliseconds of each, taking turns until `seconds` are spent."""
+    """The median milliseconds of each call. They take turns until `seconds` are spent."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
@@ -32,7 +32,7 @@ def medians(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str,
 
 
 class _Empty(torch.autograd.Function):
-    """A gradient recorded in Python of nothing: what that alone costs."""
+    """An autograd function in Python that does nothing, to time the cost of recording a gradient."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ class _Empty(torch.autograd.Function):
 
 
 def tiny(seconds: float) -> None:
-    """Prints what a call on tensors of 4 x 8 costs, where everything but the attention counts."""
+    """Prints the time of a call on tensors of 4 x 8."""
     q, k, v = (torch.randn(1, 1, 4, 8) for _ in range(3))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     calls: dict[str, Callable[[], object]] = {

@@ -1,12 +1,12 @@
-"""Counts the instructions of attention on the CPU, Tilewise's and torch's, with valgrind's callgrind.
+"""Counts the CPU instructions of attention in Tilewise and torch, with valgrind's callgrind.
 
-Counts do not depend on what else the machine does. valgrind knows AVX2 and nothing above, so both sides run
-at that level, on one thread. At best an instruction has 16 FLOPs, a multiply-add of eight lanes. FLOPs are
-4·H·S·S·D forward, half when causal, and 2.5 times that backward.
+Counts do not depend on the load of the machine. valgrind supports no vectors above AVX2, so both libraries
+run at that level, on one thread. An instruction has at most 16 FLOPs: a multiply-add of eight lanes. FLOPs
+are 4·H·S·S·D forward, half when causal, and 2.5 times that backward.
 
 In a checkout, after make build, with PYTHONPATH=python and
 TILEWISE_TORCH_LIBRARY=build/release/bindings/torch/_tilewise.so in the environment of .venv/bin/python;
-needs valgrind. Takes some minutes.
+needs valgrind and takes some minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FLOPS_AN_INSTRUCTION = 16  # AVX2: eight lanes, multiply and add
 
 
 def valgrind(arguments: list[str]) -> int:
-    """Runs this script again, under callgrind."""
+    """Runs this script again under callgrind."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"ATEN_CPU_CAPABILITY": "avx2", "COUNTS": f"{folder}/counts"}
         command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--quiet"]
@@ -36,12 +36,12 @@ def valgrind(arguments: list[str]) -> int:
 
 
 def control(option: str) -> None:
-    """Tells callgrind, which runs this process, what to do."""
+    """Sends a command to the callgrind that runs this process."""
     subprocess.run(("callgrind_control", option, str(os.getpid())), check=True, capture_output=True)
 
 
 def count(call: Callable[[], object]) -> int:
-    """Instructions of a call, which is made once before."""
+    """The number of instructions of a call, after one call that is not counted."""
     call()
     folder = Path(os.environ["COUNTS"]).parent
     before = set(folder.iterdir())
@@ -64,7 +64,7 @@ def measure(kind: str, variant: str) -> None:
     options: dict[str, Any] = {}
     if variant == "causal":
         options["is_causal"] = True
-    elif variant == "padding":  # hides nothing: what it costs to have a mask
+    elif variant == "padding":  # hides nothing, to measure the cost of having a mask
         options["attn_mask"] = torch.ones(1, 1, 1, LENGTH, dtype=torch.bool)
     elif variant == "bias":
         options["attn_mask"] = torch.randn(1, HEADS, LENGTH, LENGTH).to(dtype)
@@ -83,11 +83,11 @@ def measure(kind: str, variant: str) -> None:
 
 
 def main(kinds: list[str]) -> None:
-    import tilewise  # noqa: F401, loaded before counting begins
+    import tilewise  # noqa: F401, loaded before counting starts
     import torch
 
     torch.set_num_threads(1)
-    control("--instr=on")  # not before: loading torch would take minutes
+    control("--instr=on")  # only now, since loading torch under callgrind would take minutes
     print(f"{HEADS} heads of {LENGTH} x {DIM}, forward and backward: instructions, and that over the least")
     for kind in kinds:
         for variant in ("full", "causal", "padding", "bias"):

@@ -25,19 +25,20 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// s ← s·scale + shift on many accumulators at once: enough of them to hide the latency of the multiply-add (4
-// or 5 cycles on two to four ports), and few enough to stay in registers. The values tend to 1 and never
-// overflow or go subnormal; each accumulator starts elsewhere, so that none can be computed from another.
+// A burst computes s ← s·scale + shift on many accumulators. There are enough of them to hide the latency of
+// the multiply-add (4 or 5 cycles on two to four ports), and few enough to stay in registers. The values
+// converge to 1 and never overflow or become subnormal. Each accumulator has another initial value, so that
+// the compiler cannot compute one from another.
 struct Burst {
   const char* instructions;
-  int flops_per_step;  // multiply and add, times lanes, times accumulators
+  int flops_per_step;  // 2 · lanes · accumulators
   float (*run)(std::int64_t steps);
 };
 
 constexpr float scale = 0.999f;
 constexpr float shift = 0.001f;
 constexpr float first = 0.5f;
-constexpr float apart = 0.01f;
+constexpr float spacing = 0.01f;  // of the initial values
 
 #if defined(__x86_64__)
 
@@ -47,7 +48,7 @@ __attribute__((target("avx512f"))) float avx512_burst(std::int64_t steps) {
   const __m512 shifts = _mm512_set1_ps(shift);
   __m512 sums[avx512_accumulators];
   for (int n = 0; n < avx512_accumulators; ++n)
-    sums[n] = _mm512_set1_ps(first + apart * static_cast<float>(n));
+    sums[n] = _mm512_set1_ps(first + spacing * static_cast<float>(n));
   for (std::int64_t step = 0; step < steps; ++step) {
 #pragma GCC unroll 24
     for (__m512& sum : sums) sum = _mm512_fmadd_ps(sum, scales, shifts);
@@ -62,7 +63,8 @@ __attribute__((target("avx2,fma"))) float avx2_burst(std::int64_t steps) {
   const __m256 scales = _mm256_set1_ps(scale);
   const __m256 shifts = _mm256_set1_ps(shift);
   __m256 sums[avx2_accumulators];
-  for (int n = 0; n < avx2_accumulators; ++n) sums[n] = _mm256_set1_ps(first + apart * static_cast<float>(n));
+  for (int n = 0; n < avx2_accumulators; ++n)
+    sums[n] = _mm256_set1_ps(first + spacing * static_cast<float>(n));
   for (std::int64_t step = 0; step < steps; ++step) {
 #pragma GCC unroll 12
     for (__m256& sum : sums) sum = _mm256_fmadd_ps(sum, scales, shifts);
@@ -77,7 +79,7 @@ float sse2_burst(std::int64_t steps) {
   const __m128 scales = _mm_set1_ps(scale);
   const __m128 shifts = _mm_set1_ps(shift);
   __m128 sums[sse2_accumulators];
-  for (int n = 0; n < sse2_accumulators; ++n) sums[n] = _mm_set1_ps(first + apart * static_cast<float>(n));
+  for (int n = 0; n < sse2_accumulators; ++n) sums[n] = _mm_set1_ps(first + spacing * static_cast<float>(n));
   for (std::int64_t step = 0; step < steps; ++step) {
 #pragma GCC unroll 12
     for (__m128& sum : sums) sum = _mm_add_ps(_mm_mul_ps(sum, scales), shifts);
@@ -102,9 +104,10 @@ float neon_burst(std::int64_t steps) {
   const float32x4_t scales = vdupq_n_f32(scale);
   const float32x4_t shifts = vdupq_n_f32(shift);
   float32x4_t sums[neon_accumulators];
-  for (int n = 0; n < neon_accumulators; ++n) sums[n] = vdupq_n_f32(first + apart * static_cast<float>(n));
+  for (int n = 0; n < neon_accumulators; ++n) sums[n] = vdupq_n_f32(first + spacing * static_cast<float>(n));
   for (std::int64_t step = 0; step < steps; ++step) {
-    // The instruction adds to its destination, so the sum is the addend here: it grows by scale·shift a step.
+    // The instruction adds to its destination, so here the sum is the addend. It grows by scale·shift per
+    // step.
 #pragma GCC unroll 24
     for (float32x4_t& sum : sums) sum = vfmaq_f32(sum, scales, shifts);
   }
@@ -120,7 +123,7 @@ Burst best_burst() { return {"neon", 2 * 4 * neon_accumulators, neon_burst}; }
 constexpr int scalar_accumulators = 12;
 float scalar_burst(std::int64_t steps) {
   float sums[scalar_accumulators];
-  for (int n = 0; n < scalar_accumulators; ++n) sums[n] = first + apart * static_cast<float>(n);
+  for (int n = 0; n < scalar_accumulators; ++n) sums[n] = first + spacing * static_cast<float>(n);
   for (std::int64_t step = 0; step < steps; ++step) {
     for (float& sum : sums) sum = sum * scale + shift;
   }
@@ -133,14 +136,14 @@ Burst best_burst() { return {"scalar", 2 * scalar_accumulators, scalar_burst}; }
 
 #endif
 
-// What every burst returns lands here, or the compiler could leave it out.
+// Receives the results of bursts, so that the compiler cannot remove them.
 std::atomic<float> sink;
 
 }  // namespace
 
 double fma_peak_gflops(int threads) {
-  // A burst of 2^28 FLOPs takes some 3 ms, long against the start of a parallel region and short against what
-  // else a shared machine does: the best of a dozen is undisturbed.
+  // A burst of 2^28 FLOPs takes some 3 ms. That is long compared with the start of a parallel region, and
+  // short compared with disturbances on a shared machine, so the best of a dozen bursts is undisturbed.
   constexpr double flops_per_thread = 0x1p28;
   constexpr int bursts = 12;
   const Burst burst = best_burst();
@@ -162,20 +165,21 @@ double copy_gbps(int threads) {
   constexpr int copies = 5;
   const auto from = std::make_unique<std::byte[]>(bytes);
   const auto to = std::make_unique<std::byte[]>(bytes);
-  const auto parts = static_cast<std::size_t>(threads);
+  const auto shares = static_cast<std::size_t>(threads);
   const ParallelFor parallel_for = openmp_parallel_for(threads);
   double best = std::numeric_limits<double>::infinity();
   for (int n = 0; n < copies; ++n) {
-    std::memset(from.get(), n + 1, bytes);  // real pages, not the kernel's one page of zeros
+    // Not zeros, so that every page is allocated and is not the kernel's shared page of zeros.
+    std::memset(from.get(), n + 1, bytes);
     const Clock::time_point start = Clock::now();
-    parallel_for.run(threads, [&](std::int64_t part) {
-      const std::size_t begin = bytes / parts * static_cast<std::size_t>(part);
-      std::memcpy(to.get() + begin, from.get() + begin, bytes / parts);
+    parallel_for.run(threads, [&](std::int64_t index) {
+      const std::size_t begin = bytes / shares * static_cast<std::size_t>(index);
+      std::memcpy(to.get() + begin, from.get() + begin, bytes / shares);
     });
     best = std::min(best, seconds_since(start));
     sink = static_cast<float>(std::to_integer<int>(to[bytes / 2]));
   }
-  return 2 * static_cast<double>(bytes / parts * parts) / best * 1e-9;
+  return 2 * static_cast<double>(bytes / shares * shares) / best * 1e-9;
 }
 
 int hardware_threads() { return openmp_parallel_for().threads; }

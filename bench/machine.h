@@ -4,13 +4,13 @@
 
 namespace tilewise::bench {
 
-/// f32 GFLOP/s of fused multiply-adds on registers alone, over so many threads: the best of several short
-/// bursts. Cheap enough (some 50 ms) to be asked again whenever the clock may have moved.
+/// The peak rate of f32 multiply-adds on registers with this many threads, in GFLOP/s: the best of several
+/// short bursts. It takes some 50 ms, so it can be measured again whenever the clock may have changed.
 double fma_peak_gflops(int threads);
-/// The instructions that peak was reached with, such as "avx512f".
+/// The instruction set with which that peak is measured, such as "avx512f".
 std::string fma_instructions();
 
-/// GB/s of a copy larger than the caches, bytes read and bytes written both counted.
+/// The bandwidth of a copy that is larger than the caches, in GB/s. Bytes read and bytes written both count.
 double copy_gbps(int threads);
 
 int hardware_threads();

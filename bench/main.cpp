@@ -1,5 +1,5 @@
-// The benchmark of the kernels: problems from a suite, every kernel on each of them, a table for people and
-// JSON lines for programs.
+// The benchmark of the CPU kernels: runs every kernel on each problem of a suite and writes a table for
+// people and JSON lines for programs.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 volatile std::sig_atomic_t interrupted = 0;
 
-// The first Ctrl-C ends the run after the round at hand; a second one ends the process.
+// The first Ctrl-C ends the run after the current round. A second one ends the process.
 void on_interrupt(int signal) {
   interrupted = 1;
   std::signal(signal, SIG_DFL);

@@ -1,8 +1,9 @@
-"""ncu's counters of `mma`'s kernels and FlashAttention-2's, for docs/mma.md.
+"""Reads ncu's counters for the kernels of `mma` and of FlashAttention-2, for docs/mma.md.
 
     python bench/mma_profile.py [--out results]
 
-One program under ncu makes a call of each; the record is <out>/<gpu>/mma-profile.jsonl, a line a kernel.
+A program that runs under ncu makes one call of each. The record is <out>/<gpu>/mma-profile.jsonl, with one
+line per kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tilewise.bench.problem import Problem
 from tilewise.bench.records import Writer
 
 PEER = "torch flash"
-# Of a call, the kernel that makes its products.
+# The kernel of each call that computes its matrix products.
 KERNELS = "regex:forward_kernel|backward_kernel|flash_fwd|flash_bwd_dq_dk_dv"
 
 

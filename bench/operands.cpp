@@ -17,7 +17,8 @@ std::uint64_t next_word(std::uint64_t& state) {  // splitmix64
   return word ^ (word >> 31);
 }
 
-// Four uniform 16-bit numbers added up: near enough to a normal distribution, mean 0 and variance 1.
+// The scaled sum of four uniform 16-bit numbers: an approximate normal distribution with mean 0 and
+// variance 1.
 float next_normal(std::uint64_t& state) {
   const std::uint64_t word = next_word(state);
   const std::uint64_t sum =
@@ -106,7 +107,7 @@ void* Operands::allocate(std::size_t bytes) {
 Tensor Operands::empty(DType dtype, std::initializer_list<std::int64_t> shape) {
   Tensor tensor(nullptr, dtype, std::span<const std::int64_t>(shape.begin(), shape.size()));
   tensor.data = allocate(bytes_of(tensor));
-  std::memset(tensor.data, 0, bytes_of(tensor));  // the pages are there before anything is timed
+  std::memset(tensor.data, 0, bytes_of(tensor));  // allocates the pages before anything is timed
   return tensor;
 }
 

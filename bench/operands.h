@@ -10,7 +10,7 @@
 
 namespace tilewise::bench {
 
-/// The tensors of a problem in memory: inputs and the gradient of o random, the rest for a kernel to write.
+/// The tensors of a problem, with memory. Inputs and dO are random; kernels write the others.
 class Operands {
  public:
   explicit Operands(const Problem& problem);
@@ -20,9 +20,9 @@ class Operands {
   AttentionOutputs outputs;
   AttentionGradients gradients;
 
-  /// Makes every result of the pass NaN, so that one a kernel failed to write is noticed.
+  /// Fills the results of the pass with NaN, so that elements which a kernel fails to write are noticed.
   void spoil_results(Pass pass);
-  /// Bytes of what the pass writes.
+  /// The number of bytes that the pass writes.
   std::size_t result_bytes(Pass pass) const;
 
  private:
@@ -41,7 +41,7 @@ class Operands {
   std::uint64_t random_state_ = 0x7e11;
 };
 
-/// Element `index` of the tensor's memory, whichever floating type it has.
+/// Element `index` of the memory of a tensor of any floating type.
 double load(const Tensor& tensor, std::int64_t index);
 
 }  // namespace tilewise::bench

@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t sampled_queries = 8;
 constexpr std::int64_t sampled_keys = 2;
 
-// One of `samples` places among `count`: the first, the last and some between.
+// The index of a sample: `samples` indices are spread evenly over `count`, the first and last included.
 std::int64_t spread(std::int64_t sample, std::int64_t samples, std::int64_t count) {
   return (count - 1) * sample / (samples - 1);
 }
@@ -34,7 +34,7 @@ double dot(const Rows& x, std::int64_t x_head, std::int64_t i, const Rows& y, st
   return sum;
 }
 
-// The formula, for the heads of one batch entry.
+// Attention by its formula in f64, for the heads of one batch entry.
 struct Formula {
   const Problem& problem;
   const Operands& operands;
@@ -56,7 +56,7 @@ struct Formula {
     return s;
   }
 
-  // 0, or what a kept weight is multiplied by.
+  // The factor by which dropout multiplies P: 0 or keep_scale.
   double keep(std::int64_t h, std::int64_t i, std::int64_t j) const {
     if (problem.features.dropout == 0) return 1;
     const auto head = static_cast<std::uint32_t>(b * problem.shape.hq + h);
@@ -64,63 +64,64 @@ struct Formula {
     return kept ? static_cast<double>(dropout.keep_scale) : 0;
   }
 
-  // Softmax of the scores of query i; all zero where it sees nothing.
-  std::vector<double> weights(std::int64_t h, std::int64_t i) const {
+  // P of query i before dropout; all 0 for an empty row.
+  std::vector<double> probabilities(std::int64_t h, std::int64_t i) const {
     std::vector<double> p(static_cast<std::size_t>(problem.shape.sk));
     for (std::size_t j = 0; j < p.size(); ++j) p[j] = score(h, i, static_cast<std::int64_t>(j));
-    const double top = *std::max_element(p.begin(), p.end());
+    const double maximum = *std::max_element(p.begin(), p.end());
     double sum = 0;
-    for (double& weight : p) sum += weight = std::isinf(top) ? 0 : std::exp(weight - top);
-    for (double& weight : p) weight /= sum == 0 ? 1 : sum;
+    for (double& p_j : p) sum += p_j = std::isinf(maximum) ? 0 : std::exp(p_j - maximum);
+    for (double& p_j : p) p_j /= sum == 0 ? 1 : sum;
     return p;
   }
 };
 
-// The larger of the two; a NaN stays.
-void widen(double& error, double expected, double got) {
-  const double difference = std::abs(expected - got);
+// Raises `error` to the difference if that is larger. A NaN stays.
+void raise_error(double& error, double expected, double actual) {
+  const double difference = std::abs(expected - actual);
   if (std::isnan(difference) || difference > error) error = difference;
 }
 
-// d s_j of query i: p_j·(dp_j − Σ p·dp), with dp_j = keep_j·(d_o · v_j).
-std::vector<double> score_gradient(const Formula& formula, std::int64_t h, std::int64_t i) {
-  std::vector<double> ds = formula.weights(h, i);
+// dS of query i: p_j·(dp_j − delta), with dp_j = keep_j·(dO·v_j) and delta = Σ p·dp.
+std::vector<double> ds_of(const Formula& formula, std::int64_t h, std::int64_t i) {
+  std::vector<double> ds = formula.probabilities(h, i);
   std::vector<double> dp(ds.size());
-  double mean = 0;
+  double delta = 0;
   for (std::size_t n = 0; n < ds.size(); ++n) {
     const auto j = static_cast<std::int64_t>(n);
     dp[n] = ds[n] == 0
                 ? 0
                 : formula.keep(h, i, j) * dot(formula.d_o, h, i, formula.v, formula.kv_head(h), j, formula.b);
-    mean += ds[n] * dp[n];
+    delta += ds[n] * dp[n];
   }
-  for (std::size_t n = 0; n < ds.size(); ++n) ds[n] *= dp[n] - mean;
+  for (std::size_t n = 0; n < ds.size(); ++n) ds[n] *= dp[n] - delta;
   return ds;
 }
 
-// Row i of o, or of dq: a sum over keys.
+// The error of row i of O or dQ, which is a sum over keys.
 double query_error(const Formula& formula, std::int64_t h, std::int64_t i) {
   const bool forward = formula.problem.pass == Pass::forward;
-  std::vector<double> factors = forward ? formula.weights(h, i) : score_gradient(formula, h, i);
+  std::vector<double> factors = forward ? formula.probabilities(h, i) : ds_of(formula, h, i);
   for (std::size_t n = 0; n < factors.size(); ++n) {
     factors[n] *= forward ? formula.keep(h, i, static_cast<std::int64_t>(n)) : formula.scale;
   }
   const Rows& keys = forward ? formula.v : formula.k;
-  const Rows& got = forward ? formula.o : formula.dq;
+  const Rows& actual = forward ? formula.o : formula.dq;
   double error = 0;
-  for (std::int64_t d = 0; d < got.width(); ++d) {
+  for (std::int64_t d = 0; d < actual.width(); ++d) {
     double expected = 0;
     for (std::size_t n = 0; n < factors.size(); ++n) {
       if (factors[n] == 0) continue;
       expected += factors[n] * keys.at(formula.b, formula.kv_head(h), static_cast<std::int64_t>(n), d);
     }
-    widen(error, expected, got.at(formula.b, h, i, d));
+    raise_error(error, expected, actual.at(formula.b, h, i, d));
   }
   return error;
 }
 
-// Row j of dk and dv: a sum over the queries of the whole group of heads. Their weights come from the lse and
-// o that backward was given, since normalising every query afresh would cost as much as attention itself.
+// The error of row j of dK and dV, which are sums over the queries of all heads that share the key. P comes
+// from the LSE and delta from the O that backward was given, since computing every softmax again would cost
+// as much as attention.
 double key_error(const Formula& f, std::int64_t kv_head, std::int64_t j) {
   std::vector<double> dk(static_cast<std::size_t>(f.problem.shape.d));
   std::vector<double> dv(static_cast<std::size_t>(f.problem.shape.dv));
@@ -142,10 +143,10 @@ double key_error(const Formula& f, std::int64_t kv_head, std::int64_t j) {
   }
   double error = 0;
   for (std::size_t d = 0; d < dk.size(); ++d) {
-    widen(error, dk[d], f.dk.at(f.b, kv_head, j, static_cast<std::int64_t>(d)));
+    raise_error(error, dk[d], f.dk.at(f.b, kv_head, j, static_cast<std::int64_t>(d)));
   }
   for (std::size_t d = 0; d < dv.size(); ++d) {
-    widen(error, dv[d], f.dv.at(f.b, kv_head, j, static_cast<std::int64_t>(d)));
+    raise_error(error, dv[d], f.dv.at(f.b, kv_head, j, static_cast<std::int64_t>(d)));
   }
   return error;
 }
@@ -158,12 +159,12 @@ double sampled_error(const Problem& problem, const Operands& operands) {
   for (std::int64_t n = 0; n < sampled_queries; ++n) {
     const Formula formula{problem, operands, n % s.b};
     const std::int64_t h = n * 3 % s.hq;
-    widen(error, 0, query_error(formula, h, spread(n, sampled_queries, s.sq)));
+    raise_error(error, 0, query_error(formula, h, spread(n, sampled_queries, s.sq)));
   }
   if (problem.pass == Pass::forward) return error;
   for (std::int64_t n = 0; n < sampled_keys; ++n) {
     const Formula formula{problem, operands, n % s.b};
-    widen(error, 0, key_error(formula, n % s.hkv, spread(n, sampled_keys, s.sk)));
+    raise_error(error, 0, key_error(formula, n % s.hkv, spread(n, sampled_keys, s.sk)));
   }
   return error;
 }

@@ -5,8 +5,8 @@
 
 namespace tilewise::bench {
 
-/// The largest difference between what a kernel wrote and the formula in float64, over a handful of rows
-/// spread over the problem: of o, or of dq, dk and dv. NaN where a sampled result is NaN.
+/// The largest absolute difference between the results of a kernel (O, or dQ, dK and dV) and the formula in
+/// f64, over a few rows that are spread over the problem. NaN if a sampled result is NaN.
 double sampled_error(const Problem& problem, const Operands& operands);
 
 }  // namespace tilewise::bench

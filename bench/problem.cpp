@@ -21,7 +21,7 @@ std::int64_t pairs_of_query(const Problem& problem, std::int64_t i) {
   return pairs;
 }
 
-// "h8" where the two agree, "h32/8" or "sq1 sk4096" where they do not.
+// "h8" if the numbers of heads are equal, else "h32/8"; likewise "s1024" or "sq1 sk4096".
 void write_sizes(std::ostream& text, const Shape& shape) {
   if (shape.b != 1) text << 'b' << shape.b << ' ';
   text << 'h' << shape.hq;
@@ -50,7 +50,7 @@ Problem::Keys Problem::keys_of(std::int64_t i) const {
 
 bool Problem::keeps_block(std::int64_t query_block, std::int64_t key_block) const {
   if (features.blocks >= 1 || query_block == key_block) return true;
-  // splitmix64 of the block's place, as a number in [0, 1).
+  // A number in [0, 1) from splitmix64 of the block's position.
   std::uint64_t word =
       (static_cast<std::uint64_t>(query_block) << 32) + static_cast<std::uint64_t>(key_block);
   word = (word + 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;

@@ -14,20 +14,20 @@ struct Shape {
   friend bool operator==(const Shape&, const Shape&) = default;
 };
 
-/// What is asked besides plain attention.
+/// The features of a problem beyond plain attention.
 struct Features {
-  MaskKind mask =
-      MaskKind::none;  ///< additive: [Sq, Sk] in the inputs' type; boolean: padding, [B, 1, 1, Sk]
-  std::optional<std::int64_t> window;  ///< keys seen to either side; causal cuts off the right one
-  double blocks = 1;                   ///< fraction of blocks a block mask keeps; 1 is no block mask
+  /// additive: [Sq, Sk] in the type of the inputs; boolean: padding, [B, 1, 1, Sk].
+  MaskKind mask = MaskKind::none;
+  std::optional<std::int64_t> window;  ///< keys that a query sees on either side; with causal, on the left
+  double blocks = 1;                   ///< fraction of blocks that a block mask keeps; 1: no block mask
   double dropout = 0;
-  bool deterministic = false;  ///< gradients; forward always is
+  bool deterministic = false;  ///< for backward; forward always is
   friend bool operator==(const Features&, const Features&) = default;
 };
 
 inline constexpr std::int64_t block_size = 128;
 
-/// What one row measures.
+/// The problem that one row of a report measures.
 struct Problem {
   std::string suite;
   std::string name;
@@ -37,31 +37,31 @@ struct Problem {
   Pass pass = Pass::forward;
   bool causal = false;
 
-  /// Keys that causal and window leave to query i. Where Sq ≠ Sk the last query stands at the last key.
+  /// The keys that query i sees by causal and window. If Sq ≠ Sk, the last query stands at the last key.
   struct Keys {
     std::int64_t first, last;
   };
   Keys keys_of(std::int64_t i) const;
   Alignment alignment() const;
-  /// Whether the block mask keeps a block: the diagonal, and others at random but always the same.
+  /// Whether the block mask keeps a block: those of the diagonal, and a fixed random choice of the others.
   bool keeps_block(std::int64_t query_block, std::int64_t key_block) const;
-  /// How many keys of each entry the padding leaves.
+  /// The number of keys of each entry that the padding mask shows.
   std::int64_t unpadded() const { return shape.sk - shape.sk / 4; }
   /// Whether query i sees key j.
   bool sees(std::int64_t i, std::int64_t j) const;
 };
 
-/// Pairs of query and key in all heads that causal, window and block mask keep. A boolean mask takes none
-/// away: what it hides is known to nobody before it is read.
+/// The pairs of query and key in all heads that causal, window and block mask show. A boolean mask does not
+/// reduce them, since a kernel only knows what it hides after reading it.
 double visible_pairs(const Problem& problem);
-/// Useful FLOPs of one call: a pair costs 2·(D + Dv) forward and 2.5 times that backward.
+/// The useful FLOPs of one call: 2·(D + Dv) per pair forward and 2.5 times that backward.
 double useful_flops(const Problem& problem);
-/// Bytes a call cannot help moving: every input read once, every output written once.
+/// The bytes that a call has to move at least: every input is read once, every output is written once.
 double compulsory_bytes(const Problem& problem);
 
-/// "h32/8 sq1 sk4096 d128", as short as it can be said.
+/// A short text such as "h32/8 sq1 sk4096 d128".
 std::string describe(const Shape& shape);
-/// "mask=additive window=256", empty where there are none.
+/// A text such as "mask=additive window=256"; empty without features.
 std::string describe(const Features& features);
 std::string describe(Pass pass);
 

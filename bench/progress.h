@@ -8,8 +8,8 @@
 
 namespace tilewise::bench {
 
-/// Says on stderr which row runs, how many there are and how long the rest may take: in place on a terminal,
-/// otherwise as a line now and then.
+/// Reports on stderr which row runs, how many rows there are and how long the remaining ones may take. On a
+/// terminal it updates one line, otherwise it prints a line every few seconds.
 class Progress {
  public:
   Progress(std::size_t total, double seconds_per_row, bool quiet);
@@ -19,7 +19,7 @@ class Progress {
 
   void begin(const Problem& problem, int threads);
   void end() { ++done_; }
-  /// Takes the line off the terminal.
+  /// Erases the line on the terminal.
   void clear();
 
  private:
@@ -28,7 +28,7 @@ class Progress {
 
   std::size_t total_;
   std::size_t done_ = 0;
-  double seconds_per_row_;  // a guess until rows were measured
+  double seconds_per_row_;  // an estimate until a row was measured
   bool quiet_;
   bool terminal_;
   Clock::time_point start_ = Clock::now();

@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Six digits are more than a measurement has.
+// Rounds to six digits, which are more than a measurement is exact to.
 ordered_json number(double value) {
   std::ostringstream text;
   text << std::setprecision(6) << value;
@@ -96,7 +96,7 @@ std::string scientific(double value) {
 struct Column {
   const char* title;
   int width;
-  bool left;  // words to the left, numbers to the right
+  bool left;  // left-aligned: words; right-aligned: numbers
 };
 
 constexpr std::array columns = {
@@ -106,7 +106,7 @@ constexpr std::array columns = {
     Column{"% peak", 6, false}, Column{"GB/s", 6, false},    Column{"spread", 6, false},
     Column{"error", 7, false}};
 
-// `name_width` is the width of the first column, the only one whose contents are the user's.
+// `name_width` is the width of the first column, whose contents can be of any length.
 std::string joined(const std::vector<std::string>& cells, std::size_t name_width) {
   std::ostringstream line;
   for (std::size_t n = 0; n < cells.size(); ++n) {
@@ -117,7 +117,7 @@ std::string joined(const std::vector<std::string>& cells, std::size_t name_width
   return line.str();
 }
 
-// The machine's peak over the run, by threads.
+// The range of the machine's peak over the run, for each number of threads.
 struct Range {
   double low, high;
 };
@@ -134,7 +134,8 @@ Peaks peaks_of(const Environment& environment, const std::vector<Measurement>& m
   return peaks;
 }
 
-// Whether somebody else had the cores while the row was measured. A clock alone moves by a few percent.
+// Whether other programs used the cores while the row was measured. Changes of the clock alone are a few
+// percent.
 bool disturbed(const Measurement& m, const Peaks& peaks) {
   return m.cpu_share < 0.95 || m.peak_gflops < 0.9 * peaks.at(m.threads).high;
 }
@@ -158,10 +159,9 @@ std::vector<std::string> cells_of(const Measurement& m, const Peaks& peaks) {
 }
 
 void print_footer(std::ostream& out, const std::vector<Measurement>& measurements, const Peaks& peaks) {
-  out << "\nms: median. % peak: useful FLOPs against the f32 peak measured beside the row. GB/s: inputs and "
-         "outputs\n"
-         "once. spread: between the quartiles. error: largest absolute one against float64, in sampled "
-         "rows.\n";
+  out << "\nms: median. % peak: useful FLOPs relative to the f32 peak, measured with the row.\n"
+         "GB/s: inputs and outputs, each counted once. spread: distance of the quartiles over the\n"
+         "median. error: largest absolute error against float64, in sampled rows.\n";
   for (const auto& [threads, range] : peaks) {
     out << "f32 FMA peak over the run, " << threads << (threads == 1 ? " thread: " : " threads: ")
         << fixed(range.low, 1) << " to " << fixed(range.high, 1) << " GFLOP/s\n";

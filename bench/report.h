@@ -10,7 +10,7 @@
 
 namespace tilewise::bench {
 
-/// The machine and the build, measured or read when the run began.
+/// The machine and the build, as measured or read at the start of the run.
 struct Environment {
   std::string cpu;
   std::vector<std::string> simd_levels;
@@ -23,10 +23,10 @@ struct Environment {
 };
 Environment inspect(const std::vector<int>& thread_counts);
 
-/// JSON lines, the environment first. Every line is on disk before the next measurement begins.
+/// Writes JSON lines, the environment first. Every line is flushed before the next measurement.
 class JsonLines {
  public:
-  /// Throws InvalidArgument where the file cannot be written.
+  /// Throws InvalidArgument if the file cannot be written.
   JsonLines(const std::string& file, const Environment& environment);
   void add(const Measurement& measurement);
 
@@ -35,7 +35,7 @@ class JsonLines {
 };
 
 void print_environment(std::ostream& out, const Environment& environment);
-/// One line a measurement, and below them the range of the peak over the run.
+/// Prints one line per measurement, and below them the range of the peak over the run.
 void print_table(std::ostream& out, const Environment& environment,
                  const std::vector<Measurement>& measurements);
 

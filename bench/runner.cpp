@@ -21,9 +21,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t least_rounds = 5;
 constexpr std::size_t most_rounds = 2000;
-constexpr double least_sample_seconds = 5e-4;  // shorter calls are timed several at once
+constexpr double least_sample_seconds = 5e-4;  // of shorter calls, several are timed together
 
-// Seconds that passed, and those of them in which the calling thread had a core.
+// Elapsed time, and the part of it in which the calling thread had a core.
 struct Seconds {
   double wall = 0;
   double cpu = 0;
@@ -43,13 +43,13 @@ Seconds seconds_of(const std::function<void()>& call, int calls) {
   return {wall, thread_cpu_seconds() - cpu};
 }
 
-// A kernel in the race.
+// A kernel that is measured, with everything that its calls need.
 struct Entrant {
   Measurement measurement;
   std::unique_ptr<std::byte[]> workspace;
   std::function<void()> call;
   int calls_per_sample = 1;
-  std::vector<double> samples;  // seconds a call
+  std::vector<double> samples;  // seconds per call
   Seconds total;
 
   bool done(double min_seconds) const {
@@ -58,7 +58,7 @@ struct Entrant {
   }
 };
 
-// Of sorted samples, between neighbours by interpolation.
+// A quantile of sorted samples, with linear interpolation.
 double quantile(const std::vector<double>& sorted, double q) {
   const double place = q * static_cast<double>(sorted.size() - 1);
   const auto below = static_cast<std::size_t>(place);
@@ -73,7 +73,7 @@ Context context_for(int threads, const Settings& settings) {
   return context;
 }
 
-// Why the kernel takes no part, or empty.
+// Why the kernel is not measured; empty if it is.
 std::string reason_to_skip(const Problem& problem, const std::string& kernel, const Operands& operands,
                            const Context& context, const Settings& settings) {
   const Explanation explanation =
@@ -93,8 +93,8 @@ std::string reason_to_skip(const Problem& problem, const std::string& kernel, co
   return {};
 }
 
-// Gives the entrant workspace of its own and a call that runs the kernel. The name is a view of the settings'
-// string, which outlives the call.
+// Gives the entrant its own workspace and a call that runs the kernel. `kernel` refers to a string of the
+// settings, which outlives the call.
 void prepare(Entrant& entrant, std::string_view kernel, const Operands& operands, const Context& context) {
   const bool forward = entrant.measurement.problem.pass == Pass::forward;
   AttentionOptions options = operands.options;
@@ -116,7 +116,7 @@ void prepare(Entrant& entrant, std::string_view kernel, const Operands& operands
   };
 }
 
-// Backward reads o and lse.
+// Computes O and LSE, which backward reads.
 void compute_forward(const Operands& operands, Context context, const std::string& kernel) {
   AttentionOptions options = operands.options;
   options.kernel = kernel;
@@ -126,7 +126,7 @@ void compute_forward(const Operands& operands, Context context, const std::strin
   attention_forward(operands.inputs, options, operands.outputs, context);
 }
 
-// The first call is checked; it also says how many calls make a sample long enough to time.
+// Makes a first call, checks its results, and derives from its time how many calls make a sample.
 void warm_up(Entrant& entrant, Operands& operands) {
   Measurement& measurement = entrant.measurement;
   operands.spoil_results(measurement.problem.pass);

@@ -18,7 +18,7 @@ constexpr const char* row_keys[] = {"b",       "hq",     "hkv",    "sq",     "sk
                                     "d",       "dv",     "mask",   "window", "blocks",
                                     "dropout", "dtypes", "passes", "causal", "deterministic"};
 
-// Where suites stand: beside the sources, and where the repository is the working directory.
+// The folders of suites: those of the source tree from which this was built, and of the working directory.
 std::vector<fs::path> suite_folders() {
   std::vector<fs::path> folders;
 #ifdef TILEWISE_BENCH_DIR
@@ -88,15 +88,15 @@ Features features_in(const json& row) {
   return features;
 }
 
-// A list of them, or one.
+// The value of a key that may be a list of booleans or a single one.
 std::vector<bool> switches_in(const json& row, const char* key) {
   if (!row.contains(key)) return {false};
   if (row.at(key).is_boolean()) return {row.at(key).get<bool>()};
   return row.at(key).get<std::vector<bool>>();
 }
 
-// One row becomes a problem for each type, pass and kind of causality, and deterministic or not. Forward
-// always gives the same bits, so it is there once.
+// Adds one problem for each combination of type, pass, causal and deterministic. Forward is always
+// deterministic, so it is added once.
 void add_row(const json& row, const std::string& suite, const Selection& selection,
              std::vector<Problem>& problems) {
   if (row.contains("op")) {
@@ -145,7 +145,7 @@ void add_row(const json& row, const std::string& suite, const Selection& selecti
   }
 }
 
-// Whether some rows are of attention itself, which this program measures.
+// Whether some rows are attention, the only operation that this program measures.
 bool has_attention(const json& rows) {
   return rows.empty() ||
          std::any_of(rows.begin(), rows.end(), [](const json& row) { return !row.contains("op"); });
@@ -160,7 +160,7 @@ std::vector<Problem> load_suite(const std::string& name_or_file, const Selection
     std::ifstream stream(file);
     const json suite = json::parse(stream);
     const json& rows = suite.at("rows");
-    const bool some_of_attention = has_attention(rows);  // other rows are left to `tilewise bench` then
+    const bool some_of_attention = has_attention(rows);  // if so, other rows are left to `tilewise bench`
     for (const json& row : rows) {
       if (some_of_attention && row.contains("op")) continue;
       add_row(row, file.stem().string(), selection, problems);
@@ -192,7 +192,7 @@ std::vector<Problem> parse_shape(const std::string& text, const Selection& selec
 
 namespace {
 
-// Whether a suite has rows for this program.
+// Whether a suite has rows that this program can measure.
 bool is_of_attention(const fs::path& file) {
   std::ifstream stream(file);
   const json suite = json::parse(stream, nullptr, /*allow_exceptions=*/false);
@@ -211,7 +211,7 @@ std::vector<std::string> suite_names() {
         names.push_back(entry.path().stem().string());
       }
     }
-    break;  // the second folder is most often the first one again
+    break;  // the second folder is usually the same as the first
   }
   std::sort(names.begin(), names.end());
   return names;

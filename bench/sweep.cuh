@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <functional>
 #include <vector>
 
@@ -13,7 +15,8 @@
 
 namespace tilewise::cuda::sweep {
 
-// What the programs that time candidates for a tuning table share. Shapes are 16k tokens of hidden size 2048.
+// Shared code of the programs that time candidates for tuning tables. Shapes are 16k tokens of hidden size
+// 2048.
 
 inline constexpr std::int64_t tokens = 16384;
 inline constexpr std::int64_t hidden_size = 2048;
@@ -37,7 +40,7 @@ struct Event {
   Event& operator=(const Event&) = delete;
 };
 
-/// The median of some runs, after a few that are not counted.
+/// The median time of several runs, after a few warm-ups.
 template <typename Body>
 double median_ms(const Body& body) {
   constexpr int warm_ups = 3;
@@ -58,7 +61,7 @@ double median_ms(const Body& body) {
   return times[runs / 2];
 }
 
-/// The same of several that run in turns: a GPU's clock follows what it did before.
+/// The same for several bodies, which take turns, since the clock of a GPU depends on its recent load.
 inline std::vector<double> medians_ms(const std::vector<std::function<void()>>& bodies) {
   constexpr int warm_ups = 2;
   constexpr int runs = 20;
@@ -83,7 +86,7 @@ inline std::vector<double> medians_ms(const std::vector<std::function<void()>>& 
   return medians;
 }
 
-/// Whether large calls run by it: the first row of its head dim in the table.
+/// Whether the candidate is what large calls use: the first row of its head dim in the table.
 template <typename Table, typename Config>
 constexpr bool in_table(const Config& candidate) {
   for (const Config& row : Table::rows) {
@@ -92,7 +95,7 @@ constexpr bool in_table(const Config& candidate) {
   return false;
 }
 
-/// Whether the rows that large calls run by are among the candidates, for all head dims that these have.
+/// Whether the rows that large calls use are among the candidates, for all head dims of the candidates.
 template <typename Table, typename Candidates>
 constexpr bool has_rows_of_table() {
   for (const auto& candidate : Candidates::rows) {
@@ -107,8 +110,8 @@ constexpr bool has_rows_of_table() {
 
 inline const char* name_of(bool value) { return value ? "true" : "false"; }
 
-// A line of a sweep is a JSON object. It begins with the problem and ends with what was found; between them
-// is how the candidate is cut.
+// A line of a sweep is a JSON object: first the problem, then the configuration of the candidate, then the
+// results.
 
 inline void print_problem(const char* suite, const char* dtype, const AttentionProblem& problem) {
   std::printf(
@@ -134,29 +137,60 @@ inline void print_found(const Found& found) {
       static_cast<int>(found.shared_bytes), found.ms, found.flops / found.ms * 1e-9);
 }
 
-/// Nearly normal numbers of deviation `size`, an element a thread.
+/// The main function of a sweep: `sweep(head dim, length)` with the numbers of the command line, 0 where they
+/// are missing. Returns the exit status.
+template <typename Sweep>
+int run_sweep(int argc, char** argv, const Sweep& sweep) {
+  try {
+    const auto number = [&](int n) { return argc > n ? std::atoll(argv[n]) : 0; };
+    sweep(number(1), number(2));
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
+
+/// Fills with approximately normal numbers of standard deviation `size`. One thread per element.
 template <typename T>
 __global__ void fill(T* to, std::uint32_t seed, float size) {
   const std::uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
   const auto words = philox({index, 0, 0, 0}, {seed, 0});
-  float sum = 0;  // of twelve uniform numbers
+  float sum = 0;  // the sum of twelve uniform numbers
   for (const std::uint32_t word : words) {
     for (int part = 0; part < 3; ++part) sum += static_cast<float>(word >> (10 * part) & 1023) / 1023.0f;
   }
   to[index] = narrow<T>((sum - 6.0f) * size);
 }
 
-/// Not a number counts as infinite; floats that are not negative compare as their bits do.
+/// Raises *largest to the difference. NaN counts as infinite. Floats that are not negative compare like their
+/// bits.
 __device__ inline void raise_largest(int* largest, float difference) {
   atomicMax(largest, __float_as_int(difference >= 0 ? difference : __int_as_float(0x7f800000)));
 }
 
-/// The largest difference, and the largest element of b.
+/// Writes the largest difference to largest[0] and the largest element of b to largest[1].
 template <typename T>
 __global__ void compare(const T* a, const T* b, int* largest) {
   const std::uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
   raise_largest(largest, fabsf(widen(a[index]) - widen(b[index])));
   raise_largest(largest + 1, fabsf(widen(b[index])));
+}
+
+/// The largest difference of the first `count` elements of a and b, and the largest element of b.
+struct Difference {
+  float largest = 0, of = 0;
+  double relative() const { return static_cast<double>(largest) / static_cast<double>(of); }
+};
+template <typename T>
+Difference difference_of(const Memory& a, const Memory& b, std::int64_t count = elements) {
+  const Memory found{sizeof(Difference)};
+  check_cuda(cudaMemset(found.data, 0, sizeof(Difference)), "comparing");
+  compare<<<static_cast<unsigned>(count / 256), 256>>>(
+      static_cast<const T*>(a.data), static_cast<const T*>(b.data), static_cast<int*>(found.data));
+  Difference difference;
+  check_cuda(cudaMemcpy(&difference, found.data, sizeof(Difference), cudaMemcpyDeviceToHost), "comparing");
+  return difference;
 }
 
 }  // namespace tilewise::cuda::sweep

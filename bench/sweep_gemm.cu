@@ -1,7 +1,8 @@
-// Times candidates for the tables of src/cuda/gemm/sm90/tiles/tuning.h on squares and on the products of a
-// Llama layer, and compares each with the simt kernel. Prints a line of JSON each.
+// Times candidates for the tables of src/cuda/gemm/sm90/tiles/tuning.h on square products and on those of a
+// Llama layer, and compares the results of each with those of the simt kernel. Prints one JSON object per
+// candidate and shape.
 //
-//   sweep_gemm [rows columns summands]
+//   sweep_gemm [M N K]
 
 #include <cstdio>
 #include <cstdlib>
@@ -35,13 +36,13 @@ struct Shape {
   std::int64_t m, n, k;
 };
 
-/// Factors of several products, so that none is in the L2 from the time before.
+/// The operands of several products, which are used in turn so that none is in the L2 from its last use.
 struct Sweep {
   static constexpr int sets = 3;
   const Shape shape;
   const int multiprocessors;
   Memory a{sets * shape.m * shape.k * 2}, b{sets * shape.n * shape.k * 2};
-  Memory out{shape.m * shape.n * 2}, truth{shape.m * shape.n * 2}, largest{8};
+  Memory out{shape.m * shape.n * 2}, truth{shape.m * shape.n * 2};
 
   Sweep(const Shape& of, int count) : shape(of), multiprocessors(count) {
     const auto random = [](const Memory& memory, std::int64_t elements, std::uint32_t seed, float size) {
@@ -72,11 +73,7 @@ struct Sweep {
     const auto run = [&](int set) { run_row<T, Candidates, row>(call(set, out), multiprocessors, nullptr); };
     check_cuda(cudaMemset(out.data, 0xFF, static_cast<std::size_t>(shape.m * shape.n) * 2), "poisoning");
     run(0);
-    check_cuda(cudaMemset(largest.data, 0, 8), "comparing");
-    compare<<<static_cast<unsigned>(shape.m * shape.n / 256), 256>>>(
-        static_cast<const T*>(out.data), static_cast<const T*>(truth.data), static_cast<int*>(largest.data));
-    float difference = 0;
-    check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
+    const float difference = difference_of<T>(out, truth, shape.m * shape.n).largest;
     int set = 0;
     const double ms = median_ms([&] { run(set++ % sets); });
     const double flops =

@@ -1,13 +1,11 @@
 // Times candidates for the tuning table of the mma kernel's forward
-// (src/cuda/attention/sm80/forward/tuning.h), bf16, over 16k tokens of hidden size 2048. A JSON object a
-// line, each candidate on each shape: whether the table has it, and its largest difference from the fused
-// kernel's o. `gpu-sweep mma` makes a record of them.
+// (src/cuda/attention/sm80/forward/tuning.h), bf16, over 16k tokens of hidden size 2048. Prints one JSON
+// object per candidate and shape: whether the table has the candidate, its time, and the largest difference
+// of its O from that of the fused kernel. `gpu-sweep mma` makes a record of them.
 //   sweep_mma [head dim [sequence length]]
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <string>
 #include <vector>
 
@@ -45,7 +43,6 @@ static_assert(has_rows_of_table<PlainForward, Candidates>());
 struct Sweep {
   Memory q{elements * 2}, k{elements * 2}, v{elements * 2}, o{elements * 2}, truth{elements * 2};
   Memory lse{tokens * hidden_size * 4};  // of the smallest head dim there may be
-  Memory largest{8};
 
   Sweep() {
     std::uint32_t seed = 1;
@@ -64,11 +61,6 @@ struct Sweep {
     check_cuda(cudaFuncGetAttributes(&attributes, forward_kernel<T, Candidates, row>), "attributes");
     cudaMemset(o.data, 0xFF, elements * 2);
     const double ms = median_ms([&] { run_row<T, Candidates, row>(call, device_properties(0), Context{}); });
-    cudaMemset(largest.data, 0, 8);
-    compare<<<elements / 256, 256>>>(static_cast<const T*>(o.data), static_cast<const T*>(truth.data),
-                                     static_cast<int*>(largest.data));
-    float difference = 0;
-    check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
     print_problem("mma-sweep", "bf16", problem);
     std::printf(
         ", \"warps\": %d, \"row_tiles\": %d, \"keys\": %d, \"queries_stay\": %s, "
@@ -76,7 +68,7 @@ struct Sweep {
         c.warps, c.row_tiles, c.keys, name_of(c.queries_stay), c.stages, name_of(c.paired),
         name_of(c.old_maxima), c.blocks);
     print_found({in_table<PlainForward>(c), attributes, c.shared_bytes(false), ms, flops});
-    std::printf(", \"difference\": %g}\n", static_cast<double>(difference));
+    std::printf(", \"difference\": %g}\n", static_cast<double>(difference_of<T>(o, truth).largest));
     std::fflush(stdout);
   }
 
@@ -111,11 +103,5 @@ void sweep(std::int64_t only_dim, std::int64_t only_length) {
 }  // namespace tilewise::cuda::mma
 
 int main(int argc, char** argv) {
-  try {
-    tilewise::cuda::mma::sweep(argc > 1 ? std::atoll(argv[1]) : 0, argc > 2 ? std::atoll(argv[2]) : 0);
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return tilewise::cuda::sweep::run_sweep(argc, argv, tilewise::cuda::mma::sweep);
 }

@@ -1,14 +1,12 @@
 // Times candidates for the tuning table of the mma kernel's backward
-// (src/cuda/attention/sm80/backward/choice.h), bf16, over 16k tokens of hidden size 2048. A JSON object a
-// line, each candidate on each shape: whether the table has it; `ms` of the kernel over tiles alone, `all_ms`
-// of the whole call with the table's own row; the largest differences from the fused kernel's gradients, over
-// the largest element there. `gpu-sweep mma_backward` makes a record of them.
+// (src/cuda/attention/sm80/backward/choice.h), bf16, over 16k tokens of hidden size 2048. Prints one JSON
+// object per candidate and shape: whether the table has the candidate; `ms` of its main kernel alone;
+// `all_ms` of the whole call with the table's own row; the largest differences from the gradients of the
+// fused kernel, relative to their largest element. `gpu-sweep mma_backward` makes a record of them.
 //   sweep_mma_backward [head dim [sequence length]]
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <string>
 #include <vector>
 
@@ -290,7 +288,6 @@ struct Sweep {
   Memory lse{elements / 64 * 4};
   Gradients got, truth;
   Memory workspace{std::int64_t{1} << 30};
-  Memory largest{8};
   int multiprocessors;
 
   explicit Sweep(int multiprocessors_) : multiprocessors(multiprocessors_) {
@@ -301,16 +298,7 @@ struct Sweep {
     check_cuda(cudaDeviceSynchronize(), "inputs");
   }
 
-  double difference(const Memory& a, const Memory& b) {
-    cudaMemset(largest.data, 0, 8);
-    compare<<<elements / 256, 256>>>(static_cast<const T*>(a.data), static_cast<const T*>(b.data),
-                                     static_cast<int*>(largest.data));
-    float both[2];
-    check_cuda(cudaMemcpy(both, largest.data, 8, cudaMemcpyDeviceToHost), "comparing");
-    return static_cast<double>(both[0]) / static_cast<double>(both[1]);
-  }
-
-  /// The call's own kernels make rows' values and finish; between them, one candidate.
+  /// Times one candidate's main kernel. For the gradients, the call's own kernels run before and after it.
   template <int row>
   void time(const AttentionCall& call, const Context& context, double flops, double all_ms) {
     constexpr BackwardConfig c = Candidates::rows[row];
@@ -334,8 +322,8 @@ struct Sweep {
         name_of(c.weights_stay), name_of(c.pairs_ahead), c.stages, name_of(c.matrix_stores), c.blocks);
     print_found({in_table<PlainBackward>(c), attributes, c.shared_bytes(Candidates::general), ms, flops});
     std::printf(", \"all_ms\": %.4f, \"dq_difference\": %g, \"dk_difference\": %g, \"dv_difference\": %g}\n",
-                all_ms, difference(got.dq, truth.dq), difference(got.dk, truth.dk),
-                difference(got.dv, truth.dv));
+                all_ms, difference_of<T>(got.dq, truth.dq).relative(),
+                difference_of<T>(got.dk, truth.dk).relative(), difference_of<T>(got.dv, truth.dv).relative());
     std::fflush(stdout);
   }
 
@@ -382,11 +370,5 @@ void sweep(std::int64_t only_dim, std::int64_t only_length) {
 }  // namespace tilewise::cuda::mma
 
 int main(int argc, char** argv) {
-  try {
-    tilewise::cuda::mma::sweep(argc > 1 ? std::atoll(argv[1]) : 0, argc > 2 ? std::atoll(argv[2]) : 0);
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return tilewise::cuda::sweep::run_sweep(argc, argv, tilewise::cuda::mma::sweep);
 }

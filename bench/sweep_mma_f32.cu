@@ -1,13 +1,11 @@
 // Times candidates for the tuning tables of the mma kernel's forward for f32
-// (src/cuda/attention/sm80/forward_f32/tuning.h), over 16k tokens of hidden size 2048. A JSON object a line,
-// each candidate on each shape: whether its table has it; `ms` of the call, `split_ms` of splitting keys and
-// values, which is part of it; its largest difference from the fused kernel's o. `gpu-sweep mma_f32` makes a
-// record of them.
+// (src/cuda/attention/sm80/forward_f32/tuning.h), over 16k tokens of hidden size 2048. Prints one JSON object
+// per candidate and shape: whether its table has the candidate; `ms` of the call; `split_ms`, the part of it
+// that splits K and V into 16-bit parts; the largest difference of its O from that of the fused kernel.
+// `gpu-sweep mma_f32` makes a record of them.
 //   sweep_mma_f32 [head dim [sequence length]]
 
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 
 #include "attention/validate.h"
 #include "cuda/attention/sm80/forward_f32/forward.cuh"
@@ -224,7 +222,6 @@ struct Sweep {
   Memory q{elements * 4}, k{elements * 4}, v{elements * 4}, o{elements * 4}, truth{elements * 4};
   Memory lse{tokens * hidden_size * 4};  // of the smallest head dim there may be
   Memory workspace{elements * 9};
-  Memory largest{8};
   int multiprocessors;
 
   explicit Sweep(int multiprocessors_) : multiprocessors(multiprocessors_) {
@@ -246,11 +243,6 @@ struct Sweep {
     const ForwardSpace space = space_of<Candidates>(call, workspace.data);
     const double ms = median_ms([&] { run_row<Candidates, row>(call, space, multiprocessors, nullptr); });
     const double split_ms = median_ms([&] { split_keys<Candidates, c.dim>(call, space, nullptr); });
-    cudaMemset(largest.data, 0, 8);
-    compare<<<elements / 256, 256>>>(static_cast<const float*>(o.data), static_cast<const float*>(truth.data),
-                                     static_cast<int*>(largest.data));
-    float difference = 0;
-    check_cuda(cudaMemcpy(&difference, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
     print_problem("mma-f32-sweep", "f32", problem);
     std::printf(
         ", \"parts\": %d, \"warps\": %d, \"row_tiles\": %d, \"keys\": %d, \"keys_at_once\": %d, "
@@ -258,7 +250,8 @@ struct Sweep {
         c.parts, c.warps, c.row_tiles, c.keys, c.keys_at_once, c.dims_at_once, c.buffers,
         name_of(c.queries_stay), c.blocks);
     print_found({in_table<Table>(c), attributes, c.shared_bytes(), ms, flops});
-    std::printf(", \"split_ms\": %.4f, \"difference\": %g}\n", split_ms, static_cast<double>(difference));
+    std::printf(", \"split_ms\": %.4f, \"difference\": %g}\n", split_ms,
+                static_cast<double>(difference_of<float>(o, truth).largest));
     std::fflush(stdout);
   }
 
@@ -301,11 +294,5 @@ void sweep(std::int64_t only_dim, std::int64_t only_length) {
 }  // namespace tilewise::cuda::mma_f32
 
 int main(int argc, char** argv) {
-  try {
-    tilewise::cuda::mma_f32::sweep(argc > 1 ? std::atoll(argv[1]) : 0, argc > 2 ? std::atoll(argv[2]) : 0);
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return tilewise::cuda::sweep::run_sweep(argc, argv, tilewise::cuda::mma_f32::sweep);
 }

@@ -1,12 +1,10 @@
 // Times candidates for the tuning table of the mma kernel's backward for f32
-// (src/cuda/attention/sm80/backward_f32/tuning.h), over 16k tokens of hidden size 2048. A JSON object a line,
-// each candidate on each shape: whether the table has it, and the largest differences of dq, dk and dv from
-// the fused kernel's. `gpu-sweep mma_f32_backward` makes a record of them.
+// (src/cuda/attention/sm80/backward_f32/tuning.h), over 16k tokens of hidden size 2048. Prints one JSON
+// object per candidate and shape: whether the table has the candidate, its time, and the largest differences
+// of dQ, dK and dV from those of the fused kernel. `gpu-sweep mma_f32_backward` makes a record of them.
 //   sweep_mma_f32_backward [head dim [sequence length]]
 
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 
 #include "attention/validate.h"
 #include "cuda/attention/sm80/backward_f32/backward.cuh"
@@ -40,7 +38,6 @@ struct Sweep {
   Memory dq_truth{elements * 4}, dk_truth{elements * 4}, dv_truth{elements * 4};
   Memory lse{tokens * hidden_size * 4};  // of the smallest head dim there may be
   Memory workspace{elements * 19};
-  Memory largest{8};
   int multiprocessors;
 
   explicit Sweep(int multiprocessors_) : multiprocessors(multiprocessors_) {
@@ -51,13 +48,8 @@ struct Sweep {
     check_cuda(cudaDeviceSynchronize(), "inputs");
   }
 
-  float difference(const Memory& a, const Memory& b) {
-    cudaMemset(largest.data, 0, 8);
-    compare<<<elements / 256, 256>>>(static_cast<const float*>(a.data), static_cast<const float*>(b.data),
-                                     static_cast<int*>(largest.data));
-    float found = 0;
-    check_cuda(cudaMemcpy(&found, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
-    return found;
+  static double difference(const Memory& a, const Memory& b) {
+    return static_cast<double>(difference_of<float>(a, b).largest);
   }
 
   template <int row>
@@ -78,8 +70,7 @@ struct Sweep {
     std::printf(", \"warps\": %d, \"dims_at_once\": %d, \"blocks\": %d", c.warps, c.dims_at_once, c.blocks);
     print_found({in_table<FullBackward>(c), attributes, c.shared_bytes(), ms, flops});
     std::printf(", \"dq_difference\": %g, \"dk_difference\": %g, \"dv_difference\": %g}\n",
-                static_cast<double>(difference(dq, dq_truth)), static_cast<double>(difference(dk, dk_truth)),
-                static_cast<double>(difference(dv, dv_truth)));
+                difference(dq, dq_truth), difference(dk, dk_truth), difference(dv, dv_truth));
     std::fflush(stdout);
   }
 
@@ -126,11 +117,5 @@ void sweep(std::int64_t only_dim, std::int64_t only_length) {
 }  // namespace tilewise::cuda::mma_f32
 
 int main(int argc, char** argv) {
-  try {
-    tilewise::cuda::mma_f32::sweep(argc > 1 ? std::atoll(argv[1]) : 0, argc > 2 ? std::atoll(argv[2]) : 0);
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return tilewise::cuda::sweep::run_sweep(argc, argv, tilewise::cuda::mma_f32::sweep);
 }

@@ -1,10 +1,12 @@
 // Times candidates for the tuning table of the wgmma kernel's forward
-// (src/cuda/attention/sm90/forward/tuning.h), bf16, over 16k tokens of hidden size 2048, and windows in 16k.
-// A JSON object a line: the device, then each candidate on each shape, in turns, with its largest difference
-// from the mma kernel's o; "chosen" is the one that the table's rows would run.
+// (src/cuda/attention/sm90/forward/tuning.h), bf16, over 16k tokens of hidden size 2048, and windows in
+// sequences of 16k. Prints one JSON object for the device and one per candidate and shape, with the largest
+// difference of its O from that of the mma kernel. Candidates take turns. "chosen" marks the one that the
+// table would choose.
 //   sweep_wgmma [head dim [sequence length]]
-//   sweep_wgmma --check    small shapes with edges against a plain computation in f32; status 1 where one is
-//   off
+//   sweep_wgmma --check
+// With --check it compares small shapes, many with partial tiles, with a plain computation in f32. The exit
+// status is 1 if a difference is too large.
 
 #include <algorithm>
 #include <cmath>
@@ -47,8 +49,8 @@ struct Candidates {
   };
 };
 
-/// Attention of one query, that of blockIdx, in f32; the largest differences of o and lse from those of the
-/// call go to differences[0] and [1].
+/// Computes attention of one query per CTA in f32. The largest differences of the call's O and LSE from that
+/// go to differences[0] and differences[1].
 template <typename T>
 __global__ void compare_with_formula(const __grid_constant__ AttentionCall call, int* differences) {
   extern __shared__ float scores_smem[];
@@ -100,7 +102,6 @@ struct Sweep {
   using T = __nv_bfloat16;
   Memory q{elements * 2}, k{elements * 2}, v{elements * 2}, o{elements * 2}, truth{elements * 2};
   Memory lse{tokens * hidden_size * 4};  // of the smallest head dim there may be
-  Memory largest{8};
   Memory counter{64};
   const Context context{.device = {Device::Type::cuda, 0}, .workspace = {counter.data, 64}};
 
@@ -112,17 +113,12 @@ struct Sweep {
     check_cuda(cudaDeviceSynchronize(), "inputs");
   }
 
-  /// The largest difference from mma's.
+  /// The largest difference of the candidate's O from that of mma.
   template <int row>
   float difference(const AttentionCall& call) {
     cudaMemset(o.data, 0xFF, elements * 2);
     run_row<T, Candidates, row>(call, context);
-    cudaMemset(largest.data, 0, 8);
-    compare<<<elements / 256, 256>>>(static_cast<const T*>(o.data), static_cast<const T*>(truth.data),
-                                     static_cast<int*>(largest.data));
-    float found = 0;
-    check_cuda(cudaMemcpy(&found, largest.data, 4, cudaMemcpyDeviceToHost), "comparing");
-    return found;
+    return difference_of<T>(o, truth).largest;
   }
 
   void shape(std::int64_t dim, std::int64_t length, bool causal, std::int64_t window) {
@@ -186,10 +182,10 @@ void sweep(std::int64_t only_dim, std::int64_t only_length) {
 struct Shape {
   std::int64_t b, hq, hkv, sq, sk, d, dv;
   AttentionOptions options;
-  float size = 1;  ///< of queries: how far scores lie apart
+  float size = 1;  ///< standard deviation of Q, on which the spread of scores depends
 };
 
-/// One shape by all candidates that can take it, against the formula.
+/// Compares all candidates that can compute a shape with the formula.
 template <typename T>
 struct Check {
   static constexpr DType dtype = std::is_same_v<T, __half> ? DType::f16 : DType::bf16;
@@ -232,7 +228,7 @@ struct Check {
         "{\"check\": \"%s\", \"dim\": %d, \"dim_v\": %d, \"consumers\": %d, \"keys\": %d, \"stages\": %d, "
         "\"q_stages\": %d",
         to_string(call.problem).c_str(), c.dim, c.dim_v, c.consumers, c.keys, c.stages, c.q_stages);
-    std::fflush(stdout);  // so that a kernel that does not end is known
+    std::fflush(stdout);  // so that a kernel that hangs can be identified
     cudaMemset(o.data, 0xFF, static_cast<std::size_t>(o_size) * 2);
     cudaMemset(lse.data, 0xFF, static_cast<std::size_t>(n.b * n.hq * n.sq) * 4);
     cudaMemset(differences.data, 0, 8);
@@ -243,7 +239,7 @@ struct Check {
             call, static_cast<int*>(differences.data));
     float largest[2];
     check_cuda(cudaMemcpy(largest, differences.data, 8, cudaMemcpyDeviceToHost), "comparing");
-    // Values are of size 1, and o is rounded to 8 or 11 bits.
+    // The standard deviation of V is 1, and O is rounded to 8 or 11 bits.
     const bool good = largest[0] < (dtype == DType::f16 ? 0.004f : 0.03f) && largest[1] < 0.002f;
     right &= good;
     std::printf(", \"o\": %g, \"lse\": %g, \"right\": %s}\n", static_cast<double>(largest[0]),
@@ -259,7 +255,7 @@ bool check() {
   const AttentionOptions window{.window = {.left = 100, .right = 30}};
   const AttentionOptions narrow_window{.causal = true, .window = {.left = 5}};
   const Shape shapes[] = {
-      {1, 1, 1, 64, 16, 64, 64, full},               // one warpgroup, less than a tile of keys
+      {1, 1, 1, 64, 16, 64, 64, full},               // one warpgroup, less than one K tile
       {1, 1, 1, 192, 384, 64, 64, full},             // whole tiles
       {1, 1, 1, 192, 400, 128, 128, full},           //
       {1, 1, 1, 128, 400, 256, 256, full},           //
@@ -267,22 +263,22 @@ bool check() {
       {2, 3, 3, 100, 1, 128, 128, full},             //
       {2, 4, 2, 333, 517, 64, 64, full},             // odd lengths, groups of heads
       {2, 4, 1, 333, 517, 128, 128, causal},         //
-      {1, 6, 3, 517, 333, 128, 128, causal},         // queries behind the last key
-      {1, 4, 2, 517, 333, 64, 64, bottom_right},     // queries that see nothing
+      {1, 6, 3, 517, 333, 128, 128, causal},         // queries after the last key
+      {1, 4, 2, 517, 333, 64, 64, bottom_right},     // empty rows
       {1, 4, 2, 333, 517, 256, 256, bottom_right},   //
       {2, 4, 2, 197, 197, 64, 64, full},             // five keys in the last tile
       {2, 2, 2, 700, 700, 64, 64, window},           //
       {2, 2, 2, 700, 700, 128, 128, narrow_window},  //
-      {1, 2, 2, 700, 300, 256, 256, window},         // tiles of queries that see nothing
-      {1, 2, 1, 200, 260, 192, 128, causal},         // other dims of values
-      {1, 2, 1, 200, 260, 40, 24, full},             // filled up
+      {1, 2, 2, 700, 300, 256, 256, window},         // Q tiles whose rows are all empty
+      {1, 2, 1, 200, 260, 192, 128, causal},         // Dv other than D
+      {1, 2, 1, 200, 260, 40, 24, full},             // padded
       {1, 2, 1, 200, 260, 72, 104, causal},          //
       {1, 2, 1, 130, 260, 200, 136, full},           //
-      {8, 40, 8, 260, 260, 64, 64, causal},          // many tiles a block
+      {8, 40, 8, 260, 260, 64, 64, causal},          // many tiles per CTA
       {8, 40, 8, 260, 260, 128, 128, full},          //
       {8, 40, 8, 260, 260, 128, 128, causal},        //
       {8, 40, 8, 140, 260, 256, 256, causal},        //
-      {1, 2, 2, 512, 2048, 64, 64, full, 12},        // scores far apart: maxima rise
+      {1, 2, 2, 512, 2048, 64, 64, full, 12},        // large scores: maxima rise
       {1, 2, 2, 512, 2048, 128, 128, full, 12},      //
   };
   bool right = true;

@@ -1,12 +1,10 @@
 // Times candidates for the configurations of the wgmma kernel's backward
-// (src/cuda/attention/sm90/backward/config.h), bf16, over 16k tokens of hidden size 2048. A JSON object a
-// line, each candidate on each shape: whether the table has it; `ms` of the whole call; the largest
-// differences from the gradients of mma, over the largest element there. Candidates run in turns.
+// (src/cuda/attention/sm90/backward/config.h), bf16, over 16k tokens of hidden size 2048. Prints one JSON
+// object per candidate and shape: whether the table has the candidate; `ms` of the whole call; the largest
+// differences from the gradients of mma, relative to their largest element. Candidates take turns.
 //   sweep_wgmma_backward [head dim [sequence length]]
 
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <functional>
 #include <type_traits>
 #include <utility>
@@ -52,7 +50,6 @@ struct Sweep {
   Memory lse{elements / 64 * 4};
   Gradients got, truth;
   Memory workspace{std::int64_t{1} << 30};
-  Memory largest{8};
 
   Sweep() {
     std::uint32_t seed = 1;
@@ -60,15 +57,6 @@ struct Sweep {
       fill<<<elements / 256, 256>>>(static_cast<T*>(memory->data), seed++, 1.0f);
     }
     check_cuda(cudaDeviceSynchronize(), "inputs");
-  }
-
-  double difference(const Memory& a, const Memory& b, std::int64_t count) {
-    cudaMemset(largest.data, 0, 8);
-    compare<<<static_cast<unsigned>(count / 256), 256>>>(
-        static_cast<const T*>(a.data), static_cast<const T*>(b.data), static_cast<int*>(largest.data));
-    float both[2];
-    check_cuda(cudaMemcpy(both, largest.data, 8, cudaMemcpyDeviceToHost), "comparing");
-    return static_cast<double>(both[0]) / static_cast<double>(both[1]);
   }
 
   void shape(std::int64_t dim, std::int64_t length, bool causal) {
@@ -117,8 +105,9 @@ struct Sweep {
       std::printf(
           ", \"ms\": %.4f, \"tflops\": %.1f, \"dq_difference\": %g, \"dk_difference\": %g, "
           "\"dv_difference\": %g}\n",
-          ms[n], flops / ms[n] * 1e-9, difference(got.dq, truth.dq, count),
-          difference(got.dk, truth.dk, count), difference(got.dv, truth.dv, count));
+          ms[n], flops / ms[n] * 1e-9, difference_of<T>(got.dq, truth.dq, count).relative(),
+          difference_of<T>(got.dk, truth.dk, count).relative(),
+          difference_of<T>(got.dv, truth.dv, count).relative());
       std::fflush(stdout);
     }
   }
@@ -138,12 +127,5 @@ void sweep(std::int64_t only_dim, std::int64_t only_length) {
 }  // namespace tilewise::cuda::wgmma_backward
 
 int main(int argc, char** argv) {
-  try {
-    tilewise::cuda::wgmma_backward::sweep(argc > 1 ? std::atoll(argv[1]) : 0,
-                                          argc > 2 ? std::atoll(argv[2]) : 0);
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return tilewise::cuda::sweep::run_sweep(argc, argv, tilewise::cuda::wgmma_backward::sweep);
 }

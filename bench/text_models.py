@@ -1,12 +1,12 @@
-"""Text models of real shapes and random weights: Tilewise beside PyTorch's attention, equality and speed.
+"""Compares Tilewise with PyTorch's attention in text models of real shapes and random weights.
 
     python bench/text_models.py --device cuda [--minilm PROGRAM] [--out DIR]
 
-all-MiniLM-L6-v2 embeds sentences; SmolLM2-135M reads a prompt and makes tokens greedily over its cache. With
-the program of examples/cpp/minilm, the same random model and sentences go through C++, too. It is an error
-where that or Tilewise gives other vectors. Where the real weights are installed, `examples/minilm/embed.py
---compare` and `examples/smollm/chat.py --compare` say the like of them. With --out, what is found goes to
-DIR/<machine>/text-models.jsonl, the environment first.
+all-MiniLM-L6-v2 embeds sentences; SmolLM2-135M reads a prompt and generates tokens greedily with its cache.
+With the program of examples/cpp/minilm, the same random model and sentences go through C++, too. It is an
+error if Tilewise's vectors or those of the program differ too much. `examples/minilm/embed.py --compare` and
+`examples/smollm/chat.py --compare` do the same with the real weights, where they are installed. With --out,
+the results go to DIR/<machine>/text-models.jsonl, with the environment in the first line.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ SMOLLM = {
     **{"rms_norm_eps": 1e-5, "rope_theta": 1e5, "tie_word_embeddings": True},
 }
 ATTENTIONS = ("eager", "sdpa", "tilewise")
-SENTENCES, WORDS = 32, 128  # of a batch, and in the longest
-ALIKE = 1e-5  # f32 vectors of C++ and Python, and of Tilewise and eager; their length is 1
+SENTENCES, WORDS = 32, 128  # sentences per batch, words in the longest one
+TOLERANCE = 1e-5  # for f32 vectors of length 1: C++ and Python, Tilewise and eager
 
 
 def spread(model: Any) -> Any:
-    """Weights that make attention far from uniform, and outputs that tell tokens apart."""
+    """Initialises weights so that P is far from uniform and tokens have different outputs."""
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=1.2 * parameter.shape[-1] ** -0.5)
@@ -57,21 +57,21 @@ def spread(model: Any) -> Any:
 
 
 def best_seconds(model: Any, call: Callable[[], Any], rounds: int) -> dict[str, float]:
-    """The least with each attention, taking turns; the call ends with a read by the host, so that the device
-    has finished."""
+    """The least time with each attention. They take turns. The call must end with a read by the host, so that
+    the device has finished."""
     best = dict.fromkeys(ATTENTIONS, float("inf"))
     for round_ in range(rounds + 1):
         for name in ATTENTIONS:
             model.set_attn_implementation(name)
             begin = time.perf_counter()
             call()
-            if round_ > 0:  # the first is not counted
+            if round_ > 0:  # the first round is a warm-up
                 best[name] = min(best[name], time.perf_counter() - begin)
     return best
 
 
 def with_each(model: Any, call: Callable[[], Any]) -> dict[str, Any]:
-    """What the call gives with each attention; the last stays."""
+    """The result of the call with each attention. The last one stays set."""
     found = {}
     for name in ATTENTIONS:
         model.set_attn_implementation(name)
@@ -111,8 +111,8 @@ def run_minilm(device: str, program: str | None) -> Iterator[Line]:
 def run_program(
     program: str, model: Any, device: str, sentences: list[list[int]], vectors: torch.Tensor
 ) -> Iterator[Line]:
-    """The C++ program on the same weights and tokens, with words that are numbers in its vocabulary, beside
-    Python's vectors.
+    """Runs the C++ program on the same weights and tokens and compares its vectors with Python's. The words
+    of its vocabulary are the numbers of the tokens.
     """
     from safetensors.torch import save_file
 
@@ -122,21 +122,21 @@ def run_program(
         Path(folder, "config.json").write_text(json.dumps({"model_type": "bert", **MINILM}))
         special = {0: "[PAD]", 100: "[UNK]", 101: "[CLS]", 102: "[SEP]", 103: "[MASK]"}
         Path(folder, "vocab.txt").write_text("".join(f"{special.get(n, f'w{n}')}\n" for n in range(30522)))
-        # It puts the first and the last token around them itself.
+        # The program adds the first and last token itself.
         lines = "".join(" ".join(f"w{n}" for n in sentence[1:-1]) + "\n" for sentence in sentences)
         for place in dict.fromkeys(("cpu", device)):
             command = [program, "--model", folder, "--device", place]
-            found = torch.tensor([json.loads(line) for line in said_by(command, lines).splitlines()])
-            timed = said_by([*command, "--time"], lines)
-            kernels = kernels_in(said_by([*command, "--explain"], lines))
+            found = torch.tensor([json.loads(line) for line in output_of(command, lines).splitlines()])
+            timed = output_of([*command, "--time"], lines)
+            kernels = kernels_in(output_of([*command, "--explain"], lines))
             apart = (found - vectors).abs().max().item()
             print(f"minilm in C++ on {place}: {apart:.1e} from Python's on {device}; {timed.strip()}")
             print("  " + ", ".join(f"{op}: {kernel}" for op, kernel in kernels.items()))
             yield {"device": place, "ms": milliseconds_in(timed), "from_python": apart, "kernels": kernels}
 
 
-def said_by(command: list[str], lines: str) -> str:
-    """What a program prints, having read these lines."""
+def output_of(command: list[str], lines: str) -> str:
+    """The output of a program that gets these lines as its input."""
     try:
         done = subprocess.run(command, input=lines, capture_output=True, text=True)
     except OSError as error:
@@ -158,7 +158,7 @@ def milliseconds_in(text: str) -> float:
 
 
 def kernels_in(text: str) -> dict[str, str]:
-    """The kernels chosen for each operation, in the words of --explain.
+    """The kernels chosen for each operation, from the output of --explain.
 
     >>> kernels_in("gemm f32 M5 N4 K4 on cpu, bias\\n  mma: cannot: no\\n  simd: chosen\\n")
     {'gemm': 'simd'}
@@ -221,7 +221,7 @@ def measure(options: argparse.Namespace, device: str) -> Iterator[Line]:
 
 
 def too_far(line: Line) -> list[str]:
-    """What a line has that is a failure.
+    """The failures in a line.
 
     >>> too_far({"impl": "tilewise", "device": "cpu", "from_eager": 1e-3})
     ['Tilewise and eager on cpu are more than 1e-05 apart']
@@ -230,8 +230,8 @@ def too_far(line: Line) -> list[str]:
     """
     ours = {"c++": ("C++ and Python", "from_python"), "tilewise": ("Tilewise and eager", "from_eager")}
     both, key = ours.get(line["impl"], ("", ""))
-    near = line.get(key, 0.0) <= ALIKE  # a vector that is no number is not near
-    return [] if near else [f"{both} on {line['device']} are more than {ALIKE:.0e} apart"]
+    near = line.get(key, 0.0) <= TOLERANCE  # false for NaN
+    return [] if near else [f"{both} on {line['device']} are more than {TOLERANCE:.0e} apart"]
 
 
 def main(given: list[str] | None = None) -> int:
@@ -254,7 +254,7 @@ def main(given: list[str] | None = None) -> int:
         )
     print(f"seed {options.seed}, torch {torch.__version__}")
     torch.manual_seed(options.seed)
-    torch.backends.cuda.matmul.allow_tf32 = False  # so that eager, too, is f32
+    torch.backends.cuda.matmul.allow_tf32 = False  # so that eager is exact f32, too
     apart: list[str] = []
     for line in measure(options, place.type):
         apart += too_far(line)

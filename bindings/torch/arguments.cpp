@@ -17,7 +17,8 @@ Tensor i32_view(const OptionalTensor& tensor, std::string_view name) {
   return optional_view(tensor, name, "i32");
 }
 
-// A mask of rank 0 broadcasts like one of a single element; to the library rank 0 means no mask.
+// In torch a mask of rank 0 broadcasts like one with a single element. In the library rank 0 means that there
+// is no mask, so it gets rank 1.
 Tensor mask_view(const OptionalTensor& mask) {
   Tensor result = optional_view(mask, "mask", "boolean or floating");
   if (mask && result.rank == 0) {
@@ -27,7 +28,7 @@ Tensor mask_view(const OptionalTensor& mask) {
   return result;
 }
 
-// The library reads rows whose last dimension is contiguous; others are replaced by a copy.
+// The library reads rows whose last dimension is contiguous. Other tensors are replaced by a copy.
 Tensor rows_of_attention(TorchTensor& rows, std::string_view name) {
   const Tensor result = view(rows, name, floating);
   const int last = result.rank - 1;
@@ -43,8 +44,8 @@ void check_heads(const Tensor& q, const Tensor& k, bool enable_gqa) {
   reject("enable_gqa", expected, "False");
 }
 
-// A seed beside the queries is left to the kernels to read, so that a CUDA graph may draw it anew. One on the
-// CPU for a call on CUDA is read by `dropout_of`.
+// A seed on the device of the queries is read by the kernels, so that a CUDA graph can change it. For a CUDA
+// call, a seed on the CPU is read by `dropout_of`.
 Tensor seed_view(const OptionalTensor& seed, Device queries) {
   if (!seed) return {};
   const bool fits = seed->scalar_type() == torch::headeronly::ScalarType::Long && seed->dim() == 1 &&

@@ -11,11 +11,11 @@
 
 namespace tilewise::torch_binding {
 
-/// What most tensors may be, in messages.
+/// The types of most tensors, for messages.
 inline constexpr std::string_view floating = "f32, f16, bf16 or f64";
 
-/// Takes an operator's arguments off torch's stack, in the order of its schema. All of them must be taken,
-/// and nothing may throw in between: what stays on the stack is never freed.
+/// Takes an operator's arguments off torch's stack, in the order of its schema. The operator must take all of
+/// them, without an exception in between, since nobody frees arguments that stay on the stack.
 class ArgumentStack {
  public:
   explicit ArgumentStack(StableIValue* stack) : next_(stack) {}
@@ -29,10 +29,10 @@ class ArgumentStack {
   StableIValue* next_;
 };
 
-/// What attention is asked, field for field as in `attention_schema`.
+/// The arguments of attention, in the order of `attention_schema`.
 struct AttentionArguments {
   explicit AttentionArguments(ArgumentStack& stack);
-  /// From the few arguments of `plain_attention_schema`, and the mask that may come after them.
+  /// Takes the arguments of `plain_attention_schema`, and the mask that may follow them.
   enum class PlainMask : std::uint8_t { none, given, optional };
   static AttentionArguments plain(ArgumentStack& stack, PlainMask mask);
 
@@ -43,7 +43,7 @@ struct AttentionArguments {
   bool is_causal = false;
   std::optional<double> scale;
   bool enable_gqa = true;
-  OptionalTensor dropout_seed;  // int64 [2]: seed and offset, on the CPU or beside query
+  OptionalTensor dropout_seed;  // int64 [2]: seed and offset, on the CPU or on the device of query
   bool bottom_right = false;
   std::optional<std::int64_t> window_left, window_right;
   double softcap = 0;
@@ -61,7 +61,8 @@ struct AttentionArguments {
   OptionalTensor logit_scale;
   OptionalTensor packed_options;  // of `plain_attention_schema`
 
-  /// In the library's form, as views that last as long as this. Rows that are not contiguous are copied.
+  /// The inputs as views that are valid as long as this object. Tensors whose rows are not contiguous are
+  /// copied.
   AttentionInputs inputs();
   AttentionOptions options() const;
 
@@ -71,7 +72,7 @@ struct AttentionArguments {
   void unpack_options();
 };
 
-/// Multiply-adds of a forward pass in which nothing is hidden, roughly.
+/// The approximate number of multiply-adds of a forward pass in which nothing is hidden.
 double work_of(const AttentionInputs& inputs);
 
 inline constexpr const char* attention_schema =
@@ -84,10 +85,10 @@ inline constexpr const char* attention_schema =
     "Tensor? block_full_indices=None, Tensor? block_tile_ids=None, Tensor? block_tiles=None, "
     "SymInt block_q=128, SymInt block_k=128, str? kernel_name=None, bool deterministic=False, "
     "bool allow_tf32=False, bool strict=False, Tensor? logit_scale=None";
-// The common call is best short. torch looks an argument it was not given up by name, and asks of one that is
-// not a tensor whether it might be one, some 800 instructions each time; so a call with a mask has an
-// overload of its own, and the options are a tensor: f64 [5] on the CPU with is_causal, enable_gqa,
-// allow_tf32, whether there is a scale, and the scale.
+// The schema of plain calls is short because arguments are expensive: torch looks up by name each argument
+// that was not given, and asks of each argument that is not a tensor whether it might be one, which takes
+// some 800 instructions. So a call with a mask has its own overload, and the options are a tensor: f64 [5] on
+// the CPU with is_causal, enable_gqa, allow_tf32, whether there is a scale, and the scale.
 inline constexpr const char* plain_attention_schema =
     "Tensor query, Tensor key, Tensor value, Tensor options";
 

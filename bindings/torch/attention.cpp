@@ -19,8 +19,8 @@ Tensor statistics_view(const TorchTensor& tensor, std::string_view name) {
   return view(tensor, name, "f32, or f64 where q is");
 }
 
-/// Memory for what forward writes. Where the shapes are malformed there is none: the library names the error
-/// before it looks for outputs.
+/// Allocates the outputs of forward, unless the shapes are malformed: then the library throws before it looks
+/// at outputs.
 struct Outputs {
   Outputs(const AttentionInputs& inputs, bool with_lse) {
     const Tensor& q = inputs.q;
@@ -49,7 +49,7 @@ Outputs run_forward(AttentionArguments& arguments, bool with_lse) {
   return outputs;
 }
 
-/// The gradients backward can give, in the order of its `needed`.
+/// The gradients of backward, in the order of its argument `needed`.
 enum Gradient : std::size_t {
   gradient_q,
   gradient_k,
@@ -59,7 +59,7 @@ enum Gradient : std::size_t {
   gradient_logit_scale
 };
 
-/// Memory for the gradients asked for.
+/// Allocates the gradients that are needed.
 struct Gradients {
   Gradients(const std::vector<bool>& needed, const AttentionInputs& inputs) {
     const auto add = [&](Gradient which, const Tensor& like, Tensor& gradient, std::string_view name) {
@@ -81,11 +81,11 @@ struct Gradients {
   }
 
   std::vector<TorchTensor> memory;
-  OptionalTensor unasked_dq;  // from which dlogit_scale is made
+  OptionalTensor unasked_dq;  // dlogit_scale is computed from dq
   AttentionGradients views;
 };
 
-/// attention_backward's own arguments, before those of attention.
+/// The arguments of attention_backward that precede those of attention.
 struct BackwardArguments {
   explicit BackwardArguments(ArgumentStack& stack)
       : grad_out(stack.take<TorchTensor>()),
@@ -133,7 +133,7 @@ std::string explain_backward(const std::vector<bool>& needed, const AttentionInp
   return to_string(explain_attention_backward(inputs, options, gradients.views, context));
 }
 
-// The overload with a mask has one argument more.
+// The overload with a mask has five arguments, the one without has four.
 PlainMask mask_of(std::uint64_t plain_arguments) {
   return plain_arguments == 5 ? PlainMask::given : PlainMask::none;
 }
@@ -141,7 +141,7 @@ PlainMask mask_of(std::uint64_t plain_arguments) {
 }  // namespace
 
 void attention_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     AttentionArguments arguments(taken);
     const Outputs outputs = run_forward(arguments, true);
@@ -151,7 +151,7 @@ void attention_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void attention_inference_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     AttentionArguments plain = AttentionArguments::plain(taken, mask_of(arguments));
     stack[0] = from(*run_forward(plain, false).o);
@@ -159,7 +159,7 @@ void attention_inference_op(StableIValue* stack, std::uint64_t arguments, std::u
 }
 
 void attention_training_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     AttentionArguments plain = AttentionArguments::plain(taken, mask_of(arguments));
     const Outputs outputs = run_forward(plain, true);
@@ -169,7 +169,7 @@ void attention_training_op(StableIValue* stack, std::uint64_t arguments, std::ui
 }
 
 void attention_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     const BackwardArguments backward(taken);
     AttentionArguments arguments(taken);
@@ -178,7 +178,7 @@ void attention_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void attention_training_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     const BackwardArguments backward(taken);
     AttentionArguments arguments = AttentionArguments::plain(taken, PlainMask::optional);
@@ -188,7 +188,7 @@ void attention_training_backward_op(StableIValue* stack, std::uint64_t, std::uin
 }
 
 void explain_attention_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     const auto needed = taken.take<std::vector<bool>>();
     AttentionArguments arguments(taken);
@@ -202,7 +202,7 @@ void explain_attention_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void check_attention_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     AttentionArguments arguments(taken);
     const AttentionInputs inputs = arguments.inputs();

@@ -9,8 +9,8 @@
 
 namespace tilewise::torch_binding {
 
-// Checks of what the library does not see: arguments of the operators alone. Messages have the library's
-// form.
+// Checks of arguments that only the operators have, and that the library does not see. Messages have the
+// library's form.
 
 /// Throws InvalidArgument("argument: expected …, got …").
 [[noreturn]] inline void reject(std::string_view argument, std::string_view expected,

@@ -7,10 +7,10 @@
 
 namespace tilewise::torch_binding {
 
-/// Runs `body`. The stable ABI has one kind of exception, so the library's carry their kind in the text,
-/// which the Python package turns back into a type.
+/// Runs `body`. The stable ABI knows only one type of exception. So the text of an exception names its type,
+/// and the Python package converts it back.
 template <typename Body>
-void with_kinds(const Body& body) {
+void with_error_kinds(const Body& body) {
   try {
     body();
   } catch (const InvalidArgument& error) {

@@ -6,8 +6,8 @@
 
 namespace tilewise::torch_binding {
 
-// The operators of a layer around attention, as torch calls them. Rows are [M, …] here; the Python package
-// folds other dimensions into M.
+// The operators of a layer other than attention, as torch calls them. Their tensors have rows [M, …]; the
+// Python package folds other dimensions into M.
 
 inline constexpr const char* gemm_schema =
     "gemm(Tensor a, Tensor b, Tensor? bias=None, Tensor? gate=None, Tensor? gate_bias=None, "
@@ -41,7 +41,7 @@ void norm_forward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t
 void norm_backward_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void rope_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void rope_into_cache_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
-// The checks of a call, for tensors without data.
+// Only the checks of a call, for tensors without data.
 void check_gemm_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void check_ffn_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 void check_norm_op(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);

@@ -7,7 +7,7 @@
 #include "check.h"
 #include "kinds.h"
 
-// Masks by ranges: slices as int64 [slices, 7] with the fields of tilewise::MaskSlice, and their block lists.
+// Masks by ranges: slices are tensors int64 [slices, 7] with the fields of tilewise::MaskSlice.
 
 namespace tilewise::torch_binding {
 namespace {
@@ -71,7 +71,7 @@ std::vector<TorchTensor> tensors_of(const BlockLists& lists) {
 }  // namespace
 
 void block_lists_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     const auto slices = taken.take<TorchTensor>();
     BlockGrid grid;
@@ -83,7 +83,7 @@ void block_lists_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void document_slices_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     const auto lengths = taken.take<Sizes>();
     stack[0] = from(tensor_of(masks::documents(lengths, taken.take<bool>())));
@@ -91,7 +91,7 @@ void document_slices_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void prefix_slices_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     const auto length = taken.take<std::int64_t>();
     stack[0] = from(tensor_of(masks::prefix(length, taken.take<std::int64_t>())));
@@ -99,7 +99,7 @@ void prefix_slices_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void shared_prompt_slices_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     const auto prompt = taken.take<std::int64_t>();
     stack[0] = from(tensor_of(masks::shared_prompt(prompt, taken.take<Sizes>())));
@@ -107,7 +107,7 @@ void shared_prompt_slices_op(StableIValue* stack, std::uint64_t, std::uint64_t) 
 }
 
 void block_causal_slices_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     const auto length = taken.take<std::int64_t>();
     stack[0] = from(tensor_of(masks::block_causal(length, taken.take<std::int64_t>())));
@@ -115,7 +115,7 @@ void block_causal_slices_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void neighbourhood_slices_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     const auto extents = taken.take<Sizes>();
     stack[0] = from(tensor_of(masks::neighbourhood(extents, taken.take<Sizes>())));

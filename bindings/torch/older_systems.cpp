@@ -2,9 +2,9 @@
 // to glibc 2.28 and the libstdc++ of GCC 8 (manylinux_2_28).
 //
 // A linker binds each symbol to its newest version. glibc 2.34 gave new versions to everything that came from
-// libpthread, libdl and librt, and 2.29 to exp and log; the older versions are still there and do the same.
-// Each name below becomes a hidden function of this library that jumps to the older version. A jump, not a
-// call, so that dlopen and dlsym still see who asks.
+// libpthread, libdl and librt, and glibc 2.29 to exp and log. The older versions still exist and do the same.
+// For each name below there is a hidden function in this library that jumps to the older version. It jumps
+// and does not call, so that dlopen and dlsym still see the address of their caller.
 
 #include <sys/stat.h>
 
@@ -30,7 +30,7 @@ __asm__(R"(
 older exp
 older log
 )"
-#ifdef TILEWISE_HAS_CUDA  // what the static CUDA runtime calls
+#ifdef TILEWISE_HAS_CUDA  // the functions that the static CUDA runtime calls
         R"(
 .irp name, dlclose, dlerror, dlopen, dlsym, dlvsym
   older \name
@@ -70,16 +70,16 @@ older shm_unlink
 __libc_single_threaded: .byte 0
 .text
 )");
-// The last one, of glibc 2.32, would say that there is one thread: shared_ptr counts without atomics then. 0
-// is always right.
+// __libc_single_threaded, of glibc 2.32, says whether the process has a single thread, in which case
+// shared_ptr counts without atomics. 0 is always correct.
 
-// A function since glibc 2.33. Before, a header called this one, with the number of x86-64's only layout of
-// struct stat.
+// fstat is a function since glibc 2.33. Before, a header called __fxstat with the version of struct stat's
+// layout, of which x86-64 has only one.
 extern "C" int __fxstat(int layout, int file, struct stat* facts) noexcept;
 extern "C" int fstat(int file, struct stat* facts) noexcept { return __fxstat(1, file, facts); }
 
-// Members of streams that libstdc++ has as symbols since GCC 9 and 11, made here from their templates
-// instead.
+// Members of streams that libstdc++ exports since GCC 9 and 11. Here they are instantiated from their
+// templates.
 namespace std {
 template basic_stringstream<char>::basic_stringstream();
 template basic_ostringstream<char>::basic_ostringstream();

@@ -10,8 +10,8 @@ namespace {
 
 using torch::stable::detail::from;
 
-/// Work of passes over memory, in multiply-adds that take as long.
-double passing_work(const Tensor& tensor) { return 4 * static_cast<double>(tensor.size()); }
+/// The work of a pass over memory, as the number of multiply-adds that take as long.
+double memory_work(const Tensor& tensor) { return 4 * static_cast<double>(tensor.size()); }
 
 Tensor optional_index_view(const OptionalTensor& tensor, std::string_view name) {
   return tensor ? index_view(*tensor, name) : Tensor();
@@ -126,15 +126,16 @@ struct CacheArguments {
   }
 };
 
-/// A view shaped as `like`, for a call that is checked and not made.
-Tensor unwritten_like(const Tensor& like) {
-  return unwritten(std::span(like.shape).first(static_cast<std::size_t>(like.rank)), like.dtype, like.device);
+/// A view with the shape of `like` and no memory, for a call that is only checked.
+Tensor placeholder_like(const Tensor& like) {
+  return placeholder(std::span(like.shape).first(static_cast<std::size_t>(like.rank)), like.dtype,
+                     like.device);
 }
 
 }  // namespace
 
 void norm_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     NormArguments arguments(taken);
     const NormInputs inputs = arguments.inputs();
@@ -142,7 +143,7 @@ void norm_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     const bool layer = arguments.layer, residual = inputs.residual.given();
     const DType statistics = inputs.x.dtype == DType::f64 ? DType::f64 : DType::f32;
     const TorchTensor y = empty_like(inputs.x);
-    // What there is none of is empty: an operator's results are all tensors.
+    // All results of an operator must be tensors, so those that do not exist are empty.
     const std::array none = {std::int64_t{0}};
     const std::array each = {inputs.x.extent(0)};
     const TorchTensor sum = residual ? empty_like(inputs.x) : empty(none, inputs.x.dtype, inputs.x.device);
@@ -152,7 +153,7 @@ void norm_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
                               .sum = residual ? view(sum, "sum", floating) : Tensor(),
                               .rstd = view(rstd, "rstd", floating),
                               .mean = layer ? view(mean, "mean", floating) : Tensor()};
-    Runtime runtime(inputs.x.device, passing_work(inputs.x));
+    Runtime runtime(inputs.x.device, memory_work(inputs.x));
     runtime.run(plan_norm_forward(inputs, options, outputs, runtime.context()));
     stack[0] = from(y);
     stack[1] = from(sum);
@@ -162,16 +163,17 @@ void norm_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void check_norm_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     NormArguments arguments(taken);
     const NormInputs inputs = arguments.inputs();
-    check_norm_forward(inputs, arguments.options(), {.y = unwritten_like(inputs.x)}, unused(inputs.x));
+    check_norm_forward(inputs, arguments.options(), {.y = placeholder_like(inputs.x)},
+                       planning_context(inputs.x));
   });
 }
 
 void norm_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     auto grad_y = taken.take<TorchTensor>();
     auto grad_sum = taken.take<OptionalTensor>();
@@ -193,14 +195,14 @@ void norm_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     gradients.dx = memory.next(inputs.x, "dx");
     gradients.d_weight = memory.next(inputs.weight, "d_weight");
     gradients.d_bias = memory.next(inputs.bias, "d_bias");
-    Runtime runtime(inputs.x.device, passing_work(inputs.x));
+    Runtime runtime(inputs.x.device, memory_work(inputs.x));
     runtime.run(plan_norm_backward(inputs, options, gradients, runtime.context()));
     stack[0] = from(std::move(memory.memory()));
   });
 }
 
 void rope_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     RopeArguments arguments(taken);
     const RopeInputs inputs = arguments.inputs();
@@ -210,44 +212,44 @@ void rope_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     if (with_key) results.push_back(empty_beside(inputs.k, inputs.k.extent(3)));
     const RopeOutputs outputs{.q = view(results[0], "q", floating),
                               .k = with_key ? view(results[1], "k", floating) : Tensor()};
-    Runtime runtime(inputs.q.device, passing_work(inputs.q));
+    Runtime runtime(inputs.q.device, memory_work(inputs.q));
     runtime.run(plan_rope(inputs, options, outputs, runtime.context()));
     stack[0] = from(std::move(results));
   });
 }
 
 void check_rope_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     RopeArguments arguments(taken);
     const RopeInputs inputs = arguments.inputs();
-    const RopeOutputs outputs{.q = unwritten_like(inputs.q),
-                              .k = inputs.k.given() ? unwritten_like(inputs.k) : Tensor()};
-    check_rope(inputs, arguments.options(), outputs, unused(inputs.q));
+    const RopeOutputs outputs{.q = placeholder_like(inputs.q),
+                              .k = inputs.k.given() ? placeholder_like(inputs.k) : Tensor()};
+    check_rope(inputs, arguments.options(), outputs, planning_context(inputs.q));
   });
 }
 
 void rope_into_cache_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     CacheArguments arguments(taken);
     const RopeInputs inputs = arguments.inputs();
     const RopeOptions options = arguments.options();
     const TorchTensor out = empty_beside(inputs.q, inputs.q.extent(3));
     const RopeOutputs outputs = arguments.outputs(view(out, "q", floating));
-    Runtime runtime(inputs.q.device, passing_work(inputs.q));
+    Runtime runtime(inputs.q.device, memory_work(inputs.q));
     runtime.run(plan_rope(inputs, options, outputs, runtime.context()));
     stack[0] = from(out);
   });
 }
 
 void check_rope_into_cache_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     CacheArguments arguments(taken);
     const RopeInputs inputs = arguments.inputs();
-    const RopeOutputs outputs = arguments.outputs(unwritten_like(inputs.q));
-    check_rope(inputs, arguments.options(), outputs, unused(inputs.q));
+    const RopeOutputs outputs = arguments.outputs(placeholder_like(inputs.q));
+    check_rope(inputs, arguments.options(), outputs, planning_context(inputs.q));
   });
 }
 

@@ -5,7 +5,8 @@
 #include "check.h"
 #include "kinds.h"
 
-// Attention of a piece of a whole, for tilewise.distributed: dense, and recorded by nobody but that.
+// Attention of a piece of a whole, for tilewise.distributed. Tensors are dense. These operators have no
+// autograd formula of their own; tilewise.distributed computes gradients with them.
 
 namespace tilewise::torch_binding {
 namespace {
@@ -27,7 +28,8 @@ Piece piece_of(const std::vector<std::int64_t>& place) {
           .heads_q = place[7]};
 }
 
-/// Memory for results: in the type of the rows, or wide enough for sums of many pieces.
+/// Allocates results in the type of the inputs or, if `wide`, in f32, so that sums over many pieces are exact
+/// enough.
 class Results {
  public:
   Results(const AttentionInputs& inputs, bool wide, bool wide_lse)
@@ -55,7 +57,7 @@ class Results {
   bool wide_, wide_lse_;
 };
 
-/// What both passes are asked.
+/// The arguments that both passes share.
 struct PieceCall {
   explicit PieceCall(ArgumentStack& stack)
       : place(stack.take<std::vector<std::int64_t>>()),
@@ -89,9 +91,9 @@ std::pair<TorchTensor, TorchTensor> forward(PieceCall& call) {
   return {std::move(o), std::move(lse)};
 }
 
-/// attention_piece_backward's own arguments.
-struct Given {
-  explicit Given(ArgumentStack& stack)
+/// The arguments that only attention_piece_backward has.
+struct PieceBackwardArguments {
+  explicit PieceBackwardArguments(ArgumentStack& stack)
       : grad_out(stack.take<TorchTensor>()),
         grad_lse(stack.take<OptionalTensor>()),
         out(stack.take<OptionalTensor>()),
@@ -106,7 +108,7 @@ struct Given {
   std::vector<bool> needed;  // of query, key, value, mask, sinks and logit_scale
 };
 
-std::vector<TorchTensor> backward(const Given& given, PieceCall& call) {
+std::vector<TorchTensor> backward(const PieceBackwardArguments& given, PieceCall& call) {
   call.prepare();
   const AttentionInputs& inputs = call.inputs;
   check(given.needed.size() == 6, "needed", "6 values", given.needed.size());
@@ -147,7 +149,7 @@ std::vector<TorchTensor> backward(const Given& given, PieceCall& call) {
 }  // namespace
 
 void attention_piece_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     PieceCall call(taken);
     const auto [o, lse] = forward(call);
@@ -157,9 +159,9 @@ void attention_piece_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void attention_piece_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
-    const Given given(taken);
+    const PieceBackwardArguments given(taken);
     PieceCall call(taken);
     stack[0] = from(backward(given, call));
   });

@@ -10,7 +10,7 @@ namespace {
 
 using torch::stable::detail::from;
 
-/// Matrices may lie by rows or by columns.
+/// A matrix may be row-major or column-major. Others are replaced by a row-major copy.
 Tensor matrix_view(TorchTensor& matrix, std::string_view name) {
   const bool by_columns = matrix.dim() == 2 && matrix.stride(0) == 1;
   return by_columns ? view(matrix, name, floating) : row_view(matrix, name);
@@ -37,18 +37,18 @@ double product_work(const Tensor& a, const Tensor& b) {
   return b.rank == 2 ? static_cast<double>(a.size()) * static_cast<double>(b.extent(0)) : 0;
 }
 
-/// Memory for [rows of like, columns], or none where shapes are malformed: the library names the error before
-/// it looks at outputs.
+/// Allocates the product's [rows of like, rows of weight], unless the shapes are malformed: then the library
+/// throws before it looks at outputs.
 OptionalTensor empty_rows(const Tensor& like, const Tensor& weight) {
   if (like.rank != 2 || weight.rank != 2) return {};
   const std::array shape = {like.extent(0), weight.extent(0)};
   return empty(shape, like.dtype, like.device);
 }
 
-/// The same for a call that is checked and not made.
-Tensor unwritten_rows(const Tensor& like, const Tensor& weight) {
+/// The same without memory, for a call that is only checked.
+Tensor placeholder_rows(const Tensor& like, const Tensor& weight) {
   if (like.rank != 2 || weight.rank != 2) return {};
-  return unwritten(std::array{like.extent(0), weight.extent(0)}, like.dtype, like.device);
+  return placeholder(std::array{like.extent(0), weight.extent(0)}, like.dtype, like.device);
 }
 
 struct GemmArguments {
@@ -127,7 +127,7 @@ struct FfnArguments {
 }  // namespace
 
 void gemm_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     GemmArguments arguments(taken);
     const GemmInputs inputs = arguments.inputs();
@@ -141,7 +141,7 @@ void gemm_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void explain_gemm_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     GemmArguments arguments(taken);
     const GemmInputs inputs = arguments.inputs();
@@ -153,16 +153,17 @@ void explain_gemm_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void check_gemm_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     GemmArguments arguments(taken);
     const GemmInputs inputs = arguments.inputs();
-    check_gemm(inputs, arguments.options(), {unwritten_rows(inputs.a, inputs.b)}, unused(inputs.a));
+    check_gemm(inputs, arguments.options(), {placeholder_rows(inputs.a, inputs.b)},
+               planning_context(inputs.a));
   });
 }
 
 void ffn_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     FfnArguments arguments(taken);
     const FfnInputs inputs = arguments.inputs();
@@ -175,9 +176,9 @@ void ffn_forward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
   });
 }
 
-// With the products before the activation, which backward would compute anew.
+// Also returns the products before the activation, which backward would otherwise compute again.
 void ffn_forward_kept_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     FfnArguments arguments(taken);
     const FfnInputs inputs = arguments.inputs();
@@ -193,24 +194,24 @@ void ffn_forward_kept_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
     runtime.run(plan_ffn_forward(inputs, options, outputs, runtime.context()));
     stack[0] = from(*out);
     stack[1] = from(*up_product);
-    // What there is none of is empty: an operator's results are all tensors.
+    // All results of an operator must be tensors, so one that does not exist is empty.
     const std::array none = {std::int64_t{0}};
     stack[2] = from(gate_product ? *gate_product : empty(none, inputs.x.dtype, inputs.x.device));
   });
 }
 
 void check_ffn_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     FfnArguments arguments(taken);
     const FfnInputs inputs = arguments.inputs();
-    check_ffn_forward(inputs, arguments.options(), {.out = unwritten_rows(inputs.x, inputs.down)},
-                      unused(inputs.x));
+    check_ffn_forward(inputs, arguments.options(), {.out = placeholder_rows(inputs.x, inputs.down)},
+                      planning_context(inputs.x));
   });
 }
 
 void explain_ffn_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     FfnArguments arguments(taken);
     const FfnInputs inputs = arguments.inputs();
@@ -222,7 +223,7 @@ void explain_ffn_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void ffn_backward_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     TorchTensor grad_out = taken.take<TorchTensor>();
     const auto needed = taken.take<std::vector<bool>>();

@@ -10,11 +10,11 @@
 
 namespace tilewise::torch_binding {
 
-// What the operators of a layer have in common.
+// Helpers that the operators of a layer share.
 
 using OptionalTensor = std::optional<TorchTensor>;
 
-/// Rows with a contiguous last dimension: others are replaced by a copy.
+/// A view of rows with a contiguous last dimension. Other tensors are replaced by a copy.
 inline Tensor row_view(TorchTensor& rows, std::string_view name) {
   rows = with_contiguous_last(rows);
   return view(rows, name, floating);
@@ -23,10 +23,12 @@ inline Tensor row_view(OptionalTensor& rows, std::string_view name) {
   return rows ? row_view(*rows, name) : Tensor();
 }
 
-/// Where a call beside that tensor would run, if it were made.
-inline Context unused(const Tensor& tensor) { return {.device = tensor.device, .parallel_for = {}}; }
+/// A context on the device of the tensor, for a call that is only checked.
+inline Context planning_context(const Tensor& tensor) {
+  return {.device = tensor.device, .parallel_for = {}};
+}
 
-/// The gradients asked for, in order; the others are not given.
+/// Allocates the gradients that are needed, in order. The views of the others are "not given".
 class GradientMemory {
  public:
   explicit GradientMemory(const std::vector<bool>& needed) : needed_(needed) {}

@@ -11,7 +11,7 @@
 #include <cuda_runtime_api.h>
 #endif
 
-// There in builds of torch with CUDA alone.
+// A weak symbol, since only builds of torch with CUDA have this function.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(std::int32_t device,
                                                                                    void** stream);
 
@@ -52,13 +52,13 @@ bool is_meta(const TorchTensor& tensor) {
   return type == aoti_torch_device_type_meta();
 }
 
-// An address for a view that is checked and never read. Those of one call are far apart: what is written must
-// not overlap what is read.
-void* nowhere() {
-  constexpr int apart = 46;
+// An address for a view that is checked and never read. The addresses of one call are far apart, so that the
+// check for overlaps passes.
+void* placeholder_address() {
+  constexpr int log2_distance = 46;
   thread_local std::uintptr_t count = 0;
   count = count % 1024 + 1;
-  return reinterpret_cast<void*>(count << apart);
+  return reinterpret_cast<void*>(count << log2_distance);
 }
 
 Tensor view_as(const TorchTensor& tensor, DType dtype, std::string_view name) {
@@ -69,7 +69,7 @@ Tensor view_as(const TorchTensor& tensor, DType dtype, std::string_view name) {
   }
   const Device device = device_of(tensor, name);
   const bool has_data = device.type == Device::Type::cpu || !is_meta(tensor);
-  void* data = has_data ? tensor.data_ptr() : nowhere();
+  void* data = has_data ? tensor.data_ptr() : placeholder_address();
   Tensor result(data, dtype, std::span(shape.data(), shape.size()), std::span(strides.data(), strides.size()),
                 device);
   const bool no_elements = std::find(shape.begin(), shape.end(), 0) != shape.end();
@@ -77,8 +77,8 @@ Tensor view_as(const TorchTensor& tensor, DType dtype, std::string_view name) {
   return result;
 }
 
-// The stable ABI has an error code and nothing else. So the text says what was asked for; the Python package
-// asks torch for it again, whose own exception then tells the rest.
+// The stable ABI only returns an error code. So the text says how much memory was requested, and the Python
+// package requests it again to get torch's own exception.
 [[noreturn]] void out_of_memory(std::span<const std::int64_t> shape, std::size_t element, Device device) {
   auto bytes = static_cast<std::int64_t>(element);
   for (const std::int64_t extent : shape) {
@@ -108,9 +108,9 @@ void* current_stream(Device device) {
   return stream;
 }
 
-// The threads of torch's backward pass have no CUDA context of their own until something asks the runtime for
-// it, and the driver's functions, which kernels with tensor maps need, do not ask. Where there is no CUDA in
-// the library, its kernels say so.
+// The threads of torch's backward pass have no current CUDA context until they call the CUDA runtime. Driver
+// functions, which kernels with tensor maps need, do not set one. In a library without CUDA this does
+// nothing, and no kernel takes the call.
 void make_current([[maybe_unused]] Device device) {
 #ifdef TILEWISE_HAS_CUDA
   if (const cudaError_t status = cudaSetDevice(device.index); status != cudaSuccess) {
@@ -120,8 +120,8 @@ void make_current([[maybe_unused]] Device device) {
 #endif
 }
 
-// Below this many multiply-adds one thread is done before a second has woken up: of f32 with D 64 on two
-// cores, H4 S32 (5e5) takes 21 µs on one and 28 µs on both, H4 S48 (1e6) 48 and 35.
+// Below this many multiply-adds a second thread wakes up too late to help. Measured for f32 with D 64 on two
+// cores: H4 S32 (5e5) takes 21 µs on one core and 28 µs on both, H4 S48 (1e6) takes 48 µs and 35 µs.
 constexpr double work_worth_threads = 6e5;
 
 }  // namespace
@@ -147,7 +147,7 @@ TorchTensor with_contiguous_last(const TorchTensor& tensor) {
   if (last < 0 || tensor.size(last) <= 1 || tensor.stride(last) == 1) return tensor;
   try {
     return torch::stable::contiguous(tensor);
-  } catch (const std::runtime_error&) {  // a copy of a tensor fails for want of memory alone
+  } catch (const std::runtime_error&) {  // the copy of a tensor fails only for lack of memory
     const auto shape = tensor.sizes();
     out_of_memory(std::span(shape.data(), shape.size()), tensor.element_size(), device_of(tensor, ""));
   }
@@ -176,8 +176,8 @@ TorchTensor empty_beside(const Tensor& like, std::int64_t last_extent) {
   return empty_strided(std::span(shape).first(rank), result.strides.data(), like.dtype, like.device);
 }
 
-Tensor unwritten(std::span<const std::int64_t> shape, DType dtype, Device device) {
-  return Tensor(nowhere(), dtype, shape, device);
+Tensor placeholder(std::span<const std::int64_t> shape, DType dtype, Device device) {
+  return Tensor(placeholder_address(), dtype, shape, device);
 }
 
 Runtime::Runtime(Device device, double work) : context_{.device = device, .parallel_for = {}} {
@@ -186,7 +186,7 @@ Runtime::Runtime(Device device, double work) : context_{.device = device, .paral
     make_current(device);
     context_.stream = current_stream(device);
   } else if (work > work_worth_threads) {
-    context_.parallel_for = openmp_parallel_for();  // torch's, in this module
+    context_.parallel_for = openmp_parallel_for();  // in this module it runs on torch's threads
   } else {
     context_.parallel_for = serial_parallel_for();
   }

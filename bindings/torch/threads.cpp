@@ -5,13 +5,13 @@
 
 #include "tilewise/context.h"
 
-// What src/core/parallel.cpp is to the library alone: here its threads are torch's own, as a second pool in
-// the process would fight them for the cores.
+// Replaces src/core/parallel.cpp in this module: tasks run on torch's own threads, since a second pool in the
+// process would compete with them for the cores.
 
 namespace tilewise {
 namespace {
 
-// A forked child has none of its parent's threads, and an OpenMP runtime that waits for them forever.
+// A forked child has none of its parent's threads, and its OpenMP runtime would wait for them forever.
 std::atomic<bool> forked = false;
 [[maybe_unused]] const int fork_is_watched = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 

@@ -25,7 +25,7 @@ void tuning_end_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
 }
 
 void use_tuning_op(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  with_kinds([&] {
+  with_error_kinds([&] {
     ArgumentStack taken(stack);
     const auto text = taken.take<std::string>();
     text.empty() ? use_tuning_file() : use_tuning(tuning_from_json(text));

@@ -5,7 +5,8 @@
 
 namespace tilewise {
 
-/// What a product's elements pass through. gelu is the exact form with erf, gelu_tanh its approximation.
+/// The function that is applied to the elements of a product. gelu is the exact form with erf, gelu_tanh its
+/// approximation with tanh.
 enum class Activation : std::uint8_t { none, relu, gelu, gelu_tanh, silu };
 
 constexpr std::string_view to_string(Activation activation) {

@@ -11,9 +11,9 @@
 #pragma GCC visibility push(default)
 namespace tilewise {
 
-/// The one seam for CPU threads. `run(n, body)` calls body(0) … body(n-1), in any order and on any threads,
-/// and returns when all are done. `threads` is how many may run at once: it sizes the workspace and nothing
-/// else; results never depend on it. More than `most_threads` count as that many.
+/// How the library runs tasks on CPU threads. `run(n, body)` calls body(0) … body(n-1), in any order and on
+/// any threads, and returns when all are done. `threads` is the number that may run at once, at most
+/// `most_threads`. It determines the size of the workspace; results never depend on it.
 struct ParallelFor {
   static constexpr int most_threads = 1024;
   using Body = std::function<void(std::int64_t)>;
@@ -21,16 +21,19 @@ struct ParallelFor {
   int threads = 1;
 };
 
-/// OpenMP's threads; `threads` 0 means as many as OpenMP would use. A forked child has not inherited them:
-/// there, and in a library that was built without OpenMP, each call starts threads of its own.
+/// Runs tasks on OpenMP's threads; with `threads` 0, on as many as OpenMP would use. A forked child does not
+/// inherit these threads. There, and in a library that was built without OpenMP, each call starts its own
+/// threads.
 ParallelFor openmp_parallel_for(int threads = 0);
-/// The calling thread alone.
+/// Runs tasks on the calling thread.
 ParallelFor serial_parallel_for();
 
-/// SIMD levels the CPU kernels can use on this machine, best first: "avx512", "avx2", "sse4", "neon".
+/// The SIMD levels that CPU kernels can use on this machine, best first: of "avx512", "avx2", "sse4" and
+/// "neon".
 std::vector<std::string_view> simd_levels();
 
-/// Memory a call may use and need not clean up. Ask a call's `*_workspace` function for its size.
+/// Scratch memory of a call, with any contents and any alignment. The call's `*_workspace` function says how
+/// large it must be.
 struct Workspace {
   void* data = nullptr;
   std::size_t bytes = 0;
@@ -42,11 +45,11 @@ struct Context {
   void* stream = nullptr;  ///< a cudaStream_t on CUDA devices
   Workspace workspace{};
   ParallelFor parallel_for = openmp_parallel_for();
-  /// SIMD level of the CPU kernels; empty is the best one present. See simd_levels().
+  /// The SIMD level of the CPU kernels, one of simd_levels(); empty: the best one.
   std::string_view simd_level{};
-  /// Looks at index tensors on a CUDA device before the call, as CPU calls always do, and throws what is
-  /// wrong with them. This waits for the stream, so it is for debugging; TILEWISE_CHECK=1 asks for it
-  /// everywhere.
+  /// Whether a call on a CUDA device checks the contents of its index tensors first, as CPU calls always do,
+  /// and throws InvalidArgument if they are wrong. The check waits for the stream, so it is for debugging.
+  /// TILEWISE_CHECK=1 turns it on for all calls.
   bool check_indices = false;
 };
 

@@ -7,19 +7,19 @@
 #pragma GCC visibility push(default)
 namespace tilewise {
 
-/// Element types. f64 is taken by the reference kernel alone; boolean is one byte, zero or not;
-/// i64 is the type of dropout's seed.
+/// Element types. Only the reference kernels take f64. A boolean is one byte, and true if it is not zero. i64
+/// is the type of positions and of dropout's seed.
 enum class DType : std::uint8_t { f32, f16, bf16, f64, boolean, i32, i64 };
 
-/// How exact results are. In `standard`, f32 is computed as f32; f16 and bf16 may round what goes into a
-/// product to 16 bits, as kernels on tensor cores do. `allow_tf32` lets f32 be as inexact as TF32 products.
-/// `strict` has attention of f16 and bf16 as exact as if it were computed in f32 and rounded at the end; for
-/// all else it is `standard`.
+/// How exact results must be. `standard`: f32 is computed in f32; for f16 and bf16 the operands of products
+/// may be rounded to 16 bits, as on tensor cores. `allow_tf32`: f32 results may be as inexact as TF32
+/// products. `strict`: attention in f16 and bf16 is as exact as if it were computed in f32 and rounded at the
+/// end; other operations treat it as `standard`.
 enum class Precision : std::uint8_t { standard, allow_tf32, strict };
 
-/// Bytes one element takes.
+/// The bytes of one element.
 constexpr std::size_t size_of(DType dtype) {
-  // Four bits a type, in the order above: kernels ask often, and a shift has no branches.
+  // Four bits per type, in the order above. Kernels call this often, and a shift has no branches.
   constexpr std::uint32_t sizes = 0x8418224;
   return sizes >> (4 * static_cast<unsigned>(dtype)) & 15;
 }

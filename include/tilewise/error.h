@@ -6,19 +6,19 @@
 #pragma GCC visibility push(default)
 namespace tilewise {
 
-/// What every exception of the library derives from.
+/// The base class of all exceptions of the library.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// An argument is malformed. The message names it, what was expected and what came.
+/// An argument is wrong. The message names it and says what was expected and what was given.
 class InvalidArgument : public Error {
  public:
   using Error::Error;
 };
 
-/// The arguments are sound, but no kernel (or not the one asked for) can take the problem.
+/// The arguments are valid, but no kernel, or not the one that was named, can compute the problem.
 class Unsupported : public Error {
  public:
   using Error::Error;

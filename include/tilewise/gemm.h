@@ -12,23 +12,24 @@
 #pragma GCC visibility push(default)
 namespace tilewise {
 
-// A product of matrices and what is done to its elements while they are still in registers:
+// A matrix product with a fused epilogue:
 //   out = f(a·bᵀ + bias) + residual
-// or, gated, with the weights of gate and up apart, as checkpoints store them, or as two views of one tensor:
+// or, gated, where gate and b may be two tensors, as checkpoints store them, or two views of one tensor:
 //   out = f(a·gateᵀ + gate_bias) ⊙ (a·bᵀ + bias) + residual
-// where f is the activation, and out is added to instead of set with `accumulate`.
+// Here f is the activation. With `accumulate` the result is added to out.
 //
-// Matrices may lie in memory by rows or by columns: of their two dimensions one must be contiguous, the other
-// may have any stride. So the products of a backward pass are the same function on other views: with y =
-// x·wᵀ, dx [M, K] is made of a = dy [M, N] and b = wᵀ [K, N], dw [N, K] of a = dyᵀ [N, M] and b = xᵀ [K, M].
+// Matrices may be row-major or column-major: one of the two dimensions must be contiguous, and the other may
+// have any stride. So the same function computes the products of a backward pass on other views: with y =
+// x·wᵀ, dx [M, K] is the product with a = dy [M, N] and b = wᵀ [K, N], and dw [N, K] that with a = dyᵀ [N, M]
+// and b = xᵀ [K, M].
 
 struct GemmInputs {
   Tensor a{};          ///< [M, K]
-  Tensor b{};          ///< [N, K], as the weight of torch's Linear
+  Tensor b{};          ///< [N, K], like the weight of torch's Linear
   Tensor bias{};       ///< [N], type of a or f32; optional
   Tensor gate{};       ///< [N, K], contiguous in the same dimension as b; optional
   Tensor gate_bias{};  ///< [N], type of a or f32; optional
-  /// [M, N], by rows, type of out; optional. May be the memory of out itself.
+  /// [M, N], row-major, type of out; optional. May be the same memory as out.
   Tensor residual{};
 };
 
@@ -40,14 +41,14 @@ struct GemmOptions {
 };
 
 struct GemmOutputs {
-  Tensor out{};  ///< [M, N], by rows, type of a or f32
+  Tensor out{};  ///< [M, N], row-major, type of a or f32
 };
 
-/// Every check is made before anything is written. Sums are made in f32 (f64 where the inputs are).
+/// All arguments are checked before anything is written. Sums are f32 (f64 for f64 inputs).
 void gemm(const GemmInputs& inputs, const GemmOptions& options, const GemmOutputs& outputs,
           const Context& context);
 
-/// Bytes of workspace the call will need.
+/// The bytes of workspace that the call needs.
 std::size_t gemm_workspace(const GemmInputs& inputs, const GemmOptions& options, const GemmOutputs& outputs,
                            const Context& context);
 

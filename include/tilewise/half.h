@@ -5,8 +5,8 @@
 
 namespace tilewise {
 
-// The two 16-bit floating types as plain bits, with conversions that round to nearest, ties to even,
-// and carry subnormals, infinities and NaN through (a NaN stays a NaN, made quiet).
+// The two 16-bit floating types as plain bits. Conversions round to nearest, ties to even, and keep
+// subnormals, infinities and NaN (which becomes quiet).
 
 constexpr float f16_to_float(std::uint16_t bits) {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
@@ -34,7 +34,7 @@ constexpr std::uint16_t float_to_f16(float value) {
     return static_cast<std::uint16_t>(sign | 0x7c00u);
   }
   if (magnitude < 0x38800000u) {  // below 2^-14: a subnormal, in units of 2^-24
-    // Adding 0.5 puts the unit of 2^-24 at the last mantissa bit, so the addition itself rounds.
+    // The last mantissa bit of 0.5 is worth 2^-24, so adding 0.5 rounds to a multiple of that.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
   }

@@ -16,10 +16,10 @@
 namespace tilewise {
 
 // A transformer layer: attention and a feed-forward network, each with its norm and its residual. It owns no
-// memory: weights and caches are the caller's, and everything between stands in the workspace. On a GPU all
-// of it is launched on one stream, without a read by the host, so that it captures into a CUDA graph.
+// memory: weights and caches belong to the caller, and intermediate results are in the workspace. On a GPU
+// everything is launched on one stream and the host reads nothing, so a CUDA graph can capture a layer.
 
-/// What a layer is made of.
+/// The shape of a layer and the variants of its operations.
 struct LayerConfig {
   std::int64_t embed_dim = 0;  ///< E
   std::int64_t heads_q = 0;    ///< Hq
@@ -28,7 +28,7 @@ struct LayerConfig {
   std::int64_t ffn_dim = 0;    ///< F
   Norm norm = Norm::rms;
   float epsilon = 1e-5f;
-  /// Whether norms stand before attention and network (Llama, ViT), or after the residual add (BERT).
+  /// Whether norms are applied before attention and network (Llama, ViT), or after the residual add (BERT).
   bool norm_first = true;
   bool gated = false;
   Activation activation = Activation::gelu;
@@ -38,13 +38,15 @@ struct LayerConfig {
   friend bool operator==(const LayerConfig&, const LayerConfig&) = default;
 };
 
-/// Of a known model: "vit-b/16", "bert-base", "llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b".
+/// The configuration of a known model: "vit-b/16", "bert-base", "llama-2-7b", "llama-2-13b", "llama-2-70b",
+/// "llama-3-8b".
 LayerConfig layer_config(std::string_view name);
+/// The names that layer_config() knows.
 std::vector<std::string_view> layer_configs();
 
-/// Weights lie as torch's Linear has them, [out, in], all in the type of x. Biases are optional; those of
-/// norms belong to layer norms. Where q, k and v lie one behind the other in memory, and their biases do, one
-/// product makes all three.
+/// Weights are [out, in], like those of torch's Linear, and have the type of x. Biases are optional; norms
+/// have one only if they are layer norms. If the weights q, k and v are adjacent in memory, and so are their
+/// biases, one product computes all three.
 struct LayerWeights {
   Tensor q{}, q_bias{};      ///< [Hq·D, E], [Hq·D]
   Tensor k{}, k_bias{};      ///< [Hkv·D, E]
@@ -59,11 +61,11 @@ struct LayerWeights {
 
 struct LayerInputs {
   Tensor x{};  ///< [B, S, E], row-major
-  /// The rotary embedding's, as in rope.h; given where the configuration has one.
+  /// The tables of the rotary embedding, as in rope.h; given if the configuration is rotary.
   Tensor cos{}, sin{}, positions{};
   Tensor mask{};  ///< as attention's; none with a cache
-  /// A cache of keys and values to write to and to attend to, as in rope.h: with it, cache_starts says where
-  /// the new tokens go, and key_lengths i32 [B] how many there are then.
+  /// A cache of keys and values, as in rope.h. The layer writes the new tokens to it, from cache_starts on,
+  /// and attends to its first key_lengths (i32 [B]) tokens, which include the new ones.
   Tensor k_cache{}, v_cache{};
   Tensor cache_starts{}, key_lengths{}, page_table{};
 };
@@ -71,30 +73,30 @@ struct LayerInputs {
 struct LayerOptions {
   Precision precision = Precision::standard;
   std::size_t max_intermediate_bytes = 0;  ///< as in ffn.h
-  bool deterministic = false;              ///< backward bitwise repeatable; forward always is
+  bool deterministic = false;              ///< backward gives the same bits each time; forward always does
 };
 
 struct LayerOutputs {
-  Tensor out{};  ///< [B, S, E], row-major; apart from x
+  Tensor out{};  ///< [B, S, E], row-major; must not overlap x
 };
 
-/// What backward reads (d_out) and what it writes. Only the gradients given are written. Nothing is kept from
-/// forward: what stands between is computed anew from x.
+/// What backward reads (d_out) and what it writes. It writes only the gradients for which tensors are given.
+/// It reads no results of forward, and computes the intermediate results again from x.
 struct LayerGradients {
   Tensor d_out{};          ///< [B, S, E], row-major
   Tensor dx{};             ///< likewise
   Tensor dmask{};          ///< as attention's
-  LayerWeights weights{};  ///< of the shapes and types of the weights, by rows
+  LayerWeights weights{};  ///< shapes and types of the weights, row-major
 };
 
-/// Every argument of the layer is checked before anything is written. Backward takes no cache.
+/// All arguments are checked before anything is written. Backward takes no cache.
 void layer_forward(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
                    const LayerOptions& options, const LayerOutputs& outputs, const Context& context);
 
 void layer_backward(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
                     const LayerOptions& options, const LayerGradients& gradients, const Context& context);
 
-/// Bytes of workspace the call will need.
+/// The bytes of workspace that the call needs.
 std::size_t layer_workspace(const LayerConfig& config, const LayerWeights& weights, const LayerInputs& inputs,
                             const LayerOptions& options, const LayerOutputs& outputs, const Context& context);
 
@@ -102,7 +104,7 @@ std::size_t layer_backward_workspace(const LayerConfig& config, const LayerWeigh
                                      const LayerInputs& inputs, const LayerOptions& options,
                                      const LayerGradients& gradients, const Context& context);
 
-/// One for each operation, in order.
+/// One explanation for each operation, in the order in which they run.
 std::vector<Explanation> explain_layer(const LayerConfig& config, const LayerWeights& weights,
                                        const LayerInputs& inputs, const LayerOptions& options,
                                        const LayerOutputs& outputs, const Context& context);

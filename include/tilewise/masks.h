@@ -11,25 +11,26 @@
 namespace tilewise {
 
 // Masks by ranges. A mask is a list of slices; a query sees a key if one of the slices shows it. Slices may
-// overlap. Attention takes the block mask that `make_block_lists` makes of them, without ever writing the
-// mask element by element: the work grows with the blocks that are kept, and only blocks that a range cuts
-// have elements.
+// overlap. `make_block_lists` turns them into a block mask for attention without writing the whole mask: its
+// work grows with the number of visible blocks, and it writes elements only for blocks that are visible in
+// part.
 
-/// Queries [q_begin, q_end) see keys [k_begin, k_end), as far as lowest ≤ j − i ≤ highest for query i and key
-/// j. These two bounds are diagonals of the score matrix: with highest = k_begin − q_begin a square slice is
-/// causal, with both a slice is a window.
+/// Query i of [q_begin, q_end) sees key j of [k_begin, k_end) if lowest ≤ j − i ≤ highest. The two bounds are
+/// diagonals of the score matrix: with highest = k_begin − q_begin a square slice is causal, and with both
+/// bounds a slice is a window.
 struct MaskSlice {
-  static constexpr std::int64_t unbounded = std::int64_t{1} << 32;  ///< beyond every difference of positions
+  static constexpr std::int64_t unbounded = std::int64_t{1} << 32;  ///< more than any difference of positions
   std::int64_t q_begin = 0;
   std::int64_t q_end = 0;
   std::int64_t k_begin = 0;
   std::int64_t k_end = 0;
   std::int64_t lowest = -unbounded;
   std::int64_t highest = unbounded;
-  std::int64_t mask = 0;  ///< which one it belongs to, where several are made together
+  std::int64_t mask = 0;  ///< the mask to which the slice belongs, if there are several
 };
 
-/// What the slices are cut into. A block that is longer than the queries or keys counts as long as they are.
+/// The blocks into which a mask is divided. A block size above the number of queries or keys counts as that
+/// number.
 struct BlockGrid {
   std::int64_t masks = 1;
   std::int64_t length_q = 0;
@@ -38,12 +39,12 @@ struct BlockGrid {
   std::int64_t block_k = 128;
 };
 
-/// A block mask with its memory. Equal tiles are stored once, one bit an element. Lists are in rising order
-/// of key blocks.
+/// A block mask that owns its memory. Equal tiles are stored once, with one bit per element. Lists are in
+/// ascending order of key blocks.
 struct BlockLists {
   std::int64_t masks = 0;
-  std::int64_t rows = 0;   ///< of query blocks, in each mask
-  std::int64_t slots = 0;  ///< at least 1, as of full ones and of tiles
+  std::int64_t rows = 0;   ///< rows of query blocks in each mask
+  std::int64_t slots = 0;  ///< at least 1, like full_slots and the number of tiles
   std::int64_t full_slots = 0;
   std::int64_t block_q = 0;
   std::int64_t block_k = 0;
@@ -57,35 +58,36 @@ struct BlockLists {
 
   std::int64_t row_words() const { return (block_k + 63) / 64; }
   std::int64_t tile_count() const;
-  /// Writes the tiles as attention takes them: bytes [tiles, block_q, block_k], 1 where a key is seen.
+  /// Writes the tiles in the form that attention takes: bytes [tiles, block_q, block_k], 1 where a key is
+  /// visible.
   void write_tiles(std::uint8_t* elements) const;
-  /// A view for `AttentionInputs::blocks`: mask n is that of batch entry n, or the only one of all entries.
-  /// `tiles` is what `write_tiles` wrote, and lives as long as the view.
+  /// A view for `AttentionInputs::blocks`. Mask n belongs to batch entry n; a single mask belongs to all
+  /// entries. `tiles` is the memory that `write_tiles` filled. It must live as long as the view.
   BlockMask view(std::uint8_t* tiles);
 };
 
-/// Throws InvalidArgument where a slice is outside the grid.
+/// Throws InvalidArgument if a slice is outside the grid.
 BlockLists make_block_lists(std::span<const MaskSlice> slices, const BlockGrid& grid);
 
 namespace masks {
 
-/// Documents one after another, each of which sees itself alone; causal: its tokens see no later ones.
-/// Packed sequences say the same without a mask, where rows lie so that they can (`PackedSequences`).
+/// Documents one after another. A token sees its own document; with `causal`, no later tokens of it. Where q,
+/// k and v are packed, `PackedSequences` says the same without a mask.
 std::vector<MaskSlice> documents(std::span<const std::int64_t> lengths, bool causal);
 
-/// The first `prefix` tokens of `length` see one another, and all others see them and what came before:
-/// the mask of a prefix language model.
+/// The mask of a prefix language model: the first `prefix` of `length` tokens see one another, and every
+/// later token sees the prefix, itself and the tokens before it.
 std::vector<MaskSlice> prefix(std::int64_t length, std::int64_t prefix);
 
-/// A prompt and, after it, responses. All are causal; a response sees the prompt and itself alone.
+/// A prompt, followed by several responses to it. All are causal. A response sees the prompt and itself.
 std::vector<MaskSlice> shared_prompt(std::int64_t prompt, std::span<const std::int64_t> responses);
 
-/// Blocks of `block` tokens: a token sees its own block and all before it.
+/// Blocks of `block` tokens: a token sees its own block and all blocks before it.
 std::vector<MaskSlice> block_causal(std::int64_t length, std::int64_t block);
 
-/// Points of a grid in row-major order (a sequence, an image, a video). A point sees the box of `kernel`
-/// points around it. At an edge the box is moved inside, so that all points see equally many. Of an even
-/// kernel more is before the point than after it.
+/// Neighbourhood attention: the points of a grid (a sequence, an image, a video) in row-major order. A point
+/// sees the box of `kernel` points around it. At an edge the box is moved inside, so that all points see
+/// equally many. An even kernel has one point more before its centre than after it.
 std::vector<MaskSlice> neighbourhood(std::span<const std::int64_t> extents,
                                      std::span<const std::int64_t> kernel);
 

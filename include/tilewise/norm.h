@@ -12,18 +12,18 @@
 #pragma GCC visibility push(default)
 namespace tilewise {
 
-// Norms of rows, with the residual add that stands before them in a transformer layer: s = x + residual, then
+// Norms of rows, fused with the residual add before them in a transformer layer: s = x + residual, then
 //   rms:   y = s · rstd · weight,                  rstd = 1/√(mean(s²) + epsilon)
 //   layer: y = (s − mean) · rstd · weight + bias,  rstd = 1/√(variance(s) + epsilon)
-// Statistics are of the sum as it is stored, and in f32 (f64 where x is).
+// Statistics are those of the rounded sum. They are f32 (f64 if x is).
 
 enum class Norm : std::uint8_t { rms, layer };
 
 struct NormInputs {
-  Tensor x{};         ///< [M, D], by rows
-  Tensor residual{};  ///< as x; optional
-  Tensor weight{};    ///< [D], type of x or f32; optional: 1
-  Tensor bias{};      ///< [D], type of weight; of a layer norm; optional: 0
+  Tensor x{};         ///< [M, D], row-major
+  Tensor residual{};  ///< shape and type of x; optional
+  Tensor weight{};    ///< [D], type of x or f32; optional, 1 if not given
+  Tensor bias{};      ///< [D], type of weight; for layer norms; optional, 0 if not given
 };
 
 struct NormOptions {
@@ -33,31 +33,32 @@ struct NormOptions {
 };
 
 struct NormOutputs {
-  Tensor y{};     ///< [M, D], by rows, type of x. May be the memory of x where there is no residual.
-  Tensor sum{};   ///< x + residual; optional. May be the memory of x or of residual itself.
-  Tensor rstd{};  ///< [M], f32 (f64 where x is); optional
-  Tensor mean{};  ///< likewise, of a layer norm
+  Tensor y{};     ///< [M, D], row-major, type of x. Without a residual it may be the same memory as x.
+  Tensor sum{};   ///< x + residual; optional. May be the same memory as x or residual.
+  Tensor rstd{};  ///< [M], f32 (f64 if x is); optional
+  Tensor mean{};  ///< likewise, for layer norms
 };
 
-/// What backward reads, with x in the inputs being the sum that was normalised, and what it writes. Only the
-/// gradients given are computed. Those of weight and bias are sums over rows in a fixed order.
+/// What backward reads and what it writes. In the inputs, x is then the sum that was normalised. It computes
+/// only the gradients for which tensors are given. Those of weight and bias are summed over rows in a fixed
+/// order.
 struct NormGradients {
   Tensor dy{};
-  Tensor d_sum{};  ///< what arrives at the sum from elsewhere, added to dx; optional
+  Tensor d_sum{};  ///< gradient of the sum from other uses of it, which is added to dx; optional
   Tensor rstd{};   ///< of forward
-  Tensor mean{};   ///< of forward, with a layer norm
-  Tensor dx{};     ///< of x and of residual alike. May be the memory of dy or of d_sum.
+  Tensor mean{};   ///< of forward, for layer norms
+  Tensor dx{};     ///< gradient of x and of residual. May be the same memory as dy or d_sum.
   Tensor d_weight{};
   Tensor d_bias{};
 };
 
-/// Every check is made before anything is written.
+/// All arguments are checked before anything is written.
 void norm_forward(const NormInputs& inputs, const NormOptions& options, const NormOutputs& outputs,
                   const Context& context);
 void norm_backward(const NormInputs& inputs, const NormOptions& options, const NormGradients& gradients,
                    const Context& context);
 
-/// Bytes of workspace the call will need.
+/// The bytes of workspace that the call needs.
 std::size_t norm_forward_workspace(const NormInputs& inputs, const NormOptions& options,
                                    const NormOutputs& outputs, const Context& context);
 std::size_t norm_backward_workspace(const NormInputs& inputs, const NormOptions& options,

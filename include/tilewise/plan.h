@@ -17,33 +17,34 @@
 namespace tilewise {
 
 // A plan is a call whose arguments were checked and whose kernel was chosen. Planning depends on shapes,
-// strides, types and alignment, and never on what the tensors hold: that is read when the plan runs. So a
-// loop can plan once and run many times. attention_forward() and the other functions are plan and run.
+// strides, types and alignment, and never on the contents of tensors, which are read when the plan runs. So a
+// loop can plan once and run many times. attention_forward() and the other functions make a plan and run it
+// once.
 
-/// A value of a few kilobytes that owns no other memory. It does not change when it runs, so threads may run
-/// one plan at the same time, each with a workspace of its own.
+/// A value of a few kilobytes that owns no other memory. Running does not change it, so several threads may
+/// run one plan at the same time, each with its own workspace.
 template <typename Inputs, typename Outputs>
 class Plan {
  public:
   /// The name of the kernel that was chosen.
   std::string_view kernel() const;
-  /// Bytes of workspace that each run needs.
+  /// The bytes of workspace that each run needs.
   std::size_t workspace_bytes() const;
-  /// Each kernel in order of preference: chosen, able, or why not.
+  /// All kernels in order of preference, as explain_attention_forward() and its siblings list them.
   Explanation explain() const;
 
-  /// Runs the call on the tensors that the plan was made with. The context must have the planned device and
-  /// SIMD level, at most the planned number of threads, and a workspace; its stream may be any.
+  /// Runs the call on the tensors with which the plan was made. The context must have the planned device and
+  /// SIMD level, at most the planned number of threads, and a workspace. It may have any stream.
   void run(const Context& context) const;
 
-  /// Runs the call on other tensors. Those that were given to the plan must be given again, with the same
-  /// shapes, strides and types. Where a planned address was a multiple of 2, 4, 8 or 16, the new one must be,
-  /// too. Throws InvalidArgument, which names the argument, before anything is written.
+  /// Runs the call on other tensors. Exactly the planned tensors must be given, with the same shapes, strides
+  /// and types. Where a planned address was a multiple of 2, 4, 8 or 16, the new one must be, too. Otherwise
+  /// it throws InvalidArgument, which names the argument, before anything is written.
   void run(const Inputs& inputs, const Outputs& outputs, const Context& context) const
     requires std::same_as<Inputs, AttentionInputs>;
 
  private:
-  friend struct PlanAccess;  // the library's own
+  friend struct PlanAccess;  // internal to the library
   struct State;
   Plan() {}
   const State& state() const;
@@ -64,8 +65,8 @@ using RopePlan = Plan<RopeInputs, RopeOutputs>;
 using FfnPlan = Plan<FfnInputs, FfnOutputs>;
 using FfnBackwardPlan = Plan<FfnInputs, FfnGradients>;
 
-/// Whose memory results go to. A plan looks for overlaps between what is written and what is read. Memory
-/// that was just allocated overlaps nothing, so for `fresh` results the plan does not look.
+/// Where the memory of results comes from. A plan checks that results do not overlap other tensors. Memory
+/// that was just allocated overlaps nothing, so the plan skips the check for `fresh` results.
 enum class ResultMemory : std::uint8_t { callers, fresh };
 
 AttentionPlan plan_attention_forward(const AttentionInputs& inputs, const AttentionOptions& options,
@@ -87,7 +88,8 @@ FfnPlan plan_ffn_forward(const FfnInputs& inputs, const FfnOptions& options, con
 FfnBackwardPlan plan_ffn_backward(const FfnInputs& inputs, const FfnOptions& options,
                                   const FfnGradients& gradients, const Context& context);
 
-// The checks of a call alone, for who has shapes and no data, such as a compiler. They choose no kernel.
+// Only the checks of a call, for callers that have shapes and no data, such as compilers. They choose no
+// kernel.
 
 void check_attention_inputs(const AttentionInputs& inputs, const AttentionOptions& options,
                             const Context& context);

@@ -12,7 +12,7 @@
 #pragma GCC visibility push(default)
 namespace tilewise {
 
-/// Where memory lives.
+/// The device to which memory belongs.
 struct Device {
   enum class Type : std::uint8_t { cpu, cuda };
   Type type = Type::cpu;
@@ -53,11 +53,10 @@ struct dtype_of<std::int64_t> {
   static constexpr DType value = DType::i64;
 };
 
-/// A view of somebody else's memory: nothing is owned and nothing is copied. Strides count elements.
-/// A default-constructed Tensor (rank 0) means "not given". Every call checks its tensors: at most `max_rank`
-/// dimensions, no negative extent, data at a multiple of the element's size, and fewer than 2^56 bytes, which
-/// no memory has, both in its elements and from its first address to its last. There an extent of 0 counts
-/// as 1.
+/// A view: it owns no memory and copies nothing. Strides count elements. A default-constructed Tensor (rank
+/// 0) means "not given". Every call checks its tensors: at most `max_rank` dimensions, no negative extent,
+/// data at a multiple of the element's size, and fewer than 2^56 bytes, both in its elements and from its
+/// first address to its last. For that limit, an extent of 0 counts as 1.
 struct Tensor {
   static constexpr int max_rank = 5;
   using Extents = std::array<std::int64_t, max_rank>;
@@ -72,7 +71,7 @@ struct Tensor {
   Tensor() = default;
   /// A row-major view.
   Tensor(void* data, DType dtype, std::span<const std::int64_t> shape, Device device = {});
-  /// A view with strides of its own.
+  /// A view with the given strides.
   Tensor(void* data, DType dtype, std::span<const std::int64_t> shape, std::span<const std::int64_t> strides,
          Device device = {});
 
@@ -85,7 +84,7 @@ struct Tensor {
   }
 
   bool given() const { return rank != 0; }
-  /// Number of elements; the largest std::int64_t where there are more.
+  /// The number of elements, or the largest std::int64_t if there are more.
   std::int64_t size() const;
   std::int64_t extent(int dim) const { return shape[static_cast<std::size_t>(dim)]; }
   std::int64_t stride(int dim) const { return strides[static_cast<std::size_t>(dim)]; }

@@ -1,6 +1,6 @@
 #pragma once
 
-// The whole public face.
+// All public headers.
 #include "tilewise/attention.h"
 #include "tilewise/context.h"
 #include "tilewise/dtype.h"

@@ -12,34 +12,34 @@ namespace tilewise {
 
 // Some kernels are compiled in several configurations: the rows of a tuning table, which differ in tile
 // sizes, stages and warps, and not in what they compute. A plan takes the row that a model of the GPU
-// favours. Where a user has measured which row is fastest on their own GPU, the plan takes that one.
-// `tilewise tune` measures and writes the file; docs/tuning.md has its format.
+// predicts to be the fastest. If a user has measured on their own GPU which row is fastest, the plan takes
+// that one instead. `tilewise tune` measures and writes the file, whose format is in docs/tuning.md.
 
-/// One measurement: on that device, the table's row is the fastest for that problem. All four are texts that
-/// a TuningQuestion gave.
+/// The result of a measurement: on this device, `row` is the fastest row of the table for the problem. All
+/// four strings come from a TuningQuestion.
 struct TuningChoice {
   std::string device;
   std::string table;
   std::string problem;
   std::string row;
-  double microseconds = 0;          ///< of that row
-  double default_microseconds = 0;  ///< of the row that is taken without a measurement
+  double microseconds = 0;          ///< time of that row
+  double default_microseconds = 0;  ///< time of the row that the model takes
 };
 
-/// A question that a call put to a tuning table: which of `rows`, those that can run the problem?
+/// A choice that a plan made among the rows of a tuning table that can run its problem.
 struct TuningQuestion {
   std::string device;   ///< "NVIDIA H200, 132 SMs, 9.0"
   std::string table;    ///< "attention.sm90.forward"
   std::string problem;  ///< "bf16 batch=1 heads=16 …"; sizes are rounded to three significant bits
   std::vector<std::string> rows;
-  std::size_t default_row = 0;  ///< in `rows`: the model's answer
-  std::size_t taken_row = 0;    ///< the answer that was given
+  std::size_t default_row = 0;  ///< index in `rows`: the model's choice
+  std::size_t taken_row = 0;    ///< index in `rows`: the row that the plan took
 };
 
-/// What the calls that `body` makes ask, each question once. Calls that other threads make meanwhile count,
-/// too. A plan asks when it is made.
+/// Runs `body` and returns the questions of the plans that it makes, each question once. Plans that other
+/// threads make meanwhile count, too.
 std::vector<TuningQuestion> tuning_questions(const std::function<void()>& body);
-/// The same in two halves, for callers in another language.
+/// The same in two steps, for callers in other languages.
 void begin_tuning_questions();
 std::vector<TuningQuestion> end_tuning_questions();
 
@@ -50,32 +50,33 @@ struct TunedRow {
   double microseconds;
 };
 
-/// For each question of a call with several rows, times the rows and keeps the fastest. `microseconds` makes
-/// the call, plan and all, and returns how long it took; it is called `rounds` times a row, in turns, and the
-/// medians count. `progress` hears of each row that was timed. What was in use before is in use again
-/// afterwards.
+/// Times the rows of each question of a call and returns the fastest one for each. `microseconds` makes the
+/// call, including its plan, and returns how long it took. It is called `rounds` times per row, alternating
+/// between rows, and medians are compared. `progress` is called for each row that was timed. Afterwards,
+/// plans go by the same choices as before.
 std::vector<TuningChoice> tune_call(const std::function<double()>& microseconds, int rounds = 5,
                                     const std::function<void(const TunedRow&)>& progress = {});
 
-/// The contents of a tuning file. from_json throws InvalidArgument where the text is none.
+/// Converts choices to the contents of a tuning file and back. tuning_from_json throws InvalidArgument if the
+/// text is not a tuning file.
 std::string tuning_to_json(std::span<const TuningChoice> choices);
 std::vector<TuningChoice> tuning_from_json(std::string_view text);
 
-/// Plans of this process go by these choices from now on, and no longer by a file.
+/// From now on, plans of this process go by these choices and not by a file.
 void use_tuning(std::span<const TuningChoice> choices);
-/// Plans go by the file again, which is read anew.
+/// From now on, plans go by the file again, which is read anew.
 void use_tuning_file();
 
-/// TILEWISE_TUNING, or tilewise/tuning.json in the user's cache folder. Empty where TILEWISE_TUNING is "0" or
-/// "off", or where there is no such folder.
+/// The path of the tuning file: TILEWISE_TUNING, or tilewise/tuning.json in the user's cache folder. Empty if
+/// TILEWISE_TUNING is "0" or "off", or if there is no such folder.
 std::string tuning_path();
 
-/// What plans go by.
+/// The choices that plans go by.
 struct TuningStatus {
-  std::string path;                   ///< of the file, there or not; empty where files are turned off
-  bool from_file = false;             ///< whether it was read
-  std::vector<TuningChoice> choices;  ///< of all devices
-  std::string trouble;                ///< why the file is ignored; empty where it is not
+  std::string path;        ///< path of the file, which need not exist; empty if files are turned off
+  bool from_file = false;  ///< whether the file was read
+  std::vector<TuningChoice> choices;  ///< for all devices
+  std::string trouble;                ///< why the file is ignored; empty if it is not
 };
 TuningStatus tuning_status();
 

@@ -32,11 +32,11 @@ PlannedCall<AttentionKernel> planned_call(const AttentionInputs& inputs, const A
 
 }  // namespace
 
-/// A copy made byte by byte: member by member, a call's tensors take ten times as many instructions.
+/// A bytewise copy. Copying the tensors of a call member by member takes ten times as many instructions.
 template <typename T>
-class Kept {
+class BytewiseCopy {
  public:
-  explicit Kept(const T& from) { std::memcpy(bytes_, &from, sizeof(T)); }
+  explicit BytewiseCopy(const T& from) { std::memcpy(bytes_, &from, sizeof(T)); }
   const T& operator*() const { return *std::launder(reinterpret_cast<const T*>(bytes_)); }
 
  private:
@@ -44,12 +44,12 @@ class Kept {
   alignas(T) std::byte bytes_[sizeof(T)];
 };
 
-/// A plan keeps the tensors that it was made with, so that others can be compared with them.
+/// A plan keeps the tensors with which it was made, so that those of a later run can be compared with them.
 template <typename Outputs>
 struct AttentionState {
   PlannedCall<AttentionKernel> planned;
-  Kept<AttentionInputs> inputs;
-  Kept<Outputs> outputs;
+  BytewiseCopy<AttentionInputs> inputs;
+  BytewiseCopy<Outputs> outputs;
   ResultMemory memory;
 
   AttentionState(const AttentionInputs& inputs_, const AttentionOptions& options, const Outputs& outputs_,
@@ -59,7 +59,7 @@ struct AttentionState {
         outputs(outputs_),
         memory(memory_) {}
 
-  /// The same call on other tensors.
+  /// The planned call on other tensors.
   PlannedCall<AttentionKernel> on(const AttentionInputs& other_inputs, const Outputs& other_outputs) const {
     check_same_form(*inputs, other_inputs);
     check_same_form(*outputs, other_outputs);
@@ -103,8 +103,8 @@ AttentionBackwardPlan plan_attention_backward(const AttentionInputs& inputs, con
   return PlanAccess::make<AttentionBackwardPlan>(inputs, options, gradients, context, memory);
 }
 
-// A plan and its run. Nobody will ask for other tensors, so these are not kept, and errors come in the order
-// in which the functions for workspace and explanation have them.
+// These functions plan and run once. Since there is no later run, they keep no tensors. They check arguments
+// in the same order as the functions for workspace and explanation, so that all throw the same error.
 
 void attention_forward(const AttentionInputs& inputs, const AttentionOptions& options,
                        const AttentionOutputs& outputs, const Context& context) {

@@ -12,10 +12,10 @@
 namespace tilewise {
 namespace {
 
-constexpr std::int64_t longest = (std::int64_t{1} << 31) - 1;  // as attention's
+constexpr std::int64_t most_positions = (std::int64_t{1} << 31) - 1;  // the limit of attention
 constexpr std::int64_t word_bits = 64;
 
-std::int64_t parts(std::int64_t length, std::int64_t part) { return (length + part - 1) / part; }
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 struct Range {
   std::int64_t begin = 0;
@@ -24,7 +24,7 @@ struct Range {
   std::int64_t size() const { return end - begin; }
 };
 
-Range common(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
+Range intersection(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
 
 Range queries_of(const MaskSlice& slice) { return {slice.q_begin, slice.q_end}; }
 
@@ -33,7 +33,7 @@ Range keys_of(const MaskSlice& slice, std::int64_t i) {
   return {std::max(slice.k_begin, i + slice.lowest), std::min(slice.k_end, i + slice.highest + 1)};
 }
 
-// The keys that a slice shows to one of the queries at least, and those that it shows to all of them.
+// The keys that a slice shows to at least one of the queries, and the keys that it shows to all of them.
 Range keys_of_some(const MaskSlice& slice, Range queries) {
   return {keys_of(slice, queries.begin).begin, keys_of(slice, queries.end - 1).end};
 }
@@ -41,15 +41,15 @@ Range keys_of_all(const MaskSlice& slice, Range queries) {
   return {keys_of(slice, queries.end - 1).begin, keys_of(slice, queries.begin).end};
 }
 
-// A block's elements, one bit each; rows begin at words.
+// The elements of a block, one bit each. Each row begins at a word.
 class Tile {
  public:
   Tile(std::int64_t rows, std::int64_t columns)
-      : row_words_(parts(columns, word_bits)), words_(static_cast<std::size_t>(rows * row_words_)) {}
+      : row_words_(ceil_div(columns, word_bits)), words_(static_cast<std::size_t>(rows * row_words_)) {}
 
   void clear() { std::fill(words_.begin(), words_.end(), std::uint64_t{0}); }
 
-  /// Shows columns of a row.
+  /// Makes these columns of a row visible.
   void show(std::int64_t row, Range columns) {
     std::uint64_t* const words = words_.data() + row * row_words_;
     while (!columns.empty()) {
@@ -74,7 +74,7 @@ class Tile {
   std::vector<std::uint64_t> words_;
 };
 
-// The eight bytes of eight bits, the lowest bit first in memory.
+// For each value of a byte, its eight bits as bytes 0 or 1, lowest bit first.
 constexpr std::array<std::array<std::uint8_t, 8>, 256> eight_elements = [] {
   std::array<std::array<std::uint8_t, 8>, 256> table{};
   for (std::size_t bits = 0; bits < 256; ++bits) {
@@ -83,8 +83,8 @@ constexpr std::array<std::array<std::uint8_t, 8>, 256> eight_elements = [] {
   return table;
 }();
 
-// All different tiles.
-class Tiles {
+// The different tiles of all masks. Equal tiles get the same id.
+class UniqueTiles {
  public:
   std::int32_t add(const Tile& tile) {
     const std::span<const std::uint64_t> words = tile.words();
@@ -108,7 +108,7 @@ class Tiles {
   std::vector<std::uint64_t> words_;
 };
 
-// Rows of different lengths, one after another.
+// Lists of different lengths, one per row, stored one after another.
 struct Lists {
   std::vector<std::int32_t> counts;
   std::vector<std::int32_t> entries;
@@ -117,7 +117,7 @@ struct Lists {
     return counts.empty() ? 1 : std::max<std::int64_t>(1, *std::max_element(counts.begin(), counts.end()));
   }
 
-  /// [rows, slots], zeros after each row's entries.
+  /// [rows, slots]: each row's entries, padded with zeros.
   std::vector<std::int32_t> padded() const {
     const auto width = static_cast<std::size_t>(slots());
     std::vector<std::int32_t> result(counts.size() * width);
@@ -131,7 +131,7 @@ struct Lists {
   }
 };
 
-// Which slices cut a row of query blocks, for all rows of all masks.
+// For each row of query blocks of each mask, the slices that intersect it.
 class SlicesByRow {
  public:
   SlicesByRow(std::span<const MaskSlice> slices, std::int64_t block_q, std::int64_t rows, std::int64_t masks)
@@ -171,25 +171,25 @@ class SlicesByRow {
 
 enum class Kind : std::uint8_t { hidden, partial, full };
 
-// What is known of a key block in a row of query blocks.
+// The state of a key block while a row of query blocks is computed.
 struct BlockState {
   Kind kind = Kind::hidden;
-  std::int64_t covered = 0;  // so many of the first queries see all of its keys, by one slice or by several
+  std::int64_t covered = 0;  // this many of the first queries see all its keys
 };
 
-// Makes the lists, one row of query blocks after another.
-class Maker {
+// Builds the lists, one row of query blocks after another.
+class BlockListBuilder {
  public:
-  Maker(std::span<const MaskSlice> slices, const BlockGrid& grid)
+  BlockListBuilder(std::span<const MaskSlice> slices, const BlockGrid& grid)
       : grid_(grid),
-        rows_(parts(grid.length_q, grid.block_q)),
+        rows_(ceil_div(grid.length_q, grid.block_q)),
         slices_(slices, grid.block_q, rows_, grid.masks),
-        states_(static_cast<std::size_t>(parts(grid.length_k, grid.block_k))),
+        states_(static_cast<std::size_t>(ceil_div(grid.length_k, grid.block_k))),
         tile_(grid.block_q, grid.block_k) {}
 
   BlockLists lists() {
     for (std::int64_t row = 0; row < grid_.masks * rows_; ++row) add_row(row);
-    if (ids_.empty()) {  // attention wants a tile, if only one that nothing names
+    if (ids_.empty()) {  // attention requires at least one tile, even if no id names it
       tile_.clear();
       tiles_.add(tile_);
     }
@@ -210,7 +210,7 @@ class Maker {
 
  private:
   Range keys_in(std::int64_t block) const {
-    return common({block * grid_.block_k, (block + 1) * grid_.block_k}, {0, grid_.length_k});
+    return intersection({block * grid_.block_k, (block + 1) * grid_.block_k}, {0, grid_.length_k});
   }
 
   void add_row(std::int64_t row) {
@@ -221,7 +221,7 @@ class Maker {
     for (std::int64_t block = touched.begin; block < touched.end; ++block) {
       BlockState& state = states_[static_cast<std::size_t>(block)];
       std::int32_t id = 0;
-      if (state.kind == Kind::partial) state.kind = draw(row, queries, block, id);
+      if (state.kind == Kind::partial) state.kind = render(row, queries, block, id);
       if (state.kind == Kind::full) {
         full_.entries.push_back(static_cast<std::int32_t>(block));
         ++full;
@@ -236,19 +236,20 @@ class Maker {
     full_.counts.push_back(full);
   }
 
-  // Marks the blocks that slices fill, and those that slices cut. Returns where marks are. Slices come in the
-  // order of their queries, so those that fill a block one below the other are found without drawing it.
+  // Marks the blocks of a row as full or partial, and returns the range of marked blocks. Slices are sorted
+  // by their first query, so several slices that fill a block from top to bottom are recognised without
+  // rendering it.
   Range mark(std::int64_t row, Range queries) {
     Range touched = {static_cast<std::int64_t>(states_.size()), 0};
     slices_.for_each(row, [&](const MaskSlice& slice) {
-      const Range own = common(queries, queries_of(slice));
-      const Range some = keys_of_some(slice, own);
-      if (some.empty()) return;
-      const Range cut = {some.begin / grid_.block_k, parts(some.end, grid_.block_k)};
-      const Range all = keys_of_all(slice, own);
+      const Range own = intersection(queries, queries_of(slice));
+      const Range seen_by_some = keys_of_some(slice, own);
+      if (seen_by_some.empty()) return;
+      const Range cut = {seen_by_some.begin / grid_.block_k, ceil_div(seen_by_some.end, grid_.block_k)};
+      const Range seen_by_all = keys_of_all(slice, own);
       // The last block ends with the keys.
-      const Range filled = {parts(all.begin, grid_.block_k),
-                            all.end == grid_.length_k ? cut.end : all.end / grid_.block_k};
+      const Range filled = {ceil_div(seen_by_all.begin, grid_.block_k),
+                            seen_by_all.end == grid_.length_k ? cut.end : seen_by_all.end / grid_.block_k};
       for (std::int64_t block = cut.begin; block < cut.end; ++block) {
         BlockState& state = states_[static_cast<std::size_t>(block)];
         const bool fills = block >= filled.begin && block < filled.end;
@@ -262,15 +263,16 @@ class Maker {
     return touched;
   }
 
-  // Draws a block that slices cut, and says what it is: several may fill it together.
-  Kind draw(std::int64_t row, Range queries, std::int64_t block, std::int32_t& id) {
+  // Renders a partial block into a tile and returns its kind: several slices together may fill it or hide all
+  // of it.
+  Kind render(std::int64_t row, Range queries, std::int64_t block, std::int32_t& id) {
     const Range keys = keys_in(block);
     tile_.clear();
     slices_.for_each(row, [&](const MaskSlice& slice) {
-      const Range own = common(queries, queries_of(slice));
-      if (common(keys, keys_of_some(slice, own)).empty()) return;
+      const Range own = intersection(queries, queries_of(slice));
+      if (intersection(keys, keys_of_some(slice, own)).empty()) return;
       for (std::int64_t i = own.begin; i < own.end; ++i) {
-        const Range seen = common(keys, keys_of(slice, i));
+        const Range seen = intersection(keys, keys_of(slice, i));
         tile_.show(i - queries.begin, {seen.begin - keys.begin, seen.end - keys.begin});
       }
     });
@@ -284,19 +286,19 @@ class Maker {
   BlockGrid grid_;
   std::int64_t rows_;
   SlicesByRow slices_;
-  std::vector<BlockState> states_;  // of the key blocks, hidden between two rows
+  std::vector<BlockState> states_;  // one per key block; reset to hidden after each row
   Tile tile_;
-  Tiles tiles_;
+  UniqueTiles tiles_;
   Lists partial_, full_;
   std::vector<std::int32_t> ids_;  // the tiles of partial blocks
 };
 
 BlockGrid checked(const BlockGrid& given) {
   BlockGrid grid = given;
-  check(grid.masks >= 0 && grid.masks <= longest, "masks", "0 or above and below 2^31", grid.masks);
-  check(grid.length_q >= 0 && grid.length_q <= longest, "length_q", "0 or above and below 2^31",
+  check(grid.masks >= 0 && grid.masks <= most_positions, "masks", "0 or above and below 2^31", grid.masks);
+  check(grid.length_q >= 0 && grid.length_q <= most_positions, "length_q", "0 or above and below 2^31",
         grid.length_q);
-  check(grid.length_k >= 0 && grid.length_k <= longest, "length_k", "0 or above and below 2^31",
+  check(grid.length_k >= 0 && grid.length_k <= most_positions, "length_k", "0 or above and below 2^31",
         grid.length_k);
   check(grid.block_q >= 1, "block_q", "1 or above", grid.block_q);
   check(grid.block_k >= 1, "block_k", "1 or above", grid.block_k);
@@ -305,7 +307,7 @@ BlockGrid checked(const BlockGrid& given) {
   return grid;
 }
 
-// Checks a slice, and brings its diagonals to where sums with positions do not overflow.
+// Checks a slice, and limits its diagonals so that sums with positions do not overflow.
 MaskSlice checked(const MaskSlice& given, const BlockGrid& grid) {
   MaskSlice slice = given;
   const auto check_range = [](Range range, std::int64_t length, std::string_view name) {
@@ -362,12 +364,12 @@ BlockMask BlockLists::view(std::uint8_t* tiles) {
 
 BlockLists make_block_lists(std::span<const MaskSlice> slices, const BlockGrid& grid) {
   const BlockGrid within = checked(grid);
-  std::vector<MaskSlice> sound;
-  sound.reserve(slices.size());
-  for (const MaskSlice& slice : slices) sound.push_back(checked(slice, within));
-  std::stable_sort(sound.begin(), sound.end(),
+  std::vector<MaskSlice> checked_slices;
+  checked_slices.reserve(slices.size());
+  for (const MaskSlice& slice : slices) checked_slices.push_back(checked(slice, within));
+  std::stable_sort(checked_slices.begin(), checked_slices.end(),
                    [](const MaskSlice& a, const MaskSlice& b) { return a.q_begin < b.q_begin; });
-  return Maker(sound, within).lists();
+  return BlockListBuilder(checked_slices, within).lists();
 }
 
 }  // namespace tilewise

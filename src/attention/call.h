@@ -26,7 +26,7 @@ struct MaskView {
   }
 };
 
-/// Values per head, or per batch entry and head.
+/// A tensor of values per head, or per batch entry and head.
 struct HeadValues {
   const void* data = nullptr;
   DType dtype = DType::f32;
@@ -40,28 +40,31 @@ struct HeadValues {
   }
 };
 
-/// What a key block is to a row of query blocks: a tile id from 0 on, or one of these.
+/// The state of a key block for a row of query blocks: a tile id, which is 0 or above, or one of these.
 inline constexpr std::int32_t block_hidden = -2;
 inline constexpr std::int32_t block_full = -1;
 
-/// The block mask, ready to be read.
+/// The block mask in the form that kernels read.
 struct BlockView {
-  std::int64_t block_q = 0;  ///< at most the number of queries; the tiles may have more rows
-  std::int64_t block_k = 0;  ///< likewise of keys
+  std::int64_t block_q = 0;  ///< at most the number of queries, though tiles may have more rows
+  std::int64_t block_k = 0;  ///< likewise for keys
   Indices counts, indices, full_counts, full_indices, tile_ids;
-  std::int64_t slots = 0, full_slots = 0;  ///< of a row of query blocks in `indices` and in `full_indices`
-  const std::byte* tiles = nullptr;        ///< [tile_count, block_q, block_k] of the caller
+  std::int64_t slots = 0, full_slots = 0;  ///< per row of query blocks in `indices` and in `full_indices`
+  const std::byte* tiles = nullptr;        ///< [tile_count, block_q, block_k], the caller's
   std::int64_t tile_count = 0;
   std::int64_t tile_stride[3] = {};
 
-  /// How many blocks a row of query blocks lists, and which of the tiles its block at `slot` has: inside the
-  /// tensors, whatever the numbers are.
+  // The next three bring what they read into range, so that a wrong number in a tensor on a GPU never leads
+  // outside the lists and the tiles.
+
+  /// The number of blocks that a row of query blocks lists.
   constexpr std::int32_t count(std::int64_t b, std::int64_t h, std::int64_t row) const {
     return static_cast<std::int32_t>(within(counts.at(b, h, row), 0, slots));
   }
   constexpr std::int32_t full_count(std::int64_t b, std::int64_t h, std::int64_t row) const {
     return static_cast<std::int32_t>(within(full_counts.at(b, h, row), 0, full_slots));
   }
+  /// The tile of the block at `slot` of a row, or block_full.
   constexpr std::int32_t tile(std::int64_t b, std::int64_t h, std::int64_t row, std::int64_t slot) const {
     if (tile_ids.data == nullptr || tile_count == 0) return block_full;
     return static_cast<std::int32_t>(within(tile_ids.at(b, h, row, slot), 0, tile_count - 1));
@@ -78,7 +81,7 @@ struct KeyRange {
   constexpr bool empty() const { return first >= last; }
 };
 
-/// Causal and window as one: the query at position p sees keys p - left up to p + right.
+/// Causal and window combined: the query at position p sees keys p - left up to p + right.
 struct Band {
   static constexpr std::int64_t unbounded = std::numeric_limits<std::int64_t>::max() / 4;
   std::int64_t left = unbounded;
@@ -88,27 +91,28 @@ struct Band {
 
 /// One batch entry or packed sequence.
 struct Sequence {
-  std::int64_t first_q = 0;  ///< row of its first query in q, o, lse and their gradients
+  std::int64_t first_q = 0;  ///< row of its first query in q, o, LSE and their gradients
   std::int64_t first_k = 0;
   std::int64_t length_q = 0;
   std::int64_t length_k = 0;
   std::int64_t band_offset = 0;  ///< query i stands at key i + band_offset
 };
 
-/// Where packed sequences lie by their cumulative lengths: inside the tensor, whatever the numbers are.
-/// Numbers that do not rise leave sequences empty, or rows to more than one.
+/// The rows of packed sequences, from their cumulative lengths. Numbers are brought into range, so that wrong
+/// ones never lead outside the tensor. If they do not increase, sequences may be empty or share rows.
 struct Starts {
   Indices cumulative;
   std::int64_t sequences = 0;
-  std::int64_t rows = 0;     ///< of the tensor
-  std::int64_t longest = 0;  ///< rows of a sequence beyond it are nobody's
+  std::int64_t rows = 0;     ///< in the tensor
+  std::int64_t longest = 0;  ///< limit of a sequence's length; rows beyond it belong to no sequence
 
   constexpr std::int64_t at(std::int64_t n) const { return within(cumulative.at(n), 0, rows); }
   constexpr std::int64_t length(std::int64_t n) const { return within(at(n + 1) - at(n), 0, longest); }
 
-  /// Whether one of the sequences has the row: that which bisection finds. Where numbers rise there is no
-  /// other. Else others may have rows that this one says are nobody's, but none is left out: with
-  /// at(low) <= row < at(high) kept, the two come to be neighbours.
+  /// Whether the row belongs to the sequence that bisection finds. If the cumulative lengths increase, no
+  /// other sequence can have the row. If they do not, another one may have it, and the result may be false
+  /// nevertheless; but every row for which it is true belongs to a sequence. Invariant: at(low) <= row <
+  /// at(high).
   constexpr bool own(std::int64_t row) const {
     std::int64_t low = 0, high = sequences;
     while (high - low > 1) {
@@ -119,44 +123,44 @@ struct Starts {
   }
 };
 
-/// Where a piece stands in its whole; of a call that is a whole, as these are.
+/// The position of a piece in its whole. The default values are those of a call that is a whole.
 struct Place {
   bool of_piece = false;
   std::int64_t q_offset = 0;
   std::int64_t k_offset = 0;
   std::int64_t step = 1;
-  std::int64_t more_keys = 0;  ///< keys of the whole beyond its queries
+  std::int64_t more_keys = 0;  ///< length_k − length_q of the whole
   std::int64_t batch_offset = 0;
   std::int64_t head_offset = 0;
-  std::int64_t heads = 0;  ///< query heads an entry of the whole has
+  std::int64_t heads = 0;  ///< query heads of the whole
 
   constexpr std::int64_t query(std::int64_t i) const { return q_offset + i * step; }
   constexpr std::int64_t key(std::int64_t j) const { return k_offset + j * step; }
-  /// The number of a head among those of all entries: what dropout counts.
+  /// The index of a head among those of all entries of the whole, which the dropout counter contains.
   constexpr std::uint32_t head_index(std::int64_t b, std::int64_t h) const {
     return static_cast<std::uint32_t>((batch_offset + b) * heads + head_offset + h);
   }
 };
 
-/// A checked call: the problem, and every argument in the form kernels read. It is passed to CUDA kernels by
-/// value, and its small functions are constexpr so that they may be called there.
+/// A checked call: the problem, and every argument in the form that kernels read. CUDA kernels take it by
+/// value, and its small functions are constexpr so that they can be called there.
 struct AttentionCall {
   AttentionProblem problem;
 
   Rows q, k, v, o;
-  Rows d_o, dq, dk, dv;  ///< backward
-  Rows lse, d_lse;       ///< rows of one element
+  Rows d_o, dq, dk, dv;  ///< for backward
+  Rows lse, d_lse;       ///< as rows of one element
   MaskView mask, dmask;
   HeadValues alibi_slopes, sinks;
   std::byte* dsinks = nullptr;  ///< [Hq] with stride dsinks_stride, in the type of sinks
   std::int64_t dsinks_stride = 0;
 
   Indices key_lengths, cumulative_q, cumulative_k, page_table;
-  std::int64_t total_q = 0;  ///< rows of packed tensors, which the sequences may leave unused at the end
+  std::int64_t total_q = 0;  ///< rows of packed tensors; sequences may leave some at the end unused
   std::int64_t total_k = 0;
-  std::int64_t page = 0;         ///< keys a page
-  std::int64_t pages = 0;        ///< of k and v
-  std::int64_t most_length = 0;  ///< of an entry's keys: problem.length_k, or 0 where there are no pages
+  std::int64_t page = 0;         ///< keys per page
+  std::int64_t pages = 0;        ///< pages in k and v
+  std::int64_t most_length = 0;  ///< limit of key lengths: problem.length_k, or 0 if paged without pages
   BlockView blocks;
 
   double scale = 1;
@@ -165,15 +169,15 @@ struct AttentionCall {
   Alignment alignment = Alignment::top_left;
   DropoutMask dropout;
   bool deterministic = false;
-  std::int64_t heads_together = 1;  ///< see group()
-  bool allow_tf32 = false;          ///< f32 results need be no better than TF32 products would make them
-  Place place;                      ///< read by kernels that take pieces
-  Rows delta;                       ///< of a piece's rows, like lse; not wanted: backward sums it up itself
+  std::int64_t heads_together = 1;  ///< query heads per key head, see group()
+  bool allow_tf32 = false;          ///< f32 results may be as inexact as TF32 products
+  Place place;                      ///< read only by kernels that take pieces
+  Rows delta;                       ///< of a piece, like LSE; if not given, backward computes it
   HeadValues logit_scale;
   std::byte* dlogit_scale = nullptr;  ///< [Hq] with stride dlogit_scale_stride, in the type of logit_scale
   std::int64_t dlogit_scale_stride = 0;
 
-  /// What multiplies q·k of a head: the scale, times the head's logit scale.
+  /// The factor of q·k for a head: the scale times the head's logit scale.
   constexpr double scale_of(std::int64_t h) const {
     return problem.features.logit_scale ? scale * logit_scale.at(0, h) : scale;
   }
@@ -199,8 +203,9 @@ struct AttentionCall {
     return s;
   }
 
-  /// Rows of queries or keys a head has over the whole batch, and where those of entry b begin among them:
-  /// how kernels index what they keep a row.
+  // Kernels keep their own arrays per row as [heads, rows_q] or [heads, rows_k]: the rows of all entries of
+  // one head are adjacent, and those of entry b begin at first_row_q(b) or first_row_k(b).
+
   constexpr std::int64_t rows_q() const { return packed() ? total_q : problem.batch * problem.length_q; }
   constexpr std::int64_t rows_k() const { return packed() ? total_k : problem.batch * problem.length_k; }
   constexpr std::int64_t first_row_q(std::int64_t b) const {
@@ -219,7 +224,7 @@ struct AttentionCall {
     return {std::max<std::int64_t>(0, position - band.left), std::min(s.length_k, position + band.right + 1)};
   }
 
-  /// How far query i is from key j: what ALiBi multiplies.
+  /// The signed distance of query i from key j in the whole, which ALiBi multiplies.
   constexpr std::int64_t distance(const Sequence& s, std::int64_t i, std::int64_t j) const {
     const std::int64_t more_keys = place.of_piece ? place.more_keys : s.length_k - s.length_q;
     return place.query(i) + more_keys - place.key(j);
@@ -230,7 +235,8 @@ struct AttentionCall {
     if (problem.layout == Layout::paged) return rows.at(page_at(b, j / page), h_kv, j % page);
     return rows.at(b, h_kv, s.first_k + j);
   }
-  /// The page of an entry's keys from slot · page on: one of those there are, whatever the table says.
+  /// The page with an entry's keys from slot · page on, brought into range so that a wrong table never leads
+  /// outside the pool.
   constexpr std::int64_t page_at(std::int64_t b, std::int64_t slot) const {
     return within(page_table.at(b, slot), 0, pages - 1);
   }
@@ -239,7 +245,7 @@ struct AttentionCall {
     return (problem.length_k + blocks.block_k - 1) / blocks.block_k;
   }
 
-  /// Fills `states` (one a key block) for query block `qb`.
+  /// Fills `states`, one per key block, for query block `qb`.
   void block_states(std::int64_t b, std::int64_t h, std::int64_t qb, std::span<std::int32_t> states) const;
 };
 

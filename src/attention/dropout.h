@@ -8,14 +8,15 @@
 namespace tilewise {
 
 /// The dropout mask of the contract, a function of (seed, offset, b, h, i, j) alone: word j mod 4 of
-/// philox(counter = {j / 4, i, b·Hq + h, offset low}, key = {seed low, seed high ^ offset high}); the weight
-/// is kept when that word is at least `threshold`, and then multiplied by `keep_scale`.
+/// philox(counter = {j / 4, i, b·Hq + h, offset low}, key = {seed low, seed high ^ offset high}). P is kept
+/// if that word is at least `threshold`, and then multiplied by `keep_scale`.
 struct DropoutMask {
   PhiloxKey key{};
   std::uint32_t stream = 0;     ///< fourth word of the counter
   std::uint32_t threshold = 0;  ///< probability · 2^32
-  float keep_scale = 1;         ///< 1 / (1 - probability), or 0 where everything is dropped
-  /// Seed and offset in memory that only the kernels can read; key and stream are then read from there.
+  float keep_scale = 1;         ///< 1 / (1 - probability); 0 if everything is dropped
+  /// Seed and offset in memory that perhaps only kernels can read. If it is not null, key and stream come
+  /// from there.
   const std::int64_t* words = nullptr;
 
   DropoutMask() = default;
@@ -35,7 +36,7 @@ struct DropoutMask {
     stream = static_cast<std::uint32_t>(offset);
   }
 
-  /// The mask with its words read. To be called where they can be.
+  /// The mask with key and stream read from `words`. For code that can read that memory.
   constexpr DropoutMask drawn() const {
     DropoutMask mask = *this;
     if (words != nullptr)

@@ -7,13 +7,13 @@ namespace tilewise {
 
 enum class AttentionRule : std::uint8_t {
   none,
-  starts_at_0,  ///< cumulative lengths; of keys where `second`, as the next three
+  starts_at_0,  ///< for cumulative lengths, those of keys if `second`; likewise the next three
   never_falls,
   longest,
   ends_inside,
   key_length,
   page,
-  block_count,  ///< the block lists; that of full blocks where `second`, as the next two
+  block_count,  ///< for the block lists, that of full blocks if `second`; likewise the next two
   key_block,
   listed_once,
   lists_apart,
@@ -21,7 +21,7 @@ enum class AttentionRule : std::uint8_t {
 };
 using AttentionFault = IndexFault<AttentionRule>;
 
-/// One row of query blocks in one of the lists.
+/// The list of one row of query blocks, in one of the two block lists.
 struct BlockRow {
   const Indices* indices = nullptr;
   std::int64_t b = 0, h = 0, row = 0;
@@ -31,9 +31,9 @@ struct BlockRow {
   friend bool operator==(const BlockRow&, const BlockRow&) = default;
 };
 
-/// Which blocks a row lists, by a search: a device has no place for more.
+/// Finds a block in a row's list by linear search, which needs no memory on the device.
 struct SearchedBlocks {
-  /// Whether a block is among the row's first `count`.
+  /// Whether the block is among the first `count` of the row's list.
   constexpr bool has(const BlockRow& row, std::int32_t count, std::int32_t block) const {
     for (std::int32_t slot = 0; slot < count; ++slot) {
       if (row.at(slot) == block) return true;
@@ -42,15 +42,14 @@ struct SearchedBlocks {
   }
 };
 
-/// The index tensors of a call as items: of packed sequences one for each cumulative length, then one for
-/// each entry's key length and pages, then one for each row of query blocks in the lists, between them, and
-/// in the tile ids.
+/// The index tensors of a call as a sequence of items that can be checked independently: one for each
+/// cumulative length of queries and of keys, one for each entry's key length and pages, and one for each row
+/// of query blocks in `indices`, in `full_indices`, in both lists together, and in the tile ids.
 class AttentionIndices {
  public:
   explicit AttentionIndices(const AttentionCall& call) : call_(call) {
     const AttentionProblem& problem = call.problem;
-    // A list may repeat its counts and not its blocks, or the other way round: both strides say whether
-    // entries or heads are the same.
+    // Entries or heads share a row only if both counts and blocks are broadcast over them.
     const auto rows_of = [&](const Indices& counts, const Indices& beside) {
       const auto extent = [&](int dim, std::int64_t all) {
         return counts.stride[dim] == 0 && beside.stride[dim] == 0 ? 1 : all;
@@ -62,32 +61,33 @@ class AttentionIndices {
     if (call.packed()) cumulative_ = problem.batch + 1;
     if (problem.features.key_lengths) entries_ = problem.batch;
     if (!problem.features.block_mask || problem.batch == 0 || problem.heads_q == 0) return;
-    some_ = rows_of(call.blocks.counts, call.blocks.indices);
+    partial_ = rows_of(call.blocks.counts, call.blocks.indices);
     if (call.blocks.full_counts.data != nullptr) {
       full_ = rows_of(call.blocks.full_counts, call.blocks.full_indices);
-      both_ = {std::max(some_.batch, full_.batch), std::max(some_.heads, full_.heads), some_.rows};
+      both_ = {std::max(partial_.batch, full_.batch), std::max(partial_.heads, full_.heads), partial_.rows};
     }
-    if (call.blocks.tile_ids.data != nullptr) ids_ = rows_of(call.blocks.counts, call.blocks.tile_ids);
+    if (call.blocks.tile_ids.data != nullptr) tile_ids_ = rows_of(call.blocks.counts, call.blocks.tile_ids);
   }
 
   std::int64_t items() const {
-    return 2 * cumulative_ + entries_ + some_.count() + full_.count() + both_.count() + ids_.count();
+    return 2 * cumulative_ + entries_ + partial_.count() + full_.count() + both_.count() + tile_ids_.count();
   }
 
-  /// What is wrong with an item, by `blocks`, which says what a row of query blocks lists.
+  /// The fault of an item, if any. `blocks` finds blocks in lists: SearchedBlocks or MarkedBlocks.
   template <typename Blocks>
   constexpr AttentionFault fault(std::int64_t item, Blocks& blocks) const {
     if (item < cumulative_) return fault_of(call_.starts_q(), item, false);
     if ((item -= cumulative_) < cumulative_) return fault_of(call_.starts_k(), item, true);
     if ((item -= cumulative_) < entries_) return fault_of_entry(item);
-    if ((item -= entries_) < some_.count()) return fault_of_list(some_.place(item), false, blocks);
-    if ((item -= some_.count()) < full_.count()) return fault_of_list(full_.place(item), true, blocks);
+    if ((item -= entries_) < partial_.count()) return fault_of_list(partial_.place(item), false, blocks);
+    if ((item -= partial_.count()) < full_.count()) return fault_of_list(full_.place(item), true, blocks);
     if ((item -= full_.count()) < both_.count()) return fault_of_both(both_.place(item), blocks);
-    return fault_of_ids(ids_.place(item - both_.count()));
+    return fault_of_ids(tile_ids_.place(item - both_.count()));
   }
 
  private:
-  /// Rows of query blocks, as far as a list tells them apart.
+  /// The different rows of query blocks of a list: one for all entries or heads over which the list is
+  /// broadcast.
   struct ListRows {
     std::int64_t batch = 0, heads = 0, rows = 0;
     struct Place {
@@ -139,15 +139,15 @@ class AttentionIndices {
     return {};
   }
 
-  // Counts are brought into range: where one is not, a fault was found before this one.
+  // Counts are brought into range here. A count out of range is an earlier fault, which is the one reported.
   template <typename Blocks>
   constexpr AttentionFault fault_of_both(const ListRows::Place& at, Blocks& blocks) const {
     const BlockView& view = call_.blocks;
-    const BlockRow some{&view.indices, at.b, at.h, at.row, view.count(at.b, at.h, at.row)};
+    const BlockRow partial{&view.indices, at.b, at.h, at.row, view.count(at.b, at.h, at.row)};
     const std::int32_t full = view.full_count(at.b, at.h, at.row);
     for (std::int32_t slot = 0; slot < full; ++slot) {
       const std::int32_t block = view.full_indices.at(at.b, at.h, at.row, slot);
-      if (blocks.has(some, some.count, block)) {
+      if (blocks.has(partial, partial.count, block)) {
         return {AttentionRule::lists_apart, true, block, {at.b, at.h, at.row}};
       }
     }
@@ -165,12 +165,12 @@ class AttentionIndices {
   }
 
   AttentionCall call_;
-  std::int64_t cumulative_ = 0;  // of queries, and as many of keys
+  std::int64_t cumulative_ = 0;  // for queries, and as many for keys
   std::int64_t entries_ = 0;
-  ListRows some_, full_, both_, ids_;
+  ListRows partial_, full_, both_, tile_ids_;
 };
 
-/// Throws InvalidArgument with what a rule says of a fault; returns where there is none.
+/// Throws InvalidArgument with the message for a fault. Returns if there is none.
 void raise(const AttentionFault& fault, const AttentionCall& call);
 
 }  // namespace tilewise

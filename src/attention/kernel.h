@@ -8,22 +8,22 @@
 
 namespace tilewise {
 
-/// One way to compute attention, both passes: `call.problem.pass` says which is asked.
+/// An implementation of attention in both passes; `call.problem.pass` says which one to compute.
 using AttentionKernel = Kernel<AttentionProblem, AttentionCall>;
 
-/// All of them, fastest first, the plain reference last. Choosing walks this list.
+/// All attention kernels, fastest first, the plain reference last. The choice walks this list.
 std::span<const AttentionKernel> attention_kernel_list();
 
-/// The kernel of that name, or the first able one for "auto". Throws Unsupported, with the reasons, when
-/// there is none that can.
+/// The kernel of that name or, for "auto", the first that can compute the problem and does not yield. Throws
+/// Unsupported, with the reasons, if there is none.
 const AttentionKernel& choose_attention_kernel(const AttentionProblem& problem, std::string_view name);
 
-/// Looks at what index tensors hold, and throws what is wrong. Those of a CUDA device are looked at where
-/// that was asked for: by a kernel, and the call waits for the stream.
+/// Checks the contents of index tensors and throws InvalidArgument if they are wrong. On a CUDA device this
+/// happens only where the caller asked for it: a kernel checks them, and the call waits for the stream.
 void check_indices(const AttentionCall& call, const Context& context);
 
-/// The call with dropout's seed and offset read, where they are in memory: for kernels of the CPU, which read
-/// them when they begin.
+/// The call with dropout's seed and offset read from memory, if they are there. CPU kernels call it when they
+/// start.
 inline AttentionCall with_drawn_dropout(const AttentionCall& call) {
   AttentionCall drawn = call;
   drawn.dropout = call.dropout.drawn();
@@ -33,7 +33,7 @@ inline AttentionCall with_drawn_dropout(const AttentionCall& call) {
 #ifdef TILEWISE_HAS_CUDA
 namespace cuda {
 extern const AttentionKernel wgmma_attention;
-extern const AttentionKernel wgmma_lagged_attention;  ///< this and the next two where trial kernels are built
+extern const AttentionKernel wgmma_lagged_attention;  ///< this and the next two: in builds with trial kernels
 extern const AttentionKernel wgmma_persistent_attention;
 extern const AttentionKernel wgmma_halves_attention;
 extern const AttentionKernel mma_attention;

@@ -8,22 +8,24 @@
 namespace tilewise::masks {
 namespace {
 
-constexpr std::int64_t longest = (std::int64_t{1} << 31) - 1;  // as attention's
+constexpr std::int64_t most_positions = (std::int64_t{1} << 31) - 1;  // the limit of attention
 
 void check_length(std::int64_t length, std::string_view name) {
-  check(length >= 0 && length <= longest, name, "0 or above and below 2^31", length);
+  check(length >= 0 && length <= most_positions, name, "0 or above and below 2^31", length);
 }
 
 MaskSlice causal_square(std::int64_t begin, std::int64_t end) {
   return {.q_begin = begin, .q_end = end, .k_begin = begin, .k_end = end, .highest = 0};
 }
 
-// The slices of neighbourhoods along a line: of queries from `q` on and keys from `k` on. The box of point i
-// begins at i − before, but not before the line's first point and not so late that it would pass the last.
+// The slices of neighbourhoods along a line, with queries from `q` on and keys from `k` on. The box of point
+// i begins at i − before, clamped so that it stays inside the line. So there are three slices: the points at
+// the beginning, which share the first box, the points in between, and the points at the end, which share the
+// last box.
 void add_line(std::int64_t q, std::int64_t k, std::int64_t extent, std::int64_t kernel,
               std::vector<MaskSlice>& slices) {
   const std::int64_t before = kernel / 2;
-  const std::int64_t inner_begin = std::min(before + 1, extent);  // the first point whose box may move
+  const std::int64_t inner_begin = std::min(before + 1, extent);  // before it, all points have the first box
   const std::int64_t inner_end = std::max(inner_begin, extent - kernel + before);
   slices.push_back({.q_begin = q, .q_end = q + inner_begin, .k_begin = k, .k_end = k + kernel});
   if (inner_begin < inner_end) {
@@ -40,7 +42,7 @@ void add_line(std::int64_t q, std::int64_t k, std::int64_t extent, std::int64_t 
   }
 }
 
-// The same over all dimensions from `dim` on, the last of which are lines.
+// The slices of neighbourhoods over the dimensions from `dim` on. The innermost dimension is a line.
 void add_neighbours(std::size_t dim, std::int64_t q, std::int64_t k, std::span<const std::int64_t> extents,
                     std::span<const std::int64_t> kernel, std::vector<MaskSlice>& slices) {
   const std::int64_t extent = extents[dim];
@@ -114,7 +116,7 @@ std::vector<MaskSlice> neighbourhood(std::span<const std::int64_t> extents,
       [&] { return "as many as extents, " + std::to_string(extents.size()); }, kernel.size());
   std::int64_t points = 1;
   for (std::size_t dim = 0; dim < extents.size(); ++dim) {
-    check(extents[dim] >= 1 && extents[dim] <= longest / points, "extents",
+    check(extents[dim] >= 1 && extents[dim] <= most_positions / points, "extents",
           "1 or above, and fewer than 2^31 points", extents[dim]);
     points *= extents[dim];
     check(

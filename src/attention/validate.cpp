@@ -12,13 +12,13 @@
 namespace tilewise {
 namespace {
 
-// The type of the inputs, or f32 where a piece asks for it.
+// Results have the type of the inputs; those of a piece may also be f32.
 void check_result_dtype(const Tensor& tensor, std::string_view name, DType inputs, bool piece) {
   if (piece && inputs != DType::f64 && tensor.dtype == DType::f32) return;
   check_dtype(tensor, name, inputs);
 }
 
-// A tensor that stands beside q or o: same rows, its own last extent.
+// Checks a tensor with the rows of q and `dim` as its last extent.
 void check_beside_q(const Tensor& tensor, std::string_view name, std::int64_t dim, std::string_view meaning,
                     const Tensor& q, const Context& context, bool piece = false) {
   if (q.rank == 3) {
@@ -30,7 +30,7 @@ void check_beside_q(const Tensor& tensor, std::string_view name, std::int64_t di
   check_contiguous_last(tensor, name);
 }
 
-// f32; f64 where q is, or where a piece asks for it.
+// LSE, dLSE and delta are f32. They are f64 if q is, and those of a piece may be f64.
 void check_lse(const Tensor& tensor, std::string_view name, const Tensor& q, const Context& context,
                bool piece) {
   if (q.rank == 3) {
@@ -42,7 +42,7 @@ void check_lse(const Tensor& tensor, std::string_view name, const Tensor& q, con
   check_dtype(tensor, name, wide ? DType::f64 : DType::f32);
 }
 
-// Backward of a share of the keys: what it needs, and what it must not be given.
+// Checks what backward of a piece with some of the keys needs, and what it must not be given.
 void check_delta(const AttentionInputs& inputs, const AttentionOptions& options,
                  const AttentionGradients& gradients, const Context& context) {
   check(options.piece.has_value(), "delta", "none but of a piece", gradients.delta);
@@ -52,7 +52,7 @@ void check_delta(const AttentionInputs& inputs, const AttentionOptions& options,
   check_dtype(gradients.delta, "delta", gradients.lse.dtype);
 }
 
-// Sets what results wider than the rows ask of a kernel.
+// Notes in the problem which results are wider than the inputs.
 void set_wide_results(AttentionCall& call) {
   const DType dtype = call.problem.dtype;
   PieceDetails& piece = call.problem.piece;
@@ -62,7 +62,7 @@ void set_wide_results(AttentionCall& call) {
   piece.wide_statistics = dtype != DType::f64 && call.lse.wanted && call.lse.dtype == DType::f64;
 }
 
-// The tensors by their names, in the order of the structs.
+// The tensors with their names, in the order of the structs.
 auto named(const AttentionInputs& inputs) {
   return std::array{Named{"q", &inputs.q},
                     Named{"k", &inputs.k},

@@ -13,26 +13,26 @@
 namespace tilewise {
 namespace {
 
-// Which blocks a row lists, by marks of all key blocks: each is looked at once.
+// Finds blocks in a row's list by marks on all key blocks, so that each entry of a list is read once.
 class MarkedBlocks {
  public:
   explicit MarkedBlocks(std::int64_t key_blocks) : marks_(static_cast<std::size_t>(key_blocks)) {}
 
-  /// Whether a block is among the row's first `count`, which are asked for in rising numbers. All are key
-  /// blocks.
+  /// Whether the block is among the first `count` of the row's list. Callers ask for one row with increasing
+  /// `count`, so that each entry is marked once. All entries must be valid key blocks.
   bool has(const BlockRow& row, std::int32_t count, std::int32_t block) {
     if (!(row == row_) || count < marked_) {
       row_ = row;
       marked_ = 0;
-      ++own_;
+      ++row_number_;
     }
-    for (; marked_ < count; ++marked_) marks_[static_cast<std::size_t>(row.at(marked_))] = own_;
-    return marks_[static_cast<std::size_t>(block)] == own_;
+    for (; marked_ < count; ++marked_) marks_[static_cast<std::size_t>(row.at(marked_))] = row_number_;
+    return marks_[static_cast<std::size_t>(block)] == row_number_;
   }
 
  private:
-  std::vector<std::uint32_t> marks_;  // by which row a block was listed last
-  std::uint32_t own_ = 0;
+  std::vector<std::uint32_t> marks_;  // for each key block, the number of the last row that listed it
+  std::uint32_t row_number_ = 0;
   BlockRow row_;
   std::int32_t marked_ = 0;
 };

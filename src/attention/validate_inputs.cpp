@@ -36,14 +36,14 @@ void check_dropout_seed(const Tensor& seed, const Context& context) {
   check_contiguous_last(seed, "dropout_seed");
 }
 
-// Whether rows of keys begin at multiples of 16 bytes and have keys that lie together.
+// Whether rows of the mask begin at multiples of 16 bytes and their keys are contiguous.
 bool has_boxes(const Tensor& mask, std::int64_t keys) {
   const int last = mask.rank - 1;
   return last >= 0 && mask.extent(last) == keys && (keys == 1 || mask.stride(last) == 1) &&
          has_aligned_rows(mask);
 }
 
-// Whether the keys of each row lie together, or share one element.
+// Whether the keys of each row are contiguous or broadcast.
 bool has_plain_rows(const Tensor& mask, std::int64_t keys) {
   const int last = mask.rank - 1;
   return last < 0 || keys == 1 || mask.extent(last) == 1 || mask.stride(last) == 1 || mask.stride(last) == 0;
@@ -54,7 +54,7 @@ Layout layout_of(const AttentionInputs& inputs) {
   return inputs.page_table.given() ? Layout::paged : Layout::dense;
 }
 
-// q, k, v: rank, type and agreement; fills the problem's shape.
+// Checks rank and type of q, k and v and that their shapes agree. Fills in the problem's shape.
 void check_qkv(const AttentionInputs& inputs, const Context& context, AttentionProblem& problem) {
   const Tensor& q = inputs.q;
   const Tensor& k = inputs.k;
@@ -137,7 +137,7 @@ void check_packed(const AttentionInputs& inputs, const Context& context, Attenti
         "0 or above and below 2^31", packed.max_length_q);
   check(packed.max_length_k >= 0 && packed.max_length_k < max_length, "packed.max_length_k",
         "0 or above and below 2^31", packed.max_length_k);
-  // No sequence is longer than all together: a larger bound would only cost time and workspace.
+  // No sequence is longer than all together. A larger bound would only cost time and workspace.
   problem.length_q = std::min(packed.max_length_q, inputs.q.extent(0));
   problem.length_k = std::min(packed.max_length_k, inputs.k.extent(0));
   check(!inputs.mask.given(), "mask", "none with packed sequences", inputs.mask);
@@ -211,8 +211,8 @@ void check_mask(const Tensor& mask, const Context& context, const AttentionProbl
   check_memory(mask, "mask", context);
 }
 
-// A block that is longer than what it divides is cut to that: its tail has nothing to say, and kernels take
-// time and memory for whole blocks.
+// A block size above the number of queries or keys is reduced to that number, since kernels spend time and
+// memory on whole blocks.
 std::int64_t within_length(std::int64_t block, std::int64_t length) {
   return std::min(block, std::max<std::int64_t>(length, 1));
 }
@@ -260,7 +260,7 @@ void check_blocks(const BlockMask& blocks, const Context& context, const Attenti
   }
 }
 
-// The lists of blocks broadcast with their counts.
+// Checks that the block lists broadcast over B and Hq like their counts.
 void check_broadcast(const BlockMask& blocks) {
   const auto check_beside = [](const Tensor& counts, std::string_view counts_name, const Tensor& beside,
                                std::string_view name) {
@@ -300,15 +300,15 @@ Band band_of(const AttentionOptions& options) {
   return band;
 }
 
-// ⌊a / b⌋ for b above 0.
-std::int64_t floor_of(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+// ⌊a / b⌋ for b > 0.
+std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
-// The band of the whole as the piece's own indices have it. Query i stands `ahead` positions before its own
-// index among the keys, so it sees the key of index i + n where (n·step − ahead) is from −left to right.
+// The band of the whole in the indices of the piece. In the whole, query i stands `ahead` positions after key
+// i of the piece, so it sees key i + n of the piece if n·step − ahead is from −left to right.
 Band band_of_piece(const Band& whole, std::int64_t ahead, std::int64_t step) {
   Band band;
-  if (whole.left < Band::unbounded) band.left = floor_of(whole.left - ahead, step);
-  if (whole.right < Band::unbounded) band.right = floor_of(whole.right + ahead, step);
+  if (whole.left < Band::unbounded) band.left = floor_div(whole.left - ahead, step);
+  if (whole.right < Band::unbounded) band.right = floor_div(whole.right + ahead, step);
   return band;
 }
 
@@ -326,9 +326,9 @@ void set_piece(const Piece& piece, AttentionCall& call) {
   const std::int64_t shift = call.alignment == Alignment::bottom_right ? more_keys : 0;
   Band& band = call.band;
   band = band_of_piece(band, piece.q_offset + shift - piece.k_offset, piece.step);
-  if (band.left >= problem.length_q - 1) band.left = Band::unbounded;  // it hides nothing
+  if (band.left >= problem.length_q - 1) band.left = Band::unbounded;  // such a side hides nothing
   if (band.right >= problem.length_k - 1) band.right = Band::unbounded;
-  band.left = std::max(band.left, -problem.length_k);  // beyond, nothing is seen either
+  band.left = std::max(band.left, -problem.length_k);  // even smaller numbers hide no more
   band.right = std::max(band.right, -problem.length_q);
   call.alignment = Alignment::top_left;
   AttentionFeatures& features = problem.features;
@@ -342,9 +342,9 @@ void set_piece(const Piece& piece, AttentionCall& call) {
   problem.piece.off_diagonal = band.left < 0 || band.right < 0;
 }
 
-/// Keys that the band and the longest sequence leave to a query at the most. The number of keys rises with a
-/// query's position, stays, and falls again: it is highest at position `left`, or as near to that as queries
-/// come.
+/// The largest number of keys that a query sees by the band and the longest sequence. With a query's position
+/// the number first increases, then stays, then decreases. So it is largest at position `left`, or at the
+/// query nearest to that.
 std::int64_t most_keys(const AttentionCall& call) {
   const AttentionProblem& problem = call.problem;
   const Band& band = call.band;
@@ -394,7 +394,7 @@ AttentionCall checked_inputs(Pass pass, const AttentionInputs& inputs, const Att
   if (problem.layout == Layout::paged) check_paged(inputs, context, problem);
   check(problem.length_q < max_length, "q", "fewer than 2^31 queries", inputs.q);
   check(problem.length_k < max_length, "k", "fewer than 2^31 keys", inputs.k);
-  // Entries without heads count, too: checks of index tensors go over them.
+  // Entries without heads count, too, since the checks of index tensors go over them.
   check(bounded_product(problem.batch, std::max<std::int64_t>(problem.heads_q, 1)) < 2 * max_length, "q",
         "fewer than 2^32 heads in all", inputs.q);
 

@@ -4,9 +4,9 @@
 
 namespace tilewise {
 
-// Tensors in the forms a call holds.
+// Conversion of tensors to the forms that a call holds.
 
-// The views of dense and paged tensors are [b, h, s, d], those of packed ones [s, h, d].
+// Dense and paged tensors are [b, h, s, d], packed ones [s, h, d].
 inline Rows rows_of(const Tensor& tensor, Layout layout) {
   if (!tensor.given()) return {};
   const bool packed = layout == Layout::packed;
@@ -18,7 +18,7 @@ inline Rows rows_of(const Tensor& tensor, Layout layout) {
           .wanted = true};
 }
 
-// lse and its gradient: [B, Hq, Sq], packed [Hq, total].
+// LSE, dLSE and delta: [B, Hq, Sq], packed [Hq, total].
 inline Rows statistics_of(const Tensor& tensor, Layout layout) {
   if (!tensor.given()) return {};
   const bool packed = layout == Layout::packed;

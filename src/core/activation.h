@@ -6,7 +6,7 @@
 
 namespace tilewise {
 
-// The activations and their derivatives in float64: what they mean. Kernels have their own.
+// The definitions of the activations and their derivatives, in f64. Fast kernels have their own versions.
 
 inline constexpr double inverse_sqrt_2 = 0.70710678118654752440;
 inline constexpr double inverse_sqrt_2pi = 0.39894228040143267794;
@@ -16,7 +16,7 @@ inline constexpr double gelu_cubic = 0.044715;
 inline double activated(Activation activation, double x) {
   switch (activation) {
     case Activation::none: return x;
-    case Activation::relu: return x < 0 ? 0 : x;  // a NaN stays one
+    case Activation::relu: return x < 0 ? 0 : x;  // NaN stays NaN
     case Activation::gelu: return 0.5 * x * (1 + std::erf(x * inverse_sqrt_2));
     case Activation::gelu_tanh:
       return 0.5 * x * (1 + std::tanh(sqrt_2_over_pi * (x + gelu_cubic * x * x * x)));
@@ -25,8 +25,8 @@ inline double activated(Activation activation, double x) {
   return x;
 }
 
-/// At 0 that of relu is 0, as in PyTorch.
-inline double activation_slope(Activation activation, double x) {
+/// The derivative of relu at 0 is 0, as in PyTorch.
+inline double activation_derivative(Activation activation, double x) {
   switch (activation) {
     case Activation::none: return 1;
     case Activation::relu: return x > 0 ? 1 : 0;

@@ -9,13 +9,14 @@ namespace tilewise {
 /// Throws InvalidArgument: the workspace would have 2^63 bytes or more.
 [[noreturn]] void reject_workspace_size();
 
-/// Hands out pieces of a workspace, each aligned to a cache line. Over a null base it only counts, so the
-/// code that lays memory out also tells how much it needs.
+/// Allocates arrays in a workspace, each aligned to a cache line. With a null base it only counts bytes, so
+/// that the code that lays out the workspace also computes its size.
 class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<std::byte*>(base)) {}
 
-  /// Room for as many elements as the product of the factors, of which none is negative.
+  /// Allocates an array whose number of elements is the product of the factors, none of which may be
+  /// negative.
   template <typename T, typename... Factors>
   T* take(Factors... factors) {
     std::int64_t bytes = sizeof(T);
@@ -27,12 +28,12 @@ class Arena {
   }
 
   std::size_t used() const { return used_; }
-  /// The same up to where the next piece would begin.
+  /// The same, rounded up to the beginning of the next array.
   std::size_t rounded() const { return (used_ + alignment - 1) / alignment * alignment; }
 
  private:
   static constexpr std::size_t alignment = 64;
-  // Rounded up it is still below the 2^64 bytes that a size can count.
+  // Rounding this number up does not overflow.
   static constexpr std::size_t most = std::numeric_limits<std::ptrdiff_t>::max() - alignment;
   std::byte* base_;
   std::size_t used_ = 0;

@@ -10,7 +10,8 @@
 
 namespace tilewise {
 
-/// What was given, in words: a tensor by type and shape, a callable by its result (made on failure alone).
+/// Prints a value for a message: a tensor as type and shape, a callable as its result. So a callable is only
+/// called when a check fails.
 template <typename T>
 void describe(std::ostream& out, const T& value) {
   if constexpr (std::is_invocable_v<T>) {

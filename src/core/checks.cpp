@@ -18,14 +18,14 @@ void check_simd_level(std::string_view level) {
   reject("simd_level", "one of " + names + " on this machine", "'" + std::string(level) + "'");
 }
 
-// What a tensor's extents and strides amount to. In f64 nothing overflows, and what is rounded is far from
-// any memory. An extent of 0 counts as 1, and so does the stride of a single element: kernels multiply it,
-// too.
+// The number of elements of a tensor and the memory that its strides span. They are f64, in which nothing
+// overflows; rounding only affects sizes far above the limit. An extent of 0 counts as 1. The stride of a
+// dimension of extent 1 counts, too, since kernels multiply by it.
 struct Span {
   bool negative = false;
   bool empty = false;
   double elements = 1;
-  double reach = 1;  // at least the elements from the first in memory to the last
+  double reach = 1;  // an upper bound on the distance from the first element in memory to the last
 
   explicit Span(const Tensor& tensor) {
     for (int dim = 0; dim < tensor.rank; ++dim) {
@@ -86,7 +86,7 @@ bool has_aligned_rows(const Tensor& tensor) {
   const auto width = static_cast<std::int64_t>(size_of(tensor.dtype));
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) return false;
   for (int dim = 0; dim < tensor.rank - 1; ++dim) {
-    if (tensor.extent(dim) <= 1) continue;  // any stride will do
+    if (tensor.extent(dim) <= 1) continue;  // its stride is never used
     const std::int64_t bytes = tensor.stride(dim) * width;
     if (bytes < 0 || bytes % 16 != 0) return false;
   }
@@ -116,7 +116,7 @@ void check_same_forms(std::span<const Named> planned, std::span<const Named> giv
         same_form(before, now), name,
         [&] { return with_strides(before) + " on " + to_string(before.device) + ", as planned"; },
         [&] { return with_strides(now) + " on " + to_string(now.device); });
-    if (before.data == nullptr) continue;  // it has no elements
+    if (before.data == nullptr) continue;  // the tensor has no elements
     const auto address = reinterpret_cast<std::uintptr_t>(before.data) | most_alignment;
     const std::uintptr_t alignment = address & -address;
     check(now.data != nullptr, name, "data", [&] { return "null data with " + to_string(now); });

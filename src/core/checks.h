@@ -13,7 +13,7 @@
 
 namespace tilewise {
 
-// The checks that arguments have in common.
+// Checks that several operations share.
 
 using Shape = std::initializer_list<std::int64_t>;
 
@@ -27,15 +27,15 @@ inline bool has_shape(const Tensor& tensor, Shape shape) {
          std::equal(shape.begin(), shape.end(), tensor.shape.begin());
 }
 
-/// Whether two tensors have the same extents. What stands past their rank does not count.
+/// Whether two tensors have the same rank and extents.
 inline bool same_shape(const Tensor& a, const Tensor& b) {
   return a.rank == b.rank && std::equal(a.shape.begin(), a.shape.begin() + a.rank, b.shape.begin());
 }
 
-/// That the tensor is a view as tensor.h describes it, on the device of the call.
+/// Checks that the tensor is a valid view, as tensor.h describes it, on the context's device.
 void check_memory(const Tensor& tensor, std::string_view name, const Context& context);
 
-/// That an enumerator is one of the enumeration's, which count from 0 up to `last`.
+/// Checks that a value is one of its enumeration, whose values are 0 to `last`.
 template <typename Enum>
 void check_enumerator(Enum value, Enum last, std::string_view name, std::string_view known) {
   check(value <= last, name, known, [&] { return std::to_string(static_cast<int>(value)); });
@@ -64,18 +64,18 @@ inline void check_dtype(const Tensor& tensor, std::string_view name, DType expec
   check(tensor.dtype == expected, name, to_string(expected), to_string(tensor.dtype));
 }
 
-// f32, or f64 where the inputs are.
+// Checks that the type is f32; f64 is allowed, too, if the inputs are f64.
 inline void check_statistics_dtype(const Tensor& tensor, std::string_view name, DType inputs) {
   check_dtype(tensor, name, inputs == DType::f64 && tensor.dtype == DType::f64 ? DType::f64 : DType::f32);
 }
 
-/// Whether both are given and name the same elements in the same order: what an operation in place is given.
+/// Whether both are given and name the same elements in the same order, as for an operation in place.
 bool same_view(const Tensor& a, const Tensor& b);
 
-/// Whether all rows begin at multiples of 16 bytes, with strides that are not negative.
+/// Whether all rows begin at multiples of 16 bytes and no stride is negative.
 bool has_aligned_rows(const Tensor& tensor);
 
-/// Device, threads and SIMD level.
+/// Checks device, threads and SIMD level.
 void check_context(const Context& context);
 
 struct Named {
@@ -83,12 +83,13 @@ struct Named {
   const Tensor* tensor;
 };
 
-/// That tensors stand in for those a plan was made with: as many of them given, of the same types, shapes and
-/// strides, and at addresses that are multiples of 2, 4, 8 or 16 where the planned ones are. Lists agree.
+/// Checks that tensors can replace those with which a plan was made: the same ones are given, with the same
+/// types, shapes and strides, at addresses that are multiples of 2, 4, 8 or 16 where the planned ones are.
+/// Both lists must name the same arguments in the same order.
 void check_same_forms(std::span<const Named> planned, std::span<const Named> given);
 
-/// What is written must not overlap with itself, with what is read, or with what else is written. Tensors
-/// that are not given do not count.
+/// Checks that no written tensor overlaps itself, a tensor that is read, or another written one. Tensors that
+/// are not given are ignored.
 void check_written(std::span<const Named> written, std::span<const Named> read);
 inline void check_written(std::initializer_list<Named> written, std::initializer_list<Named> read) {
   check_written(std::span(written.begin(), written.size()), std::span(read.begin(), read.size()));

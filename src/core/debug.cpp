@@ -22,7 +22,8 @@ std::string_view environment(const char* name) {
 
 bool is_set(const char* name) { return !environment(name).empty() && environment(name) != "0"; }
 
-// Where lines go: a file, opened to append and never closed, or standard error; below 0 nowhere.
+// Opens the log: a file, to which lines are appended and which is never closed, or standard error. Negative:
+// no log.
 int open_log() {
   const std::string name(environment("TILEWISE_LOG"));
   if (name.empty()) return -1;
@@ -66,10 +67,10 @@ bool logs_launches() { return log_file() >= 0; }
 void log_launch(std::string_view operation, std::string_view problem, std::string_view kernel) {
   std::string line = time_now() + ' ' + std::to_string(getpid()) + ' ' + std::string(operation);
   line.append(problem).append(": ").append(kernel).append("\n");
-  // One write a line, so that those of several processes do not mix; threads take turns, since a write may be
-  // cut short.
-  static std::mutex turns;
-  const std::lock_guard turn(turns);
+  // Each line is one write, so that lines of several processes do not mix. The mutex keeps lines of several
+  // threads apart, since a write may be partial.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   for (std::string_view left = line; !left.empty();) {
     const ssize_t written = write(log_file(), left.data(), left.size());
     if (written < 0 && errno == EINTR) continue;

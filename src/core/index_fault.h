@@ -4,16 +4,16 @@
 
 namespace tilewise {
 
-// The rules for what index tensors hold are written once and run on both sides: a CPU call walks over all
-// items of its tensors before anything else; on a device a kernel does, where asked (core/debug.h). An item
-// is a part that is checked by itself. The first item with a fault is the one that is reported, by the same
-// words on either side.
+// The rules for the contents of index tensors are written once, for host and device. A call divides its index
+// tensors into items, which are checked independently. On the CPU it checks all items before anything else;
+// on a device a kernel does so where the caller asked for it (core/debug.h). The first item with a fault is
+// reported, with the same message on both sides.
 
-/// A number that breaks a rule; what the places mean is the rule's matter.
+/// A number that breaks a rule. The meaning of `place` depends on the rule.
 template <typename Rule>
 struct IndexFault {
   Rule rule = Rule::none;
-  bool second = false;  ///< of two tensors that have the same rule
+  bool second = false;  ///< which of two tensors with the same rule
   std::int64_t value = 0;
   std::int64_t place[3] = {};
 

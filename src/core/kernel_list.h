@@ -16,55 +16,56 @@
 
 namespace tilewise {
 
-/// How a kernel computes a call: decided when the call is planned, obeyed when it is launched.
+/// How a kernel computes a call. It is chosen when the call is planned and used when it is launched.
 struct Configuration {
-  std::size_t workspace_bytes = 0;  ///< at an aligned address
-  int row = -1;                     ///< of the kernel's tuning table
-  int heads_log2 = 0;               ///< of decoding: packed heads
-  int splits = 0;                   ///< of decoding: of the keys of a tile
+  std::size_t workspace_bytes = 0;  ///< from an aligned address on
+  int row = -1;                     ///< row of the kernel's tuning table
+  int heads_log2 = 0;               ///< for decoding: log2 of the heads that packed GQA joins
+  int splits = 0;                   ///< for decoding: split-KV
 };
 
-/// One way to compute an operation. A problem says what is asked, a call holds the checked arguments and the
-/// problem in its field `problem`. Where an operation has two passes, its kernels do both, and the problem
-/// says which is asked.
+/// An implementation of an operation. A problem says what is asked. A call holds the checked arguments, and
+/// the problem in its field `problem`. If an operation has two passes, its kernels compute both, and the
+/// problem says which one.
 template <typename ProblemOf, typename CallOf>
 struct Kernel {
   using Problem = ProblemOf;
   using Call = CallOf;
   std::string_view name;
-  /// Empty when it can take the problem, else the reason why not.
+  /// Empty if the kernel can compute the problem, else the reason why not.
   std::string (*supports)(const Problem&);
-  /// Bytes of workspace for the call.
+  /// The bytes of workspace for the call.
   std::size_t (*workspace)(const Call&, const Context&) = nullptr;
   /// Runs the call, which was checked and is supported; context.workspace is large enough and aligned to 64.
   void (*launch)(const Call&, const Context&) = nullptr;
-  /// Why "auto" takes a later kernel that can instead; empty, or null, where it does not.
+  /// Why "auto" prefers a later kernel that can compute the problem, too. Empty if it does not; may be null.
   std::string (*yields)(const Problem&) = nullptr;
-  /// What of the problem no GPU has run yet; empty, or null, where there is nothing. Such a problem is on
-  /// trial: the kernel takes it only by its name, and only with TILEWISE_TRIAL=1.
+  /// What part of the problem is not yet proven or timed on a GPU. Empty if nothing; may be null. Such a
+  /// problem is on trial: the kernel takes it only when it is named, and only with TILEWISE_TRIAL=1.
   std::string (*trial)(const Problem&) = nullptr;
-  /// In place of `workspace` and `launch`, for a kernel that is compiled in several configurations.
+  /// In place of `workspace` and `launch`, for kernels that are compiled in several configurations.
   Configuration (*configure)(const Call&, const Context&) = nullptr;
   void (*launch_configured)(const Call&, const Configuration&, const Context&) = nullptr;
 };
 
-// An operation's kernels stand in one list, fastest first, the plain reference last. Choosing walks it.
+// The kernels of an operation are in one list, fastest first, the plain reference last. The choice walks that
+// list.
 
-/// The caller's workspace may stand anywhere; kernels get it aligned to a cache line.
+/// The caller's workspace may have any alignment. Kernels get it aligned to a cache line.
 inline constexpr std::size_t workspace_alignment = 64;
 
-/// Whether a context's workspace holds `needed` bytes and is aligned already. Then it needs no copy, and a
-/// copy of a context is not cheap.
+/// Whether a context's workspace is aligned and holds `needed` bytes. If so, the context need not be copied,
+/// which is not cheap.
 bool has_aligned_workspace(const Context& context, std::size_t needed);
-/// A context whose workspace is aligned and holds `needed` bytes, of which alignment may take a part. Throws
-/// InvalidArgument where the caller's is too small.
+/// A copy of the context with an aligned workspace. `needed` includes the padding for alignment. Throws
+/// InvalidArgument if the caller's workspace is too small.
 Context with_aligned_workspace(const Context& context, std::size_t needed);
 
-/// Throws DeviceError: a plan of several kernels was made before use_tuning().
+/// Throws DeviceError with the message that a plan of several kernels was made before use_tuning().
 [[noreturn]] void reject_stale_plan();
 
-/// What of the questions that `ask` puts to tuning tables was answered by a measurement, after `before`;
-/// empty where nothing was.
+/// The rows that measurements choose for the tuning questions that `ask` puts, as a text that begins with
+/// `before`. Empty if there are none.
 std::string measured_rows(std::string_view before, const std::function<void()>& ask);
 
 /// Throws InvalidArgument, listing the known names, unless `name` is "auto" or in the list.
@@ -79,13 +80,13 @@ void check_kernel_name(std::span<const K> kernels, std::string_view name) {
   reject("kernel", "one of " + names, "'" + std::string(name) + "'");
 }
 
-/// What a kernel that can take the problem has on trial; empty where that is nothing.
+/// What a kernel that can compute the problem has on trial; empty if nothing.
 template <typename K>
 std::string trial_of(const K& kernel, const typename K::Problem& problem) {
   return kernel.trial == nullptr ? std::string() : kernel.trial(problem);
 }
 
-/// Why a kernel is not to be taken, where the caller asked for `name`; empty where it may be.
+/// Why a kernel may not be chosen if the caller asked for `name`; empty if it may.
 template <typename K>
 std::string reason_against(const K& kernel, const typename K::Problem& problem, std::string_view name) {
   std::string reason = kernel.supports(problem);
@@ -95,8 +96,8 @@ std::string reason_against(const K& kernel, const typename K::Problem& problem, 
   return "trial: takes " + trial + " by its name and with TILEWISE_TRIAL=1 alone";
 }
 
-/// The kernel of that name, or for "auto" the first able one that does not yield to another. Null where there
-/// is none that can; then `reasons` say why.
+/// The kernel of that name or, for "auto", the first that can compute the problem and does not yield; if all
+/// of them yield, the first of them. Null if no kernel can; then `reasons` say why.
 template <typename K>
 const K* find_kernel(std::span<const K> kernels, const typename K::Problem& problem, std::string_view name,
                      std::string& reasons) {
@@ -115,7 +116,7 @@ const K* find_kernel(std::span<const K> kernels, const typename K::Problem& prob
   return yielding;
 }
 
-/// The same, but throws Unsupported, with the reasons, when there is none that can.
+/// The same, but throws Unsupported, with the reasons, if no kernel can compute the problem.
 template <typename K>
 const K& choose_kernel(std::span<const K> kernels, const typename K::Problem& problem,
                        std::string_view name) {
@@ -137,8 +138,9 @@ void launch_kernel(const K& kernel, const typename K::Call& call, const Configur
   if (kernel.launch_configured != nullptr) return kernel.launch_configured(call, configuration, context);
   kernel.launch(call, context);
 }
-/// For kernels that launch others in a part of their workspace, for which they asked when they were planned.
-/// Throws DeviceError if the other would now need more, which it may after use_tuning().
+/// Launches another kernel from inside a kernel, in the part of its workspace that it reserved for this when
+/// it was planned. Throws DeviceError if the other kernel needs more workspace now, which may happen after
+/// use_tuning().
 template <typename K>
 void launch_inner(const K& kernel, const typename K::Call& call, const Context& context) {
   const Configuration configuration = configure_kernel(kernel, call, context);
@@ -146,7 +148,7 @@ void launch_inner(const K& kernel, const typename K::Call& call, const Context& 
   launch_kernel(kernel, call, configuration, context);
 }
 
-/// What a caller must provide for a configuration.
+/// The bytes of workspace that a caller must provide for a configuration, at any address.
 constexpr std::size_t workspace_for(const Configuration& configuration) {
   const std::size_t bytes = configuration.workspace_bytes;
   return bytes == 0 ? 0 : bytes + workspace_alignment - 1;

@@ -8,7 +8,7 @@
 
 namespace tilewise {
 
-/// Element `index` of memory of a run-time type, widened. For places where speed is no matter.
+/// Element `index` of an array of a run-time type, as f64. For code where speed does not matter.
 inline double load_element(const std::byte* data, DType dtype, std::int64_t index) {
   switch (dtype) {
     case DType::f64: return reinterpret_cast<const double*>(data)[index];
@@ -24,7 +24,7 @@ inline double load_element(const std::byte* data, DType dtype, std::int64_t inde
   return 0;
 }
 
-/// Its counterpart, rounding to a floating type.
+/// Stores a value as an element of a floating type, rounded.
 inline void store_element(std::byte* data, DType dtype, std::int64_t index, double value) {
   const auto narrow = static_cast<float>(value);
   switch (dtype) {

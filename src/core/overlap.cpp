@@ -13,13 +13,17 @@
 namespace tilewise {
 namespace {
 
-// Something added 0 to `most` times.
+// Whether two views overlap is a question about integers: views share a byte if a sum of strides, each
+// multiplied by an index within its extent, equals a given number. Sums answers it by depth-first search over
+// the terms.
+
+// The multiples of `step` from 0 to `most` · step.
 struct Term {
   std::int64_t step;
   std::int64_t most;
 };
 
-// Terms, largest step first.
+// Terms in descending order of their steps.
 template <std::size_t capacity>
 struct Terms {
   std::array<Term, capacity> at{};
@@ -32,11 +36,11 @@ struct Terms {
   }
 };
 
-// The elements from the first to the last in memory, in bytes.
+// The addresses from the first byte of a view to the end of its last element.
 struct Range {
   std::intptr_t first;
   std::intptr_t end;
-  bool bounded;  // small enough for sums over two views to stay in 64 bits, as all memory is
+  bool bounded;  // sums over two such views fit in 64 bits, as for all real memory
 };
 
 Range range_of(const Tensor& tensor) {
@@ -56,7 +60,8 @@ Range range_of(const Tensor& tensor) {
   return range;
 }
 
-// The dimensions of a bounded view that move, turned so that no stride is negative. Steps count elements.
+// The dimensions of a bounded view with an extent above 1 and a stride other than 0, reversed where the
+// stride is negative. Steps count elements.
 struct Box {
   Terms<Tensor::max_rank> terms;
   bool repeats = false;  // whether a dimension has stride 0
@@ -71,14 +76,14 @@ struct Box {
   std::span<const Term> dims() const { return {terms.at.data(), terms.count}; }
 };
 
-// The numbers that a choice of how often to add each term makes.
+// The set of all sums of one multiple of each term.
 class Sums {
  public:
   void add(std::int64_t step, std::int64_t most) {
     if (most > 0) added_.insert({step, most});
   }
 
-  // Whether `target` is one of them. A question that takes more steps than are left is answered with yes.
+  // Whether `target` is in the set. If the search needs more than `steps_left` steps, the answer is true.
   bool contain(std::int64_t target, int& steps_left) {
     prepare();
     return contain(first_, target, steps_left);
@@ -87,8 +92,8 @@ class Sums {
  private:
   static constexpr std::size_t capacity = 2 * Tensor::max_rank + 1;
 
-  // Terms that leave no gap become one: with steps of 1 added up to 7 times, steps of 8 only lengthen the
-  // range.
+  // Merges terms that together leave no gap: with the multiples of 1 up to 7, the multiples of 8 only make
+  // the range of sums longer.
   void prepare() {
     for (std::size_t n = added_.count; n-- > 0;) {
       const Term& term = added_.at[n];
@@ -125,13 +130,13 @@ class Sums {
   }
 
   Terms<capacity> added_;
-  std::array<Term, capacity> terms_{};  // the prepared ones, from first_ on
+  std::array<Term, capacity> terms_{};  // after merging, from first_ on
   std::size_t first_ = capacity;
-  // Of those from n on: the largest sum, and what divides every sum.
+  // For the terms from n on: the largest sum, and the greatest common divisor of all sums.
   std::array<std::int64_t, capacity + 1> reach_{}, divisor_{};
 };
 
-// Slices of one buffer take tens of steps; this many take well below a millisecond.
+// Slices of one buffer take tens of steps. This many take well below a millisecond.
 constexpr int max_steps = 10'000;
 
 }  // namespace
@@ -139,10 +144,11 @@ constexpr int max_steps = 10'000;
 bool may_overlap(const Tensor& a, const Tensor& b) {
   const Range x = range_of(a), y = range_of(b);
   const bool bounded = x.bounded && y.bounded;
-  if (bounded && (x.end <= y.first || y.end <= x.first)) return false;  // as most are
+  if (bounded && (x.end <= y.first || y.end <= x.first)) return false;  // the usual case
   if (is_empty(a) || is_empty(b)) return false;
   if (!bounded) return true;
-  // A byte of a at the place of a byte of b. Counted in b from the end, the terms of both have one sign.
+  // Is there a byte of a at the address of a byte of b? Bytes of a are counted from its first address
+  // upwards, bytes of b from its last address downwards, so that all terms are positive.
   Sums sums;
   for (const Tensor* tensor : {&a, &b}) {
     const auto width = static_cast<std::int64_t>(size_of(tensor->dtype));
@@ -159,8 +165,9 @@ bool overlaps_itself(const Tensor& tensor) {
   if (!range_of(tensor).bounded) return true;
   const Box box(tensor);
   if (box.repeats) return true;
-  // Two indices of one element differ first, from the largest stride on, in some dimension, there by 1 or
-  // more; the dimensions inside make up for that.
+  // Suppose that two indices name one element. Take the dimension with the largest stride in which they
+  // differ: there they differ by 1 or more, and the dimensions with smaller strides must compensate for that
+  // difference.
   const std::span<const Term> dims = box.dims();
   std::int64_t inside = 0;
   int steps_left = max_steps;

@@ -4,11 +4,11 @@
 
 namespace tilewise {
 
-/// Whether the two views may share a byte. Exact for slices of one buffer, whatever their widths and the
-/// signs of their strides; where strides are so odd that telling would take long, views count as sharing.
+/// Whether the two views may share a byte. The answer is exact for slices of one buffer, with any widths and
+/// signs of strides. Where strides are so irregular that the search would take long, the answer is true.
 bool may_overlap(const Tensor& a, const Tensor& b);
 
-/// Whether two indices of the view may name the same element, told in the same way.
+/// Whether two indices of the view may name the same element, with the same exactness.
 bool overlaps_itself(const Tensor& tensor);
 
 }  // namespace tilewise

@@ -15,7 +15,8 @@
 namespace tilewise {
 namespace {
 
-// Threads that live as long as the call: without OpenMP, and where its own cannot be used.
+// Runs tasks on new threads that end with the call. For builds without OpenMP, and where OpenMP's threads
+// cannot be used.
 void run_on_new_threads(std::int64_t n, int threads, const ParallelFor::Body& body) {
   std::atomic<std::int64_t> next{0};
   const auto work = [&] {
@@ -27,14 +28,14 @@ void run_on_new_threads(std::int64_t n, int threads, const ParallelFor::Body& bo
       others.emplace_back(work);
     }
   } catch (const std::system_error&) {
-    // The machine has no more: those that there are do the work.
+    // The system has no more threads. Those that started do the work.
   }
   work();
 }
 
 #ifdef _OPENMP
 
-// A forked child has none of its parent's threads, and an OpenMP runtime that waits for them for ever.
+// A forked child has none of its parent's threads, and its OpenMP runtime would wait for them forever.
 std::atomic<bool> forked = false;
 [[maybe_unused]] const int fork_is_watched = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 

@@ -8,13 +8,13 @@
 
 namespace tilewise {
 
-/// Workers that so many tasks are given to.
+/// The number of workers for this many tasks.
 inline std::int64_t workers_for(const ParallelFor& parallel_for, std::int64_t tasks) {
   return std::min<std::int64_t>(tasks, std::min(parallel_for.threads, ParallelFor::most_threads));
 }
 
-/// Runs task(worker, index) for every index below `count`, taken in order by whichever worker is free: put
-/// the longest tasks first. There are workers_for(parallel_for, count) workers, so `worker` may pick scratch
+/// Runs task(worker, index) for every index below `count`. Free workers take the next index, so the longest
+/// tasks should come first. There are workers_for(parallel_for, count) workers; `worker` can select scratch
 /// memory.
 template <typename Task>
 void for_each_task(const ParallelFor& parallel_for, std::int64_t count, const Task& task) {
@@ -23,7 +23,7 @@ void for_each_task(const ParallelFor& parallel_for, std::int64_t count, const Ta
     for (std::int64_t index = 0; index < count; ++index) task(0, index);
     return;
   }
-  // One reference is all that a std::function holds without allocating.
+  // One struct, since a std::function can hold one reference without allocating.
   struct Shared {
     const Task& task;
     std::int64_t count;

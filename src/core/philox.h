@@ -6,14 +6,14 @@
 namespace tilewise {
 
 // Philox 4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw ("Parallel random numbers: as
-// easy as 1, 2, 3", SC 2011). A pure function of a 128-bit counter and a 64-bit key.
+// easy as 1, 2, 3", SC 2011). It is a pure function of a 128-bit counter and a 64-bit key.
 
 struct PhiloxKey {
   std::uint32_t low;
   std::uint32_t high;
 };
 
-// Scalars, not arrays: device code may use the value of a constant, but not its address.
+// Scalars and not arrays, since device code can use the value of a host constant but not its address.
 inline constexpr std::uint32_t philox_multiplier0 = 0xD2511F53u;
 inline constexpr std::uint32_t philox_multiplier1 = 0xCD9E8D57u;
 inline constexpr std::uint32_t philox_weyl0 = 0x9E3779B9u;

@@ -11,11 +11,11 @@
 
 namespace tilewise {
 
-/// What a plan depends on besides the call.
+/// The properties of the context on which a plan depends.
 struct PlannedContext {
   Device device;
   int threads;
-  std::string_view simd_level;  ///< a text of the library's own
+  std::string_view simd_level;  ///< refers to memory of the library
 
   explicit PlannedContext(const Context& context)
       : device(context.device),
@@ -49,11 +49,11 @@ struct PlannedCall {
   const K* kernel;
   bool automatic;  ///< whether the caller named no kernel
   Configuration configuration;
-  std::size_t workspace_bytes;  ///< of the caller, at any address
+  std::size_t workspace_bytes;  ///< that the caller must provide, at any address
   PlannedContext planned;
 
-  /// Of the call that `checked()` gives, which is made in its place: calls are large. Throws Unsupported,
-  /// with the reasons, when there is no kernel of that name that can take it.
+  /// Plans the call that `checked()` returns, which is constructed in place since calls are large. Throws
+  /// Unsupported, with the reasons, if no kernel of that name can compute it.
   template <typename Checked>
   PlannedCall(std::span<const K> list, std::string_view name, const Context& context, const Checked& checked)
       : call(checked()),
@@ -71,7 +71,7 @@ struct PlannedCall {
     return explain_kernels(kernels, call, automatic ? "auto" : kernel->name, context);
   }
 
-  /// Looks at the context and at what index tensors hold, and throws what is wrong. Nothing is written.
+  /// Checks the context and the contents of index tensors, and throws if they are wrong. Writes nothing.
   void check(const Context& context) const {
     planned.check(context);
     if constexpr (requires { check_indices(call, context); }) check_indices(call, context);
@@ -80,13 +80,13 @@ struct PlannedCall {
     check(context);
     launch(context);
   }
-  /// For a plan that was made with Contents::checked and the same context: on the CPU nothing is left to look
-  /// at.
+  /// For a plan that was made with Contents::checked and the same context, so that on the CPU everything is
+  /// checked.
   void run_once(const Context& context) const {
     if (context.device.type != Device::Type::cpu) check(context);
     launch(context);
   }
-  /// Runs a call that was checked. What is launched is logged, where asked.
+  /// Runs a call that was checked, and logs the launch if TILEWISE_LOG asks for it.
   void launch(const Context& context) const {
     if (logs_launches()) {
       const char* operation = "";
@@ -101,8 +101,8 @@ struct PlannedCall {
   }
 };
 
-// The members of Plan, for the file of an operation: it defines Plan<…>::State, with a member `planned` that
-// is a PlannedCall, and instantiates Plan<…>.
+// The members of Plan. The source of an operation defines Plan<…>::State, with a member `planned` that is a
+// PlannedCall, and instantiates Plan<…>.
 
 template <typename Inputs, typename Outputs>
 const typename Plan<Inputs, Outputs>::State& Plan<Inputs, Outputs>::state() const {
@@ -134,7 +134,7 @@ void Plan<Inputs, Outputs>::run(const Context& context) const {
   launch(context);
 }
 
-/// What a plan of an operation holds whose tensors cannot be changed later.
+/// The state of a plan that cannot run on other tensors.
 template <typename K>
 struct PlanState {
   PlannedCall<K> planned;
@@ -144,8 +144,8 @@ struct PlanState {
       : planned(kernels, name, context, checked) {}
 };
 
-/// What the public functions of one pass do. `kernels()` is the operation's list; `checked(inputs, options,
-/// results, context)` makes the call, or throws.
+/// Implements the public functions of one pass. `kernels()` returns the operation's list; `checked(inputs,
+/// options, results, context)` checks the arguments and returns the call.
 template <typename Plan, auto kernels, auto checked>
 struct PassOf {
   template <typename I, typename O, typename R>

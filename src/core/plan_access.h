@@ -8,9 +8,9 @@
 
 namespace tilewise {
 
-/// The library's way to the inside of a plan.
+/// Gives the library access to the private members of a plan.
 struct PlanAccess {
-  /// A plan whose state has these arguments.
+  /// Makes a plan whose state is constructed from these arguments.
   template <typename P, typename... Arguments>
   static P make(const Arguments&... arguments) {
     using S = typename P::State;
@@ -20,7 +20,7 @@ struct PlanAccess {
     new (plan.state_) S(arguments...);
     return plan;
   }
-  /// The two halves of P::run.
+  /// The two steps of P::run.
   template <typename P>
   static void check(const P& plan, const Context& context) {
     plan.check(context);

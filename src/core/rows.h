@@ -8,11 +8,11 @@
 
 namespace tilewise {
 
-// Tensors of heads and of indices in the form kernels read. They are passed to CUDA kernels by value, and
-// their functions are constexpr so that they may be called there.
+// Tensors of rows per head, and of indices, in the form that kernels read. CUDA kernels take them by value,
+// and their functions are constexpr so that they can be called there.
 
-/// A tensor seen as rows: that of (b, h, s) is contiguous. Strides count elements; packed tensors have
-/// stride_b 0 and paged ones the stride of a page there.
+/// A tensor as contiguous rows at (b, h, s). Strides count elements. In packed tensors stride_b is 0, in
+/// paged ones it is the stride of a page.
 struct Rows {
   std::byte* data = nullptr;
   DType dtype = DType::f32;
@@ -27,8 +27,8 @@ struct Rows {
   }
 };
 
-/// A number brought into [low, high], and to `low` where that is empty. Kernels pass what they read from
-/// index tensors on a device through it, where nobody has looked at the numbers: see docs/debugging.md.
+/// The number clamped to [low, high]; `low` if that range is empty. Kernels apply it to every number that
+/// they read from an index tensor on a device, since nobody may have checked it: see docs/debugging.md.
 constexpr std::int64_t within(std::int64_t number, std::int64_t low, std::int64_t high) {
   return std::max(low, std::min(number, high));
 }

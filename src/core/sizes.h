@@ -7,7 +7,7 @@
 
 namespace tilewise {
 
-/// The product of two sizes, or the largest number where it does not fit.
+/// The product of two sizes, or the largest std::int64_t if it does not fit.
 constexpr std::int64_t bounded_product(std::int64_t a, std::int64_t b) {
   std::int64_t product = 0;
   return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max() : product;

@@ -15,7 +15,7 @@
 namespace tilewise {
 namespace {
 
-/// Choices that plans go by. Once made, they do not change.
+/// An immutable set of choices that plans go by.
 class Choices {
  public:
   Choices(std::vector<TuningChoice> all, TuningStatus status)
@@ -27,7 +27,7 @@ class Choices {
   const std::vector<TuningChoice>& all() const { return all_; }
   const TuningStatus& status() const { return status_; }
 
-  /// The hash of the row that was measured; 0 where none was.
+  /// The hash of the row that a measurement chose; 0 if there is none.
   std::uint64_t find(const TableQuestion& question) const {
     const std::uint64_t key = tuning_key(text_hash(question.table), question.problem);
     const auto& rows = of_device(question);
@@ -61,15 +61,16 @@ class Choices {
   mutable std::array<Rows, most_devices> rows_;
 };
 
-/// Who listens to questions.
+/// Collects the questions between begin_tuning_questions() and end_tuning_questions().
 struct Listener {
-  std::map<std::pair<std::string, std::string>, std::size_t> known;  ///< by device and table, and by problem
+  /// The index of each question in `questions`, by device and table, and by problem.
+  std::map<std::pair<std::string, std::string>, std::size_t> known;
   std::vector<TuningQuestion> questions;
 };
 
 using InUse = std::shared_ptr<const Choices>;
 
-std::mutex turns;  // of the two that follow
+std::mutex mutex;  // protects current() and listeners()
 InUse& current() {
   static InUse choices;
   return choices;
@@ -80,14 +81,14 @@ std::vector<Listener>& listeners() {
 }
 std::atomic<bool> somebody_listens{false};
 
-/// With `turns` held.
+/// Sets the choices in use. The caller holds `mutex`.
 void set(std::vector<TuningChoice> choices, TuningStatus status) {
   current() = std::make_shared<const Choices>(std::move(choices), std::move(status));
   tuning_asked.store(!current()->empty() || !listeners().empty());
   ++tuning_epoch;
 }
 
-/// With `turns` held.
+/// Sets the choices to those of the file. The caller holds `mutex`.
 void read_file() {
   TuningStatus status{.path = tuning_path(), .from_file = false, .choices = {}, .trouble = {}};
   std::vector<TuningChoice> choices;
@@ -107,12 +108,12 @@ void read_file() {
 }
 
 InUse choices_in_use() {
-  const std::lock_guard turn(turns);
+  const std::lock_guard lock(mutex);
   if (current() == nullptr) read_file();
   return current();
 }
 
-/// With `turns` held.
+/// Passes a question and its answer to all listeners. The caller holds `mutex`.
 void listen(const TableQuestion& question, int taken) {
   TuningQuestion heard{.device = question.device_text(question.device),
                        .table = std::string(question.table),
@@ -134,14 +135,14 @@ void listen(const TableQuestion& question, int taken) {
 }  // namespace
 
 void begin_tuning_questions() {
-  const std::lock_guard turn(turns);
+  const std::lock_guard lock(mutex);
   listeners().emplace_back();
   somebody_listens.store(true);
   tuning_asked.store(true);
   ++tuning_epoch;
 }
 std::vector<TuningQuestion> end_tuning_questions() {
-  const std::lock_guard turn(turns);
+  const std::lock_guard lock(mutex);
   if (listeners().empty()) return {};
   std::vector<TuningQuestion> questions = std::move(listeners().back().questions);
   listeners().pop_back();
@@ -170,7 +171,7 @@ int answer_tuning(const TableQuestion& question) {
     }
   }
   if (somebody_listens.load()) {
-    const std::lock_guard turn(turns);
+    const std::lock_guard lock(mutex);
     listen(question, taken);
   }
   return taken;
@@ -190,7 +191,7 @@ std::vector<TuningQuestion> tuning_questions(const std::function<void()>& body) 
 std::vector<TuningChoice> tune_call(const std::function<double()>& microseconds, int rounds,
                                     const std::function<void(const TunedRow&)>& progress) {
   check(rounds >= 1, "rounds", "1 or more", rounds);
-  // Another row must be so much faster than the model's: less is noise.
+  // Another row must be at least this much faster than the model's row. A smaller difference is noise.
   constexpr double worth_it = 0.99;
   const std::vector<TuningQuestion> questions = tuning_questions([&] { microseconds(); });
   const InUse before = choices_in_use();
@@ -228,7 +229,7 @@ std::vector<TuningChoice> tune_call(const std::function<double()>& microseconds,
     }
   };
   const auto restore = [&] {
-    const std::lock_guard turn(turns);
+    const std::lock_guard lock(mutex);
     set(before->all(), before->status());
   };
   try {
@@ -242,12 +243,12 @@ std::vector<TuningChoice> tune_call(const std::function<double()>& microseconds,
 }
 
 void use_tuning(std::span<const TuningChoice> choices) {
-  const std::lock_guard turn(turns);
+  const std::lock_guard lock(mutex);
   set({choices.begin(), choices.end()}, {});
 }
 
 void use_tuning_file() {
-  const std::lock_guard turn(turns);
+  const std::lock_guard lock(mutex);
   read_file();
 }
 

@@ -11,11 +11,11 @@
 
 namespace tilewise {
 
-// Where choosers meet what a user measured: cuda/tile/tuning_table.h asks, the state behind answer_tuning()
-// knows. Tables, problems and rows are named by texts in files and compared by hashes in calls, so a text and
-// its hash come from one description.
+// The measurements of a user, for the functions that choose rows: cuda/tile/tuning_table.h asks
+// answer_tuning(). In files, tables, problems and rows are named by texts. Calls compare hashes of these
+// texts, so a text and its hash are made from the same description.
 
-/// The hash of a text, letter by letter (FNV-1a).
+/// The FNV-1a hash of a text.
 class TextHash {
  public:
   constexpr void put(std::string_view text) {
@@ -26,7 +26,7 @@ class TextHash {
  private:
   std::uint64_t value_ = 0xcbf29ce484222325u;
 };
-/// The text itself.
+/// The text itself, with the interface of TextHash.
 class TextString {
  public:
   void put(std::string_view text) { value_ += text; }
@@ -36,14 +36,14 @@ class TextString {
   std::string value_;
 };
 
-/// A size to three significant bits: 1000 is 1024, 1100 too, 1200 is 1280.
+/// A size rounded to three significant bits: 1000 and 1100 to 1024, 1200 to 1280.
 constexpr std::int64_t rounded_size(std::int64_t size) {
   std::int64_t step = 1;
   while (size / step >= 8) step *= 2;
   return (size + step / 2) / step * step;
 }
 
-/// "bf16 batch=4 causal": words and named numbers, to a TextHash or a TextString.
+/// Puts words and named numbers, such as "bf16 batch=4 causal", into a TextHash or a TextString.
 template <typename Text>
 class Description {
  public:
@@ -70,13 +70,13 @@ class Description {
   }
   constexpr void size(std::string_view name, std::int64_t value) { number(name, rounded_size(value)); }
 
-  /// Several numbers, by names with a space between them.
+  /// Puts several numbers. `names` are separated by spaces.
   template <typename... Values>
   constexpr void numbers(std::string_view names, Values... values) {
     (number(next(names), values), ...);
     if (!names.empty()) throw InvalidArgument("a name without a number");
   }
-  /// Those of several words that are true.
+  /// Puts those words whose conditions are true. `names` are separated by spaces.
   template <typename... Given>
   constexpr void words(std::string_view names, Given... given) {
     const auto one = [&](bool is_given) {
@@ -102,7 +102,7 @@ class Description {
   bool first_ = true;
 };
 
-/// What choices are kept by: a table and a problem, each by the hash of its text.
+/// The key of a choice, from the hashes of its table and its problem.
 constexpr std::uint64_t tuning_key(std::uint64_t table, std::uint64_t problem) {
   return (table ^ (problem << 1 | problem >> 63)) * 0x9e3779b97f4a7c15u;
 }
@@ -112,29 +112,31 @@ constexpr std::uint64_t text_hash(std::string_view text) {
   return hash.value();
 }
 
-/// Grows whenever answers may become others: when choices come or go, and when somebody begins to listen.
+/// Incremented whenever answers may change: when choices are set and when a listener starts.
 inline std::atomic<std::uint32_t> tuning_epoch{1};
-/// Whether a chooser has to ask: there are choices, or somebody listens, or no file was looked for yet.
+/// Whether a chooser has to ask at all: there are choices or listeners, or the file has not been looked for
+/// yet.
 inline std::atomic<bool> tuning_asked{true};
 
-/// A TuningQuestion of a chooser. Texts are made where somebody listens.
+/// A TuningQuestion in the form in which a chooser asks it. The functions make the texts, for listeners
+/// alone.
 struct TableQuestion {
   std::string_view table;
   int device = 0;
   std::uint64_t problem = 0;            ///< the hash of its text
-  std::span<const std::uint64_t> rows;  ///< the same of each row
+  std::span<const std::uint64_t> rows;  ///< the hash of each row's text
   std::uint64_t able = 0;               ///< bit n: row n can run the problem
-  int chosen = -1;                      ///< the model's answer, an able row
+  int chosen = -1;                      ///< the model's choice, an able row
   std::string (*device_text)(int device) = nullptr;
   std::string (*row_text)(int row) = nullptr;
   std::string (*problem_text)(const void* of) = nullptr;
   const void* of = nullptr;  ///< what problem_text describes
 };
 
-/// An able row: the measured one, or else the model's.
+/// Returns the row that a measurement chose if it is able, else the model's choice.
 int answer_tuning(const TableQuestion& question);
 
-/// A file's contents. Throws InvalidArgument where it cannot be read.
+/// The contents of a file. Throws InvalidArgument if it cannot be read.
 std::string read_tuning_file(const std::string& path);
 
 }  // namespace tilewise

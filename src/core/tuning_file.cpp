@@ -18,13 +18,13 @@ constexpr std::string_view format_name = "tilewise tuning";
 constexpr double format_version = 1;
 constexpr off_t most_bytes = 16 << 20;
 
-/// Reads JSON from its beginning to its end. Of files that anybody may have written: whatever is in them, it
-/// reads inside the text, goes no deeper than `most_depth`, and throws InvalidArgument.
+/// A JSON parser for files from any source. Whatever a file contains, the parser stays inside the text, nests
+/// no deeper than `most_depth`, and throws InvalidArgument if the text is wrong.
 class JsonReader {
  public:
   explicit JsonReader(std::string_view text) : text_(text) {}
 
-  /// Calls `member(name)` for each member of an object; it reads the value.
+  /// Reads an object. Calls `member(name)` for each member, which must read the value.
   template <typename Member>
   void object(const Member& member) {
     const Level level(*this);
@@ -71,7 +71,7 @@ class JsonReader {
     if (digits.empty() || *end != 0 || !std::isfinite(value)) fail("a number", begin);
     return value;
   }
-  /// Any value, of which nothing is wanted.
+  /// Reads any value and ignores it.
   void skip() {
     switch (peek()) {
       case '{': return object([&](const std::string&) { skip(); });
@@ -154,7 +154,7 @@ class JsonReader {
       if (!decimal && (low < 'a' || low > 'f')) fail("four digits", at_ - 1);
       code = code * 16 + static_cast<unsigned>(decimal ? digit - '0' : low - 'a' + 10);
     }
-    // Texts of tables and rows are ASCII. Others belong to no device here, and need not be told apart.
+    // Texts of tables and rows are ASCII. Other characters match nothing here, so one replacement is enough.
     to += code < 0x80 ? static_cast<char>(code) : '?';
   }
 
@@ -247,7 +247,8 @@ std::vector<TuningChoice> tuning_from_json(std::string_view text) {
 }
 
 std::string read_tuning_file(const std::string& path) {
-  // A pipe or a device that somebody put there would make the process wait, or never end.
+  // O_NONBLOCK and the check for a regular file: a pipe would block the process, and a device might never
+  // end.
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) {
     const char* const asked = std::getenv("TILEWISE_TUNING");

@@ -4,10 +4,10 @@
 
 namespace tilewise::cpu {
 
-/// Rows of packed tensors that no sequence owns: o = 0, lse = −inf.
+/// Writes O = 0 and LSE = −inf to the rows of packed tensors that no sequence owns.
 void clear_unused_outputs(const AttentionCall& call);
 
-/// The same for gradients, and for keys past an entry's length: 0.
+/// Writes 0 to the gradients of such rows, and to those of keys past an entry's length.
 void clear_unused_gradients(const AttentionCall& call);
 
 }  // namespace tilewise::cpu

@@ -26,7 +26,8 @@ namespace tilewise::emulator {
 thread_local Thread* self = nullptr;
 thread_local Index block_index, block_extent, grid_extent;
 
-// What lanes of a mask give each other. Two sets of slots: nobody is a call ahead of one who still reads.
+// The bytes that the lanes of a mask exchange. There are two sets of slots, since a lane may make its next
+// call while others still read the slots of this one.
 struct Exchange {
   unsigned mask = 0;
   int arrived = 0;
@@ -37,19 +38,19 @@ struct Exchange {
 
 struct Warp {
   unsigned alive = 0;
-  std::deque<Exchange> exchanges;  // by mask
+  std::deque<Exchange> exchanges;  // one per mask
   int warpgroup = 0;
 };
 
-// Four warps: their products, each complete when all 128 threads have asked for it.
+// Four warps and their products. A product can run when all 128 threads have started it.
 struct Warpgroup {
   struct Asked {
     std::array<Product, 128> of;
     int arrived = 0;
     races::Asked clocks;
   };
-  std::deque<Asked> asked;  // from number `first` on
-  std::uint64_t first = 0;  // all before are done
+  std::deque<Asked> asked;  // the products from number `first` on
+  std::uint64_t first = 0;  // all products before it are done
 };
 
 struct NamedBarrier {
@@ -68,12 +69,12 @@ struct Block {
   std::vector<Warp> warps;
   std::vector<Warpgroup> warpgroups;
   NamedBarrier barriers[16];
-  races::SyncOwner pair_sync;  // of its own threads, at the barrier of two blocks
+  races::SyncOwner pair_sync;  // for the threads of this block at the barrier of two blocks
   int alive = 0;
-  std::deque<std::function<void()>> pending;  // copies under way
-  int free_registers = 0;                     // what threads gave back
+  std::deque<std::function<void()>> pending;  // bulk copies that are not done yet
+  int free_registers = 0;                     // registers that threads returned
 
-  // What a compiler may give every thread of a block that has an SM for itself.
+  // The number of registers per thread if the block has an SM for itself.
   int first_registers() const {
     constexpr int of_sm = 65536, unit = 8, most = 255;
     const int each = of_sm / static_cast<int>(threads.size()) / unit * unit;
@@ -92,7 +93,7 @@ std::atomic<bool>& late() {
   return value;
 }
 
-// The order in which threads go on: by number, or drawn anew every round (TILEWISE_EMULATOR_SEED).
+// The order in which threads run: by number, or random in every round with TILEWISE_EMULATOR_SEED.
 class Order {
  public:
   Order() {
@@ -101,7 +102,7 @@ class Order {
       drawn_ = true;
     }
   }
-  // First thread of a round, and a step that is prime to every count of threads there can be.
+  // The first thread of a round, and a step that is coprime to every possible number of threads.
   std::pair<std::size_t, std::size_t> next(std::size_t count) {
     if (!drawn_) return {0, 1};
     static constexpr std::array<std::size_t, 4> steps = {1, 7, 31, 1021};
@@ -133,7 +134,7 @@ struct Grid {
   std::vector<std::thread> more;
   std::map<unsigned, Block*> running;
   std::map<unsigned, PairBarrier> pairs;
-  std::set<std::thread::id> stuck;  // workers whose threads all wait, as of `stuck_at`
+  std::set<std::thread::id> stuck;  // workers whose threads all wait, at progress `stuck_at`
   std::uint64_t stuck_at = 0;
 
   void work();
@@ -148,7 +149,7 @@ struct Grid {
 };
 
 thread_local Grid* grid = nullptr;
-thread_local char anchor;  // of static shared memory, which is the thread's
+thread_local char anchor;  // addresses of static shared memory, which is thread-local, are relative to it
 thread_local void* scheduler_stack = nullptr;
 thread_local FiberStacks stacks;
 thread_local Order order;
@@ -224,9 +225,10 @@ void Grid::start_worker() {
   more.emplace_back([this] { work(); });
 }
 
-// No thread of the block can go on: another block has to, one that runs or one that has not begun. `seen` is
-// the progress before the threads were looked at. Only when all workers have looked at theirs without any
-// progress in between does nobody go on: a worker that sleeps has not looked.
+// Called when no thread of the block can run, so that another block must make progress: one that runs, or one
+// that has not started. `seen` is the progress before this worker looked at its threads. Nothing can run only
+// if all workers have looked at their threads without any progress in between; a worker that sleeps has not
+// looked.
 void Grid::wait_for_others(Block& block, std::uint64_t seen) {
   bool nobody = false;
   {
@@ -254,7 +256,7 @@ void Grid::run_block(unsigned number) {
   grid_extent = how.grid;
   constexpr std::size_t alignment = 1024;
   block.dynamic_bytes = how.shared_bytes;
-  // Of exactly that size, for AddressSanitizer; no number until it is written.
+  // Memory past the exact size is poisoned for AddressSanitizer. The contents are NaN until they are written.
   block.memory.reset(static_cast<std::byte*>(
       std::aligned_alloc(alignment, (how.shared_bytes + alignment) / alignment * alignment)));
   block.dynamic = block.memory.get();
@@ -353,8 +355,8 @@ void launch(const Launched& how, void* stream, std::function<void()> kernel) {
   }
 }
 
-// Shared memory. Addresses of 32 bits: from 1024 on what is dynamic, as on sm_90; from 2^31 on what is
-// static.
+// Shared memory. Its 32-bit addresses start at 1024 for dynamic memory, as on sm_90, and at 2^31 for static
+// memory.
 
 namespace {
 
@@ -480,7 +482,7 @@ Exchange& exchange_of(Warp& warp, unsigned mask) {
   return warp.exchanges.emplace_back(Exchange{.mask = mask});
 }
 
-// `complete(slots)` is called once, by the lane that comes last.
+// The lanes of the mask meet. The last one calls `complete(slots)`. Returns the slots.
 template <typename Complete>
 std::byte* meet(unsigned mask, const void* own, std::size_t bytes, const Complete& complete) {
   Thread& thread = *self;
@@ -514,7 +516,7 @@ void sync_lanes(unsigned mask) {
   races::pass(sync);
 }
 
-// Copies and stores by groups.
+// Copies and stores in groups.
 
 namespace {
 
@@ -554,7 +556,7 @@ void copy_later(void* to_shared, const void* from, int bytes, int size) {
 void commit_copies() { ++self->copies.committed; }
 namespace {
 
-// The first group that may still be under way.
+// The first group that may still be in flight.
 std::uint64_t first_of(const Groups& groups, int under_way) {
   const auto most = static_cast<std::uint64_t>(under_way);
   return groups.committed > most ? groups.committed - most : 0;
@@ -594,14 +596,15 @@ void wait_stores_read(int groups) {
   races::stores_read(first_of(self->stores, groups));
 }
 
-// Barriers in shared memory: phase, bytes that are to come, arrivals of a phase and those that are to come.
+// mbarriers: a word has the bytes and arrivals that are still expected in this phase, the arrivals per phase,
+// and the parity of the phase.
 
 namespace {
 
 struct Mbarrier {
   std::int32_t bytes;
   std::uint16_t arrivals;
-  std::uint16_t state;  // phase in the highest bit, arrivals to come in the others
+  std::uint16_t state;  // the parity in the highest bit, below it the arrivals that are still expected
 };
 static_assert(sizeof(Mbarrier) == 8);
 constexpr std::uint16_t phase_bit = 0x8000;
@@ -619,7 +622,7 @@ void change(std::uint64_t* barrier, const Change& by) {
       now.state = static_cast<std::uint16_t>((now.state ^ phase_bit) | now.arrivals);
     }
     after = std::bit_cast<std::uint64_t>(now);
-    // Before it is to be seen: who waits takes what was known when the phase ended.
+    // Called before other threads can see the end of the phase, so that they take the clock of this moment.
     if (over) races::phase_over(barrier);
   } while (!word.compare_exchange_weak(before, after));
 }
@@ -672,13 +675,14 @@ struct Copied {
   std::int32_t place[5] = {};
 };
 
-// The 16 bytes of a place in a box that stands in swizzled rows: by the address itself.
+// Applies the swizzle of TMA to an address: it permutes the 16-byte chunks of each row.
 std::size_t swizzled(std::size_t address, int swizzle) {
   const std::size_t bits = swizzle == 128 ? 7 : swizzle == 64 ? 3 : swizzle == 32 ? 1 : 0;
   return address ^ ((address >> 7) & bits) << 4;
 }
 
-// Calls body(shared offset, global pointer or null) for every element of the box.
+// Calls body(offset in shared memory, pointer to global memory) for every element of the box. The pointer is
+// null outside the tensor.
 template <typename Body>
 void for_each_element(const Copied& copied, std::uint32_t shared, const Body& body) {
   const TensorMap& map = copied.map;
@@ -821,7 +825,7 @@ float number(std::uint16_t bits, bool bf16) {
   return bf16 ? std::bit_cast<float>(std::uint32_t{bits} << 16) : halves[bits];
 }
 
-// Element (m, k) of a tile of rows or columns m and summands k.
+// The address of element (m, k) of an operand tile, where m is a row of A or a column of B.
 const std::byte* place_of_element(std::uint64_t tile, bool turned, int m, int k) {
   const auto first = static_cast<std::uint32_t>(tile & 0x3FFF) << 4;
   const auto panels = static_cast<std::uint32_t>(tile >> 16 & 0x3FFF) << 4;
@@ -838,7 +842,8 @@ float element(std::uint64_t tile, bool turned, int m, int k, bool bf16) {
   return number(bits, bf16);
 }
 
-// Calls body(m, address) for every 16 bytes of a tile of `rows` rows or columns and 16 summands.
+// Calls body(m, address) for every 16 bytes of an operand tile with `rows` rows of A or columns of B, and K
+// = 16.
 template <typename Body>
 void for_each_16_bytes(std::uint64_t tile, bool turned, int rows, const Body& body) {
   for (int m = 0; m < rows; m += turned ? 8 : 1) {
@@ -846,7 +851,7 @@ void for_each_16_bytes(std::uint64_t tile, bool turned, int rows, const Body& bo
   }
 }
 
-// Each warp reads its own 16 rows of a, and all of b.
+// Reports the reads of a product to the race detector: each warp reads its own 16 rows of A and all of B.
 void watch_product(const Warpgroup::Asked& asked, std::uint64_t number) {
   const Product& of = asked.of[0];
   if (!of.a_in_registers) {
@@ -905,7 +910,7 @@ void run_products(Warpgroup& group, std::uint64_t until) {
 
 void multiply_by_warp(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2], bool bf16) {
   const std::uint32_t own[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-  constexpr std::size_t results = 32;  // behind what a lane gave
+  constexpr std::size_t results = 32;  // offset of the results, after the operands of a lane
   const std::byte* all = meet(~0u, own, sizeof own, [&](std::byte(&slots)[32][most_bytes]) {
     float rows[16][16], columns[16][8];
     for (int lane = 0; lane < 32; ++lane) {

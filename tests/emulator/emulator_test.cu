@@ -1,4 +1,4 @@
-// What the emulator has to find: kernels that are wrong in ways a GPU may or may not show.
+// The emulator must find these faults of kernels, which a GPU may or may not show.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 using namespace cuda;
 
-/// What the next call says of a kernel.
+/// The message about a kernel that the next call throws.
 template <auto kernel, typename... Arguments>
 std::string fault_of(unsigned threads, const Arguments&... arguments) {
   launch<kernel>(
@@ -133,7 +133,7 @@ TEST(Emulator, DoesCopiesLateWhereNobodyWaits) {
   EXPECT_EQ(result(false), 0.0f);
 }
 
-// Races: what a kernel gives with the one thing that puts its accesses in order, and without it.
+// Races: each kernel is correct with the synchronisation that orders its accesses, and has a race without it.
 
 template <bool in_order>
 __global__ void write_and_read(float* to) {
@@ -148,7 +148,7 @@ __global__ void write_and_shuffle(float* to) {
   shared[threadIdx.x] = static_cast<float>(threadIdx.x);
   if (in_order) __syncwarp();
   const int from = __shfl_sync(~0u, static_cast<int>(threadIdx.x ^ 1), static_cast<int>(threadIdx.x));
-  to[threadIdx.x] = shared[from];  // a shuffle puts nothing in order
+  to[threadIdx.x] = shared[from];  // a shuffle does not order memory accesses
 }
 template <bool in_order>
 __global__ void write_behind_readers(float* to) {
@@ -209,14 +209,15 @@ __global__ void bulk_copy(float* to) {
   if (in_order || threadIdx.x < 32) wait(barrier, 0);
   to[256 + threadIdx.x] = shared[threadIdx.x];
 }
-// A product of what all four warps wrote, which is then written again.
+// A product whose operand is written by all four warps, and then written again.
 enum class Without { nothing, barrier_before, fence, barrier_after };
 template <Without left_out>
 __global__ void product_of_rows(float* to) {
   TILEWISE_DYNAMIC_SHARED(std::uint32_t, shared, 1024);
   for (int n = 0; n < 8; ++n) shared[threadIdx.x + 128 * n] = 0x3C003C00u;
   if (left_out != Without::fence) fence_async_proxy();
-  if (left_out != Without::barrier_before) sync_some<1, 128>();  // else a warp sees its own rows alone
+  // Without this barrier, a warp knows only its own writes.
+  if (left_out != Without::barrier_before) sync_some<1, 128>();
   float c[4] = {};
   const auto tile = describe_tile(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared)), 1024);
   const std::uint32_t a[4] = {};
@@ -224,7 +225,8 @@ __global__ void product_of_rows(float* to) {
   WarpgroupProduct<__half, 8>::from_registers<0>(c, a, tile, false);
   commit_products();
   wait_products<0>();
-  if (left_out != Without::barrier_after) sync_some<1, 128>();  // else another warp's product may still read
+  // Without this barrier, the product of another warp may still read.
+  if (left_out != Without::barrier_after) sync_some<1, 128>();
   shared[threadIdx.x] = 0;
   to[threadIdx.x] = c[0];
 }
@@ -284,7 +286,7 @@ TEST(EmulatorRaces, WithProductsWithoutFence) {
 TEST(EmulatorRaces, BehindProductsOfOtherWarps) { EXPECT_PRODUCT_RACE(barrier_after, "shared memory"); }
 TEST(EmulatorRaces, BetweenBlocks) { EXPECT_RACE(tell_other_block, 1, "global memory", 2); }
 
-// A kernel that begins early, and the one behind it.
+// A kernel that starts early (PDL), and the one after it.
 __global__ void write_number(float* to, float value) { *to = value; }
 template <bool waits>
 __global__ void read_early(float* to) {

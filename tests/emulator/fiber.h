@@ -12,7 +12,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// Fibers: stacks, and the way from one to another.
+// Fibers: their stacks, and switching from one to another.
 
 namespace tilewise::emulator {
 
@@ -20,10 +20,10 @@ namespace tilewise::emulator {
 #error "the emulator's fibers are written for x86-64"
 #endif
 
-/// Saves the caller's registers and place, and goes on at another.
+/// Saves the caller's registers and stack pointer, and continues on another stack.
 extern "C" void tilewise_switch_stack(void** save, void* to);
 
-/// Stacks of an operating system's thread, kept from block to block.
+/// The stacks of one thread of the operating system, which all its blocks reuse.
 class FiberStacks {
  public:
   FiberStacks() = default;
@@ -33,7 +33,7 @@ class FiberStacks {
     for (std::byte* stack : stacks_) munmap(stack, bytes);
   }
 
-  /// A fiber that begins with `function`, which never returns.
+  /// Prepares a fiber that starts with `function`, which must not return. Returns its stack pointer.
   void* begin(std::size_t number, void (*function)()) {
     while (stacks_.size() <= number) {
       void* stack =
@@ -64,17 +64,18 @@ class FiberStacks {
 };
 
 #if defined(__SANITIZE_ADDRESS__)
-/// In a fiber that has just begun: it learns the stack that it came from, which is the scheduler's.
+/// Called in a fiber that has just started. Tells `stacks` the scheduler's stack, from which the fiber was
+/// started.
 inline void finish_switch(void* fake, FiberStacks& stacks) {
   __sanitizer_finish_switch_fiber(fake, &stacks.scheduler_lowest, &stacks.scheduler_bytes);
 }
-/// From a fiber to the scheduler; `fake` null where it is for good.
+/// Switches from a fiber to the scheduler. `fake` is null if the fiber ends.
 inline void switch_fiber(void** save, void* to, void** fake, FiberStacks& stacks) {
   __sanitizer_start_switch_fiber(fake, stacks.scheduler_lowest, stacks.scheduler_bytes);
   tilewise_switch_stack(save, to);
   if (fake != nullptr) __sanitizer_finish_switch_fiber(*fake, nullptr, nullptr);
 }
-/// From the scheduler to a fiber.
+/// Switches from the scheduler to a fiber.
 inline void resume_fiber(void** save, void* to, void*, FiberStacks& stacks, std::size_t number) {
   void* fake = nullptr;
   __sanitizer_start_switch_fiber(&fake, stacks.lowest(number), FiberStacks::bytes);

@@ -5,22 +5,22 @@
 #include <functional>
 #include <string>
 
-// What the emulated runtime keeps for the emulator.
+// The functions of the emulated runtime that the emulator calls.
 
 namespace tilewise::emulator {
 
 bool capturing(void* stream);
-/// Adds to the graph that is captured from a stream.
+/// Adds work to the graph that is being captured from the stream.
 void record(void* stream, std::function<void()> work);
 
-/// What went wrong in a kernel, for the next call. Empty where nothing did; taken once.
+/// Report a fault of a kernel, and take it in the next call. Empty if there is none; a fault is taken once.
 void report_fault(const std::string& what);
 std::string take_fault();
 
 /// The most shared memory that a block may have on the emulated device.
 std::size_t most_shared_bytes();
 
-/// What is in a CUtensorMap of the emulated driver.
+/// The contents of a CUtensorMap of the emulated driver.
 struct TensorMap {
   const void* data;
   std::uint64_t extents[5];

@@ -1,7 +1,7 @@
 #pragma once
 
-// What nvcc gives every source: CUDA's words, and functions that need no header. Included ahead of all else
-// when a .cu file is compiled as C++ for the emulator.
+// The keywords and built-in functions of CUDA, which nvcc provides without a header. Included before anything
+// else when a .cu file is compiled as C++ for the emulator.
 
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -33,7 +33,8 @@
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 #define __grid_constant__
-// After CUDA's own headers, which would take it for a pass of nvcc. 9.0 is sm_90a.
+// Defined after the inclusion of CUDA's headers, which would otherwise take this for a pass of nvcc. 9.0
+// means sm_90a.
 #define __CUDA_ARCH__ (10 * TILEWISE_EMULATED_ARCHITECTURE)
 #if TILEWISE_EMULATED_ARCHITECTURE == 90
 #define __CUDA_ARCH_FEAT_SM90_ALL 1
@@ -58,7 +59,7 @@ inline std::int64_t min(int a, std::int64_t b) { return std::min(std::int64_t{a}
 inline std::int64_t max(std::int64_t a, int b) { return std::max(a, std::int64_t{b}); }
 inline std::int64_t max(int a, std::int64_t b) { return std::max(std::int64_t{a}, b); }
 
-// Bits and numbers.
+// Conversions and bit operations.
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
@@ -102,7 +103,7 @@ inline unsigned __vcmpne4(unsigned a, unsigned b) {
   return result;
 }
 
-// Arithmetic that is rounded once and not fused. The sources are compiled without contraction.
+// Arithmetic without fusion of operations. The sources are compiled without contraction.
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
@@ -191,7 +192,7 @@ inline T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_ident
   return expected;
 }
 
-// Lanes of a warp and threads of a block.
+// Synchronisation and exchange between the lanes of a warp and the threads of a block.
 inline void __syncthreads() { tilewise::emulator::sync_block(); }
 inline void __syncwarp(unsigned mask = ~0u) { tilewise::emulator::sync_lanes(mask); }
 template <typename T>

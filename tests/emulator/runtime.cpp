@@ -1,6 +1,6 @@
-// The part of CUDA's runtime and driver that Tilewise and its tests call, for the emulated device. Every call
-// is finished when it returns, so streams are names; what is launched into one that is captured becomes a
-// graph.
+// The functions of CUDA's runtime and driver that Tilewise and its tests call, for the emulated device. Every
+// call is complete when it returns, so streams are only names. Launches into a stream that is being captured
+// become a graph.
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -53,7 +53,7 @@ int device_capability() { return number_from("TILEWISE_EMULATOR_CAPABILITY", 90)
 
 }  // namespace
 
-std::size_t most_shared_bytes() {  // by CUDA's table of compute capabilities
+std::size_t most_shared_bytes() {  // from CUDA's table of compute capabilities
   switch (device_capability()) {
     case 75: return 64 << 10;
     case 86:
@@ -82,7 +82,7 @@ cudaError_t failed(cudaError_t error) {
   return error;
 }
 
-// For calls that wait for kernels. The fault stays for the next launch.
+// The error of a call that waits for kernels. The fault remains for the next launch.
 cudaError_t any_fault() {
   const std::lock_guard guard(faults_lock);
   return next_fault.empty() ? cudaSuccess : failed(cudaErrorLaunchFailure);
@@ -106,7 +106,7 @@ CUresult encode_tiled(CUtensorMap* to, CUtensorMapDataType type, cuuint32_t rank
                 : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64
                 : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32
                                                        : 0;
-  // What the driver refuses.
+  // The conditions that the driver checks.
   bool valid = rank >= 1 && rank <= 5 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
   for (cuuint32_t dim = 0; dim < rank; ++dim) {
     valid &= extents[dim] > 0 && extents[dim] <= std::uint64_t{1} << 32 && box[dim] > 0 && box[dim] <= 256 &&
@@ -144,7 +144,7 @@ TensorMap tensor_map(const void* from) {
 
 using namespace tilewise::emulator;
 
-// Saved: the registers that a function keeps.
+// Saves the callee-saved registers.
 asm(R"(
 .text
 .globl tilewise_switch_stack
@@ -179,7 +179,7 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : failed(cudaErrorInvalidDevice); }
-// Those of an H200, unless the environment has others.
+// The attributes of an H200, unless the environment overrides them.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr what, int device) {
   if (device != 0) return failed(cudaErrorInvalidDevice);
   const int capability = device_capability();
@@ -234,7 +234,7 @@ const char* cudaGetErrorString(cudaError_t error) {
 }
 
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {
-  // With what is behind it out of reach for AddressSanitizer.
+  // AddressSanitizer reports accesses past the end.
   const std::size_t whole = (bytes + alignment) / alignment * alignment;
   *data = std::aligned_alloc(alignment, whole);
   if (*data == nullptr) return failed(cudaErrorMemoryAllocation);

@@ -158,7 +158,7 @@ inline std::vector<Plain> plain_backward(const Problem& p) {
   const PlainSteps steps(p);
   const Plain x(p.x), d_out(p.d_out), none(dtype, 0, 0);
   const Plain dh = plain_linear(d_out, Plain(p.down).transposed(), {}, dtype);
-  const auto slope = [&](double v) { return activation_slope(p.options.activation, v); };
+  const auto slope = [&](double v) { return activation_derivative(p.options.activation, v); };
   const bool gated = p.gate.given();
   const Plain du = plain_map(dh, [&](double v, std::int64_t r, std::int64_t c) {
     return v *

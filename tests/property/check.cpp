@@ -13,9 +13,9 @@
 namespace tilewise::test {
 namespace {
 
-// Two computations in f64 agree to this much of what their terms can be; f32 has units of 6e-8. What a score
-// loses in rounding its weight loses, too, relative to itself, and a mask may make scores large: eight
-// units of f64 for each of its size.
+// Two computations in f64 agree up to this error, relative to the size of their terms (the unit of f32 is
+// 6e-8). The absolute rounding error of a score becomes a relative error of its P, and a mask can make scores
+// large. So eight units of f64 are added per unit of the largest mask or ALiBi value.
 double f64_agreement(const OpenProblem& open) {
   double largest = 0;
   const auto take = [&](const std::vector<double>& added) {
@@ -37,7 +37,7 @@ bool able(const Explanation& explanation, const std::string& kernel) {
                      });
 }
 
-// One thread that takes the tasks from the last to the first, under the name of several.
+// Claims to have several threads, but runs tasks on one thread, from the last to the first.
 ParallelFor backwards_parallel_for(int threads) {
   return {.run =
               [](std::int64_t n, const ParallelFor::Body& body) {
@@ -73,7 +73,7 @@ std::vector<std::byte> input_bytes(const RandomProblem& p) {
   return all;
 }
 
-// The truth by the reference kernel. It must agree with the formula.
+// The truth, from the reference kernel in f64, which must agree with the formula.
 Results reference_truth(const RandomProblem& problem, const OpenProblem& open, const Results& sizes,
                         int threads, std::vector<std::string>& failures) {
   const RandomProblem wide = widened(problem);
@@ -136,12 +136,12 @@ MathPathErrors& Checker::errors_of(Rule rule) const {
   return *errors;
 }
 
-// What the checks of one subject share.
+// The state of the checks of one subject.
 struct Checker::Run {
   const Subject& subject;
   Random rng;
-  Context context;  // of the run that is compared with the truth
-  Context other;    // of the run that must give the same bits
+  Context context;  // for the run that is compared with the truth
+  Context other;    // for the run that must give the same bits
   AttentionOptions options;
   OutputBuffers outputs;
   Passes ran{};
@@ -250,8 +250,9 @@ void Checker::check_backward(Run& run) const {
   take("dsinks", &Results::dsinks, buffers.dsinks);
   take("dlogit_scale", &Results::dlogit_scale, buffers.dlogit_scale);
 
-  // On the CPU all gradients are the same each time. Elsewhere they are on request; without it, those of f16
-  // and bf16 are but for dq, which some of the problems look at. `widened` computes by the kernels of f32.
+  // On the CPU all gradients have the same bits each time. On a GPU they do with `deterministic`. Without it,
+  // those of f16 and bf16 do except for dq, which is checked in some of the problems; `widened` is different,
+  // since it uses the kernels for f32.
   const bool all = run.subject.device.type == Device::Type::cpu || run.options.deterministic;
   const bool but_dq =
       (problem_.dtype == DType::f16 || problem_.dtype == DType::bf16) && run.subject.kernel != "widened";

@@ -13,44 +13,44 @@
 
 namespace tilewise::test {
 
-/// What is tested: a kernel of the library at a SIMD level, or one made wrong on purpose.
+/// The kernel that is tested: one of the library at a SIMD level, or a deliberately wrong one.
 struct Subject {
   std::string kernel;
   Device device{};
   std::string level{};    ///< empty: the best
-  double repetition = 1;  ///< chance of the second run, which must give the same bits
+  double repetition = 1;  ///< probability of a second run, which must give the same bits
   std::function<void(const AttentionInputs&, const AttentionOptions&, const AttentionOutputs&, Context)>
       forward = run_forward;
   std::function<void(const AttentionInputs&, const AttentionOptions&, const AttentionGradients&, Context)>
       backward = run_backward;
 };
 
-/// Which passes of a subject were run.
+/// The passes of a subject that were run.
 struct Passes {
   bool forward = false;
   bool backward = false;
   bool backward_again = false;  ///< which must give the same bits
 };
 
-/// The rule that a kernel is held to: kernels with products of 16 bits to the standard one, unless strict
-/// precision is asked for; all others to the strict one, since they compute in f32.
+/// The rule for a kernel: standard for kernels with 16-bit products, unless strict precision is asked for;
+/// strict for all others, since they compute in f32.
 Rule rule_of(const std::string& kernel, const AttentionOptions& options);
 
-/// One problem, its truth by the reference kernel in f64, and what kernels may be off.
+/// A problem, its truth from the reference kernel in f64, and the allowed errors of kernels.
 class Checker {
  public:
-  /// Without a rule, a kernel is held to its own (rule_of).
+  /// Without `rule`, each kernel is checked by its own (rule_of).
   Checker(const RandomProblem& problem, int threads, std::optional<Rule> rule = {});
 
-  /// Failures of the reference itself: it must agree with the formula as the tests have written it down.
+  /// Failures of the reference itself, which must agree with the formula in tests/support/math_path.cpp.
   const std::vector<std::string>& reference_failures() const { return reference_failures_; }
 
-  /// Whether there are gradients to be asked for.
+  /// Whether the problem has a backward pass.
   bool differentiable() const { return differentiable_; }
 
-  /// Both passes of a subject, as far as it can take them: that results are right, that all and only they are
-  /// written, and that another run with another number of threads gives the same bits. Gives the failures,
-  /// and what was run where that is asked for.
+  /// Checks the passes that a subject can compute: results are right, all of them and nothing else is
+  /// written, and a run with another number of threads gives the same bits. Returns the failures, and in
+  /// `ran` the passes that were run.
   std::vector<std::string> check(const Subject& subject, Passes* ran = nullptr) const;
 
  private:
@@ -68,7 +68,7 @@ class Checker {
   Results sizes_;
   Results truth_;
   std::optional<Rule> rule_;
-  mutable std::optional<MathPathErrors> strict_errors_, standard_errors_;  // draw more where that is needed
+  mutable std::optional<MathPathErrors> strict_errors_, standard_errors_;  // they make more draws if needed
 };
 
 }  // namespace tilewise::test

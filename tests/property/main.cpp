@@ -1,4 +1,4 @@
-// Random problems over the whole contract: every kernel, at every SIMD level, against the reference.
+// Compares every kernel, at every SIMD level, with the reference on random problems of the whole contract.
 
 #include <unistd.h>
 
@@ -42,7 +42,8 @@ struct Settings {
   bool no_self_test = false;
 };
 
-constexpr std::int64_t most_failures = 20;  // then it stops: each takes many draws of the path to be sure of
+// The run stops after this number of failures, since each takes many draws of the path.
+constexpr std::int64_t most_failures = 20;
 
 std::string hexadecimal(std::uint64_t value) {
   std::ostringstream text;
@@ -80,14 +81,14 @@ RandomProblem draw(std::string_view domain, std::uint64_t seed) {
   return random_problem(seed);
 }
 
-// Pieces that a kernel took, and those that it left to fused, since the program began.
+// For each kernel, the number of pieces that it computed and that it left to fused.
 std::map<std::string, PieceRunner>& piece_runners() {
   static std::map<std::string, PieceRunner> runners;
   return runners;
 }
 
-// A problem in pieces on the first CUDA device, joined again. Statistics are in f64 for f32 rows, and in f32
-// or f64 for others: kernels with products of 16 bits take f32 alone.
+// A kernel that computes a problem in pieces on the first CUDA device. Statistics are f64 for f32 inputs and
+// f32 or f64 for others, since kernels with 16-bit products take only f32.
 Subject subject_in_pieces(const std::string& kernel, std::uint64_t seed) {
   const auto runner = [=](const AttentionInputs& inputs) -> PieceRunner& {
     PieceRunner& found = piece_runners()[kernel];
@@ -111,7 +112,8 @@ Subject subject_in_pieces(const std::string& kernel, std::uint64_t seed) {
               }};
 }
 
-// A kernel at the best SIMD level and at one other, so that all of them have their turn.
+// The chosen kernels. simd is tested at the best level and at another one, so that over a run all levels are
+// tested.
 std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
   std::vector<Subject> subjects;
   if (settings.cuda) {
@@ -133,7 +135,7 @@ std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
     if (!chosen(settings, kernel)) continue;
     const std::vector<std::string_view> levels = simd_levels();
     if (kernel != "simd") {
-      // As slow as it is simple, the reference is run again now and then only.
+      // The reference is slow, so it is run a second time only in some problems.
       subjects.push_back({.kernel = kernel, .repetition = kernel == "reference" ? 0.2 : 1.0});
     } else if (!settings.level.empty()) {
       subjects.push_back({.kernel = kernel, .level = settings.level});
@@ -149,7 +151,7 @@ std::vector<Subject> subjects_of(const Settings& settings, std::uint64_t seed) {
   return subjects;
 }
 
-// How many problems a kernel took, and how often it made backward again, for the same bits.
+// The number of problems that a kernel computed, and of those whose backward was repeated to compare bits.
 struct Taken {
   std::int64_t forward = 0;
   std::int64_t backward = 0;
@@ -162,15 +164,16 @@ struct Taken {
   }
 };
 using TakenOfTypes = std::map<DType, Taken>;
-using TakenBy = std::map<std::string, TakenOfTypes>;  // a kernel, at a level where it has some
+using TakenBy = std::map<std::string, TakenOfTypes>;  // by kernel, with its SIMD level if it has one
 
-// What scripts/gpu_property.py reads.
+// scripts/gpu_property.py parses this text.
 std::string text_of(const Taken& taken) {
   return std::to_string(taken.forward) + " forward, " + std::to_string(taken.backward) + " backward, " +
          std::to_string(taken.again) + " backward again";
 }
 
-// On a GPU fused takes the whole contract, but f64 and the backward of pages, which are not among these.
+// On a GPU fused takes the whole contract except for f64 and the backward of paged keys, which these problems
+// do not have.
 std::vector<std::string> refusals(const Settings& settings, const Checker& checker, const Subject& subject,
                                   const Passes& ran) {
   if (!settings.cuda || settings.domain != "whole" || subject.kernel != "fused") return {};
@@ -199,7 +202,7 @@ std::vector<std::string> failures_of(const Settings& settings, const RandomProbl
   }
 }
 
-// A line that rewrites itself on a terminal; elsewhere a line for every tenth.
+// On a terminal, updates one line. Elsewhere, prints a line after every tenth of the problems.
 class Progress {
  public:
   explicit Progress(std::int64_t total) : total_(total) {}
@@ -225,7 +228,7 @@ class Progress {
   Clock::time_point start_ = Clock::now();
 };
 
-// One problem of the domain: what it is, and what is wrong with what was made of it.
+// A problem and the failures that it showed.
 struct Checked {
   std::string problem;
   std::vector<std::string> failures;
@@ -267,7 +270,7 @@ int run(const Settings& settings) {
     }
     std::cout << settings.count << " problems from seed " << base << std::endl;
   }
-  constexpr std::int64_t enough_problems = 20;  // of fewer a kernel may take none
+  constexpr std::int64_t enough_problems = 20;  // with fewer problems, a kernel may be able to compute none
   Progress progress(static_cast<std::int64_t>(seeds.size()));
   std::int64_t done = 0;
   std::int64_t failed = 0;
@@ -290,7 +293,7 @@ int run(const Settings& settings) {
     Taken sum;
     for (const auto& [dtype, taken] : of_types) sum.add(taken);
     took_some = took_some || sum.forward + sum.backward > 0;
-    if (sum.forward == 0 && settings.kernels.empty()) continue;  // those of another device
+    if (sum.forward == 0 && settings.kernels.empty()) continue;  // kernels of another device
     std::cout << kernel << " took " << text_of(sum) << '\n';
     for (const auto& [dtype, taken] : of_types) {
       if (taken.forward > 0) std::cout << "  of " << to_string(dtype) << ' ' << text_of(taken) << '\n';
@@ -321,39 +324,39 @@ int main(int argc, char** argv) {
       ->envname("TILEWISE_PROPERTY_COUNT")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--seed", settings.seed,
-                 "what the problems are drawn from; 'random' for a new one each time")
+  app.add_option("--seed", settings.seed, "the seed of the problems; 'random' for a new one each time")
       ->capture_default_str();
   app.add_option("--only", settings.only, "the seed of one problem, as a failure prints it");
-  app.add_option("--kernel", settings.kernels, "check this kernel alone, or these: one,another")
+  app.add_option("--kernel", settings.kernels, "check only these kernels: one,another")
       ->delimiter(',')
       ->check(CLI::IsMember(all_kernels()));
-  app.add_option("--domain", settings.domain,
-                 "what is drawn: attention's whole contract, or what wgmma, wgmma with block masks, with "
-                 "masks, in f32, the backwards of "
-                 "wgmma without and with features, that of mma, mma in f32 or kernels for nothing but a band "
-                 "(at usual head dims, or at those of 257 to 512) take of it; or gemm, ffn, norm, "
-                 "rope and layers")
+  app.add_option(
+         "--domain", settings.domain,
+         "the problems: attention's whole contract, or problems for wgmma (forward, with block masks, "
+         "with masks, in f32, backward without and with features), for mma (backward, in f32) or for "
+         "plain kernels, which only know a band (at usual head dims or at 257 to 512); or gemm, ffn, norm, "
+         "rope and layers")
       ->check(CLI::IsMember({"whole", "wgmma", "wgmma-blocks", "wgmma-masks", "wgmma-f32", "wgmma-backward",
                              "wgmma-features", "mma", "mma-f32", "plain", "wide-heads", "operations"}))
       ->capture_default_str();
-  app.add_option("--rule", settings.rule,
-                 "the precision that is asked for, and so whose errors f16 and bf16 may have twice: strict, "
-                 "PyTorch's "
-                 "in f32; standard, PyTorch's with products of 16 bits, but for kernels that compute in f32")
+  app.add_option(
+         "--rule", settings.rule,
+         "the precision to ask for. f16 and bf16 may have twice the errors of PyTorch in f32 (strict), "
+         "or of PyTorch with 16-bit products (standard, except for kernels that compute in f32)")
       ->check(CLI::IsMember({"strict", "standard"}))
       ->capture_default_str();
-  app.add_option("--level", settings.level, "check the CPU kernels at this SIMD level alone")
+  app.add_option("--level", settings.level, "check the CPU kernels only at this SIMD level")
       ->check(CLI::IsMember(strings(simd_levels())));
   app.add_option("--threads", settings.threads, "number of threads")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_flag("--cuda", settings.cuda, "check the CUDA kernels, on the first device");
   app.add_flag("--pieces", settings.pieces,
-               "cut every problem into pieces of a whole, and join their results (CUDA kernels alone)");
+               "cut every problem into pieces of a whole, and join their results (CUDA kernels only)");
   app.add_flag("--verbose", settings.verbose, "print every problem");
-  app.add_flag("--self-test", settings.self_test, "only check that wrong kernels are found out");
-  app.add_flag("--no-self-test", settings.no_self_test, "leave that to another process of the same run");
+  app.add_flag("--self-test", settings.self_test, "only check that wrong kernels are found");
+  app.add_flag("--no-self-test", settings.no_self_test,
+               "leave the self-test to another process of the same run");
   CLI11_PARSE(app, argc, argv);
   try {
     if (const CudaPresence cuda = cuda_presence(); settings.cuda && !cuda.present) {

@@ -17,7 +17,7 @@
 namespace tilewise::test {
 namespace {
 
-// The failures of expectations in `body`, which are no test's.
+// Runs `body` and returns its failed GoogleTest expectations, which then do not fail a test.
 std::vector<std::string> failures_in(const std::function<void()>& body) {
   std::vector<std::string> failures;
   testing::TestPartResultArray found;
@@ -36,7 +36,7 @@ std::vector<std::string> failures_in(const std::function<void()>& body) {
   return failures;
 }
 
-// Small extents are as likely as large ones.
+// A log-uniform extent, so that small ones are as likely as large ones.
 std::int64_t extent(Random& random, double most, double least = 1) {
   return static_cast<std::int64_t>(random.log_uniform(least, most));
 }
@@ -57,7 +57,7 @@ void set_device(Device device, const std::vector<Tensor*>& tensors) {
   for (Tensor* tensor : tensors) tensor->device = device;
 }
 
-// Checks of one problem. Each of its kernels gets it drawn anew, since checks write to it.
+// Checks one problem. It is drawn again for each kernel, since a check writes to its tensors.
 class OperationChecker {
  public:
   OperationChecker(std::uint64_t seed, Device device, const std::vector<std::string>& kernels,
@@ -76,7 +76,7 @@ class OperationChecker {
   }
 
  private:
-  // What is drawn after the operation, of which every call gives the same.
+  // A generator in the state after the choice of the operation. Every call returns the same.
   Random random() const {
     Random random(seed_);
     random.bits();
@@ -97,7 +97,7 @@ class OperationChecker {
     for (const std::string& failure : failures_in(body)) checked_.failures.push_back(name + ": " + failure);
   }
 
-  // Calls body with each kernel that is able in all of the explanations.
+  // Calls body with each kernel that can compute the call in all of the explanations.
   void for_each_able(const std::vector<Explanation>& explanations,
                      const std::function<void(const std::string&)>& body) {
     checked_.problem = explanations.front().problem;
@@ -141,7 +141,8 @@ class OperationChecker {
       const bool gated = random.chance(0.5);
       const DType dtype = any_dtype(random);
       const Activation activation = any_activation(random, gated);
-      // The bound is twice the error of a framework's steps, which is small by luck in a few elements.
+      // The bound is twice the error of a framework's steps. In few elements that error could be small by
+      // luck.
       const Sizes sizes{extent(random, 150, 16), extent(random, 150, 16), extent(random, 300, 16),
                         extent(random, 150, 16)};
       Problem p = ffn_case::random_problem(random, sizes, dtype, activation, gated);

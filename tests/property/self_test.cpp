@@ -17,7 +17,7 @@
 namespace tilewise::test {
 namespace {
 
-// A small problem with a part of everything, in which every key and every option matters.
+// A small problem with many features, in which every key and every option affects the results.
 RandomProblem plain_problem(DType dtype, std::int64_t length_q = 5, std::int64_t length_k = 7) {
   Random rng(1);
   RandomProblem p;
@@ -48,10 +48,10 @@ RandomProblem plain_problem(DType dtype, std::int64_t length_q = 5, std::int64_t
   return p;
 }
 
-// The reference, with something done to what it is asked or to what it gives.
+// A fault: the reference with changed arguments or changed results.
 struct Fault {
   std::string name;
-  std::string found_as;  // part of the failure's text
+  std::string found_as;  // a part of the text of the failure
   std::function<void(AttentionInputs&, AttentionOptions&)> before{};
   std::function<void(const AttentionOutputs&)> after_forward{};
   std::function<void(const AttentionGradients&)> after_backward{};
@@ -181,7 +181,7 @@ void set_elements(const Tensor& tensor, const std::vector<double>& values) {
   }
 }
 
-// A kernel whose every error is `factor` times that of a path.
+// A kernel whose errors are `factor` times those of a path.
 Subject amplified(const RandomProblem& problem, double factor, Results (*path)(const OpenProblem&)) {
   const OpenProblem open(problem);
   const Results exact = formula(open);
@@ -249,7 +249,7 @@ bool self_test() {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     const std::string type = std::string(to_string(dtype)) + ": ";
     RandomProblem problem = plain_problem(dtype, 29, 31);
-    problem.logit_scale = {};  // one head's large factor would make one draw's errors unlike another's
+    problem.logit_scale = {};  // a large factor of one head would make the errors of draws differ
     problem.asked.dlogit_scale = false;
     const Checker strict(problem, 2, Rule::strict);
     const Checker standard(problem, 2, Rule::standard);
@@ -260,15 +260,15 @@ bool self_test() {
     const auto all_results = {"forward: o", "backward: dq", "backward: dk", "backward: dv"};
     expect_found(strict.check(amplified(problem, 2.5, math_path)), "2.5 times the math path's error",
                  all_results);
-    // Errors of 16 bits differ more from draw to draw.
+    // Errors of 16-bit products differ more from draw to draw.
     expect_found(standard.check(amplified(problem, 3, half_path)), "3 times that of 16-bit products",
                  all_results);
     if (dtype == DType::f32) {
-      // In 16 bits the result of this would be rounded a second time.
+      // Only for f32, since in 16-bit types these results would be rounded a second time.
       expect(strict.check(amplified(problem, 1.5, math_path)).empty(), type + "false alarm at 1.5");
     } else {
       expect(standard.check(amplified(problem, 1, half_path)).empty(), type + "16-bit products refused");
-      // o and dv are rounded to the type themselves, which hides what P lost in f16.
+      // o and dv are rounded to f16 themselves, which hides the error of rounding P.
       expect_found(strict.check(amplified(problem, 1, half_path)), "16-bit products, by the strict rule",
                    {"backward: dq", "backward: dk"});
     }

@@ -2,7 +2,7 @@
 
 namespace tilewise::test {
 
-/// Runs kernels that are wrong on purpose and prints which faults were found. False when one was missed.
+/// Runs deliberately wrong kernels and prints which faults were found. Returns false if one was missed.
 bool self_test();
 
 }  // namespace tilewise::test

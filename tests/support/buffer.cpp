@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t alignment = AlignedDelete::alignment;
 constexpr std::size_t guard_bytes = 128;
-// Read as 0x7FFF, 0x7FFF7FFF, …: NaN in f16, bf16, f32 and f64, and not the poison.
+// In words this is 0x7FFF, 0x7FFF7FFF, …: NaN in f16, bf16, f32 and f64, and different from the poison.
 constexpr std::byte guard_pattern[2] = {std::byte{0xFF}, std::byte{0x7F}};
 constexpr std::byte poison_pattern{0xFF};
 
@@ -37,7 +37,7 @@ std::size_t bytes_of(std::int64_t elements, DType dtype) {
 
 }  // namespace
 
-// An allocation full of guard pattern, in which buffers take their elements.
+// An allocation filled with the guard pattern, in which one or several buffers have their elements.
 struct Buffer::Storage {
   std::size_t bytes;
   AlignedBytes data;
@@ -77,22 +77,22 @@ Buffer::Buffer(DType dtype, Shape shape, const Placement& placement)
 }
 
 std::vector<Buffer> Buffer::side_by_side(DType dtype, std::span<const Shape> shapes) {
-  std::int64_t token = 0;  // elements a token takes
+  std::int64_t token = 0;  // elements per token
   for (const Shape& shape : shapes) token += shape[1] * shape.back();
   const Shape& shape = shapes.front();
   const std::int64_t tokens = shape.size() == 3 ? shape[0] : shape[0] * shape[2];
   const auto storage = std::make_shared<Storage>(bytes_of(tokens * token, dtype));
   std::vector<Buffer> buffers;
   std::int64_t first = 0;
-  for (const Shape& part : shapes) {
-    const std::int64_t dim = part.back();
+  for (const Shape& slice : shapes) {
+    const std::int64_t dim = slice.back();
     Buffer buffer;
     buffer.dtype_ = dtype;
-    buffer.shape_ = part;
-    buffer.strides_ = part.size() == 3 ? Shape{token, dim, 1} : Shape{part[2] * token, dim, token, 1};
+    buffer.shape_ = slice;
+    buffer.strides_ = slice.size() == 3 ? Shape{token, dim, 1} : Shape{slice[2] * token, dim, token, 1};
     buffer.place(storage, first);
     buffers.push_back(std::move(buffer));
-    first += part[1] * dim;
+    first += slice[1] * dim;
   }
   return buffers;
 }
@@ -141,7 +141,7 @@ void Buffer::store(std::int64_t offset, double value) {
   }
 }
 
-// Calls body with the offset of every element, the last index fastest.
+// Calls body with the offset of every element, in row-major order.
 template <typename Body>
 void Buffer::for_each_offset(const Body& body) const {
   const std::int64_t count = size();
@@ -158,7 +158,7 @@ void Buffer::for_each_offset(const Body& body) const {
   }
 }
 
-// The same by runs of neighbours, with their offset and length in bytes.
+// Calls body with the offset and length, in bytes, of every run of elements that are adjacent in memory.
 template <typename Body>
 void Buffer::for_each_run(const Body& body) const {
   const auto width = static_cast<std::int64_t>(size_of(dtype_));
@@ -234,7 +234,7 @@ std::vector<std::byte> Buffer::bytes() const {
 }
 
 void with_workspace(std::size_t bytes, const std::function<void(Workspace)>& body) {
-  // One byte past an aligned address: a kernel that aligns its memory then needs all it asked for.
+  // One byte past an aligned address, so that a kernel that aligns its memory needs every byte it asked for.
   constexpr std::size_t lead = guard_bytes + 1;
   const AlignedBytes memory = allocate(lead + bytes + guard_bytes);
   std::byte* const data = memory.get() + lead;

@@ -77,7 +77,7 @@ constexpr Device device{Device::Type::cuda, 0};
 constexpr std::size_t guard = 128;
 constexpr std::byte guard_byte{0xA5};
 
-// Memory of the device, taken once and handed out anew for each call.
+// Memory of the device, which is allocated once and divided anew for each call.
 class DeviceMemory {
  public:
   void reset() {
@@ -85,20 +85,20 @@ class DeviceMemory {
     guards_.clear();
   }
 
-  // `bytes` at the same place within 256 as `like`, so that alignment is what it is on the host, with room
-  // around.
+  // Returns `bytes` at an address that equals `like` modulo 256, so that the alignment is that of the host,
+  // with guards around them.
   std::byte* take(std::size_t bytes, std::uintptr_t like) {
     if (base_ == nullptr) check_cuda(cudaMalloc(&base_, capacity), "test memory");
     used_ = (used_ + 255) / 256 * 256 + guard + like % 256;
     if (used_ + bytes + guard > capacity) throw std::runtime_error("test memory of the device is exhausted");
-    std::byte* piece = static_cast<std::byte*>(base_) + used_;
+    std::byte* memory = static_cast<std::byte*>(base_) + used_;
     used_ += bytes + guard;
-    guards_.push_back(piece - guard);
-    guards_.push_back(piece + bytes);
-    return piece;
+    guards_.push_back(memory - guard);
+    guards_.push_back(memory + bytes);
+    return memory;
   }
 
-  // While kernels run.
+  // Makes accesses to guards errors while kernels run.
   class Forbidden {
    public:
     explicit Forbidden(const DeviceMemory& memory) : guards_(memory.guards_) {
@@ -126,7 +126,8 @@ DeviceMemory& device_memory() {
   return memory;
 }
 
-// A tensor's bytes on the device: from its lowest to its highest element, gaps included, and guards.
+// A copy of a tensor on the device: the memory from its lowest to its highest element, gaps included, and
+// guards.
 class Mirror {
  public:
   explicit Mirror(Tensor& tensor) : host_(tensor) {
@@ -149,13 +150,13 @@ class Mirror {
     view_ = tensor;
   }
 
-  // Whether another tensor is this one, so that it has its memory.
+  // Whether another tensor is the same as this one.
   bool is(const Tensor& tensor) const {
     return tensor.data != nullptr && tensor.data == host_.data && tensor.size() == host_.size();
   }
   const Tensor& view() const { return view_; }
 
-  // Brings the elements back; everything else must be as it was.
+  // Copies the elements back. All other bytes must be unchanged.
   void download() {
     std::vector<std::byte> now(bytes_.size());
     check_cuda(cudaMemcpy(now.data(), device_ - guard, now.size(), cudaMemcpyDeviceToHost),
@@ -182,7 +183,7 @@ class Mirror {
   Tensor view_;
   std::byte* first_ = nullptr;
   std::byte* device_ = nullptr;
-  std::vector<std::byte> bytes_;  // guards, elements and gaps as they should be
+  std::vector<std::byte> bytes_;  // the expected guards, elements and gaps
 };
 
 std::vector<Mirror> mirror(const std::vector<Tensor*>& tensors) {
@@ -193,7 +194,7 @@ std::vector<Mirror> mirror(const std::vector<Tensor*>& tensors) {
   return mirrors;
 }
 
-// Runs body with a poisoned workspace of exactly that size, at an odd address, and waits for the device.
+// Runs body with a poisoned workspace of exactly this size, at an odd address, and waits for the device.
 template <typename Body>
 void with_device_workspace(std::size_t bytes, Context& context, const Body& body) {
   std::byte* data = device_memory().take(bytes, 1);

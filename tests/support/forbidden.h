@@ -9,8 +9,8 @@
 
 namespace tilewise::test {
 
-/// Memory of the device that no kernel may touch, until it is permitted again. On the emulator
-/// AddressSanitizer stops who reads or writes there; elsewhere nothing happens.
+/// Marks device memory that no kernel may access until it is permitted again. In the emulator
+/// AddressSanitizer reports accesses to it; elsewhere this does nothing.
 inline void forbid([[maybe_unused]] const void* from, [[maybe_unused]] std::size_t bytes) {
 #ifdef TILEWISE_FORBIDS
   __asan_poison_memory_region(from, bytes);

@@ -8,9 +8,9 @@
 
 namespace tilewise::test {
 
-// What index tensors may hold where nobody looks at them.
+// Wrong contents of index tensors, for calls that do not check them.
 
-/// A number near 0, near a bound, or anywhere.
+/// A number near 0, near the bound, or anywhere.
 inline double garbage_index(Random& rng, std::int64_t bound) {
   constexpr std::int64_t lowest = std::numeric_limits<std::int32_t>::min();
   constexpr std::int64_t highest = std::numeric_limits<std::int32_t>::max();
@@ -21,7 +21,7 @@ inline double garbage_index(Random& rng, std::int64_t bound) {
   return static_cast<double>(std::min(std::max(number, lowest), highest));
 }
 
-/// Puts such numbers in the place of some, or of all.
+/// Replaces some or all indices by such numbers.
 inline void garble(Random& rng, Buffer& indices, std::int64_t bound) {
   if (!indices.given()) return;
   const double share = rng.pick({0.05, 0.3, 1.0});
@@ -36,12 +36,12 @@ inline bool has_indices(const RandomProblem& p) {
   return p.key_lengths.given() || p.cumulative_q.given() || p.blocks.counts.given();
 }
 
-/// A problem with garbage in its index tensors, and where it is packed sometimes a longest length that is
-/// not.
+/// The problem with garbage in its index tensors. If it is packed, its bounds on the lengths may be too
+/// small, too.
 inline RandomProblem garbled(RandomProblem p) {
   Random rng(p.seed + 7);
-  // Keys past their length are poison, which garbage lengths may show. A CPU hands its bits on, and rows made
-  // of it would pass for unwritten ones.
+  // Keys past their length are poison, which a call may read by a garbage length. A CPU passes on the bits of
+  // a NaN, so results that depend on poison would look like unwritten ones.
   for (Buffer* rows : {&p.k, &p.v}) {
     std::vector<double> numbers = rows->values();
     for (double& number : numbers) {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-std::size_t count(std::int64_t value) { return static_cast<std::size_t>(value); }
+std::size_t to_size(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 std::int64_t integer(const Buffer& buffer, std::int64_t index) {
   return static_cast<std::int64_t>(buffer.at(index));
@@ -29,8 +29,8 @@ std::vector<double> values_of(const Buffer& buffer) {
   return buffer.given() ? buffer.values() : std::vector<double>{};
 }
 
-// A value of the type: one of the two around it, the nearer one the more likely.
-double moved_value(double value, DType dtype, Random& rng) {
+// Rounds stochastically: returns one of the two neighbouring values of the type, the nearer one more often.
+double stochastically_rounded(double value, DType dtype, Random& rng) {
   if (value == 0) return value;
   const int digits = dtype == DType::f16 ? 11 : dtype == DType::bf16 ? 8 : 24;
   const int smallest = dtype == DType::f16 ? -24 : -149;
@@ -38,42 +38,42 @@ double moved_value(double value, DType dtype, Random& rng) {
   return std::floor(value / unit + rng.unit()) * unit;
 }
 
-// 0 to n − 1, shuffled unless the seed is 0.
-std::vector<std::int64_t> listed(std::int64_t n, std::uint64_t seed) {
-  std::vector<std::int64_t> indices(count(n));
+// The numbers 0 to n − 1, shuffled unless the seed is 0.
+std::vector<std::int64_t> index_order(std::int64_t n, std::uint64_t seed) {
+  std::vector<std::int64_t> indices(to_size(n));
   std::iota(indices.begin(), indices.end(), 0);
   Random rng(seed);
   if (seed != 0) rng.shuffle(indices);
   return indices;
 }
 
-// Every row's elements in the order given.
+// Reorders the elements of every row.
 void reorder(std::vector<double>& rows, const std::vector<std::int64_t>& order) {
   std::vector<double> before(order.size());
   for (std::size_t first = 0; first < rows.size(); first += order.size()) {
     std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(first), order.size(), before.begin());
-    for (std::size_t d = 0; d < order.size(); ++d) rows[first + d] = before[count(order[d])];
+    for (std::size_t d = 0; d < order.size(); ++d) rows[first + d] = before[to_size(order[d])];
   }
 }
 
 }  // namespace
 
 Results::Results(const RandomProblem& p)
-    : o(count(p.d_o.size())),
-      lse(count(p.q.size() / p.dim_qk), -infinity),
-      dq(count(p.q.size())),
-      dk(count(p.k.size())),
-      dv(count(p.v.size())),
-      dmask(count(p.mask.given() ? p.mask.size() : 0)),
-      dsinks(count(p.sinks.given() ? p.sinks.size() : 0)),
-      dlogit_scale(count(p.logit_scale.given() ? p.logit_scale.size() : 0)) {}
+    : o(to_size(p.d_o.size())),
+      lse(to_size(p.q.size() / p.dim_qk), -infinity),
+      dq(to_size(p.q.size())),
+      dk(to_size(p.k.size())),
+      dv(to_size(p.v.size())),
+      dmask(to_size(p.mask.given() ? p.mask.size() : 0)),
+      dsinks(to_size(p.sinks.given() ? p.sinks.size() : 0)),
+      dlogit_scale(to_size(p.logit_scale.given() ? p.logit_scale.size() : 0)) {}
 
 OpenProblem::OpenProblem(const RandomProblem& p)
     : problem(p),
       scale(p.options.scale ? static_cast<double>(*p.options.scale)
                             : 1 / std::sqrt(static_cast<double>(p.dim_qk))),
-      dim_qk(count(p.dim_qk)),
-      dim_v(count(p.dim_v)),
+      dim_qk(to_size(p.dim_qk)),
+      dim_v(to_size(p.dim_v)),
       q_(values_of(p.q)),
       k_(values_of(p.k)),
       v_(values_of(p.v)),
@@ -91,7 +91,7 @@ OpenProblem OpenProblem::neighbour(std::uint64_t seed) const {
     for (double& value : values) {
       if (!std::isfinite(value)) continue;
       Random rng(seed ^ std::bit_cast<std::uint64_t>(value));
-      value = moved_value(value * (1 + rng.uniform(-0x1p-10, 0x1p-10)), like.dtype(), rng);
+      value = stochastically_rounded(value * (1 + rng.uniform(-0x1p-10, 0x1p-10)), like.dtype(), rng);
     }
   };
   move(moved.q_, problem.q);
@@ -103,8 +103,8 @@ OpenProblem OpenProblem::neighbour(std::uint64_t seed) const {
   move(moved.alibi_, problem.alibi_slopes);
   move(moved.sinks_, problem.sinks);
   move(moved.logit_scale_, problem.logit_scale);
-  const std::vector<std::int64_t> order_qk = listed(problem.dim_qk, seed);
-  const std::vector<std::int64_t> order_v = listed(problem.dim_v, seed);
+  const std::vector<std::int64_t> order_qk = index_order(problem.dim_qk, seed);
+  const std::vector<std::int64_t> order_v = index_order(problem.dim_v, seed);
   reorder(moved.q_, order_qk);
   reorder(moved.k_, order_qk);
   reorder(moved.v_, order_v);
@@ -144,19 +144,19 @@ struct OpenProblem::BlockTable {
   static constexpr std::int64_t hidden = -1;
   static constexpr std::int64_t full = -2;
   std::int64_t columns = 0;
-  std::vector<std::int64_t> states;  // [query blocks, key blocks]: one of these, or the tile that says it
+  std::vector<std::int64_t> states;  // [query blocks, key blocks]: hidden, full, or the id of a tile
 
-  std::int64_t& at(std::int64_t qb, std::int64_t kb) { return states[count(qb * columns + kb)]; }
+  std::int64_t& at(std::int64_t qb, std::int64_t kb) { return states[to_size(qb * columns + kb)]; }
 };
 
-// Each list is read once: pairs are many, and ask for the same blocks.
+// A table, so that each list is read once: there are many pairs in the same blocks.
 OpenProblem::BlockTable OpenProblem::block_table(std::int64_t b, std::int64_t h) const {
   const RandomBlocks& blocks = problem.blocks;
   BlockTable table;
   if (!blocks.counts.given()) return table;
   const std::int64_t rows = blocks.counts.extent(2);
   table.columns = (problem.length_k + blocks.block_k - 1) / blocks.block_k;
-  table.states.assign(count(rows * table.columns), BlockTable::hidden);
+  table.states.assign(to_size(rows * table.columns), BlockTable::hidden);
   const auto fill = [&](const Buffer& counts, const Buffer& indices, bool partial) {
     const std::int64_t entry = counts.extent(0) == 1 ? 0 : b;
     const std::int64_t head = counts.extent(1) == 1 ? 0 : h;
@@ -190,7 +190,7 @@ std::size_t OpenProblem::mask_index(std::int64_t b, std::int64_t h, std::int64_t
   for (std::size_t dim = 0; dim < shape.size(); ++dim) {
     index = index * shape[dim] + (shape[dim] == 1 ? 0 : whole[dim + 4 - shape.size()]);
   }
-  return count(index);
+  return to_size(index);
 }
 
 Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
@@ -204,24 +204,24 @@ Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
   const DropoutMask dropout_mask(p.options.dropout);
   double slope = 0;
   if (p.alibi_slopes.given())
-    slope = alibi_[count(p.alibi_slopes.shape().size() == 1 ? h : b * p.heads_q + h)];
+    slope = alibi_[to_size(p.alibi_slopes.shape().size() == 1 ? h : b * p.heads_q + h)];
 
   BlockTable blocks = block_table(b, h);
   Head head;
-  head.queries = count(entry.queries);
-  head.keys = count(entry.keys);
-  head.head = count(h);
-  head.sink = p.sinks.given() ? sinks_[count(h)] : -infinity;
-  head.logit_scale = p.logit_scale.given() ? logit_scale_[count(h)] : 1;
-  const std::vector<std::int64_t> queries = listed(entry.queries, order_);
-  const std::vector<std::int64_t> keys = listed(entry.keys, order_);
+  head.queries = to_size(entry.queries);
+  head.keys = to_size(entry.keys);
+  head.head = to_size(h);
+  head.sink = p.sinks.given() ? sinks_[to_size(h)] : -infinity;
+  head.logit_scale = p.logit_scale.given() ? logit_scale_[to_size(h)] : 1;
+  const std::vector<std::int64_t> queries = index_order(entry.queries, order_);
+  const std::vector<std::int64_t> keys = index_order(entry.keys, order_);
   for (const std::int64_t i : queries) {
     const std::int64_t row =
         packed ? (entry.first_q + i) * p.heads_q + h : (b * p.heads_q + h) * p.length_q + i;
-    head.query_row.push_back(count(row));
-    head.statistic.push_back(count(packed ? h * p.q.extent(0) + entry.first_q + i : row));
-    head.q.push_back(&q_[count(row) * dim_qk]);
-    head.d_o.push_back(&d_o_[count(row) * dim_v]);
+    head.query_row.push_back(to_size(row));
+    head.statistic.push_back(to_size(packed ? h * p.q.extent(0) + entry.first_q + i : row));
+    head.q.push_back(&q_[to_size(row) * dim_qk]);
+    head.d_o.push_back(&d_o_[to_size(row) * dim_v]);
     head.d_lse.push_back(d_lse_.empty() ? 0.0 : d_lse_[head.statistic.back()]);
   }
   for (const std::int64_t j : keys) {
@@ -232,9 +232,9 @@ Head OpenProblem::head(std::int64_t b, std::int64_t h) const {
       const auto id = static_cast<std::int64_t>(p.page_table.at(b, j / page));
       row = (id * p.heads_kv + h_kv) * page + j % page;
     }
-    head.key_row.push_back(count(row));
-    head.k.push_back(&k_[count(row) * dim_qk]);
-    head.v.push_back(&v_[count(row) * dim_v]);
+    head.key_row.push_back(to_size(row));
+    head.k.push_back(&k_[to_size(row) * dim_qk]);
+    head.v.push_back(&v_[to_size(row) * dim_v]);
   }
   const std::size_t pairs = head.queries * head.keys;
   head.visible.reserve(pairs);

@@ -9,18 +9,18 @@
 
 namespace tilewise::test {
 
-/// All that the two passes give, each with the last index fastest.
+/// The results of both passes, each in row-major order.
 struct Results {
   std::vector<double> o, lse, dq, dk, dv, dmask, dsinks, dlogit_scale;
   static const std::array<std::vector<double> Results::*, 8> members;
 
-  /// As if every row were empty.
+  /// The results as if every row were empty.
   explicit Results(const RandomProblem& problem);
   Results() = default;
 };
 
-/// One query head of one entry with everything in the open: no strides, layouts or broadcasting are left.
-/// Written apart from the library, so that the two readings of the contract check each other.
+/// One query head of one entry in plain arrays, without strides, layouts or broadcasting. It shares no code
+/// with the library, so that the two implementations of the contract check each other.
 struct Head {
   std::size_t queries = 0;
   std::size_t keys = 0;
@@ -29,13 +29,13 @@ struct Head {
   std::vector<const double*> k, v;    ///< [keys] rows
   std::vector<double> d_lse;          ///< [queries]
   std::vector<char> visible;          ///< [queries, keys]
-  std::vector<double> alibi;          ///< [queries, keys] added to the score; empty where there is none
-  std::vector<double> mask;           ///< [queries, keys] likewise
-  std::vector<double> keep;           ///< [queries, keys] dropout's factor; empty where there is none
-  double sink = 0;                    ///< -inf when there is none
-  double logit_scale = 1;             ///< of scale·q·k
+  std::vector<double> alibi;          ///< [queries, keys] added to the score; empty without ALiBi
+  std::vector<double> mask;           ///< [queries, keys] added to the score; empty without an additive mask
+  std::vector<double> keep;           ///< [queries, keys] factor of dropout; empty without dropout
+  double sink = 0;                    ///< -inf without sinks
+  double logit_scale = 1;             ///< factor of scale·q·k
 
-  // Where in Results things belong.
+  // The indices of rows and elements in Results.
   std::vector<std::size_t> query_row;   ///< [queries] row of o and dq
   std::vector<std::size_t> statistic;   ///< [queries] element of lse
   std::vector<std::size_t> key_row;     ///< [keys] row of dk and dv
@@ -60,9 +60,9 @@ class OpenProblem {
   std::size_t dim_qk;
   std::size_t dim_v;
 
-  /// A problem like this one, but for values that each moved by about a thousandth, to others of their type,
-  /// and for the order of queries, keys and head dims, in which sums are made. Equal values stay equal. Truth
-  /// and conditioning are nearly the same; roundings are drawn anew.
+  /// A problem whose values differ from these by about a thousandth, rounded to their types, and in which
+  /// queries, keys and head dims have another order, on which sums depend. Equal values stay equal. Truth and
+  /// conditioning are nearly the same, but rounding errors are independent.
   OpenProblem neighbour(std::uint64_t seed) const;
 
   /// Calls body(head) for every query head of every entry.
@@ -74,17 +74,17 @@ class OpenProblem {
   }
 
  private:
-  struct Entry;  // where a batch entry or sequence lies
+  struct Entry;  // the rows of a batch entry or sequence
   Entry entry(std::int64_t b) const;
   Head head(std::int64_t b, std::int64_t h) const;
   bool band_shows(const Entry& entry, std::int64_t i, std::int64_t j) const;
-  struct BlockTable;  // what a head's block mask says of each block
+  struct BlockTable;  // the state of each block in a head's block mask
   BlockTable block_table(std::int64_t b, std::int64_t h) const;
   bool block_shows(BlockTable& table, std::int64_t i, std::int64_t j) const;
   std::size_t mask_index(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
 
   std::vector<double> q_, k_, v_, d_o_, d_lse_, mask_, alibi_, sinks_, logit_scale_;
-  std::uint64_t order_ = 0;  // seed of the order that a head lists its queries and keys in; 0: as they are
+  std::uint64_t order_ = 0;  // seed of the order of queries and keys in a head; 0: unchanged
 };
 
 }  // namespace tilewise::test

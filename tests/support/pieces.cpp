@@ -14,55 +14,55 @@
 namespace tilewise::test {
 namespace {
 
-// `count` of the elements 0, step, 2·step, ... from `first` on.
-struct Part {
+// The indices first, first + step, first + 2·step, …, `count` of them.
+struct IndexRange {
   std::int64_t first = 0;
   std::int64_t count = 0;
   std::int64_t step = 1;
 };
 
-// A part of one dimension; a broadcast one stays as it is.
-Tensor part_of(Tensor tensor, int dim, const Part& part) {
+// The range of one dimension of a tensor. A broadcast dimension stays as it is.
+Tensor cut_dim(Tensor tensor, int dim, const IndexRange& range) {
   if (!tensor.given() || tensor.extent(dim) == 1) return tensor;
   const auto n = static_cast<std::size_t>(dim);
   auto* bytes = static_cast<std::byte*>(tensor.data);
   const std::int64_t offset =
-      part.first * tensor.stride(dim) * static_cast<std::int64_t>(size_of(tensor.dtype));
+      range.first * tensor.stride(dim) * static_cast<std::int64_t>(size_of(tensor.dtype));
   tensor.data = bytes + offset;
-  tensor.shape[n] = part.count;
-  tensor.strides[n] *= part.step;
+  tensor.shape[n] = range.count;
+  tensor.strides[n] *= range.step;
   return tensor;
 }
 
-// A dimension that extends over one element is cut, too, where the tensor is not broadcast along it.
-Tensor rows_of_part(Tensor tensor, int dim, const Part& part) {
-  if (tensor.given() && tensor.extent(dim) == 1 && part.count == 0) {
+// The same for dimensions that are not broadcast: one of extent 1 becomes empty if the range is.
+Tensor cut_rows(Tensor tensor, int dim, const IndexRange& range) {
+  if (tensor.given() && tensor.extent(dim) == 1 && range.count == 0) {
     tensor.shape[static_cast<std::size_t>(dim)] = 0;
     return tensor;
   }
-  return part_of(tensor, dim, part);
+  return cut_dim(tensor, dim, range);
 }
 
-std::vector<Part> ranges(Random& rng, std::int64_t length, std::int64_t most) {
+std::vector<IndexRange> random_ranges(Random& rng, std::int64_t length, std::int64_t most) {
   std::vector<std::int64_t> cuts = {0, length};
   for (std::int64_t n = rng.between(1, most); n > 1; --n) cuts.push_back(rng.between(0, length));
   std::sort(cuts.begin(), cuts.end());
-  std::vector<Part> parts;
-  for (std::size_t n = 0; n + 1 < cuts.size(); ++n) parts.push_back({cuts[n], cuts[n + 1] - cuts[n], 1});
-  return parts;
+  std::vector<IndexRange> ranges;
+  for (std::size_t n = 0; n + 1 < cuts.size(); ++n) ranges.push_back({cuts[n], cuts[n + 1] - cuts[n], 1});
+  return ranges;
 }
 
-std::vector<Part> stripes(std::int64_t length, std::int64_t step) {
-  std::vector<Part> parts;
+std::vector<IndexRange> stripes(std::int64_t length, std::int64_t step) {
+  std::vector<IndexRange> ranges;
   for (std::int64_t first = 0; first < step; ++first) {
-    parts.push_back(
+    ranges.push_back(
         {std::min(first, length), std::max<std::int64_t>(0, (length - first + step - 1) / step), step});
   }
-  return parts;
+  return ranges;
 }
 
 struct Cuts {
-  std::vector<Part> entries, key_heads, queries, keys;
+  std::vector<IndexRange> entries, key_heads, queries, keys;
 };
 
 Cuts draw_cuts(std::uint64_t seed, const AttentionInputs& inputs) {
@@ -70,25 +70,25 @@ Cuts draw_cuts(std::uint64_t seed, const AttentionInputs& inputs) {
   const std::int64_t step = rng.pick<std::int64_t>({1, 1, 2, 3, 5});
   const std::int64_t queries = inputs.q.extent(2);
   const std::int64_t keys = inputs.k.extent(2);
-  return {.entries = ranges(rng, inputs.q.extent(0), 2),
-          .key_heads = ranges(rng, inputs.k.extent(1), 2),
-          .queries = step == 1 ? ranges(rng, queries, 3) : stripes(queries, step),
-          .keys = step == 1 ? ranges(rng, keys, 3) : stripes(keys, step)};
+  return {.entries = random_ranges(rng, inputs.q.extent(0), 2),
+          .key_heads = random_ranges(rng, inputs.k.extent(1), 2),
+          .queries = step == 1 ? random_ranges(rng, queries, 3) : stripes(queries, step),
+          .keys = step == 1 ? random_ranges(rng, keys, 3) : stripes(keys, step)};
 }
 
-// One piece: what of the whole it has, and the call for it.
+// One piece: its ranges of the whole, and its call.
 struct CutPiece {
-  Part entries, heads, key_heads, queries, keys;
+  IndexRange entries, heads, key_heads, queries, keys;
   AttentionInputs inputs;
   AttentionOptions options;
-  bool first_keys = false;  // of its queries
-  // Whether queries have all their keys here, or keys all their queries: what is summed over them needs no
-  // joining, and may be rounded to the type of the rows.
+  bool first_keys = false;  // whether it has the first range of keys
+  // Whether the piece has all keys of its queries, or all queries of its keys. Sums over them are then
+  // complete and may be rounded to the type of the inputs.
   bool all_keys = false, all_queries = false;
 };
 
-CutPiece cut(const AttentionInputs& whole, const AttentionOptions& options, const Part& entries,
-             const Part& key_heads, const Part& queries, const Part& keys) {
+CutPiece cut(const AttentionInputs& whole, const AttentionOptions& options, const IndexRange& entries,
+             const IndexRange& key_heads, const IndexRange& queries, const IndexRange& keys) {
   const std::int64_t group = whole.k.extent(1) == 0 ? 1 : whole.q.extent(1) / whole.k.extent(1);
   CutPiece piece{.entries = entries,
                  .heads = {key_heads.first * group, key_heads.count * group, 1},
@@ -100,25 +100,25 @@ CutPiece cut(const AttentionInputs& whole, const AttentionOptions& options, cons
                  .first_keys = false,
                  .all_keys = false,
                  .all_queries = false};
-  const auto rows = [&](const Tensor& tensor, const Part& heads, const Part& positions) {
-    return rows_of_part(rows_of_part(rows_of_part(tensor, 0, entries), 1, heads), 2, positions);
+  const auto rows = [&](const Tensor& tensor, const IndexRange& heads, const IndexRange& positions) {
+    return cut_rows(cut_rows(cut_rows(tensor, 0, entries), 1, heads), 2, positions);
   };
   AttentionInputs& inputs = piece.inputs;
   inputs.q = rows(whole.q, piece.heads, queries);
   inputs.k = rows(whole.k, key_heads, keys);
   inputs.v = rows(whole.v, key_heads, keys);
   inputs.mask = whole.mask;
-  const Part parts[] = {entries, piece.heads, queries, keys};
+  const IndexRange ranges[] = {entries, piece.heads, queries, keys};
   for (int dim = 0; dim < whole.mask.rank; ++dim) {
-    inputs.mask = part_of(inputs.mask, dim, parts[dim + 4 - whole.mask.rank]);
+    inputs.mask = cut_dim(inputs.mask, dim, ranges[dim + 4 - whole.mask.rank]);
   }
   inputs.alibi_slopes = whole.alibi_slopes;
-  if (whole.alibi_slopes.rank == 2) inputs.alibi_slopes = rows_of_part(inputs.alibi_slopes, 0, entries);
+  if (whole.alibi_slopes.rank == 2) inputs.alibi_slopes = cut_rows(inputs.alibi_slopes, 0, entries);
   if (whole.alibi_slopes.given()) {
-    inputs.alibi_slopes = rows_of_part(inputs.alibi_slopes, whole.alibi_slopes.rank - 1, piece.heads);
+    inputs.alibi_slopes = cut_rows(inputs.alibi_slopes, whole.alibi_slopes.rank - 1, piece.heads);
   }
-  if (whole.sinks.given()) inputs.sinks = rows_of_part(whole.sinks, 0, piece.heads);
-  if (whole.logit_scale.given()) inputs.logit_scale = rows_of_part(whole.logit_scale, 0, piece.heads);
+  if (whole.sinks.given()) inputs.sinks = cut_rows(whole.sinks, 0, piece.heads);
+  if (whole.logit_scale.given()) inputs.logit_scale = cut_rows(whole.logit_scale, 0, piece.heads);
   inputs.dropout_seed = whole.dropout_seed;
   piece.options.piece = {.q_offset = queries.first,
                          .k_offset = keys.first,
@@ -135,10 +135,10 @@ template <typename Body>
 void for_each_piece(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
                     const Body& body) {
   const Cuts cuts = draw_cuts(seed, inputs);
-  for (const Part& entries : cuts.entries) {
-    for (const Part& heads : cuts.key_heads) {
-      for (const Part& queries : cuts.queries) {
-        for (const Part& keys : cuts.keys) {
+  for (const IndexRange& entries : cuts.entries) {
+    for (const IndexRange& heads : cuts.key_heads) {
+      for (const IndexRange& queries : cuts.queries) {
+        for (const IndexRange& keys : cuts.keys) {
           CutPiece piece = cut(inputs, options, entries, heads, queries, keys);
           piece.first_keys = &keys == cuts.keys.data();
           piece.all_keys = cuts.keys.size() == 1;
@@ -150,7 +150,7 @@ void for_each_piece(std::uint64_t seed, const AttentionInputs& inputs, const Att
   }
 }
 
-// A tensor [B, H, S, last] in f64, of which pieces are parts.
+// A tensor [B, H, S, last] of the whole in f64, to which pieces are added.
 struct Sums {
   std::int64_t extent[4];
   std::vector<double> values;
@@ -190,17 +190,17 @@ void write(const Tensor& tensor, const Sums& sums) {
 }
 
 DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-constexpr double nothing = -std::numeric_limits<double>::infinity();
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
 struct Joined {
   Sums o, lse;
 };
 
-// Adds what a piece found for one row to what was known of it.
+// Adds a piece's O and LSE of one row to those of the pieces before.
 void join_row(Joined& joined, const std::int64_t (&row)[3], const Buffer& o, double lse,
               const std::int64_t (&at)[3]) {
   double& known = joined.lse.at(row[0], row[1], row[2]);
-  if (lse == nothing) return;
+  if (lse == minus_infinity) return;
   const double highest = std::max(known, lse);
   const double total = highest + std::log(std::exp(known - highest) + std::exp(lse - highest));
   for (std::int64_t d = 0; d < joined.o.extent[3]; ++d) {
@@ -210,14 +210,15 @@ void join_row(Joined& joined, const std::int64_t (&row)[3], const Buffer& o, dou
   known = total;
 }
 
-// `rounds`: o of pieces that have all keys is in the type of the rows. Not for delta, which is made of o.
+// Computes and joins O and LSE of all pieces. With `rounds`, O of pieces with all keys has the type of the
+// inputs, except where delta is computed from it.
 Joined join(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
             const Context& context, PieceRunner& runner, bool rounds) {
   const Tensor& q = inputs.q;
   Joined joined{Sums(q.extent(0), q.extent(1), q.extent(2), inputs.v.extent(3), 0),
-                Sums(q.extent(0), q.extent(1), q.extent(2), 1, nothing)};
+                Sums(q.extent(0), q.extent(1), q.extent(2), 1, minus_infinity)};
   for_each_piece(seed, inputs, options, [&](CutPiece piece) {
-    if (!piece.first_keys) piece.inputs.sinks = {};  // a sink counts once
+    if (!piece.first_keys) piece.inputs.sinks = {};  // a sink must be added once
     const Shape rows = {piece.entries.count, piece.heads.count, piece.queries.count};
     const Buffer o(rounds && piece.all_keys ? q.dtype : wide(q.dtype),
                    {rows[0], rows[1], rows[2], inputs.v.extent(3)});
@@ -237,8 +238,9 @@ Joined join(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOp
   return joined;
 }
 
-// Adds the gradient of a piece's rows to those of the whole.
-void add_rows(Sums& sums, const Buffer& gradient, const Part& entries, const Part& heads, const Part& rows) {
+// Adds the gradients of a piece's rows to those of the whole.
+void add_rows(Sums& sums, const Buffer& gradient, const IndexRange& entries, const IndexRange& heads,
+              const IndexRange& rows) {
   for (std::int64_t b = 0; b < entries.count; ++b) {
     for (std::int64_t h = 0; h < heads.count; ++h) {
       for (std::int64_t s = 0; s < rows.count; ++s) {
@@ -251,21 +253,21 @@ void add_rows(Sums& sums, const Buffer& gradient, const Part& entries, const Par
   }
 }
 
-// Statistics of a piece's rows, out of those of the whole.
+// The statistics of a piece's rows, from those of the whole.
 Buffer rows_of_piece(const CutPiece& piece, DType dtype, Sums& whole) {
-  Buffer part(dtype, {piece.entries.count, piece.heads.count, piece.queries.count});
+  Buffer statistics(dtype, {piece.entries.count, piece.heads.count, piece.queries.count});
   for (std::int64_t b = 0; b < piece.entries.count; ++b) {
     for (std::int64_t h = 0; h < piece.heads.count; ++h) {
       for (std::int64_t i = 0; i < piece.queries.count; ++i) {
-        part.set({b, h, i}, whole.at(piece.entries.first + b, piece.heads.first + h,
-                                     piece.queries.first + i * piece.queries.step));
+        statistics.set({b, h, i}, whole.at(piece.entries.first + b, piece.heads.first + h,
+                                           piece.queries.first + i * piece.queries.step));
       }
     }
   }
-  return part;
+  return statistics;
 }
 
-// A mask's gradient [B, H, Sq, Sk], extents of 1 where it is broadcast.
+// dmask of the whole as [B, H, Sq, Sk]; broadcast dimensions have extent 1.
 struct MaskSums {
   Sums sums;
   int missing;
@@ -280,10 +282,10 @@ struct MaskSums {
   }
 
   void add(const CutPiece& piece, const Tensor& gradient) {
-    const Part parts[] = {piece.entries, piece.heads, piece.queries, piece.keys};
+    const IndexRange ranges[] = {piece.entries, piece.heads, piece.queries, piece.keys};
     std::int64_t index[4];
     const auto place = [&](int dim) {
-      return sums.extent[dim] == 1 ? 0 : parts[dim].first + index[dim] * parts[dim].step;
+      return sums.extent[dim] == 1 ? 0 : ranges[dim].first + index[dim] * ranges[dim].step;
     };
     for (index[0] = 0; index[0] < extent(gradient, 0); ++index[0]) {
       for (index[1] = 0; index[1] < extent(gradient, 1); ++index[1]) {
@@ -318,7 +320,7 @@ struct MaskSums {
   }
 };
 
-// Σ d_o·o of every row.
+// delta: Σ dO·O of every row.
 Sums delta_of(Joined& joined, const Tensor& d_o) {
   Sums delta(d_o.extent(0), d_o.extent(1), d_o.extent(2), 1, 0);
   for (std::int64_t b = 0; b < d_o.extent(0); ++b) {
@@ -342,7 +344,7 @@ void write_sinks(const AttentionInputs& inputs, const AttentionGradients& gradie
     for (std::int64_t b = 0; b < inputs.q.extent(0); ++b) {
       for (std::int64_t i = 0; i < inputs.q.extent(2); ++i) {
         const double lse = joined.lse.at(b, h, i);
-        if (lse == nothing) continue;
+        if (lse == minus_infinity) continue;
         const double d_lse = gradients.d_lse.given() ? element(gradients.d_lse, b, h, i, 0) : 0;
         sum += std::exp(sink - lse) * (d_lse - delta.at(b, h, i));
       }
@@ -352,11 +354,7 @@ void write_sinks(const AttentionInputs& inputs, const AttentionGradients& gradie
   }
 }
 
-}  // namespace
-
-namespace {
-
-// Whether one key has all of a row's weight, or all but a ten-thousandth.
+// Whether P of one key is above 0.9999.
 bool has_only_key(const Head& head, const OpenProblem& open, std::size_t i) {
   const double softcap = static_cast<double>(open.problem.options.softcap);
   double highest = head.sink;
@@ -371,7 +369,7 @@ bool has_only_key(const Head& head, const OpenProblem& open, std::size_t i) {
     scores.push_back(score + head.alibi_at(pair) + head.mask_at(pair));
     highest = std::max(highest, scores.back());
   }
-  if (scores.empty() || highest == nothing) return false;
+  if (scores.empty() || highest == minus_infinity) return false;
   double sum = std::exp(head.sink - highest);
   for (const double score : scores) sum += std::exp(score - highest);
   return std::exp(*std::max_element(scores.begin(), scores.end()) - highest) > 0.9999 * sum;
@@ -406,7 +404,7 @@ bool suits_pieces(const RandomProblem& problem) {
 
 namespace {
 
-// Whether the explanation's kernel of that name can.
+// Whether the kernel can compute the call that the explanation is about.
 bool able(const Explanation& explanation, std::string_view kernel) {
   return std::any_of(explanation.entries.begin(), explanation.entries.end(),
                      [&](const Explanation::Entry& entry) {
@@ -492,11 +490,11 @@ void backward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const
     if (gradients.dlogit_scale.given()) {
       piece_dlogit = Buffer(inputs.logit_scale.dtype, {piece.heads.count});
     }
-    const auto d_o_part = rows_of_part(
-        rows_of_part(rows_of_part(gradients.d_o, 0, piece.entries), 1, piece.heads), 2, piece.queries);
+    const auto piece_d_o =
+        cut_rows(cut_rows(cut_rows(gradients.d_o, 0, piece.entries), 1, piece.heads), 2, piece.queries);
     runner.backward(piece.inputs, piece.options,
                     {.lse = lse.view(),
-                     .d_o = d_o_part,
+                     .d_o = piece_d_o,
                      .d_lse = d_lses.view(),
                      .delta = deltas.view(),
                      .dq = gradients.dq.given() ? piece_dq.view() : Tensor(),

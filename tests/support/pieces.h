@@ -7,18 +7,18 @@
 
 namespace tilewise::test {
 
-/// Whether a problem can be cut into pieces whose joined results keep the whole's bound on errors: dense,
-/// with small scores, and no row in which one key has all the weight. A piece's gradients are made from lse
-/// and delta, and are as precise as these tell of the weights. Where one key has all the weight, the whole's
-/// gradients are differences of equal numbers, exactly 0, which those of a piece are to a rounding.
+/// Whether a problem can be cut into pieces whose joined results keep the whole's error bound: it is dense,
+/// scores are small, and in no row one key has all the weight. Gradients of a piece come from LSE and delta,
+/// whose rounding limits their accuracy. Where one key has all the weight, the gradients of the whole are
+/// differences of equal numbers and exactly 0, but those of a piece are 0 only up to a rounding error.
 bool suits_pieces(const RandomProblem& problem);
 
-/// Who computes the pieces: the CPU, or the kernels on the first CUDA device.
+/// Computes pieces, on the CPU or with the kernels on the first CUDA device.
 struct PieceRunner {
   Device device{};
-  DType statistics = DType::f64;  ///< of lse, delta and d_lse, where rows are not f64
-  std::int64_t taken = 0;         ///< pieces that the kernel asked for took
-  std::int64_t left = 0;          ///< those it refused, which `fused` computed
+  DType statistics = DType::f64;  ///< type of LSE, delta and dLSE, unless the inputs are f64
+  std::int64_t taken = 0;         ///< pieces that the named kernel computed
+  std::int64_t left = 0;          ///< pieces that it cannot compute, which `fused` computed
 
   void forward(const AttentionInputs& inputs, AttentionOptions options, const AttentionOutputs& outputs,
                const Context& context);
@@ -26,8 +26,8 @@ struct PieceRunner {
                 const Context& context);
 };
 
-/// attention_forward and attention_backward of a dense problem, cut into pieces of entries, heads, queries
-/// and keys and joined again in f64. The cuts are drawn from the seed.
+/// attention_forward and attention_backward of a dense problem that is cut into pieces by entries, heads,
+/// queries and keys. Results are joined in f64. The seed determines the cuts.
 void forward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,
                        const AttentionOutputs& outputs, const Context& context, PieceRunner& runner);
 void backward_in_pieces(std::uint64_t seed, const AttentionInputs& inputs, const AttentionOptions& options,

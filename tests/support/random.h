@@ -10,20 +10,20 @@
 
 namespace tilewise::test {
 
-/// Random numbers that are the same on every machine and standard library: SplitMix64 (Steele, Lea and
-/// Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+/// Random numbers that are the same on every machine and with every standard library: SplitMix64 (Steele, Lea
+/// and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
-  /// What a fuzzer decides: choices are taken from its bytes, two for each, and from the seed after the last.
-  /// Noise comes from the seed alone.
+  /// For fuzzers: each choice takes two of the fuzzer's bytes. After the last byte, choices come from the
+  /// seed. Noise always comes from the seed.
   Random(std::span<const std::uint8_t> choices, std::uint64_t seed) : state_(seed), choices_(choices) {}
 
   std::uint64_t bits() {
     if (choices_.size() < 2) return noise_bits();
     const std::uint64_t choice = choices_[0] | std::uint64_t{choices_[1]} << 8;
     choices_ = choices_.subspan(2);
-    return choice * 0x0001000100010001u;  // seen by those who look at the upper bits and at the lower ones
+    return choice * 0x0001000100010001u;  // in all bits, since callers use upper or lower ones
   }
   std::uint64_t noise_bits() {
     std::uint64_t z = state_ += 0x9E3779B97F4A7C15u;
@@ -32,12 +32,12 @@ class Random {
     return z ^ (z >> 31);
   }
 
-  /// In [0, 1).
+  /// A number in [0, 1).
   double unit() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
-  /// The same for the values of tensors, of which there are many and none is a choice.
+  /// The same for the values of tensors, which are not choices of a fuzzer.
   double noise() { return static_cast<double>(noise_bits() >> 11) * 0x1p-53; }
   double uniform(double low, double high) { return low + (high - low) * unit(); }
-  /// From low to high, both included.
+  /// A number from low to high, both included.
   std::int64_t between(std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(bits() % static_cast<std::uint64_t>(high - low + 1));
   }
@@ -46,7 +46,7 @@ class Random {
     const double radius = std::sqrt(-2 * std::log(1 - noise()));
     return radius * std::cos(6.283185307179586 * noise());
   }
-  /// The same chance for every factor between the two.
+  /// A number between the two, with a uniform distribution of its logarithm.
   double log_uniform(double low, double high) { return std::exp(uniform(std::log(low), std::log(high))); }
 
   template <typename T>

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double no_score = -std::numeric_limits<double>::infinity();
 
-// A shape of rank 1 to 4 that broadcasts to [B, Hq, Sq, Sk].
+// A random shape of rank 1 to 4 that broadcasts to [B, Hq, Sq, Sk].
 Shape broadcast_shape(Random& rng, const RandomProblem& p) {
   Shape shape = {p.batch, p.heads_q, p.length_q, p.length_k};
   for (std::int64_t& extent : shape) {
@@ -24,7 +24,7 @@ Shape broadcast_shape(Random& rng, const RandomProblem& p) {
   return shape;
 }
 
-// How often elements and whole rows of a mask are hidden.
+// The fractions of elements and of whole rows that a mask hides.
 struct Density {
   double elements;
   double rows;
@@ -34,7 +34,7 @@ Density random_density(Random& rng) {
   return {rng.pick({0.0, 0.1, 0.5, 0.9, 1.0}), rng.chance(0.3) ? 0.3 : 0.0};
 }
 
-// Calls body(index, row_hidden) for every element.
+// Calls body(index, row_hidden) for every element, in row-major order.
 template <typename Body>
 void for_each_element(Random& rng, const Buffer& mask, double hidden_rows, const Body& body) {
   const Shape& shape = mask.shape();
@@ -53,14 +53,14 @@ void for_each_element(Random& rng, const Buffer& mask, double hidden_rows, const
 void make_boolean_mask(Random& rng, RandomProblem& p) {
   p.mask = random_buffer(rng, DType::boolean, broadcast_shape(rng, p), input_values);
   const Density hidden = random_density(rng);
-  const bool all_ones = rng.chance(0.3);  // true as 0xFF, as the poison left it, and not as 1
+  const bool all_ones = rng.chance(0.3);  // true is then 0xFF, the poison, instead of 1
   for_each_element(rng, p.mask, hidden.rows, [&](const Shape& index, bool row_hidden) {
     const bool hide = row_hidden || rng.noise() < hidden.elements;
     if (hide || !all_ones) p.mask.set(index, hide ? 0 : 1);
   });
 }
 
-// Mask columns of keys that no entry has.
+// Sets the mask to NaN for keys past the lengths of the entries, which no call may read.
 void poison_past_lengths(RandomProblem& p) {
   Buffer& mask = p.mask;
   if (!p.key_lengths.given() || mask.size() == 0 || mask.shape().back() != p.length_k || p.length_k == 1)
@@ -84,13 +84,13 @@ void make_additive_mask(Random& rng, RandomProblem& p, const Magnitudes& magnitu
   p.mask = random_buffer(rng, dtype, broadcast_shape(rng, p), input_values);
   const Density hidden = random_density(rng);
   const double scale = rng.pick({0.1, 1.0, magnitudes.scores});
-  // What hides: -inf, or as models do, the lowest finite number; that one never fills a row on purpose, since
-  // what such a row attends to is decided by roundings.
+  // Hides with -inf or, as models do, with the lowest finite number. That number is never used for whole
+  // rows, since rounding errors would decide to which keys such a row attends.
   const double lowest = dtype == DType::f16 ? -65504.0 : -3.38e38;
-  const double hides = rng.chance(0.8) ? no_score : lowest;
-  const double density = hides == lowest ? std::min(hidden.elements, 0.5) : hidden.elements;
+  const double hidden_value = rng.chance(0.8) ? no_score : lowest;
+  const double density = hidden_value == lowest ? std::min(hidden.elements, 0.5) : hidden.elements;
   for_each_element(rng, p.mask, hidden.rows, [&](const Shape& index, bool row_hidden) {
-    const double value = row_hidden ? no_score : rng.noise() < density ? hides : scale * rng.normal();
+    const double value = row_hidden ? no_score : rng.noise() < density ? hidden_value : scale * rng.normal();
     p.mask.set(index, value);
   });
   poison_past_lengths(p);
@@ -98,9 +98,10 @@ void make_additive_mask(Random& rng, RandomProblem& p, const Magnitudes& magnitu
 
 namespace {
 
-using BlockRows = std::vector<std::vector<std::int64_t>>;  // the key blocks of each row of query blocks
+// The listed key blocks of each row of query blocks.
+using BlockRows = std::vector<std::vector<std::int64_t>>;
 
-// counts and indices over [B|1, Hq|1, query blocks]. Entries past a count are nonsense.
+// Makes counts and indices over [B|1, Hq|1, query blocks]. Entries past a count are invalid.
 void make_lists(Random& rng, const BlockRows& rows, const Shape& shape, Buffer& counts, Buffer& indices) {
   std::size_t slots = 0;
   for (const auto& row : rows) slots = std::max(slots, row.size());
@@ -165,7 +166,7 @@ Buffer filled(Random& rng, DType dtype, const Shape& shape, const auto& values) 
   return buffer;
 }
 
-// The block mask of ranges: a few slices for each entry, bounded by diagonals or not.
+// Makes a block mask from slices: a few for each entry, some of them bounded by diagonals.
 void make_blocks_of_slices(Random& rng, RandomProblem& p) {
   RandomBlocks& blocks = p.blocks;
   const auto range = [&](std::int64_t length) {
@@ -215,9 +216,10 @@ void make_masks(Random& rng, RandomProblem& p, const Magnitudes& magnitudes) {
   if (!rng.chance(0.2)) return;
   p.blocks.block_q = rng.pick<std::int64_t>({1, 2, 3, 5, 8, 16, 31, 32, 64, 100, 128});
   p.blocks.block_k = rng.pick<std::int64_t>({1, 2, 3, 5, 8, 16, 31, 32, 64, 100, 128});
-  while (p.length_k / p.blocks.block_k > 64) p.blocks.block_k *= 2;  // the reference searches the lists
+  // The reference searches the lists, so long ones take too long.
+  while (p.length_k / p.blocks.block_k > 64) p.blocks.block_k *= 2;
   make_blocks(rng, p);
-  Random own(p.seed + 3);  // so that a seed's other draws stay as they were
+  Random own(p.seed + 3);  // a generator of its own, so that the other choices of a seed do not change
   if (own.chance(0.4)) make_blocks_of_slices(own, p);
 }
 

@@ -6,8 +6,8 @@
 namespace tilewise::test {
 namespace {
 
-constexpr double f32_max_cost = 2e7;           // of B·Hq·Sq·Sk·(D+Dv): the reference must come to an end
-constexpr std::int64_t f32_least_window = 64;  // fewer keys a query the kernel leaves to others
+constexpr double f32_max_cost = 2e7;           // of B·Hq·Sq·Sk·(D+Dv), so that the reference is fast enough
+constexpr std::int64_t f32_least_window = 64;  // the kernel leaves smaller windows to others
 
 std::int64_t mma_f32_head_dim(Random& rng) {
   return rng.pick<std::int64_t>({32, 36, 40, 48, 64, 64, 64, 68, 72, 80, 96, 100, 128, 128, 128});
@@ -52,7 +52,7 @@ RandomProblem random_mma_f32_problem(std::uint64_t seed) {
   problem.alibi_slopes = problem.logit_scale = {};
   if (rng.chance(0.75)) problem.sinks = {};
   choose_asked(rng, problem);
-  // Some gradients alone are another kernel's work.
+  // If only some gradients are wanted, another kernel computes them.
   if (rng.chance(0.75)) problem.asked.dq = problem.asked.dk = problem.asked.dv = true;
   return problem;
 }

@@ -6,16 +6,16 @@
 namespace tilewise::test {
 namespace {
 
-// Bounds on B·Hq·Sq·Sk·(D+Dv): gradients must have many elements, and the reference must come to an end.
+// Bounds of B·Hq·Sq·Sk·(D+Dv): gradients must have many elements, and the reference must be fast enough.
 constexpr double mma_min_cost = 1e6;
 constexpr double mma_max_cost = 1e7;
-constexpr std::int64_t least_keys = 65;  // but for a share of few
+constexpr std::int64_t least_keys = 65;  // except in few_keys_share of the problems
 constexpr double few_keys_share = 0.12;
 constexpr std::int64_t mma_least_results = 16384;
 constexpr std::int64_t many_results = std::int64_t{1} << 18;
 constexpr double many_results_share = 0.15;
-constexpr std::int64_t chunk_dims = 8;  // of 16 bytes
-constexpr double narrow_share = 0.06;   // head dims below that
+constexpr std::int64_t chunk_dims = 8;  // 16 bytes
+constexpr double narrow_share = 0.06;   // of problems with smaller head dims
 constexpr double long_share = 0.15;
 
 std::int64_t mma_head_dim(Random& rng) {
@@ -23,7 +23,8 @@ std::int64_t mma_head_dim(Random& rng) {
       {8, 24, 31, 40, 56, 64, 64, 64, 64, 72, 80, 96, 100, 128, 128, 128, 128, 136, 160, 192, 200, 256, 256});
 }
 
-/// Drawn from numbers of their own: all other problems of a seed stay as they are without them.
+/// Chooses narrow head dims in some problems. A generator of its own keeps the other choices of a seed
+/// unchanged.
 void choose_narrow_dims(RandomProblem& p) {
   Random rng(p.seed + 6);
   if (!rng.chance(narrow_share)) return;
@@ -31,7 +32,7 @@ void choose_narrow_dims(RandomProblem& p) {
   p.dim_v = rng.chance(0.7) ? p.dim_qk : rng.between(1, chunk_dims - 1);
 }
 
-/// The same.
+/// Chooses few keys in some problems, likewise.
 void choose_few_keys(RandomProblem& p) {
   Random rng(p.seed + 7);
   if (rng.chance(few_keys_share)) p.length_k = rng.between(1, least_keys - 1);
@@ -48,15 +49,15 @@ void choose_mma_shape(Random& rng, RandomProblem& p) {
   p.dim_v = rng.chance(0.7) ? p.dim_qk : mma_head_dim(rng);
   choose_narrow_dims(p);
   const std::int64_t heads = p.batch * p.heads_q;
-  // Narrow heads have rows as heads of two chunks do: with more the reference would not come to an end.
+  // Narrow heads get as many rows as heads of two chunks. With more, the reference would take too long.
   const bool narrow = p.dim_qk < chunk_dims;
   const std::int64_t dim_qk = narrow ? 2 * chunk_dims : p.dim_qk;
   const std::int64_t dim_v = narrow ? 2 * chunk_dims : p.dim_v;
-  const std::int64_t least_rows =
-      mma_least_results / std::min(dim_qk, dim_v) + 1;  // of all heads, queries and keys alike
+  // The fewest rows in all heads together, for queries and for keys.
+  const std::int64_t least_rows = mma_least_results / std::min(dim_qk, dim_v) + 1;
   const double pairs =
       rng.log_uniform(mma_min_cost, mma_max_cost) / static_cast<double>(heads * (dim_qk + dim_v));
-  // Of packed sequences only some are as long as the longest.
+  // Only some packed sequences have the full length.
   const std::int64_t filled = p.layout == Layout::packed ? 2 : 1;
   const double share = rng.pick({0.3, 0.5, 0.5, 0.5, 0.7});
   const auto queries = static_cast<std::int64_t>(std::pow(pairs, share)) + rng.between(-1, 1);
@@ -66,8 +67,8 @@ void choose_mma_shape(Random& rng, RandomProblem& p) {
   if (rng.chance(0.3)) p.length_q = p.length_k = std::max(p.length_q, p.length_k);
 }
 
-/// Many results, with sequences so short that the reference comes to an end: it takes time as
-/// max(Sk, Sq · heads a key head) · (D + Dv) / min(D, Dv) has it.
+/// Many results, with short sequences so that the reference is fast enough: its time is proportional to
+/// max(Sk, Sq · group) · (D + Dv) / min(D, Dv).
 void choose_many_results(Random& rng, RandomProblem& p) {
   p.aligned = p.aligned_results = true;
   p.dim_qk = (p.dim_qk + 7) / 8 * 8;
@@ -82,7 +83,7 @@ void choose_many_results(Random& rng, RandomProblem& p) {
   p.batch = filled * (many_results / rows + 1);
 }
 
-/// The same with few and long sequences: a block walks over many tiles of queries.
+/// The same with few long sequences, in which a CTA loops over many Q tiles.
 void choose_long_walks(Random& rng, RandomProblem& p) {
   p.heads_kv = 1;
   p.heads_q = rng.pick<std::int64_t>({1, 1, 2});
@@ -94,7 +95,7 @@ void choose_long_walks(Random& rng, RandomProblem& p) {
   p.batch = filled * (many_results / rows + 1);
 }
 
-/// Rows of a pair representation, as triangle attention has them: narrow heads, many entries.
+/// The shape of triangle attention over a pair representation: narrow heads, many entries.
 void choose_pair_rows(Random& rng, RandomProblem& p) {
   p.layout = Layout::dense;
   p.heads_q = p.heads_kv = rng.between(1, 4);
@@ -105,7 +106,7 @@ void choose_pair_rows(Random& rng, RandomProblem& p) {
   p.batch = std::clamp(static_cast<std::int64_t>(rows), std::int64_t{2}, std::int64_t{20});
 }
 
-/// Leaves band, lengths and sinks, which the plain kernel takes.
+/// Removes all features but band, lengths and sinks, which the plain kernel takes.
 void drop_features(RandomProblem& p) {
   p.options.softcap = 0;
   p.options.dropout = {};
@@ -113,7 +114,8 @@ void drop_features(RandomProblem& p) {
   p.blocks = {};
 }
 
-/// A block mask of blocks that the kernels of wgmma take, or one of padding: an entry's queries share a row.
+/// Makes a block mask with block sizes that the wgmma kernels take. Its tiles may have one row for all
+/// queries, like a padding mask.
 void make_blocks_of_tiles(Random& rng, RandomProblem& p) {
   const auto block = [&](std::int64_t length) {
     return rng.pick<std::int64_t>({64, 128, 128, 128, 256, length, 4 * length});

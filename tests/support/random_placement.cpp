@@ -11,7 +11,7 @@ Placement random_placement(Random& rng, const Shape& shape, const PlacementRules
   const auto rank = static_cast<int>(shape.size());
   placement.order.resize(shape.size());
   std::iota(placement.order.begin(), placement.order.end(), 0);
-  // A last dimension of one element needs no particular stride.
+  // A last dimension of extent 1 may have any stride.
   const bool fixed_last = rules.contiguous_rows && shape.back() > 1;
   std::span<int> movable(placement.order.data(), shape.size() - (fixed_last ? 1 : 0));
   if (rank == 4 && rng.chance(0.4)) {

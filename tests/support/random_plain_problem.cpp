@@ -7,8 +7,8 @@
 namespace tilewise::test {
 namespace {
 
-// Head dims of 16-byte rows in every type; lengths about those of tiles, so few that the reference and
-// sanitizers come to an end.
+// Rows of these head dims are multiples of 16 bytes in every type. Lengths are close to those of tiles, and
+// small enough for the reference and for sanitizers.
 std::int64_t plain_head_dim(Random& rng) {
   return rng.pick<std::int64_t>({32, 40, 64, 64, 72, 96, 128, 128});
 }

@@ -11,17 +11,17 @@
 namespace tilewise::test {
 namespace {
 
-// Bound on B·Hq·Sq·Sk·(D+Dv). Below it Sq·Sk is log-uniform, so that most problems are small.
+// The upper bound of B·Hq·Sq·Sk·(D+Dv). Below it Sq·Sk is log-uniform, so that most problems are small.
 constexpr double usual_cost = 2e6;
 
-// One under, at and over the tiles that kernels use, and primes.
+// The tile sizes of kernels, one less and one more, and primes.
 constexpr std::array<std::int64_t, 62> tried_lengths = {
     1,   2,   3,   4,   5,   6,   7,    8,    9,    11,   12,   13,   15,   16,  17,  19,
     23,  24,  25,  29,  31,  32,  33,   37,   41,   47,   48,   49,   53,   61,  63,  64,
     65,  67,  79,  96,  97,  101, 127,  128,  129,  131,  191,  193,  251,  255, 256, 257,
     383, 385, 511, 512, 513, 769, 1021, 1025, 1537, 2047, 2049, 3001, 4093, 4097};
 
-// One of the three largest lengths up to the limit.
+// One of the three largest lengths that do not exceed the limit.
 std::int64_t random_length(Random& rng, double limit) {
   const auto end =
       std::upper_bound(tried_lengths.begin(), tried_lengths.end(), static_cast<std::int64_t>(limit));
@@ -47,7 +47,7 @@ void choose_shape(Random& rng, RandomProblem& p, double max_cost) {
   const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.heads_q);
   const double most_pairs = max_cost / static_cast<double>(heads * (p.dim_qk + p.dim_v));
   const double pairs = rng.log_uniform(4, std::max(16.0, most_pairs));
-  // Decoding, a few queries, a square, many queries, anything, a few keys.
+  // The share of queries: decoding, few queries, as many as keys, many queries, anything, few keys.
   const double share = rng.pick({0.0, 0.3, 0.5, 0.5, 0.7, rng.unit(), 1.0});
   p.length_q = random_length(rng, std::pow(pairs, share));
   p.length_k = random_length(rng, pairs / static_cast<double>(p.length_q));
@@ -95,13 +95,13 @@ void choose_options(Random& rng, RandomProblem& p) {
   options.deterministic = rng.chance(0.5);
 }
 
-// The deviation of the scores comes first: from scores that hardly differ to a softmax that saturates.
+// First chooses the deviation of the scores: from nearly equal scores to a softmax that saturates.
 Magnitudes choose_magnitudes(Random& rng, const RandomProblem& p) {
   Magnitudes magnitudes{.scores = rng.pick({0.03, 1.0, 1.0, 1.0, 5.0, 30.0, 100.0}),
                         .qk = 1,
                         .v = rng.pick({0.01, 1.0, 1.0, 8.0}),
                         .d_o = rng.pick({0.01, 1.0, 1.0, 8.0})};
-  // f16 ends at 65504, and gradients grow with v·d_o.
+  // The largest f16 number is 65504, and gradients grow with v·d_o.
   if (p.dtype == DType::f16) magnitudes.d_o = std::min(magnitudes.d_o, 8 / magnitudes.v);
   const double root = std::sqrt(static_cast<double>(p.dim_qk));
   const double scale = std::abs(static_cast<double>(p.options.scale.value_or(0.0f)));

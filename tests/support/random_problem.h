@@ -15,7 +15,7 @@ struct RandomBlocks {
   Buffer counts, indices, full_counts, full_indices, tile_ids, tiles;
 };
 
-/// What the calls ask for beside o.
+/// The results that the calls ask for, besides o.
 struct Asked {
   bool backward = true;
   bool dq = true;
@@ -25,89 +25,88 @@ struct Asked {
   bool dsinks = false;
   bool dlogit_scale = false;
   DType dmask_dtype = DType::f32;
-  bool own_forward = true;  ///< backward gets o and lse from the kernel's own forward, not the reference's
+  bool own_forward = true;      ///< backward gets o and lse of the kernel's own forward, not the reference's
   bool packed_outputs = false;  ///< dq, dk and dv are slices of one buffer
 };
 
-/// A problem over the whole contract, every option mixed with every other where validation allows. A function
-/// of its seed alone. Memory that no call may read (rows past a sequence's end, pages not in use, entries
-/// past a count) is poisoned.
+/// A random problem of the whole contract: any combination of options that validation allows. It is a
+/// function of its seed alone. Memory that no call may read (rows past a sequence's end, unused pages,
+/// entries past a count) is poisoned.
 struct RandomProblem {
   std::uint64_t seed = 0;
   DType dtype = DType::f32;
   Layout layout = Layout::dense;
-  std::int64_t batch = 0;  ///< sequences, when packed
+  std::int64_t batch = 0;  ///< batch entries, or packed sequences
   std::int64_t heads_q = 0;
   std::int64_t heads_kv = 0;
   std::int64_t length_q = 0;  ///< bound on the lengths, when packed
   std::int64_t length_k = 0;  ///< capacity, when paged
   std::int64_t dim_qk = 0;
   std::int64_t dim_v = 0;
-  bool aligned = false;  ///< rows of q, k and v begin at multiples of 16 bytes, in order of their indices
-  bool aligned_results = false;  ///< and so do those of o, d_o, dq, dk and dv
+  bool aligned = false;  ///< rows of q, k and v begin at multiples of 16 bytes, and no stride is negative
+  bool aligned_results = false;  ///< the same for o, d_o, dq, dk and dv
 
   Buffer q, k, v;
   Buffer mask, alibi_slopes, sinks, logit_scale;
   Buffer key_lengths, page_table, cumulative_q, cumulative_k;
   RandomBlocks blocks;
-  Buffer dropout_seed;  ///< none in random problems: tests that give one say so
+  Buffer dropout_seed;  ///< not given in random problems; some tests set it
   Buffer d_o, d_lse;
   AttentionOptions options;
   Asked asked;
 
   AttentionInputs inputs() const;
-  /// Shape of o with last extent `dim`; of lse.
+  /// The shape of o with another last extent, and the shape of lse.
   Shape beside_q(std::int64_t dim) const;
   Shape statistics_shape() const;
 };
 
 RandomProblem random_problem(std::uint64_t seed);
-/// The same from somebody else's choices, of which the seed draws where results lie; the cost bounds
-/// B·Hq·Sq·Sk·(D+Dv).
+/// The same with the choices of `rng`; the seed determines only the placement of results. B·Hq·Sq·Sk·(D+Dv)
+/// is at most max_cost.
 RandomProblem random_problem(Random& rng, std::uint64_t seed, double max_cost);
 
-/// One of those that the wgmma kernel takes, of which random_problem() has few: 16 bits, aligned rows, many
-/// results; masks have such rows too. Forward alone. In f32 the head dims are 32 to 64, and nothing but a
-/// band hides.
+/// A forward problem for the wgmma kernel, of which random_problem() has few: 16-bit types, aligned rows,
+/// also of masks, and many results. In f32 the head dims are 32 to 128, and only a band hides keys.
 RandomProblem random_wgmma_problem(std::uint64_t seed, bool f32 = false);
 
-/// One with a block mask for the forward of wgmma, which has these on trial: blocks of multiples of 128
-/// queries and keys, or of all, and beside a band often other features.
+/// A problem with a block mask for the forward of wgmma, which has them on trial: block sizes are multiples
+/// of 128 or the whole length, and there are often other features.
 RandomProblem random_wgmma_block_problem(std::uint64_t seed);
 
-/// One with a mask or dropout for the forward of wgmma, and with everything else, most of which it has on
-/// trial.
+/// A problem with a mask or dropout for the forward of wgmma and with any other features, most of which it
+/// has on trial.
 RandomProblem random_wgmma_mask_problem(std::uint64_t seed);
 
-/// In f16 or bf16 and larger than those of random_problem(), as tiles of the mma kernel's backward are: more
-/// than 64 keys, and gradients of 16384 elements or, one in seven, of so many that it rounds weights; with
-/// everything else. Half of those with many have nothing but a band and aligned rows, as its plain kernel.
+/// A problem for the backward of mma, in f16 or bf16 with any features, larger than those of
+/// random_problem(): usually more than 64 keys, and gradients of at least 16384 elements. One in seven has so
+/// many that mma rounds P to 16 bits; half of these have only a band and aligned rows, as the plain kernel
+/// takes them.
 RandomProblem random_mma_problem(std::uint64_t seed);
 
-/// One for the backward of wgmma: mostly many results, of aligned rows, of which only a band and lengths hide
-/// keys.
+/// A problem for the backward of wgmma: many results, aligned rows, and only a band and lengths hide keys.
 RandomProblem random_wgmma_backward_problem(std::uint64_t seed);
-/// The same with all features.
+/// The same with any features.
 RandomProblem random_wgmma_features_problem(std::uint64_t seed);
 
-/// One for the plain kernels: dense, of aligned rows, of which only a band hides keys, with more than 64 of
-/// them and both passes.
+/// A problem for the plain kernels, in both passes: dense, with aligned rows and more than 64 keys, of which
+/// only a band hides some.
 RandomProblem random_plain_problem(std::uint64_t seed);
 /// The same in f16 and bf16 with head dims of 257 to 512. Forward alone.
 RandomProblem random_wide_heads_problem(std::uint64_t seed);
 
-/// What mma takes in f32, forward and mostly backward: nothing but a band and lengths hides, and no sequence
-/// is short.
+/// A problem for mma in f32, forward and mostly backward: only a band and lengths hide keys, and there are
+/// many queries.
 RandomProblem random_mma_f32_problem(std::uint64_t seed);
 
-/// The same problem in f64 (the reference alone takes it), with every gradient asked for.
+/// The same problem in f64, which only the reference takes, with all gradients.
 RandomProblem widened(const RandomProblem& problem);
 
-/// One line.
+/// A description in one line.
 std::string to_string(const RandomProblem& problem);
 
-/// What forward and backward write, poisoned, in random places. Of the gradients only those asked for are
-/// given.
+/// The results of forward and backward: poisoned buffers with random placement. Only the gradients that the
+/// problem asks for are given.
 struct OutputBuffers {
   Buffer o, lse;
   AttentionOutputs view(bool with_lse = true) const;

@@ -14,7 +14,7 @@ const char* name(Layout layout) {
   return "";
 }
 
-// "f32[2, 3, 1, 7]/(21, 7, 7, 1)", the strides in round brackets.
+// A text such as "f32[2, 3, 1, 7]/(21, 7, 7, 1)", with the strides in round brackets.
 std::string text_of(const Buffer& buffer) {
   std::string text = to_string(buffer.view()) + "/(";
   for (const std::int64_t stride : buffer.strides()) {

@@ -16,7 +16,7 @@ Buffer make_integers(Random& rng, const Lengths& values, const Shape& shape) {
   return buffer;
 }
 
-// Dimensions along which all rows may be one: any, but pages must stay apart.
+// The dimensions that may have stride 0: all but those of pages, which must not share memory.
 unsigned expandable_queries(Layout layout) { return layout == Layout::packed ? 0b11 : 0b111; }
 unsigned expandable_keys(Layout layout) {
   if (layout == Layout::packed) return 0b11;
@@ -51,7 +51,7 @@ Buffer place_beside_o(Random& rng, const RandomProblem& p) {
   return random_buffer(rng, p.dtype, p.beside_q(p.dim_v), rows(expandable_queries(p.layout)));
 }
 
-// Fills the rows that hold something; the others stay poisoned.
+// Fills the rows that are used; the others stay poisoned.
 void fill_rows(Random& rng, Buffer& buffer, double scale, std::span<const char> used) {
   Shape index(buffer.shape().size());
   for (const char row_used : used) {
@@ -70,7 +70,7 @@ std::size_t row_count(const Buffer& buffer) {
   return static_cast<std::size_t>(buffer.size() / buffer.shape().back());
 }
 
-// Packed rows [total, heads] up to the last sequence's end.
+// The used rows of a packed tensor [total, heads]: those up to the end of the last sequence.
 std::vector<char> packed_rows(const Buffer& buffer, const Lengths& ends) {
   std::vector<char> used(row_count(buffer));
   std::fill_n(used.begin(), ends.back() * buffer.extent(1), char{1});
@@ -94,7 +94,7 @@ void make_packed(Random& rng, RandomProblem& p, const Magnitudes& magnitudes) {
   const std::int64_t total_k = same ? total_q : ends_k.back() + unowned();
   p.cumulative_q = make_integers(rng, ends_q, {p.batch + 1});
   p.cumulative_k = make_integers(rng, ends_k, {p.batch + 1});
-  if (rng.chance(0.3)) p.length_q += rng.between(1, 9);  // the bounds need not be reached
+  if (rng.chance(0.3)) p.length_q += rng.between(1, 9);  // the bounds may be larger than the lengths
   if (rng.chance(0.3)) p.length_k += rng.between(1, 9);
   place(rng, p, {total_q, p.heads_q, p.dim_qk}, {total_k, p.heads_kv, p.dim_qk},
         {total_k, p.heads_kv, p.dim_v});
@@ -129,14 +129,14 @@ void make_dense(Random& rng, RandomProblem& p, const Magnitudes& magnitudes) {
   fill_rows(rng, p.v, magnitudes.v, used);
 }
 
-// Pages in any order, some shared by two entries, some used by none. Ids past an entry's last page are
-// nonsense.
+// Pages are in any order; some are shared by two entries, some are unused. Ids past an entry's last page are
+// invalid.
 void make_paged(Random& rng, RandomProblem& p, const Magnitudes& magnitudes) {
   const std::int64_t page = rng.between(1, 33);
   const std::int64_t max_pages = (p.length_k + page - 1) / page + rng.pick<std::int64_t>({0, 0, 1, 3});
   p.length_k = max_pages * page;
   Lengths lengths;
-  Lengths ids;  // not yet taken
+  Lengths ids;  // pages that are not used yet
   for (std::int64_t b = 0; b < p.batch; ++b) {
     lengths.push_back(rng.chance(0.2) ? p.length_k : rng.between(0, p.length_k));
     ids.resize(ids.size() + static_cast<std::size_t>((lengths.back() + page - 1) / page));

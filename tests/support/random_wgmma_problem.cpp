@@ -15,15 +15,15 @@ Buffer with_aligned_rows(const Buffer& buffer) {
 
 namespace {
 
-// Bounds on B·Hq·Sq·Sk·(D+Dv): there must be many results, and the reference must come to an end.
+// Bounds of B·Hq·Sq·Sk·(D+Dv): there must be many results, and the reference must be fast enough.
 constexpr double wgmma_min_cost = 2e6;
 constexpr double wgmma_max_cost = 2e7;
-constexpr std::int64_t wgmma_least_results = 16384;  // fewer the kernel leaves to others
+constexpr std::int64_t wgmma_least_results = 16384;  // the kernel leaves smaller problems to others
 constexpr std::int64_t least_queries = 8;
-constexpr std::int64_t least_rows_of_large_dims = 1024;    // the same
-constexpr std::int64_t least_rows_of_largest_dims = 8192;  // the same, above 192 and with a block mask
-constexpr double least_pairs_of_largest_dims = 0x1p20;     // the same, above 192
-constexpr std::int64_t largest_dim_with_mask = 128;        // or dropout, where nothing is on trial
+constexpr std::int64_t least_rows_of_large_dims = 1024;    // likewise
+constexpr std::int64_t least_rows_of_largest_dims = 8192;  // likewise, above 192 with a block mask
+constexpr double least_pairs_of_largest_dims = 0x1p20;     // likewise, above 192
+constexpr std::int64_t largest_dim_with_mask = 128;        // or dropout, outside of trials
 constexpr std::int64_t largest_dim_with_softcap = 128;
 
 std::int64_t wgmma_head_dim(Random& rng) {
@@ -33,7 +33,7 @@ std::int64_t wgmma_head_dim(Random& rng) {
        128, 128, 128, 128, 136, 144, 160, 176, 192, 192, rng.pick<std::int64_t>({200, 256, 256})});
 }
 
-// A length up to the limit, often next to a multiple of what tiles have.
+// A length up to the limit, often a multiple of a tile size, one less or one more.
 std::int64_t wgmma_length(Random& rng, double limit) {
   const auto most = std::max<std::int64_t>(1, static_cast<std::int64_t>(limit));
   if (rng.chance(0.1)) return rng.between(1, most);
@@ -54,13 +54,13 @@ void choose_wgmma_shape(Random& rng, RandomProblem& p) {
   const std::int64_t heads = p.batch * p.heads_q;
   const double pairs =
       rng.log_uniform(wgmma_min_cost, wgmma_max_cost) / static_cast<double>(heads * (p.dim_qk + p.dim_v));
-  // Of packed sequences only some are as long as the longest.
+  // Only some packed sequences have the full length.
   const double filled = p.layout == Layout::packed ? 0.5 : 1.0;
   const std::int64_t least_rows = std::max(p.dim_qk, p.dim_v) > 128
                                       ? least_rows_of_large_dims
                                       : (wgmma_least_results + p.dim_v - 1) / p.dim_v;
   const double least = static_cast<double>(least_rows) / (filled * static_cast<double>(heads));
-  // As few queries as may be, some, about as many as keys, more.
+  // The share of queries: as few as possible, some, about as many as keys, more.
   const double share = rng.pick({0.0, 0.3, 0.5, 0.5, 0.5, 0.7});
   const double queries = std::max(least, std::pow(pairs, share));
   p.length_q =
@@ -73,9 +73,9 @@ void choose_wgmma_shape(Random& rng, RandomProblem& p) {
   }
 }
 
-/// Its masks have aligned rows, and nothing beside them but a band.
+/// Aligns the rows of masks and removes features beside masks and dropout, except for the band.
 void keep_mask_alone(RandomProblem& p) {
-  const bool lengths = p.key_lengths.given() || p.layout == Layout::packed;  // what they hide may be anything
+  const bool lengths = p.key_lengths.given() || p.layout == Layout::packed;  // keys past them hold anything
   if (lengths) p.options.dropout = {};
   if (lengths || p.mask.shape().empty() || p.mask.shape().back() != p.length_k) p.mask = {};
   if (!p.mask.given() && p.options.dropout.probability == 0) return;
@@ -85,7 +85,7 @@ void keep_mask_alone(RandomProblem& p) {
   p.mask = with_aligned_rows(p.mask);
 }
 
-// Few heads, and with them several rows of query blocks.
+// Few heads, so that there are several rows of query blocks.
 void choose_block_shape(Random& rng, RandomProblem& p) {
   p.aligned = true;
   p.dtype = rng.pick({DType::f16, DType::bf16});
@@ -111,7 +111,7 @@ void choose_block_shape(Random& rng, RandomProblem& p) {
 
 RandomProblem random_wgmma_block_problem(std::uint64_t seed) {
   Random rng(seed);
-  Random own(seed + 3);  // so that a seed's other draws stay as they were
+  Random own(seed + 3);  // a generator of its own, so that the other choices of a seed do not change
   const bool features = own.chance(0.6);
   RandomProblem problem;
   problem.seed = seed;
@@ -126,7 +126,7 @@ RandomProblem random_wgmma_block_problem(std::uint64_t seed) {
   const Magnitudes magnitudes = choose_magnitudes(rng, problem);
   make_tensors(rng, problem, magnitudes);
   if (features) make_head_values(own, problem, magnitudes);
-  if (!features && problem.key_lengths.given()) {  // what they hide may be anything
+  if (!features && problem.key_lengths.given()) {  // keys past them hold anything
     problem.key_lengths = {};
     problem.k.fill_random(rng, magnitudes.qk);
     problem.v.fill_random(rng, magnitudes.v);

@@ -12,12 +12,13 @@ namespace tilewise::test {
 namespace {
 
 constexpr double contract_factor = 2;
-// Where all of a tensor's error comes from one or two roundings, a kernel with twice as many of them as the
-// path (which the contract allows) is twice as far off as the path's worst in n draws with a chance of about
-// 1e-3 for n = 64 and 1e-5 for n = 1024, roundings being normal. A run has about 1e4 such tensors.
+// Suppose that a tensor's error comes from one or two roundings, and that a kernel has twice as many of them
+// as the path, which the contract allows. With normally distributed errors, the kernel's error exceeds twice
+// the worst of n draws with a probability of about 1e-3 for n = 64 and 1e-5 for n = 1024. A run has about 1e4
+// such tensors.
 constexpr int few_draws = 64;
 constexpr int most_draws = 1024;
-// A tensor of many elements has as many errors in a few draws, each of which takes long.
+// A large tensor has enough errors in a few draws, and each of its draws takes long.
 constexpr std::size_t many_errors = std::size_t{1} << 24;
 
 int most_draws_of(std::size_t elements) {
@@ -25,10 +26,10 @@ int most_draws_of(std::size_t elements) {
   return static_cast<int>(std::clamp<std::size_t>(enough, few_draws, most_draws));
 }
 
-// What is this far off after few draws is not off by bad luck.
+// An error that exceeds the bound by this factor after few_draws is not bad luck.
 constexpr double hopeless = 4;
 
-// The truth is rounded too: it is not known better than to this much of its terms.
+// The truth is rounded, too: this is its error relative to the size of its terms.
 constexpr double truth_unit = 0x1p-53;
 
 double largest_finite(DType dtype) {
@@ -39,7 +40,7 @@ double largest_finite(DType dtype) {
   }
 }
 
-// Half the distance between a value and the next one of the type.
+// Half the distance from a value to the next one of the type.
 double half_unit(double value, DType dtype) {
   if (!std::isfinite(value)) return 0;
   const int digits = dtype == DType::f16 ? 11 : dtype == DType::bf16 ? 8 : 24;
@@ -58,7 +59,8 @@ std::string index_text(const Shape& shape, std::size_t element) {
   return "[" + text + "]";
 }
 
-// Distance from the truth; none where both are the same infinity, or `got` is where the type ends.
+// The distance from the truth. 0 if both are the same infinity, or if `got` overflowed where the truth is at
+// the end of the range of the type.
 double error_of(double got, double truth, double allowed, double largest) {
   if (got == truth) return 0;
   const bool overflows = std::isinf(got) && got * truth > 0 && std::abs(truth) + allowed > largest;
@@ -210,7 +212,7 @@ std::string mismatch(const Expectation& expectation, const Errors& allowed, cons
     squares += error * error;
     if (error <= bound) continue;
     ++wrong;
-    // Not a number is worse than any number.
+    // NaN is worse than any number.
     const double excess = std::isnan(error) ? HUGE_VAL : error - bound;
     if (excess > worst_excess || wrong == 1) {
       worst = n;

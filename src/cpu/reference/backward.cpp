@@ -10,13 +10,13 @@
 namespace tilewise::cpu::reference {
 namespace {
 
-// The gradient from the inputs and d_o alone: o and lse, which may be rounded, are not read. Of a share of
-// the keys it cannot be made from these: there lse and delta are read.
+// The gradients come from the inputs and dO alone: O and LSE, which may be rounded, are not read. A piece has
+// only some of a row's keys, so there LSE and delta are read.
 
-// Per query, in f64, kept for the passes over keys and mask elements.
+// The statistics of one query, in f64. The passes over keys and mask elements read them.
 struct RowState {
   Softmax softmax;
-  double shift;  // d_lse − Σ_j p_j·dp_j, what every score's gradient has in common
+  double dlse_minus_delta;  // dLSE − Σ_j p_j·dp_j: dS = P·(dP + dlse_minus_delta)
 };
 
 struct Scratch {
@@ -41,61 +41,62 @@ std::int64_t row_index(const Query& query) {
   return (query.b * problem.heads_q + query.h) * problem.length_q + query.i;
 }
 
-// Gradient of the weight of key j, dropout included.
-double weight_gradient(const Query& query, std::int64_t j) {
+// dP of key j: the gradient of P before dropout.
+double dp_of(const Query& query, std::int64_t j) {
   const AttentionCall& call = query.call;
   const double factor = query.dropout_factor(j);
   if (factor == 0) return 0;
   return factor * dot(call.v.dtype, query.row(call.d_o), query.key_row(call.v, j), call.problem.dim_v);
 }
 
-struct PairGradient {
-  double weight;  // after dropout
-  double score;   // gradient of the score
+// P and dS of one query and one key.
+struct Pair {
+  double p;  // after dropout
+  double ds;
 };
 
-PairGradient pair_gradient(const Query& query, std::int64_t j, const RowState& row) {
-  const double p = row.softmax.weight(query.score(j));
+Pair pair_of(const Query& query, std::int64_t j, const RowState& row) {
+  const double p = row.softmax.p(query.score(j));
   if (p == 0) return {0, 0};
-  return {p * query.dropout_factor(j), p * (weight_gradient(query, j) + row.shift)};
+  return {p * query.dropout_factor(j), p * (dp_of(query, j) + row.dlse_minus_delta)};
 }
 
-// The softmax of a row that saw more keys than there are here. One that saw nothing has no weights.
-Softmax softmax_of_share(const Query& query, double* scores) {
+// The softmax of a row of a piece, from the LSE of the whole row. An empty row gets P = 0.
+Softmax softmax_of_piece(const Query& query, double* scores) {
   for (std::int64_t j = 0; j < query.sequence.length_k; ++j) scores[j] = query.score(j);
   const double lse = load_element(query.row(query.call.lse), query.call.lse.dtype, 0);
-  if (lse == nothing) return {.maximum = 0, .sum = std::numeric_limits<double>::infinity()};
+  if (lse == minus_infinity) return {.maximum = 0, .sum = std::numeric_limits<double>::infinity()};
   return {.maximum = lse, .sum = 1};
 }
 
-// Statistics of one row, and its dq.
+// Computes the statistics and dQ of one row.
 void differentiate_query(const Query& query, RowState& row, double* scratch) {
   const AttentionCall& call = query.call;
   const std::int64_t length = query.sequence.length_k;
-  const bool share = call.delta.wanted;
+  const bool piece = call.delta.wanted;
   double* scores = scratch;
-  double* dweights = scores + call.problem.length_k;
-  double* dq = dweights + call.problem.length_k;
-  row.softmax = share ? softmax_of_share(query, scores) : softmax_row(query, scores);
-  row.shift = call.d_lse.wanted ? load_element(query.row(call.d_lse), call.d_lse.dtype, 0) : 0.0;
-  if (share) row.shift -= load_element(query.row(call.delta), call.delta.dtype, 0);
+  double* dp = scores + call.problem.length_k;
+  double* dq = dp + call.problem.length_k;
+  row.softmax = piece ? softmax_of_piece(query, scores) : softmax_row(query, scores);
+  row.dlse_minus_delta = call.d_lse.wanted ? load_element(query.row(call.d_lse), call.d_lse.dtype, 0) : 0.0;
+  if (piece) row.dlse_minus_delta -= load_element(query.row(call.delta), call.delta.dtype, 0);
   for (std::int64_t j = 0; j < length; ++j) {
-    const double p = row.softmax.weight(scores[j]);
-    dweights[j] = p == 0 ? 0.0 : weight_gradient(query, j);
-    if (!share) row.shift -= p * dweights[j];
+    const double p = row.softmax.p(scores[j]);
+    dp[j] = p == 0 ? 0.0 : dp_of(query, j);
+    if (!piece) row.dlse_minus_delta -= p * dp[j];
   }
   if (!call.dq.wanted) return;
   std::fill_n(dq, call.problem.dim_qk, 0.0);
   for (std::int64_t j = 0; j < length; ++j) {
-    const double p = row.softmax.weight(scores[j]);
+    const double p = row.softmax.p(scores[j]);
     if (p == 0) continue;
-    const double ds = p * (dweights[j] + row.shift) * query.score_slope(j);
+    const double ds = p * (dp[j] + row.dlse_minus_delta) * query.softcap_derivative(j);
     add_scaled(dq, ds, call.k.dtype, query.key_row(call.k, j), call.problem.dim_qk);
   }
   store_row(query.row(call.dq), call.dq.dtype, dq, call.scale_of(query.h), call.problem.dim_qk);
 }
 
-// dk and dv of one key, over the queries of every head that shares it.
+// Computes dK and dV of one key, summed over the queries of every head that shares it.
 void differentiate_key(const AttentionCall& call, std::int64_t b, std::int64_t h_kv, std::int64_t j,
                        const RowState* rows, double* scratch) {
   const AttentionProblem& problem = call.problem;
@@ -106,11 +107,11 @@ void differentiate_key(const AttentionCall& call, std::int64_t b, std::int64_t h
   for (std::int64_t h = h_kv * call.group(); h < (h_kv + 1) * call.group(); ++h) {
     for (std::int64_t i = 0; i < sequence.length_q; ++i) {
       const Query query{call, b, h, i};
-      const PairGradient pair = pair_gradient(query, j, rows[row_index(query)]);
-      if (pair.weight != 0) add_scaled(dv, pair.weight, call.d_o.dtype, query.row(call.d_o), problem.dim_v);
-      if (pair.score == 0) continue;
-      const double dproduct = pair.score * query.score_slope(j);
-      add_scaled(dk, dproduct * call.scale_of(h), call.q.dtype, query.row(call.q), problem.dim_qk);
+      const Pair pair = pair_of(query, j, rows[row_index(query)]);
+      if (pair.p != 0) add_scaled(dv, pair.p, call.d_o.dtype, query.row(call.d_o), problem.dim_v);
+      if (pair.ds == 0) continue;
+      const double d_scaled_dot = pair.ds * query.softcap_derivative(j);
+      add_scaled(dk, d_scaled_dot * call.scale_of(h), call.q.dtype, query.row(call.q), problem.dim_qk);
     }
   }
   if (call.dk.wanted) {
@@ -120,7 +121,7 @@ void differentiate_key(const AttentionCall& call, std::int64_t b, std::int64_t h
     store_row(call.key_row(call.dv, sequence, b, h_kv, j), call.dv.dtype, dv, 1.0, problem.dim_v);
 }
 
-// One element of the mask's gradient: the sum over every score it was added to.
+// One element of dmask: the sum of dS over every score to which the mask's element was added.
 double mask_element(const AttentionCall& call, const std::int64_t (&index)[4], const RowState* rows) {
   const AttentionProblem& problem = call.problem;
   const std::int64_t whole[4] = {problem.batch, problem.heads_q, problem.length_q, problem.length_k};
@@ -136,7 +137,7 @@ double mask_element(const AttentionCall& call, const std::int64_t (&index)[4], c
       for (std::int64_t i = first[2]; i < last[2]; ++i) {
         const Query query{call, b, h, i};
         for (std::int64_t j = first[3]; j < std::min(last[3], query.sequence.length_k); ++j) {
-          sum += pair_gradient(query, j, rows[row_index(query)]).score;
+          sum += pair_of(query, j, rows[row_index(query)]).ds;
         }
       }
     }
@@ -163,7 +164,7 @@ void differentiate_sinks(const AttentionCall& call, const RowState* rows) {
     for (std::int64_t b = 0; b < call.problem.batch; ++b) {
       for (std::int64_t i = 0; i < call.sequence(b).length_q; ++i) {
         const RowState& row = rows[row_index(Query{call, b, h, i})];
-        sum += row.softmax.weight(call.sinks.at(b, h)) * row.shift;
+        sum += row.softmax.p(call.sinks.at(b, h)) * row.dlse_minus_delta;
       }
     }
     store_element(call.dsinks, call.sinks.dtype, h * call.dsinks_stride, sum);
@@ -177,8 +178,8 @@ void differentiate_logit_scale(const AttentionCall& call, const Context& context
       for (std::int64_t i = 0; i < call.sequence(b).length_q; ++i) {
         const Query query{call, b, h, i};
         for (std::int64_t j = 0; j < query.sequence.length_k; ++j) {
-          const double ds = pair_gradient(query, j, rows[row_index(query)]).score;
-          if (ds != 0) sum += ds * query.score_slope(j) * call.scale * query.dot_of(j);
+          const double ds = pair_of(query, j, rows[row_index(query)]).ds;
+          if (ds != 0) sum += ds * query.softcap_derivative(j) * call.scale * query.dot_with(j);
         }
       }
     }

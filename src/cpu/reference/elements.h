@@ -5,7 +5,7 @@
 
 namespace tilewise::cpu {
 
-// Elements of matrices and vectors of any type, in float64.
+// Reads and writes elements of matrices and vectors of any type as f64.
 
 inline double element(const Matrix& matrix, std::int64_t r, std::int64_t c) {
   return load_element(matrix.data, matrix.dtype, matrix.offset(r, c));

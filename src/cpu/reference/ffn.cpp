@@ -7,11 +7,12 @@
 namespace tilewise::cpu {
 namespace {
 
-// For each token and hidden feature; backward keeps all tokens', forward those of one token a worker.
+// Arrays [tokens, F] of the hidden layer. Backward keeps them for all tokens, forward for one token per
+// worker.
 struct Hidden {
   double* h;
-  double* up;    // its gradient, in backward
-  double* gate;  // likewise
+  double* up;    // the gradient of x·upᵀ + up_bias, in backward
+  double* gate;  // the gradient of x·gateᵀ + gate_bias, likewise
 };
 
 Hidden take_hidden(Arena& arena, const FfnCall& call, std::int64_t tokens) {
@@ -41,7 +42,7 @@ void forward_token(const FfnCall& call, std::int64_t m, const Hidden& hidden) {
   }
 }
 
-// h and the gradients of the products of one token, then dx.
+// Computes h and the gradients of the up and gate products for one token, then its dx.
 void backward_token(const FfnCall& call, std::int64_t m, const Hidden& hidden) {
   const FfnProblem& problem = call.problem;
   for (std::int64_t f = 0; f < problem.hidden; ++f) {
@@ -56,10 +57,10 @@ void backward_token(const FfnCall& call, std::int64_t m, const Hidden& hidden) {
       const double open = activated(problem.activation, gate);
       hidden.h[at] = open * up;
       hidden.up[at] = dh * open;
-      hidden.gate[at] = dh * up * activation_slope(problem.activation, gate);
+      hidden.gate[at] = dh * up * activation_derivative(problem.activation, gate);
     } else {
       hidden.h[at] = activated(problem.activation, up);
-      hidden.up[at] = dh * activation_slope(problem.activation, up);
+      hidden.up[at] = dh * activation_derivative(problem.activation, up);
     }
   }
   if (call.dx.data == nullptr) return;
@@ -74,7 +75,7 @@ void backward_token(const FfnCall& call, std::int64_t m, const Hidden& hidden) {
   }
 }
 
-// Row f of the gradients of the weights before the activation.
+// Row f of the gradient of the up or gate weights and of their bias.
 void weight_gradients(const FfnCall& call, const double* d_product, std::int64_t f, const Matrix& d_weight,
                       const Vector& d_bias) {
   const FfnProblem& problem = call.problem;

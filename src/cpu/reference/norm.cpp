@@ -8,8 +8,8 @@
 namespace tilewise::cpu {
 namespace {
 
-// x + residual, in the type it is stored in.
-double summed(const NormCall& call, std::int64_t m, std::int64_t d) {
+// x + residual, rounded to the type in which it is stored.
+double normalised_input(const NormCall& call, std::int64_t m, std::int64_t d) {
   double value = element(call.x, m, d);
   if (!call.problem.residual) return value;
   std::byte rounded[sizeof(double)] = {};
@@ -22,21 +22,21 @@ void forward_row(const NormCall& call, std::int64_t m) {
   const auto count = static_cast<double>(dim);
   double mean = 0;
   if (call.problem.norm == Norm::layer) {
-    for (std::int64_t d = 0; d < dim; ++d) mean += summed(call, m, d);
+    for (std::int64_t d = 0; d < dim; ++d) mean += normalised_input(call, m, d);
     mean /= count;
   }
   double squares = 0;
   for (std::int64_t d = 0; d < dim; ++d) {
-    const double distance = summed(call, m, d) - mean;
+    const double distance = normalised_input(call, m, d) - mean;
     squares += distance * distance;
   }
   const double rstd = 1 / std::sqrt(squares / count + call.epsilon);
   store(call.mean, m, mean);
   store(call.rstd, m, rstd);
   for (std::int64_t d = 0; d < dim; ++d) {
-    const double sum = summed(call, m, d);
+    const double sum = normalised_input(call, m, d);
     const double y = (sum - mean) * rstd * element(call.weight, d, 1) + element(call.bias, d, 0);
-    // The sum may stand where x or the residual did: it is written last.
+    // The sum may share its memory with x or the residual, so it is written after they were read.
     store(call.y, m, d, y);
     if (call.sum.data != nullptr) {
       store(call.sum, m, d, sum);
@@ -91,7 +91,7 @@ void launch(const NormCall& call, const Context& context) {
                   [&](std::int64_t, std::int64_t m) { forward_row(call, m); });
     return;
   }
-  if (problem.weight_gradient) {  // before dx, which may stand where dy does
+  if (problem.weight_gradient) {  // before dx, which may share the memory of dy
     for_each_task(context.parallel_for, problem.dim,
                   [&](std::int64_t, std::int64_t d) { weight_gradients(call, d); });
   }

@@ -7,7 +7,7 @@
 namespace tilewise::cpu {
 namespace {
 
-// Where the two elements of pair n stand in a row.
+// The positions of the two elements of pair n in a row.
 struct Pair {
   std::int64_t x, y;
 };
@@ -17,9 +17,9 @@ Pair pair_of(const RopeProblem& problem, std::int64_t n) {
   return {n, n + problem.rotary_dim / 2};
 }
 
-// `to` may be `from`, and either may be null.
-void turn_row(const RopeCall& call, const std::byte* from, std::byte* to, std::byte* to_cache, std::int64_t b,
-              std::int64_t s) {
+// Rotates one row. `to` may be `from`; `to` and `to_cache` may each be null.
+void rotate_row(const RopeCall& call, const std::byte* from, std::byte* to, std::byte* to_cache,
+                std::int64_t b, std::int64_t s) {
   const RopeProblem& problem = call.problem;
   const std::int64_t row = call.angle_row(b, s);
   const auto store = [&](std::int64_t at, double value) {
@@ -52,11 +52,11 @@ void launch(const RopeCall& call, const Context& context) {
   for_each_task(context.parallel_for, problem.batch * problem.length, [&](std::int64_t, std::int64_t token) {
     const std::int64_t b = token / problem.length, s = token % problem.length;
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
-      turn_row(call, call.q.at(b, h, s), call.out_q.at(b, h, s), nullptr, b, s);
+      rotate_row(call, call.q.at(b, h, s), call.out_q.at(b, h, s), nullptr, b, s);
     }
     for (std::int64_t h = 0; h < problem.heads_kv; ++h) {
-      turn_row(call, call.k.at(b, h, s), call.out_k.wanted ? call.out_k.at(b, h, s) : nullptr,
-               call.k_cache.wanted ? call.cache_row(call.k_cache, b, h, s) : nullptr, b, s);
+      rotate_row(call, call.k.at(b, h, s), call.out_k.wanted ? call.out_k.at(b, h, s) : nullptr,
+                 call.k_cache.wanted ? call.cache_row(call.k_cache, b, h, s) : nullptr, b, s);
       if (call.v.wanted) {
         std::memcpy(call.cache_row(call.v_cache, b, h, s), call.v.at(b, h, s),
                     static_cast<std::size_t>(problem.dim_v) * size_of(problem.dtype));

@@ -19,7 +19,7 @@ double widen(T value) {
   }
 }
 
-/// Calls body with a value of the C++ type behind a floating dtype.
+/// Calls body with a value of the C++ type of a floating dtype.
 template <typename Body>
 auto with_type(DType dtype, const Body& body) {
   switch (dtype) {
@@ -30,8 +30,7 @@ auto with_type(DType dtype, const Body& body) {
   }
 }
 
-/// Σ a[d]·b[d] in f64, over rows of one type. Eight sums in flight, so that the adds need not wait for one
-/// another.
+/// Σ a[d]·b[d] in f64, over rows of one type. Eight independent sums hide the latency of the additions.
 inline double dot(DType dtype, const std::byte* a_bytes, const std::byte* b_bytes, std::int64_t dim) {
   return with_type(dtype, [&]<typename T>(T) {
     const T* a = reinterpret_cast<const T*>(a_bytes);
@@ -46,12 +45,12 @@ inline double dot(DType dtype, const std::byte* a_bytes, const std::byte* b_byte
   });
 }
 
-/// sum[d] += weight·row[d]
-inline void add_scaled(double* sum, double weight, DType dtype, const std::byte* row_bytes,
+/// sum[d] += factor·row[d]
+inline void add_scaled(double* sum, double factor, DType dtype, const std::byte* row_bytes,
                        std::int64_t dim) {
   with_type(dtype, [&]<typename T>(T) {
     const T* row = reinterpret_cast<const T*>(row_bytes);
-    for (std::int64_t d = 0; d < dim; ++d) sum[d] += weight * widen(row[d]);
+    for (std::int64_t d = 0; d < dim; ++d) sum[d] += factor * widen(row[d]);
   });
 }
 
@@ -81,16 +80,18 @@ struct Query {
     return !call.problem.features.block_mask || block_shows(j);
   }
 
-  double dot_of(std::int64_t j) const {
+  /// q·k.
+  double dot_with(std::int64_t j) const {
     return dot(call.q.dtype, row(call.q), key_row(call.k, j), call.problem.dim_qk);
   }
-  double product(std::int64_t j) const { return call.scale_of(h) * dot_of(j); }
+  /// scale · logit scale · q·k, the score before softcap.
+  double scaled_dot(std::int64_t j) const { return call.scale_of(h) * dot_with(j); }
 
   /// The score of key j; −inf when it is hidden.
   double score(std::int64_t j) const {
     if (!sees(j)) return -std::numeric_limits<double>::infinity();
     const AttentionFeatures& features = call.problem.features;
-    double s = product(j);
+    double s = scaled_dot(j);
     if (features.softcap) s = call.softcap * std::tanh(s / call.softcap);
     if (features.alibi) {
       const std::int64_t distance = call.distance(sequence, i, j);
@@ -100,14 +101,14 @@ struct Query {
     return s;
   }
 
-  /// d score / d product(j): 1, or what softcap makes of it.
-  double score_slope(std::int64_t j) const {
+  /// The derivative of the score with respect to scaled_dot(j): 1 without softcap.
+  double softcap_derivative(std::int64_t j) const {
     if (!call.problem.features.softcap) return 1;
-    const double t = std::tanh(product(j) / call.softcap);
+    const double t = std::tanh(scaled_dot(j) / call.softcap);
     return 1 - t * t;
   }
 
-  /// What dropout makes of a weight: 0, or the factor of the kept ones.
+  /// The factor by which dropout multiplies P: 0 for a dropped key, 1 / (1 − probability) for a kept one.
   double dropout_factor(std::int64_t j) const {
     if (!call.problem.features.dropout) return 1;
     const Place& place = call.place;

@@ -9,22 +9,29 @@
 #include "cpu/simd/passes.h"
 #include "cpu/unused_rows.h"
 
+// Attention backward. For each panel of queries (one query per lane):
+//
+//   softmax_of_panel:    S = K·Qᵀ and its maxima, then dP = V·dOᵀ, exp(S − maximum) and the row statistics
+//   for each key tile:   P and dS
+//                        dV += P·dO, dK += dS·Q, dQᵀ += Kᵀ·dS
+//
+// where P, dP, S and dS are [keys, queries]. Then the splits of dK and dV are added, and dmask, dsinks and
+// dlogit_scale are computed from the row statistics.
+
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 namespace {
 
-std::int64_t padded(std::int64_t dim) { return (dim + lanes - 1) / lanes * lanes; }
-
-// How a problem is cut: tasks are (b, key head, split), and a split takes every splits-th panel of the
-// queries that share the key head. dk and dv are summed a split, so that no two tasks meet, and joined at the
-// end in one order.
-struct Plan {
+// How the work is divided. A task is (b, key head, split). The panels of queries that share a key head are
+// dealt to its splits in turn. Each split sums its own dK and dV, so that no two tasks write the same memory.
+// At the end the splits are added in a fixed order.
+struct Partition {
   PanelGrid grid;
   int width;
-  int keys;  // a tile
+  int keys;  // per tile
   std::int64_t splits;
 
-  explicit Plan(const AttentionCall& call)
+  explicit Partition(const AttentionCall& call)
       : grid(call, panel_width(call.problem.length_q, lanes), false),
         width(panel_width(call.problem.length_q, lanes)),
         keys(tile_keys(std::max(call.problem.dim_qk, call.problem.dim_v))),
@@ -45,40 +52,43 @@ struct Workspace {
   std::byte* workers;
 };
 
-Scratch take_scratch(Arena& arena, const AttentionCall& call, const Plan& plan) {
-  return {.tile = take_gradient_scratch(arena, call, plan.width, call.problem.length_k, plan.keys),
-          .q_rows = arena.take<float>(plan.width * padded(call.problem.dim_qk)),
-          .d_o_rows = arena.take<float>(plan.width * padded(call.problem.dim_v)),
-          .dq = arena.take<float>(plan.width * call.problem.dim_qk)};
+Scratch take_scratch(Arena& arena, const AttentionCall& call, const Partition& partition) {
+  return {.tile = take_gradient_scratch(arena, call, partition.width, call.problem.length_k, partition.keys),
+          .q_rows = arena.take<float>(partition.width * padded(call.problem.dim_qk)),
+          .d_o_rows = arena.take<float>(partition.width * padded(call.problem.dim_v)),
+          .dq = arena.take<float>(partition.width * call.problem.dim_qk)};
 }
 
-// A worker computes panels, then parts of the mask: the larger of the two.
-std::size_t worker_bytes(const AttentionCall& call, const Plan& plan) {
+// A worker computes panels first and blocks of dmask later, in the same memory.
+std::size_t worker_bytes(const AttentionCall& call, const Partition& partition) {
   Arena panels(nullptr);
   Arena mask(nullptr);
-  take_scratch(panels, call, plan);
-  if (call.problem.features.mask_gradient) take_mask_scratch(mask, call, plan.width, plan.keys);
+  take_scratch(panels, call, partition);
+  if (call.problem.features.mask_gradient) take_mask_scratch(mask, call, partition.width, partition.keys);
   return (std::max(panels.used(), mask.used()) + 63) / 64 * 64;
 }
 
-// The most tasks that are run at a time: over key heads, or over parts of the mask.
-std::int64_t tasks_of(const AttentionCall& call, const Plan& plan) {
-  const std::int64_t heads = call.problem.batch * call.problem.heads_kv * plan.splits;
-  return std::max(heads, call.problem.features.mask_gradient ? mask_tasks(call, plan.grid, plan.keys) : 0);
+// The number of tasks of the larger of the two passes: over key heads, or over blocks of dmask.
+std::int64_t tasks_of(const AttentionCall& call, const Partition& partition) {
+  const std::int64_t heads = call.problem.batch * call.problem.heads_kv * partition.splits;
+  return std::max(heads,
+                  call.problem.features.mask_gradient ? mask_tasks(call, partition.grid, partition.keys) : 0);
 }
 
-Workspace take_workspace(Arena& arena, const AttentionCall& call, const Plan& plan, const Context& context) {
+Workspace take_workspace(Arena& arena, const AttentionCall& call, const Partition& partition,
+                         const Context& context) {
   const std::int64_t rows = call.problem.heads_q * call.rows_q();
-  const std::int64_t key_rows = plan.splits * call.problem.heads_kv * call.rows_k();
+  const std::int64_t key_rows = partition.splits * call.problem.heads_kv * call.rows_k();
   return {.rows = {arena.take<float>(rows), arena.take<double>(rows), arena.take<double>(rows),
                    arena.take<double>(rows), arena.take<double>(call.dlogit_scale != nullptr ? rows : 0)},
           .dk = arena.take<float>(call.dk.wanted ? key_rows : 0, padded(call.problem.dim_qk)),
           .dv = arena.take<float>(call.dv.wanted ? key_rows : 0, padded(call.problem.dim_v)),
-          .workers = arena.take<std::byte>(worker_bytes(call, plan),
-                                           workers_for(context.parallel_for, tasks_of(call, plan)))};
+          .workers = arena.take<std::byte>(worker_bytes(call, partition),
+                                           workers_for(context.parallel_for, tasks_of(call, partition)))};
 }
 
-// Rows [width, padded dim] as they stand in memory, widened, times factor(lane); the padding is zero.
+// Loads the panel's rows as f32 without transposing them, times factor(lane): [width, padded dim], padded
+// with zeros.
 template <typename Factor>
 void load_rows(const Panel& panel, const Rows& rows, std::int64_t dim, float* to, const Factor& factor) {
   const std::int64_t stride = padded(dim);
@@ -90,7 +100,7 @@ void load_rows(const Panel& panel, const Rows& rows, std::int64_t dim, float* to
   }
 }
 
-// What each row gives to the gradient of its head's logit scale l: Σ_j dS_j·scale·q·k_j = scale·q·Σ_j
+// The term of each row in the gradient of its head's logit scale l: Σ_j dS_j·scale·q·k_j = scale·q·Σ_j
 // dS_j·k_j. That is q·dq, before dq is multiplied by l.
 void sum_logit_rows(const AttentionCall& call, const Panel& panel, const Scratch& scratch,
                     const RowStatistics& statistics) {
@@ -104,7 +114,7 @@ void sum_logit_rows(const AttentionCall& call, const Panel& panel, const Scratch
              static_cast<double>(scratch.dq[d * panel.width + lane]);
     }
     const std::int64_t row = panel.head[lane] * call.rows_q() + call.first_row_q(panel.b) + panel.query[lane];
-    statistics.logit[row] = call.scale * sum;
+    statistics.dlogit_scale[row] = call.scale * sum;
   }
 }
 
@@ -119,37 +129,39 @@ void write_dq(const AttentionCall& call, const Panel& panel, const Scratch& scra
                 });
 }
 
-// From what weigh_panel leaves of a tile: the gradients of its scores, and the weights after dropout.
-void finish_tile(const AttentionCall& call, const Panel& panel, const KeyTile& tile, const Scratch& scratch) {
+// Completes a tile that softmax_of_panel began: P after dropout from the signed exp(S − maximum), and dS from
+// dP.
+void finish_p_and_ds(const AttentionCall& call, const Panel& panel, const KeyTile& tile,
+                     const Scratch& scratch) {
   const int width = panel.width;
   const std::int64_t at = strip_offset(panel, tile);
-  float* dscores = scratch.tile.dscores + at;
+  float* ds_tile = scratch.tile.ds + at;
   const VF keep_scale = set(call.dropout.keep_scale);
   const bool dropout = call.problem.features.dropout;
-  map_tile(scratch.tile.weights + at, tile.count, width, [&](int j, int lane, VF weight) HWY_ATTR {
-    const VF p = hn::Mul(hn::Abs(weight), load(scratch.tile.inverse + lane));
-    float* ds = dscores + j * width + lane;
-    store(hn::Mul(p, hn::Add(load(ds), load(scratch.tile.shift + lane))), ds);
-    return dropout ? hn::IfNegativeThenElse(weight, hn::Zero(F()), hn::Mul(p, keep_scale)) : p;
+  map_tile(scratch.tile.p + at, tile.count, width, [&](int j, int lane, VF exp_s) HWY_ATTR {
+    const VF p = hn::Mul(hn::Abs(exp_s), load(scratch.tile.inverse_sum + lane));
+    float* ds = ds_tile + j * width + lane;
+    store(hn::Mul(p, hn::Add(load(ds), load(scratch.tile.dlse_minus_delta + lane))), ds);
+    return dropout ? hn::IfNegativeThenElse(exp_s, hn::Zero(F()), hn::Mul(p, keep_scale)) : p;
   });
   if (call.problem.features.softcap) {  // through s = c·tanh(x): ds/dx = 1 − tanh²
-    map_tile(dscores, tile.count, width, [&](int j, int lane, VF ds) HWY_ATTR {
-      const VF t = load(scratch.tile.score.tangents + at + j * width + lane);
+    map_tile(ds_tile, tile.count, width, [&](int j, int lane, VF ds) HWY_ATTR {
+      const VF t = load(scratch.tile.score.tanh_values + at + j * width + lane);
       return hn::Mul(ds, hn::NegMulAdd(t, t, set(1.0f)));
     });
   }
 }
 
-// All gradients of one panel: its rows' statistics and dq are finished, dk and dv ([keys, padded dim] of this
-// entry and head) are added to.
-void differentiate_panel(const AttentionCall& call, const Plan& plan, const Panel& panel,
-                         const Scratch& scratch, const RowStatistics& statistics, float* dk, float* dv) {
+// All gradients of one panel. Writes the statistics and dQ of its rows, and adds to dK and dV, which are
+// [keys, padded dim] of this batch entry and key head.
+void backward_panel(const AttentionCall& call, const Partition& partition, const Panel& panel,
+                    const Scratch& scratch, const RowStatistics& statistics, float* dk, float* dv) {
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
   const std::int64_t stride_k = padded(call.problem.dim_qk);
   const std::int64_t stride_v = padded(call.problem.dim_v);
   const int width = panel.width;
   load_panel(call, panel, scratch.tile);
-  weigh_panel(call, panel, plan.keys, scratch.tile, statistics);
+  softmax_of_panel(call, panel, partition.keys, scratch.tile, statistics);
   if (!call.dq.wanted && !call.dk.wanted && !call.dv.wanted) return;
   load_statistics(call, panel, statistics, scratch.tile);
   if (call.dk.wanted) {
@@ -160,11 +172,11 @@ void differentiate_panel(const AttentionCall& call, const Plan& plan, const Pane
     load_rows(panel, call.d_o, call.problem.dim_v, scratch.d_o_rows, [](int) { return 1.0f; });
   }
   std::fill_n(scratch.dq, dim_qk * width, 0.0f);
-  for_each_key_tile(call, panel, panel.any, plan.keys, [&](const KeyTile& tile) {
+  for_each_key_tile(call, panel, panel.any, partition.keys, [&](const KeyTile& tile) {
     const std::int64_t at = strip_offset(panel, tile);
-    finish_tile(call, panel, tile, scratch);
+    finish_p_and_ds(call, panel, tile, scratch);
     if (call.dv.wanted) {
-      multiply<ALayout::rows, Into::add>({.a = scratch.tile.weights + at,
+      multiply<ALayout::rows, Into::add>({.a = scratch.tile.p + at,
                                           .lda = width,
                                           .b = scratch.d_o_rows,
                                           .ldb = stride_v,
@@ -174,7 +186,7 @@ void differentiate_panel(const AttentionCall& call, const Plan& plan, const Pane
                                          tile.count, static_cast<int>(stride_v));
     }
     if (call.dk.wanted) {
-      multiply<ALayout::rows, Into::add>({.a = scratch.tile.dscores + at,
+      multiply<ALayout::rows, Into::add>({.a = scratch.tile.ds + at,
                                           .lda = width,
                                           .b = scratch.q_rows,
                                           .ldb = stride_k,
@@ -187,7 +199,7 @@ void differentiate_panel(const AttentionCall& call, const Plan& plan, const Pane
       const RowBlock k = load_key_rows(call, panel, call.k, tile, dim_qk, scratch.tile.k_rows);
       multiply<ALayout::columns, Into::add>({.a = k.data,
                                              .lda = k.stride,
-                                             .b = scratch.tile.dscores + at,
+                                             .b = scratch.tile.ds + at,
                                              .ldb = width,
                                              .c = scratch.dq,
                                              .ldc = width,
@@ -199,18 +211,18 @@ void differentiate_panel(const AttentionCall& call, const Plan& plan, const Pane
   if (call.dq.wanted) write_dq(call, panel, scratch);
 }
 
-// Joins the splits of one key's gradient and writes it: factor · Σ_split part.
-void write_key_row(const AttentionCall& call, const Plan& plan, const Rows& to, const float* parts,
-                   std::int64_t dim, float factor, std::int64_t b, std::int64_t h_kv, std::int64_t j,
-                   float* staging) {
+// Writes the gradient of one key, factor · Σ over the splits.
+void write_key_row(const AttentionCall& call, const Partition& partition, const Rows& to,
+                   const float* splits_of, std::int64_t dim, float factor, std::int64_t b, std::int64_t h_kv,
+                   std::int64_t j, float* staging) {
   const std::int64_t stride = padded(dim);
   const std::int64_t row = h_kv * call.rows_k() + call.first_row_k(b) + j;
   const std::int64_t split_stride = call.problem.heads_kv * call.rows_k() * stride;
-  const float* part = parts + row * stride;
+  const float* split_row = splits_of + row * stride;
   for (std::int64_t d = 0; d < stride; d += lanes) {
-    VF sum = load(part + d);
-    for (std::int64_t split = 1; split < plan.splits; ++split) {
-      sum = hn::Add(sum, load(part + split * split_stride + d));
+    VF sum = load(split_row + d);
+    for (std::int64_t split = 1; split < partition.splits; ++split) {
+      sum = hn::Add(sum, load(split_row + split * split_stride + d));
     }
     store(hn::Mul(sum, set(factor)), staging + d);
   }
@@ -224,8 +236,8 @@ void sink_gradient(const AttentionCall& call, const RowStatistics& statistics) {
       const Sequence sequence = call.sequence(b);
       const RowStatistics rows = statistics + (h * call.rows_q() + call.first_row_q(b));
       for (std::int64_t i = 0; i < sequence.length_q; ++i) {
-        const double sink = sink_weight(call, b, h, rows.maximum[i]);
-        if (sink != 0) sum += sink * rows.inverse[i] * rows.shift[i];
+        const double sink = exp_of_sink(call, b, h, rows.maximum[i]);
+        if (sink != 0) sum += sink * rows.inverse_sum[i] * rows.dlse_minus_delta[i];
       }
     }
     store_element(call.dsinks, call.sinks.dtype, h * call.dsinks_stride, sum);
@@ -236,7 +248,7 @@ void logit_scale_gradient(const AttentionCall& call, const RowStatistics& statis
   for (std::int64_t h = 0; h < call.problem.heads_q; ++h) {
     double sum = 0;
     for (std::int64_t b = 0; b < call.problem.batch; ++b) {
-      const double* rows = statistics.logit + h * call.rows_q() + call.first_row_q(b);
+      const double* rows = statistics.dlogit_scale + h * call.rows_q() + call.first_row_q(b);
       for (std::int64_t i = 0; i < call.sequence(b).length_q; ++i) sum += rows[i];
     }
     store_element(call.dlogit_scale, call.logit_scale.dtype, h * call.dlogit_scale_stride, sum);
@@ -247,28 +259,28 @@ void logit_scale_gradient(const AttentionCall& call, const RowStatistics& statis
 
 std::size_t backward_workspace(const AttentionCall& call, const Context& context) {
   Arena arena(nullptr);
-  take_workspace(arena, call, Plan(call), context);
+  take_workspace(arena, call, Partition(call), context);
   return arena.used();
 }
 
 void backward(const AttentionCall& call, const Context& context) {
   const AttentionProblem& problem = call.problem;
-  const Plan plan(call);
+  const Partition partition(call);
   Arena arena(context.workspace.data);
-  const Workspace workspace = take_workspace(arena, call, plan, context);
-  const std::size_t stride = worker_bytes(call, plan);
+  const Workspace workspace = take_workspace(arena, call, partition, context);
+  const std::size_t stride = worker_bytes(call, partition);
   const auto worker_arena = [&](std::int64_t worker) {
     return Arena(workspace.workers + stride * static_cast<std::size_t>(worker));
   };
 
-  const std::int64_t panels = plan.grid.panels();
-  for_each_task(context.parallel_for, problem.batch * problem.heads_kv * plan.splits,
+  const std::int64_t panels = partition.grid.panels();
+  for_each_task(context.parallel_for, problem.batch * problem.heads_kv * partition.splits,
                 [&](std::int64_t worker, std::int64_t task) {
                   Arena own = worker_arena(worker);
-                  const Scratch scratch = take_scratch(own, call, plan);
-                  const std::int64_t split = task % plan.splits;
-                  const std::int64_t h_kv = task / plan.splits % problem.heads_kv;
-                  const std::int64_t b = task / plan.splits / problem.heads_kv;
+                  const Scratch scratch = take_scratch(own, call, partition);
+                  const std::int64_t split = task % partition.splits;
+                  const std::int64_t h_kv = task / partition.splits % problem.heads_kv;
+                  const std::int64_t b = task / partition.splits / problem.heads_kv;
                   const std::int64_t row =
                       (split * problem.heads_kv + h_kv) * call.rows_k() + call.first_row_k(b);
                   const std::int64_t length = call.sequence(b).length_k;
@@ -276,10 +288,10 @@ void backward(const AttentionCall& call, const Context& context) {
                   float* dv = workspace.dv + row * padded(problem.dim_v);
                   if (call.dk.wanted) std::fill_n(dk, length * padded(problem.dim_qk), 0.0f);
                   if (call.dv.wanted) std::fill_n(dv, length * padded(problem.dim_v), 0.0f);
-                  for (std::int64_t unit = split; unit < call.group() * panels; unit += plan.splits) {
+                  for (std::int64_t unit = split; unit < call.group() * panels; unit += partition.splits) {
                     const std::int64_t head = h_kv * call.group() + unit / panels;
-                    if (!fill_panel(call, plan.grid, b, head, unit % panels, scratch.tile)) continue;
-                    differentiate_panel(call, plan, *scratch.tile.panel, scratch, workspace.rows, dk, dv);
+                    if (!fill_panel(call, partition.grid, b, head, unit % panels, scratch.tile)) continue;
+                    backward_panel(call, partition, *scratch.tile.panel, scratch, workspace.rows, dk, dv);
                   }
                 });
 
@@ -287,16 +299,16 @@ void backward(const AttentionCall& call, const Context& context) {
     for_each_task(context.parallel_for, problem.batch * problem.heads_kv,
                   [&](std::int64_t worker, std::int64_t task) {
                     Arena own = worker_arena(worker);
-                    const Scratch scratch = take_scratch(own, call, plan);
+                    const Scratch scratch = take_scratch(own, call, partition);
                     const std::int64_t b = task / problem.heads_kv;
                     const std::int64_t h_kv = task % problem.heads_kv;
                     for (std::int64_t j = 0; j < call.sequence(b).length_k; ++j) {
                       if (call.dk.wanted) {
-                        write_key_row(call, plan, call.dk, workspace.dk, problem.dim_qk,
+                        write_key_row(call, partition, call.dk, workspace.dk, problem.dim_qk,
                                       static_cast<float>(call.scale), b, h_kv, j, scratch.q_rows);
                       }
                       if (call.dv.wanted) {
-                        write_key_row(call, plan, call.dv, workspace.dv, problem.dim_v, 1.0f, b, h_kv, j,
+                        write_key_row(call, partition, call.dv, workspace.dv, problem.dim_v, 1.0f, b, h_kv, j,
                                       scratch.d_o_rows);
                       }
                     }
@@ -304,9 +316,9 @@ void backward(const AttentionCall& call, const Context& context) {
   }
   clear_unused_gradients(call);
   if (problem.features.mask_gradient) {
-    mask_gradient(call, context, plan.grid, plan.keys, workspace.rows, [&](std::int64_t worker) {
+    mask_gradient(call, context, partition.grid, partition.keys, workspace.rows, [&](std::int64_t worker) {
       Arena own = worker_arena(worker);
-      return take_mask_scratch(own, call, plan.width, plan.keys);
+      return take_mask_scratch(own, call, partition.width, partition.keys);
     });
   }
   if (call.dsinks != nullptr) sink_gradient(call, workspace.rows);

@@ -1,4 +1,4 @@
-// The dropout mask, a vector of queries by four keys at a time.
+// The dropout mask, drawn for one vector of queries and group keys at a time.
 
 #if defined(TILEWISE_CPU_SIMD_DROPOUT_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TILEWISE_CPU_SIMD_DROPOUT_INL_H
@@ -18,7 +18,7 @@ struct WideProduct {
   VU high, low;
 };
 
-/// The two halves of the 64-bit product of each lane with `multiplier`.
+/// The high and low half of the 64-bit product of each lane and `multiplier`.
 HWY_INLINE WideProduct multiply_wide(VU x, std::uint32_t multiplier) {
   const VU m = hn::Set(U(), multiplier);
   const hn::RepartitionToWide<U> wide;
@@ -44,14 +44,15 @@ HWY_INLINE void philox_vectors(VU (&counter)[4], PhiloxKey key) {
   }
 }
 
-/// Calls body(key row j, lane, factors) with keep_scale or 0 in every lane of every row of the tile.
+/// Calls body(key j of the tile, first lane, factors) for every vector of the tile. Each factor is 0
+/// (dropped) or keep_scale.
 template <typename Body>
 HWY_INLINE void for_each_dropout_factor(const AttentionCall& call, const Panel& panel, const KeyTile& keys,
                                         const Body& body) {
   const DropoutMask& dropout = call.dropout;
   const Place& place = call.place;
   const std::int64_t first = place.key(keys.first);
-  // Unsigned comparison by flipping the sign bits of both sides.
+  // Signed comparison of values whose sign bits are flipped is unsigned comparison.
   const VU flip = hn::Set(U(), 0x80000000u);
   const VI threshold = hn::Set(I(), static_cast<std::int32_t>(dropout.threshold ^ 0x80000000u));
   const VU step = hn::Set(U(), static_cast<std::uint32_t>(place.step));
@@ -60,33 +61,33 @@ HWY_INLINE void for_each_dropout_factor(const AttentionCall& call, const Panel& 
                              hn::Set(U(), static_cast<std::uint32_t>(place.q_offset)));
     const VU head = hn::Add(hn::BitCast(U(), hn::Load(I(), panel.head + lane)),
                             hn::Set(U(), place.head_index(panel.b, 0)));
-    const auto draw = [&](std::int64_t four, VU(&words)[4]) HWY_ATTR {
-      words[0] = hn::Set(U(), static_cast<std::uint32_t>(four));
+    const auto draw = [&](std::int64_t group, VU(&words)[4]) HWY_ATTR {
+      words[0] = hn::Set(U(), static_cast<std::uint32_t>(group));
       words[1] = query;
       words[2] = head;
       words[3] = hn::Set(U(), dropout.stream);
       philox_vectors(words, dropout.key);
     };
-    const auto give = [&](std::int64_t j, VU word) HWY_ATTR {
+    const auto apply_word = [&](std::int64_t j, VU word) HWY_ATTR {
       const VI value = hn::BitCast(I(), hn::Xor(word, flip));
       const auto dropped = hn::RebindMask(F(), hn::Lt(value, threshold));
       body(static_cast<int>(j), lane, hn::IfThenZeroElse(dropped, set(dropout.keep_scale)));
     };
     VU words[4];
     if (place.step == 1) {
-      // Groups of four keys that share a counter; the first may begin before the tile.
-      for (std::int64_t four = first / 4; four * 4 < first + keys.count; ++four) {
-        draw(four, words);
+      // Four neighbouring keys share a Philox counter. The first group may begin before the tile.
+      for (std::int64_t group = first / 4; group * 4 < first + keys.count; ++group) {
+        draw(group, words);
         for (int word = 0; word < 4; ++word) {
-          const std::int64_t j = four * 4 + word - first;
-          if (j >= 0 && j < keys.count) give(j, words[word]);
+          const std::int64_t j = group * 4 + word - first;
+          if (j >= 0 && j < keys.count) apply_word(j, words[word]);
         }
       }
     } else {
       for (std::int64_t j = 0; j < keys.count; ++j) {
         const std::int64_t key = place.key(keys.first + j);
         draw(key / 4, words);
-        give(j, words[key % 4]);
+        apply_word(j, words[key % 4]);
       }
     }
   }

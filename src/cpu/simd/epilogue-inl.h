@@ -1,4 +1,4 @@
-// What happens to sums of products before they are stored: bias, activation, gate, residual.
+// The epilogue of a product: bias, activation, gate, residual and conversion to the output type.
 
 #if defined(TILEWISE_CPU_SIMD_EPILOGUE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TILEWISE_CPU_SIMD_EPILOGUE_INL_H
@@ -14,21 +14,23 @@
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 
-constexpr int rounded_up(std::int64_t count) { return static_cast<int>((count + lanes - 1) / lanes * lanes); }
+constexpr int padded_count(std::int64_t count) {
+  return static_cast<int>((count + lanes - 1) / lanes * lanes);
+}
 
-/// Columns first up to first + count of out, with what every row of them needs.
+/// Columns [first, first + count) of out, with the buffers that their rows share.
 struct EpilogueColumns {
   std::int64_t first;
   int count;
-  float* bias;       // [count rounded up], 0 where there is none
+  float* bias;       // [padded count]; 0 without a bias
   float* gate_bias;  // likewise
-  float* addend;     // [count rounded up]: residual and former content of a row
+  float* addend;     // [padded count]: a row of the residual, then of the former content of out
 };
 
 inline void load_bias(float* to, const Vector& bias, std::int64_t first, int count) {
-  std::fill_n(to, rounded_up(count), 0.0f);
+  std::fill_n(to, padded_count(count), 0.0f);
   if (bias.data == nullptr) return;
-  for (int n = 0; n < count; ++n) {  // once a tile
+  for (int n = 0; n < count; ++n) {  // scalar: it runs once per tile
     to[n] = static_cast<float>(load_element(bias.data, bias.dtype, (first + n) * bias.stride));
   }
 }
@@ -38,7 +40,8 @@ inline void load_biases(const GemmCall& call, const EpilogueColumns& columns) {
   if (call.problem.gated) load_bias(columns.gate_bias, call.gate_bias, columns.first, columns.count);
 }
 
-/// Finishes a row of sums in place and stores it. `sums` and `gate` hold whole vectors.
+/// Applies the epilogue to a row of accumulators in place and stores it. `sums` and `gate` hold whole
+/// vectors.
 inline void finish_row(const GemmCall& call, const EpilogueColumns& columns, std::int64_t m, float* sums,
                        const float* gate) {
   const GemmProblem& problem = call.problem;
@@ -48,8 +51,8 @@ inline void finish_row(const GemmCall& call, const EpilogueColumns& columns, std
     for (int n = 0; n < count; n += lanes) {
       VF value = hn::Add(load(sums + n), load(columns.bias + n));
       if (problem.gated) {
-        const VF opened = activate<activation>(hn::Add(load(gate + n), load(columns.gate_bias + n)));
-        value = hn::Mul(value, opened);
+        const VF activated_gate = activate<activation>(hn::Add(load(gate + n), load(columns.gate_bias + n)));
+        value = hn::Mul(value, activated_gate);
       } else {
         value = activate<activation>(value);
       }

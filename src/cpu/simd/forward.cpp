@@ -10,7 +10,7 @@
 #include "core/load.h"
 #include "core/parallel.h"
 #include "cpu/simd/dropout-inl.h"
-#include "cpu/simd/few-inl.h"
+#include "cpu/simd/few_queries-inl.h"
 #include "cpu/simd/multiply-inl.h"
 #include "cpu/simd/panel.h"
 #include "cpu/simd/passes.h"
@@ -19,39 +19,48 @@
 #include "cpu/simd/tuning.h"
 #include "cpu/unused_rows.h"
 
+// Attention forward. A panel is up to three vectors of queries, one query per lane. A task computes one
+// panel, or one split of its keys:
+//
+//   for each key tile:   S = K·Qᵀ, [keys, queries]
+//                        P in place of S: score rules, online softmax, dropout
+//                        Oᵀ = Oᵀ·rescale + Vᵀ·P
+//   at the end:          O / sum, LSE
+//
+// For panels of few queries, vectors run along the head dim instead: few_queries-inl.h.
+
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 namespace {
 
-// What a worker computes a panel in.
+// The buffers in which a worker computes a panel.
 struct Scratch {
   Panel* panel;
-  float* q;        // [D, width]: the queries, transposed and scaled
-  float* few_q;    // [few_queries, padded D]: the same as rows, for panels of few queries
-  float* few_o;    // [few_queries, padded Dv]
-  float* o;        // [Dv, width]: the output so far, transposed
-  float* scores;   // [tile keys, width], later the weights
-  float* kv_rows;  // [tile keys, max(D, Dv)]: keys or values that cannot be read where they lie
+  float* q;        // [D, width]: transposed and multiplied by the scale
+  float* q_rows;   // [max_few_queries, padded D]: the same, not transposed, for panels of few queries
+  float* o_rows;   // [max_few_queries, padded Dv]
+  float* o;        // [Dv, width]: the unnormalised output, transposed
+  float* scores;   // [tile keys, width]: S, then P
+  float* kv_rows;  // [tile keys, max(D, Dv)]: rows of K or V that are paged or not f32
   ScoreScratch score;
   std::int32_t* block_states;
   SoftmaxState* state;
 };
 
-std::int64_t padded(std::int64_t dim) { return (dim + lanes - 1) / lanes * lanes; }
-
-// A panel's result over a part of the keys, kept until all parts are there.
+// A panel's result over one split of the keys, kept until all splits are computed.
 struct Partial {
   SoftmaxState state;
-  // o [Dv, width] follows
+  // O [Dv, width] follows.
 };
 
-struct Plan {
+// How the work is divided: into panels of queries and, if these are few, splits of their keys (split-KV).
+struct Partition {
   PanelGrid grid;
   int width;
-  int keys;  // a tile
+  int keys;  // per tile
   std::int64_t splits;
 
-  explicit Plan(const AttentionCall& call)
+  explicit Partition(const AttentionCall& call)
       : grid(call, width_of(call), true),
         width(width_of(call)),
         keys(tile_keys(std::max(call.problem.dim_qk, call.problem.dim_v))),
@@ -68,63 +77,65 @@ struct Plan {
   std::int64_t partial_floats(const AttentionCall& call) const {
     const std::int64_t floats =
         static_cast<std::int64_t>(sizeof(Partial) / sizeof(float)) + call.problem.dim_v * width;
-    return (floats + 15) / 16 * 16;  // the next one is aligned too
+    return (floats + 15) / 16 * 16;  // so that the next one is aligned, too
   }
 };
 
-Scratch take_scratch(Arena& arena, const AttentionCall& call, const Plan& plan) {
+Scratch take_scratch(Arena& arena, const AttentionCall& call, const Partition& partition) {
   const std::int64_t dim = std::max(call.problem.dim_qk, call.problem.dim_v);
-  const std::int64_t tile = std::int64_t{plan.keys} * plan.width;
+  const std::int64_t tile = std::int64_t{partition.keys} * partition.width;
   const bool blocks = call.problem.features.block_mask;
   const bool converts = call.problem.dtype != DType::f32 || call.problem.layout == Layout::paged;
   return {.panel = arena.take<Panel>(1),
-          .q = arena.take<float>(call.problem.dim_qk * plan.width),
-          .few_q = arena.take<float>(few_queries * padded(call.problem.dim_qk)),
-          .few_o = arena.take<float>(few_queries * padded(call.problem.dim_v)),
-          .o = arena.take<float>(call.problem.dim_v * plan.width),
+          .q = arena.take<float>(call.problem.dim_qk * partition.width),
+          .q_rows = arena.take<float>(max_few_queries * padded(call.problem.dim_qk)),
+          .o_rows = arena.take<float>(max_few_queries * padded(call.problem.dim_v)),
+          .o = arena.take<float>(call.problem.dim_v * partition.width),
           .scores = arena.take<float>(tile),
-          .kv_rows = arena.take<float>(converts ? plan.keys * dim : 0),
+          .kv_rows = arena.take<float>(converts ? partition.keys * dim : 0),
           .score = {.bias = arena.take<float>(tile),
-                    .staging = arena.take<float>(staging_floats(dim, plan.keys)),
-                    .tangents = nullptr},
+                    .staging = arena.take<float>(staging_floats(dim, partition.keys)),
+                    .tanh_values = nullptr},
           .block_states = arena.take<std::int32_t>(blocks ? call.key_blocks() : 0),
           .state = arena.take<SoftmaxState>(1)};
 }
 
 struct Workspace {
-  std::byte* workers;  // their scratch
-  std::size_t stride;  // how much of it a worker has, in bytes
-  float* partials;     // [panels, splits, partial floats], where keys are split
+  std::byte* workers;  // the scratch of all workers
+  std::size_t stride;  // bytes of scratch per worker
+  float* partials;     // [panels, splits, partial floats]; unused without split-KV
 };
 
-Workspace take_workspace(Arena& arena, const AttentionCall& call, const Plan& plan, const Context& context) {
+Workspace take_workspace(Arena& arena, const AttentionCall& call, const Partition& partition,
+                         const Context& context) {
   Arena own(nullptr);
-  take_scratch(own, call, plan);
-  const std::int64_t tasks = plan.panels(call) * plan.splits;
+  take_scratch(own, call, partition);
+  const std::int64_t tasks = partition.panels(call) * partition.splits;
   return {.workers = arena.take<std::byte>(own.rounded(), workers_for(context.parallel_for, tasks)),
           .stride = own.rounded(),
-          .partials = arena.take<float>(plan.splits > 1 ? tasks : 0, plan.partial_floats(call))};
+          .partials = arena.take<float>(partition.splits > 1 ? tasks : 0, partition.partial_floats(call))};
 }
 
 std::byte* query_row(const Rows& rows, const Panel& panel, int lane) {
   return rows.at(panel.b, panel.head[lane], panel.sequence.first_q + panel.query[lane]);
 }
 
-// Between the two products: scores of a tile to weights.
-void weigh(const AttentionCall& call, const Panel& panel, const KeyTile& tile, const Scratch& scratch,
-           float* rescale) {
+// Turns the scores of a tile into P: score rules, online softmax and dropout.
+void scores_to_p(const AttentionCall& call, const Panel& panel, const KeyTile& tile, const Scratch& scratch,
+                 float* rescale) {
   score_tile(call, panel, tile, scratch.scores, scratch.score);
   softmax_tile(scratch.scores, tile.count, panel.width, *scratch.state, rescale);
   if (!call.problem.features.dropout) return;
   for_each_dropout_factor(call, panel, tile, [&](int j, int lane, VF factor) HWY_ATTR {
-    float* weight = scratch.scores + j * panel.width + lane;
-    store(hn::Mul(load(weight), factor), weight);
+    float* p = scratch.scores + j * panel.width + lane;
+    store(hn::Mul(load(p), factor), p);
   });
 }
 
-// Attends from the panel to the keys of `range`; leaves the unnormalised output and its state in the scratch.
-void attend_many(const AttentionCall& call, const Plan& plan, const Panel& panel, KeyRange range,
-                 const Scratch& scratch) {
+// Attends from the panel to the keys of `range`. Leaves the unnormalised O and the softmax state in the
+// scratch.
+void attend_many_queries(const AttentionCall& call, const Partition& partition, const Panel& panel,
+                         KeyRange range, const Scratch& scratch) {
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   const int width = panel.width;
@@ -133,17 +144,17 @@ void attend_many(const AttentionCall& call, const Plan& plan, const Panel& panel
   rows_to_panel(scratch.q, width, dim_qk, call.q.dtype, static_cast<float>(call.scale), scratch.score.staging,
                 [&](int lane) { return query_row(call.q, panel, lane); });
   scale_by_head(call, panel, dim_qk, scratch.q);
-  for_each_key_tile(call, panel, range, plan.keys, [&](const KeyTile& tile) {
+  for_each_key_tile(call, panel, range, partition.keys, [&](const KeyTile& tile) {
     const RowBlock k = load_key_rows(call, panel, call.k, tile, dim_qk, scratch.kv_rows);
-    multiply_deep({.a = k.data,
-                   .lda = k.stride,
-                   .b = scratch.q,
-                   .ldb = width,
-                   .c = scratch.scores,
-                   .ldc = width,
-                   .depth = dim_qk},
-                  tile.count, width, panel.sequence.length_q);
-    weigh(call, panel, tile, scratch, rescale);
+    multiply_in_chunks({.a = k.data,
+                        .lda = k.stride,
+                        .b = scratch.q,
+                        .ldb = width,
+                        .c = scratch.scores,
+                        .ldc = width,
+                        .depth = dim_qk},
+                       tile.count, width, panel.sequence.length_q);
+    scores_to_p(call, panel, tile, scratch, rescale);
     const RowBlock v = load_key_rows(call, panel, call.v, tile, dim_v, scratch.kv_rows);
     multiply<ALayout::columns, Into::rescale>({.a = v.data,
                                                .lda = v.stride,
@@ -157,54 +168,55 @@ void attend_many(const AttentionCall& call, const Plan& plan, const Panel& panel
   });
 }
 
-// The same for few queries, with vectors along the head dim.
-void attend_few(const AttentionCall& call, const Plan& plan, const Panel& panel, KeyRange range,
-                const Scratch& scratch) {
+// The same for few queries, with vectors that run along the head dim.
+void attend_few_queries(const AttentionCall& call, const Partition& partition, const Panel& panel,
+                        KeyRange range, const Scratch& scratch) {
   const auto dim_qk = static_cast<int>(call.problem.dim_qk);
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   const std::int64_t q_stride = padded(dim_qk);
   const std::int64_t o_stride = padded(dim_v);
   alignas(64) float rescale[max_panel_width];
-  std::fill_n(scratch.few_q, few_queries * q_stride, 0.0f);
-  std::fill_n(scratch.few_o, few_queries * o_stride, 0.0f);
-  const std::int64_t keys = std::min<std::int64_t>(plan.keys, range.last - range.first);
-  std::fill_n(scratch.scores, keys * panel.width, 0.0f);  // lanes without a query stay finite
+  std::fill_n(scratch.q_rows, max_few_queries * q_stride, 0.0f);
+  std::fill_n(scratch.o_rows, max_few_queries * o_stride, 0.0f);
+  const std::int64_t keys = std::min<std::int64_t>(partition.keys, range.last - range.first);
+  std::fill_n(scratch.scores, keys * panel.width, 0.0f);  // lanes without a query must be finite
   for (int row = 0; row < panel.rows; ++row) {
-    widen(scratch.few_q + row * q_stride, query_row(call.q, panel, row), call.q.dtype, dim_qk,
+    widen(scratch.q_rows + row * q_stride, query_row(call.q, panel, row), call.q.dtype, dim_qk,
           static_cast<float>(call.scale_of(panel.head[row])));
   }
-  for_each_key_tile(call, panel, range, plan.keys, [&](const KeyTile& tile) {
+  for_each_key_tile(call, panel, range, partition.keys, [&](const KeyTile& tile) {
     const RowBlock k = load_key_rows(call, panel, call.k, tile, dim_qk, scratch.kv_rows);
-    with_few(panel.rows, [&](auto rows) HWY_ATTR {
-      few_scores<rows>(k, tile.count, dim_qk, scratch.few_q, q_stride, scratch.scores, panel.width);
+    with_row_count(panel.rows, [&](auto rows) HWY_ATTR {
+      few_query_scores<rows>(k, tile.count, dim_qk, scratch.q_rows, q_stride, scratch.scores, panel.width);
     });
-    weigh(call, panel, tile, scratch, rescale);
+    scores_to_p(call, panel, tile, scratch, rescale);
     const RowBlock v = load_key_rows(call, panel, call.v, tile, dim_v, scratch.kv_rows);
-    with_few(panel.rows, [&](auto rows) HWY_ATTR {
-      few_outputs<rows>(v, tile.count, dim_v, scratch.scores, panel.width, rescale, scratch.few_o, o_stride);
+    with_row_count(panel.rows, [&](auto rows) HWY_ATTR {
+      few_query_output<rows>(v, tile.count, dim_v, scratch.scores, panel.width, rescale, scratch.o_rows,
+                             o_stride);
     });
   });
   for (int d = 0; d < dim_v; ++d) {
     for (int lane = 0; lane < panel.width; ++lane) {
-      scratch.o[d * panel.width + lane] = lane < panel.rows ? scratch.few_o[lane * o_stride + d] : 0.0f;
+      scratch.o[d * panel.width + lane] = lane < panel.rows ? scratch.o_rows[lane * o_stride + d] : 0.0f;
     }
   }
 }
 
-void attend(const AttentionCall& call, const Plan& plan, const Panel& panel, KeyRange range,
+void attend(const AttentionCall& call, const Partition& partition, const Panel& panel, KeyRange range,
             const Scratch& scratch) {
   scratch.state->reset(panel.width);
-  // Backward of a piece has weights from this lse, so its scores must be the same numbers: not those of
-  // vectors along the head dim, which are summed in another order.
-  if (panel.rows <= few_queries && !call.place.of_piece) {
-    attend_few(call, plan, panel, range, scratch);
+  // Backward of a piece computes P from this LSE, so forward must compute the same scores, bit for bit.
+  // Vectors along the head dim would sum them in another order.
+  if (panel.rows <= max_few_queries && !call.place.of_piece) {
+    attend_few_queries(call, partition, panel, range, scratch);
   } else {
-    attend_many(call, plan, panel, range, scratch);
+    attend_many_queries(call, partition, panel, range, scratch);
   }
 }
 
-// Joins the sink, divides by the sum, writes o and lse.
-void finish(const AttentionCall& call, const Panel& panel, Scratch& scratch) {
+// Adds the sink, divides O by the sum, and writes O and LSE.
+void write_output(const AttentionCall& call, const Panel& panel, Scratch& scratch) {
   const auto dim_v = static_cast<int>(call.problem.dim_v);
   alignas(64) float inverse[max_panel_width];
   for (int lane = 0; lane < panel.width; ++lane) {
@@ -239,7 +251,7 @@ void save_partial(const AttentionCall& call, const Panel& panel, const Scratch& 
   std::copy_n(scratch.o, call.problem.dim_v * panel.width, reinterpret_cast<float*>(partial + 1));
 }
 
-// Adds a partial result to the scratch, in the order of the parts.
+// Adds the result of one split to the scratch. Splits are added in order.
 void join_partial(const AttentionCall& call, const Panel& panel, Scratch& scratch, const float* from) {
   const auto* partial = reinterpret_cast<const Partial*>(from);
   const auto* o = reinterpret_cast<const float*>(partial + 1);
@@ -265,71 +277,74 @@ struct Task {
   std::int64_t b, head, panel;
 };
 
-// Heads one after another, and the last panels of a head first: with causal they see the most keys.
-Task task_of(const Plan& plan, std::int64_t index) {
-  const std::int64_t panels = plan.grid.panels();
-  return {.b = index / panels / plan.grid.heads(),
-          .head = index / panels % plan.grid.heads(),
+// Tasks go head by head, and within a head from the last panel to the first: with causal, the last panels see
+// the most keys.
+Task task_of(const Partition& partition, std::int64_t index) {
+  const std::int64_t panels = partition.grid.panels();
+  return {.b = index / panels / partition.grid.heads(),
+          .head = index / panels % partition.grid.heads(),
           .panel = panels - 1 - index % panels};
 }
 
-// Part `split` of the keys the panel sees, cut at whole tiles.
-KeyRange split_range(const Plan& plan, const Panel& panel, std::int64_t split) {
-  const std::int64_t tiles = (panel.any.last - panel.any.first + plan.keys - 1) / plan.keys;
-  const auto cut = [&](std::int64_t part) {
-    return panel.any.first + tiles * part / plan.splits * plan.keys;
+// The keys of one split: an equal share of the keys that the panel sees, in whole tiles.
+KeyRange split_range(const Partition& partition, const Panel& panel, std::int64_t split) {
+  const std::int64_t tiles = (panel.any.last - panel.any.first + partition.keys - 1) / partition.keys;
+  const auto first_of = [&](std::int64_t index) {
+    return panel.any.first + tiles * index / partition.splits * partition.keys;
   };
-  return {cut(split), split + 1 == plan.splits ? panel.any.last : cut(split + 1)};
+  return {first_of(split), split + 1 == partition.splits ? panel.any.last : first_of(split + 1)};
 }
 
 }  // namespace
 
 std::size_t forward_workspace(const AttentionCall& call, const Context& context) {
   Arena arena(nullptr);
-  take_workspace(arena, call, Plan(call), context);
+  take_workspace(arena, call, Partition(call), context);
   return arena.used();
 }
 
 void forward(const AttentionCall& call, const Context& context) {
-  const Plan plan(call);
+  const Partition partition(call);
   Arena arena(context.workspace.data);
-  const Workspace workspace = take_workspace(arena, call, plan, context);
+  const Workspace workspace = take_workspace(arena, call, partition, context);
   const auto states = [&](const Scratch& scratch) {
     const bool blocks = call.problem.features.block_mask;
     return std::span(scratch.block_states, static_cast<std::size_t>(blocks ? call.key_blocks() : 0));
   };
   const auto worker_scratch = [&](std::int64_t worker) {
     Arena own(workspace.workers + workspace.stride * static_cast<std::size_t>(worker));
-    return take_scratch(own, call, plan);
+    return take_scratch(own, call, partition);
   };
 
   for_each_task(
-      context.parallel_for, plan.panels(call) * plan.splits, [&](std::int64_t worker, std::int64_t index) {
+      context.parallel_for, partition.panels(call) * partition.splits,
+      [&](std::int64_t worker, std::int64_t index) {
         Scratch scratch = worker_scratch(worker);
-        const Task task = task_of(plan, index / plan.splits);
+        const Task task = task_of(partition, index / partition.splits);
         Panel& panel = *scratch.panel;
-        if (!plan.grid.fill(panel, task.b, task.head, task.panel, lanes, states(scratch))) return;
-        if (plan.splits == 1) {
-          attend(call, plan, panel, panel.any, scratch);
-          finish(call, panel, scratch);
+        if (!partition.grid.fill(panel, task.b, task.head, task.panel, lanes, states(scratch))) return;
+        if (partition.splits == 1) {
+          attend(call, partition, panel, panel.any, scratch);
+          write_output(call, panel, scratch);
         } else {
-          attend(call, plan, panel, split_range(plan, panel, index % plan.splits), scratch);
-          save_partial(call, panel, scratch, workspace.partials + index * plan.partial_floats(call));
+          attend(call, partition, panel, split_range(partition, panel, index % partition.splits), scratch);
+          save_partial(call, panel, scratch, workspace.partials + index * partition.partial_floats(call));
         }
       });
-  if (plan.splits > 1) {
-    for_each_task(context.parallel_for, plan.panels(call), [&](std::int64_t worker, std::int64_t index) {
+  if (partition.splits > 1) {
+    for_each_task(context.parallel_for, partition.panels(call), [&](std::int64_t worker, std::int64_t index) {
       Scratch scratch = worker_scratch(worker);
-      const Task task = task_of(plan, index);
+      const Task task = task_of(partition, index);
       Panel& panel = *scratch.panel;
-      if (!plan.grid.fill(panel, task.b, task.head, task.panel, lanes, states(scratch))) return;
+      if (!partition.grid.fill(panel, task.b, task.head, task.panel, lanes, states(scratch))) return;
       scratch.state->reset(panel.width);
       std::fill_n(scratch.o, call.problem.dim_v * panel.width, 0.0f);
-      for (std::int64_t split = 0; split < plan.splits; ++split) {
-        join_partial(call, panel, scratch,
-                     workspace.partials + (index * plan.splits + split) * plan.partial_floats(call));
+      for (std::int64_t split = 0; split < partition.splits; ++split) {
+        join_partial(
+            call, panel, scratch,
+            workspace.partials + (index * partition.splits + split) * partition.partial_floats(call));
       }
-      finish(call, panel, scratch);
+      write_output(call, panel, scratch);
     });
   }
   clear_unused_outputs(call);

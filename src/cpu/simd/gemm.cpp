@@ -9,18 +9,23 @@
 #include "core/arena.h"
 #include "core/parallel.h"
 #include "cpu/simd/epilogue-inl.h"
-#include "cpu/simd/few-inl.h"
+#include "cpu/simd/few_queries-inl.h"
 #include "cpu/simd/gemm_tuning.h"
 #include "cpu/simd/multiply-inl.h"
 #include "cpu/simd/pairs-inl.h"
 #include "cpu/simd/passes.h"
 
+// Products out = A·Bᵀ. In general both operands are packed into panels for the micro-kernel (multiply-inl.h):
+// A in slabs that all threads share, B by each thread for its tile. With few rows of A packing B does not
+// pay, and dot products along K read it once.
+
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 namespace {
 
-// The micro-kernel's block of out. Panels of a are `block_rows` wide, those of b `block_columns`. With 16
-// registers of four lanes, rows are as many as lanes, since packing cannot write six lanes of four.
+// The block of out that the micro-kernel computes. Panels of A are `block_rows` wide, panels of B
+// `block_columns`. With 16 registers of four lanes a block has four rows and not six, since packing writes
+// whole vectors of four.
 constexpr int block_vectors = 2;
 constexpr int block_rows = registers == 16 && lanes == 4 ? 4 : rows_for(block_vectors);
 constexpr int block_columns = block_vectors * lanes;
@@ -30,15 +35,15 @@ constexpr std::int64_t rounded(std::int64_t count, std::int64_t multiple) {
   return (count + multiple - 1) / multiple * multiple;
 }
 
-// How out is cut into tiles, and a into slabs of rows that are packed one after another.
-struct Plan {
+// How out is divided into tiles, and A into slabs of rows that are packed one after another.
+struct Tiling {
   std::int64_t tile_rows, tile_columns, slab_rows;
 
-  explicit Plan(const GemmProblem& problem) {
+  explicit Tiling(const GemmProblem& problem) {
     const std::int64_t across = (problem.m + gemm_tile_rows - 1) / gemm_tile_rows;
     tile_rows = rounded((problem.m + across - 1) / across, block_rows);
     tile_columns = std::min(rounded(gemm_tile_columns, block_columns), rounded(problem.n, block_columns));
-    // Enough tiles for many threads, down to one micro-kernel's columns.
+    // Narrower tiles until there are enough for many threads; at least one block wide.
     constexpr std::int64_t enough = 32;
     while (tile_columns > block_columns &&
            across * ((problem.n + tile_columns - 1) / tile_columns) < enough) {
@@ -50,19 +55,19 @@ struct Plan {
   }
 };
 
-// What a worker computes a tile in.
+// The buffers in which a worker computes a tile.
 struct Scratch {
-  float* b;     // [depth, tile columns] in panels
+  float* b;     // [K chunk, tile columns] in panels
   float* gate;  // likewise
-  float* sums;  // [tile rows, tile columns]
+  float* sums;  // [tile rows, tile columns]: accumulators
   float* gate_sums;
   float* staging;
   EpilogueColumns columns;
 };
 
-Scratch take_scratch(Arena& arena, const GemmProblem& problem, const Plan& plan) {
-  const std::int64_t tile = plan.tile_rows * plan.tile_columns;
-  const std::int64_t panels = plan.tile_columns * gemm_depth;
+Scratch take_scratch(Arena& arena, const GemmProblem& problem, const Tiling& tiling) {
+  const std::int64_t tile = tiling.tile_rows * tiling.tile_columns;
+  const std::int64_t panels = tiling.tile_columns * gemm_k_chunk;
   return {.b = arena.take<float>(panels),
           .gate = arena.take<float>(problem.gated ? panels : 0),
           .sums = arena.take<float>(tile),
@@ -70,27 +75,27 @@ Scratch take_scratch(Arena& arena, const GemmProblem& problem, const Plan& plan)
           .staging = arena.take<float>(pack_staging),
           .columns = {.first = 0,
                       .count = 0,
-                      .bias = arena.take<float>(plan.tile_columns),
-                      .gate_bias = arena.take<float>(problem.gated ? plan.tile_columns : 0),
-                      .addend = arena.take<float>(plan.tile_columns)}};
+                      .bias = arena.take<float>(tiling.tile_columns),
+                      .gate_bias = arena.take<float>(problem.gated ? tiling.tile_columns : 0),
+                      .addend = arena.take<float>(tiling.tile_columns)}};
 }
 
-std::size_t scratch_stride(const GemmProblem& problem, const Plan& plan) {
+std::size_t scratch_stride(const GemmProblem& problem, const Tiling& tiling) {
   Arena arena(nullptr);
-  take_scratch(arena, problem, plan);
+  take_scratch(arena, problem, tiling);
   return arena.rounded();
 }
 
-// The slab: panels of block_rows rows of a, each with all K columns. They are apart, as packing one writes a
-// little past its end while another thread packs the next.
+// The size of one panel of the slab: block_rows rows of A with all K columns. There is a gap between panels,
+// since packing one panel writes past its end while another thread packs the next.
 std::int64_t slab_panel(const GemmProblem& problem) { return problem.k * block_rows + pack_slack; }
 
-float* take_slab(Arena& arena, const GemmProblem& problem, const Plan& plan) {
-  return arena.take<float>(plan.slab_rows / block_rows, slab_panel(problem));
+float* take_slab(Arena& arena, const GemmProblem& problem, const Tiling& tiling) {
+  return arena.take<float>(tiling.slab_rows / block_rows, slab_panel(problem));
 }
 
-// sums (+)= a·bᵀ over `depth` of K, for one tile. Panels of a are a_stride apart.
-template <typename Terms, Into into>
+// sums (+)= A·Bᵀ of one tile over `depth` of K. The panels of A are a_stride apart.
+template <typename Element, Into into>
 void multiply_tile(const float* a, std::int64_t a_stride, const float* b, std::int64_t rows,
                    std::int64_t columns, float* sums, std::int64_t stride, std::int64_t depth) {
   for (std::int64_t column = 0; column < columns; column += block_columns) {
@@ -102,112 +107,114 @@ void multiply_tile(const float* a, std::int64_t a_stride, const float* b, std::i
                           .c = sums + row * stride + column,
                           .ldc = stride,
                           .depth = static_cast<int>(depth)};
-      multiply_block<block_rows, block_vectors, ALayout::columns, into, Terms>(block, 0, 0);
+      multiply_block<block_rows, block_vectors, ALayout::columns, into, Element>(block, 0, 0);
     }
   }
 }
 
-// Rows first_row on, of which `slab` has the panels, and columns first_column on.
-template <typename Terms>
-void compute_tile(const GemmCall& call, const Plan& plan, const float* slab, std::int64_t first_row,
+// Computes the tile at (first_row, first_column). `slab` has the panels of A from first_row on.
+template <typename Element>
+void compute_tile(const GemmCall& call, const Tiling& tiling, const float* slab, std::int64_t first_row,
                   std::int64_t first_column, Scratch& scratch) {
   const GemmProblem& problem = call.problem;
-  const std::int64_t rows = std::min(plan.tile_rows, problem.m - first_row);
-  const std::int64_t columns = std::min(plan.tile_columns, problem.n - first_column);
-  for (std::int64_t k = 0; k < problem.k; k += gemm_depth) {
-    const std::int64_t depth = std::min(gemm_depth, problem.k - k);
+  const std::int64_t rows = std::min(tiling.tile_rows, problem.m - first_row);
+  const std::int64_t columns = std::min(tiling.tile_columns, problem.n - first_column);
+  for (std::int64_t k = 0; k < problem.k; k += gemm_k_chunk) {
+    const std::int64_t depth = std::min(gemm_k_chunk, problem.k - k);
     const auto multiply_by = [&](const Matrix& b, float* panels, float* sums) {
       for (std::int64_t column = 0; column < columns; column += block_columns) {
-        pack_terms<Terms>(panels + column * depth, block_columns, b, first_column + column, k, depth,
-                          scratch.staging);
+        pack_elements<Element>(panels + column * depth, block_columns, b, first_column + column, k, depth,
+                               scratch.staging);
       }
-      (k == 0 ? multiply_tile<Terms, Into::set>
-              : multiply_tile<Terms, Into::add>)(slab + k * block_rows, slab_panel(problem), panels, rows,
-                                                 columns, sums, plan.tile_columns, depth);
+      (k == 0 ? multiply_tile<Element, Into::set>
+              : multiply_tile<Element, Into::add>)(slab + k * block_rows, slab_panel(problem), panels, rows,
+                                                   columns, sums, tiling.tile_columns, depth);
     };
     multiply_by(call.b, scratch.b, scratch.sums);
     if (problem.gated) multiply_by(call.gate, scratch.gate, scratch.gate_sums);
   }
   if (problem.k == 0) {
-    std::fill_n(scratch.sums, plan.tile_rows * plan.tile_columns, 0.0f);
-    if (problem.gated) std::fill_n(scratch.gate_sums, plan.tile_rows * plan.tile_columns, 0.0f);
+    std::fill_n(scratch.sums, tiling.tile_rows * tiling.tile_columns, 0.0f);
+    if (problem.gated) std::fill_n(scratch.gate_sums, tiling.tile_rows * tiling.tile_columns, 0.0f);
   }
   scratch.columns.first = first_column;
   scratch.columns.count = static_cast<int>(columns);
   load_biases(call, scratch.columns);
   for (std::int64_t row = 0; row < rows; ++row) {
-    finish_row(call, scratch.columns, first_row + row, scratch.sums + row * plan.tile_columns,
-               scratch.gate_sums + row * plan.tile_columns);
+    finish_row(call, scratch.columns, first_row + row, scratch.sums + row * tiling.tile_columns,
+               scratch.gate_sums + row * tiling.tile_columns);
   }
 }
 
-// The most tasks that are run at a time: packing a slab, or its tiles.
-std::int64_t tasks_of(const GemmProblem& problem, const Plan& plan) {
-  const std::int64_t rows = std::min(plan.slab_rows, problem.m);
-  const std::int64_t across = (problem.n + plan.tile_columns - 1) / plan.tile_columns;
+// The number of tasks of the larger of the two passes: packing a slab, or computing its tiles.
+std::int64_t tasks_of(const GemmProblem& problem, const Tiling& tiling) {
+  const std::int64_t rows = std::min(tiling.slab_rows, problem.m);
+  const std::int64_t across = (problem.n + tiling.tile_columns - 1) / tiling.tile_columns;
   return std::max((rows + block_rows - 1) / block_rows,
-                  across * ((rows + plan.tile_rows - 1) / plan.tile_rows));
+                  across * ((rows + tiling.tile_rows - 1) / tiling.tile_rows));
 }
 
-// One for each worker, scratch_stride bytes apart.
-std::byte* take_scratches(Arena& arena, const GemmProblem& problem, const Plan& plan,
+// The scratch of all workers, scratch_stride bytes each.
+std::byte* take_scratches(Arena& arena, const GemmProblem& problem, const Tiling& tiling,
                           const Context& context) {
-  return arena.take<std::byte>(scratch_stride(problem, plan),
-                               workers_for(context.parallel_for, tasks_of(problem, plan)));
+  return arena.take<std::byte>(scratch_stride(problem, tiling),
+                               workers_for(context.parallel_for, tasks_of(problem, tiling)));
 }
 
-// Slab by slab: all threads pack it, then all multiply by it, each packing what it needs of b.
-template <typename Terms>
+// For each slab, all threads first pack its rows of A. Then they compute its tiles, and each thread packs the
+// panels of B that it needs.
+template <typename Element>
 void multiply_packed(const GemmCall& call, const Context& context) {
   const GemmProblem& problem = call.problem;
-  const Plan plan(problem);
+  const Tiling tiling(problem);
   Arena arena(context.workspace.data);
-  float* const slab = take_slab(arena, problem, plan);
-  std::byte* const scratches = take_scratches(arena, problem, plan, context);
-  const std::size_t stride = scratch_stride(problem, plan);
+  float* const slab = take_slab(arena, problem, tiling);
+  std::byte* const scratches = take_scratches(arena, problem, tiling, context);
+  const std::size_t stride = scratch_stride(problem, tiling);
   const auto scratch_of = [&](std::int64_t worker) {
     Arena own(scratches + stride * static_cast<std::size_t>(worker));
-    return take_scratch(own, problem, plan);
+    return take_scratch(own, problem, tiling);
   };
-  for (std::int64_t first = 0; first < problem.m; first += plan.slab_rows) {
-    const std::int64_t rows = std::min(plan.slab_rows, problem.m - first);
+  for (std::int64_t first = 0; first < problem.m; first += tiling.slab_rows) {
+    const std::int64_t rows = std::min(tiling.slab_rows, problem.m - first);
     for_each_task(context.parallel_for, (rows + block_rows - 1) / block_rows,
                   [&](std::int64_t worker, std::int64_t panel) {
-                    pack_terms<Terms>(slab + panel * slab_panel(problem), block_rows, call.a,
-                                      first + panel * block_rows, 0, problem.k, scratch_of(worker).staging);
+                    pack_elements<Element>(slab + panel * slab_panel(problem), block_rows, call.a,
+                                           first + panel * block_rows, 0, problem.k,
+                                           scratch_of(worker).staging);
                   });
-    const std::int64_t down = (rows + plan.tile_rows - 1) / plan.tile_rows;
-    const std::int64_t across = (problem.n + plan.tile_columns - 1) / plan.tile_columns;
-    // Tiles of the same columns follow each other: their rows of b are still in a cache.
+    const std::int64_t down = (rows + tiling.tile_rows - 1) / tiling.tile_rows;
+    const std::int64_t across = (problem.n + tiling.tile_columns - 1) / tiling.tile_columns;
+    // Tiles of the same columns follow one another, so that their rows of B are still in a cache.
     for_each_task(context.parallel_for, across * down, [&](std::int64_t worker, std::int64_t index) {
       Scratch scratch = scratch_of(worker);
-      const std::int64_t row = index % down * plan.tile_rows;
-      compute_tile<Terms>(call, plan, slab + row / block_rows * slab_panel(problem), first + row,
-                          index / down * plan.tile_columns, scratch);
+      const std::int64_t row = index % down * tiling.tile_rows;
+      compute_tile<Element>(call, tiling, slab + row / block_rows * slab_panel(problem), first + row,
+                            index / down * tiling.tile_columns, scratch);
     });
   }
 }
 
-// Few rows of a: b is read once, where it lies. Vectors run along K, blocks of both stay in the L1.
+// Few rows of A: B is not packed and is read once. Vectors run along K, and blocks of both stay in the L1.
 
-bool is_few(const GemmProblem& problem) {
-  return problem.m <= gemm_few_rows && problem.a_by_rows && problem.b_by_rows;
+bool has_few_rows(const GemmProblem& problem) {
+  return problem.m <= gemm_max_few_rows && problem.a_by_rows && problem.b_by_rows;
 }
 
-constexpr int dot_rows = 4;                            // of a
-constexpr int dot_columns = registers == 32 ? 4 : 2;   // rows of b
-constexpr std::int64_t dot_stride = gemm_few_columns;  // of sums
-static_assert(gemm_few_columns % lanes == 0 && gemm_few_columns % dot_columns == 0);
+constexpr int dot_rows = 4;                                 // of a
+constexpr int dot_columns = registers == 32 ? 4 : 2;        // rows of b
+constexpr std::int64_t dot_stride = gemm_few_rows_columns;  // of sums
+static_assert(gemm_few_rows_columns % lanes == 0 && gemm_few_rows_columns % dot_columns == 0);
 
-struct FewScratch {
-  float* b;     // [dot columns, few depth]: rows of b that are not f32
-  float* sums;  // [M, few columns]
+struct FewRowsScratch {
+  float* b;     // [dot columns, K chunk]: rows of B, converted where B is not f32
+  float* sums;  // [M, task columns]
   float* gate;
   EpilogueColumns columns;
 };
 
-FewScratch take_few_scratch(Arena& arena, const GemmProblem& problem) {
-  return {.b = arena.take<float>(dot_columns * gemm_few_depth),
+FewRowsScratch take_few_rows_scratch(Arena& arena, const GemmProblem& problem) {
+  return {.b = arena.take<float>(dot_columns * gemm_few_rows_k_chunk),
           .sums = arena.take<float>(problem.m * dot_stride),
           .gate = arena.take<float>(problem.gated ? problem.m * dot_stride : 0),
           .columns = {.first = 0,
@@ -217,10 +224,8 @@ FewScratch take_few_scratch(Arena& arena, const GemmProblem& problem) {
                       .addend = arena.take<float>(dot_stride)}};
 }
 
-std::int64_t few_stride(std::int64_t k) { return rounded(k, lanes); }
-
-// sums[r·dot_stride + j] += Σ_k a[r][k]·b[j][k] for R rows; a is 0 past `depth`, up to a whole vector.
-template <typename Terms, int R>
+// sums[r·dot_stride + j] += Σ_k a[r][k]·b[j][k] for R rows. Past `depth`, a is 0 up to a whole vector.
+template <typename Element, int R>
 void add_dots(const float* a, std::int64_t a_stride, const float* const* b, int depth, float* sums) {
   VF sum[R][dot_columns];
   for (int r = 0; r < R; ++r) {
@@ -234,7 +239,7 @@ void add_dots(const float* a, std::int64_t a_stride, const float* const* b, int 
     for (int r = 0; r < R; ++r) {
       const VF row = load(a + r * a_stride + k);
 #pragma GCC unroll 8
-      for (int j = 0; j < dot_columns; ++j) sum[r][j] = Terms::add(row, column[j], sum[r][j]);
+      for (int j = 0; j < dot_columns; ++j) sum[r][j] = Element::multiply_add(row, column[j], sum[r][j]);
     }
   };
   const int whole = depth / lanes * lanes;
@@ -249,78 +254,79 @@ void add_dots(const float* a, std::int64_t a_stride, const float* const* b, int 
   }
 }
 
-// sums [M, few columns] of the columns of out that the scratch holds.
-template <typename Terms>
-void add_products(const GemmProblem& problem, const Matrix& b, const float* a, const FewScratch& scratch,
-                  float* sums) {
-  const std::int64_t stride = few_stride(problem.k);
+// Computes `sums` [M, task columns]: A·Bᵀ for the columns of out that the scratch names.
+template <typename Element>
+void compute_columns(const GemmProblem& problem, const Matrix& b, const float* a,
+                     const FewRowsScratch& scratch, float* sums) {
+  const std::int64_t stride = padded(problem.k);
   std::fill_n(sums, problem.m * dot_stride, 0.0f);
-  for (std::int64_t k = 0; k < problem.k; k += gemm_few_depth) {
-    const auto depth = static_cast<int>(std::min(gemm_few_depth, problem.k - k));
+  for (std::int64_t k = 0; k < problem.k; k += gemm_few_rows_k_chunk) {
+    const auto depth = static_cast<int>(std::min(gemm_few_rows_k_chunk, problem.k - k));
     for (int n = 0; n < scratch.columns.count; n += dot_columns) {
       const float* rows[dot_columns];
-      for (int j = 0; j < dot_columns; ++j) {  // past the last row it is taken again
+      for (int j = 0; j < dot_columns; ++j) {  // past the last row of B, repeat it
         const int column = std::min(n + j, scratch.columns.count - 1);
         std::byte* from = b.at(scratch.columns.first + column, k);
         rows[j] = reinterpret_cast<const float*>(from);
         if (b.dtype == DType::f32) continue;
-        widen(scratch.b + j * gemm_few_depth, from, b.dtype, depth, 1.0f);
-        rows[j] = scratch.b + j * gemm_few_depth;
+        widen(scratch.b + j * gemm_few_rows_k_chunk, from, b.dtype, depth, 1.0f);
+        rows[j] = scratch.b + j * gemm_few_rows_k_chunk;
       }
       for (std::int64_t m = 0; m < problem.m; m += dot_rows) {
         const auto count = static_cast<int>(std::min<std::int64_t>(dot_rows, problem.m - m));
-        with_few(count, [&](auto r) HWY_ATTR {
-          add_dots<Terms, r>(a + m * stride + k, stride, rows, depth, sums + m * dot_stride + n);
+        with_row_count(count, [&](auto r) HWY_ATTR {
+          add_dots<Element, r>(a + m * stride + k, stride, rows, depth, sums + m * dot_stride + n);
         });
       }
     }
   }
 }
 
-std::int64_t few_tasks(const GemmProblem& problem) {
-  return (problem.n + gemm_few_columns - 1) / gemm_few_columns;
+std::int64_t few_rows_tasks(const GemmProblem& problem) {
+  return (problem.n + gemm_few_rows_columns - 1) / gemm_few_rows_columns;
 }
 
-struct FewLayout {
-  float* a;            // [M, K rounded up], as f32 and 0 past K
-  std::byte* workers;  // their scratch
-  std::size_t stride;  // how much of it a worker has, in bytes
+struct FewRowsWorkspace {
+  float* a;            // [M, padded K]: A as f32, 0 past K
+  std::byte* workers;  // the scratch of all workers
+  std::size_t stride;  // bytes of scratch per worker
 };
 
-FewLayout take_few_layout(Arena& arena, const GemmProblem& problem, const Context& context) {
+FewRowsWorkspace take_few_rows_workspace(Arena& arena, const GemmProblem& problem, const Context& context) {
   Arena own(nullptr);
-  take_few_scratch(own, problem);
-  FewLayout layout{};
-  layout.stride = own.rounded();
-  layout.a = arena.take<float>(problem.m, few_stride(problem.k));
-  layout.workers =
-      arena.take<std::byte>(layout.stride, workers_for(context.parallel_for, few_tasks(problem)));
-  return layout;
+  take_few_rows_scratch(own, problem);
+  FewRowsWorkspace workspace{};
+  workspace.stride = own.rounded();
+  workspace.a = arena.take<float>(problem.m, padded(problem.k));
+  workspace.workers =
+      arena.take<std::byte>(workspace.stride, workers_for(context.parallel_for, few_rows_tasks(problem)));
+  return workspace;
 }
 
-template <typename Terms>
-void multiply_few(const GemmCall& call, const Context& context) {
+template <typename Element>
+void multiply_few_rows(const GemmCall& call, const Context& context) {
   const GemmProblem& problem = call.problem;
   Arena arena(context.workspace.data);
-  const FewLayout layout = take_few_layout(arena, problem, context);
+  const FewRowsWorkspace workspace = take_few_rows_workspace(arena, problem, context);
   for (std::int64_t m = 0; m < problem.m; ++m) {
-    float* row = layout.a + m * few_stride(problem.k);
-    if (call.a.dtype == DType::f32) {  // bit by bit: they may be pairs
+    float* row = workspace.a + m * padded(problem.k);
+    if (call.a.dtype == DType::f32) {  // copied as bytes: the elements may be pairs of bf16
       std::copy_n(call.a.at(m, 0), problem.k * std::int64_t{sizeof(float)},
                   reinterpret_cast<std::byte*>(row));
     } else {
       widen(row, call.a.at(m, 0), call.a.dtype, static_cast<int>(problem.k), 1.0f);
     }
-    std::fill(row + problem.k, row + few_stride(problem.k), 0.0f);
+    std::fill(row + problem.k, row + padded(problem.k), 0.0f);
   }
-  for_each_task(context.parallel_for, few_tasks(problem), [&](std::int64_t worker, std::int64_t index) {
-    Arena own(layout.workers + layout.stride * static_cast<std::size_t>(worker));
-    FewScratch scratch = take_few_scratch(own, problem);
-    scratch.columns.first = index * gemm_few_columns;
-    scratch.columns.count = static_cast<int>(std::min(gemm_few_columns, problem.n - scratch.columns.first));
+  for_each_task(context.parallel_for, few_rows_tasks(problem), [&](std::int64_t worker, std::int64_t index) {
+    Arena own(workspace.workers + workspace.stride * static_cast<std::size_t>(worker));
+    FewRowsScratch scratch = take_few_rows_scratch(own, problem);
+    scratch.columns.first = index * gemm_few_rows_columns;
+    scratch.columns.count =
+        static_cast<int>(std::min(gemm_few_rows_columns, problem.n - scratch.columns.first));
     load_biases(call, scratch.columns);
-    add_products<Terms>(problem, call.b, layout.a, scratch, scratch.sums);
-    if (problem.gated) add_products<Terms>(problem, call.gate, layout.a, scratch, scratch.gate);
+    compute_columns<Element>(problem, call.b, workspace.a, scratch, scratch.sums);
+    if (problem.gated) compute_columns<Element>(problem, call.gate, workspace.a, scratch, scratch.gate);
     for (std::int64_t m = 0; m < problem.m; ++m) {
       finish_row(call, scratch.columns, m, scratch.sums + m * dot_stride, scratch.gate + m * dot_stride);
     }
@@ -333,23 +339,23 @@ std::size_t gemm_workspace(const GemmCall& call, const Context& context) {
   const GemmProblem problem = can_pair(call) ? paired(call).problem : call.problem;
   if (problem.m == 0 || problem.n == 0) return 0;
   Arena arena(nullptr);
-  if (is_few(problem)) {
-    take_few_layout(arena, problem, context);
+  if (has_few_rows(problem)) {
+    take_few_rows_workspace(arena, problem, context);
   } else {
-    const Plan plan(problem);
-    take_slab(arena, problem, plan);
-    take_scratches(arena, problem, plan, context);
+    const Tiling tiling(problem);
+    take_slab(arena, problem, tiling);
+    take_scratches(arena, problem, tiling, context);
   }
   return arena.used();
 }
 
 void gemm(const GemmCall& call, const Context& context) {
   if (call.problem.m == 0 || call.problem.n == 0) return;
-  const bool few = is_few(call.problem);
+  const bool few_rows = has_few_rows(call.problem);
   if (can_pair(call)) {
-    (few ? multiply_few<Pairs> : multiply_packed<Pairs>)(paired(call), context);
+    (few_rows ? multiply_few_rows<Bf16Pairs> : multiply_packed<Bf16Pairs>)(paired(call), context);
   } else {
-    (few ? multiply_few<Elements> : multiply_packed<Elements>)(call, context);
+    (few_rows ? multiply_few_rows<F32Elements> : multiply_packed<F32Elements>)(call, context);
   }
 }
 

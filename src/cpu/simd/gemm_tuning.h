@@ -5,21 +5,20 @@
 
 namespace tilewise::cpu::simd {
 
-// Numbers found by measurement; docs/layer.md has the figures.
+// These numbers were found by measurement; docs/lab/layer.md has the figures.
 
-/// How much of K is multiplied at a time: a panel of b of that depth stays in the L1.
-inline constexpr std::int64_t gemm_depth = 256;
-/// Rows and columns of a tile of out, at most; its sums and what of a and b it needs at a time stay in the
-/// L2.
+/// K is computed in chunks of this size: a panel of B of this depth stays in the L1.
+inline constexpr std::int64_t gemm_k_chunk = 256;
+/// The largest tile of out. Its accumulators and the chunk of A and B that it multiplies stay in the L2.
 inline constexpr std::int64_t gemm_tile_rows = 240;
 inline constexpr std::int64_t gemm_tile_columns = 128;
-/// Bytes of a that are packed before they are multiplied, at most: shared by all threads.
+/// The largest slab: the rows of A that are packed at a time, for all threads, in bytes.
 inline constexpr std::int64_t gemm_slab_bytes = std::int64_t{16} << 20;
-/// Up to this many rows of a, b is not packed but read once, where it lies.
-inline constexpr std::int64_t gemm_few_rows = 32;
-/// Rows of b a task takes then.
-inline constexpr std::int64_t gemm_few_columns = 32;
-/// Columns of b that meet all rows of a before the next.
-inline constexpr std::int64_t gemm_few_depth = 1024;
+/// Up to this many rows of A, B is not packed, and is read once, from its own memory.
+inline constexpr std::int64_t gemm_max_few_rows = 32;
+/// Rows of B, which are columns of out, per task in that case.
+inline constexpr std::int64_t gemm_few_rows_columns = 32;
+/// The chunk of K that is multiplied with all rows of A before the next chunk, in that case.
+inline constexpr std::int64_t gemm_few_rows_k_chunk = 1024;
 
 }  // namespace tilewise::cpu::simd

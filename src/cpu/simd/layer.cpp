@@ -7,8 +7,8 @@
 #include "norm/kernel.h"
 #include "rope/kernel.h"
 
-// The operations of a layer around attention: their kernels on the CPU, each at the level the context asks
-// for.
+// The CPU kernels of the operations around attention: gemm, norm, rope and the steps of the feed-forward
+// network.
 
 namespace tilewise::cpu {
 namespace simd {
@@ -21,7 +21,7 @@ std::string supports_device(Device device, DType dtype) {
   return {};
 }
 
-// Elements of the rows that are read as a whole, which kernels count in 32 bits.
+// The length of the rows that are read as a whole. Kernels count their elements in 32 bits.
 std::int64_t row_length(const GemmProblem& problem) { return problem.k; }
 std::int64_t row_length(const NormProblem& problem) { return problem.dim; }
 std::int64_t row_length(const RopeProblem& problem) { return problem.dim; }
@@ -50,7 +50,7 @@ constexpr PerLevel<void(const Matrix&, const Vector&, const Context&)> sum_rows 
 constexpr PerLevel<void(const Matrix&, const Matrix&, const Context&)> round = {TILEWISE_EACH_LEVEL(round)};
 constexpr PerLevel<void(const Matrix&, const Matrix&, const Context&)> add = {TILEWISE_EACH_LEVEL(add)};
 
-// Calls the version of the context's level.
+// Calls a function's version for the level of the context.
 template <const auto& versions, typename Result, typename... Arguments>
 Result run(const Arguments&... arguments, const Context& context) {
   return at_level(versions, context)(arguments..., context);

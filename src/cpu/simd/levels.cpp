@@ -21,8 +21,8 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512cd");
 }
-// Clang 14's __builtin_cpu_supports does not know this one. Asked once: a virtual machine traps the
-// instruction.
+// __builtin_cpu_supports of Clang 14 does not know F16C. CPUID is executed only once, since it is slow on
+// virtual machines, which trap it.
 bool has_f16c() {
   static const bool present = [] {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;

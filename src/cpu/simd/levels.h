@@ -8,7 +8,7 @@
 
 namespace tilewise::cpu::simd {
 
-// SIMD levels, best first: functions are compiled once for each.
+// SIMD levels, best first. Every kernel is compiled once for each level.
 
 #if defined(__x86_64__)
 inline constexpr std::size_t level_count = 3;  // avx512, avx2, sse4
@@ -18,17 +18,18 @@ inline constexpr std::size_t level_count = 1;
 #define TILEWISE_EACH_LEVEL(function) {HWY_NAMESPACE::function}
 #endif
 
-/// Whether this machine has any of them.
+/// Whether this machine has any of the levels.
 bool has_level();
 
-/// Index of the level of that name, which this machine has, or of the best for an empty one.
+/// The index of the named level, or of the best level for an empty name; level_count if this machine has
+/// none.
 std::size_t level_index(std::string_view name);
 
-/// A function's versions, one a level: `PerLevel<void(const GemmCall&, const Context&)>`.
+/// The versions of a function, one per level: `PerLevel<void(const GemmCall&, const Context&)>`.
 template <typename Function>
 using PerLevel = std::array<Function*, level_count>;
 
-/// That of the level the context asks for.
+/// The version for the level that the context asks for.
 template <typename Function>
 Function* at_level(const PerLevel<Function>& versions, const Context& context) {
   return versions[level_index(context.simd_level)];

@@ -1,6 +1,6 @@
-// The gradient of an additive mask: score gradients, summed over the dimensions the mask was broadcast along.
-// It is a pass of its own over the mask's elements, so each is written by one task and the sums have one
-// order.
+// The gradient of an additive mask: dS summed over the dimensions along which the mask was
+// broadcast. It is a separate pass over the elements of the mask, so that each element is written by one task
+// and its sum has a fixed order.
 
 #if defined(TILEWISE_CPU_SIMD_MASK_GRADIENT_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TILEWISE_CPU_SIMD_MASK_GRADIENT_INL_H
@@ -19,18 +19,18 @@ namespace tilewise::cpu::simd::HWY_NAMESPACE {
 struct MaskScratch {
   GradientScratch tile;
   float* sum;       // [tile keys, width]: over the batch entries and heads that share the mask
-  float* lost;      // [tile keys, width]: what rounding took from it
-  double* key_sum;  // [tile keys]: over queries too
+  float* error;     // [tile keys, width]: the rounding errors of sum
+  double* key_sum;  // [tile keys]: over the queries, too
 };
 
 inline MaskScratch take_mask_scratch(Arena& arena, const AttentionCall& call, int width, int keys) {
   return {.tile = take_gradient_scratch(arena, call, width, keys, keys),
           .sum = arena.take<float>(std::int64_t{keys} * width),
-          .lost = arena.take<float>(std::int64_t{keys} * width),
+          .error = arena.take<float>(std::int64_t{keys} * width),
           .key_sum = arena.take<double>(keys)};
 }
 
-/// A range that a task loops over: one index, or all of a dimension the mask is broadcast along.
+/// The indices of one dimension that a task sums over: one index, or all where the mask is broadcast.
 struct MaskRange {
   std::int64_t first, last;
 };
@@ -39,8 +39,8 @@ inline MaskRange mask_range(const MaskView& mask, int dim, std::int64_t index, s
   return mask.extent[dim] == 1 ? MaskRange{0, whole} : MaskRange{index, index + 1};
 }
 
-/// A block of the mask's gradient, or a part of a row that all queries share. Tasks are numbered over (mask
-/// batch, mask head, panel or 1, key tile).
+/// The task that computes one block of dmask: one panel of queries by one tile of keys, or one key tile of a
+/// row that all queries share. Tasks are numbered over (mask batch, mask head, panel or 1, key tile).
 class MaskTask {
  public:
   MaskTask(const AttentionCall& call, const PanelGrid& grid, int keys, const RowStatistics& rows,
@@ -78,8 +78,8 @@ class MaskTask {
   }
 
  private:
-  // scratch.sum = the score gradients of a panel by a tile, over all batch entries and heads that share the
-  // mask.
+  // scratch.sum = the dS of one panel and one key tile, summed over all batch entries and heads that share
+  // the mask.
   void sum_tile(std::int64_t index, std::int64_t tile_index) {
     rows_ = 0;
     first_key_ = tile_index * keys_;
@@ -93,7 +93,7 @@ class MaskTask {
           width_ = panel.width;
           std::copy_n(panel.query, rows_, queries_);
           std::fill_n(scratch_.sum, count_ * width_, 0.0f);
-          std::fill_n(scratch_.lost, count_ * width_, 0.0f);
+          std::fill_n(scratch_.error, count_ * width_, 0.0f);
         }
         bool loaded = false;
         for_each_key_tile(call_, panel, {first_key_, first_key_ + count_}, keys_, [&](const KeyTile& tile) {
@@ -108,21 +108,21 @@ class MaskTask {
     }
     if (rows_ == 0) return;
     map_tile(scratch_.sum, count_, width_, [&](int j, int lane, VF sum) HWY_ATTR {
-      return hn::Add(sum, load(scratch_.lost + j * width_ + lane));
+      return hn::Add(sum, load(scratch_.error + j * width_ + lane));
     });
   }
 
-  // Adds the score gradients of a tile to the sum, from element `first` on.
+  // Adds dS of a tile to the sum, from element `first` on.
   void add_tile(const Panel& panel, const KeyTile& tile, std::int64_t first) const {
     const GradientScratch& scratch = scratch_.tile;
-    gradient_scores(call_, panel, tile, scratch.weights, scratch.score.tangents, scratch);
-    gradient_weights(call_, panel, tile, scratch.dscores, scratch);
-    map_tile(scratch.dscores, tile.count, width_, [&](int j, int lane, VF dp) HWY_ATTR {
+    recompute_scores(call_, panel, tile, scratch.p, scratch.score.tanh_values, scratch);
+    compute_dp(call_, panel, tile, scratch.ds, scratch);
+    map_tile(scratch.ds, tile.count, width_, [&](int j, int lane, VF dp) HWY_ATTR {
       const int at = j * width_ + lane;
-      const VF weight = exp_of(hn::Sub(load(scratch.weights + at), load(scratch.maximum + lane)));
-      const VF p = hn::Mul(weight, load(scratch.inverse + lane));
-      const VF ds = hn::Mul(p, hn::Add(dp, load(scratch.shift + lane)));
-      add_exactly(ds, scratch_.sum + first + at, scratch_.lost + first + at);
+      const VF exp_s = exp_of(hn::Sub(load(scratch.p + at), load(scratch.maximum + lane)));
+      const VF p = hn::Mul(exp_s, load(scratch.inverse_sum + lane));
+      const VF ds = hn::Mul(p, hn::Add(dp, load(scratch.dlse_minus_delta + lane)));
+      add_compensated(ds, scratch_.sum + first + at, scratch_.error + first + at);
       return ds;
     });
   }
@@ -159,7 +159,7 @@ class MaskTask {
   std::int32_t queries_[max_panel_width];
 };
 
-/// Nothing to sum over: the mask may still have elements.
+/// Sets dmask to 0. For calls without scores, in which the mask may still have elements.
 inline void clear_mask_gradient(const MaskView& mask) {
   for (std::int64_t b = 0; b < mask.extent[0]; ++b) {
     for (std::int64_t h = 0; h < mask.extent[1]; ++h) {
@@ -171,11 +171,11 @@ inline void clear_mask_gradient(const MaskView& mask) {
   }
 }
 
-/// The gradient of a mask with one element a row of scores: their gradients are summed up already.
+/// The gradient of a mask that is broadcast along the keys: the statistics have the sum of dS of each row.
 inline void row_mask_gradient(const AttentionCall& call, const RowStatistics& statistics) {
   const MaskView& mask = call.dmask;
   const auto row_sum = [&](std::int64_t b, std::int64_t h, std::int64_t i) {
-    return statistics.gradients[h * call.rows_q() + call.first_row_q(b) + i];
+    return statistics.ds_sum[h * call.rows_q() + call.first_row_q(b) + i];
   };
   for (std::int64_t mask_b = 0; mask_b < mask.extent[0]; ++mask_b) {
     const MaskRange entries = mask_range(mask, 0, mask_b, call.problem.batch);
@@ -195,7 +195,7 @@ inline void row_mask_gradient(const AttentionCall& call, const RowStatistics& st
   }
 }
 
-/// Tasks that need scratch memory; none where the mask has one element for a row of scores.
+/// The number of tasks that need scratch memory; none where the mask is broadcast along the keys.
 inline std::int64_t mask_tasks(const AttentionCall& call, const PanelGrid& grid, int keys) {
   const MaskView& mask = call.dmask;
   if (mask.extent[3] == 1) return 0;
@@ -203,7 +203,7 @@ inline std::int64_t mask_tasks(const AttentionCall& call, const PanelGrid& grid,
          MaskTask::tile_tasks(call, keys);
 }
 
-/// All of dmask. `scratch_of(worker)` gives each worker its own.
+/// Computes all of dmask. `scratch_of(worker)` returns the scratch of a worker.
 template <typename ScratchOf>
 void mask_gradient(const AttentionCall& call, const Context& context, const PanelGrid& grid, int keys,
                    const RowStatistics& rows, const ScratchOf& scratch_of) {

@@ -1,6 +1,5 @@
-// Products of small matrices of f32, all of one form: C[m][n] (+)= Σ_k A(m, k)·B[k][n], where elements of A
-// are broadcast and rows of B are vectors. A is read where it lies, by rows or by columns, so nothing is
-// packed for it.
+// The micro-kernel of all products of f32: C[m][n] (+)= Σ_k A(m, k)·B[k][n], where elements of A are
+// broadcast and rows of B are vectors. A may be row-major or column-major and is not packed.
 
 #if defined(TILEWISE_CPU_SIMD_MULTIPLY_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TILEWISE_CPU_SIMD_MULTIPLY_INL_H
@@ -16,13 +15,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 
-// Accumulators fill the register file: M rows of W vectors, W vectors of B and one element of A.
+// The register file holds the accumulators (M rows of W vectors), W vectors of B and one element of A.
 #if HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM
 inline constexpr int registers = 32;
 #else
 inline constexpr int registers = 16;
 #endif
-inline constexpr int max_vectors = registers == 32 ? 4 : 3;  // widest W
+inline constexpr int max_vectors = registers == 32 ? 4 : 3;  // the largest W
 constexpr int rows_for(int vectors) {
   constexpr int wide[] = {0, 12, 12, 8, 6};
   constexpr int narrow[] = {0, 6, 6, 4, 0};
@@ -30,7 +29,7 @@ constexpr int rows_for(int vectors) {
 }
 
 enum class ALayout { rows, columns };   // A(m, k) at a[m·lda + k], or at a[k·lda + m]
-enum class Into { set, add, rescale };  // C = P, C += P, C = C·factor[n] + P
+enum class Into { set, add, rescale };  // C = A·B, C += A·B, C = C·factor[n] + A·B
 
 /// The operands of a product; strides in elements.
 struct Product {
@@ -40,16 +39,16 @@ struct Product {
   std::int64_t ldb;
   float* c;
   std::int64_t ldc;
-  int depth;                      // extent of k
+  int depth;                      // extent of K
   const float* factor = nullptr;  // [n], for Into::rescale
 };
 
-/// What is added for an element of A and one of B: their product.
-struct Elements {
-  static HWY_INLINE VF add(VF a, VF b, VF sum) { return hn::MulAdd(a, b, sum); }
+/// The elements of A and B are f32. Bf16Pairs in pairs-inl.h is the alternative.
+struct F32Elements {
+  static HWY_INLINE VF multiply_add(VF a, VF b, VF sum) { return hn::MulAdd(a, b, sum); }
 };
 
-template <int M, int W, ALayout layout, Into into, typename Terms = Elements>
+template <int M, int W, ALayout layout, Into into, typename Element = F32Elements>
 HWY_INLINE void multiply_block(const Product& p, int row, int column) {
   const float* HWY_RESTRICT a = p.a + (layout == ALayout::rows ? row * p.lda : row);
   const float* HWY_RESTRICT b = p.b + column;
@@ -69,7 +68,7 @@ HWY_INLINE void multiply_block(const Product& p, int row, int column) {
     for (int m = 0; m < M; ++m) {
       const VF element = set(layout == ALayout::rows ? a[m * lda] : a[m]);
 #pragma GCC unroll 16
-      for (int w = 0; w < W; ++w) sum[m][w] = Terms::add(element, b_row[w], sum[m][w]);
+      for (int w = 0; w < W; ++w) sum[m][w] = Element::multiply_add(element, b_row[w], sum[m][w]);
     }
     a += layout == ALayout::rows ? 1 : lda;
     b += ldb;
@@ -89,7 +88,7 @@ HWY_INLINE void multiply_block(const Product& p, int row, int column) {
   }
 }
 
-// All rows of W vectors' columns: whole blocks, then halves.
+// Computes W vectors of columns for all rows: in the largest blocks of rows first, then in smaller ones.
 template <int W, ALayout layout, Into into>
 void multiply_columns(const Product& p, int rows, int column) {
   constexpr int M = rows_for(W);
@@ -105,13 +104,14 @@ void multiply_columns(const Product& p, int rows, int column) {
   for (; row < rows; ++row) multiply_block<1, W, layout, into>(p, row, column);
 }
 
-/// C [rows, columns] from A and B; `columns` is a multiple of `lanes`.
+/// Computes C [rows, columns]. `columns` is a multiple of `lanes`.
 template <ALayout layout, Into into>
 void multiply(const Product& p, int rows, int columns) {
   int vectors = columns / lanes;
   int column = 0;
   while (vectors > 0) {
-    // Widest first, but five as three and two, and so on: a lone vector wastes the most.
+    // Take the largest width, but never leave a single vector over, which uses registers worst: five vectors
+    // are computed as three and two.
     int width = std::min(vectors, max_vectors);
     if (vectors == max_vectors + 1) width = (max_vectors + 2) / 2;
     switch (width) {
@@ -127,24 +127,26 @@ void multiply(const Product& p, int rows, int columns) {
   }
 }
 
-// Sums longer than this are made in pieces: it keeps the error of long sums down and B's piece in cache.
-inline constexpr int depth_piece = 128;
-/// Of a lone query. PyTorch makes its products with vectors along the depth, whose sums are short; lanes are
-/// idle here anyway.
-inline constexpr int lone_depth_piece = 32;
+// Longer sums over K are computed in chunks of this length: that bounds their rounding error and keeps the
+// chunk of B in cache.
+inline constexpr int sum_chunk = 128;
+/// The chunk length for calls with a single query. For those PyTorch computes with vectors along K, so its
+/// sums are short, and these must be as accurate. The additional loads cost nothing, since most lanes are
+/// idle.
+inline constexpr int single_query_sum_chunk = 32;
 
-/// C = A·B with A by rows, for any depth.
-inline void multiply_deep(Product p, int rows, int columns, std::int64_t queries) {
-  const int longest = queries == 1 ? lone_depth_piece : depth_piece;
+/// C = A·B with a row-major A, for any depth.
+inline void multiply_in_chunks(Product p, int rows, int columns, std::int64_t queries) {
+  const int chunk = queries == 1 ? single_query_sum_chunk : sum_chunk;
   const int depth = p.depth;
-  p.depth = std::min(depth, longest);
+  p.depth = std::min(depth, chunk);
   multiply<ALayout::rows, Into::set>(p, rows, columns);
-  for (int k = longest; k < depth; k += longest) {
-    Product piece = p;
-    piece.a += k;
-    piece.b += k * p.ldb;
-    piece.depth = std::min(depth - k, longest);
-    multiply<ALayout::rows, Into::add>(piece, rows, columns);
+  for (int k = chunk; k < depth; k += chunk) {
+    Product next = p;
+    next.a += k;
+    next.b += k * p.ldb;
+    next.depth = std::min(depth - k, chunk);
+    multiply<ALayout::rows, Into::add>(next, rows, columns);
   }
 }
 

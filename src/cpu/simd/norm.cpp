@@ -15,35 +15,35 @@ HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 namespace {
 
-// What a worker has for a row.
+// The buffers of a worker, each for one row as f32.
 struct Scratch {
   float* x;
-  float* other;  // the residual, or dy
-  float* third;  // d_sum
+  float* residual_or_dy;  // the residual in forward, dy in backward
+  float* d_sum;
   float* result;
 };
 
-// What all share: weight and bias as f32, and the parts of their gradients.
+// The buffers that all workers share: weight and bias as f32, and the partial sums of their gradients.
 struct Shared {
   float* weight;
   float* bias;
-  float* d_weight;  // [parts, D]
+  float* d_weight;  // [chunks, D]
   float* d_bias;
 };
 
 Scratch take_scratch(Arena& arena, const NormProblem& problem) {
   return {.x = arena.take<float>(problem.dim),
-          .other = arena.take<float>(problem.dim),
-          .third = arena.take<float>(problem.dim),
+          .residual_or_dy = arena.take<float>(problem.dim),
+          .d_sum = arena.take<float>(problem.dim),
           .result = arena.take<float>(problem.dim)};
 }
 
 Shared take_shared(Arena& arena, const NormProblem& problem) {
-  const std::int64_t parts = problem.weight_gradient ? row_parts(problem.rows) * problem.dim : 0;
+  const std::int64_t chunks = problem.weight_gradient ? row_chunks(problem.rows) * problem.dim : 0;
   return {.weight = arena.take<float>(problem.dim),
           .bias = arena.take<float>(problem.dim),
-          .d_weight = arena.take<float>(parts),
-          .d_bias = arena.take<float>(parts)};
+          .d_weight = arena.take<float>(chunks),
+          .d_bias = arena.take<float>(chunks)};
 }
 
 std::size_t scratch_stride(const NormProblem& problem) {
@@ -74,11 +74,11 @@ void forward_row(const NormCall& call, const Shared& shared, const Scratch& scra
   const auto count = static_cast<float>(dim);
   const float* x = row_as_f32(call.x, m, scratch.x);
   if (call.problem.residual) {
-    const float* residual = row_as_f32(call.residual, m, scratch.other);
+    const float* residual = row_as_f32(call.residual, m, scratch.residual_or_dy);
     map_row(dim, scratch.x, [&](const auto& at) HWY_ATTR { return hn::Add(at(x), at(residual)); });
     x = scratch.x;
     if (call.x.dtype != DType::f32 || call.sum.data != nullptr) {
-      // Normalised is what is stored: the rounded sum. Where it is not kept, it passes through y.
+      // The rounded sum is what is normalised. Where the sum is no output, it is rounded in the memory of y.
       const Matrix& to = call.sum.data != nullptr ? call.sum : call.y;
       narrow(to.at(m, 0), to.dtype, x, static_cast<int>(dim));
       widen(scratch.x, to.at(m, 0), to.dtype, static_cast<int>(dim), 1.0f);
@@ -88,13 +88,13 @@ void forward_row(const NormCall& call, const Shared& shared, const Scratch& scra
   if (call.problem.norm == Norm::layer) {
     mean = sum_row(dim, [&](const auto& at) HWY_ATTR { return at(x); }) / count;
   }
-  const VF shift = set(mean);
+  const VF mean_vector = set(mean);
   float squares = 0;
   if (call.problem.norm == Norm::layer) {
-    // The zeros after the last element would count as −mean: they are taken off.
+    // The last vector is padded with zeros, each of which adds mean² to the sum. That is subtracted again.
     const float padding = static_cast<float>((lanes - dim % lanes) % lanes);
     squares = sum_row(dim, [&](const auto& at) HWY_ATTR {
-      const VF distance = hn::Sub(at(x), shift);
+      const VF distance = hn::Sub(at(x), mean_vector);
       return hn::Mul(distance, distance);
     });
     squares = std::max(0.0f, squares - padding * mean * mean);
@@ -107,20 +107,20 @@ void forward_row(const NormCall& call, const Shared& shared, const Scratch& scra
   const VF factor = set(rstd);
   float* y = row_to_fill(call.y, m, scratch.result);
   map_row(dim, y, [&](const auto& at) HWY_ATTR {
-    const VF normal = hn::Mul(hn::Sub(at(x), shift), factor);
+    const VF normal = hn::Mul(hn::Sub(at(x), mean_vector), factor);
     return hn::MulAdd(normal, at(shared.weight), at(shared.bias));
   });
   store_row(call.y, m, y);
 }
 
 // With n = (x − mean)·rstd and g = dy·weight: dx = rstd·(g − mean(g) − n·mean(g·n)), without mean(g) in an
-// rms norm. d_weight and d_bias are the part's sums so far.
+// rms norm. Adds the terms of this row to d_weight and d_bias, which are the sums of its chunk.
 void backward_row(const NormCall& call, const Shared& shared, const Scratch& scratch, std::int64_t m,
                   float* d_weight, float* d_bias) {
   const std::int64_t dim = call.problem.dim;
   const auto count = static_cast<float>(dim);
   const float* x = row_as_f32(call.x, m, scratch.x);
-  const float* dy = row_as_f32(call.dy, m, scratch.other);
+  const float* dy = row_as_f32(call.dy, m, scratch.residual_or_dy);
   const bool layer = call.problem.norm == Norm::layer;
   const VF mean = set(layer ? statistic(call.mean, m) : 0.0f);
   const float rstd = statistic(call.rstd, m);
@@ -150,42 +150,42 @@ void backward_row(const NormCall& call, const Shared& shared, const Scratch& scr
   if (call.d_sum.data == nullptr) {
     map_row(dim, dx, gradient);
   } else {
-    const float* d_sum = row_as_f32(call.d_sum, m, scratch.third);
+    const float* d_sum = row_as_f32(call.d_sum, m, scratch.d_sum);
     map_row(dim, dx, [&](const auto& at) HWY_ATTR { return hn::Add(gradient(at), at(d_sum)); });
   }
   store_row(call.dx, m, dx);
 }
 
-// Tasks of either pass; those that sum up gradients of weights are parts of the sum.
+// The number of tasks of either pass. With weight gradients, each task is one chunk of rows.
 std::int64_t tasks_of(const NormProblem& problem) {
-  if (problem.weight_gradient) return row_parts(problem.rows);
+  if (problem.weight_gradient) return row_chunks(problem.rows);
   return (problem.rows + rows_per_task(problem.dim) - 1) / rows_per_task(problem.dim);
 }
 
 void backward(const NormCall& call, const Shared& shared, const Context& context, std::byte* scratches) {
   const NormProblem& problem = call.problem;
   const bool sums = problem.weight_gradient;
-  const std::int64_t parts = tasks_of(problem);
+  const std::int64_t chunks = tasks_of(problem);
   const std::size_t stride = scratch_stride(problem);
-  for_each_task(context.parallel_for, parts, [&](std::int64_t worker, std::int64_t part) {
+  for_each_task(context.parallel_for, chunks, [&](std::int64_t worker, std::int64_t chunk) {
     Arena own(scratches + stride * static_cast<std::size_t>(worker));
     const Scratch scratch = take_scratch(own, problem);
-    float* d_weight = sums ? shared.d_weight + part * problem.dim : nullptr;
-    float* d_bias = sums ? shared.d_bias + part * problem.dim : nullptr;
+    float* d_weight = sums ? shared.d_weight + chunk * problem.dim : nullptr;
+    float* d_bias = sums ? shared.d_bias + chunk * problem.dim : nullptr;
     if (sums) {
       std::fill_n(d_weight, problem.dim, 0.0f);
       std::fill_n(d_bias, problem.dim, 0.0f);
     }
-    for (std::int64_t m = problem.rows * part / parts; m < problem.rows * (part + 1) / parts; ++m) {
+    for (std::int64_t m = problem.rows * chunk / chunks; m < problem.rows * (chunk + 1) / chunks; ++m) {
       backward_row(call, shared, scratch, m, d_weight, d_bias);
     }
   });
   if (!sums) return;
-  join_parts(shared.d_weight, parts, problem.dim, call.d_weight);
-  join_parts(shared.d_bias, parts, problem.dim, call.d_bias);
+  join_partial_sums(shared.d_weight, chunks, problem.dim, call.d_weight);
+  join_partial_sums(shared.d_bias, chunks, problem.dim, call.d_bias);
 }
 
-// One for each worker, scratch_stride bytes apart.
+// The scratch of all workers, scratch_stride bytes each.
 std::byte* take_scratches(Arena& arena, const NormProblem& problem, const Context& context) {
   return arena.take<std::byte>(scratch_stride(problem), workers_for(context.parallel_for, tasks_of(problem)));
 }

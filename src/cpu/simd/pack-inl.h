@@ -1,5 +1,4 @@
-// Matrices into panels that the micro-kernels read: `width` rows of the matrix side by side, one element of
-// each for every column, as f32.
+// Packs matrices into the panels that micro-kernels read: `width` rows of the matrix, transposed, as f32.
 
 #if defined(TILEWISE_CPU_SIMD_PACK_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TILEWISE_CPU_SIMD_PACK_INL_H
@@ -16,17 +15,17 @@
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 
-/// Columns turned at a time: their staging stays in the L1.
+/// Columns that are transposed at a time: their staging buffer stays in the L1.
 inline constexpr int pack_columns = 256;
-/// Floats of staging that packing needs.
-inline constexpr std::int64_t pack_staging = turn_staging(pack_columns);
-/// Floats that packing may write past a panel's end.
+/// The size of the staging buffer, in floats.
+inline constexpr std::int64_t pack_staging = transpose_staging(pack_columns);
+/// Packing may write this many floats past the end of a panel.
 inline constexpr std::int64_t pack_slack = lanes;
 
-/// panel[c·width + r] = element (first_row + r, first_column + c) for `columns` columns; lanes past the last
-/// of the matrix's rows hold other rows' elements, which are finite where those are and are not used. Width
-/// is a multiple of the vector, or less than one: then what a vector writes past a column is overwritten by
-/// the next.
+/// panel[c·width + r] = element (first_row + r, first_column + c) for `columns` columns. Where the matrix has
+/// fewer than `width` rows left, the other lanes hold elements of another row or 0; their results are not
+/// used. `width` is a multiple of a vector or less than one vector. If it is less, each vector store writes
+/// past its column, and the next column overwrites that.
 inline void pack_panel(float* panel, int width, const Matrix& matrix, std::int64_t first_row,
                        std::int64_t first_column, std::int64_t columns, float* staging) {
   const auto rows = static_cast<int>(std::min<std::int64_t>(width, matrix.rows - first_row));
@@ -39,9 +38,9 @@ inline void pack_panel(float* panel, int width, const Matrix& matrix, std::int64
     return;
   }
   if (matrix.dtype == DType::f32) {
-    // Read where they lie, columns are four at a time: a cache line of a row four times in a row. That is
-    // faster than a pass through staging (by 5 to 15 % of a product), also where rows are a power of two
-    // apart.
+    // The rows are read without staging, four columns at a time, so that a cache line of a row is read four
+    // times in a row. This is 5 to 15 % of a product faster than staging, also where the distance of the rows
+    // is a power of two.
     for (int first = 0; first < width; first += lanes) {
       const float* from[lanes];
       for (int lane = 0; lane < lanes; ++lane) {

@@ -1,5 +1,5 @@
-// Products of bf16 by the instruction for them, where there is one: a pair of neighbours along K takes the
-// place of an f32, and two products are added at a time. Everything else about a product stays as it is.
+// Products of bf16 with the CPU's dot-product instruction, where it has one: two neighbours along K take the
+// place of one f32, and one instruction adds two products. The rest of a product is the same as for f32.
 
 #if defined(TILEWISE_CPU_SIMD_PAIRS_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TILEWISE_CPU_SIMD_PAIRS_INL_H
@@ -19,23 +19,24 @@ HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 
 #if HWY_TARGET == HWY_AVX3 && defined(__x86_64__)
-struct Pairs {
-  // AVX-512 BF16 is no part of the target, which all machines with AVX-512 share: so the instruction is
-  // written out, and reached only where the CPU has it.
-  static HWY_INLINE VF add(VF a, VF b, VF sum) {
+struct Bf16Pairs {
+  // The target is compiled for all machines with AVX-512, and not all of them have AVX-512 BF16. So the
+  // instruction is inline assembly, which runs only where present() is true.
+  static HWY_INLINE VF multiply_add(VF a, VF b, VF sum) {
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
     return sum;
   }
   static bool present() { return __builtin_cpu_supports("avx512bf16"); }
 };
 #else
-struct Pairs : Elements {
+struct Bf16Pairs : F32Elements {
   static bool present() { return false; }
 };
 #endif
 
-/// A matrix of bf16 with its columns in pairs: by rows it is one of f32 that holds them, by columns a pair is
-/// in two places.
+/// A view of a bf16 matrix in which two columns count as one. A row-major matrix becomes one of f32, whose
+/// elements are the pairs. In a column-major matrix the two elements of a pair are not neighbours, and
+/// pack_elements joins them.
 inline Matrix paired(const Matrix& matrix) {
   Matrix pairs = matrix;
   pairs.columns /= 2;
@@ -45,7 +46,7 @@ inline Matrix paired(const Matrix& matrix) {
   return pairs;
 }
 
-/// Whether all of the call's factors can be seen so.
+/// Whether paired() can view all operands of the call, and the CPU has the instruction.
 inline bool can_pair(const GemmCall& call) {
   const GemmProblem& problem = call.problem;
   const auto fits = [](const Matrix& matrix) {
@@ -53,14 +54,14 @@ inline bool can_pair(const GemmCall& call) {
     return !matrix.by_rows() || (aligned && matrix.stride_row % 2 == 0);
   };
   return problem.dtype == DType::bf16 && problem.k % 2 == 0 && problem.k > 0 && fits(call.a) &&
-         fits(call.b) && (!problem.gated || fits(call.gate)) && Pairs::present();
+         fits(call.b) && (!problem.gated || fits(call.gate)) && Bf16Pairs::present();
 }
 
-/// pack_panel for either kind of terms; columns of pairs count pairs.
-template <typename Terms>
-void pack_terms(float* panel, int width, const Matrix& matrix, std::int64_t first_row,
-                std::int64_t first_column, std::int64_t columns, float* staging) {
-  if (std::is_same_v<Terms, Elements> || matrix.by_rows()) {
+/// pack_panel for either kind of elements. For Bf16Pairs, columns count pairs.
+template <typename Element>
+void pack_elements(float* panel, int width, const Matrix& matrix, std::int64_t first_row,
+                   std::int64_t first_column, std::int64_t columns, float* staging) {
+  if (std::is_same_v<Element, F32Elements> || matrix.by_rows()) {
     return pack_panel(panel, width, matrix, first_row, first_column, columns, staging);
   }
   const auto rows = static_cast<int>(std::min<std::int64_t>(width, matrix.rows - first_row));

@@ -10,39 +10,40 @@ namespace tilewise::cpu::simd {
 
 inline constexpr int max_panel_width = 64;
 
-/// The unit of work on the query side: up to `width` queries that share a key head, one to a vector lane.
-/// They are consecutive queries of one head, or, when queries are few, those of several heads of a group.
+/// The queries that are computed together: up to max_panel_width queries that share a key head, one per
+/// vector lane. They are consecutive queries of one head or, for short sequences, queries of several heads of
+/// a group (packed GQA).
 struct Panel {
   std::int64_t b = 0;
   std::int64_t h_kv = 0;
   Sequence sequence;
-  int rows = 0;
-  int width = 0;  ///< lanes computed: rows rounded up to whole vectors
-  // A lane past `rows` repeats the last row, so that it stays in bounds; its results are not used.
+  int rows = 0;   ///< queries
+  int width = 0;  ///< `rows` rounded up to whole vectors
+  // Lanes past `rows` repeat the last row, so that they stay in bounds. Their results are not used.
   alignas(64) std::int32_t head[max_panel_width];
   alignas(64) std::int32_t query[max_panel_width];
-  alignas(64) std::int32_t first_key[max_panel_width];  ///< the keys that band and lengths leave to a lane
+  alignas(64) std::int32_t first_key[max_panel_width];  ///< the band of each lane: [first_key, last_key)
   alignas(64) std::int32_t last_key[max_panel_width];
-  KeyRange any;                                ///< keys that some lane sees
+  KeyRange any;                                ///< from the first to the last key that some lane sees
   KeyRange all;                                ///< keys that every lane sees
-  std::span<const std::int32_t> block_states;  ///< of the panel's query block; empty without a block mask
+  std::span<const std::int32_t> block_states;  ///< one per key block; empty without a block mask
 
   bool one_head() const { return head[0] == head[rows - 1]; }
 };
 
-/// Consecutive keys, computed together.
+/// Consecutive keys that are computed together.
 struct KeyTile {
   std::int64_t first = 0;
   int count = 0;
-  bool edge = false;                     ///< some lane does not see some key
-  std::int32_t block_tile = block_full;  ///< the block mask's tile that hides inside, if any
+  bool edge = false;                     ///< the band hides some key of the tile from some lane
+  std::int32_t block_tile = block_full;  ///< tile of the block mask that hides keys inside, or block_full
 };
 
-/// How the queries of a problem are cut into panels.
+/// Divides the queries of a problem into panels.
 class PanelGrid {
  public:
-  /// Panels of at most `width` queries; heads of a group share panels where `share_heads` and that saves
-  /// some.
+  /// Panels of at most `width` queries. With `share_heads`, the heads of a group share panels if a head has
+  /// fewer queries than a panel.
   PanelGrid(const AttentionCall& call, int width, bool share_heads)
       : call_(call), width_(width), blocks_(call.problem.features.block_mask) {
     const std::int64_t length = call.problem.length_q;
@@ -55,12 +56,12 @@ class PanelGrid {
     }
   }
 
-  /// Heads that panels are counted over: key heads when shared, else query heads.
+  /// The number of heads that have panels of their own: key heads if heads share panels, else query heads.
   std::int64_t heads() const { return shared_ ? call_.problem.heads_kv : call_.problem.heads_q; }
   std::int64_t panels() const { return panels_; }
   std::int64_t heads_per_kv() const { return shared_ ? 1 : call_.group(); }
 
-  /// Fills `panel`; false when it has no queries. `states` is room for the block states, one a key block.
+  /// Fills `panel`. Returns false if it has no queries. `states` is memory for one state per key block.
   bool fill(Panel& panel, std::int64_t b, std::int64_t head, std::int64_t index, int lanes,
             std::span<std::int32_t> states) const {
     panel.b = b;
@@ -108,8 +109,8 @@ class PanelGrid {
   std::int64_t panels_per_block_ = 1;
 };
 
-/// Calls body(KeyTile) for every tile of at most `tile_keys` keys in `range` that some lane of the panel
-/// sees, in ascending order. Tiles that band, lengths or block mask hide altogether are passed over.
+/// Calls body(KeyTile) for every tile of at most `tile_keys` keys of `range` that some lane of the panel
+/// sees, in ascending order. Tiles that the band or the block mask hides entirely are skipped.
 template <typename Body>
 void for_each_key_tile(const AttentionCall& call, const Panel& panel, KeyRange range, int tile_keys,
                        const Body& body) {
@@ -128,7 +129,7 @@ void for_each_key_tile(const AttentionCall& call, const Panel& panel, KeyRange r
   for (std::int64_t block = begin / size; block * size < end;) {
     const std::int32_t state = panel.block_states[static_cast<std::size_t>(block)];
     std::int64_t next = block + 1;
-    if (state == block_full) {  // neighbours that are full too make one run
+    if (state == block_full) {  // following blocks that are full, too, form one run
       while (next * size < end && panel.block_states[static_cast<std::size_t>(next)] == block_full) ++next;
     }
     if (state != block_hidden) emit(std::max(begin, block * size), std::min(end, next * size), state);

@@ -11,7 +11,7 @@
 #include "hwy/highway.h"
 #endif
 
-// What is computed, once in the namespace of each target it is compiled for.
+// The entry points of the CPU kernels, declared once in the namespace of each target.
 #define TILEWISE_DECLARE_PASSES(target)                                              \
   namespace tilewise::cpu::simd::target {                                            \
   std::size_t forward_workspace(const AttentionCall& call, const Context& context);  \
@@ -31,7 +31,8 @@
   void add(const Matrix& x, const Matrix& to, const Context& context);               \
   }
 
-#if defined(__x86_64__)  // by Highway's names, but without its headers, which want their instructions at once
+#if defined(__x86_64__)  // Highway's names, written out: its headers cannot be included where its targets are
+                         // not enabled
 TILEWISE_DECLARE_PASSES(N_AVX3)
 TILEWISE_DECLARE_PASSES(N_AVX2)
 TILEWISE_DECLARE_PASSES(N_SSE4)

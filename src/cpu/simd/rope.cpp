@@ -33,78 +33,78 @@ std::size_t scratch_stride(const RopeProblem& problem) {
   return arena.rounded();
 }
 
-// (x, y) turned; the elements of a pair are both read before either is written, so `to` may be `from`.
-struct Turned {
+// The rotated pair (x, y). Both elements are read before either is written, so that `to` may be `from` below.
+struct Rotated {
   VF x, y;
 };
 
-HWY_INLINE Turned turn(VF x, VF y, VF cos, VF sin) {
+HWY_INLINE Rotated rotate(VF x, VF y, VF cos, VF sin) {
   return {hn::NegMulAdd(y, sin, hn::Mul(x, cos)), hn::MulAdd(x, sin, hn::Mul(y, cos))};
 }
 
-void turn_pair(const float* x, const float* y, float cos, float sin, float* to_x, float* to_y) {
+void rotate_pair(const float* x, const float* y, float cos, float sin, float* to_x, float* to_y) {
   const float a = *x, b = *y;
   *to_x = a * cos - b * sin;
   *to_y = b * cos + a * sin;
 }
 
-void turn_halves(const float* from, const Scratch& scratch, std::int64_t pairs, float* to) {
+void rotate_halves(const float* from, const Scratch& scratch, std::int64_t pairs, float* to) {
   std::int64_t n = 0;
   for (; n + lanes <= pairs; n += lanes) {
-    const Turned turned =
-        turn(load(from + n), load(from + pairs + n), load(scratch.cos + n), load(scratch.sin + n));
-    store(turned.x, to + n);
-    store(turned.y, to + pairs + n);
+    const Rotated rotated =
+        rotate(load(from + n), load(from + pairs + n), load(scratch.cos + n), load(scratch.sin + n));
+    store(rotated.x, to + n);
+    store(rotated.y, to + pairs + n);
   }
   for (; n < pairs; ++n) {
-    turn_pair(from + n, from + pairs + n, scratch.cos[n], scratch.sin[n], to + n, to + pairs + n);
+    rotate_pair(from + n, from + pairs + n, scratch.cos[n], scratch.sin[n], to + n, to + pairs + n);
   }
 }
 
-void turn_interleaved(const float* from, const Scratch& scratch, std::int64_t pairs, float* to) {
+void rotate_interleaved(const float* from, const Scratch& scratch, std::int64_t pairs, float* to) {
   std::int64_t n = 0;
   for (; n + lanes <= pairs; n += lanes) {
     VF x, y;
     hn::LoadInterleaved2(F(), from + 2 * n, x, y);
-    const Turned turned = turn(x, y, load(scratch.cos + n), load(scratch.sin + n));
-    hn::StoreInterleaved2(turned.x, turned.y, F(), to + 2 * n);
+    const Rotated rotated = rotate(x, y, load(scratch.cos + n), load(scratch.sin + n));
+    hn::StoreInterleaved2(rotated.x, rotated.y, F(), to + 2 * n);
   }
   for (; n < pairs; ++n) {
-    turn_pair(from + 2 * n, from + 2 * n + 1, scratch.cos[n], scratch.sin[n], to + 2 * n, to + 2 * n + 1);
+    rotate_pair(from + 2 * n, from + 2 * n + 1, scratch.cos[n], scratch.sin[n], to + 2 * n, to + 2 * n + 1);
   }
 }
 
-// `to` may be `from`; one of the targets may be null.
-void turn_row(const RopeProblem& problem, const Scratch& scratch, const std::byte* from, std::byte* to,
-              std::byte* to_cache) {
+// Rotates one row. `to` may be `from`; one of `to` and `to_cache` may be null.
+void rotate_row(const RopeProblem& problem, const Scratch& scratch, const std::byte* from, std::byte* to,
+                std::byte* to_cache) {
   const auto count = static_cast<int>(problem.rotary_dim);
-  const std::size_t turned = static_cast<std::size_t>(count) * size_of(problem.dtype);
+  const std::size_t rotated = static_cast<std::size_t>(count) * size_of(problem.dtype);
   const std::size_t all = static_cast<std::size_t>(problem.dim) * size_of(problem.dtype);
   std::byte* const first = to != nullptr ? to : to_cache;
-  const auto turn_into = problem.pairs == RopePairs::halves ? turn_halves : turn_interleaved;
+  const auto rotate_into = problem.pairs == RopePairs::halves ? rotate_halves : rotate_interleaved;
   if (problem.dtype == DType::f32) {
-    turn_into(reinterpret_cast<const float*>(from), scratch, count / 2, reinterpret_cast<float*>(first));
+    rotate_into(reinterpret_cast<const float*>(from), scratch, count / 2, reinterpret_cast<float*>(first));
   } else {
     widen(scratch.row, from, problem.dtype, count, 1.0f);
-    turn_into(scratch.row, scratch, count / 2, scratch.row);
+    rotate_into(scratch.row, scratch, count / 2, scratch.row);
     narrow(first, problem.dtype, scratch.row, count);
   }
-  if (first != from && all > turned) std::memcpy(first + turned, from + turned, all - turned);
+  if (first != from && all > rotated) std::memcpy(first + rotated, from + rotated, all - rotated);
   if (to != nullptr && to_cache != nullptr) std::memcpy(to_cache, to, all);
 }
 
-void turn_token(const RopeCall& call, const Scratch& scratch, std::int64_t b, std::int64_t s) {
+void rotate_token(const RopeCall& call, const Scratch& scratch, std::int64_t b, std::int64_t s) {
   const RopeProblem& problem = call.problem;
   const std::int64_t row = call.angle_row(b, s);
   const auto pairs = static_cast<int>(problem.rotary_dim / 2);
   widen(scratch.cos, call.cos.at(b, row), call.cos.dtype, pairs, 1.0f);
   widen(scratch.sin, call.sin.at(b, row), call.sin.dtype, pairs, problem.inverse ? -1.0f : 1.0f);
   for (std::int64_t h = 0; h < problem.heads_q; ++h) {
-    turn_row(problem, scratch, call.q.at(b, h, s), call.out_q.at(b, h, s), nullptr);
+    rotate_row(problem, scratch, call.q.at(b, h, s), call.out_q.at(b, h, s), nullptr);
   }
   for (std::int64_t h = 0; h < problem.heads_kv; ++h) {
-    turn_row(problem, scratch, call.k.at(b, h, s), call.out_k.wanted ? call.out_k.at(b, h, s) : nullptr,
-             call.k_cache.wanted ? call.cache_row(call.k_cache, b, h, s) : nullptr);
+    rotate_row(problem, scratch, call.k.at(b, h, s), call.out_k.wanted ? call.out_k.at(b, h, s) : nullptr,
+               call.k_cache.wanted ? call.cache_row(call.k_cache, b, h, s) : nullptr);
     if (call.v.wanted) {
       std::memcpy(call.cache_row(call.v_cache, b, h, s), call.v.at(b, h, s),
                   static_cast<std::size_t>(problem.dim_v) * size_of(problem.dtype));
@@ -140,7 +140,7 @@ void rope(const RopeCall& call, const Context& context) {
     const Scratch scratch = take_scratch(own, problem);
     const std::int64_t last = std::min(tokens, (task + 1) * chunk);
     for (std::int64_t token = task * chunk; token < last; ++token) {
-      turn_token(call, scratch, token / problem.length, token % problem.length);
+      rotate_token(call, scratch, token / problem.length, token % problem.length);
     }
   });
 }

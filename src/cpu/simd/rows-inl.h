@@ -16,8 +16,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 
-/// to[0, count) = body(at), where at(row) is the vector of a row's elements at the same places. The last
-/// elements pass through vectors filled up with zeros. `to` may be one of the rows.
+/// to[0, count) = body(at), where at(row) loads the vector of a row's elements at the same columns. The last
+/// elements are loaded into vectors that are padded with zeros. `to` may be one of the rows.
 template <typename Body>
 HWY_INLINE void map_row(std::int64_t count, float* to, const Body& body) {
   std::int64_t n = 0;
@@ -36,8 +36,8 @@ HWY_INLINE void map_row(std::int64_t count, float* to, const Body& body) {
   std::copy_n(last, rest, to + n);
 }
 
-/// Σ body(at) over `count` elements; body must give 0 where all rows are 0. Four sums, so that none is
-/// long and none waits for another.
+/// Σ body(at) over `count` elements. body must be 0 where all rows are 0, since the last vector is padded
+/// with zeros. Four independent sums: each has fewer terms, and additions overlap.
 template <typename Body>
 HWY_INLINE float sum_row(std::int64_t count, const Body& body) {
   VF sums[4] = {hn::Zero(F()), hn::Zero(F()), hn::Zero(F()), hn::Zero(F())};
@@ -60,7 +60,7 @@ HWY_INLINE float sum_row(std::int64_t count, const Body& body) {
   return hn::GetLane(hn::SumOfLanes(F(), sum));
 }
 
-/// The row as f32: where it lies if it can be read there, else converted into `buffer`.
+/// The row as f32: a pointer into the matrix if it is f32, else to the row converted into `buffer`.
 HWY_INLINE const float* row_as_f32(const Matrix& matrix, std::int64_t row, float* buffer) {
   std::byte* from = matrix.at(row, 0);
   if (matrix.dtype == DType::f32) return reinterpret_cast<const float*>(from);
@@ -68,7 +68,8 @@ HWY_INLINE const float* row_as_f32(const Matrix& matrix, std::int64_t row, float
   return buffer;
 }
 
-/// Where to put a row as f32, and what has to be done then: a row of f32 is written where it lies.
+/// The memory into which the caller writes a row as f32: the matrix itself if it is f32, else `buffer`. After
+/// that, store_row converts it.
 HWY_INLINE float* row_to_fill(const Matrix& matrix, std::int64_t row, float* buffer) {
   return matrix.dtype == DType::f32 ? reinterpret_cast<float*>(matrix.at(row, 0)) : buffer;
 }
@@ -77,25 +78,25 @@ HWY_INLINE void store_row(const Matrix& matrix, std::int64_t row, const float* f
   narrow(matrix.at(row, 0), matrix.dtype, filled, static_cast<int>(matrix.columns));
 }
 
-/// Rows that a task takes, so that a task is worth a thread's while.
+/// Rows per task: enough work to outweigh the cost of a task.
 constexpr std::int64_t rows_per_task(std::int64_t columns) {
   constexpr std::int64_t elements = 1 << 14;
   return std::max<std::int64_t>(1, elements / std::max<std::int64_t>(columns, 1));
 }
 
-/// Sums over rows are made in this many parts at most, by different threads, and joined in order. The number
-/// of rows alone decides, so that the result does not depend on the threads.
-constexpr std::int64_t row_parts(std::int64_t rows) { return std::clamp<std::int64_t>(rows / 16, 1, 32); }
+/// The number of chunks of rows whose partial sums different threads compute, to be added in order. It
+/// depends on the number of rows alone, so that the result does not depend on the threads.
+constexpr std::int64_t row_chunks(std::int64_t rows) { return std::clamp<std::int64_t>(rows / 16, 1, 32); }
 
-/// Joins the parts ([parts, columns]) in order and rounds the sums.
-inline void join_parts(float* parts, std::int64_t count, std::int64_t columns, const Vector& sums) {
+/// Adds the partial sums [count, columns] in order, and stores them in the type of `sums`.
+inline void join_partial_sums(float* partial, std::int64_t count, std::int64_t columns, const Vector& sums) {
   if (sums.data == nullptr) return;
-  for (std::int64_t part = 1; part < count; ++part) {
-    const float* more = parts + part * columns;
-    map_row(columns, parts, [&](const auto& at) HWY_ATTR { return hn::Add(at(parts), at(more)); });
+  for (std::int64_t chunk = 1; chunk < count; ++chunk) {
+    const float* more = partial + chunk * columns;
+    map_row(columns, partial, [&](const auto& at) HWY_ATTR { return hn::Add(at(partial), at(more)); });
   }
   for (std::int64_t n = 0; n < columns; ++n) {
-    store_element(sums.data, sums.dtype, n * sums.stride, static_cast<double>(parts[n]));
+    store_element(sums.data, sums.dtype, n * sums.stride, static_cast<double>(partial[n]));
   }
 }
 

@@ -1,5 +1,5 @@
-// What happens to a tile of scores between the two products: softcap, ALiBi, masks, hidden keys.
-// A tile is [keys, width]: one key a row, one query a lane.
+// The score rules, applied to a tile of S between the products Q·Kᵀ and P·V: softcap, ALiBi, masks, band.
+// A tile is [keys, width]: one row per key, one lane per query.
 
 #if defined(TILEWISE_CPU_SIMD_SCORE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TILEWISE_CPU_SIMD_SCORE_INL_H
@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 
-/// Calls body(key row j, lane, vector) → vector on every vector of the tile.
+/// Replaces every vector of the tile by body(key j, first lane, vector).
 template <typename Body>
 HWY_INLINE void map_tile(float* tile, int keys, int width, const Body& body) {
   for (int lane = 0; lane < width; lane += lanes) {
@@ -31,7 +31,7 @@ inline float logit_scale_of(const AttentionCall& call, const Panel& panel, int l
   if (!call.problem.features.logit_scale) return 1;
   return static_cast<float>(call.logit_scale.at(panel.b, panel.head[lane]));
 }
-/// Multiplies a panel's rows, [dim, width], by it.
+/// Multiplies a transposed panel [dim, width] by the logit scales of its lanes.
 inline void scale_by_head(const AttentionCall& call, const Panel& panel, int dim, float* rows) {
   if (!call.problem.features.logit_scale) return;
   alignas(64) float factors[max_panel_width];
@@ -40,19 +40,19 @@ inline void scale_by_head(const AttentionCall& call, const Panel& panel, int dim
            [&](int, int lane, VF x) HWY_ATTR { return hn::Mul(x, hn::Load(F(), factors + lane)); });
 }
 
-inline void cap_scores(const AttentionCall& call, int keys, int width, float* tile, float* tangents) {
+inline void apply_softcap(const AttentionCall& call, int keys, int width, float* tile, float* tanh_values) {
   const VF cap = set(static_cast<float>(call.softcap));
   const VF inverse = set(static_cast<float>(1 / call.softcap));
   map_tile(tile, keys, width, [&](int j, int lane, VF x) HWY_ATTR {
     const VF t = tanh_of(hn::Mul(x, inverse));
-    if (tangents != nullptr) store(t, tangents + j * width + lane);
+    if (tanh_values != nullptr) store(t, tanh_values + j * width + lane);
     return hn::Mul(t, cap);
   });
 }
 
 inline void add_alibi(const AttentionCall& call, const Panel& panel, const KeyTile& keys, float* tile) {
   alignas(64) float slopes[max_panel_width];
-  alignas(64) std::int32_t positions[max_panel_width];  // where each query stands among the keys
+  alignas(64) std::int32_t positions[max_panel_width];  // distance of queries from the tile's first key
   const auto step = static_cast<std::int32_t>(call.place.step);
   for (int lane = 0; lane < panel.width; ++lane) {
     slopes[lane] = static_cast<float>(call.alibi_slopes.at(panel.b, panel.head[lane]));
@@ -60,19 +60,18 @@ inline void add_alibi(const AttentionCall& call, const Panel& panel, const KeyTi
   }
   map_tile(tile, keys.count, panel.width, [&](int j, int lane, VF s) HWY_ATTR {
     const VI distance = hn::Abs(hn::Sub(hn::Load(I(), positions + lane), hn::Set(I(), j * step)));
-    // Not fused: PyTorch adds a bias that is rounded, and keys that are alike then have roundings that are
-    // alike.
+    // No fused multiply-add: PyTorch adds a rounded bias, and only with the same rounding do equal keys get
+    // the same errors here as there.
     return hn::Sub(s, hn::Mul(hn::Load(F(), slopes + lane), hn::ConvertTo(F(), distance)));
   });
 }
 
-/// s + bias; −inf hides whatever s is, a NaN included.
+/// s + bias. A bias of −inf hides the key even if s is NaN.
 HWY_INLINE VF add_bias(VF s, VF bias) {
   return hn::IfThenElse(hn::Eq(bias, set(minus_infinity)), bias, hn::Add(s, bias));
 }
 
-/// A row whose elements stand `stride` apart, next to each other: in `buffer`, or where it lies if it does so
-/// already.
+/// A contiguous copy in `buffer` of a row with the given stride; the row itself if the stride is 1.
 inline const std::byte* contiguous_row(const std::byte* from, std::int64_t stride, DType dtype, int count,
                                        float* buffer) {
   if (stride == 1) return from;
@@ -82,9 +81,9 @@ inline const std::byte* contiguous_row(const std::byte* from, std::int64_t strid
   return to;
 }
 
-/// Adds a mask that differs between lanes: row(lane) is the address of its first key in the tile, `stride`
-/// the distance between keys. The mask runs along the keys and the lanes along the queries, so it is turned
-/// on the way.
+/// Adds a mask that differs between lanes. row(lane) is the address of the lane's element for the first key
+/// of the tile, `stride` the distance between keys. Rows of the mask run along the keys and vectors of the
+/// tile along the queries, so the mask is transposed.
 template <typename RowOf>
 void add_bias_rows(int keys, int width, DType dtype, std::int64_t stride, float* tile, float* staging,
                    const RowOf& row) {
@@ -92,8 +91,8 @@ void add_bias_rows(int keys, int width, DType dtype, std::int64_t stride, float*
     float* at = tile + j * width + lane;
     store(add_bias(load(at), bias), at);
   };
-  float* gathered = staging + turn_staging(keys);
-  turn_rows(
+  float* gathered = staging + transpose_staging(keys);
+  transpose_rows(
       width, keys, dtype, staging,
       [&](int lane) { return contiguous_row(row(lane), stride, dtype, keys, gathered); }, add);
 }
@@ -115,7 +114,7 @@ inline void add_mask(const AttentionCall& call, const Panel& panel, const KeyTil
                 [&](int lane) { return mask.at(panel.b, panel.head[lane], panel.query[lane], keys.first); });
 }
 
-/// Hides what the block mask's own tile hides inside a partial block.
+/// Hides the keys that a tile of the block mask hides inside its block.
 inline void hide_by_block_tile(const AttentionCall& call, const Panel& panel, const KeyTile& keys,
                                float* tile, float* staging) {
   const BlockView& blocks = call.blocks;
@@ -126,7 +125,7 @@ inline void hide_by_block_tile(const AttentionCall& call, const Panel& panel, co
   });
 }
 
-/// Hides keys outside each lane's [first_key, last_key).
+/// Hides the keys outside each lane's band [first_key, last_key).
 inline void hide_outside(const Panel& panel, const KeyTile& keys, float* tile) {
   map_tile(tile, keys.count, panel.width, [&](int j, int lane, VF s) HWY_ATTR {
     const VI key = hn::Set(I(), static_cast<std::int32_t>(keys.first) + j);
@@ -136,23 +135,24 @@ inline void hide_outside(const Panel& panel, const KeyTile& keys, float* tile) {
   });
 }
 
-/// Scratch of the functions above.
+/// The scratch of the functions above.
 struct ScoreScratch {
-  float* bias;      // [tile keys, width]
-  float* staging;   // staging_floats()
-  float* tangents;  // [tile keys, width]: tanh of the capped scores, kept for backward; may be null
+  float* bias;         // [tile keys, width]
+  float* staging;      // staging_floats()
+  float* tanh_values;  // [tile keys, width]: the tanh of softcap, kept for backward; may be null
 };
 
-/// Room for turning rows of `dim` elements or masks of `keys`, either way.
+/// The size of a staging buffer that suffices to transpose rows of `dim` elements or mask rows of `keys`
+/// elements, in both directions.
 constexpr std::int64_t staging_floats(std::int64_t dim, std::int64_t keys) {
-  return std::max(turn_staging(std::max(dim, keys)) + keys, 4 * std::max(dim, keys));
+  return std::max(transpose_staging(std::max(dim, keys)) + keys, 4 * std::max(dim, keys));
 }
 
-/// From scale·q·k to the score.
+/// Turns scale·q·k into the score.
 inline void score_tile(const AttentionCall& call, const Panel& panel, const KeyTile& keys, float* tile,
                        const ScoreScratch& scratch) {
   const AttentionFeatures& features = call.problem.features;
-  if (features.softcap) cap_scores(call, keys.count, panel.width, tile, scratch.tangents);
+  if (features.softcap) apply_softcap(call, keys.count, panel.width, tile, scratch.tanh_values);
   if (features.alibi) add_alibi(call, panel, keys, tile);
   if (features.mask != MaskKind::none) add_mask(call, panel, keys, tile, scratch.bias, scratch.staging);
   if (keys.block_tile >= 0) hide_by_block_tile(call, panel, keys, tile, scratch.staging);

@@ -1,4 +1,4 @@
-// Between rows in memory, one a query, and panels, one query a lane: the transposes on the way in and out.
+// Transposes between rows in memory, one per query, and panels, which have one query per lane.
 
 #if defined(TILEWISE_CPU_SIMD_TRANSPOSE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TILEWISE_CPU_SIMD_TRANSPOSE_INL_H
@@ -36,8 +36,7 @@ HWY_INLINE void transpose_4x4(const float* HWY_RESTRICT from, std::int64_t from_
   hn::StoreU(hn::BitCast(f, hn::InterleaveUpper(pairs, high01, high23)), f, to + 3 * to_stride);
 }
 
-/// Four elements of every fourth row, from rows[first] on, side by side in a vector: one to a block of 128
-/// bits.
+/// A vector whose blocks of 128 bits hold four elements each, of rows first, first + 4, first + 8, …
 HWY_INLINE VF load_blocks(const float* const* rows, int first, int column) {
   const F4 f;
   const auto block = [&](int r) HWY_ATTR { return hn::LoadU(f, rows[first + r] + column); };
@@ -51,7 +50,7 @@ HWY_INLINE VF load_blocks(const float* const* rows, int first, int column) {
 #endif
 }
 
-/// Calls body(c, column c of as many rows as a vector has lanes) for every column below `count`.
+/// Calls body(c, vector) for every column c below `count`, where lane n of the vector is rows[n][c].
 template <typename Body>
 HWY_INLINE void for_each_column(const float* const* rows, int count, const Body& body) {
   const hn::Repartition<double, F> pairs;
@@ -77,16 +76,16 @@ HWY_INLINE void for_each_column(const float* const* rows, int count, const Body&
   }
 }
 
-/// What turn_rows needs of staging for rows of `count` elements.
-constexpr std::int64_t turn_staging(std::int64_t count) { return lanes * count; }
+/// The size of the staging buffer of transpose_rows for rows of `count` elements, in floats.
+constexpr std::int64_t transpose_staging(std::int64_t count) { return lanes * count; }
 
 /// Calls body(lane, c, vector) with element c of the rows of lanes lane, lane + 1, …, as f32, for all lanes
-/// below `width` and elements below `count`. row(lane) is the address of a lane's row, in `dtype`. Rows pass
-/// through `staging`, one at a time: read column by column where they lie, rows a power of two apart would
-/// share cache lines' places and push one another out.
+/// below `width` and all elements below `count`. row(lane) is the address of a lane's row, in `dtype`. Rows
+/// are copied to `staging` first, one at a time. Reading them column by column in place would be slow where
+/// their distance is a power of two: then they map to the same cache sets and evict one another.
 template <typename RowOf, typename Body>
-HWY_INLINE void turn_rows(int width, int count, DType dtype, float* staging, const RowOf& row,
-                          const Body& body) {
+HWY_INLINE void transpose_rows(int width, int count, DType dtype, float* staging, const RowOf& row,
+                               const Body& body) {
   for (int first = 0; first < width; first += lanes) {
     const float* rows[lanes];
     for (int lane = 0; lane < lanes; ++lane) {
@@ -102,12 +101,12 @@ template <typename RowOf>
 void rows_to_panel(float* panel, int width, int count, DType dtype, float factor, float* staging,
                    const RowOf& row) {
   const VF scale = set(factor);
-  turn_rows(width, count, dtype, staging, row, [&](int lane, int c, VF column) HWY_ATTR {
+  transpose_rows(width, count, dtype, staging, row, [&](int lane, int c, VF column) HWY_ATTR {
     store(hn::Mul(column, scale), panel + c * width + lane);
   });
 }
 
-/// The way back: row(lane)[c] = panel[c·width + lane], rounded to `dtype`, for the first `rows` lanes.
+/// The inverse: row(lane)[c] = panel[c·width + lane], rounded to `dtype`, for the first `rows` lanes.
 template <typename RowOf>
 void panel_to_rows(const float* panel, int width, int count, int rows, DType dtype, float* staging,
                    const RowOf& row) {
@@ -122,8 +121,8 @@ void panel_to_rows(const float* panel, int width, int count, int rows, DType dty
   }
 }
 
-/// Rows of keys or values as f32: where they lie if they can be read there, else converted or gathered into a
-/// buffer.
+/// Rows of K or V of a key tile as f32: in the tensor itself if they are f32 and not paged, else converted
+/// into a buffer.
 struct RowBlock {
   const float* data;
   std::int64_t stride;

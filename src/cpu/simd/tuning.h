@@ -7,19 +7,20 @@
 
 namespace tilewise::cpu::simd {
 
-// Numbers found by measurement; docs/cpu.md has the figures.
+// These numbers were found by measurement; docs/lab/cpu.md has the figures.
 
-/// Vectors a panel is wide. Three leave room for 8 (32 registers) or 4 (16 registers) rows of accumulators.
+/// The width of a panel in vectors. Three leave registers for 8 rows of accumulators (of 32 registers) or 4
+/// (of 16).
 inline constexpr int panel_vectors = 3;
 
-/// Keys computed together: the tile of scores and the rows of K and V it needs should stay in the L2.
+/// Keys per tile: the tile of S and its rows of K and V should stay in the L2.
 constexpr int tile_keys(std::int64_t dim) {
   if (dim <= 128) return 128;
   if (dim <= 512) return 64;
   return dim <= 1024 ? 32 : 16;
 }
 
-/// Queries a panel: as few panels as the widest allows, then all about equally wide.
+/// The width of the panels: as few panels as possible, all about equally wide.
 constexpr int panel_width(std::int64_t queries, int lanes) {
   const std::int64_t widest = panel_vectors * lanes;
   const std::int64_t panels = std::max<std::int64_t>(1, (queries + widest - 1) / widest);
@@ -27,8 +28,8 @@ constexpr int panel_width(std::int64_t queries, int lanes) {
   return static_cast<int>(std::max<std::int64_t>(1, (width + lanes - 1) / lanes) * lanes);
 }
 
-/// Below this many tasks forward splits the keys, so that several threads find work. Problem alone decides,
-/// never the number of threads: the result must not depend on it.
+/// Below this many tasks forward splits the keys (split-KV), so that there is work for several threads. This
+/// depends on the problem alone and never on the number of threads, on which results must not depend.
 inline constexpr std::int64_t enough_tasks = 32;
 inline constexpr std::int64_t min_keys_per_split = 512;
 
@@ -37,10 +38,10 @@ constexpr std::int64_t key_splits(std::int64_t tasks, std::int64_t keys) {
   return std::clamp<std::int64_t>(keys / min_keys_per_split, 1, (enough_tasks + tasks - 1) / tasks);
 }
 
-/// Backward sums dk and dv of a key head in this many parts, for the same reason.
+/// The number of splits in which backward sums dK and dV of a key head, for the same reason.
 constexpr std::int64_t gradient_splits(std::int64_t kv_heads, std::int64_t panels) {
   constexpr std::int64_t enough = 16;
-  constexpr std::int64_t most = 8;  // each part takes memory of its own
+  constexpr std::int64_t most = 8;  // each split has its own dK and dV in memory
   if (kv_heads == 0 || panels == 0) return 1;
   return std::clamp<std::int64_t>((enough + kv_heads - 1) / kv_heads, 1, std::min(most, panels));
 }

@@ -1,4 +1,4 @@
-// Vectors of f32: conversions from and to the storage types, exp2, tanh.
+// Vectors of f32: loads, stores, conversions from and to the storage types, exp and tanh.
 
 #if defined(TILEWISE_CPU_SIMD_VECTOR_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TILEWISE_CPU_SIMD_VECTOR_INL_H
@@ -30,27 +30,30 @@ inline constexpr int lanes = static_cast<int>(hn::MaxLanes(F()));
 inline constexpr float log2e = 1.44269504088896340736f;
 inline constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 
+/// `count` rounded up to whole vectors.
+constexpr std::int64_t padded(std::int64_t count) { return (count + lanes - 1) / lanes * lanes; }
+
 HWY_INLINE VF load(const float* from) { return hn::LoadU(F(), from); }
 HWY_INLINE void store(VF v, float* to) { hn::StoreU(v, F(), to); }
 HWY_INLINE VF set(float value) { return hn::Set(F(), value); }
 
-/// e^x for x below 88, −inf included; results below 2^-126.5 give 0 and NaN stays NaN. Within one unit of the
-/// last place.
+/// e^x for x below 88, −inf included, with an error of at most one unit in the last place. Results below
+/// 2^-126.5 are 0, and NaN stays NaN.
 HWY_INLINE VF exp_of(VF x) {
   const F f;
-  // Adding 1.5·2^23 rounds x·log2 e to an integer n; 127 more leaves n + 127 in the low bits, to be shifted
-  // into place.
+  // Adding 1.5·2^23 rounds x·log2 e to an integer n. Adding 127 as well leaves n + 127, the biased exponent
+  // of 2^n, in the low bits, from which a shift moves it into place.
   const VF magic = set(12582912.0f + 127.0f);
-  x = hn::Max(set(-127 / log2e), x);  // in this order x86 keeps a NaN of x
+  x = hn::Max(set(-127 / log2e), x);  // in this order of operands x86 returns a NaN of x
   const VF shifted = hn::MulAdd(x, set(log2e), magic);
   const VF n = hn::Sub(shifted, magic);
   const VF power = hn::BitCast(f, hn::ShiftLeft<23>(hn::BitCast(U(), shifted)));
-  // r = x − n·ln 2 with ln 2 in two parts, of which n times the first is exact: an error of x·log2 e would
-  // grow with x.
+  // r = x − n·ln 2, with ln 2 as the sum of two constants. n times the first is exact; with a rounded product
+  // the error would grow with x.
   VF r = hn::NegMulAdd(n, set(355.0f / 512), x);
   r = hn::NegMulAdd(n, set(-0.00021219444f), r);
-  // Minimax polynomial for |r| up to ln 2 / 2 that begins with 1 + r; its own relative error, with
-  // coefficients rounded to f32, is 4e-9.
+  // A minimax polynomial 1 + r + … for |r| up to ln 2 / 2. With its coefficients rounded to f32 its relative
+  // error is 4e-9.
   VF p = set(0.001381454f);
   p = hn::MulAdd(p, r, set(0.008368745f));
   p = hn::MulAdd(p, r, set(0.04166839f));
@@ -61,12 +64,12 @@ HWY_INLINE VF exp_of(VF x) {
   return hn::Mul(p, power);
 }
 
-/// tanh, within two units of the last place: 1 − 2 / (e^2|x| + 1), or, where that would cancel, a polynomial
-/// in x² with an error of its own of 7e-9.
+/// tanh, with an error of at most two units in the last place: 1 − 2 / (e^2|x| + 1), or, for small x, where
+/// that difference would cancel, a polynomial in x² whose relative error is 7e-9.
 HWY_INLINE VF tanh_of(VF x) {
-  const VF size = hn::Min(hn::Abs(x), set(10.0f));  // from 9.1 on it is 1
+  const VF magnitude = hn::Min(hn::Abs(x), set(10.0f));  // tanh is 1 from 9.1 on
   const VF one = set(1.0f);
-  const VF large = hn::Sub(one, hn::Div(set(2.0f), hn::Add(exp_of(hn::Add(size, size)), one)));
+  const VF large = hn::Sub(one, hn::Div(set(2.0f), hn::Add(exp_of(hn::Add(magnitude, magnitude)), one)));
   const VF square = hn::Mul(x, x);
   VF p = set(-0.005666975f);
   p = hn::MulAdd(p, square, set(0.020606175f));
@@ -77,7 +80,7 @@ HWY_INLINE VF tanh_of(VF x) {
   return hn::IfThenElse(hn::Lt(hn::Abs(x), set(0.63f)), small, hn::CopySign(large, x));
 }
 
-/// to[0, count) = factor · from[0, count), widened to f32.
+/// to[0, count) = factor · from[0, count). The functions below do the same for 16-bit types.
 HWY_INLINE void widen_f32(float* HWY_RESTRICT to, const float* HWY_RESTRICT from, int count, float factor) {
   int n = 0;
   const VF scale = set(factor);
@@ -100,7 +103,7 @@ HWY_INLINE void widen_bf16(float* HWY_RESTRICT to, const std::uint16_t* HWY_REST
 HWY_INLINE void widen_f16(float* HWY_RESTRICT to, const std::uint16_t* HWY_RESTRICT from, int count,
                           float factor) {
   int n = 0;
-#if HWY_TARGET != HWY_SSE4  // without F16C, bit by bit
+#if HWY_TARGET != HWY_SSE4  // which has no F16C: all elements take the scalar loop below
   const hn::Rebind<hwy::float16_t, F> half;
   const VF scale = set(factor);
   const auto* halves = reinterpret_cast<const hwy::float16_t*>(from);
@@ -111,7 +114,7 @@ HWY_INLINE void widen_f16(float* HWY_RESTRICT to, const std::uint16_t* HWY_RESTR
   for (; n < count; ++n) to[n] = f16_to_float(from[n]) * factor;
 }
 
-/// A boolean row as something to add: 0 where true, −inf where false.
+/// Converts a row of a boolean mask to an additive mask: 0 where true, −inf where false.
 HWY_INLINE void widen_boolean(float* HWY_RESTRICT to, const std::uint8_t* HWY_RESTRICT from, int count) {
   const hn::Rebind<std::uint8_t, U> byte;
   int n = 0;
@@ -131,7 +134,7 @@ inline void widen(float* to, const std::byte* from, DType dtype, int count, floa
     case DType::boolean: widen_boolean(to, reinterpret_cast<const std::uint8_t*>(from), count); break;
     case DType::f64:
     case DType::i32:
-    case DType::i64: break;  // not taken by these kernels
+    case DType::i64: break;  // these kernels do not take them
   }
 }
 
@@ -171,7 +174,7 @@ inline void narrow(std::byte* to, DType dtype, const float* from, int count) {
     case DType::f64:
     case DType::boolean:
     case DType::i32:
-    case DType::i64: break;  // not taken by these kernels
+    case DType::i64: break;  // these kernels do not take them
   }
 }
 

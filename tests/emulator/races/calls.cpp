@@ -19,7 +19,7 @@ void atomic_access(const void* data, std::size_t bytes, const void* return_addre
 }  // namespace
 }  // namespace tilewise::emulator::races
 
-// What code compiled with -fsanitize=thread calls.
+// The functions that code calls which is compiled with -fsanitize=thread.
 
 using namespace tilewise::emulator::races;
 

@@ -63,7 +63,8 @@ void read_cell(Cell& cell, const Clock& clock, const Access& access, std::uintpt
       !knows_a_write(clock, cell, async)) {
     conflict(clock, write, true, access, false, at, async);
   }
-  if (write.time == 0 && access.slot >= current->thread_count) return;  // a product of nothing, of no use
+  // An operand that was never written belongs to a product whose result is not used.
+  if (write.time == 0 && access.slot >= current->thread_count) return;
   if (cell.many != nullptr) {
     (*cell.many)[access.slot] = access.time;
     cell.place_of_many = access.place;
@@ -119,7 +120,7 @@ void write_cell(Cell& cell, const Clock& clock, const Access& access, std::uintp
   cell.same[0] = cell.same[1] = {};
 }
 
-// Cells of the block that runs, kept for the next one.
+// The cells of the block that runs. The next block reuses their memory.
 struct Cells {
   std::vector<Cell> dynamic, statics;
   std::uint32_t blocks = 0;
@@ -221,7 +222,7 @@ GlobalAccess global_access(const Access& access) {
   return global;
 }
 
-// Which bytes of the cell at `at` are in a range.
+// The bytes of the cell at `at` that are in a range, as bits.
 std::uint8_t halves_of(std::uintptr_t at, std::uintptr_t begin, std::uintptr_t end) {
   return static_cast<std::uint8_t>((at >= begin ? 1 : 0) | (at + 1 >= begin && at + 1 < end ? 2 : 0));
 }
@@ -250,7 +251,7 @@ Access by_thread() {
 
 bool watches(const void* data) {
   if (self == nullptr || current == nullptr) return false;
-  // Most accesses are to a thread's own stack.
+  // Most accesses are to the thread's own stack, which is not watched.
   const auto at = reinterpret_cast<std::uintptr_t>(data);
   const auto stack = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
   return at - stack > 0x40000 && stack - at > 0x40000;
@@ -258,8 +259,9 @@ bool watches(const void* data) {
 
 namespace {
 
-// A write is looked at once it has been done: threads may write what is there already (zeros past the end of
-// a sequence, which several clear), in no order. Who read knows one of them.
+// A write is examined after it was done, since threads may write unordered what is there already, such as
+// zeros past the end of a sequence, which several threads clear. Then a reader must only be ordered after one
+// of these writes.
 struct Unsettled {
   const std::byte* data = nullptr;
   std::size_t bytes = 0;
@@ -319,7 +321,7 @@ void accessed(const void* data, std::size_t bytes, const How& how, const void* r
 void begin_cells(BlockClock& block) {
   ++cells.blocks;
   cells.dynamic.resize(std::max(cells.dynamic.size(), block.dynamic_bytes / granule + 1));
-  // Static shared memory: the thread-local memory of the program.
+  // Static shared memory is the thread-local memory of the program.
   struct Found {
     std::uintptr_t begin = 0;
     std::size_t bytes = 0;

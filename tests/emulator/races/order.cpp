@@ -1,6 +1,6 @@
 #include "races/state.h"
 
-// What puts accesses in order.
+// The operations that order accesses: barriers, mbarriers, fences, flags and waits.
 
 namespace tilewise::emulator::races {
 
@@ -201,7 +201,7 @@ void found(const void* flag) {
   const std::lock_guard guard(lock);
   acquire(flags[reinterpret_cast<std::uintptr_t>(flag)]);
 }
-void waited_for_kernel_ahead() {
+void waited_for_previous_kernel() {
   const std::lock_guard guard(lock);
   launch->waited = true;
   own().clock.seen[current->slot_of_kernel_ahead()] = 1;
@@ -211,11 +211,11 @@ void let_next_kernel_start() {
   if (own().clock.seen[current->slot_of_kernel_ahead()] == 0) launch->triggered_before_waiting = true;
 }
 
-// What the hardware does.
+// Accesses by the hardware.
 
 namespace {
 
-// Over when the phase is in which its bytes arrive.
+// An access by a bulk copy. It ends with the phase of the mbarrier in which its bytes arrive.
 Access by_copy(const Mbarrier& mbarrier) {
   Access access = by_thread();
   access.slot = mbarrier.slot;
@@ -262,7 +262,7 @@ void write_by_store(const void* to, std::size_t bytes, std::uint64_t group, bool
 
 namespace {
 
-// Calls body(address) for each cell of the ranges of groups that are done, which leave the list.
+// Removes the ranges of groups that are done and calls body(address) for each of their cells.
 template <typename Body>
 void finish(std::deque<Range>& ranges, std::uint64_t first_under_way, const Body& body) {
   const std::lock_guard guard(lock);

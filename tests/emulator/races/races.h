@@ -4,24 +4,25 @@
 #include <cstdint>
 #include <memory>
 
-// Finds accesses to memory that nothing puts in order: between threads of a block, between blocks, between a
-// kernel and the one ahead of it that has not ended (Launch::early), and between threads and what the
-// hardware does by itself: bulk copies and wgmma, which reach memory through the async proxy and need its
-// fence besides.
+// The race detector finds unordered accesses to memory: between threads of a block, between blocks, between a
+// kernel and the previous one that has not ended (PDL), and between threads and asynchronous operations of
+// the hardware. The latter are bulk copies and wgmma, which access memory through the async proxy and need
+// its fence, too.
 //
-// Every thread has a vector clock: for each other thread, and for each thing that the hardware does, how far
-// it is known to have come. What puts accesses in order (barriers, mbarriers, flags, fences, waits) passes
-// clocks on. Two accesses to the same bytes, one of them a write, are a race where the later one's clock does
-// not have the earlier one's time.
+// Every thread has a vector clock. It says for each other thread, and for each asynchronous operation, up to
+// which time its accesses are known to be complete. Synchronisation (barriers, mbarriers, flags, fences,
+// waits) passes clocks on. Two accesses to the same bytes, at least one of which is a write, are a race if
+// the clock of the later access does not contain the time of the earlier one.
 //
-// Kernels are compiled with -fsanitize=thread, which calls a function at every access; calls.cpp has those
-// functions. Built by TILEWISE_EMULATOR_RACES alone; else all of this is empty.
+// Kernels are compiled with -fsanitize=thread, which calls a function for every access; calls.cpp has these
+// functions. Only builds with TILEWISE_EMULATOR_RACES have a race detector; in others all of this is empty.
 
 namespace tilewise::emulator {
 
 namespace races {
 
-/// A thing that passes clocks on: those that arrived since it was completed last, and all before.
+/// A synchronisation object. It passes on the clocks of all threads that arrived before it was last
+/// completed.
 struct Sync;
 
 #ifdef TILEWISE_EMULATOR_RACES
@@ -29,19 +30,19 @@ struct Sync;
 constexpr bool enabled = true;
 
 void begin_launch(const char* name, void* stream, bool early);
-/// What was found, or nothing.
+/// Returns the first race of the launch, or null.
 const char* end_launch();
-/// What is in the stream, other than a kernel, is over before the next kernel begins.
+/// Called for work in the stream that is not a kernel. It ends before the next kernel starts.
 void stream_waits(void* stream);
 void begin_block(unsigned number, unsigned threads, std::byte* dynamic, std::size_t dynamic_bytes);
 void end_block();
 void end_thread();
 
-/// Memory of the device, made and gone.
+/// Allocation and release of device memory.
 void allocated(const void* data, std::size_t bytes);
 void freed(const void* data);
 
-// Barriers: a thread arrives, the last one completes it, and who waited passes.
+// Barriers: threads arrive, the last one completes the barrier, and threads that waited pass.
 using SyncOwner = std::shared_ptr<Sync>;
 void arrive(SyncOwner& sync);
 void complete(SyncOwner& sync);
@@ -58,10 +59,10 @@ void fence_async_proxy();
 void fence_device();
 void raise(const void* flag);
 void found(const void* flag);
-void waited_for_kernel_ahead();
+void waited_for_previous_kernel();
 void let_next_kernel_start();
 
-// What the hardware does for a thread.
+// Asynchronous accesses that a thread starts.
 void read_by_copy(const void* from, std::size_t bytes, const void* mbarrier);  ///< null: cp.async
 void write_by_copy(const void* to, std::size_t bytes, const void* mbarrier);
 void write_by_async_copy(const void* to, std::size_t bytes, std::uint64_t group);  ///< cp.async
@@ -71,7 +72,8 @@ void write_by_store(const void* to, std::size_t bytes, std::uint64_t group, bool
 void stores_read(std::uint64_t first_under_way);
 void stores_done(std::uint64_t first_under_way);
 
-// wgmma: a thread asks; when all have, each of the four warps reads by what its own lanes knew.
+// wgmma: threads start a product with ask(). When all have, each of the four warps reads with the clocks of
+// its lanes.
 struct Asked {
   std::shared_ptr<void> by_warp[4];
 };
@@ -80,7 +82,7 @@ void read_by_product(const Asked& asked, int warp, const void* from, std::size_t
                      std::uint64_t product);
 void products_done(std::uint64_t count);
 
-/// Where the emulator was called from, for messages.
+/// Sets the place in the code from which the emulator was called, for messages.
 void set_place(const void* return_address);
 
 #else
@@ -108,7 +110,7 @@ inline void fence_async_proxy() {}
 inline void fence_device() {}
 inline void raise(const void*) {}
 inline void found(const void*) {}
-inline void waited_for_kernel_ahead() {}
+inline void waited_for_previous_kernel() {}
 inline void let_next_kernel_start() {}
 inline void read_by_copy(const void*, std::size_t, const void*) {}
 inline void write_by_copy(const void*, std::size_t, const void*) {}

@@ -31,7 +31,7 @@ std::uint32_t place_of(const void* return_address) {
 
 namespace {
 
-// Lines of the sources, innermost first.
+// The source lines of an address, the innermost inlined function first.
 std::string lines_of(std::uint32_t where) {
   char command[96];
   std::snprintf(command, sizeof command, "addr2line -ise /proc/%d/exe 0x%x", static_cast<int>(getpid()),

@@ -15,22 +15,22 @@
 #include "emulator.h"
 #include "races/races.h"
 
-// What the race detector knows: clocks of threads, the last accesses to each place in memory, and kernels
-// that may still run.
+// The state of the race detector: the clocks of threads, the last accesses to each cell of memory, and the
+// kernels that may still run.
 
 namespace tilewise::emulator::races {
 
 using Times = std::vector<std::uint32_t>;
-constexpr std::uint32_t under_way = ~0u;  // the time of what a thread has not waited for
+constexpr std::uint32_t under_way = ~0u;  // the time of an operation for which its thread has not waited yet
 constexpr std::size_t most_mbarriers = 96;
-constexpr std::size_t granule = 2;  // bytes a cell
+constexpr std::size_t granule = 2;  // bytes per cell
 
 inline void join(Times& a, const Times& b) {
   if (a.size() < b.size()) a.resize(b.size());
   for (std::size_t n = 0; n < b.size(); ++n) a[n] = std::max(a[n], b[n]);
 }
 
-// What is known of other blocks of the grid.
+// The known times of other blocks of the grid.
 using Others = std::map<unsigned, Times>;
 using SharedOthers = std::shared_ptr<const Others>;
 
@@ -49,7 +49,7 @@ inline void join(SharedOthers& a, const SharedOthers& b) {
 }
 
 struct Clock {
-  Times seen;    // by slot: a thread, a warp's wgmma, the kernel ahead, an mbarrier's copies
+  Times seen;    // per slot: a thread, the wgmma of a warp, the previous kernel, the copies of an mbarrier
   Times fenced;  // the same for the async proxy
   SharedOthers others;
 
@@ -64,7 +64,7 @@ struct Sync {
   Clock gathered, complete;
 };
 
-// An access: when, by whom, and where in the code.
+// An access: its time, its slot, and its place in the code.
 struct Access {
   std::uint32_t time = 0;  // 0: none
   std::uint32_t place = 0;
@@ -75,11 +75,11 @@ struct Access {
 
 struct Cell {
   Access write;
-  Access same[2];  // writes of what was there already, by others
+  Access same[2];  // writes of the same value by other threads
   Access reads[4];
   int count = 0;
-  std::uint32_t block_count = 0;  // how many blocks this operating system's thread had run
-  std::unique_ptr<Times> many;    // by slot, where there are more than four
+  std::uint32_t block_count = 0;  // the number of blocks that this worker had started
+  std::unique_ptr<Times> many;    // the times of reads per slot, if there are more than four
   std::uint32_t place_of_many = 0;
 };
 
@@ -88,7 +88,7 @@ struct GlobalAccess : Access {
 };
 struct GlobalCell {
   GlobalAccess write;
-  GlobalAccess reads[2];  // the first and the last by other than that one
+  GlobalAccess reads[2];  // the first read, and the last one by another block
 };
 
 struct Allocation {
@@ -112,7 +112,7 @@ struct Range {
 
 struct Mbarrier {
   std::uint16_t slot = 0;
-  std::uint32_t phases = 0;  // that are over
+  std::uint32_t phases = 0;  // phases that have ended
   Access init;
   Sync sync;
 };
@@ -121,12 +121,12 @@ struct LaunchState {
   std::uint32_t id = 0;
   std::string name;
   bool early = false, waited = false, triggered_before_waiting = false;
-  std::set<std::uint32_t> before_waiting, after_waiting;  // launches that may still run
+  std::set<std::uint32_t> before_waiting, after_waiting;  // earlier launches that may still run
 };
 
 struct ThreadClock {
   Clock clock;
-  SharedOthers released;  // by the last fence
+  SharedOthers released;  // at the last fence
   Others to_acquire;      // at the next fence
   std::deque<Range> copies, store_reads, store_writes;
 };
@@ -144,41 +144,41 @@ struct BlockClock {
   std::size_t slots() const { return first_mbarrier() + most_mbarriers; }
 };
 
-// Of all blocks, which rarely run at the same time.
+// Shared by all blocks, which rarely run at the same time.
 extern std::recursive_mutex lock;
-extern std::map<std::uintptr_t, BlockClock*> blocks;  // that run, by their dynamic shared memory
+extern std::map<std::uintptr_t, BlockClock*> blocks;  // running ones, by their dynamic shared memory
 extern std::unordered_map<std::uintptr_t, Others> flags;
 extern LaunchState* launch;
 extern std::string found_text;  // the first race of the launch
 
-// Of the block that runs on this thread of the operating system.
+// For the block that runs on this thread of the operating system.
 extern thread_local BlockClock* current;
-extern thread_local std::uint32_t place;  // in the code, of what is done now
+extern thread_local std::uint32_t place;  // the place in the code of the current access
 
 // memory.cpp
 
-/// The clock of the thread that runs. What it wrote before is looked at first.
+/// The clock of the running thread. First examines its last write.
 ThreadClock& own();
 inline std::uint32_t& own_time() { return own().clock.seen[self->index.x]; }
-/// An access of the thread that runs, now.
+/// An access by the running thread at its current time.
 Access by_thread();
 
 struct How {
   bool writes = false, atomic = false, async = false;
 };
-/// Compares with earlier accesses by what `clock` knows, and records `access`.
+/// Compares an access with earlier ones by means of `clock`, and records it.
 void access_bytes(const void* data, std::size_t bytes, const How& how, Access access, const Clock& clock);
-/// The same of the thread that runs, where it is memory of the device.
+/// The same for an access by the running thread, if it is to device memory.
 void accessed(const void* data, std::size_t bytes, const How& how, const void* return_address);
 bool watches(const void* data);
 bool knows(const Clock& clock, const Access& access, bool async);
 void conflict(const Clock& clock, const Access& earlier, bool earlier_writes, const Access& later,
               bool later_writes, std::uintptr_t at, bool async);
 void settle_write();
-/// Null where it is not shared memory of the block, or of no allocation.
+/// Null if the address is not in shared memory of the block, or in no allocation.
 Cell* shared_cell(std::uintptr_t at);
 Allocation* allocation_of(std::uintptr_t at);
-/// Cells for a block that begins.
+/// Prepares the cells of a block that starts.
 void begin_cells(BlockClock& block);
 
 // report.cpp

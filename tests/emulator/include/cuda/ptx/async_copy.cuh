@@ -6,7 +6,8 @@
 
 namespace tilewise::cuda {
 
-// Before 8.0 these are ordinary copies, done at once whatever TILEWISE_EMULATOR_LATE says.
+// On GPUs before 8.0 these are ordinary copies, which are done immediately also with
+// TILEWISE_EMULATOR_LATE=1.
 
 inline void copy_async_part(void* to_smem, const void* from_gmem, int bytes) {
   if (reinterpret_cast<std::uintptr_t>(to_smem) % 16 != 0) emulator::fail("cp.async to an odd address");

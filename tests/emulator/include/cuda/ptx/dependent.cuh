@@ -7,8 +7,8 @@
 
 namespace tilewise::cuda {
 
-// Launches run one after the other; what would go wrong if they did not is for the race detector.
-inline void wait_for_previous_kernel() { emulator::races::waited_for_kernel_ahead(); }
+// Launches run one after another. The race detector finds what would go wrong if they overlapped.
+inline void wait_for_previous_kernel() { emulator::races::waited_for_previous_kernel(); }
 inline void let_next_kernel_start() { emulator::races::let_next_kernel_start(); }
 inline void join_pdl_chain() {
   wait_for_previous_kernel();

@@ -6,9 +6,9 @@
 
 namespace tilewise::cuda {
 
-// Code for GPUs before 8.0, or before 9.0 where said, has none of these instructions.
+// GPUs before 8.0 (before 9.0 for stmatrix) do not have these instructions.
 
-// Matrices of 8 x 8 elements of 16 bits: lane 4g + t has elements 2t and 2t + 1 of row g.
+// ldmatrix: matrices of 8 x 8 elements of 16 bits. Lane 4g + t gets elements 2t and 2t + 1 of row g.
 inline void load_matrices_emulated(std::uint32_t (&to)[4], std::uint32_t address_smem, bool turned) {
   if (__CUDA_ARCH__ < 800) emulator::fail("ldmatrix before 8.0");
   if (address_smem % 16 != 0) emulator::fail("ldmatrix from an odd address");
@@ -22,7 +22,7 @@ inline void load_matrices_emulated(std::uint32_t (&to)[4], std::uint32_t address
     }
     to[n] = two[0] | static_cast<std::uint32_t>(two[1]) << 16;
   }
-  emulator::exchange(~0u, 0);  // all have read
+  emulator::exchange(~0u, 0);  // after this, all lanes have read
 }
 inline void load_matrices(std::uint32_t (&to)[4], std::uint32_t address_smem) {
   load_matrices_emulated(to, address_smem, false);
@@ -38,7 +38,7 @@ inline void store_matrices(std::uint32_t address_smem, const std::uint32_t (&fro
   for (int n = 0; n < 4; ++n) {
     std::memcpy(emulator::shared_pointer(all[8 * n + g], 16) + 4 * t, &from[n], 4);
   }
-  emulator::exchange(~0u, 0);  // all have written
+  emulator::exchange(~0u, 0);  // after this, all lanes have written
 }
 
 template <typename T>

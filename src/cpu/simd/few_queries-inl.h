@@ -1,12 +1,12 @@
-// The two products for a panel of few queries, as in decoding. One query to a lane would leave most lanes
-// idle and read K and V at a crawl; here vectors run along the head dim instead, so each element of K and V
-// is loaded once, in order, and meets every query of the panel in registers.
+// S = Q·Kᵀ and O = P·V for a panel of few queries, as in decoding. With one query per lane most lanes would
+// be idle. Here vectors run along the head dim instead: each element of K and V is loaded once, in order, and
+// is used for every query of the panel while it is in a register.
 
-#if defined(TILEWISE_CPU_SIMD_FEW_INL_H) == defined(HWY_TARGET_TOGGLE)
-#ifdef TILEWISE_CPU_SIMD_FEW_INL_H
-#undef TILEWISE_CPU_SIMD_FEW_INL_H
+#if defined(TILEWISE_CPU_SIMD_FEW_QUERIES_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef TILEWISE_CPU_SIMD_FEW_QUERIES_INL_H
+#undef TILEWISE_CPU_SIMD_FEW_QUERIES_INL_H
 #else
-#define TILEWISE_CPU_SIMD_FEW_INL_H
+#define TILEWISE_CPU_SIMD_FEW_QUERIES_INL_H
 #endif
 
 #include "cpu/simd/transpose-inl.h"
@@ -15,20 +15,20 @@
 HWY_BEFORE_NAMESPACE();
 namespace tilewise::cpu::simd::HWY_NAMESPACE {
 
-/// Panels of at most this many queries are few.
-inline constexpr int few_queries = 4;
+/// Panels of at most this many queries use these functions.
+inline constexpr int max_few_queries = 4;
 
-/// The first `count` of a vector's elements, the rest 0; nothing past them is read.
+/// Loads the first `count` elements of a vector; the others are 0 and are not read.
 HWY_INLINE VF load_first(const float* from, int count) {
   alignas(64) float elements[lanes] = {};
   for (int n = 0; n < count; ++n) elements[n] = from[n];
   return hn::Load(F(), elements);
 }
 
-/// scores[j·width + r] = Σ_d k[j][d]·q[r][d] for R queries; q is [R, q_stride], zero past `dim`.
+/// scores[j·width + r] = Σ_d k[j][d]·q[r][d] for R queries. q is [R, q_stride] and 0 past `dim`.
 template <int R>
-void few_scores(const RowBlock& k, int keys, int dim, const float* q, std::int64_t q_stride, float* scores,
-                int width) {
+void few_query_scores(const RowBlock& k, int keys, int dim, const float* q, std::int64_t q_stride,
+                      float* scores, int width) {
   const int whole = dim / lanes * lanes;
   for (int j = 0; j < keys; ++j) {
     const float* row = k.data + j * k.stride;
@@ -44,8 +44,8 @@ void few_scores(const RowBlock& k, int keys, int dim, const float* q, std::int64
       }
     }
     for (; d < dim; d += lanes) {
-      const VF rest = d < whole ? load(row + d) : load_first(row + d, dim - d);
-      for (int r = 0; r < R; ++r) sum[r][0] = hn::MulAdd(rest, load(q + r * q_stride + d), sum[r][0]);
+      const VF last = d < whole ? load(row + d) : load_first(row + d, dim - d);
+      for (int r = 0; r < R; ++r) sum[r][0] = hn::MulAdd(last, load(q + r * q_stride + d), sum[r][0]);
     }
     for (int r = 0; r < R; ++r) {
       scores[j * width + r] = hn::GetLane(hn::SumOfLanes(F(), hn::Add(sum[r][0], sum[r][1])));
@@ -53,12 +53,12 @@ void few_scores(const RowBlock& k, int keys, int dim, const float* q, std::int64
   }
 }
 
-/// o[r][d] = rescale[r]·o[r][d] + Σ_j weights[j·width + r]·v[j][d] for R queries; o is [R, o_stride], and
-/// o_stride a multiple of a vector.
+/// o[r][d] = rescale[r]·o[r][d] + Σ_j p[j·width + r]·v[j][d] for R queries. o is [R, o_stride], where
+/// o_stride is a multiple of a vector.
 template <int R>
-void few_outputs(const RowBlock& v, int keys, int dim, const float* weights, int width, const float* rescale,
-                 float* o, std::int64_t o_stride) {
-  constexpr int W = 2;  // vectors of v at a time
+void few_query_output(const RowBlock& v, int keys, int dim, const float* p, int width, const float* rescale,
+                      float* o, std::int64_t o_stride) {
+  constexpr int W = 2;  // vectors of a row of V per step
   for (int d = 0; d < dim; d += W * lanes) {
     VF sum[R][W];
     for (int r = 0; r < R; ++r) {
@@ -72,9 +72,9 @@ void few_outputs(const RowBlock& v, int keys, int dim, const float* weights, int
       const VF v0 = whole ? load(row) : load_first(row, first);
       const VF v1 = whole ? load(row + lanes) : load_first(row + lanes, second);
       for (int r = 0; r < R; ++r) {
-        const VF weight = set(weights[j * width + r]);
-        sum[r][0] = hn::MulAdd(weight, v0, sum[r][0]);
-        sum[r][1] = hn::MulAdd(weight, v1, sum[r][1]);
+        const VF p_jr = set(p[j * width + r]);
+        sum[r][0] = hn::MulAdd(p_jr, v0, sum[r][0]);
+        sum[r][1] = hn::MulAdd(p_jr, v1, sum[r][1]);
       }
     }
     for (int r = 0; r < R; ++r) {
@@ -86,9 +86,9 @@ void few_outputs(const RowBlock& v, int keys, int dim, const float* weights, int
   }
 }
 
-/// Calls body with the number of queries as a compile-time constant.
+/// Calls body with the number of rows, 1 to 4, as a compile-time constant.
 template <typename Body>
-HWY_INLINE void with_few(int rows, const Body& body) {
+HWY_INLINE void with_row_count(int rows, const Body& body) {
   switch (rows) {
     case 1: return body(std::integral_constant<int, 1>());
     case 2: return body(std::integral_constant<int, 2>());
