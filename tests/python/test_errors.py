@@ -383,7 +383,7 @@ def test_a_malformed_call_raises_the_same_with_a_gradient(name: str) -> None:
 def test_a_kernel_that_cannot_take_the_problem_says_why() -> None:
     with pytest.raises(Unsupported, match="kernel 'simd' cannot take this problem") as raised:
         attention(*rows(dtype=torch.float64), kernel="simd")
-    assert "simd: takes f32, f16 and bf16, not f64" in str(raised.value)
+    assert "simd: needs f32, f16 or bf16, got f64" in str(raised.value)
 
 
 def test_every_exception_is_of_the_library_and_of_pythons_own_kind() -> None:

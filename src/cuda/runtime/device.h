@@ -36,6 +36,9 @@ std::string reason_against_device(Device device, const Reason& reason) {
   }
 }
 
+/// Empty where a CTA may have so many bytes of shared memory on the device, else why not.
+std::string unsuited_shared_memory(Device device, std::size_t needed);
+
 /// For tests: device_properties(index) gives these from now on, if nobody has asked before. There need not be
 /// such a device.
 void assume_device(int index, const DeviceProperties& properties);
