@@ -29,7 +29,9 @@ const std::array<ListKernel, 3> kernels = {{
      .supports = [](const Problem& p) -> std::string { return p.size % 2 == 0 ? "" : "takes even sizes"; },
      .workspace = no_workspace,
      .launch = do_nothing,
-     .yields = [](const Problem& p) -> std::string { return p.size < 10 ? "large is faster for small ones" : ""; }},
+     .yields = [](const Problem& p) -> std::string {
+       return p.size < 10 ? "large is faster for small ones" : "";
+     }},
     {.name = "small",
      .supports = [](const Problem& p) -> std::string { return p.size < 5 ? "" : "takes sizes below 5"; },
      .workspace = no_workspace,

@@ -181,7 +181,7 @@ def starts_of(cu_seqlens_q: Any, cu_seqlens_k: Any) -> tuple[tuple[int, ...], tu
             raise TypeError(f"{name}: expected a Tensor of rank 1 or a list, got {type(x).__name__}")
         starts = tuple(whole_of(f"{name}[{n}]", start) for n, start in enumerate(x))
         if not starts or starts[0] != 0 or list(starts) != sorted(starts):
-            reject(name, "a start at 0 and lengths that do not decrease", starts)
+            reject(name, "a first entry of 0 and entries that do not decrease", starts)
         if found and len(starts) != len(found[0]):
             reject(name, f"as many entries as cu_seqlens_q, {len(found[0])}", len(starts))
         found.append(starts)

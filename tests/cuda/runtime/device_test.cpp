@@ -39,8 +39,8 @@ void expect_no_code(std::span<const K> kernels, typename K::Problem problem) {
     if (!takes) continue;
     ++able;
     const bool composed = kernel.name == "chunked";  // of products, which it asks
-    EXPECT_EQ(reason,
-              composed ? "no kernel of gemm computes its products on cuda:63" : "this build has no code for compute capability 12.1")
+    EXPECT_EQ(reason, composed ? "no kernel of gemm computes its products on cuda:63"
+                               : "this build has no code for compute capability 12.1")
         << kernel.name;
   }
   EXPECT_GT(able, 0) << to_string(problem);

@@ -34,8 +34,9 @@ std::string unsuited_blocks(const AttentionProblem& problem) {
   };
   if (!suits(problem.block_q, problem.length_q) || !suits(problem.block_k, problem.length_k)) {
     const std::string multiple = std::to_string(wgmma::block_multiple);
-    return "needs mask blocks in multiples of " + multiple + " queries and keys, or of the whole length, got " +
-           std::to_string(problem.block_q) + " x " + std::to_string(problem.block_k);
+    return "needs mask blocks in multiples of " + multiple +
+           " queries and keys, or of the whole length, got " + std::to_string(problem.block_q) + " x " +
+           std::to_string(problem.block_k);
   }
   if (!problem.aligned_tiles) {
     return "needs contiguous rows of block-mask tiles that start at multiples of 16 bytes";

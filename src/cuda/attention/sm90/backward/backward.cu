@@ -16,8 +16,8 @@ std::string unsuited_blocks(const AttentionProblem& problem) {
   if (!suits(problem.block_q, problem.length_q, c.queries) ||
       !suits(problem.block_k, problem.length_k, c.keys)) {
     return "needs mask blocks in multiples of " + std::to_string(c.queries) + " queries and " +
-           std::to_string(c.keys) + " keys, or of the whole length, got " + std::to_string(problem.block_q) + " x " +
-           std::to_string(problem.block_k);
+           std::to_string(c.keys) + " keys, or of the whole length, got " + std::to_string(problem.block_q) +
+           " x " + std::to_string(problem.block_k);
   }
   if (stages_of(c, problem).mask == 0) {
     return "lacks shared memory for a block mask, an f32 mask and dropout with head dims of 65 to 128";
