@@ -213,13 +213,13 @@ CASES: dict[str, Case] = {
     "sdpa: a mask and causal": Case(
         lambda: scaled_dot_product_attention(*rows(), torch.ones(5, 7, dtype=torch.bool), is_causal=True),
         "attn_mask",
-        "None where is_causal is given",
+        "None with is_causal",
         "[5, 7]",
     ),
     "sdpa: CausalBias and causal": Case(
         lambda: scaled_dot_product_attention(*rows(), causal_upper_left(5, 7), is_causal=True),
         "attn_mask",
-        "None where is_causal is given",
+        "None with is_causal",
         "5, 7]",
     ),
     "sdpa: dropout": Case(
