@@ -107,7 +107,8 @@ def _rotary(config: Any, head_dim: int) -> RotaryEmbedding:
         theirs = LlamaRotaryEmbedding(config)
         if theirs.attention_scaling != 1.0:
             raise Unsupported(
-                f"layer: rotary embedding of type {parameters['rope_type']} also scales attention, which is not supported"
+                f"layer: rotary embedding of type {parameters['rope_type']} also scales attention, "
+                "which is not supported"
             )
         frequencies = theirs.inv_freq
     return RotaryEmbedding(head_dim, config.max_position_embeddings, base, inverse_frequencies=frequencies)
