@@ -124,7 +124,7 @@ def renamed(error: Exception, names: Mapping[str, str]) -> Exception:
 def check_dense(name: str, tensor: torch.Tensor) -> None:
     if tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
         given = "a nested one" if tensor.is_nested else "quantized" if tensor.is_quantized else tensor.layout
-        reject(name, "a dense, strided tensor", given)
+        reject(name, "a dense tensor", given)
 
 
 def _out_of_memory(size: int, device: str) -> Exception:

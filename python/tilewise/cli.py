@@ -461,7 +461,7 @@ def _profile(options: Any) -> int:
     if options.all and not (options.out or options.watched):
         raise BadInput("--all: expected --out as well, got none")
     if options.out and options.tool:
-        raise BadInput("--tool: expected no --out, which uses all tools that are installed")
+        raise BadInput("--tool: expected none with --out, which uses all installed tools, got one")
     targets = _profile_targets(options, device)
     if options.out:
         return _profile_into(options, targets, device)

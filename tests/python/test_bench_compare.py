@@ -46,8 +46,8 @@ def test_a_rows_own_spread_is_noise() -> None:
 def test_the_comparison_is_told_in_sentences() -> None:
     first, second, third = compare.sentences(compare.compare(run(fused=2.0, torch_math=1.1), run()))
     assert first == (
-        "Compared with the run of 2020-01-02, commit abc1234: of 16 rows of our kernels in both, 0 are clearly "
-        "faster and 8 clearly slower; the median is 0.750 times as fast."
+        "Compared with the run of 2020-01-02, commit abc1234: of 16 rows of our kernels in both, 0 are "
+        "clearly faster and 8 clearly slower; the median is 0.750 times as fast."
     )
     assert second.startswith("The peers' 16 rows are 0.955 times as fast in the median")
     assert third.startswith("Most slowed down: fused at batch 1, 8 heads, ") and "ms before" in third

@@ -211,7 +211,7 @@ def test_all_kernels_are_profiled_on_a_cpu(tmp_path: Path, capsys: pytest.Captur
     ("arguments", "message"),
     [
         (["--all"], "--all: expected --out as well, got none"),
-        (["--out", "x", "--tool", "ncu"], "--tool: expected no --out with it"),
+        (["--out", "x", "--tool", "ncu"], "--tool: expected none with --out"),
         (["--kernel", "none"], "--kernel: expected one of "),
     ],
 )
@@ -278,7 +278,7 @@ def test_the_best_tool_that_works_is_taken(tools: Path, monkeypatch: pytest.Monk
     cuda = torch.device("cuda")
     kernel = telling([], "mma")
     monkeypatch.setattr(profile, "by_torch", lambda *given: "of torch")
-    with pytest.raises(BadInput, match="--tool: expected a program that is there, got nsys"):
+    with pytest.raises(BadInput, match="--tool: expected an installed program, got nsys"):
         profile.run(kernel, SMALL, cuda, "nsys")
     assert profile.run(kernel, SMALL, cuda, None) == (
         "Neither ncu nor nsys is installed; torch's profiler gives:\nof torch"

@@ -71,7 +71,7 @@ def test_bench_writes_records_and_a_report(
             "--shape: cannot make the",
         ),
         (["report", "nowhere"], "records: expected a file or folder, got 'nowhere'"),
-        (["report", ".", "--png"], "--png: expected --plots with it"),
+        (["report", ".", "--png"], "--png: expected --plots as well"),
         (["explain", "--call", "nowhere"], "--call: cannot read nowhere"),
         (["profile", "--kernel", "nothing", "--device", "cpu"], "--kernel: expected one of reference"),
     ],

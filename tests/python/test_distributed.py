@@ -72,7 +72,7 @@ WRONG = {
     "kernel": r"InvalidArgument: kernel: expected one of auto, .*, got 'quick'",
     "mesh kind": r"InvalidArgument: mesh: expected a DeviceMesh, a process group or None, got int",
     "meta": r"InvalidArgument: query: expected a tensor with memory, got a meta tensor",
-    "sparse": r"InvalidArgument: query: expected a dense, strided tensor, got torch.sparse_coo",
+    "sparse": r"InvalidArgument: query: expected a dense tensor, got torch.sparse_coo",
     "starts": r"InvalidArgument: rank \d raised TypeError: cu_seqlens_q\[1\]: expected int, got float",
     "starts kind": r"InvalidArgument: rank \d raised TypeError: cu_seqlens_q: expected a Tensor of rank 1 ",
     "cut": r"InvalidArgument: layout: expected a layout for the mesh's \d ranks, got one for \d",

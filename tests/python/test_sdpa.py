@@ -125,7 +125,7 @@ def nested() -> list[Tensor]:
 
 
 REFUSED: dict[str, Any] = {
-    "float64": (lambda: rows(2, 4, dtype=torch.float64), {}, "query: float64 has no kernel"),
+    "float64": (lambda: rows(2, 4, dtype=torch.float64), {}, "query: only the reference"),
     "nested": (nested, {}, "query: not a dense tensor"),
     "mask and causal": (
         lambda: rows(2, 4),

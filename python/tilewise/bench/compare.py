@@ -137,8 +137,8 @@ def sentences(comparison: Comparison) -> list[str]:
     slower = sum(change.clear and change.times < 1 for change in us)
     median = statistics.median(change.times for change in us)
     said = [
-        f"Compared with the run of {then}{commit}: of {len(us)} rows of our kernels in both, {faster} are clearly "
-        f"faster and {slower} clearly slower; the median is {digits(median)} times as fast."
+        f"Compared with the run of {then}{commit}: of {len(us)} rows of our kernels in both, {faster} are "
+        f"clearly faster and {slower} clearly slower; the median is {digits(median)} times as fast."
     ]
     if peers:
         theirs = statistics.median(change.times for change in peers)

@@ -215,7 +215,7 @@ def bottleneck(figures: dict[str, float]) -> str:
     >>> bottleneck({"FMA pipe": 85.0, "device memory": 12.0})
     'Bound by the FMA pipe, 85 % busy.'
     >>> bottleneck({"FMA pipe": 25.0, "device memory": 12.0, "stalled at barriers": 2.0})
-    'Nothing is busy for more than 25 % of the time (FMA pipe): the kernel waits; warps are mostly stalled at barriers.'
+    'No part is busy more than 25 % of the time (FMA pipe); most waiting warps are stalled at barriers.'
     """
     busy = {pipe: figures[pipe] for pipe in _PIPES if pipe in figures}
     if not busy:
@@ -224,8 +224,8 @@ def bottleneck(figures: dict[str, float]) -> str:
     if most >= 60:
         return f"Bound by the {pipe}, {most:.0f} % busy."
     stalls = {k: v for k, v in figures.items() if k.startswith("stalled") and "another" not in k}
-    reason = f"; warps are mostly {max(stalls, key=lambda k: stalls[k])}" if stalls else ""
-    return f"Nothing is busy for more than {most:.0f} % of the time ({pipe}): the kernel waits{reason}."
+    reason = f"; most waiting warps are {max(stalls, key=lambda k: stalls[k])}" if stalls else ""
+    return f"No part is busy more than {most:.0f} % of the time ({pipe}){reason}."
 
 
 # nsys

@@ -143,9 +143,9 @@ def _peers(of: Sequence[Race]) -> str:
     names = plots.order({race.best_ours["impl"] for race in of if race.best_ours and race.speed_up})
     broad, narrow = drawings
     return (
-        "<h2>Against the peers</h2><p>Each mark is a problem: the time of the fastest peer divided by that of "
-        "our fastest kernel. To the right of the line Tilewise is faster. The bar is the median; the number "
-        "at the right is its value.</p>"
+        "<h2>Against the peers</h2><p>Each mark is a problem: the time of the fastest peer divided by that "
+        "of our fastest kernel. To the right of the line Tilewise is faster. The bar is the median; the "
+        "number at the right is its value.</p>"
         f'{charts.legend(names)}<div class="wide"><div class="broad">{broad}</div>'
         f'<div class="narrow">{narrow}</div></div>'
     )
@@ -250,10 +250,11 @@ def _method(command: str) -> str:
     made = f" This page was made by <code>{escape(command)}</code>." if command else ""
     return (
         "<h2>How it was measured</h2><p>All implementations of a problem ran in one process, in rounds: each "
-        "runs once per round. Times are medians; on a GPU they are measured with CUDA events over at least 20 "
-        "rounds, on inputs that are no longer in the cache. FLOPs are the useful ones: 4·B·H·Sq·Sk·D forward, "
-        "half of that with causal, 2.5 times as much backward; with a window or a block mask only the pairs "
-        "that it keeps count; a matrix product has 2·M·N·K forward and twice as much backward. GB/s count "
-        "every input and result once. MB is the peak of what a call allocates, with its results. The error is "
-        f"the largest against a float64 reference. A row without figures says why.{made}</p>"
+        "runs once per round. Times are medians; on a GPU they are measured with CUDA events over at least "
+        "20 rounds, on inputs that are no longer in the cache. FLOPs are the useful ones: 4·B·H·Sq·Sk·D "
+        "forward, half of that with causal, 2.5 times as much backward; with a window or a block mask only "
+        "the pairs that it keeps count; a matrix product has 2·M·N·K forward and twice as much backward. "
+        "GB/s count every input and result once. MB is the peak of what a call allocates, with its results. "
+        "The error is the largest against a float64 reference. A row without figures says why."
+        f"{made}</p>"
     )

@@ -158,10 +158,10 @@ def rows_section(of: Sequence[Race], comparison: Comparison | None) -> str:
     kind = "cpu" if rates == "GFLOP/s" else "gpu"
     return (
         f'<section data-rows="{kind}"><h2>Every row</h2>'
-        "<p>The ceiling of a row is the highest rate that the machine allows for the kernel's arithmetic: that "
-        "of a matrix product of its type; in f32 on a GPU that of plain multiply-adds or, for kernels that "
-        "split numbers for the tensor cores, a third of the rate in f16. TF32 is f32 whose products may be as "
-        "inexact as TF32.</p>"
+        "<p>The ceiling of a row is the highest rate that the machine allows for the kernel's arithmetic: "
+        "that of a matrix product of its type; in f32 on a GPU that of plain multiply-adds or, for kernels "
+        "that split numbers for the tensor cores, a third of the rate in f16. TF32 is f32 whose products may "
+        "be as inexact as TF32.</p>"
         '<div class="tools"><input type="search" placeholder="filter: causal bf16 backward"'
         ' aria-label="filter rows"><span class="soft count"></span></div>'
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
