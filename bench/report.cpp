@@ -158,10 +158,9 @@ std::vector<std::string> cells_of(const Measurement& m, const Peaks& peaks) {
 }
 
 void print_footer(std::ostream& out, const std::vector<Measurement>& measurements, const Peaks& peaks) {
-  out << "\nms: median. % peak: useful FLOPs against the f32 peak measured with the row. GB/s: every input "
-         "and\n"
-         "output once. spread: distance of the quartiles. error: largest absolute error against float64, in\n"
-         "sampled rows.\n";
+  out << "\nms: median. % peak: useful FLOPs against the f32 peak measured with the row. GB/s: inputs and\n"
+         "outputs once. spread: distance of the quartiles. error: largest absolute error against float64,\n"
+         "in sampled rows.\n";
   for (const auto& [threads, range] : peaks) {
     out << "f32 FMA peak over the run, " << threads << (threads == 1 ? " thread: " : " threads: ")
         << fixed(range.low, 1) << " to " << fixed(range.high, 1) << " GFLOP/s\n";
