@@ -266,7 +266,7 @@ def _mask_of_rows(everyone: Sequence[Given]) -> bool:
 def _described_rows(query: Tensor, key: Tensor, value: Tensor, along: int) -> dict[str, Any]:
     def text(x: Tensor) -> str:
         shape = [n for dim, n in enumerate(x.shape) if dim != along]
-        return f"{x.dtype} {shape} beside its length, on {x.device.type}"
+        return f"{x.dtype} {shape} apart from its length, on {x.device.type}"
 
     found: dict[str, Any] = dict(query=text(query), key=text(key), value=text(value))
     return dict(found, length_q=query.shape[along], length_k=key.shape[along], device=query.device)
